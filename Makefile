@@ -1,0 +1,50 @@
+# make help lists the targets. Everything runs from .venv, which `setup` creates and keeps up to date.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# Extra package index for torch alone, where the machine's own pip settings offer only CUDA builds:
+#   make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
+TORCH_VERSION ?= 2.13.0
+# Overrides of the door, for example ARGS="model=qwen3_4b draft=qwen3_0_6b k=[1,2,4]"
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup sweep test check bench embedded clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## create .venv and install the package with its test tools
+
+# Redone when the dependencies change; the stamp is written last, so a failed install is tried again.
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "error: $(PYTHON) is older than 3.11; choose another: make setup PYTHON=python3.12" >&2; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(if $(TORCH_INDEX),$(BIN)/python -m pip install --quiet --index-url $(TORCH_INDEX) "torch==$(TORCH_VERSION)")
+	$(BIN)/python -m pip install --quiet --editable ".[test]"
+	@touch $@
+
+sweep: $(STAMP) ## measure one pair and write its report (ARGS="model=... draft=...")
+	$(BIN)/python -m harness.sweep $(ARGS)
+
+test: $(STAMP) ## every test
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(STAMP) ## ruff, pyright and import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+bench: $(STAMP) ## the benchmarks, against peers on the same work
+	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+
+embedded: $(STAMP) ## train the embedded models again
+	$(BIN)/python -m harness.models.embedded.train
+
+clean: ## remove .venv and caches; runs stay
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage build dist

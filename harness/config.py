@@ -1,0 +1,237 @@
+"""The shape of what a user may configure: one schema per door, registered with Hydra.
+
+Values come from the YAML files under conf/ and from the command line; Hydra merges them into the
+dataclasses below, so a misspelt key or a word where a number belongs fails while composing, before
+any model is loaded. What a type cannot say (K >= 0, a known rule) is checked by
+`harness.experiments.validate`.
+
+The dataclasses are mutable because Hydra merges into them; nothing here acts (no file is read, no
+environment variable is set). The keys are the command line's contract: renaming one breaks users.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING
+
+
+def find_conf_dir() -> Path:
+    """The folder with the shipped YAML: inside the installed package, or beside it in a checkout.
+
+    Raises:
+        FileNotFoundError: neither exists, so the installation is broken.
+    """
+    here = Path(__file__).resolve().parent
+    found = next((p for p in (here / "conf", here.parent / "conf") if p.is_dir()), None)
+    if found is None:
+        raise FileNotFoundError(f"no conf/ folder in {here} or beside it; install it again")
+    return found
+
+
+CONF_DIR = find_conf_dir()
+
+
+@dataclass
+class ModelConf:
+    """Which model, and how to load it (groups model= and draft=).
+
+    Attributes:
+        name: short name, used in tables, file names and results.csv; empty: the id's last part.
+        id: hub id or local folder; `embedded:tiny` is a model that ships with the package.
+        revision: commit, tag or branch of the hub repository.
+        dtype: auto (what the checkpoint says), float32, bfloat16 or float16.
+        weights: pretrained, or dummy (random values in `architecture`'s shape, for timing only).
+        device: where this model goes, when not where `device=` says.
+        device_map: passed to transformers as it is (needs the `accelerate` extra).
+        attention: transformers' attn_implementation.
+        trust_remote_code: whether code from the model's repository may run.
+        quantization: none, or int8 / int4 (needs the `quantization` extra).
+        architecture: the figures that decide step time (layers, hidden, ...), for memory floors.
+    """
+
+    name: str = MISSING
+    id: str = MISSING
+    revision: str | None = None
+    dtype: str = "auto"
+    weights: str = "pretrained"
+    device: str | None = None
+    device_map: str | None = None
+    attention: str = "sdpa"
+    trust_remote_code: bool = False
+    quantization: str | None = None
+    architecture: dict[str, Any] | None = None
+
+
+@dataclass
+class PromptsConf:
+    """Which prompts are generated from.
+
+    Attributes:
+        sets: names of shipped prompt sets.
+        files: the user's own jsonl files.
+        limit: at most so many prompts of each set, spread evenly over it; null takes all.
+        weights: share of each prompt set in the workload of the verdict, {set: share}; null weighs
+            them equally. (Any: into a typed dict Hydra's command line lets no new key.)
+        chat_template: auto (when the tokenizer has one), always or never.
+        enable_thinking: passed to chat templates that know it (Qwen3's).
+    """
+
+    sets: list[str] = field(default_factory=lambda: ["easy", "hard"])
+    files: list[str] = field(default_factory=list)
+    limit: int | None = None
+    weights: Any = None
+    chat_template: str = "auto"
+    enable_thinking: bool = False
+
+
+@dataclass
+class DeviceConf:
+    """Where both models go: auto (cuda, else mps, else cpu), cuda, cuda:N, mps or cpu."""
+
+    name: str = "auto"
+
+
+@dataclass
+class DecodeConf:
+    """How tokens are drawn and drafts accepted.
+
+    Attributes:
+        top_k: keep the top_k likeliest tokens, in draft and target alike; null keeps all.
+        top_p: keep the smallest set of tokens with this much probability; null keeps all.
+        rule: ratio, exact_match or greedy_draft.
+        stop: when to stop drafting early: none, or threshold (adaptive drafting).
+        acceptance: synthetic acceptance, a scalar alpha or unconditional rates per position.
+        acceptance_from: a run whose measured acceptance is used as the synthetic one.
+    """
+
+    top_k: int | None = None
+    top_p: float | None = None
+    rule: str = "ratio"
+    stop: str = "none"
+    acceptance: Any = None
+    acceptance_from: str | None = None
+
+
+@dataclass
+class DoorConfig:
+    """What every door takes: where runs go, the seed, and whether errors show their traceback."""
+
+    results_root: str = "results"
+    seed: int = 0
+    debug: bool = False
+
+
+@dataclass
+class PairConfig(DoorConfig):
+    """What every door takes that runs a target with a draft.
+
+    Attributes:
+        k: numbers of draft tokens per round; plain decoding (k = 0) always runs beside them.
+        new_tokens: budget of a generation.
+        repetitions: measured repeats of each generation, with other random numbers.
+        threads: CPU threads, or auto (measured).
+        backend: how steps run: eager, or cuda_graphs.
+        resume: a run folder to continue.
+        dry_run: print what would be run, and stop.
+    """
+
+    model: ModelConf = field(default_factory=ModelConf)
+    draft: ModelConf = field(default_factory=ModelConf)
+    prompts: PromptsConf = field(default_factory=PromptsConf)
+    device: DeviceConf = field(default_factory=DeviceConf)
+    decode: DecodeConf = field(default_factory=DecodeConf)
+    k: list[int] = field(default_factory=lambda: [1, 2, 4, 8])
+    new_tokens: int = 48
+    repetitions: int = 1
+    threads: Any = "auto"
+    backend: str = "eager"
+    resume: str | None = None
+    dry_run: bool = False
+
+
+@dataclass
+class ProfileConfig(PairConfig):
+    """Keys of `python -m harness.profile`; of k only the largest matters (v(n) up to it plus 1)."""
+
+    new_tokens: int = 128
+
+
+@dataclass
+class SweepConfig(PairConfig):
+    """Keys of `python -m harness.sweep`; mode is measure (run every cell) or replay."""
+
+    temperature: list[float] = field(default_factory=lambda: [0.0, 1.0])
+    mode: str = "measure"
+
+
+@dataclass
+class SnapshotConfig(PairConfig):
+    """Keys of `python -m harness.snapshot`.
+
+    Attributes:
+        temperature: 0 compares texts token by token; above 0, draws are tested by chi-square.
+        draws: samples from the one forced prefix of that test.
+        show: none, or tokens (print the text with drafted tokens and corrections marked).
+    """
+
+    k: list[int] = field(default_factory=lambda: [4])
+    temperature: list[float] = field(default_factory=lambda: [0.0])
+    new_tokens: int = 64
+    draws: int = 5000
+    show: str = "none"
+
+
+@dataclass
+class BreakevenConfig(DoorConfig):
+    """Keys of `python -m harness.breakeven`: arithmetic from latencies, no model.
+
+    Attributes:
+        draft_ms, target_ms: one step of each model, in milliseconds.
+        verify_ms: entry i (from 1) is the target's time over i positions, so K needs K + 1
+            entries; null assumes a verify costs one step (v = 1).
+        alpha: alphas to tabulate.
+        k: numbers of draft tokens per round.
+        acceptance_rate: a measured accepted / drafted: a number for a single k, or {k: rate}.
+        acceptance_by_position: measured share of rounds that kept at least j tokens, j = 1, 2, ...
+    """
+
+    draft_ms: float = MISSING
+    target_ms: float = MISSING
+    verify_ms: list[float] | None = None
+    alpha: list[float] = field(default_factory=lambda: [0.2, 0.4, 0.6, 0.8, 0.9, 1.0])
+    k: list[int] = field(default_factory=lambda: [1, 2, 3, 4, 5, 6, 8, 10])
+    acceptance_rate: Any = None
+    acceptance_by_position: list[float] | None = None
+
+
+@dataclass
+class ReportConfig(DoorConfig):
+    """Keys of `python -m harness.report`.
+
+    Attributes:
+        run: the run folder to render again.
+        runs: run folders to compare.
+        fail_below: exit 1 when the verdict's speedup is below this.
+    """
+
+    run: str | None = None
+    runs: list[str] = field(default_factory=list)
+    fail_below: float | None = None
+
+
+SCHEMAS: dict[str, type[DoorConfig]] = {
+    "profile": ProfileConfig,
+    "breakeven": BreakevenConfig,
+    "sweep": SweepConfig,
+    "snapshot": SnapshotConfig,
+    "report": ReportConfig,
+}
+
+
+def register() -> None:
+    """Make the schemas known to Hydra as `<door>_schema`, which conf/<door>.yaml builds on."""
+    store = ConfigStore.instance()
+    for door, schema in SCHEMAS.items():
+        store.store(name=f"{door}_schema", node=schema)

@@ -1,0 +1,62 @@
+"""Drafters: whoever proposes tokens, behind the one protocol of protocols.py.
+
+A new way of drafting is one more class with `begin`, `propose` and `advance`.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from harness.decoding.protocols import CausalModel, Proposal
+from harness.decoding.sampling import Warping, inverse_cdf, sampler_for
+from harness.records import Rule
+
+
+class ModelDrafter:
+    """A smaller causal model that proposes token by token.
+
+    Its cache holds every token it has been fed. Between rounds it lags the text by one token (the
+    correction), or by two after a full acceptance (the last draft token was never fed, then the
+    bonus); these are `pending` and go in together as the next round's first forward.
+    """
+
+    def __init__(self, model: CausalModel, warping: Warping, rule: Rule = "ratio") -> None:
+        """Wrap `model`; `greedy_draft` proposes the argmax at any temperature."""
+        self._model = model
+        chooses = warping.greedy or rule == "greedy_draft"
+        self._probabilities = None if chooses else sampler_for(warping)
+        self._pending = torch.empty(0, dtype=torch.long, device=model.device)
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Fill the cache with prompt[:-1]; the last token is pending."""
+        self._model.prefill(prompt[:-1])
+        self._pending = torch.tensor(prompt[-1:], device=self._model.device)
+
+    def propose(self, count: int, uniforms: Tensor) -> Proposal:
+        """Propose exactly `count` tokens, on the uniforms' device; nothing is read to the host."""
+        feed, draws = self._pending, uniforms.to(self._model.device)
+        tokens: list[Tensor] = []
+        laws: list[Tensor] = []
+        for index in range(count):
+            logits = self._model.forward(feed)[-1:]
+            if self._probabilities is None:
+                feed = logits.argmax(-1)
+            else:
+                law = self._probabilities(logits)
+                feed = inverse_cdf(law, draws[index : index + 1])
+                laws.append(law)
+            tokens.append(feed)
+        home = uniforms.device
+        return Proposal(torch.cat(tokens).to(home), torch.cat(laws).to(home) if laws else None)
+
+    def advance(self, proposal: Proposal, accepted: int, next_token: Tensor) -> None:
+        """Forget what was rejected and take note of what is to be fed next."""
+        count = proposal.tokens.shape[0]
+        home = self._model.device
+        if accepted == count:
+            self._model.rewind(0)
+            self._pending = torch.cat([proposal.tokens[-1:], next_token]).to(home)
+        else:
+            self._model.rewind(count - 1 - accepted)
+            self._pending = next_token.to(home)

@@ -1,0 +1,61 @@
+"""What the loop needs of a model and of a drafter. `harness.models` satisfies it without importing.
+
+A model is a function with a memory: `forward` appends tokens to its cache and returns the logits
+after each of them, `rewind` forgets the last n. Everything the loop does is said in these two.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+
+class CausalModel(Protocol):
+    """A causal language model with a cache of one sequence."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where its logits live."""
+        ...
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        """Forget everything and fill the cache with `tokens` (which may be empty)."""
+        ...
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Append `tokens` [n] to the cache; return the logits after each, [n, vocab]."""
+        ...
+
+    def rewind(self, count: int) -> None:
+        """Forget the last `count` cached tokens. Called once a round, with 0 as well."""
+        ...
+
+
+class Proposal(NamedTuple):
+    """What a drafter proposes for one round.
+
+    Attributes:
+        tokens: [n] token ids on the target's device, n <= K.
+        probs: [n, vocab] the law each token was drawn from, or None where a token was not drawn
+            but chosen (an argmax, a looked-up n-gram): a law with all its mass on that token.
+    """
+
+    tokens: Tensor
+    probs: Tensor | None
+
+
+class Drafter(Protocol):
+    """Whoever proposes the tokens that the target verifies."""
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Start a generation: prefill with prompt[:-1]; the last token is pending."""
+        ...
+
+    def propose(self, count: int, uniforms: Tensor) -> Proposal:
+        """Propose up to `count` tokens; `uniforms` [count] in (0, 1] decide the draws."""
+        ...
+
+    def advance(self, proposal: Proposal, accepted: int, next_token: Tensor) -> None:
+        """Learn how the round ended: the first `accepted` stand, then `next_token` [1] follows."""
+        ...

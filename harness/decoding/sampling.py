@@ -1,0 +1,129 @@
+"""From logits to tokens: warping, keyed randomness, inverse-CDF draws.
+
+Warping is transformers' own LogitsProcessors, applied once, and to target and draft alike (its
+assisted generation warps the draft twice; see docs/decisions/). Randomness is an argument
+everywhere: a table of uniforms per generation, keyed by (seed, prompt, repetition, purpose) and
+indexed by text position, so that the same seed and K give the same text whatever ran before.
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+PURPOSES = ("draft", "accept", "resample")
+
+
+@dataclass(frozen=True)
+class Warping:
+    """How logits become probabilities.
+
+    Attributes:
+        temperature: 0 is greedy: no law, only the argmax.
+        top_k: keep this many most likely tokens, or None for all.
+        top_p: keep the smallest set of tokens whose mass reaches this, or None for all.
+    """
+
+    temperature: float
+    top_k: int | None = None
+    top_p: float | None = None
+
+    @property
+    def greedy(self) -> bool:
+        """Whether tokens are chosen by argmax."""
+        return self.temperature == 0.0
+
+
+def sampler_for(warping: Warping) -> Callable[[Tensor], Tensor]:
+    """Build the function logits [n, vocab] -> probabilities [n, vocab], in float32.
+
+    Temperature first, then top-k, then top-p, the order of transformers' generate
+    (generation/utils.py, `_get_logits_processor`).
+
+    Raises:
+        ValueError: greedy warping has no law to sample from.
+    """
+    from transformers.generation.logits_process import (
+        LogitsProcessorList,
+        TemperatureLogitsWarper,
+        TopKLogitsWarper,
+        TopPLogitsWarper,
+    )
+
+    if warping.greedy:
+        raise ValueError("temperature 0 is greedy: there is no law to sample from")
+    processors = LogitsProcessorList()
+    if warping.temperature != 1.0:
+        processors.append(TemperatureLogitsWarper(float(warping.temperature)))
+    if warping.top_k is not None:
+        processors.append(TopKLogitsWarper(int(warping.top_k)))
+    if warping.top_p is not None and warping.top_p < 1.0:
+        processors.append(TopPLogitsWarper(float(warping.top_p)))
+    no_ids = torch.empty((1, 0), dtype=torch.long)
+
+    def probabilities(logits: Tensor) -> Tensor:
+        scores = logits.float()
+        for processor in processors:
+            scores = processor(no_ids, scores)
+        return torch.softmax(scores, dim=-1)
+
+    return probabilities
+
+
+def inverse_cdf(probs: Tensor, uniforms: Tensor) -> Tensor:
+    """Draw one token per row: the first index at which the running sum reaches the uniform.
+
+    Args:
+        probs: [..., vocab] non-negative, of any positive total (rows need not be normalised).
+        uniforms: [...] in (0, 1].
+
+    Returns:
+        [...] token ids. A token of zero mass is never drawn: the sum does not move there, and the
+        comparison is with the row's own total, so rounding cannot run past the support.
+    """
+    # MPS has no float64; elsewhere it keeps the sum of 150,000 small numbers exact enough.
+    wide = torch.float32 if probs.device.type == "mps" else torch.float64
+    running = probs.cumsum(-1, dtype=wide)
+    threshold = uniforms.to(wide).unsqueeze(-1) * running[..., -1:]
+    return torch.searchsorted(running, threshold).squeeze(-1)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The uniforms of one generation, each [positions], in (0, 1].
+
+    Attributes:
+        draft: decides the draft's draw for a text position.
+        accept: decides whether that draft token is kept.
+        resample: decides the target's own token there: a correction, a bonus or a plain step.
+    """
+
+    draft: Tensor
+    accept: Tensor
+    resample: Tensor
+
+    @classmethod
+    def keyed(
+        cls, seed: int, prompt: str, repetition: int, positions: int, device: torch.device
+    ) -> "Noise":
+        """Make the table for one generation from counter-based streams (Philox), one per purpose.
+
+        Position i's uniform is the stream's i-th number, so a longer table begins with the shorter.
+        """
+        return cls(
+            *(
+                _stream(f"{seed}/{prompt}/{repetition}/{purpose}", positions, device)
+                for purpose in PURPOSES
+            )
+        )
+
+
+def _stream(key: str, positions: int, device: torch.device) -> Tensor:
+    words = np.frombuffer(hashlib.sha256(key.encode()).digest()[:16], dtype=np.uint64)
+    # random() is in [0, 1); turned round it is in (0, 1], where a zero ratio never accepts.
+    uniforms = 1.0 - np.random.Generator(np.random.Philox(key=words)).random(positions)
+    dtype = torch.float32 if device.type == "mps" else torch.float64
+    return torch.from_numpy(uniforms).to(device=device, dtype=dtype)

@@ -1,0 +1,104 @@
+"""Accept or correct: the rule that makes speculative decoding lossless.
+
+Output tokens of a round = accepted draft tokens + one token of the target's own, which is a
+correction after a rejection and a bonus after K acceptances (Leviathan et al. 2023, algorithm 1;
+Chen et al. 2023, algorithm 2). Every function is vectorised over the round's positions, stays on
+the device and takes its uniforms as an argument, so a test can integrate over them exactly.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from harness.decoding.sampling import inverse_cdf
+
+
+class Decision(NamedTuple):
+    """How one round ends, still on the device.
+
+    Attributes:
+        accepted: [] how many draft tokens stand.
+        next_token: [] the target's own token after them.
+    """
+
+    accepted: Tensor
+    next_token: Tensor
+
+
+def verify_greedy(target_logits: Tensor, draft_tokens: Tensor) -> Decision:
+    """Accept while the draft's token is the target's argmax.
+
+    Args:
+        target_logits: [n + 1, vocab] after the last emitted token and after each draft token.
+        draft_tokens: [n].
+    """
+    choices = target_logits.argmax(-1)
+    accepted = _leading(choices[:-1] == draft_tokens)
+    return Decision(accepted, choices[accepted])
+
+
+def verify_sampled(
+    target_probs: Tensor,
+    draft_tokens: Tensor,
+    draft_probs: Tensor | None,
+    accept_uniforms: Tensor,
+    resample_uniforms: Tensor,
+) -> Decision:
+    """Accept with probability min(1, target / draft); correct from the positive part left over.
+
+    Args:
+        target_probs: [n + 1, vocab], warped.
+        draft_tokens: [n].
+        draft_probs: [n, vocab] the laws the tokens were drawn from, warped alike; None where each
+            token was chosen with certainty.
+        accept_uniforms: [n] in (0, 1].
+        resample_uniforms: [n + 1] in (0, 1]; entry i decides the target's own token at position i.
+    """
+    count = draft_tokens.shape[0]
+    if count == 0:
+        zero = torch.zeros((), dtype=torch.long, device=target_probs.device)
+        return Decision(zero, inverse_cdf(target_probs[0], resample_uniforms[0]))
+    columns = draft_tokens.unsqueeze(-1)
+    target_mass = target_probs[:-1].gather(-1, columns).squeeze(-1)
+    if draft_probs is None:
+        keep = accept_uniforms <= target_mass
+    else:
+        keep = accept_uniforms * draft_probs.gather(-1, columns).squeeze(-1) <= target_mass
+    # The second condition is what "the target gives it zero" means, whatever underflows on the left
+    accepted = _leading(keep & (target_mass > 0))
+    row = target_probs[accepted]
+    rejected_at = accepted.clamp(max=count - 1)
+    was_rejected = (accepted < count).to(row.dtype)
+    if draft_probs is None:
+        taken = torch.zeros_like(row).scatter_(0, draft_tokens[rejected_at].unsqueeze(0), 1.0)
+    else:
+        taken = draft_probs[rejected_at]
+    residual = (row - taken * was_rejected).clamp_min(0)
+    # Draft and target equal up to rounding can leave nothing; the target's own law is then the
+    # limit, and no rejection happens there in exact arithmetic.
+    residual = torch.where(residual.sum() > 0, residual, row)
+    return Decision(accepted, inverse_cdf(residual, resample_uniforms[accepted]))
+
+
+def verify_exact_match(
+    target_probs: Tensor, draft_tokens: Tensor, resample_uniforms: Tensor
+) -> Decision:
+    """Let the target draw its own token everywhere; accept while the two draws are equal.
+
+    The rule of mlx-lm (mlx_lm/generate.py, `speculative_generate_step`). Lossless as well, since
+    every emitted token is the target's draw, but it accepts less often than the ratio.
+
+    Args:
+        target_probs: [n + 1, vocab], warped.
+        draft_tokens: [n], drawn with other uniforms than these.
+        resample_uniforms: [n + 1] in (0, 1].
+    """
+    choices = inverse_cdf(target_probs, resample_uniforms)
+    accepted = _leading(choices[:-1] == draft_tokens)
+    return Decision(accepted, choices[accepted])
+
+
+def _leading(flags: Tensor) -> Tensor:
+    """How many flags are true before the first that is not."""
+    return flags.long().cumprod(0).sum()

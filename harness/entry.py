@@ -1,0 +1,119 @@
+"""What all doors share: compose the configuration, do the work, turn errors into exit statuses.
+
+The contract: a door that made a run prints `run: <folder>` as its last line. What the user can mend
+is one line on standard error, `error: ...`, and status 2. Cells that failed give 1. Hydra's own
+composition errors keep Hydra's text and its status 1.
+
+Hydra ignores what a job returns, and a SystemExit inside a job would abort the other jobs of a
+multirun (`-m`), so the worst status is kept here and the process exits after Hydra has returned.
+Nothing in this module imports torch: `--help` must answer at once, so a door imports its
+experiment inside its `work` function.
+"""
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import hydra
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from harness.config import CONF_DIR, register
+from harness.experiments.outcome import Outcome
+from harness.experiments.validate import validated
+from harness.records import UserError
+
+OK, CELLS_FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
+
+Work = Callable[[Any], Outcome]
+
+
+class JobFailed(Exception):
+    """A job failed in another process (a launcher's), from which no status comes back."""
+
+
+def run_door(door: str, work: Work) -> NoReturn:
+    """Runs a door as a Hydra app and exits with the worst status over its jobs.
+
+    Args:
+        door: name of the primary configuration, conf/<door>.yaml.
+        work: does the door's work, given the configuration as the door's dataclass.
+    """
+    register()
+    statuses: list[int] = []
+    home = os.getpid()
+
+    def job(config: DictConfig) -> None:
+        status = run_job(work, config)
+        statuses.append(status)
+        if status and os.getpid() != home:
+            raise JobFailed(f"status {status}")
+
+    app = hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=door)(job)
+    try:
+        app()
+    except KeyboardInterrupt:
+        _say("error: interrupted; what was finished is stored, resume=<its folder> goes on")
+        sys.exit(INTERRUPTED)
+    sys.exit(max(statuses, default=OK))
+
+
+def run_job(work: Work, config: DictConfig) -> int:
+    """Runs one job, prints its `run:` line or its `error:` line, and returns its status."""
+    try:
+        # Checked here as well as in the experiment: before the imports that take seconds.
+        outcome = work(validated(to_dataclass(config)))
+    except UserError as error:
+        return _report(error, str(error), USER_ERROR, config)
+    except Exception as error:  # the one place that may: nothing is swallowed, the status says so
+        text = f"{type(error).__name__}: {error} (run again with debug=true for the traceback)"
+        return _report(error, text, CELLS_FAILED, config)
+    if outcome.folder is not None:
+        print(f"run: {outcome.folder}", flush=True)
+    return outcome.status
+
+
+def to_dataclass(config: DictConfig) -> Any:
+    """The composed configuration as its door's dataclass, every interpolation resolved.
+
+    Raises:
+        UserError: a key without a default was not given, or an interpolation leads nowhere.
+    """
+    missing = sorted(OmegaConf.missing_keys(config))
+    if missing:
+        give = " ".join(f"{key}=..." for key in missing)
+        raise UserError(f"{missing[0]}: no value and no default; give {give}")
+    try:
+        return OmegaConf.to_object(config)
+    except OmegaConfBaseException as error:
+        raise UserError(_one_line(str(error))) from error
+
+
+def compose(door: str, overrides: Sequence[str] = ()) -> Any:
+    """A door's configuration as its dataclass, without a command line (for tests and other apps).
+
+    Raises:
+        UserError: a key without a default was not given.
+        hydra.errors.HydraException: an override does not fit.
+    """
+    register()
+    with hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)):
+        config = hydra.compose(config_name=door, overrides=list(overrides))
+    return to_dataclass(config)
+
+
+def _report(error: Exception, text: str, status: int, config: DictConfig) -> int:
+    if config.get("debug", False):
+        traceback.print_exception(error)
+    _say(f"error: {_one_line(text)}")
+    return status
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,95 @@
+"""What profile and sweep share: begin or resume a folder, time the steps, run the generations."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+
+from harness.config import PairConfig
+from harness.experiments.pair import Pair
+from harness.experiments.progress import progress
+from harness.experiments.requests import missing
+from harness.measurement.latency import time_forwards
+from harness.measurement.trials import Request, run_trial
+from harness.models.cached import CachedModel
+from harness.records import StepTiming, Trial
+from harness.storage import RunFolder
+from harness.theory.steps import latency_rows
+
+LATENCY_REPETITIONS = 20
+WARMUP_TOKENS = 8
+
+
+def resumed(config: PairConfig, door: str) -> RunFolder | None:
+    """The folder to resume, checked before any model is loaded; None for a new run.
+
+    Raises:
+        UserError: it is not a run of this door with this configuration.
+    """
+    if config.resume is None:
+        return None
+    return RunFolder.resume(config.resume, door, asdict(config))
+
+
+def create(config: PairConfig, door: str) -> RunFolder:
+    """A new folder, made only when everything that can be checked beforehand was.
+
+    Raises:
+        UserError: it cannot be made.
+    """
+    names = [config.model.name, config.draft.name]
+    return RunFolder.create(config.results_root, door, names, asdict(config))
+
+
+@contextmanager
+def running(folder: RunFolder) -> Iterator[None]:
+    """Mark the run failed if the block raises; what was measured stays."""
+    try:
+        yield
+    except BaseException:
+        folder.update_manifest({"status": "failed"})
+        raise
+
+
+def measure_steps(folder: RunFolder, pair: Pair, config: PairConfig) -> list[StepTiming]:
+    """Time every forward, unless the folder already holds the timings; store them."""
+    stored = folder.timings()
+    if stored:
+        return stored
+    with progress("timing steps", LATENCY_REPETITIONS) as tick:
+        timings = time_forwards(
+            pair.players,
+            max(config.k),
+            context=pair.context(config.new_tokens),
+            repetitions=LATENCY_REPETITIONS,
+            tick=tick,
+        )
+    folder.write_latency(latency_rows(timings), timings)
+    return timings
+
+
+def run_requests(
+    folder: RunFolder,
+    requests: Sequence[Request],
+    models: Callable[[Request], tuple[CachedModel, CachedModel | None]],
+    label: str,
+) -> list[Trial]:
+    """Run what the folder lacks, one durable line each; return every stored trial of `requests`."""
+    finished = (trial.cell for trial in folder.trials() if trial.status == "ok")
+    waiting = missing(requests, finished)
+    _warm_up(waiting, models)
+    with progress(label, len(waiting)) as tick:
+        for entry in waiting:
+            folder.append_trial(run_trial(entry, *models(entry)))
+            tick()
+    wanted = {entry.cell for entry in requests}
+    return [trial for trial in folder.trials() if trial.cell in wanted]
+
+
+def _warm_up(
+    requests: Sequence[Request],
+    models: Callable[[Request], tuple[CachedModel, CachedModel | None]],
+) -> None:
+    """A few unmeasured tokens of each shape: first calls allocate, compile and fill caches."""
+    shapes = {(entry.model, entry.k, entry.warping.greedy): entry for entry in requests}
+    for entry in shapes.values():
+        run_trial(replace(entry, budget=min(entry.budget, WARMUP_TOKENS)), *models(entry))

@@ -1,0 +1,17 @@
+"""What an experiment hands back to its door: where the run is, and how the process should exit."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a door's work.
+
+    Attributes:
+        folder: the run folder, or None when nothing was stored (a dry run).
+        status: 0 when all that was asked for is complete, 1 when cells failed or a check did.
+    """
+
+    folder: Path | None
+    status: int = 0

@@ -1,0 +1,125 @@
+"""Open a target-draft pair: load, check, encode the prompts, settle the threads."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from harness import prompts as prompt_sets
+from harness.config import PairConfig
+from harness.measurement import environment
+from harness.measurement.latency import Player
+from harness.models.cached import CachedModel
+from harness.models.load import LoadedModel, load, resolve_device
+from harness.models.pairing import open_pair
+from harness.models.text import encode
+from harness.records import Prompt, UserError
+
+
+@dataclass(frozen=True)
+class EncodedPrompt:
+    """A prompt with its token ids.
+
+    Attributes:
+        prompt: the prompt.
+        tokens: at least one id.
+    """
+
+    prompt: Prompt
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target and a draft that may play together, ready to be timed.
+
+    Attributes:
+        target, draft: the loaded models.
+        target_model, draft_model: the same with caches, as the loop sees them.
+        prompts: encoded for the target, in the order of their sets.
+        device: where the target lives.
+        threads: CPU threads in force.
+    """
+
+    target: LoadedModel
+    draft: LoadedModel
+    target_model: CachedModel
+    draft_model: CachedModel
+    prompts: tuple[EncodedPrompt, ...]
+    device: torch.device
+    threads: int
+
+    @property
+    def players(self) -> tuple[Player, Player]:
+        """Both, as the latency measurement wants them."""
+        return (
+            Player("target", self.target.name, self.target_model),
+            Player("draft", self.draft.name, self.draft_model),
+        )
+
+    @property
+    def eos(self) -> frozenset[int]:
+        """Ids that end a text: the target's."""
+        return self.target.eos
+
+    def context(self, new_tokens: int) -> list[int]:
+        """Token ids of the length a typical step sees: the median prompt plus half the budget."""
+        lengths = sorted(len(entry.tokens) for entry in self.prompts)
+        length = max(1, lengths[len(lengths) // 2] + new_tokens // 2)
+        ids = [token for entry in self.prompts for token in entry.tokens]
+        return [ids[index % len(ids)] for index in range(length)]
+
+    def describe(self) -> dict[str, Any]:
+        """The manifest's entries about models, prompts and machine."""
+        sets = [entry.prompt.prompt_set for entry in self.prompts]
+        return {
+            "environment": environment.describe(self.device),
+            "models": {
+                "target": {**self.target.describe(), "rewinding": self.target_model.rewinding},
+                "draft": {**self.draft.describe(), "rewinding": self.draft_model.rewinding},
+            },
+            "prompts": {name: sets.count(name) for name in dict.fromkeys(sets)},
+            "prompts_sha256": prompt_sets.prompt_set_hash([e.prompt for e in self.prompts]),
+        }
+
+
+def open_configured(config: PairConfig) -> Pair:
+    """Load what the configuration names and check all that can be checked before measuring.
+
+    Raises:
+        UserError: a model cannot be loaded, the pair does not fit together, or a prompt with its
+            budget does not fit the context.
+    """
+    prompts = prompt_sets.load(config.prompts)
+    device = resolve_device(config.device.name)
+    target = load(config.model, "model", device)
+    draft = load(config.draft, "draft", device)
+    target_model, draft_model = open_pair(target, draft)
+    encoded = tuple(
+        EncodedPrompt(prompt, encode(target.tokenizer, prompt, config.prompts))
+        for prompt in prompts
+    )
+    check_context(encoded, config.new_tokens, (target, draft))
+    context = list(max((entry.tokens for entry in encoded), key=len))
+    threads = environment.settle_threads(config.threads, (target_model, draft_model), context)
+    return Pair(target, draft, target_model, draft_model, encoded, target_model.device, threads)
+
+
+def check_context(
+    prompts: Sequence[EncodedPrompt], new_tokens: int, models: Sequence[LoadedModel]
+) -> None:
+    """Refuse a prompt whose budget reaches beyond a model's context.
+
+    Raises:
+        UserError: the first such prompt is named with the numbers.
+    """
+    for entry in prompts:
+        for model in models:
+            needed, limit = len(entry.tokens) + new_tokens, model.context_tokens
+            if limit is not None and needed > limit:
+                raise UserError(
+                    f"new_tokens={new_tokens}: prompt {entry.prompt.prompt_set}/{entry.prompt.id} "
+                    f"has {len(entry.tokens)} tokens, together {needed}, beyond the {limit} of "
+                    f"{model.key}={model.name}; lower new_tokens or leave the prompt out"
+                )

@@ -1,0 +1,91 @@
+"""Plan the generations of a run, and know each by a hash of all that determines it."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+
+from harness.config import PairConfig
+from harness.decoding.sampling import Warping
+from harness.experiments.pair import EncodedPrompt, Pair
+from harness.measurement.trials import Request
+from harness.models.load import LoadedModel
+
+
+def plan(
+    pair: Pair, config: PairConfig, ks: Sequence[int], temperatures: Sequence[float]
+) -> list[Request]:
+    """Every generation of a grid, in the order it is run.
+
+    Baseline and every K follow each other within one prompt, and which goes first rotates from
+    prompt to prompt, so that a machine that drifts hits all of them alike.
+    """
+    grid = [0, *(k for k in ks if k > 0)]
+    requests: list[Request] = []
+    turn = 0
+    for repetition in range(config.repetitions):
+        for entry in pair.prompts:
+            for temperature in temperatures:
+                start = turn % len(grid)
+                turn += 1
+                requests += [
+                    request(pair, config, entry, k, temperature, repetition)
+                    for k in grid[start:] + grid[:start]
+                ]
+    return requests
+
+
+def request(
+    pair: Pair,
+    config: PairConfig,
+    entry: EncodedPrompt,
+    k: int,
+    temperature: float,
+    repetition: int,
+    *,
+    decoder: LoadedModel | None = None,
+) -> Request:
+    """One generation; `decoder` is the model that decodes where that is not the target."""
+    model = decoder or pair.target
+    warping = Warping(float(temperature), config.decode.top_k, config.decode.top_p)
+    draft = pair.draft.name if k else None
+    conf = config.model if model is pair.target else config.draft
+    identity = {
+        "model": _model_identity(asdict(conf)),
+        "draft": _model_identity(asdict(config.draft)) if k else None,
+        "prompt": [entry.prompt.prompt_set, entry.prompt.id, list(entry.tokens)],
+        "k": k,
+        "warping": asdict(warping),
+        "rule": config.decode.rule if k else None,
+        "new_tokens": config.new_tokens,
+        "repetition": repetition,
+        "seed": config.seed,
+        "backend": config.backend,
+    }
+    return Request(
+        cell=hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16],
+        prompt_set=entry.prompt.prompt_set,
+        prompt=entry.prompt.id,
+        category=entry.prompt.category,
+        tokens=entry.tokens,
+        k=k,
+        warping=warping,
+        rule=config.decode.rule,  # type: ignore[arg-type]  # validated
+        budget=config.new_tokens,
+        repetition=repetition,
+        seed=config.seed,
+        eos=model.eos,
+        model=model.name,
+        draft=draft,
+    )
+
+
+def missing(requests: Sequence[Request], done: Iterator[str]) -> list[Request]:
+    """Those whose cell has no complete trial yet."""
+    stored = set(done)
+    return [entry for entry in requests if entry.cell not in stored]
+
+
+def _model_identity(conf: dict[str, object]) -> dict[str, object]:
+    keys = ("id", "revision", "dtype", "weights", "quantization", "attention")
+    return {key: conf[key] for key in keys}

@@ -1,0 +1,182 @@
+"""Does speculation leave the output unchanged? Texts at T = 0, laws at T > 0."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from harness import prompts as prompt_sets
+from harness import reporting
+from harness.config import SnapshotConfig
+from harness.decoding.sampling import Warping
+from harness.experiments import execute, finish
+from harness.experiments.outcome import Outcome
+from harness.experiments.pair import EncodedPrompt, Pair, open_configured
+from harness.experiments.plan import print_plan
+from harness.experiments.progress import progress
+from harness.experiments.requests import plan
+from harness.experiments.validate import validated
+from harness.measurement.snapshots import compare_texts, law_tests
+from harness.records import Failure, Summary, Trial, UserError
+from harness.reporting.tokens import MarkedText, Piece
+from harness.storage import RunFolder, load
+from harness.theory.cells import measured_rows
+
+# Holm's method over all tests of a run; below this a law differs.
+SIGNIFICANCE = 1e-3
+GREEDY = 0.0
+
+
+def run(config: SnapshotConfig) -> Outcome:
+    """Compare texts and laws over the grid and store, render and show what came out.
+
+    Returns:
+        The run folder; status 1 where anything is FAIL or did not complete.
+
+    Raises:
+        UserError: a value, a model, a prompt or a folder that cannot be used.
+    """
+    validated(config)
+    if not any(config.k):
+        raise UserError(f"k={config.k}: a snapshot needs a K of at least 1")
+    if config.dry_run:
+        print_plan(config, prompt_sets.load(config.prompts), config.temperature)
+        return Outcome(None)
+    resumed = execute.resumed(config, "snapshot")
+    pair = open_configured(config)
+    folder = resumed or execute.create(config, "snapshot")
+    with execute.running(folder):
+        folder.update_manifest({**pair.describe(), "seed": config.seed})
+        trials = _texts(folder, pair, config) if GREEDY in config.temperature else []
+        compared = _compare(trials, pair)
+        sampled = _laws(pair, config)
+        folder.write_results(_rows(trials, config))
+        summary = _summary(compared, sampled, trials)
+        folder.write_summary(summary, {"prompts": compared, "sampled": sampled})
+    folder.update_manifest({"status": "failed" if summary.failures else "complete"})
+    stored = load(folder.path)
+    reporting.render(stored)
+    reporting.show(stored)
+    if config.show == "tokens":
+        reporting.show_tokens(_marked(trials, pair))
+    return Outcome(folder.path, 1 if summary.failures else 0)
+
+
+def _texts(folder: RunFolder, pair: Pair, config: SnapshotConfig) -> list[Trial]:
+    requests = plan(pair, config, config.k, [GREEDY])
+    models = (pair.target_model, pair.draft_model)
+    return execute.run_requests(folder, requests, lambda _: models, "generating")
+
+
+def _compare(trials: Sequence[Trial], pair: Pair) -> list[dict[str, Any]]:
+    """One entry per prompt and K: PASS, TIE or FAIL with what shows it."""
+    encoded = {(e.prompt.prompt_set, e.prompt.id): e for e in pair.prompts}
+    done = [trial for trial in trials if trial.status == "ok"]
+    plain = {(t.prompt_set, t.prompt, t.repetition): t for t in done if t.k == 0}
+    entries: list[dict[str, Any]] = []
+    for trial in done:
+        baseline = plain.get((trial.prompt_set, trial.prompt, trial.repetition))
+        if trial.k == 0 or baseline is None or baseline.tokens is None or trial.tokens is None:
+            continue
+        comparison = compare_texts(
+            pair.target_model,
+            encoded[trial.prompt_set, trial.prompt].tokens,
+            baseline.tokens,
+            trial.tokens,
+            trial.k,
+        )
+        entries.append(
+            {
+                "prompt_set": trial.prompt_set,
+                "prompt": trial.prompt,
+                "temperature": GREEDY,
+                "k": trial.k,
+                **comparison._asdict(),
+                "acceptance_rate": (trial.accepted or 0) / trial.drafted if trial.drafted else None,
+            }
+        )
+    return entries
+
+
+def _laws(pair: Pair, config: SnapshotConfig) -> list[dict[str, Any]]:
+    """One entry per temperature, K and offset, with Holm's verdict over all of them."""
+    cells = [(k, value) for value in config.temperature if value != GREEDY for k in config.k if k]
+    entries: list[dict[str, Any]] = []
+    prompt = _median_prompt(pair.prompts)
+    with progress("drawing", len(cells)) as tick:
+        for k, temperature in cells:
+            tests = law_tests(
+                pair.target_model,
+                pair.draft_model,
+                prompt.tokens,
+                num_draft_tokens=k,
+                warping=Warping(temperature, config.decode.top_k, config.decode.top_p),
+                rule=config.decode.rule,  # type: ignore[arg-type]  # validated
+                draws=config.draws,
+                seed=config.seed,
+            )
+            entries += [{"k": k, "temperature": temperature, **test._asdict()} for test in tests]
+            tick()
+    _mark_holm(entries)
+    return entries
+
+
+def _median_prompt(prompts: Sequence[EncodedPrompt]) -> EncodedPrompt:
+    return sorted(prompts, key=lambda entry: len(entry.tokens))[len(prompts) // 2]
+
+
+def _mark_holm(entries: list[dict[str, Any]]) -> None:
+    """Write PASS or FAIL into each entry; Holm (1979) keeps the chance of any false FAIL small."""
+    ordered = sorted(entries, key=lambda entry: entry["p_value"])
+    failing = True
+    for rank, entry in enumerate(ordered):
+        failing = failing and entry["p_value"] < SIGNIFICANCE / (len(ordered) - rank)
+        entry["result"] = "FAIL" if failing else "PASS"
+
+
+def _rows(trials: Sequence[Trial], config: SnapshotConfig) -> list[Any]:
+    if not trials:
+        return []
+    return measured_rows(trials, model=config.model.name, draft=config.draft.name, times=None)
+
+
+def _summary(
+    compared: Sequence[dict[str, Any]], sampled: Sequence[dict[str, Any]], trials: Sequence[Trial]
+) -> Summary:
+    failures = [
+        Failure(
+            f"{entry['prompt_set']}/{entry['prompt']} K={entry['k']}",
+            f"texts differ from position {entry['first_difference']} on; top-2 margins "
+            f"{entry['target_margin']:.3g} (target) and {entry['spec_margin']:.3g} (verify)",
+        )
+        for entry in compared
+        if entry["result"] == "FAIL"
+    ]
+    failures += [
+        Failure(
+            f"K={entry['k']} temperature={entry['temperature']:g} offset {entry['offset']}",
+            f"drawn tokens do not follow the target's law (p = {entry['p_value']:.2g})",
+        )
+        for entry in sampled
+        if entry["result"] == "FAIL"
+    ]
+    results = [entry["result"] for entry in [*compared, *sampled]]
+    return Summary(
+        verdict=None,
+        failures=tuple([*failures, *finish.failures(trials)]),
+        headline={name: results.count(name) for name in ("PASS", "TIE", "FAIL")},
+    )
+
+
+def _marked(trials: Sequence[Trial], pair: Pair) -> list[MarkedText]:
+    """The speculative texts in pieces, each token with whether the draft wrote it."""
+    decode = pair.target.tokenizer.decode
+    return [
+        MarkedText(
+            f"{trial.prompt_set}/{trial.prompt} K={trial.k}",
+            tuple(
+                Piece(decode([token]), bool(drafted))
+                for token, drafted in zip(trial.tokens or (), trial.from_draft or (), strict=True)
+            ),
+        )
+        for trial in trials
+        if trial.k and trial.status == "ok"
+    ]

@@ -1,0 +1,43 @@
+"""One pair, measured: step times, then K x temperature x prompt sets, then the verdict."""
+
+from harness import prompts as prompt_sets
+from harness import reporting
+from harness.config import SweepConfig
+from harness.experiments import execute
+from harness.experiments.finish import finish_sweep
+from harness.experiments.outcome import Outcome
+from harness.experiments.pair import open_configured
+from harness.experiments.plan import print_plan
+from harness.experiments.requests import plan
+from harness.experiments.validate import validated
+from harness.storage import load
+
+
+def run(config: SweepConfig) -> Outcome:
+    """Measure a pair over the grid and store, render and show what came out.
+
+    Returns:
+        The run folder; status 1 where a generation failed.
+
+    Raises:
+        UserError: a value, a model, a prompt or a folder that cannot be used.
+    """
+    validated(config)
+    if config.dry_run:
+        print_plan(config, prompt_sets.load(config.prompts), config.temperature)
+        return Outcome(None)
+    resumed = execute.resumed(config, "sweep")
+    pair = open_configured(config)
+    folder = resumed or execute.create(config, "sweep")
+    with execute.running(folder):
+        folder.update_manifest({**pair.describe(), "seed": config.seed})
+        execute.measure_steps(folder, pair, config)
+        requests = plan(pair, config, config.k, config.temperature)
+        models = (pair.target_model, pair.draft_model)
+        execute.run_requests(folder, requests, lambda _: models, "generating")
+        summary = finish_sweep(folder, load(folder.path))
+    folder.update_manifest({"status": "failed" if summary.failures else "complete"})
+    stored = load(folder.path)
+    reporting.render(stored)
+    reporting.show(stored)
+    return Outcome(folder.path, 1 if summary.failures else 0)

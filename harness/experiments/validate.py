@@ -1,0 +1,176 @@
+"""What a configuration's types cannot say, checked before anything is loaded.
+
+Hydra has refused misspelt keys and words where numbers belong; here the values themselves are
+looked at. Every refusal is one line that names the key, what it holds and what would be accepted.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import Any, TypeVar
+
+from harness.config import DecodeConf, DoorConfig, ModelConf, PairConfig, PromptsConf
+from harness.records import RULES, UserError
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+DEVICES = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
+ATTENTIONS = ("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
+
+Config = TypeVar("Config", bound=DoorConfig)
+
+
+def validated(config: Config) -> Config:
+    """The same configuration, its values checked, an empty model name filled from the id.
+
+    Raises:
+        UserError: the first value that cannot be used.
+    """
+    _seed(config.seed)
+    if isinstance(config, PairConfig):
+        _pair(config)
+    else:
+        _grid(config)
+    return config
+
+
+def _pair(config: PairConfig) -> None:
+    for role, model in (("model", config.model), ("draft", config.draft)):
+        _model(role, model)
+    _prompts(config.prompts)
+    _device("device.name", config.device.name)
+    _decode(config.decode)
+    _grid(config)
+    for key in ("new_tokens", "repetitions", "draws"):
+        _at_least_one(key, getattr(config, key, 1))
+    _threads(config.threads)
+    _available("mode", getattr(config, "mode", "measure"), ("measure",), ("replay",))
+    _available("backend", config.backend, ("eager",), ("cuda_graphs",))
+    _one_of("show", getattr(config, "show", "none"), ("none", "tokens"))
+
+
+def _grid(config: DoorConfig) -> None:
+    """The lists of cells; not every door has both."""
+    k, temperature = getattr(config, "k", None), getattr(config, "temperature", None)
+    if k is not None:
+        check_k(k)
+    if temperature is not None:
+        check_temperature(temperature)
+
+
+def check_k(values: Sequence[int]) -> None:
+    """Refuse an empty, negative or repeated K; 0, plain decoding, is allowed: it always runs.
+
+    Raises:
+        UserError: naming k.
+    """
+    if not values:
+        raise UserError("k=[]: give at least one number of draft tokens, for example k=[1,2,4]")
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise UserError(f"k: {value} is not a number of draft tokens; use whole numbers >= 0")
+    if not any(values):
+        raise UserError("k=[0]: 0 is plain decoding, which always runs; add a K >= 1")
+    _no_duplicates("k", values)
+
+
+def check_temperature(values: Sequence[float]) -> None:
+    """Refuse an empty list, and a temperature that is negative, NaN, infinite or repeated.
+
+    Raises:
+        UserError: naming temperature.
+    """
+    if not values:
+        raise UserError("temperature=[]: give at least one, for example temperature=[0.0,1.0]")
+    for value in values:
+        if not (math.isfinite(value) and value >= 0):
+            raise UserError(f"temperature: {value} is not one; use finite numbers >= 0 (0: greedy)")
+    _no_duplicates("temperature", values)
+
+
+def _model(role: str, model: ModelConf) -> None:
+    if not model.id:
+        raise UserError(f"{role}.id: empty; give a hub id or a local folder")
+    model.name = model.name or PurePath(model.id.replace(":", "/")).name
+    _one_of(f"{role}.dtype", model.dtype, DTYPES)
+    _one_of(f"{role}.attention", model.attention, ATTENTIONS)
+    _available(f"{role}.weights", model.weights, ("pretrained",), ("dummy",))
+    if model.device is not None:
+        _device(f"{role}.device", model.device)
+    if model.device is not None and model.device_map is not None:
+        raise UserError(f"{role}.device and {role}.device_map: give one of the two")
+
+
+def _prompts(prompts: PromptsConf) -> None:
+    if not prompts.sets and not prompts.files:
+        raise UserError("prompts.sets=[] and prompts.files=[]: give at least one set or file")
+    _no_duplicates("prompts.sets", prompts.sets)
+    _no_duplicates("prompts.files", prompts.files)
+    if prompts.limit is not None:
+        _at_least_one("prompts.limit", prompts.limit)
+    _one_of("prompts.chat_template", prompts.chat_template, ("auto", "always", "never"))
+    _weights(prompts.weights)
+
+
+def _weights(weights: Any) -> None:
+    if weights is None:
+        return
+    if not isinstance(weights, dict):
+        raise UserError(f"prompts.weights={weights}: give {{set: share}}, for example {{easy:0.7}}")
+    for name, share in weights.items():
+        number = isinstance(share, int | float) and not isinstance(share, bool)
+        if not (number and math.isfinite(share) and share >= 0):
+            raise UserError(f"prompts.weights.{name}: {share} is not a share; use numbers >= 0")
+    if not sum(weights.values()):
+        raise UserError("prompts.weights: all are 0; give at least one set a share")
+
+
+def _decode(decode: DecodeConf) -> None:
+    if decode.top_k is not None:
+        _at_least_one("decode.top_k", decode.top_k)
+    if decode.top_p is not None and not 0 < decode.top_p <= 1:
+        raise UserError(f"decode.top_p: {decode.top_p} is not in (0, 1]; null keeps every token")
+    _one_of("decode.rule", decode.rule, RULES)
+    _available("decode.stop", decode.stop, ("none",), ("threshold",))
+    for key in ("acceptance", "acceptance_from"):
+        if getattr(decode, key) is not None:
+            raise UserError(f"decode.{key}: synthetic acceptance is not available yet")
+
+
+def _device(key: str, value: str) -> None:
+    if not DEVICES.fullmatch(value):
+        raise UserError(f"{key}: {value!r} is not a device; use auto, cpu, mps, cuda or cuda:0")
+
+
+def _threads(value: Any) -> None:
+    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if value != "auto" and not whole:
+        raise UserError(f"threads: {value!r} is not a number of threads; use auto or 1, 2, ...")
+
+
+def _seed(value: int) -> None:
+    if not 0 <= value < 2**63:
+        raise UserError(f"seed: {value} is out of range; use 0 to 2^63 - 1")
+
+
+def _at_least_one(key: str, value: int) -> None:
+    if value < 1:
+        raise UserError(f"{key}: {value} is too small; use a whole number >= 1")
+
+
+def _one_of(key: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise UserError(f"{key}: {value!r} is unknown; use one of {', '.join(known)}")
+
+
+def _available(key: str, value: str, now: Sequence[str], later: Sequence[str]) -> None:
+    """Tells what is unknown from what is planned but not built."""
+    if value in later:
+        raise UserError(f"{key}: {value!r} is not available yet; use {' or '.join(now)}")
+    _one_of(key, value, now)
+
+
+def _no_duplicates(key: str, values: Sequence[object]) -> None:
+    repeated = [value for index, value in enumerate(values) if value in values[:index]]
+    if repeated:
+        raise UserError(f"{key}: {repeated[0]} is given twice; list each once")

@@ -1,0 +1,142 @@
+"""What machine is this? Recorded with every run, because a latency means nothing without it."""
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from harness.decoding.protocols import CausalModel
+from harness.measurement.clock import Clock
+from harness.records import UserError
+
+PACKAGES = ("torch", "transformers", "numpy", "scipy", "pandas", "hydra-core", "modal")
+THREAD_STEPS = 7
+
+
+def describe(device: torch.device) -> dict[str, Any]:
+    """Everything about the machine that a reader of the numbers may ask for."""
+    return {
+        "command": [Path(sys.argv[0]).stem, *sys.argv[1:]],
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "device": device.type,
+        "device_name": device_name(device),
+        "cuda": torch.version.cuda,
+        "driver": _driver(),
+        "cpu": _cpu_name(),
+        "cpu_count": os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "threads": torch.get_num_threads(),
+        "git": _git(),
+    }
+
+
+def device_name(device: torch.device) -> str:
+    """The card's own name, or the processor's."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return _cpu_name() if device.type == "cpu" else f"{device.type} ({_cpu_name()})"
+
+
+def settle_threads(setting: Any, models: Sequence[CausalModel], context: Sequence[int]) -> int:
+    """Set torch's CPU threads: the number given, or the one that makes these models' steps fastest.
+
+    More threads are not faster as a matter of course: an oversubscribed machine ran a 1M-parameter
+    model twenty times slower with two than with one.
+
+    Args:
+        setting: "auto" or a positive integer.
+        models: whose single-token steps are timed, one after the other.
+        context: token ids that fill the caches.
+
+    Returns:
+        The number of threads now in force.
+
+    Raises:
+        UserError: neither auto nor a positive integer.
+    """
+    if setting != "auto":
+        if isinstance(setting, bool) or not isinstance(setting, int) or setting < 1:
+            raise UserError(f"threads={setting}: give auto or a whole number of at least 1")
+        torch.set_num_threads(setting)
+        return setting
+    if all(model.device.type != "cpu" for model in models):
+        return torch.get_num_threads()
+    cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    candidates = sorted({1, *(2**power for power in range(1, 7) if 2**power < cores), cores})
+    times = {count: _step_seconds(count, models, context) for count in candidates}
+    best = min(candidates, key=times.__getitem__)
+    torch.set_num_threads(best)
+    return best
+
+
+def _step_seconds(threads: int, models: Sequence[CausalModel], context: Sequence[int]) -> float:
+    """Seconds for one step of each model, the best of a few (noise only ever adds)."""
+    torch.set_num_threads(threads)
+    clock = Clock(*models)
+    total = 0.0
+    for model in models:
+        model.prefill(context)
+        token = torch.tensor(context[-1:], device=model.device)
+        durations: list[float] = []
+        for _ in range(THREAD_STEPS):
+            start = clock.now()
+            model.forward(token)
+            durations.append(clock.now() - start)
+            model.rewind(1)
+        total += min(durations)
+    return total
+
+
+def _version(package: str) -> str | None:
+    with suppress(metadata.PackageNotFoundError):
+        return metadata.version(package)
+    return None
+
+
+def _cpu_name() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _driver() -> str | None:
+    """The NVIDIA driver's version; None where there is no card or no driver."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        version = pynvml.nvmlSystemGetDriverVersion()
+    finally:
+        pynvml.nvmlShutdown()
+    return version.decode() if isinstance(version, bytes) else str(version)
+
+
+def _git() -> dict[str, Any] | None:
+    """The checkout's commit and whether it has uncommitted changes; None outside one."""
+    folder = Path(__file__).resolve().parents[2]
+    if not (folder / ".git").exists():
+        return None
+
+    def ask(*words: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(folder), *words], capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    with suppress(OSError, subprocess.CalledProcessError):
+        return {"commit": ask("rev-parse", "HEAD"), "dirty": bool(ask("status", "--porcelain"))}
+    return None

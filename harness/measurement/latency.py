@@ -1,0 +1,123 @@
+"""Time the forwards that a round is made of: the draft's step, the target's step, the verify.
+
+A verify of n positions is timed for every n = 1..K + 1, because v(n) = verify(n) / step is what
+peers take for 1 and what a mixture of experts or a slow attention makes of it. Kinds are
+interleaved within each repetition and their order rotates, so that drift hits all alike; every raw
+sample is kept.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from harness.decoding.protocols import CausalModel
+from harness.measurement.clock import Clock
+from harness.records import StepTiming
+
+WARMUP = 3
+
+
+@dataclass(frozen=True)
+class Forward:
+    """One kind of forward to be timed.
+
+    Attributes:
+        role, model: whose it is.
+        kind: step, verify or prefill.
+        tokens: positions computed; for a prefill the whole context.
+        context_tokens: positions in the cache before it (0 for a prefill).
+    """
+
+    role: Literal["target", "draft"]
+    model: str
+    kind: Literal["step", "verify", "prefill"]
+    tokens: int
+    context_tokens: int
+
+
+@dataclass(frozen=True)
+class Player:
+    """A model with the name and the part it plays."""
+
+    role: Literal["target", "draft"]
+    name: str
+    model: CausalModel
+
+
+def plan_forwards(players: Sequence[Player], max_k: int, context_tokens: int) -> list[Forward]:
+    """List what is to be timed: steps and prefills of each, verifies of the target."""
+    forwards: list[Forward] = []
+    for player in players:
+        forwards.append(Forward(player.role, player.name, "prefill", context_tokens, 0))
+        forwards.append(Forward(player.role, player.name, "step", 1, context_tokens))
+        if player.role == "target":
+            forwards += [
+                Forward(player.role, player.name, "verify", count, context_tokens)
+                for count in range(1, max_k + 2)
+            ]
+    return forwards
+
+
+def time_forwards(
+    players: Sequence[Player],
+    max_k: int,
+    *,
+    context: Sequence[int],
+    repetitions: int,
+    tick: Callable[[], None] = lambda: None,
+) -> list[StepTiming]:
+    """Time every forward `repetitions` times, interleaved.
+
+    Args:
+        players: the target and, if any, the draft.
+        max_k: the largest K; verifies go up to max_k + 1 positions.
+        context: token ids that fill the cache; its length is context_tokens.
+        repetitions: samples of each, after warm-up.
+        tick: called after each repetition, for progress.
+
+    Returns:
+        One StepTiming per forward, raw samples in seconds.
+    """
+    forwards = plan_forwards(players, max_k, len(context))
+    by_role = {player.role: player.model for player in players}
+    clock = Clock(*by_role.values())
+    samples: dict[Forward, list[float]] = {forward: [] for forward in forwards}
+    for repetition in range(-WARMUP, repetitions):
+        turn = repetition % len(forwards)
+        prefills = [forward for forward in forwards if forward.kind == "prefill"]
+        others = [forward for forward in forwards if forward.kind != "prefill"]
+        # Prefills go first: they leave the context in the cache for the rest.
+        for forward in prefills + others[turn:] + others[:turn]:
+            seconds = _time_one(by_role[forward.role], forward, context, clock)
+            if repetition >= 0:
+                samples[forward].append(seconds)
+        tick()
+    return [
+        StepTiming(
+            forward.role,
+            forward.model,
+            forward.kind,
+            forward.tokens,
+            forward.context_tokens,
+            1,
+            tuple(durations),
+        )
+        for forward, durations in samples.items()
+    ]
+
+
+def _time_one(model: CausalModel, forward: Forward, context: Sequence[int], clock: Clock) -> float:
+    if forward.kind == "prefill":
+        start = clock.now()
+        model.prefill(context)
+        return clock.now() - start
+    tokens = torch.tensor(
+        [context[index % len(context)] for index in range(forward.tokens)], device=model.device
+    )
+    start = clock.now()
+    model.forward(tokens)
+    seconds = clock.now() - start
+    model.rewind(forward.tokens)
+    return seconds

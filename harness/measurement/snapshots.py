@@ -1,0 +1,239 @@
+"""Does speculation leave the output unchanged? Texts compared at T = 0, laws at T > 0.
+
+Greedy texts must agree token by token. In 16 bits a verify of K + 1 positions rounds differently
+from K + 1 steps, and a near tie may fall the other way: that is a TIE when the margin between the
+two best tokens is within twice the noise measured at that very position, and a FAIL otherwise.
+
+Sampled texts cannot be compared, but laws can. One text is forced; for each offset of a round the
+draft tokens before it are made to stand, so the token there must follow the target's law given that
+text, whether it was drafted, corrected or a bonus: a chi-square against the exact probabilities.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from scipy.stats import chisquare
+from torch import Tensor
+
+from harness.decoding.protocols import CausalModel
+from harness.decoding.sampling import Noise, Warping, inverse_cdf, sampler_for
+from harness.decoding.verification import verify_exact_match, verify_sampled
+from harness.records import Rule
+
+Result = Literal["PASS", "TIE", "FAIL"]
+
+LEAST_EXPECTED = 5.0
+NOISE_FACTOR = 2.0
+# A uniform so small that any token of positive probability stands.
+ALWAYS = 1e-300
+
+
+class TextComparison(NamedTuple):
+    """How a speculative greedy text stands to the plain one.
+
+    Attributes:
+        result: PASS, TIE or FAIL.
+        first_difference: position of the first token that differs, or None.
+        target_margin: between the two best logits there, by a plain step.
+        spec_margin: the same by a forward of K + 1 positions.
+        noise: largest difference between the two forwards' logits there.
+    """
+
+    result: Result
+    first_difference: int | None = None
+    target_margin: float | None = None
+    spec_margin: float | None = None
+    noise: float | None = None
+
+
+class LawTest(NamedTuple):
+    """A chi-square of drawn tokens against the target's exact law at one offset of a round.
+
+    Attributes:
+        offset: 1 for the round's first token, K + 1 for its bonus.
+        draws: how many tokens were drawn.
+        bins: cells of at least 5 expected draws, the rest pooled into one.
+        chi2: the statistic.
+        p_value: its upper tail probability with bins - 1 degrees of freedom.
+    """
+
+    offset: int
+    draws: int
+    bins: int
+    chi2: float
+    p_value: float
+
+
+def compare_texts(
+    target: CausalModel,
+    prompt: Sequence[int],
+    plain: Sequence[int],
+    speculative: Sequence[int],
+    num_draft_tokens: int,
+) -> TextComparison:
+    """Compare two greedy texts of one prompt and, where they differ, ask whether it is a tie.
+
+    Args:
+        target: the model both are of.
+        prompt: token ids.
+        plain: the ids that plain decoding emitted.
+        speculative: the ids that speculation emitted.
+        num_draft_tokens: K, for the width of the verify.
+    """
+    if tuple(plain) == tuple(speculative):
+        return TextComparison("PASS")
+    pairs = zip(plain, speculative, strict=False)
+    position = next(
+        (index for index, (one, other) in enumerate(pairs) if one != other),
+        min(len(plain), len(speculative)),
+    )
+    prefix = [*prompt, *plain[:position]]
+    step, verify = _both_ways(target, prefix, num_draft_tokens)
+    noise = float((step - verify).abs().max())
+    margins = [_margin(step), _margin(verify)]
+    tie = min(margins) <= NOISE_FACTOR * noise
+    return TextComparison("TIE" if tie else "FAIL", position, *margins, noise)
+
+
+def _both_ways(
+    target: CausalModel, prefix: Sequence[int], num_draft_tokens: int
+) -> tuple[Tensor, Tensor]:
+    """Logits after `prefix` [vocab], by a one-token step and within a wider verify."""
+    target.prefill(prefix[:-1])
+    step = target.forward(torch.tensor(prefix[-1:], device=target.device))[-1].float()
+    width = min(num_draft_tokens + 1, len(prefix))
+    target.prefill(prefix[:-width])
+    verify = target.forward(torch.tensor(prefix[-width:], device=target.device))[-1].float()
+    return step, verify
+
+
+def _margin(logits: Tensor) -> float:
+    best, second = logits.topk(2).values.tolist()
+    return best - second
+
+
+def law_tests(
+    target: CausalModel,
+    draft: CausalModel,
+    prompt: Sequence[int],
+    *,
+    num_draft_tokens: int,
+    warping: Warping,
+    rule: Rule,
+    draws: int,
+    seed: int,
+) -> list[LawTest]:
+    """Draw the token at every offset 1..K + 1 after one forced text, and test its law.
+
+    The production verification decides every draw; only its uniforms for the forced tokens are
+    chosen, so that they stand.
+
+    Args:
+        target: whose law is tested.
+        draft: proposes.
+        prompt: token ids; the forced text continues it.
+        num_draft_tokens: K.
+        warping: temperature above 0, top-k, top-p.
+        rule: the acceptance rule.
+        draws: per offset.
+        seed: of the forced text and of all draws.
+    """
+    law = sampler_for(warping)
+    forced = _forced_text(target, prompt, num_draft_tokens, law, seed)
+    fed = torch.cat([torch.tensor(prompt[-1:], device=target.device), forced])
+    target.prefill(prompt[:-1])
+    draft.prefill(prompt[:-1])
+    laws = _Laws(law(target.forward(fed)), law(draft.forward(fed))[:-1].to(target.device))
+    tests: list[LawTest] = []
+    for offset in range(1, num_draft_tokens + 2):
+        noise = Noise.keyed(seed, f"snapshot/{offset}", 0, draws, target.device)
+        drawn = [_draw_at(offset, index, forced, laws, noise, rule) for index in range(draws)]
+        tests.append(chi_square(offset, drawn, laws.target[offset - 1]))
+    return tests
+
+
+class _Laws(NamedTuple):
+    """Warped laws along the forced text: target [K + 1, vocab], draft [K, vocab]."""
+
+    target: Tensor
+    draft: Tensor
+
+
+def _forced_text(
+    target: CausalModel,
+    prompt: Sequence[int],
+    count: int,
+    law: Callable[[Tensor], Tensor],
+    seed: int,
+) -> Tensor:
+    """The target's own text, so that every token of it can stand. [count]."""
+    noise = Noise.keyed(seed, "snapshot/forced", 0, count, target.device)
+    target.prefill(prompt[:-1])
+    token = torch.tensor(prompt[-1:], device=target.device)
+    tokens: list[Tensor] = []
+    for position in range(count):
+        token = inverse_cdf(law(target.forward(token)), noise.resample[position : position + 1])
+        tokens.append(token)
+    return torch.cat(tokens)
+
+
+def _draw_at(offset: int, index: int, forced: Tensor, laws: _Laws, noise: Noise, rule: Rule) -> int:
+    """One token at `offset`, from a round whose earlier draft tokens are forced to stand."""
+    before = offset - 1
+    tokens = forced[:before]
+    if offset <= len(forced):
+        row = laws.draft[before]
+        if rule == "greedy_draft":
+            proposed = row.argmax().unsqueeze(0)
+        else:
+            proposed = inverse_cdf(row, noise.draft[index]).unsqueeze(0)
+        tokens = torch.cat([tokens, proposed])
+    target = laws.target[: len(tokens) + 1]
+    resample = noise.resample[index].expand(len(tokens) + 1).clone()
+    if rule == "exact_match":
+        resample[:before] = _cell_midpoints(target[:before], forced[:before])
+        decision = verify_exact_match(target, tokens, resample)
+    else:
+        accept = torch.full_like(resample[:-1], ALWAYS)
+        accept[before:] = noise.accept[index]
+        draft = None if rule == "greedy_draft" else laws.draft[: len(tokens)]
+        decision = verify_sampled(target, tokens, draft, accept, resample)
+    accepted = int(decision.accepted)
+    return int(tokens[before]) if accepted > before else int(decision.next_token)
+
+
+def _cell_midpoints(probs: Tensor, tokens: Tensor) -> Tensor:
+    """For each row, a uniform at which the inverse CDF gives the row's token."""
+    running = probs.double().cumsum(-1)
+    upper = running.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    mass = probs.double().gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    return (upper - mass / 2) / running[:, -1]
+
+
+def chi_square(offset: int, drawn: Sequence[int], law: Tensor) -> LawTest:
+    """Test drawn tokens against `law` [vocab]; rare tokens are pooled into one cell.
+
+    A single cell, where the law is nearly certain, cannot be tested and has p = 1; a token drawn
+    that the law gives zero has p = 0 whatever its cell.
+    """
+    probs = law.double().cpu().numpy()
+    counts = np.bincount(np.asarray(drawn), minlength=len(probs)).astype(np.float64)
+    expected = probs / probs.sum() * len(drawn)
+    if counts[expected == 0].sum() > 0:
+        return LawTest(offset, len(drawn), 1, float("inf"), 0.0)
+    common = expected >= LEAST_EXPECTED
+    cells = [*zip(counts[common], expected[common], strict=True)]
+    rest = counts[~common].sum(), expected[~common].sum()
+    if rest[1] >= LEAST_EXPECTED or not cells:
+        cells.append(rest)
+    else:
+        # Too rare for a cell of their own: together with the rarest of the others
+        rarest = min(range(len(cells)), key=lambda index: cells[index][1])
+        cells[rarest] = cells[rarest][0] + rest[0], cells[rarest][1] + rest[1]
+    if len(cells) == 1:
+        return LawTest(offset, len(drawn), 1, 0.0, 1.0)
+    observed, wanted = zip(*cells, strict=True)
+    test = chisquare(observed, wanted)
+    return LawTest(offset, len(drawn), len(cells), float(test.statistic), float(test.pvalue))

@@ -1,0 +1,234 @@
+"""Run the loop against the clock: one generation in, one `Trial` out.
+
+Decode time starts when every prefill is done and ends with the last token; only emitted tokens are
+counted, by the same code for the baseline and for speculation. A generation that runs out of memory
+is a record with an error, not the end of the sweep.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import psutil
+import torch
+
+from harness.decoding.autoregressive import autoregressive_rounds
+from harness.decoding.drafters import ModelDrafter
+from harness.decoding.protocols import CausalModel
+from harness.decoding.sampling import Noise, Warping
+from harness.decoding.speculative import speculative_rounds
+from harness.measurement.clock import Clock
+from harness.records import Round, Rule, Trial
+
+
+@dataclass(frozen=True)
+class Request:
+    """Everything that determines a generation.
+
+    Attributes:
+        cell: hash of the rest, for resume.
+        prompt_set, prompt, category: which prompt.
+        tokens: its ids, at least one.
+        k: num_draft_tokens; 0 decodes plainly.
+        warping, rule: how tokens are drawn and kept.
+        budget: tokens to emit at most.
+        repetition, seed: with the prompt's name, the key of the noise.
+        eos: ids that end the text.
+    """
+
+    cell: str
+    prompt_set: str
+    prompt: str
+    category: str | None
+    tokens: tuple[int, ...]
+    k: int
+    warping: Warping
+    rule: Rule
+    budget: int
+    repetition: int
+    seed: int
+    eos: frozenset[int]
+    model: str
+    draft: str | None
+
+
+def run_trial(request: Request, target: CausalModel, draft: CausalModel | None) -> Trial:
+    """Generate once and time it.
+
+    Args:
+        request: what to generate.
+        target: the model whose text it is.
+        draft: the draft model; not used where request.k is 0.
+
+    Returns:
+        The trial; `failed` with the error where memory ran out.
+    """
+    empty = _empty_trial(request)
+    _reset_peak(target.device)
+    try:
+        timed = _generate(request, target, draft)
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        return _out_of_memory(empty, error, target, draft)
+    except RuntimeError as error:
+        # The CPU allocator raises a plain RuntimeError
+        if "memory" not in str(error).lower():
+            raise
+        return _out_of_memory(empty, error, target, draft)
+    return _with_counts(empty, request, timed, _peak_bytes(target.device))
+
+
+@dataclass(frozen=True)
+class _Timed:
+    rounds: tuple[Round, ...]
+    prefill_s: float
+    draft_prefill_s: float | None
+    first_token_s: float
+    decode_s: float
+
+
+def _generate(request: Request, target: CausalModel, draft: CausalModel | None) -> _Timed:
+    drafter = (
+        ModelDrafter(draft, request.warping, request.rule)
+        if request.k and draft is not None
+        else None
+    )
+    noise = Noise.keyed(
+        request.seed,
+        f"{request.prompt_set}/{request.prompt}",
+        request.repetition,
+        request.budget + request.k + 1,
+        target.device,
+    )
+    clock = Clock(target, *([draft] if drafter and draft else []))
+    begin = clock.now()
+    target.prefill(request.tokens[:-1])
+    prefilled = clock.now()
+    if drafter is None:
+        draft_prefilled = prefilled
+        rounds = autoregressive_rounds(
+            target,
+            request.tokens[-1],
+            budget=request.budget,
+            eos=request.eos,
+            warping=request.warping,
+            noise=noise,
+        )
+    else:
+        drafter.begin(request.tokens)
+        draft_prefilled = clock.now()
+        rounds = speculative_rounds(
+            target,
+            drafter,
+            request.tokens[-1],
+            num_draft_tokens=request.k,
+            budget=request.budget,
+            eos=request.eos,
+            warping=request.warping,
+            noise=noise,
+            rule=request.rule,
+        )
+    done, first, end = _drain(rounds, clock)
+    return _Timed(
+        rounds=done,
+        prefill_s=prefilled - begin,
+        draft_prefill_s=None if drafter is None else draft_prefilled - prefilled,
+        first_token_s=first - draft_prefilled,
+        decode_s=end - draft_prefilled,
+    )
+
+
+def _drain(rounds: Iterable[Round], clock: Clock) -> tuple[tuple[Round, ...], float, float]:
+    """Run a loop to its end; return its rounds and when its first and its last was there."""
+    done: list[Round] = []
+    first = 0.0
+    for entry in rounds:
+        done.append(entry)
+        if len(done) == 1:
+            first = clock.now()
+    return tuple(done), first, clock.now()
+
+
+def _empty_trial(request: Request) -> Trial:
+    return Trial(
+        cell=request.cell,
+        prompt_set=request.prompt_set,
+        prompt=request.prompt,
+        repetition=request.repetition,
+        k=request.k,
+        temperature=request.warping.temperature,
+        rule=request.rule if request.k else None,
+        status="ok",
+        model=request.model,
+        draft=request.draft if request.k else None,
+        category=request.category,
+        prompt_tokens=len(request.tokens),
+    )
+
+
+def _out_of_memory(
+    trial: Trial, error: BaseException, target: CausalModel, draft: CausalModel | None
+) -> Trial:
+    """Free what the failed generation held and say what happened in one line."""
+    for model in (target, draft):
+        if model is not None:
+            model.prefill([])
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    first_line = (str(error).splitlines() or [""])[0]
+    return replace(trial, status="failed", error=f"out of memory: {first_line}"[:300])
+
+
+def _with_counts(trial: Trial, request: Request, timed: _Timed, peak: int) -> Trial:
+    tokens = tuple(token for entry in timed.rounds for token in entry.tokens)
+    trial = replace(
+        trial,
+        new_tokens=len(tokens),
+        tokens=tokens,
+        from_draft=tuple(int(flag) for entry in timed.rounds for flag in entry.from_draft),
+        prefill_s=timed.prefill_s,
+        draft_prefill_s=timed.draft_prefill_s,
+        first_token_s=timed.first_token_s,
+        decode_s=timed.decode_s,
+        stop_reason="eos" if _ended(tokens, request.eos) else "budget",
+        peak_memory_bytes=peak,
+    )
+    return replace(trial, **_round_counts(timed.rounds, request.k)) if request.k else trial
+
+
+def _ended(tokens: Sequence[int], eos: Collection[int]) -> bool:
+    return tokens[-1] in eos
+
+
+def _round_counts(rounds: Sequence[Round], k: int) -> dict[str, object]:
+    lengths = [0] * (k + 1)
+    room = [0] * k
+    left = sum(len(entry.tokens) for entry in rounds)
+    for entry in rounds:
+        lengths[entry.accepted] += 1
+        for offset in range(min(k, left)):
+            room[offset] += 1
+        left -= len(entry.tokens)
+    outcomes = [entry.outcome for entry in rounds]
+    return {
+        "rounds": len(rounds),
+        "drafted": sum(entry.drafted for entry in rounds),
+        "accepted": sum(entry.accepted for entry in rounds),
+        "rejected": outcomes.count("rejected"),
+        "bonus": outcomes.count("bonus"),
+        "cut": outcomes.count("cut"),
+        "accepted_lengths": tuple(lengths),
+        "room": tuple(room),
+    }
+
+
+def _reset_peak(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def _peak_bytes(device: torch.device) -> int:
+    """Peak of the device's allocator; on the CPU what the process holds resident now."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    if device.type == "mps":
+        return int(torch.mps.current_allocated_memory())
+    return int(psutil.Process().memory_info().rss)

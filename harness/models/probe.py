@@ -1,0 +1,71 @@
+"""Rewind, then compare with a fresh forward: a model that fails is refused before any timing.
+
+transformers says of some caches that they can be cropped when they cannot, and some models ignore
+the argument that carries the cache altogether. Both show as logits that differ from those of a
+forward that never went astray.
+"""
+
+import torch
+from transformers import PreTrainedModel
+
+from harness.models.cached import CachedModel, SnapshotModel
+from harness.records import UserError
+
+# Logits of two orders of the same sums, relative to the largest: rounding stays far below these,
+# a state that was not rewound is far above.
+TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
+COARSE_TOLERANCE = 6e-2
+ATTENTION_KINDS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+CONTEXT, VERIFIED, KEPT = 20, 6, 2
+
+
+def cached_model(network: PreTrainedModel, vocab_size: int, name: str) -> CachedModel:
+    """Wrap `network` in the first way of rewinding that the probe agrees with.
+
+    Raises:
+        UserError: none does; the reasons are named.
+    """
+    reasons: list[str] = []
+    for kind in _candidates(network):
+        try:
+            model = kind(network, vocab_size)
+            error = rewind_error(model)
+        except (AttributeError, IndexError, NotImplementedError, TypeError, ValueError) as problem:
+            reasons.append(f"{kind.rewinding}: {type(problem).__name__}: {problem}")
+            continue
+        allowed = TOLERANCE.get(network.dtype, COARSE_TOLERANCE)
+        if error <= allowed:
+            model.prefill([])
+            return model
+        reasons.append(f"{kind.rewinding}: logits off by {error:.2g} of their range")
+    raise UserError(
+        f"{name}: its cache cannot be rewound, so it cannot take part in speculative decoding "
+        f"({'; '.join(reasons)})"
+    )
+
+
+def rewind_error(model: CachedModel) -> float:
+    """How far logits after a rewind are from a fresh forward's, relative to the largest logit."""
+    tokens = [(37 * index + 11) % min(model.vocab_size, 997) for index in range(CONTEXT + KEPT + 3)]
+    wrong = [(token + 5) % min(model.vocab_size, 997) for token in tokens]
+    kept = tokens[CONTEXT : CONTEXT + KEPT]
+    model.prefill(tokens)
+    fresh = model.forward(torch.tensor(tokens[-1:]))
+    model.prefill(tokens[:CONTEXT])
+    model.forward(torch.tensor([*kept, *wrong[: VERIFIED - KEPT]]))
+    model.rewind(VERIFIED - KEPT)
+    model.forward(torch.tensor(wrong[:1]))
+    model.rewind(1)
+    model.forward(torch.tensor(tokens[CONTEXT + KEPT :]))
+    model.rewind(0)
+    again = model.forward(torch.tensor(tokens[-1:]))
+    model.prefill([])
+    return float((fresh - again).abs().max() / fresh.abs().max().clamp_min(1e-9))
+
+
+def _candidates(network: PreTrainedModel) -> list[type[CachedModel]]:
+    """Cropping first, unless the config names a layer kind that is known not to crop."""
+    kinds = getattr(network.config.get_text_config(), "layer_types", None)
+    if kinds is not None and not set(kinds) <= ATTENTION_KINDS:
+        return [SnapshotModel]
+    return [CachedModel, SnapshotModel]

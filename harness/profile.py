@@ -1,0 +1,32 @@
+"""How fast is each model here, and what could speculation gain at best?
+
+    python -m harness.profile model=qwen3_4b draft=qwen3_0_6b
+
+Each model alone: tokens per second, time to first token, peak memory; then single steps and
+verifies over 1..K+1 positions. From these: the step ratio c, the verify cost v(K), the ideal
+speedup and the alpha that a draft must reach to break even. Acceptance is not measured here.
+
+(Run it with -m: as a script, this file would shadow the standard library's `profile`.)
+"""
+
+from typing import NoReturn
+
+from harness.config import ProfileConfig
+from harness.entry import run_door
+from harness.experiments.outcome import Outcome
+
+
+def work(config: ProfileConfig) -> Outcome:
+    """Does the door's work; the import is here so that --help needs no torch."""
+    from harness.experiments import profile
+
+    return profile.run(config)
+
+
+def main() -> NoReturn:
+    """Runs the door and exits with its status."""
+    run_door("profile", work)
+
+
+if __name__ == "__main__":
+    main()

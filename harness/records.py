@@ -1,0 +1,256 @@
+"""What passes between the rooms: frozen records, counts rather than rates.
+
+Every record here is written to disk somewhere in a run folder, so a field's name is part of the
+contract and carries its unit (`_ms`, `_s`, `_bytes`, `_tokens`). Rates are derived from the counts
+where they are shown (`harness.theory`), never stored beside them in a trial.
+
+The words are those of docs/metrics.md: a *round* is one draft-verify cycle; it ends *rejected*
+(a correction follows the accepted tokens), with a *bonus* (all K accepted) or *cut* (end-of-text or
+the budget stopped it early, so that neither happened).
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+SCHEMA_VERSION = 1
+
+Outcome = Literal["rejected", "bonus", "cut", "step"]
+Rule = Literal["ratio", "exact_match", "greedy_draft"]
+Decision = Literal["speculate", "does_not_pay", "undecided"]
+Source = Literal["measured", "replayed", "theory"]
+StopReason = Literal["eos", "budget"]
+
+RULES: tuple[Rule, ...] = ("ratio", "exact_match", "greedy_draft")
+
+
+class UserError(Exception):
+    """Something the user can mend; one line that names the key or file and what to do."""
+
+
+class Round(NamedTuple):
+    """What one turn of a decoding loop emitted.
+
+    Attributes:
+        tokens: the emitted token ids, in order; never empty, never past end-of-text or the budget.
+        accepted: how many of them, from the first on, are the draft's.
+        drafted: how many the draft proposed (those cut off included); 0 in plain decoding.
+        outcome: how the round ended; "step" is a plain target step without a draft.
+    """
+
+    tokens: tuple[int, ...]
+    accepted: int
+    drafted: int
+    outcome: Outcome
+
+    @property
+    def from_draft(self) -> tuple[bool, ...]:
+        """For each emitted token, whether the draft proposed it."""
+        return tuple(index < self.accepted for index in range(len(self.tokens)))
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt of a prompt set.
+
+    Attributes:
+        prompt_set: the set it belongs to (a shipped set, a file's stem, or its category field).
+        id: unique within its set.
+        turns: the user's turns; the first is what is generated from.
+        category: a finer label inside the set, or None.
+    """
+
+    prompt_set: str
+    id: str
+    turns: tuple[str, ...]
+    category: str | None = None
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One generation: a line of trials.jsonl. All counts are of emitted tokens only.
+
+    Attributes:
+        cell: hash of everything that determines this generation; resume looks for it.
+        prompt_set, prompt: which prompt (its id).
+        k: num_draft_tokens; 0 is plain decoding, for which every draft count is None.
+        model, draft: the model that decodes, and the draft that proposes to it (None for k = 0).
+        accepted_lengths: accepted_lengths[j] = rounds in which exactly j draft tokens were kept.
+        room: room[j - 1] = rounds that began with at least j text positions left, j = 1..K; the
+            denominators of acceptance_by_position.
+        prefill_s, draft_prefill_s: target's and draft's prefill, each synchronised.
+        decode_s: from the end of every prefill to the last token.
+        first_token_s: from the end of every prefill to the first emitted token (or bundle).
+        tokens: the emitted token ids.
+        from_draft: for each of them 1 if the draft proposed it, else 0.
+    """
+
+    cell: str
+    prompt_set: str
+    prompt: str
+    repetition: int
+    k: int
+    temperature: float
+    rule: Rule | None
+    status: Literal["ok", "failed"]
+    error: str | None = None
+    model: str | None = None
+    draft: str | None = None
+    category: str | None = None
+    prompt_tokens: int | None = None
+    new_tokens: int | None = None
+    rounds: int | None = None
+    drafted: int | None = None
+    accepted: int | None = None
+    rejected: int | None = None
+    bonus: int | None = None
+    cut: int | None = None
+    accepted_lengths: tuple[int, ...] | None = None
+    room: tuple[int, ...] | None = None
+    prefill_s: float | None = None
+    draft_prefill_s: float | None = None
+    first_token_s: float | None = None
+    decode_s: float | None = None
+    stop_reason: StopReason | None = None
+    peak_memory_bytes: int | None = None
+    tokens: tuple[int, ...] | None = None
+    from_draft: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class StepTiming:
+    """Raw samples of one timed step: the input of a latency.csv row.
+
+    Attributes:
+        role: "target" or "draft".
+        kind: "step" (one token), "verify" (`tokens` > 1 positions after a context) or "prefill".
+        tokens: positions computed by the forward.
+        context_tokens: positions in the cache before it.
+        batch: sequences side by side.
+        samples_s: one duration per repetition, seconds.
+    """
+
+    role: Literal["target", "draft"]
+    model: str
+    kind: Literal["step", "verify", "prefill"]
+    tokens: int
+    context_tokens: int
+    batch: int
+    samples_s: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class LatencyRow:
+    """One row of latency.csv, in the contract's column order."""
+
+    role: str
+    model: str
+    kind: str
+    tokens: int
+    context_tokens: int
+    batch: int
+    median_ms: float
+    p10_ms: float
+    p90_ms: float
+    samples: int
+    floor_ms: float | None = None
+    mbu: float | None = None
+    bandwidth_source: Literal["measured", "datasheet"] | None = None
+
+
+@dataclass(frozen=True)
+class ResultRow:
+    """One row of results.csv, in the contract's column order. None is written as an empty field.
+
+    `speedup` of a measured row is baseline ms_per_token / this row's, over the same prompts;
+    of a theory row it is what the formula predicts from this run's step times.
+    """
+
+    model: str | None
+    draft: str | None
+    prompt_set: str | None
+    temperature: float | None
+    k: int
+    source: Source
+    status: Literal["complete", "failed", "partial"]
+    error: str | None = None
+    prompts: int | None = None
+    new_tokens: int | None = None
+    rounds: float | None = None
+    drafted: float | None = None
+    accepted: float | None = None
+    rejected: float | None = None
+    acceptance_rate: float | None = None
+    alpha: float | None = None
+    alpha_lo: float | None = None
+    alpha_hi: float | None = None
+    mean_acceptance_length: float | None = None
+    tokens_per_round: float | None = None
+    rule: Rule | None = None
+    ms_per_token: float | None = None
+    ms_per_token_p50: float | None = None
+    ms_per_token_p90: float | None = None
+    tokens_per_second: float | None = None
+    ttft_ms: float | None = None
+    speedup: float | None = None
+    speedup_lo: float | None = None
+    speedup_hi: float | None = None
+    request_speedup: float | None = None
+    breakeven_alpha: float | None = None
+    peak_memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What to serve for one workload at one temperature.
+
+    Attributes:
+        decision: "speculate" only when the cross-fitted speedup's lower bound is above 1.
+        draft, k: the choice; None and 0 when the decision is not to speculate.
+        prompt_set: a set's name, or "all" for the whole weighted workload.
+        speedup, speedup_lo, speedup_hi: cross-fitted, so free of the selection's optimism.
+        reason: one sentence with the numbers it rests on.
+    """
+
+    decision: Decision
+    draft: str | None
+    k: int
+    temperature: float
+    prompt_set: str
+    speedup: float | None
+    speedup_lo: float | None
+    speedup_hi: float | None
+    reason: str
+
+    @property
+    def speculate(self) -> bool:
+        """Whether the evidence says to serve with this draft."""
+        return self.decision == "speculate"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A cell, or a draft, that could not be finished, and why."""
+
+    where: str
+    error: str
+
+
+@dataclass(frozen=True)
+class Summary:
+    """summary.json: the headline verdict, then every other one.
+
+    Attributes:
+        verdict: the whole workload at the first listed temperature.
+        per_temperature: the whole workload, every temperature.
+        per_prompt_set: each set alone, every temperature.
+        failures: what did not complete.
+        caveats: what a reader must know before acting on the verdict.
+        headline: named numbers shown beside the verdict (step_ratio, ideal_speedup, ...).
+    """
+
+    verdict: Verdict | None
+    per_temperature: tuple[Verdict, ...] = ()
+    per_prompt_set: tuple[Verdict, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    caveats: tuple[str, ...] = ()
+    headline: dict[str, float | int | str | None] = field(default_factory=dict)

@@ -1,0 +1,29 @@
+"""Render a stored run again, or compare runs; no model is loaded.
+
+    python -m harness.report run=results/FOLDER
+    python -m harness.report run=results/FOLDER fail_below=1.2      exit 1 below that speedup
+
+Everything shown comes from the folder's own files, so it works wherever the folder lies.
+"""
+
+from typing import NoReturn
+
+from harness.config import ReportConfig
+from harness.entry import run_door
+from harness.experiments.outcome import Outcome
+
+
+def work(config: ReportConfig) -> Outcome:
+    """Does the door's work."""
+    from harness.experiments import report
+
+    return report.run(config)
+
+
+def main() -> NoReturn:
+    """Runs the door and exits with its status."""
+    run_door("report", work)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""report.md: the report as a file that reads well on a code host and in an editor."""
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from harness.reporting.content import Content
+from harness.reporting.tables import Row, Table
+
+# What markdown would act on; an underscore inside a word (acceptance_rate) is left alone by it.
+_SPECIAL = re.compile(r"([\\`*|<]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def report(content: Content, plots: Sequence[tuple[str, str]], folder: Path) -> str:
+    """The text of report.md.
+
+    Args:
+        content: what to say.
+        plots: (file inside the run folder, caption) of every plot that was drawn.
+        folder: the run folder, from which links are relative.
+    """
+    environment = Environment(
+        loader=PackageLoader("harness.reporting", "templates"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # markdown, not HTML: `escape` below knows its special characters
+    )
+    environment.filters.update(escape_md=escape, table=table)
+    template = environment.get_template("report.md.j2")
+    return template.render(report=content, plots=plots, definitions=_definitions(folder))
+
+
+def table(model: Table) -> str:
+    """A table in pipes, aligned in its source too; the best row is bold as well as named."""
+    titles = [escape(column.one_line) for column in model.columns]
+    rows = [_cells(row) for row in model.rows]
+    widths = [max(3, *map(len, texts)) for texts in zip(titles, *rows, strict=True)]
+    right = [column.align == "right" for column in model.columns]
+    rule = ["-" * (width - flush) + ":" * flush for width, flush in zip(widths, right, strict=True)]
+    lines = [titles, rule, *rows]
+    return "\n".join(_line(_padded(cells, widths, right)) for cells in lines)
+
+
+def escape(text: str) -> str:
+    """Text whose characters markdown would otherwise act on."""
+    return _SPECIAL.sub(r"\\\1", text).replace("\n", " ")
+
+
+def _cells(row: Row) -> list[str]:
+    texts = [escape(cell) for cell in row.cells]
+    return [f"**{text}**" if row.best and text else text for text in texts]
+
+
+def _padded(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> list[str]:
+    layout = zip(cells, widths, right, strict=True)
+    return [text.rjust(width) if flush else text.ljust(width) for text, width, flush in layout]
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _definitions(folder: Path) -> str:
+    """A link to docs/metrics.md where the run lies in a checkout; else only its name."""
+    checkout = _PACKAGE.parent
+    file = checkout / "docs" / "metrics.md"
+    if folder.resolve().is_relative_to(checkout) and file.is_file():
+        return f"[docs/metrics.md]({Path(os.path.relpath(file, folder.resolve())).as_posix()})"
+    return "docs/metrics.md of the harness"

@@ -1,0 +1,48 @@
+"""Plots as SVG files, one module a plot; a plot whose data is missing is not drawn.
+
+To add one: a module with `draw(run) -> style.Plot | None`, named in `PLOTS`.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.reporting import files
+from harness.reporting.plots import acceptance, breakeven, speedup, style, verify_cost
+
+if TYPE_CHECKING:
+    from harness.storage import StoredRun
+
+PLOTS = (
+    speedup.draw,
+    breakeven.draw,
+    acceptance.draw_by_position,
+    acceptance.draw_by_temperature,
+    verify_cost.draw,
+)
+# Only what earlier renderings may have left is removed; a file of the user's stays.
+NAMES = (
+    "speedup_vs_k.svg",
+    "breakeven_vs_measured.svg",
+    "acceptance_by_position.svg",
+    "acceptance_vs_temperature.svg",
+    "verify_cost.svg",
+)
+
+
+def draw(run: "StoredRun", folder: Path) -> tuple[tuple[str, str], ...]:
+    """Write every plot that the run has data for.
+
+    Args:
+        run: what was stored.
+        folder: where the files go, directly under the run folder.
+
+    Returns:
+        (file relative to the run folder, caption) of each plot written, in reading order.
+    """
+    with style.styled():
+        drawn = [plot for make in PLOTS if (plot := make(run)) is not None]
+    for name in set(NAMES) - {plot.name for plot in drawn}:
+        (folder / name).unlink(missing_ok=True)
+    for plot in drawn:
+        files.write(folder / plot.name, plot.svg)
+    return tuple((f"{folder.name}/{plot.name}", plot.caption) for plot in drawn)

@@ -1,0 +1,64 @@
+"""The stored frames as records again, so that tables and plots read fields and not columns.
+
+An empty field of a CSV comes back as NaN; here it is None, as it was when it was written. A frame
+that is missing (a run that stopped early) gives no rows.
+"""
+
+from collections.abc import Hashable, Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from harness.records import LatencyRow, ResultRow
+
+if TYPE_CHECKING:
+    from harness.storage import StoredRun
+
+_WHOLE = frozenset({"k", "prompts", "new_tokens", "peak_memory_bytes"})
+_WHOLE_LATENCY = frozenset({"tokens", "context_tokens", "batch", "samples"})
+
+
+def results_of(run: "StoredRun") -> tuple[ResultRow, ...]:
+    """Every row of results.csv, in stored order."""
+    names = tuple(field.name for field in fields(ResultRow))
+    rows = run.results.to_dict("records")
+    return tuple(ResultRow(**_row(row, names, _WHOLE)) for row in rows)
+
+
+def latency_of(run: "StoredRun") -> tuple[LatencyRow, ...]:
+    """Every row of latency.csv, in stored order."""
+    names = tuple(field.name for field in fields(LatencyRow))
+    rows = run.latency.to_dict("records")
+    return tuple(LatencyRow(**_row(row, names, _WHOLE_LATENCY)) for row in rows)
+
+
+def summary_of(run: "StoredRun") -> dict[str, Any]:
+    """summary.json, or an empty mapping where it was not written."""
+    return run.summary or {}
+
+
+def headline_of(run: "StoredRun") -> dict[str, Any]:
+    """The summary's named numbers."""
+    return summary_of(run).get("headline") or {}
+
+
+def door_of(run: "StoredRun") -> str:
+    """Which door made the run; from the folder's name where the manifest does not say."""
+    stored = run.manifest.get("door")
+    parts = run.folder.name.split("_")
+    return str(stored) if stored else (parts[1] if len(parts) > 1 else "run")
+
+
+def _row(
+    row: Mapping[Hashable, Any], names: tuple[str, ...], whole: frozenset[str]
+) -> dict[str, Any]:
+    values = {name: _value(row.get(name)) for name in names}
+    return {
+        name: int(value) if name in whole and value is not None else value
+        for name, value in values.items()
+    }
+
+
+def _value(value: Any) -> Any:
+    return None if pd.isna(value) else value

@@ -1,0 +1,71 @@
+"""Tables as data: which door shows which, in the order a person reads them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from harness.reporting.reading import door_of, headline_of, latency_of, results_of, summary_of
+from harness.reporting.tables.breakeven import ideal_table, measured_table, rules_table
+from harness.reporting.tables.latency import profile_table, verify_tables
+from harness.reporting.tables.model import Column, Row, Table
+from harness.reporting.tables.snapshot import snapshot_tables
+from harness.reporting.tables.sweep import sweep_tables
+from harness.reporting.tables.verdicts import headline_table, prompt_set_table
+
+if TYPE_CHECKING:
+    from harness.storage import StoredRun
+
+__all__ = ["Column", "Row", "Table", "tables_of"]
+
+
+def tables_of(run: "StoredRun") -> tuple[Table, ...]:
+    """Every table of a run that has at least one row, most important first."""
+    candidates = _DOORS.get(door_of(run), _sweep)(run)
+    tables = [table for table in candidates if table is not None and table.rows]
+    return tuple(
+        replace(
+            table, notes=tuple(note for note in table.notes if not _later(note, tables[index:]))
+        )
+        for index, table in enumerate(tables, start=1)
+    )
+
+
+def _later(note: str, tables: Sequence[Table]) -> bool:
+    """Whether a remark is made again further down; it is then said only there."""
+    return any(note in table.notes for table in tables)
+
+
+def _sweep(run: "StoredRun") -> list[Table | None]:
+    return [
+        *sweep_tables(results_of(run)),
+        prompt_set_table(summary_of(run).get("per_prompt_set") or ()),
+        headline_table(headline_of(run)),
+        *verify_tables(latency_of(run)),
+    ]
+
+
+def _profile(run: "StoredRun") -> list[Table | None]:
+    results, latency, headline = results_of(run), latency_of(run), headline_of(run)
+    return [
+        profile_table(results, latency, headline),
+        headline_table(headline),
+        *verify_tables(latency),
+        ideal_table(results),
+    ]
+
+
+def _breakeven(run: "StoredRun") -> list[Table | None]:
+    results = results_of(run)
+    return [
+        measured_table(results, run.config),
+        ideal_table(results, summary_of(run).get("by_k") or ()),
+        rules_table(results, run.config),
+        headline_table(headline_of(run)),
+    ]
+
+
+def _snapshot(run: "StoredRun") -> list[Table | None]:
+    return [*snapshot_tables(summary_of(run)), headline_table(headline_of(run))]
+
+
+_DOORS = {"profile": _profile, "breakeven": _breakeven, "snapshot": _snapshot}

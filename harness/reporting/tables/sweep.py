@@ -1,0 +1,116 @@
+"""The founding post's K-sweep table, with what it missed beside it.
+
+One table per temperature and prompt set. A row is a K; its predicted speedup and break-even alpha
+come from the theory row of the same cell.
+"""
+
+from collections.abc import Iterable
+
+from harness.records import ResultRow
+from harness.reporting import formatting as fmt
+from harness.reporting.tables.model import Column, Row, Table, with_best_column
+
+COLUMNS = (
+    Column("K", key=True),
+    Column("tok/s"),
+    Column("ms/tok"),
+    Column("acceptance\n_rate"),
+    Column("alpha\n[lo, hi]"),
+    Column("speedup\n[lo, hi]"),
+    Column("predicted\nspeedup"),
+    Column("tokens/\nround"),
+    Column("break-even\nalpha"),
+)
+BEST_NOTE = (
+    "best: the fastest row of this table. The verdict is scored on held-out prompts and may differ."
+)
+NO_ROOT_NOTE = "Break-even alpha none: even alpha = 1 loses at that K."
+
+
+def sweep_tables(rows: Iterable[ResultRow]) -> tuple[Table, ...]:
+    """Every (draft, temperature, prompt set) that was run, temperatures together."""
+    everything = tuple(rows)
+    ran = [row for row in everything if row.source != "theory"]
+    theory = {_cell(row): row for row in everything if row.source == "theory"}
+    drafts = list(dict.fromkeys(row.draft for row in ran if row.k > 0 and row.draft))
+    tables = []
+    for draft in drafts or [None]:
+        mine = [row for row in ran if row.k == 0 or row.draft == draft]
+        for temperature in sorted({row.temperature or 0.0 for row in mine}):
+            at_temperature = [row for row in mine if (row.temperature or 0.0) == temperature]
+            for prompt_set in dict.fromkeys(row.prompt_set for row in at_temperature):
+                cells = [row for row in at_temperature if row.prompt_set == prompt_set]
+                several = draft if len(drafts) > 1 else None
+                tables.append(_table(several, temperature, prompt_set, cells, theory))
+    return tuple(tables)
+
+
+def predictions(rows: Iterable[ResultRow]) -> dict[tuple[object, ...], ResultRow]:
+    """The theory row of each cell, by the cell."""
+    return {_cell(row): row for row in rows if row.source == "theory"}
+
+
+def best_row(cells: Iterable[ResultRow]) -> ResultRow | None:
+    """The row of the largest speedup; the baseline's is 1 by definition."""
+    known = [row for row in cells if row.k == 0 or row.speedup is not None]
+    if not any(row.k > 0 for row in known):
+        return None
+    return max(known, key=lambda row: 1.0 if row.k == 0 else row.speedup or 0.0)
+
+
+def _table(
+    draft: str | None,
+    temperature: float,
+    prompt_set: str | None,
+    cells: list[ResultRow],
+    theory: dict[tuple[object, ...], ResultRow],
+) -> Table:
+    ordered = sorted(cells, key=lambda row: row.k)
+    best = best_row(ordered)
+    rows = [
+        Row(_cells(row, theory.get(_cell(row))), best=best is not None and row.k == best.k)
+        for row in ordered
+    ]
+    columns, marked = with_best_column(COLUMNS, rows)
+    name = f"temperature {fmt.temperature(temperature)}, {prompt_set or 'all'} prompts"
+    title = f"{draft}, {name}" if draft else name[0].upper() + name[1:]
+    return Table(title, columns, marked, _notes(ordered, marked))
+
+
+def _cells(row: ResultRow, predicted: ResultRow | None) -> tuple[str, ...]:
+    return (
+        str(row.k),
+        fmt.rate(row.tokens_per_second),
+        fmt.milliseconds(row.ms_per_token),
+        fmt.percent(row.acceptance_rate),
+        fmt.alpha(row.alpha, row.alpha_lo, row.alpha_hi),
+        fmt.EMPTY if row.k == 0 else fmt.speedup(row.speedup, row.speedup_lo, row.speedup_hi),
+        fmt.EMPTY if row.k == 0 else fmt.speedup(predicted.speedup if predicted else None),
+        fmt.decimal(row.tokens_per_round) if row.k else fmt.EMPTY,
+        break_even(row, predicted),
+    )
+
+
+def break_even(row: ResultRow, predicted: ResultRow | None) -> str:
+    """The alpha this K needs; "none" where a prediction exists and has no root."""
+    if row.k == 0:
+        return fmt.EMPTY
+    for source in (row, predicted):
+        if source is not None and source.breakeven_alpha is not None:
+            return fmt.alpha(source.breakeven_alpha)
+    return fmt.NO_ROOT if predicted is not None else fmt.EMPTY
+
+
+def _notes(cells: list[ResultRow], rows: tuple[Row, ...]) -> tuple[str, ...]:
+    troubles = tuple(
+        f"K={row.k} is {row.status}" + (f": {row.error}" if row.error else ".")
+        for row in cells
+        if row.status != "complete"
+    )
+    no_root = any(row.cells[-1] == fmt.NO_ROOT for row in rows)
+    best = any(row.best for row in rows)
+    return (*troubles, *((NO_ROOT_NOTE,) if no_root else ()), *((BEST_NOTE,) if best else ()))
+
+
+def _cell(row: ResultRow) -> tuple[object, ...]:
+    return (row.model, row.draft, row.prompt_set, row.temperature, row.k)

@@ -1,0 +1,148 @@
+"""The words a verdict, a status and a caveat are said in, the same wherever they are read."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from harness.records import ResultRow
+from harness.reporting import formatting as fmt
+from harness.reporting.reading import door_of, results_of, summary_of
+
+if TYPE_CHECKING:
+    from harness.storage import StoredRun
+
+TITLES = {
+    "sweep": "Sweep of {pair}: which K to serve, or none",
+    "profile": "Profile of {pair}: what speculation could gain",
+    "breakeven": "Break-even: the arithmetic of two latencies",
+    "snapshot": "Snapshot of {pair}: does speculation leave the output unchanged?",
+    "audition": "Audition for {pair}: who gets the part?",
+}
+_FAILURES_SHOWN = 8
+DECIDING_DOORS = frozenset({"sweep", "audition"})
+
+
+def title(run: "StoredRun") -> str:
+    """What the run is, in one line."""
+    names = [str((run.config.get(role) or {}).get("name") or "") for role in ("model", "draft")]
+    pair = " with ".join(name for name in names if name) or "a pair"
+    return TITLES.get(door_of(run), "Run of {pair}").format(pair=pair)
+
+
+def status(run: "StoredRun") -> str | None:
+    """Why this is not a whole run, in one line; None where it is whole."""
+    stored = run.manifest.get("status")
+    rows = [row for row in results_of(run) if row.source != "theory"]
+    counted = [(name, sum(row.status == name for row in rows)) for name in ("failed", "partial")]
+    cells = ", ".join(f"{number} {name}" for name, number in counted if number)
+    unfinished = f" Cells: {cells} of {len(rows)}." if cells else ""
+    if stored == "complete":
+        return f"PARTIAL RUN: some cells did not complete.{unfinished}" if cells else None
+    if stored == "failed":
+        return f"FAILED RUN: what follows is what was stored.{unfinished}"
+    if stored == "running":
+        again = f"resume={run.folder} goes on with it"
+        return f"UNFINISHED RUN: still running, or interrupted ({again}).{unfinished}"
+    return f"UNKNOWN STATUS: the manifest does not say whether the run ended.{unfinished}"
+
+
+def verdict(entry: Mapping[str, Any]) -> str:
+    """A verdict as a sentence that starts with what to do.
+
+    "Serve tiny_good at K=3: 1.42x [1.36, 1.48] on held-out prompts (whole workload, temperature
+    1).", "Do not speculate: <reason> (...)." or "Undecided: <reason> (...)."
+    """
+    where = f"({_workload(entry.get('prompt_set'))}, temperature {_temperature(entry)})"
+    reason = str(entry.get("reason") or "").strip().rstrip(".")
+    if entry.get("decision") == "speculate":
+        low, high = entry.get("speedup_lo"), entry.get("speedup_hi")
+        gain = fmt.speedup(entry.get("speedup"), low, high)
+        unsure = "" if low is not None else ", no interval"
+        said = (
+            f"Serve {fmt.text(entry.get('draft'))} at K={entry.get('k')}: {gain}{unsure} {where}."
+        )
+        return f"{said} {_sentence(reason)}".rstrip()
+    said = "Undecided" if entry.get("decision") == "undecided" else "Do not speculate"
+    return f"{said}: {reason} {where}." if reason else f"{said} {where}."
+
+
+def verdicts(run: "StoredRun") -> tuple[str, ...]:
+    """What the run decides: the whole workload at each temperature, the main one first."""
+    summary = summary_of(run)
+    main = summary.get("verdict")
+    if main is None:
+        return _without_verdict(run, summary)
+    others = [entry for entry in summary.get("per_temperature") or () if not _same(entry, main)]
+    return tuple(verdict(entry) for entry in (main, *others))
+
+
+def snapshot(results: Sequence[str]) -> str:
+    """The snapshot's outcome: FAIL if any fails, else TIE if any ties, else PASS."""
+    worst = next((word for word in ("FAIL", "TIE") if word in results), "PASS")
+    counts = ", ".join(f"{results.count(word)} {word}" for word in ("PASS", "TIE", "FAIL"))
+    meaning = {
+        "PASS": "speculation left the output unchanged",
+        "TIE": "the output differs only where two tokens tie within rounding noise",
+        "FAIL": "speculation changed the output",
+    }[worst]
+    return f"{worst}: {meaning} ({len(results)} checks: {counts})."
+
+
+def acceptance_paragraph(results: Iterable[ResultRow]) -> str | None:
+    """Why acceptance_rate and a break-even alpha do not compare, with this run's own numbers."""
+    ran = [r for r in results if r.k > 1 and r.alpha is not None and r.acceptance_rate is not None]
+    if not ran:
+        return None
+    row = max(ran, key=lambda row: row.k)
+    return (
+        "Compare the break-even alpha with alpha, never with acceptance_rate. acceptance_rate is"
+        " accepted / drafted: all K tokens of a round count as drafted, also those behind a"
+        " rejection, which had no chance, so it falls with K by construction. alpha is the"
+        " probability that a draft token is accepted given that all before it in its round were,"
+        f" and that is what break-even speaks of. Here, at K={row.k} on {row.prompt_set} prompts"
+        f" at temperature {fmt.temperature(row.temperature)}, an acceptance_rate of"
+        f" {fmt.percent(row.acceptance_rate)} goes with an alpha of {fmt.alpha(row.alpha)}."
+    )
+
+
+def failures(run: "StoredRun") -> tuple[str, ...]:
+    """What did not complete, each with its error; the first few where there are many."""
+    entries = summary_of(run).get("failures") or ()
+    lines = [f"{entry.get('where')}: {entry.get('error')}" for entry in entries]
+    if len(lines) <= _FAILURES_SHOWN:
+        return tuple(lines)
+    more = len(lines) - _FAILURES_SHOWN
+    return (*lines[:_FAILURES_SHOWN], f"and {more} more, all listed in summary.json")
+
+
+def caveats(run: "StoredRun") -> tuple[str, ...]:
+    """What a reader must know before acting, as whole sentences."""
+    return tuple(_sentence(text) for text in summary_of(run).get("caveats") or ())
+
+
+def _without_verdict(run: "StoredRun", summary: Mapping[str, Any]) -> tuple[str, ...]:
+    checks = [*(summary.get("prompts") or ()), *(summary.get("sampled") or ())]
+    if door_of(run) == "snapshot" and checks:
+        return (snapshot([str(entry.get("result")) for entry in checks]),)
+    if door_of(run) in DECIDING_DOORS:
+        return ("No verdict: the run stopped before there was enough to decide on.",)
+    return ()
+
+
+def _workload(prompt_set: object) -> str:
+    return "whole workload" if prompt_set in (None, "", "all") else f"{prompt_set} prompts"
+
+
+def _temperature(entry: Mapping[str, Any]) -> str:
+    return fmt.temperature(entry.get("temperature"))
+
+
+def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return all(one.get(key) == other.get(key) for key in ("temperature", "prompt_set"))
+
+
+def _sentence(text: object) -> str:
+    words = str(text).strip() if text else ""
+    if not words:
+        return ""
+    ended = words if words.endswith((".", "!", "?", ")")) else f"{words}."
+    return ended[0].upper() + ended[1:]

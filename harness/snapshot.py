@@ -1,0 +1,32 @@
+"""Does speculation leave the output unchanged?
+
+    python -m harness.snapshot                          the embedded pair, greedy, K = 4
+    python -m harness.snapshot temperature=[1.0]        the law of what is drawn, by chi-square
+    python -m harness.snapshot show=tokens              which tokens the draft wrote
+
+Greedy: the speculative text must equal the plain one, token by token, on every prompt (PASS), or
+differ first where two logits are closer than rounding (TIE); anything else is FAIL and exit 1.
+At a temperature above 0, draws from one forced prefix are tested against the exact probabilities.
+"""
+
+from typing import NoReturn
+
+from harness.config import SnapshotConfig
+from harness.entry import run_door
+from harness.experiments.outcome import Outcome
+
+
+def work(config: SnapshotConfig) -> Outcome:
+    """Does the door's work; the import is here so that --help needs no torch."""
+    from harness.experiments import snapshot
+
+    return snapshot.run(config)
+
+
+def main() -> NoReturn:
+    """Runs the door and exits with its status."""
+    run_door("snapshot", work)
+
+
+if __name__ == "__main__":
+    main()

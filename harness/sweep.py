@@ -1,0 +1,32 @@
+"""One pair, measured: K x temperature x prompt sets, and a verdict.
+
+    python -m harness.sweep                                       the embedded pair, on any CPU
+    python -m harness.sweep model=qwen3_4b draft=qwen3_0_6b       the headline use
+    python -m harness.sweep model=hf model.id=ORG/TARGET draft=hf draft.id=ORG/DRAFT k=[2,4]
+
+Step times first, then plain decoding and every K are run, interleaved, on the same prompts: so the
+speedup is a ratio within one run. The report says which K to serve with, or that none pays, and
+sets the prediction from acceptance and latency beside what was measured.
+"""
+
+from typing import NoReturn
+
+from harness.config import SweepConfig
+from harness.entry import run_door
+from harness.experiments.outcome import Outcome
+
+
+def work(config: SweepConfig) -> Outcome:
+    """Does the door's work; the import is here so that --help needs no torch."""
+    from harness.experiments import sweep
+
+    return sweep.run(config)
+
+
+def main() -> NoReturn:
+    """Runs the door and exits with its status."""
+    run_door("sweep", work)
+
+
+if __name__ == "__main__":
+    main()

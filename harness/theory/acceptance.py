@@ -1,0 +1,160 @@
+"""Acceptance in its several forms, and the way from one to another.
+
+`alpha` is the probability that a draft token is accepted, given that all before it in its round
+were; the iid model takes it as one number for every position. `acceptance_rate` is accepted /
+drafted and falls with K by construction: at alpha 0.6 and K = 4 it is 0.33.
+`acceptance_by_position` lists, for j = 1..K, the share of rounds that accept at least j tokens
+(unconditional). Each function names the one it takes.
+
+Source: Leviathan, Kalman, Matias, "Fast Inference from Transformers via Speculative Decoding"
+(ICML 2023), cited as LKM.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from scipy.optimize import brentq
+
+from harness.records import UserError
+
+
+def check_k(k: int) -> int:
+    """K as an int, or a UserError."""
+    try:
+        number = math.nan if isinstance(k, bool) else float(k)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not number.is_integer() or number < 1:
+        raise UserError(f"k={k}: must be a whole number of draft tokens, 1 or more")
+    return int(number)
+
+
+def check_share(name: str, value: float) -> float:
+    """A probability or rate as a float, or a UserError (NaN included)."""
+    try:
+        share = float(value)
+    except (TypeError, ValueError):
+        share = math.nan
+    if not 0.0 <= share <= 1.0:
+        raise UserError(f"{name}={value}: must be a number between 0 and 1")
+    return share
+
+
+@dataclass(frozen=True)
+class _Excess:
+    """Iid tokens per round at alpha, minus what is asked for: the function whose root is sought."""
+
+    k: int
+    wanted: float
+
+    def __call__(self, alpha: float) -> float:
+        return expected_tokens_per_round(alpha, self.k) - self.wanted
+
+
+def expected_tokens_per_round(alpha: float, k: int) -> float:
+    """Tokens a round emits under the iid model: (1 - alpha^(K+1)) / (1 - alpha), K+1 at alpha = 1.
+
+    Source: LKM eq. 1.
+
+    Raises:
+        UserError: alpha outside [0, 1], or k below 1 or not whole.
+    """
+    k, alpha = check_k(k), check_share("alpha", alpha)
+    if alpha == 1.0:
+        return float(k + 1)
+    if alpha == 0.0:
+        return 1.0
+    # 1 - alpha^(K+1) loses every digit next to alpha = 1; expm1 and log1p keep them.
+    log_alpha = math.log1p(alpha - 1.0) if alpha > 0.5 else math.log(alpha)
+    return -math.expm1((k + 1) * log_alpha) / (1.0 - alpha)
+
+
+def alpha_from_tokens_per_round(tokens_per_round: float, k: int) -> float:
+    """The alpha at which the iid model emits this many tokens per round: LKM eq. 1 inverted.
+
+    Raises:
+        UserError: tokens_per_round outside [1, K+1], or k below 1 or not whole.
+    """
+    k = check_k(k)
+    if not 1.0 <= tokens_per_round <= k + 1:
+        raise UserError(f"tokens_per_round={tokens_per_round}: must lie between 1 and {k + 1}, K+1")
+    return brentq(_Excess(k, tokens_per_round), 0.0, 1.0, xtol=1e-14)
+
+
+def acceptance_rate_from_alpha(alpha: float, k: int) -> float:
+    """Share of drafted tokens accepted under the iid model, (E[tokens per round] - 1) / K.
+
+    Raises:
+        UserError: as `expected_tokens_per_round`.
+    """
+    return (expected_tokens_per_round(alpha, k) - 1.0) / k
+
+
+def alpha_from_acceptance_rate(acceptance_rate: float, k: int) -> float:
+    """The alpha whose iid acceptance_rate at K is this one: the inverse of the function above.
+
+    Raises:
+        UserError: acceptance_rate outside [0, 1], or k below 1 or not whole.
+    """
+    k = check_k(k)
+    return alpha_from_tokens_per_round(1.0 + k * check_share("acceptance_rate", acceptance_rate), k)
+
+
+def accepted_over_emitted(tokens_per_round: float) -> float:
+    """A third rate in the wild, accepted / emitted = 1 - 1 / tokens_per_round, no round cut.
+
+    Raises:
+        UserError: tokens_per_round below 1 or not finite.
+    """
+    if not (math.isfinite(tokens_per_round) and tokens_per_round >= 1.0):
+        raise UserError(f"tokens_per_round={tokens_per_round}: must be finite and 1 or more")
+    return 1.0 - 1.0 / tokens_per_round
+
+
+def _positions(acceptance_by_position: Sequence[float]) -> list[float]:
+    """A checked acceptance_by_position: not empty, each in [0, 1], non-increasing."""
+    rates = [check_share("acceptance_by_position", value) for value in acceptance_by_position]
+    if not rates:
+        raise UserError("acceptance_by_position=[]: give one rate per draft position")
+    for before, after in pairwise(rates):
+        if after > before + 1e-9:
+            raise UserError(
+                f"acceptance_by_position: {after} follows {before}; the rates are unconditional,"
+                " so none may exceed the one before it"
+            )
+    return rates
+
+
+def mean_acceptance_length_from_positions(acceptance_by_position: Sequence[float]) -> float:
+    """1 + accepted / rounds, as the sum of the unconditional rates plus 1.
+
+    Args:
+        acceptance_by_position: entry j - 1 is the share of rounds that accept at least j tokens.
+
+    Raises:
+        UserError: an empty list, a rate outside [0, 1] or above the one before it.
+    """
+    return 1.0 + math.fsum(_positions(acceptance_by_position))
+
+
+def acceptance_rate_from_positions(acceptance_by_position: Sequence[float]) -> float:
+    """The acceptance_rate, accepted / drafted, as the mean of the unconditional rates.
+
+    Raises:
+        UserError: as `mean_acceptance_length_from_positions`.
+    """
+    rates = _positions(acceptance_by_position)
+    return math.fsum(rates) / len(rates)
+
+
+def alpha_from_positions(acceptance_by_position: Sequence[float]) -> float:
+    """The alpha, accepted / (accepted + rejected): a round rejects unless all K were accepted.
+
+    Raises:
+        UserError: as `mean_acceptance_length_from_positions`.
+    """
+    rates = _positions(acceptance_by_position)
+    accepted = math.fsum(rates)
+    return accepted / (accepted + 1.0 - rates[-1])

@@ -1,0 +1,238 @@
+"""Replay: every K of every draft from one target generation, exactly, without running the loop.
+
+Speculative sampling emits x ~ target, whatever the draft. Given the emitted text x, the flag "the
+draft token at this drafted position was accepted" is Bernoulli(a), independent of the others:
+1. by Bayes, a = P(accepted and emitted x_i) / target(x_i), and the rules differ only there:
+   `ratio` min(1, draft(x_i) / target(x_i)), `exact_match` draft(x_i), `greedy_draft` x_i = argmax;
+2. so from a start s the round accepts j < K and is rejected with probability a_1 .. a_j (1 - a_j+1)
+   and goes on at s + j + 1; it accepts all K with a_1 .. a_K and goes on at s + K + 1;
+3. V[s], the probability that a round starts at s, is the renewal recursion V[0] = 1,
+   V[s + j + 1] += V[s] P(the round from s emits j + 1 tokens), and rounds = sum of V;
+4. every other count is a sum over s of V[s] times the law of the round from s;
+5. where r <= K text positions are left, accepting all r is a cut: neither rejection nor bonus.
+Assumptions: the text is drawn from the same warped target (temperature, top-k, top-p) as in `a`,
+rounds start afresh (no state carries over), and the draft sees only what was emitted.
+
+The variance-reduced form replaces the last factor of each product by its mean over the next token
+given the text so far (sum of min(target, draft); of target x draft; target(argmax draft)). It is
+unbiased for the mean over texts of a workload, not exact per text. Only the last factor may be
+replaced: after an acceptance the text is not target-distributed.
+
+Sources: Leviathan et al. 2023 and Chen et al. 2023 for the rule `ratio` and x ~ target.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from harness.records import Rule, UserError
+from harness.theory.acceptance import check_k
+from harness.theory.intervals import Array
+
+Bools = NDArray[np.bool_]
+Counts = NDArray[np.intp]
+
+
+@dataclass(frozen=True, eq=False)
+class Replayed:
+    """Expected counts of one K, per text; the names are those of a Trial.
+
+    Attributes:
+        k: num_draft_tokens.
+        new_tokens, rounds, drafted, accepted, rejected, bonus, cut: shape (texts,).
+        accepted_lengths: shape (texts, K + 1); entry j is the rounds that kept exactly j.
+        room: shape (texts, K); entry j - 1 is the rounds with at least j text positions left.
+    """
+
+    k: int
+    new_tokens: Array
+    rounds: Array
+    drafted: Array
+    accepted: Array
+    rejected: Array
+    bonus: Array
+    cut: Array
+    accepted_lengths: Array
+    room: Array
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Over all texts, new_tokens / rounds."""
+        return float(self.new_tokens.sum() / self.rounds.sum())
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Over all texts, 1 + accepted / rounds."""
+        return 1.0 + float(self.accepted.sum() / self.rounds.sum())
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Over all texts, accepted / drafted."""
+        return float(self.accepted.sum() / self.drafted.sum())
+
+    @property
+    def alpha(self) -> float:
+        """Over all texts, accepted / (accepted + rejected)."""
+        return float(self.accepted.sum() / (self.accepted + self.rejected).sum())
+
+    @property
+    def acceptance_by_position(self) -> tuple[float, ...]:
+        """Over all texts, for j = 1..K; positions that no round had room for are left out."""
+        at_least = self.accepted_lengths.sum(axis=0)[::-1].cumsum()[::-1][1:]
+        pairs = zip(at_least, self.room.sum(axis=0), strict=True)
+        return tuple(float(kept / rounds) for kept, rounds in pairs if rounds > 0.0)
+
+
+def accept_probabilities(
+    rule: Rule, target_logprob: ArrayLike, draft_logprob: ArrayLike, draft_is_argmax: ArrayLike
+) -> Array:
+    """The chance that the draft token at a position was accepted, given the emitted token there.
+
+    Args:
+        rule: the acceptance rule.
+        target_logprob: log target(x_i), warped as the text was; any shape.
+        draft_logprob: log draft(x_i), warped alike; -inf where the draft excludes the token.
+        draft_is_argmax: whether x_i is the draft's most likely token.
+    """
+    draft = np.asarray(draft_logprob, dtype=np.float64)
+    if rule == "ratio":
+        return np.exp(np.minimum(0.0, draft - np.asarray(target_logprob, dtype=np.float64)))
+    if rule == "exact_match":
+        return np.exp(np.minimum(0.0, draft))
+    return np.asarray(draft_is_argmax, dtype=np.float64)
+
+
+def by_start(accept_prob: ArrayLike, depth: int) -> Array:
+    """The general input from an autoregressive draft's, whose chance depends on the position only.
+
+    Args:
+        accept_prob: shape (texts, positions), padded with anything.
+        depth: offsets to lay out, the largest K.
+
+    Returns:
+        Shape (texts, positions, depth), read-only: entry [., s, i] is that of position s + i.
+    """
+    values = np.asarray(accept_prob, dtype=np.float64)
+    padded = np.pad(values, ((0, 0), (0, depth - 1)))
+    return np.lib.stride_tricks.sliding_window_view(padded, depth, axis=1)
+
+
+def replay(
+    accept_prob: ArrayLike,
+    lengths: Sequence[int] | NDArray[np.integer],
+    ks: Sequence[int],
+    *,
+    last_factor: ArrayLike | None = None,
+) -> Mapping[int, Replayed]:
+    """Expected counts of the speculative loop on given texts, for every K.
+
+    Args:
+        accept_prob: shape (texts, starts, offsets): the chance that a round from that start accepts
+            at that offset, given the text and that it got there. `by_start` makes it from shape
+            (texts, positions). Entries beyond a text's end are not read.
+        lengths: tokens of each text, (texts,).
+        ks: the K to replay, each at most the number of offsets.
+        last_factor: same shape, the means over the next token, for the variance-reduced form.
+
+    Returns:
+        By K, per-text expectations.
+
+    Raises:
+        UserError: a K below 1 or beyond the offsets.
+        ValueError: shapes that do not fit, or a chance outside [0, 1].
+    """
+    chances = np.asarray(accept_prob, dtype=np.float64)
+    means = None if last_factor is None else np.asarray(last_factor, dtype=np.float64)
+    sizes = np.asarray(lengths, dtype=np.intp)
+    if chances.ndim != 3 or sizes.shape != chances.shape[:1]:
+        raise ValueError("accept_prob must be (texts, starts, offsets), lengths (texts,)")
+    if sizes.max(initial=0) > chances.shape[1] or sizes.min(initial=1) < 1:
+        raise ValueError("a text must have at least one token and no more than there are starts")
+    if means is not None and means.shape != chances.shape:
+        raise ValueError("last_factor must have the shape of accept_prob")
+    results: dict[int, Replayed] = {}
+    for k in ks:
+        if check_k(k) > chances.shape[2]:
+            raise UserError(f"k={k}: the traces reach {chances.shape[2]} draft positions; lower k")
+        results[k] = _replay_one(chances, sizes, k, means)
+    return results
+
+
+def _replay_one(chances: Array, sizes: Counts, k: int, means: Array | None) -> Replayed:
+    """One K: the chance of every round length, the renewal recursion, then the sums."""
+    left = np.subtract.outer(sizes, np.arange(int(chances.shape[1]))).astype(np.intp)
+    # exists[., s, i]: the text has a position at offset i of a round from s.
+    exists = np.greater.outer(left, np.arange(k)).astype(np.bool_)
+    reach = np.concatenate(
+        [np.ones((*left.shape, 1)), _products(chances[:, :, :k], exists)], axis=2
+    )
+    starts = _renewal(reach, left, k)
+    weighted = starts[:, :, None] * reach
+    cut = np.where(left <= k, np.take_along_axis(weighted, _last(left, k), axis=2)[..., 0], 0.0)
+    if means is None:
+        at_least = weighted[:, :, 1:].sum(axis=1)
+    else:
+        _check(means[:, :, :k], exists)
+        at_least = (weighted[:, :, :k] * np.where(exists, means[:, :, :k], 0.0)).sum(axis=1)
+    tried = np.where(exists, weighted[:, :, :k], 0.0).sum(axis=(1, 2))
+    return _counts(k, sizes, at_least, tried, cut.sum(axis=1), (starts[:, :, None] * exists).sum(1))
+
+
+def _check(chances: Array, exists: Bools) -> None:
+    """Refuse what is no probability where the text has a position."""
+    if not ((chances >= 0.0) & (chances <= 1.0 + 1e-12))[exists].all():
+        raise ValueError("accept_prob and last_factor must lie between 0 and 1")
+
+
+def _products(chances: Array, exists: Bools) -> Array:
+    """reach[., s, j - 1]: the chance to accept at least j from s; 0 beyond the text."""
+    _check(chances, exists)
+    return np.cumprod(np.where(exists, chances, 0.0), axis=2)
+
+
+def _last(left: Counts, k: int) -> Counts:
+    """The most that a round from each start can accept."""
+    return np.clip(left, 0, k).astype(np.intp)[:, :, np.newaxis]
+
+
+def _renewal(reach: Array, left: Counts, k: int) -> Array:
+    """V: the chance that a round starts at each position, shape (texts, starts)."""
+    texts, positions = left.shape
+    starts = np.zeros((texts, positions + k + 1))
+    starts[:, 0] = 1.0
+    # A round from s emits j + 1 tokens: it stops after exactly j < K, or accepts all K.
+    emits = reach - np.concatenate([reach[:, :, 1:], np.zeros((texts, positions, 1))], axis=2)
+    for s in range(positions):
+        starts[:, s] *= left[:, s] > 0
+        starts[:, s + 1 : s + k + 2] += starts[:, s, None] * emits[:, s]
+    return starts[:, :positions]
+
+
+def _counts(
+    k: int, sizes: Counts, at_least: Array, tried: Array, cut: Array, room: Array
+) -> Replayed:
+    """The counts, from rounds keeping at least j, draft tokens judged, cuts, rounds with room.
+
+    Every round that is not cut emits one token beyond the accepted ones, which gives the rounds;
+    so the identities of the counts hold in the variance-reduced form too.
+    """
+    tokens = sizes.astype(np.float64)
+    accepted = at_least.sum(axis=1)
+    rounds = tokens - accepted + cut
+    rejected = tried - accepted
+    at_most = np.concatenate([rounds[:, None], at_least], axis=1)
+    after = np.concatenate([at_least, np.zeros((len(tokens), 1))], axis=1)
+    return Replayed(
+        k=k,
+        new_tokens=tokens,
+        rounds=rounds,
+        drafted=k * rounds,
+        accepted=accepted,
+        rejected=rejected,
+        bonus=rounds - rejected - cut,
+        cut=cut,
+        accepted_lengths=at_most - after,
+        room=room,
+    )

@@ -1,0 +1,224 @@
+"""The arithmetic of speculative decoding: from acceptance and step times to a speedup.
+
+A round drafts K tokens, one draft step each, and checks them in one target forward over K+1
+positions. It costs `K c + v` target steps, with `c` = draft step / target step and `v` = that
+forward / target step, and it emits between 1 and K+1 tokens. So, exactly and whatever the text,
+
+    speedup = tokens_per_round / (K c + v)
+
+What needs a model of the text is tokens_per_round. The iid model says that every draft token is
+accepted with one probability `alpha`, given that all before it in its round were. It explains and
+extrapolates; a decision should use the measured or replayed tokens_per_round instead, since text
+with easy and hard stretches emits up to 6 % fewer tokens than the iid model says.
+
+Acceptance comes in several forms; `harness.theory.acceptance` tells them apart and converts.
+
+Sources: Leviathan, Kalman, Matias, "Fast Inference from Transformers via Speculative Decoding"
+(ICML 2023), cited as LKM; Chen et al., "Accelerating Large Language Model Decoding with Speculative
+Sampling" (2023).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from harness.records import UserError
+from harness.theory.acceptance import (
+    acceptance_rate_from_alpha,
+    acceptance_rate_from_positions,
+    accepted_over_emitted,
+    alpha_from_acceptance_rate,
+    alpha_from_positions,
+    alpha_from_tokens_per_round,
+    check_k,
+    check_share,
+    expected_tokens_per_round,
+    mean_acceptance_length_from_positions,
+)
+
+__all__ = [
+    "StepTimes",
+    "acceptance_rate_from_alpha",
+    "acceptance_rate_from_positions",
+    "accepted_over_emitted",
+    "alpha_from_acceptance_rate",
+    "alpha_from_positions",
+    "alpha_from_tokens_per_round",
+    "best_k",
+    "break_even_alpha",
+    "expected_tokens_per_round",
+    "ideal_speedup",
+    "linear_speedup",
+    "mean_acceptance_length_from_positions",
+    "operations_factor",
+    "speedup",
+    "speedup_from_tokens_per_round",
+]
+
+
+def _cost(k: int, c: float, v: float) -> float:
+    """Cost of one round in target steps, `K c + v`."""
+    if not (math.isfinite(c) and c >= 0.0):
+        raise UserError(f"c={c}: draft step / target step must be finite and 0 or more")
+    if not (math.isfinite(v) and v > 0.0):
+        raise UserError(f"v={v}: verify forward / target step must be finite and above 0")
+    return k * c + v
+
+
+def speedup(alpha: float, k: int, c: float, v: float = 1.0) -> float:
+    """Speedup over plain decoding under the iid model: E[tokens per round] / (K c + v).
+
+    Source: LKM theorem 3.8, which is the case v = 1.
+
+    Raises:
+        UserError: alpha outside [0, 1], k below 1 or not whole, c negative, v not positive.
+    """
+    return expected_tokens_per_round(alpha, k) / _cost(k, c, v)
+
+
+def speedup_from_tokens_per_round(
+    tokens_per_round: float, k: int, c: float, v: float = 1.0
+) -> float:
+    """Speedup from measured or replayed tokens_per_round: tokens_per_round / (K c + v), no model.
+
+    Raises:
+        UserError: tokens_per_round outside [0, K+1], or as `speedup`.
+    """
+    k = check_k(k)
+    if not 0.0 <= tokens_per_round <= k + 1 + 1e-9:
+        raise UserError(f"tokens_per_round={tokens_per_round}: must lie between 0 and {k + 1}, K+1")
+    return tokens_per_round / _cost(k, c, v)
+
+
+def ideal_speedup(k: int, c: float, v: float = 1.0) -> float:
+    """Speedup if every draft token were accepted: (K+1) / (K c + v).
+
+    Raises:
+        UserError: as `speedup`.
+    """
+    return speedup(1.0, k, c, v)
+
+
+def linear_speedup(acceptance_rate: float, k: int, c: float, v: float = 1.0) -> float:
+    """The rule of thumb (1 + K a) / (K c + v), exact for a *measured* acceptance_rate at this K.
+
+    With an alpha in place of the acceptance_rate it overstates the speedup at every K > 1.
+
+    Raises:
+        UserError: acceptance_rate outside [0, 1], or as `speedup`.
+    """
+    k = check_k(k)
+    return (1.0 + k * check_share("acceptance_rate", acceptance_rate)) / _cost(k, c, v)
+
+
+def break_even_alpha(k: int, c: float, v: float = 1.0) -> float | None:
+    """The alpha at which speculation neither wins nor loses: the root of `speedup` = 1 on [0, 1].
+
+    Returns:
+        The root; 0.0 where even alpha = 0 does not lose; None where even alpha = 1 loses.
+
+    Raises:
+        UserError: as `speedup`.
+    """
+    k = check_k(k)
+    cost = _cost(k, c, v)
+    if cost <= 1.0:
+        return 0.0
+    if cost > k + 1:
+        return None
+    return alpha_from_tokens_per_round(cost, k)
+
+
+def best_k(
+    alpha: float, ks: Sequence[int], c: float, v: Mapping[int, float] | None = None
+) -> tuple[int, float]:
+    """The K of largest iid speedup, K = 0 (do not speculate, speedup 1) included.
+
+    Args:
+        alpha: acceptance under the iid model.
+        ks: the K to choose from; a 0 among them is allowed. On a tie the smaller K wins.
+        c: draft step / target step.
+        v: verify forward / target step at each K; 1 everywhere if None.
+
+    Returns:
+        (K, its speedup).
+
+    Raises:
+        UserError: as `speedup`, or a K that `v` lacks.
+    """
+    best = (0, 1.0)
+    for k in sorted(set(ks)):
+        if k == 0:
+            continue
+        if v is not None and k not in v:
+            raise UserError(f"verify_ms: no verify time for k={k}; give one for {k + 1} positions")
+        value = speedup(alpha, k, c, 1.0 if v is None else v[k])
+        if value > best[1]:
+            best = (int(k), value)
+    return best
+
+
+def operations_factor(alpha: float, k: int) -> float:
+    """Arithmetic operations relative to plain decoding, a free draft assumed: (K+1) / E[tokens].
+
+    Source: LKM theorem 3.11 at draft cost 0, the "operations" column of their table 1.
+
+    Raises:
+        UserError: as `expected_tokens_per_round`.
+    """
+    return (k + 1) / expected_tokens_per_round(alpha, k)
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """The latency half of a prediction: what one step of each model takes, in seconds.
+
+    Attributes:
+        draft_s: one draft step.
+        target_s: one target step.
+        verify_s: entry i is a target forward over i + 1 positions; empty means v = 1 at every K.
+
+    Raises:
+        UserError: a time that is not finite and above 0.
+    """
+
+    draft_s: float
+    target_s: float
+    verify_s: tuple[float, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        """Refuse impossible times."""
+        named = [("draft_ms", self.draft_s), ("target_ms", self.target_s)]
+        for name, value in [*named, *(("verify_ms", value) for value in self.verify_s)]:
+            if not (math.isfinite(value) and value > 0.0):
+                raise UserError(f"{name}={value * 1e3:g}: must be a time above 0")
+
+    @property
+    def c(self) -> float:
+        """Draft step / target step."""
+        return self.draft_s / self.target_s
+
+    def covers(self, k: int) -> bool:
+        """Whether v(k) is known."""
+        return not self.verify_s or k < len(self.verify_s)
+
+    def v(self, k: int) -> float:
+        """Target forward over k + 1 positions / target step.
+
+        Raises:
+            UserError: verify_s holds no time for k + 1 positions.
+        """
+        if not self.covers(k):
+            raise UserError(
+                f"verify_ms: {len(self.verify_s)} entries, but k={k} verifies {k + 1} positions;"
+                f" give {k + 1} times"
+            )
+        return self.verify_s[k] / self.target_s if self.verify_s else 1.0
+
+    def round_s(self, k: int) -> float:
+        """Time of one round: k draft steps and one verify forward, seconds."""
+        return k * self.draft_s + self.v(k) * self.target_s
+
+    def break_even_alpha(self, k: int) -> float | None:
+        """`break_even_alpha` at these times; None also where v(k) is unknown."""
+        return break_even_alpha(k, self.c, self.v(k)) if self.covers(k) else None

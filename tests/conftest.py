@@ -1,0 +1,49 @@
+"""What every test may count on: no network, one CPU thread, and doors as subprocesses."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+# Before torch or transformers are imported, and inherited by every subprocess.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("MPLBACKEND", "agg")
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+Door = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def door(tmp_path: Path) -> Door:
+    """Runs `python -m harness.<name> <overrides>` in an empty folder, away from the checkout."""
+
+    def run(
+        name: str, *overrides: str, env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", f"harness.{name}", *overrides],
+            cwd=tmp_path,
+            env={**os.environ, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+
+    return run
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips tests marked gpu on machines without one; torch is only asked if there are any."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))

@@ -1,0 +1,216 @@
+"""From trials to result rows, against sums done by hand."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from harness.records import Trial
+from harness.theory.cells import acceptance_by_position, measured_rows, theory_rows
+from harness.theory.intervals import ratio_interval, speedup_interval
+from harness.theory.speedup import StepTimes
+
+TIMES = StepTimes(0.001, 0.010, (0.010, 0.011, 0.012))
+
+
+def plain(prompt, seconds, tokens=10, *, prompt_set="easy", repetition=0, temperature=0.0):
+    return Trial(
+        cell=f"{prompt_set}-{prompt}-{repetition}-0",
+        prompt_set=prompt_set,
+        prompt=prompt,
+        repetition=repetition,
+        k=0,
+        temperature=temperature,
+        rule=None,
+        status="ok",
+        new_tokens=tokens,
+        prefill_s=0.5,
+        decode_s=seconds,
+        first_token_s=0.01,
+        peak_memory_bytes=100,
+    )
+
+
+def drafted(prompt, seconds, tokens=10, *, lengths=(1, 1, 3), k=2, **kwargs):
+    """Rounds by accepted length; the last one, if `tokens` asks for it, was cut."""
+    rounds = sum(lengths)
+    accepted = sum(j * count for j, count in enumerate(lengths))
+    bonus = lengths[-1]
+    return replace(
+        plain(prompt, seconds, tokens, **kwargs),
+        cell=f"{prompt}-{k}",
+        k=k,
+        rule="ratio",
+        rounds=rounds,
+        drafted=k * rounds,
+        accepted=accepted,
+        rejected=rounds - bonus,
+        bonus=bonus,
+        cut=0,
+        accepted_lengths=tuple(lengths),
+        room=(rounds,) * k,
+        draft_prefill_s=0.25,
+        first_token_s=0.03,
+        peak_memory_bytes=150,
+    )
+
+
+def failed(trial, error="out of memory"):
+    return Trial(
+        cell=trial.cell,
+        prompt_set=trial.prompt_set,
+        prompt=trial.prompt,
+        repetition=trial.repetition,
+        k=trial.k,
+        temperature=trial.temperature,
+        rule=trial.rule,
+        status="failed",
+        error=error,
+    )
+
+
+def rows(trials, times=TIMES):
+    return measured_rows(trials, model="big", draft="small", times=times)
+
+
+def test_a_baseline_row_is_ratios_of_sums_and_leaves_every_draft_column_empty():
+    (row,) = rows([plain("a", 1.0, 10), plain("b", 6.0, 20), plain("c", 1.0, 20)])
+    assert (row.model, row.draft, row.prompt_set, row.k) == ("big", "small", "easy", 0)
+    assert (row.source, row.status, row.error) == ("measured", "complete", None)
+    assert (row.prompts, row.new_tokens) == (3, 50)
+    assert row.ms_per_token == pytest.approx(8000 / 50)
+    assert row.ms_per_token_p50 == pytest.approx(100.0)
+    assert row.ms_per_token_p90 == pytest.approx(np.percentile([100, 300, 50], 90))
+    assert row.tokens_per_second == pytest.approx(50 / 8)
+    assert row.ttft_ms == pytest.approx(510.0)
+    assert (row.speedup, row.request_speedup) == (1.0, 1.0)
+    assert row.peak_memory_bytes == 100
+    empty = "rounds drafted accepted rejected acceptance_rate alpha alpha_lo mean_acceptance_length"
+    empty += " tokens_per_round rule speedup_lo speedup_hi breakeven_alpha"
+    assert [name for name in empty.split() if getattr(row, name) is not None] == []
+
+
+def test_a_speculative_row_derives_its_rates_from_counts():
+    row = rows([plain("a", 2.0, 10), drafted("a", 1.0, 12)])[1]
+    assert (row.rounds, row.drafted, row.accepted, row.rejected) == (5, 10, 7, 2)
+    assert row.acceptance_rate == pytest.approx(0.7)
+    assert row.alpha == pytest.approx(7 / 9)
+    assert row.mean_acceptance_length == pytest.approx(1 + 7 / 5)
+    assert row.tokens_per_round == pytest.approx(12 / 5)
+    assert row.speedup == pytest.approx((2.0 / 10) / (1.0 / 12))
+    assert row.request_speedup == pytest.approx((2.5 / 10) / (1.75 / 12))
+    assert row.ttft_ms == pytest.approx(780.0)
+    assert row.breakeven_alpha == pytest.approx(TIMES.break_even_alpha(2))
+    assert (row.rule, row.peak_memory_bytes) == ("ratio", 150)
+    assert row.speedup_lo is None
+    assert row.alpha_lo is None
+
+
+def test_a_speedup_counts_only_generations_that_finished_on_both_sides():
+    trials = [
+        plain("a", 2.0),
+        plain("b", 50.0),
+        failed(plain("c", 1.0)),
+        drafted("a", 1.0),
+        failed(drafted("b", 1.0)),
+        drafted("c", 90.0),
+    ]
+    baseline, row = rows(trials)
+    assert row.speedup == pytest.approx(2.0)
+    assert row.ms_per_token == pytest.approx(1e3 * 91 / 20)
+    assert (baseline.status, row.status) == ("partial", "partial")
+    assert row.error == "1 of 3 generations failed, first: out of memory"
+
+
+def test_a_repetition_pairs_with_its_own_repetition():
+    trials = [
+        plain("a", 2.0, repetition=0),
+        plain("a", 9.0, repetition=1),
+        drafted("a", 1.0, repetition=0),
+    ]
+    assert rows(trials)[1].speedup == pytest.approx(2.0)
+    assert rows(trials)[0].prompts == 1
+
+
+def test_a_cell_that_failed_throughout_has_no_numbers():
+    row = rows([plain("a", 2.0), failed(drafted("a", 1.0)), failed(drafted("b", 1.0))])[1]
+    assert row.status == "failed"
+    assert row.error == "2 of 2 generations failed, first: out of memory"
+    assert row.prompts is None
+    assert row.speedup is None
+    assert row.breakeven_alpha is not None
+
+
+def test_a_retry_after_a_failure_replaces_it():
+    row = rows([failed(plain("a", 1.0)), plain("a", 2.0)])[0]
+    assert (row.status, row.error, row.prompts) == ("complete", None, 1)
+
+
+def test_without_a_baseline_there_is_no_speedup():
+    (row,) = rows([drafted("a", 1.0)], times=None)
+    assert row.speedup is None
+    assert row.breakeven_alpha is None
+    assert row.ms_per_token is not None
+
+
+def test_rows_come_by_set_then_temperature_then_k():
+    trials = [
+        drafted("a", 1.0, k=2, temperature=1.0),
+        plain("a", 1.0, temperature=1.0),
+        plain("b", 1.0, prompt_set="a-set"),
+        plain("a", 1.0),
+    ]
+    keys = [(row.prompt_set, row.temperature, row.k) for row in rows(trials)]
+    assert keys == [("a-set", 0.0, 0), ("easy", 0.0, 0), ("easy", 1.0, 0), ("easy", 1.0, 2)]
+
+
+def test_intervals_resample_prompts_with_their_repetitions_summed():
+    rng = np.random.default_rng(0)
+    before, after = rng.gamma(9, 0.1, (10, 2)), rng.gamma(9, 0.05, (10, 2))
+    lengths = [(i % 3 + 1, 1, i % 4) for i in range(10)]
+    trials = [plain(f"{i}", before[i, r], repetition=r) for i in range(10) for r in range(2)]
+    trials += [
+        drafted(f"{i}", after[i, r], lengths=lengths[i], repetition=r)
+        for i in range(10)
+        for r in range(2)
+    ]
+    row = rows(trials)[1]
+    tokens = np.full(10, 20.0)
+    expected = speedup_interval(before.sum(1), tokens, after.sum(1), tokens)
+    assert (row.speedup_lo, row.speedup_hi) == pytest.approx(expected)
+    accepted = np.array([2 * (b + 2 * c) for _, b, c in lengths], dtype=float)
+    judged = accepted + [2 * (a + b) for a, b, _ in lengths]
+    assert (row.alpha_lo, row.alpha_hi) == pytest.approx(ratio_interval(accepted, judged))
+
+
+def test_acceptance_by_position_divides_by_the_rounds_with_room():
+    one = replace(drafted("a", 1.0, lengths=(2, 1, 3)), room=(6, 5))
+    two = replace(drafted("b", 1.0, lengths=(0, 2, 1)), room=(3, 1))
+    assert acceptance_by_position([one, two, plain("a", 1.0), failed(one)]) == pytest.approx(
+        (7 / 9, 4 / 6)
+    )
+
+
+def test_acceptance_by_position_leaves_out_positions_without_room():
+    short = replace(drafted("a", 1.0, 1, lengths=(0, 1, 0)), room=(1, 0))
+    assert acceptance_by_position([short]) == (1.0,)
+    assert acceptance_by_position([plain("a", 1.0)]) == ()
+
+
+def test_theory_rows_predict_each_measured_cell_from_its_tokens_per_round():
+    measured = rows([plain("a", 2.0), drafted("a", 1.0, 12), failed(drafted("a", 1.0, k=1))])
+    (row,) = theory_rows(measured, TIMES)
+    assert (row.source, row.k, row.rule) == ("theory", 2, "ratio")
+    assert row.tokens_per_round == pytest.approx(2.4)
+    assert row.alpha == pytest.approx(7 / 9)
+    assert row.speedup == pytest.approx(2.4 / (2 * 0.1 + 1.2))
+    assert row.ms_per_token == pytest.approx(1e3 * (2 * 0.001 + 0.012) / 2.4)
+    assert row.speedup == pytest.approx(10.0 / row.ms_per_token)
+    assert row.tokens_per_second == pytest.approx(1e3 / row.ms_per_token)
+    assert (row.rounds, row.accepted, row.prompts, row.ttft_ms) == (None, None, None, None)
+
+
+def test_theory_rows_pass_over_a_k_that_the_verify_curve_does_not_reach():
+    measured = rows([plain("a", 2.0), drafted("a", 1.0, lengths=(1, 1, 1, 1), k=3)])
+    assert theory_rows(measured, TIMES) == []
+    assert measured[1].breakeven_alpha is None

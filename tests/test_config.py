@@ -1,0 +1,220 @@
+"""Configuration: what conf/ composes to, and what is refused before anything is loaded."""
+
+from copy import deepcopy
+from dataclasses import asdict
+from functools import reduce
+from pathlib import Path
+
+import pytest
+from hydra.errors import HydraException
+
+from harness.config import CONF_DIR, SCHEMAS, SweepConfig
+from harness.entry import compose
+from harness.experiments.validate import validated
+from harness.records import UserError
+
+REQUIRED = {"breakeven": ["draft_ms=22.09", "target_ms=29.92"]}
+MODELS = sorted(path.stem for path in (CONF_DIR / "model").glob("*.yaml"))
+EXPERIMENTS = sorted(path.stem for path in (CONF_DIR / "experiment").glob("*.yaml"))
+NAN, INFINITY = float("nan"), float("inf")
+
+# REFERENCE figures: layers, hidden, heads, kv heads, ffn, tied embeddings.
+QWEN3 = {
+    "qwen3_0_6b": (28, 1024, 16, 8, 3072, True),
+    "qwen3_1_7b": (28, 2048, 16, 8, 6144, True),
+    "qwen3_4b": (36, 2560, 32, 8, 9728, True),
+    "qwen3_8b": (36, 4096, 32, 8, 12288, False),
+    "qwen3_14b": (40, 5120, 40, 8, 17408, False),
+    "qwen3_32b": (64, 5120, 64, 8, 25600, False),
+    "qwen3_30b_a3b": (48, 2048, 32, 4, 768, False),
+}
+
+
+@pytest.fixture(scope="module")
+def composed() -> SweepConfig:
+    return compose("sweep")
+
+
+@pytest.fixture
+def shipped(composed: SweepConfig) -> SweepConfig:
+    """The sweep as shipped, to be spoilt in one place; composing anew each time takes longer."""
+    return deepcopy(composed)
+
+
+@pytest.mark.parametrize("door", SCHEMAS)
+def test_every_door_composes_to_its_schema_and_is_valid_as_shipped(door: str) -> None:
+    config = compose(door, REQUIRED.get(door, []))
+    assert type(config) is SCHEMAS[door]
+    assert validated(config) is config
+    assert (config.results_root, config.seed, config.debug) == ("results", 0, False)
+
+
+def test_sweep_defaults_are_the_embedded_pair_on_both_sets() -> None:
+    config = compose("sweep")
+    assert (config.model.id, config.draft.id) == ("embedded:tiny", "embedded:tiny_good")
+    assert (config.k, config.temperature) == ([1, 2, 4, 8], [0.0, 1.0])
+    assert (config.prompts.sets, config.new_tokens) == (["easy", "hard"], 48)
+    assert config.prompts.limit is None or config.prompts.limit >= 8
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_is_a_draft_too_with_the_same_settings(name: str) -> None:
+    ids = ["model.id=some/folder", "draft.id=some/folder"] if name == "hf" else []
+    config = compose("sweep", [f"model={name}", f"draft={name}", *ids])
+    assert asdict(config.model) == asdict(config.draft)
+    assert config.model.trust_remote_code is False
+
+
+@pytest.mark.parametrize("name", QWEN3)
+def test_qwen3_architectures_carry_the_published_figures(name: str) -> None:
+    shape = compose("sweep", [f"model={name}"]).model.architecture
+    keys = ("layers", "hidden", "heads", "kv_heads", "ffn", "tied_embeddings")
+    assert tuple(shape[key] for key in keys) == QWEN3[name]
+    assert (shape["head_dim"], shape["vocab"]) == (128, 151936)
+
+
+def test_the_mixture_of_experts_says_how_many_experts_a_token_uses() -> None:
+    shape = compose("sweep", ["model=qwen3_30b_a3b"]).model.architecture
+    assert (shape["experts_per_token"], shape["experts"]) == (8, 128)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_experiments_keep_the_pair_that_was_asked_for(name: str) -> None:
+    config = compose("sweep", [f"experiment={name}", "model=qwen3_4b", "draft=qwen3_0_6b"])
+    assert validated(config).new_tokens == 128
+    assert (config.model.name, config.draft.name) == ("qwen3_4b", "qwen3_0_6b")
+
+
+def test_an_override_wins_over_its_experiment() -> None:
+    config = compose("sweep", ["experiment=temperature_demo", "prompts.limit=3", "k=[2]"])
+    assert (config.prompts.limit, config.k) == (3, [2])
+    assert config.temperature == [0.0, 0.3, 0.7, 1.0, 1.5]
+
+
+def test_snapshot_is_in_32_bits_unless_told_otherwise() -> None:
+    pair = ["model=qwen3_4b", "draft=qwen3_0_6b"]
+    plain = compose("snapshot", pair)
+    assert (plain.model.dtype, plain.draft.dtype) == ("float32", "float32")
+    assert compose("snapshot", [*pair, "model.dtype=bfloat16"]).model.dtype == "bfloat16"
+
+
+def test_an_unnamed_model_is_called_by_the_last_part_of_its_id() -> None:
+    config = validated(compose("sweep", ["model=hf", "model.id=Qwen/Qwen3-4B"]))
+    assert config.model.name == "Qwen3-4B"
+    named = validated(compose("sweep", ["model=hf", "model.id=a/b", "model.name=mine"]))
+    assert named.model.name == "mine"
+
+
+def test_a_model_left_to_the_user_must_be_named() -> None:
+    with pytest.raises(UserError, match=r"model\.id: .*draft\.id=\.\.\.|draft\.id: .*model\.id"):
+        compose("sweep", ["model=hf", "draft=hf"])
+
+
+def test_hydra_leaves_no_files_where_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    compose("sweep")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["k=[1.5]", "k=[two]", "temperature=[hot]", "model=no_such_model", "no_such_key=1", "seed=x"],
+)
+def test_what_the_types_refuse_fails_while_composing(override: str) -> None:
+    with pytest.raises(HydraException):
+        compose("sweep", [override])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("k", [-1], "k: -1"),
+        ("k", [2.5], "k: 2.5"),
+        ("k", [True], "k: True"),
+        ("k", [], "k=[]"),
+        ("k", [0], "k=[0]"),
+        ("k", [2, 2], "k: 2 is given twice"),
+        ("temperature", [-0.1], "temperature: -0.1"),
+        ("temperature", [NAN], "temperature: nan"),
+        ("temperature", [1.0, INFINITY], "temperature: inf"),
+        ("temperature", [], "temperature=[]"),
+        ("temperature", [1.0, 1.0], "temperature: 1.0 is given twice"),
+        ("new_tokens", 0, "new_tokens: 0"),
+        ("repetitions", 0, "repetitions: 0"),
+        ("threads", 0, "threads: 0"),
+        ("threads", "many", "threads: 'many'"),
+        ("threads", True, "threads: True"),
+        ("threads", 1.5, "threads: 1.5"),
+        ("seed", -1, "seed: -1"),
+        ("seed", 2**63, "seed: "),
+        ("mode", "guess", "mode: 'guess' is unknown"),
+        ("mode", "replay", "mode: 'replay' is not available yet"),
+        ("backend", "cuda_graphs", "backend: 'cuda_graphs' is not available yet"),
+        ("backend", "fast", "backend: 'fast' is unknown"),
+        ("device.name", "gpu", "device.name: 'gpu'"),
+        ("device.name", "cuda:", "device.name: 'cuda:'"),
+        ("model.device", "tpu", "model.device: 'tpu'"),
+        ("model.dtype", "float8", "model.dtype: 'float8'"),
+        ("model.id", "", "model.id: empty"),
+        ("draft.weights", "dummy", "draft.weights: 'dummy' is not available yet"),
+        ("draft.attention", "fast", "draft.attention: 'fast'"),
+        ("decode.rule", "lucky", "decode.rule: 'lucky'"),
+        ("decode.top_k", 0, "decode.top_k: 0"),
+        ("decode.top_p", 0.0, "decode.top_p: 0"),
+        ("decode.top_p", 1.01, "decode.top_p: 1.01"),
+        ("decode.top_p", NAN, "decode.top_p: nan"),
+        ("decode.stop", "threshold", "decode.stop: 'threshold' is not available yet"),
+        ("decode.stop", "never", "decode.stop: 'never' is unknown"),
+        ("decode.acceptance", 0.7, "decode.acceptance: "),
+        ("decode.acceptance_from", "results/x", "decode.acceptance_from: "),
+        ("prompts.limit", 0, "prompts.limit: 0"),
+        ("prompts.sets", [], "prompts.sets=[] and prompts.files=[]"),
+        ("prompts.sets", ["easy", "easy"], "prompts.sets: easy is given twice"),
+        ("prompts.chat_template", "maybe", "prompts.chat_template: 'maybe'"),
+        ("prompts.weights", {"easy": -1.0}, "prompts.weights.easy: -1"),
+        ("prompts.weights", {"easy": NAN}, "prompts.weights.easy: nan"),
+        ("prompts.weights", {"easy": "much"}, "prompts.weights.easy: much"),
+        ("prompts.weights", {"easy": 0.0}, "prompts.weights: all are 0"),
+        ("prompts.weights", {}, "prompts.weights: all are 0"),
+        ("prompts.weights", 0.5, "prompts.weights=0.5"),
+    ],
+)
+def test_values_that_make_no_sense_are_refused_in_one_line_with_their_key(
+    key: str, value: object, says: str, shipped: SweepConfig
+) -> None:
+    *owners, field = key.split(".")
+    setattr(reduce(getattr, owners, shipped), field, value)
+    with pytest.raises(UserError) as refused:
+        validated(shipped)
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_device_and_a_device_map_exclude_each_other(shipped: SweepConfig) -> None:
+    shipped.draft.device, shipped.draft.device_map = "cpu", "auto"
+    with pytest.raises(UserError, match=r"draft\.device and draft\.device_map"):
+        validated(shipped)
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu", "mps", "cuda", "cuda:1"])
+def test_known_devices_are_accepted(device: str, shipped: SweepConfig) -> None:
+    shipped.device.name = device
+    assert validated(shipped) is shipped
+
+
+def test_prompt_weights_can_be_typed_and_are_null_when_they_are_not() -> None:
+    typed = validated(compose("sweep", ["prompts.weights={easy:0.7,hard:0.3}"]))
+    assert typed.prompts.weights == {"easy": 0.7, "hard": 0.3}
+    assert validated(compose("sweep")).prompts.weights is None
+
+
+def test_k_0_beside_others_is_allowed_because_the_baseline_always_runs() -> None:
+    assert validated(compose("sweep", ["k=[0,2]"])).k == [0, 2]
+
+
+def test_snapshots_own_keys_are_checked() -> None:
+    for override, says in (("show=all", "show: 'all'"), ("draws=0", "draws: 0")):
+        with pytest.raises(UserError, match=says):
+            validated(compose("snapshot", [override]))

@@ -1,0 +1,262 @@
+"""Loading, tokenizer checks, and caches that can be rewound."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from random_models import qwen3, random_model, save
+from transformers import MistralConfig, PreTrainedModel, Qwen3NextConfig
+
+from harness.config import ModelConf, PromptsConf
+from harness.models.cached import CachedModel, SnapshotModel
+from harness.models.load import LoadedModel, load, resolve_device
+from harness.models.pairing import open_pair, tokenizer_difference
+from harness.models.probe import cached_model, rewind_error
+from harness.models.text import encode
+from harness.records import Prompt, UserError
+
+CPU = torch.device("cpu")
+
+
+def conf(name: str, **more: Any) -> ModelConf:
+    return ModelConf(**{"name": name, "id": f"embedded:{name}", **more})
+
+
+def hybrid() -> PreTrainedModel:
+    """Gated delta rule layers with a recurrent state, and one attention layer."""
+    return random_model(
+        Qwen3NextConfig(
+            vocab_size=128,
+            hidden_size=32,
+            intermediate_size=32,
+            num_hidden_layers=4,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=16,
+            linear_num_value_heads=2,
+            linear_num_key_heads=1,
+            linear_key_head_dim=8,
+            linear_value_head_dim=8,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=16,
+            shared_expert_intermediate_size=16,
+            initializer_range=0.3,
+        )
+    )
+
+
+def sliding() -> PreTrainedModel:
+    return random_model(
+        MistralConfig(
+            vocab_size=128,
+            hidden_size=32,
+            intermediate_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=16,
+            sliding_window=8,
+            initializer_range=0.3,
+        )
+    )
+
+
+def loaded(network: PreTrainedModel, tokenizer: Any, name: str = "x") -> LoadedModel:
+    return LoadedModel("draft", name, network, tokenizer, frozenset(), 256)
+
+
+@pytest.fixture(scope="module")
+def tiny() -> LoadedModel:
+    return load(conf("tiny"), "model", CPU)
+
+
+def test_prefill_then_forward_equals_one_forward_over_everything() -> None:
+    network = qwen3()
+    model = CachedModel(network, 1024)
+    tokens = [5, 9, 77, 3, 12, 40]
+    model.prefill(tokens[:3])
+    logits = model.forward(torch.tensor(tokens[3:]))
+    whole = network(torch.tensor([tokens])).logits[0, 3:]
+    assert torch.allclose(logits, whole, atol=1e-4)
+    assert model.cached_tokens == 6
+
+
+def test_rewind_forgets_exactly_that_many() -> None:
+    model = CachedModel(qwen3(), 1024)
+    model.prefill([5, 9, 77])
+    expected = model.forward(torch.tensor([8]))
+    model.rewind(1)
+    model.forward(torch.tensor([4, 4, 4]))
+    model.rewind(3)
+    model.rewind(0)
+    assert torch.allclose(model.forward(torch.tensor([8])), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("build", "rewinding"), [(qwen3, "crop"), (sliding, "crop"), (hybrid, "snapshot")]
+)
+def test_each_kind_of_cache_gets_the_rewinding_that_works(build: Any, rewinding: str) -> None:
+    model = cached_model(build(), 100, "x")
+    assert model.rewinding == rewinding
+    assert rewind_error(model) < 1e-3
+
+
+def test_a_sliding_window_is_rewound_past_its_window() -> None:
+    model = cached_model(sliding(), 128, "x")
+    prompt = [(7 * index) % 100 for index in range(30)]
+    model.prefill(prompt)
+    expected = model.forward(torch.tensor([3]))
+    model.rewind(1)
+    model.forward(torch.tensor([9] * 12))
+    model.rewind(12)
+    assert torch.allclose(model.forward(torch.tensor([3])), expected, atol=1e-4)
+
+
+def test_the_probe_notices_a_rewind_that_does_nothing() -> None:
+    class Forgetful(CachedModel):
+        def rewind(self, count: int) -> None:
+            """Claims to."""
+
+    assert rewind_error(Forgetful(qwen3(), 1024)) > 1e-2
+
+
+def test_the_probe_notices_a_recurrent_state_that_is_only_cropped() -> None:
+    class Cropped(SnapshotModel):
+        def rewind(self, count: int) -> None:
+            self._saved, self._fed = None, []
+            CachedModel.rewind(self, count)
+
+    try:
+        error = rewind_error(Cropped(hybrid(), 100))
+    except (AttributeError, NotImplementedError, RuntimeError, ValueError):
+        return
+    assert error > 1e-3
+
+
+def test_a_model_that_cannot_be_rewound_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CachedModel, "rewind", lambda _self, _count: None)
+    monkeypatch.setattr(SnapshotModel, "rewind", lambda _self, _count: None)
+    with pytest.raises(UserError, match=r"draft=x: its cache cannot be rewound.*crop.*snapshot"):
+        cached_model(qwen3(), 1024, "draft=x")
+
+
+def test_the_embedded_target_loads_with_its_end_token(tiny: LoadedModel) -> None:
+    assert tiny.eos == {tiny.tokenizer.eos_token_id}
+    assert tiny.network.dtype == torch.float32
+    assert not tiny.network.training
+    assert tiny.describe()["parameters"] > 500_000
+
+
+def test_siblings_with_padded_embeddings_share_the_narrower_width(tiny: LoadedModel) -> None:
+    padded = loaded(qwen3(vocab=1088), tiny.tokenizer)
+    target, draft = open_pair(tiny, padded)
+    target.prefill([])
+    draft.prefill([])
+    width = min(tiny.vocab_size, 1088)
+    assert target.forward(torch.tensor([5])).shape[-1] == width
+    assert draft.forward(torch.tensor([5])).shape[-1] == width
+
+
+def test_other_vocabularies_are_refused_by_name(tiny: LoadedModel, tmp_path: Path) -> None:
+    folder = save(qwen3(), tmp_path / "other")
+    text = (folder / "tokenizer.json").read_text(encoding="utf-8")
+    vocabulary = tiny.tokenizer.get_vocab()
+    words = sorted(vocabulary, key=vocabulary.__getitem__)
+    one, two = words[-2], words[-3]
+    swapped = (
+        text.replace(f'"{one}": {vocabulary[one]}', f'"{one}": {vocabulary[two]}', 1)
+        if f'"{one}": {vocabulary[one]}' in text
+        else text.replace(f'"{one}":{vocabulary[one]}', f'"{one}":{vocabulary[two]}', 1)
+    )
+    assert swapped != text
+    (folder / "tokenizer.json").write_text(swapped, encoding="utf-8")
+    other = load(ModelConf(name="other", id=str(folder)), "draft", CPU)
+    assert tokenizer_difference(tiny, other) is not None
+    with pytest.raises(UserError, match="draft=other: another tokenizer than model=tiny"):
+        open_pair(tiny, other)
+
+
+def test_equal_maps_that_encode_differently_are_refused(tiny: LoadedModel) -> None:
+    class Spelling:
+        bos_token_id = tiny.tokenizer.bos_token_id
+        eos_token_id = tiny.tokenizer.eos_token_id
+
+        def get_vocab(self) -> dict[str, int]:
+            return tiny.tokenizer.get_vocab()
+
+        def __call__(self, text: str) -> dict[str, list[int]]:
+            return {"input_ids": [1] * len(text)}
+
+    difference = tokenizer_difference(tiny, loaded(tiny.network, Spelling()))
+    assert difference is not None
+    assert "encoded differently" in difference
+
+
+def test_another_end_token_is_refused(tiny: LoadedModel) -> None:
+    class Ending:
+        bos_token_id = tiny.tokenizer.bos_token_id
+        eos_token_id = 7
+
+        def get_vocab(self) -> dict[str, int]:
+            return tiny.tokenizer.get_vocab()
+
+    assert "eos_token_id" in str(tokenizer_difference(tiny, loaded(tiny.network, Ending())))
+
+
+def test_an_unknown_hub_id_names_the_ways_out() -> None:
+    missing = ModelConf(name="gone", id="no-such-org/no-such-model")
+    with pytest.raises(UserError) as caught:
+        load(missing, "model", CPU)
+    line = str(caught.value)
+    assert line.startswith("model.id=no-such-org/no-such-model: ")
+    assert "local folder" in line
+    assert "HF_HUB_OFFLINE=1" in line
+    assert "\n" not in line
+
+
+def test_an_unknown_embedded_model_lists_those_there_are() -> None:
+    with pytest.raises(UserError, match="tiny_good"):
+        load(ModelConf(name="x", id="embedded:huge"), "draft", CPU)
+
+
+def test_an_unknown_dtype_is_refused() -> None:
+    with pytest.raises(UserError, match=r"draft\.dtype=int3"):
+        load(conf("tiny_good", dtype="int3"), "draft", CPU)
+
+
+def test_a_device_that_is_not_there_is_refused() -> None:
+    with pytest.raises(UserError, match="device=nonsense"):
+        resolve_device("nonsense")
+    if not torch.cuda.is_available():
+        with pytest.raises(UserError, match="device=cuda"):
+            resolve_device("cuda")
+    assert resolve_device("cpu") == CPU
+
+
+def test_prompts_without_a_template_are_encoded_as_they_are(tiny: LoadedModel) -> None:
+    prompt = Prompt("easy", "one", ("What is the capital of France?",))
+    ids = encode(tiny.tokenizer, prompt, PromptsConf())
+    assert tiny.tokenizer.decode(ids) == prompt.turns[0]
+    with pytest.raises(UserError, match=r"chat_template=always"):
+        encode(tiny.tokenizer, prompt, PromptsConf(chat_template="always"))
+
+
+def test_a_chat_template_is_used_where_there_is_one(tmp_path: Path) -> None:
+    folder = save(qwen3(), tmp_path / "chatty")
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    chatty = load(ModelConf(name="chatty", id=str(folder)), "model", CPU)
+    prompt = Prompt("easy", "one", ("Hi",))
+    text = chatty.tokenizer.decode(encode(chatty.tokenizer, prompt, PromptsConf()))
+    assert text == "<user>Hi<assistant>"
+    raw = encode(chatty.tokenizer, prompt, PromptsConf(chat_template="never"))
+    assert chatty.tokenizer.decode(raw) == "Hi"
+
+
+def test_a_prompt_of_no_tokens_is_refused(tiny: LoadedModel) -> None:
+    with pytest.raises(UserError, match=r"prompt easy/void: it has no tokens"):
+        encode(tiny.tokenizer, Prompt("easy", "void", ("",)), PromptsConf())

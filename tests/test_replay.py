@@ -1,0 +1,318 @@
+"""Replay against exact enumeration: of accept flags, and of the speculative process itself."""
+
+import itertools
+import math
+from collections import Counter, defaultdict
+from functools import cache
+
+import numpy as np
+import pytest
+
+from harness.records import RULES, UserError
+from harness.theory.replay import accept_probabilities, by_start, replay
+from harness.theory.speedup import expected_tokens_per_round
+
+COUNTS = ("rounds", "drafted", "accepted", "rejected", "bonus", "cut")
+
+
+def loop_over_flags(flag, length, k):
+    """The loop on one text once every flag(start, offset) is known; offsets count from 0."""
+    start, counts = 0, Counter()
+    while start < length:
+        left = length - start
+        counts["rounds"] += 1
+        counts["drafted"] += k
+        for j in range(1, min(k, left) + 1):
+            counts["room", j] += 1
+        kept = 0
+        while kept < min(k, left) and flag(start, kept):
+            kept += 1
+        counts["accepted"] += kept
+        counts["kept", kept] += 1
+        outcome = "cut" if kept == left else "bonus" if kept == k else "rejected"
+        counts[outcome] += 1
+        start += kept if outcome == "cut" else kept + 1
+    return counts
+
+
+def expected_over_flags(chances, length, k):
+    """Expectation over all independent flags; chances maps (start, offset) to their probability.
+
+    For an autoregressive draft the flags are those of positions, so a (start, offset) is listed
+    under its position.
+    """
+    names = list(chances)
+    totals = defaultdict(float)
+    for values in itertools.product((0, 1), repeat=len(names)):
+        flags = dict(zip(names, values, strict=True))
+        weight = math.prod(chances[n] if v else 1 - chances[n] for n, v in flags.items())
+        per_position = not isinstance(names[0], tuple)
+
+        def flag(start, offset, flags=flags, per_position=per_position):
+            return flags[start + offset if per_position else (start, offset)]
+
+        for name, count in loop_over_flags(flag, length, k).items():
+            totals[name] += weight * count
+    return totals
+
+
+def assert_equal(replayed, text, expected, k):
+    for name in COUNTS:
+        assert getattr(replayed, name)[text] == pytest.approx(expected[name], abs=1e-10), name
+    lengths = [expected["kept", j] for j in range(k + 1)]
+    assert replayed.accepted_lengths[text] == pytest.approx(lengths, abs=1e-10)
+    room = [expected["room", j] for j in range(1, k + 1)]
+    assert replayed.room[text] == pytest.approx(room, abs=1e-10)
+
+
+@pytest.mark.parametrize("k", range(1, 7))
+def test_replay_equals_the_loop_over_all_flags_on_texts_of_differing_lengths(k):
+    rng = np.random.default_rng(k)
+    lengths = [1, 2, 5, 8, 7]
+    chances = rng.uniform(0.0, 1.0, (5, 8))
+    chances[1, 0], chances[2, 1] = 0.0, 1.0
+    replayed = replay(by_start(chances, 6), lengths, [k])[k]
+    for text, length in enumerate(lengths):
+        flags = {i: chances[text, i] for i in range(length)}
+        assert_equal(replayed, text, expected_over_flags(flags, length, k), k)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_replay_equals_the_loop_for_a_draft_whose_chances_depend_on_the_start(k):
+    rng = np.random.default_rng(10 + k)
+    chances = rng.uniform(0.0, 1.0, (1, 4, 3))
+    replayed = replay(chances, [4], [k])[k]
+    flags = {(s, i): chances[0, s, i] for s in range(4) for i in range(k) if s + i < 4}
+    assert_equal(replayed, 0, expected_over_flags(flags, 4, k), k)
+
+
+def test_padding_beyond_a_text_is_not_read():
+    chances = np.array([[0.5, 0.25, np.nan, 7.0]])
+    short = replay(by_start(chances[:, :2], 3), [2], [1, 3])
+    padded = replay(by_start(chances, 3), [2], [1, 3])
+    for k in (1, 3):
+        assert padded[k].rounds == pytest.approx(short[k].rounds)
+        assert padded[k].accepted_lengths == pytest.approx(short[k].accepted_lengths)
+
+
+def test_a_draft_that_is_always_right_or_always_wrong():
+    right = replay(by_start(np.ones((1, 12)), 5), [12], [5])[5]
+    assert (right.rounds[0], right.bonus[0], right.cut[0], right.rejected[0]) == (2, 2, 0, 0)
+    cut = replay(by_start(np.ones((1, 11)), 5), [11], [5])[5]
+    assert (cut.rounds[0], cut.bonus[0], cut.cut[0], cut.accepted[0]) == (2, 1, 1, 10)
+    wrong = replay(by_start(np.zeros((1, 12)), 5), [12], [5])[5]
+    assert (wrong.rounds[0], wrong.rejected[0], wrong.tokens_per_round) == (12, 12, 1.0)
+
+
+@pytest.mark.parametrize("k", [1, 3, 8])
+def test_a_long_iid_text_gives_the_iid_formulas(k):
+    replayed = replay(by_start(np.full((2, 3000), 0.7), 8), [3000, 2500], [k])[k]
+    expected = expected_tokens_per_round(0.7, k)
+    assert replayed.tokens_per_round == pytest.approx(expected, rel=2e-3)
+    assert replayed.mean_acceptance_length == pytest.approx(expected, rel=2e-3)
+    assert replayed.alpha == pytest.approx(0.7, abs=1e-9)
+    assert replayed.acceptance_rate == pytest.approx((expected - 1) / k, rel=3e-3)
+    by_position = [0.7**j for j in range(1, k + 1)]
+    assert replayed.acceptance_by_position == pytest.approx(by_position, abs=1e-9)
+
+
+def test_easy_and_hard_stretches_emit_fewer_tokens_than_the_iid_formula_says():
+    """Why a decision should not rest on the iid formulas."""
+    stretches = np.tile(np.repeat([0.95, 0.35], 20), 25)
+    replayed = replay(by_start(stretches[None], 4), [1000], [4])[4]
+    iid = expected_tokens_per_round(replayed.alpha, 4)
+    assert 0.94 < replayed.tokens_per_round / iid < 0.99
+
+
+def test_tokens_emitted_are_the_text():
+    rng = np.random.default_rng(5)
+    for k, found in replay(by_start(rng.uniform(0, 1, (6, 30)), 6), [30] * 6, [1, 4, 6]).items():
+        assert found.accepted + found.rejected + found.bonus == pytest.approx(found.new_tokens)
+        assert found.rounds == pytest.approx(found.rejected + found.bonus + found.cut)
+        assert found.accepted_lengths.sum(axis=1) == pytest.approx(found.rounds)
+        assert found.room[:, 0] == pytest.approx(found.rounds)
+        assert found.drafted == pytest.approx(k * found.rounds)
+
+
+def test_positions_that_no_round_had_room_for_are_left_out():
+    assert replay(by_start([[0.25]], 3), [1], [3])[3].acceptance_by_position == (0.25,)
+
+
+# The speculative process itself, on a pair of first-order Markov chains over three tokens.
+
+# The given first token and five emitted ones.
+LENGTH = 6
+TARGET = np.array([[0.5, 0.3, 0.2], [0.1, 0.6, 0.3], [0.25, 0.25, 0.5]])
+DRAFT = np.array([[0.4, 0.1, 0.5], [0.2, 0.5, 0.3], [0.7, 0.3, 0.0]])
+
+
+class Process:
+    """Exact law of the speculative loop, written from its definition."""
+
+    def __init__(self, rule, k, eos):
+        self.rule, self.k, self.eos = rule, k, eos
+
+    def ended(self, text):
+        return len(text) == LENGTH or (self.eos is not None and text[-1:] == (self.eos,))
+
+    def judge(self, last):
+        """(chance, emitted token, accepted?) of one drafted position after token `last`."""
+        target, draft = TARGET[last], DRAFT[last]
+        if self.rule == "exact_match":
+            for proposed, sampled in itertools.product(range(3), repeat=2):
+                yield draft[proposed] * target[sampled], sampled, proposed == sampled
+            return
+        if self.rule == "greedy_draft":
+            best = int(np.argmax(draft))
+            for token in range(3):
+                yield target[token], token, token == best
+            return
+        residual = np.maximum(target - draft, 0.0) / np.maximum(target - draft, 0.0).sum()
+        for proposed in range(3):
+            if draft[proposed] > 0:
+                keep = min(1.0, target[proposed] / draft[proposed])
+                yield draft[proposed] * keep, proposed, True
+                for token in range(3):
+                    yield draft[proposed] * (1 - keep) * residual[token], token, False
+
+    def round(self, text, kept=0):
+        """(chance, text after the round, accepted, outcome) from a text that has not ended."""
+        if kept == self.k:
+            for token in range(3):
+                yield TARGET[text[-1]][token], (*text, token), kept, "bonus"
+            return
+        for chance, token, accepted in self.judge(text[-1]):
+            longer = (*text, token)
+            if not accepted:
+                yield chance, longer, kept, "rejected"
+            elif self.ended(longer):
+                yield chance, longer, kept + 1, "cut"
+            else:
+                for rest, *outcome in self.round(longer, kept + 1):
+                    yield chance * rest, *outcome
+
+    def expectations(self):
+        """(expected counts, law of the emitted text), from the text (0,) whose first is given."""
+
+        @cache
+        def law(text):
+            return tuple(self.round(text))
+
+        counts, emitted, reached = defaultdict(float), defaultdict(float), {(0,): 1.0}
+        while reached:
+            text = min(reached, key=len)
+            weight = reached.pop(text)
+            counts["rounds"] += weight
+            counts["drafted"] += weight * self.k
+            for chance, longer, accepted, outcome in law(text):
+                counts["accepted"] += weight * chance * accepted
+                counts[outcome] += weight * chance
+                into = emitted if self.ended(longer) else reached
+                into[longer] = into.get(longer, 0.0) + weight * chance
+        return counts, emitted
+
+
+def target_texts(eos):
+    """Every text the target can emit after token 0, with its probability."""
+    ended, open_texts = {}, {(0,): 1.0}
+    while open_texts:
+        text, chance = open_texts.popitem()
+        for token in range(3):
+            longer = (*text, token)
+            over = len(longer) == LENGTH or token == eos
+            (ended if over else open_texts)[longer] = chance * TARGET[text[-1]][token]
+    return ended
+
+
+def factors(rule, texts):
+    """accept_prob and last_factor of each text, (texts, LENGTH - 1), padded with 0."""
+    chances, means = np.zeros((2, len(texts), LENGTH - 1))
+    with np.errstate(divide="ignore"):
+        log_target, log_draft = np.log(TARGET), np.log(DRAFT)
+    mean_by_last = {
+        "ratio": np.minimum(TARGET, DRAFT).sum(1),
+        "exact_match": (TARGET * DRAFT).sum(1),
+        "greedy_draft": TARGET[range(3), DRAFT.argmax(1)],
+    }[rule]
+    for row, text in enumerate(texts):
+        for i, (last, token) in enumerate(itertools.pairwise(text)):
+            chances[row, i] = accept_probabilities(
+                rule, log_target[last, token], log_draft[last, token], token == DRAFT[last].argmax()
+            )
+            means[row, i] = mean_by_last[last]
+    return chances, means
+
+
+@pytest.mark.parametrize("eos", [None, 2])
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@pytest.mark.parametrize("rule", RULES)
+def test_replay_over_the_targets_texts_equals_the_speculative_process(rule, k, eos):
+    counts, emitted = Process(rule, k, eos).expectations()
+    texts = target_texts(eos)
+    assert set(emitted) <= set(texts)
+    for text, chance in texts.items():
+        assert emitted[text] == pytest.approx(chance, abs=1e-15)
+    chances, means = factors(rule, texts)
+    weights = np.array(list(texts.values()))
+    lengths = [len(text) - 1 for text in texts]
+    plain = replay(by_start(chances, k), lengths, [k])[k]
+    smooth = replay(by_start(chances, k), lengths, [k], last_factor=by_start(means, k))[k]
+    for name in COUNTS:
+        for form in (plain, smooth):
+            assert weights @ getattr(form, name) == pytest.approx(counts[name], abs=1e-12), name
+
+
+def spread(values, weights):
+    return weights @ values**2 - (weights @ values) ** 2
+
+
+def test_the_variance_reduced_form_varies_less_between_texts():
+    texts = target_texts(None)
+    weights = np.array(list(texts.values()))
+    chances, means = factors("ratio", texts)
+    lengths = [LENGTH - 1] * len(texts)
+    plain = replay(by_start(chances, 2), lengths, [2])[2]
+    smooth = replay(by_start(chances, 2), lengths, [2], last_factor=by_start(means, 2))[2]
+    assert spread(smooth.accepted, weights) < 0.8 * spread(plain.accepted, weights)
+    identity = smooth.accepted + smooth.rejected + smooth.bonus
+    assert identity == pytest.approx(smooth.new_tokens)
+
+
+def test_chaining_the_vocabulary_sums_through_a_product_would_be_biased():
+    """The trap that the variance-reduced form avoids: only the last factor may be replaced."""
+    texts = target_texts(None)
+    weights = np.array(list(texts.values()))
+    _, means = factors("ratio", texts)
+    counts, _ = Process("ratio", 2, None).expectations()
+    chained = replay(by_start(means, 2), [LENGTH - 1] * len(texts), [2])[2]
+    assert abs(weights @ chained.rounds - counts["rounds"]) > 1e-3
+
+
+def test_greedy_decoding_makes_every_rule_the_match_bit():
+    for rule in RULES:
+        draft_logprob = np.array([0.0, -np.inf])
+        found = accept_probabilities(rule, np.zeros(2), draft_logprob, np.array([True, False]))
+        assert found.tolist() == [1.0, 0.0]
+
+
+def test_a_token_that_the_draft_likes_more_than_the_target_is_always_accepted():
+    assert accept_probabilities("ratio", -2.0, -1.0, False) == 1.0
+    assert accept_probabilities("ratio", -1.0, -2.0, False) == pytest.approx(math.exp(-1))
+    assert accept_probabilities("exact_match", -1.0, -2.0, True) == pytest.approx(math.exp(-2))
+
+
+def test_input_that_does_not_fit_is_refused():
+    chances = by_start(np.full((2, 4), 0.5), 3)
+    with pytest.raises(UserError, match=r"k=4: the traces reach 3 draft positions"):
+        replay(chances, [4, 4], [4])
+    with pytest.raises(UserError, match=r"k=0"):
+        replay(chances, [4, 4], [0])
+    for lengths in ([4], [4, 5], [4, 0]):
+        with pytest.raises(ValueError, match=r"lengths|text"):
+            replay(chances, lengths, [1])
+    with pytest.raises(ValueError, match="last_factor must have the shape"):
+        replay(chances, [4, 4], [1], last_factor=chances[:, :, :2])
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        replay(chances + 0.6, [4, 4], [1])
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        replay(chances, [4, 4], [1], last_factor=chances * np.nan)
