@@ -23,6 +23,7 @@ setup: $(STAMP) ## create .venv and install the package with its test tools
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "error: $(PYTHON) is older than 3.11; choose another: make setup PYTHON=python3.12" >&2; exit 2; }
+	@echo "installing into $(VENV); the first time takes some minutes"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(if $(TORCH_INDEX),$(BIN)/python -m pip install --quiet --index-url $(TORCH_INDEX) "torch==$(TORCH_VERSION)")
 	$(BIN)/python -m pip install --quiet --editable ".[test]"

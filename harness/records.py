@@ -253,4 +253,6 @@ class Summary:
     per_prompt_set: tuple[Verdict, ...] = ()
     failures: tuple[Failure, ...] = ()
     caveats: tuple[str, ...] = ()
-    headline: dict[str, float | int | str | None] = field(default_factory=dict)
+    headline: dict[str, float | int | str | None] = field(
+        default_factory=dict[str, float | int | str | None]
+    )

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 import yaml
@@ -211,13 +211,12 @@ def load(folder: str | Path) -> StoredRun:
 def timings_from(samples: pd.DataFrame) -> list[StepTiming]:
     """Rebuild step timings from latency_samples.csv's rows, in their stored order."""
     keys = ["role", "model", "kind", "tokens", "context_tokens", "batch"]
-    return [
-        StepTiming(
-            **dict(zip(keys, key, strict=True)),
-            samples_s=tuple(float(ms) / 1e3 for ms in group["ms"]),
-        )
-        for key, group in samples.groupby(keys, sort=False)
-    ]
+    timings: list[StepTiming] = []
+    for key, group in samples.groupby(keys, sort=False):
+        values: dict[str, Any] = dict(zip(keys, cast("tuple[Any, ...]", key), strict=True))
+        seconds = tuple(float(ms) / 1e3 for ms in group["ms"])
+        timings.append(StepTiming(**values, samples_s=seconds))
+    return timings
 
 
 def _new_folder(root: Path, stem: str) -> Path:
@@ -296,7 +295,7 @@ def _tuple(value: Any) -> Any:
 def _table(file: Path, columns: Sequence[str]) -> pd.DataFrame:
     if not file.exists():
         return pd.DataFrame(columns=list(columns))
-    return pd.read_csv(file, keep_default_na=False, na_values=[""])
+    return pd.read_csv(file, keep_default_na=False, na_values=[""], float_precision="round_trip")
 
 
 def _csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:

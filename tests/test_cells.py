@@ -69,7 +69,7 @@ def failed(trial, error="out of memory"):
     )
 
 
-def rows(trials, times=TIMES):
+def rows(trials, times: StepTimes | None = TIMES):
     return measured_rows(trials, model="big", draft="small", times=times)
 
 
@@ -205,6 +205,7 @@ def test_theory_rows_predict_each_measured_cell_from_its_tokens_per_round():
     assert row.alpha == pytest.approx(7 / 9)
     assert row.speedup == pytest.approx(2.4 / (2 * 0.1 + 1.2))
     assert row.ms_per_token == pytest.approx(1e3 * (2 * 0.001 + 0.012) / 2.4)
+    assert row.ms_per_token is not None
     assert row.speedup == pytest.approx(10.0 / row.ms_per_token)
     assert row.tokens_per_second == pytest.approx(1e3 / row.ms_per_token)
     assert (row.rounds, row.accepted, row.prompts, row.ttft_ms) == (None, None, None, None)

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from functools import cache
 
 import numpy as np
@@ -175,7 +176,7 @@ class Process:
                 for token in range(3):
                     yield draft[proposed] * (1 - keep) * residual[token], token, False
 
-    def round(self, text, kept=0):
+    def round(self, text, kept=0) -> Iterator[tuple[float, tuple[int, ...], int, str]]:
         """(chance, text after the round, accepted, outcome) from a text that has not ended."""
         if kept == self.k:
             for token in range(3):
@@ -188,8 +189,8 @@ class Process:
             elif self.ended(longer):
                 yield chance, longer, kept + 1, "cut"
             else:
-                for rest, *outcome in self.round(longer, kept + 1):
-                    yield chance * rest, *outcome
+                for rest, end, count, outcome in self.round(longer, kept + 1):
+                    yield chance * rest, end, count, outcome
 
     def expectations(self):
         """(expected counts, law of the emitted text), from the text (0,) whose first is given."""
@@ -198,7 +199,8 @@ class Process:
         def law(text):
             return tuple(self.round(text))
 
-        counts, emitted, reached = defaultdict(float), defaultdict(float), {(0,): 1.0}
+        counts, emitted = defaultdict(float), {}
+        reached: dict[tuple[int, ...], float] = {(0,): 1.0}
         while reached:
             text = min(reached, key=len)
             weight = reached.pop(text)
@@ -214,7 +216,8 @@ class Process:
 
 def target_texts(eos):
     """Every text the target can emit after token 0, with its probability."""
-    ended, open_texts = {}, {(0,): 1.0}
+    ended: dict[tuple[int, ...], float] = {}
+    open_texts: dict[tuple[int, ...], float] = {(0,): 1.0}
     while open_texts:
         text, chance = open_texts.popitem()
         for token in range(3):

@@ -177,6 +177,10 @@ def test_an_acceptance_measured_elsewhere_has_a_table_of_its_own(tmp_path: Path)
         ("2", "50.0 %", "0.618", "2.00", "16.00", "1.25x", "0.366")
     ]
     assert table(run, "Speedup by alpha").column("alpha") == ("0.6", "0.6")
+    chance = [asked, replace(rate, alpha=0.6)]  # the measured alpha happens to be one asked for
+    run = made.stored(tmp_path, "breakeven", config=config, results=chance)
+    assert table(run, "From the acceptance").column("speedup") == ("1.25x",)
+    assert table(run, "Speedup by alpha").column("K=2")[0] == "0.98x"
 
 
 def test_the_ideal_table_reads_the_summarys_list_where_alpha_1_was_not_asked(
@@ -405,7 +409,7 @@ def test_the_plots_name_their_series_and_lines(tmp_path: Path) -> None:
 
 
 def test_labels_that_would_overlap_are_pushed_apart_around_their_middle() -> None:
-    assert style.spread([0.0, 1.0, 1.0, 5.0], 1.0) == [0.0, 1.0, 2.0, 5.0]
+    assert style.spread([0.0, 2.0, 2.0, 5.0], 1.0) == [0.0, 1.5, 2.5, 5.0]
     assert style.spread([1.0, 1.0], 1.0) == [0.5, 1.5]
 
 

@@ -41,13 +41,28 @@ def simulated(seed, n, speedups, noise=0.2, sets=("easy", "hard")):
     )
 
 
+def bounds(verdict):
+    """Speedup, lower and upper bound of a verdict that has them."""
+    assert verdict.speedup is not None
+    assert verdict.speedup_lo is not None
+    assert verdict.speedup_hi is not None
+    return verdict.speedup, verdict.speedup_lo, verdict.speedup_hi
+
+
+def held_out(evidence, folds=4, seed=0):
+    held = cross_fit(workload_of(evidence, None), folds, seed)
+    assert held is not None
+    return held
+
+
 def decisions(sims, n, speedups, **kwargs):
     found = (decide(simulated(i, n, speedups, **kwargs), seed=i).decision for i in range(sims))
     return Counter(found)
 
 
-@pytest.mark.parametrize("speedups", [[1.0] * 8, [1.0, 0.99, 0.98, 0.97, 0.96, 0.95, 0.93, 0.9]])
-@pytest.mark.parametrize("n", [8, 16])
+@pytest.mark.parametrize(
+    ("n", "speedups"), [(8, [1.0] * 8), (16, [1.0, 0.99, 0.98, 0.97, 0.96, 0.95, 0.93, 0.9])]
+)
 def test_null_effects_are_seldom_told_to_speculate(n, speedups):
     """At most 5 % of the time; 150 simulations allow for three standard errors above that."""
     sims = 150
@@ -64,7 +79,7 @@ def test_the_best_looking_of_eight_nulls_would_win_far_more_often_without_held_o
         workload = workload_of(evidence, None)
         best = workload.candidates[int(np.argmax(workload.plain()))]
         chosen = replace(evidence, candidates={best: evidence.candidates[best]})
-        wins += cross_fit(workload_of(chosen, None), 4, seed).interval.lo > 1.0
+        wins += held_out(chosen, seed=seed).interval.lo > 1.0
     assert wins / sims > 0.08
 
 
@@ -79,7 +94,8 @@ def test_losing_everywhere_does_not_pay():
     assert verdict.decision == "does_not_pay"
     assert not verdict.speculate
     assert (verdict.draft, verdict.k) == (None, 0)
-    assert verdict.speedup_lo < 0.68 < verdict.speedup_hi
+    _, lo, hi = bounds(verdict)
+    assert lo < 0.68 < hi
     assert verdict.reason.startswith(f"the best is K=1 at {verdict.speedup:.2f}x [")
     assert verdict.reason.endswith("; alpha 0.50 is below the 0.70 it needs")
 
@@ -89,21 +105,20 @@ def test_winning_names_the_best_k_and_its_held_out_speedup():
     assert verdict.decision == "speculate"
     assert verdict.speculate
     assert (verdict.draft, verdict.k, verdict.prompt_set) == ("small", 2, "all")
-    assert 1.0 < verdict.speedup_lo < 1.6 < verdict.speedup_hi
-    assert verdict.reason == (
-        f"K=2 gives {verdict.speedup:.2f}x [{verdict.speedup_lo:.2f}, {verdict.speedup_hi:.2f}]"
-        " on held-out prompts"
-    )
+    speedup, lo, hi = bounds(verdict)
+    assert 1.0 < lo < 1.6 < hi
+    assert verdict.reason == f"K=2 gives {speedup:.2f}x [{lo:.2f}, {hi:.2f}] on held-out prompts"
 
 
 def test_too_much_noise_is_undecided_and_says_how_many_prompts_would_do():
     verdict = decide(simulated(3, 12, [1.1], noise=0.4))
     assert verdict.decision == "undecided"
     assert (verdict.draft, verdict.k) == ("small", 1)
-    assert verdict.speedup_lo < 1.0 < verdict.speedup_hi
+    speedup, lo, hi = bounds(verdict)
+    assert lo < 1.0 < hi
     needed = int(verdict.reason.split("needs about ")[1].split(" ")[0].replace(",", ""))
-    half = np.log(verdict.speedup_hi / verdict.speedup_lo) / 2
-    assert needed == np.ceil(12 * (half / np.log(verdict.speedup)) ** 2)
+    half = np.log(hi / lo) / 2
+    assert needed == np.ceil(12 * (half / np.log(speedup)) ** 2)
 
 
 def test_no_difference_at_all_asks_for_more_prompts_than_anyone_has():
@@ -217,7 +232,7 @@ def test_held_out_times_are_those_of_the_candidate_the_other_folds_chose():
         {("small", 1): Timed(good_here, tokens), ("small", 2): Timed(good_there, tokens)},
         {},
     )
-    held = cross_fit(workload_of(evidence, None), 2, 0)
+    held = held_out(evidence, folds=2)
     assert held.speedup == pytest.approx(0.25)
     assert (held.chose, held.folds) == (2, 2)
 
@@ -249,8 +264,7 @@ def test_least_regret_of_a_mix_is_never_above_that_of_its_worst_set():
     assert least_regret(sets)[1] == [0, 1, 2, 8][int(np.argmin(worst))]
 
 
-def trial(prompt, k, seconds, *, prompt_set="easy", repetition=0, status="ok", temperature=1.0):
-    counts = {"accepted": 6, "rejected": 2} if k else {}
+def trial(prompt, k, seconds, *, prompt_set="easy", repetition=0, failed=False, temperature=1.0):
     return Trial(
         cell="c",
         prompt_set=prompt_set,
@@ -259,16 +273,17 @@ def trial(prompt, k, seconds, *, prompt_set="easy", repetition=0, status="ok", t
         k=k,
         temperature=temperature,
         rule="ratio" if k else None,
-        status=status,
-        new_tokens=10 if status == "ok" else None,
-        decode_s=seconds if status == "ok" else None,
-        **counts,
+        status="failed" if failed else "ok",
+        new_tokens=None if failed else 10,
+        decode_s=None if failed else seconds,
+        accepted=6 if k else None,
+        rejected=2 if k else None,
     )
 
 
 def test_evidence_holds_the_prompts_complete_in_every_cell():
     trials = [trial(p, k, 1.0 + k) for p in "cab" for k in (0, 1, 2)]
-    trials += [trial("a", 0, 9.0, temperature=0.0), trial("b", 1, 0, status="failed")]
+    trials += [trial("a", 0, 9.0, temperature=0.0), trial("b", 1, 0, failed=True)]
     times = StepTimes(0.001, 0.010)
     evidence = evidence_from_trials(trials, draft="small", temperature=1.0, times=times)
     assert evidence.prompts == ("a", "c")
@@ -288,7 +303,7 @@ def test_evidence_sums_repetitions_and_asks_for_all_of_them():
 
 def test_evidence_leaves_out_a_k_that_mostly_failed_rather_than_the_prompts():
     trials = [trial(p, k, 1.0) for p in "abcd" for k in (0, 1)]
-    trials += [trial(p, 8, 1.0, status="ok" if p == "a" else "failed") for p in "abcd"]
+    trials += [trial(p, 8, 1.0, failed=p != "a") for p in "abcd"]
     evidence = evidence_from_trials(trials, draft="small", temperature=1.0, times=None)
     assert evidence.prompts == ("a", "b", "c", "d")
     assert set(evidence.candidates) == {("small", 1)}

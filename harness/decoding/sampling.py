@@ -9,6 +9,7 @@ indexed by text position, so that the same seed and K give the same text whateve
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,7 +48,6 @@ def sampler_for(warping: Warping) -> Callable[[Tensor], Tensor]:
         ValueError: greedy warping has no law to sample from.
     """
     from transformers.generation.logits_process import (
-        LogitsProcessorList,
         TemperatureLogitsWarper,
         TopKLogitsWarper,
         TopPLogitsWarper,
@@ -55,7 +55,7 @@ def sampler_for(warping: Warping) -> Callable[[Tensor], Tensor]:
 
     if warping.greedy:
         raise ValueError("temperature 0 is greedy: there is no law to sample from")
-    processors = LogitsProcessorList()
+    processors: list[Callable[[Any, Any], Tensor]] = []
     if warping.temperature != 1.0:
         processors.append(TemperatureLogitsWarper(float(warping.temperature)))
     if warping.top_k is not None:
@@ -126,4 +126,4 @@ def _stream(key: str, positions: int, device: torch.device) -> Tensor:
     # random() is in [0, 1); turned round it is in (0, 1], where a zero ratio never accepts.
     uniforms = 1.0 - np.random.Generator(np.random.Philox(key=words)).random(positions)
     dtype = torch.float32 if device.type == "mps" else torch.float64
-    return torch.from_numpy(uniforms).to(device=device, dtype=dtype)
+    return torch.as_tensor(uniforms, dtype=dtype, device=device)

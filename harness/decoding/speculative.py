@@ -59,9 +59,9 @@ def speculative_rounds(
         decision = verifier(logits, proposal, position)
         next_token = decision.next_token.unsqueeze(0)
         # The round's one host read
-        accepted, *tokens = torch.cat(
-            [decision.accepted.unsqueeze(0), proposal.tokens, next_token]
-        ).tolist()
+        accepted, *tokens = _host(
+            torch.cat([decision.accepted.unsqueeze(0), proposal.tokens, next_token])
+        )
         drafted = len(tokens) - 1
         done = emitted_round(tokens, accepted, drafted, budget - position, eos)
         position += len(done.tokens)
@@ -72,6 +72,11 @@ def speculative_rounds(
         drafter.advance(proposal, accepted, next_token)
         last = next_token
         yield done
+
+
+def _host(tokens: Tensor) -> list[int]:
+    """Read a vector of integers back from the device."""
+    return tokens.tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
 def emitted_round(

@@ -14,6 +14,7 @@ from harness import reporting, storage
 from harness.config import BreakevenConfig
 from harness.experiments.outcome import Outcome
 from harness.experiments.validate import validated
+from harness.measurement.host import describe_host
 from harness.records import LatencyRow, ResultRow, Summary, UserError
 from harness.theory import speedup as theory
 from harness.theory.speedup import StepTimes
@@ -36,7 +37,7 @@ def run(config: BreakevenConfig) -> Outcome:
     folder.write_latency(list(_latency_rows(config)), ())
     folder.write_results(rows)
     folder.write_summary(summary, details)
-    folder.update_manifest({"status": "complete"})
+    folder.update_manifest({"environment": describe_host(), "status": "complete"})
     stored = storage.load(folder.path)
     reporting.render(stored)
     reporting.show(stored)

@@ -16,7 +16,7 @@ from harness.theory.evidence import evidence_from_trials
 from harness.theory.intervals import MIN_PROMPTS
 from harness.theory.speedup import StepTimes
 from harness.theory.steps import step_times
-from harness.theory.verdict import decide
+from harness.theory.verdict import decide, least_regret
 
 # A step spread this wide says that something else was using the machine.
 NOISY_SPREAD = 1.5
@@ -42,7 +42,7 @@ def finish_sweep(folder: RunFolder, stored: StoredRun) -> Summary:
         per_prompt_set=tuple(verdict for _, sets in verdicts for verdict in sets),
         failures=tuple(failures(trials)),
         caveats=tuple(caveats(stored, measured, timings)),
-        headline={**headline(timings), **_best_cell(measured)},
+        headline={**headline(timings), **_best_cell(measured), **_least_regret(stored, times)},
     )
     folder.write_summary(summary)
     return summary
@@ -76,6 +76,19 @@ def _best_cell(measured: Sequence[ResultRow]) -> dict[str, Number]:
         "best_cell_prompt_set": best.prompt_set,
         "best_cell_temperature": best.temperature,
     }
+
+
+def _least_regret(stored: StoredRun, times: StepTimes | None) -> dict[str, Number]:
+    """The K that gives away least if traffic shifts between the prompt sets, first temperature."""
+    config = stored.config
+    evidence = evidence_from_trials(
+        stored.trials,
+        draft=config["draft"]["name"],
+        temperature=config["temperature"][0],
+        times=times,
+    )
+    by_set = evidence.by_set()
+    return {"least_regret_k": least_regret(by_set)[1]} if len(by_set) > 1 else {}
 
 
 def headline(timings: Sequence[StepTiming]) -> dict[str, Number]:

@@ -16,7 +16,7 @@ from harness.experiments.requests import plan
 from harness.experiments.validate import validated
 from harness.measurement.snapshots import compare_texts, law_tests
 from harness.records import Failure, Summary, Trial, UserError
-from harness.reporting.tokens import MarkedText, Piece
+from harness.reporting.tokens import MarkedText, Piece, show_tokens
 from harness.storage import RunFolder, load
 from harness.theory.cells import measured_rows
 
@@ -56,7 +56,7 @@ def run(config: SnapshotConfig) -> Outcome:
     reporting.render(stored)
     reporting.show(stored)
     if config.show == "tokens":
-        reporting.show_tokens(_marked(trials, pair))
+        show_tokens(_marked(trials, pair))
     return Outcome(folder.path, 1 if summary.failures else 0)
 
 
@@ -161,7 +161,7 @@ def _summary(
     results = [entry["result"] for entry in [*compared, *sampled]]
     return Summary(
         verdict=None,
-        failures=tuple([*failures, *finish.failures(trials)]),
+        failures=(*failures, *finish.failures(trials)),
         headline={name: results.count(name) for name in ("PASS", "TIE", "FAIL")},
     )
 

@@ -1,13 +1,7 @@
 """What machine is this? Recorded with every run, because a latency means nothing without it."""
 
 import os
-import platform
-import subprocess
-import sys
 from collections.abc import Sequence
-from contextlib import suppress
-from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -15,28 +9,21 @@ import torch
 
 from harness.decoding.protocols import CausalModel
 from harness.measurement.clock import Clock
+from harness.measurement.host import cpu_name, describe_host
 from harness.records import UserError
 
-PACKAGES = ("torch", "transformers", "numpy", "scipy", "pandas", "hydra-core", "modal")
 THREAD_STEPS = 7
 
 
 def describe(device: torch.device) -> dict[str, Any]:
     """Everything about the machine that a reader of the numbers may ask for."""
     return {
-        "command": [Path(sys.argv[0]).stem, *sys.argv[1:]],
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        **describe_host(),
         "device": device.type,
         "device_name": device_name(device),
         "cuda": torch.version.cuda,
         "driver": _driver(),
-        "cpu": _cpu_name(),
-        "cpu_count": os.cpu_count(),
-        "memory_bytes": psutil.virtual_memory().total,
         "threads": torch.get_num_threads(),
-        "git": _git(),
     }
 
 
@@ -44,7 +31,7 @@ def device_name(device: torch.device) -> str:
     """The card's own name, or the processor's."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return _cpu_name() if device.type == "cpu" else f"{device.type} ({_cpu_name()})"
+    return cpu_name() if device.type == "cpu" else f"{device.type} ({cpu_name()})"
 
 
 def settle_threads(setting: Any, models: Sequence[CausalModel], context: Sequence[int]) -> int:
@@ -97,20 +84,6 @@ def _step_seconds(threads: int, models: Sequence[CausalModel], context: Sequence
     return total
 
 
-def _version(package: str) -> str | None:
-    with suppress(metadata.PackageNotFoundError):
-        return metadata.version(package)
-    return None
-
-
-def _cpu_name() -> str:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
-
-
 def _driver() -> str | None:
     """The NVIDIA driver's version; None where there is no card or no driver."""
     import pynvml
@@ -124,19 +97,3 @@ def _driver() -> str | None:
     finally:
         pynvml.nvmlShutdown()
     return version.decode() if isinstance(version, bytes) else str(version)
-
-
-def _git() -> dict[str, Any] | None:
-    """The checkout's commit and whether it has uncommitted changes; None outside one."""
-    folder = Path(__file__).resolve().parents[2]
-    if not (folder / ".git").exists():
-        return None
-
-    def ask(*words: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(folder), *words], capture_output=True, text=True, check=True
-        ).stdout.strip()
-
-    with suppress(OSError, subprocess.CalledProcessError):
-        return {"commit": ask("rev-parse", "HEAD"), "dirty": bool(ask("status", "--porcelain"))}
-    return None

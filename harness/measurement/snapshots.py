@@ -92,9 +92,9 @@ def compare_texts(
     prefix = [*prompt, *plain[:position]]
     step, verify = _both_ways(target, prefix, num_draft_tokens)
     noise = float((step - verify).abs().max())
-    margins = [_margin(step), _margin(verify)]
-    tie = min(margins) <= NOISE_FACTOR * noise
-    return TextComparison("TIE" if tie else "FAIL", position, *margins, noise)
+    by_step, by_verify = _margin(step), _margin(verify)
+    tie = min(by_step, by_verify) <= NOISE_FACTOR * noise
+    return TextComparison("TIE" if tie else "FAIL", position, by_step, by_verify, noise)
 
 
 def _both_ways(

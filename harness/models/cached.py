@@ -16,6 +16,12 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 
+def output_weight(network: PreTrainedModel) -> Tensor:
+    """The output head's weight, [vocab with padding, hidden]."""
+    head: Any = network.get_output_embeddings()
+    return head.weight
+
+
 class CachedModel:
     """A causal model with a cache of one sequence, rewound by cropping.
 
@@ -34,7 +40,7 @@ class CachedModel:
     @property
     def device(self) -> torch.device:
         """Where the logits live: the output head's device."""
-        return self.network.get_output_embeddings().weight.device
+        return output_weight(self.network).device
 
     @property
     def cached_tokens(self) -> int:

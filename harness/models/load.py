@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.utils import logging as hf_logging
 
 from harness.config import ModelConf
+from harness.models.cached import output_weight
 from harness.records import UserError
 
 EMBEDDED = Path(__file__).parent / "embedded"
@@ -47,7 +48,7 @@ class LoadedModel:
     @property
     def vocab_size(self) -> int:
         """Width of its logits, padding included."""
-        return int(self.network.get_output_embeddings().weight.shape[0])
+        return int(output_weight(self.network).shape[0])
 
     def describe(self) -> dict[str, Any]:
         """What the manifest says of it."""
@@ -103,9 +104,9 @@ def load(conf: ModelConf, key: str, device: torch.device) -> LoadedModel:
     options = _options(conf, key, device)
     with quiet_transformers(), _explained(conf, key):
         tokenizer = AutoTokenizer.from_pretrained(source, **_hub(conf))
-        network = AutoModelForCausalLM.from_pretrained(source, **_hub(conf), **options)
-    if conf.device_map is None and conf.quantization is None:
-        network.to(resolve_device(conf.device) if conf.device else device)
+        network: Any = AutoModelForCausalLM.from_pretrained(source, **_hub(conf), **options)
+        if conf.device_map is None and conf.quantization is None:
+            network.to(resolve_device(conf.device) if conf.device else device)
     network.eval()
     return LoadedModel(
         key=key,
@@ -156,7 +157,10 @@ def _options(conf: ModelConf, key: str, device: torch.device) -> dict[str, Any]:
 def _quantization(conf: ModelConf, key: str) -> Any:
     from transformers import BitsAndBytesConfig
 
-    kinds = {"int8": {"load_in_8bit": True}, "int4": {"load_in_4bit": True}}
+    kinds: dict[str, dict[str, Any]] = {
+        "int8": {"load_in_8bit": True},
+        "int4": {"load_in_4bit": True},
+    }
     if conf.quantization not in kinds:
         raise UserError(f"{key}.quantization={conf.quantization}: use int8, int4 or null")
     try:

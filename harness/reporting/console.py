@@ -36,6 +36,8 @@ def show(run: "StoredRun", console: Console | None = None) -> None:
     if content.status:
         _line(out, content.status, "bold")
     _verdict(out, content)
+    if (content.caveats or content.failures) and not content.verdicts:
+        out.print()
     for caveat in content.caveats:
         _line(out, f"Note: {caveat}")
     for failure in content.failures:

@@ -57,10 +57,8 @@ def verdict(entry: Mapping[str, Any]) -> str:
         low, high = entry.get("speedup_lo"), entry.get("speedup_hi")
         gain = fmt.speedup(entry.get("speedup"), low, high)
         unsure = "" if low is not None else ", no interval"
-        said = (
-            f"Serve {fmt.text(entry.get('draft'))} at K={entry.get('k')}: {gain}{unsure} {where}."
-        )
-        return f"{said} {_sentence(reason)}".rstrip()
+        choice = f"{fmt.text(entry.get('draft'))} at K={entry.get('k')}"
+        return f"Serve {choice}: {gain}{unsure} on held-out prompts {where}."
     said = "Undecided" if entry.get("decision") == "undecided" else "Do not speculate"
     return f"{said}: {reason} {where}." if reason else f"{said} {where}."
 

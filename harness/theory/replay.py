@@ -189,7 +189,7 @@ def _check(chances: Array, exists: Bools) -> None:
 def _products(chances: Array, exists: Bools) -> Array:
     """reach[., s, j - 1]: the chance to accept at least j from s; 0 beyond the text."""
     _check(chances, exists)
-    return np.cumprod(np.where(exists, chances, 0.0), axis=2)
+    return np.multiply.accumulate(np.where(exists, chances, 0.0), axis=2)
 
 
 def _last(left: Counts, k: int) -> Counts:

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from harness.storage import StoredRun
 
 CAPTION = (
-    "Measured alpha with its interval against the alpha that each K needs to break even: a point"
-    " inside its bar is slower than no speculation"
+    "Measured alpha with its interval against the alpha that each K needs to break even:"
+    " for a point inside its bar the step times predict a loss"
 )
 UNDER = (
     "points: measured alpha, with 95 % interval; bars: the alpha each K needs"
-    " (none: even alpha = 1 loses).\nA point inside its bar is slower than no speculation."
+    " (none: even alpha = 1 loses).\nFor a point inside its bar the step times predict a loss."
 )
 
 

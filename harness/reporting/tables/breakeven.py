@@ -98,8 +98,7 @@ def measured_table(results: Iterable[ResultRow], config: Mapping[str, Any]) -> T
                 NO_ROOT if row.breakeven_alpha is None else fmt.alpha(row.breakeven_alpha),
             )
         )
-        for row in results
-        if row.source == "theory" and row.k > 0 and not _asked(row.alpha, config)
+        for row in _split(results, config)[1]
     )
     title = "From the acceptance that was measured"
     return Table(title, MEASURED_COLUMNS, rows, (MEASURED_NOTE,)) if rows else None
@@ -107,9 +106,7 @@ def measured_table(results: Iterable[ResultRow], config: Mapping[str, Any]) -> T
 
 def rules_table(results: Iterable[ResultRow], config: Mapping[str, Any]) -> Table | None:
     """Speedup per alpha and K by both rules, and the best K of each."""
-    theory = [
-        row for row in results if row.source == "theory" and row.k > 0 and _asked(row.alpha, config)
-    ]
+    theory, _ = _split(results, config)
     alphas = sorted({row.alpha for row in theory if row.alpha is not None})
     if not alphas:
         return None
@@ -142,10 +139,25 @@ def _rule_row(
     return Row((f"{alpha:.4g}", rule, chosen, *cells))
 
 
-def _asked(alpha: float | None, config: Mapping[str, Any]) -> bool:
-    """Whether this alpha was asked for; else it comes from an acceptance that was measured."""
+def _split(
+    results: Iterable[ResultRow], config: Mapping[str, Any]
+) -> tuple[list[ResultRow], list[ResultRow]]:
+    """The rows at the alphas that were asked for, and those from a measured acceptance.
+
+    A measured acceptance may happen to have an alpha that was asked for; its row comes second.
+    """
     listed = [float(value) for value in config.get("alpha") or ()]
-    return alpha is not None and any(math.isclose(alpha, value) for value in listed)
+    asked: dict[tuple[int, float], ResultRow] = {}
+    measured: list[ResultRow] = []
+    for row in results:
+        if row.source != "theory" or row.k < 1 or row.alpha is None:
+            continue
+        known = any(math.isclose(row.alpha, value) for value in listed)
+        if known and (row.k, row.alpha) not in asked:
+            asked[row.k, row.alpha] = row
+        else:
+            measured.append(row)
+    return list(asked.values()), measured
 
 
 def _times(config: Mapping[str, Any]) -> StepTimes | None:

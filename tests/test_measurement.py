@@ -1,0 +1,236 @@
+"""Timed generations and steps: what is counted, and that nothing timed is lost."""
+
+import pytest
+import torch
+from stubs import CPU, TableModel
+
+from harness.decoding.sampling import Warping
+from harness.measurement import environment
+from harness.measurement.latency import Player, plan_forwards, time_forwards
+from harness.measurement.snapshots import chi_square, compare_texts, law_tests
+from harness.measurement.trials import Request, run_trial
+from harness.records import RULES, Rule, UserError
+from harness.theory.steps import latency_rows, step_times
+
+PROMPT = (3, 1, 4, 1, 5)
+
+
+def request(k: int, *, temperature: float = 0.0, budget: int = 30, eos: int = -1) -> Request:
+    return Request(
+        cell="cell",
+        prompt_set="set",
+        prompt="one",
+        category="facts",
+        tokens=PROMPT,
+        k=k,
+        warping=Warping(temperature),
+        rule="ratio",
+        budget=budget,
+        repetition=0,
+        seed=1,
+        eos=frozenset({eos}),
+        model="target",
+        draft="draft" if k else None,
+    )
+
+
+def test_counts_of_a_trial_add_up() -> None:
+    trial = run_trial(request(4), TableModel(), TableModel(strangeness=0.3))
+    assert trial.status == "ok"
+    assert trial.new_tokens == 30
+    assert trial.rounds == trial.rejected + trial.bonus + trial.cut  # type: ignore[operator]
+    assert trial.drafted == 4 * trial.rounds  # type: ignore[operator]
+    assert sum(trial.from_draft) == trial.accepted  # type: ignore[arg-type]
+    assert trial.new_tokens == trial.accepted + trial.rejected + trial.bonus  # type: ignore[operator]
+    lengths = trial.accepted_lengths
+    assert lengths is not None
+    assert sum(lengths) == trial.rounds
+    assert sum(index * count for index, count in enumerate(lengths)) == trial.accepted
+
+
+def test_room_counts_rounds_by_the_text_left_to_them() -> None:
+    """A self-draft with K = 4 and 12 tokens: rounds of 5, 5 and 2."""
+    trial = run_trial(request(4, budget=12), TableModel(), TableModel())
+    assert trial.accepted_lengths == (0, 0, 1, 0, 2)
+    assert trial.room == (3, 3, 2, 2)
+    assert (trial.bonus, trial.cut, trial.stop_reason) == (2, 1, "budget")
+
+
+def test_a_plain_trial_has_no_draft_counts() -> None:
+    trial = run_trial(request(0), TableModel(), None)
+    assert (trial.new_tokens, trial.rounds, trial.drafted) == (30, None, None)
+    assert trial.rule is None
+    assert trial.draft_prefill_s is None
+    assert trial.from_draft == (0,) * 30
+
+
+def test_times_are_positive_and_ordered() -> None:
+    trial = run_trial(request(4), TableModel(), TableModel(strangeness=0.3))
+    assert 0.0 < trial.first_token_s < trial.decode_s  # type: ignore[operator]
+    assert trial.prefill_s > 0.0  # type: ignore[operator]
+    assert trial.draft_prefill_s > 0.0  # type: ignore[operator]
+
+
+def test_an_end_token_is_the_stop_reason() -> None:
+    plain = run_trial(request(0), TableModel(), None)
+    end = plain.tokens[7]  # type: ignore[index]
+    trial = run_trial(request(4, eos=end), TableModel(), TableModel(strangeness=0.3))
+    assert trial.stop_reason == "eos"
+    assert trial.tokens[-1] == end  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nmore"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: tried 9 bytes"),
+        MemoryError(),
+    ],
+)
+def test_running_out_of_memory_is_a_record_not_a_crash(error: Exception) -> None:
+    class Full(TableModel):
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+            raise error
+
+    target = Full()
+    trial = run_trial(request(4), target, TableModel())
+    assert trial.status == "failed"
+    assert trial.error is not None
+    assert trial.error.startswith("out of memory")
+    assert "\n" not in trial.error
+    assert target.cache == []
+
+
+def test_any_other_error_is_not_swallowed() -> None:
+    class Broken(TableModel):
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+            raise RuntimeError("index out of range")
+
+    with pytest.raises(RuntimeError, match="index out of range"):
+        run_trial(request(4), Broken(), TableModel())
+
+
+def test_every_step_verify_and_prefill_is_timed_as_often_as_asked() -> None:
+    players = (
+        Player("target", "big", TableModel()),
+        Player("draft", "small", TableModel(strangeness=0.3)),
+    )
+    timings = time_forwards(players, 4, context=[1, 2, 3, 4, 5, 6], repetitions=3)
+    kinds = {(t.role, t.kind, t.tokens) for t in timings}
+    assert kinds == {
+        ("target", "prefill", 6),
+        ("draft", "prefill", 6),
+        ("target", "step", 1),
+        ("draft", "step", 1),
+        *(("target", "verify", count) for count in range(1, 6)),
+    }
+    assert all(len(t.samples_s) == 3 and min(t.samples_s) > 0 for t in timings)
+    assert all(t.context_tokens == (0 if t.kind == "prefill" else 6) for t in timings)
+
+
+def test_timing_leaves_the_context_in_the_cache() -> None:
+    target = TableModel()
+    time_forwards([Player("target", "big", target)], 2, context=[1, 2, 3], repetitions=2)
+    assert target.cache == [1, 2, 3]
+
+
+def test_without_a_draft_only_the_target_is_planned() -> None:
+    planned = plan_forwards([Player("target", "big", TableModel())], 2, 10)
+    assert {forward.role for forward in planned} == {"target"}
+
+
+def test_latency_rows_and_step_times_are_medians_of_the_samples() -> None:
+    players = (Player("target", "big", TableModel()), Player("draft", "small", TableModel()))
+    timings = time_forwards(players, 2, context=[1, 2, 3], repetitions=5)
+    rows = {(row.role, row.kind, row.tokens): row for row in latency_rows(timings)}
+    times = step_times(timings)
+    assert times.target_s * 1e3 == pytest.approx(rows["target", "step", 1].median_ms)
+    assert times.draft_s * 1e3 == pytest.approx(rows["draft", "step", 1].median_ms)
+    assert len(times.verify_s) == 3
+    assert times.verify_s[2] * 1e3 == pytest.approx(rows["target", "verify", 3].median_ms)
+    for row in rows.values():
+        assert row.p10_ms <= row.median_ms <= row.p90_ms
+        assert row.samples == 5
+
+
+def test_threads_are_what_was_asked_for() -> None:
+    before = torch.get_num_threads()
+    try:
+        assert environment.settle_threads(1, [TableModel()], [1, 2]) == 1
+        chosen = environment.settle_threads("auto", [TableModel()], [1, 2])
+        assert chosen == torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)
+    for wrong in (0, True, "many", 1.5):
+        with pytest.raises(UserError, match="threads="):
+            environment.settle_threads(wrong, [TableModel()], [1, 2])
+
+
+def test_the_environment_is_told_without_a_gpu() -> None:
+    told = environment.describe(CPU)
+    assert told["device"] == "cpu"
+    assert told["packages"]["torch"]
+    assert told["threads"] >= 1
+
+
+def test_equal_texts_pass_and_a_wide_margin_fails() -> None:
+    target = TableModel()
+    plain = list(run_trial(request(0, budget=10), target, None).tokens or ())
+    assert compare_texts(target, PROMPT, plain, plain, 4).result == "PASS"
+    wrong = [*plain[:6], (plain[6] + 1) % 11, *plain[7:]]
+    failed = compare_texts(target, PROMPT, plain, wrong, 4)
+    assert (failed.result, failed.first_difference) == ("FAIL", 6)
+    assert failed.noise == 0.0
+    shorter = compare_texts(target, PROMPT, plain, plain[:4], 4)
+    assert (shorter.result, shorter.first_difference) == ("FAIL", 4)
+
+
+def test_a_difference_within_the_noise_is_a_tie() -> None:
+    class Rounding(TableModel):
+        """A verify rounds otherwise than a step, by more than the top two differ."""
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            logits = super().forward(tokens)
+            top = logits.topk(2).indices
+            close = logits.clone()
+            rows = torch.arange(len(logits))
+            close[rows, top[:, 1]] = close[rows, top[:, 0]] - 1e-3
+            if len(tokens) > 1:
+                close[rows, top[:, 1]] += 2e-3
+            return close
+
+    target = Rounding()
+    plain = list(run_trial(request(0, budget=10), target, None).tokens or ())
+    other = [*plain[:3], (plain[3] + 1) % 11]
+    assert compare_texts(target, PROMPT, plain, other, 4).result == "TIE"
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_law_test_passes_the_production_verification(rule: Rule) -> None:
+    pair = TableModel(6), TableModel(6, strangeness=0.6)
+    tests = law_tests(
+        *pair, PROMPT, num_draft_tokens=2, warping=Warping(1.0), rule=rule, draws=1500, seed=3
+    )
+    assert [test.offset for test in tests] == [1, 2, 3]
+    assert all(test.bins > 1 and test.p_value > 1e-4 for test in tests)
+
+
+def test_the_law_test_notices_draws_from_another_law() -> None:
+    law = torch.tensor([0.5, 0.3, 0.2])
+    generator = torch.Generator().manual_seed(0)
+    right = torch.multinomial(law, 5000, replacement=True, generator=generator).tolist()
+    assert chi_square(1, right, law).p_value > 1e-3
+    assert chi_square(1, right, torch.tensor([0.45, 0.35, 0.2])).p_value < 1e-6
+
+
+def test_a_draw_outside_the_support_fails_and_a_certain_law_cannot_be_tested() -> None:
+    assert chi_square(1, [0] * 99 + [1], torch.tensor([1.0, 0.0])).p_value == 0.0
+    assert chi_square(1, [0] * 100, torch.tensor([1.0, 0.0])).p_value == 1.0
+
+
+def test_rare_tokens_are_pooled_into_cells_of_at_least_five() -> None:
+    law = torch.tensor([0.9, *([0.001] * 100)])
+    draws = [0] * 900 + list(range(1, 101))
+    assert chi_square(1, draws, law).bins == 2
+    few = torch.tensor([0.6, 0.398, 0.001, 0.001])
+    assert chi_square(1, [0] * 600 + [1] * 398 + [2, 3], few).bins == 2
