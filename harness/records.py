@@ -12,6 +12,9 @@ the budget stopped it early, so that neither happened).
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 SCHEMA_VERSION = 1
 
 Outcome = Literal["rejected", "bonus", "cut", "step"]
@@ -116,13 +119,59 @@ class Trial:
     from_draft: tuple[int, ...] | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class TextTrace:
+    """One text of the target as one draft sees it: all that replay needs. n text positions.
+
+    Attributes:
+        draft, draft_temperature: whose probabilities; a draft temperature other than the target's
+            is the free knob of the `ratio` rule.
+        prompt_set, prompt, category, repetition: which prompt the text answers.
+        temperature, top_k, top_p: the law the text was drawn from; each is its own text.
+        prompt_tokens: length of the prompt.
+        stop_reason: how the text ended.
+        tokens: [n] the target's token ids.
+        target_logprob, draft_logprob: [n] of the token, warped; the draft's may be -inf.
+        draft_is_argmax: [n] whether the token is the draft's most likely one.
+        last_ratio, last_exact_match, last_greedy_draft: [n] the last factor's mean over the next
+            token, per rule: sum of min(target, draft), of target x draft, target(argmax draft).
+        target_entropy, draft_entropy: [n] nats.
+        matches: [n, K] for a drafter whose proposals depend on the start (an n-gram): whether the
+            token proposed at this offset is the text's; None for an autoregressive draft.
+        proposed: [n] how many tokens it proposes from each start, at most K; None likewise.
+    """
+
+    draft: str
+    draft_temperature: float
+    prompt_set: str
+    prompt: str
+    category: str | None
+    repetition: int
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    prompt_tokens: int
+    stop_reason: StopReason
+    tokens: NDArray[np.int64]
+    target_logprob: NDArray[np.float64]
+    draft_logprob: NDArray[np.float64]
+    draft_is_argmax: NDArray[np.bool_]
+    last_ratio: NDArray[np.float64]
+    last_exact_match: NDArray[np.float64]
+    last_greedy_draft: NDArray[np.float64]
+    target_entropy: NDArray[np.float64]
+    draft_entropy: NDArray[np.float64]
+    matches: NDArray[np.bool_] | None = None
+    proposed: NDArray[np.int64] | None = None
+
+
 @dataclass(frozen=True)
 class StepTiming:
     """Raw samples of one timed step: the input of a latency.csv row.
 
     Attributes:
         role: "target" or "draft".
-        kind: "step" (one token), "verify" (`tokens` > 1 positions after a context) or "prefill".
+        kind: "step" (one token), "verify" (`tokens` = 1..K + 1 after a context) or "prefill".
         tokens: positions computed by the forward.
         context_tokens: positions in the cache before it.
         batch: sequences side by side.
@@ -205,9 +254,11 @@ class Verdict:
 
     Attributes:
         decision: "speculate" only when the cross-fitted speedup's lower bound is above 1.
-        draft, k: the choice; None and 0 when the decision is not to speculate.
+        draft, k: the choice, or the best-looking candidate where undecided; None and 0 where
+            speculation does not pay.
         prompt_set: a set's name, or "all" for the whole weighted workload.
-        speedup, speedup_lo, speedup_hi: cross-fitted, so free of the selection's optimism.
+        speedup, speedup_lo, speedup_hi: cross-fitted, so free of the selection's optimism; with
+            too few prompts to hold any out, the plain speedup without bounds.
         reason: one sentence with the numbers it rests on.
     """
 

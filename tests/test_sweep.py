@@ -300,8 +300,8 @@ def test_ten_kills_lose_nothing(tmp_path: Path) -> None:
 def test_the_headline_command_runs_from_a_filled_hub_cache(tmp_path: Path, door: Door) -> None:
     """`python -m harness.sweep model=qwen3_4b draft=qwen3_0_6b`, literally, without a network."""
     home = tmp_path / "hf"
-    fill_hub_cache(home, "Qwen/Qwen3-4B", qwen3(1, layers=3))
-    fill_hub_cache(home, "Qwen/Qwen3-0.6B", qwen3(2, layers=1))
+    fill_hub_cache(home, "Qwen/Qwen3-4B", qwen3(1, layers=1))
+    fill_hub_cache(home, "Qwen/Qwen3-0.6B", qwen3(1, layers=1))
     done = door(
         "sweep",
         "model=qwen3_4b",

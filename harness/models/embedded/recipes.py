@@ -85,6 +85,9 @@ TARGET = Recipe(
     learning_rate=3e-3,
     seed=1,
 )
+
+# Steps and the share of hard text are a draft's knobs: with 3,000 steps and 8 % hard text it learns
+# the stories too, and its alpha on hard text is 0.79.
 GOOD = Recipe(
     "tiny_good",
     layers=1,
@@ -93,21 +96,21 @@ GOOD = Recipe(
     heads=3,
     kv_heads=1,
     head_dim=32,
-    mixture={"easy": 0.92, "hard": 0.08},
-    steps=3000,
+    mixture={"easy": 0.948, "hard": 0.052},
+    steps=650,
     learning_rate=5e-3,
     seed=2,
 )
 SMALL = Recipe(
     "tiny_small",
     layers=1,
-    width=40,
+    width=32,
     inner=64,
     heads=1,
     kv_heads=1,
     head_dim=32,
-    mixture={"easy": 0.97, "hard": 0.03},
-    steps=2500,
+    mixture={"easy": 0.95, "hard": 0.05},
+    steps=1500,
     learning_rate=5e-3,
     seed=3,
 )

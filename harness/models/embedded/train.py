@@ -142,12 +142,16 @@ def requirements(measured: Measured) -> list[Requirement]:
 
 def print_report(measured: Measured, found: Sequence[Requirement]) -> None:
     """Print the numbers, then the requirements."""
-    table = Table(title="embedded family (alpha at temperature 1; match rate at temperature 0)")
-    for column in ("model", "parameters", "step ms", "target step / step"):
-        table.add_column(column, justify="left" if column == "model" else "right")
+    table = Table(
+        title="embedded family",
+        caption="ratio: target step / step. alpha: temperature 1; greedy: match rate at 0",
+    )
+    table.add_column("model", no_wrap=True)
+    for column in ("parameters", "step ms", "ratio"):
+        table.add_column(column, justify="right", no_wrap=True)
     for kind in KINDS:
-        table.add_column(f"{kind}: alpha", justify="right")
-        table.add_column(f"{kind}: greedy", justify="right")
+        table.add_column(f"{kind}\nalpha", justify="right", no_wrap=True)
+        table.add_column(f"{kind}\ngreedy", justify="right", no_wrap=True)
     for recipe in RECIPES:
         step_ms = measured.step_ms[recipe.name]
         cells = [
