@@ -115,6 +115,29 @@ class DecodeConf:
 
 
 @dataclass
+class GpuConf:
+    """A card: what it can do, and what an hour of it costs (group gpu=).
+
+    Attributes:
+        name: short name.
+        bandwidth_gb_s: memory bandwidth, GB/s.
+        bf16_tflops: dense bf16 matrix rate, TFLOP/s.
+        memory_gb: memory, GB.
+        price_per_hour_usd: on-demand price of one card, US dollars.
+        source: where the figures come from.
+        date: when they were looked up.
+    """
+
+    name: str = MISSING
+    bandwidth_gb_s: float = MISSING
+    bf16_tflops: float = MISSING
+    memory_gb: float = MISSING
+    price_per_hour_usd: float = MISSING
+    source: str = MISSING
+    date: str = MISSING
+
+
+@dataclass
 class DoorConfig:
     """What every door takes: where runs go, the seed, and whether errors show their traceback."""
 
@@ -164,6 +187,58 @@ class SweepConfig(PairConfig):
 
     temperature: list[float] = field(default_factory=lambda: [0.0, 1.0])
     mode: str = "measure"
+
+
+@dataclass
+class LatencyConf:
+    """Step times from elsewhere (another engine's TPOT, say), in milliseconds.
+
+    Attributes:
+        target_ms: one target step.
+        draft_ms: one draft step: a number for every draft, or {name: ms}.
+        verify_ms: entry i (from 1) is the target's time over i positions; null assumes one step.
+    """
+
+    target_ms: float | None = None
+    draft_ms: Any = None
+    verify_ms: list[float] | None = None
+
+
+@dataclass
+class AuditionConfig(DoorConfig):
+    """Keys of `python -m harness.audition`: many drafts, one target.
+
+    Attributes:
+        drafts: names of the draft group, `ngram`, or name@folder-or-hub-id for any other model.
+        k, temperature: the grid; every cell is replayed.
+        draft_temperature: further draft temperatures to try per target temperature above 0; null
+            tries 0.6, 0.8 and 1.25 times the target's.
+        stop: none, or sequential (stop scoring drafts that are dominated).
+        batch: texts of the target generated side by side.
+        traces_from: a run whose stored texts and scores are used instead of models.
+        latency_from: a run whose step times are used.
+        latency: step times typed in.
+    """
+
+    model: ModelConf = field(default_factory=ModelConf)
+    drafts: list[str] = field(default_factory=lambda: ["tiny_good"])
+    prompts: PromptsConf = field(default_factory=PromptsConf)
+    device: DeviceConf = field(default_factory=DeviceConf)
+    decode: DecodeConf = field(default_factory=DecodeConf)
+    gpu: GpuConf | None = None
+    k: list[int] = field(default_factory=lambda: [1, 2, 3, 4, 5, 6, 8, 10])
+    temperature: list[float] = field(default_factory=lambda: [0.0, 1.0])
+    draft_temperature: list[float] | None = None
+    new_tokens: int = 48
+    repetitions: int = 1
+    threads: Any = "auto"
+    backend: str = "eager"
+    stop: str = "none"
+    batch: int = 32
+    traces_from: str | None = None
+    latency_from: str | None = None
+    latency: LatencyConf = field(default_factory=LatencyConf)
+    dry_run: bool = False
 
 
 @dataclass
@@ -225,6 +300,7 @@ SCHEMAS: dict[str, type[DoorConfig]] = {
     "profile": ProfileConfig,
     "breakeven": BreakevenConfig,
     "sweep": SweepConfig,
+    "audition": AuditionConfig,
     "snapshot": SnapshotConfig,
     "report": ReportConfig,
 }

@@ -17,10 +17,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from harness.config import CONF_DIR, register
+from harness.config import CONF_DIR, ModelConf, register
 from harness.experiments.outcome import Outcome
 from harness.experiments.validate import validated
 from harness.records import UserError
@@ -89,6 +91,35 @@ def to_dataclass(config: DictConfig) -> Any:
         return OmegaConf.to_object(config)
     except OmegaConfBaseException as error:
         raise UserError(_one_line(str(error))) from error
+
+
+def draft_conf(entry: str) -> ModelConf:
+    """The configuration of one entry of `drafts=[...]`.
+
+    Args:
+        entry: a name of the draft group, or name@folder-or-hub-id for any other model.
+
+    Raises:
+        UserError: no such name in the group.
+    """
+    name, at, source = entry.partition("@")
+    if at:
+        if not name or not source:
+            raise UserError(f"drafts: {entry!r} is not name@folder-or-hub-id")
+        return ModelConf(name=name, id=source)
+    try:
+        overrides = [f"draft={name}"]
+        if GlobalHydra.instance().is_initialized():
+            composed = to_dataclass(hydra.compose(config_name="sweep", overrides=overrides))
+        else:
+            composed = compose("sweep", overrides)
+    except HydraException as error:
+        known = sorted(path.stem for path in (CONF_DIR / "draft").glob("*.yaml"))
+        raise UserError(
+            f"drafts: no draft named {name!r}; there are {', '.join(known)}; "
+            "or give name@folder-or-hub-id"
+        ) from error
+    return composed.draft
 
 
 def compose(door: str, overrides: Sequence[str] = ()) -> Any:

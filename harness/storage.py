@@ -295,7 +295,7 @@ def _tuple(value: Any) -> Any:
 def _table(file: Path, columns: Sequence[str]) -> pd.DataFrame:
     if not file.exists():
         return pd.DataFrame(columns=list(columns))
-    return pd.read_csv(file, keep_default_na=False, na_values=[""], float_precision="round_trip")
+    return pd.read_csv(file, keep_default_na=False, na_values=[""])
 
 
 def _csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:

@@ -16,27 +16,29 @@ from harness.theory.speedup import expected_tokens_per_round
 COUNTS = ("rounds", "drafted", "accepted", "rejected", "bonus", "cut")
 
 
-def loop_over_flags(flag, length, k):
+def loop_over_flags(flag, length, k, proposed=None):
     """The loop on one text once every flag(start, offset) is known; offsets count from 0."""
     start, counts = 0, Counter()
     while start < length:
         left = length - start
+        drafts = k if proposed is None else min(k, proposed[start])
         counts["rounds"] += 1
-        counts["drafted"] += k
+        counts["drafted"] += drafts
+        counts["proposed", drafts] += 1
         for j in range(1, min(k, left) + 1):
             counts["room", j] += 1
         kept = 0
-        while kept < min(k, left) and flag(start, kept):
+        while kept < min(drafts, left) and flag(start, kept):
             kept += 1
         counts["accepted"] += kept
         counts["kept", kept] += 1
-        outcome = "cut" if kept == left else "bonus" if kept == k else "rejected"
+        outcome = "cut" if kept == left else "bonus" if kept == drafts else "rejected"
         counts[outcome] += 1
         start += kept if outcome == "cut" else kept + 1
     return counts
 
 
-def expected_over_flags(chances, length, k):
+def expected_over_flags(chances, length, k, proposed=None):
     """Expectation over all independent flags; chances maps (start, offset) to their probability.
 
     For an autoregressive draft the flags are those of positions, so a (start, offset) is listed
@@ -52,7 +54,7 @@ def expected_over_flags(chances, length, k):
         def flag(start, offset, flags=flags, per_position=per_position):
             return flags[start + offset if per_position else (start, offset)]
 
-        for name, count in loop_over_flags(flag, length, k).items():
+        for name, count in loop_over_flags(flag, length, k, proposed).items():
             totals[name] += weight * count
     return totals
 
@@ -64,6 +66,8 @@ def assert_equal(replayed, text, expected, k):
     assert replayed.accepted_lengths[text] == pytest.approx(lengths, abs=1e-10)
     room = [expected["room", j] for j in range(1, k + 1)]
     assert replayed.room[text] == pytest.approx(room, abs=1e-10)
+    proposals = [expected["proposed", n] for n in range(k + 1)]
+    assert replayed.proposals[text] == pytest.approx(proposals, abs=1e-10)
 
 
 @pytest.mark.parametrize("k", range(1, 7))
@@ -85,6 +89,25 @@ def test_replay_equals_the_loop_for_a_draft_whose_chances_depend_on_the_start(k)
     replayed = replay(chances, [4], [k])[k]
     flags = {(s, i): chances[0, s, i] for s in range(4) for i in range(k) if s + i < 4}
     assert_equal(replayed, 0, expected_over_flags(flags, 4, k), k)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+@pytest.mark.parametrize("proposed", [[0, 3, 1, 2], [2, 0, 0, 1], [0, 0, 0, 0], [3, 3, 3, 3]])
+def test_a_round_that_proposes_fewer_tokens_ends_in_a_bonus_after_them(k, proposed):
+    rng = np.random.default_rng(20 + k)
+    chances = rng.uniform(0.0, 1.0, (2, 4, 3))
+    replayed = replay(chances, [4, 3], [k], proposed=[proposed, proposed])[k]
+    for text, length in enumerate([4, 3]):
+        flags = {(s, i): chances[text, s, i] for s in range(length) for i in range(length - s)}
+        flags = {(s, i): chance for (s, i), chance in flags.items() if i < k}
+        assert_equal(replayed, text, expected_over_flags(flags, length, k, proposed), k)
+
+
+def test_a_drafter_that_never_proposes_decodes_plainly():
+    replayed = replay(np.ones((1, 5, 2)), [5], [2], proposed=np.zeros((1, 5)))[2]
+    assert (replayed.rounds[0], replayed.drafted[0], replayed.bonus[0]) == (5, 0, 5)
+    assert np.isnan(replayed.alpha)
+    assert np.isnan(replayed.acceptance_rate)
 
 
 def test_padding_beyond_a_text_is_not_read():
@@ -247,7 +270,7 @@ def factors(rule, texts):
 
 
 @pytest.mark.parametrize("eos", [None, 2])
-@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@pytest.mark.parametrize("k", range(1, 7))
 @pytest.mark.parametrize("rule", RULES)
 def test_replay_over_the_targets_texts_equals_the_speculative_process(rule, k, eos):
     counts, emitted = Process(rule, k, eos).expectations()
@@ -319,3 +342,7 @@ def test_input_that_does_not_fit_is_refused():
         replay(chances + 0.6, [4, 4], [1])
     with pytest.raises(ValueError, match="between 0 and 1"):
         replay(chances, [4, 4], [1], last_factor=chances * np.nan)
+    with pytest.raises(ValueError, match="proposed must be"):
+        replay(chances, [4, 4], [1], proposed=[[1, 1], [1, 1]])
+    with pytest.raises(ValueError, match="last_factor is not for it"):
+        replay(chances, [4, 4], [1], last_factor=chances, proposed=np.ones((2, 4)))

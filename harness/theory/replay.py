@@ -9,7 +9,9 @@ draft token at this drafted position was accepted" is Bernoulli(a), independent 
 3. V[s], the probability that a round starts at s, is the renewal recursion V[0] = 1,
    V[s + j + 1] += V[s] P(the round from s emits j + 1 tokens), and rounds = sum of V;
 4. every other count is a sum over s of V[s] times the law of the round from s;
-5. where r <= K text positions are left, accepting all r is a cut: neither rejection nor bonus.
+5. where r <= K text positions are left, accepting all r is a cut: neither rejection nor bonus;
+6. a drafter that proposes only n < K tokens from s (an n-gram) makes K = n there: after n comes the
+   bonus, and n = 0 is a plain step.
 Assumptions: the text is drawn from the same warped target (temperature, top-k, top-p) as in `a`,
 rounds start afresh (no state carries over), and the draft sees only what was emitted.
 
@@ -22,7 +24,7 @@ Sources: Leviathan et al. 2023 and Chen et al. 2023 for the rule `ratio` and x ~
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -30,59 +32,12 @@ from numpy.typing import ArrayLike, NDArray
 from harness.records import Rule, UserError
 from harness.theory.acceptance import check_k
 from harness.theory.intervals import Array
+from harness.theory.replay_counts import Replayed
+
+__all__ = ["Replayed", "accept_probabilities", "by_start", "replay"]
 
 Bools = NDArray[np.bool_]
 Counts = NDArray[np.intp]
-
-
-@dataclass(frozen=True, eq=False)
-class Replayed:
-    """Expected counts of one K, per text; the names are those of a Trial.
-
-    Attributes:
-        k: num_draft_tokens.
-        new_tokens, rounds, drafted, accepted, rejected, bonus, cut: shape (texts,).
-        accepted_lengths: shape (texts, K + 1); entry j is the rounds that kept exactly j.
-        room: shape (texts, K); entry j - 1 is the rounds with at least j text positions left.
-    """
-
-    k: int
-    new_tokens: Array
-    rounds: Array
-    drafted: Array
-    accepted: Array
-    rejected: Array
-    bonus: Array
-    cut: Array
-    accepted_lengths: Array
-    room: Array
-
-    @property
-    def tokens_per_round(self) -> float:
-        """Over all texts, new_tokens / rounds."""
-        return float(self.new_tokens.sum() / self.rounds.sum())
-
-    @property
-    def mean_acceptance_length(self) -> float:
-        """Over all texts, 1 + accepted / rounds."""
-        return 1.0 + float(self.accepted.sum() / self.rounds.sum())
-
-    @property
-    def acceptance_rate(self) -> float:
-        """Over all texts, accepted / drafted."""
-        return float(self.accepted.sum() / self.drafted.sum())
-
-    @property
-    def alpha(self) -> float:
-        """Over all texts, accepted / (accepted + rejected)."""
-        return float(self.accepted.sum() / (self.accepted + self.rejected).sum())
-
-    @property
-    def acceptance_by_position(self) -> tuple[float, ...]:
-        """Over all texts, for j = 1..K; positions that no round had room for are left out."""
-        at_least = self.accepted_lengths.sum(axis=0)[::-1].cumsum()[::-1][1:]
-        pairs = zip(at_least, self.room.sum(axis=0), strict=True)
-        return tuple(float(kept / rounds) for kept, rounds in pairs if rounds > 0.0)
 
 
 def accept_probabilities(
@@ -125,6 +80,7 @@ def replay(
     ks: Sequence[int],
     *,
     last_factor: ArrayLike | None = None,
+    proposed: ArrayLike | None = None,
 ) -> Mapping[int, Replayed]:
     """Expected counts of the speculative loop on given texts, for every K.
 
@@ -135,13 +91,16 @@ def replay(
         lengths: tokens of each text, (texts,).
         ks: the K to replay, each at most the number of offsets.
         last_factor: same shape, the means over the next token, for the variance-reduced form.
+        proposed: shape (texts, starts), tokens proposed from each start; at a smaller K the first K
+            of them. None means K from everywhere.
 
     Returns:
         By K, per-text expectations.
 
     Raises:
         UserError: a K below 1 or beyond the offsets.
-        ValueError: shapes that do not fit, or a chance outside [0, 1].
+        ValueError: shapes that do not fit, a chance outside [0, 1], or last_factor together with
+            proposed.
     """
     chances = np.asarray(accept_prob, dtype=np.float64)
     means = None if last_factor is None else np.asarray(last_factor, dtype=np.float64)
@@ -152,32 +111,48 @@ def replay(
         raise ValueError("a text must have at least one token and no more than there are starts")
     if means is not None and means.shape != chances.shape:
         raise ValueError("last_factor must have the shape of accept_prob")
+    counts = None if proposed is None else np.asarray(proposed, dtype=np.intp)
+    if counts is not None and (counts.shape != chances.shape[:2] or means is not None):
+        raise ValueError("proposed must be (texts, starts), and last_factor is not for it")
     results: dict[int, Replayed] = {}
     for k in ks:
         if check_k(k) > chances.shape[2]:
             raise UserError(f"k={k}: the traces reach {chances.shape[2]} draft positions; lower k")
-        results[k] = _replay_one(chances, sizes, k, means)
+        results[k] = _replay_one(chances, sizes, k, means, counts)
     return results
 
 
-def _replay_one(chances: Array, sizes: Counts, k: int, means: Array | None) -> Replayed:
+def _replay_one(
+    chances: Array, sizes: Counts, k: int, means: Array | None, proposed: Counts | None
+) -> Replayed:
     """One K: the chance of every round length, the renewal recursion, then the sums."""
     left = np.subtract.outer(sizes, np.arange(int(chances.shape[1]))).astype(np.intp)
-    # exists[., s, i]: the text has a position at offset i of a round from s.
-    exists = np.greater.outer(left, np.arange(k)).astype(np.bool_)
+    drafts = np.full_like(left, k) if proposed is None else np.clip(proposed, 0, k)
+    # exists[., s, i]: the text has a position at offset i of a round from s, and it is drafted.
+    text = np.greater.outer(left, np.arange(k)).astype(np.bool_)
+    exists = text & np.greater.outer(drafts, np.arange(k))
     reach = np.concatenate(
         [np.ones((*left.shape, 1)), _products(chances[:, :, :k], exists)], axis=2
     )
     starts = _renewal(reach, left, k)
     weighted = starts[:, :, None] * reach
-    cut = np.where(left <= k, np.take_along_axis(weighted, _last(left, k), axis=2)[..., 0], 0.0)
+    cut = np.where(left <= drafts, np.take_along_axis(weighted, _last(left, k), axis=2)[..., 0], 0.0)
     if means is None:
         at_least = weighted[:, :, 1:].sum(axis=1)
     else:
         _check(means[:, :, :k], exists)
         at_least = (weighted[:, :, :k] * np.where(exists, means[:, :, :k], 0.0)).sum(axis=1)
     tried = np.where(exists, weighted[:, :, :k], 0.0).sum(axis=(1, 2))
-    return _counts(k, sizes, at_least, tried, cut.sum(axis=1), (starts[:, :, None] * exists).sum(1))
+    room = (starts[:, :, None] * text).sum(axis=1)
+    found = _counts(k, sizes, at_least, tried, cut.sum(axis=1), room)
+    return found if proposed is None else _with_proposals(found, starts, drafts)
+
+
+def _with_proposals(found: Replayed, starts: Array, drafts: Counts) -> Replayed:
+    """Count rounds by what they proposed, and the tokens drafted."""
+    by_length = [(starts * (drafts == n)).sum(axis=1) for n in range(found.k + 1)]
+    proposals = np.stack(by_length, axis=1)
+    return replace(found, proposals=proposals, drafted=proposals @ np.arange(found.k + 1.0))
 
 
 def _check(chances: Array, exists: Bools) -> None:
@@ -224,6 +199,8 @@ def _counts(
     rejected = tried - accepted
     at_most = np.concatenate([rounds[:, None], at_least], axis=1)
     after = np.concatenate([at_least, np.zeros((len(tokens), 1))], axis=1)
+    proposals = np.zeros((len(tokens), k + 1))
+    proposals[:, k] = rounds
     return Replayed(
         k=k,
         new_tokens=tokens,
@@ -235,4 +212,5 @@ def _counts(
         cut=cut,
         accepted_lengths=at_most - after,
         room=room,
+        proposals=proposals,
     )

@@ -144,6 +144,7 @@ def print_report(measured: Measured, found: Sequence[Requirement]) -> None:
     """Print the numbers, then the requirements."""
     table = Table(
         title="embedded family",
+        padding=(0, 0),
         caption="ratio: target step / step. alpha: temperature 1; greedy: match rate at 0",
     )
     table.add_column("model", no_wrap=True)
@@ -171,7 +172,7 @@ def print_report(measured: Measured, found: Sequence[Requirement]) -> None:
 
 def main() -> int:
     """Train unless told not to, measure, report; 1 if a requirement is missed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Rebuild and measure the embedded family.")
     parser.add_argument("--measure-only", action="store_true", help="measure the committed weights")
     if not parser.parse_args().measure_only:
         train_family()

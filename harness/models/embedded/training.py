@@ -49,7 +49,8 @@ def batches(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Iterator[Batc
     """Yield batches of at most `TOKENS_PER_STEP` tokens, padding included, for ever."""
     stream = documents(recipe.mixture, recipe.seed)
     rng = random.Random(recipe.seed)
-    end_id, pad_id = tokenizer.convert_tokens_to_ids([END_TOKEN, PAD_TOKEN])
+    vocabulary = tokenizer.get_vocab()
+    end_id, pad_id = vocabulary[END_TOKEN], vocabulary[PAD_TOKEN]
     while True:
         pool = list(islice(stream, POOL_DOCUMENTS))
         texts = tokenizer([document.text for document in pool]).input_ids
@@ -89,7 +90,8 @@ def _pad(group: list[Example], pad_id: int) -> Batch:
 def new_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
     """An untrained model; the recipe's seed decides its weights."""
     torch.manual_seed(recipe.seed)
-    end_id, pad_id = tokenizer.convert_tokens_to_ids([END_TOKEN, PAD_TOKEN])
+    vocabulary = tokenizer.get_vocab()
+    end_id, pad_id = vocabulary[END_TOKEN], vocabulary[PAD_TOKEN]
     model = Qwen3ForCausalLM(recipe.config(end_id, pad_id))
     # No sampling defaults: how to decode is for the caller to say.
     model.generation_config = GenerationConfig(eos_token_id=end_id, pad_token_id=pad_id)

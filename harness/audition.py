@@ -1,0 +1,34 @@
+"""Many drafts, one target: who gets the part?
+
+    python -m harness.audition                                     the embedded family
+    python -m harness.audition model=qwen3_32b drafts=[qwen3_0_6b,qwen3_1_7b,qwen3_4b,ngram]
+    python -m harness.audition traces_from=RUN latency.target_ms=12 latency.draft_ms=1.5
+
+The target writes its text once per temperature, without any draft; each draft scores that text in
+one prefill; replay then gives the exact expected rounds for every K. So four drafts at eight K cost
+little more than the text itself. With `traces_from` nothing is loaded: stored acceptance meets
+other step times, of another GPU or engine.
+"""
+
+from typing import NoReturn
+
+from harness.config import AuditionConfig
+from harness.entry import draft_conf, run_door
+from harness.experiments.outcome import Outcome
+
+
+def work(config: AuditionConfig) -> Outcome:
+    """Does the door's work; the import is here so that --help needs no torch."""
+    drafts = [draft_conf(entry) for entry in config.drafts]
+    from harness.experiments import audition
+
+    return audition.run(config, drafts)
+
+
+def main() -> NoReturn:
+    """Runs the door and exits with its status."""
+    run_door("audition", work)
+
+
+if __name__ == "__main__":
+    main()
