@@ -218,6 +218,7 @@ class AuditionConfig(DoorConfig):
         traces_from: a run whose stored texts and scores are used instead of models.
         latency_from: a run whose step times are used.
         latency: step times typed in.
+        resume: a run folder to continue.
     """
 
     model: ModelConf = field(default_factory=ModelConf)
@@ -238,6 +239,7 @@ class AuditionConfig(DoorConfig):
     traces_from: str | None = None
     latency_from: str | None = None
     latency: LatencyConf = field(default_factory=LatencyConf)
+    resume: str | None = None
     dry_run: bool = False
 
 

@@ -176,6 +176,8 @@ class StepTiming:
         context_tokens: positions in the cache before it.
         batch: sequences side by side.
         samples_s: one duration per repetition, seconds.
+        beside: the draft whose forwards were interleaved with these, where several drafts were
+            timed one after the other; only times taken side by side make an honest ratio.
     """
 
     role: Literal["target", "draft"]
@@ -185,6 +187,7 @@ class StepTiming:
     context_tokens: int
     batch: int
     samples_s: tuple[float, ...]
+    beside: str | None = None
 
 
 @dataclass(frozen=True)

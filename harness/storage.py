@@ -20,20 +20,24 @@ from typing import Any, cast
 import pandas as pd
 import yaml
 
+from harness import trace_file
 from harness.records import (
     SCHEMA_VERSION,
     LatencyRow,
     ResultRow,
     StepTiming,
     Summary,
+    TextTrace,
     Trial,
     UserError,
     Verdict,
 )
+from harness.theory.steps import latency_rows
 
 RESULT_COLUMNS = tuple(field.name for field in fields(ResultRow))
 LATENCY_COLUMNS = tuple(field.name for field in fields(LatencyRow))
-SAMPLE_COLUMNS = ("role", "model", "kind", "tokens", "context_tokens", "batch", "sample", "ms")
+STEP_KEY = ("role", "model", "kind", "tokens", "context_tokens", "batch")
+SAMPLE_COLUMNS = (*STEP_KEY, "beside", "sample", "ms")
 
 # Where a run is put, how much of it is done and how loudly it fails do not make it another run.
 FREE_KEYS = frozenset({"resume", "results_root", "debug", "dry_run", "hydra"})
@@ -148,6 +152,10 @@ class RunFolder:
         )
         _write(self.path / "latency_samples.csv", _csv(SAMPLE_COLUMNS, samples))
 
+    def write_timings(self, timings: Sequence[StepTiming]) -> None:
+        """Write latency.csv and its samples from raw timings alone."""
+        self.write_latency(latency_rows(timings), timings)
+
     def timings(self) -> list[StepTiming]:
         """The step timings already stored, raw samples and all; empty where there are none."""
         return timings_from(_table(self.path / "latency_samples.csv", SAMPLE_COLUMNS))
@@ -169,6 +177,10 @@ class RunFolder:
             **(extra or {}),
         }
         _write(self.path / "summary.json", json.dumps(_plain(content), indent=2) + "\n")
+
+    def write_traces(self, traces: Sequence[TextTrace]) -> None:
+        """Write traces.parquet: all drafts, all texts."""
+        trace_file.write(traces, self.path / "traces.parquet")
 
     def update_manifest(self, entries: Mapping[str, Any]) -> None:
         """Merge `entries` into manifest.json."""
@@ -208,12 +220,24 @@ def load(folder: str | Path) -> StoredRun:
     )
 
 
+def load_traces(folder: str | Path) -> list[TextTrace]:
+    """Read a run's traces back, in the order they were written; empty where it made none.
+
+    Raises:
+        UserError: the file is not one of traces.
+    """
+    file = Path(folder) / "traces.parquet"
+    return trace_file.read(file) if file.exists() else []
+
+
 def timings_from(samples: pd.DataFrame) -> list[StepTiming]:
     """Rebuild step timings from latency_samples.csv's rows, in their stored order."""
-    keys = ["role", "model", "kind", "tokens", "context_tokens", "batch"]
+    keys = [*STEP_KEY, "beside"]
+    whole = samples.astype({"beside": object}).fillna({"beside": ""})
     timings: list[StepTiming] = []
-    for key, group in samples.groupby(keys, sort=False):
+    for key, group in whole.groupby(keys, sort=False):
         values: dict[str, Any] = dict(zip(keys, cast("tuple[Any, ...]", key), strict=True))
+        values["beside"] = values["beside"] or None
         seconds = tuple(float(ms) / 1e3 for ms in group["ms"])
         timings.append(StepTiming(**values, samples_s=seconds))
     return timings

@@ -1,11 +1,10 @@
 """What profile and sweep share: begin or resume a folder, time the steps, run the generations."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 
 from harness.config import PairConfig
-from harness.experiments.pair import Pair
+from harness.experiments.pair import Pair, typical_context
 from harness.experiments.progress import progress
 from harness.experiments.requests import missing
 from harness.measurement.latency import time_forwards
@@ -13,7 +12,6 @@ from harness.measurement.trials import Request, run_trial
 from harness.models.cached import CachedModel
 from harness.records import StepTiming, Trial
 from harness.storage import RunFolder
-from harness.theory.steps import latency_rows
 
 LATENCY_REPETITIONS = 20
 WARMUP_TOKENS = 8
@@ -40,16 +38,6 @@ def create(config: PairConfig, door: str) -> RunFolder:
     return RunFolder.create(config.results_root, door, names, asdict(config))
 
 
-@contextmanager
-def running(folder: RunFolder) -> Iterator[None]:
-    """Mark the run failed if the block raises; what was measured stays."""
-    try:
-        yield
-    except BaseException:
-        folder.update_manifest({"status": "failed"})
-        raise
-
-
 def measure_steps(folder: RunFolder, pair: Pair, config: PairConfig) -> list[StepTiming]:
     """Time every forward, unless the folder already holds the timings; store them."""
     stored = folder.timings()
@@ -59,11 +47,11 @@ def measure_steps(folder: RunFolder, pair: Pair, config: PairConfig) -> list[Ste
         timings = time_forwards(
             pair.players,
             max(config.k),
-            context=pair.context(config.new_tokens),
+            context=typical_context(pair.prompts, config.new_tokens),
             repetitions=LATENCY_REPETITIONS,
             tick=tick,
         )
-    folder.write_latency(latency_rows(timings), timings)
+    folder.write_timings(timings)
     return timings
 
 

@@ -21,6 +21,11 @@ from harness.theory.verdict import decide, least_regret
 # A step spread this wide says that something else was using the machine.
 NOISY_SPREAD = 1.5
 
+EMBEDDED_CAVEAT = (
+    "the embedded models are toys that show how the harness works; "
+    "nothing here says anything about a model you would serve"
+)
+
 Number = float | int | str | None
 
 
@@ -124,10 +129,7 @@ def caveats(
     """What a reader must know before acting on the numbers, most important first."""
     config, notes = stored.config, []
     if config["model"]["id"].startswith("embedded:"):
-        notes.append(
-            "the embedded models are toys that show how the harness works; "
-            "nothing here says anything about a model you would serve"
-        )
+        notes.append(EMBEDDED_CAVEAT)
     counts = [row.prompts for row in measured if row.prompts is not None]
     if counts and min(counts) < MIN_PROMPTS:
         notes.append(f"{min(counts)} prompts in a cell: below {MIN_PROMPTS} there is no interval")

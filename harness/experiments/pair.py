@@ -63,24 +63,15 @@ class Pair:
         """Ids that end a text: the target's."""
         return self.target.eos
 
-    def context(self, new_tokens: int) -> list[int]:
-        """Token ids of the length a typical step sees: the median prompt plus half the budget."""
-        lengths = sorted(len(entry.tokens) for entry in self.prompts)
-        length = max(1, lengths[len(lengths) // 2] + new_tokens // 2)
-        ids = [token for entry in self.prompts for token in entry.tokens]
-        return [ids[index % len(ids)] for index in range(length)]
-
     def describe(self) -> dict[str, Any]:
         """The manifest's entries about models, prompts and machine."""
-        sets = [entry.prompt.prompt_set for entry in self.prompts]
         return {
             "environment": environment.describe(self.device),
             "models": {
                 "target": {**self.target.describe(), "rewinding": self.target_model.rewinding},
                 "draft": {**self.draft.describe(), "rewinding": self.draft_model.rewinding},
             },
-            "prompts": {name: sets.count(name) for name in dict.fromkeys(sets)},
-            "prompts_sha256": prompt_sets.prompt_set_hash([e.prompt for e in self.prompts]),
+            **describe_prompts(self.prompts),
         }
 
 
@@ -101,9 +92,31 @@ def open_configured(config: PairConfig) -> Pair:
         for prompt in prompts
     )
     check_context(encoded, config.new_tokens, (target, draft))
-    context = list(max((entry.tokens for entry in encoded), key=len))
+    context = longest(encoded)
     threads = environment.settle_threads(config.threads, (target_model, draft_model), context)
     return Pair(target, draft, target_model, draft_model, encoded, target_model.device, threads)
+
+
+def longest(prompts: Sequence[EncodedPrompt]) -> list[int]:
+    """Token ids of the longest prompt."""
+    return list(max((entry.tokens for entry in prompts), key=len))
+
+
+def typical_context(prompts: Sequence[EncodedPrompt], new_tokens: int) -> list[int]:
+    """Token ids of the length a typical step sees: the median prompt plus half the budget."""
+    lengths = sorted(len(entry.tokens) for entry in prompts)
+    length = max(1, lengths[len(lengths) // 2] + new_tokens // 2)
+    ids = [token for entry in prompts for token in entry.tokens]
+    return [ids[index % len(ids)] for index in range(length)]
+
+
+def describe_prompts(prompts: Sequence[EncodedPrompt]) -> dict[str, Any]:
+    """The manifest's entries about the prompts: how many of each set, and a hash of all."""
+    sets = [entry.prompt.prompt_set for entry in prompts]
+    return {
+        "prompts": {name: sets.count(name) for name in dict.fromkeys(sets)},
+        "prompts_sha256": prompt_sets.prompt_set_hash([entry.prompt for entry in prompts]),
+    }
 
 
 def check_context(

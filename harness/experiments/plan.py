@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from harness.config import PairConfig
+from harness.config import AuditionConfig, ModelConf, PairConfig
 from harness.records import Prompt
 
 
@@ -28,4 +28,26 @@ def print_plan(
     table.add_row("cells", str(cells))
     table.add_row("generations", f"{generations} (repetitions={config.repetitions})")
     table.add_row("tokens, at most", f"{generations * config.new_tokens:,}")
+    Console(highlight=False).print(table)
+
+
+def print_audition_plan(
+    config: AuditionConfig, drafts: Sequence[ModelConf], prompts: Sequence[Prompt]
+) -> None:
+    """Print what an audition would generate and score; no model is loaded."""
+    texts = sum(
+        len(prompts) * (config.repetitions if temperature else 1)
+        for temperature in config.temperature
+    )
+    ks = [k for k in config.k if k > 0]
+    table = Table(title="plan (nothing is run)", show_header=False)
+    table.add_row("target", f"{config.model.name} ({config.model.id})")
+    for conf in drafts:
+        table.add_row("draft", f"{conf.name} ({conf.id})")
+    table.add_row("temperature", ", ".join(f"{value:g}" for value in config.temperature))
+    table.add_row("texts of the target", str(texts))
+    table.add_row("tokens, at most", f"{texts * config.new_tokens:,}")
+    table.add_row("prefills by the drafts", str(texts * len(drafts)))
+    cells = len(ks) * len(drafts) * len(config.temperature)
+    table.add_row("cells, replayed", f"{cells} (K = {', '.join(map(str, ks))})")
     Console(highlight=False).print(table)

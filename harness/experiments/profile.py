@@ -7,7 +7,7 @@ from harness import prompts as prompt_sets
 from harness import reporting
 from harness.config import ProfileConfig
 from harness.experiments import execute, finish
-from harness.experiments.outcome import Outcome
+from harness.experiments.outcome import Outcome, running
 from harness.experiments.pair import Pair, open_configured
 from harness.experiments.plan import print_plan
 from harness.experiments.requests import request
@@ -39,7 +39,7 @@ def run(config: ProfileConfig) -> Outcome:
     resumed = execute.resumed(config, "profile")
     pair = open_configured(config)
     folder = resumed or execute.create(config, "profile")
-    with execute.running(folder):
+    with running(folder):
         folder.update_manifest({**pair.describe(), "seed": config.seed})
         timings = execute.measure_steps(folder, pair, config)
         requests, models = _plan(pair, config)

@@ -8,7 +8,7 @@ from harness import reporting
 from harness.config import SnapshotConfig
 from harness.decoding.sampling import Warping
 from harness.experiments import execute, finish
-from harness.experiments.outcome import Outcome
+from harness.experiments.outcome import Outcome, running
 from harness.experiments.pair import EncodedPrompt, Pair, open_configured
 from harness.experiments.plan import print_plan
 from harness.experiments.progress import progress
@@ -43,7 +43,7 @@ def run(config: SnapshotConfig) -> Outcome:
     resumed = execute.resumed(config, "snapshot")
     pair = open_configured(config)
     folder = resumed or execute.create(config, "snapshot")
-    with execute.running(folder):
+    with running(folder):
         folder.update_manifest({**pair.describe(), "seed": config.seed})
         trials = _texts(folder, pair, config) if GREEDY in config.temperature else []
         compared = _compare(trials, pair)

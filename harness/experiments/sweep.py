@@ -5,7 +5,7 @@ from harness import reporting
 from harness.config import SweepConfig
 from harness.experiments import execute
 from harness.experiments.finish import finish_sweep
-from harness.experiments.outcome import Outcome
+from harness.experiments.outcome import Outcome, running
 from harness.experiments.pair import open_configured
 from harness.experiments.plan import print_plan
 from harness.experiments.requests import plan
@@ -29,7 +29,7 @@ def run(config: SweepConfig) -> Outcome:
     resumed = execute.resumed(config, "sweep")
     pair = open_configured(config)
     folder = resumed or execute.create(config, "sweep")
-    with execute.running(folder):
+    with running(folder):
         folder.update_manifest({**pair.describe(), "seed": config.seed})
         execute.measure_steps(folder, pair, config)
         requests = plan(pair, config, config.k, config.temperature)

@@ -21,6 +21,9 @@ def describe(device: torch.device) -> dict[str, Any]:
         **describe_host(),
         "device": device.type,
         "device_name": device_name(device),
+        "device_memory_bytes": (
+            torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
+        ),
         "cuda": torch.version.cuda,
         "driver": _driver(),
         "threads": torch.get_num_threads(),

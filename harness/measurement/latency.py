@@ -12,7 +12,7 @@ from typing import Literal
 
 import torch
 
-from harness.decoding.protocols import CausalModel
+from harness.decoding.protocols import CausalModel, Drafter
 from harness.measurement.clock import Clock
 from harness.records import StepTiming
 
@@ -66,6 +66,7 @@ def time_forwards(
     *,
     context: Sequence[int],
     repetitions: int,
+    beside: str | None = None,
     tick: Callable[[], None] = lambda: None,
 ) -> list[StepTiming]:
     """Time every forward `repetitions` times, interleaved.
@@ -75,6 +76,7 @@ def time_forwards(
         max_k: the largest K; verifies go up to max_k + 1 positions.
         context: token ids that fill the cache; its length is context_tokens.
         repetitions: samples of each, after warm-up.
+        beside: the draft's name, where several are timed one after the other.
         tick: called after each repetition, for progress.
 
     Returns:
@@ -103,9 +105,28 @@ def time_forwards(
             forward.context_tokens,
             1,
             tuple(durations),
+            beside,
         )
         for forward, durations in samples.items()
     ]
+
+
+def time_lookups(
+    drafter: Drafter, name: str, max_k: int, context: Sequence[int], repetitions: int
+) -> StepTiming:
+    """Time a drafter that has no model: one proposal of max_k tokens after `context`.
+
+    It stands where a model's draft step does, but costs its time once a round.
+    """
+    clock, seconds = Clock(), []
+    uniforms = torch.empty(max_k)
+    drafter.begin(context)
+    for repetition in range(-WARMUP, repetitions):
+        start = clock.now()
+        drafter.propose(max_k, uniforms)
+        if repetition >= 0:
+            seconds.append(clock.now() - start)
+    return StepTiming("draft", name, "step", 1, len(context), 1, tuple(seconds), name)
 
 
 def _time_one(model: CausalModel, forward: Forward, context: Sequence[int], clock: Clock) -> float:

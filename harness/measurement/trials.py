@@ -5,7 +5,7 @@ counted, by the same code for the baseline and for speculation. A generation tha
 is a record with an error, not the end of the sweep.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import psutil
@@ -13,7 +13,7 @@ import torch
 
 from harness.decoding.autoregressive import autoregressive_rounds
 from harness.decoding.drafters import ModelDrafter
-from harness.decoding.protocols import CausalModel
+from harness.decoding.protocols import CausalModel, Drafter
 from harness.decoding.sampling import Noise, Warping
 from harness.decoding.speculative import speculative_rounds
 from harness.measurement.clock import Clock
@@ -51,13 +51,17 @@ class Request:
     draft: str | None
 
 
-def run_trial(request: Request, target: CausalModel, draft: CausalModel | None) -> Trial:
+# A draft model, or whatever makes the drafter of a request that needs no model.
+Draft = CausalModel | Callable[[Request], Drafter]
+
+
+def run_trial(request: Request, target: CausalModel, draft: Draft | None) -> Trial:
     """Generate once and time it.
 
     Args:
         request: what to generate.
         target: the model whose text it is.
-        draft: the draft model; not used where request.k is 0.
+        draft: the draft model, or a function that makes the drafter; not used where request.k is 0.
 
     Returns:
         The trial; `failed` with the error where memory ran out.
@@ -85,12 +89,8 @@ class _Timed:
     decode_s: float
 
 
-def _generate(request: Request, target: CausalModel, draft: CausalModel | None) -> _Timed:
-    drafter = (
-        ModelDrafter(draft, request.warping, request.rule)
-        if request.k and draft is not None
-        else None
-    )
+def _generate(request: Request, target: CausalModel, draft: Draft | None) -> _Timed:
+    drafter = _drafter(request, draft) if request.k and draft is not None else None
     noise = Noise.keyed(
         request.seed,
         f"{request.prompt_set}/{request.prompt}",
@@ -98,7 +98,7 @@ def _generate(request: Request, target: CausalModel, draft: CausalModel | None) 
         request.budget + request.k + 1,
         target.device,
     )
-    clock = Clock(target, *([draft] if drafter and draft else []))
+    clock = Clock(*_models(target, draft if drafter else None))
     begin = clock.now()
     target.prefill(request.tokens[:-1])
     prefilled = clock.now()
@@ -136,6 +136,17 @@ def _generate(request: Request, target: CausalModel, draft: CausalModel | None) 
     )
 
 
+def _drafter(request: Request, draft: Draft) -> Drafter:
+    if callable(draft):
+        return draft(request)
+    return ModelDrafter(draft, request.warping, request.rule)
+
+
+def _models(target: CausalModel, draft: Draft | None) -> tuple[CausalModel, ...]:
+    """The models among target and draft."""
+    return (target,) if draft is None or callable(draft) else (target, draft)
+
+
 def _drain(rounds: Iterable[Round], clock: Clock) -> tuple[tuple[Round, ...], float, float]:
     """Run a loop to its end; return its rounds and when its first and its last was there."""
     done: list[Round] = []
@@ -165,12 +176,11 @@ def _empty_trial(request: Request) -> Trial:
 
 
 def _out_of_memory(
-    trial: Trial, error: BaseException, target: CausalModel, draft: CausalModel | None
+    trial: Trial, error: BaseException, target: CausalModel, draft: Draft | None
 ) -> Trial:
     """Free what the failed generation held and say what happened in one line."""
-    for model in (target, draft):
-        if model is not None:
-            model.prefill([])
+    for model in _models(target, draft):
+        model.prefill([])
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     first_line = (str(error).splitlines() or [""])[0]

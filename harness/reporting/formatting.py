@@ -8,6 +8,7 @@ EMPTY = "-"
 NO_ROOT = "none"
 _GIB = 1024**3
 _MIB = 1024**2
+_KIB = 1024
 
 
 def count(value: float | None) -> str:
@@ -52,10 +53,53 @@ def speedup(value: float | None, low: float | None = None, high: float | None = 
 
 
 def memory(value: float | None) -> str:
-    """Bytes as GiB, or as MiB below one GiB."""
+    """Bytes as GiB, below one as MiB, below one of those as KiB."""
     if value is None:
         return EMPTY
+    if 0 < value < _MIB:
+        return f"{value / _KIB:.0f} KiB"
     return f"{value / _GIB:.2f} GiB" if value >= _GIB else f"{value / _MIB:.0f} MiB"
+
+
+def chance(value: float | None) -> str:
+    """A share of resamples as "97 %"; there are too few to tell certainty from "> 99 %"."""
+    if value is None:
+        return EMPTY
+    if value > 0.99:
+        return "> 99 %"
+    return "< 1 %" if value < 0.01 else f"{100 * value:.0f} %"
+
+
+def signed(value: float | None, digits: int = 2) -> str:
+    """A difference as "+0.13"; a zero has no sign."""
+    if value is None:
+        return EMPTY
+    text = f"{value:+.{digits}f}"
+    return text[1:] if float(text) == 0.0 else text
+
+
+def signed_interval(value: float | None, low: float | None, high: float | None) -> str:
+    """A difference with its interval where there is one: "+0.05 [-0.01, +0.11]"."""
+    if low is None or high is None:
+        return signed(value)
+    bounds = f"[{signed(low)}, {signed(high)}]"
+    return bounds if value is None else f"{signed(value)} {bounds}"
+
+
+def dollars(value: float | None) -> str:
+    """A price as "$0.42"; below ten cents with two digits that count ("$0.0031")."""
+    if value is None:
+        return EMPTY
+    return f"${value:,.2f}" if value >= 0.1 or value == 0 else f"${value:.2g}"
+
+
+def seconds(value: float | None) -> str:
+    """A time as "12.3 s"; below one second in milliseconds ("410 ms")."""
+    if value is None:
+        return EMPTY
+    if value < 1:
+        return f"{milliseconds(1e3 * value)} ms" if value < 0.01 else f"{1e3 * value:.0f} ms"
+    return f"{value:,.1f} s" if value < 100 else f"{value:,.0f} s"
 
 
 def temperature(value: float | None) -> str:

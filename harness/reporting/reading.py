@@ -4,7 +4,7 @@ An empty field of a CSV comes back as NaN; here it is None, as it was when it wa
 that is missing (a run that stopped early) gives no rows.
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,24 @@ def results_of(run: "StoredRun") -> tuple[ResultRow, ...]:
     names = tuple(field.name for field in fields(ResultRow))
     rows = run.results.to_dict("records")
     return tuple(ResultRow(**_row(row, names, _WHOLE)) for row in rows)
+
+
+def ran(rows: Iterable[ResultRow]) -> tuple[ResultRow, ...]:
+    """The rows that stand for generations, each cell once.
+
+    Those that were measured; where nothing was, those that were replayed, and the baseline (k = 0)
+    that their step times predict.
+    """
+    every = tuple(rows)
+    measured = tuple(row for row in every if row.source == "measured")
+    if measured or not any(row.source == "replayed" for row in every):
+        return measured
+    return tuple(row for row in every if row.source == "replayed" or row.k == 0)
+
+
+def replays_only(rows: Iterable[ResultRow]) -> bool:
+    """Whether what `ran` gives was replayed and not measured."""
+    return any(row.source == "replayed" for row in ran(rows))
 
 
 def latency_of(run: "StoredRun") -> tuple[LatencyRow, ...]:

@@ -9,15 +9,14 @@ The acceptance rule belongs to the engine, so each rule has its own `Replays`, i
 its own verdict: ENGINES says which engine uses which.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from harness.records import Rule, TextTrace, UserError
 from harness.theory.acceptance import check_k
-from harness.theory.evidence import Candidate, Evidence
+from harness.theory.evidence import Evidence
 from harness.theory.intervals import Array
 from harness.theory.predicted import evidence_of
 from harness.theory.replay import Replayed, accept_probabilities, by_start, replay
@@ -101,7 +100,8 @@ def _replay_some(
         matches = np.zeros((*shape, depth))
         proposed = np.zeros(shape, dtype=np.intp)
         for row, trace in enumerate(traces):
-            assert trace.matches is not None  # noqa: S101 - checked by _check
+            assert trace.matches is not None
+            assert trace.proposed is not None
             matches[row, : sizes[row]] = trace.matches[:, :depth]
             proposed[row, : sizes[row]] = trace.proposed
         return replay(matches, sizes, ks, proposed=proposed)
@@ -123,7 +123,12 @@ def _last_factor(trace: TextTrace, rule: Rule) -> NDArray[np.float64]:
 
 
 def replay_drafts(
-    by_draft: Mapping[str, Sequence[TextTrace]], rule: Rule, ks: Sequence[int], temperature: float
+    by_draft: Mapping[str, Sequence[TextTrace]],
+    rule: Rule,
+    ks: Sequence[int],
+    temperature: float,
+    *,
+    any_draft_temperature: bool = False,
 ) -> Replays:
     """Every (draft, K) on the prompts that all drafts scored, repetitions added up.
 
@@ -133,46 +138,68 @@ def replay_drafts(
         rule: the acceptance rule.
         ks: the K to replay.
         temperature: of the target's texts.
+        any_draft_temperature: take each draft's traces whatever their draft temperature.
 
     Raises:
         UserError: a draft without a text at this temperature, texts that differ between drafts or
             were drawn under different top-k or top-p, no text in common, or as `replayed`.
     """
     chosen = {
-        draft: _by_text(draft, [t for t in traces if _belongs(t, temperature)], temperature)
+        draft: _by_text(
+            draft,
+            [t for t in traces if _belongs(t, temperature, any_draft_temperature)],
+            temperature,
+        )
         for draft, traces in by_draft.items()
     }
     if not chosen:
         raise UserError("traces: no draft to audition")
-    keys = sorted(set.intersection(*(set(texts) for texts in chosen.values())))
+    keys = sorted(
+        key for key in next(iter(chosen.values())) if all(key in t for t in chosen.values())
+    )
     if not keys:
         raise UserError(f"traces: no prompt that every draft scored at temperature {temperature:g}")
     first = next(iter(chosen.values()))
-    texts = [first[key] for key in keys]
     for draft, own in chosen.items():
-        _check_same(draft, [own[key] for key in keys], texts)
+        _check_same(draft, [own[key] for key in keys], [first[key] for key in keys])
     counts = {
         draft: replayed([own[key] for key in keys], rule, ks) for draft, own in chosen.items()
     }
-    names = sorted({key[:2] for key in keys})
-    groups = [names.index(key[:2]) for key in keys]
-    category = {key[:2]: trace.category for key, trace in zip(keys, texts, strict=True)}
+    lookups = frozenset(d for d, own in chosen.items() if own[keys[0]].matches is not None)
+    return _by_prompt([first[key] for key in keys], rule, counts, lookups)
+
+
+def _by_prompt(
+    texts: Sequence[TextTrace],
+    rule: Rule,
+    counts: Mapping[str, Mapping[int, Replayed]],
+    lookups: frozenset[str],
+) -> Replays:
+    """Add the counts of each prompt's texts."""
+    names = sorted({(text.prompt_set, text.prompt) for text in texts})
+    groups = [names.index((text.prompt_set, text.prompt)) for text in texts]
+    size = len(names)
+    category = {(text.prompt_set, text.prompt): text.category for text in texts}
     return Replays(
         rule=rule,
-        temperature=temperature,
+        temperature=texts[0].temperature,
         prompts=tuple(prompt for _, prompt in names),
         prompt_sets=tuple(prompt_set for prompt_set, _ in names),
         categories=tuple(category[name] for name in names),
-        texts=_added([1 for _ in texts], groups, len(names)),
-        prompt_tokens=_added([trace.prompt_tokens for trace in texts], groups, len(names)),
-        candidates=dict(_summed(counts, groups, len(names))),
-        lookups=frozenset(d for d, own in chosen.items() if own[keys[0]].matches is not None),
+        texts=_added([1 for _ in texts], groups, size),
+        prompt_tokens=_added([text.prompt_tokens for text in texts], groups, size),
+        candidates={
+            (draft, k): found.summed(groups, size)
+            for draft, by_k in counts.items()
+            for k, found in by_k.items()
+        },
+        lookups=lookups,
     )
 
 
-def _belongs(trace: TextTrace, temperature: float) -> bool:
+def _belongs(trace: TextTrace, temperature: float, any_own: bool) -> bool:
     """Whether target and draft have this temperature; a looked-up n-gram has none of its own."""
-    own = trace.matches is not None or trace.draft_temperature == temperature
+    own = any_own or trace.matches is not None or trace.draft_temperature == temperature
     return own and trace.temperature == temperature
 
 
@@ -199,15 +226,9 @@ def _check_same(draft: str, own: Sequence[TextTrace], texts: Sequence[TextTrace]
 
 
 def _added(values: Sequence[float], groups: Sequence[int], size: int) -> Array:
-    return np.bincount(groups, weights=np.array(values, dtype=np.float64), minlength=size)
-
-
-def _summed(
-    counts: Mapping[str, Mapping[int, Replayed]], groups: Sequence[int], size: int
-) -> Iterator[tuple[Candidate, Replayed]]:
-    for draft, by_k in counts.items():
-        for k, found in by_k.items():
-            yield (draft, k), found.summed(groups, size)
+    total = np.zeros(size)
+    np.add.at(total, np.asarray(groups, dtype=np.intp), np.asarray(values, dtype=np.float64))
+    return total
 
 
 def candidates_evidence(

@@ -55,9 +55,7 @@ def latency_of(timings: Sequence[StepTiming]) -> Latency:
         for t in timings
         if t.kind == "prefill" and t.tokens
     }
-    return Latency(
-        step_times(timings), tuple(timings), prefill.get("target"), prefill.get("draft")
-    )
+    return Latency(step_times(timings), tuple(timings), prefill.get("target"), prefill.get("draft"))
 
 
 def round_costs(times: StepTimes, k: int, *, lookup: bool) -> Array:
@@ -72,8 +70,8 @@ def round_costs(times: StepTimes, k: int, *, lookup: bool) -> Array:
         UserError: a verify that the times do not cover.
     """
     verify = [times.target_s, *(times.v(n) * times.target_s for n in range(1, k + 1))]
-    drafting = np.full(k + 1, times.draft_s) if lookup else times.draft_s * np.arange(k + 1)
-    return drafting + np.array(verify)
+    steps = np.ones(k + 1) if lookup else np.arange(k + 1.0)
+    return times.draft_s * steps + np.array(verify)
 
 
 def break_even(times: StepTimes, k: int, *, lookup: bool) -> float | None:
@@ -81,7 +79,7 @@ def break_even(times: StepTimes, k: int, *, lookup: bool) -> float | None:
     return break_even_alpha(k, times.c / k if lookup else times.c, times.v(k))
 
 
-def times_of(replays: Replays, times_by_draft: Mapping[str, StepTimes]) -> None:
+def check_times(replays: Replays, times_by_draft: Mapping[str, StepTimes]) -> None:
     """Check that every candidate has step times.
 
     Raises:
@@ -103,9 +101,9 @@ def predicted_seconds(
     pace changed between drafts does not favour any.
 
     Raises:
-        UserError: as `times_of`.
+        UserError: as `check_times`.
     """
-    times_of(replays, times_by_draft)
+    check_times(replays, times_by_draft)
     reference = times_by_draft[replays.drafts[0]].target_s
     seconds: dict[Candidate, Array] = {}
     for (draft, k), found in replays.candidates.items():
@@ -119,7 +117,7 @@ def evidence_of(replays: Replays, times_by_draft: Mapping[str, StepTimes]) -> Ev
     """The evidence of replayed candidates, for `verdict.decide` and `verdict.least_regret`.
 
     Raises:
-        UserError: as `times_of`.
+        UserError: as `check_times`.
     """
     seconds = predicted_seconds(replays, times_by_draft)
     tokens = replays.new_tokens

@@ -136,7 +136,9 @@ def _replay_one(
     )
     starts = _renewal(reach, left, k)
     weighted = starts[:, :, None] * reach
-    cut = np.where(left <= drafts, np.take_along_axis(weighted, _last(left, k), axis=2)[..., 0], 0.0)
+    cut = np.where(
+        left <= drafts, np.take_along_axis(weighted, _last(left, k), axis=2)[..., 0], 0.0
+    )
     if means is None:
         at_least = weighted[:, :, 1:].sum(axis=1)
     else:

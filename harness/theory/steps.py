@@ -1,6 +1,7 @@
 """From raw step samples to the rows of latency.csv and the three numbers the formulas need."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -11,9 +12,24 @@ VERIFY = ("target", "verify")
 
 
 def latency_rows(timings: Sequence[StepTiming]) -> list[LatencyRow]:
-    """Summarise raw samples into latency.csv's rows: median, p10 and p90 in ms."""
-    rows: list[LatencyRow] = []
+    """Summarise raw samples into latency.csv's rows: median, p10 and p90 in ms.
+
+    A forward that was timed beside several drafts is one row over all its samples.
+    """
+    pooled: dict[tuple[object, ...], StepTiming] = {}
     for timing in timings:
+        key = (
+            timing.role,
+            timing.model,
+            timing.kind,
+            timing.tokens,
+            timing.context_tokens,
+            timing.batch,
+        )
+        before = pooled[key].samples_s if key in pooled else ()
+        pooled[key] = replace(timing, samples_s=before + timing.samples_s)
+    rows: list[LatencyRow] = []
+    for timing in pooled.values():
         p10, median, p90 = np.percentile(np.array(timing.samples_s) * 1e3, [10, 50, 90])
         rows.append(
             LatencyRow(

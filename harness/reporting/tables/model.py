@@ -5,7 +5,7 @@ and which row is best is decided where the table is made.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 BEST = "best"
@@ -54,6 +54,17 @@ class Table:
         """Every cell under the column called `title` (its one-line header)."""
         index = [column.one_line for column in self.columns].index(title)
         return tuple(row.cells[index] for row in self.rows)
+
+
+def without_empty(table: Table, empty: str) -> Table:
+    """The table without the columns that have nothing in any row; those naming rows stay."""
+    kept = [
+        index
+        for index, column in enumerate(table.columns)
+        if column.key or any(row.cells[index] != empty for row in table.rows)
+    ]
+    rows = tuple(Row(tuple(row.cells[index] for index in kept), row.best) for row in table.rows)
+    return replace(table, columns=tuple(table.columns[index] for index in kept), rows=rows)
 
 
 def with_best_column(

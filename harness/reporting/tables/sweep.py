@@ -1,14 +1,19 @@
 """The founding post's K-sweep table, with what it missed beside it.
 
 One table per temperature and prompt set. A row is a K; its predicted speedup and break-even alpha
-come from the theory row of the same cell.
+come from the theory row of the same cell. Where nothing was measured (mode=replay) the replayed
+rows take the measured ones' place and the title says so; where both were made, the replayed ones
+stand beside the measured in a table of their own.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
 
 from harness.records import ResultRow
 from harness.reporting import formatting as fmt
-from harness.reporting.tables.model import Column, Row, Table, with_best_column
+from harness.reporting.reading import ran, replays_only
+from harness.reporting.tables.model import Column, Row, Table, with_best_column, without_empty
 
 COLUMNS = (
     Column("K", key=True),
@@ -24,25 +29,66 @@ COLUMNS = (
 BEST_NOTE = (
     "best: the fastest row of this table. The verdict is scored on held-out prompts and may differ."
 )
+REPLAYED_NOTE = (
+    "Replayed: acceptance from texts of the target that each draft scored, times from the step"
+    " times. No generation was timed."
+)
+GAP_COLUMNS = (
+    Column("prompt set", "left", key=True),
+    Column("temperature", key=True),
+    Column("K", key=True),
+    Column("tokens/round\nmeasured"),
+    Column("tokens/round\nreplayed"),
+    Column("gap, in\nstandard errors"),
+)
+GAP_NOTE = (
+    "One target text per prompt gives every K of the replayed column. Of 20 cells about one gap is"
+    " beyond 2 by chance; several, or one far beyond, say that loop and replay disagree."
+)
 NO_ROOT_NOTE = "Break-even alpha none: even alpha = 1 loses at that K."
 
 
 def sweep_tables(rows: Iterable[ResultRow]) -> tuple[Table, ...]:
     """Every (draft, temperature, prompt set) that was run, temperatures together."""
     everything = tuple(rows)
-    ran = [row for row in everything if row.source != "theory"]
+    generations, replayed = ran(everything), replays_only(everything)
     theory = {_cell(row): row for row in everything if row.source == "theory"}
-    drafts = list(dict.fromkeys(row.draft for row in ran if row.k > 0 and row.draft))
+    drafts = list(dict.fromkeys(row.draft for row in generations if row.k > 0 and row.draft))
     tables = []
     for draft in drafts or [None]:
-        mine = [row for row in ran if row.k == 0 or row.draft == draft]
+        mine = [row for row in generations if row.k == 0 or row.draft == draft]
         for temperature in sorted({row.temperature or 0.0 for row in mine}):
             at_temperature = [row for row in mine if (row.temperature or 0.0) == temperature]
             for prompt_set in dict.fromkeys(row.prompt_set for row in at_temperature):
                 cells = [row for row in at_temperature if row.prompt_set == prompt_set]
                 several = draft if len(drafts) > 1 else None
-                tables.append(_table(several, temperature, prompt_set, cells, theory))
+                table = _table(several, temperature, prompt_set, cells, theory)
+                tables.append(_as_replayed(table) if replayed else table)
     return tuple(tables)
+
+
+def gap_table(gaps: Iterable[Mapping[str, Any]]) -> Table | None:
+    """Tokens per round as the loop gave them and as replay expects them, cell by cell."""
+    rows = tuple(
+        Row(
+            (
+                fmt.text(gap.get("prompt_set")),
+                fmt.temperature(gap.get("temperature")),
+                fmt.text(gap.get("k")),
+                fmt.decimal(gap.get("measured_tokens_per_round")),
+                fmt.decimal(gap.get("replayed_tokens_per_round")),
+                fmt.signed(gap.get("gap_standard_errors"), 1),
+            )
+        )
+        for gap in gaps
+    )
+    return Table("Replayed beside measured", GAP_COLUMNS, rows, (GAP_NOTE,)) if rows else None
+
+
+def _as_replayed(table: Table) -> Table:
+    """The table marked as not measured; its speedup is the prediction itself."""
+    marked = replace(table, title=f"{table.title} (replayed)", notes=(*table.notes, REPLAYED_NOTE))
+    return without_empty(marked, fmt.EMPTY)
 
 
 def predictions(rows: Iterable[ResultRow]) -> dict[tuple[object, ...], ResultRow]:

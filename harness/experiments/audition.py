@@ -1,0 +1,173 @@
+"""Many drafts, one target: measure what is missing, rank, store, render, show."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from harness import prompts as prompt_sets
+from harness import reporting
+from harness.config import AuditionConfig, ModelConf
+from harness.experiments.finish import EMBEDDED_CAVEAT
+from harness.experiments.outcome import Outcome, running
+from harness.experiments.plan import print_audition_plan
+from harness.experiments.ranking import Bench, judge
+from harness.experiments.sources import by_draft, latencies, stored_traces
+from harness.experiments.validate import validated
+from harness.measurement.host import describe_host
+from harness.records import Failure, Summary, TextTrace, UserError
+from harness.storage import RunFolder, load, load_traces, timings_from
+from harness.theory.intervals import MIN_PROMPTS
+from harness.theory.predicted import Latency
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What is ranked: traces and step times by draft, and what went wrong on the way.
+
+    Attributes:
+        traces, latency: by draft, in the order they were named.
+        failures: drafts that broke down.
+        extra: what the measuring half adds to summary.json.
+    """
+
+    traces: Mapping[str, Sequence[TextTrace]]
+    latency: Mapping[str, Latency]
+    failures: Sequence[Failure] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+def run(config: AuditionConfig, drafts: Sequence[ModelConf]) -> Outcome:
+    """Audition `drafts` for the target and store, render and show what came out.
+
+    Returns:
+        The run folder; status 1 where a draft broke down.
+
+    Raises:
+        UserError: a value, the target, a prompt or a run that cannot be used, a draft named twice,
+            or no draft left to rank.
+    """
+    validated(config)
+    _check_drafts(drafts)
+    if config.dry_run:
+        print_audition_plan(config, drafts, prompt_sets.load(config.prompts))
+        return Outcome(None)
+    folder = None if config.resume is None else _resumed(config)
+    if config.traces_from is None:
+        folder, taken = _measured(config, drafts, folder)
+    else:
+        folder, taken = _stored(config, drafts, folder)
+    with running(folder):
+        summary = _finish(folder, config, taken)
+    folder.update_manifest({"status": "failed" if summary.failures else "complete"})
+    stored = load(folder.path)
+    reporting.render(stored)
+    reporting.show(stored)
+    return Outcome(folder.path, 1 if summary.failures else 0)
+
+
+def _measured(
+    config: AuditionConfig, drafts: Sequence[ModelConf], resumed: RunFolder | None
+) -> tuple[RunFolder, Taken]:
+    """Generate, score and time what the folder lacks; torch is imported only here."""
+    from harness.experiments import cast
+
+    stage = cast.open_stage(config)
+    folder = resumed or _create(config)
+    with running(folder):
+        folder.update_manifest({**cast.describe(stage), "seed": config.seed})
+        players = cast.audition_drafts(folder, stage, drafts, config)
+        models = folder.manifest["models"]
+        folder.update_manifest({"models": {**models, **players.described}})
+        names = [conf.name for conf in drafts if conf.name in players.finished]
+        traces = by_draft(load_traces(folder.path))
+        if not names:
+            reasons = [*players.not_eligible, *players.failures]
+            raise UserError(
+                "drafts: none could be auditioned; "
+                + "; ".join(f"{entry.where}: {entry.error}" for entry in reasons)
+            )
+        return folder, Taken(
+            traces={name: traces[name] for name in names},
+            latency=latencies(config, names, folder.timings()),
+            failures=players.failures,
+            extra=players.extra(),
+        )
+
+
+def _stored(
+    config: AuditionConfig, drafts: Sequence[ModelConf], resumed: RunFolder | None
+) -> tuple[RunFolder, Taken]:
+    """Another run's traces, with its step times or those that are named here."""
+    names = [conf.name for conf in drafts]
+    traces, source = stored_traces(config, names)
+    latency = latencies(config, names, timings_from(source.latency_samples))
+    folder = resumed or _create(config)
+    kept = {key: source.manifest.get(key) for key in ("models", "prompts", "prompts_sha256")}
+    folder.update_manifest(
+        {**kept, "environment": describe_host(), "traces_from": str(source.folder)}
+    )
+    return folder, Taken(traces, latency)
+
+
+def _finish(folder: RunFolder, config: AuditionConfig, taken: Taken) -> Summary:
+    bench = _bench(folder, config, taken)
+    rows, summary, extra = judge(bench, taken.failures, _caveats(config, taken))
+    folder.write_results(rows)
+    folder.write_summary(summary, {**extra, **taken.extra})
+    return summary
+
+
+def _bench(folder: RunFolder, config: AuditionConfig, taken: Taken) -> Bench:
+    manifest, gpu = folder.manifest, config.gpu
+    environment = manifest.get("environment", {})
+    memory = environment.get("device_memory_bytes") or environment.get("memory_bytes")
+    lengths = [t.prompt_tokens + len(t.tokens) for t in next(iter(taken.traces.values()))]
+    return Bench(
+        model=config.model.name,
+        traces=taken.traces,
+        latency=taken.latency,
+        ks=[k for k in config.k if k > 0],
+        temperatures=config.temperature,
+        rule=config.decode.rule,  # type: ignore[arg-type]  # validated
+        weights=config.prompts.weights,
+        seed=config.seed,
+        described=manifest.get("models") or {},
+        context_tokens=max(lengths),
+        memory_bytes=gpu.memory_gb * 1e9 if gpu else memory,
+        gpu=gpu.name if gpu else environment.get("device_name"),
+        price_per_hour=gpu.price_per_hour_usd if gpu else None,
+    )
+
+
+def _caveats(config: AuditionConfig, taken: Taken) -> list[str]:
+    """What a reader must know before acting on the ranking."""
+    notes: list[str] = []
+    if config.model.id.startswith("embedded:"):
+        notes.append(EMBEDDED_CAVEAT)
+    if config.latency.target_ms is not None:
+        notes.append("step times were typed in: the speedups are as good as those numbers")
+    elif config.latency_from is not None:
+        notes.append(f"step times are those of {config.latency_from}, not of this run's machine")
+    prompts = len({(t.prompt_set, t.prompt) for t in next(iter(taken.traces.values()))})
+    if prompts < MIN_PROMPTS:
+        notes.append(f"{prompts} prompts: below {MIN_PROMPTS} there is no interval")
+    if config.prompts.enable_thinking:
+        notes.append("thinking mode is on: acceptance is that of reasoning text")
+    return notes
+
+
+def _check_drafts(drafts: Sequence[ModelConf]) -> None:
+    names = [conf.name for conf in drafts]
+    if not names:
+        raise UserError("drafts=[]: name at least one, for example drafts=[tiny_good,ngram]")
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UserError(f"drafts: {twice!r} is listed twice; name each once")
+
+
+def _resumed(config: AuditionConfig) -> RunFolder:
+    return RunFolder.resume(str(config.resume), "audition", asdict(config))
+
+
+def _create(config: AuditionConfig) -> RunFolder:
+    return RunFolder.create(config.results_root, "audition", [config.model.name], asdict(config))

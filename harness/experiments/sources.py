@@ -1,0 +1,110 @@
+"""Traces and step times from elsewhere: another run, or typed in. No model and no torch."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harness import prompts as prompt_sets
+from harness.config import AuditionConfig
+from harness.records import StepTiming, TextTrace, UserError
+from harness.storage import StoredRun, load, load_traces, timings_from
+from harness.theory.predicted import Latency, latency_of
+from harness.theory.speedup import StepTimes
+
+NGRAM = "ngram"
+# A look-up in a text of some thousand tokens; typed latencies have no entry for it.
+LOOKUP_S = 1e-5
+
+
+def by_draft(traces: Sequence[TextTrace]) -> dict[str, list[TextTrace]]:
+    """Traces grouped by draft, in the order they were stored."""
+    groups: dict[str, list[TextTrace]] = {}
+    for trace in traces:
+        groups.setdefault(trace.draft, []).append(trace)
+    return groups
+
+
+def stored_traces(
+    config: AuditionConfig, drafts: Sequence[str]
+) -> tuple[dict[str, list[TextTrace]], StoredRun]:
+    """The traces of `traces_from`, checked to be of this model and these prompts.
+
+    Raises:
+        UserError: not a run with traces, of another model, prompts, top_k or top_p, or without
+            one of the drafts.
+    """
+    key = f"traces_from={config.traces_from}"
+    run = load(str(config.traces_from))
+    groups = by_draft(load_traces(run.folder))
+    if not groups:
+        raise UserError(f"{key}: no traces.parquet there; name an audition's folder")
+    theirs = run.config.get("model", {})
+    if theirs.get("id") != config.model.id or theirs.get("revision") != config.model.revision:
+        raise UserError(
+            f"{key}: the text of model={theirs.get('name')} ({theirs.get('id')}), not of "
+            f"model={config.model.name} ({config.model.id})"
+        )
+    own = prompt_sets.prompt_set_hash(prompt_sets.load(config.prompts))
+    if run.manifest.get("prompts_sha256") != own:
+        raise UserError(f"{key}: other prompts than prompts.* names here; give the same ones")
+    absent = [name for name in drafts if name not in groups]
+    if absent:
+        raise UserError(f"{key}: no traces of draft {absent[0]!r}; it has {', '.join(groups)}")
+    first = next(iter(groups.values()))[0]
+    if (first.top_k, first.top_p) != (config.decode.top_k, config.decode.top_p):
+        raise UserError(
+            f"{key}: drawn with top_k={first.top_k}, top_p={first.top_p}; give the same"
+        )
+    return {name: groups[name] for name in drafts}, run
+
+
+def latencies(
+    config: AuditionConfig, drafts: Sequence[str], measured: Sequence[StepTiming]
+) -> dict[str, Latency]:
+    """Step times of every draft: typed in, of another run, or measured here.
+
+    Raises:
+        UserError: both kinds given, none there, or a draft without step times.
+    """
+    if config.latency.target_ms is not None and config.latency_from is not None:
+        raise UserError("latency_from and latency.target_ms: give one of the two")
+    if config.latency.target_ms is not None:
+        return {name: Latency(_typed(config, name)) for name in drafts}
+    if config.latency.draft_ms is not None or config.latency.verify_ms is not None:
+        raise UserError("latency.target_ms: give it beside latency.draft_ms and latency.verify_ms")
+    timings, key = list(measured), "latency"
+    if config.latency_from is not None:
+        key = f"latency_from={config.latency_from}"
+        timings = timings_from(load(config.latency_from).latency_samples)
+        if not timings:
+            raise UserError(
+                f"{key}: no latency_samples.csv there; name a profile, sweep or audition"
+            )
+    return {name: _of_draft(name, timings, key) for name in drafts}
+
+
+def _of_draft(name: str, timings: Sequence[StepTiming], key: str) -> Latency:
+    """A draft's own samples with those of the target that were taken beside it."""
+    own = [t for t in timings if t.role == "draft" and t.model == name]
+    if not own:
+        known = sorted({t.model for t in timings if t.role == "draft"})
+        raise UserError(f"{key}: no step times of draft {name!r}; there are {', '.join(known)}")
+    beside = own[0].beside
+    target = [t for t in timings if t.role == "target" and t.beside == beside]
+    return latency_of([*target, *own])
+
+
+def _typed(config: AuditionConfig, name: str) -> StepTimes:
+    typed = config.latency
+    own: Any = typed.draft_ms
+    if isinstance(own, Mapping):
+        own = own.get(name)
+    if name == NGRAM and not isinstance(typed.draft_ms, Mapping):
+        own = LOOKUP_S * 1e3
+    if own is None or isinstance(own, bool) or not isinstance(own, int | float):
+        raise UserError(
+            f"latency.draft_ms: no time for draft {name!r}; give a number for all, or "
+            f"latency.draft_ms={{{name}:1.5}}"
+        )
+    verify = tuple(value / 1e3 for value in typed.verify_ms or ())
+    assert typed.target_ms is not None
+    return StepTimes(float(own) / 1e3, typed.target_ms / 1e3, verify)

@@ -1,0 +1,269 @@
+"""What a draft thinks of the target's texts: all that replay needs to know, in one prefill.
+
+Each text goes through the draft once, with its prompt, and through the output heads chunk by chunk:
+of the vocabulary-wide laws only a handful of numbers per token is kept, and never are more than
+`chunk` of them held at a time. The target is not run again where its final hidden states were kept
+(`harness.measurement.traces`).
+
+At temperature 0 the laws are points: the target's on the emitted token, the draft's on its argmax.
+Then every rule's accept probability is the match bit.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from harness.decoding.candidates import Lookups, lookups
+from harness.measurement.batches import in_batches
+from harness.measurement.laws import NUMBERS, Law, compare
+from harness.measurement.traces import GeneratedText, broken_logits
+from harness.models.cached import CachedModel
+from harness.models.halves import Halves, new_cache, take_apart
+from harness.records import TextTrace
+
+# Positions of all rows that go through a body at once; longer texts are prefilled in pieces.
+PREFILL_POSITIONS = 8192
+
+Columns = dict[str, NDArray[np.float64]]
+
+
+class _Model(NamedTuple):
+    """A model with its halves (None: it cannot be taken apart) and what errors call it."""
+
+    model: CachedModel
+    halves: Halves | None
+    name: str
+
+
+@torch.inference_mode()
+def score_texts(
+    texts: Sequence[GeneratedText],
+    target: CachedModel,
+    draft: CachedModel,
+    *,
+    draft_name: str,
+    target_name: str = "the target",
+    draft_temperatures: Sequence[float] | None = None,
+    batch: int = 32,
+    chunk: int = 512,
+    tick: Callable[[], None] = lambda: None,
+) -> list[TextTrace]:
+    """Score texts of the target with one draft.
+
+    Args:
+        texts: of any temperatures.
+        target: the model that wrote them; run again only for texts without hidden states.
+        draft: the draft. Laws are over the narrower vocabulary of the two.
+        draft_name: the draft's name in the traces, and in errors.
+        target_name: what errors call the target.
+        draft_temperatures: at which to warp the draft for texts drawn at a temperature above 0,
+            all from the same prefill; None for the text's own. Greedy texts are scored greedily.
+        batch: texts side by side at most; halved for good whenever memory runs out.
+        chunk: tokens whose logits are held at a time.
+        tick: called once per scored text.
+
+    Returns:
+        Text by text in the order given, and for each text a trace per draft temperature.
+
+    Raises:
+        BrokenLogitsError: logits that are not finite.
+        UserError: one text alone runs out of memory.
+    """
+    if not texts:
+        return []
+    sample = texts[0].request.tokens
+    ours = _Model(target, take_apart(target, sample), target_name)
+    theirs = _Model(draft, take_apart(draft, sample), f"draft={draft_name}")
+    # A model that cannot be taken apart is run text by text through its own cache.
+    size = batch if ours.halves is not None and theirs.halves is not None else 1
+
+    def work(some: Sequence[GeneratedText]) -> list[list[TextTrace]]:
+        scored = _score(some, ours, theirs, draft_name, draft_temperatures, chunk)
+        for _ in scored:
+            tick()
+        return scored
+
+    order = sorted(range(len(texts)), key=lambda index: _batch_key(texts[index]))
+    done = in_batches(
+        [texts[index] for index in order],
+        size,
+        lambda a, b: a.request.warping == b.request.warping,
+        work,
+        theirs.name,
+    )
+    placed = dict(zip(order, done, strict=True))
+    return [trace for index in range(len(texts)) for trace in placed[index]]
+
+
+def ngram_trace(
+    text: GeneratedText, *, num_draft_tokens: int, draft_name: str = "ngram"
+) -> TextTrace:
+    """What the n-gram drafter would propose from every start of a text.
+
+    Its tokens are chosen, not drawn, so under every rule a proposed token stands exactly where it
+    is the text's. The [n] fields describe offset 0 of each start; the target's are NaN.
+
+    Args:
+        text: the target's text.
+        num_draft_tokens: the largest K that is to be replayed.
+        draft_name: the draft's name in the trace.
+    """
+    request = text.request
+    found = lookups(request.tokens, text.tokens, num_draft_tokens=num_draft_tokens, eos=request.eos)
+    match = found.matches[:, 0].astype(np.float64)
+    unknown = np.full(len(match), np.nan)
+    with np.errstate(divide="ignore"):
+        logprob = np.log(match)
+    columns: Columns = {
+        "target_logprob": unknown,
+        "draft_logprob": logprob,
+        "draft_is_argmax": match,
+        "last_ratio": match,
+        "last_exact_match": match,
+        "last_greedy_draft": match,
+        "target_entropy": unknown,
+        "draft_entropy": np.zeros(len(match)),
+    }
+    return _trace(text, draft_name, request.warping.temperature, columns, found)
+
+
+def _batch_key(text: GeneratedText) -> tuple[str, int]:
+    """Texts of one law together, the longest first."""
+    return repr(text.request.warping), -len(text.request.tokens) - len(text.tokens)
+
+
+def _score(
+    texts: Sequence[GeneratedText],
+    target: _Model,
+    draft: _Model,
+    draft_name: str,
+    draft_temperatures: Sequence[float] | None,
+    chunk: int,
+) -> list[list[TextTrace]]:
+    """Score one batch of texts of one law."""
+    warping = texts[0].request.warping
+    width = min(target.model.vocab_size, draft.model.vocab_size)
+    if warping.greedy or draft_temperatures is None:
+        draft_temperatures = (warping.temperature,)
+    tokens = torch.tensor([token for text in texts for token in text.tokens])
+    draft_chunks = _logit_chunks(draft, texts, chunk, kept=False)
+    target_chunks = (
+        [None] * -(-len(tokens) // chunk)
+        if warping.greedy
+        else _logit_chunks(target, texts, chunk, kept=True)
+    )
+    parts: list[list[Tensor]] = []
+    for part, (theirs, ours) in enumerate(zip(draft_chunks, target_chunks, strict=True)):
+        here = tokens[part * chunk : (part + 1) * chunk].to(theirs.device)
+        law = None if ours is None else Law(ours[:, :width].to(theirs.device), warping)
+        parts.append(compare(here, law, theirs[:, :width], warping, draft_temperatures))
+    lengths = [len(text.tokens) for text in texts]
+    per_text: list[list[TextTrace]] = [[] for _ in texts]
+    for temperature, several in zip(draft_temperatures, zip(*parts, strict=True), strict=True):
+        for index, numbers in enumerate(torch.cat(several, dim=1).split(lengths, dim=1)):
+            columns = _columns(numbers, texts[index], target, draft)
+            per_text[index].append(_trace(texts[index], draft_name, temperature, columns))
+    return per_text
+
+
+def _logit_chunks(
+    player: _Model, texts: Sequence[GeneratedText], chunk: int, *, kept: bool
+) -> Iterator[Tensor]:
+    """Logits [at most chunk, vocab] that predict the texts' tokens, text after text.
+
+    Args:
+        player: whose logits; without halves only a single text is possible.
+        texts: the texts.
+        chunk: rows at a time.
+        kept: whether the texts' stored hidden states are this model's.
+    """
+    if player.halves is None:
+        (text,) = texts
+        prompt = text.request.tokens
+        player.model.prefill(prompt[:-1])
+        for piece in torch.tensor([prompt[-1], *text.tokens[:-1]]).split(chunk):
+            yield player.model.forward(piece)
+        player.model.prefill([])
+        return
+    stored = [text.hidden for text in texts if text.hidden is not None] if kept else []
+    if len(stored) < len(texts):
+        stored = _prefilled(player.model, player.halves, texts)
+    for rows in torch.cat(stored).split(chunk):
+        yield player.halves.logits(rows)
+
+
+def _prefilled(model: CachedModel, halves: Halves, texts: Sequence[GeneratedText]) -> list[Tensor]:
+    """Hidden states [n, hidden] behind each text's tokens, from one prefill padded on the right.
+
+    A causal model never looks at what comes after a position, so no mask is needed.
+    """
+    fed = [[*text.request.tokens, *text.tokens[:-1]] for text in texts]
+    width = max(len(row) for row in fed)
+    ids = torch.tensor([row + [0] * (width - len(row)) for row in fed])
+    pieces = ids.to(model.network.device).split(max(1, PREFILL_POSITIONS // len(fed)), dim=1)
+    if len(pieces) == 1:
+        states = halves.hidden(input_ids=pieces[0], use_cache=False)
+    else:
+        cache = new_cache(model)
+        done = [
+            halves.hidden(input_ids=piece, past_key_values=cache, use_cache=True)
+            for piece in pieces
+        ]
+        states = torch.cat(done, dim=1)
+    return [
+        row[len(text.request.tokens) - 1 :][: len(text.tokens)]
+        for row, text in zip(states, texts, strict=True)
+    ]
+
+
+def _columns(numbers: Tensor, text: GeneratedText, target: _Model, draft: _Model) -> Columns:
+    """Name the numbers of one text, refuse what is not finite, take the logarithms."""
+    values = numbers.numpy()
+    for row, player in zip(values[len(NUMBERS) :], (target, draft), strict=True):
+        if not row.all():
+            raise broken_logits(player.name, text.request, int(row.argmin()))
+    columns: Columns = dict(zip(NUMBERS, values, strict=False))
+    with np.errstate(divide="ignore"):
+        columns["draft_logprob"] = np.log(columns["draft_logprob"])
+    # A token that was drawn has some mass, even where another order of the sums says it has none.
+    tiny = float(np.finfo(np.float32).tiny)
+    columns["target_logprob"] = np.log(np.maximum(columns["target_logprob"], tiny))
+    return columns
+
+
+def _trace(
+    text: GeneratedText,
+    draft_name: str,
+    draft_temperature: float,
+    columns: Columns,
+    proposals: Lookups | None = None,
+) -> TextTrace:
+    request = text.request
+    return TextTrace(
+        draft=draft_name,
+        draft_temperature=draft_temperature,
+        prompt_set=request.prompt_set,
+        prompt=request.prompt,
+        category=request.category,
+        repetition=request.repetition,
+        temperature=request.warping.temperature,
+        top_k=request.warping.top_k,
+        top_p=request.warping.top_p,
+        prompt_tokens=len(request.tokens),
+        stop_reason=text.stop_reason,
+        tokens=np.array(text.tokens, dtype=np.int64),
+        target_logprob=columns["target_logprob"],
+        draft_logprob=columns["draft_logprob"],
+        draft_is_argmax=columns["draft_is_argmax"].astype(np.bool_),
+        last_ratio=columns["last_ratio"],
+        last_exact_match=columns["last_exact_match"],
+        last_greedy_draft=columns["last_greedy_draft"],
+        target_entropy=columns["target_entropy"],
+        draft_entropy=columns["draft_entropy"],
+        matches=proposals.matches if proposals else None,
+        proposed=proposals.proposed if proposals else None,
+    )

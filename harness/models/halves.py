@@ -1,0 +1,68 @@
+"""A network as body and output head, so that vocabulary-wide logits are made only where needed.
+
+A final hidden state is some thousand numbers, a row of logits some hundred thousand: texts can be
+kept as hidden states and turned into logits a few rows at a time.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from harness.models.cached import CachedModel
+
+# The head on the same hidden states repeats the same sums; soft caps and scales are far from that.
+SAME_LOGITS = {torch.float32: 1e-5, torch.float64: 1e-10}
+COARSE_SAME_LOGITS = 1e-3
+# Enough to compare, and never the logits of a long prompt.
+SAMPLE_TOKENS = 16
+
+
+class Halves:
+    """A network as body and output head."""
+
+    def __init__(self, model: CachedModel) -> None:
+        """Take `model`'s network apart; `take_apart` says whether that is the same network."""
+        self._body: Any = model.network.base_model
+        self._head: Any = model.network.get_output_embeddings()
+        self._vocab = model.vocab_size
+        self.device = model.device
+
+    def hidden(self, **inputs: Any) -> Tensor:
+        """Final hidden states [rows, positions, hidden]."""
+        return self._body(**inputs).last_hidden_state
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [..., vocab] of hidden states from anywhere."""
+        return self._head(hidden.to(self.device))[..., : self._vocab]
+
+
+@torch.inference_mode()
+def take_apart(model: CachedModel, sample: Sequence[int]) -> Halves | None:
+    """Body and head of a network, or None where together they are not the whole network.
+
+    Soft-capped or scaled logits (Gemma 2, Granite, Cohere) are such a case: both ways are computed
+    once, on the last tokens of `sample`, and compared.
+    """
+    network: Any = model.network
+    ids = torch.tensor([list(sample)[-SAMPLE_TOKENS:]], device=network.device)
+    try:
+        halves = Halves(model)
+        apart = halves.logits(halves.hidden(input_ids=ids, use_cache=False))
+    except (AttributeError, TypeError):
+        return None
+    whole = network(input_ids=ids, use_cache=False).logits[..., : model.vocab_size]
+    if apart.shape != whole.shape:
+        return None
+    allowed = SAME_LOGITS.get(network.dtype, COARSE_SAME_LOGITS) * whole.abs().amax()
+    # NaN logits are not this function's to report: they are refused where they are used.
+    return None if bool((apart - whole).abs().amax() > allowed) else halves
+
+
+def new_cache(model: CachedModel) -> Any:
+    """An empty cache of the kind that `model` uses."""
+    if model.rewinding == "crop":
+        return DynamicCache()
+    return DynamicCache(config=model.network.config)

@@ -1,0 +1,561 @@
+"""The target's texts and their scores: the loop's own texts and rounds, in bounded memory."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from random_models import qwen3, random_model
+from scipy.stats import ttest_ind
+from transformers import Gemma2Config
+
+from harness import prompts as prompt_sets
+from harness.config import ModelConf, PromptsConf
+from harness.decoding.autoregressive import autoregressive_rounds
+from harness.decoding.candidates import NgramDrafter
+from harness.decoding.drafters import ModelDrafter
+from harness.decoding.protocols import Drafter
+from harness.decoding.sampling import Noise, Warping, sampler_for
+from harness.decoding.speculative import speculative_rounds
+from harness.measurement import scoring
+from harness.measurement.scoring import ngram_trace, score_texts
+from harness.measurement.traces import (
+    BrokenLogitsError,
+    GeneratedText,
+    TextRequest,
+    generate_texts,
+)
+from harness.models.cached import CachedModel
+from harness.models.halves import Halves, take_apart
+from harness.models.load import load
+from harness.models.text import encode
+from harness.records import RULES, TextTrace, UserError
+from harness.storage import RunFolder, load_traces
+from harness.theory.audition import replayed
+from harness.theory.replay import accept_probabilities
+
+CPU = torch.device("cpu")
+DRAFTS = ("tiny_good", "tiny_small", "tiny_unrelated")
+BUDGET = 24
+Make = Callable[[TextRequest], Drafter]
+
+
+def embedded(name: str) -> CachedModel:
+    network = load(ModelConf(name=name, id=f"embedded:{name}"), "model", CPU).network
+    return CachedModel(network, 1024)
+
+
+@pytest.fixture(scope="module")
+def target() -> CachedModel:
+    return embedded("tiny")
+
+
+@pytest.fixture(scope="module")
+def drafts() -> dict[str, CachedModel]:
+    return {name: embedded(name) for name in DRAFTS}
+
+
+@pytest.fixture(scope="module")
+def requests() -> list[TextRequest]:
+    """Six prompts of each shipped set, greedy."""
+    loaded = load(ModelConf(name="tiny", id="embedded:tiny"), "model", CPU)
+    conf = PromptsConf(limit=6)
+    return [
+        TextRequest(
+            prompt_set=prompt.prompt_set,
+            prompt=prompt.id,
+            category=prompt.category,
+            tokens=encode(loaded.tokenizer, prompt, conf),
+            repetition=0,
+            warping=Warping(0.0),
+            budget=BUDGET,
+            seed=3,
+            eos=loaded.eos,
+        )
+        for prompt in prompt_sets.load(conf)
+    ]
+
+
+def noise(request: TextRequest, more: int = 0) -> Noise:
+    key = f"{request.prompt_set}/{request.prompt}"
+    return Noise.keyed(request.seed, key, request.repetition, request.budget + more, CPU)
+
+
+def plain(target: CachedModel, request: TextRequest) -> tuple[int, ...]:
+    target.prefill(request.tokens[:-1])
+    rounds = autoregressive_rounds(
+        target,
+        request.tokens[-1],
+        budget=request.budget,
+        eos=request.eos,
+        warping=request.warping,
+        noise=noise(request),
+    )
+    return tuple(token for entry in rounds for token in entry.tokens)
+
+
+def loop_rounds(target: CachedModel, drafter: Drafter, request: TextRequest, k: int) -> list[int]:
+    """Tokens emitted by each round of the real loop."""
+    target.prefill(request.tokens[:-1])
+    drafter.begin(request.tokens)
+    rounds = speculative_rounds(
+        target,
+        drafter,
+        request.tokens[-1],
+        num_draft_tokens=k,
+        budget=request.budget,
+        eos=request.eos,
+        warping=request.warping,
+        noise=noise(request, k + 1),
+    )
+    return [len(entry.tokens) for entry in rounds]
+
+
+def at(requests: Sequence[TextRequest], warping: Warping) -> list[TextRequest]:
+    return [replace(request, warping=warping) for request in requests]
+
+
+# Texts
+
+
+@pytest.mark.parametrize(
+    "warping", [Warping(0.0), Warping(1.0), Warping(0.8, top_k=20, top_p=0.9)], ids=str
+)
+def test_batched_texts_are_plain_decodings(
+    target: CachedModel, requests: list[TextRequest], warping: Warping
+) -> None:
+    asked = at(requests, warping)
+    assert len({len(request.tokens) for request in asked}) > 3
+    texts = generate_texts(target, asked, name="model=tiny", batch=5)
+    assert [text.request for text in texts] == asked
+    assert [text.tokens for text in texts] == [plain(target, request) for request in asked]
+
+
+def test_a_text_does_not_depend_on_batch_order_or_company(
+    target: CachedModel, requests: list[TextRequest]
+) -> None:
+    mixed = [*at(requests, Warping(1.0)), *requests, *at(requests[:3], Warping(0.7))]
+    first = generate_texts(target, mixed, name="model=tiny", batch=32)
+    other = generate_texts(target, mixed[::-1], name="model=tiny", batch=3)[::-1]
+    assert [text.tokens for text in first] == [text.tokens for text in other]
+
+
+def test_an_end_token_ends_a_row_and_the_others_go_on(
+    target: CachedModel, requests: list[TextRequest]
+) -> None:
+    whole = generate_texts(target, requests, name="model=tiny")
+    eos = frozenset({whole[0].tokens[5], whole[4].tokens[9]})
+    asked = [replace(request, eos=eos, budget=BUDGET - i) for i, request in enumerate(requests)]
+    texts = generate_texts(target, asked, name="model=tiny")
+    assert {text.stop_reason for text in texts} == {"eos", "budget"}
+    for text in texts:
+        assert text.tokens == plain(target, text.request)
+        assert eos.isdisjoint(text.tokens[:-1])
+        assert (text.tokens[-1] in eos) == (text.stop_reason == "eos")
+        assert text.hidden is not None
+        assert len(text.hidden) == len(text.tokens) <= text.request.budget
+
+
+def test_batch_seconds_are_shared_by_the_batch(
+    target: CachedModel, requests: list[TextRequest]
+) -> None:
+    texts = generate_texts(target, requests, name="model=tiny", batch=8)
+    assert sorted(text.batch_texts for text in texts) == [4] * 4 + [8] * 8
+    assert len({text.batch_s for text in texts}) == 2
+    assert all(text.batch_s > 0 for text in texts)
+
+
+class Small(CachedModel):
+    """A model on a device with room for `rows` rows."""
+
+    rows = 2
+
+    @property
+    def network(self) -> Any:
+        return self._network
+
+    @network.setter
+    def network(self, network: Any) -> None:
+        self._network = network
+        self.refused = 0
+
+        def before(_module: Any, _args: Any, inputs: dict[str, Any]) -> None:
+            # One row without a cache is the comparison of take_apart
+            free = 0 if inputs.get("past_key_values") is not None else 1
+            if inputs["input_ids"].shape[0] > max(self.rows, free):
+                self.refused += 1
+                raise torch.OutOfMemoryError("out of memory")
+
+        network.base_model.register_forward_pre_hook(before, with_kwargs=True)
+
+
+def test_running_out_of_memory_halves_the_batch_and_goes_on(
+    target: CachedModel, requests: list[TextRequest]
+) -> None:
+    small = Small(embedded("tiny").network, 1024)
+    texts = generate_texts(small, requests, name="model=tiny", batch=9)
+    assert small.refused == 2  # 9, 4, and from then on 2
+    expected = generate_texts(target, requests, name="model=tiny")
+    assert [text.tokens for text in texts] == [text.tokens for text in expected]
+    scored = score_texts(texts, small, small, draft_name="self", batch=4)
+    assert small.refused == 3
+    assert all(trace.draft_is_argmax.all() for trace in scored)
+
+
+def test_one_text_beyond_the_memory_is_an_error_that_says_so(requests: list[TextRequest]) -> None:
+    small = Small(embedded("tiny_small").network, 1024)
+    small.rows = 0
+    with pytest.raises(UserError, match="model=tiny: out of memory with a single text"):
+        generate_texts(small, requests[:2], name="model=tiny")
+
+
+def first_new(text: GeneratedText) -> int:
+    """Index of the first token that the prompt does not hold."""
+    prompt = text.request.tokens
+    return next(index for index, token in enumerate(text.tokens) if token not in prompt)
+
+
+def spoiled(network: Any, token: int) -> CachedModel:
+    """The model that is NaN from where it has read one token."""
+
+    def after(_module: Any, _args: Any, inputs: dict[str, Any], output: Any) -> Any:
+        read = (inputs["input_ids"] == token).cumsum(-1) > 0
+        states = output.last_hidden_state
+        output.last_hidden_state = states.masked_fill(read.unsqueeze(-1), float("nan"))
+        return output
+
+    network.base_model.register_forward_hook(after, with_kwargs=True)
+    return CachedModel(network, 1024)
+
+
+def test_nan_logits_name_the_model_the_prompt_and_the_position(
+    requests: list[TextRequest],
+) -> None:
+    request = replace(requests[0], warping=Warping(1.0), eos=frozenset())
+    name = f"prompt {request.prompt_set}/{request.prompt}"
+    good = CachedModel(qwen3(), 1024)
+    (text,) = generate_texts(good, [request], name="model=good")
+    place = first_new(text)
+    bad = spoiled(qwen3(), text.tokens[place])
+    where = f"not finite at position {place + 1} of {name}"
+    with pytest.raises(BrokenLogitsError, match=f"model=bad: .*{where}"):
+        generate_texts(bad, [request], name="model=bad")
+    with pytest.raises(BrokenLogitsError, match=f"draft=bad: .*{where}"):
+        score_texts([text], good, bad, draft_name="bad")
+    with pytest.raises(BrokenLogitsError, match=f"model=bad: .*{where}"):
+        score_texts(
+            [replace(text, hidden=None)], bad, good, draft_name="good", target_name="model=bad"
+        )
+
+
+def soft_capped() -> CachedModel:
+    config = Gemma2Config(
+        vocab_size=1024,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        final_logit_softcapping=2.0,
+        max_position_embeddings=256,
+        initializer_range=0.2,
+    )
+    return CachedModel(random_model(config), 1024)
+
+
+def test_a_model_is_taken_apart_only_if_that_is_the_same_model(target: CachedModel) -> None:
+    assert take_apart(target, [5, 6, 7]) is not None
+    assert take_apart(soft_capped(), [5, 6, 7]) is None
+
+
+def test_a_model_that_cannot_be_taken_apart_is_generated_and_scored_whole(
+    requests: list[TextRequest], drafts: dict[str, CachedModel]
+) -> None:
+    capped = soft_capped()
+    asked = [*at(requests[:2], Warping(1.0)), *requests[:2]]
+    texts = generate_texts(capped, asked, name="model=capped")
+    assert [text.tokens for text in texts] == [plain(capped, request) for request in asked]
+    assert all(text.hidden is None for text in texts)
+    for trace, text in zip(
+        score_texts(texts, capped, drafts["tiny_good"], draft_name="d", chunk=5), texts, strict=True
+    ):
+        assert_scored(trace, text, capped, drafts["tiny_good"], 1024)
+
+
+def test_a_model_without_positions_is_batched_by_equal_lengths(
+    requests: list[TextRequest], monkeypatch: pytest.MonkeyPatch, target: CachedModel
+) -> None:
+    monkeypatch.setattr("harness.measurement.traces._pads", lambda _: False)
+    texts = generate_texts(target, requests, name="model=tiny")
+    by_length: dict[int, set[int]] = {}
+    for text in texts:
+        by_length.setdefault(len(text.request.tokens), set()).add(text.batch_texts)
+        assert text.tokens == plain(target, text.request)
+    lengths = [len(request.tokens) for request in requests]
+    assert by_length == {length: {lengths.count(length)} for length in lengths}
+
+
+# Scores
+
+
+def laws(model: CachedModel, text: GeneratedText, width: int) -> torch.Tensor:
+    """Logits behind each token of the text from one fresh forward, [n, width]."""
+    ids = torch.tensor([[*text.request.tokens, *text.tokens[:-1]]])
+    with torch.inference_mode():
+        return model.network(ids).logits[0, len(text.request.tokens) - 1 :, :width]
+
+
+def assert_scored(
+    trace: TextTrace,
+    text: GeneratedText,
+    target: CachedModel,
+    draft: CachedModel,
+    width: int,
+) -> None:
+    """The trace's numbers are what the definitions give on fresh forwards."""
+    tokens = torch.tensor(text.tokens)
+    ours, theirs = laws(target, text, width), laws(draft, text, width)
+    best = theirs.argmax(-1)
+    rows = torch.arange(len(tokens))
+    warping = text.request.warping
+    if warping.greedy:
+        p = torch.nn.functional.one_hot(tokens, width).double()
+        q = torch.nn.functional.one_hot(best, width).double()
+    else:
+        p = sampler_for(warping)(ours).double()
+        q = sampler_for(replace(warping, temperature=trace.draft_temperature))(theirs).double()
+    expected = {
+        "target_logprob": p[rows, tokens].log(),
+        "draft_logprob": q[rows, tokens].log(),
+        "draft_is_argmax": (best == tokens).double(),
+        "last_ratio": torch.minimum(p, q).sum(-1),
+        "last_exact_match": (p * q).sum(-1),
+        "last_greedy_draft": p[rows, best],
+        "target_entropy": torch.special.entr(p).sum(-1),
+        "draft_entropy": torch.special.entr(q).sum(-1),
+    }
+    assert trace.tokens.tolist() == list(text.tokens)
+    for name, values in expected.items():
+        found = getattr(trace, name).astype(float)
+        np.testing.assert_allclose(found, values.numpy(), atol=3e-5, rtol=2e-4, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "warping", [Warping(0.0), Warping(1.0), Warping(0.7, top_k=12, top_p=0.9)], ids=str
+)
+def test_scores_are_what_their_definitions_say(
+    target: CachedModel,
+    drafts: dict[str, CachedModel],
+    requests: list[TextRequest],
+    warping: Warping,
+) -> None:
+    texts = generate_texts(target, at(requests[:5], warping), name="model=tiny")
+    traces = score_texts(texts, target, drafts["tiny_small"], draft_name="tiny_small", chunk=7)
+    for trace, text in zip(traces, texts, strict=True):
+        assert (trace.draft, trace.prompt) == ("tiny_small", text.request.prompt)
+        assert trace.draft_temperature == warping.temperature
+        assert_scored(trace, text, target, drafts["tiny_small"], 1024)
+
+
+def test_chunks_batches_pieces_and_stored_states_do_not_change_a_score(
+    target: CachedModel,
+    drafts: dict[str, CachedModel],
+    requests: list[TextRequest],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    texts = generate_texts(target, at(requests, Warping(1.0)), name="model=tiny")
+    draft = drafts["tiny_good"]
+    whole = score_texts(texts, target, draft, draft_name="d", chunk=10_000)
+    again = [replace(text, hidden=None) for text in texts]
+    monkeypatch.setattr(scoring, "PREFILL_POSITIONS", 40)
+    pieces = score_texts(again, target, draft, draft_name="d", chunk=11, batch=4)
+    for one, other in zip(whole, pieces, strict=True):
+        for name in ("target_logprob", "draft_logprob", "last_ratio", "draft_entropy"):
+            np.testing.assert_allclose(getattr(one, name), getattr(other, name), atol=2e-4)
+
+
+def test_logits_are_cut_to_the_narrower_vocabulary(
+    target: CachedModel, drafts: dict[str, CachedModel], requests: list[TextRequest]
+) -> None:
+    narrow = CachedModel(target.network, 1000)
+    texts = generate_texts(narrow, at(requests[:3], Warping(1.0)), name="model=tiny")
+    for draft in (CachedModel(drafts["tiny_good"].network, 990), drafts["tiny_good"]):
+        for trace, text in zip(
+            score_texts(texts, narrow, draft, draft_name="d"), texts, strict=True
+        ):
+            assert_scored(trace, text, narrow, draft, min(1000, draft.vocab_size))
+
+
+def test_several_draft_temperatures_come_from_one_prefill(
+    target: CachedModel, drafts: dict[str, CachedModel], requests: list[TextRequest]
+) -> None:
+    draft = drafts["tiny_good"]
+    asked = [requests[0], *at(requests[:2], Warping(0.7))]
+    texts = generate_texts(target, asked, name="model=tiny")
+    forwards: list[int] = []
+    handle = draft.network.base_model.register_forward_pre_hook(lambda *_: forwards.append(1))
+    one = score_texts(texts, target, draft, draft_name="d")
+    once = len(forwards)
+    several = score_texts(
+        texts, target, draft, draft_name="d", draft_temperatures=[0.0, 0.5, 0.7, 1.2]
+    )
+    handle.remove()
+    assert len(forwards) == 2 * once
+    assert [trace.draft_temperature for trace in several] == [0.0, *[0.0, 0.5, 0.7, 1.2] * 2]
+    for trace in several[1:]:
+        text = texts[1 if trace.prompt == texts[1].request.prompt else 2]
+        if trace.draft_temperature:
+            assert_scored(trace, text, target, draft, 1024)
+        else:
+            ratio = accept_probabilities(
+                "ratio", trace.target_logprob, trace.draft_logprob, trace.draft_is_argmax
+            )
+            assert ratio.tolist() == trace.draft_is_argmax.astype(float).tolist()
+            assert np.array_equal(trace.last_ratio, trace.last_greedy_draft)
+    assert np.array_equal(several[3].draft_logprob, one[1].draft_logprob)
+
+
+def test_greedy_scores_make_every_rule_the_match_bit(
+    target: CachedModel, drafts: dict[str, CachedModel], requests: list[TextRequest]
+) -> None:
+    texts = generate_texts(target, requests, name="model=tiny")
+    traces = score_texts(texts, target, drafts["tiny_small"], draft_name="d")
+    matches = np.concatenate([trace.draft_is_argmax for trace in traces])
+    assert 0 < matches.sum() < len(matches)
+    for trace in traces:
+        for rule in RULES:
+            chances = accept_probabilities(
+                rule, trace.target_logprob, trace.draft_logprob, trace.draft_is_argmax
+            )
+            assert np.array_equal(chances, trace.draft_is_argmax)
+            assert np.array_equal(getattr(trace, f"last_{rule}"), trace.draft_is_argmax)
+
+
+def test_a_long_text_never_has_all_its_logits_at_once(
+    drafts: dict[str, CachedModel],
+    requests: list[TextRequest],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    draft = drafts["tiny_small"]
+    request = replace(requests[0], budget=400, eos=frozenset(), warping=Warping(1.0))
+    texts = generate_texts(draft, [request, replace(request, repetition=1)], name="model=t")
+    sizes: list[int] = []
+    logits = Halves.logits
+
+    def seen(self: Halves, hidden: torch.Tensor) -> torch.Tensor:
+        made = logits(self, hidden)
+        sizes.append(made.numel() // made.shape[-1])
+        return made
+
+    monkeypatch.setattr(Halves, "logits", seen)
+    score_texts(texts, draft, draft, draft_name="d", chunk=64)
+    assert sum(sizes) >= 2 * 800
+    assert max(sizes) <= 64
+
+
+# Replay against the loop
+
+
+def factories(drafts: dict[str, CachedModel]) -> dict[str, Make]:
+    def of(model: CachedModel) -> Make:
+        return lambda request: ModelDrafter(model, request.warping)
+
+    made: dict[str, Make] = {name: of(model) for name, model in drafts.items()}
+    return {**made, "ngram": lambda request: NgramDrafter(request.eos)}
+
+
+@pytest.mark.slow
+def test_greedy_replay_equals_the_loop_for_every_prompt_draft_and_k(
+    target: CachedModel, drafts: dict[str, CachedModel], requests: list[TextRequest]
+) -> None:
+    ks = (1, 2, 4, 8, 16)
+    texts = generate_texts(target, requests, name="model=tiny")
+    for name, make in factories(drafts).items():
+        if name == "ngram":
+            traces = [ngram_trace(text, num_draft_tokens=16) for text in texts]
+        else:
+            traces = score_texts(texts, target, drafts[name], draft_name=name)
+        found = replayed(traces, "ratio", ks)
+        for row, request in enumerate(requests):
+            for k in ks:
+                rounds = loop_rounds(target, make(request), request, k)
+                assert found[k].rounds[row] == len(rounds), (name, request.prompt, k)
+                assert sum(rounds) == len(texts[row].tokens)
+
+
+@pytest.mark.slow
+def test_sampled_replay_agrees_with_the_loop_and_varies_less(
+    target: CachedModel, drafts: dict[str, CachedModel], requests: list[TextRequest]
+) -> None:
+    """200 generations of 12 tokens at temperature 1, K = 4; independent texts on both sides."""
+    draft = drafts["tiny_small"]
+    asked = [
+        replace(requests[index % 12], repetition=index // 12, warping=Warping(1.0), budget=12)
+        for index in range(200)
+    ]
+    loop = [
+        len(loop_rounds(target, ModelDrafter(draft, request.warping), request, 4))
+        for request in asked
+    ]
+    fresh = [replace(request, seed=99) for request in asked]
+    texts = generate_texts(target, fresh, name="model=tiny", batch=64)
+    expected = replayed(score_texts(texts, target, draft, draft_name="d"), "ratio", [4])[4].rounds
+    assert ttest_ind(loop, expected, equal_var=False).pvalue > 1e-3  # type: ignore[attr-defined]
+    assert np.var(expected) < np.var(loop)
+
+
+# The file
+
+
+def assert_same(one: TextTrace, other: TextTrace) -> None:
+    for field in fields(TextTrace):
+        left, right = getattr(one, field.name), getattr(other, field.name)
+        if isinstance(left, np.ndarray):
+            assert left.dtype == right.dtype, field.name
+            np.testing.assert_array_equal(left, right, err_msg=field.name)
+        else:
+            assert left == right, field.name
+            assert type(left) is type(right), field.name
+
+
+def test_traces_come_back_as_they_were(
+    target: CachedModel,
+    drafts: dict[str, CachedModel],
+    requests: list[TextRequest],
+    tmp_path: Path,
+) -> None:
+    asked = [
+        *requests[:2],
+        *at(requests[:2], Warping(1.0, top_k=5)),
+        replace(
+            requests[0], category=None, repetition=1, budget=1, warping=Warping(0.6, None, 0.8)
+        ),
+    ]
+    texts = generate_texts(target, asked, name="model=tiny")
+    traces = [
+        *score_texts(texts, target, drafts["tiny_good"], draft_name="tiny_good"),
+        *(ngram_trace(text, num_draft_tokens=5) for text in texts),
+        *score_texts(texts, target, drafts["tiny_small"], draft_name="tiny_small"),
+    ]
+    folder = RunFolder.create(tmp_path, "audition", ["tiny"], {})
+    folder.write_traces(traces)
+    back = load_traces(folder.path)
+    assert len(back) == len(traces) == 15
+    for one, other in zip(traces, back, strict=True):
+        assert_same(one, other)
+    assert any(trace.matches is not None and trace.matches.any() for trace in back)
+    assert [path.name for path in folder.path.glob(".*")] == []
+
+
+def test_a_run_without_traces_has_none_and_a_broken_file_is_named(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, "audition", ["tiny"], {})
+    assert load_traces(folder.path) == []
+    folder.write_traces([])
+    assert load_traces(folder.path) == []
+    (folder.path / "traces.parquet").write_bytes(b"not a table")
+    with pytest.raises(UserError, match=r"traces\.parquet: cannot be read"):
+        load_traces(folder.path)

@@ -1,0 +1,150 @@
+"""Simulated auditions of known truth, for the coverage test and benchmarks/interval_coverage.py.
+
+A population of prompts is replayed once; a workload is prompts drawn from it with replacement, so
+the truth is the population's own. Prompts differ in acceptance, texts have easy and hard stretches
+and differ in length, and drafts share what makes a prompt hard. Step times are known from noisy
+samples with a tail, as on a machine that is sometimes busy.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from harness.records import StepTiming, TextTrace
+from harness.theory.audition import replay_drafts
+from harness.theory.predicted import Latency, latency_of
+from harness.theory.replays import Replays
+
+KS = (1, 2, 3, 4, 5, 6, 7, 8)
+SAMPLES = 30
+STEP_NOISE = 0.05
+DRAFTS = {"good": 1.4, "fair": 0.9, "small": 0.5, "poor": -0.2}
+SETS = ("easy", "hard")
+
+
+def stretches(rng, size):
+    """A two-state path that stays put with .9: +1 in easy stretches, -1 in hard ones."""
+    switch = rng.random(size) < 0.1
+    return np.where((np.cumsum(switch) + rng.integers(2)) % 2, 1.0, -1.0)
+
+
+def trace(draft, prompt_set, prompt, chances):
+    """A text whose acceptance under `ratio` is `chances`, [n]."""
+    size = len(chances)
+    zeros = np.zeros(size)
+    return TextTrace(
+        draft=draft,
+        draft_temperature=1.0,
+        prompt_set=prompt_set,
+        prompt=prompt,
+        category=None,
+        repetition=0,
+        temperature=1.0,
+        top_k=None,
+        top_p=None,
+        prompt_tokens=20 + size % 30,
+        stop_reason="budget",
+        tokens=np.arange(size),
+        target_logprob=zeros,
+        draft_logprob=np.log(np.clip(chances, 1e-12, 1.0)),
+        draft_is_argmax=chances > 0.5,
+        last_ratio=chances,
+        last_exact_match=chances,
+        last_greedy_draft=chances,
+        target_entropy=zeros,
+        draft_entropy=zeros,
+    )
+
+
+def population(seed, size, *, drafts=DRAFTS, spread=0.7):
+    """Traces of every draft on `size` prompts."""
+    rng = np.random.default_rng(seed)
+    traces = {draft: [] for draft in drafts}
+    for index in range(size):
+        prompt_set = SETS[index % 2]
+        ease = rng.normal(0.3 if prompt_set == "easy" else -0.3, spread)
+        length = int(np.clip(rng.lognormal(np.log(64), 0.5), 8, 256))
+        path = 0.8 * stretches(rng, length)
+        for draft, level in drafts.items():
+            logit = level + ease + path + rng.normal(0.0, 0.3) + rng.normal(0.0, 1.0, length)
+            chances = 1.0 / (1.0 + np.exp(-logit))
+            # As with real models: much is certain, and some tokens are never proposed.
+            chances = np.where(rng.random(length) < 0.3 * chances, 1.0, chances)
+            traces[draft].append(trace(draft, prompt_set, f"p{index:05d}", chances))
+    return traces
+
+
+def drawn(replays: Replays, rows) -> Replays:
+    """The workload of these prompts of a population, which may repeat."""
+    return replace(
+        replays,
+        prompts=tuple(f"{place}" for place in range(len(rows))),
+        prompt_sets=tuple(replays.prompt_sets[row] for row in rows),
+        categories=tuple(replays.categories[row] for row in rows),
+        texts=replays.texts[rows],
+        prompt_tokens=replays.prompt_tokens[rows],
+        candidates={name: found.rows(rows) for name, found in replays.candidates.items()},
+    )
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The true medians of step times, seconds."""
+
+    draft_s: float
+    target_s: float
+    verify_s: tuple[float, ...]
+
+    def target_timings(self, rng, samples=SAMPLES):
+        """Samples of the target's steps, shared by all drafts."""
+        named = [("step", 1, self.target_s)]
+        named += [("verify", n, value) for n, value in enumerate(self.verify_s, start=1)]
+        return [timing("target", kind, n, value, rng, samples) for kind, n, value in named]
+
+    def latency(self, rng, target_timings=None, samples=SAMPLES) -> Latency:
+        """What a run would know of these."""
+        target = target_timings or self.target_timings(rng, samples)
+        return latency_of([*target, timing("draft", "step", 1, self.draft_s, rng, samples)])
+
+
+def timing(role, kind, tokens, median_s, rng, samples=SAMPLES):
+    """Noisy samples around a median: lognormal, and now and then much longer."""
+    noise = STEP_NOISE * rng.normal(size=samples)
+    late = np.where(rng.random(samples) < 0.1, rng.exponential(0.3, samples), 0.0)
+    # The median of noise plus lateness is not the noise's; divide by what it is (simulated).
+    values = median_s * np.exp(noise + late) / MEDIAN
+    return StepTiming(role, role, kind, tokens, 64, 1, tuple(values.tolist()))
+
+
+def _noise_median():
+    rng = np.random.default_rng(12345)
+    size = 1_000_000
+    late = np.where(rng.random(size) < 0.1, rng.exponential(0.3, size), 0.0)
+    return float(np.exp(np.median(STEP_NOISE * rng.normal(size=size) + late)))
+
+
+MEDIAN = _noise_median()
+
+
+def tokens_per_round(replays: Replays):
+    """By candidate, the population's workload tokens per round, sets weighted equally."""
+    rates = {}
+    for name, found in replays.candidates.items():
+        per_set = [
+            found.rounds[rows].sum() / found.new_tokens[rows].sum()
+            for rows in (np.array(replays.prompt_sets) == s for s in sorted(set(replays.prompt_sets)))
+        ]
+        rates[name] = 1.0 / float(np.mean(per_set))
+    return rates
+
+
+def population_replays(seed=0, size=4000, **kwargs) -> Replays:
+    """Every draft at every K on the population."""
+    return replay_drafts(population(seed, size, **kwargs), "ratio", KS, 1.0)
+
+
+def rows_of(rng, replays: Replays, size):
+    """Prompts of a workload: half from each set, with replacement."""
+    sets = np.array(replays.prompt_sets)
+    members = [np.flatnonzero(sets == name) for name in SETS]
+    return np.concatenate([rng.choice(own, size // 2) for own in members])
