@@ -75,10 +75,11 @@ def _measured(
     folder = resumed or _create(config)
     with running(folder):
         folder.update_manifest({**cast.describe(stage), "seed": config.seed})
-        players = cast.audition_drafts(folder, stage, drafts, config)
+        hear = cast.race_drafts if config.stop == "sequential" else cast.audition_drafts
+        players = hear(folder, stage, drafts, config)
         models = folder.manifest["models"]
         folder.update_manifest({"models": {**models, **players.described}})
-        names = [conf.name for conf in drafts if conf.name in players.finished]
+        names = [conf.name for conf in drafts if conf.name in players.ranked]
         traces = by_draft(load_traces(folder.path))
         if not names:
             reasons = [*players.not_eligible, *players.failures]
@@ -90,7 +91,7 @@ def _measured(
             traces={name: traces[name] for name in names},
             latency=latencies(config, names, folder.timings()),
             failures=players.failures,
-            extra=players.extra(),
+            extra=players.extra(len(stage.prompts)),
         )
 
 

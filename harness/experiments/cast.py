@@ -15,7 +15,6 @@ import torch
 from harness import prompts as prompt_sets
 from harness.config import AuditionConfig, ModelConf
 from harness.decoding.candidates import NgramDrafter
-from harness.decoding.sampling import Warping
 from harness.experiments.pair import (
     EncodedPrompt,
     check_context,
@@ -24,20 +23,26 @@ from harness.experiments.pair import (
     typical_context,
 )
 from harness.experiments.progress import progress
+from harness.experiments.sources import by_draft, latencies
+from harness.experiments.texts import Key, request_key, text_requests, write_texts
 from harness.measurement import environment
 from harness.measurement.latency import Player, time_forwards, time_lookups
 from harness.measurement.scoring import ngram_trace, score_texts
-from harness.measurement.traces import GeneratedText, TextRequest, generate_texts
+from harness.measurement.traces import GeneratedText
 from harness.models.cached import CachedModel
 from harness.models.load import LoadedModel, load, resolve_device
 from harness.models.pairing import tokenizer_difference
 from harness.models.probe import cached_model
 from harness.models.text import encode
-from harness.records import Failure, StepTiming, TextTrace, Trial, UserError
+from harness.records import Failure, StepTiming, TextTrace, UserError
 from harness.storage import RunFolder, load_traces
+from harness.theory.audition import replay_drafts
+from harness.theory.evidence import Evidence
+from harness.theory.sequential import Race, batches, look, start_race
+from harness.theory.step_folds import evidence_of
 
 NGRAM = "ngram"
-LATENCY_REPETITIONS = 20
+LATENCY_REPETITIONS = 40
 # Draft temperatures tried beside the target's own, as multiples of it.
 FACTORS = (0.6, 0.8, 1.25)
 
@@ -69,6 +74,7 @@ class Cast:
         failures: drafts that broke down.
         described: the manifest's entry of each draft that was loaded.
         seconds: what generating and scoring took.
+        race: where a sequential audition ended.
     """
 
     finished: list[str] = field(default_factory=list)
@@ -76,19 +82,56 @@ class Cast:
     failures: list[Failure] = field(default_factory=list)
     described: dict[str, dict[str, object]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    race: Race | None = None
 
-    def add_scoring(self, seconds: float) -> None:
-        """Count what scoring one draft took."""
-        self.seconds["scoring_s"] = self.seconds.get("scoring_s", 0.0) + seconds
+    @property
+    def ranked(self) -> list[str]:
+        """The drafts to rank: all of them, or those that the race did not stop.
 
-    def extra(self) -> dict[str, Any]:
+        Where it stopped every one, the ones that it took longest over.
+        """
+        if self.race is None:
+            return self.finished
+        left = [name for name in self.race.running if name is not None]
+        if left:
+            return left
+        most = max(self.race.scored.values())
+        return [name for name, count in self.race.scored.items() if count == most]
+
+    def count(self, what: str, seconds: float) -> None:
+        """Add to what generating or scoring took."""
+        self.seconds[what] = self.seconds.get(what, 0.0) + seconds
+
+    def extra(self, prompts: int) -> dict[str, Any]:
         """What goes into summary.json beside the ranking."""
         return {
             "not_eligible": [
                 {"draft": entry.where, "reason": entry.error} for entry in self.not_eligible
             ],
             "costs": dict(self.seconds),
+            "sequential": _said(self.race, prompts) if self.race else None,
         }
+
+
+def _said(race: Race, prompts: int) -> dict[str, Any]:
+    """What the race saved, and whom it stopped."""
+    savings = race.savings(prompts)
+    return {
+        "scorings_done": savings.done,
+        "scorings_all": savings.full,
+        "dropped": [
+            {
+                "draft": entry.draft,
+                "after_prompts": entry.prompts,
+                "reason": (
+                    f"{entry.leader or 'plain decoding'}"
+                    f"{f' at K={entry.leader_k}' if entry.leader else ''} is "
+                    f"{entry.behind:.2f}x as fast, at least {entry.behind_at_least:.2f}x"
+                ),
+            }
+            for entry in race.stopped
+        ],
+    }
 
 
 def open_stage(config: AuditionConfig) -> Stage:
@@ -109,36 +152,66 @@ def open_stage(config: AuditionConfig) -> Stage:
     return Stage(target, model, encoded, threads)
 
 
-def write_texts(folder: RunFolder, stage: Stage, config: AuditionConfig) -> list[GeneratedText]:
-    """The target's texts, generated where the folder lacks them, in the order of the plan."""
-    requests = _text_requests(stage, config)
-    stored = {_text_key(trial): trial for trial in folder.trials()}
-    waiting = [entry for entry in requests if _request_key(entry) not in stored]
-    fresh: dict[tuple[str, str, int, float], GeneratedText] = {}
-    with progress("the target writes", len(waiting)) as tick:
-        texts = generate_texts(
-            stage.model, waiting, name=f"model={stage.loaded.name}", batch=config.batch, tick=tick
-        )
-    for text in texts:
-        fresh[_request_key(text.request)] = text
-        folder.append_trial(_trial(text, stage.loaded.name))
-    return [
-        fresh.get(_request_key(entry)) or _from_trial(entry, stored[_request_key(entry)])
-        for entry in requests
-    ]
-
-
 def audition_drafts(
     folder: RunFolder, stage: Stage, drafts: Sequence[ModelConf], config: AuditionConfig
 ) -> Cast:
     """Generate the texts, then score and time every draft; one that fails stops no other."""
     cast = Cast()
-    begin = time.perf_counter()
-    texts = write_texts(folder, stage, config)
-    cast.seconds["generation_s"] = time.perf_counter() - begin
+    texts = _write(folder, stage, stage.prompts, config, cast)
     for conf in drafts:
         _take(folder, stage, texts, conf, config, cast)
     return cast
+
+
+def race_drafts(
+    folder: RunFolder, stage: Stage, drafts: Sequence[ModelConf], config: AuditionConfig
+) -> Cast:
+    """The same in batches of prompts, without the drafts that are dominated already.
+
+    Every draft still in the race is loaded again for every batch: what this saves is scoring and
+    the target's text, so it pays where prompts are many and texts are long.
+    """
+    cast = Cast()
+    groups = batches([entry.prompt.prompt_set for entry in stage.prompts], seed=config.seed)
+    race: Race | None = None
+    for group in groups:
+        texts = _write(folder, stage, [stage.prompts[index] for index in group], config, cast)
+        for conf in drafts:
+            if race is None or conf.name in race.to_score:
+                _take(folder, stage, texts, conf, config, cast)
+        if not cast.finished:
+            return cast
+        race = race or start_race(cast.finished, len(groups))
+        race = look(race, _evidence(folder, race.to_score, config), config.prompts.weights)
+        if not race.to_score:
+            break
+    cast.race = race
+    return cast
+
+
+def _evidence(folder: RunFolder, names: Sequence[str], config: AuditionConfig) -> Evidence:
+    """What the race is judged by: the first temperature, the verdict's rule, all prompts so far."""
+    groups = by_draft(load_traces(folder.path))
+    traces = {name: groups[name] for name in names}
+    latency = latencies(config, names, folder.timings())
+    rule = config.decode.rule
+    ks = [k for k in config.k if k > 0]
+    replays = replay_drafts(traces, rule, ks, config.temperature[0])  # type: ignore[arg-type]
+    return evidence_of(replays, latency)
+
+
+def _write(
+    folder: RunFolder,
+    stage: Stage,
+    prompts: Sequence[EncodedPrompt],
+    config: AuditionConfig,
+    cast: Cast,
+) -> list[GeneratedText]:
+    begin = time.perf_counter()
+    requests = text_requests(prompts, config, stage.loaded.eos)
+    texts = write_texts(folder, requests, stage.model, stage.loaded.name, config.batch)
+    cast.count("generation_s", time.perf_counter() - begin)
+    return texts
 
 
 def _take(
@@ -150,21 +223,27 @@ def _take(
     cast: Cast,
 ) -> None:
     """One draft's turn: what it gave is stored before the next one is loaded."""
-    traces = load_traces(folder.path)
-    if any(trace.draft == conf.name for trace in traces):
+    traces, timings = load_traces(folder.path), folder.timings()
+    done = {_trace_key(trace) for trace in traces if trace.draft == conf.name}
+    waiting = [text for text in texts if request_key(text.request) not in done]
+    if waiting:
+        timed = any(t.role == "draft" and t.model == conf.name for t in timings)
+        try:
+            scored, own = _one_draft(stage, waiting, conf, config, cast, timed)
+        except NotEligible as reason:
+            cast.not_eligible.append(Failure(conf.name, str(reason)))
+            return
+        except UserError as error:
+            cast.failures.append(Failure(f"draft {conf.name}", str(error)))
+            return
+        folder.write_timings([*timings, *own])
+        folder.write_traces([*traces, *scored])
+    if conf.name not in cast.finished:
         cast.finished.append(conf.name)
-        return
-    try:
-        scored, timed = _one_draft(stage, texts, conf, config, cast)
-    except NotEligible as reason:
-        cast.not_eligible.append(Failure(conf.name, str(reason)))
-        return
-    except UserError as error:
-        cast.failures.append(Failure(f"draft {conf.name}", str(error)))
-        return
-    folder.write_timings([*folder.timings(), *timed])
-    folder.write_traces([*traces, *scored])
-    cast.finished.append(conf.name)
+
+
+def _trace_key(trace: TextTrace) -> Key:
+    return (trace.prompt_set, trace.prompt, trace.repetition, trace.temperature)
 
 
 def describe(stage: Stage) -> dict[str, Any]:
@@ -186,16 +265,17 @@ def _one_draft(
     conf: ModelConf,
     config: AuditionConfig,
     cast: Cast,
+    timed: bool,
 ) -> tuple[list[TextTrace], list[StepTiming]]:
-    """Traces and step times of one draft; it is freed before this returns."""
+    """Traces of one draft, and its step times unless `timed`; it is freed before this returns."""
     begin = time.perf_counter()
     if conf.id == NGRAM:
         scored = [
             ngram_trace(text, num_draft_tokens=max(config.k), draft_name=conf.name)
             for text in texts
         ]
-        cast.add_scoring(time.perf_counter() - begin)
-        return scored, _time_ngram(stage, conf.name, config)
+        cast.count("scoring_s", time.perf_counter() - begin)
+        return scored, [] if timed else _time_ngram(stage, conf.name, config)
     draft = load(conf, f"draft {conf.name}", stage.model.device)
     try:
         cast.described[conf.name] = draft.describe()
@@ -206,8 +286,8 @@ def _one_draft(
         model = cached_model(draft.network, draft.vocab_size, f"draft={conf.name}")
         begin = time.perf_counter()
         scored = _score(stage, texts, model, conf.name, config)
-        cast.add_scoring(time.perf_counter() - begin)
-        return scored, _time(stage, conf.name, model, config)
+        cast.count("scoring_s", time.perf_counter() - begin)
+        return scored, [] if timed else _time(stage, conf.name, model, config)
     finally:
         del draft
         gc.collect()
@@ -275,62 +355,3 @@ def _time_ngram(stage: Stage, name: str, config: AuditionConfig) -> list[StepTim
     )
     drafter = NgramDrafter(stage.loaded.eos)
     return [*target, time_lookups(drafter, name, max(config.k), context, LATENCY_REPETITIONS)]
-
-
-def _text_requests(stage: Stage, config: AuditionConfig) -> list[TextRequest]:
-    return [
-        TextRequest(
-            prompt_set=entry.prompt.prompt_set,
-            prompt=entry.prompt.id,
-            category=entry.prompt.category,
-            tokens=entry.tokens,
-            repetition=repetition,
-            warping=Warping(float(temperature), config.decode.top_k, config.decode.top_p),
-            budget=config.new_tokens,
-            seed=config.seed,
-            eos=stage.loaded.eos,
-        )
-        for temperature in config.temperature
-        # Greedy texts are all alike: once is enough
-        for repetition in range(config.repetitions if temperature else 1)
-        for entry in stage.prompts
-    ]
-
-
-def _request_key(request: TextRequest) -> tuple[str, str, int, float]:
-    return (request.prompt_set, request.prompt, request.repetition, request.warping.temperature)
-
-
-def _text_key(trial: Trial) -> tuple[str, str, int, float]:
-    return (trial.prompt_set, trial.prompt, trial.repetition, trial.temperature)
-
-
-def _trial(text: GeneratedText, model: str) -> Trial:
-    """A text as a line of trials.jsonl; made in a batch, so without times of its own."""
-    request = text.request
-    return Trial(
-        cell="/".join(str(part) for part in _request_key(request)),
-        prompt_set=request.prompt_set,
-        prompt=request.prompt,
-        repetition=request.repetition,
-        k=0,
-        temperature=request.warping.temperature,
-        rule=None,
-        status="ok",
-        model=model,
-        category=request.category,
-        prompt_tokens=len(request.tokens),
-        new_tokens=len(text.tokens),
-        stop_reason=text.stop_reason,
-        tokens=text.tokens,
-    )
-
-
-def _from_trial(request: TextRequest, trial: Trial) -> GeneratedText:
-    return GeneratedText(
-        request=request,
-        tokens=trial.tokens or (),
-        stop_reason=trial.stop_reason or "budget",
-        batch_s=0.0,
-        batch_texts=0,
-    )

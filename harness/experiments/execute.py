@@ -13,7 +13,7 @@ from harness.models.cached import CachedModel
 from harness.records import StepTiming, Trial
 from harness.storage import RunFolder
 
-LATENCY_REPETITIONS = 20
+LATENCY_REPETITIONS = 40
 WARMUP_TOKENS = 8
 
 

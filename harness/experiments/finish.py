@@ -10,11 +10,16 @@ from typing import Any
 import numpy as np
 
 from harness.records import Failure, ResultRow, StepTiming, Summary, Trial, Verdict
-from harness.storage import RunFolder, StoredRun
+from harness.storage import RunFolder, StoredRun, load_traces
+from harness.theory.audition import replay_drafts
 from harness.theory.cells import measured_rows, theory_rows
-from harness.theory.evidence import evidence_from_trials
+from harness.theory.evidence import Evidence, evidence_from_trials
 from harness.theory.intervals import MIN_PROMPTS
-from harness.theory.speedup import StepTimes
+from harness.theory.paired import gap_in_standard_errors, measured_rounds, replayed_rounds
+from harness.theory.predicted import latency_of
+from harness.theory.replayed_rows import replayed_rows
+from harness.theory.replays import Replays
+from harness.theory.step_folds import evidence_of
 from harness.theory.steps import step_times
 from harness.theory.verdict import decide, least_regret
 
@@ -30,51 +35,134 @@ Number = float | int | str | None
 
 
 def finish_sweep(folder: RunFolder, stored: StoredRun) -> Summary:
-    """Derive a sweep's results.csv and summary.json from its trials and timings, and write them."""
-    timings, trials, config = folder.timings(), stored.trials, stored.config
+    """Derive a sweep's results.csv and summary.json from its trials and timings, and write them.
+
+    In a sweep of mode=replay no generation was timed: its rows and verdicts come from the traces.
+    """
+    timings, config = folder.timings(), stored.config
+    trials = stored.trials if config["mode"] == "measure" else ()
     times = step_times(timings) if timings else None
-    model, draft = config["model"]["name"], config["draft"]["name"]
-    measured = measured_rows(trials, model=model, draft=draft, times=times, seed=config["seed"])
-    folder.write_results([*measured, *(theory_rows(measured, times) if times else [])])
-    verdicts = [
-        _verdicts(trials, config, times, value)
-        for value in config["temperature"]
-        if any(trial.temperature == value for trial in trials)
-    ]
+    names = {"model": config["model"]["name"], "draft": config["draft"]["name"]}
+    measured = measured_rows(trials, **names, times=times, seed=config["seed"])
+    replays = _replays(stored)
+    rows = [*measured]
+    if times is not None:
+        rows += theory_rows(measured, times)
+        rows += _replayed_rows(replays, timings, config, baseline=not measured)
+    folder.write_results(rows)
+    evidence = _evidence(trials, replays, config, timings)
+    verdicts = [_verdicts(entry, config) for entry in evidence]
     summary = Summary(
         verdict=verdicts[0][0] if verdicts else None,
         per_temperature=tuple(whole for whole, _ in verdicts),
         per_prompt_set=tuple(verdict for _, sets in verdicts for verdict in sets),
         failures=tuple(failures(trials)),
-        caveats=tuple(caveats(stored, measured, timings)),
-        headline={**headline(timings), **_best_cell(measured), **_least_regret(stored, times)},
+        caveats=tuple(caveats(stored, rows, timings)),
+        headline={**headline(timings), **_best_cell(rows), **_least_regret(evidence)},
     )
-    folder.write_summary(summary)
+    folder.write_summary(summary, {"replay_gaps": _gaps(trials, replays, names["draft"])})
     return summary
 
 
-def _verdicts(
-    trials: Sequence[Trial],
+def _replays(stored: StoredRun) -> list[Replays]:
+    """The draft's replays, by temperature, where the run has traces."""
+    config = stored.config
+    traces = load_traces(stored.folder)
+    ks = [k for k in config["k"] if k > 0]
+    return [
+        replay_drafts({config["draft"]["name"]: traces}, config["decode"]["rule"], ks, value)
+        for value in config["temperature"]
+        if any(trace.temperature == value for trace in traces)
+    ]
+
+
+def _replayed_rows(
+    replays: Sequence[Replays],
+    timings: Sequence[StepTiming],
     config: Mapping[str, Any],
-    times: StepTimes | None,
-    temperature: float,
-) -> tuple[Verdict, list[Verdict]]:
+    *,
+    baseline: bool,
+) -> list[ResultRow]:
+    """Rows of source replayed; with the k = 0 rows only where no baseline was measured."""
+    latency = {config["draft"]["name"]: latency_of(timings)}
+    rows = [
+        row
+        for entry in replays
+        for row in replayed_rows(entry, latency, model=config["model"]["name"], seed=config["seed"])
+    ]
+    return [row for row in rows if baseline or row.k > 0]
+
+
+def _evidence(
+    trials: Sequence[Trial],
+    replays: Sequence[Replays],
+    config: Mapping[str, Any],
+    timings: Sequence[StepTiming],
+) -> list[Evidence]:
+    """What each temperature's verdict rests on: generations where they ran, else replay."""
+    draft = config["draft"]["name"]
+    if config["mode"] == "measure":
+        times = step_times(timings) if timings else None
+        return [
+            evidence_from_trials(trials, draft=draft, temperature=value, times=times)
+            for value in config["temperature"]
+            if any(trial.temperature == value for trial in trials)
+        ]
+    if not timings:
+        return []
+    return [evidence_of(entry, {draft: latency_of(timings)}) for entry in replays]
+
+
+def _verdicts(evidence: Evidence, config: Mapping[str, Any]) -> tuple[Verdict, list[Verdict]]:
     """The whole workload's verdict at one temperature, then each prompt set's."""
-    evidence = evidence_from_trials(
-        trials, draft=config["draft"]["name"], temperature=temperature, times=times
-    )
     seed = config["seed"]
     whole = decide(evidence, weights=config["prompts"]["weights"], seed=seed)
     sets = sorted(set(evidence.prompt_sets))
     return whole, [decide(evidence, prompt_set=name, seed=seed) for name in sets]
 
 
-def _best_cell(measured: Sequence[ResultRow]) -> dict[str, Number]:
+def _gaps(
+    trials: Sequence[Trial], replays: Sequence[Replays], draft: str
+) -> list[dict[str, Number]]:
+    """Replayed beside measured tokens per round, cell by cell, with the gap in standard errors."""
+    entries: list[dict[str, Number]] = []
+    for replay in replays:
+        for name in sorted(set(replay.prompt_sets)):
+            for k in replay.ks:
+                cell = [
+                    trial
+                    for trial in trials
+                    if (trial.prompt_set, trial.temperature, trial.k)
+                    == (name, replay.temperature, k)
+                ]
+                measured = measured_rounds(cell)
+                if not measured:
+                    continue
+                gap = gap_in_standard_errors(
+                    measured, replayed_rounds(replay.only([name]), draft, k)
+                )
+                entries.append(
+                    {
+                        "prompt_set": name,
+                        "temperature": replay.temperature,
+                        "k": k,
+                        "measured_tokens_per_round": gap.measured,
+                        "replayed_tokens_per_round": gap.replayed,
+                        "gap_standard_errors": gap.gap_in_standard_errors,
+                        "p_value": gap.p_value,
+                        "prompts": gap.prompts,
+                    }
+                )
+    return entries
+
+
+def _best_cell(rows: Sequence[ResultRow]) -> dict[str, Number]:
     """The largest plain speedup of any cell: what a reader will look for, and must distrust."""
-    rows = [row for row in measured if row.k and row.speedup is not None]
-    if not rows:
+    own = [row for row in rows if row.k and row.speedup is not None and row.source != "theory"]
+    timed = [row for row in own if row.source == "measured"] or own
+    if not timed:
         return {}
-    best = max(rows, key=lambda row: row.speedup or 0.0)
+    best = max(timed, key=lambda row: row.speedup or 0.0)
     return {
         "best_cell_speedup": best.speedup,
         "best_cell_k": best.k,
@@ -83,16 +171,9 @@ def _best_cell(measured: Sequence[ResultRow]) -> dict[str, Number]:
     }
 
 
-def _least_regret(stored: StoredRun, times: StepTimes | None) -> dict[str, Number]:
+def _least_regret(evidence: Sequence[Evidence]) -> dict[str, Number]:
     """The K that gives away least if traffic shifts between the prompt sets, first temperature."""
-    config = stored.config
-    evidence = evidence_from_trials(
-        stored.trials,
-        draft=config["draft"]["name"],
-        temperature=config["temperature"][0],
-        times=times,
-    )
-    by_set = evidence.by_set()
+    by_set = evidence[0].by_set() if evidence else {}
     return {"least_regret_k": least_regret(by_set)[1]} if len(by_set) > 1 else {}
 
 

@@ -14,10 +14,11 @@ from harness.theory.comparison import pairwise, rules_gap
 from harness.theory.draft_temperature import best_draft_temperature
 from harness.theory.hardware import Architecture
 from harness.theory.memory import cost_per_million_tokens, memory_view
-from harness.theory.predicted import Latency, evidence_of
+from harness.theory.predicted import Latency
 from harness.theory.ranking import LeaderboardRow, Ranking, rank
 from harness.theory.replayed_rows import category_alpha, replayed_rows
 from harness.theory.requests import request_view
+from harness.theory.step_folds import evidence_of
 from harness.theory.verdict import decide, least_regret
 
 Traces = Mapping[str, Sequence[TextTrace]]
@@ -99,8 +100,7 @@ def _ranking(bench: Bench, rule: Rule, temperature: float) -> Ranking:
 
 
 def _verdicts(bench: Bench, ranking: Ranking) -> tuple[Verdict, list[Verdict]]:
-    times = {draft: latency.times for draft, latency in bench.latency.items()}
-    evidence = evidence_of(ranking.replays, times)
+    evidence = evidence_of(ranking.replays, bench.latency, seed=bench.seed)
     whole = decide(evidence, weights=bench.weights, seed=bench.seed)
     sets = sorted(set(evidence.prompt_sets))
     return whole, [decide(evidence, prompt_set=name, seed=bench.seed) for name in sets]
@@ -118,7 +118,6 @@ def _headline(bench: Bench) -> dict[str, float | int | str | None]:
 def _extras(
     bench: Bench, rankings: Mapping[tuple[Rule, float], Ranking], own: Sequence[Ranking]
 ) -> dict[str, Any]:
-    times = {draft: latency.times for draft, latency in bench.latency.items()}
     by_temperature = [
         [rankings[rule, temperature] for rule in bench.rules] for temperature in bench.temperatures
     ]
@@ -157,7 +156,7 @@ def _extras(
             dict(
                 zip(
                     ("draft", "k"),
-                    least_regret(evidence_of(ranking.replays, times).by_set()),
+                    least_regret(evidence_of(ranking.replays, bench.latency).by_set()),
                     strict=True,
                 ),
                 temperature=ranking.replays.temperature,

@@ -1,4 +1,9 @@
-"""One pair, measured: step times, then K x temperature x prompt sets, then the verdict."""
+"""One pair, measured: step times, then K x temperature x prompt sets, then the verdict.
+
+The texts of plain decoding are the target's own, so the draft scores them too, and every cell is
+replayed beside its measurement. With `mode=replay` only the texts are generated, in batches, and no
+speculative generation is run.
+"""
 
 from harness import prompts as prompt_sets
 from harness import reporting
@@ -9,6 +14,7 @@ from harness.experiments.outcome import Outcome, running
 from harness.experiments.pair import open_configured
 from harness.experiments.plan import print_plan
 from harness.experiments.requests import plan
+from harness.experiments.texts import score_pair, write_pair_texts
 from harness.experiments.validate import validated
 from harness.storage import load
 
@@ -32,9 +38,13 @@ def run(config: SweepConfig) -> Outcome:
     with running(folder):
         folder.update_manifest({**pair.describe(), "seed": config.seed})
         execute.measure_steps(folder, pair, config)
-        requests = plan(pair, config, config.k, config.temperature)
-        models = (pair.target_model, pair.draft_model)
-        execute.run_requests(folder, requests, lambda _: models, "generating")
+        if config.mode == "replay":
+            write_pair_texts(folder, pair, config)
+        else:
+            requests = plan(pair, config, config.k, config.temperature)
+            models = (pair.target_model, pair.draft_model)
+            execute.run_requests(folder, requests, lambda _: models, "generating")
+        score_pair(folder, pair, config)
         summary = finish_sweep(folder, load(folder.path))
     folder.update_manifest({"status": "failed" if summary.failures else "complete"})
     stored = load(folder.path)

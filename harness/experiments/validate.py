@@ -10,7 +10,14 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any, TypeVar
 
-from harness.config import DecodeConf, DoorConfig, ModelConf, PairConfig, PromptsConf
+from harness.config import (
+    AuditionConfig,
+    DecodeConf,
+    DoorConfig,
+    ModelConf,
+    PairConfig,
+    PromptsConf,
+)
 from harness.records import RULES, UserError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -29,6 +36,8 @@ def validated(config: Config) -> Config:
     _seed(config.seed)
     if isinstance(config, PairConfig):
         _pair(config)
+    elif isinstance(config, AuditionConfig):
+        _audition(config)
     else:
         _grid(config)
     return config
@@ -44,9 +53,37 @@ def _pair(config: PairConfig) -> None:
     for key in ("new_tokens", "repetitions", "draws"):
         _at_least_one(key, getattr(config, key, 1))
     _threads(config.threads)
-    _available("mode", getattr(config, "mode", "measure"), ("measure",), ("replay",))
+    _one_of("mode", getattr(config, "mode", "measure"), ("measure", "replay"))
     _available("backend", config.backend, ("eager",), ("cuda_graphs",))
     _one_of("show", getattr(config, "show", "none"), ("none", "tokens"))
+
+
+def _audition(config: AuditionConfig) -> None:
+    _model("model", config.model)
+    _prompts(config.prompts)
+    _device("device.name", config.device.name)
+    _decode(config.decode)
+    _grid(config)
+    for key in ("new_tokens", "repetitions", "batch"):
+        _at_least_one(key, getattr(config, key))
+    _threads(config.threads)
+    _available("backend", config.backend, ("eager",), ("cuda_graphs",))
+    _one_of("stop", config.stop, ("none", "sequential"))
+    for value in config.draft_temperature or ():
+        if not (math.isfinite(value) and value > 0):
+            raise UserError(f"draft_temperature: {value} is not one; use finite numbers above 0")
+    for key in ("target_ms", "draft_ms"):
+        _milliseconds(f"latency.{key}", getattr(config.latency, key))
+    for value in config.latency.verify_ms or ():
+        _milliseconds("latency.verify_ms", value)
+
+
+def _milliseconds(key: str, value: Any) -> None:
+    """Refuse a time that is not a positive number; a mapping is looked into."""
+    for entry in value.values() if isinstance(value, dict) else [value]:
+        number = isinstance(entry, int | float) and not isinstance(entry, bool)
+        if entry is not None and not (number and math.isfinite(entry) and entry > 0):
+            raise UserError(f"{key}: {entry} is not a time; give milliseconds above 0")
 
 
 def _grid(config: DoorConfig) -> None:

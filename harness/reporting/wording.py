@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.records import ResultRow
 from harness.reporting import formatting as fmt
-from harness.reporting.reading import door_of, results_of, summary_of
+from harness.reporting.reading import door_of, ran, results_of, summary_of
 
 if TYPE_CHECKING:
     from harness.storage import StoredRun
@@ -31,7 +31,7 @@ def title(run: "StoredRun") -> str:
 def status(run: "StoredRun") -> str | None:
     """Why this is not a whole run, in one line; None where it is whole."""
     stored = run.manifest.get("status")
-    rows = [row for row in results_of(run) if row.source != "theory"]
+    rows = ran(results_of(run))
     counted = [(name, sum(row.status == name for row in rows)) for name in ("failed", "partial")]
     cells = ", ".join(f"{number} {name}" for name, number in counted if number)
     unfinished = f" Cells: {cells} of {len(rows)}." if cells else ""
@@ -87,17 +87,19 @@ def snapshot(results: Sequence[str]) -> str:
 
 def acceptance_paragraph(results: Iterable[ResultRow]) -> str | None:
     """Why acceptance_rate and a break-even alpha do not compare, with this run's own numbers."""
-    ran = [r for r in results if r.k > 1 and r.alpha is not None and r.acceptance_rate is not None]
-    if not ran:
+    rows = [row for row in ran(results) if row.k > 1 and row.alpha is not None]
+    known = [row for row in rows if row.acceptance_rate is not None]
+    if not known:
         return None
-    row = max(ran, key=lambda row: row.k)
+    row = max(known, key=lambda row: row.k)
+    draft = f" with {row.draft}" if len({row.draft for row in known}) > 1 else ""
     return (
         "Compare the break-even alpha with alpha, never with acceptance_rate. acceptance_rate is"
         " accepted / drafted: all K tokens of a round count as drafted, also those behind a"
         " rejection, which had no chance, so it falls with K by construction. alpha is the"
         " probability that a draft token is accepted given that all before it in its round were,"
-        f" and that is what break-even speaks of. Here, at K={row.k} on {row.prompt_set} prompts"
-        f" at temperature {fmt.temperature(row.temperature)}, an acceptance_rate of"
+        f" and that is what break-even speaks of. Here,{draft} at K={row.k} on {row.prompt_set}"
+        f" prompts at temperature {fmt.temperature(row.temperature)}, an acceptance_rate of"
         f" {fmt.percent(row.acceptance_rate)} goes with an alpha of {fmt.alpha(row.alpha)}."
     )
 

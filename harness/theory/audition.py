@@ -18,11 +18,12 @@ from harness.records import Rule, TextTrace, UserError
 from harness.theory.acceptance import check_k
 from harness.theory.evidence import Evidence
 from harness.theory.intervals import Array
-from harness.theory.predicted import evidence_of
+from harness.theory.predicted import Latency
 from harness.theory.replay import Replayed, accept_probabilities, by_start, replay
 from harness.theory.replay_counts import stacked
 from harness.theory.replays import Replays
 from harness.theory.speedup import StepTimes
+from harness.theory.step_folds import evidence_of
 
 __all__ = ["ENGINES", "Replays", "candidates_evidence", "replay_drafts", "replayed"]
 
@@ -233,7 +234,7 @@ def _added(values: Sequence[float], groups: Sequence[int], size: int) -> Array:
 
 def candidates_evidence(
     by_draft: Mapping[str, Sequence[TextTrace]],
-    times_by_draft: Mapping[str, StepTimes],
+    times_by_draft: Mapping[str, Latency | StepTimes],
     rule: Rule,
     ks: Sequence[int],
     temperature: float,
@@ -242,7 +243,8 @@ def candidates_evidence(
 
     Args:
         by_draft: traces of each draft.
-        times_by_draft: step times of each draft with the target.
+        times_by_draft: of each draft with the target; StepTimes are taken as exact, the scatter of
+            a Latency's samples goes into the verdict.
         rule: the acceptance rule.
         ks: the K to choose from.
         temperature: of the target's texts.

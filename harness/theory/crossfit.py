@@ -4,14 +4,19 @@ The prompts are dealt into folds within each prompt set. For each fold the best 
 other folds is chosen, and its times on this fold are what counts. Few folds are on purpose: when
 one prompt at a time is held out, the choice hardly ever changes and is scored on prompts that made
 it, so the interval is too narrow.
+
+Predicted seconds rest on step times as well, and a lucky sample of those favours a candidate on
+every prompt alike. So their samples are dealt into the same folds: chosen on the samples outside a
+fold, scored with those inside, and the interval widened by their scatter.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from harness.theory.evidence import Candidate, Evidence
+from harness.theory.evidence import Candidate, Evidence, FoldTimes, StepNoise
 from harness.theory.intervals import (
     Array,
     Index,
@@ -24,6 +29,8 @@ from harness.theory.intervals import (
 )
 
 PART_PROMPTS = 4
+# Normal quantile of a two-sided 95 % interval.
+NORMAL = 1.96
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,12 +42,14 @@ class Workload:
         strata: prompt set of each row, n.
         shares: weight of each set, in order of name, summing to 1.
         candidates: C names, in the order of the columns.
+        step_noise: of predicted seconds, or None.
     """
 
     columns: Array
     strata: tuple[str, ...]
     shares: Mapping[str, float]
     candidates: tuple[Candidate, ...]
+    step_noise: StepNoise | None = None
 
     def speedups(self, sums: Sequence[Array]) -> Array:
         """Each candidate's workload speedup, shape (..., C), from column sums of each set."""
@@ -76,6 +85,7 @@ def workload_of(evidence: Evidence, weights: Mapping[str, float] | None) -> Work
         evidence.prompt_sets,
         shares,
         tuple(evidence.candidates),
+        evidence.step_noise,
     )
 
 
@@ -137,23 +147,56 @@ def cross_fit(workload: Workload, folds: int, seed: int) -> Held | None:
     )
     if ceiling is None:
         return None
-    fold = deal(strata, max(2, min(folds, len(strata) // PART_PROMPTS)), seed)
+    folds = max(2, min(folds, len(strata) // PART_PROMPTS))
+    fold = deal(strata, folds, seed)
     scored = columns[:, :4].copy()
-    used = np.unique(fold)
-    chose = 0
+    used = [int(part) for part in np.unique(fold)]
+    noise = workload.step_noise.by_fold(folds) if workload.step_noise else {}
+    exact = FoldTimes(np.ones(folds), np.ones(folds), np.zeros(folds))
+    times = [noise.get(name, exact) for name in workload.candidates]
+    chose, errors = 0, list[float]()
     for part in used:
-        speedups = workload.over(np.flatnonzero(fold != part))
+        seen = np.array([time.chosen[part] for time in times])
+        speedups = workload.over(np.flatnonzero(fold != part)) / seen
         best = int(np.argmax(speedups))
         chose += bool(speedups[best] > 1.0)
         mine = fold == part
         scored[mine, 2:] = columns[mine, 2 + 2 * best : 4 + 2 * best]
+        scored[mine, 2] *= times[best].scored[part]
+        errors.append(float(times[best].spread[part]))
+    return _held(workload, scored, chose, errors, ceiling.hi, seed)
+
+
+def _held(
+    workload: Workload,
+    scored: Array,
+    chose: int,
+    errors: Sequence[float],
+    ceiling: float,
+    seed: int,
+) -> Held | None:
+    """The held-out speedup with its interval, both bounds widened by the step times' error.
+
+    The folds' step times are independent samples, so their errors average out over the folds.
+    """
+    strata, shares = workload.strata, workload.shares
     sums = [scored[members].sum(axis=0) for _, members in strata_indices(strata)]
-    shares = workload.shares
-    speedup = workload_ratio(sums, shares, 0) / workload_ratio(sums, shares, 2)
+    speedup = float(workload_ratio(sums, shares, 0) / workload_ratio(sums, shares, 2))
     before_s, before_tokens, after_s, after_tokens = scored.T
     interval = speedup_interval(
         before_s, before_tokens, after_s, after_tokens, strata, shares, seed=seed
     )
     if interval is None:
         return None
-    return Held(chose, len(used), float(speedup), interval, ceiling.hi)
+    error = NORMAL * math.sqrt(sum(value**2 for value in errors)) / len(errors)
+    lo, hi = (_widened(speedup, bound, error) for bound in interval)
+    best = float(workload.plain().max())
+    return Held(chose, len(errors), speedup, Interval(lo, hi), _widened(best, ceiling, error))
+
+
+def _widened(value: float, bound: float, error: float) -> float:
+    """The bound moved away from the value: the logs of both half widths added in quadrature."""
+    if error == 0.0:
+        return bound
+    width = math.log(bound / value)
+    return value * math.exp(math.copysign(math.hypot(width, error), width))

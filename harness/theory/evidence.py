@@ -6,6 +6,7 @@ they can be compared prompt by prompt and resampled together.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +45,29 @@ class Facts:
 
 
 @dataclass(frozen=True, eq=False)
+class FoldTimes:
+    """A candidate's predicted seconds had its steps been timed on part of the samples, relative.
+
+    Attributes:
+        chosen: [folds] on the samples outside each fold, which is what a choice may see.
+        scored: [folds] on the fold's own samples, which is what the choice is scored with.
+        spread: [folds] standard deviation of log(scored) that the samples' scatter gives.
+    """
+
+    chosen: Array
+    scored: Array
+    spread: Array
+
+
+class StepNoise(Protocol):
+    """How far predicted seconds depend on which samples the steps were timed with."""
+
+    def by_fold(self, folds: int) -> Mapping[Candidate, FoldTimes]:
+        """Deal the samples of every step into folds; by candidate."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
 class Evidence:
     """One temperature's measurements on the prompts that every cell completed.
 
@@ -54,6 +78,8 @@ class Evidence:
         baseline: plain decoding.
         candidates: by (draft, K), K > 0.
         facts: by (draft, K); may lack any.
+        step_noise: for predicted seconds, what the scatter of the step times does to them; None
+            where the seconds were measured, or the step times are taken as exact.
     """
 
     temperature: float
@@ -62,6 +88,7 @@ class Evidence:
     baseline: Timed
     candidates: Mapping[Candidate, Timed]
     facts: Mapping[Candidate, Facts]
+    step_noise: StepNoise | None = None
 
     def only(self, prompt_sets: Sequence[str]) -> "Evidence":
         """The evidence of some prompt sets alone."""
@@ -73,6 +100,7 @@ class Evidence:
             baseline=_rows(self.baseline, keep),
             candidates={name: _rows(timed, keep) for name, timed in self.candidates.items()},
             facts=self.facts,
+            step_noise=self.step_noise,
         )
 
     def by_set(self) -> "dict[str, Evidence]":

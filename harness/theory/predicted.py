@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.records import StepTiming, UserError
-from harness.theory.evidence import Candidate, Evidence, Facts, Timed
+from harness.theory.evidence import Candidate
 from harness.theory.intervals import Array
 from harness.theory.replay_counts import Replayed
 from harness.theory.replays import Replays
@@ -111,30 +111,6 @@ def predicted_seconds(
         costs = round_costs(times, k, lookup=draft in replays.lookups)
         seconds[draft, k] = found.proposals @ costs * (reference / times.target_s)
     return seconds
-
-
-def evidence_of(replays: Replays, times_by_draft: Mapping[str, StepTimes]) -> Evidence:
-    """The evidence of replayed candidates, for `verdict.decide` and `verdict.least_regret`.
-
-    Raises:
-        UserError: as `check_times`.
-    """
-    seconds = predicted_seconds(replays, times_by_draft)
-    tokens = replays.new_tokens
-    return Evidence(
-        temperature=replays.temperature,
-        prompts=replays.prompts,
-        prompt_sets=replays.prompt_sets,
-        baseline=Timed(tokens * times_by_draft[replays.drafts[0]].target_s, tokens),
-        candidates={name: Timed(own, tokens) for name, own in seconds.items()},
-        facts={
-            (draft, k): Facts(
-                alpha_of(found),
-                break_even(times_by_draft[draft], k, lookup=draft in replays.lookups),
-            )
-            for (draft, k), found in replays.candidates.items()
-        },
-    )
 
 
 def alpha_of(found: Replayed) -> float | None:

@@ -1,13 +1,24 @@
 """Plots as SVG files, one module a plot; a plot whose data is missing is not drawn.
 
-To add one: a module with `draw(run) -> style.Plot | None`, named in `PLOTS`.
+To add one: a module with `draw(run) -> style.Plot | None`, named in `PLOTS` or, for auditions, in
+`AUDITION_PLOTS`; its file name goes into `NAMES`.
 """
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.reporting import files
-from harness.reporting.plots import acceptance, breakeven, speedup, style, verify_cost
+from harness.reporting.plots import (
+    acceptance,
+    breakeven,
+    category,
+    leaderboard,
+    speedup,
+    speedup_by_k,
+    style,
+    verify_cost,
+)
+from harness.reporting.reading import door_of
 
 if TYPE_CHECKING:
     from harness.storage import StoredRun
@@ -19,6 +30,14 @@ PLOTS = (
     acceptance.draw_by_temperature,
     verify_cost.draw,
 )
+# Many drafts in one plot, where the others have one panel a draft.
+AUDITION_PLOTS = (
+    leaderboard.draw,
+    speedup_by_k.draw,
+    category.draw,
+    acceptance.draw_by_position,
+    verify_cost.draw,
+)
 # Only what earlier renderings may have left is removed; a file of the user's stays.
 NAMES = (
     "speedup_vs_k.svg",
@@ -26,6 +45,9 @@ NAMES = (
     "acceptance_by_position.svg",
     "acceptance_vs_temperature.svg",
     "verify_cost.svg",
+    "leaderboard.svg",
+    "speedup_by_k.svg",
+    "acceptance_by_category.svg",
 )
 
 
@@ -39,8 +61,9 @@ def draw(run: "StoredRun", folder: Path) -> tuple[tuple[str, str], ...]:
     Returns:
         (file relative to the run folder, caption) of each plot written, in reading order.
     """
+    makers = AUDITION_PLOTS if door_of(run) == "audition" else PLOTS
     with style.styled():
-        drawn = [plot for make in PLOTS if (plot := make(run)) is not None]
+        drawn = [plot for make in makers if (plot := make(run)) is not None]
     for name in set(NAMES) - {plot.name for plot in drawn}:
         (folder / name).unlink(missing_ok=True)
     for plot in drawn:

@@ -1,14 +1,14 @@
 """acceptance_by_position.svg and acceptance_vs_temperature.svg."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from matplotlib.axes import Axes
 
 from harness.records import ResultRow, Trial
 from harness.reporting import formatting as fmt
 from harness.reporting.plots import style
-from harness.reporting.reading import results_of
+from harness.reporting.reading import ran, results_of, summary_of
 from harness.theory.cells import acceptance_by_position
 from harness.theory.counts import latest
 
@@ -21,23 +21,37 @@ TEMPERATURE_UNDER = "acceptance_rate is accepted / drafted: it falls with K by c
 SHADES = ("#440154", "#31688e", "#1f7f6b", "#4f8a10", "#946c00", "#b03a2e")
 
 
+class Curve(NamedTuple):
+    """acceptance_by_position of one prompt set, or of one draft: shares[j - 1], j = 1..K."""
+
+    name: str
+    temperature: float
+    k: int
+    shares: Sequence[float]
+
+
 def draw_by_position(run: "StoredRun") -> style.Plot | None:
-    """One panel per temperature at the largest K that was run; None without such rounds."""
-    trials = [trial for trial in latest(run.trials) if trial.k > 0 and trial.accepted_lengths]
-    if not trials:
+    """One panel per temperature; None without rounds.
+
+    A curve is a prompt set at the largest K that was run; where drafts were replayed and nothing
+    was run, a curve is a draft at its best K.
+    """
+    curves = _curves_of_trials(run) or _curves_of_summary(run)
+    if not curves:
         return None
-    k = max(trial.k for trial in trials)
-    trials = [trial for trial in trials if trial.k == k]
-    temperatures = sorted({trial.temperature for trial in trials})
-    sets = list(dict.fromkeys(trial.prompt_set for trial in trials))
+    k = max(curve.k for curve in curves)
+    one_k = all(curve.k == k for curve in curves)
+    temperatures = sorted({curve.temperature for curve in curves})
+    names = list(dict.fromkeys(curve.name for curve in curves))
     figure, axes = style.panels(len(temperatures))
     for panel, temperature in zip(axes, temperatures, strict=True):
-        mine = [trial for trial in trials if trial.temperature == temperature]
+        mine = [curve for curve in curves if curve.temperature == temperature]
         panel.set_ylim(0.0, 1.04)
         panel.set_xlim(1 - 0.06 * k, k + 0.06 * k)
         style.number_axis(panel, _ticks(k), "draft position j")
-        _positions(panel, mine, sets)
-        panel.set_title(f"temperature {fmt.temperature(temperature)}, K={k}", loc="left")
+        _positions(panel, mine, names, name_k=not one_k)
+        at_k = f", K={k}" if one_k else ""
+        panel.set_title(f"temperature {fmt.temperature(temperature)}{at_k}", loc="left")
     axes[0].set_ylabel("rounds that accept at least j")
     _share_axis(axes[0])
     return style.Plot("acceptance_by_position.svg", POSITION_CAPTION, style.svg(figure))
@@ -45,11 +59,7 @@ def draw_by_position(run: "StoredRun") -> style.Plot | None:
 
 def draw_by_temperature(run: "StoredRun") -> style.Plot | None:
     """One panel per prompt set, one line per K; None with fewer than two temperatures."""
-    rows = [
-        row
-        for row in results_of(run)
-        if row.k > 0 and row.source != "theory" and row.acceptance_rate is not None
-    ]
+    rows = [row for row in ran(results_of(run)) if row.k > 0 and row.acceptance_rate is not None]
     temperatures = sorted({row.temperature or 0.0 for row in rows})
     if len(temperatures) < 2:
         return None
@@ -67,23 +77,50 @@ def draw_by_temperature(run: "StoredRun") -> style.Plot | None:
         panel.set_title(f"{draft}, {name}" if several else name, loc="left")
     axes[0].set_ylabel("acceptance_rate")
     _share_axis(axes[0])
-    style.caption_under(
-        figure, "acceptance_rate is accepted / drafted: it falls with K by construction"
-    )
+    style.caption_under(figure, TEMPERATURE_UNDER)
     return style.Plot("acceptance_vs_temperature.svg", TEMPERATURE_CAPTION, style.svg(figure))
 
 
-def _positions(axes: Axes, trials: Sequence[Trial], sets: Sequence[str]) -> None:
+def _curves_of_trials(run: "StoredRun") -> list[Curve]:
+    """A curve per prompt set and temperature, at the largest K."""
+    trials = [trial for trial in latest(run.trials) if trial.k > 0 and trial.accepted_lengths]
+    k = max((trial.k for trial in trials), default=0)
+    groups: dict[tuple[str, float], list[Trial]] = {}
+    for trial in trials:
+        if trial.k == k:
+            groups.setdefault((trial.prompt_set, trial.temperature), []).append(trial)
+    return [
+        Curve(name, temperature, k, shares)
+        for (name, temperature), mine in groups.items()
+        if (shares := acceptance_by_position(mine))
+    ]
+
+
+def _curves_of_summary(run: "StoredRun") -> list[Curve]:
+    """A curve per draft and temperature, as replayed."""
+    return [
+        Curve(
+            fmt.text(entry.get("draft")),
+            float(entry.get("temperature") or 0.0),
+            int(entry.get("k") or len(entry["positions"])),
+            tuple(share for share in entry["positions"] if share is not None),
+        )
+        for entry in summary_of(run).get("acceptance_by_position") or ()
+        if entry.get("positions")
+    ]
+
+
+def _positions(axes: Axes, curves: Sequence[Curve], names: Sequence[str], *, name_k: bool) -> None:
+    """The curves of one panel, each named where the longest of them ends."""
     labels = []
-    for index, prompt_set in enumerate(sets):
-        mine = [trial for trial in trials if trial.prompt_set == prompt_set]
-        shares = acceptance_by_position(mine)
-        if not shares:
-            continue
+    end = max(len(curve.shares) for curve in curves)
+    for curve in curves:
+        index = names.index(curve.name)
         colour = style.COLOURS[index % len(style.COLOURS)]
         marker = style.MARKERS[index % len(style.MARKERS)]
-        axes.plot(range(1, len(shares) + 1), shares, color=colour, marker=marker)
-        labels.append(style.Label(shares[-1], len(shares), prompt_set, colour))
+        axes.plot(range(1, len(curve.shares) + 1), curve.shares, color=colour, marker=marker)
+        name = f"{curve.name}, K={curve.k}" if name_k else curve.name
+        labels.append(style.Label(curve.shares[-1], end, name, colour))
     style.direct_labels(axes, labels)
 
 

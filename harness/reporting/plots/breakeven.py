@@ -12,35 +12,37 @@ from matplotlib.axes import Axes
 from harness.records import ResultRow
 from harness.reporting import formatting as fmt
 from harness.reporting.plots import style
-from harness.reporting.reading import results_of
+from harness.reporting.reading import ran, replays_only, results_of
 
 if TYPE_CHECKING:
     from harness.storage import StoredRun
 
 CAPTION = (
-    "Measured alpha with its interval against the alpha that each K needs to break even:"
+    "{} alpha with its interval against the alpha that each K needs to break even:"
     " for a point inside its bar the step times predict a loss"
 )
 UNDER = (
-    "points: measured alpha, with 95 % interval; bars: the alpha each K needs"
+    "points: {} alpha, with 95 % interval; bars: the alpha each K needs"
     " (none: even alpha = 1 loses).\nFor a point inside its bar the step times predict a loss."
 )
 
 
 def draw(run: "StoredRun") -> style.Plot | None:
     """One panel per draft and temperature; None without an alpha or anything to hold it against."""
-    rows = [row for row in results_of(run) if row.k > 0]
-    ran = [row for row in rows if row.source != "theory" and row.alpha is not None]
-    theory = [row for row in rows if row.source == "theory"]
-    if not ran or not theory:
+    results = results_of(run)
+    found = [row for row in ran(results) if row.k > 0 and row.alpha is not None]
+    replayed = replays_only(results)
+    theory = [row for row in results if row.k > 0 and row.source == "theory"]
+    theory = found if replayed else theory  # a replayed row carries its own break-even
+    if not found or not theory:
         return None
-    cells = list(dict.fromkeys((row.draft, row.temperature) for row in ran))
+    cells = list(dict.fromkeys((row.draft, row.temperature) for row in found))
     cells.sort(key=lambda cell: (str(cell[0]), cell[1] or 0.0))
-    sets = list(dict.fromkeys(row.prompt_set for row in ran))
+    sets = list(dict.fromkeys(row.prompt_set for row in found))
     figure, axes = style.panels(len(cells))
     for panel, cell in zip(axes, cells, strict=True):
         panel.set_ylim(0.0, 1.04)
-        measured = [row for row in ran if (row.draft, row.temperature) == cell]
+        measured = [row for row in found if (row.draft, row.temperature) == cell]
         needed = [row for row in theory if (row.draft, row.temperature) == cell]
         style.k_axis(panel, sorted({row.k for row in measured + needed}))
         _needed(panel, needed)
@@ -48,8 +50,10 @@ def draw(run: "StoredRun") -> style.Plot | None:
         draft = f"{cell[0]}, " if len({name for name, _ in cells}) > 1 else ""
         panel.set_title(f"{draft}temperature {fmt.temperature(cell[1])}", loc="left")
     axes[0].set_ylabel("alpha")
-    style.caption_under(figure, UNDER)
-    return style.Plot("breakeven_vs_measured.svg", CAPTION, style.svg(figure))
+    how = "replayed" if replayed else "measured"
+    style.caption_under(figure, UNDER.format(how))
+    caption = CAPTION.format(how.capitalize())
+    return style.Plot("breakeven_vs_measured.svg", caption, style.svg(figure))
 
 
 def _needed(axes: Axes, rows: Sequence[ResultRow]) -> None:

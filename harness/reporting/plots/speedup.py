@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from harness.records import ResultRow
 from harness.reporting import formatting as fmt
 from harness.reporting.plots import style
-from harness.reporting.reading import results_of
+from harness.reporting.reading import ran, replays_only, results_of
 
 if TYPE_CHECKING:
     from harness.storage import StoredRun
@@ -18,17 +18,24 @@ CAPTION = (
     " as a line, and the line at 1 where there is no speculation"
 )
 UNDER = "points: measured, with 95 % interval; lines: predicted from acceptance and step times"
+REPLAYED_CAPTION = (
+    "Speedup over plain decoding against K, replayed and not run, with its interval, and the line"
+    " at 1 where there is no speculation"
+)
+REPLAYED_UNDER = "replayed, not run: acceptance on the target's texts, timed steps; 95 % interval"
 
 
 def draw(run: "StoredRun") -> style.Plot | None:
     """One panel per draft and temperature, one series per prompt set; None without a speedup."""
-    rows = [row for row in results_of(run) if row.k > 0 and row.speedup is not None]
-    ran = [row for row in rows if row.source != "theory"]
-    if not ran:
+    known = [row for row in results_of(run) if row.speedup is not None]
+    shown = [row for row in ran(known) if row.k > 0]
+    if not shown:
         return None
-    cells = list(dict.fromkeys((row.draft, row.temperature) for row in ran))
+    replayed = replays_only(known)
+    rows = [*shown, *(row for row in known if row.k > 0 and row.source == "theory")]
+    cells = list(dict.fromkeys((row.draft, row.temperature) for row in shown))
     cells.sort(key=lambda cell: (str(cell[0]), cell[1] or 0.0))
-    sets = list(dict.fromkeys(row.prompt_set for row in ran))
+    sets = list(dict.fromkeys(row.prompt_set for row in shown))
     figure, axes = style.panels(len(cells))
     _limits(axes[0], rows)
     for panel, cell in zip(axes, cells, strict=True):
@@ -38,8 +45,9 @@ def draw(run: "StoredRun") -> style.Plot | None:
         draft = f"{cell[0]}, " if len({name for name, _ in cells}) > 1 else ""
         panel.set_title(f"{draft}temperature {fmt.temperature(cell[1])}", loc="left")
     axes[0].set_ylabel("speedup")
-    style.caption_under(figure, UNDER)
-    return style.Plot("speedup_vs_k.svg", CAPTION, style.svg(figure))
+    style.caption_under(figure, REPLAYED_UNDER if replayed else UNDER)
+    caption = REPLAYED_CAPTION if replayed else CAPTION
+    return style.Plot("speedup_vs_k.svg", caption, style.svg(figure))
 
 
 def _limits(axes: Axes, rows: Sequence[ResultRow]) -> None:
@@ -57,7 +65,8 @@ def _panel(axes: Axes, rows: Sequence[ResultRow], sets: Sequence[str | None]) ->
         if not mine:
             continue
         colour = style.COLOURS[index % len(style.COLOURS)]
-        predicted = [row for row in mine if row.source == "theory"]
+        replayed = [row for row in mine if row.source == "replayed"]
+        predicted = [row for row in mine if row.source == "theory"] or replayed
         speedups = [row.speedup or 0.0 for row in predicted]
         ks = [row.k for row in predicted]
         axes.plot(ks, speedups, color=colour, alpha=0.65, marker="_", markersize=11)

@@ -70,12 +70,25 @@ def styled() -> Iterator[None]:
         yield
 
 
-def panels(number: int, *, share_y: bool = True) -> tuple[Figure, list[Axes]]:
-    """A figure of `number` panels, at most three in a row, without any global state."""
-    columns = min(number, 3)
+def panels(
+    number: int,
+    *,
+    share_y: bool = True,
+    width: float = PANEL_INCHES,
+    height: float = HEIGHT_INCHES,
+) -> tuple[Figure, list[Axes]]:
+    """A figure of `number` panels, at most three in a row, without any global state.
+
+    Args:
+        number: of panels.
+        share_y: whether all have one y axis.
+        width: of a panel, inches.
+        height: of a panel, inches.
+    """
+    columns = 2 if number == 4 else min(number, 3)
     rows = -(-number // columns)
-    width = PANEL_INCHES * columns + (1.6 if columns == 1 else 0.6)
-    figure = Figure(figsize=(width, HEIGHT_INCHES * rows), layout="constrained")
+    across = width * columns + (1.6 if columns == 1 else 0.6)
+    figure = Figure(figsize=(across, height * rows), layout="constrained")
     FigureCanvasSVG(figure)
     axes = figure.subplots(rows, columns, sharey=share_y, squeeze=False).ravel().tolist()
     for unused in axes[number:]:

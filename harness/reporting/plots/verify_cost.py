@@ -1,5 +1,6 @@
 """verify_cost.svg: what a target forward over n positions takes, beside one step of each model."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
@@ -34,9 +35,12 @@ def draw(run: "StoredRun") -> style.Plot | None:
         _curve(panel, step, forwards)
         draft = [row for row in latency if row.role == "draft" and row.kind == "step"]
         same = [row for row in draft if (row.context_tokens, row.batch) == (context, batch)]
-        _level(panel, step.median_ms, f"target step {fmt.milliseconds(step.median_ms)} ms")
-        for row in same[:1]:
-            _level(panel, row.median_ms, f"draft step {fmt.milliseconds(row.median_ms)} ms")
+        if len(same) > 1:
+            _levels(panel, [step, *same], forwards[-1].tokens)
+        else:
+            _level(panel, step.median_ms, f"target step {fmt.milliseconds(step.median_ms)} ms")
+            for row in same:
+                _level(panel, row.median_ms, f"draft step {fmt.milliseconds(row.median_ms)} ms")
         several = f", batch {batch}" if batch > 1 else ""
         typed = step.samples == 0
         title = "step times as typed" if typed else f"after {context} tokens of context{several}"
@@ -69,7 +73,7 @@ def _curve(axes: Axes, step: LatencyRow, forwards: list[LatencyRow]) -> None:
 
 
 def _level(axes: Axes, value: float, text: str) -> None:
-    axes.axhline(value, color=style.GREY, linewidth=1.0, linestyle=(0, (4, 3)), zorder=0)
+    _line(axes, value)
     axes.annotate(
         text,
         (0.99, value),
@@ -81,3 +85,18 @@ def _level(axes: Axes, value: float, text: str) -> None:
         fontsize=9.5,
         color=style.GREY,
     )
+
+
+def _levels(axes: Axes, steps: Sequence[LatencyRow], end: float) -> None:
+    """The steps of several drafts, named beside the plot, where they can be pushed apart."""
+    labels = []
+    for row in steps:
+        _line(axes, row.median_ms)
+        name = "target" if row.role == "target" else row.model
+        text = f"{name} step {fmt.milliseconds(row.median_ms)} ms"
+        labels.append(style.Label(row.median_ms, end, text, style.GREY, "normal"))
+    style.direct_labels(axes, labels)
+
+
+def _line(axes: Axes, value: float) -> None:
+    axes.axhline(value, color=style.GREY, linewidth=1.0, linestyle=(0, (4, 3)), zorder=0)

@@ -1,16 +1,34 @@
 """Tables as data: which door shows which, in the order a person reads them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness.reporting.reading import door_of, headline_of, latency_of, results_of, summary_of
 from harness.reporting.tables.breakeven import ideal_table, measured_table, rules_table
+from harness.reporting.tables.expense import (
+    cost_table,
+    draft_table,
+    not_eligible_table,
+    sequential_table,
+)
 from harness.reporting.tables.latency import profile_table, verify_tables
+from harness.reporting.tables.leaderboard import (
+    leaderboard_tables,
+    pairwise_table,
+    rules_gap_table,
+)
 from harness.reporting.tables.model import Column, Row, Table
 from harness.reporting.tables.snapshot import snapshot_tables
-from harness.reporting.tables.sweep import sweep_tables
+from harness.reporting.tables.sweep import gap_table, sweep_tables
 from harness.reporting.tables.verdicts import headline_table, prompt_set_table
+from harness.reporting.tables.workload import (
+    category_tables,
+    draft_temperature_table,
+    least_regret_table,
+    position_tables,
+    request_table,
+)
 
 if TYPE_CHECKING:
     from harness.storage import StoredRun
@@ -38,8 +56,34 @@ def _later(note: str, tables: Sequence[Table]) -> bool:
 def _sweep(run: "StoredRun") -> list[Table | None]:
     return [
         *sweep_tables(results_of(run)),
+        gap_table(summary_of(run).get("replay_gaps") or ()),
         prompt_set_table(summary_of(run).get("per_prompt_set") or ()),
         headline_table(headline_of(run)),
+        *verify_tables(latency_of(run)),
+    ]
+
+
+def _audition(run: "StoredRun") -> list[Table | None]:
+    stored = summary_of(run)
+
+    def listed(key: str) -> Sequence[Mapping[str, Any]]:
+        return stored.get(key) or ()
+
+    return [
+        *leaderboard_tables(listed("leaderboards")),
+        not_eligible_table(listed("not_eligible")),
+        pairwise_table(listed("pairwise")),
+        prompt_set_table(listed("per_prompt_set")),
+        rules_gap_table(listed("rules_gap")),
+        draft_table(listed("leaderboards"), listed("memory_view")),
+        *category_tables(listed("category_alpha")),
+        *position_tables(listed("acceptance_by_position")),
+        draft_temperature_table(listed("draft_temperatures")),
+        request_table(stored.get("request_view")),
+        least_regret_table(listed("least_regret")),
+        headline_table(headline_of(run)),
+        sequential_table(stored.get("sequential")),
+        cost_table(stored.get("costs")),
         *verify_tables(latency_of(run)),
     ]
 
@@ -68,4 +112,9 @@ def _snapshot(run: "StoredRun") -> list[Table | None]:
     return [*snapshot_tables(summary_of(run)), headline_table(headline_of(run))]
 
 
-_DOORS = {"profile": _profile, "breakeven": _breakeven, "snapshot": _snapshot}
+_DOORS = {
+    "audition": _audition,
+    "profile": _profile,
+    "breakeven": _breakeven,
+    "snapshot": _snapshot,
+}

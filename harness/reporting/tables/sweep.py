@@ -91,11 +91,6 @@ def _as_replayed(table: Table) -> Table:
     return without_empty(marked, fmt.EMPTY)
 
 
-def predictions(rows: Iterable[ResultRow]) -> dict[tuple[object, ...], ResultRow]:
-    """The theory row of each cell, by the cell."""
-    return {_cell(row): row for row in rows if row.source == "theory"}
-
-
 def best_row(cells: Iterable[ResultRow]) -> ResultRow | None:
     """The row of the largest speedup; the baseline's is 1 by definition."""
     known = [row for row in cells if row.k == 0 or row.speedup is not None]
@@ -138,13 +133,14 @@ def _cells(row: ResultRow, predicted: ResultRow | None) -> tuple[str, ...]:
 
 
 def break_even(row: ResultRow, predicted: ResultRow | None) -> str:
-    """The alpha this K needs; "none" where a prediction exists and has no root."""
+    """The alpha this K needs; "none" where step times say that even alpha = 1 loses."""
     if row.k == 0:
         return fmt.EMPTY
     for source in (row, predicted):
         if source is not None and source.breakeven_alpha is not None:
             return fmt.alpha(source.breakeven_alpha)
-    return fmt.NO_ROOT if predicted is not None else fmt.EMPTY
+    known = predicted is not None or row.source == "replayed"
+    return fmt.NO_ROOT if known else fmt.EMPTY
 
 
 def _notes(cells: list[ResultRow], rows: tuple[Row, ...]) -> tuple[str, ...]:

@@ -1,0 +1,267 @@
+"""Replay against the real loop: the same rounds, from texts that no draft had a part in.
+
+    python benchmarks/replay_exactness.py
+
+Greedy: for every shipped prompt, embedded draft, the n-gram drafter and every K, the replayed
+rounds must equal the loop's exactly. At a temperature both are random, so each cell compares the
+loop's rounds with the replayed ones of independently drawn texts of the same prompts (paired
+t-test, p-values adjusted by Holm over all cells, seeds fixed here) and the variance of their
+rounds per token, prompts held fixed, times the target tokens spent. Replay is the loop's mean given
+the text, so its variance is the lower one; for the n-gram drafter, whose tokens stand or fall with
+the text, they are equal.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from scipy.stats import ttest_rel
+
+from harness import prompts as prompt_sets
+from harness.config import ModelConf, PromptsConf
+from harness.decoding.candidates import NgramDrafter
+from harness.decoding.sampling import Warping
+from harness.measurement.scoring import ngram_trace, score_texts
+from harness.measurement.traces import GeneratedText, TextRequest, generate_texts
+from harness.measurement.trials import Draft, Request, run_trial
+from harness.models.cached import CachedModel
+from harness.models.load import LoadedModel, load
+from harness.models.pairing import open_pair
+from harness.models.text import encode
+from harness.records import TextTrace, Trial
+from harness.theory.audition import replayed
+
+MODEL_DRAFTS = ("tiny_good", "tiny_small", "tiny_unrelated")
+DRAFTS = (*MODEL_DRAFTS, "ngram")
+LOOP_SEED, REPLAY_SEED = 20260101, 20260102
+THRESHOLD = 1e-3
+
+
+@dataclass(frozen=True)
+class Family:
+    """The embedded target, what proposes to it, and the shipped prompts."""
+
+    target: CachedModel
+    drafts: Mapping[str, Draft]
+    prompts: Sequence[TextRequest]
+
+    def traces(self, draft: str, texts: Sequence[GeneratedText], k: int) -> list[TextTrace]:
+        model = self.drafts[draft]
+        if callable(model):
+            return [ngram_trace(text, num_draft_tokens=k) for text in texts]
+        assert isinstance(model, CachedModel)
+        return score_texts(texts, self.target, model, draft_name=draft)
+
+    def trial(self, asked: TextRequest, draft: str, k: int) -> Trial:
+        return run_trial(loop_request(asked, draft, k), self.target, self.drafts[draft])
+
+
+def family(limit: int | None, new_tokens: int) -> Family:
+    target = _load("tiny", "model")
+    drafts: dict[str, Draft] = {"ngram": lambda request: NgramDrafter(request.eos)}
+    model = None
+    for name in MODEL_DRAFTS:
+        model, drafts[name] = open_pair(target, _load(name, "draft"))
+    assert model is not None
+    conf = PromptsConf(limit=limit)
+    prompts = [
+        TextRequest(
+            prompt_set=prompt.prompt_set,
+            prompt=prompt.id,
+            category=prompt.category,
+            tokens=encode(target.tokenizer, prompt, conf),
+            repetition=0,
+            warping=Warping(0.0),
+            budget=new_tokens,
+            seed=REPLAY_SEED,
+            eos=target.eos,
+        )
+        for prompt in prompt_sets.load(conf)
+    ]
+    return Family(model, drafts, prompts)
+
+
+def _load(name: str, key: str) -> LoadedModel:
+    return load(ModelConf(name=name, id=f"embedded:{name}"), key, torch.device("cpu"))
+
+
+def loop_request(asked: TextRequest, draft: str, k: int) -> Request:
+    return Request(
+        cell="",
+        prompt_set=asked.prompt_set,
+        prompt=asked.prompt,
+        category=asked.category,
+        tokens=asked.tokens,
+        k=k,
+        warping=asked.warping,
+        rule="ratio",
+        budget=asked.budget,
+        repetition=asked.repetition,
+        seed=asked.seed,
+        eos=asked.eos,
+        model="tiny",
+        draft=draft,
+    )
+
+
+def greedy(house: Family, ks: Sequence[int]) -> tuple[int, list[str]]:
+    """(Generations compared, those whose rounds differ)."""
+    texts = generate_texts(house.target, house.prompts, name="model=tiny")
+    compared, wrong = 0, []
+    for draft in DRAFTS:
+        found = replayed(house.traces(draft, texts, max(ks)), "ratio", ks)
+        for row, text in enumerate(texts):
+            for k in ks:
+                trial = house.trial(text.request, draft, k)
+                compared += 1
+                if trial.tokens != text.tokens or trial.rounds != found[k].rounds[row]:
+                    wrong.append(f"{draft} K={k} {text.request.prompt}")
+    return compared, wrong
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The comparison of one cell. The variances are of rounds per token, per target token."""
+
+    draft: str
+    temperature: float
+    k: int
+    generations: int
+    loop_rounds: float
+    replayed_rounds: float
+    p_value: float
+    loop_variance: float
+    replay_variance: float
+
+
+def sampled(house: Family, ks: Sequence[int], temperature: float, generations: int) -> list[Cell]:
+    repetitions = -(-generations // len(house.prompts))
+    asked = [
+        replace(prompt, warping=Warping(temperature), repetition=repetition)
+        for repetition in range(repetitions)
+        for prompt in house.prompts
+    ]
+    texts = generate_texts(house.target, asked, name="model=tiny")
+    lengths = np.array([float(len(text.tokens)) for text in texts])
+    cells: list[Cell] = []
+    for draft in DRAFTS:
+        found = replayed(house.traces(draft, texts, max(ks)), "ratio", ks)
+        for k in ks:
+            trials = [house.trial(replace(one, seed=LOOP_SEED), draft, k) for one in asked]
+            rounds = np.array([float(trial.rounds or 0) for trial in trials])
+            tokens = np.array([float(trial.new_tokens or 0) for trial in trials])
+            cells.append(
+                Cell(
+                    draft=draft,
+                    temperature=temperature,
+                    k=k,
+                    generations=len(asked),
+                    loop_rounds=float(rounds.mean()),
+                    replayed_rounds=float(found[k].rounds.mean()),
+                    p_value=p_value(rounds, found[k].rounds),
+                    loop_variance=variance(rounds, tokens, repetitions),
+                    replay_variance=variance(found[k].rounds, lengths, repetitions),
+                )
+            )
+    return cells
+
+
+def p_value(loop: np.ndarray, replay: np.ndarray) -> float:
+    """Of equal means; entry i of both answers the same prompt, by independent draws."""
+    if np.ptp(loop - replay) == 0.0:
+        return 1.0 if loop[0] == replay[0] else 0.0
+    return float(ttest_rel(loop, replay).pvalue)  # type: ignore[attr-defined]
+
+
+def variance(rounds: np.ndarray, tokens: np.ndarray, repetitions: int) -> float:
+    """Variance of rounds per token, prompts held fixed, times the tokens spent on it."""
+    residual = (rounds - rounds.sum() / tokens.sum() * tokens).reshape(repetitions, -1)
+    return float(residual.var(axis=0, ddof=1).mean() / tokens.mean())
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's step-down adjustment."""
+    adjusted, largest = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(np.argsort(p_values)):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = largest
+    return adjusted
+
+
+def show(console: Console, cells: Sequence[Cell], adjusted: Sequence[float]) -> None:
+    table = Table(title="Loop and replay at a temperature")
+    for name in ("draft", "T", "K", "texts", "loop rounds", "replayed", "p (Holm)", "variance"):
+        table.add_column(name, justify="left" if name == "draft" else "right")
+    for cell, p in zip(cells, adjusted, strict=True):
+        ratio = cell.replay_variance / cell.loop_variance if cell.loop_variance else float("nan")
+        table.add_row(
+            cell.draft,
+            f"{cell.temperature:g}",
+            str(cell.k),
+            str(cell.generations),
+            f"{cell.loop_rounds:.3f}",
+            f"{cell.replayed_rounds:.3f}",
+            f"{p:.3g}",
+            f"{ratio:.2f}x",
+        )
+    console.print(table)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--k", type=int, nargs="+", default=[1, 2, 4, 8, 16])
+    parser.add_argument("--temperature", type=float, nargs="*", default=[0.7, 1.0])
+    parser.add_argument("--new-tokens", type=int, default=24)
+    parser.add_argument("--generations", type=int, default=200, help="per cell, at least")
+    parser.add_argument("--limit", type=int, help="prompts per set in the greedy part; all")
+    parser.add_argument("--sampled-limit", type=int, default=20, help="... in the sampled part")
+    parser.add_argument("--json", type=Path, help="write the numbers there as well")
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = arguments()
+    torch.set_num_threads(1)
+    console = Console(width=110)
+    console.print("command: python", " ".join(sys.argv), highlight=False)
+    begin = perf_counter()
+    compared, wrong = greedy(family(options.limit, options.new_tokens), options.k)
+    console.print(f"greedy: {compared - len(wrong)} of {compared} generations have equal rounds")
+    house = family(options.sampled_limit, options.new_tokens)
+    cells = [
+        cell
+        for temperature in options.temperature
+        for cell in sampled(house, options.k, temperature, options.generations)
+    ]
+    adjusted = holm([cell.p_value for cell in cells])
+    show(console, cells, adjusted)
+    models = [cell for cell in cells if cell.draft != "ngram"]
+    ratios = [cell.replay_variance / cell.loop_variance for cell in models if cell.loop_variance]
+    if cells:
+        console.print(
+            f"least Holm-adjusted p {min(adjusted):.3g} over {len(cells)} cells; variance per "
+            f"target token {np.median(ratios):.2f}x the loop's (median over the model drafts, "
+            f"{min(ratios):.2f} to {max(ratios):.2f})"
+        )
+    console.print(f"{perf_counter() - begin:.0f} s")
+    if options.json:
+        content = {
+            "command": sys.argv,
+            "greedy": {"compared": compared, "different": wrong},
+            "cells": [{**asdict(c), "p_holm": p} for c, p in zip(cells, adjusted, strict=True)],
+        }
+        options.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    good = not wrong and min(adjusted, default=1.0) > THRESHOLD and max(ratios, default=0.0) < 1.0
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""leaderboard.svg: each draft's speedup at its best K, and not speculating, in order of rank."""
+
+from typing import TYPE_CHECKING, Any
+
+from matplotlib.axes import Axes
+
+from harness.reporting import formatting as fmt
+from harness.reporting.plots import style
+from harness.reporting.reading import summary_of
+from harness.reporting.tables.leaderboard import Board, boards, name_of
+
+if TYPE_CHECKING:
+    from harness.storage import StoredRun
+
+CAPTION = (
+    "Predicted speedup of each draft at its best K with its interval, in order of rank, beside not"
+    " speculating at 1"
+)
+UNDER = "predicted, with 95 % interval; filled: the best; the dashed line: no speculation"
+ROW_INCHES = 0.42
+
+
+def draw(run: "StoredRun") -> style.Plot | None:
+    """One panel per leaderboard, all on one scale; None without a leaderboard."""
+    found = boards(summary_of(run).get("leaderboards") or ())
+    if not found:
+        return None
+    names = list(dict.fromkeys(name_of(row) for board in found for row in board.entries))
+    names.sort(key=lambda name: name == name_of({}))  # what is no draft takes no draft's colour
+    deepest = max(len(board.entries) for board in found)
+    figure, axes = style.panels(len(found), share_y=False, height=1.5 + ROW_INCHES * deepest)
+    for panel, board in zip(axes, found, strict=True):
+        _panel(panel, board, names)
+        panel.set_xlim(0.0, 1.08 * max(_reach(board) for board in found))
+        panel.set_ylim(deepest - 0.4, -0.6)
+    style.caption_under(figure, UNDER)
+    return style.Plot("leaderboard.svg", CAPTION, style.svg(figure))
+
+
+def _reach(board: Board) -> float:
+    """The largest number to show, with room for the number itself."""
+    values = [row.get(key) for row in board.entries for key in ("speedup", "speedup_hi")]
+    return max(1.0, *(value for value in values if value is not None))
+
+
+def _panel(axes: Axes, board: Board, names: list[str]) -> None:
+    axes.axvline(1.0, color=style.INK, linewidth=1.2, linestyle=(0, (5, 3)), zorder=1)
+    for place, row in enumerate(board.entries):
+        _row(axes, place, row, names.index(name_of(row)))
+    axes.set_yticks(range(len(board.entries)), [_name(row) for row in board.entries])
+    for label, row in zip(axes.get_yticklabels(), board.entries, strict=True):
+        label.set_fontweight("bold" if row.get("rank") == 1 else "normal")
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False, axis="y")
+    axes.grid(visible=True, axis="x")
+    axes.set_xlabel("speedup")
+    axes.set_title(board.name, loc="left")
+
+
+def _row(axes: Axes, place: int, row: Any, index: int) -> None:
+    value, best = row.get("speedup"), row.get("rank") == 1
+    if value is None:
+        return
+    plain = row.get("draft") is None
+    colour = style.INK if plain else style.COLOURS[index % len(style.COLOURS)]
+    axes.errorbar(
+        [value],
+        [place],
+        xerr=style.whiskers([value], [row.get("speedup_lo")], [row.get("speedup_hi")]),
+        fmt="|" if plain else style.MARKERS[index % len(style.MARKERS)],
+        markersize=14 if plain else 8,
+        markeredgewidth=2.4 if plain and best else 1.6,
+        markerfacecolor=colour if best else "white",
+        color=colour,
+        capsize=3,
+        elinewidth=1.6,
+        zorder=3,
+    )
+    end = row.get("speedup_hi") or value
+    axes.annotate(
+        fmt.speedup(value) + (" best" if best else ""),
+        (end, place),
+        xytext=(9, 0),
+        textcoords="offset points",
+        va="center",
+        color=colour,
+        fontweight="bold" if best else "normal",
+        annotation_clip=False,
+    )
+
+
+def _name(row: Any) -> str:
+    plain = row.get("draft") is None
+    return name_of(row) if plain else f"{name_of(row)}, K={fmt.text(row.get('k'))}"

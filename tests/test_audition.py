@@ -1,0 +1,260 @@
+"""Auditions end to end on the embedded family: the door's work, its contract, its bad inputs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from random_models import qwen3, save
+
+from harness.config import AuditionConfig, ModelConf
+from harness.entry import compose, draft_conf
+from harness.experiments import audition, cast, sweep
+from harness.experiments.outcome import Outcome
+from harness.records import UserError
+from harness.storage import StoredRun, load, load_traces
+
+DRAFTS = ["tiny_good", "tiny_small", "tiny_unrelated", "ngram"]
+GRID = ["k=[1,4,16]", "temperature=[0,1]", "new_tokens=12", "prompts.limit=8", "threads=1"]
+
+
+def config(root: Path, *overrides: str) -> AuditionConfig:
+    return compose("audition", [f"results_root={root}", *GRID, *overrides])
+
+
+def run(root: Path, *overrides: str, drafts: list[str] | None = None) -> Outcome:
+    asked = config(root, *overrides)
+    return audition.run(asked, [draft_conf(name) for name in drafts or DRAFTS])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_samples() -> Any:
+    """Step times are not what these tests are about."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(cast, "LATENCY_REPETITIONS", 5)
+    yield
+    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def auditioned(tmp_path_factory: pytest.TempPathFactory) -> StoredRun:
+    outcome = run(tmp_path_factory.mktemp("results"))
+    assert outcome.status == 0
+    assert outcome.folder is not None
+    return load(outcome.folder)
+
+
+def summary(run: StoredRun) -> dict[str, Any]:
+    assert run.summary is not None
+    return run.summary
+
+
+def test_every_draft_prompt_set_temperature_and_k_is_a_replayed_row(auditioned: StoredRun) -> None:
+    replayed = auditioned.results[auditioned.results.source == "replayed"]
+    keys = ["draft", "prompt_set", "temperature", "k"]
+    assert len(replayed[keys].drop_duplicates()) == len(replayed) == 4 * 2 * 2 * 3
+    assert (replayed.prompts == 8).all()
+    assert replayed.alpha.between(0, 1).all()
+    assert set(auditioned.results.source) == {"replayed", "theory"}
+
+
+def test_leaderboards_rank_every_draft_and_not_speculating_under_every_rule(
+    auditioned: StoredRun,
+) -> None:
+    boards = summary(auditioned)["leaderboards"]
+    assert {(board["rule"], board["temperature"]) for board in boards} == {
+        (rule, temperature)
+        for rule in ("ratio", "exact_match", "greedy_draft")
+        for temperature in (0.0, 1.0)
+    }
+    for board in boards:
+        assert board["engines"]
+        assert {row["draft"] for row in board["rows"]} == {*DRAFTS, None}
+        assert [row["rank"] for row in board["rows"]] == [1, 2, 3, 4, 5]
+        speedups = [row["speedup"] for row in board["rows"]]
+        assert speedups == sorted(speedups, reverse=True)
+        plain = next(row for row in board["rows"] if row["draft"] is None)
+        assert (plain["k"], plain["speedup"]) == (0, 1.0)
+
+
+def test_the_good_draft_is_accepted_more_than_the_small_and_the_unrelated(
+    auditioned: StoredRun,
+) -> None:
+    replayed = auditioned.results[auditioned.results.source == "replayed"]
+    cell = replayed[(replayed.k == 4) & (replayed.prompt_set == "easy")]
+    for _, rows in cell.groupby("temperature"):
+        alpha = dict(zip(rows.draft, rows.alpha, strict=True))
+        assert alpha["tiny_good"] > alpha["tiny_small"] > alpha["tiny_unrelated"]
+
+
+def test_all_rules_agree_at_temperature_zero(auditioned: StoredRun) -> None:
+    boards = [b for b in summary(auditioned)["leaderboards"] if b["temperature"] == 0.0]
+    first, *others = [{r["draft"]: (r["k"], r["speedup"]) for r in b["rows"]} for b in boards]
+    for other in others:
+        assert other == first
+
+
+def test_the_ratio_accepts_at_least_as_often_as_exact_match(auditioned: StoredRun) -> None:
+    for entry in summary(auditioned)["rules_gap"]:
+        assert entry["alpha"]["ratio"] >= entry["alpha"]["exact_match"] - 1e-9
+
+
+def test_what_was_stored_is_enough_to_rank_again_without_a_model(
+    auditioned: StoredRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cast, "open_stage", lambda _: pytest.fail("a model was loaded"))
+    again = run(tmp_path, f"traces_from={auditioned.folder}")
+    assert again.folder is not None
+    pd.testing.assert_frame_equal(load(again.folder).results, auditioned.results)
+    typed = run(
+        tmp_path,
+        f"traces_from={auditioned.folder}",
+        "latency.target_ms=10",
+        "latency.draft_ms=9.9",
+        drafts=["tiny_good", "tiny_unrelated"],
+    )
+    assert typed.folder is not None
+    verdict = summary(load(typed.folder))["verdict"]
+    assert verdict["decision"] == "does_not_pay"
+
+
+def test_a_sweeps_step_times_serve_an_audition(auditioned: StoredRun, tmp_path: Path) -> None:
+    swept = sweep.run(
+        compose(
+            "sweep",
+            [f"results_root={tmp_path}", "mode=replay", "k=[16]", "new_tokens=4", "threads=1"],
+        )
+    )
+    again = run(
+        tmp_path,
+        f"traces_from={auditioned.folder}",
+        f"latency_from={swept.folder}",
+        drafts=["tiny_good"],
+    )
+    assert again.status == 0
+
+
+def test_traces_of_another_model_or_of_other_prompts_are_refused(
+    auditioned: StoredRun, tmp_path: Path
+) -> None:
+    source = f"traces_from={auditioned.folder}"
+    with pytest.raises(UserError, match="the text of model=tiny"):
+        run(tmp_path, source, "model=qwen3_4b", drafts=["tiny_good"])
+    with pytest.raises(UserError, match="other prompts"):
+        run(tmp_path, source, "prompts.sets=[easy]", drafts=["tiny_good"])
+    with pytest.raises(UserError, match="no traces of draft 'qwen3_0_6b'"):
+        run(tmp_path, source, drafts=["qwen3_0_6b"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_draft_named_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="'ngram' is listed twice"):
+        run(tmp_path, drafts=["ngram", "ngram"])
+    with pytest.raises(UserError, match="no draft named 'nobody'"):
+        draft_conf("nobody")
+
+
+def test_a_draft_with_another_tokenizer_is_not_eligible_and_the_rest_go_on(tmp_path: Path) -> None:
+    folder = save(qwen3(), tmp_path / "other")
+    text = (folder / "tokenizer_config.json").read_text()
+    settings = {**json.loads(text), "eos_token": "a"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    drafts = [ModelConf(name="other", id=str(folder)), draft_conf("ngram")]
+    outcome = audition.run(config(tmp_path / "results", "temperature=[0]"), drafts)
+    assert outcome.status == 0
+    assert outcome.folder is not None
+    (entry,) = summary(load(outcome.folder))["not_eligible"]
+    assert entry["draft"] == "other"
+    assert "tokenizer" in entry["reason"]
+
+
+def test_nan_logits_fail_that_draft_by_name_and_the_rest_go_on(tmp_path: Path) -> None:
+    network = qwen3()
+    with torch.no_grad():
+        network.get_parameter("model.norm.weight").fill_(float("nan"))
+    folder = save(network, tmp_path / "broken")
+    drafts = [ModelConf(name="broken", id=str(folder)), draft_conf("tiny_small")]
+    outcome = audition.run(config(tmp_path / "results", "temperature=[1]"), drafts)
+    assert outcome.status == 1
+    assert outcome.folder is not None
+    stored = load(outcome.folder)
+    (failure,) = summary(stored)["failures"]
+    assert "broken" in failure["where"]
+    assert set(stored.results.draft.dropna()) == {"tiny_small"}
+
+
+def test_an_audition_that_was_interrupted_goes_on_with_the_drafts_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    one_draft = cast._one_draft
+
+    def interrupted(*args: Any) -> Any:
+        conf = args[2]
+        if conf.name == "tiny_small" and "interrupted" not in seen:
+            seen.append("interrupted")
+            raise KeyboardInterrupt
+        seen.append(conf.name)
+        return one_draft(*args)
+
+    monkeypatch.setattr(cast, "_one_draft", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, drafts=["tiny_good", "tiny_small"])
+    (folder,) = tmp_path.iterdir()
+    assert {trace.draft for trace in load_traces(folder)} == {"tiny_good"}
+    texts = (folder / "trials.jsonl").read_bytes()
+    outcome = run(tmp_path, f"resume={folder}", drafts=["tiny_good", "tiny_small"])
+    assert outcome.status == 0
+    assert seen == ["tiny_good", "interrupted", "tiny_small"]
+    assert (folder / "trials.jsonl").read_bytes() == texts
+
+
+def test_sequential_stops_dominated_drafts_and_says_what_it_saved(tmp_path: Path) -> None:
+    outcome = run(tmp_path, "stop=sequential", "prompts.limit=16", "temperature=[1]")
+    assert outcome.folder is not None
+    said = summary(load(outcome.folder))["sequential"]
+    assert said["scorings_done"] < said["scorings_all"] == 4 * 32
+    assert "tiny_unrelated" in {entry["draft"] for entry in said["dropped"]}
+    board = summary(load(outcome.folder))["leaderboards"][0]
+    assert "tiny_unrelated" not in {row["draft"] for row in board["rows"]}
+
+
+def test_texts_of_one_token_and_k_beyond_the_text_are_fine(tmp_path: Path) -> None:
+    outcome = run(tmp_path, "new_tokens=1", "temperature=[1]")
+    assert outcome.status == 0
+    assert outcome.folder is not None
+    replayed = load(outcome.folder).results.query("source == 'replayed'")
+    assert (replayed.tokens_per_round == 1.0).all()
+
+
+def test_a_sweep_sets_replay_beside_measurement(tmp_path: Path) -> None:
+    settings = ["k=[1,4]", "temperature=[0,1]", "new_tokens=12", "threads=1"]
+    outcome = sweep.run(compose("sweep", [f"results_root={tmp_path}", *settings]))
+    assert outcome.folder is not None
+    stored = load(outcome.folder)
+    gaps = summary(stored)["replay_gaps"]
+    assert len(gaps) == 2 * 2 * 2
+    for gap in gaps:
+        if gap["temperature"] == 0.0:
+            assert gap["measured_tokens_per_round"] == pytest.approx(
+                gap["replayed_tokens_per_round"], abs=1e-9
+            )
+        else:
+            assert abs(gap["gap_standard_errors"]) < 5
+    assert set(stored.results.source) == {"measured", "theory", "replayed"}
+
+
+def test_a_replayed_sweep_measures_no_generation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "harness.experiments.execute.run_trial", lambda *_: pytest.fail("a generation was run")
+    )
+    settings = ["mode=replay", "k=[1,4]", "new_tokens=12", "threads=1"]
+    outcome = sweep.run(compose("sweep", [f"results_root={tmp_path}", *settings]))
+    assert outcome.folder is not None
+    stored = load(outcome.folder)
+    assert "measured" not in set(stored.results.source)
+    assert summary(stored)["verdict"]["decision"] in {"speculate", "does_not_pay", "undecided"}
