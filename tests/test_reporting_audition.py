@@ -285,3 +285,374 @@ def plots(run: StoredRun) -> dict[str, str]:
 def words(svg: str) -> str:
     return " | ".join("".join(node.itertext()) for node in ElementTree.fromstring(svg).iter()
                       if node.tag.endswith("}text"))  # fmt: skip
+
+
+# The leaderboards
+
+
+def test_a_leaderboard_puts_each_stored_number_under_its_own_name(tmp_path: Path) -> None:
+    shown = table(audition_run(tmp_path), "Temperature 1, rule ratio")
+    assert [column.one_line for column in shown.columns] == [
+        "rank", "draft", "best K", "speedup [lo, hi]", "chance to be best",
+        "cost per 10^6 tokens", "alpha [lo, hi]", "break-even alpha", "wins above alpha", "margin",
+    ]  # fmt: skip
+    assert [row.cells for row in shown.rows[:4]] == [
+        ("1 best", "tiny_good", "4", "1.43x [1.33, 1.54]", "> 99 %", "$3.22",
+         "0.752 [0.71, 0.79]", "0.481", "0.502", "+0.250"),
+        ("2", "tiny_small", "2", "1.19x [1.12, 1.26]", "< 1 %", "$3.87",
+         "0.611 [0.57, 0.65]", "0.352", "0.371", "+0.240"),
+        ("3", "do not speculate", "0", "1.00x", "< 1 %", "$4.60", "-", "-", "-", "-"),
+        ("4", "ngram", "2", "0.94x [0.89, 1.02]", "< 1 %", "$4.89",
+         "0.221 [0.16, 0.29]", "0.028", "0.294", "-0.073"),
+    ]  # fmt: skip
+
+
+def test_leaderboards_name_their_engines_and_equal_ones_are_shown_once(tmp_path: Path) -> None:
+    run = audition_run(tmp_path)
+    assert titles(run)[:4] == [
+        "Temperature 0, every rule",
+        "Temperature 1, rule ratio: transformers, vLLM with draft_sample_method=probabilistic",
+        "Temperature 1, rule greedy_draft: vLLM (default), SGLang STANDALONE at topk 1, llama.cpp",
+        "Temperature 1, rule exact_match: mlx-lm",
+    ]
+    held = next(note for note in table(run, "Temperature 0").notes if note.startswith("Holds for"))
+    assert all(engine in held for engines in ENGINES.values() for engine in engines)
+
+
+def test_the_verdicts_rule_comes_first_whatever_it_is(tmp_path: Path) -> None:
+    order: tuple[Rule, ...] = ("exact_match", "ratio")
+    boards = [leaderboard(rule, 1.0, SAMPLED[rule]) for rule in order]
+    run = audition_run(tmp_path, extra={"leaderboards": boards})
+    assert [title.split(":")[0] for title in titles(run)[:2]] == [
+        "Temperature 1, rule exact_match",
+        "Temperature 1, rule ratio",
+    ]
+
+
+def test_not_speculating_can_be_the_best_row(tmp_path: Path) -> None:
+    losing = {"tiny_unrelated": GREEDY["tiny_unrelated"]}
+    run = audition_run(tmp_path, extra={"leaderboards": [leaderboard("ratio", 0.0, losing)]})
+    shown = table(run, "Temperature 0, rule ratio")
+    assert [(row.cells[:3], row.best) for row in shown.rows] == [
+        (("1 best", "do not speculate", "0"), True),
+        (("2", "tiny_unrelated", "1"), False),
+    ]
+    assert not any("wins unless" in note for note in shown.notes)
+
+
+def test_the_winner_says_down_to_which_alpha_it_wins(tmp_path: Path) -> None:
+    notes = table(audition_run(tmp_path), "Temperature 1, rule exact_match").notes
+    assert notes[0] == "tiny_good at K=3 wins unless alpha falls below 0.455."
+
+
+def test_an_alpha_that_no_draft_could_reach_is_none_and_an_unknown_one_a_dash(
+    tmp_path: Path,
+) -> None:
+    shown = table(audition_run(tmp_path), "Temperature 1, rule exact_match")
+    assert dict(zip(shown.column("draft"), shown.column("break-even alpha"), strict=True)) == {
+        "tiny_good": "0.431", "tiny_small": "none", "do not speculate": "-", "ngram": "0.028",
+        "tiny_unrelated": "0.291",
+    }  # fmt: skip
+    bare = [{"rank": 1, "draft": "a", "k": 2, "speedup": 1.2}]
+    boards = [{"rule": "ratio", "temperature": 0.0, "rows": bare}]
+    shown = table(audition_run(tmp_path, extra={"leaderboards": boards}), "Temperature 0")
+    assert [column.one_line for column in shown.columns] == [
+        "rank", "draft", "best K", "speedup [lo, hi]",
+    ]  # fmt: skip
+    assert [row.cells for row in shown.rows] == [("1 best", "a", "2", "1.20x")]
+
+
+# The other tables
+
+
+def test_the_order_of_each_pair_comes_with_its_chance_and_what_would_settle_it(
+    tmp_path: Path,
+) -> None:
+    shown = table(audition_run(tmp_path), "How certain the order is, rule ratio")
+    assert [row.cells for row in shown.rows[:3]] == [
+        ("0", "tiny_good", "tiny_small", "> 99 %", "yes"),
+        ("0", "tiny_good", "ngram", "95 %", "about 31 prompts"),
+        ("0", "ngram", "tiny_small", "71 %", "about 412 prompts"),
+    ]
+    pair = {"temperature": 0.0, "better": "a", "worse": "b", "probability": 0.6,
+            "prompts_needed": None}  # fmt: skip
+    pairs = [
+        {**pair, "rule": "ratio", "separated": False, "limited_by": "latency"},
+        {**pair, "rule": "exact_match", "separated": False, "limited_by": "prompts"},
+        {**pair, "rule": "exact_match"},
+    ]
+    shown = table(audition_run(tmp_path, extra={"pairwise": pairs}), "How certain")
+    assert shown.column("rule") == ("ratio", "exact_match", "exact_match")
+    assert shown.column("told apart?") == ("time the steps longer", "no", "-")
+
+
+def test_the_rules_stand_side_by_side_only_where_they_differ(tmp_path: Path) -> None:
+    shown = table(audition_run(tmp_path), "How far the acceptance rules differ")
+    assert [row.cells for row in shown.rows] == [
+        ("tiny_good", "1", "0.752", "0.713", "0.588", "1.43x K=4", "1.36x K=4", "1.17x K=3"),
+        ("tiny_small", "1", "0.611", "0.562", "0.442", "1.19x K=2", "1.13x K=2", "1.02x K=1"),
+        ("tiny_unrelated", "1", "0.061", "0.052", "0.038", "0.81x K=1", "0.80x K=1", "0.79x K=1"),
+    ]
+    assert shown.notes[0].startswith("alpha at K=4;")
+
+
+def test_what_a_draft_takes_is_said_once_for_all_rules(tmp_path: Path) -> None:
+    shown = table(audition_run(tmp_path), "What each draft takes")
+    found = {row.cells[0]: row.cells[1:] for row in shown.rows}
+    assert set(found) == set(STEP_MS)
+    assert found["tiny_good"] == ("1.24", "770 KiB", "1 KiB", "1,803", "1", "l4")
+    assert found["ngram"] == ("0.031", "0 MiB", "0 MiB", "0", "0", "l4")
+    known = {key: value for key, value in extras().items() if key != "memory_view"}
+    shown = table(audition_run(tmp_path, extra=known), "What each draft takes")
+    assert [column.one_line for column in shown.columns] == ["draft", "step ms", "extra memory"]
+
+
+def test_the_category_matrix_has_a_row_per_category_and_a_column_per_draft(
+    tmp_path: Path,
+) -> None:
+    shown = table(audition_run(tmp_path), "Alpha by category, temperature 0, K=4")
+    assert shown.column("category") == CATEGORIES
+    assert shown.column("tiny_good") == (
+        "0.970", "0.860", "0.750", "0.640 [0.60, 0.68]", "0.530",
+    )  # fmt: skip
+    assert shown.column("prompts") == ("8", "7", "6", "5", "4")
+
+
+def test_a_draft_that_missed_a_category_has_a_dash_there(tmp_path: Path) -> None:
+    entries = [entry for entry in extras()["category_alpha"]
+               if (entry["draft"], entry["category"]) != ("ngram", "days")]  # fmt: skip
+    run = audition_run(tmp_path, extra={"category_alpha": entries})
+    shown = table(run, "Alpha by category, temperature 0")
+    assert shown.column("ngram") == ("0.910", "0.800", "-", "0.580 [0.54, 0.62]", "0.470")
+    assert "acceptance_by_category.svg" in plots(run)
+
+
+def test_acceptance_by_position_ends_at_each_drafts_own_k(tmp_path: Path) -> None:
+    shown = table(audition_run(tmp_path), "acceptance_by_position, temperature 0")
+    assert [row.cells for row in shown.rows[2:]] == [
+        ("tiny_small", "3", "72.4 %", "53.1 %", "39.2 %", "-", "-", "-"),
+        ("tiny_unrelated", "1", "4.2 %", "-", "-", "-", "-", "-"),
+    ]
+
+
+def test_a_draft_temperature_comes_with_what_it_gains(tmp_path: Path) -> None:
+    shown = table(audition_run(tmp_path), "Another temperature")
+    assert [row.cells for row in shown.rows] == [
+        ("tiny_good", "1", "0.8", "4", "1.47x", "1.43x", "+0.04 [-0.01, +0.09]", "held out"),
+        ("tiny_small", "1", "1", "2", "1.19x", "1.19x", "0.00 [0.00, 0.00]",
+         "chosen on the same prompts"),
+    ]  # fmt: skip
+
+
+def test_requests_are_a_table_of_prompt_by_answer(tmp_path: Path) -> None:
+    shown = table(audition_run(tmp_path), "Whole requests: tiny_good at K=5, temperature 0")
+    assert shown.rows[0].cells == ("128", "1.57x", "1.67x", "1.69x", "1.70x")
+    assert shown.rows[3].cells[:2] == ("8,192", "0.77x")
+    assert shown.columns[4].one_line == "1,024 new tokens"
+    said = " ".join(shown.notes)
+    assert "211 ms without, 139 ms with" in said
+    assert "gets slower: 6.2 %" in said
+
+
+def test_the_robust_choice_may_be_not_to_speculate(tmp_path: Path) -> None:
+    shown = table(audition_run(tmp_path), "If traffic shifts")
+    assert [row.cells for row in shown.rows] == [
+        ("0", "tiny_good", "4"),
+        ("1", "do not speculate", "0"),
+    ]
+
+
+def test_who_could_not_take_part_and_what_was_saved_is_said(tmp_path: Path) -> None:
+    run = audition_run(tmp_path)
+    assert table(run, "Not eligible").rows[0].cells[0] == "gpt2"
+    saved = table(run, "Dropped early: 104 of 128 scorings were made")
+    assert saved.rows[0].cells == ("tiny_unrelated", "8", "at least 0.6x behind tiny_good")
+    assert table(run, "What this audition took").column("time") == ("21.4 s", "5.1 s", "820 ms")
+    nobody = {"sequential": {"scorings_done": 64, "scorings_all": 64, "dropped": []}}
+    shown = table(audition_run(tmp_path, extra=nobody), "Dropped early: 64 of 64")
+    assert shown.column("draft") == ("nobody",)
+
+
+@pytest.mark.parametrize("missing", extras())
+def test_a_missing_key_drops_its_table_and_nothing_else(tmp_path: Path, missing: str) -> None:
+    whole = set(titles(audition_run(tmp_path)))
+    known = {key: value for key, value in extras().items() if key != missing}
+    run = audition_run(tmp_path, extra=known)
+    left = set(titles(run))
+    # What each draft takes is said by two keys, and stands while either is there.
+    assert left < whole or (missing == "memory_view" and left == whole)
+    assert plots(run)
+    assert printed(run)
+
+
+def test_an_audition_without_any_extra_still_shows_its_verdict(tmp_path: Path) -> None:
+    run = audition_run(tmp_path, extra=None, results=(), latency=())
+    assert titles(run) == ["Each prompt set alone", "In numbers"]
+    assert plots(run) == {}
+    assert printed(run).count("Serve tiny_good at K=2: 1.35x [1.27, 1.42] on held-out prompts") == 2
+
+
+def test_the_paragraph_on_acceptance_names_the_draft_where_there_are_several(
+    tmp_path: Path,
+) -> None:
+    said = content_of(audition_run(tmp_path)).acceptance or ""
+    assert "Here, with tiny_good at K=10 on easy prompts at temperature 0" in said
+
+
+# A sweep that was replayed
+
+
+def test_a_replayed_sweep_has_the_tables_of_a_measured_one_and_says_so(tmp_path: Path) -> None:
+    run = replayed_sweep(tmp_path)
+    shown = table(run, "Temperature 1, hard prompts")
+    assert shown.title == "Temperature 1, hard prompts (replayed)"
+    assert any(note.startswith("Replayed: ") for entry in tables_of(run) for note in entry.notes)
+    assert [row.cells for row in shown.rows[:2]] == [
+        ("", "0", "229.4", "4.36", "-", "-", "-", "-", "-"),
+        ("best", "1", "243.9", "4.10", "48.8 %", "0.493 [0.45, 0.54]", "1.06x [1.02, 1.11]",
+         "1.48", "0.344"),
+    ]  # fmt: skip
+    assert shown.column("break-even alpha")[-1] == "none"
+    assert "predicted speedup" not in [column.one_line for column in shown.columns]
+
+
+def test_replayed_rows_beside_measured_ones_change_no_table(tmp_path: Path) -> None:
+    plain = tables_of(made.sweep_run(tmp_path))
+    both = tables_of(both_sweep(tmp_path))
+    gaps = gap_table(GAPS)
+    assert gaps is not None
+    assert [entry for entry in both if entry.title != gaps.title] == list(plain)
+
+
+def test_replayed_rows_beside_measured_ones_change_no_plot(tmp_path: Path) -> None:
+    assert plots(both_sweep(tmp_path)) == plots(made.sweep_run(tmp_path))
+
+
+def test_the_gap_between_loop_and_replay_is_shown_cell_by_cell(tmp_path: Path) -> None:
+    shown = table(both_sweep(tmp_path), "Replayed beside measured")
+    assert [row.cells for row in shown.rows] == [
+        ("easy", "0", "4", "3.81", "3.81", "0.0"),
+        ("hard", "1", "8", "1.92", "1.97", "-1.2"),
+    ]
+
+
+def test_cells_are_counted_once_where_they_were_measured_and_replayed(tmp_path: Path) -> None:
+    rows = [
+        replace(row, status="failed") if (row.source, row.k) == ("measured", 8) else row
+        for row in both_sweep_rows()
+    ]
+    run = made.sweep_run(tmp_path, results=rows, status="failed")
+    assert "Cells: 4 failed of 20." in (wording.status(run) or "")
+
+
+def test_the_plots_of_a_replayed_sweep_do_not_say_measured(tmp_path: Path) -> None:
+    drawn = plots(replayed_sweep(tmp_path))
+    assert set(drawn) == {
+        "speedup_vs_k.svg",
+        "breakeven_vs_measured.svg",
+        "acceptance_vs_temperature.svg",
+        "verify_cost.svg",
+    }
+    for name in ("speedup_vs_k.svg", "breakeven_vs_measured.svg"):
+        assert "replayed" in words(drawn[name])
+        assert "measured" not in words(drawn[name])
+
+
+# The plots of an audition
+
+
+def test_an_audition_draws_and_links_every_plot(tmp_path: Path) -> None:
+    run = audition_run(tmp_path)
+    assert set(plots(run)) == AUDITION_PLOTS
+    text = (run.folder / "report.md").read_text("utf-8")
+    assert set(re.findall(r"\(plots/(.+?)\)", text)) == AUDITION_PLOTS
+
+
+def test_the_leaderboard_plot_names_every_row_and_the_best_in_words(tmp_path: Path) -> None:
+    drawn = words(plots(audition_run(tmp_path))["leaderboard.svg"])
+    assert drawn.count("do not speculate") == 4
+    assert drawn.count(" best |") == 4
+    for said in ("tiny_good, K=5", "ngram, K=6", "1.71x best", "0.79x", "mlx-lm",
+                 "temperature 1, rule greedy_draft", "every engine"):  # fmt: skip
+        assert said in drawn
+
+
+def test_the_other_plots_name_every_draft(tmp_path: Path) -> None:
+    drawn = {name: words(svg) for name, svg in plots(audition_run(tmp_path)).items()}
+    for name in ("speedup_by_k.svg", "acceptance_by_position.svg", "verify_cost.svg"):
+        assert all(draft in drawn[name] for draft in STEP_MS)
+    assert "temperature 1, hard prompts" in drawn["speedup_by_k.svg"]
+    assert "no speculation" in drawn["speedup_by_k.svg"]
+    assert "tiny_small, K=3" in drawn["acceptance_by_position.svg"]
+    assert "ngram step 0.031 ms" in drawn["verify_cost.svg"]
+    assert all(category in drawn["acceptance_by_category.svg"] for category in CATEGORIES)
+    assert "0.97" in drawn["acceptance_by_category.svg"]
+
+
+def test_two_renderings_of_one_audition_are_the_same_bytes(tmp_path: Path) -> None:
+    run = audition_run(tmp_path)
+    assert plots(run) == plots(run)
+
+
+# The layout
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_no_line_is_wider_than_the_console(any_run: StoredRun, width: int) -> None:
+    assert max(map(len, printed(any_run, width).splitlines())) <= width
+
+
+def test_a_leaderboard_takes_two_parts_at_80_columns(tmp_path: Path) -> None:
+    assert printed(audition_run(tmp_path)).count("Temperature 0, every rule") == 2
+
+
+def test_markdown_tables_have_as_many_cells_in_every_line(any_run: StoredRun) -> None:
+    for entry in tables_of(any_run):
+        lines = markdown.table(entry).splitlines()
+        assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {len(entry.columns) + 1}
+
+
+def test_small_numbers_keep_digits_that_count() -> None:
+    assert [formatting.dollars(value) for value in (12.345, 0.1, 0.0312, 0.0)] == [
+        "$12.35", "$0.10", "$0.031", "$0.00",
+    ]  # fmt: skip
+    assert [formatting.seconds(value) for value in (0.0042, 0.41, 5.13, 123.4)] == [
+        "4.20 ms", "410 ms", "5.1 s", "123 s",
+    ]  # fmt: skip
+    assert [formatting.chance(value) for value in (1.0, 0.952, 0.004)] == [
+        "> 99 %",
+        "95 %",
+        "< 1 %",
+    ]
+    assert [formatting.signed(value) for value in (0.126, -0.126, -0.001)] == [
+        "+0.13", "-0.13", "0.00",
+    ]  # fmt: skip
+    assert [formatting.memory(value) for value in (112 * 1024, 770e6)] == ["112 KiB", "734 MiB"]
+
+
+# conf/gpu
+
+
+def test_the_shipped_cards_are_the_known_ones() -> None:
+    assert sorted(path.stem for path in (CONF_DIR / "gpu").glob("*.yaml")) == list(GPUS)
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_every_card_has_its_figures_and_says_where_they_come_from(name: str) -> None:
+    card = compose("audition", [f"gpu={name}"]).gpu
+    assert isinstance(card, GpuConf)
+    assert card.name == name
+    figures = (card.bandwidth_gb_s, card.bf16_tflops, card.memory_gb, card.price_per_hour_usd)
+    assert all(figure > 0 for figure in figures)
+    assert "price: " in card.source
+    assert re.fullmatch(r"20\d\d-\d\d-\d\d", card.date)
+
+
+def test_the_cards_agree_with_their_data_sheets() -> None:
+    cards = {name: compose("audition", [f"gpu={name}"]).gpu for name in GPUS}
+    bandwidth = {name: card.bandwidth_gb_s for name, card in cards.items()}
+    assert bandwidth == {"a100_40": 1555, "a100_80": 2039, "a10g": 600, "b200": 8000,
+                         "h100": 3350, "h200": 4800, "l4": 300, "l40s": 864}  # fmt: skip
+    memory = {name: card.memory_gb for name, card in cards.items()}
+    assert memory == {"a100_40": 40, "a100_80": 80, "a10g": 24, "b200": 180, "h100": 80,
+                      "h200": 141, "l4": 24, "l40s": 48}  # fmt: skip

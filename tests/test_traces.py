@@ -10,7 +10,7 @@ import pytest
 import torch
 from random_models import qwen3, random_model
 from scipy.stats import ttest_ind
-from transformers import Gemma2Config
+from transformers import Gemma2Config, MistralConfig, Qwen3NextConfig
 
 from harness import prompts as prompt_sets
 from harness.config import ModelConf, PromptsConf
@@ -28,7 +28,7 @@ from harness.measurement.traces import (
     TextRequest,
     generate_texts,
 )
-from harness.models.cached import CachedModel
+from harness.models.cached import CachedModel, SnapshotModel
 from harness.models.halves import Halves, take_apart
 from harness.models.load import load
 from harness.models.text import encode
@@ -284,6 +284,68 @@ def test_a_model_that_cannot_be_taken_apart_is_generated_and_scored_whole(
         score_texts(texts, capped, drafts["tiny_good"], draft_name="d", chunk=5), texts, strict=True
     ):
         assert_scored(trace, text, capped, drafts["tiny_good"], 1024)
+
+
+def sliding() -> CachedModel:
+    """Attention over the last 8 positions only."""
+    config = MistralConfig(
+        vocab_size=128,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        sliding_window=8,
+        initializer_range=0.3,
+    )
+    return CachedModel(random_model(config), 128)
+
+
+def recurrent() -> CachedModel:
+    """Gated delta rule layers with a recurrent state, and one attention layer."""
+    config = Qwen3NextConfig(
+        vocab_size=128,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        linear_num_value_heads=2,
+        linear_num_key_heads=1,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=16,
+        initializer_range=0.3,
+    )
+    return SnapshotModel(random_model(config), 128)
+
+
+@pytest.mark.parametrize("make", [sliding, recurrent])
+def test_other_kinds_of_cache_give_plain_decodings_and_the_defined_scores(
+    make: Callable[[], CachedModel],
+    requests: list[TextRequest],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = make()
+    prompts = [tuple(range(3, 3 + length)) for length in (12, 5, 12, 9, 1)]
+    asked = [
+        replace(
+            requests[0], tokens=tokens, warping=Warping(1.0), repetition=index, budget=8 + index
+        )
+        for index, tokens in enumerate(prompts)
+    ]
+    texts = generate_texts(model, asked, name="model=other")
+    assert [text.tokens for text in texts] == [plain(model, request) for request in asked]
+    monkeypatch.setattr(scoring, "PREFILL_POSITIONS", 24)
+    again = [replace(text, hidden=None) for text in texts]
+    traces = score_texts(again, model, model, draft_name="self", chunk=6)
+    for trace, text in zip(traces, texts, strict=True):
+        assert_scored(trace, text, model, model, 128)
 
 
 def test_a_model_without_positions_is_batched_by_equal_lengths(

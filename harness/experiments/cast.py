@@ -38,8 +38,8 @@ from harness.records import Failure, StepTiming, TextTrace, UserError
 from harness.storage import RunFolder, load_traces
 from harness.theory.audition import replay_drafts
 from harness.theory.evidence import Evidence
+from harness.theory.predicted import evidence_of
 from harness.theory.sequential import Race, batches, look, start_race
-from harness.theory.step_folds import evidence_of
 
 NGRAM = "ngram"
 LATENCY_REPETITIONS = 40

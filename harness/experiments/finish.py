@@ -16,10 +16,9 @@ from harness.theory.cells import measured_rows, theory_rows
 from harness.theory.evidence import Evidence, evidence_from_trials
 from harness.theory.intervals import MIN_PROMPTS
 from harness.theory.paired import gap_in_standard_errors, measured_rounds, replayed_rounds
-from harness.theory.predicted import latency_of
+from harness.theory.predicted import evidence_of, latency_of
 from harness.theory.replayed_rows import replayed_rows
 from harness.theory.replays import Replays
-from harness.theory.step_folds import evidence_of
 from harness.theory.steps import step_times
 from harness.theory.verdict import decide, least_regret
 

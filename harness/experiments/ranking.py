@@ -14,11 +14,10 @@ from harness.theory.comparison import pairwise, rules_gap
 from harness.theory.draft_temperature import best_draft_temperature
 from harness.theory.hardware import Architecture
 from harness.theory.memory import cost_per_million_tokens, memory_view
-from harness.theory.predicted import Latency
+from harness.theory.predicted import Latency, evidence_of
 from harness.theory.ranking import LeaderboardRow, Ranking, rank
 from harness.theory.replayed_rows import category_alpha, replayed_rows
 from harness.theory.requests import request_view
-from harness.theory.step_folds import evidence_of
 from harness.theory.verdict import decide, least_regret
 
 Traces = Mapping[str, Sequence[TextTrace]]

@@ -151,7 +151,9 @@ def cross_fit(workload: Workload, folds: int, seed: int) -> Held | None:
     fold = deal(strata, folds, seed)
     scored = columns[:, :4].copy()
     used = [int(part) for part in np.unique(fold)]
-    noise = workload.step_noise.by_fold(folds) if workload.step_noise else {}
+    noise: Mapping[Candidate, FoldTimes] = {}
+    if workload.step_noise is not None:
+        noise = workload.step_noise.by_fold(folds)
     exact = FoldTimes(np.ones(folds), np.ones(folds), np.zeros(folds))
     times = [noise.get(name, exact) for name in workload.candidates]
     chose, errors = 0, list[float]()

@@ -15,8 +15,8 @@ from harness.records import Rule, TextTrace, UserError
 from harness.theory.audition import replay_drafts
 from harness.theory.crossfit import cross_fit, workload_of
 from harness.theory.evidence import Candidate, Evidence
-from harness.theory.predicted import Latency
 from harness.theory.step_folds import evidence_of
+from harness.theory.step_latency import Latency
 from harness.theory.verdict import FOLDS
 
 

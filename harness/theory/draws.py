@@ -25,8 +25,9 @@ from harness.theory.intervals import (
     set_weights,
     strata_indices,
 )
-from harness.theory.predicted import Latency, LatencyDraws, check_times
+from harness.theory.predicted import check_times
 from harness.theory.replays import Replays
+from harness.theory.step_latency import Latency, LatencyDraws
 
 DRAWS = 4000
 

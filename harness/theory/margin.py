@@ -18,9 +18,10 @@ from scipy.optimize import brentq
 from harness.theory.draws import PromptDraws
 from harness.theory.evidence import Candidate
 from harness.theory.intervals import Array
-from harness.theory.predicted import Latency, alpha_of, round_costs
+from harness.theory.predicted import alpha_of
 from harness.theory.replay_counts import Replayed
 from harness.theory.replays import Replays
+from harness.theory.step_latency import Latency, round_costs
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,8 +15,9 @@ from harness.theory.draws import DRAWS, SpeedupDraws, speedup_draws
 from harness.theory.evidence import Candidate
 from harness.theory.intervals import Array
 from harness.theory.margin import wins_above_alpha
-from harness.theory.predicted import Latency, alpha_of, break_even
+from harness.theory.predicted import alpha_of
 from harness.theory.replays import Replays
+from harness.theory.step_latency import Latency, break_even
 
 
 @dataclass(frozen=True)

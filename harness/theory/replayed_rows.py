@@ -14,9 +14,10 @@ from harness.theory.counts import ratio
 from harness.theory.draws import DRAWS, SpeedupDraws, draw_prompts, speedup_draws
 from harness.theory.evidence import Candidate
 from harness.theory.intervals import Array
-from harness.theory.predicted import Latency, alpha_of, break_even, round_costs
+from harness.theory.predicted import alpha_of
 from harness.theory.replays import Replays
 from harness.theory.requests import prefill_seconds
+from harness.theory.step_latency import Latency, break_even, round_costs
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import numpy as np
 from harness.records import UserError
 from harness.theory.evidence import Candidate
 from harness.theory.intervals import Array
-from harness.theory.predicted import Latency, round_costs
 from harness.theory.replays import Replays
+from harness.theory.step_latency import Latency, round_costs
 
 PERCENTILE = 95
 

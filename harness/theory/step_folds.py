@@ -1,10 +1,10 @@
-"""The evidence of replayed candidates, with what the scatter of the step times does to it.
+"""The evidence of replayed candidates, for a verdict that no lucky step time decides.
 
 The verdict chooses on some prompts and scores on others (`harness.theory.crossfit`); for predicted
 seconds it must do the same with the samples of the step times, which all prompts share.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,20 +12,20 @@ import numpy as np
 from harness.records import StepTiming
 from harness.theory.evidence import Candidate, Evidence, Facts, FoldTimes, Timed
 from harness.theory.intervals import Array
-from harness.theory.predicted import (
-    Latency,
-    LatencyDraws,
-    alpha_of,
-    break_even,
-    latency_of,
-    predicted_seconds,
-)
+from harness.theory.predicted import alpha_of, predicted_seconds
 from harness.theory.replays import Replays
 from harness.theory.speedup import StepTimes
+from harness.theory.step_latency import (
+    Latency,
+    LatencyDraws,
+    break_even,
+    latency_of,
+    round_costs,
+)
 
 # Fewer samples of a step than this in a fold give a median that is worse than no hold-out at all.
 FOLD_SAMPLES = 4
-DRAWS = 400
+DRAWS = 200
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,42 +53,51 @@ class SampledSteps:
         timings = [timing for lat in sampled.values() for timing in lat.timings]
         split = all(len(timing.samples_s) >= folds * FOLD_SAMPLES for timing in timings)
         drawn = [LatencyDraws(DRAWS, self.seed + fold) for fold in range(folds)]
-        found: dict[Candidate, FoldTimes] = {}
-        for (draft, k), counts in self.replays.candidates.items():
-            if draft not in sampled:
-                continue
-            weights = counts.proposals.sum(axis=0)
-            whole = self._costs(sampled[draft], draft, k, weights, None)[0]
-            if not split:
-                log = np.log(self._costs(sampled[draft], draft, k, weights, drawn[0]))
-                # Not averaged out over the folds: every fold has the same error.
-                spread = np.full(folds, float(log.std()) * np.sqrt(folds))
-                found[draft, k] = FoldTimes(np.ones(folds), np.ones(folds), spread)
-                continue
-            rest, own = (_parts(sampled[draft], folds, inside) for inside in (False, True))
-            logs = [
-                np.log(self._costs(part, draft, k, weights, drawn[fold]))
-                for fold, part in enumerate(own)
-            ]
-            found[draft, k] = FoldTimes(
-                np.array([self._costs(p, draft, k, weights, None)[0] for p in rest]) / whole,
-                np.array([self._costs(p, draft, k, weights, None)[0] for p in own]) / whole,
-                np.array([float(log.std()) for log in logs]),
-            )
-        return found
+        names = [name for name in self.replays.candidates if name[0] in sampled]
+        if not split:
+            return {name: self._whole(name, sampled[name[0]], drawn[0], folds) for name in names}
+        rest = {draft: _parts(latency, folds, inside=False) for draft, latency in sampled.items()}
+        own = {draft: _parts(latency, folds, inside=True) for draft, latency in sampled.items()}
+        return {name: self._split(name, rest[name[0]], own[name[0]], drawn) for name in names}
 
-    def _costs(
-        self, latency: Latency, draft: str, k: int, weights: Array, drawn: LatencyDraws | None
-    ) -> Array:
-        """Seconds of all the candidate's rounds in target steps, [draws] or [1]."""
-        lookup = draft in self.replays.lookups
-        if drawn is None:
-            exact = LatencyDraws(1, 0)
-            return exact.relative_costs(Latency(latency.times), k, lookup=lookup) @ weights
-        return drawn.relative_costs(latency, k, lookup=lookup) @ weights
+    def _whole(
+        self, name: Candidate, latency: Latency, drawn: LatencyDraws, folds: int
+    ) -> FoldTimes:
+        """All samples in every fold: one error for all, which does not average out over them."""
+        spread = float(np.log(self._drawn(name, latency, drawn)).std())
+        return FoldTimes(np.ones(folds), np.ones(folds), np.full(folds, spread * np.sqrt(folds)))
+
+    def _split(
+        self,
+        name: Candidate,
+        rest: Sequence[Latency],
+        own: Sequence[Latency],
+        drawn: Sequence[LatencyDraws],
+    ) -> FoldTimes:
+        """Each fold's samples, and the others."""
+        whole = self._cost(name, self.latency_by_draft[name[0]])
+        logs = [
+            np.log(self._drawn(name, part, draws)) for part, draws in zip(own, drawn, strict=True)
+        ]
+        return FoldTimes(
+            np.array([self._cost(name, part) for part in rest]) / whole,
+            np.array([self._cost(name, part) for part in own]) / whole,
+            np.array([float(log.std()) for log in logs]),
+        )
+
+    def _cost(self, name: Candidate, latency: Latency) -> float:
+        """Seconds of all the candidate's rounds in target steps, at the medians."""
+        costs = round_costs(latency.times, name[1], lookup=name[0] in self.replays.lookups)
+        proposals = self.replays.candidates[name].proposals.sum(axis=0)
+        return float(proposals @ costs) / latency.times.target_s
+
+    def _drawn(self, name: Candidate, latency: Latency, drawn: LatencyDraws) -> Array:
+        """Likewise, at resampled medians, [draws]."""
+        costs = drawn.relative_costs(latency, name[1], lookup=name[0] in self.replays.lookups)
+        return costs @ self.replays.candidates[name].proposals.sum(axis=0)
 
 
-def _parts(latency: Latency, folds: int, inside: bool) -> list[Latency]:
+def _parts(latency: Latency, folds: int, *, inside: bool) -> list[Latency]:
     """The latency on each fold's samples, or on all but those."""
 
     def part(timing: StepTiming, fold: int) -> StepTiming:

@@ -118,7 +118,10 @@ def _positions(axes: Axes, curves: Sequence[Curve], names: Sequence[str], *, nam
         index = names.index(curve.name)
         colour = style.COLOURS[index % len(style.COLOURS)]
         marker = style.MARKERS[index % len(style.MARKERS)]
-        axes.plot(range(1, len(curve.shares) + 1), curve.shares, color=colour, marker=marker)
+        last = len(curve.shares)
+        axes.plot(range(1, last + 1), curve.shares, color=colour, marker=marker)
+        level = [curve.shares[-1], curve.shares[-1]]
+        axes.plot([last, end], level, color=colour, linewidth=1.0, linestyle=":")
         name = f"{curve.name}, K={curve.k}" if name_k else curve.name
         labels.append(style.Label(curve.shares[-1], end, name, colour))
     style.direct_labels(axes, labels)

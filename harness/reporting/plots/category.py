@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 CAPTION = "alpha of every draft on every category of prompts, written in the cell and shaded by it"
 UNDER = "alpha, the probability that a draft token is accepted: darker is higher"
 CELL_INCHES = (1.15, 0.46)
+LETTERS = 12
 # One hue from light to dark, so that it reads in grey as well.
 SHADES = LinearSegmentedColormap.from_list("alpha", ["#f4f8fb", "#9cc3de", "#0a5a94"])
-DARK = 0.62
+DARK = 0.8
 
 
 def draw(run: "StoredRun") -> style.Plot | None:
@@ -69,10 +70,19 @@ def _table(
         axes.text(column, row, fmt.decimal(alpha), ha="center", va="center", color=ink)
     axes.set_xlim(-0.5, len(drafts) - 0.5)
     axes.set_ylim(len(categories) - 0.5, -0.5)
-    axes.set_xticks(range(len(drafts)), [draft.replace("_", "_\n") for draft in drafts])
+    axes.set_xticks(range(len(drafts)), [_folded(draft) for draft in drafts], va="bottom")
     axes.xaxis.tick_top()
     axes.set_yticks(range(len(categories)), categories)
     axes.tick_params(length=0)
     axes.grid(visible=False)
     for spine in axes.spines.values():
         spine.set_visible(False)
+
+
+def _folded(name: str) -> str:
+    """A long name in two lines, broken behind the underscore nearest its middle."""
+    breaks = [place for place, letter in enumerate(name, start=1) if letter in "_-"]
+    if len(name) <= LETTERS or not breaks:
+        return name
+    place = min(breaks, key=lambda place: abs(2 * place - len(name)))
+    return f"{name[:place]}\n{name[place:]}"

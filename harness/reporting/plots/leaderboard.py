@@ -1,5 +1,6 @@
 """leaderboard.svg: each draft's speedup at its best K, and not speculating, in order of rank."""
 
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 from matplotlib.axes import Axes
@@ -17,7 +18,9 @@ CAPTION = (
     " speculating at 1"
 )
 UNDER = "predicted, with 95 % interval; filled: the best; the dashed line: no speculation"
-ROW_INCHES = 0.42
+ROW_INCHES, WIDTH_INCHES = 0.4, 5.2
+# The numbers stand to the right of the intervals; engines are named above the panel.
+ROOM, ENGINE_LETTERS = 1.3, 46
 
 
 def draw(run: "StoredRun") -> style.Plot | None:
@@ -28,17 +31,22 @@ def draw(run: "StoredRun") -> style.Plot | None:
     names = list(dict.fromkeys(name_of(row) for board in found for row in board.entries))
     names.sort(key=lambda name: name == name_of({}))  # what is no draft takes no draft's colour
     deepest = max(len(board.entries) for board in found)
-    figure, axes = style.panels(len(found), share_y=False, height=1.5 + ROW_INCHES * deepest)
-    for panel, board in zip(axes, found, strict=True):
+    figure, axes = style.panels(
+        len(found), share_y=False, width=WIDTH_INCHES, height=1.9 + ROW_INCHES * deepest
+    )
+    engines = [_engines(board) for board in found]
+    most = max(len(lines) for lines in engines)
+    for panel, board, lines in zip(axes, found, engines, strict=True):
         _panel(panel, board, names)
-        panel.set_xlim(0.0, 1.08 * max(_reach(board) for board in found))
+        _title(panel, board.name, lines, most)
+        panel.set_xlim(0.0, ROOM * max(_reach(board) for board in found))
         panel.set_ylim(deepest - 0.4, -0.6)
     style.caption_under(figure, UNDER)
     return style.Plot("leaderboard.svg", CAPTION, style.svg(figure))
 
 
 def _reach(board: Board) -> float:
-    """The largest number to show, with room for the number itself."""
+    """The end of the longest interval."""
     values = [row.get(key) for row in board.entries for key in ("speedup", "speedup_hi")]
     return max(1.0, *(value for value in values if value is not None))
 
@@ -54,7 +62,28 @@ def _panel(axes: Axes, board: Board, names: list[str]) -> None:
     axes.grid(visible=False, axis="y")
     axes.grid(visible=True, axis="x")
     axes.set_xlabel("speedup")
-    axes.set_title(board.name, loc="left")
+
+
+def _engines(board: Board) -> list[str]:
+    """The engines that a leaderboard is for, in lines that fit a panel."""
+    engines = "every engine" if board.every_rule else ", ".join(board.engines)
+    return textwrap.wrap(engines, ENGINE_LETTERS)
+
+
+def _title(axes: Axes, name: str, engines: list[str], most: int) -> None:
+    """A panel's name and below it its engines, level with panels of `most` lines."""
+    above = 7 + 12 * most
+    axes.set_title(name, loc="left", pad=above)
+    axes.annotate(
+        "\n".join(engines),
+        (0, 1),
+        xycoords="axes fraction",
+        xytext=(0, above - 2),
+        textcoords="offset points",
+        va="top",
+        fontsize=9.5,
+        color=style.GREY,
+    )
 
 
 def _row(axes: Axes, place: int, row: Any, index: int) -> None:
@@ -67,9 +96,9 @@ def _row(axes: Axes, place: int, row: Any, index: int) -> None:
         [value],
         [place],
         xerr=style.whiskers([value], [row.get("speedup_lo")], [row.get("speedup_hi")]),
-        fmt="|" if plain else style.MARKERS[index % len(style.MARKERS)],
-        markersize=14 if plain else 8,
-        markeredgewidth=2.4 if plain and best else 1.6,
+        fmt="X" if plain else style.MARKERS[index % len(style.MARKERS)],
+        markersize=8,
+        markeredgewidth=1.4,
         markerfacecolor=colour if best else "white",
         color=colour,
         capsize=3,
@@ -85,6 +114,7 @@ def _row(axes: Axes, place: int, row: Any, index: int) -> None:
         va="center",
         color=colour,
         fontweight="bold" if best else "normal",
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0},
         annotation_clip=False,
     )
 

@@ -69,7 +69,8 @@ def _panel(axes: Axes, rows: Sequence[ResultRow], sets: Sequence[str | None]) ->
         predicted = [row for row in mine if row.source == "theory"] or replayed
         speedups = [row.speedup or 0.0 for row in predicted]
         ks = [row.k for row in predicted]
-        axes.plot(ks, speedups, color=colour, alpha=0.65, marker="_", markersize=11)
+        marker = "" if replayed else "_"  # replayed points have a marker of their own
+        axes.plot(ks, speedups, color=colour, alpha=0.65, marker=marker, markersize=11)
         _points(axes, [row for row in mine if row.source != "theory"], index, len(sets))
         end = max(mine, key=lambda row: (row.k, row.source != "theory"))
         name = str(prompt_set or "all")

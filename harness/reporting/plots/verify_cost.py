@@ -36,7 +36,7 @@ def draw(run: "StoredRun") -> style.Plot | None:
         draft = [row for row in latency if row.role == "draft" and row.kind == "step"]
         same = [row for row in draft if (row.context_tokens, row.batch) == (context, batch)]
         if len(same) > 1:
-            _levels(panel, [step, *same], forwards[-1].tokens)
+            _levels(panel, [step, *same])
         else:
             _level(panel, step.median_ms, f"target step {fmt.milliseconds(step.median_ms)} ms")
             for row in same:
@@ -87,9 +87,9 @@ def _level(axes: Axes, value: float, text: str) -> None:
     )
 
 
-def _levels(axes: Axes, steps: Sequence[LatencyRow], end: float) -> None:
+def _levels(axes: Axes, steps: Sequence[LatencyRow]) -> None:
     """The steps of several drafts, named beside the plot, where they can be pushed apart."""
-    labels = []
+    labels, end = [], axes.get_xlim()[1]
     for row in steps:
         _line(axes, row.median_ms)
         name = "target" if row.role == "target" else row.model
