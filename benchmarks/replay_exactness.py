@@ -22,6 +22,7 @@ from time import perf_counter
 import numpy as np
 import torch
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 from scipy.stats import ttest_rel
 
@@ -116,7 +117,7 @@ def greedy(house: Family, ks: Sequence[int]) -> tuple[int, list[str]]:
     """(Generations compared, those whose rounds differ)."""
     texts = generate_texts(house.target, house.prompts, name="model=tiny")
     compared, wrong = 0, []
-    for draft in DRAFTS:
+    for draft in track(DRAFTS, "greedy", transient=True):
         found = replayed(house.traces(draft, texts, max(ks)), "ratio", ks)
         for row, text in enumerate(texts):
             for k in ks:
@@ -154,7 +155,7 @@ def sampled(house: Family, ks: Sequence[int], temperature: float, generations: i
     cells: list[Cell] = []
     for draft in DRAFTS:
         found = replayed(house.traces(draft, texts, max(ks)), "ratio", ks)
-        for k in ks:
+        for k in track(ks, f"T = {temperature:g}, {draft}", transient=True):
             trials = [house.trial(replace(one, seed=LOOP_SEED), draft, k) for one in asked]
             rounds = np.array([float(trial.rounds or 0) for trial in trials])
             tokens = np.array([float(trial.new_tokens or 0) for trial in trials])

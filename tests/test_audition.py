@@ -11,7 +11,7 @@ from random_models import qwen3, save
 
 from harness.config import AuditionConfig, ModelConf
 from harness.entry import compose, draft_conf
-from harness.experiments import audition, cast, sweep
+from harness.experiments import audition, cast, stage, sweep
 from harness.experiments.outcome import Outcome
 from harness.records import UserError
 from harness.storage import StoredRun, load, load_traces
@@ -33,7 +33,7 @@ def run(root: Path, *overrides: str, drafts: list[str] | None = None) -> Outcome
 def few_samples() -> Any:
     """Step times are not what these tests are about."""
     patch = pytest.MonkeyPatch()
-    patch.setattr(cast, "LATENCY_REPETITIONS", 5)
+    patch.setattr(stage, "LATENCY_REPETITIONS", 5)
     yield
     patch.undo()
 
@@ -104,7 +104,7 @@ def test_the_ratio_accepts_at_least_as_often_as_exact_match(auditioned: StoredRu
 def test_what_was_stored_is_enough_to_rank_again_without_a_model(
     auditioned: StoredRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cast, "open_stage", lambda _: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(stage, "open_stage", lambda _: pytest.fail("a model was loaded"))
     again = run(tmp_path, f"traces_from={auditioned.folder}")
     assert again.folder is not None
     pd.testing.assert_frame_equal(load(again.folder).results, auditioned.results)
@@ -189,17 +189,17 @@ def test_an_audition_that_was_interrupted_goes_on_with_the_drafts_it_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
-    one_draft = cast._one_draft
+    take_turn = cast.take_turn
 
-    def interrupted(*args: Any) -> Any:
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
         conf = args[2]
         if conf.name == "tiny_small" and "interrupted" not in seen:
             seen.append("interrupted")
             raise KeyboardInterrupt
         seen.append(conf.name)
-        return one_draft(*args)
+        return take_turn(*args, **kwargs)
 
-    monkeypatch.setattr(cast, "_one_draft", interrupted)
+    monkeypatch.setattr(cast, "take_turn", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, drafts=["tiny_good", "tiny_small"])
     (folder,) = tmp_path.iterdir()
@@ -212,7 +212,9 @@ def test_an_audition_that_was_interrupted_goes_on_with_the_drafts_it_lacks(
 
 
 def test_sequential_stops_dominated_drafts_and_says_what_it_saved(tmp_path: Path) -> None:
-    outcome = run(tmp_path, "stop=sequential", "prompts.limit=16", "temperature=[1]")
+    # Step times are typed in, so that a busy machine decides nothing
+    typed = ["latency.target_ms=10", "latency.draft_ms=1"]
+    outcome = run(tmp_path, "stop=sequential", "prompts.limit=16", "temperature=[1]", *typed)
     assert outcome.folder is not None
     said = summary(load(outcome.folder))["sequential"]
     assert said["scorings_done"] < said["scorings_all"] == 4 * 32

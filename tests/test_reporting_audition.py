@@ -1,4 +1,5 @@
 import io
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +10,14 @@ import pytest
 from rich.console import Console
 
 from harness import reporting
+from harness.config import CONF_DIR, GpuConf
+from harness.entry import compose
 from harness.records import LatencyRow, ResultRow, Rule
+from harness.reporting import formatting, markdown, wording
+from harness.reporting.content import content_of
+from harness.reporting.plots import style
 from harness.reporting.tables import Table, tables_of
+from harness.reporting.tables.sweep import gap_table
 from harness.storage import StoredRun
 from tests import reporting_fixtures as made
 
@@ -121,11 +128,11 @@ def extras() -> dict[str, Any]:
         ],
         "draft_temperatures": [
             {"draft": "tiny_good", "temperature": 1.0, "best_draft_temperature": 0.8, "k": 4,
-             "speedup": 1.47, "default_speedup": 1.43, "gain": 0.04, "gain_lo": -0.01,
-             "gain_hi": 0.09, "note": "held out"},
+             "speedup": 1.47, "default_speedup": 1.43, "gain": 1.028, "gain_lo": 0.994,
+             "gain_hi": 1.061, "note": "held out"},
             {"draft": "tiny_small", "temperature": 1.0, "best_draft_temperature": 1.0, "k": 2,
-             "speedup": 1.19, "default_speedup": 1.19, "gain": 0.0, "gain_lo": 0.0,
-             "gain_hi": 0.0, "note": "chosen on the same prompts"},
+             "speedup": 1.19, "default_speedup": 1.19, "gain_lo": 1.0,
+             "gain_hi": 1.0, "note": "chosen on the same prompts"},
         ],
         "category_alpha": [
             {"draft": draft, "temperature": temperature, "category": category, "k": 4,
@@ -341,8 +348,23 @@ def test_not_speculating_can_be_the_best_row(tmp_path: Path) -> None:
 
 
 def test_the_winner_says_down_to_which_alpha_it_wins(tmp_path: Path) -> None:
-    notes = table(audition_run(tmp_path), "Temperature 1, rule exact_match").notes
-    assert notes[0] == "tiny_good at K=3 wins unless alpha falls below 0.455."
+    run = audition_run(tmp_path)
+    where = "(temperature 1, rule exact_match)"
+    said = f"tiny_good at K=3 wins unless alpha falls below 0.455 {where}."
+    assert table(run, "Temperature 1, rule exact_match").notes[0] == said
+    boards = [entry for entry in tables_of(run) if entry.title.startswith("Temperature")]
+    assert all("wins unless alpha" in board.notes[0] for board in boards)
+
+
+def test_two_rules_with_one_winner_each_say_so(tmp_path: Path) -> None:
+    one = SAMPLED["ratio"]
+    other = {**one, "ngram": GREEDY["ngram"]}
+    boards = [leaderboard("ratio", 1.0, one), leaderboard("exact_match", 1.0, other)]
+    run = audition_run(tmp_path, extra={"leaderboards": boards})
+    assert [entry.notes[0].split("(")[1] for entry in tables_of(run)[:2]] == [
+        "temperature 1, rule ratio).",
+        "temperature 1, rule exact_match).",
+    ]
 
 
 def test_an_alpha_that_no_draft_could_reach_is_none_and_an_unknown_one_a_dash(
@@ -438,8 +460,8 @@ def test_acceptance_by_position_ends_at_each_drafts_own_k(tmp_path: Path) -> Non
 def test_a_draft_temperature_comes_with_what_it_gains(tmp_path: Path) -> None:
     shown = table(audition_run(tmp_path), "Another temperature")
     assert [row.cells for row in shown.rows] == [
-        ("tiny_good", "1", "0.8", "4", "1.47x", "1.43x", "+0.04 [-0.01, +0.09]", "held out"),
-        ("tiny_small", "1", "1", "2", "1.19x", "1.19x", "0.00 [0.00, 0.00]",
+        ("tiny_good", "1", "0.8", "4", "1.47x", "1.43x", "1.03x [0.99, 1.06]", "held out"),
+        ("tiny_small", "1", "1", "2", "1.19x", "1.19x", "[1.00, 1.00]",
          "chosen on the same prompts"),
     ]  # fmt: skip
 
@@ -589,6 +611,18 @@ def test_the_other_plots_name_every_draft(tmp_path: Path) -> None:
     assert "0.97" in drawn["acceptance_by_category.svg"]
 
 
+def test_a_draft_has_one_colour_in_every_plot(tmp_path: Path) -> None:
+    rows = sorted(audition_rows(), key=lambda row: str(row.draft))  # not in the order of rank
+    drawn = plots(audition_run(tmp_path, results=rows))
+    for name in ("speedup_by_k.svg", "acceptance_by_position.svg"):
+        for draft, colour in zip(GREEDY, style.COLOURS, strict=False):
+            styles = re.findall(rf'<text style="([^"]*)"[^>]*>{draft}[,<]', drawn[name])
+            assert styles, (name, draft)
+            assert all(colour in found for found in styles)
+    values = re.findall(r'<text style="([^"]*)"[^>]*>1\.71x best<', drawn["leaderboard.svg"])
+    assert style.COLOURS[0] in values[0]
+
+
 def test_two_renderings_of_one_audition_are_the_same_bytes(tmp_path: Path) -> None:
     run = audition_run(tmp_path)
     assert plots(run) == plots(run)
@@ -627,7 +661,9 @@ def test_small_numbers_keep_digits_that_count() -> None:
     assert [formatting.signed(value) for value in (0.126, -0.126, -0.001)] == [
         "+0.13", "-0.13", "0.00",
     ]  # fmt: skip
-    assert [formatting.memory(value) for value in (112 * 1024, 770e6)] == ["112 KiB", "734 MiB"]
+    assert [formatting.memory(value) for value in (512, 114_688, 770e6)] == [
+        "512 B", "112 KiB", "734 MiB",
+    ]  # fmt: skip
 
 
 # conf/gpu

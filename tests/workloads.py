@@ -6,14 +6,20 @@ and differ in length, and drafts share what makes a prompt hard. Step times are 
 samples with a tail, as on a machine that is sometimes busy.
 """
 
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy.optimize import brentq
 
 from harness.records import StepTiming, TextTrace
 from harness.theory.audition import replay_drafts
-from harness.theory.predicted import Latency, latency_of
+from harness.theory.draws import speedup_draws
+from harness.theory.predicted import Latency, evidence_of, latency_of
 from harness.theory.replays import Replays
+from harness.theory.sequential import batches, look, start_race
+from harness.theory.speedup import StepTimes
+from harness.theory.verdict import decide
 
 KS = (1, 2, 3, 4, 5, 6, 7, 8)
 SAMPLES = 30
@@ -130,10 +136,8 @@ def tokens_per_round(replays: Replays):
     """By candidate, the population's workload tokens per round, sets weighted equally."""
     rates = {}
     for name, found in replays.candidates.items():
-        per_set = [
-            found.rounds[rows].sum() / found.new_tokens[rows].sum()
-            for rows in (np.array(replays.prompt_sets) == s for s in sorted(set(replays.prompt_sets)))
-        ]
+        members = [np.array(replays.prompt_sets) == prompt_set for prompt_set in SETS]
+        per_set = [found.rounds[rows].sum() / found.new_tokens[rows].sum() for rows in members]
         rates[name] = 1.0 / float(np.mean(per_set))
     return rates
 
@@ -148,3 +152,100 @@ def rows_of(rng, replays: Replays, size):
     sets = np.array(replays.prompt_sets)
     members = [np.flatnonzero(sets == name) for name in SETS]
     return np.concatenate([rng.choice(own, size // 2) for own in members])
+
+
+def null_steps(replays: Replays) -> dict[str, Steps]:
+    """Step times at which every draft's best K just breaks even, its other K lose."""
+    rates = tokens_per_round(replays)
+    verify = tuple(1.0 + 0.02 * n for n in range(max(KS) + 1))
+
+    def gain(step_s, draft):
+        return max(rates[draft, k] / (k * step_s + verify[k]) for k in KS) - 1.0
+
+    return {
+        draft: Steps(brentq(gain, 1e-3, 3.0, args=(draft,)), 1.0, verify)
+        for draft in replays.drafts
+    }
+
+
+def latencies(rng, steps: dict[str, Steps]) -> dict[str, Latency]:
+    """What a run would know of all drafts' steps; the target's are timed once."""
+    target = next(iter(steps.values())).target_timings(rng)
+    return {draft: own.latency(rng, target) for draft, own in steps.items()}
+
+
+def coverage(replays: Replays, sizes, workloads, *, draws=2000, seed=0):
+    """By number of prompts, the share of 95 % intervals that hold the truth: speedup, alpha.
+
+    Over every draft at K = 1, 4 and 8, all on one target whose steps cost more with K.
+    """
+    rates = tokens_per_round(replays)
+    verify = tuple(1.0 + 0.02 * n for n in range(max(KS) + 1))
+    steps = {draft: Steps(0.08 + 0.04 * i, 1.0, verify) for i, draft in enumerate(replays.drafts)}
+    shown = [name for name in replays.candidates if name[1] in (1, 4, 8)]
+    truth = {n: rates[n] / (n[1] * steps[n[0]].draft_s + verify[n[1]]) for n in shown}
+    alphas = {name: replays.candidates[name].alpha for name in shown}
+    found = {}
+    for size in sizes:
+        rng = np.random.default_rng([seed, size])
+        held = []
+        for index in range(workloads):
+            workload = drawn(replays, rows_of(rng, replays, size))
+            workload = replace(workload, candidates={n: workload.candidates[n] for n in shown})
+            result = speedup_draws(workload, latencies(rng, steps), draws=draws, seed=index)
+            prompts = result.prompts
+            for name, counts in workload.candidates.items():
+                bounds = result.interval(name)
+                own = prompts.interval(prompts.pooled(counts.accepted, counts.judged))
+                assert bounds is not None
+                assert own is not None
+                held.append(
+                    (bounds.lo <= truth[name] <= bounds.hi, own.lo <= alphas[name] <= own.hi)
+                )
+        found[size] = tuple(np.mean(held, axis=0).tolist())
+    return found
+
+
+def decisions(replays: Replays, steps, size, workloads, *, sampled=True, seed=0):
+    """How often the whole selection over every draft and K says what."""
+    rng = np.random.default_rng([seed, size])
+    found = Counter()
+    for index in range(workloads):
+        workload = drawn(replays, rows_of(rng, replays, size))
+        known = latencies(rng, steps)
+        given = known if sampled else {draft: own.times for draft, own in known.items()}
+        found[decide(evidence_of(workload, given, seed=index), seed=index).decision] += 1
+    return found
+
+
+def raced(replays: Replays, steps, size, workloads, *, seed=0):
+    """(share of races that stopped the true best, mean share of scorings saved)."""
+    rates = tokens_per_round(replays)
+    speedups = {
+        (d, k): rates[d, k] / (k * steps[d].draft_s + steps[d].verify_s[k]) for d, k in rates
+    }
+    best = max(speedups, key=lambda name: speedups[name])[0]
+    times = {d: StepTimes(own.draft_s, own.target_s, own.verify_s) for d, own in steps.items()}
+    rng = np.random.default_rng([seed, size])
+    wrong, saved = 0, 0.0
+    for index in range(workloads):
+        workload = drawn(replays, rows_of(rng, replays, size))
+        parts = batches(workload.prompt_sets, seed=index)
+        race = start_race(replays.drafts, len(parts))
+        for count in range(1, len(parts) + 1):
+            if not race.to_score:
+                break
+            rows = np.concatenate(parts[:count])
+            keep = np.isin(np.arange(size), rows)
+            part = replace(
+                workload.rows(keep.tolist()),
+                candidates={
+                    name: counts.rows(np.sort(rows))
+                    for name, counts in workload.candidates.items()
+                    if name[0] in race.to_score
+                },
+            )
+            race = look(race, evidence_of(part, times))
+        wrong += best not in race.running
+        saved += race.savings(size).saved_share
+    return wrong / workloads, saved / workloads

@@ -70,11 +70,12 @@ def _measured(
 ) -> tuple[RunFolder, Taken]:
     """Generate, score and time what the folder lacks; torch is imported only here."""
     from harness.experiments import cast
+    from harness.experiments.stage import describe, open_stage
 
-    stage = cast.open_stage(config)
+    stage = open_stage(config)
     folder = resumed or _create(config)
     with running(folder):
-        folder.update_manifest({**cast.describe(stage), "seed": config.seed})
+        folder.update_manifest({**describe(stage), "seed": config.seed})
         hear = cast.race_drafts if config.stop == "sequential" else cast.audition_drafts
         players = hear(folder, stage, drafts, config)
         models = folder.manifest["models"]
@@ -112,7 +113,7 @@ def _stored(
 
 def _finish(folder: RunFolder, config: AuditionConfig, taken: Taken) -> Summary:
     bench = _bench(folder, config, taken)
-    rows, summary, extra = judge(bench, taken.failures, _caveats(config, taken))
+    rows, summary, extra = judge(bench, taken.failures, _caveats(folder, config, taken))
     folder.write_results(rows)
     folder.write_summary(summary, {**extra, **taken.extra})
     return summary
@@ -136,18 +137,34 @@ def _bench(folder: RunFolder, config: AuditionConfig, taken: Taken) -> Bench:
         context_tokens=max(lengths),
         memory_bytes=gpu.memory_gb * 1e9 if gpu else memory,
         gpu=gpu.name if gpu else environment.get("device_name"),
-        price_per_hour=gpu.price_per_hour_usd if gpu else None,
+        price_per_hour=gpu.price_per_hour_usd if gpu and _of_card(folder, config) else None,
     )
 
 
-def _caveats(config: AuditionConfig, taken: Taken) -> list[str]:
+def _of_card(folder: RunFolder, config: AuditionConfig) -> bool:
+    """Whether the step times can be those of the card that `gpu` names: only then is its price one.
+
+    Times that were typed in, or are another run's, are taken at the user's word.
+    """
+    if config.gpu is None or config.latency.target_ms is not None or config.latency_from:
+        return config.gpu is not None
+    device = str(folder.manifest.get("environment", {}).get("device_name", "")).lower()
+    return config.gpu.name.split("_")[0].removesuffix("g") in device
+
+
+def _caveats(folder: RunFolder, config: AuditionConfig, taken: Taken) -> list[str]:
     """What a reader must know before acting on the ranking."""
     notes: list[str] = []
     if config.model.id.startswith("embedded:"):
         notes.append(EMBEDDED_CAVEAT)
     if config.latency.target_ms is not None:
         notes.append("step times were typed in: the speedups are as good as those numbers")
-    elif config.latency_from is not None:
+    elif config.gpu is not None and not _of_card(folder, config):
+        notes.append(
+            f"gpu={config.gpu.name} is not the device whose steps were timed, so no cost is given: "
+            "type its step times in (latency.target_ms=...) or name a run on it (latency_from=)"
+        )
+    if config.latency_from is not None:
         notes.append(f"step times are those of {config.latency_from}, not of this run's machine")
     prompts = len({(t.prompt_set, t.prompt) for t in next(iter(taken.traces.values()))})
     if prompts < MIN_PROMPTS:

@@ -4,64 +4,25 @@ Everything is stored as it is made: a text is a line of trials.jsonl, a draft's 
 times are written when it is done. A resumed audition goes on with the first draft that lacks them.
 """
 
-import gc
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
-from harness import prompts as prompt_sets
 from harness.config import AuditionConfig, ModelConf
-from harness.decoding.candidates import NgramDrafter
 from harness.experiments.pair import (
     EncodedPrompt,
-    check_context,
-    describe_prompts,
-    longest,
-    typical_context,
 )
-from harness.experiments.progress import progress
 from harness.experiments.sources import by_draft, latencies
+from harness.experiments.stage import NotEligible, Stage, take_turn
 from harness.experiments.texts import Key, request_key, text_requests, write_texts
-from harness.measurement import environment
-from harness.measurement.latency import Player, time_forwards, time_lookups
-from harness.measurement.scoring import ngram_trace, score_texts
 from harness.measurement.traces import GeneratedText
-from harness.models.cached import CachedModel
-from harness.models.load import LoadedModel, load, resolve_device
-from harness.models.pairing import tokenizer_difference
-from harness.models.probe import cached_model
-from harness.models.text import encode
-from harness.records import Failure, StepTiming, TextTrace, UserError
+from harness.records import Failure, TextTrace, UserError
 from harness.storage import RunFolder, load_traces
 from harness.theory.audition import replay_drafts
 from harness.theory.evidence import Evidence
 from harness.theory.predicted import evidence_of
 from harness.theory.sequential import Race, batches, look, start_race
-
-NGRAM = "ngram"
-LATENCY_REPETITIONS = 40
-# Draft temperatures tried beside the target's own, as multiples of it.
-FACTORS = (0.6, 0.8, 1.25)
-
-
-@dataclass(frozen=True)
-class Stage:
-    """The target with its prompts, before any draft has come on.
-
-    Attributes:
-        loaded: the target.
-        model: with a cache, at its own width of logits.
-        prompts: encoded.
-        threads: CPU threads in force.
-    """
-
-    loaded: LoadedModel
-    model: CachedModel
-    prompts: tuple[EncodedPrompt, ...]
-    threads: int
 
 
 @dataclass
@@ -132,24 +93,6 @@ def _said(race: Race, prompts: int) -> dict[str, Any]:
             for entry in race.stopped
         ],
     }
-
-
-def open_stage(config: AuditionConfig) -> Stage:
-    """Load the target and encode the prompts.
-
-    Raises:
-        UserError: the target cannot be loaded or rewound, or a prompt does not fit its context.
-    """
-    prompts = prompt_sets.load(config.prompts)
-    target = load(config.model, "model", resolve_device(config.device.name))
-    model = cached_model(target.network, target.vocab_size, f"model={target.name}")
-    encoded = tuple(
-        EncodedPrompt(prompt, encode(target.tokenizer, prompt, config.prompts))
-        for prompt in prompts
-    )
-    check_context(encoded, config.new_tokens, (target,))
-    threads = environment.settle_threads(config.threads, (model,), longest(encoded))
-    return Stage(target, model, encoded, threads)
 
 
 def audition_drafts(
@@ -229,129 +172,21 @@ def _take(
     if waiting:
         timed = any(t.role == "draft" and t.model == conf.name for t in timings)
         try:
-            scored, own = _one_draft(stage, waiting, conf, config, cast, timed)
+            turn = take_turn(stage, waiting, conf, config, timed=timed)
         except NotEligible as reason:
             cast.not_eligible.append(Failure(conf.name, str(reason)))
             return
         except UserError as error:
             cast.failures.append(Failure(f"draft {conf.name}", str(error)))
             return
-        folder.write_timings([*timings, *own])
-        folder.write_traces([*traces, *scored])
+        cast.count("scoring_s", turn.scoring_s)
+        if turn.described is not None:
+            cast.described[conf.name] = turn.described
+        folder.write_timings([*timings, *turn.timings])
+        folder.write_traces([*traces, *turn.traces])
     if conf.name not in cast.finished:
         cast.finished.append(conf.name)
 
 
 def _trace_key(trace: TextTrace) -> Key:
     return (trace.prompt_set, trace.prompt, trace.repetition, trace.temperature)
-
-
-def describe(stage: Stage) -> dict[str, Any]:
-    """The manifest's entries about the target, the prompts and the machine."""
-    return {
-        "environment": environment.describe(stage.model.device),
-        "models": {"target": {**stage.loaded.describe(), "rewinding": stage.model.rewinding}},
-        **describe_prompts(stage.prompts),
-    }
-
-
-class NotEligible(Exception):
-    """A draft that may not play with this target; the text says why."""
-
-
-def _one_draft(
-    stage: Stage,
-    texts: Sequence[GeneratedText],
-    conf: ModelConf,
-    config: AuditionConfig,
-    cast: Cast,
-    timed: bool,
-) -> tuple[list[TextTrace], list[StepTiming]]:
-    """Traces of one draft, and its step times unless `timed`; it is freed before this returns."""
-    begin = time.perf_counter()
-    if conf.id == NGRAM:
-        scored = [
-            ngram_trace(text, num_draft_tokens=max(config.k), draft_name=conf.name)
-            for text in texts
-        ]
-        cast.count("scoring_s", time.perf_counter() - begin)
-        return scored, [] if timed else _time_ngram(stage, conf.name, config)
-    draft = load(conf, f"draft {conf.name}", stage.model.device)
-    try:
-        cast.described[conf.name] = draft.describe()
-        difference = tokenizer_difference(stage.loaded, draft)
-        if difference:
-            raise NotEligible(f"another tokenizer than the target's: {difference}")
-        check_context(stage.prompts, config.new_tokens, (draft,))
-        model = cached_model(draft.network, draft.vocab_size, f"draft={conf.name}")
-        begin = time.perf_counter()
-        scored = _score(stage, texts, model, conf.name, config)
-        cast.count("scoring_s", time.perf_counter() - begin)
-        return scored, [] if timed else _time(stage, conf.name, model, config)
-    finally:
-        del draft
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-
-
-def _score(
-    stage: Stage,
-    texts: Sequence[GeneratedText],
-    model: CachedModel,
-    name: str,
-    config: AuditionConfig,
-) -> list[TextTrace]:
-    traces: list[TextTrace] = []
-    with progress(f"{name} scores", len(texts)) as tick:
-        for temperature in config.temperature:
-            traces += score_texts(
-                [text for text in texts if text.request.warping.temperature == temperature],
-                stage.model,
-                model,
-                draft_name=name,
-                target_name=f"model={stage.loaded.name}",
-                draft_temperatures=draft_temperatures(config, temperature),
-                batch=config.batch,
-                tick=tick,
-            )
-    return traces
-
-
-def draft_temperatures(config: AuditionConfig, temperature: float) -> list[float] | None:
-    """The draft temperatures tried for one target temperature, its own first; None for greedy."""
-    if temperature == 0:
-        return None
-    others = config.draft_temperature or [factor * temperature for factor in FACTORS]
-    return [temperature, *(value for value in others if value != temperature)]
-
-
-def _time(stage: Stage, name: str, model: CachedModel, config: AuditionConfig) -> list[StepTiming]:
-    """Steps of the draft and of the target, interleaved."""
-    players = (
-        Player("target", stage.loaded.name, stage.model),
-        Player("draft", name, model),
-    )
-    with progress(f"timing {name}", LATENCY_REPETITIONS) as tick:
-        return time_forwards(
-            players,
-            max(config.k),
-            context=typical_context(stage.prompts, config.new_tokens),
-            repetitions=LATENCY_REPETITIONS,
-            beside=name,
-            tick=tick,
-        )
-
-
-def _time_ngram(stage: Stage, name: str, config: AuditionConfig) -> list[StepTiming]:
-    """One look-up of the n-gram drafter stands where other drafts have a step."""
-    context = typical_context(stage.prompts, config.new_tokens)
-    target = time_forwards(
-        (Player("target", stage.loaded.name, stage.model),),
-        max(config.k),
-        context=context,
-        repetitions=LATENCY_REPETITIONS,
-        beside=name,
-    )
-    drafter = NgramDrafter(stage.loaded.eos)
-    return [*target, time_lookups(drafter, name, max(config.k), context, LATENCY_REPETITIONS)]

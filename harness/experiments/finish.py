@@ -24,6 +24,7 @@ from harness.theory.verdict import decide, least_regret
 
 # A step spread this wide says that something else was using the machine.
 NOISY_SPREAD = 1.5
+LARGE = 1e6
 
 EMBEDDED_CAVEAT = (
     "the embedded models are toys that show how the harness works; "
@@ -147,12 +148,17 @@ def _gaps(
                         "k": k,
                         "measured_tokens_per_round": gap.measured,
                         "replayed_tokens_per_round": gap.replayed,
-                        "gap_standard_errors": gap.gap_in_standard_errors,
+                        "gap_standard_errors": _finite(gap.gap_in_standard_errors),
                         "p_value": gap.p_value,
                         "prompts": gap.prompts,
                     }
                 )
     return entries
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has no infinity, and an exact cell that is off must not look like an empty one."""
+    return None if value is None else max(-LARGE, min(LARGE, value))
 
 
 def _best_cell(rows: Sequence[ResultRow]) -> dict[str, Number]:

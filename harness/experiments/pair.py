@@ -16,6 +16,8 @@ from harness.models.pairing import open_pair
 from harness.models.text import encode
 from harness.records import Prompt, UserError
 
+NGRAM = "ngram"
+
 
 @dataclass(frozen=True)
 class EncodedPrompt:
@@ -82,6 +84,11 @@ def open_configured(config: PairConfig) -> Pair:
         UserError: a model cannot be loaded, the pair does not fit together, or a prompt with its
             budget does not fit the context.
     """
+    if config.draft.id == NGRAM:
+        raise UserError(
+            "draft=ngram: a look-up has no draft steps to time beside the target's; audition it: "
+            "python -m harness.audition drafts=[ngram]"
+        )
     prompts = prompt_sets.load(config.prompts)
     device = resolve_device(config.device.name)
     target = load(config.model, "model", device)

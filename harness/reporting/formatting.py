@@ -53,11 +53,11 @@ def speedup(value: float | None, low: float | None = None, high: float | None = 
 
 
 def memory(value: float | None) -> str:
-    """Bytes as GiB, below one as MiB, below one of those as KiB."""
+    """Bytes as GiB, or in the largest smaller unit of which there is one."""
     if value is None:
         return EMPTY
     if 0 < value < _MIB:
-        return f"{value / _KIB:.0f} KiB"
+        return f"{value / _KIB:.0f} KiB" if value >= _KIB else f"{value:.0f} B"
     return f"{value / _GIB:.2f} GiB" if value >= _GIB else f"{value / _MIB:.0f} MiB"
 
 
@@ -78,12 +78,9 @@ def signed(value: float | None, digits: int = 2) -> str:
     return text[1:] if float(text) == 0.0 else text
 
 
-def signed_interval(value: float | None, low: float | None, high: float | None) -> str:
-    """A difference with its interval where there is one: "+0.05 [-0.01, +0.11]"."""
-    if low is None or high is None:
-        return signed(value)
-    bounds = f"[{signed(low)}, {signed(high)}]"
-    return bounds if value is None else f"{signed(value)} {bounds}"
+def gain(value: float | None, low: float | None, high: float | None) -> str:
+    """A ratio of two speedups with its interval, or the interval alone: "1.09x [1.04, 1.11]"."""
+    return speedup(value, low, high) if value is not None else _interval(low, high).strip() or EMPTY
 
 
 def dollars(value: float | None) -> str:

@@ -44,6 +44,14 @@ def replays_only(rows: Iterable[ResultRow]) -> bool:
     return any(row.source == "replayed" for row in ran(rows))
 
 
+def drafts_of(run: "StoredRun") -> tuple[str, ...]:
+    """Every draft, in the order of the first leaderboard: their place is their colour in plots."""
+    boards = summary_of(run).get("leaderboards") or ()
+    ranked = [row.get("draft") for board in boards for row in board.get("rows") or ()]
+    names = [*ranked, *(row.draft for row in results_of(run))]
+    return tuple(dict.fromkeys(str(name) for name in names if name is not None))
+
+
 def latency_of(run: "StoredRun") -> tuple[LatencyRow, ...]:
     """Every row of latency.csv, in stored order."""
     names = tuple(field.name for field in fields(LatencyRow))

@@ -18,11 +18,11 @@ from harness.records import Rule, TextTrace, UserError
 from harness.theory.acceptance import check_k
 from harness.theory.evidence import Evidence
 from harness.theory.intervals import Array
+from harness.theory.predicted import evidence_of
 from harness.theory.replay import Replayed, accept_probabilities, by_start, replay
 from harness.theory.replay_counts import stacked
 from harness.theory.replays import Replays
 from harness.theory.speedup import StepTimes
-from harness.theory.step_folds import evidence_of
 from harness.theory.step_latency import Latency
 
 __all__ = ["ENGINES", "Replays", "candidates_evidence", "replay_drafts", "replayed"]

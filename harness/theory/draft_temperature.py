@@ -15,7 +15,7 @@ from harness.records import Rule, TextTrace, UserError
 from harness.theory.audition import replay_drafts
 from harness.theory.crossfit import cross_fit, workload_of
 from harness.theory.evidence import Candidate, Evidence
-from harness.theory.step_folds import evidence_of
+from harness.theory.predicted import evidence_of
 from harness.theory.step_latency import Latency
 from harness.theory.verdict import FOLDS
 
@@ -29,7 +29,7 @@ class DraftTemperatureRow:
             there).
         default_k, default_speedup: the default draft temperature at its own best K.
         gain, gain_lo, gain_hi: speedup over the default, held out; with too few prompts to hold
-            any out, the plain ratio without bounds.
+            any out the plain ratio without bounds, and 1 where the default is the best.
         held_out: which of the two it is.
         pays: whether the gain's lower bound is above 1.
         tried: the draft temperatures compared.
@@ -128,7 +128,8 @@ def _compared(
         candidates=evidence.candidates,
         facts={},
     )
-    held = cross_fit(workload_of(against, weights), FOLDS, seed)
+    # Where the default is the best there is, nothing was selected and nothing is gained.
+    held = None if best == default else cross_fit(workload_of(against, weights), FOLDS, seed)
     by_name = {f"{value:g}": value for value in tried}
     return DraftTemperatureRow(
         rule=rule,

@@ -3,14 +3,15 @@
 from collections.abc import Mapping
 
 from harness.records import UserError
-from harness.theory.evidence import Candidate
+from harness.theory.evidence import Candidate, Evidence, Facts, Timed
 from harness.theory.intervals import Array
 from harness.theory.replay_counts import Replayed
 from harness.theory.replays import Replays
 from harness.theory.speedup import StepTimes
-from harness.theory.step_latency import Latency, latency_of, round_costs
+from harness.theory.step_folds import SampledSteps
+from harness.theory.step_latency import Latency, break_even, latency_of, round_costs
 
-__all__ = ["Latency", "alpha_of", "check_times", "latency_of", "predicted_seconds"]
+__all__ = ["Latency", "alpha_of", "check_times", "evidence_of", "latency_of", "predicted_seconds"]
 
 
 def check_times(replays: Replays, times_by_draft: Mapping[str, StepTimes]) -> None:
@@ -45,6 +46,43 @@ def predicted_seconds(
         costs = round_costs(times, k, lookup=draft in replays.lookups)
         seconds[draft, k] = found.proposals @ costs * (reference / times.target_s)
     return seconds
+
+
+def evidence_of(
+    replays: Replays, times_by_draft: Mapping[str, Latency | StepTimes], *, seed: int = 0
+) -> Evidence:
+    """The evidence of replayed candidates, for `verdict.decide` and `verdict.least_regret`.
+
+    Args:
+        replays: the candidates.
+        times_by_draft: of each draft; StepTimes are taken as exact, a Latency's samples are not.
+        seed: of the resampling of those.
+
+    Raises:
+        UserError: a draft without step times, or a K that they do not cover.
+    """
+    latency = {
+        draft: given if isinstance(given, Latency) else Latency(given)
+        for draft, given in times_by_draft.items()
+    }
+    times = {draft: given.times for draft, given in latency.items()}
+    seconds = predicted_seconds(replays, times)
+    tokens = replays.new_tokens
+    noisy = any(latency[draft].timings for draft in replays.drafts)
+    return Evidence(
+        temperature=replays.temperature,
+        prompts=replays.prompts,
+        prompt_sets=replays.prompt_sets,
+        baseline=Timed(tokens * times[replays.drafts[0]].target_s, tokens),
+        candidates={name: Timed(own, tokens) for name, own in seconds.items()},
+        facts={
+            (draft, k): Facts(
+                alpha_of(found), break_even(times[draft], k, lookup=draft in replays.lookups)
+            )
+            for (draft, k), found in replays.candidates.items()
+        },
+        step_noise=SampledSteps(replays, latency, seed) if noisy else None,
+    )
 
 
 def alpha_of(found: Replayed) -> float | None:

@@ -1,4 +1,4 @@
-"""The evidence of replayed candidates, for a verdict that no lucky step time decides.
+"""Step times on parts of their samples, for a verdict that no lucky one decides.
 
 The verdict chooses on some prompts and scores on others (`harness.theory.crossfit`); for predicted
 seconds it must do the same with the samples of the step times, which all prompts share.
@@ -10,15 +10,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from harness.records import StepTiming
-from harness.theory.evidence import Candidate, Evidence, Facts, FoldTimes, Timed
+from harness.theory.evidence import Candidate, FoldTimes
 from harness.theory.intervals import Array
-from harness.theory.predicted import alpha_of, predicted_seconds
 from harness.theory.replays import Replays
-from harness.theory.speedup import StepTimes
 from harness.theory.step_latency import (
     Latency,
     LatencyDraws,
-    break_even,
     latency_of,
     round_costs,
 )
@@ -105,40 +102,3 @@ def _parts(latency: Latency, folds: int, *, inside: bool) -> list[Latency]:
         return replace(timing, samples_s=tuple(kept))
 
     return [latency_of([part(t, fold) for t in latency.timings]) for fold in range(folds)]
-
-
-def evidence_of(
-    replays: Replays, times_by_draft: Mapping[str, Latency | StepTimes], *, seed: int = 0
-) -> Evidence:
-    """The evidence of replayed candidates, for `verdict.decide` and `verdict.least_regret`.
-
-    Args:
-        replays: the candidates.
-        times_by_draft: of each draft; StepTimes are taken as exact, a Latency's samples are not.
-        seed: of the resampling of those.
-
-    Raises:
-        UserError: a draft without step times, or a K that they do not cover.
-    """
-    latency = {
-        draft: given if isinstance(given, Latency) else Latency(given)
-        for draft, given in times_by_draft.items()
-    }
-    times = {draft: given.times for draft, given in latency.items()}
-    seconds = predicted_seconds(replays, times)
-    tokens = replays.new_tokens
-    noisy = any(latency[draft].timings for draft in replays.drafts)
-    return Evidence(
-        temperature=replays.temperature,
-        prompts=replays.prompts,
-        prompt_sets=replays.prompt_sets,
-        baseline=Timed(tokens * times[replays.drafts[0]].target_s, tokens),
-        candidates={name: Timed(own, tokens) for name, own in seconds.items()},
-        facts={
-            (draft, k): Facts(
-                alpha_of(found), break_even(times[draft], k, lookup=draft in replays.lookups)
-            )
-            for (draft, k), found in replays.candidates.items()
-        },
-        step_noise=SampledSteps(replays, latency, seed) if noisy else None,
-    )

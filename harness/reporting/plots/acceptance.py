@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from harness.records import ResultRow, Trial
 from harness.reporting import formatting as fmt
 from harness.reporting.plots import style
-from harness.reporting.reading import ran, results_of, summary_of
+from harness.reporting.reading import drafts_of, ran, results_of, summary_of
 from harness.theory.cells import acceptance_by_position
 from harness.theory.counts import latest
 
@@ -42,7 +42,8 @@ def draw_by_position(run: "StoredRun") -> style.Plot | None:
     k = max(curve.k for curve in curves)
     one_k = all(curve.k == k for curve in curves)
     temperatures = sorted({curve.temperature for curve in curves})
-    names = list(dict.fromkeys(curve.name for curve in curves))
+    found = [curve.name for curve in curves]
+    names = list(dict.fromkeys(name for name in (*drafts_of(run), *found) if name in found))
     figure, axes = style.panels(len(temperatures))
     for panel, temperature in zip(axes, temperatures, strict=True):
         mine = [curve for curve in curves if curve.temperature == temperature]

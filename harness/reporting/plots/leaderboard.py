@@ -1,13 +1,14 @@
 """leaderboard.svg: each draft's speedup at its best K, and not speculating, in order of rank."""
 
 import textwrap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from matplotlib.axes import Axes
 
 from harness.reporting import formatting as fmt
 from harness.reporting.plots import style
-from harness.reporting.reading import summary_of
+from harness.reporting.reading import drafts_of, summary_of
 from harness.reporting.tables.leaderboard import Board, boards, name_of
 
 if TYPE_CHECKING:
@@ -28,8 +29,7 @@ def draw(run: "StoredRun") -> style.Plot | None:
     found = boards(summary_of(run).get("leaderboards") or ())
     if not found:
         return None
-    names = list(dict.fromkeys(name_of(row) for board in found for row in board.entries))
-    names.sort(key=lambda name: name == name_of({}))  # what is no draft takes no draft's colour
+    names = drafts_of(run)
     deepest = max(len(board.entries) for board in found)
     figure, axes = style.panels(
         len(found), share_y=False, width=WIDTH_INCHES, height=1.9 + ROW_INCHES * deepest
@@ -51,10 +51,10 @@ def _reach(board: Board) -> float:
     return max(1.0, *(value for value in values if value is not None))
 
 
-def _panel(axes: Axes, board: Board, names: list[str]) -> None:
+def _panel(axes: Axes, board: Board, names: Sequence[str]) -> None:
     axes.axvline(1.0, color=style.INK, linewidth=1.2, linestyle=(0, (5, 3)), zorder=1)
     for place, row in enumerate(board.entries):
-        _row(axes, place, row, names.index(name_of(row)))
+        _row(axes, place, row, names)
     axes.set_yticks(range(len(board.entries)), [_name(row) for row in board.entries])
     for label, row in zip(axes.get_yticklabels(), board.entries, strict=True):
         label.set_fontweight("bold" if row.get("rank") == 1 else "normal")
@@ -86,11 +86,12 @@ def _title(axes: Axes, name: str, engines: list[str], most: int) -> None:
     )
 
 
-def _row(axes: Axes, place: int, row: Any, index: int) -> None:
+def _row(axes: Axes, place: int, row: Any, names: Sequence[str]) -> None:
     value, best = row.get("speedup"), row.get("rank") == 1
     if value is None:
         return
     plain = row.get("draft") is None
+    index = 0 if plain else names.index(name_of(row))
     colour = style.INK if plain else style.COLOURS[index % len(style.COLOURS)]
     axes.errorbar(
         [value],

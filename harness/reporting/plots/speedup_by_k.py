@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from harness.records import ResultRow
 from harness.reporting import formatting as fmt
 from harness.reporting.plots import style
-from harness.reporting.reading import ran, results_of
+from harness.reporting.reading import drafts_of, ran, results_of
 
 if TYPE_CHECKING:
     from harness.storage import StoredRun
@@ -26,7 +26,7 @@ def draw(run: "StoredRun") -> style.Plot | None:
     rows = [row for row in rows if row.rule == rows[0].rule]
     if not rows:
         return None
-    drafts = list(dict.fromkeys(str(row.draft) for row in rows))
+    drafts = drafts_of(run)
     cells = list(dict.fromkeys((row.temperature or 0.0, row.prompt_set) for row in rows))
     cells.sort(key=lambda cell: cell[0])
     figure, axes = style.panels(len(cells))
@@ -61,6 +61,6 @@ def _panel(axes: Axes, rows: Sequence[ResultRow], drafts: Sequence[str]) -> None
         ks = [row.k for row in mine]
         axes.plot(ks, speedups, color=colour, marker=marker, markersize=5, markerfacecolor="white")
         best = speedups.index(max(speedups))
-        axes.plot(ks[best], speedups[best], color=colour, marker=marker, markersize=8)
+        axes.plot(ks[best], speedups[best], color=colour, marker=marker, markersize=8, zorder=4)
         labels.append(style.Label(speedups[-1], last, draft, colour))
     style.direct_labels(axes, labels)

@@ -22,13 +22,18 @@ CAPTION = (
 UNDER = "points: median, with p10 to p90; the number at a point is v(n) = forward / target step"
 
 
+POINT_INCHES = 0.48  # what the number at a point needs
+
+
 def draw(run: "StoredRun") -> style.Plot | None:
     """One panel per (context, batch) that was timed; None without a verify curve."""
     latency = latency_of(run)
     curves = verify_curves(latency)
     if not curves:
         return None
-    figure, axes = style.panels(len(curves))
+    most = max(len(forwards) for _, forwards in curves.values())
+    width = max(style.PANEL_INCHES, POINT_INCHES * most)
+    figure, axes = style.panels(len(curves), width=width)
     highest = max(row.p90_ms for _, forwards in curves.values() for row in forwards)
     axes[0].set_ylim(0.0, highest * 1.15)
     for panel, ((context, batch), (step, forwards)) in zip(axes, curves.items(), strict=True):

@@ -133,7 +133,7 @@ def _notes(board: Board) -> tuple[str, ...]:
     if first.get("draft") is not None and needed is not None:
         notes.append(
             f"{first['draft']} at K={first.get('k')} wins unless alpha falls below"
-            f" {fmt.alpha(needed)}."
+            f" {fmt.alpha(needed)} ({board.name})."
         )
     if board.every_rule and board.engines:
         notes.append(f"Holds for every engine: {', '.join(board.engines)}.")

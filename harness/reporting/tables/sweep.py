@@ -42,7 +42,7 @@ GAP_COLUMNS = (
     Column("gap, in\nstandard errors"),
 )
 GAP_NOTE = (
-    "One target text per prompt gives every K of the replayed column. Of 20 cells about one gap is"
+    "The same texts give every K of the replayed column. Of 20 cells about one gap is"
     " beyond 2 by chance; several, or one far beyond, say that loop and replay disagree."
 )
 NO_ROOT_NOTE = "Break-even alpha none: even alpha = 1 loses at that K."

@@ -20,8 +20,9 @@ TEMPERATURE_COLUMNS = (
     Column("scored on", "left", flexible=True),
 )
 TEMPERATURE_NOTE = (
-    "Under rule ratio any draft temperature leaves the output's law as it is, so this knob is free;"
-    " no gain whose interval spans 0 is worth turning it."
+    "Under rule ratio any draft temperature leaves the output's law as it is, so this knob is free."
+    " gain: speedup over that at the target's own temperature; where its interval reaches 1, leave"
+    " the knob alone."
 )
 CATEGORY_NOTE = (
     "alpha with its interval, where a category has prompts enough for one. Speculate on a category"
@@ -107,7 +108,7 @@ def draft_temperature_table(stored: Iterable[Entry]) -> Table | None:
                 fmt.text(entry.get("k")),
                 fmt.speedup(entry.get("speedup")),
                 fmt.speedup(entry.get("default_speedup")),
-                fmt.signed_interval(entry.get("gain"), entry.get("gain_lo"), entry.get("gain_hi")),
+                fmt.gain(entry.get("gain"), entry.get("gain_lo"), entry.get("gain_hi")),
                 fmt.text(entry.get("note")),
             )
         )

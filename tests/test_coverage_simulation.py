@@ -1,0 +1,90 @@
+"""Intervals, verdicts and stopping rules against simulated workloads whose truth is known.
+
+CI size; benchmarks/interval_coverage.py runs the same with thousands of workloads. The bounds are
+what the benchmark must reach, less three standard errors of the smaller simulation.
+"""
+
+import numpy as np
+import pytest
+from workloads import (
+    Steps,
+    coverage,
+    decisions,
+    null_steps,
+    population_replays,
+    raced,
+    rows_of,
+)
+
+from harness.theory.predicted import latency_of
+from harness.theory.step_latency import median_draws
+
+
+def slack(share, simulations):
+    return 3.0 * (share * (1.0 - share) / simulations) ** 0.5
+
+
+@pytest.fixture(scope="module")
+def replays():
+    return population_replays(0, 800)
+
+
+def test_intervals_of_replayed_speedups_and_alphas_cover_at_24_prompts(replays):
+    simulations = 120
+    speedup, alpha = coverage(replays, [24], simulations, draws=1000)[24]
+    # Candidates of one workload are not independent, so the simulations are what is counted.
+    assert speedup > 0.92 - slack(0.08, simulations)
+    assert alpha > 0.92 - slack(0.08, simulations)
+    assert speedup < 0.995, "an interval that is never wrong is too wide"
+
+
+def test_the_selection_over_all_drafts_and_k_seldom_speculates_on_a_null(replays):
+    simulations = 60
+    found = decisions(replays, null_steps(replays), 24, simulations)
+    assert found["speculate"] <= simulations * (0.05 + slack(0.05, simulations))
+
+
+def test_step_times_taken_as_exact_would_speculate_on_nulls_more_often(replays):
+    """The reason why the samples of the step times are dealt into the folds as well."""
+    steps = null_steps(replays)
+    exact = decisions(replays, steps, 48, 40, sampled=False)["speculate"]
+    assert exact > decisions(replays, steps, 48, 40)["speculate"] + 1
+
+
+def test_a_real_gain_is_found(replays):
+    verify = tuple(1.0 + 0.02 * n for n in range(9))
+    steps = {draft: Steps(0.25, 1.0, verify) for draft in replays.drafts}
+    found = decisions(replays, steps, 24, 20)
+    assert found["speculate"] >= 17
+
+
+def test_a_race_seldom_stops_the_best_draft_and_saves_scorings(replays):
+    verify = tuple(1.0 + 0.02 * n for n in range(9))
+    paces = dict(zip(replays.drafts, (0.3, 0.2, 0.1, 0.3), strict=True))
+    steps = {draft: Steps(pace, 1.0, verify) for draft, pace in paces.items()}
+    wrong, saved = raced(replays, steps, 48, 100)
+    assert wrong <= 0.05
+    assert saved > 0.2
+
+
+def test_a_median_resampled_from_order_statistics_has_the_law_of_resampled_samples():
+    for size in (1, 2, 5, 8, 30):
+        rng = np.random.default_rng(size)
+        samples = rng.exponential(1.0, size)
+        direct = np.median(samples[rng.integers(size, size=(20_000, size))], axis=1)
+        found = median_draws(samples.tolist(), 20_000, rng)
+        for level in (0.1, 0.25, 0.5, 0.75, 0.9):
+            below = (direct <= np.quantile(direct, level)).mean()
+            assert (found <= np.quantile(direct, level)).mean() == pytest.approx(below, abs=0.02)
+
+
+def test_simulated_step_times_scatter_around_their_median():
+    rng = np.random.default_rng(0)
+    steps = Steps(0.1, 1.0, (1.0, 1.1))
+    medians = [latency_of(steps.latency(rng).timings).times.draft_s for _ in range(300)]
+    assert np.mean(medians) == pytest.approx(0.1, rel=0.01)
+
+
+def test_a_simulated_workload_is_half_of_each_set(replays):
+    rows = rows_of(np.random.default_rng(1), replays, 10)
+    assert sorted(replays.prompt_sets[row] for row in rows) == ["easy"] * 5 + ["hard"] * 5
