@@ -60,6 +60,13 @@ def test_every_draft_prompt_set_temperature_and_k_is_a_replayed_row(auditioned: 
     assert set(auditioned.results.source) == {"replayed", "theory"}
 
 
+def test_a_rows_speedup_is_the_baselines_time_over_its_own(auditioned: StoredRun) -> None:
+    for _, cell in auditioned.results.groupby(["prompt_set", "temperature"]):
+        baseline = cell[cell.k == 0].ms_per_token.item()
+        own = cell[cell.k > 0]
+        assert (baseline / own.ms_per_token).tolist() == pytest.approx(own.speedup.tolist())
+
+
 def test_leaderboards_rank_every_draft_and_not_speculating_under_every_rule(
     auditioned: StoredRun,
 ) -> None:

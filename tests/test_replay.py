@@ -98,7 +98,9 @@ def test_a_round_that_proposes_fewer_tokens_ends_in_a_bonus_after_them(k, propos
     chances = rng.uniform(0.0, 1.0, (2, 4, 3))
     replayed = replay(chances, [4, 3], [k], proposed=[proposed, proposed])[k]
     for text, length in enumerate([4, 3]):
-        flags = {(s, i): chances[text, s, i] for s in range(length) for i in range(min(k, length - s))}
+        flags = {
+            (s, i): chances[text, s, i] for s in range(length) for i in range(min(k, length - s))
+        }
         assert_equal(replayed, text, expected_over_flags(flags, length, k, proposed), k)
 
 

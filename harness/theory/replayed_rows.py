@@ -110,11 +110,33 @@ def replayed_rows(
     for prompt_set in sorted(set(replays.prompt_sets)):
         part = replays.only([prompt_set])
         found = speedup_draws(part, latency_by_draft, draws=draws, seed=seed)
-        rows.append(_baseline_row(part, latency_by_draft[part.drafts[0]], model))
-        rows += [
-            _row(name, part, latency_by_draft[name[0]], found, model) for name in part.candidates
-        ]
+        baseline = latency_by_draft[part.drafts[0]]
+        rows.append(_baseline_row(part, baseline, model))
+        for name in part.candidates:
+            latency = latency_by_draft[name[0]]
+            pace = baseline.times.target_s / latency.times.target_s
+            rows.append(_at_pace(_row(name, part, latency, found, model), pace))
     return rows
+
+
+def _at_pace(row: ResultRow, pace: float) -> ResultRow:
+    """A row's times on the machine as it was when the baseline's target step was timed.
+
+    Each draft is timed beside its own target steps; without this a machine that sped up between
+    drafts would show a loss beside a better ms_per_token.
+    """
+
+    def scaled(value: float | None) -> float | None:
+        return None if value is None else value * pace
+
+    return replace(
+        row,
+        ms_per_token=scaled(row.ms_per_token),
+        ms_per_token_p50=scaled(row.ms_per_token_p50),
+        ms_per_token_p90=scaled(row.ms_per_token_p90),
+        tokens_per_second=None if row.tokens_per_second is None else row.tokens_per_second / pace,
+        ttft_ms=scaled(row.ttft_ms),
+    )
 
 
 def _timed(part: Replays, k: int, seconds: Array, model: str) -> ResultRow:
