@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel, Qwen3Config
@@ -12,9 +13,9 @@ from harness.models.load import EMBEDDED
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
-def qwen3(seed: int = 0, *, layers: int = 2, vocab: int = 1024, **more: object) -> PreTrainedModel:
+def qwen3(seed: int = 0, *, layers: int = 2, vocab: int = 1024, **more: Any) -> PreTrainedModel:
     """A random Qwen3 in eval mode, float32, that the embedded tokenizer fits."""
-    settings: dict[str, object] = {
+    settings: dict[str, Any] = {
         "vocab_size": vocab,
         "hidden_size": 32,
         "intermediate_size": 48,

@@ -211,7 +211,7 @@ def test_top_k_and_top_p_bound_what_is_emitted(warping: Warping) -> None:
     law = sampler_for(warping)
     target = TableModel()
     rounds = list(speculative(target, TableModel(strangeness=0.5), 4, warping=warping))
-    prefix = list(PROMPT)
+    prefix: list[int] = [*PROMPT]
     for token in text(rounds):
         assert law(target.logits(tuple(prefix)).unsqueeze(0))[0, token] > 0
         prefix.append(token)
