@@ -10,10 +10,11 @@ the budget stopped it early, so that neither happened).
 """
 
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:  # every door's --help imports this module, and must not wait for numpy
+    import numpy as np
+    from numpy.typing import NDArray
 
 SCHEMA_VERSION = 1
 
@@ -152,17 +153,17 @@ class TextTrace:
     top_p: float | None
     prompt_tokens: int
     stop_reason: StopReason
-    tokens: NDArray[np.int64]
-    target_logprob: NDArray[np.float64]
-    draft_logprob: NDArray[np.float64]
-    draft_is_argmax: NDArray[np.bool_]
-    last_ratio: NDArray[np.float64]
-    last_exact_match: NDArray[np.float64]
-    last_greedy_draft: NDArray[np.float64]
-    target_entropy: NDArray[np.float64]
-    draft_entropy: NDArray[np.float64]
-    matches: NDArray[np.bool_] | None = None
-    proposed: NDArray[np.int64] | None = None
+    tokens: "NDArray[np.int64]"
+    target_logprob: "NDArray[np.float64]"
+    draft_logprob: "NDArray[np.float64]"
+    draft_is_argmax: "NDArray[np.bool_]"
+    last_ratio: "NDArray[np.float64]"
+    last_exact_match: "NDArray[np.float64]"
+    last_greedy_draft: "NDArray[np.float64]"
+    target_entropy: "NDArray[np.float64]"
+    draft_entropy: "NDArray[np.float64]"
+    matches: "NDArray[np.bool_] | None" = None
+    proposed: "NDArray[np.int64] | None" = None
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,7 @@
 """What an experiment hands back to its door: where the run is, and how the process should exit."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-from harness.storage import RunFolder
 
 
 @dataclass(frozen=True)
@@ -19,13 +15,3 @@ class Outcome:
 
     folder: Path | None
     status: int = 0
-
-
-@contextmanager
-def running(folder: RunFolder) -> Iterator[None]:
-    """Mark the run failed if the block raises; what was measured stays."""
-    try:
-        yield
-    except BaseException:
-        folder.update_manifest({"status": "failed"})
-        raise

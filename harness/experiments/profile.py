@@ -7,10 +7,11 @@ from harness import prompts as prompt_sets
 from harness import reporting
 from harness.config import ProfileConfig
 from harness.experiments import execute, finish
-from harness.experiments.outcome import Outcome, running
+from harness.experiments.outcome import Outcome
 from harness.experiments.pair import Pair, open_configured
 from harness.experiments.plan import print_plan
 from harness.experiments.requests import request
+from harness.experiments.running import running
 from harness.experiments.validate import validated
 from harness.measurement.trials import Request
 from harness.models.cached import CachedModel

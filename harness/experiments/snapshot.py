@@ -8,11 +8,12 @@ from harness import reporting
 from harness.config import SnapshotConfig
 from harness.decoding.sampling import Warping
 from harness.experiments import execute, finish
-from harness.experiments.outcome import Outcome, running
+from harness.experiments.outcome import Outcome
 from harness.experiments.pair import EncodedPrompt, Pair, open_configured
 from harness.experiments.plan import print_plan
 from harness.experiments.progress import progress
 from harness.experiments.requests import plan
+from harness.experiments.running import running
 from harness.experiments.validate import validated
 from harness.measurement.snapshots import compare_texts, law_tests
 from harness.records import Failure, Summary, Trial, UserError

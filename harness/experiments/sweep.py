@@ -10,10 +10,11 @@ from harness import reporting
 from harness.config import SweepConfig
 from harness.experiments import execute
 from harness.experiments.finish import finish_sweep
-from harness.experiments.outcome import Outcome, running
+from harness.experiments.outcome import Outcome
 from harness.experiments.pair import open_configured
 from harness.experiments.plan import print_plan
 from harness.experiments.requests import plan
+from harness.experiments.running import running
 from harness.experiments.texts import score_pair, write_pair_texts
 from harness.experiments.validate import validated
 from harness.storage import load

@@ -1,0 +1,16 @@
+"""A run's status while its work goes on."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from harness.storage import RunFolder
+
+
+@contextmanager
+def running(folder: RunFolder) -> Iterator[None]:
+    """Mark the run failed if the block raises; what was measured stays."""
+    try:
+        yield
+    except BaseException:
+        folder.update_manifest({"status": "failed"})
+        raise
