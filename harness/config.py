@@ -308,8 +308,9 @@ SCHEMAS: dict[str, type[DoorConfig]] = {
 }
 
 
-def register() -> None:
-    """Make the schemas known to Hydra as `<door>_schema`, which conf/<door>.yaml builds on."""
-    store = ConfigStore.instance()
-    for door, schema in SCHEMAS.items():
-        store.store(name=f"{door}_schema", node=schema)
+def register(door: str) -> None:
+    """Make a door's schema known to Hydra as `<door>_schema`, which conf/<door>.yaml builds on.
+
+    Only that one: Hydra copies all it knows for every group that --help lists.
+    """
+    ConfigStore.instance().store(name=f"{door}_schema", node=SCHEMAS[door])

@@ -43,7 +43,7 @@ def run_door(door: str, work: Work) -> NoReturn:
         door: name of the primary configuration, conf/<door>.yaml.
         work: does the door's work, given the configuration as the door's dataclass.
     """
-    register()
+    register(door)
     statuses: list[int] = []
     home = os.getpid()
 
@@ -56,8 +56,9 @@ def run_door(door: str, work: Work) -> NoReturn:
     app = hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=door)(job)
     try:
         app()
-    except KeyboardInterrupt:
-        _say("error: interrupted; what was finished is stored, resume=<its folder> goes on")
+    except KeyboardInterrupt as stop:
+        folder = str(stop) or "<its folder>"
+        _say(f"error: interrupted; what was finished is stored, resume={folder} goes on")
         sys.exit(INTERRUPTED)
     sys.exit(max(statuses, default=OK))
 
@@ -109,6 +110,7 @@ def draft_conf(entry: str) -> ModelConf:
         return ModelConf(name=name, id=source)
     try:
         overrides = [f"draft={name}"]
+        register("sweep")
         if GlobalHydra.instance().is_initialized():
             composed = to_dataclass(hydra.compose(config_name="sweep", overrides=overrides))
         else:
@@ -129,7 +131,7 @@ def compose(door: str, overrides: Sequence[str] = ()) -> Any:
         UserError: a key without a default was not given.
         hydra.errors.HydraException: an override does not fit.
     """
-    register()
+    register(door)
     with hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)):
         config = hydra.compose(config_name=door, overrides=list(overrides))
     return to_dataclass(config)

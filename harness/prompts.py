@@ -36,6 +36,9 @@ def load(config: PromptsConf) -> tuple[Prompt, ...]:
     unknown = sorted(set(config.weights or {}) - set(sets))
     if unknown:
         raise UserError(f"prompts.weights: no prompt set {unknown[0]!r}; there are {_names(sets)}")
+    absent = [name for name in sets if config.weights and name not in config.weights]
+    if absent:
+        raise UserError(f"prompts.weights: no weight for prompt set {absent[0]!r}; add one")
     grouped = ([prompt for prompt in prompts if prompt.prompt_set == name] for name in sets)
     return tuple(prompt for group in grouped for prompt in spread(group, config.limit))
 

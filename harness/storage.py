@@ -284,7 +284,10 @@ def _read_config(path: Path) -> dict[str, Any]:
     file = path / "config.yaml"
     if not file.is_file():
         raise UserError(f"{path}: not a whole run folder (it has no config.yaml)")
-    return yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+    try:
+        return yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+    except yaml.YAMLError as error:
+        raise UserError(f"{file}: cannot be read as YAML") from error
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The loops, on lookup-table models: no transformers, no files."""
 
+import sys
 from collections import Counter
 from collections.abc import Iterator
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 from stubs import CPU, TableModel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.decoding.autoregressive import autoregressive_rounds
 from harness.decoding.drafters import ModelDrafter
@@ -21,6 +23,37 @@ NO_EOS: frozenset[int] = frozenset()
 
 def keyed(repetition: int = 0, positions: int = 80) -> Noise:
     return Noise.keyed(7, "set/prompt", repetition, positions, CPU)
+
+
+class CountReads(TorchDispatchMode):
+    """Counts what makes a device wait: a tensor's number or its whole read to the host.
+
+    The stand-in models read their tokens themselves; those calls are not the loop's.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __enter__(self) -> "CountReads":
+        self._tolist = torch.Tensor.tolist
+        outer = self
+
+        def counted(tensor: torch.Tensor) -> object:
+            caller = sys._getframe(1).f_code.co_filename
+            outer.count += not caller.endswith("stubs.py")
+            return outer._tolist(tensor)
+
+        torch.Tensor.tolist = counted  # type: ignore[method-assign,assignment]
+        return super().__enter__()
+
+    def __exit__(self, *failure: object) -> None:
+        torch.Tensor.tolist = self._tolist  # type: ignore[method-assign]
+        super().__exit__(*failure)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
 
 
 def plain(
@@ -98,6 +131,18 @@ def test_target_forwards_are_rounds_and_nothing_else() -> None:
     rounds = list(speculative(target, draft, 4))
     assert (target.forwards, target.prefills) == (len(rounds), 1)
     assert draft.forwards == 4 * len(rounds)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_round_is_read_back_to_the_host_once(rule: Rule, temperature: float) -> None:
+    """Nothing asks a tensor for a number but the one `tolist` of a round."""
+    rounds = speculative(
+        TableModel(), TableModel(strangeness=0.4), 4, warping=Warping(temperature), rule=rule
+    )
+    with CountReads() as reads:
+        done = list(rounds)
+    assert reads.count == len(done)
 
 
 @pytest.mark.parametrize("k", [1, 4])

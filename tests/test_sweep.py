@@ -145,6 +145,34 @@ def test_resuming_with_other_settings_names_them(swept: tuple[Outcome, StoredRun
         sweep.run(changed)
 
 
+def test_every_k_leads_equally_often_at_every_temperature(tmp_path: Path) -> None:
+    for grid, temperatures in (("[4]", "[0,1]"), ("[1,2,4]", "[0,1]"), ("[1,2,4,8]", "[0,1,2]")):
+        settings = config(tmp_path, f"k={grid}", f"temperature={temperatures}", "prompts.limit=20")
+        pair = open_configured(settings)
+        requests = plan(pair, settings, settings.k, settings.temperature)
+        size = len(settings.k) + 1
+        for temperature in settings.temperature:
+            leaders = [
+                group[0].k
+                for group in zip(*[iter(requests)] * size, strict=True)
+                if group[0].warping.temperature == temperature
+            ]
+            counts = [leaders.count(k) for k in (0, *settings.k)]
+            assert max(counts) - min(counts) <= 1
+
+
+def test_resuming_after_the_prompts_changed_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    settings = [f"prompts.files=[{file}]", "prompts.sets=[]", "k=[1]", "temperature=[0]"]
+    file.write_text('{"prompt": "Count from 1 to 9."}\n')
+    first = sweep.run(config(tmp_path / "results", *settings))
+    file.write_text('{"prompt": "Count from 2 to 8."}\n')
+    with pytest.raises(UserError, match="prompts changed since"):
+        sweep.run(config(tmp_path / "results", *settings, f"resume={first.folder}"))
+    assert first.folder is not None
+    assert load(first.folder).manifest["status"] == "complete"
+
+
 def test_a_cell_out_of_memory_is_recorded_and_the_sweep_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -146,7 +146,7 @@ def test_few_prompts_are_undecided_but_the_best_so_far_is_named():
 
 def test_a_set_of_one_prompt_is_undecided_for_the_workload():
     evidence = replace(simulated(0, 9, [2.0]), prompt_sets=("easy",) * 8 + ("hard",))
-    assert "prompt set 'hard' needs at least 2 prompts" in decide(evidence).reason
+    assert "prompt set 'hard' needs at least 4 prompts" in decide(evidence).reason
 
 
 def test_one_set_is_judged_on_its_own_prompts():

@@ -37,6 +37,7 @@ def autoregressive_rounds(
         else:
             last = inverse_cdf(probabilities(logits), noise.resample[position : position + 1])
         token = int(last.item())
+        target.rewind(0)
         yield Round((token,), 0, 0, "step")
         if token in eos:
             return

@@ -35,7 +35,7 @@ def verify_greedy(target_logits: Tensor, draft_tokens: Tensor) -> Decision:
     """
     choices = target_logits.argmax(-1)
     accepted = _leading(choices[:-1] == draft_tokens)
-    return Decision(accepted, choices[accepted])
+    return Decision(accepted, _at(choices, accepted))
 
 
 def verify_sampled(
@@ -67,18 +67,18 @@ def verify_sampled(
         keep = accept_uniforms * draft_probs.gather(-1, columns).squeeze(-1) <= target_mass
     # The second condition is what "the target gives it zero" means, whatever underflows on the left
     accepted = _leading(keep & (target_mass > 0))
-    row = target_probs[accepted]
+    row = _at(target_probs, accepted)
     rejected_at = accepted.clamp(max=count - 1)
     was_rejected = (accepted < count).to(row.dtype)
     if draft_probs is None:
-        taken = torch.zeros_like(row).scatter_(0, draft_tokens[rejected_at].unsqueeze(0), 1.0)
+        taken = torch.zeros_like(row).scatter_(0, _at(draft_tokens, rejected_at).unsqueeze(0), 1.0)
     else:
-        taken = draft_probs[rejected_at]
+        taken = _at(draft_probs, rejected_at)
     residual = (row - taken * was_rejected).clamp_min(0)
     # Draft and target equal up to rounding can leave nothing; the target's own law is then the
     # limit, and no rejection happens there in exact arithmetic.
     residual = torch.where(residual.sum() > 0, residual, row)
-    return Decision(accepted, inverse_cdf(residual, resample_uniforms[accepted]))
+    return Decision(accepted, inverse_cdf(residual, _at(resample_uniforms, accepted)))
 
 
 def verify_exact_match(
@@ -96,7 +96,12 @@ def verify_exact_match(
     """
     choices = inverse_cdf(target_probs, resample_uniforms)
     accepted = _leading(choices[:-1] == draft_tokens)
-    return Decision(accepted, choices[accepted])
+    return Decision(accepted, _at(choices, accepted))
+
+
+def _at(rows: Tensor, index: Tensor) -> Tensor:
+    """rows[index] for an index on the device; plain indexing would read it back to the host."""
+    return rows.index_select(0, index.reshape(1)).squeeze(0)
 
 
 def _leading(flags: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from typing import Any
 
 from harness.config import PairConfig
 from harness.experiments.pair import Pair, typical_context
@@ -10,7 +11,7 @@ from harness.experiments.requests import missing
 from harness.measurement.latency import time_forwards
 from harness.measurement.trials import Request, run_trial
 from harness.models.cached import CachedModel
-from harness.records import StepTiming, Trial
+from harness.records import StepTiming, Trial, UserError
 from harness.storage import RunFolder
 
 LATENCY_REPETITIONS = 40
@@ -26,6 +27,38 @@ def resumed(config: PairConfig, door: str) -> RunFolder | None:
     if config.resume is None:
         return None
     return RunFolder.resume(config.resume, door, asdict(config))
+
+
+def note_or_check(folder: RunFolder, described: dict[str, Any], seed: int) -> None:
+    """Write a new run's manifest; hold a resumed one's against the machine and prompts of now.
+
+    Raises:
+        UserError: the prompts or the device changed, so the run would mix two workloads.
+    """
+    known = folder.manifest
+    if "prompts_sha256" in known:
+        here, before = described["environment"], known.get("environment", {})
+        changed = [
+            what
+            for what, one, other in (
+                ("prompts", known["prompts_sha256"], described["prompts_sha256"]),
+                ("device", before.get("device_name"), here["device_name"]),
+                ("models", _weights(known), _weights(described)),
+            )
+            if one != other
+        ]
+        if changed:
+            raise UserError(
+                f"resume={folder.path}: {' and '.join(changed)} changed since; "
+                "one run cannot mix the two, start a new one without resume="
+            )
+        return
+    folder.update_manifest({**described, "seed": seed})
+
+
+def _weights(manifest: dict[str, Any]) -> list[tuple[Any, ...]]:
+    keys = ("name", "dtype", "commit", "parameters")
+    return [tuple(entry.get(key) for key in keys) for entry in manifest["models"].values()]
 
 
 def create(config: PairConfig, door: str) -> RunFolder:

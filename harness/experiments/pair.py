@@ -98,7 +98,7 @@ def open_configured(config: PairConfig) -> Pair:
         EncodedPrompt(prompt, encode(target.tokenizer, prompt, config.prompts))
         for prompt in prompts
     )
-    check_context(encoded, config.new_tokens, (target, draft))
+    check_context(encoded, config.new_tokens, max(config.k), (target, draft))
     context = longest(encoded)
     threads = environment.settle_threads(config.threads, (target_model, draft_model), context)
     return Pair(target, draft, target_model, draft_model, encoded, target_model.device, threads)
@@ -127,19 +127,23 @@ def describe_prompts(prompts: Sequence[EncodedPrompt]) -> dict[str, Any]:
 
 
 def check_context(
-    prompts: Sequence[EncodedPrompt], new_tokens: int, models: Sequence[LoadedModel]
+    prompts: Sequence[EncodedPrompt],
+    new_tokens: int,
+    max_k: int,
+    models: Sequence[LoadedModel],
 ) -> None:
-    """Refuse a prompt whose budget reaches beyond a model's context.
+    """Refuse a prompt whose budget, or the drafts of its last round, reach beyond a context.
 
     Raises:
         UserError: the first such prompt is named with the numbers.
     """
     for entry in prompts:
         for model in models:
-            needed, limit = len(entry.tokens) + new_tokens, model.context_tokens
+            needed, limit = len(entry.tokens) + new_tokens + max_k, model.context_tokens
             if limit is not None and needed > limit:
                 raise UserError(
                     f"new_tokens={new_tokens}: prompt {entry.prompt.prompt_set}/{entry.prompt.id} "
-                    f"has {len(entry.tokens)} tokens, together {needed}, beyond the {limit} of "
+                    f"has {len(entry.tokens)} tokens, with K={max_k} together {needed}, beyond the "
+                    f"{limit} of "
                     f"{model.key}={model.name}; lower new_tokens or leave the prompt out"
                 )

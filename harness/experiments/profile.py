@@ -40,8 +40,8 @@ def run(config: ProfileConfig) -> Outcome:
     resumed = execute.resumed(config, "profile")
     pair = open_configured(config)
     folder = resumed or execute.create(config, "profile")
+    execute.note_or_check(folder, pair.describe(), config.seed)
     with running(folder):
-        folder.update_manifest({**pair.describe(), "seed": config.seed})
         timings = execute.measure_steps(folder, pair, config)
         requests, models = _plan(pair, config)
         trials = execute.run_requests(
@@ -64,8 +64,9 @@ def _plan(pair: Pair, config: ProfileConfig) -> tuple[list[Request], dict[str, C
         for entry in pair.prompts:
             for loaded, model in players:
                 made = request(pair, config, entry, 0, GREEDY, repetition, decoder=loaded)
-                requests.append(made)
-                models[made.cell] = model
+                if made.cell not in models:  # a self-draft is one model
+                    requests.append(made)
+                    models[made.cell] = model
     return requests, models
 
 

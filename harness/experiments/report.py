@@ -27,7 +27,7 @@ def run(config: ReportConfig) -> Outcome:
     if config.run is None:
         raise UserError("run: name the run folder to render, run=results/...")
     stored = load(config.run)
-    if stored.door == "sweep" and stored.summary is None and stored.trials:
+    if stored.door == "sweep" and stored.manifest.get("status") != "complete" and stored.trials:
         finish_sweep(RunFolder(stored.folder, stored.manifest), stored)
         stored = load(config.run)
     reporting.render(stored)

@@ -22,12 +22,11 @@ def plan(
     """
     grid = [0, *(k for k in ks if k > 0)]
     requests: list[Request] = []
-    turn = 0
     for repetition in range(config.repetitions):
-        for entry in pair.prompts:
-            for temperature in temperatures:
-                start = turn % len(grid)
-                turn += 1
+        for index, entry in enumerate(pair.prompts):
+            for number, temperature in enumerate(temperatures):
+                # Of each temperature, so that every K leads equally often in each of its cells
+                start = (index + number + repetition) % len(grid)
                 requests += [
                     request(pair, config, entry, k, temperature, repetition)
                     for k in grid[start:] + grid[:start]

@@ -11,6 +11,9 @@ def running(folder: RunFolder) -> Iterator[None]:
     """Mark the run failed if the block raises; what was measured stays."""
     try:
         yield
+    except KeyboardInterrupt as stop:
+        # Not a failure: the run is unfinished, and whoever stopped it wants to know where it is
+        raise KeyboardInterrupt(str(folder.path)) from stop
     except BaseException:
         folder.update_manifest({"status": "failed"})
         raise

@@ -86,7 +86,7 @@ def open_stage(config: AuditionConfig) -> Stage:
         EncodedPrompt(prompt, encode(target.tokenizer, prompt, config.prompts))
         for prompt in prompts
     )
-    check_context(encoded, config.new_tokens, (target,))
+    check_context(encoded, config.new_tokens, max(config.k), (target,))
     threads = environment.settle_threads(config.threads, (model,), longest(encoded))
     return Stage(target, model, encoded, threads)
 
@@ -140,7 +140,7 @@ def _play(
     difference = tokenizer_difference(stage.loaded, draft)
     if difference:
         raise NotEligible(f"another tokenizer than the target's: {difference}")
-    check_context(stage.prompts, config.new_tokens, (draft,))
+    check_context(stage.prompts, config.new_tokens, max(config.k), (draft,))
     model = cached_model(draft.network, draft.vocab_size, f"draft={draft.name}")
     begin = time.perf_counter()
     traces = _score(stage, texts, model, draft.name, config)

@@ -36,8 +36,8 @@ def run(config: SweepConfig) -> Outcome:
     resumed = execute.resumed(config, "sweep")
     pair = open_configured(config)
     folder = resumed or execute.create(config, "sweep")
+    execute.note_or_check(folder, pair.describe(), config.seed)
     with running(folder):
-        folder.update_manifest({**pair.describe(), "seed": config.seed})
         execute.measure_steps(folder, pair, config)
         if config.mode == "replay":
             write_pair_texts(folder, pair, config)

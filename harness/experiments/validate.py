@@ -17,12 +17,15 @@ from harness.config import (
     ModelConf,
     PairConfig,
     PromptsConf,
+    SnapshotConfig,
 )
 from harness.records import RULES, UserError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
 ATTENTIONS = ("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
+
+LEAST_DRAWS = 5000
 
 Config = TypeVar("Config", bound=DoorConfig)
 
@@ -46,16 +49,33 @@ def validated(config: Config) -> Config:
 def _pair(config: PairConfig) -> None:
     for role, model in (("model", config.model), ("draft", config.draft)):
         _model(role, model)
+    if config.model.name == config.draft.name and config.model.id != config.draft.id:
+        raise UserError(
+            f"draft.name={config.draft.name}: the same as model.name, of another model; "
+            "give one of them another name (draft.name=...)"
+        )
     _prompts(config.prompts)
     _device("device.name", config.device.name)
     _decode(config.decode)
     _grid(config)
-    for key in ("new_tokens", "repetitions", "draws"):
-        _at_least_one(key, getattr(config, key, 1))
+    for key in ("new_tokens", "repetitions"):
+        _at_least_one(key, getattr(config, key))
+    _snapshot(config)
     _threads(config.threads)
     _one_of("mode", getattr(config, "mode", "measure"), ("measure", "replay"))
     _available("backend", config.backend, ("eager",), ("cuda_graphs",))
     _one_of("show", getattr(config, "show", "none"), ("none", "tokens"))
+
+
+def _snapshot(config: PairConfig) -> None:
+    if not isinstance(config, SnapshotConfig):
+        return
+    if config.draws < LEAST_DRAWS:
+        raise UserError(
+            f"draws={config.draws}: too few for a chi-square; give {LEAST_DRAWS} or more"
+        )
+    if config.show == "tokens" and 0 not in config.temperature:
+        raise UserError("show=tokens: texts are made at temperature 0 only; add it to temperature")
 
 
 def _audition(config: AuditionConfig) -> None:

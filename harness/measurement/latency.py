@@ -137,6 +137,7 @@ def _time_one(model: CausalModel, forward: Forward, context: Sequence[int], cloc
     tokens = torch.tensor(
         [context[index % len(context)] for index in range(forward.tokens)], device=model.device
     )
+    model.rewind(0)
     start = clock.now()
     model.forward(tokens)
     seconds = clock.now() - start

@@ -154,6 +154,37 @@ def law_tests(
     return tests
 
 
+def most_open(
+    target: CausalModel,
+    prompts: Sequence[Sequence[int]],
+    *,
+    num_draft_tokens: int,
+    warping: Warping,
+    seed: int,
+) -> Sequence[int]:
+    """The prompt after which the target is least certain at its most certain offset.
+
+    Where the next token is nearly certain, draws cannot tell one law from another.
+
+    Args:
+        target: whose text.
+        prompts: token ids of each.
+        num_draft_tokens: K; offsets 1..K + 1 are looked at.
+        warping: temperature above 0, top-k, top-p.
+        seed: of the forced texts, the one that `law_tests` is given.
+    """
+    law = sampler_for(warping)
+
+    def openness(prompt: Sequence[int]) -> float:
+        forced = _forced_text(target, prompt, num_draft_tokens, law, seed)
+        target.prefill(prompt[:-1])
+        last = torch.tensor(prompt[-1:], device=target.device)
+        probs = law(target.forward(torch.cat([last, forced])))
+        return float((1.0 - probs.max(-1).values).min())
+
+    return max(prompts, key=openness)
+
+
 class _Laws(NamedTuple):
     """Warped laws along the forced text: target [K + 1, vocab], draft [K, vocab]."""
 

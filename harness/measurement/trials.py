@@ -19,6 +19,9 @@ from harness.decoding.speculative import speculative_rounds
 from harness.measurement.clock import Clock
 from harness.records import Round, Rule, Trial
 
+# What torch says where it raises a plain RuntimeError: CUDA's libraries, and the CPU allocator
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+
 
 @dataclass(frozen=True)
 class Request:
@@ -74,7 +77,7 @@ def run_trial(request: Request, target: CausalModel, draft: Draft | None) -> Tri
         return _out_of_memory(empty, error, target, draft)
     except RuntimeError as error:
         # The CPU allocator raises a plain RuntimeError
-        if "memory" not in str(error).lower():
+        if not any(words in str(error).lower() for words in OUT_OF_MEMORY):
             raise
         return _out_of_memory(empty, error, target, draft)
     return _with_counts(empty, request, timed, _peak_bytes(target.device))

@@ -62,6 +62,12 @@ def open_pair(target: LoadedModel, draft: LoadedModel) -> tuple[CachedModel, Cac
     """
     check_tokenizers(target, draft)
     shared = min(target.vocab_size, draft.vocab_size)
+    highest = max(target.tokenizer.get_vocab().values(), default=0)
+    if highest >= shared:
+        raise UserError(
+            f"draft={draft.name}: the tokenizer has an id {highest}, beyond the {shared} rows of "
+            "the narrower embedding; choose a draft of the target's own family"
+        )
     return (
         cached_model(target.network, shared, f"model={target.name}"),
         cached_model(draft.network, shared, f"draft={draft.name}"),

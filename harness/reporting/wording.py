@@ -76,11 +76,15 @@ def verdicts(run: "StoredRun") -> tuple[str, ...]:
 def snapshot(results: Sequence[str]) -> str:
     """The snapshot's outcome: FAIL if any fails, else TIE if any ties, else PASS."""
     worst = next((word for word in ("FAIL", "TIE") if word in results), "PASS")
-    counts = ", ".join(f"{results.count(word)} {word}" for word in ("PASS", "TIE", "FAIL"))
+    if set(results) == {"UNTESTED"}:
+        worst = "UNTESTED"
+    words = ("PASS", "TIE", "FAIL", *(["UNTESTED"] if "UNTESTED" in results else []))
+    counts = ", ".join(f"{results.count(word)} {word}" for word in words)
     meaning = {
         "PASS": "speculation left the output unchanged",
         "TIE": "the output differs only where two tokens tie within rounding noise",
         "FAIL": "speculation changed the output",
+        "UNTESTED": "the target is nearly certain of every token, so no law could be tested",
     }[worst]
     return f"{worst}: {meaning} ({len(results)} checks: {counts})."
 

@@ -18,6 +18,7 @@ import numpy as np
 from harness.theory.evidence import Candidate
 from harness.theory.intervals import (
     MIN_PROMPTS,
+    MIN_SET,
     Array,
     Index,
     Interval,
@@ -104,7 +105,7 @@ def draw_prompts(
             drawn = rng.multinomial(size, np.full(size, 1.0 / size), draws).astype(np.float64)
             parts.append((members, np.concatenate([np.ones((1, size)), drawn])))
     sizes = [len(members) for members, _ in parts]
-    enough = sum(sizes) >= MIN_PROMPTS and min(sizes) > 1
+    enough = sum(sizes) >= MIN_PROMPTS and min(sizes) >= MIN_SET
     level = expanded_level(sum(sizes), len(sizes)) if enough else None
     return PromptDraws(tuple(parts), shares, level)
 

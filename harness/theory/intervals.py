@@ -30,6 +30,9 @@ Array = NDArray[np.float64]
 Index = NDArray[np.intp]
 
 MIN_PROMPTS = 8
+# Resampling two or three prompts of a set cannot show how much they vary: with four sets of two,
+# nulls said `speculate` in 19 % of simulations.
+MIN_SET = 4
 CONFIDENCE = 0.95
 RESAMPLES = 4000
 
@@ -121,7 +124,7 @@ def bootstrap_interval(
         finite on every resample.
     """
     parts = [columns[members] for _, members in strata_indices(strata)]
-    if len(columns) < MIN_PROMPTS or min(len(part) for part in parts) < 2:
+    if len(columns) < MIN_PROMPTS or min(len(part) for part in parts) < MIN_SET:
         return None
     level = expanded_level(len(columns), len(parts))
 

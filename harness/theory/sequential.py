@@ -24,7 +24,7 @@ from scipy.special import stdtrit
 
 from harness.records import UserError
 from harness.theory.evidence import Candidate, Evidence
-from harness.theory.intervals import MIN_PROMPTS, Array, Index, set_weights, strata_indices
+from harness.theory.intervals import MIN_PROMPTS, MIN_SET, Array, Index, set_weights, strata_indices
 
 ERROR = 0.05
 BATCH = 8
@@ -159,7 +159,7 @@ def look(
     scored = {**race.scored, **dict.fromkeys(race.to_score, size)}
     strata = strata_indices(evidence.prompt_sets)
     stopped: list[Stopped] = []
-    if size >= MIN_PROMPTS and min(len(members) for _, members in strata) > 1:
+    if size >= MIN_PROMPTS and min(len(members) for _, members in strata) >= MIN_SET:
         level = error / len(race.drafts) / race.looks
         stopped = _dominated(race.running, _costs(evidence, weights), strata, level)
     gone = [entry.draft for entry in stopped]

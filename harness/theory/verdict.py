@@ -20,7 +20,7 @@ import numpy as np
 from harness.records import Decision, Verdict
 from harness.theory.crossfit import Held, cross_fit, workload_of
 from harness.theory.evidence import Candidate, Evidence, Facts, Timed, evidence_from_trials
-from harness.theory.intervals import MIN_PROMPTS
+from harness.theory.intervals import MIN_PROMPTS, MIN_SET
 
 __all__ = ["Evidence", "Facts", "Timed", "decide", "evidence_from_trials", "least_regret"]
 
@@ -82,7 +82,7 @@ def decide(
 def _decision(held: Held) -> Decision:
     if held.chose == held.folds and held.interval.lo > 1.0:
         return "speculate"
-    if held.chose == 0 or held.ceiling < 1.0:
+    if held.ceiling < 1.0 or (held.chose == 0 and held.interval.hi < 1.0):
         return "does_not_pay"
     return "undecided"
 
@@ -91,8 +91,8 @@ def _too_few(strata: tuple[str, ...]) -> str:
     """Why there is no interval."""
     if len(strata) < MIN_PROMPTS:
         return f"{len(strata)} prompts, and below {MIN_PROMPTS} there is no interval"
-    alone = next((name for name in strata if strata.count(name) == 1), strata[0])
-    return f"prompt set {alone!r} needs at least 2 prompts that differ"
+    small = next((name for name in strata if strata.count(name) < MIN_SET), strata[0])
+    return f"prompt set {small!r} needs at least {MIN_SET} prompts that differ"
 
 
 def _label(best: Candidate, evidence: Evidence) -> str:
