@@ -13,7 +13,7 @@ such a cell is marked, and its own-text test stands in.
 
 own text: given the texts that the loop emitted, replay says the whole law of the rounds, not only
 their mean. The p-value of the observed total under it is exact, rare events included; for the
-n-gram drafter, whose tokens stand or fall with the text, it is 1 where all rounds are equal, else 0.
+n-gram drafter, whose tokens stand or fall with the text, it is 1 or 0: equal or not.
 
 Variance: of rounds per token, prompts held fixed, times the target tokens spent, replay's over the
 loop's. Replay is the loop's mean given the text, so its is the lower one. The n-gram drafter has
@@ -318,7 +318,8 @@ def main() -> int:
     if cells:
         console.print(
             f"least Holm-adjusted p over {len(cells)} cells: {min(independent):.3g} independent, "
-            f"{min(own):.3g} own text; variance per target token {np.median(ratios):.2f}x the loop's (median over the model drafts, "
+            f"{min(own):.3g} own text; variance per target token "
+            f"{np.median(ratios):.2f}x the loop's (median over the model drafts, "
             f"{min(ratios):.2f} to {max(ratios):.2f})"
         )
     console.print(f"{perf_counter() - begin:.0f} s")

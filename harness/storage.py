@@ -127,7 +127,6 @@ class RunFolder:
             )
         run = cls(path, manifest)
         run._drop_torn_line()
-        run.update_manifest({"status": "running"})
         return run
 
     def append_trial(self, trial: Trial) -> None:

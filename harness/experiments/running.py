@@ -9,6 +9,7 @@ from harness.storage import RunFolder
 @contextmanager
 def running(folder: RunFolder) -> Iterator[None]:
     """Mark the run failed if the block raises; what was measured stays."""
+    folder.update_manifest({"status": "running"})
     try:
         yield
     except KeyboardInterrupt as stop:
