@@ -48,7 +48,7 @@ def speculative_rounds(
         noise: at least budget + K + 1 positions.
         rule: which draft tokens stand; see verification.py.
     """
-    verifier = _Verifier(warping, rule, noise)
+    verifier = Verifier(warping, rule, noise)
     last = torch.tensor([last_token], device=target.device)
     position = 0
     while True:
@@ -59,7 +59,7 @@ def speculative_rounds(
         decision = verifier(logits, proposal, position)
         next_token = decision.next_token.unsqueeze(0)
         # The round's one host read
-        accepted, *tokens = _host(
+        accepted, *tokens = host_tokens(
             torch.cat([decision.accepted.unsqueeze(0), proposal.tokens, next_token])
         )
         drafted = len(tokens) - 1
@@ -74,7 +74,7 @@ def speculative_rounds(
         yield done
 
 
-def _host(tokens: Tensor) -> list[int]:
+def host_tokens(tokens: Tensor) -> list[int]:
     """Read a vector of integers back from the device."""
     return tokens.tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
@@ -102,7 +102,7 @@ def emitted_round(
     return Round(emitted, accepted, drafted, "bonus" if accepted == drafted else "rejected")
 
 
-class _Verifier:
+class Verifier:
     """One generation's acceptance rule with its laws and its noise bound."""
 
     def __init__(self, warping: Warping, rule: Rule, noise: Noise) -> None:

@@ -15,6 +15,9 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+# Positions per chunk while a cache is filled for timing, all sequences together
+FILL_POSITIONS = 4096
+
 
 def output_weight(network: PreTrainedModel) -> Tensor:
     """The output head's weight, [vocab with padding, hidden]."""
@@ -30,6 +33,7 @@ class CachedModel:
     """
 
     rewinding = "crop"
+    engine = "transformers"
 
     def __init__(self, network: PreTrainedModel, vocab_size: int) -> None:
         """Wrap `network`; logits are cut to `vocab_size`, the width target and draft share."""
@@ -59,6 +63,24 @@ class CachedModel:
         """Append `tokens` [n]; return the logits after each, [n, vocab]."""
         return self._run(tokens)
 
+    @torch.inference_mode()
+    def fill(self, batch: int, context_tokens: int) -> None:
+        """Make the cache one of `batch` sequences with `context_tokens` each, for timing.
+
+        What they hold is arbitrary: a step's time does not depend on the values.
+        """
+        self._cache = self._new_cache()
+        chunk = max(1, FILL_POSITIONS // batch)
+        for start in range(0, context_tokens, chunk):
+            count = min(chunk, context_tokens - start)
+            tokens = torch.arange(start, start + count) % min(self.vocab_size, 997)
+            self._run_batch(tokens.repeat(batch, 1), logits_to_keep=1)
+
+    @torch.inference_mode()
+    def forward_batch(self, tokens: Tensor) -> Tensor:
+        """Append `tokens` [batch, n]; return the logits after each, [batch, n, vocab]."""
+        return self._run_batch(tokens)
+
     def rewind(self, count: int) -> None:
         """Forget the last `count` cached tokens."""
         if count:
@@ -68,13 +90,16 @@ class CachedModel:
         return DynamicCache()
 
     def _run(self, tokens: Tensor, logits_to_keep: int = 0) -> Tensor:
+        return self._run_batch(tokens.unsqueeze(0), logits_to_keep)[0]
+
+    def _run_batch(self, tokens: Tensor, logits_to_keep: int = 0) -> Tensor:
         output = self.network(
-            input_ids=tokens.to(self.network.device).unsqueeze(0),
+            input_ids=tokens.to(self.network.device),
             past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=logits_to_keep,
         )
-        return output.logits[0, :, : self.vocab_size]
+        return output.logits[..., : self.vocab_size]
 
 
 class SnapshotModel(CachedModel):
