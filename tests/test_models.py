@@ -10,6 +10,7 @@ from transformers import MistralConfig, PreTrainedModel, Qwen3NextConfig
 
 from harness.config import ModelConf, PromptsConf
 from harness.models.cached import CachedModel, SnapshotModel
+from harness.models.lean.model import LeanModel
 from harness.models.load import LoadedModel, load, resolve_device
 from harness.models.pairing import open_pair, tokenizer_difference
 from harness.models.probe import cached_model, rewind_error
@@ -136,7 +137,8 @@ def test_the_probe_notices_a_recurrent_state_that_is_only_cropped() -> None:
 
 
 def test_a_model_that_cannot_be_rewound_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CachedModel, "rewind", lambda _self, _count: None)
+    for kind in (CachedModel, LeanModel):
+        monkeypatch.setattr(kind, "rewind", lambda _self, _count: None)
     monkeypatch.setattr(SnapshotModel, "rewind", lambda _self, _count: None)
     with pytest.raises(UserError, match=r"draft=x: its cache cannot be rewound.*crop.*snapshot"):
         cached_model(qwen3(), 1024, "draft=x")

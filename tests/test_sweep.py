@@ -19,7 +19,7 @@ from harness.experiments.outcome import Outcome
 from harness.experiments.pair import open_configured
 from harness.experiments.requests import plan
 from harness.measurement.trials import run_trial
-from harness.models.cached import CachedModel
+from harness.models.lean.model import LeanModel
 from harness.records import UserError
 from harness.storage import RESULT_COLUMNS, StoredRun, load
 
@@ -176,10 +176,10 @@ def test_resuming_after_the_prompts_changed_is_refused(tmp_path: Path) -> None:
 def test_a_cell_out_of_memory_is_recorded_and_the_sweep_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forward = CachedModel.forward
+    forward = LeanModel.forward
     generating = False
 
-    def limited(self: CachedModel, tokens: torch.Tensor) -> torch.Tensor:
+    def limited(self: LeanModel, tokens: torch.Tensor) -> torch.Tensor:
         if generating and len(tokens) == 5:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
         return forward(self, tokens)
@@ -193,7 +193,7 @@ def test_a_cell_out_of_memory_is_recorded_and_the_sweep_goes_on(
     from harness.experiments import execute
 
     measure = execute.measure_steps
-    monkeypatch.setattr(CachedModel, "forward", limited)
+    monkeypatch.setattr(LeanModel, "forward", limited)
     monkeypatch.setattr("harness.experiments.execute.measure_steps", steps_then)
     outcome = sweep.run(config(tmp_path, "prompts.limit=2", "temperature=[0]"))
     assert outcome.status == 1

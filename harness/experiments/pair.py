@@ -11,8 +11,9 @@ from harness.config import PairConfig
 from harness.measurement import environment
 from harness.measurement.latency import Player
 from harness.models.cached import CachedModel
-from harness.models.load import LoadedModel, load, resolve_device
+from harness.models.load import LoadedModel, load, resolve_device, tenant
 from harness.models.pairing import open_pair
+from harness.models.room import cached_tokens, check_room
 from harness.models.text import encode
 from harness.records import Prompt, UserError
 
@@ -70,8 +71,8 @@ class Pair:
         return {
             "environment": environment.describe(self.device),
             "models": {
-                "target": {**self.target.describe(), "rewinding": self.target_model.rewinding},
-                "draft": {**self.draft.describe(), "rewinding": self.draft_model.rewinding},
+                "target": {**self.target.describe(), **self.target_model.describe()},
+                "draft": {**self.draft.describe(), **self.draft_model.describe()},
             },
             **describe_prompts(self.prompts),
         }
@@ -91,6 +92,7 @@ def open_configured(config: PairConfig) -> Pair:
         )
     prompts = prompt_sets.load(config.prompts)
     device = resolve_device(config.device.name)
+    _check_room(config, prompts, device)
     target = load(config.model, "model", device)
     draft = load(config.draft, "draft", device)
     target_model, draft_model = open_pair(target, draft)
@@ -102,6 +104,15 @@ def open_configured(config: PairConfig) -> Pair:
     context = longest(encoded)
     threads = environment.settle_threads(config.threads, (target_model, draft_model), context)
     return Pair(target, draft, target_model, draft_model, encoded, target_model.device, threads)
+
+
+def _check_room(config: PairConfig, prompts: Sequence[Prompt], device: torch.device) -> None:
+    """Refuse a pair that, with the caches of the longest generation, exceeds the memory."""
+    roles = (("model", config.model), ("draft", config.draft))
+    wanted = [tenant(conf, role, device) for role, conf in roles]
+    texts = [turn for prompt in prompts for turn in prompt.turns]
+    positions = cached_tokens(texts, config.new_tokens, max(config.k))
+    check_room([entry for entry in wanted if entry is not None], positions)
 
 
 def longest(prompts: Sequence[EncodedPrompt]) -> list[int]:

@@ -95,7 +95,7 @@ def describe(stage: Stage) -> dict[str, Any]:
     """The manifest's entries about the target, the prompts and the machine."""
     return {
         "environment": environment.describe(stage.model.device),
-        "models": {"target": {**stage.loaded.describe(), "rewinding": stage.model.rewinding}},
+        "models": {"target": {**stage.loaded.describe(), **stage.model.describe()}},
         **describe_prompts(stage.prompts),
     }
 

@@ -28,6 +28,13 @@ def output_weight(network: PreTrainedModel) -> Tensor:
 class CachedModel:
     """A causal model with a cache of one sequence, rewound by cropping.
 
+    Attributes:
+        network: transformers' model.
+        vocab_size: width of the logits.
+        rewinding: how the cache is rewound; the manifest says it.
+        engine: whose forward runs, transformers' or the lean one.
+        engine_reason: why not a faster engine, or None.
+
     The cache is transformers' DynamicCache without a config: sliding-window layers then keep every
     key and mask the old ones, which is identical in result and can be cropped past the window.
     """
@@ -37,6 +44,7 @@ class CachedModel:
 
     def __init__(self, network: PreTrainedModel, vocab_size: int) -> None:
         """Wrap `network`; logits are cut to `vocab_size`, the width target and draft share."""
+        self.engine_reason: str | None = None
         self.network = network
         self.vocab_size = vocab_size
         self._cache: Any = self._new_cache()
@@ -57,6 +65,11 @@ class CachedModel:
         self._cache = self._new_cache()
         if tokens:
             self._run(torch.tensor(tokens), logits_to_keep=1)
+
+    def describe(self) -> dict[str, Any]:
+        """What the manifest says of how it runs."""
+        reason = {"engine_reason": self.engine_reason} if self.engine_reason else {}
+        return {"rewinding": self.rewinding, "engine": self.engine, **reason}
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor) -> Tensor:

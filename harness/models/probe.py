@@ -9,6 +9,8 @@ import torch
 from transformers import PreTrainedModel
 
 from harness.models.cached import CachedModel, SnapshotModel
+from harness.models.lean.model import LeanModel
+from harness.models.lean.weights import unsupported
 from harness.records import UserError
 
 # Logits of two orders of the same sums, relative to the largest: rounding stays far below these,
@@ -26,6 +28,9 @@ def cached_model(network: PreTrainedModel, vocab_size: int, name: str) -> Cached
         UserError: none does; the reasons are named.
     """
     reasons: list[str] = []
+    lean, why_not = lean_model(network, vocab_size)
+    if lean is not None:
+        return lean
     for kind in _candidates(network):
         try:
             model = kind(network, vocab_size)
@@ -33,15 +38,50 @@ def cached_model(network: PreTrainedModel, vocab_size: int, name: str) -> Cached
         except (AttributeError, IndexError, NotImplementedError, TypeError, ValueError) as problem:
             reasons.append(f"{kind.rewinding}: {type(problem).__name__}: {problem}")
             continue
-        allowed = TOLERANCE.get(network.dtype, COARSE_TOLERANCE)
-        if error <= allowed:
-            model.prefill([])
+        if error <= allowed_error(network):
+            model.engine_reason = why_not
             return model
         reasons.append(f"{kind.rewinding}: logits off by {error:.2g} of their range")
     raise UserError(
         f"{name}: its cache cannot be rewound, so it cannot take part in speculative decoding "
         f"({'; '.join(reasons)})"
     )
+
+
+def allowed_error(network: PreTrainedModel) -> float:
+    """How far two orders of the same sums may be apart, relative to the largest logit."""
+    return TOLERANCE.get(network.dtype, COARSE_TOLERANCE)
+
+
+def lean_model(network: PreTrainedModel, vocab_size: int) -> tuple[LeanModel | None, str | None]:
+    """The lean forward for `network` if it can have one, or why not.
+
+    It must say the same as transformers' forward, and rewind as well.
+    """
+    reason = unsupported(network)
+    if reason is not None:
+        return None, reason
+    try:
+        model = LeanModel(network, vocab_size)
+        errors = (forward_error(model), rewind_error(model))
+    except (AttributeError, IndexError, NotImplementedError, TypeError, ValueError) as problem:
+        return None, f"the lean forward does not fit it ({type(problem).__name__}: {problem})"
+    if max(errors) > allowed_error(network):
+        return None, f"the lean forward's logits are off by {max(errors):.2g} of their range"
+    return model, None
+
+
+def forward_error(model: CachedModel) -> float:
+    """How far a model's logits are from transformers' own forward, relative to the largest."""
+    tokens = [(37 * index + 11) % min(model.vocab_size, 997) for index in range(CONTEXT)]
+    reference = CachedModel(model.network, model.vocab_size).forward(torch.tensor(tokens))
+    model.prefill([])
+    logits = model.forward(torch.tensor(tokens))
+    model.prefill(tokens[:-1])
+    last = model.forward(torch.tensor(tokens[-1:]))
+    model.prefill([])
+    error = torch.maximum((logits - reference).abs().max(), (last - reference[-1:]).abs().max())
+    return float(error / reference.abs().max().clamp_min(1e-9))
 
 
 def rewind_error(model: CachedModel) -> float:

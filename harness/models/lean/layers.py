@@ -1,0 +1,144 @@
+"""The arithmetic of a decoder layer: pure functions of tensors, no cache object, no configuration.
+
+The order of operations and of roundings is that of transformers' Llama and Qwen modules
+(models/llama/modeling_llama.py, models/qwen3/modeling_qwen3.py): norms and softmax in float32, the
+rest in the weights' dtype. What differs is how often Python is asked: query, key and value are one
+product, gate and up another, a residual is added by the product that makes it, and query heads that
+share a key head are folded into rows, so that attention reads each key once.
+
+Shapes: B sequences, n positions, H query heads over G = H / KV groups, D the head's width.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from harness.models.lean.weights import Experts, Layer, Projection
+
+
+def project(x: Tensor, projection: Projection) -> Tensor:
+    """x [rows, in] -> [rows, out]."""
+    if projection.bias is None:
+        return torch.mm(x, projection.weight)
+    return torch.addmm(projection.bias, x, projection.weight)
+
+
+def project_onto(residual: Tensor, x: Tensor, projection: Projection) -> Tensor:
+    """residual [rows, out] + x [rows, in] projected."""
+    if projection.bias is not None:
+        residual = residual + projection.bias
+    return torch.addmm(residual, x, projection.weight)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Root mean square norm over the last dimension, in float32; the weight in x's dtype."""
+    wide = x.float()
+    mean = torch.linalg.vecdot(wide, wide).unsqueeze(-1) * (1.0 / x.shape[-1])
+    return (wide * torch.rsqrt(mean + eps)).to(x.dtype) * weight
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of x [B, n, heads, D]; cos and sin [n, 1, D], sin's first half negated."""
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
+
+
+def heads_of(
+    x: Tensor, layer: Layer, cos: Tensor, sin: Tensor, sizes: tuple[int, int, int], eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value of one layer.
+
+    Args:
+        x: the layer's input [B * n, hidden]; cos and sin say what n is.
+        layer: its weights.
+        cos, sin: [n, 1, D], see `rotate`.
+        sizes: (heads, kv_heads, D).
+        eps: of the norms.
+
+    Returns:
+        query [B, KV, G * n, D] with rows (group, position), key and value [B, KV, n, D].
+    """
+    heads, kv_heads, width = sizes
+    count = cos.shape[0]
+    batch = x.shape[0] // count
+    normed = rms_norm(x, layer.attention_norm, eps)
+    qkv = project(normed, layer.qkv).view(batch, count, heads + 2 * kv_heads, width)
+    query_key = qkv[:, :, : heads + kv_heads]
+    if layer.qk_norm is not None:
+        query_key = rms_norm(query_key, layer.qk_norm, eps)
+    query_key = rotate(query_key, cos, sin)
+    query = query_key[:, :, :heads]
+    if count > 1:
+        parts = query.view(batch, count, kv_heads, -1, width)
+        query = parts.permute(0, 2, 3, 1, 4)
+    folded = query.reshape(batch, kv_heads, -1, width)
+    return (
+        folded,
+        query_key[:, :, heads:].transpose(1, 2),
+        qkv[:, :, heads + kv_heads :].transpose(1, 2),
+    )
+
+
+def unfold(attended: Tensor, count: int) -> Tensor:
+    """[B, KV, G * n, D] -> [B * n, H * D]."""
+    batch, kv_heads, rows, width = attended.shape
+    if count == 1:
+        return attended.reshape(batch, -1)
+    parts = attended.view(batch, kv_heads, rows // count, count, width)
+    return parts.permute(0, 3, 1, 2, 4).reshape(batch * count, -1)
+
+
+def mlp(x: Tensor, layer: Layer, eps: float) -> Tensor:
+    """x [rows, hidden] plus the layer's MLP of its norm."""
+    normed = rms_norm(x, layer.mlp_norm, eps)
+    if layer.experts is not None:
+        return x + mixture(normed, layer.experts)
+    assert layer.gate_up is not None
+    assert layer.down is not None
+    gate, up = project(normed, layer.gate_up).chunk(2, -1)
+    return project_onto(x, F.silu(gate) * up, layer.down)
+
+
+def mixture(x: Tensor, experts: Experts) -> Tensor:
+    """The chosen experts of each row of x [rows, hidden], weighted.
+
+    Rows are sorted by expert, and each expert's rows are one product of a grouped matrix product
+    where the device has one; elsewhere the chosen experts' weights are gathered, which reads no
+    more than it must but copies. Neither asks the host which experts were chosen.
+    """
+    scores = torch.softmax(F.linear(x, experts.router), dim=-1, dtype=torch.float32)
+    shares, chosen = torch.topk(scores, experts.top_k, dim=-1)
+    if experts.normalise:
+        shares = shares / shares.sum(-1, keepdim=True)
+    shares = shares.to(x.dtype)
+    if grouped_products(x):
+        return _grouped_mixture(x, experts, shares, chosen)
+    gate_up = experts.gate_up[chosen]  # [rows, k, 2 ffn, hidden]
+    gate, up = torch.einsum("rkfh,rh->rkf", gate_up, x).chunk(2, -1)
+    inner = F.silu(gate) * up
+    return torch.einsum("rkhf,rkf,rk->rh", experts.down[chosen], inner, shares)
+
+
+def grouped_products(x: Tensor) -> bool:
+    """Whether torch has a grouped matrix product for x (bfloat16 on a CUDA card of 2022 or later)."""
+    return (
+        x.is_cuda
+        and x.dtype == torch.bfloat16
+        and hasattr(torch, "_grouped_mm")
+        and torch.cuda.get_device_capability(x.device) >= (9, 0)
+    )
+
+
+def _grouped_mixture(x: Tensor, experts: Experts, shares: Tensor, chosen: Tensor) -> Tensor:
+    rows, top_k = chosen.shape
+    flat = chosen.reshape(-1)
+    order = flat.argsort(stable=True)
+    every = torch.arange(experts.gate_up.shape[0], device=x.device)
+    ends = torch.searchsorted(flat[order], every, right=True).to(torch.int32)
+    sorted_rows = x[order // top_k]
+    gate, up = torch._grouped_mm(
+        sorted_rows, experts.gate_up.transpose(1, 2), offs=ends
+    ).chunk(2, -1)
+    out = torch._grouped_mm(F.silu(gate) * up, experts.down.transpose(1, 2), offs=ends)
+    back = torch.empty_like(out)
+    back[order] = out
+    return (back.view(rows, top_k, -1) * shares.unsqueeze(-1)).sum(1)

@@ -1,0 +1,217 @@
+"""A network's weights as the lean forward wants them: query, key and value fused, gate and up too.
+
+Fusing does not cost memory: the fused matrix takes the place of its parts, and the network's own
+parameters become views of its rows, so that transformers' forward goes on working beside ours.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+FAMILIES = frozenset(
+    {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+    | {"Qwen3MoeForCausalLM"}
+)
+# Rotary tables that do not depend on how long the text has become
+ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A linear layer: `weight` is [in, out] (a transposed view), `bias` [out] or None."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture of experts.
+
+    Attributes:
+        router: [experts, hidden].
+        gate_up: [experts, 2 * ffn, hidden].
+        down: [experts, hidden, ffn].
+        top_k: experts per token.
+        normalise: whether the chosen experts' shares are made to sum to one.
+    """
+
+    router: Tensor
+    gate_up: Tensor
+    down: Tensor
+    top_k: int
+    normalise: bool
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One decoder layer.
+
+    Attributes:
+        attention_norm, mlp_norm: [hidden].
+        qkv: hidden -> (heads + 2 * kv_heads) * head_dim.
+        qk_norm: [heads + kv_heads, head_dim], or None where the family has none.
+        output: heads * head_dim -> hidden.
+        gate_up, down: the dense MLP, or None.
+        experts: the mixture, or None.
+    """
+
+    attention_norm: Tensor
+    qkv: Projection
+    qk_norm: Tensor | None
+    output: Projection
+    mlp_norm: Tensor
+    gate_up: Projection | None
+    down: Projection | None
+    experts: Experts | None
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A whole network.
+
+    Attributes:
+        layers: in order.
+        embedding: [vocab, hidden].
+        norm: [hidden], the last one.
+        head: hidden -> vocab, cut to the width in use.
+        heads, kv_heads, head_dim: of every layer.
+        eps: of every norm.
+    """
+
+    layers: tuple[Layer, ...]
+    embedding: Tensor
+    norm: Tensor
+    head: Projection
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+
+
+def unsupported(network: PreTrainedModel) -> str | None:
+    """Why the lean forward cannot stand in for this network's own, or None if it may."""
+    name, config = type(network).__name__, network.config
+    if name not in FAMILIES:
+        return f"{name} is not of the Llama family"
+    if getattr(config, "quantization_config", None) is not None:
+        return "its weights are quantized"
+    if len({(tensor.device, tensor.dtype) for tensor in network.parameters()}) != 1:
+        return "its weights are spread over devices or dtypes"
+    if next(network.parameters()).device.type == "meta" or hasattr(network, "hf_device_map"):
+        return "its weights are offloaded"
+    if set(getattr(config, "layer_types", None) or ["full_attention"]) != {"full_attention"}:
+        return "not all of its layers attend to everything"
+    if name == "MistralForCausalLM" and getattr(config, "sliding_window", None):
+        return "its attention slides"
+    if config.hidden_act != "silu":
+        return f"its activation is {config.hidden_act}"
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    return None if rope in ROPE_TYPES else f"its rotary embedding is {rope}"
+
+
+@torch.no_grad()
+def weights_of(network: PreTrainedModel, vocab_size: int) -> Weights:
+    """Take the weights, fusing projections in place.
+
+    Args:
+        network: one that `unsupported` has nothing against.
+        vocab_size: width of the logits wanted.
+
+    Raises:
+        AttributeError: the network is not built as its family is in the releases we know.
+    """
+    inner: Any = network.model
+    config: Any = network.config
+    head: Any = network.get_output_embeddings()
+    bias = None if head.bias is None else head.bias[:vocab_size]
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return Weights(
+        layers=tuple(_layer(layer, config) for layer in inner.layers),
+        embedding=inner.embed_tokens.weight,
+        norm=inner.norm.weight,
+        head=Projection(head.weight[:vocab_size].t(), bias),
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=head_dim,
+        eps=config.rms_norm_eps,
+    )
+
+
+def _layer(layer: Any, config: Any) -> Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    qk_norm = None
+    if hasattr(attention, "q_norm"):
+        counts = (config.num_attention_heads, config.num_key_value_heads)
+        norms = (attention.q_norm.weight, attention.k_norm.weight)
+        qk_norm = torch.cat([norm.expand(n, -1) for n, norm in zip(counts, norms, strict=True)])
+    dense = hasattr(mlp, "gate_proj")
+    return Layer(
+        attention_norm=layer.input_layernorm.weight,
+        qkv=_fused(attention.q_proj, attention.k_proj, attention.v_proj),
+        qk_norm=qk_norm,
+        output=_fused(attention.o_proj),
+        mlp_norm=layer.post_attention_layernorm.weight,
+        gate_up=_fused(mlp.gate_proj, mlp.up_proj) if dense else None,
+        down=_fused(mlp.down_proj) if dense else None,
+        experts=None if dense else _experts(mlp),
+    )
+
+
+def _experts(mlp: Any) -> Experts:
+    return Experts(
+        router=mlp.gate.weight,
+        gate_up=mlp.experts.gate_up_proj,
+        down=mlp.experts.down_proj,
+        top_k=mlp.gate.top_k,
+        normalise=mlp.gate.norm_topk_prob,
+    )
+
+
+def _fused(*parts: Any) -> Projection:
+    """One projection out of several with the same input; the parts become views of its rows."""
+    if len(parts) == 1:
+        return Projection(parts[0].weight.t(), parts[0].bias)
+    weight = _joined([part.weight for part in parts])
+    biases = [part.bias for part in parts]
+    return Projection(weight.t(), None if biases[0] is None else _joined(biases))
+
+
+def _joined(tensors: list[Tensor]) -> Tensor:
+    """Concatenate rows, and let each tensor share the result's memory.
+
+    A network opened twice has its parts joined already: they are then recognised, not copied.
+    """
+    first, end = tensors[0], 0
+    whole = sum(tensor.shape[0] for tensor in tensors)
+    pointer, joined = first.data_ptr(), True
+    for tensor in tensors:
+        joined = joined and tensor.data_ptr() == pointer + end * first.element_size()
+        end += tensor.numel()
+    storage = first.untyped_storage().nbytes() // first.element_size() - first.storage_offset()
+    if joined and storage >= end:
+        return first.data.as_strided((whole, *first.shape[1:]), first.stride())
+    result = torch.cat([tensor.data for tensor in tensors])
+    for tensor, part in zip(
+        tensors, result.split([tensor.shape[0] for tensor in tensors]), strict=True
+    ):
+        tensor.data = part
+    return result
+
+
+def rotary_tables(network: PreTrainedModel, positions: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [positions, 1, D] of the network's own rotary embedding.
+
+    The first half of the sines is negated, so that a rotation is x * cos + roll(x) * sin.
+    """
+    inner: Any = network.model
+    probe = inner.embed_tokens.weight[:1].unsqueeze(0)
+    ids = torch.arange(positions, device=probe.device).unsqueeze(0)
+    with torch.no_grad():
+        cos, sin = inner.rotary_emb(probe, ids)
+    half = sin.shape[-1] // 2
+    signed = torch.cat([-sin[0, :, :half], sin[0, :, half:]], dim=-1)
+    return cos[0].unsqueeze(1), signed.unsqueeze(1)

@@ -1,0 +1,214 @@
+"""The lean forward says what transformers' own forward says, for every family it claims."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3MoeConfig,
+)
+
+from harness.models.cached import CachedModel
+from harness.models.lean.model import CAPACITY, SHORT, LeanModel
+from harness.models.lean.weights import unsupported
+from harness.models.probe import cached_model, lean_model
+from tests.random_models import qwen3, random_model
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    "initializer_range": 0.2,
+}
+
+
+def llama() -> PreTrainedModel:
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    return random_model(LlamaConfig(**SIZES, rope_parameters=rope, tie_word_embeddings=True))
+
+
+def biased_llama() -> PreTrainedModel:
+    return shaken(random_model(LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True)))
+
+
+def qwen2() -> PreTrainedModel:
+    return shaken(random_model(Qwen2Config(**SIZES)))
+
+
+def mistral() -> PreTrainedModel:
+    return random_model(MistralConfig(**SIZES, sliding_window=None))
+
+
+def mixture(*, normalise: bool = True) -> PreTrainedModel:
+    return random_model(
+        Qwen3MoeConfig(
+            **SIZES,
+            head_dim=16,
+            num_experts=8,
+            num_experts_per_tok=3,
+            moe_intermediate_size=24,
+            norm_topk_prob=normalise,
+            mlp_only_layers=[1],
+        )
+    )
+
+
+def plain_mixture() -> PreTrainedModel:
+    return mixture(normalise=False)
+
+
+def shaken(network: PreTrainedModel) -> PreTrainedModel:
+    """Biases and norms start as zeros and ones, which would hide that they are not used."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, tensor in network.named_parameters():
+            if name.endswith("bias") or "norm" in name:
+                tensor.add_(torch.randn(tensor.shape, generator=generator) * 0.3)
+    return network
+
+
+def shaken_qwen3() -> PreTrainedModel:
+    return shaken(qwen3(vocab=128))
+
+
+FAMILIES = [
+    llama,
+    biased_llama,
+    qwen2,
+    mistral,
+    shaken_qwen3,
+    mixture,
+    plain_mixture,
+]
+TOKENS = [(37 * index + 11) % 101 for index in range(2 * SHORT + 20)]
+
+
+def reference(network: PreTrainedModel, tokens: list[int]) -> torch.Tensor:
+    return CachedModel(network, 100).forward(torch.tensor(tokens))
+
+
+@pytest.mark.parametrize("build", FAMILIES)
+def test_logits_are_those_of_transformers(build: Callable[[], PreTrainedModel]) -> None:
+    network = build()
+    assert unsupported(network) is None
+    expected = reference(network, TOKENS)
+    model = LeanModel(network, 100)
+    for cut in (1, 7, SHORT + 30):
+        model.prefill(TOKENS[:cut])
+        pieces = [model.forward(torch.tensor(TOKENS[cut : cut + 1]))]
+        pieces.append(model.forward(torch.tensor(TOKENS[cut + 1 : cut + 6])))
+        pieces.append(model.forward(torch.tensor(TOKENS[cut + 6 :])))
+        assert torch.allclose(torch.cat(pieces), expected[cut:], atol=2e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("build", [shaken_qwen3, mixture])
+def test_a_rewind_forgets_what_was_wrong(build: Callable[[], PreTrainedModel]) -> None:
+    network = build()
+    model = LeanModel(network, 100)
+    model.prefill(TOKENS[:20])
+    model.forward(torch.tensor([*TOKENS[20:22], 3, 4, 5]))
+    model.rewind(3)
+    assert model.cached_tokens == 22
+    logits = model.forward(torch.tensor(TOKENS[22:24]))
+    assert torch.allclose(logits, reference(network, TOKENS[:24])[22:], atol=2e-4, rtol=1e-3)
+
+
+def test_a_cache_grows_without_forgetting() -> None:
+    network = llama()
+    model = LeanModel(network, 100)
+    tokens = (TOKENS * 6)[: CAPACITY + 8]
+    model.prefill(tokens[: CAPACITY - 2])
+    logits = model.forward(torch.tensor(tokens[CAPACITY - 2 :]))
+    expected = reference(network, tokens)[CAPACITY - 2 :]
+    assert torch.allclose(logits, expected, atol=1e-3, rtol=1e-3)
+
+
+def test_a_batch_computes_each_row_alone() -> None:
+    network = shaken_qwen3()
+    model = LeanModel(network, 100)
+    rows = torch.tensor([TOKENS[:5], TOKENS[30:35]])
+    model.fill(2, 0)
+    logits = model.forward_batch(rows)
+    for row, tokens in zip(logits, rows.tolist(), strict=True):
+        assert torch.allclose(row, reference(network, tokens), atol=2e-4, rtol=1e-3)
+    model.prefill(TOKENS[:4])
+    assert model.forward(torch.tensor([7])).shape == (1, 100)
+
+
+@pytest.mark.parametrize("kind", [CachedModel, LeanModel])
+def test_a_filled_cache_holds_the_context_of_every_row(kind: type[CachedModel]) -> None:
+    model = kind(shaken_qwen3(), 100)
+    model.fill(3, 40)
+    assert model.forward_batch(torch.ones(3, 2, dtype=torch.long)).shape == (3, 2, 100)
+    assert model.cached_tokens == 42
+    model.rewind(2)
+    assert model.cached_tokens == 40
+
+
+def test_fusing_shares_memory_and_leaves_the_network_as_it_was() -> None:
+    network = biased_llama()
+    before = reference(network, TOKENS[:10])
+    first = LeanModel(network, 100)
+    second = LeanModel(network, 100)
+    attention = network.model.layers[0].self_attn  # type: ignore[union-attr]
+    fused = first.weights.layers[0].qkv.weight
+    assert attention.q_proj.weight.data_ptr() == fused.data_ptr()
+    assert second.weights.layers[0].qkv.weight.data_ptr() == fused.data_ptr()
+    assert torch.equal(reference(network, TOKENS[:10]), before)
+    attention.v_proj.weight.data.zero_()
+    attention.v_proj.bias.data.zero_()
+    assert not fused[:, -16:].any()
+
+
+def test_tied_weights_stay_tied() -> None:
+    network = llama()
+    LeanModel(network, 100)
+    head: Any = network.get_output_embeddings()
+    inner: Any = network.get_input_embeddings()
+    assert head.weight.data_ptr() == inner.weight.data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (LlamaConfig(**SIZES, hidden_act="gelu"), "activation is gelu"),
+        (MistralConfig(**SIZES, sliding_window=8), "slides"),
+        (
+            LlamaConfig(
+                **SIZES,
+                rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
+            ),
+            "rotary embedding is dynamic",
+        ),
+    ],
+)
+def test_what_is_not_understood_keeps_its_own_forward(config: Any, reason: str) -> None:
+    model = cached_model(random_model(config), 100, "x")
+    assert model.engine == "transformers"
+    assert model.describe()["engine_reason"].endswith(reason)
+
+
+def test_a_forward_that_differs_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = LeanModel._logits
+    monkeypatch.setattr(LeanModel, "_logits", lambda self, hidden: logits(self, hidden * 1.5) + 1)
+    lean, reason = lean_model(qwen3(), 1024)
+    assert lean is None
+    assert reason is not None
+    assert "off by" in reason
+    assert cached_model(qwen3(), 1024, "x").engine == "transformers"
