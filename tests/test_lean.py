@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 from transformers import (
     LlamaConfig,
     MistralConfig,
@@ -13,10 +14,17 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from harness.decoding.autoregressive import autoregressive_rounds
+from harness.decoding.drafters import ModelDrafter
+from harness.decoding.sampling import Noise, Warping, sampler_for
+from harness.decoding.speculative import speculative_rounds
+from harness.decoding.verification import verify_sampled
 from harness.models.cached import CachedModel
 from harness.models.lean.model import CAPACITY, SHORT, LeanModel
+from harness.models.lean.static import PIECE, StaticModel
 from harness.models.lean.weights import unsupported
 from harness.models.probe import cached_model, lean_model
+from harness.records import Round, UserError
 from tests.random_models import qwen3, random_model
 
 SIZES: dict[str, Any] = {
@@ -212,3 +220,140 @@ def test_a_forward_that_differs_is_not_used(monkeypatch: pytest.MonkeyPatch) -> 
     assert reason is not None
     assert "off by" in reason
     assert cached_model(qwen3(), 1024, "x").engine == "transformers"
+
+
+def static(network: PreTrainedModel, *, compiled: bool = False) -> StaticModel:
+    model = StaticModel(network, 100, compiled=compiled)
+    model.reserve(3 * PIECE)
+    return model
+
+
+@pytest.mark.parametrize("build", FAMILIES)
+def test_fixed_shapes_say_what_transformers_says(build: Callable[[], PreTrainedModel]) -> None:
+    check_static(build(), compiled=False)
+
+
+def check_static(network: PreTrainedModel, *, compiled: bool) -> None:
+    expected = reference(network, TOKENS)
+    model = static(network, compiled=compiled)
+    for cut in (1, PIECE - 3):
+        model.prefill(TOKENS[:cut])
+        pieces = [model.forward(torch.tensor(TOKENS[cut : cut + 1]))]
+        model.forward(torch.tensor([3, 4, 5, 6]))
+        model.rewind(4)
+        pieces += [
+            model.forward(torch.tensor(TOKENS[cut + 1 : cut + 5])),
+            model.forward(torch.tensor(TOKENS[cut + 5 : cut + 6])),
+            model.forward(torch.tensor(TOKENS[cut + 6 : cut + 8])),
+        ]
+        logits = torch.cat(pieces)
+        assert torch.allclose(logits, expected[cut : cut + 8], atol=2e-4, rtol=1e-3)
+
+
+def test_a_static_batch_computes_each_row_alone() -> None:
+    network = shaken_qwen3()
+    model = static(network)
+    model.fill(2, 0)
+    rows = torch.tensor([TOKENS[:5], TOKENS[30:35]])
+    logits = model.forward_batch(rows)
+    for row, tokens in zip(logits, rows.tolist(), strict=True):
+        assert torch.allclose(row, reference(network, tokens), atol=2e-4, rtol=1e-3)
+    model.prefill(TOKENS[:9])
+    expected = reference(network, TOKENS[:10])[9:]
+    assert torch.allclose(model.forward(torch.tensor(TOKENS[9:10])), expected, atol=2e-4)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("k", [1, 3])
+def test_recorded_rounds_are_the_rounds_of_the_loop(temperature: float, k: int) -> None:
+    target, draft = shaken_qwen3(), shaken(qwen3(3, vocab=128, layers=1))
+    warping = Warping(temperature)
+
+    def rounds(kind: Callable[[PreTrainedModel], CachedModel], k: int) -> list[Round]:
+        model, drafter = kind(target), ModelDrafter(kind(draft), warping)
+        noise = Noise.keyed(0, "p", 0, 60, torch.device("cpu"))
+        model.prefill(TOKENS[:9])
+        options: Any = {"budget": 40, "eos": {5}, "warping": warping, "noise": noise}
+        if not k:
+            return list(autoregressive_rounds(model, TOKENS[9], **options))
+        drafter.begin(TOKENS[:10])
+        found = speculative_rounds(model, drafter, TOKENS[9], num_draft_tokens=k, **options)
+        return list(found)
+
+    def lean(network: PreTrainedModel) -> CachedModel:
+        return LeanModel(network, 100)
+
+    assert rounds(static, k) == rounds(lean, k)
+    assert rounds(static, 0) == rounds(lean, 0)
+
+
+def test_work_is_recorded_once_per_key_and_replayed() -> None:
+    model = static(shaken_qwen3())
+    model.prefill(TOKENS[:9])
+    recordings = model._recordings
+    for _ in range(5):
+        model.forward(torch.tensor([3]))
+    assert len(recordings) == 1
+    model.forward(torch.tensor([3, 4]))
+    assert len(recordings) == 2
+    assert model.cached_tokens == 16
+
+
+def test_a_full_static_cache_says_so() -> None:
+    model = static(shaken_qwen3())
+    model.fill(1, PIECE)
+    model.forward(torch.tensor([1] * (PIECE - 1)))
+    model.forward(torch.tensor([1]))
+    with pytest.raises(ValueError, match="holds 256 positions; reserve more"):
+        model.forward(torch.tensor([1]))
+
+
+def test_what_is_recorded_asks_the_host_nothing() -> None:
+    """Fake tensors have no values: a shape or a branch that needs one raises."""
+    network = mixture()
+    model = static(network)
+    model.prefill(TOKENS[:9])
+    probabilities = sampler_for(Warping(0.8, top_k=20, top_p=0.9))
+
+    def work(last: torch.Tensor, drafted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        model._offset = 0
+        laws = probabilities(model._run(torch.cat([last, drafted])))
+        uniforms = torch.ones(4, dtype=torch.float64)
+        decision = verify_sampled(laws, drafted, laws[:-1], uniforms[:-1], uniforms)
+        model._offset = None
+        return decision.accepted, decision.next_token
+
+    model._base = torch.zeros((), dtype=torch.long)
+    model._caches = [torch.zeros(cache.shape) for cache in model._caches]
+    with torch.no_grad():
+        traced = make_fx(work, tracing_mode="fake", _allow_non_fake_inputs=True)(
+            torch.tensor([3]), torch.tensor([4, 5, 6])
+        )
+    names = {str(node.target) for node in traced.graph.nodes}
+    assert not {name for name in names if "_local_scalar_dense" in name or "nonzero" in name}
+
+
+def test_graphs_need_a_cuda_device() -> None:
+    with pytest.raises(UserError, match="backend=cuda_graphs: model=x is on cpu"):
+        cached_model(qwen3(), 1024, "model=x", "cuda_graphs")
+
+
+@pytest.mark.compiled
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("build", FAMILIES)
+def test_compiled_pieces_say_what_transformers_says(build: Callable[[], PreTrainedModel]) -> None:
+    check_static(build(), compiled=True)
+
+
+@pytest.mark.compiled
+@pytest.mark.filterwarnings("default")
+def test_positions_and_lengths_compile_nothing_again() -> None:
+    network = shaken_qwen3()
+    check_static(network, compiled=True)
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    model = static(network, compiled=True)
+    model.prefill(TOKENS[:30])
+    for count in (1, 2, 3, 7, 9, 1, 2):
+        model.forward(torch.tensor(TOKENS[:count]))
+    assert not counters["stats"].get("unique_graphs", 0)

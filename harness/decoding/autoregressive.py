@@ -3,9 +3,10 @@
 from collections.abc import Collection, Iterator
 
 import torch
+from torch import Tensor
 
-from harness.decoding.protocols import CausalModel
-from harness.decoding.sampling import Noise, Warping, inverse_cdf, sampler_for
+from harness.decoding.protocols import CausalModel, recorded
+from harness.decoding.sampling import Noise, Warping, host_tokens, inverse_cdf, sampler_for
 from harness.records import Round
 
 
@@ -29,14 +30,20 @@ def autoregressive_rounds(
         noise: at least `budget` positions.
     """
     probabilities = None if warping.greedy else sampler_for(warping)
-    last = torch.tensor([last_token], device=target.device)
-    for position in range(budget):
+
+    def step(last: Tensor, uniform: Tensor) -> tuple[Tensor]:
         logits = target.forward(last)
         if probabilities is None:
-            last = logits.argmax(-1)
-        else:
-            last = inverse_cdf(probabilities(logits), noise.resample[position : position + 1])
-        token = int(last.item())
+            return (logits.argmax(-1),)
+        return (inverse_cdf(probabilities(logits), uniform),)
+
+    last = torch.tensor([last_token], device=target.device)
+    for position in range(budget):
+        uniform = noise.resample[position : position + 1]
+        (last,) = recorded(target, ("step", probabilities), step, last, uniform)
+        assert last is not None
+        # The step's one host read
+        (token,) = host_tokens(last)
         target.rewind(0)
         yield Round((token,), 0, 0, "step")
         if token in eos:

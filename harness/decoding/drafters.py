@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from harness.decoding.protocols import CausalModel, Proposal
+from harness.decoding.protocols import CausalModel, Proposal, recorded
 from harness.decoding.sampling import Warping, inverse_cdf, sampler_for
 from harness.records import Rule
 
@@ -36,9 +36,17 @@ class ModelDrafter:
     def propose(self, count: int, uniforms: Tensor) -> Proposal:
         """Propose exactly `count` tokens, on the uniforms' device; nothing is read to the host."""
         feed, draws = self._pending, uniforms.to(self._model.device)
+        key = ("propose", self._probabilities, len(feed), count)
+        tokens, laws = recorded(self._model, key, self._steps, feed, draws)
+        assert tokens is not None
+        home = uniforms.device
+        return Proposal(tokens.to(home), None if laws is None else laws.to(home))
+
+    def _steps(self, feed: Tensor, draws: Tensor) -> tuple[Tensor, Tensor | None]:
+        """One forward per draw: the tokens [count], and the laws [count, vocab] if drawn."""
         tokens: list[Tensor] = []
         laws: list[Tensor] = []
-        for index in range(count):
+        for index in range(len(draws)):
             logits = self._model.forward(feed)[-1:]
             if self._probabilities is None:
                 feed = logits.argmax(-1)
@@ -47,8 +55,7 @@ class ModelDrafter:
                 feed = inverse_cdf(law, draws[index : index + 1])
                 laws.append(law)
             tokens.append(feed)
-        home = uniforms.device
-        return Proposal(torch.cat(tokens).to(home), torch.cat(laws).to(home) if laws else None)
+        return torch.cat(tokens), torch.cat(laws) if laws else None
 
     def advance(self, proposal: Proposal, accepted: int, next_token: Tensor) -> None:
         """Forget what was rejected and take note of what is to be fed next."""

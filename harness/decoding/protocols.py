@@ -4,11 +4,13 @@ A model is a function with a memory: `forward` appends tokens to its cache and r
 after each of them, `rewind` forgets the last n. Everything the loop does is said in these two.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+
+Recorded = tuple[Tensor | None, ...]
 
 
 class CausalModel(Protocol):
@@ -30,6 +32,33 @@ class CausalModel(Protocol):
     def rewind(self, count: int) -> None:
         """Forget the last `count` cached tokens. Called once a round, with 0 as well."""
         ...
+
+
+@runtime_checkable
+class Recorder(Protocol):
+    """A model that can record what is done with its logits, and replay it as one launch."""
+
+    def recorded(
+        self, key: Hashable, work: Callable[..., Recorded], *inputs: Tensor | None
+    ) -> Recorded:
+        """Do `work(*inputs)`, which may call `forward`, and return what it returns.
+
+        Under one key the inputs' shapes and whatever else `work` knows must be the same.
+        """
+        ...
+
+
+def recorded(
+    model: CausalModel, key: Hashable, work: Callable[..., Recorded], *inputs: Tensor | None
+) -> Recorded:
+    """Do `work(*inputs)`, as one recorded launch where `model` can.
+
+    `work` must be a function of its inputs and of `model` alone: it asks the host nothing, and its
+    shapes depend on nothing but the inputs' shapes.
+    """
+    if isinstance(model, Recorder):
+        return model.recorded(key, work, *inputs)
+    return work(*inputs)
 
 
 class Proposal(NamedTuple):

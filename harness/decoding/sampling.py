@@ -9,6 +9,7 @@ indexed by text position, so that the same seed and K give the same text whateve
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -38,8 +39,19 @@ class Warping:
         return self.temperature == 0.0
 
 
+def host_tokens(tokens: Tensor) -> list[int]:
+    """Read a vector of integers back from the device: what a round or a step does once."""
+    if tokens.is_cuda:
+        pinned = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+        pinned.copy_(tokens, non_blocking=True)
+        torch.cuda.current_stream(tokens.device).synchronize()
+        tokens = pinned
+    return tokens.tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+
+
+@lru_cache(maxsize=64)
 def sampler_for(warping: Warping) -> Callable[[Tensor], Tensor]:
-    """Build the function logits [n, vocab] -> probabilities [n, vocab], in float32.
+    """The function logits [n, vocab] -> probabilities [n, vocab], in float32; one per warping.
 
     Temperature first, then top-k, then top-p, the order of transformers' generate
     (generation/utils.py, `_get_logits_processor`).

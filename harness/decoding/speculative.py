@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from harness.decoding.protocols import CausalModel, Drafter, Proposal
-from harness.decoding.sampling import Noise, Warping, sampler_for
+from harness.decoding.protocols import CausalModel, Drafter, Proposal, recorded
+from harness.decoding.sampling import Noise, Warping, host_tokens, sampler_for
 from harness.decoding.verification import (
     Decision,
     verify_exact_match,
@@ -55,13 +55,10 @@ def speculative_rounds(
         proposal = drafter.propose(
             num_draft_tokens, noise.draft[position : position + num_draft_tokens]
         )
-        logits = target.forward(torch.cat([last, proposal.tokens]))
-        decision = verifier(logits, proposal, position)
-        next_token = decision.next_token.unsqueeze(0)
+        outcome = verified(target, last, proposal, verifier, position)
         # The round's one host read
-        accepted, *tokens = host_tokens(
-            torch.cat([decision.accepted.unsqueeze(0), proposal.tokens, next_token])
-        )
+        accepted, *tokens = host_tokens(outcome)
+        next_token = outcome[-1:]
         drafted = len(tokens) - 1
         done = emitted_round(tokens, accepted, drafted, budget - position, eos)
         position += len(done.tokens)
@@ -74,9 +71,34 @@ def speculative_rounds(
         yield done
 
 
-def host_tokens(tokens: Tensor) -> list[int]:
-    """Read a vector of integers back from the device."""
-    return tokens.tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+def verified(
+    target: CausalModel, last: Tensor, proposal: Proposal, verifier: "Verifier", position: int
+) -> Tensor:
+    """Forward the proposal through the target and decide, all on the device.
+
+    Returns:
+        [n + 2] the accepted length, the n proposed tokens, and the target's own token.
+    """
+
+    def work(
+        last: Tensor, tokens: Tensor, probs: Tensor | None, *uniforms: Tensor
+    ) -> tuple[Tensor]:
+        logits = target.forward(torch.cat([last, tokens]))
+        decision = verifier.decide(logits, Proposal(tokens, probs), *uniforms)
+        accepted, own = decision.accepted.unsqueeze(0), decision.next_token.unsqueeze(0)
+        return (torch.cat([accepted, tokens, own]),)
+
+    count = proposal.tokens.shape[0]
+    (outcome,) = recorded(
+        target,
+        ("verify", verifier.key, count),
+        work,
+        last,
+        *proposal,
+        *verifier.uniforms(position, count),
+    )
+    assert outcome is not None
+    return outcome
 
 
 def emitted_round(
@@ -106,17 +128,40 @@ class Verifier:
     """One generation's acceptance rule with its laws and its noise bound."""
 
     def __init__(self, warping: Warping, rule: Rule, noise: Noise) -> None:
+        """Bind `rule`, for laws warped by `warping`, to the uniforms of `noise`."""
         self._probabilities = None if warping.greedy else sampler_for(warping)
-        self._rule = rule
+        self._rule: Rule = rule
         self._noise = noise
 
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What two verifiers with the same work have in common."""
+        return (self._probabilities, self._rule)
+
     def __call__(self, logits: Tensor, proposal: Proposal, position: int) -> Decision:
+        """Decide the round that began at text position `position`."""
+        return self.decide(logits, proposal, *self.uniforms(position, len(proposal.tokens)))
+
+    def uniforms(self, position: int, count: int) -> tuple[Tensor, Tensor]:
+        """The noise of a round of `count` drafts: accept [count] and resample [count + 1]."""
+        accept = self._noise.accept[position : position + count]
+        return accept, self._noise.resample[position : position + count + 1]
+
+    def decide(
+        self, logits: Tensor, proposal: Proposal, accept: Tensor, resample: Tensor
+    ) -> Decision:
+        """Decide a round with these uniforms.
+
+        Args:
+            logits: [n + 1, vocab] of the target.
+            proposal: n tokens.
+            accept: [n].
+            resample: [n + 1].
+        """
         tokens = proposal.tokens
         if self._probabilities is None:
             return verify_greedy(logits, tokens)
         probs = self._probabilities(logits)
-        resample = self._noise.resample[position : position + len(tokens) + 1]
         if self._rule == "exact_match":
             return verify_exact_match(probs, tokens, resample)
-        accept = self._noise.accept[position : position + len(tokens)]
         return verify_sampled(probs, tokens, proposal.probs, accept, resample)

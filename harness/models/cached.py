@@ -76,6 +76,12 @@ class CachedModel:
         """Append `tokens` [n]; return the logits after each, [n, vocab]."""
         return self._run(tokens)
 
+    def reserve(self, tokens: int) -> None:
+        """Learn how long a generation gets, the drafts of its last round included.
+
+        Caches of a fixed size are allocated here; this one grows by itself.
+        """
+
     @torch.inference_mode()
     def fill(self, batch: int, context_tokens: int) -> None:
         """Make the cache one of `batch` sequences with `context_tokens` each, for timing.

@@ -51,7 +51,9 @@ def tokenizer_difference(target: LoadedModel, draft: LoadedModel) -> str | None:
     return None
 
 
-def open_pair(target: LoadedModel, draft: LoadedModel) -> tuple[CachedModel, CachedModel]:
+def open_pair(
+    target: LoadedModel, draft: LoadedModel, backend: str = "eager"
+) -> tuple[CachedModel, CachedModel]:
     """Check the tokenizers, then wrap both with the logit width that they share.
 
     Embeddings padded to different widths are fine: no tokenizer id lies in the padding, and both
@@ -69,6 +71,6 @@ def open_pair(target: LoadedModel, draft: LoadedModel) -> tuple[CachedModel, Cac
             "the narrower embedding; choose a draft of the target's own family"
         )
     return (
-        cached_model(target.network, shared, f"model={target.name}"),
-        cached_model(draft.network, shared, f"draft={draft.name}"),
+        cached_model(target.network, shared, f"model={target.name}", backend),
+        cached_model(draft.network, shared, f"draft={draft.name}", backend),
     )

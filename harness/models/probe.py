@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from harness.models.cached import CachedModel, SnapshotModel
 from harness.models.lean.model import LeanModel
+from harness.models.lean.static import StaticModel
 from harness.models.lean.weights import unsupported
 from harness.records import UserError
 
@@ -21,15 +22,31 @@ ATTENTION_KINDS = frozenset({"full_attention", "sliding_attention", "chunked_att
 CONTEXT, VERIFIED, KEPT = 20, 6, 2
 
 
-def cached_model(network: PreTrainedModel, vocab_size: int, name: str) -> CachedModel:
-    """Wrap `network` in the first way of rewinding that the probe agrees with.
+def cached_model(
+    network: PreTrainedModel, vocab_size: int, name: str, backend: str = "eager"
+) -> CachedModel:
+    """Wrap `network` in the fastest forward that says the same as its own and can be rewound.
+
+    Args:
+        network: transformers' model.
+        vocab_size: logits are cut to it.
+        name: its key and name, for errors.
+        backend: eager, or cuda_graphs, which falls back to eager for a model that cannot; the
+            model's `engine_reason` says why.
 
     Raises:
-        UserError: none does; the reasons are named.
+        UserError: graphs are asked for without a CUDA device, or nothing rewinds it.
     """
     reasons: list[str] = []
+    no_graphs = None
+    if backend == "cuda_graphs":
+        graphed, no_graphs = graphed_model(network, vocab_size, name)
+        if graphed is not None:
+            return graphed
     lean, why_not = lean_model(network, vocab_size)
+    why_not = no_graphs or why_not
     if lean is not None:
+        lean.engine_reason = why_not
         return lean
     for kind in _candidates(network):
         try:
@@ -69,6 +86,39 @@ def lean_model(network: PreTrainedModel, vocab_size: int) -> tuple[LeanModel | N
     if max(errors) > allowed_error(network):
         return None, f"the lean forward's logits are off by {max(errors):.2g} of their range"
     return model, None
+
+
+def graphed_model(
+    network: PreTrainedModel, vocab_size: int, name: str
+) -> tuple[StaticModel | None, str | None]:
+    """The lean forward as CUDA graphs, or why not; without compiled pieces where those fail.
+
+    Raises:
+        UserError: the model is not on a CUDA device.
+    """
+    device = next(network.parameters()).device
+    if device.type != "cuda":
+        raise UserError(
+            f"backend=cuda_graphs: {name} is on {device.type}, and graphs need device=cuda; "
+            "use backend=eager"
+        )
+    reason = unsupported(network)
+    for compiled in (True, False) if reason is None else ():
+        try:
+            model = StaticModel(network, vocab_size, compiled=compiled)
+            error = max(forward_error(model), rewind_error(model))
+        except torch.OutOfMemoryError:
+            raise
+        except (AttributeError, TypeError, ValueError, RuntimeError, ImportError) as problem:
+            first = (str(problem).splitlines() or [""])[0]
+            found = f"{type(problem).__name__}: {first}"[:300]
+        else:
+            if error <= allowed_error(network):
+                model.engine_reason = reason
+                return model, None
+            found = f"logits are off by {error:.2g} of their range"
+        reason = f"{'compiled graphs' if compiled else 'graphs'}: {found}"
+    return None, f"no CUDA graphs, {reason}"
 
 
 def forward_error(model: CachedModel) -> float:

@@ -4,9 +4,9 @@ transformers' forward serves every architecture and every use; for one token of 
 of any model on a fast GPU, most of its time is Python between kernels. The modules here hold the
 same arithmetic for Llama, Qwen2, Qwen3 and Qwen3's mixtures of experts, over caches allocated once:
 
-    weights.py   a network's weights, projections fused; the network keeps views, nothing is copied
+    weights.py   a network's weights, projections fused; the network keeps views of them
     layers.py    the arithmetic, pure functions of tensors
-    model.py     LeanModel: position on the host, caches sliced; for the CPU, and for a GPU without graphs
+    model.py     LeanModel: position on the host, caches sliced; the CPU, a GPU without graphs
     static.py    StaticModel: position on the device, fixed shapes; what a CUDA graph can replay
 
 Nothing is believed: `harness.models.probe` compares the logits with transformers' own before use,

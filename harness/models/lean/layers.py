@@ -9,6 +9,8 @@ share a key head are folded into rows, so that attention reads each key once.
 Shapes: B sequences, n positions, H query heads over G = H / KV groups, D the head's width.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -17,14 +19,17 @@ from harness.models.lean.weights import Experts, Layer, Projection
 
 
 def project(x: Tensor, projection: Projection) -> Tensor:
-    """x [rows, in] -> [rows, out]."""
+    """Project x [rows, in] to [rows, out]."""
     if projection.bias is None:
         return torch.mm(x, projection.weight)
     return torch.addmm(projection.bias, x, projection.weight)
 
 
 def project_onto(residual: Tensor, x: Tensor, projection: Projection) -> Tensor:
-    """residual [rows, out] + x [rows, in] projected."""
+    """Sum of residual [rows, out] and x [rows, in] projected."""
+    if x.is_cuda:
+        # A compiler fuses the sum into what follows; a product that adds reads it once more
+        return residual + project(x, projection)
     if projection.bias is not None:
         residual = residual + projection.bias
     return torch.addmm(residual, x, projection.weight)
@@ -50,7 +55,8 @@ def heads_of(
     Args:
         x: the layer's input [B * n, hidden]; cos and sin say what n is.
         layer: its weights.
-        cos, sin: [n, 1, D], see `rotate`.
+        cos: [n, 1, D].
+        sin: [n, 1, D], see `rotate`.
         sizes: (heads, kv_heads, D).
         eps: of the norms.
 
@@ -88,7 +94,7 @@ def unfold(attended: Tensor, count: int) -> Tensor:
 
 
 def mlp(x: Tensor, layer: Layer, eps: float) -> Tensor:
-    """x [rows, hidden] plus the layer's MLP of its norm."""
+    """Sum of x [rows, hidden] and the layer's MLP of its norm."""
     normed = rms_norm(x, layer.mlp_norm, eps)
     if layer.experts is not None:
         return x + mixture(normed, layer.experts)
@@ -119,13 +125,16 @@ def mixture(x: Tensor, experts: Experts) -> Tensor:
 
 
 def grouped_products(x: Tensor) -> bool:
-    """Whether torch has a grouped matrix product for x (bfloat16 on a CUDA card of 2022 or later)."""
+    """Whether torch has a grouped matrix product for x: bfloat16 on Hopper or later."""
     return (
         x.is_cuda
         and x.dtype == torch.bfloat16
-        and hasattr(torch, "_grouped_mm")
+        and _grouped_mm is not None
         and torch.cuda.get_device_capability(x.device) >= (9, 0)
     )
+
+
+_grouped_mm: Any = getattr(torch, "_grouped_mm", None)
 
 
 def _grouped_mixture(x: Tensor, experts: Experts, shares: Tensor, chosen: Tensor) -> Tensor:
@@ -135,10 +144,8 @@ def _grouped_mixture(x: Tensor, experts: Experts, shares: Tensor, chosen: Tensor
     every = torch.arange(experts.gate_up.shape[0], device=x.device)
     ends = torch.searchsorted(flat[order], every, right=True).to(torch.int32)
     sorted_rows = x[order // top_k]
-    gate, up = torch._grouped_mm(
-        sorted_rows, experts.gate_up.transpose(1, 2), offs=ends
-    ).chunk(2, -1)
-    out = torch._grouped_mm(F.silu(gate) * up, experts.down.transpose(1, 2), offs=ends)
+    gate, up = _grouped_mm(sorted_rows, experts.gate_up.transpose(1, 2), offs=ends).chunk(2, -1)
+    out = _grouped_mm(F.silu(gate) * up, experts.down.transpose(1, 2), offs=ends)
     back = torch.empty_like(out)
     back[order] = out
     return (back.view(rows, top_k, -1) * shares.unsqueeze(-1)).sum(1)

@@ -1,0 +1,298 @@
+"""StaticModel: the lean forward with its position on the device, in shapes that never change.
+
+A step of a launch-bound model waits for Python to launch some five hundred kernels. Recorded once
+as a CUDA graph they are one launch. That asks for work whose shapes and addresses are the same
+every time: caches allocated once, attention over the whole cache under a mask, the position a
+number on the device. Whoever calls may record more than a forward (`recorded`): the K draft steps
+with their sampling, or a verify with the accept step, become one graph each.
+
+Between launches the pieces around attention are compiled (torch.compile, inductor), which fuses
+norms, rotary embedding and activations; the cache's length is not among their shapes, so they are
+compiled once for one position and once for several. Explicit capture rather than
+mode="reduce-overhead": its graph trees copy inputs and guard on addresses per call, and its limit
+of graphs per code object is shared by target and draft.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from harness.decoding.protocols import Recorded
+from harness.models.lean.layers import heads_of, mlp, project_onto, unfold
+from harness.models.lean.model import LeanModel
+from harness.models.lean.weights import Layer, rotary_tables
+
+# A cache is allocated in pieces of so many positions. Attention computes each piece apart, so that
+# a long context keeps the whole card busy (Dao et al. 2023, "Flash-Decoding").
+PIECE = 128
+WARMUP = 3
+# One code object serves every layer of every model; each batch and length of a piece is a variant
+COMPILED_VARIANTS = 64
+
+
+class Pieces(NamedTuple):
+    """The compiled parts of a layer: before attention, attention's own, and after it."""
+
+    before: Callable[..., tuple[Tensor, Tensor]]
+    attend: Callable[..., Tensor]
+    after: Callable[..., Tensor]
+
+
+@dataclass
+class Recording:
+    """Work recorded once: where its inputs go, what it returns, how it is launched again.
+
+    Attributes:
+        inputs: the tensors that each launch reads; None where the work takes None.
+        outputs: what it wrote last.
+        launch: does the work on `inputs` into `outputs`.
+        appended: tokens that it adds to the cache.
+    """
+
+    inputs: tuple[Tensor | None, ...]
+    outputs: Recorded
+    launch: Callable[[], None]
+    appended: int
+
+
+class StaticModel(LeanModel):
+    """A lean model whose work is recorded and replayed: as CUDA graphs, or on the CPU re-run.
+
+    On the CPU the same fixed-shape code runs without a graph, which is of use to tests alone.
+    """
+
+    engine = "cuda_graphs"
+
+    def __init__(self, network: PreTrainedModel, vocab_size: int, *, compiled: bool = True) -> None:
+        """Take the network's weights.
+
+        Args:
+            network: one that `unsupported` has nothing against.
+            vocab_size: logits are cut to it.
+            compiled: whether the parts of a layer are compiled.
+        """
+        self._pieces = compiled_pieces() if compiled else Pieces(before, attend, after)
+        self._recordings: dict[Hashable, Recording] = {}
+        self._reserved = PIECE
+        self._offset: int | None = None
+        self._pool: Any = None
+        super().__init__(network, vocab_size)
+
+    @torch.inference_mode()
+    def reserve(self, tokens: int) -> None:
+        """Make the cache hold `tokens` positions; what was recorded for another size is dropped."""
+        self._reserved = tokens
+        if whole_pieces(tokens) != self._capacity or self._caches[0].shape[1] != 1:
+            self._allocate(1, tokens)
+            self._length = 0
+
+    @torch.inference_mode()
+    def prefill(self, tokens: Sequence[int]) -> None:
+        """Forget everything and fill the cache with `tokens` (which may be empty)."""
+        self.reserve(max(self._reserved, len(tokens) + 1))
+        super().prefill(tokens)
+
+    @torch.inference_mode()
+    def fill(self, batch: int, context_tokens: int) -> None:
+        """Make the cache one of `batch` sequences with `context_tokens` each, for timing."""
+        self._allocate(batch, context_tokens + PIECE)
+        self._length = context_tokens
+
+    @torch.inference_mode()
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Append `tokens` [n]; return the logits after each, [n, vocab]."""
+        if self._offset is not None:
+            return self._run(tokens)
+        (logits,) = self.recorded(("forward", len(tokens)), lambda ids: (self._run(ids),), tokens)
+        assert logits is not None
+        return logits
+
+    @torch.inference_mode()
+    def forward_batch(self, tokens: Tensor) -> Tensor:
+        """Append `tokens` [batch, n]; return the logits after each, [batch, n, vocab]."""
+
+        def work(ids: Tensor) -> tuple[Tensor]:
+            return (self._logits(self._hidden(ids)).view(*ids.shape, -1),)
+
+        (logits,) = self.recorded(("batch", *tokens.shape), work, tokens)
+        assert logits is not None
+        return logits
+
+    @torch.inference_mode()
+    def recorded(
+        self, key: Hashable, work: Callable[..., Recorded], *inputs: Tensor | None
+    ) -> Recorded:
+        """Do `work(*inputs)`: recorded the first time, one launch from then on.
+
+        Returns:
+            Copies of what the work returned, so that the next launch does not change them.
+
+        Raises:
+            ValueError: the cache is full.
+        """
+        recording = self._recordings.get(key)
+        if recording is None:
+            recording = self._recordings[key] = self._record(work, inputs)
+        if self._length + recording.appended > self._capacity:
+            raise ValueError(f"the cache holds {self._capacity} positions; reserve more")
+        for own, given in zip(recording.inputs, inputs, strict=True):
+            if own is not None and given is not None:
+                own.copy_(given, non_blocking=True)
+        self._base.fill_(self._length)
+        recording.launch()
+        self._length += recording.appended
+        return tuple(None if output is None else output.clone() for output in recording.outputs)
+
+    def _record(self, work: Callable[..., Recorded], inputs: Sequence[Tensor | None]) -> Recording:
+        own = tuple(None if given is None else given.to(self._home, copy=True) for given in inputs)
+        self._base.fill_(self._length)
+        if self._home.type != "cuda":
+            return self._rerun(work, own)
+        side = torch.cuda.Stream(self._home)
+        side.wait_stream(torch.cuda.current_stream(self._home))
+        with torch.cuda.stream(side):
+            for _ in range(WARMUP):  # compiles, and lets libraries take their workspaces
+                self._once(work, own)
+        torch.cuda.current_stream(self._home).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            outputs, appended = self._once(work, own)
+        self._pool = self._pool or graph.pool()
+        return Recording(own, outputs, graph.replay, appended)
+
+    def _once(
+        self, work: Callable[..., Recorded], own: tuple[Tensor | None, ...]
+    ) -> tuple[Recorded, int]:
+        """Do the work from the device's position on; its outputs, and how many tokens it adds."""
+        self._offset = 0
+        try:
+            outputs = work(*own)
+            return outputs, self._offset
+        finally:
+            self._offset = None
+
+    def _rerun(self, work: Callable[..., Recorded], own: tuple[Tensor | None, ...]) -> Recording:
+        """Without graphs, a launch does the work again on the same inputs and outputs."""
+        outputs, appended = self._once(work, own)
+
+        def launch() -> None:
+            for kept, new in zip(outputs, self._once(work, own)[0], strict=True):
+                if kept is not None and new is not None:
+                    kept.copy_(new)
+
+        return Recording(own, outputs, launch, appended)
+
+    def _run(self, tokens: Tensor, logits_to_keep: int = 0) -> Tensor:
+        hidden = self._hidden(tokens.to(self._home).unsqueeze(0))
+        return self._logits(hidden[-logits_to_keep:])
+
+    def _hidden(self, tokens: Tensor) -> Tensor:
+        """Run tokens [B, n] through every layer; [B * n, hidden], before the last norm."""
+        if self._offset is None:  # a prefill: as long as its prompt, and done once
+            return super()._hidden(tokens)
+        weights, (batch, count) = self.weights, tokens.shape
+        places = self._places[self._offset : self._offset + count]
+        # What does not fit is refused after the launch; it must not be written elsewhere
+        index = (self._base + places).clamp(max=self._capacity - 1)
+        self._offset += count
+        cos, sin = self._cos.index_select(0, index), self._sin.index_select(0, index)
+        hidden = (self._places > index.unsqueeze(1)).repeat(self._sizes[0] // self._sizes[1], 1)
+        x = F.embedding(tokens, weights.embedding).view(batch * count, -1)
+        for layer, cache in zip(weights.layers, self._caches, strict=True):
+            let_vary(x, cos, sin)
+            query, pair = self._pieces.before(x, layer, cos, sin, self._sizes, weights.eps)
+            cache.index_copy_(3, index, pair)
+            attended = self._pieces.attend(query, cache, hidden, self._splits)
+            x = self._pieces.after(x, attended, layer, self._sizes, weights.eps)
+        return x
+
+    def _allocate(self, batch: int, capacity: int) -> None:
+        """Allocate keys and values of a layer together, [2, B, KV, capacity, D]."""
+        weights = self.weights
+        self._recordings, self._pool = {}, None
+        self._capacity = whole_pieces(capacity)
+        shape = (2, batch, weights.kv_heads, self._capacity, weights.head_dim)
+        self._caches = [
+            torch.zeros(shape, dtype=self._dtype, device=self._home) for _ in weights.layers
+        ]
+        self._keys = [cache[0] for cache in self._caches]
+        self._values = [cache[1] for cache in self._caches]
+        self._masks = {}
+        self._cos, self._sin = rotary_tables(self.network, self._capacity)
+        self._places = torch.arange(self._capacity, device=self._home)
+        self._base = torch.zeros((), dtype=torch.long, device=self._home)
+        self._splits = self._capacity // PIECE
+
+
+def whole_pieces(tokens: int) -> int:
+    """The least multiple of PIECE that holds `tokens` positions."""
+    return max(1, -(-tokens // PIECE)) * PIECE
+
+
+def before(
+    x: Tensor, layer: Layer, cos: Tensor, sin: Tensor, sizes: tuple[int, int, int], eps: float
+) -> tuple[Tensor, Tensor]:
+    """Query [B, KV, G * n, D], and key and value together [2, B, KV, n, D]."""
+    query, key, value = heads_of(x, layer, cos, sin, sizes, eps)
+    return query, torch.stack((key, value))
+
+
+def attend(query: Tensor, cache: Tensor, hidden: Tensor, splits: int) -> Tensor:
+    """Attention of query [B, KV, R, D] over a whole cache [2, B, KV, L, D], in `splits` pieces.
+
+    Args:
+        query: rows of one key head together.
+        cache: keys, then values.
+        hidden: [R, L] what a row must not see.
+        splits: pieces of the cache; L is a multiple of it.
+
+    Returns:
+        [B, KV, R, D].
+    """
+    batch, kv_heads, rows, width = query.shape
+    piece = cache.shape[3] // splits
+    keys, values = cache[0].reshape(-1, piece, width), cache[1].reshape(-1, piece, width)
+    spread = (query * width**-0.5).unsqueeze(2).expand(-1, -1, splits, -1, -1)
+    scores = torch.bmm(spread.reshape(-1, rows, width), keys.transpose(1, 2)).float()
+    scores = scores.view(batch, kv_heads, splits, rows, piece)
+    apart = hidden.view(rows, splits, piece).transpose(0, 1)
+    scores = scores.masked_fill(apart, float("-inf"))
+    shares = torch.exp(scores - scores.amax((2, 4), keepdim=True))
+    parts = torch.bmm(shares.to(query.dtype).view(-1, rows, piece), values)
+    summed = parts.view(batch, kv_heads, splits, rows, width).float().sum(2)
+    return (summed / shares.sum((2, 4)).unsqueeze(-1)).to(query.dtype)
+
+
+def after(
+    x: Tensor, attended: Tensor, layer: Layer, sizes: tuple[int, int, int], eps: float
+) -> Tensor:
+    """Sum of x [B * n, hidden], the attention's output and the MLP."""
+    count = attended.shape[2] * sizes[1] // sizes[0]
+    return mlp(project_onto(x, unfold(attended, count), layer.output), layer, eps)
+
+
+def let_vary(x: Tensor, *tables: Tensor) -> None:
+    """Tell the compiler that rows and positions vary, so that every verify is one variant."""
+    for tensor in (x, *tables):
+        if tensor.shape[0] > 1:
+            torch._dynamo.maybe_mark_dynamic(tensor, 0)
+
+
+@lru_cache(maxsize=1)
+def compiled_pieces() -> Pieces:
+    """The parts of a layer, compiled when first called; every model shares them."""
+    torch._dynamo.config.recompile_limit = max(
+        COMPILED_VARIANTS, torch._dynamo.config.recompile_limit
+    )
+    # Matrix times vector is bound by memory; the tuning finds the tile that reads fastest
+    options: dict[str, Any] = {"coordinate_descent_tuning": True}
+    compiled = partial(
+        torch.compile, fullgraph=True, options=options if torch.cuda.is_available() else None
+    )
+    return Pieces(compiled(before), compiled(attend), compiled(after))
