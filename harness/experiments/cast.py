@@ -169,8 +169,8 @@ def _take(
     traces, timings = load_traces(folder.path), folder.timings()
     done = {_trace_key(trace) for trace in traces if trace.draft == conf.name}
     waiting = [text for text in texts if request_key(text.request) not in done]
-    if waiting:
-        timed = any(t.role == "draft" and t.model == conf.name for t in timings)
+    timed = any(t.role == "draft" and t.model == conf.name for t in timings)
+    if waiting or not timed:  # another run's scores may be here without step times
         try:
             turn = take_turn(stage, waiting, conf, config, timed=timed)
         except NotEligible as reason:

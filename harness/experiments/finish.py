@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from harness.records import Failure, ResultRow, StepTiming, Summary, Trial, Verdict
+from harness.records import DUMMY_CAVEAT, Failure, ResultRow, StepTiming, Summary, Trial, Verdict
+from harness.reporting.reading import dummies_of
 from harness.storage import RunFolder, StoredRun, load_traces
 from harness.theory.audition import replay_drafts
 from harness.theory.cells import measured_rows, theory_rows
@@ -213,7 +214,8 @@ def caveats(
     stored: StoredRun, measured: Sequence[ResultRow], timings: Sequence[StepTiming]
 ) -> list[str]:
     """What a reader must know before acting on the numbers, most important first."""
-    config, notes = stored.config, []
+    config = stored.config
+    notes = [DUMMY_CAVEAT] if dummies_of(stored) else []
     if config["model"]["id"].startswith("embedded:"):
         notes.append(EMBEDDED_CAVEAT)
     counts = [row.prompts for row in measured if row.prompts is not None]
@@ -225,8 +227,21 @@ def caveats(
     target = stored.manifest.get("models", {}).get("target", {})
     if target.get("chat_template") and prompts["chat_template"] == "never":
         notes.append("the model's chat template was not used: served traffic will differ")
+    notes += _fallbacks(stored)
     scatter = _scatter(timings)
     return [*notes, scatter] if scatter else notes
+
+
+def _fallbacks(stored: StoredRun) -> list[str]:
+    """The models that did not run on the engine that was asked for."""
+    if stored.config.get("backend") != "cuda_graphs":
+        return []
+    models = stored.manifest.get("models", {})
+    return [
+        f"{role}: {model['engine_reason']}; its steps ran eagerly, likely launch-bound"
+        for role, model in models.items()
+        if model.get("engine") != "cuda_graphs" and model.get("engine_reason")
+    ]
 
 
 def _scatter(timings: Sequence[StepTiming]) -> str | None:

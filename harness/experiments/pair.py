@@ -1,13 +1,13 @@
 """Open a target-draft pair: load, check, encode the prompts, settle the threads."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from harness import prompts as prompt_sets
-from harness.config import PairConfig
+from harness.config import ModelConf, PairConfig
 from harness.measurement import environment
 from harness.measurement.latency import Player
 from harness.models.cached import CachedModel
@@ -92,26 +92,44 @@ def open_configured(config: PairConfig) -> Pair:
         )
     prompts = prompt_sets.load(config.prompts)
     device = resolve_device(config.device.name)
-    _check_room(config, prompts, device)
+    roles = {"model": config.model, "draft": config.draft}
+    check_memory(roles, prompts, config.new_tokens, max(config.k), device)
     target = load(config.model, "model", device)
     draft = load(config.draft, "draft", device)
-    target_model, draft_model = open_pair(target, draft)
+    target_model, draft_model = open_pair(target, draft, config.backend)
     encoded = tuple(
         EncodedPrompt(prompt, encode(target.tokenizer, prompt, config.prompts))
         for prompt in prompts
     )
     check_context(encoded, config.new_tokens, max(config.k), (target, draft))
     context = longest(encoded)
+    for model in (target_model, draft_model):
+        model.reserve(len(context) + config.new_tokens + max(config.k) + 1)
     threads = environment.settle_threads(config.threads, (target_model, draft_model), context)
     return Pair(target, draft, target_model, draft_model, encoded, target_model.device, threads)
 
 
-def _check_room(config: PairConfig, prompts: Sequence[Prompt], device: torch.device) -> None:
-    """Refuse a pair that, with the caches of the longest generation, exceeds the memory."""
-    roles = (("model", config.model), ("draft", config.draft))
-    wanted = [tenant(conf, role, device) for role, conf in roles]
-    texts = [turn for prompt in prompts for turn in prompt.turns]
-    positions = cached_tokens(texts, config.new_tokens, max(config.k))
+def check_memory(
+    confs: Mapping[str, ModelConf],
+    prompts: Sequence[Prompt],
+    new_tokens: int,
+    max_k: int,
+    device: torch.device,
+) -> None:
+    """Refuse models that, with the caches of the longest generation, exceed the memory.
+
+    Args:
+        confs: the models by their group on the command line.
+        prompts: what is generated from.
+        new_tokens: budget of a generation.
+        max_k: largest number of draft tokens.
+        device: where models go that name none themselves.
+
+    Raises:
+        UserError: with what is needed and what there is; or a config cannot be read.
+    """
+    wanted = [tenant(conf, role, device) for role, conf in confs.items()]
+    positions = cached_tokens((prompt.turns[0] for prompt in prompts), new_tokens, max_k)
     check_room([entry for entry in wanted if entry is not None], positions)
 
 

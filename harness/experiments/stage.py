@@ -15,6 +15,7 @@ from harness.experiments.pair import (
     NGRAM,
     EncodedPrompt,
     check_context,
+    check_memory,
     describe_prompts,
     longest,
     typical_context,
@@ -80,8 +81,12 @@ def open_stage(config: AuditionConfig) -> Stage:
         UserError: the target cannot be loaded or rewound, or a prompt does not fit its context.
     """
     prompts = prompt_sets.load(config.prompts)
-    target = load(config.model, "model", resolve_device(config.device.name))
-    model = cached_model(target.network, target.vocab_size, f"model={target.name}")
+    device = resolve_device(config.device.name)
+    check_memory({"model": config.model}, prompts, config.new_tokens, max(config.k), device)
+    target = load(config.model, "model", device)
+    model = cached_model(
+        target.network, target.vocab_size, f"model={target.name}", config.backend
+    )
     encoded = tuple(
         EncodedPrompt(prompt, encode(target.tokenizer, prompt, config.prompts))
         for prompt in prompts
@@ -141,7 +146,9 @@ def _play(
     if difference:
         raise NotEligible(f"another tokenizer than the target's: {difference}")
     check_context(stage.prompts, config.new_tokens, max(config.k), (draft,))
-    model = cached_model(draft.network, draft.vocab_size, f"draft={draft.name}")
+    model = cached_model(
+        draft.network, draft.vocab_size, f"draft={draft.name}", config.backend
+    )
     begin = time.perf_counter()
     traces = _score(stage, texts, model, draft.name, config)
     seconds = time.perf_counter() - begin

@@ -19,10 +19,12 @@ from harness.config import (
     PromptsConf,
     SnapshotConfig,
 )
+from harness.experiments.weights import check_alike, check_dummy
 from harness.records import RULES, UserError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
+BACKENDS = ("eager", "cuda_graphs")
 ATTENTIONS = ("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
 
 LEAST_DRAWS = 5000
@@ -54,6 +56,7 @@ def _pair(config: PairConfig) -> None:
             f"draft.name={config.draft.name}: the same as model.name, of another model; "
             "give one of them another name (draft.name=...)"
         )
+    check_alike(config.model, config.draft)
     _prompts(config.prompts)
     _device("device.name", config.device.name)
     _decode(config.decode)
@@ -63,7 +66,7 @@ def _pair(config: PairConfig) -> None:
     _snapshot(config)
     _threads(config.threads)
     _one_of("mode", getattr(config, "mode", "measure"), ("measure", "replay"))
-    _available("backend", config.backend, ("eager",), ("cuda_graphs",))
+    _one_of("backend", config.backend, BACKENDS)
     _one_of("show", getattr(config, "show", "none"), ("none", "tokens"))
 
 
@@ -87,7 +90,7 @@ def _audition(config: AuditionConfig) -> None:
     for key in ("new_tokens", "repetitions", "batch"):
         _at_least_one(key, getattr(config, key))
     _threads(config.threads)
-    _available("backend", config.backend, ("eager",), ("cuda_graphs",))
+    _one_of("backend", config.backend, BACKENDS)
     _one_of("stop", config.stop, ("none", "sequential"))
     for value in config.draft_temperature or ():
         if not (math.isfinite(value) and value > 0):
@@ -151,7 +154,9 @@ def _model(role: str, model: ModelConf) -> None:
     model.name = model.name or PurePath(model.id.replace(":", "/")).name
     _one_of(f"{role}.dtype", model.dtype, DTYPES)
     _one_of(f"{role}.attention", model.attention, ATTENTIONS)
-    _available(f"{role}.weights", model.weights, ("pretrained",), ("dummy",))
+    _one_of(f"{role}.weights", model.weights, ("pretrained", "dummy"))
+    if model.weights == "dummy":
+        check_dummy(role, model)
     if model.device is not None:
         _device(f"{role}.device", model.device)
     if model.device is not None and model.device_map is not None:

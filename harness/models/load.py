@@ -1,20 +1,21 @@
-"""Load a model and its tokenizer by hub id, local folder or `embedded:<name>`."""
+"""Load a model and its tokenizer by hub id, local folder or `embedded:<name>`, or make a dummy."""
 
-import logging
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
-from transformers.utils import logging as hf_logging
 
 from harness.config import ModelConf
+from harness.models import dummy
 from harness.models.cached import output_weight
+from harness.models.figures import figures, positions, shape_of
+from harness.models.hub import explained, quiet_transformers
+from harness.models.room import Tenant, check_dtype, check_room, resolve_device, tenant_of
 from harness.records import UserError
+from harness.theory.hardware import Architecture
+from harness.theory.shapes import architecture_of
 
 EMBEDDED = Path(__file__).parent / "embedded"
 DTYPES = {
@@ -36,6 +37,7 @@ class LoadedModel:
         tokenizer: transformers' tokenizer.
         eos: every id that ends a text.
         context_tokens: positions the model was made for, or None if the config does not say.
+        weights: pretrained, dummy (random) or embedded (toys that ship with the package).
     """
 
     key: str
@@ -44,58 +46,38 @@ class LoadedModel:
     tokenizer: Any
     eos: frozenset[int]
     context_tokens: int | None
+    weights: str = "pretrained"
 
     @property
     def vocab_size(self) -> int:
         """Width of its logits, padding included."""
         return int(output_weight(self.network).shape[0])
 
+    @property
+    def tenant(self) -> Tenant | None:
+        """What memory it takes; None for an architecture that the theory does not count."""
+        shape, network = shape_of(self.network.config), self.network
+        if shape is None:
+            return None
+        return tenant_of(shape, network.dtype, network.device, self.key, self.name)
+
     def describe(self) -> dict[str, Any]:
         """What the manifest says of it."""
-        config = self.network.config.get_text_config()
         parameters = list(self.network.parameters())
         return {
             "name": self.name,
+            "weights": self.weights,
             "architecture": type(self.network).__name__,
             "dtype": str(self.network.dtype).removeprefix("torch."),
             "parameters": sum(tensor.numel() for tensor in parameters),
             "weights_bytes": sum(tensor.numel() * tensor.element_size() for tensor in parameters),
-            "layers": getattr(config, "num_hidden_layers", None),
-            "hidden": getattr(config, "hidden_size", None),
-            "heads": getattr(config, "num_attention_heads", None),
-            "kv_heads": getattr(config, "num_key_value_heads", None),
-            "head_dim": getattr(config, "head_dim", None),
-            "ffn": getattr(config, "intermediate_size", None),
-            "tied": getattr(config, "tie_word_embeddings", None),
-            "experts": getattr(config, "num_experts", None),
-            "experts_per_token": getattr(config, "num_experts_per_tok", None),
-            "moe_ffn": getattr(config, "moe_intermediate_size", None),
+            **figures(self.network.config),
             "bytes_per_parameter": self.network.dtype.itemsize,
             "vocab": self.vocab_size,
             "context_tokens": self.context_tokens,
             "chat_template": bool(getattr(self.tokenizer, "chat_template", None)),
             "commit": getattr(self.network.config, "_commit_hash", None),
         }
-
-
-def resolve_device(name: str) -> torch.device:
-    """Turn `device=auto|cuda|cuda:1|mps|cpu` into a device that is there.
-
-    Raises:
-        UserError: asked for one that is not.
-    """
-    if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UserError(f"device={name}: not a device; use auto, cuda, mps or cpu") from error
-    present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if not present.get(device.type, True):
-        raise UserError(f"device={name}: this machine has none; use device=auto or device=cpu")
-    return device
 
 
 def load(conf: ModelConf, key: str, device: torch.device) -> LoadedModel:
@@ -107,11 +89,17 @@ def load(conf: ModelConf, key: str, device: torch.device) -> LoadedModel:
         device: where it goes by default.
 
     Raises:
-        UserError: no such model, no network, an unknown dtype, or a missing optional package.
+        UserError: no such model, no network, an unknown dtype or one that the device lacks, not
+            enough memory, or a missing optional package.
     """
+    wanted = tenant(conf, key, device)
+    if wanted is not None:
+        check_room([wanted], 0)
+    if conf.weights == "dummy":
+        return _dummy(conf, key, resolve_device(conf.device) if conf.device else device)
     source = _source(conf, key)
     options = _options(conf, key, device)
-    with quiet_transformers(), _explained(conf, key):
+    with quiet_transformers(), explained(conf, key):
         tokenizer = AutoTokenizer.from_pretrained(source, **_hub(conf))
         network: Any = AutoModelForCausalLM.from_pretrained(source, **_hub(conf), **options)
         if conf.device_map is None and conf.quantization is None:
@@ -123,15 +111,71 @@ def load(conf: ModelConf, key: str, device: torch.device) -> LoadedModel:
         network=network,
         tokenizer=tokenizer,
         eos=_eos(network, tokenizer),
-        context_tokens=getattr(network.config.get_text_config(), "max_position_embeddings", None),
+        context_tokens=positions(network.config),
+        weights="embedded" if conf.id.startswith("embedded:") else "pretrained",
     )
 
 
-def context_limit(conf: ModelConf, key: str) -> int | None:
-    """Read a model's context length from its config alone, without its weights."""
-    with quiet_transformers(), _explained(conf, key):
-        config = AutoConfig.from_pretrained(_source(conf, key), **_hub(conf))
-    return getattr(config.get_text_config(), "max_position_embeddings", None)
+def tenant(conf: ModelConf, key: str, device: torch.device) -> Tenant | None:
+    """What memory a model will want, read from its config before its weights.
+
+    None where that cannot be told: an unfamiliar architecture, or weights that transformers
+    quantizes or spreads over devices.
+
+    Raises:
+        UserError: the config cannot be read, or the device cannot compute in the model's dtype.
+    """
+    device = resolve_device(conf.device) if conf.device else device
+    if conf.device_map is not None or conf.quantization is not None:
+        return None
+    if conf.weights == "dummy":
+        dtype = dummy_dtype(conf, key, device)
+        shape: Architecture | None = architecture_of(conf.architecture or {}, f"{key}.architecture")
+    else:
+        with quiet_transformers(), explained(conf, key):
+            config: Any = AutoConfig.from_pretrained(_source(conf, key), **_hub(conf))
+        dtype = _asked_dtype(conf, key) or getattr(config, "dtype", None) or torch.float32
+        shape = shape_of(config)
+    check_dtype(dtype, device, key)
+    return None if shape is None else tenant_of(shape, dtype, device, key, conf.name)
+
+
+def dummy_dtype(conf: ModelConf, key: str, device: torch.device) -> torch.dtype:
+    """The dtype of a dummy: what the config says; `auto` is bfloat16, and float32 on the CPU.
+
+    Raises:
+        UserError: no dtype by that name.
+    """
+    automatic = torch.float32 if device.type == "cpu" else torch.bfloat16
+    return _asked_dtype(conf, key) or automatic
+
+
+def _dummy(conf: ModelConf, key: str, device: torch.device) -> LoadedModel:
+    try:
+        with quiet_transformers():
+            network = dummy.build(
+                conf.architecture or {},
+                dummy_dtype(conf, key, device),
+                device,
+                key=f"{key}.architecture",
+                attention=conf.attention,
+            )
+    except (ImportError, ValueError) as error:  # an attention that is not installed, or not there
+        reason = " ".join(str(error).split())[:200].rstrip(".")
+        raise UserError(f"{key}.attention={conf.attention}: {reason}") from error
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise UserError(
+            f"{key}={conf.name}: does not fit the memory of {device}; use a smaller model"
+        ) from error
+    return LoadedModel(
+        key=key,
+        name=conf.name,
+        network=network,
+        tokenizer=dummy.StandInTokenizer(),
+        eos=frozenset(),
+        context_tokens=positions(network.config),
+        weights="dummy",
+    )
 
 
 def _source(conf: ModelConf, key: str) -> str:
@@ -149,10 +193,8 @@ def _hub(conf: ModelConf) -> dict[str, Any]:
 
 
 def _options(conf: ModelConf, key: str, device: torch.device) -> dict[str, Any]:
-    if conf.dtype != "auto" and conf.dtype not in DTYPES:
-        raise UserError(f"{key}.dtype={conf.dtype}: use auto, {', '.join(DTYPES)}")
     options: dict[str, Any] = {
-        "dtype": DTYPES.get(conf.dtype, "auto"),
+        "dtype": _asked_dtype(conf, key) or "auto",
         "attn_implementation": conf.attention,
     }
     if conf.device_map is not None:
@@ -161,6 +203,12 @@ def _options(conf: ModelConf, key: str, device: torch.device) -> dict[str, Any]:
         options["quantization_config"] = _quantization(conf, key)
         options.setdefault("device_map", {"": device})
     return options
+
+
+def _asked_dtype(conf: ModelConf, key: str) -> torch.dtype | None:
+    if conf.dtype != "auto" and conf.dtype not in DTYPES:
+        raise UserError(f"{key}.dtype={conf.dtype}: use auto, {', '.join(DTYPES)}")
+    return DTYPES.get(conf.dtype)
 
 
 def _quantization(conf: ModelConf, key: str) -> Any:
@@ -185,49 +233,3 @@ def _eos(network: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
     named = getattr(network.generation_config, "eos_token_id", None)
     ids = set(named if isinstance(named, list) else [named]) | {tokenizer.eos_token_id}
     return frozenset(int(token) for token in ids if token is not None)
-
-
-@contextmanager
-def _explained(conf: ModelConf, key: str) -> Iterator[None]:
-    """Turn what transformers and the hub raise into one line that says what to do."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise UserError(
-            f"{key}.id={conf.id}: does not fit the device's memory; use a smaller model, "
-            f"{key}.dtype=bfloat16, {key}.quantization=int4 or {key}.device_map=auto"
-        ) from error
-    except ImportError as error:
-        raise UserError(f"{key}.id={conf.id}: {_first_line(error)}") from error
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise UserError(
-            f"{key}.id={conf.id}: cannot be loaded ({_first_line(error)}); give a local folder "
-            f"({key}.id=/path/to/model), a hub id that exists and is reachable, or fill the hub "
-            f"cache where there is network (hf download {conf.id}) and set HF_HUB_OFFLINE=1"
-        ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__)[:200].rstrip(".")
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Keep transformers' and the hub's own progress bars and advice off the screen."""
-    before = hf_logging.get_verbosity()
-    bars = hf_logging.is_progress_bar_enabled()
-    hub = logging.getLogger("huggingface_hub")
-    hub_level = hub.level
-    hf_logging.set_verbosity_error()
-    hf_logging.disable_progress_bar()
-    hub.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        hf_logging.set_verbosity(before)
-        hub.setLevel(hub_level)
-        if bars:
-            hf_logging.enable_progress_bar()

@@ -23,7 +23,6 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from harness.decoding.protocols import Recorded
 from harness.models.lean.layers import heads_of, mlp, project_onto, unfold
 from harness.models.lean.model import LeanModel
 from harness.models.lean.weights import Layer, rotary_tables
@@ -34,6 +33,9 @@ PIECE = 128
 WARMUP = 3
 # One code object serves every layer of every model; each batch and length of a piece is a variant
 COMPILED_VARIANTS = 64
+
+
+Recorded = tuple[Tensor | None, ...]
 
 
 class Pieces(NamedTuple):

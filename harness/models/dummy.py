@@ -1,0 +1,221 @@
+"""Networks with random weights, for timing any model without downloading it.
+
+A step's time depends on the shapes of the weights and hardly on their values, so a network built
+from the figures in `conf/model/*.yaml` is as slow as the released one. What it writes is noise:
+latencies are real, acceptances are not.
+
+Three things make a random network a fair stand-in:
+
+- It is the released architecture in every figure that costs time: head size, rotary base and
+  scaling, norms, whether the head is tied to the embedding, how many experts a token uses.
+- Its activations stay of the size of one through all layers. Every matrix has standard deviation
+  fan_in^-1/2, those that write to the residual stream a further (2 layers)^-1/2 (Radford et al.,
+  2019, "Language Models are Unsupervised Multitask Learners", section 2.3). A wider spread
+  overflows 16 bits in deep networks, a narrower one leaves all logits equal.
+- Where the embedding is not tied it has size one, so that tokens stay apart and a mixture of
+  experts routes each its own way, as a trained one does. (A tied one must be small: else
+  every token's likeliest successor is itself.)
+
+It is made on its device, in its dtype, from one seeded generator there: nothing passes through the
+CPU. (Making it on `meta` first would be simpler and wrong: `to_empty` leaves the rotary tables
+unfilled and unties the head.)
+"""
+
+import math
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from torch import Tensor
+from transformers import (
+    LlamaConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
+from transformers.initialization import no_init_weights
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+
+from harness.records import UserError
+from harness.theory.hardware import Architecture
+from harness.theory.shapes import architecture_of
+
+SEED = 20_000
+CONFIGS: dict[str, type[PreTrainedConfig]] = {
+    "qwen3": Qwen3Config,
+    "qwen3_moe": Qwen3MoeConfig,
+    "llama": LlamaConfig,
+    "qwen2": Qwen2Config,
+}
+# Released figures, where the architecture leaves them out: rotary base, norm epsilon, positions.
+RELEASED: dict[str, tuple[float, float, int]] = {
+    "qwen3": (1e6, 1e-6, 40_960),
+    "qwen3_moe": (1e6, 1e-6, 40_960),
+    "llama": (5e5, 1e-5, 131_072),
+    "qwen2": (1e6, 1e-6, 32_768),
+}
+# Kinds of rotary scaling, and what each must say of itself
+SCALINGS = {
+    "linear": frozenset({"factor"}),
+    "llama3": frozenset(
+        {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
+    ),
+    "yarn": frozenset({"factor", "original_max_position_embeddings"}),
+}
+# The matrices whose results are added to the residual stream
+WRITERS = ("o_proj", "down_proj")
+# Bytes of text per stand-in token: about what a trained tokenizer makes of English
+BYTES_PER_TOKEN = 4
+VOCABULARY = 256
+
+
+def build(
+    architecture: Mapping[str, Any],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    key: str = "model.architecture",
+    attention: str = "sdpa",
+    seed: int = SEED,
+) -> PreTrainedModel:
+    """A causal language model with random weights, in eval mode, made on `device` itself.
+
+    Args:
+        architecture: as in conf/model: family, layers, hidden, heads, ...
+        dtype: of the weights; the rotary tables are float32, as in a loaded model.
+        device: where it is made; on `meta` nothing is allocated, for counting parameters.
+        key: where the architecture stands, for error messages.
+        attention: transformers' attn_implementation.
+        seed: of the weights; the same architecture and seed give the same network.
+
+    Raises:
+        UserError: the architecture is not one.
+        torch.OutOfMemoryError: it does not fit; `harness.models.room` says so beforehand.
+    """
+    config = config_of(architecture, key)
+    with torch.device(device), no_init_weights():
+        network: Any = AutoModelForCausalLM.from_config(
+            config, dtype=dtype, attn_implementation=attention
+        )
+    network.tie_weights()
+    if device.type != "meta":
+        _fill(network, torch.Generator(device).manual_seed(seed))
+    network.requires_grad_(False)
+    return network.eval()
+
+
+def config_of(architecture: Mapping[str, Any], key: str = "model.architecture") -> PreTrainedConfig:
+    """The transformers config of an architecture, with the released values of its family.
+
+    Raises:
+        UserError: the architecture is not one.
+    """
+    shape = architecture_of(architecture, key)
+    if shape.vocab < VOCABULARY:
+        raise UserError(
+            f"{key}.vocab={shape.vocab}: random weights come with a stand-in tokenizer of "
+            f"{VOCABULARY} tokens; give that many or more"
+        )
+    family = str(architecture["family"])
+    theta, eps, positions = RELEASED[family]
+    settings: dict[str, Any] = {
+        **_sizes(shape),
+        "max_position_embeddings": architecture.get("max_positions", positions),
+        "rms_norm_eps": architecture.get("norm_eps", eps),
+        "rope_parameters": {
+            "rope_theta": architecture.get("rope_theta", theta),
+            **_scaling(architecture.get("rope_scaling"), key),
+        },
+        # A dummy's text never ends by itself: every generation runs its whole budget
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    try:
+        return CONFIGS[family](**settings)
+    except (StrictDataclassError, KeyError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{key}: not a {family} network ({reason[:200]})") from error
+
+
+def _scaling(conf: Mapping[str, Any] | None, key: str) -> dict[str, Any]:
+    """The kind of rotary scaling with its factors, under transformers' names."""
+    if conf is None:
+        return {"rope_type": "default"}
+    kind = str(conf.get("rope_type"))
+    missing = sorted(SCALINGS.get(kind, frozenset()) - conf.keys())
+    if kind not in SCALINGS or missing:
+        asked = f"{missing[0]}: missing" if kind in SCALINGS else f"rope_type={kind}: unknown"
+        raise UserError(f"{key}.rope_scaling.{asked}; write it as the model's config.json does")
+    return dict(conf)
+
+
+def _sizes(shape: Architecture) -> dict[str, Any]:
+    """Sizes under transformers' names."""
+    experts = {
+        "num_experts": shape.experts,
+        "num_experts_per_tok": shape.experts_per_token,
+        "moe_intermediate_size": shape.moe_ffn,
+        # The released mixtures normalise; the config class does not by default
+        "norm_topk_prob": True,
+    }
+    return {
+        "vocab_size": shape.vocab,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.ffn,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "tie_word_embeddings": shape.tied,
+        **(experts if shape.experts else {}),
+    }
+
+
+@torch.no_grad()
+def _fill(network: PreTrainedModel, generator: torch.Generator) -> None:
+    """Random matrices, unit norms, no biases; every tensor once, tied ones too."""
+    config: Any = network.config
+    depth = math.sqrt(2 * config.num_hidden_layers)
+    embedding = network.get_input_embeddings().weight
+    for name, tensor in network.named_parameters():
+        if tensor.ndim == 1:
+            tensor.fill_(1.0 if "norm" in name else 0.0)
+            continue
+        spread = tensor.shape[-1] ** -0.5
+        if tensor is embedding and not config.tie_word_embeddings:
+            spread = 1.0
+        if any(writer in name for writer in WRITERS):
+            spread /= depth
+        tensor.normal_(0.0, spread, generator=generator)
+
+
+class StandInTokenizer:
+    """Text to ids for a model whose tokenizer was not downloaded: four bytes make one token.
+
+    It is the same for every dummy, whatever the width of its vocabulary, so any two pair; whether
+    the released models' tokenizers match is another question, and not asked. Its ids cannot be
+    turned back into text: `decode` writes them as numbers.
+    """
+
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
+    chat_template: str | None = None
+
+    def get_vocab(self) -> dict[str, int]:
+        """Every token a text can have."""
+        return {f"<{token}>": token for token in range(VOCABULARY)}
+
+    def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
+        """Encode `text`; the same bytes always give the same ids."""
+        data = text.encode()
+        starts = range(0, len(data), BYTES_PER_TOKEN)
+        pieces = (data[start : start + BYTES_PER_TOKEN] for start in starts)
+        return {"input_ids": [zlib.crc32(piece) % VOCABULARY for piece in pieces]}
+
+    def decode(self, tokens: "Iterable[int] | Tensor", **_: Any) -> str:
+        """The ids in angle brackets."""
+        return "".join(f"<{int(token)}>" for token in tokens)

@@ -1,0 +1,40 @@
+"""A transformers config in the harness's words: the sizes that decide step time and memory."""
+
+from typing import Any
+
+from harness.theory.hardware import Architecture
+
+NAMES = {
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "ffn": "intermediate_size",
+    "tied": "tie_word_embeddings",
+    "experts": "num_experts",
+    "experts_per_token": "num_experts_per_tok",
+    "moe_ffn": "moe_intermediate_size",
+}
+# Architectures whose parameters the theory counts right
+COUNTED = frozenset({"llama", "mistral", "qwen2", "qwen3", "qwen3_moe"})
+
+
+def figures(config: Any) -> dict[str, Any]:
+    """The sizes under the manifest's names; None where the config has none."""
+    text = config.get_text_config()
+    return {ours: getattr(text, theirs, None) for ours, theirs in NAMES.items()}
+
+
+def shape_of(config: Any) -> Architecture | None:
+    """The sizes of a family whose parameters the theory counts; None of any other."""
+    if getattr(config, "model_type", None) not in COUNTED:
+        return None
+    sizes = {name: value for name, value in figures(config).items() if value is not None}
+    sizes.setdefault("head_dim", sizes["hidden"] // sizes["heads"])
+    return Architecture(vocab=config.vocab_size, **sizes)
+
+
+def positions(config: Any) -> int | None:
+    """How many positions the model was made for, or None if the config does not say."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None)

@@ -1,0 +1,58 @@
+"""Talking to transformers and the hub: without their chatter, and with errors in one line."""
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from transformers.utils import logging as hf_logging
+
+from harness.config import ModelConf
+from harness.records import UserError
+
+
+@contextmanager
+def explained(conf: ModelConf, key: str) -> Iterator[None]:
+    """Turn what transformers and the hub raise into one line that says what to do."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise UserError(
+            f"{key}.id={conf.id}: does not fit the device's memory; use a smaller model, "
+            f"{key}.dtype=bfloat16, {key}.quantization=int4 or {key}.device_map=auto"
+        ) from error
+    except ImportError as error:
+        raise UserError(f"{key}.id={conf.id}: {_first_line(error)}") from error
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise UserError(
+            f"{key}.id={conf.id}: cannot be loaded ({_first_line(error)}); give a local folder "
+            f"({key}.id=/path/to/model), a hub id that exists and is reachable, or fill the hub "
+            f"cache where there is network (hf download {conf.id}) and set HF_HUB_OFFLINE=1"
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:200].rstrip(".")
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Keep transformers' and the hub's own progress bars and advice off the screen."""
+    before = hf_logging.get_verbosity()
+    bars = hf_logging.is_progress_bar_enabled()
+    hub = logging.getLogger("huggingface_hub")
+    hub_level = hub.level
+    hf_logging.set_verbosity_error()
+    hf_logging.disable_progress_bar()
+    hub.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        hf_logging.set_verbosity(before)
+        hub.setLevel(hub_level)
+        if bars:
+            hf_logging.enable_progress_bar()

@@ -1,0 +1,170 @@
+"""Does it fit, and can the device compute it? Asked before anything is allocated.
+
+A model that does not fit fails after minutes of loading, in the allocator's words; a dtype that a
+device lacks fails inside some kernel. Both are known beforehand: what is needed follows from the
+architecture, what there is the device says.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import psutil
+import torch
+from torch.nn import functional as F
+
+from harness.records import UserError
+from harness.theory.hardware import Architecture
+
+# Bytes of text per token, to count a prompt's tokens before its tokenizer is loaded
+BYTES_PER_TOKEN = 4
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """A model that wants memory.
+
+    Attributes:
+        key: "model" or "draft", the command line's group.
+        name: short name.
+        device: where it will live.
+        weight_bytes: of its weights.
+        kv_bytes_per_token: of its cache.
+    """
+
+    key: str
+    name: str
+    device: torch.device
+    weight_bytes: float
+    kv_bytes_per_token: float
+
+
+def resolve_device(name: str) -> torch.device:
+    """Turn `device=auto|cuda|cuda:1|mps|cpu` into a device that is there.
+
+    Raises:
+        UserError: asked for one that is not.
+    """
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UserError(f"device={name}: not a device; use auto, cuda, mps or cpu") from error
+    present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not present.get(device.type, True):
+        raise UserError(f"device={name}: this machine has none; use device=auto or device=cpu")
+    return device
+
+
+def tenant_of(
+    shape: Architecture, dtype: torch.dtype, device: torch.device, key: str, name: str
+) -> Tenant:
+    """What a model of this shape wants: weights and cache are of one dtype."""
+    return Tenant(
+        key=key,
+        name=name,
+        device=device,
+        weight_bytes=float(shape.parameters) * dtype.itemsize,
+        kv_bytes_per_token=shape.kv_bytes_read(1, dtype.itemsize),
+    )
+
+
+def check_room(
+    tenants: Sequence[Tenant], cached_tokens: int, *, batch: int = 1, loaded: bool = False
+) -> None:
+    """Refuse what will not fit: weights, and a cache of `cached_tokens` for `batch` sequences.
+
+    Args:
+        tenants: the models; those on one device share its memory.
+        cached_tokens: positions in each sequence's cache.
+        batch: sequences side by side.
+        loaded: the weights are there already, so only the caches must fit what is free.
+
+    Raises:
+        UserError: with what is needed, part by part, what is free, and what to change.
+    """
+    for device in dict.fromkeys(tenant.device for tenant in tenants):
+        here = [tenant for tenant in tenants if tenant.device == device]
+        weights = 0.0 if loaded else sum(tenant.weight_bytes for tenant in here)
+        cache = sum(tenant.kv_bytes_per_token for tenant in here) * cached_tokens * batch
+        free = free_bytes(device)
+        if free is None or weights + cache <= free:
+            continue
+        texts = f"{batch} texts of {cached_tokens:,}" if batch > 1 else f"{cached_tokens:,}"
+        needs = [] if loaded else [f"{_gb(t.weight_bytes)} for {t.key}={t.name}" for t in here]
+        needs.append(f"{_gb(cache)} for the cache of {texts} tokens")
+        names = " and ".join(f"{tenant.key}={tenant.name}" for tenant in here)
+        raise UserError(
+            f"{names}: {_gb(weights + cache)} of memory needed ({', '.join(needs)}), {_gb(free)} "
+            f"free on {device}; {_way_out(here, weights > free)}"
+        )
+
+
+def _way_out(here: Sequence[Tenant], weights_alone: bool) -> str:
+    if weights_alone:
+        key = max(here, key=lambda tenant: tenant.weight_bytes).key
+        spread = f"{key}.device_map=auto (pretrained weights only)"
+        return f"use a smaller model, {key}.dtype=bfloat16, a larger device or {spread}"
+    return "lower new_tokens, the batch or the context, or use a smaller model"
+
+
+def free_bytes(device: torch.device) -> float | None:
+    """Memory that can still be allocated on `device`; None where nobody says."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        # What torch holds and does not use will be used before more is asked for
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+    if device.type == "cpu":
+        return float(psutil.virtual_memory().available)
+    return None
+
+
+def cached_tokens(texts: Iterable[str], new_tokens: int, max_k: int) -> int:
+    """About how many positions the longest generation fills: prompt, answer, last drafts.
+
+    Prompts are counted in bytes, because it is asked before any tokenizer is loaded.
+    """
+    longest = max((len(text.encode()) for text in texts), default=0)
+    return -(-longest // BYTES_PER_TOKEN) + new_tokens + max_k
+
+
+def check_dtype(dtype: torch.dtype, device: torch.device, key: str) -> None:
+    """Refuse a dtype that the device cannot compute in, found by computing a little in it.
+
+    Raises:
+        UserError: naming `key`.dtype, and a dtype that works.
+    """
+    reason = _lacks(dtype, device)
+    if reason is None:
+        return
+    others = (torch.bfloat16, torch.float16, torch.float32)
+    works = next((other for other in others if _lacks(other, device) is None), None)
+    advice = f"use {key}.dtype={_name(works)}" if works else "use device=cpu"
+    raise UserError(f"{key}.dtype={_name(dtype)}: {device} {reason}; {advice}")
+
+
+def _lacks(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why this device cannot compute in this dtype, or None if it can."""
+    try:
+        x = torch.ones(1, 1, 4, 4, dtype=dtype, device=device)
+        y = F.scaled_dot_product_attention(x, x, x) @ x
+        finite = bool(F.silu(y).float().softmax(-1).isfinite().all())
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        return f"cannot compute in it ({' '.join(str(error).split())[:100].rstrip('.')})"
+    if dtype == torch.bfloat16 and device.type == "cuda":
+        with torch.cuda.device(device):
+            if not torch.cuda.is_bf16_supported(including_emulation=False):
+                return "only imitates it, slowly"
+    return None if finite else "computes nonsense in it"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _gb(count: float) -> str:
+    return f"{count / 1e9:,.3g} GB" if count >= 1e9 else f"{count / 1e6:,.3g} MB"
