@@ -41,14 +41,16 @@ class ModelConf:
         name: short name, used in tables, file names and results.csv; empty: the id's last part.
         id: hub id or local folder; `embedded:tiny` is a model that ships with the package.
         revision: commit, tag or branch of the hub repository.
-        dtype: auto (what the checkpoint says), float32, bfloat16 or float16.
+        dtype: auto (what the checkpoint says; for dummy weights bfloat16, on a CPU float32),
+            float32, bfloat16 or float16.
         weights: pretrained, or dummy (random values in `architecture`'s shape, for timing only).
         device: where this model goes, when not where `device=` says.
         device_map: passed to transformers as it is (needs the `accelerate` extra).
         attention: transformers' attn_implementation.
         trust_remote_code: whether code from the model's repository may run.
         quantization: none, or int8 / int4 (needs the `quantization` extra).
-        architecture: the figures that decide step time (layers, hidden, ...), for memory floors.
+        architecture: the figures that decide step time (layers, hidden, ...), for memory floors and
+            for dummy weights; `harness.theory.shapes` reads it. (Any, as prompts.weights below.)
     """
 
     name: str = MISSING
@@ -61,7 +63,7 @@ class ModelConf:
     attention: str = "sdpa"
     trust_remote_code: bool = False
     quantization: str | None = None
-    architecture: dict[str, Any] | None = None
+    architecture: Any = None
 
 
 @dataclass
@@ -102,14 +104,19 @@ class DecodeConf:
         top_p: keep the smallest set of tokens with this much probability; null keeps all.
         rule: ratio, exact_match or greedy_draft.
         stop: when to stop drafting early: none, or threshold (adaptive drafting).
-        acceptance: synthetic acceptance, a scalar alpha or unconditional rates per position.
-        acceptance_from: a run whose measured acceptance is used as the synthetic one.
+        stop_threshold: with stop=threshold, a round drafts no more after a token that the draft
+            gave less probability than this.
+        acceptance: synthetic acceptance, for timing: a scalar alpha (rate j is alpha^j), a list of
+            unconditional rates per position, or {k: either}.
+        acceptance_from: a run whose measured acceptance, each cell's own, is used as the synthetic
+            one.
     """
 
     top_k: int | None = None
     top_p: float | None = None
     rule: str = "ratio"
     stop: str = "none"
+    stop_threshold: float = 0.4
     acceptance: Any = None
     acceptance_from: str | None = None
 
@@ -183,8 +190,14 @@ class ProfileConfig(PairConfig):
 
 @dataclass
 class SweepConfig(PairConfig):
-    """Keys of `python -m harness.sweep`; mode is measure (run every cell) or replay."""
+    """Keys of `python -m harness.sweep`.
 
+    Attributes:
+        mode: measure (run every cell) or replay.
+        gpu: the card that is rented, for its price.
+    """
+
+    gpu: GpuConf | None = None
     temperature: list[float] = field(default_factory=lambda: [0.0, 1.0])
     mode: str = "measure"
 
@@ -197,8 +210,11 @@ class LatencyConf:
         target_ms: one target step.
         draft_ms: one draft step: a number for every draft, or {name: ms}.
         verify_ms: entry i (from 1) is the target's time over i positions; null assumes one step.
+        measure: with traces_from, time the steps here all the same, and score here the drafts that
+            it has no scores of: the same texts on another card.
     """
 
+    measure: bool = False
     target_ms: float | None = None
     draft_ms: Any = None
     verify_ms: list[float] | None = None
@@ -218,6 +234,8 @@ class AuditionConfig(DoorConfig):
         traces_from: a run whose stored texts and scores are used instead of models.
         latency_from: a run whose step times are used.
         latency: step times typed in.
+        combine: stored auditions of one target, of several cards or of parts of the drafts, that
+            are put together into one ranking; nothing else is run.
         resume: a run folder to continue.
     """
 
@@ -239,6 +257,7 @@ class AuditionConfig(DoorConfig):
     traces_from: str | None = None
     latency_from: str | None = None
     latency: LatencyConf = field(default_factory=LatencyConf)
+    combine: list[str] = field(default_factory=list)
     resume: str | None = None
     dry_run: bool = False
 
@@ -272,15 +291,24 @@ class BreakevenConfig(DoorConfig):
         k: numbers of draft tokens per round.
         acceptance_rate: a measured accepted / drafted: a number for a single k, or {k: rate}.
         acceptance_by_position: measured share of rounds that kept at least j tokens, j = 1, 2, ...
+        acceptance_from: acceptance from a result of `vllm bench serve --save-result`, a JSON file.
+        baseline_from: target_ms from such a file of the same server without speculation.
+        latency_from: a run whose step times are used.
+        log: draft_ms, target_ms, verify + overhead and acceptance from a server's own log, a csv of
+            k, tokens_per_round (or acceptance_rate), ms_per_token.
     """
 
-    draft_ms: float = MISSING
-    target_ms: float = MISSING
+    draft_ms: float | None = None
+    target_ms: float | None = None
     verify_ms: list[float] | None = None
     alpha: list[float] = field(default_factory=lambda: [0.2, 0.4, 0.6, 0.8, 0.9, 1.0])
     k: list[int] = field(default_factory=lambda: [1, 2, 3, 4, 5, 6, 8, 10])
     acceptance_rate: Any = None
     acceptance_by_position: list[float] | None = None
+    acceptance_from: str | None = None
+    baseline_from: str | None = None
+    latency_from: str | None = None
+    log: str | None = None
 
 
 @dataclass
@@ -289,8 +317,9 @@ class ReportConfig(DoorConfig):
 
     Attributes:
         run: the run folder to render again.
-        runs: run folders to compare.
-        fail_below: exit 1 when the verdict's speedup is below this.
+        runs: run folders to compare, the first the reference.
+        fail_below: exit 1 when the verdict's speedup is below this; with runs, when a run's speedup
+            is below this share of the reference's, beyond noise.
     """
 
     run: str | None = None

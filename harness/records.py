@@ -26,6 +26,13 @@ StopReason = Literal["eos", "budget"]
 
 RULES: tuple[Rule, ...] = ("ratio", "exact_match", "greedy_draft")
 
+# Said first wherever a run with random weights is read
+DUMMY_CAVEAT = "dummy weights: latencies are real, acceptances are not"
+IMPOSED_CAVEAT = (
+    "acceptance was imposed (decode.acceptance): speedups and the verdict hold at that acceptance "
+    "only, and the texts are not the target's"
+)
+
 
 class UserError(Exception):
     """Something the user can mend; one line that names the key or file and what to do."""
@@ -260,6 +267,7 @@ class Verdict:
         decision: "speculate" only when the cross-fitted speedup's lower bound is above 1.
         draft, k: the choice, or the best-looking candidate where undecided; None and 0 where
             speculation does not pay.
+        temperature: None where the numbers came from elsewhere and do not say.
         prompt_set: a set's name, or "all" for the whole weighted workload.
         speedup, speedup_lo, speedup_hi: cross-fitted, so free of the selection's optimism; with
             too few prompts to hold any out, the plain speedup without bounds.
@@ -269,7 +277,7 @@ class Verdict:
     decision: Decision
     draft: str | None
     k: int
-    temperature: float
+    temperature: float | None
     prompt_set: str
     speedup: float | None
     speedup_lo: float | None

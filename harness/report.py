@@ -2,8 +2,12 @@
 
     python -m harness.report run=results/FOLDER
     python -m harness.report run=results/FOLDER fail_below=1.2      exit 1 below that speedup
+    python -m harness.report runs=[results/A,results/B]             B (and C, ...) against A
+    python -m harness.report runs=[results/A,results/B] fail_below=0.95
 
-Everything shown comes from the folder's own files, so it works wherever the folder lies.
+The last one is for builds: it exits 1 when B's speedup is below 0.95 of A's by more than the noise
+(the whole interval, over the prompts that both have). Everything shown comes from the folder's own
+files, so it works wherever the folder lies.
 """
 
 from typing import NoReturn

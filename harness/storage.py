@@ -32,10 +32,12 @@ from harness.records import (
     UserError,
     Verdict,
 )
+from harness.theory.compare_rows import ComparisonRow
 from harness.theory.steps import latency_rows
 
 RESULT_COLUMNS = tuple(field.name for field in fields(ResultRow))
 LATENCY_COLUMNS = tuple(field.name for field in fields(LatencyRow))
+COMPARISON_COLUMNS = tuple(field.name for field in fields(ComparisonRow))
 STEP_KEY = ("role", "model", "kind", "tokens", "context_tokens", "batch")
 SAMPLE_COLUMNS = (*STEP_KEY, "beside", "sample", "ms")
 
@@ -162,6 +164,10 @@ class RunFolder:
     def write_results(self, rows: Sequence[ResultRow]) -> None:
         """Write results.csv, one row per cell."""
         _write(self.path / "results.csv", _csv(RESULT_COLUMNS, (asdict(row) for row in rows)))
+
+    def write_comparison(self, rows: Sequence[ComparisonRow]) -> None:
+        """Write comparison.csv, one row per cell and compared run."""
+        _write(self.path / "comparison.csv", _csv(COMPARISON_COLUMNS, map(asdict, rows)))
 
     def write_summary(self, summary: Summary, extra: Mapping[str, Any] | None = None) -> None:
         """Write summary.json: the contract's keys first, then `extra`."""

@@ -345,4 +345,6 @@ def test_the_banner_tells_chance_from_an_acceptance_that_was_set() -> None:
     run.config["decode"]["acceptance"] = 0.8
     assert "acceptance was set" in str(wording.banner(run))
     models["target"]["weights"] = "pretrained"
+    assert "Acceptance was imposed" in str(wording.banner(run))
+    run.config["decode"]["acceptance"] = None
     assert wording.banner(run) is None

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from harness.decoding.protocols import CausalModel, Drafter, Proposal, recorded
-from harness.decoding.sampling import Noise, Warping, host_tokens, sampler_for
+from harness.decoding.sampling import Noise, Warping, host_tokens, inverse_cdf, sampler_for
 from harness.decoding.verification import (
     Decision,
     verify_exact_match,
     verify_greedy,
+    verify_imposed,
     verify_sampled,
 )
 from harness.records import Round, Rule
@@ -31,6 +32,7 @@ def speculative_rounds(
     warping: Warping,
     noise: Noise,
     rule: Rule = "ratio",
+    imposed: Sequence[float] | None = None,
 ) -> Iterator[Round]:
     """Yield one round per draft-verify cycle until end-of-text or the budget.
 
@@ -47,8 +49,10 @@ def speculative_rounds(
         warping: temperature, top-k, top-p, alike for the target and the draft.
         noise: at least budget + K + 1 positions.
         rule: which draft tokens stand; see verification.py.
+        imposed: synthetic acceptance: the chance of each drafted position, given that those before
+            it were accepted. The text is then not the target's.
     """
-    verifier = Verifier(warping, rule, noise)
+    verifier = Verifier(warping, rule, noise, imposed)
     last = torch.tensor([last_token], device=target.device)
     position = 0
     while True:
@@ -127,8 +131,22 @@ def emitted_round(
 class Verifier:
     """One generation's acceptance rule with its laws and its noise bound."""
 
-    def __init__(self, warping: Warping, rule: Rule, noise: Noise) -> None:
-        """Bind `rule`, for laws warped by `warping`, to the uniforms of `noise`."""
+    def __init__(
+        self, warping: Warping, rule: Rule, noise: Noise, imposed: Sequence[float] | None = None
+    ) -> None:
+        """Bind `rule`, for laws warped by `warping`, to the uniforms of `noise`.
+
+        Args:
+            warping: what makes laws of logits.
+            rule: which draft tokens stand.
+            noise: the generation's uniforms.
+            imposed: chances per drafted position that take the rule's place.
+        """
+        self._rates = None
+        if imposed is not None:
+            uniforms = noise.accept
+            self._rates = torch.tensor(imposed, dtype=uniforms.dtype, device=uniforms.device)
+        self._imposed = None if imposed is None else tuple(imposed)
         self._probabilities = None if warping.greedy else sampler_for(warping)
         self._rule: Rule = rule
         self._noise = noise
@@ -136,7 +154,7 @@ class Verifier:
     @property
     def key(self) -> tuple[object, ...]:
         """What two verifiers with the same work have in common."""
-        return (self._probabilities, self._rule)
+        return (self._probabilities, self._rule, self._imposed)
 
     def __call__(self, logits: Tensor, proposal: Proposal, position: int) -> Decision:
         """Decide the round that began at text position `position`."""
@@ -160,8 +178,12 @@ class Verifier:
         """
         tokens = proposal.tokens
         if self._probabilities is None:
+            if self._rates is not None:
+                return verify_imposed(logits.argmax(-1), accept, self._rates[: len(tokens)])
             return verify_greedy(logits, tokens)
         probs = self._probabilities(logits)
+        if self._rates is not None:
+            return verify_imposed(inverse_cdf(probs, resample), accept, self._rates[: len(tokens)])
         if self._rule == "exact_match":
             return verify_exact_match(probs, tokens, resample)
         return verify_sampled(probs, tokens, proposal.probs, accept, resample)

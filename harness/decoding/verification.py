@@ -99,6 +99,23 @@ def verify_exact_match(
     return Decision(accepted, _at(choices, accepted))
 
 
+def verify_imposed(
+    own_tokens: Tensor, accept_uniforms: Tensor, conditional_rates: Tensor
+) -> Decision:
+    """Accept with given probabilities, whatever the models say: synthetic acceptance.
+
+    The target's own token follows, so the loop does all that it does otherwise, but the text has
+    not the target's law. What vLLM calls `rejection_sample_method: synthetic`.
+
+    Args:
+        own_tokens: [n + 1] the target's argmax or draw at each position.
+        accept_uniforms: [n] in (0, 1].
+        conditional_rates: [n] chance of each position, given that those before it were accepted.
+    """
+    accepted = _leading(accept_uniforms <= conditional_rates)
+    return Decision(accepted, _at(own_tokens, accepted))
+
+
 def _at(rows: Tensor, index: Tensor) -> Tensor:
     """rows[index] for an index on the device; plain indexing would read it back to the host."""
     return rows.index_select(0, index.reshape(1)).squeeze(0)

@@ -3,7 +3,8 @@
 For each K and alpha the iid model's speedup (Leviathan et al. 2023, theorem 3.8, with v(K) where
 verify times are given), for each K the ideal speedup and the alpha that breaks even. A measured
 acceptance, a rate at one K or a list by position, needs no model of the text: its speedup is
-tokens_per_round / (K c + v) exactly, and its row carries that acceptance_rate.
+tokens_per_round / (K c + v) exactly, and its row carries that acceptance_rate. With one there is a
+verdict; latencies and acceptance may come from files of elsewhere (`harness.experiments.given`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,10 +13,12 @@ from typing import Any
 
 from harness import reporting, storage
 from harness.config import BreakevenConfig
+from harness.experiments.given import Given, gathered
 from harness.experiments.outcome import Outcome
 from harness.experiments.validate import validated
 from harness.measurement.host import describe_host
-from harness.records import LatencyRow, ResultRow, Summary, UserError
+from harness.records import LatencyRow, ResultRow, Summary, UserError, Verdict
+from harness.theory import given as verdict
 from harness.theory import speedup as theory
 from harness.theory.speedup import StepTimes
 
@@ -24,19 +27,31 @@ def run(config: BreakevenConfig) -> Outcome:
     """Computes every row, stores the run and prints it.
 
     Raises:
-        UserError: a latency <= 0, too few verify times for the largest K, or a rate outside [0, 1].
+        UserError: a latency <= 0, too few verify times for the largest K, a rate outside [0, 1], or
+            a source that cannot be used.
     """
-    config = validated(config)
+    given = gathered(validated(config))
+    config, asked = given.config, config
     times = step_times(config)
     ks = sorted({k for k in config.k if k > 0})
-    rows = [*iid_rows(config, times, ks), *measured_rows(config, times, ks)]
-    summary = Summary(verdict=None, caveats=_caveats(config, ks), headline=_headline(times, ks))
-    details = {"by_k": _by_k(times, ks), "best_k": _best_k(config, times, ks)}
+    measured = [*measured_rows(config, times, ks)]
+    rows = [*iid_rows(config, times, ks), *measured]
+    summary = Summary(
+        verdict=_verdict(measured, given.served),
+        caveats=(*_caveats(config, ks), *given.caveats, *_gaps(measured, given)),
+        headline=_headline(times, ks),
+    )
+    used = {
+        "draft_ms": config.draft_ms,
+        "target_ms": config.target_ms,
+        "verify_ms": config.verify_ms,
+    }
+    details = {"by_k": _by_k(times, ks), "best_k": _best_k(config, times, ks), "inputs": used}
 
-    folder = storage.RunFolder.create(config.results_root, "breakeven", (), asdict(config))
+    folder = storage.RunFolder.create(config.results_root, "breakeven", (), asdict(asked))
     folder.write_latency(list(_latency_rows(config)), ())
     folder.write_results(rows)
-    folder.write_summary(summary, details)
+    folder.write_summary(summary, {**details, **given.extra})
     folder.update_manifest({"environment": describe_host(), "status": "complete"})
     stored = storage.load(folder.path)
     reporting.render(stored)
@@ -53,7 +68,7 @@ def step_times(config: BreakevenConfig) -> StepTimes:
     verify_s = tuple(value / 1e3 for value in config.verify_ms or ())
     if config.verify_ms is not None and not verify_s:
         raise UserError("verify_ms=[]: give the times for 1, 2, ... positions, or leave it out")
-    return StepTimes(config.draft_ms / 1e3, config.target_ms / 1e3, verify_s)
+    return StepTimes((config.draft_ms or 0.0) / 1e3, (config.target_ms or 0.0) / 1e3, verify_s)
 
 
 def iid_rows(config: BreakevenConfig, times: StepTimes, ks: list[int]) -> Iterator[ResultRow]:
@@ -136,6 +151,35 @@ def _row(times: StepTimes, k: int, alpha: float, rate: float, tokens: float) -> 
     )
 
 
+def _verdict(measured: list[ResultRow], served: Mapping[int, float]) -> Verdict | None:
+    """What the acceptance comes to; what a server itself measured goes before the arithmetic."""
+    return verdict.decide_given(
+        {
+            row.k: verdict.Given(
+                served.get(row.k, row.speedup or 0.0),
+                row.alpha,
+                row.breakeven_alpha,
+                measured=row.k in served,
+            )
+            for row in measured
+            if row.k in served or not served
+        }
+    )
+
+
+def _gaps(measured: list[ResultRow], given: Given) -> Iterator[str]:
+    """Where a benchmark's own speedup is not what the arithmetic says, how far it is off."""
+    if given.config.log is not None:
+        return  # the fit's own residuals say it
+    for row in measured:
+        own, said = given.served.get(row.k), row.speedup or 0.0
+        if own is not None and abs(own - said) > verdict.NEAR * said:
+            yield (
+                f"the server measured {own:.2f}x at K={row.k}, the arithmetic says {said:.2f}x:"
+                " verify and overhead are not what was given"
+            )
+
+
 def _by_k(times: StepTimes, ks: list[int]) -> list[dict[str, float | None]]:
     """What each K could give at best, and needs at least."""
     return [
@@ -186,8 +230,8 @@ def _caveats(config: BreakevenConfig, ks: list[int]) -> tuple[str, ...]:
 
 
 def _latency_rows(config: BreakevenConfig) -> Iterator[LatencyRow]:
-    yield _typed("draft", "step", 1, config.draft_ms)
-    yield _typed("target", "step", 1, config.target_ms)
+    yield _typed("draft", "step", 1, config.draft_ms or 0.0)
+    yield _typed("target", "step", 1, config.target_ms or 0.0)
     for tokens, value in enumerate(config.verify_ms or (), start=1):
         yield _typed("target", "verify", tokens, value)
 

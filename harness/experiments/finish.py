@@ -5,22 +5,36 @@ it got.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from harness.records import DUMMY_CAVEAT, Failure, ResultRow, StepTiming, Summary, Trial, Verdict
-from harness.reporting.reading import dummies_of
+from harness.experiments.imposed import stored_rates
+from harness.records import (
+    DUMMY_CAVEAT,
+    IMPOSED_CAVEAT,
+    Failure,
+    ResultRow,
+    StepTiming,
+    Summary,
+    Trial,
+    Verdict,
+)
+from harness.reporting.reading import dummies_of, synthetic
 from harness.storage import RunFolder, StoredRun, load_traces
 from harness.theory.audition import replay_drafts
 from harness.theory.cells import measured_rows, theory_rows
+from harness.theory.counts import completed, latest
 from harness.theory.evidence import Evidence, evidence_from_trials
 from harness.theory.intervals import MIN_PROMPTS
 from harness.theory.paired import gap_in_standard_errors, measured_rounds, replayed_rounds
 from harness.theory.predicted import evidence_of, latency_of
 from harness.theory.replayed_rows import replayed_rows
 from harness.theory.replays import Replays
+from harness.theory.speedup import StepTimes
 from harness.theory.steps import step_times
+from harness.theory.synthetic import expected_tokens_per_round
 from harness.theory.verdict import decide, least_regret
 
 # A step spread this wide says that something else was using the machine.
@@ -48,7 +62,7 @@ def finish_sweep(folder: RunFolder, stored: StoredRun) -> Summary:
     replays = _replays(stored)
     rows = [*measured]
     if times is not None:
-        rows += theory_rows(measured, times)
+        rows += _theory(stored, measured, times)
         rows += _replayed_rows(replays, timings, config, baseline=not measured)
     folder.write_results(rows)
     evidence = _evidence(trials, replays, config, timings)
@@ -63,6 +77,33 @@ def finish_sweep(folder: RunFolder, stored: StoredRun) -> Summary:
     )
     folder.write_summary(summary, {"replay_gaps": _gaps(trials, replays, names["draft"])})
     return summary
+
+
+def _theory(
+    stored: StoredRun, measured: Sequence[ResultRow], times: StepTimes
+) -> list[ResultRow]:
+    """What step times predict: from the imposed acceptance where there is one, else the cell's own.
+
+    A round of adaptive drafting has no fixed length, so its cells have no prediction.
+    """
+    if stored.config["decode"].get("stop", "none") != "none":
+        return []
+    rates = stored_rates(stored)
+    if not rates:
+        return theory_rows(measured, times)
+    expected: list[ResultRow] = []
+    for row in measured:
+        own = rates.get((row.prompt_set or "", row.temperature or 0.0, row.k))
+        cell = [
+            trial.new_tokens or 0
+            for trial in completed(latest(stored.trials))
+            if (trial.prompt_set, trial.temperature, trial.k)
+            == (row.prompt_set, row.temperature, row.k)
+        ]
+        if own and cell:
+            tokens_per_round = expected_tokens_per_round(own, cell)
+            expected.append(replace(row, tokens_per_round=tokens_per_round, alpha=None))
+    return theory_rows(expected, times)
 
 
 def _replays(stored: StoredRun) -> list[Replays]:
@@ -216,6 +257,8 @@ def caveats(
     """What a reader must know before acting on the numbers, most important first."""
     config = stored.config
     notes = [DUMMY_CAVEAT] if dummies_of(stored) else []
+    if synthetic(stored):
+        notes.append(IMPOSED_CAVEAT)
     if config["model"]["id"].startswith("embedded:"):
         notes.append(EMBEDDED_CAVEAT)
     counts = [row.prompts for row in measured if row.prompts is not None]

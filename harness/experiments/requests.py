@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 
 from harness.config import PairConfig
@@ -10,12 +10,19 @@ from harness.decoding.sampling import Warping
 from harness.experiments.pair import EncodedPrompt, Pair
 from harness.measurement.trials import Request
 from harness.models.load import LoadedModel
+from harness.theory.rates import Cell, Rates, conditional
+
+NOTHING: Mapping[Cell, Rates] = {}
 
 
 def plan(
-    pair: Pair, config: PairConfig, ks: Sequence[int], temperatures: Sequence[float]
+    pair: Pair,
+    config: PairConfig,
+    ks: Sequence[int],
+    temperatures: Sequence[float],
+    imposed: Mapping[Cell, Rates] = NOTHING,
 ) -> list[Request]:
-    """Every generation of a grid, in the order it is run.
+    """Every generation of a grid, in the order it is run; `imposed` is synthetic acceptance.
 
     Baseline and every K follow each other within one prompt, and which goes first rotates from
     prompt to prompt, so that a machine that drifts hits all of them alike.
@@ -28,7 +35,7 @@ def plan(
                 # Of each temperature, so that every K leads equally often in each of its cells
                 start = (index + number + repetition) % len(grid)
                 requests += [
-                    request(pair, config, entry, k, temperature, repetition)
+                    request(pair, config, entry, k, temperature, repetition, imposed=imposed)
                     for k in grid[start:] + grid[:start]
                 ]
     return requests
@@ -43,12 +50,18 @@ def request(
     repetition: int,
     *,
     decoder: LoadedModel | None = None,
+    imposed: Mapping[Cell, Rates] = NOTHING,
 ) -> Request:
     """One generation; `decoder` is the model that decodes where that is not the target."""
     model = decoder or pair.target
     warping = Warping(float(temperature), config.decode.top_k, config.decode.top_p)
     draft = pair.draft.name if k else None
     conf = config.model if model is pair.target else config.draft
+    rates = imposed.get((entry.prompt.prompt_set, float(temperature), k))
+    stop = config.decode.stop_threshold if k and config.decode.stop == "threshold" else None
+    # Added where they are set, so that a generation without them keeps the key it always had
+    forced = {"imposed": rates} if rates else {}
+    forced |= {"stop_below": stop} if stop is not None else {}
     identity = {
         "model": _model_identity(asdict(conf)),
         "draft": _model_identity(asdict(config.draft)) if k else None,
@@ -60,6 +73,7 @@ def request(
         "repetition": repetition,
         "seed": config.seed,
         "backend": config.backend,
+        **forced,
     }
     return Request(
         cell=hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16],
@@ -76,6 +90,8 @@ def request(
         eos=model.eos,
         model=model.name,
         draft=draft,
+        imposed=conditional(rates) if rates else None,
+        stop_below=stop,
     )
 
 

@@ -10,6 +10,7 @@ from harness import reporting
 from harness.config import SweepConfig
 from harness.experiments import execute
 from harness.experiments.finish import finish_sweep
+from harness.experiments.imposed import as_stored, imposed_rates, stored_rates
 from harness.experiments.outcome import Outcome
 from harness.experiments.pair import open_configured
 from harness.experiments.plan import print_plan
@@ -34,18 +35,23 @@ def run(config: SweepConfig) -> Outcome:
         print_plan(config, prompt_sets.load(config.prompts), config.temperature)
         return Outcome(None)
     resumed = execute.resumed(config, "sweep")
+    imposed = stored_rates(load(resumed.path)) if resumed else {}
+    imposed = imposed or imposed_rates(config, prompt_sets.load(config.prompts))
     pair = open_configured(config)
     folder = resumed or execute.create(config, "sweep")
     execute.note_or_check(folder, pair.describe(), config.seed)
+    if imposed:
+        folder.update_manifest({"imposed_acceptance": as_stored(imposed)})
     with running(folder):
         execute.measure_steps(folder, pair, config)
         if config.mode == "replay":
             write_pair_texts(folder, pair, config)
         else:
-            requests = plan(pair, config, config.k, config.temperature)
+            requests = plan(pair, config, config.k, config.temperature, imposed)
             models = (pair.target_model, pair.draft_model)
             execute.run_requests(folder, requests, lambda _: models, "generating")
-        score_pair(folder, pair, config)
+        if not imposed and config.decode.stop == "none":
+            score_pair(folder, pair, config)
         summary = finish_sweep(folder, load(folder.path))
     folder.update_manifest({"status": "failed" if summary.failures else "complete"})
     stored = load(folder.path)

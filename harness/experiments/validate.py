@@ -18,12 +18,15 @@ from harness.config import (
     PairConfig,
     PromptsConf,
     SnapshotConfig,
+    SweepConfig,
 )
 from harness.experiments.weights import check_alike, check_dummy
 from harness.records import RULES, UserError
+from harness.theory.rates import rates_for
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
+STOPS = ("none", "threshold")
 BACKENDS = ("eager", "cuda_graphs")
 ATTENTIONS = ("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
 
@@ -60,6 +63,7 @@ def _pair(config: PairConfig) -> None:
     _prompts(config.prompts)
     _device("device.name", config.device.name)
     _decode(config.decode)
+    _loop_only(config)
     _grid(config)
     for key in ("new_tokens", "repetitions"):
         _at_least_one(key, getattr(config, key))
@@ -86,6 +90,7 @@ def _audition(config: AuditionConfig) -> None:
     _prompts(config.prompts)
     _device("device.name", config.device.name)
     _decode(config.decode)
+    _loop_only(config)
     _grid(config)
     for key in ("new_tokens", "repetitions", "batch"):
         _at_least_one(key, getattr(config, key))
@@ -193,10 +198,31 @@ def _decode(decode: DecodeConf) -> None:
     if decode.top_p is not None and not 0 < decode.top_p <= 1:
         raise UserError(f"decode.top_p: {decode.top_p} is not in (0, 1]; null keeps every token")
     _one_of("decode.rule", decode.rule, RULES)
-    _available("decode.stop", decode.stop, ("none",), ("threshold",))
-    for key in ("acceptance", "acceptance_from"):
-        if getattr(decode, key) is not None:
-            raise UserError(f"decode.{key}: synthetic acceptance is not available yet")
+    _one_of("decode.stop", decode.stop, STOPS)
+    if not 0 <= decode.stop_threshold <= 1:
+        raise UserError(f"decode.stop_threshold: {decode.stop_threshold} is not in [0, 1]")
+
+
+def _loop_only(config: SweepConfig | PairConfig | AuditionConfig) -> None:
+    """What changes how the loop runs makes sense only where the loop is measured."""
+    decode = config.decode
+    asked = [key for key in ("acceptance", "acceptance_from") if getattr(decode, key) is not None]
+    if decode.stop != "none":
+        asked.append("stop")
+    if not asked:
+        return
+    if not (isinstance(config, SweepConfig) and config.mode == "measure"):
+        raise UserError(f"decode.{asked[0]}: only a sweep with mode=measure runs such a loop")
+    if len(asked) > 1:
+        raise UserError(f"decode.{asked[0]} and decode.{asked[1]}: give one of the two")
+    if decode.stop != "none" and config.backend != "eager":
+        raise UserError(
+            f"decode.stop={decode.stop}: reads every draft step back, which a recorded graph "
+            "cannot; use backend=eager"
+        )
+    for k in config.k if decode.acceptance is not None else ():
+        if k > 0:
+            rates_for(decode.acceptance, k)
 
 
 def _device(key: str, value: str) -> None:
@@ -223,13 +249,6 @@ def _at_least_one(key: str, value: int) -> None:
 def _one_of(key: str, value: str, known: Sequence[str]) -> None:
     if value not in known:
         raise UserError(f"{key}: {value!r} is unknown; use one of {', '.join(known)}")
-
-
-def _available(key: str, value: str, now: Sequence[str], later: Sequence[str]) -> None:
-    """Tells what is unknown from what is planned but not built."""
-    if value in later:
-        raise UserError(f"{key}: {value!r} is not available yet; use {' or '.join(now)}")
-    _one_of(key, value, now)
 
 
 def _no_duplicates(key: str, values: Sequence[object]) -> None:

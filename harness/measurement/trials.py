@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import psutil
 import torch
 
+from harness.decoding.adaptive import ThresholdDrafter
 from harness.decoding.autoregressive import autoregressive_rounds
 from harness.decoding.drafters import ModelDrafter
 from harness.decoding.protocols import CausalModel, Drafter
@@ -36,6 +37,8 @@ class Request:
         budget: tokens to emit at most.
         repetition, seed: with the prompt's name, the key of the noise.
         eos: ids that end the text.
+        imposed: synthetic acceptance, the chance of each drafted position given those before it.
+        stop_below: adaptive drafting, the draft's probability below which a round drafts no more.
     """
 
     cell: str
@@ -52,6 +55,8 @@ class Request:
     eos: frozenset[int]
     model: str
     draft: str | None
+    imposed: tuple[float, ...] | None = None
+    stop_below: float | None = None
 
 
 # A draft model, or whatever makes the drafter of a request that needs no model.
@@ -128,6 +133,7 @@ def _generate(request: Request, target: CausalModel, draft: Draft | None) -> _Ti
             warping=request.warping,
             noise=noise,
             rule=request.rule,
+            imposed=request.imposed,
         )
     done, first, end = _drain(rounds, clock)
     return _Timed(
@@ -142,6 +148,8 @@ def _generate(request: Request, target: CausalModel, draft: Draft | None) -> _Ti
 def _drafter(request: Request, draft: Draft) -> Drafter:
     if callable(draft):
         return draft(request)
+    if request.stop_below is not None:
+        return ThresholdDrafter(draft, request.warping, request.rule, request.stop_below)
     return ModelDrafter(draft, request.warping, request.rule)
 
 

@@ -69,6 +69,19 @@ def headline_of(run: "StoredRun") -> dict[str, Any]:
     return summary_of(run).get("headline") or {}
 
 
+def dummies_of(run: "StoredRun") -> tuple[str, ...]:
+    """Names of the run's models whose weights were random."""
+    entries = (run.manifest.get("models") or {}).values()
+    named = (str(entry.get("name")) for entry in entries if entry.get("weights") == "dummy")
+    return tuple(dict.fromkeys(named))
+
+
+def synthetic(run: "StoredRun") -> bool:
+    """Whether the run's acceptance was set, not found."""
+    decode = run.config.get("decode") or {}
+    return any(decode.get(key) is not None for key in ("acceptance", "acceptance_from"))
+
+
 def door_of(run: "StoredRun") -> str:
     """Which door made the run; from the folder's name where the manifest does not say."""
     stored = run.manifest.get("door")

@@ -3,9 +3,17 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from harness.records import ResultRow
+from harness.records import DUMMY_CAVEAT, IMPOSED_CAVEAT, ResultRow
 from harness.reporting import formatting as fmt
-from harness.reporting.reading import door_of, ran, results_of, summary_of
+from harness.reporting.reading import (
+    door_of,
+    dummies_of,
+    ran,
+    results_of,
+    summary_of,
+    synthetic,
+)
+from harness.reporting.tables.compare import comparison_sentences
 
 if TYPE_CHECKING:
     from harness.storage import StoredRun
@@ -16,9 +24,13 @@ TITLES = {
     "breakeven": "Break-even: the arithmetic of two latencies",
     "snapshot": "Snapshot of {pair}: does speculation leave the output unchanged?",
     "audition": "Audition for {pair}: who gets the part?",
+    "report": "Runs compared: did anything change?",
 }
 _FAILURES_SHOWN = 8
+NO_ADVICE = "Not a recommendation (dummy weights): "
 DECIDING_DOORS = frozenset({"sweep", "audition"})
+# Caveats that a banner has said already
+TOLD_FIRST = (DUMMY_CAVEAT, IMPOSED_CAVEAT)
 
 
 def title(run: "StoredRun") -> str:
@@ -26,6 +38,17 @@ def title(run: "StoredRun") -> str:
     names = [str((run.config.get(role) or {}).get("name") or "") for role in ("model", "draft")]
     pair = " with ".join(name for name in names if name) or "a pair"
     return TITLES.get(door_of(run), "Run of {pair}").format(pair=pair)
+
+
+def banner(run: "StoredRun") -> str | None:
+    """What must be read before any number; None where weights and acceptance are real."""
+    names = " and ".join(dummies_of(run))
+    if not names:
+        return _sentence(IMPOSED_CAVEAT) if synthetic(run) else None
+    told = f"{_sentence(DUMMY_CAVEAT).upper()} The weights of {names} are random:"
+    if synthetic(run):
+        return f"{told} acceptance was set (decode.acceptance), and speedups are as good as it."
+    return f"{told} what they accept of each other is chance, so nothing here recommends a draft."
 
 
 def status(run: "StoredRun") -> str | None:
@@ -51,6 +74,8 @@ def verdict(entry: Mapping[str, Any]) -> str:
     "Serve tiny_good at K=3: 1.42x [1.36, 1.48] on held-out prompts (whole workload, temperature
     1).", "Do not speculate: <reason> (...)." or "Undecided: <reason> (...)."
     """
+    if entry.get("temperature") is None:
+        return _given(entry)
     where = f"({_workload(entry.get('prompt_set'))}, temperature {_temperature(entry)})"
     reason = str(entry.get("reason") or "").strip().rstrip(".")
     if entry.get("decision") == "speculate":
@@ -63,6 +88,16 @@ def verdict(entry: Mapping[str, Any]) -> str:
     return f"{said}: {reason} {where}." if reason else f"{said} {where}."
 
 
+def _given(entry: Mapping[str, Any]) -> str:
+    """A verdict from numbers of elsewhere, which know no prompts and no interval."""
+    reason = str(entry.get("reason") or "").strip().rstrip(".")
+    said = {
+        "speculate": f"Serve the draft at K={entry.get('k')}",
+        "undecided": "Undecided",
+    }.get(str(entry.get("decision")), "Do not speculate")
+    return f"{said}: {reason} (from the numbers given, no interval)."
+
+
 def verdicts(run: "StoredRun") -> tuple[str, ...]:
     """What the run decides: the whole workload at each temperature, the main one first."""
     summary = summary_of(run)
@@ -70,7 +105,13 @@ def verdicts(run: "StoredRun") -> tuple[str, ...]:
     if main is None:
         return _without_verdict(run, summary)
     others = [entry for entry in summary.get("per_temperature") or () if not _same(entry, main)]
-    return tuple(verdict(entry) for entry in (main, *others))
+    prefix = NO_ADVICE if dummies_of(run) and not synthetic(run) else ""
+    return tuple(f"{prefix}{verdict(entry)}" for entry in (main, *others))
+
+
+def reasons(run: "StoredRun") -> tuple[str, ...]:
+    """Why the verdict is what it is, and what would change it, as whole sentences."""
+    return tuple(_sentence(text) for text in summary_of(run).get("advice") or ())
 
 
 def snapshot(results: Sequence[str]) -> str:
@@ -119,14 +160,17 @@ def failures(run: "StoredRun") -> tuple[str, ...]:
 
 
 def caveats(run: "StoredRun") -> tuple[str, ...]:
-    """What a reader must know before acting, as whole sentences."""
-    return tuple(_sentence(text) for text in summary_of(run).get("caveats") or ())
+    """What a reader must know before acting, as whole sentences; not what the banner says."""
+    stored = summary_of(run).get("caveats") or ()
+    return tuple(_sentence(text) for text in stored if text not in TOLD_FIRST or not banner(run))
 
 
 def _without_verdict(run: "StoredRun", summary: Mapping[str, Any]) -> tuple[str, ...]:
     checks = [*(summary.get("prompts") or ()), *(summary.get("sampled") or ())]
     if door_of(run) == "snapshot" and checks:
         return (snapshot([str(entry.get("result")) for entry in checks]),)
+    if door_of(run) == "report":
+        return comparison_sentences(summary)
     if door_of(run) in DECIDING_DOORS:
         return ("No verdict: the run stopped before there was enough to decide on.",)
     return ()

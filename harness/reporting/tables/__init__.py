@@ -4,14 +4,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from harness.reporting.reading import door_of, headline_of, latency_of, results_of, summary_of
+from harness.reporting.reading import (
+    door_of,
+    headline_of,
+    latency_of,
+    results_of,
+    summary_of,
+    synthetic,
+)
 from harness.reporting.tables.breakeven import ideal_table, measured_table, rules_table
+from harness.reporting.tables.compare import comparison_tables, difference_table
 from harness.reporting.tables.expense import (
     cost_table,
     draft_table,
     not_eligible_table,
     sequential_table,
 )
+from harness.reporting.tables.fit import fit_tables
+from harness.reporting.tables.fleet import fleet_tables
+from harness.reporting.tables.imposed import imposed_table
 from harness.reporting.tables.latency import profile_table, verify_tables
 from harness.reporting.tables.leaderboard import (
     leaderboard_tables,
@@ -55,6 +66,7 @@ def _later(note: str, tables: Sequence[Table]) -> bool:
 
 def _sweep(run: "StoredRun") -> list[Table | None]:
     return [
+        imposed_table(results_of(run)) if synthetic(run) else None,
         *sweep_tables(results_of(run)),
         gap_table(summary_of(run).get("replay_gaps") or ()),
         prompt_set_table(summary_of(run).get("per_prompt_set") or ()),
@@ -70,6 +82,7 @@ def _audition(run: "StoredRun") -> list[Table | None]:
         return stored.get(key) or ()
 
     return [
+        *fleet_tables(listed("cards"), listed("card_drafts")),
         *leaderboard_tables(listed("leaderboards")),
         not_eligible_table(listed("not_eligible")),
         pairwise_table(listed("pairwise")),
@@ -99,13 +112,19 @@ def _profile(run: "StoredRun") -> list[Table | None]:
 
 
 def _breakeven(run: "StoredRun") -> list[Table | None]:
-    results = results_of(run)
+    results, summary = results_of(run), summary_of(run)
+    config = {**run.config, **(summary.get("inputs") or {})}
     return [
-        measured_table(results, run.config),
-        ideal_table(results, summary_of(run).get("by_k") or ()),
-        rules_table(results, run.config),
+        *fit_tables(summary.get("log_fit")),
+        measured_table(results, config),
+        ideal_table(results, summary.get("by_k") or ()),
+        rules_table(results, config),
         headline_table(headline_of(run)),
     ]
+
+
+def _report(run: "StoredRun") -> list[Table | None]:
+    return [*comparison_tables(summary_of(run)), difference_table(summary_of(run))]
 
 
 def _snapshot(run: "StoredRun") -> list[Table | None]:
@@ -117,4 +136,5 @@ _DOORS = {
     "profile": _profile,
     "breakeven": _breakeven,
     "snapshot": _snapshot,
+    "report": _report,
 }

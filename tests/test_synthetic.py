@@ -1,0 +1,172 @@
+"""Synthetic acceptance: the imposed law, its prediction, and the sweep that shows both."""
+
+import itertools
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from harness.decoding.drafters import ModelDrafter
+from harness.decoding.sampling import Noise, Warping
+from harness.decoding.speculative import speculative_rounds
+from harness.decoding.verification import verify_imposed
+from harness.entry import compose
+from harness.experiments import snapshot, sweep
+from harness.experiments.validate import validated
+from harness.records import UserError
+from harness.storage import load
+from harness.theory.acceptance import alpha_from_acceptance_rate, expected_tokens_per_round
+from harness.theory.rates import conditional, rates_for
+from harness.theory.synthetic import expected_tokens_per_round as expected_on_texts
+from tests.stubs import TableModel
+
+RATES = (0.8, 0.6, 0.6, 0.15)
+
+
+def test_accepted_lengths_have_the_imposed_law_exactly() -> None:
+    chances = conditional(RATES)
+    law: dict[int, float] = defaultdict(float)
+    own = torch.arange(5)
+    cells = [[(chance / 2, chance), ((1 + chance) / 2, 1 - chance)] for chance in chances]
+    for combination in itertools.product(*cells):
+        uniforms = torch.tensor([mid for mid, _ in combination], dtype=torch.float64)
+        rates = torch.tensor(chances, dtype=torch.float64)
+        decision = verify_imposed(own, uniforms, rates)
+        assert int(decision.next_token) == int(decision.accepted)
+        law[int(decision.accepted)] += float(np.prod([size for _, size in combination]))
+    for j, rate in enumerate(RATES, start=1):
+        at_least = sum(share for accepted, share in law.items() if accepted >= j)
+        assert at_least == pytest.approx(rate, abs=1e-12)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_loop_needs_the_rounds_that_are_predicted(temperature: float) -> None:
+    target, draft = TableModel(5), TableModel(5, strangeness=0.8)
+    rounds, texts, length = [], 250, 23
+    for seed in range(texts):
+        noise = Noise.keyed(seed, "p", 0, length + 5, torch.device("cpu"))
+        target.prefill([])
+        drafter = ModelDrafter(draft, Warping(temperature))
+        drafter.begin([1])
+        found = speculative_rounds(
+            target,
+            drafter,
+            1,
+            num_draft_tokens=4,
+            budget=length,
+            eos=(),
+            warping=Warping(temperature),
+            noise=noise,
+            imposed=conditional(RATES),
+        )
+        rounds.append(sum(1 for _ in found))
+    expected = length / expected_on_texts(RATES, [length])
+    error = np.std(rounds, ddof=1) / np.sqrt(texts)
+    assert abs(np.mean(rounds) - expected) < 4 * error
+    assert error < 0.03 * expected
+
+
+def test_long_texts_come_to_the_formula() -> None:
+    assert expected_on_texts(rates_for(0.7, 4), [4000]) == pytest.approx(
+        expected_tokens_per_round(0.7, 4), rel=1e-3
+    )
+
+
+def test_certain_acceptance_fills_every_round_and_none_leaves_one_token() -> None:
+    assert expected_on_texts(rates_for(1.0, 3), [40]) == pytest.approx(4.0)
+    assert expected_on_texts(rates_for(0.0, 3), [40]) == pytest.approx(1.0)
+
+
+def test_each_k_may_have_its_own_acceptance() -> None:
+    alphas = {1: 0.429, 4: alpha_from_acceptance_rate(0.342, 4)}
+    assert rates_for(alphas, 1) == (0.429,)
+    assert expected_on_texts(rates_for(alphas, 4), [8000]) == pytest.approx(1 + 4 * 0.342, rel=1e-3)
+    assert rates_for({"2": [0.5, 0.25]}, 2) == (0.5, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "k", "message"),
+    [
+        (1.2, 1, "decode.acceptance: 1.2 is not a rate"),
+        ([0.5, -0.1], 2, "-0.1 is not a rate"),
+        ([0.5, 0.6], 2, "0.6 follows 0.5; give unconditional rates"),
+        ([0.5, 0.4], 3, "2 rates, but K=3 needs 3"),
+        ({2: 0.5}, 1, r"no entry for K=1; it has \[2\]"),
+        ("high", 1, "'high' is not a rate"),
+        (True, 1, "True is not a rate"),
+    ],
+)
+def test_rates_that_cannot_be_are_refused(acceptance: object, k: int, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        rates_for(acceptance, k)
+
+
+def settings(tmp_path: Path, *more: str) -> list[str]:
+    return [
+        f"results_root={tmp_path}",
+        "prompts.limit=2",
+        "temperature=[0.0]",
+        "new_tokens=12",
+        "k=[1,2]",
+        "threads=1",
+        *more,
+    ]
+
+
+def test_a_sweep_shows_predicted_beside_measured(tmp_path: Path) -> None:
+    outcome = sweep.run(compose("sweep", settings(tmp_path, "decode.acceptance=[0.9,0.5]")))
+    assert outcome.folder is not None
+    run = load(outcome.folder)
+    rows = run.results
+    theory = rows[rows.source == "theory"].set_index(["prompt_set", "k"])
+    measured = rows[rows.source == "measured"].set_index(["prompt_set", "k"])
+    lengths = [t.new_tokens or 0 for t in run.trials if t.k == 2 and t.prompt_set == "easy"]
+    expected = expected_on_texts((0.9, 0.5), lengths)
+    assert theory.loc[("easy", 2), "tokens_per_round"] == pytest.approx(expected)
+    assert float(str(measured.loc[("easy", 2), "speedup"])) > 0
+    assert not (rows.source == "replayed").any()
+    report = (outcome.folder / "report.md").read_text()
+    assert "Synthetic acceptance: predicted beside measured" in report
+    assert "acceptance was imposed" in report.split("##")[0].lower()
+    summary = json.loads((outcome.folder / "summary.json").read_text())
+    assert any("imposed" in caveat for caveat in summary["caveats"])
+
+    again = compose("sweep", settings(tmp_path, f"decode.acceptance_from={outcome.folder}"))
+    second = sweep.run(again)
+    assert second.folder is not None
+    stored = load(second.folder).manifest["imposed_acceptance"]
+    assert {(entry["prompt_set"], entry["k"]) for entry in stored} == {
+        ("easy", 1),
+        ("easy", 2),
+        ("hard", 1),
+        ("hard", 2),
+    }
+    own = [t for t in run.trials if t.k == 1 and t.prompt_set == "hard"]
+    rate = sum(t.accepted or 0 for t in own) / sum((t.room or (0,))[0] for t in own)
+    (entry,) = [e for e in stored if (e["prompt_set"], e["k"]) == ("hard", 1)]
+    assert entry["rates"] == pytest.approx([rate])
+
+    with pytest.raises(UserError, match="no generations of easy at T=0, K=3; it has easy T=0 K=1"):
+        sweep.run(
+            compose(
+                "sweep", settings(tmp_path, f"decode.acceptance_from={outcome.folder}", "k=[3]")
+            )
+        )
+
+
+def test_synthetic_acceptance_is_refused_where_no_loop_is_measured(tmp_path: Path) -> None:
+    imposed = "decode.acceptance=0.8"
+    with pytest.raises(UserError, match=r"decode.acceptance: only a sweep with mode=measure"):
+        snapshot.run(compose("snapshot", [f"results_root={tmp_path}", imposed]))
+    with pytest.raises(UserError, match=r"decode.acceptance: only a sweep with mode=measure"):
+        validated(compose("audition", [f"results_root={tmp_path}", imposed]))
+    with pytest.raises(UserError, match=r"decode.acceptance: only a sweep with mode=measure"):
+        sweep.run(compose("sweep", settings(tmp_path, imposed, "mode=replay")))
+    both = [imposed, f"decode.acceptance_from={tmp_path}"]
+    with pytest.raises(UserError, match="give one of the two"):
+        sweep.run(compose("sweep", settings(tmp_path, *both)))
+    with pytest.raises(UserError, match="needs 8"):
+        sweep.run(compose("sweep", settings(tmp_path, "decode.acceptance=[0.5]", "k=[8]")))
