@@ -29,13 +29,15 @@ RATES = (0.8, 0.6, 0.6, 0.15)
 def test_accepted_lengths_have_the_imposed_law_exactly() -> None:
     chances = conditional(RATES)
     law: dict[int, float] = defaultdict(float)
-    own = torch.arange(5)
+    own = torch.eye(5, dtype=torch.float64)
     cells = [[(chance / 2, chance), ((1 + chance) / 2, 1 - chance)] for chance in chances]
     for combination in itertools.product(*cells):
         uniforms = torch.tensor([mid for mid, _ in combination], dtype=torch.float64)
         rates = torch.tensor(chances, dtype=torch.float64)
-        decision = verify_imposed(own, uniforms, rates)
+        decision = verify_imposed(own, uniforms, rates, None)
         assert int(decision.next_token) == int(decision.accepted)
+        drawn = verify_imposed(own, uniforms, rates, torch.full((5,), 0.5, dtype=torch.float64))
+        assert drawn == decision
         law[int(decision.accepted)] += float(np.prod([size for _, size in combination]))
     for j, rate in enumerate(RATES, start=1):
         at_least = sum(share for accepted, share in law.items() if accepted >= j)

@@ -46,13 +46,15 @@ class ModelDrafter:
         """One forward per draw: the tokens [count], and the laws [count, vocab] if drawn."""
         tokens: list[Tensor] = []
         laws: list[Tensor] = []
-        for index in range(len(draws)):
-            logits = self._model.forward(feed)[-1:]
+        for draw in draws.unsqueeze(1).unbind():
+            logits = self._model.forward(feed)
+            if len(feed) > 1:
+                logits = logits[-1:]
             if self._probabilities is None:
                 feed = logits.argmax(-1)
             else:
                 law = self._probabilities(logits)
-                feed = inverse_cdf(law, draws[index : index + 1])
+                feed = inverse_cdf(law, draw)
                 laws.append(law)
             tokens.append(feed)
         return torch.cat(tokens), torch.cat(laws) if laws else None

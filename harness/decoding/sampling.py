@@ -99,7 +99,7 @@ def inverse_cdf(probs: Tensor, uniforms: Tensor) -> Tensor:
     # MPS has no float64; elsewhere it keeps the sum of 150,000 small numbers exact enough.
     wide = torch.float32 if probs.device.type == "mps" else torch.float64
     running = probs.cumsum(-1, dtype=wide)
-    threshold = uniforms.to(wide).unsqueeze(-1) * running[..., -1:]
+    threshold = running[..., -1:] * uniforms.unsqueeze(-1)
     return torch.searchsorted(running, threshold).squeeze(-1)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from harness.decoding.protocols import CausalModel, Drafter, Proposal, recorded
-from harness.decoding.sampling import Noise, Warping, host_tokens, inverse_cdf, sampler_for
+from harness.decoding.sampling import Noise, Warping, host_tokens, sampler_for
 from harness.decoding.verification import (
     Decision,
     verify_exact_match,
@@ -177,13 +177,14 @@ class Verifier:
             resample: [n + 1].
         """
         tokens = proposal.tokens
+        rates = None if self._rates is None else self._rates[: len(tokens)]
         if self._probabilities is None:
-            if self._rates is not None:
-                return verify_imposed(logits.argmax(-1), accept, self._rates[: len(tokens)])
+            if rates is not None:
+                return verify_imposed(logits, accept, rates, None)
             return verify_greedy(logits, tokens)
         probs = self._probabilities(logits)
-        if self._rates is not None:
-            return verify_imposed(inverse_cdf(probs, resample), accept, self._rates[: len(tokens)])
+        if rates is not None:
+            return verify_imposed(probs, accept, rates, resample)
         if self._rule == "exact_match":
             return verify_exact_match(probs, tokens, resample)
         return verify_sampled(probs, tokens, proposal.probs, accept, resample)

@@ -67,18 +67,20 @@ def verify_sampled(
         keep = accept_uniforms * draft_probs.gather(-1, columns).squeeze(-1) <= target_mass
     # The second condition is what "the target gives it zero" means, whatever underflows on the left
     accepted = _leading(keep & (target_mass > 0))
-    row = _at(target_probs, accepted)
-    rejected_at = accepted.clamp(max=count - 1)
-    was_rejected = (accepted < count).to(row.dtype)
+    place = accepted.unsqueeze(0)
+    row = target_probs.index_select(0, place)
+    rejected_at = place.clamp(max=count - 1)
+    was_rejected = (place < count).to(row.dtype)
     if draft_probs is None:
-        taken = torch.zeros_like(row).scatter_(0, _at(draft_tokens, rejected_at).unsqueeze(0), 1.0)
+        taken = torch.zeros_like(row).scatter_(1, columns.index_select(0, rejected_at), 1.0)
     else:
-        taken = _at(draft_probs, rejected_at)
+        taken = draft_probs.index_select(0, rejected_at)
     residual = (row - taken * was_rejected).clamp_min(0)
     # Draft and target equal up to rounding can leave nothing; the target's own law is then the
     # limit, and no rejection happens there in exact arithmetic.
     residual = torch.where(residual.sum() > 0, residual, row)
-    return Decision(accepted, inverse_cdf(residual, _at(resample_uniforms, accepted)))
+    own = inverse_cdf(residual, resample_uniforms.index_select(0, place))
+    return Decision(accepted, own.squeeze(0))
 
 
 def verify_exact_match(
@@ -100,7 +102,10 @@ def verify_exact_match(
 
 
 def verify_imposed(
-    own_tokens: Tensor, accept_uniforms: Tensor, conditional_rates: Tensor
+    target: Tensor,
+    accept_uniforms: Tensor,
+    conditional_rates: Tensor,
+    resample_uniforms: Tensor | None,
 ) -> Decision:
     """Accept with given probabilities, whatever the models say: synthetic acceptance.
 
@@ -108,12 +113,16 @@ def verify_imposed(
     not the target's law. What vLLM calls `rejection_sample_method: synthetic`.
 
     Args:
-        own_tokens: [n + 1] the target's argmax or draw at each position.
+        target: [n + 1, vocab] its logits, or where tokens are drawn its warped laws.
         accept_uniforms: [n] in (0, 1].
         conditional_rates: [n] chance of each position, given that those before it were accepted.
+        resample_uniforms: [n + 1] in (0, 1] decide the target's own token; None takes the argmax.
     """
     accepted = _leading(accept_uniforms <= conditional_rates)
-    return Decision(accepted, _at(own_tokens, accepted))
+    if resample_uniforms is None:
+        return Decision(accepted, _at(target.argmax(-1), accepted))
+    own = inverse_cdf(_at(target, accepted), _at(resample_uniforms, accepted))
+    return Decision(accepted, own)
 
 
 def _at(rows: Tensor, index: Tensor) -> Tensor:
@@ -123,4 +132,4 @@ def _at(rows: Tensor, index: Tensor) -> Tensor:
 
 def _leading(flags: Tensor) -> Tensor:
     """How many flags are true before the first that is not."""
-    return flags.long().cumprod(0).sum()
+    return flags.cumprod(0).sum()

@@ -63,6 +63,7 @@ class Request:
 Draft = CausalModel | Callable[[Request], Drafter]
 
 
+@torch.inference_mode()
 def run_trial(request: Request, target: CausalModel, draft: Draft | None) -> Trial:
     """Generate once and time it.
 

@@ -86,6 +86,11 @@ class StaticModel(LeanModel):
         self._pool: Any = None
         super().__init__(network, vocab_size)
 
+    @property
+    def recorder(self) -> "StaticModel":
+        """Itself: the loop's phases are recorded, see `recorded`."""
+        return self
+
     @torch.inference_mode()
     def reserve(self, tokens: int) -> None:
         """Make the cache hold `tokens` positions; what was recorded for another size is dropped."""
