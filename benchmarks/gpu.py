@@ -1,0 +1,358 @@
+"""What one CUDA card does: eager against graphs, MBU, v(n), and speedup at a known acceptance.
+
+    python benchmarks/gpu.py --out results/examples/h200_dummy
+
+No network and no downloads: dummy weights in the released shapes. For each pair of a target with
+Qwen3-0.6B it measures, in one process and one after the other,
+
+1. the copy bandwidth of the card, the yardstick of every MBU below;
+2. a decoding step of transformers' eager `generate`, and of our recorded graphs;
+3. v(n), a forward over n positions in steps, and the draft's step;
+4. the loop at the acceptances of a well-known post (Qwen3-4B with 0.6B on an A10G), each K's own,
+   imposed: measured speedup beside what step times and the renewal recursion predict, and the part
+   of a round that no forward explains.
+
+Pairs that no longer fit into --budget seconds are left out, and said to be. `--shape tiny --device
+cpu` runs the same code on toy shapes, without graphs, to show that it runs.
+"""
+
+import argparse
+import gc
+import itertools
+import json
+import platform
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import GenerationConfig
+
+from harness.decoding.sampling import Warping
+from harness.entry import compose
+from harness.measurement.bandwidth import copy_bandwidth
+from harness.measurement.clock import Clock
+from harness.measurement.trials import Request, run_trial
+from harness.models.cached import CachedModel
+from harness.models.dummy import build
+from harness.models.probe import cached_model
+from harness.records import Trial
+from harness.theory.acceptance import alpha_from_acceptance_rate
+from harness.theory.hardware import Architecture, model_bandwidth_utilisation
+from harness.theory.rates import Rates, conditional, rates_for
+from harness.theory.shapes import architecture_of
+from harness.theory.synthetic import expected_tokens_per_round
+
+TARGETS = ("qwen3_4b", "qwen3_8b", "qwen3_32b", "qwen3_30b_a3b")
+DRAFT = "qwen3_0_6b"
+# K: acceptance_rate on easy and on hard prompts, as the post printed them
+POST = {1: (0.429, 0.368), 2: (0.347, 0.292), 4: (0.342, 0.239), 8: (0.207, 0.156)}
+TINY = {
+    "family": "qwen3",
+    "layers": 2,
+    "hidden": 64,
+    "heads": 4,
+    "kv_heads": 2,
+    "head_dim": 16,
+    "ffn": 128,
+    "vocab": 512,
+    "tied_embeddings": True,
+}
+# Seconds that a pair has taken on the cards we planned for; one that cannot fit is not begun
+LEAST_PAIR_S = 60.0
+VOCAB_IN_PROMPTS = 500
+IN_A_ROW = 4
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A dummy with its engine."""
+
+    name: str
+    shape: Architecture
+    model: CachedModel
+    itemsize: int
+
+    def bytes_read(self, context: int, tokens: int = 1) -> float:
+        return self.shape.bytes_read(
+            context_tokens=context,
+            tokens=tokens,
+            bytes_per_parameter=self.itemsize,
+            bytes_per_value=self.itemsize,
+        )
+
+
+def opened(name: str, asked: argparse.Namespace, room: int) -> Opened:
+    """Build a dummy and record it; `room` is the longest generation."""
+    device = torch.device(asked.device)
+    conf = (
+        TINY
+        if asked.shape == "tiny"
+        else dict(compose("profile", [f"model={name}"]).model.architecture)
+    )
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    network = build(conf, dtype, device, key="model")
+    backend = "cuda_graphs" if device.type == "cuda" else "eager"
+    model = cached_model(network, network.config.vocab_size, name, backend)
+    model.reserve(room)
+    return Opened(name, architecture_of(conf), model, dtype.itemsize)
+
+
+def prompt_of(length: int, seed: int) -> tuple[int, ...]:
+    return tuple((37 * index * (seed + 1) + 11) % VOCAB_IN_PROMPTS for index in range(length))
+
+
+def eager_generate_ms(own: Opened, context: int, steps: int = 24) -> float:
+    """Milliseconds per token of transformers' generate: what 24 tokens more cost than one."""
+    network, clock = own.model.network, Clock.at(own.model.device)
+    ids = torch.tensor([prompt_of(context, 0)], device=own.model.device)
+
+    def seconds(new_tokens: int) -> float:
+        settings: Any = {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens}
+        start = clock.now()
+        with torch.inference_mode():
+            network.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                generation_config=GenerationConfig(do_sample=False, pad_token_id=0, **settings),
+            )
+        return clock.now() - start
+
+    seconds(2)
+    found = [(seconds(steps + 1) - seconds(1)) / steps for _ in range(3)]
+    return 1e3 * statistics.median(found)
+
+
+def forward_ms(
+    own: Opened, context: int, counts: Sequence[int], samples: int, in_a_row: int = 1
+) -> dict[int, float]:
+    """Median milliseconds of a forward over n positions after `context`, kinds interleaved.
+
+    The target is read back after every forward, a draft only after a whole proposal: its steps are
+    timed `in_a_row`.
+    """
+    model, clock = own.model, Clock.at(own.model.device)
+    model.prefill(prompt_of(context, 0))
+    tokens = {n: torch.tensor(prompt_of(n, 3), device=model.device) for n in counts}
+    found: dict[int, list[float]] = {n: [] for n in counts}
+    for sample, n in itertools.product(range(-3, samples), counts):
+        start = clock.now()
+        for _ in range(in_a_row):
+            model.forward(tokens[n])
+        seconds = (clock.now() - start) / in_a_row
+        model.rewind(n * in_a_row)
+        if sample >= 0:
+            found[n].append(seconds)
+    return {n: 1e3 * statistics.median(values) for n, values in found.items()}
+
+
+def generation(
+    target: Opened, draft: Opened, k: int, rates: Rates, asked: argparse.Namespace, seed: int
+) -> Trial:
+    request = Request(
+        cell=f"{k}/{seed}",
+        prompt_set="dummy",
+        prompt=str(seed),
+        category=None,
+        tokens=prompt_of(asked.context, seed),
+        k=k,
+        warping=Warping(asked.temperature),
+        rule="ratio",
+        budget=asked.new_tokens,
+        repetition=0,
+        seed=seed,
+        eos=frozenset(),
+        model=target.name,
+        draft=draft.name if k else None,
+        imposed=conditional(rates) if k else None,
+    )
+    return run_trial(request, target.model, draft.model if k else None)
+
+
+def imposed_sweep(
+    target: Opened, draft: Opened, times: dict[str, Any], asked: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """Baseline and every (set, K) in turn, in rotating order, at the post's acceptances."""
+    cells: list[tuple[str, int, Rates]] = [("", 0, ())]
+    for k, pair in POST.items():
+        for name, rate in zip(("easy", "hard"), pair, strict=True):
+            cells.append((name, k, rates_for(alpha_from_acceptance_rate(rate, k), k)))
+    seconds: dict[int, list[float]] = {index: [] for index in range(len(cells))}
+    tokens: dict[int, list[int]] = {index: [] for index in range(len(cells))}
+    rounds: dict[int, int] = dict.fromkeys(range(len(cells)), 0)
+    for seed in range(-1, asked.prompts):
+        turn = seed % len(cells)
+        for index in [*range(turn, len(cells)), *range(turn)]:
+            name, k, rates = cells[index]
+            trial = generation(target, draft, k, rates, asked, seed)
+            if seed >= 0:
+                seconds[index].append(trial.decode_s or 0.0)
+                tokens[index].append(trial.new_tokens or 0)
+                rounds[index] += trial.rounds or 0
+    plain_ms = 1e3 * sum(seconds[0]) / sum(tokens[0])
+    rows = []
+    for index, (name, k, rates) in enumerate(cells[1:], start=1):
+        ms = 1e3 * sum(seconds[index]) / sum(tokens[index])
+        round_ms = k * times["draft_step_ms"] + times["verify_ms"][k + 1]
+        expected = expected_tokens_per_round(rates, tokens[index])
+        measured_round_ms = 1e3 * sum(seconds[index]) / rounds[index]
+        # At the rounds that were drawn, so that the luck of few rounds is not counted as error
+        predicted = times["step_ms"] * sum(tokens[index]) / (rounds[index] * round_ms)
+        rows.append(
+            {
+                "set": name,
+                "k": k,
+                "alpha": rates[0],
+                "speedup": plain_ms / ms,
+                "predicted": predicted,
+                "expected_speedup": times["step_ms"] * expected / round_ms,
+                "overhead": 1 - round_ms / measured_round_ms,
+                "tokens_per_round": sum(tokens[index]) / rounds[index],
+                "expected_tokens_per_round": expected,
+            }
+        )
+    return [{"plain_ms_per_token": plain_ms}, *rows]
+
+
+def measure(
+    name: str, draft: Opened, draft_ms: dict[int, float], copy_gb_s: float, asked: Any, room: int
+) -> dict[str, Any]:
+    """Everything about one target."""
+    target = opened(name, asked, room)
+    eager = eager_generate_ms(target, asked.context)
+    counts = (1, 2, 3, 5, 9)
+    verify = forward_ms(target, asked.context, counts, asked.samples)
+    step = verify[1]
+    times = {
+        "model": name,
+        "engine": target.model.describe(),
+        "eager_generate_ms": eager,
+        "step_ms": step,
+        "verify_ms": verify,
+        "draft_step_ms": draft_ms[1],
+        "c": draft_ms[1] / step,
+        "mbu": model_bandwidth_utilisation(target.bytes_read(asked.context), step, copy_gb_s),
+        "floor_ms": target.bytes_read(asked.context) / copy_gb_s / 1e6,
+        "peak_memory_bytes": torch.cuda.max_memory_allocated()
+        if target.model.device.type == "cuda"
+        else None,
+    }
+    return {**times, "imposed": imposed_sweep(target, draft, times, asked)}
+
+
+def show(result: dict[str, Any], console: Console) -> None:
+    """One pair on the screen."""
+    v = {n: ms / result["step_ms"] for n, ms in result["verify_ms"].items()}
+    console.print(
+        f"[bold]{result['model']}[/bold] ({result['engine']['engine']}): "
+        f"step {result['step_ms']:.3f} ms, "
+        f"{result['eager_generate_ms'] / result['step_ms']:.1f}x eager generate's "
+        f"{result['eager_generate_ms']:.2f} ms; MBU {result['mbu']:.0%} of the copy bandwidth; "
+        f"c {result['c']:.2f}; "
+        + ", ".join(f"v({n}) {value:.2f}" for n, value in v.items() if n > 1)
+    )
+    table = Table()
+    for column in ("set", "K", "alpha", "speedup", "predicted", "measured/predicted", "overhead"):
+        table.add_column(column, justify="right")
+    for row in result["imposed"][1:]:
+        table.add_row(
+            row["set"],
+            str(row["k"]),
+            f"{row['alpha']:.3f}",
+            f"{row['speedup']:.2f}x",
+            f"{row['predicted']:.2f}x",
+            f"{row['speedup'] / row['predicted']:.3f}",
+            f"{row['overhead']:.1%}",
+        )
+    console.print(table)
+
+
+def described(device: torch.device) -> dict[str, Any]:
+    cuda = device.type == "cuda"
+    return {
+        "device": torch.cuda.get_device_name(device)
+        if cuda
+        else platform.processor() or platform.machine(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--shape", choices=("released", "tiny"), default="released")
+    parser.add_argument("--targets", nargs="*", default=list(TARGETS))
+    parser.add_argument("--context", type=int, default=1024)
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--prompts", type=int, default=6, help="generations per cell")
+    parser.add_argument("--samples", type=int, default=40, help="of each forward")
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--budget", type=float, default=540.0, help="seconds, for all pairs")
+    parser.add_argument("--out", type=Path, help="folder for gpu.json")
+    return parser.parse_args()
+
+
+def main() -> None:
+    asked, console, begin = arguments(), Console(), time.monotonic()
+    device = torch.device(asked.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("error: no CUDA device here; --device cpu --shape tiny shows that it runs")
+    torch.set_num_threads(1)
+    room = asked.context + asked.new_tokens + max(POST) + 2
+    copy_gb_s = copy_bandwidth(device).gb_s
+    console.print(f"{described(device)['device']}: copy bandwidth {copy_gb_s:.0f} GB/s")
+    draft = opened(DRAFT, asked, room)
+    draft_ms = forward_ms(draft, asked.context, (1, 2), asked.samples, IN_A_ROW)
+    results, left_out = [], []
+    longest = LEAST_PAIR_S if asked.shape == "released" else 0.0
+    for name in asked.targets:
+        started = time.monotonic()
+        if started - begin + longest > asked.budget:
+            left_out.append(name)
+            continue
+        try:
+            results.append(measure(name, draft, draft_ms, copy_gb_s, asked, room))
+        except torch.OutOfMemoryError as error:
+            left_out.append(f"{name} (out of memory: {str(error).splitlines()[0]})")
+            continue
+        finally:
+            gc.collect()
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+        longest = max(longest, time.monotonic() - started)
+        show(results[-1], console)
+        if asked.out:
+            write(asked, results, left_out, copy_gb_s, draft_ms)
+    if left_out:
+        console.print(f"left out: {', '.join(left_out)}")
+    if asked.out:
+        write(asked, results, left_out, copy_gb_s, draft_ms)
+        console.print(f"wrote {asked.out / 'gpu.json'}")
+
+
+def write(
+    asked: Any, results: list[Any], left_out: list[str], copy_gb_s: float, draft_ms: Any
+) -> None:
+    """After every pair, so that a run that is cut short keeps what it has."""
+    asked.out.mkdir(parents=True, exist_ok=True)
+    settings = {key: value for key, value in vars(asked).items() if key != "out"}
+    content = {
+        **described(torch.device(asked.device)),
+        "settings": settings,
+        "copy_gb_s": copy_gb_s,
+        "draft": {"model": DRAFT, "forward_ms": draft_ms},
+        "pairs": results,
+        "left_out": left_out,
+    }
+    (asked.out / "gpu.json").write_text(json.dumps(content, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
