@@ -1,25 +1,42 @@
-"""The profile door on a rented GPU; thin, because all the work is in the package.
+"""The doors on rented GPUs; thin, because all the work is in the package.
 
     modal run modal_app.py::profile --model qwen3_4b --draft qwen3_0_6b --gpu A10G
-    modal run modal_app.py::profile --gpu L4 --overrides "k=[1,2,4] new_tokens=64"
+    modal run modal_app.py::sweep --model qwen3_4b --draft qwen3_0_6b --overrides "k=[1,2,4]"
+    modal run modal_app.py::snapshot --gpu L4
+    modal run modal_app.py::audition --model qwen3_4b --drafts qwen3_0_6b,ngram --gpus A10G,L4,H100
+    modal run modal_app.py::acceptance_demo
+    modal run modal_app.py::temperature_demo
 
-The configuration is composed and checked here first, so that a typing error rents nothing. Models
-are downloaded once, into a volume; the run folder is kept in another and copied into the local
-results/. `HF_TOKEN`, where it is set here, goes along for gated models.
+The configuration is composed and checked here first, so that a typing error rents nothing. A small
+container without a GPU then has the jobs done, so the machine that typed the command is not needed
+on the way: `modal run --detach ...` goes on without it, and the same command with `--resume LAUNCH`
+brings the results home later. Models are downloaded once, into a volume; runs are written into
+another, where a container that takes over from one that was stopped finds them and goes on. The run
+folders are copied into the local results/. `HF_TOKEN`, where it is set here, goes along for gated
+models. docs/cloud.md says the rest.
 """
 
-import io
+import importlib
 import os
 import shlex
 import sys
-import tarfile
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import modal
 
+if TYPE_CHECKING:
+    from harness.config import GpuConf
+    from harness.experiments.jobs import Job
+    from harness.experiments.outcome import Outcome
+    from harness.experiments.remote import Delivery
+
 HERE = Path(__file__).resolve().parent
 HUB_CACHE, RUNS = "/cache/huggingface", "/runs"
-TIMEOUT_S = 60 * 60
+TIMEOUT_S = 4 * 60 * 60
+WAIT_S = 24 * 60 * 60
 
 # Folders rather than Python sources: conf/, the prompts and the embedded models must come along.
 image = (
@@ -31,7 +48,8 @@ image = (
 )
 hub_cache = modal.Volume.from_name("speculation-harness-hub-cache", create_if_missing=True)
 runs = modal.Volume.from_name("speculation-harness-results", create_if_missing=True)
-hub_token = modal.Secret.from_dict({"HF_TOKEN": os.environ.get("HF_TOKEN", "")})
+TOKEN = os.environ.get("HF_TOKEN", "")
+secrets = [modal.Secret.from_dict({"HF_TOKEN": TOKEN})] if TOKEN else []
 
 app = modal.App("speculation-harness")
 
@@ -40,25 +58,60 @@ app = modal.App("speculation-harness")
     image=image,
     gpu="A10",
     volumes={HUB_CACHE: hub_cache, RUNS: runs},
-    secrets=[hub_token],
+    secrets=secrets,
     timeout=TIMEOUT_S,
+    # A second container finds what the first one stored, and goes on with it
+    retries=modal.Retries(max_retries=2, initial_delay=5.0, backoff_coefficient=1.0),
 )
-def profile_on_gpu(overrides: list[str], results_root: str = RUNS) -> bytes:
-    """Runs the profile door's work and returns its run folder as a tar archive.
+def on_gpu(job: "Job", root: str = RUNS) -> "Delivery":
+    """Does one job on this container's card, or what is missing of it, and returns its run."""
+    from harness.experiments import remote
 
-    Args:
-        overrides: the door's command line, such as `model=qwen3_4b`.
-        results_root: where the run is stored; the results volume.
+    _reload()
+    try:
+        return remote.carry_out(job, root, lambda words: do(job.door, words))
+    finally:
+        if not modal.is_local():
+            runs.commit()
+            hub_cache.commit()
 
-    Raises:
-        harness.records.UserError: what the user can mend, for example an unknown hub id.
-    """
-    from harness.entry import compose
-    from harness.experiments import profile
 
-    outcome = profile.run(compose("profile", [*overrides, f"results_root={results_root}"]))
-    assert outcome.folder is not None, "dry_run is refused before anything is rented"
-    return pack(outcome.folder)
+@app.function(image=image, volumes={RUNS: runs}, timeout=WAIT_S)
+def in_cloud(jobs: "Sequence[Job]", root: str = RUNS) -> "list[Delivery]":
+    """Has the jobs of one launch done, each on its card, and returns what came back from each."""
+    from harness.experiments import remote
+
+    _reload()
+    return remote.fan_out(jobs, root, lambda job: _each([job], root)[0], lambda s: _each(s, root))
+
+
+def _each(jobs: "Sequence[Job]", root: str) -> "list[Delivery]":
+    """One container per job; a card at a time has its own `starmap`, all cards go side by side."""
+    by_gpu: dict[str, list[Job]] = {}
+    for job in jobs:
+        by_gpu.setdefault(job.gpu, []).append(job)
+    with ThreadPoolExecutor(len(by_gpu)) as cards:
+        mapped = cards.map(lambda gpu: _on_card(gpu, by_gpu[gpu], root), by_gpu)
+        found = {entry.job.name: entry for group in mapped for entry in group}
+    return [found[job.name] for job in jobs]
+
+
+def _on_card(gpu: str, jobs: "Sequence[Job]", root: str) -> "list[Delivery]":
+    """The jobs of one card; one that was given up is named and stops no other."""
+    from harness.experiments import remote
+
+    try:
+        card = on_gpu.with_options(gpu=gpu)
+        inputs = [(job, root) for job in jobs]
+        back: Iterable[Any] = card.starmap(
+            inputs, return_exceptions=True, wrap_returned_exceptions=False
+        )
+        return [
+            remote.failed(job, entry) if isinstance(entry, BaseException) else entry
+            for job, entry in zip(jobs, back, strict=True)
+        ]
+    except Exception as error:  # of the whole card: it is not to be had, say; the others come back
+        return [remote.failed(job, error) for job in jobs]
 
 
 @app.local_entrypoint()
@@ -67,53 +120,196 @@ def profile(
     draft: str = "qwen3_0_6b",
     gpu: str = "A10G",
     overrides: str = "",
+    resume: str = "",
 ) -> None:
-    """Profiles a pair on a cloud GPU and copies the run into the local results/."""
+    """Times both models on a cloud GPU: what could speculation gain?"""
+    _pair("profile", [f"model={model}", f"draft={draft}"], gpu, overrides, resume)
+
+
+@app.local_entrypoint()
+def sweep(
+    model: str = "qwen3_4b",
+    draft: str = "qwen3_0_6b",
+    gpu: str = "A10G",
+    overrides: str = "",
+    resume: str = "",
+) -> None:
+    """Measures a pair on a cloud GPU: which K to serve, or none?"""
+    _pair("sweep", [f"model={model}", f"draft={draft}"], gpu, overrides, resume)
+
+
+@app.local_entrypoint()
+def snapshot(
+    model: str = "qwen3_4b",
+    draft: str = "qwen3_0_6b",
+    gpu: str = "A10G",
+    overrides: str = "",
+    resume: str = "",
+) -> None:
+    """Checks on a cloud GPU that speculation leaves the output unchanged."""
+    _pair("snapshot", [f"model={model}", f"draft={draft}"], gpu, overrides, resume)
+
+
+@app.local_entrypoint()
+def acceptance_demo(
+    model: str = "qwen3_4b",
+    draft: str = "qwen3_0_6b",
+    gpu: str = "A10G",
+    overrides: str = "",
+    resume: str = "",
+) -> None:
+    """Shows on a cloud GPU how acceptance depends on the task."""
+    words = [f"model={model}", f"draft={draft}", "experiment=acceptance_demo"]
+    _pair("sweep", words, gpu, overrides, resume)
+
+
+@app.local_entrypoint()
+def temperature_demo(
+    model: str = "qwen3_4b",
+    draft: str = "qwen3_0_6b",
+    gpu: str = "A10G",
+    overrides: str = "",
+    resume: str = "",
+) -> None:
+    """Shows on a cloud GPU how acceptance depends on the temperature."""
+    words = [f"model={model}", f"draft={draft}", "experiment=temperature_demo"]
+    _pair("sweep", words, gpu, overrides, resume)
+
+
+@app.local_entrypoint()
+def audition(
+    model: str = "qwen3_4b",
+    drafts: str = "qwen3_0_6b,qwen3_1_7b,ngram",
+    gpus: str = "A10G",
+    chunk: int = 4,
+    overrides: str = "",
+    resume: str = "",
+) -> None:
+    """Ranks drafts on one or more cloud GPUs: one container per card and `chunk` drafts."""
+    sys.exit(told(lambda: _audition(model, drafts, gpus, chunk, overrides, resume)))
+
+
+def _pair(door: str, words: list[str], gpu: str, overrides: str, resume: str) -> None:
+    """Has one door's work done on one card and exits with its status."""
+    sys.exit(told(lambda: _single(door, words, gpu, overrides, resume)))
+
+
+def _single(door: str, words: list[str], gpu: str, overrides: str, resume: str) -> int:
+    from harness.experiments.jobs import Job, launch_name
+
+    name, card = card_named(gpu)
+    words = [*words, *_priced(door, card), *shlex.split(overrides)]
+    config, prompts = checked(door, words)
+    launch = launch_name(door, resume)
+    job = Job(launch, f"{door}-{card.name}", door, name, card, tuple(words), prompts)
+    _, status = _brought([job], config)
+    return status
+
+
+def _audition(model: str, drafts: str, gpus: str, chunk: int, overrides: str, resume: str) -> int:
+    from dataclasses import replace
+
+    from harness.experiments.jobs import audition_jobs, launch_name
+
+    words = [f"model={model}", *shlex.split(overrides)]
+    names = [name for name in drafts.split(",") if name]
+    config, prompts = checked("audition", [*words, f"drafts=[{','.join(names)}]"])
+    cards = dict(card_named(gpu) for gpu in gpus.split(",") if gpu)
+    launch = launch_name("audition", resume)
+    jobs = audition_jobs(launch, cards, names, chunk, overrides=words, prompts=prompts)
+    deliveries, status = _brought(jobs, config)
+    folders = [str(path) for path, _ in deliveries if path is not None]
+    if len(jobs) == 1 or not folders:
+        return status
+    from harness.experiments import fleet
+
+    failures = [failure for _, entry in deliveries if (failure := entry.failure) is not None]
+    outcome = fleet.run(replace(config, combine=folders), failures)
+    print(f"run: {outcome.folder}")
+    return max(status, outcome.status)
+
+
+def _brought(jobs: "list[Job]", config: Any) -> "tuple[list[tuple[Path | None, Delivery]], int]":
+    """Has jobs done, unpacks what came back and says what it was and cost."""
+    from harness.reporting.cloud import lines
+
+    print(f"launch: {jobs[0].launch} (--resume {jobs[0].launch} goes on with it)", flush=True)
+    found: list[tuple[Path | None, Delivery]] = []
+    for entry in in_cloud.remote(jobs):
+        path = entry.unpack(config.results_root)
+        found.append((path, entry))
+        print(*lines(entry.receipt, path), sep="\n", flush=True)
+    return found, max(entry.status for _, entry in found)
+
+
+def told(work: Callable[[], int]) -> int:
+    """Runs `work` and returns its status; what the user can mend is one line."""
     from harness.records import UserError
 
-    words = [f"model={model}", f"draft={draft}", *shlex.split(overrides)]
     try:
-        results_root = checked(words)
-        archive = profile_on_gpu.with_options(gpu=gpu).remote(words)
+        return work()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    print(f"run: {unpack(archive, Path(results_root))}")
+        return 2
 
 
-def checked(overrides: list[str]) -> str:
-    """Composes and checks the configuration before anything is rented; returns its results_root.
+def do(door: str, words: list[str]) -> "Outcome":
+    """Does a door's work, given its command line.
+
+    Raises:
+        harness.records.UserError: what the user can mend, for example an unknown hub id.
+    """
+    from harness.entry import compose
+
+    return importlib.import_module(f"harness.{door}").work(compose(door, words))
+
+
+def card_named(gpu: str) -> "tuple[str, GpuConf]":
+    """A card's name in the cloud, and its figures.
+
+    Raises:
+        UserError: no such card; the message lists those that there are.
+    """
+    from harness.entry import compose
+    from harness.experiments.jobs import card_of
+
+    name, card = card_of(gpu)
+    return name, compose("sweep", [f"gpu={card}"]).gpu
+
+
+def checked(door: str, overrides: list[str]) -> tuple[Any, tuple[tuple[str, bytes], ...]]:
+    """Composes and checks a configuration before anything is rented.
+
+    Returns:
+        It, and the user's own prompt files, which must go along.
 
     Raises:
         UserError: an override that does not fit, or one that makes no sense on a rented machine.
     """
     from hydra.errors import HydraException
 
-    from harness.entry import compose
+    from harness.entry import compose, draft_conf
+    from harness.experiments.jobs import check_rentable
     from harness.experiments.validate import validated
     from harness.records import UserError
 
     try:
-        config = validated(compose("profile", overrides))
+        config = validated(compose(door, overrides))
     except HydraException as error:
         raise UserError(" ".join(str(error).split())) from error
-    if config.dry_run or config.resume:
-        raise UserError("dry_run and resume are for local runs: python -m harness.profile")
-    return config.results_root
+    for entry in getattr(config, "drafts", ()):
+        draft_conf(entry)
+    return config, check_rentable(door, config)
 
 
-def pack(folder: Path) -> bytes:
-    """A run folder as a compressed tar archive, under its own name."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        archive.add(folder, arcname=folder.name)
-    return buffer.getvalue()
+def _priced(door: str, card: "GpuConf") -> list[str]:
+    """The card as an override of those doors that show its price."""
+    from harness.config import SCHEMAS
+
+    return [f"gpu={card.name}"] if "gpu" in SCHEMAS[door].__dataclass_fields__ else []
 
 
-def unpack(content: bytes, results_root: Path) -> Path:
-    """Writes a packed run folder into `results_root` and returns where it is."""
-    results_root.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as archive:
-        name = Path(archive.getnames()[0]).parts[0]
-        archive.extractall(results_root, filter="data")
-    return results_root / name
+def _reload() -> None:
+    """See what other containers stored since this one was started."""
+    if not modal.is_local():
+        runs.reload()

@@ -6,14 +6,16 @@ composition errors keep Hydra's text and its status 1.
 
 Hydra ignores what a job returns, and a SystemExit inside a job would abort the other jobs of a
 multirun (`-m`), so the worst status is kept here and the process exits after Hydra has returned.
+A launcher (joblib, Slurm) runs jobs in other processes, and what they keep is lost with them; but
+what a job returns is pickled and comes back, so a `JobStatus` notes itself where it is unpickled.
 Nothing in this module imports torch: `--help` must answer at once, so a door imports its
 experiment inside its `work` function.
 """
 
-import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import hydra
@@ -32,8 +34,24 @@ OK, CELLS_FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
 Work = Callable[[Any], Outcome]
 
 
-class JobFailed(Exception):
-    """A job failed in another process (a launcher's), from which no status comes back."""
+# Of the jobs of this process's door, those that ran elsewhere included.
+_statuses: list[int] = []
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """What a job returns to Hydra; whoever unpickles it, the process that waits, notes it."""
+
+    status: int
+
+    def __reduce__(self) -> tuple[Callable[[int], "JobStatus"], tuple[int]]:
+        return note, (self.status,)
+
+
+def note(status: int) -> JobStatus:
+    """Keeps a job's status for `run_door`, which exits with the worst."""
+    _statuses.append(status)
+    return JobStatus(status)
 
 
 def run_door(door: str, work: Work) -> NoReturn:
@@ -44,14 +62,10 @@ def run_door(door: str, work: Work) -> NoReturn:
         work: does the door's work, given the configuration as the door's dataclass.
     """
     register(door)
-    statuses: list[int] = []
-    home = os.getpid()
+    _statuses.clear()
 
-    def job(config: DictConfig) -> None:
-        status = run_job(work, config)
-        statuses.append(status)
-        if status and os.getpid() != home:
-            raise JobFailed(f"status {status}")
+    def job(config: DictConfig) -> JobStatus:
+        return note(run_job(work, config))
 
     app = hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=door)(job)
     try:
@@ -60,7 +74,7 @@ def run_door(door: str, work: Work) -> NoReturn:
         folder = str(stop) or "<its folder>"
         _say(f"error: interrupted; what was finished is stored, resume={folder} goes on")
         sys.exit(INTERRUPTED)
-    sys.exit(max(statuses, default=OK))
+    sys.exit(max(_statuses, default=OK))
 
 
 def run_job(work: Work, config: DictConfig) -> int:

@@ -12,11 +12,14 @@ from harness.experiments.outcome import Outcome
 from harness.experiments.plan import print_audition_plan
 from harness.experiments.ranking import Bench, judge
 from harness.experiments.running import running
-from harness.experiments.sources import by_draft, latencies, stored_traces
+from harness.experiments.sources import by_draft, latencies, stored_texts, stored_traces
 from harness.experiments.validate import validated
+from harness.experiments.weights import alike
 from harness.measurement.host import describe_host
-from harness.records import Failure, Summary, TextTrace, UserError
+from harness.records import DUMMY_CAVEAT, Failure, Summary, TextTrace, UserError
+from harness.reporting.reading import dummies_of
 from harness.storage import RunFolder, load, load_traces, timings_from
+from harness.theory.fleet import is_card
 from harness.theory.intervals import MIN_PROMPTS
 from harness.theory.predicted import Latency
 
@@ -48,12 +51,13 @@ def run(config: AuditionConfig, drafts: Sequence[ModelConf]) -> Outcome:
             or no draft left to rank.
     """
     validated(config)
+    drafts = [alike(config.model, conf) for conf in drafts]
     _check_drafts(drafts)
     if config.dry_run:
         print_audition_plan(config, drafts, prompt_sets.load(config.prompts))
         return Outcome(None)
     folder = None if config.resume is None else _resumed(config)
-    if config.traces_from is None:
+    if config.traces_from is None or config.latency.measure:
         folder, taken = _measured(config, drafts, folder)
     else:
         folder, taken = _stored(config, drafts, folder)
@@ -73,9 +77,13 @@ def _measured(
     from harness.experiments import cast
     from harness.experiments.stage import describe, open_stage
 
+    names = [conf.name for conf in drafts]
+    texts = stored_texts(config, names) if config.latency.measure else None
     stage = open_stage(config)
     folder = resumed or _create(config)
     with running(folder):
+        if texts is not None:
+            texts.copy_to(folder)
         folder.update_manifest({**describe(stage), "seed": config.seed})
         hear = cast.race_drafts if config.stop == "sequential" else cast.audition_drafts
         players = hear(folder, stage, drafts, config)
@@ -113,14 +121,15 @@ def _stored(
 
 
 def _finish(folder: RunFolder, config: AuditionConfig, taken: Taken) -> Summary:
-    bench = _bench(folder, config, taken)
-    rows, summary, extra = judge(bench, taken.failures, _caveats(folder, config, taken))
+    bench = bench_of(folder, config, taken)
+    rows, summary, extra = judge(bench, taken.failures, caveats_of(folder, config, taken))
     folder.write_results(rows)
     folder.write_summary(summary, {**extra, **taken.extra})
     return summary
 
 
-def _bench(folder: RunFolder, config: AuditionConfig, taken: Taken) -> Bench:
+def bench_of(folder: RunFolder, config: AuditionConfig, taken: Taken) -> Bench:
+    """What is ranked, with what the manifest and the configuration say of models and card."""
     manifest, gpu = folder.manifest, config.gpu
     environment = manifest.get("environment", {})
     memory = environment.get("device_memory_bytes") or environment.get("memory_bytes")
@@ -149,21 +158,24 @@ def _of_card(folder: RunFolder, config: AuditionConfig) -> bool:
     """
     if config.gpu is None or config.latency.target_ms is not None or config.latency_from:
         return config.gpu is not None
-    device = str(folder.manifest.get("environment", {}).get("device_name", "")).lower()
-    return config.gpu.name.split("_")[0].removesuffix("g") in device
+    here = folder.manifest.get("environment", {})
+    name, memory = here.get("device_name"), here.get("device_memory_bytes")
+    return is_card(config.gpu.name, config.gpu.memory_gb, name, memory)
 
 
-def _caveats(folder: RunFolder, config: AuditionConfig, taken: Taken) -> list[str]:
+def caveats_of(folder: RunFolder, config: AuditionConfig, taken: Taken) -> list[str]:
     """What a reader must know before acting on the ranking."""
-    notes: list[str] = []
+    notes = [DUMMY_CAVEAT] if dummies_of(load(folder.path)) else []
     if config.model.id.startswith("embedded:"):
         notes.append(EMBEDDED_CAVEAT)
     if config.latency.target_ms is not None:
         notes.append("step times were typed in: the speedups are as good as those numbers")
     elif config.gpu is not None and not _of_card(folder, config):
+        device = folder.manifest.get("environment", {}).get("device_name") or "another"
         notes.append(
-            f"gpu={config.gpu.name} is not the device whose steps were timed, so no cost is given: "
-            "type its step times in (latency.target_ms=...) or name a run on it (latency_from=)"
+            f"gpu={config.gpu.name} is not the device whose steps were timed ({device}), so no "
+            "cost is given: type its step times in (latency.target_ms=...) or name a run on it "
+            "(latency_from=)"
         )
     if config.latency_from is not None:
         notes.append(f"step times are those of {config.latency_from}, not of this run's machine")

@@ -5,8 +5,13 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from harness.config import AuditionConfig, ModelConf, PairConfig
+from harness.config import AuditionConfig, ModelConf, PairConfig, SnapshotConfig
+from harness.experiments.cost import audition_costs, pair_costs
 from harness.records import Prompt
+from harness.reporting.cost import NOTES, Costs, cost_table, unknown_line
+from harness.theory.shapes import architecture_of
+
+BYTES_PER_PARAMETER = 2
 
 
 def print_plan(
@@ -18,8 +23,8 @@ def print_plan(
     cells = len(sets) * len(temperatures) * len(ks)
     generations = len(prompts) * len(temperatures) * len(ks) * config.repetitions
     table = Table(title="plan (nothing is run)", show_header=False)
-    table.add_row("target", f"{config.model.name} ({config.model.id})")
-    table.add_row("draft", f"{config.draft.name} ({config.draft.id})")
+    table.add_row("target", _said(config.model))
+    table.add_row("draft", _said(config.draft))
     table.add_row("K", ", ".join("0 (baseline)" if k == 0 else str(k) for k in ks))
     table.add_row("temperature", ", ".join(f"{value:g}" for value in temperatures))
     for name in sets:
@@ -29,6 +34,24 @@ def print_plan(
     table.add_row("generations", f"{generations} (repetitions={config.repetitions})")
     table.add_row("tokens, at most", f"{generations * config.new_tokens:,}")
     Console(highlight=False).print(table)
+    if not isinstance(config, SnapshotConfig):  # its draws at temperatures above 0 are not modelled
+        _print_costs(pair_costs(config, prompts, temperatures))
+
+
+def print_profile_plan(config: PairConfig, prompts: Sequence[Prompt]) -> None:
+    """Print what a profile would generate, plainly with each model, and time."""
+    models = 1 if config.model == config.draft else 2
+    generations = len(prompts) * models * config.repetitions
+    table = Table(title="plan (nothing is run)", show_header=False)
+    table.add_row("target", _said(config.model))
+    table.add_row("draft", _said(config.draft))
+    table.add_row("prompts", str(len(prompts)))
+    table.add_row("generations, plain", f"{generations} (each model alone)")
+    table.add_row("tokens, at most", f"{generations * config.new_tokens:,}")
+    table.add_row("steps and verifies", f"1 to {max(config.k) + 1} positions")
+    table.add_row("rounds in parts", f"K = {', '.join(str(k) for k in config.k if k > 0)}")
+    Console(highlight=False).print(table)
+    _print_costs(pair_costs(config, prompts, [0.0]))
 
 
 def print_audition_plan(
@@ -41,9 +64,9 @@ def print_audition_plan(
     )
     ks = [k for k in config.k if k > 0]
     table = Table(title="plan (nothing is run)", show_header=False)
-    table.add_row("target", f"{config.model.name} ({config.model.id})")
+    table.add_row("target", _said(config.model))
     for conf in drafts:
-        table.add_row("draft", f"{conf.name} ({conf.id})")
+        table.add_row("draft", _said(conf))
     table.add_row("temperature", ", ".join(f"{value:g}" for value in config.temperature))
     table.add_row("texts of the target", str(texts))
     table.add_row("tokens, at most", f"{texts * config.new_tokens:,}")
@@ -51,3 +74,21 @@ def print_audition_plan(
     cells = len(ks) * len(drafts) * len(config.temperature)
     table.add_row("cells, replayed", f"{cells} (K = {', '.join(map(str, ks))})")
     Console(highlight=False).print(table)
+    _print_costs(audition_costs(config, drafts, prompts, texts))
+
+
+def _print_costs(costs: Costs) -> None:
+    console = Console(highlight=False)
+    if costs.unknown:
+        console.print(unknown_line(costs), soft_wrap=True, markup=False)
+        return
+    console.print(cost_table(costs))
+    console.print(NOTES, markup=False)
+
+
+def _said(conf: ModelConf) -> str:
+    """A model with its source, and its size in memory where its config tells it."""
+    if conf.weights != "dummy":
+        return f"{conf.name} ({conf.id})"
+    weights = architecture_of(conf.architecture or {}).parameters * BYTES_PER_PARAMETER
+    return f"{conf.name} (dummy weights, {weights / 1e9:,.3g} GB in bfloat16)"

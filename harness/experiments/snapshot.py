@@ -1,6 +1,7 @@
 """Does speculation leave the output unchanged? Texts at T = 0, laws at T > 0."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from harness import prompts as prompt_sets
@@ -16,7 +17,8 @@ from harness.experiments.requests import plan
 from harness.experiments.running import running
 from harness.experiments.validate import validated
 from harness.measurement.snapshots import compare_texts, law_tests, most_open
-from harness.records import Failure, Summary, Trial, UserError
+from harness.records import DUMMY_CAVEAT, Failure, Summary, Trial, UserError
+from harness.reporting.reading import dummies_of
 from harness.reporting.tokens import MarkedText, Piece, show_tokens
 from harness.storage import RunFolder, load
 from harness.theory.cells import measured_rows
@@ -50,7 +52,8 @@ def run(config: SnapshotConfig) -> Outcome:
         compared = _compare(trials, pair)
         sampled = _laws(pair, config)
         folder.write_results(_rows(trials, config))
-        summary = _summary(compared, sampled, trials)
+        caveats = (DUMMY_CAVEAT,) if dummies_of(load(folder.path)) else ()
+        summary = replace(_summary(compared, sampled, trials), caveats=caveats)
         folder.write_summary(summary, {"prompts": compared, "sampled": sampled})
     folder.update_manifest({"status": "failed" if summary.failures else "complete"})
     stored = load(folder.path)

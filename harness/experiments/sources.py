@@ -1,12 +1,13 @@
-"""Traces and step times from elsewhere: another run, or typed in. No model and no torch."""
+"""Traces, texts and step times from elsewhere: another run, or typed in. No model and no torch."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from harness import prompts as prompt_sets
 from harness.config import AuditionConfig
-from harness.records import StepTiming, TextTrace, UserError
-from harness.storage import StoredRun, load, load_traces, timings_from
+from harness.records import StepTiming, TextTrace, Trial, UserError
+from harness.storage import RunFolder, StoredRun, load, load_traces, timings_from
 from harness.theory.predicted import Latency, latency_of
 from harness.theory.speedup import StepTimes
 
@@ -24,9 +25,14 @@ def by_draft(traces: Sequence[TextTrace]) -> dict[str, list[TextTrace]]:
 
 
 def stored_traces(
-    config: AuditionConfig, drafts: Sequence[str]
+    config: AuditionConfig, drafts: Sequence[str], *, partly: bool = False
 ) -> tuple[dict[str, list[TextTrace]], StoredRun]:
     """The traces of `traces_from`, checked to be of this model and these prompts.
+
+    Args:
+        config: names the run, the model and the prompts.
+        drafts: whose traces.
+        partly: those that it has no traces of are left out rather than refused.
 
     Raises:
         UserError: not a run with traces, of another model, prompts, top_k or top_p, or without
@@ -47,14 +53,64 @@ def stored_traces(
     if run.manifest.get("prompts_sha256") != own:
         raise UserError(f"{key}: other prompts than prompts.* names here; give the same ones")
     absent = [name for name in drafts if name not in groups]
-    if absent:
+    if absent and not partly:
         raise UserError(f"{key}: no traces of draft {absent[0]!r}; it has {', '.join(groups)}")
     first = next(iter(groups.values()))[0]
     if (first.top_k, first.top_p) != (config.decode.top_k, config.decode.top_p):
         raise UserError(
             f"{key}: drawn with top_k={first.top_k}, top_p={first.top_p}; give the same"
         )
-    return {name: groups[name] for name in drafts}, run
+    return {name: groups[name] for name in drafts if name in groups}, run
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Another run's texts, with the scores that its drafts gave them.
+
+    Attributes:
+        run: where they are from.
+        trials: the target's texts.
+        traces: of the drafts that are asked for.
+    """
+
+    run: StoredRun
+    trials: tuple[Trial, ...]
+    traces: tuple[TextTrace, ...]
+
+    def copy_to(self, folder: RunFolder) -> None:
+        """Put them into a run that times its own steps; what is there already stays."""
+        stored = {_text_key(trial) for trial in folder.trials()}
+        if not stored:
+            folder.write_traces(self.traces)
+            folder.update_manifest({"traces_from": str(self.run.folder)})
+        for trial in self.trials:
+            if _text_key(trial) not in stored:
+                folder.append_trial(trial)
+
+
+def stored_texts(config: AuditionConfig, drafts: Sequence[str]) -> Texts:
+    """The texts of `traces_from`, which are exactly those that this audition would ask for.
+
+    Raises:
+        UserError: as `stored_traces`; another seed, budget, number of repetitions or temperature;
+            or step times from elsewhere as well.
+    """
+    key = f"traces_from={config.traces_from}"
+    if config.traces_from is None:
+        raise UserError("latency.measure: with traces_from=RUN only; without it steps are timed")
+    if config.latency.target_ms is not None or config.latency_from is not None:
+        raise UserError("latency.measure: not with latency_from or latency.target_ms; give one")
+    traces, run = stored_traces(config, drafts, partly=True)
+    for name in ("seed", "new_tokens", "repetitions", "temperature"):
+        theirs, own = run.config.get(name), getattr(config, name)
+        if theirs != own:
+            raise UserError(f"{key}: made with {name}={theirs}; give the same, not {own}")
+    trials = tuple(t for t in run.trials if t.k == 0 and t.status == "ok" and t.tokens)
+    return Texts(run, trials, tuple(trace for group in traces.values() for trace in group))
+
+
+def _text_key(trial: Trial) -> tuple[str, str, int, float]:
+    return (trial.prompt_set, trial.prompt, trial.repetition, trial.temperature)
 
 
 def latencies(

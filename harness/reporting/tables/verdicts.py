@@ -30,6 +30,9 @@ LABELS = {
     "context_tokens": "context of the timed steps, tokens",
     "ideal_speedup": "ideal speedup (every draft token accepted)",
     "ideal_k": "K of the ideal speedup",
+    "price_per_hour_usd": "the card, USD per hour",
+    "plain_usd_per_million_tokens": "plain decoding, USD per 10^6 tokens",
+    "usd_per_million_tokens": "as the verdict says, USD per 10^6 tokens",
     "best_cell_speedup": "largest speedup of one cell (picked, so flattering)",
     "best_cell_k": "its K",
     "best_cell_prompt_set": "its prompt set",
@@ -70,6 +73,8 @@ def _headline_value(name: str, value: Any) -> str:
         return fmt.text(value)
     if name.endswith("_bytes"):
         return fmt.memory(value)
+    if "usd" in name.split("_"):
+        return fmt.dollars(value)
     if name.endswith("_ms"):
         return fmt.milliseconds(value)
     if "speedup" in name or name == "step_ratio":

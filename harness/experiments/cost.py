@@ -1,0 +1,124 @@
+"""The modelled cost of a run, card by card: what `dry_run=true` prints under the plan."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import harness.models
+from harness.config import CONF_DIR, AuditionConfig, GpuConf, ModelConf, PairConfig, ProfileConfig
+from harness.models.figures import shape_of
+from harness.records import Prompt, UserError
+from harness.reporting.cost import Costs
+from harness.theory.estimate import (
+    Estimate,
+    Forwards,
+    Player,
+    Rates,
+    estimate,
+    pair_forwards,
+    text_forwards,
+    timing_forwards,
+)
+from harness.theory.shapes import architecture_of
+
+BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
+BYTES_PER_TOKEN = 4
+NGRAM = "ngram"
+REPLAY_BATCH = 32
+
+
+def pair_costs(
+    config: PairConfig, prompts: Sequence[Prompt], temperatures: Sequence[float]
+) -> Costs:
+    """What a profile, or a sweep, would take and cost."""
+    ks = [0, *(k for k in config.k if k > 0)]
+    generations = len(prompts) * len(temperatures) * config.repetitions
+    if isinstance(config, ProfileConfig):
+        tokens = generations * config.new_tokens
+        work = [Forwards("target", tokens), Forwards("draft", tokens)]
+        work += timing_forwards(max(ks), "draft")
+    elif getattr(config, "mode", "measure") == "replay":
+        work = text_forwards(generations, config.new_tokens, REPLAY_BATCH)
+        work += timing_forwards(max(ks), "draft")
+    else:
+        work = pair_forwards(ks, generations, config.new_tokens)
+    models = {"target": config.model, "draft": config.draft}
+    return _costs(work, models, getattr(config, "gpu", None), prompts, config.new_tokens)
+
+
+def audition_costs(
+    config: AuditionConfig, drafts: Sequence[ModelConf], prompts: Sequence[Prompt], texts: int
+) -> Costs:
+    """What an audition would take and cost; scoring is one prefill a text, and left out."""
+    work = text_forwards(texts, config.new_tokens, config.batch)
+    for conf in drafts:
+        work += timing_forwards(max(config.k), conf.name)
+    models = {"target": config.model, **{c.name: c for c in drafts if c.id != NGRAM}}
+    return _costs(work, models, config.gpu, prompts, config.new_tokens)
+
+
+def _costs(
+    work: Sequence[Forwards],
+    models: Mapping[str, ModelConf],
+    gpu: GpuConf | None,
+    prompts: Sequence[Prompt],
+    new_tokens: int,
+) -> Costs:
+    players = {name: _player(conf) for name, conf in models.items()}
+    unknown = [models[name].name for name, player in players.items() if player is None]
+    if unknown:
+        return Costs((), tuple(unknown))
+    known = {name: player for name, player in players.items() if player is not None}
+    length = sum(len(prompt.turns[0].encode()) for prompt in prompts) // len(prompts)
+    context = length // BYTES_PER_TOKEN + new_tokens // 2
+    cards = [gpu] if gpu is not None else all_cards()
+    found: list[Estimate] = [estimate(work, known, _rates(card), context) for card in cards]
+    return Costs(tuple(sorted(found, key=lambda entry: entry.high_usd)), ())
+
+
+def all_cards() -> list[GpuConf]:
+    """Every card of conf/gpu."""
+    from omegaconf import OmegaConf
+
+    files = sorted((CONF_DIR / "gpu").glob("*.yaml"))
+    merged = (OmegaConf.merge(OmegaConf.structured(GpuConf), OmegaConf.load(f)) for f in files)
+    return [card for entry in merged if isinstance(card := OmegaConf.to_object(entry), GpuConf)]
+
+
+def _rates(card: GpuConf) -> Rates:
+    return Rates(
+        card.name,
+        card.bandwidth_gb_s,
+        card.bf16_tflops,
+        card.memory_gb,
+        card.price_per_hour_usd,
+    )
+
+
+def _player(conf: ModelConf) -> Player | None:
+    """A model's sizes, from its configuration or the config.json beside its weights."""
+    if isinstance(conf.architecture, dict):
+        return Player(architecture_of(conf.architecture), BYTES.get(conf.dtype, 2.0))
+    stored = _stored_config(conf)
+    if stored is None:
+        return None
+    text = SimpleNamespace(**stored)
+    text.get_text_config = lambda: text
+    try:
+        shape = shape_of(text)
+    except (UserError, TypeError, KeyError, AttributeError):
+        return None
+    dtype = stored.get("dtype") or stored.get("torch_dtype") if conf.dtype == "auto" else conf.dtype
+    return None if shape is None else Player(shape, BYTES.get(str(dtype), 2.0))
+
+
+def _stored_config(conf: ModelConf) -> dict[str, Any] | None:
+    kind, _, name = conf.id.partition(":")
+    embedded = Path(str(harness.models.__file__)).parent / "embedded"
+    folder = embedded / name if kind == "embedded" else Path(conf.id)
+    try:
+        return json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
