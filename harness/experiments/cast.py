@@ -181,7 +181,7 @@ def _take(
             return
         cast.count("scoring_s", turn.scoring_s)
         if turn.described is not None:
-            cast.described[conf.name] = turn.described
+            cast.described[conf.name] = {"id": conf.id, **turn.described}
         folder.write_timings([*timings, *turn.timings])
         folder.write_traces([*traces, *turn.traces])
     if conf.name not in cast.finished:

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from harness.experiments.advise import engines, followed_up
 from harness.experiments.imposed import stored_rates
+from harness.experiments.priced import other_card, prices
 from harness.records import (
     DUMMY_CAVEAT,
     IMPOSED_CAVEAT,
@@ -21,6 +23,7 @@ from harness.records import (
     Trial,
     Verdict,
 )
+from harness.reporting import reading
 from harness.reporting.reading import dummies_of, synthetic
 from harness.storage import RunFolder, StoredRun, load_traces
 from harness.theory.audition import replay_drafts
@@ -67,16 +70,40 @@ def finish_sweep(folder: RunFolder, stored: StoredRun) -> Summary:
     folder.write_results(rows)
     evidence = _evidence(trials, replays, config, timings)
     verdicts = [_verdicts(entry, config) for entry in evidence]
+    verdict = verdicts[0][0] if verdicts else None
     summary = Summary(
-        verdict=verdicts[0][0] if verdicts else None,
+        verdict=verdict,
         per_temperature=tuple(whole for whole, _ in verdicts),
         per_prompt_set=tuple(verdict for _, sets in verdicts for verdict in sets),
         failures=tuple(failures(trials)),
         caveats=tuple(caveats(stored, rows, timings)),
-        headline={**headline(timings), **_best_cell(rows), **_least_regret(evidence)},
+        headline={
+            **headline(timings),
+            **_best_cell(rows),
+            **_least_regret(evidence),
+            **prices(stored, verdict, times),
+        },
     )
-    folder.write_summary(summary, {"replay_gaps": _gaps(trials, replays, names["draft"])})
+    extra = {"replay_gaps": _gaps(trials, replays, names["draft"])}
+    folder.write_summary(summary, {**extra, **_advised(stored, verdict, rows, times)})
     return summary
+
+
+def _advised(
+    stored: StoredRun, verdict: Verdict | None, rows: Sequence[ResultRow], times: StepTimes | None
+) -> dict[str, Any]:
+    """Reasons, rules of thumb and the engines' own numbers."""
+    return {
+        **followed_up(
+            verdict,
+            rows,
+            times,
+            latency=reading.latency_of(stored),
+            models=stored.manifest.get("models"),
+            dummy=bool(dummies_of(stored)),
+        ),
+        **engines(verdict, load_traces(stored.folder), times, stored.config["k"], stored.trials),
+    }
 
 
 def _theory(
@@ -271,6 +298,8 @@ def caveats(
     if target.get("chat_template") and prompts["chat_template"] == "never":
         notes.append("the model's chat template was not used: served traffic will differ")
     notes += _fallbacks(stored)
+    upgraded = other_card(stored)
+    notes += [upgraded] if upgraded else []
     scatter = _scatter(timings)
     return [*notes, scatter] if scatter else notes
 

@@ -7,6 +7,7 @@ engine), the same arithmetic ranks again.
 from collections.abc import Sequence
 from typing import Any
 
+from harness.experiments.advise import followed_up
 from harness.experiments.views import Bench, Rankings, views
 from harness.records import Failure, ResultRow, Rule, Summary, Verdict
 from harness.theory.audition import replay_drafts
@@ -48,7 +49,28 @@ def judge(
         caveats=tuple(caveats),
         headline=_headline(bench),
     )
-    return rows, summary, views(bench, rankings, own)
+    return rows, summary, {**views(bench, rankings, own), **_advised(bench, own[0], summary, rows)}
+
+
+def _advised(
+    bench: Bench, ranking: Ranking, summary: Summary, rows: Sequence[ResultRow]
+) -> dict[str, Any]:
+    """Reasons and rules of thumb for the verdict's draft, or the best-looking one.
+
+    A look-up has no draft step, so that none of them speaks of it.
+    """
+    verdict = summary.verdict
+    best = next(iter(ranking.best), (None, 0))[0]
+    draft = best if verdict is None or verdict.draft is None else verdict.draft
+    if draft is None or draft in ranking.replays.lookups:
+        return {}
+    return followed_up(
+        verdict,
+        [row for row in rows if row.draft == draft],
+        bench.latency[draft].times,
+        models=bench.described,
+        dummy=any(entry.get("weights") == "dummy" for entry in bench.described.values()),
+    )
 
 
 def _ranking(bench: Bench, rule: Rule, temperature: float) -> Ranking:

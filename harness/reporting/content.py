@@ -1,4 +1,4 @@
-"""What a report says, gathered once; the console and the markdown only lay it out."""
+"""What a report says, gathered once; console, markdown and HTML only lay it out."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from harness.reporting import formatting as fmt
 from harness.reporting import wording
 from harness.reporting.reading import door_of, results_of
+from harness.reporting.serving import snippets_of
+from harness.reporting.snippets import Snippet
 from harness.reporting.tables import Table, tables_of
 
 if TYPE_CHECKING:
@@ -41,9 +43,12 @@ class Content:
 
     Attributes:
         title: what the run is.
+        banner: what must be read before any number; None where there is no such thing.
         status: why it is not a whole run; None where it is.
         verdicts: the decision, main one first; empty for a door that decides nothing.
+        reasons: why, and what would change it; whole sentences.
         caveats, failures: whole lines.
+        snippets: what to paste into a server; empty where nothing is to be served.
         tables: most important first.
         acceptance: the paragraph on acceptance_rate and break-even alpha; None where not needed.
         measured: (name, value) pairs on how it was measured.
@@ -51,10 +56,13 @@ class Content:
     """
 
     title: str
+    banner: str | None
     status: str | None
     verdicts: tuple[str, ...]
+    reasons: tuple[str, ...]
     caveats: tuple[str, ...]
     failures: tuple[str, ...]
+    snippets: tuple[Snippet, ...]
     tables: tuple[Table, ...]
     acceptance: str | None
     measured: tuple[tuple[str, str], ...]
@@ -64,13 +72,16 @@ class Content:
 def content_of(run: "StoredRun") -> Content:
     """Gather a run's report from what is stored; whatever is missing is left out."""
     decides = door_of(run) in wording.DECIDING_DOORS
-    measured, environment = _measured(run)
+    measured, environment = measured_with(run)
     return Content(
         title=wording.title(run),
+        banner=wording.banner(run),
         status=wording.status(run),
         verdicts=wording.verdicts(run),
+        reasons=wording.reasons(run),
         caveats=wording.caveats(run),
         failures=wording.failures(run),
+        snippets=snippets_of(run),
         tables=tables_of(run),
         acceptance=wording.acceptance_paragraph(results_of(run)) if decides else None,
         measured=measured,
@@ -81,7 +92,7 @@ def content_of(run: "StoredRun") -> Content:
 Pairs = tuple[tuple[str, str], ...]
 
 
-def _measured(run: "StoredRun") -> tuple[Pairs, Pairs]:
+def measured_with(run: "StoredRun") -> tuple[Pairs, Pairs]:
     """What a reader asks first, and the rest of the manifest."""
     entries = dict(_flat(run.manifest))
     if "seed" in run.config:
