@@ -182,10 +182,37 @@ class PairConfig(DoorConfig):
 
 
 @dataclass
+class PlanConf:
+    """What a server would hold, for planning on cards that are not at hand.
+
+    Attributes:
+        context_tokens: positions in each sequence's cache, prompt and answer.
+        batch: sequences side by side.
+    """
+
+    context_tokens: int = 1024
+    batch: int = 1
+
+
+@dataclass
 class ProfileConfig(PairConfig):
-    """Keys of `python -m harness.profile`; of k only the largest matters (v(n) up to it plus 1)."""
+    """Keys of `python -m harness.profile`; verifies are timed up to the largest k plus 1.
+
+    Attributes:
+        contexts: tokens in the cache before a timed step, a list; auto takes a few that fit.
+        batches: sequences side by side in a timed step, a list; auto takes a few that fit.
+        alpha: acceptances that speedups by batch and by card are predicted for.
+        plan: what the modelled cards are to hold.
+        gpu: the card this is, or is planned for: highlighted, and its data sheet's bandwidth where
+            none could be measured on it.
+    """
 
     new_tokens: int = 128
+    contexts: Any = "auto"
+    batches: Any = "auto"
+    alpha: list[float] = field(default_factory=lambda: [0.6, 0.8])
+    plan: PlanConf = field(default_factory=PlanConf)
+    gpu: GpuConf | None = None
 
 
 @dataclass
@@ -318,12 +345,14 @@ class ReportConfig(DoorConfig):
     Attributes:
         run: the run folder to render again.
         runs: run folders to compare, the first the reference.
+        index: a results folder: one page over all its runs.
         fail_below: exit 1 when the verdict's speedup is below this; with runs, when a run's speedup
             is below this share of the reference's, beyond noise.
     """
 
     run: str | None = None
     runs: list[str] = field(default_factory=list)
+    index: str | None = None
     fail_below: float | None = None
 
 

@@ -218,6 +218,47 @@ class LatencyRow:
 
 
 @dataclass(frozen=True)
+class CopyBandwidth:
+    """How fast a device copies memory, measured.
+
+    Attributes:
+        gb_s: bytes read and written, 10^9 per second; the median of `samples` copies.
+        buffer_bytes: of one buffer, source or copy.
+    """
+
+    gb_s: float
+    buffer_bytes: int
+    samples: int
+
+
+@dataclass(frozen=True)
+class SkippedCell:
+    """A context and batch whose forwards were not timed, and why."""
+
+    context_tokens: int
+    batch: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class PartTiming:
+    """Raw samples of one part of a round, or of a whole round of the real loop: rows of parts.csv.
+
+    Attributes:
+        k: num_draft_tokens; 0 for plain decoding.
+        part: draft, verify, accept, "verify + accept" (recorded as one graph), host, rewind; or
+            round, a whole turn of the loop; or, at k = 0, step: a bare target forward.
+        samples_s: one duration per round, seconds.
+        tokens: of a round, the tokens emitted by each; else empty.
+    """
+
+    k: int
+    part: str
+    samples_s: tuple[float, ...]
+    tokens: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class ResultRow:
     """One row of results.csv, in the contract's column order. None is written as an empty field.
 

@@ -1,8 +1,9 @@
-"""Render a stored run again, or compare runs; no model is loaded.
+"""Render a stored run again, compare runs, or list them all; no model is loaded.
 
     python -m harness.report run=results/FOLDER
     python -m harness.report run=results/FOLDER fail_below=1.2      exit 1 below that speedup
     python -m harness.report runs=[results/A,results/B]             B (and C, ...) against A
+    python -m harness.report index=results                          index.html over every run there
     python -m harness.report runs=[results/A,results/B] fail_below=0.95
 
 The last one is for builds: it exits 1 when B's speedup is below 0.95 of A's by more than the noise

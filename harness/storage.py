@@ -24,6 +24,7 @@ from harness import trace_file
 from harness.records import (
     SCHEMA_VERSION,
     LatencyRow,
+    PartTiming,
     ResultRow,
     StepTiming,
     Summary,
@@ -40,6 +41,7 @@ LATENCY_COLUMNS = tuple(field.name for field in fields(LatencyRow))
 COMPARISON_COLUMNS = tuple(field.name for field in fields(ComparisonRow))
 STEP_KEY = ("role", "model", "kind", "tokens", "context_tokens", "batch")
 SAMPLE_COLUMNS = (*STEP_KEY, "beside", "sample", "ms")
+PART_COLUMNS = ("k", "part", "sample", "tokens", "ms")
 
 # Where a run is put, how much of it is done and how loudly it fails do not make it another run.
 FREE_KEYS = frozenset({"resume", "results_root", "debug", "dry_run", "hydra"})
@@ -56,6 +58,7 @@ class StoredRun:
         results, latency, latency_samples: the tables; empty with the right columns where missing.
         trials: every whole line of trials.jsonl, in the order they were run.
         summary: summary.json, or None while there is none.
+        parts: parts.csv, where the parts of a round were timed.
     """
 
     folder: Path
@@ -66,6 +69,7 @@ class StoredRun:
     latency_samples: pd.DataFrame
     trials: tuple[Trial, ...]
     summary: dict[str, Any] | None
+    parts: tuple[PartTiming, ...] = ()
 
     @property
     def door(self) -> str:
@@ -157,6 +161,21 @@ class RunFolder:
         """Write latency.csv and its samples from raw timings alone."""
         self.write_latency(latency_rows(timings), timings)
 
+    def write_parts(self, timings: Sequence[PartTiming]) -> None:
+        """Write parts.csv, one line per part, or whole round, and sample."""
+        samples = (
+            {
+                "k": timing.k,
+                "part": timing.part,
+                "sample": index,
+                "tokens": timing.tokens[index] if timing.tokens else None,
+                "ms": seconds * 1e3,
+            }
+            for timing in timings
+            for index, seconds in enumerate(timing.samples_s)
+        )
+        _write(self.path / "parts.csv", _csv(PART_COLUMNS, samples))
+
     def timings(self) -> list[StepTiming]:
         """The step timings already stored, raw samples and all; empty where there are none."""
         return timings_from(_table(self.path / "latency_samples.csv", SAMPLE_COLUMNS))
@@ -222,6 +241,7 @@ def load(folder: str | Path) -> StoredRun:
         latency_samples=_table(path / "latency_samples.csv", SAMPLE_COLUMNS),
         trials=tuple(_read_trials(path / "trials.jsonl")),
         summary=_read_json(summary_file) if summary_file.exists() else None,
+        parts=_parts(_table(path / "parts.csv", PART_COLUMNS)),
     )
 
 
@@ -246,6 +266,17 @@ def timings_from(samples: pd.DataFrame) -> list[StepTiming]:
         seconds = tuple(float(ms) / 1e3 for ms in group["ms"])
         timings.append(StepTiming(**values, samples_s=seconds))
     return timings
+
+
+def _parts(samples: pd.DataFrame) -> tuple[PartTiming, ...]:
+    """Rebuild part timings from parts.csv's rows, in their stored order."""
+    timings: list[PartTiming] = []
+    for key, group in samples.groupby(["k", "part"], sort=False):
+        k, part = cast("tuple[int, str]", key)
+        seconds = tuple(float(ms) / 1e3 for ms in group["ms"])
+        tokens = tuple(int(count) for count in group["tokens"].dropna())
+        timings.append(PartTiming(int(k), str(part), seconds, tokens))
+    return tuple(timings)
 
 
 def _new_folder(root: Path, stem: str) -> Path:

@@ -49,6 +49,7 @@ def test_the_wheel_holds_code_conf_prompts_models_and_type_marker(wheel: Path) -
     names = set(ZipFile(wheel).namelist())
     conf = {f"harness/conf/{path.relative_to(ROOT / 'conf')}" for path in yaml_files()}
     assert conf <= names
+    assert "harness/docs/metrics.md" in names
     assert {"harness/py.typed", "harness/sweep.py", "harness/prompt_sets/easy.jsonl"} <= names
     assert {f"harness/models/embedded/{name}/model.safetensors" for name in EMBEDDED} <= names
     assert any(name.endswith("licenses/LICENSE") for name in names)
@@ -82,6 +83,7 @@ def test_an_installed_door_runs_from_another_folder(installed: Path, tmp_path: P
     out = python("-m", "harness.breakeven", *words, cwd=tmp_path, site=installed)
     folder = tmp_path / out.splitlines()[-1].removeprefix("run: ")
     assert (folder / "results.csv").is_file()
+    assert '<dt id="m-breakeven_alpha">' in (folder / "report.html").read_text()
 
 
 def test_own_conf_comes_in_through_config_dir(installed: Path, tmp_path: Path) -> None:

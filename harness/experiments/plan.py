@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from harness.config import AuditionConfig, ModelConf, PairConfig, SnapshotConfig
+from harness.config import AuditionConfig, ModelConf, PairConfig, ProfileConfig, SnapshotConfig
 from harness.experiments.cost import audition_costs, pair_costs
 from harness.records import Prompt
 from harness.reporting.cost import NOTES, Costs, cost_table, unknown_line
@@ -34,11 +34,10 @@ def print_plan(
     table.add_row("generations", f"{generations} (repetitions={config.repetitions})")
     table.add_row("tokens, at most", f"{generations * config.new_tokens:,}")
     Console(highlight=False).print(table)
-    if not isinstance(config, SnapshotConfig):  # its draws at temperatures above 0 are not modelled
-        _print_costs(pair_costs(config, prompts, temperatures))
+    _print_costs(pair_costs(config, prompts, temperatures))
 
 
-def print_profile_plan(config: PairConfig, prompts: Sequence[Prompt]) -> None:
+def print_profile_plan(config: ProfileConfig, prompts: Sequence[Prompt]) -> None:
     """Print what a profile would generate, plainly with each model, and time."""
     models = 1 if config.model == config.draft else 2
     generations = len(prompts) * models * config.repetitions
@@ -52,6 +51,23 @@ def print_profile_plan(config: PairConfig, prompts: Sequence[Prompt]) -> None:
     table.add_row("rounds in parts", f"K = {', '.join(str(k) for k in config.k if k > 0)}")
     Console(highlight=False).print(table)
     _print_costs(pair_costs(config, prompts, [0.0]))
+
+
+def print_snapshot_plan(config: SnapshotConfig, prompts: Sequence[Prompt]) -> None:
+    """Print what a snapshot would generate and draw: texts at temperature 0 only, laws above."""
+    ks = [k for k in config.k if k > 0]
+    compared = len(prompts) * config.repetitions if 0 in config.temperature else 0
+    warm = [value for value in config.temperature if value]
+    table = Table(title="plan (nothing is run)", show_header=False)
+    table.add_row("target", _said(config.model))
+    table.add_row("draft", _said(config.draft))
+    table.add_row("K", ", ".join(map(str, ks)))
+    table.add_row("prompts", str(len(prompts)))
+    table.add_row("generations", f"{compared * (1 + len(ks))} (temperature 0)")
+    table.add_row("tokens, at most", f"{compared * (1 + len(ks)) * config.new_tokens:,}")
+    draws = len(warm) * len(ks) * config.draws
+    table.add_row("draws from one prefix", f"{draws:,} (temperatures above 0)")
+    Console(highlight=False).print(table)
 
 
 def print_audition_plan(

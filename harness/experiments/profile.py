@@ -6,20 +6,25 @@ from dataclasses import replace
 from harness import prompts as prompt_sets
 from harness import reporting
 from harness.config import ProfileConfig
-from harness.experiments import execute, finish
+from harness.experiments import execute, finish, physics
 from harness.experiments.outcome import Outcome
 from harness.experiments.pair import Pair, open_configured
-from harness.experiments.plan import print_plan
+from harness.experiments.plan import print_profile_plan
+from harness.experiments.planned import modelled_cards, print_cards
 from harness.experiments.requests import request
 from harness.experiments.running import running
 from harness.experiments.validate import validated
 from harness.measurement.trials import Request
 from harness.models.cached import CachedModel
 from harness.records import ResultRow, StepTiming, Summary, Trial
-from harness.storage import RunFolder, load
+from harness.reporting.reading import latency_of
+from harness.reporting.tables.bounds import bound_sentences
+from harness.storage import RunFolder, StoredRun, load
 from harness.theory.cells import measured_rows
+from harness.theory.floors import StepBound, first_bounds, step_bounds
 from harness.theory.speedup import StepTimes, ideal_speedup
-from harness.theory.steps import step_times
+from harness.theory.steps import reference, step_times
+from harness.theory.waterfall import RoundParts, round_parts
 
 GREEDY = 0.0
 
@@ -35,19 +40,23 @@ def run(config: ProfileConfig) -> Outcome:
     """
     validated(config)
     if config.dry_run:
-        print_plan(config, prompt_sets.load(config.prompts), [GREEDY])
+        print_profile_plan(config, prompt_sets.load(config.prompts))
+        print_cards(config)
         return Outcome(None)
     resumed = execute.resumed(config, "profile")
     pair = open_configured(config)
+    physics.curve_cells(
+        pair, config
+    )  # typed ones that cannot be are refused before a folder is made
     folder = resumed or execute.create(config, "profile")
     execute.note_or_check(folder, pair.describe(), config.seed)
     with running(folder):
-        timings = execute.measure_steps(folder, pair, config)
+        timings = physics.measure(folder, pair, config)
         requests, models = _plan(pair, config)
         trials = execute.run_requests(
             folder, requests, lambda entry: (models[entry.cell], None), "decoding"
         )
-        summary = _store(folder, config, timings, trials)
+        summary = finish_profile(folder, config, timings, trials)
     folder.update_manifest({"status": "failed" if summary.failures else "complete"})
     stored = load(folder.path)
     reporting.render(stored)
@@ -70,33 +79,62 @@ def _plan(pair: Pair, config: ProfileConfig) -> tuple[list[Request], dict[str, C
     return requests, models
 
 
-def _store(
+def finish_profile(
     folder: RunFolder,
     config: ProfileConfig,
     timings: Sequence[StepTiming],
     trials: Sequence[Trial],
 ) -> Summary:
-    times = step_times(timings)
-    measured = [_plain_row(trials, conf.name) for conf in (config.model, config.draft)]
+    """Derive results.csv and summary.json and write them; a model without trials has no row."""
+    times, stored = step_times(timings), load(folder.path)
+    measured = [
+        row for conf in (config.model, config.draft) for row in _plain_row(trials, conf.name)
+    ]
     folder.write_results([*measured, *_ceilings(config, times)])
+    bounds = step_bounds(latency_of(stored))
+    rounds = round_parts(stored.parts)
     summary = Summary(
         verdict=None,
         failures=tuple(finish.failures(trials)),
-        caveats=tuple(finish.caveats(load(folder.path), measured, timings)),
-        headline=finish.headline(timings),
+        caveats=(
+            *finish.caveats(stored, measured, reference(timings)),
+            *bound_sentences(bounds, times.c),
+        ),
+        headline={**finish.headline(timings), **_physics_headline(stored, bounds, rounds)},
     )
-    folder.write_summary(summary)
+    planned = modelled_cards(config, folder.manifest.get("models"))
+    folder.write_summary(
+        summary,
+        {"modelled_cards": planned, "skipped_cells": folder.manifest.get("skipped_cells")},
+    )
     return summary
 
 
-def _plain_row(trials: Sequence[Trial], model: str) -> ResultRow:
-    """One row for a model over all prompt sets together."""
+def _physics_headline(
+    stored: StoredRun, bounds: Sequence[StepBound], rounds: Sequence[RoundParts]
+) -> dict[str, finish.Number]:
+    """The bandwidth and what it makes of the steps, where they were timed."""
+    numbers: dict[str, finish.Number] = {}
+    bandwidth = stored.manifest.get("bandwidth") or {}
+    if bandwidth:
+        numbers[f"{bandwidth['source']}_bandwidth_gb_s"] = bandwidth["gb_s"]
+    for bound in first_bounds(bounds):
+        numbers[f"{bound.role}_mbu"] = bound.mbu
+        numbers[f"{bound.role}_step_overhead_share"] = bound.overhead_share
+    if rounds:
+        numbers["largest_unexplained_share"] = max(entry.unexplained_share for entry in rounds)
+    return numbers
+
+
+def _plain_row(trials: Sequence[Trial], model: str) -> list[ResultRow]:
+    """One row for a model over all prompt sets together; none where it decoded nothing."""
     own = [
         replace(trial, prompt_set="all", prompt=f"{trial.prompt_set}/{trial.prompt}")
         for trial in trials
         if trial.model == model
     ]
-    return replace(measured_rows(own, model=model, draft="", times=None)[0], draft=None)
+    rows = measured_rows(own, model=model, draft="", times=None)
+    return [replace(row, draft=None) for row in rows]
 
 
 def _ceilings(config: ProfileConfig, times: StepTimes) -> list[ResultRow]:

@@ -1,4 +1,4 @@
-"""Render stored runs again, or compare them; no model is loaded.
+"""Render stored runs again, compare them, or list them all; no model is loaded.
 
 A run that was killed has trials but no results yet: they are derived first, from what is there.
 """
@@ -9,36 +9,39 @@ from rich.console import Console
 
 from harness import reporting
 from harness.config import ReportConfig
-from harness.experiments import compare
-from harness.experiments.finish import finish_sweep
+from harness.experiments import compare, index
 from harness.experiments.outcome import Outcome
+from harness.experiments.unfinished import derived
 from harness.experiments.validate import validated
 from harness.records import UserError
-from harness.storage import RunFolder, StoredRun, load
+from harness.storage import StoredRun, load
 
 
 def run(config: ReportConfig) -> Outcome:
-    """Render a run's report and show it, or compare several.
+    """Render a run's report and show it, compare several, or write the index of a folder.
 
     Returns:
         The run folder; status 1 where its speedup is below `fail_below`.
 
     Raises:
-        UserError: no run named, or not a run folder, or one of a newer schema; both run and runs.
+        UserError: no run named, or not a run folder, or one of a newer schema; more than one of
+            run, runs and index.
     """
     validated(config)
     if config.fail_below is not None and not 0 < config.fail_below < math.inf:
         raise UserError(f"fail_below={config.fail_below}: give a ratio above 0, for example 0.95")
-    if config.runs and config.run is not None:
-        raise UserError("run and runs: give one of the two")
+    given = [name for name in ("run", "runs", "index") if getattr(config, name)]
+    if len(given) > 1:
+        raise UserError(f"{' and '.join(given)}: give one of them")
+    if config.index is not None:
+        if config.fail_below is not None:
+            raise UserError("fail_below: needs run= or runs=; an index judges nothing")
+        return index.run(config.index)
     if config.runs:
         return compare.run(config)
     if config.run is None:
         raise UserError("run: name the run folder to render, run=results/...")
-    stored = load(config.run)
-    if stored.door == "sweep" and stored.manifest.get("status") != "complete" and stored.trials:
-        finish_sweep(RunFolder(stored.folder, stored.manifest), stored)
-        stored = load(config.run)
+    stored = derived(load(config.run))
     reporting.render(stored)
     reporting.show(stored)
     return Outcome(stored.folder, 1 if _below(stored, config.fail_below) else 0)

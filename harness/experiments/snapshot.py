@@ -11,7 +11,7 @@ from harness.decoding.sampling import Warping
 from harness.experiments import execute, finish
 from harness.experiments.outcome import Outcome
 from harness.experiments.pair import Pair, open_configured
-from harness.experiments.plan import print_plan
+from harness.experiments.plan import print_snapshot_plan
 from harness.experiments.progress import progress
 from harness.experiments.requests import plan
 from harness.experiments.running import running
@@ -41,7 +41,7 @@ def run(config: SnapshotConfig) -> Outcome:
     if not any(config.k):
         raise UserError(f"k={config.k}: a snapshot needs a K of at least 1")
     if config.dry_run:
-        print_plan(config, prompt_sets.load(config.prompts), config.temperature)
+        print_snapshot_plan(config, prompt_sets.load(config.prompts))
         return Outcome(None)
     resumed = execute.resumed(config, "snapshot")
     pair = open_configured(config)

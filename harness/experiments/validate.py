@@ -16,6 +16,7 @@ from harness.config import (
     DoorConfig,
     ModelConf,
     PairConfig,
+    ProfileConfig,
     PromptsConf,
     SnapshotConfig,
     SweepConfig,
@@ -68,6 +69,7 @@ def _pair(config: PairConfig) -> None:
     for key in ("new_tokens", "repetitions"):
         _at_least_one(key, getattr(config, key))
     _snapshot(config)
+    _profile(config)
     _threads(config.threads)
     _one_of("mode", getattr(config, "mode", "measure"), ("measure", "replay"))
     _one_of("backend", config.backend, BACKENDS)
@@ -83,6 +85,27 @@ def _snapshot(config: PairConfig) -> None:
         )
     if config.show == "tokens" and 0 not in config.temperature:
         raise UserError("show=tokens: texts are made at temperature 0 only; add it to temperature")
+
+
+def _profile(config: PairConfig) -> None:
+    if not isinstance(config, ProfileConfig):
+        return
+    for key in ("contexts", "batches"):
+        values = getattr(config, key)
+        if values == "auto":
+            continue
+        if not isinstance(values, list) or not values:
+            raise UserError(f"{key}={values}: give auto or a list, for example {key}=[1,4,16]")
+        for value in values:
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise UserError(f"{key}: {value} is too small; use whole numbers >= 1")
+        _no_duplicates(key, values)
+    for value in config.alpha:
+        if not 0 <= value <= 1:
+            raise UserError(f"alpha: {value} is not in [0, 1]")
+    _no_duplicates("alpha", config.alpha)
+    for key in ("context_tokens", "batch"):
+        _at_least_one(f"plan.{key}", getattr(config.plan, key))
 
 
 def _audition(config: AuditionConfig) -> None:

@@ -16,6 +16,13 @@ class Clock:
         """Wait for the devices of `models` at every reading."""
         self._devices = {model.device for model in models if model.device.type != "cpu"}
 
+    @classmethod
+    def at(cls, device: torch.device) -> "Clock":
+        """A clock that waits for `device`."""
+        clock = cls()
+        clock._devices = set() if device.type == "cpu" else {device}
+        return clock
+
     def now(self) -> float:
         """Finish all queued work, then read the clock, seconds."""
         for device in self._devices:

@@ -9,22 +9,27 @@ that stopped early is rendered as far as it goes and marked at the top.
     tables/      one module a table    plots/     one module a plot
     wording      the sentences         content    what a report says, in order
     console      lays it out in rich   markdown   lays it out in report.md
+    html_report  in report.html        definitions  docs/metrics.md as data
 """
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.reporting import files, markdown
 from harness.reporting.console import show
 from harness.reporting.content import content_of
+from harness.reporting.reading import summary_of
 
 if TYPE_CHECKING:
+    from harness.reporting.index import Entry
     from harness.storage import StoredRun
 
-__all__ = ["render", "show"]
+__all__ = ["render", "render_index", "show"]
 
 
 def render(run: "StoredRun") -> None:
-    """Write report.md and plots/*.svg into the run's folder, replacing earlier ones.
+    """Write report.md, report.html and plots/*.svg into the run's folder, replacing earlier ones.
 
     Args:
         run: what was stored, complete or not.
@@ -32,8 +37,18 @@ def render(run: "StoredRun") -> None:
     Raises:
         OSError: the folder cannot be written.
     """
-    from harness.reporting import plots  # matplotlib takes a second: only who draws waits for it
+    # matplotlib takes a second: only who draws waits for it
+    from harness.reporting import html_report, plots
 
     drawn = plots.draw(run, run.folder / "plots")
-    text = markdown.report(content_of(run), drawn, run.folder)
-    files.write(run.folder / "report.md", text)
+    content = content_of(run)
+    files.write(run.folder / "report.md", markdown.report(content, drawn, run.folder))
+    page = html_report.report(content, drawn, run.folder, summary_of(run).get("verdict"))
+    files.write(run.folder / "report.html", page)
+
+
+def render_index(root: Path, entries: "Sequence[Entry]") -> Path:
+    """Write index.html over these runs into `root`; see `harness.reporting.index`."""
+    from harness.reporting import index  # matplotlib again
+
+    return index.render(root, entries)

@@ -14,6 +14,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from harness.reporting.content import Content, content_of
+from harness.reporting.snippets import Snippet
 from harness.reporting.tables import Column, Table
 
 if TYPE_CHECKING:
@@ -33,15 +34,16 @@ def show(run: "StoredRun", console: Console | None = None) -> None:
     out = console or Console(highlight=False)
     content = content_of(run)
     _line(out, content.title, "bold underline")
+    if content.banner:
+        _line(out, content.banner, "bold")
     if content.status:
         _line(out, content.status, "bold")
     _verdict(out, content)
-    if (content.caveats or content.failures) and not content.verdicts:
-        out.print()
-    for caveat in content.caveats:
-        _line(out, f"Note: {caveat}")
-    for failure in content.failures:
-        _line(out, f"Did not complete: {failure}")
+    _paragraph(out, content.reasons)
+    notes = [f"Note: {caveat}" for caveat in content.caveats]
+    _paragraph(out, [*notes, *(f"Did not complete: {text}" for text in content.failures)])
+    for snippet in content.snippets:
+        _snippet(out, snippet)
     for table in content.tables:
         _table(out, table)
     if content.acceptance:
@@ -99,8 +101,28 @@ def _verdict(out: Console, content: Content) -> None:
         out.print()
     for number, sentence in enumerate(content.verdicts):
         _line(out, sentence, "bold" if number == 0 else "")
-    if content.verdicts and (content.caveats or content.failures):
+
+
+def _paragraph(out: Console, lines: Sequence[str]) -> None:
+    if lines:
         out.print()
+    for line in lines:
+        _line(out, line)
+
+
+def _snippet(out: Console, snippet: Snippet) -> None:
+    """Something to paste: its lines are never broken, a terminal wraps them by itself."""
+    out.print()
+    _line(out, snippet.title, "bold")
+    if snippet.code:
+        out.print(Text(snippet.code), soft_wrap=True)
+    for note in snippet.notes:
+        out.print(Padding(Text(note), (0, 0, 0, 2), expand=False))
+
+
+def print_table(table: Table, out: Console) -> None:
+    """Print one table, folded to the console's width."""
+    _table(out, table)
 
 
 def _table(out: Console, table: Table) -> None:

@@ -31,7 +31,7 @@ def report(content: Content, plots: Sequence[tuple[str, str]], folder: Path) -> 
         keep_trailing_newline=True,
         autoescape=False,  # markdown, not HTML: `escape` below knows its special characters
     )
-    environment.filters.update(escape_md=escape, table=table)
+    environment.filters.update(escape_md=escape, table=table, fenced=fenced)
     template = environment.get_template("report.md.j2")
     return template.render(report=content, plots=plots, definitions=_definitions(folder))
 
@@ -50,6 +50,13 @@ def table(model: Table) -> str:
 def escape(text: str) -> str:
     """Text whose characters markdown would otherwise act on."""
     return _SPECIAL.sub(r"\\\1", text).replace("\n", " ")
+
+
+def fenced(code: str, language: str) -> str:
+    """Code between fences that are longer than any row of backticks in it."""
+    longest = max((len(found) for found in re.findall(r"`+", code)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{code}\n{fence}"
 
 
 def _cells(row: Row) -> list[str]:

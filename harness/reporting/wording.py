@@ -115,16 +115,18 @@ def reasons(run: "StoredRun") -> tuple[str, ...]:
 
 
 def snapshot(results: Sequence[str]) -> str:
-    """The snapshot's outcome: FAIL if any fails, else TIE if any ties, else PASS."""
-    worst = next((word for word in ("FAIL", "TIE") if word in results), "PASS")
+    """The snapshot's outcome: FAIL if any fails, else OPEN, else TIE if any ties, else PASS."""
+    worst = next((word for word in ("FAIL", "OPEN", "TIE") if word in results), "PASS")
     if set(results) == {"UNTESTED"}:
         worst = "UNTESTED"
-    words = ("PASS", "TIE", "FAIL", *(["UNTESTED"] if "UNTESTED" in results else []))
+    rare = (word for word in ("OPEN", "UNTESTED") if word in results)
+    words = ("PASS", "TIE", "FAIL", *rare)
     counts = ", ".join(f"{results.count(word)} {word}" for word in words)
     meaning = {
         "PASS": "speculation left the output unchanged",
         "TIE": "the output differs only where two tokens tie within rounding noise",
         "FAIL": "speculation changed the output",
+        "OPEN": "the output differs, and the run stopped before it was known whether that is a tie",
         "UNTESTED": "the target is nearly certain of every token, so no law could be tested",
     }[worst]
     return f"{worst}: {meaning} ({len(results)} checks: {counts})."

@@ -18,7 +18,7 @@ import numpy as np
 from harness.records import StepTiming, UserError
 from harness.theory.intervals import Array
 from harness.theory.speedup import StepTimes, break_even_alpha
-from harness.theory.steps import VERIFY, step_times
+from harness.theory.steps import VERIFY, reference, step_times
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,12 @@ class Latency:
 
 
 def latency_of(timings: Sequence[StepTiming]) -> Latency:
-    """The latency of one pair from its raw samples, of one context length and batch size.
+    """The latency of one pair from its raw samples; of several contexts or batches, the first.
 
     Raises:
         UserError: no draft step or no target step among them.
     """
+    timings = reference(timings)
     for role in ("draft", "target"):
         if not any(t.role == role and t.kind == "step" for t in timings):
             raise UserError(f"latency: no {role} step was timed; time it or type its time in")

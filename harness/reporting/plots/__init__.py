@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from harness.reporting import files
 from harness.reporting.plots import (
     acceptance,
+    batches,
     breakeven,
     category,
     leaderboard,
@@ -17,6 +18,7 @@ from harness.reporting.plots import (
     speedup_by_k,
     style,
     verify_cost,
+    waterfall,
 )
 from harness.reporting.reading import door_of
 
@@ -30,6 +32,7 @@ PLOTS = (
     acceptance.draw_by_temperature,
     verify_cost.draw,
 )
+PROFILE_PLOTS = (waterfall.draw, verify_cost.draw, batches.draw_curves, batches.draw)
 # Many drafts in one plot, where the others have one panel a draft.
 AUDITION_PLOTS = (
     leaderboard.draw,
@@ -48,6 +51,9 @@ NAMES = (
     "leaderboard.svg",
     "speedup_by_k.svg",
     "acceptance_by_category.svg",
+    "waterfall.svg",
+    "verify_curves.svg",
+    "speedup_by_batch.svg",
 )
 
 
@@ -61,7 +67,7 @@ def draw(run: "StoredRun", folder: Path) -> tuple[tuple[str, str], ...]:
     Returns:
         (file relative to the run folder, caption) of each plot written, in reading order.
     """
-    makers = AUDITION_PLOTS if door_of(run) == "audition" else PLOTS
+    makers = {"audition": AUDITION_PLOTS, "profile": PROFILE_PLOTS}.get(door_of(run), PLOTS)
     with style.styled():
         drawn = [plot for make in makers if (plot := make(run)) is not None]
     for name in set(NAMES) - {plot.name for plot in drawn}:

@@ -72,13 +72,13 @@ def _engines(board: Board) -> list[str]:
 
 def _title(axes: Axes, name: str, engines: list[str], most: int) -> None:
     """A panel's name and below it its engines, level with panels of `most` lines."""
-    above = 7 + 12 * most
+    above = 9 + 13 * most
     axes.set_title(name, loc="left", pad=above)
     axes.annotate(
         "\n".join(engines),
         (0, 1),
         xycoords="axes fraction",
-        xytext=(0, above - 2),
+        xytext=(0, above - 4),
         textcoords="offset points",
         va="top",
         fontsize=9.5,

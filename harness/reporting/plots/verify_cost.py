@@ -29,6 +29,8 @@ def draw(run: "StoredRun") -> style.Plot | None:
     """One panel per (context, batch) that was timed; None without a verify curve."""
     latency = latency_of(run)
     curves = verify_curves(latency)
+    if len(curves) > 3:  # a profile's curves have a plot of their own
+        curves = dict(list(curves.items())[:1])
     if not curves:
         return None
     most = max(len(forwards) for _, forwards in curves.values())

@@ -12,8 +12,11 @@ from harness.reporting.reading import (
     summary_of,
     synthetic,
 )
+from harness.reporting.tables.bounds import bounds_table
 from harness.reporting.tables.breakeven import ideal_table, measured_table, rules_table
+from harness.reporting.tables.cards import cards_table
 from harness.reporting.tables.compare import comparison_tables, difference_table
+from harness.reporting.tables.curves import batch_table, curve_table
 from harness.reporting.tables.expense import (
     cost_table,
     draft_table,
@@ -30,6 +33,8 @@ from harness.reporting.tables.leaderboard import (
     rules_gap_table,
 )
 from harness.reporting.tables.model import Column, Row, Table
+from harness.reporting.tables.parts import parts_table, waterfall_table
+from harness.reporting.tables.rules import thumb_table
 from harness.reporting.tables.snapshot import snapshot_tables
 from harness.reporting.tables.sweep import gap_table, sweep_tables
 from harness.reporting.tables.verdicts import headline_table, prompt_set_table
@@ -68,6 +73,7 @@ def _sweep(run: "StoredRun") -> list[Table | None]:
     return [
         imposed_table(results_of(run)) if synthetic(run) else None,
         *sweep_tables(results_of(run)),
+        thumb_table(summary_of(run).get("rules_of_thumb") or ()),
         gap_table(summary_of(run).get("replay_gaps") or ()),
         prompt_set_table(summary_of(run).get("per_prompt_set") or ()),
         headline_table(headline_of(run)),
@@ -88,6 +94,7 @@ def _audition(run: "StoredRun") -> list[Table | None]:
         pairwise_table(listed("pairwise")),
         prompt_set_table(listed("per_prompt_set")),
         rules_gap_table(listed("rules_gap")),
+        thumb_table(listed("rules_of_thumb")),
         draft_table(listed("leaderboards"), listed("memory_view")),
         *category_tables(listed("category_alpha")),
         *position_tables(listed("acceptance_by_position")),
@@ -103,11 +110,18 @@ def _audition(run: "StoredRun") -> list[Table | None]:
 
 def _profile(run: "StoredRun") -> list[Table | None]:
     results, latency, headline = results_of(run), latency_of(run), headline_of(run)
+    stored, alphas = summary_of(run), [float(value) for value in run.config.get("alpha") or ()]
     return [
         profile_table(results, latency, headline),
         headline_table(headline),
-        *verify_tables(latency),
+        bounds_table(latency),
+        *verify_tables(latency)[:1],
         ideal_table(results),
+        waterfall_table(run.parts),
+        parts_table(run.parts),
+        curve_table(latency, stored.get("skipped_cells") or ()),
+        batch_table(latency, alphas),
+        cards_table(stored.get("modelled_cards")),
     ]
 
 

@@ -124,7 +124,7 @@ def rules_table(results: Iterable[ResultRow], config: Mapping[str, Any]) -> Tabl
         Column("alpha", key=True),
         Column("rule", "left", key=True),
         Column("best\nK"),
-        *(Column(f"K={k}") for k in ks),
+        *(Column(f"K={k}", means="speedup") for k in ks),
     )
     return Table("Speedup by alpha and K, by each rule", columns, tuple(rows), RULES_NOTES)
 

@@ -54,7 +54,10 @@ def profile_table(
         for row in results
         if row.source == "measured" and row.k == 0
     ]
-    notes = ("p50 and p90 are over generations, not over tokens.",)
+    notes = (
+        "p50 and p90 are over generations, not over tokens.",
+        "peak memory: of the whole process (on CUDA of its allocator), which holds both models.",
+    )
     return Table("How fast each model is alone", PROFILE_COLUMNS, tuple(rows), notes)
 
 

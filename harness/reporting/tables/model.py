@@ -20,17 +20,20 @@ class Column:
         align: numbers to the right, words to the left.
         key: names the row; repeated when a wide table is folded into parts.
         flexible: long words, which may be broken over lines.
+        means: the quantity below it (a name in docs/metrics.md) where the title does not name it.
     """
 
     title: str
     align: Literal["left", "right"] = "right"
     key: bool = False
     flexible: bool = False
+    means: str = ""
 
     @property
     def one_line(self) -> str:
         """The header without its folds ("tokens/round")."""
-        return self.title.replace("/\n", "/").replace("\n_", "_").replace("\n", " ")
+        whole = self.title.replace("/\n", "/").replace("\n_", "_").replace("-\n", "")
+        return whole.replace("\n", " ")
 
 
 @dataclass(frozen=True)

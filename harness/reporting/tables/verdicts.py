@@ -33,6 +33,13 @@ LABELS = {
     "price_per_hour_usd": "the card, USD per hour",
     "plain_usd_per_million_tokens": "plain decoding, USD per 10^6 tokens",
     "usd_per_million_tokens": "as the verdict says, USD per 10^6 tokens",
+    "measured_bandwidth_gb_s": "copy bandwidth measured here, GB/s",
+    "datasheet_bandwidth_gb_s": "bandwidth of the data sheet, GB/s",
+    "target_mbu": "target step: MBU (memory floor / time)",
+    "draft_mbu": "draft step: MBU (memory floor / time)",
+    "target_step_overhead_share": "target step: overhead, neither reading nor arithmetic",
+    "draft_step_overhead_share": "draft step: overhead, neither reading nor arithmetic",
+    "largest_unexplained_share": "a round beyond its parts, the largest share of any K",
     "best_cell_speedup": "largest speedup of one cell (picked, so flattering)",
     "best_cell_k": "its K",
     "best_cell_prompt_set": "its prompt set",
@@ -77,6 +84,10 @@ def _headline_value(name: str, value: Any) -> str:
         return fmt.dollars(value)
     if name.endswith("_ms"):
         return fmt.milliseconds(value)
+    if name.endswith("_share"):
+        return fmt.percent(value)
+    if name.endswith(("_mbu", "_gb_s")):
+        return fmt.decimal(value)
     if "speedup" in name or name == "step_ratio":
         return fmt.speedup(value)
     if name == "c" or name.endswith("alpha"):

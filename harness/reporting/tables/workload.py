@@ -62,7 +62,7 @@ def category_tables(stored: Iterable[Entry]) -> tuple[Table, ...]:
         columns = (
             Column("category", "left", key=True),
             Column("prompts", key=True),
-            *(Column(draft) for draft in drafts),
+            *(Column(draft, means="alpha") for draft in drafts),
         )
         title = f"Alpha by category, temperature {fmt.temperature(temperature)}{_at_k(mine)}"
         tables.append(Table(title, columns, rows, (CATEGORY_NOTE,)))

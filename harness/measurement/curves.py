@@ -1,0 +1,172 @@
+"""Step and verify curves: how a forward's time grows with positions, context and batch.
+
+The forwards of one (context, batch) share a cache that takes a while to fill, and with CUDA graphs
+a fill drops what was recorded. So samples are taken in a few visits: each fills the caches, warms
+up, and times every forward in turn, interleaved and rotating as in `latency`; a second visit, with
+every other cell between the two, shows the drift of the machine as scatter.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from harness.measurement.clock import Clock
+from harness.measurement.latency import Player, is_out_of_memory
+from harness.models.cached import CachedModel
+from harness.records import SkippedCell, StepTiming
+
+VISITS = 2
+WARMUP = 2
+# Rounds over all forwards of a cell, per visit: as many as this time allows
+SECONDS_PER_VISIT = 1.0
+LEAST_ROUNDS, MOST_ROUNDS = 3, 10
+
+Cell = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class CurveForward:
+    """One forward of a cell: `tokens` new positions for every sequence."""
+
+    player: Player
+    kind: Literal["step", "verify"]
+    tokens: int
+
+
+def curve_forwards(players: Sequence[Player], max_k: int) -> list[CurveForward]:
+    """Steps of both, verifies of the target, and of the draft the widest one.
+
+    The draft never verifies; how little its time depends on positions tells what bounds its step.
+    """
+    forwards: list[CurveForward] = []
+    for player in players:
+        widths = range(1, max_k + 2) if player.role == "target" else (max_k + 1,)
+        forwards.append(CurveForward(player, "step", 1))
+        forwards += [CurveForward(player, "verify", width) for width in widths]
+    return forwards
+
+
+@torch.inference_mode()
+def time_curves(
+    players: Sequence[Player],
+    max_k: int,
+    cells: Sequence[Cell],
+    *,
+    refused: Callable[[int, int], str | None] = lambda _context, _batch: None,
+    budget_s: float | None = None,
+    tick: Callable[[], None] = lambda: None,
+) -> tuple[list[StepTiming], list[SkippedCell]]:
+    """Time every forward of every (context_tokens, batch).
+
+    Args:
+        players: target and draft, whose models fill caches by themselves.
+        max_k: the largest K; verifies go up to max_k + 1 positions.
+        cells: (context_tokens, batch), cheapest first.
+        refused: why a cell must not be tried, or None.
+        budget_s: seconds after which no further cell is begun; None sets no limit.
+        tick: called after each visit of a cell, for progress.
+
+    Returns:
+        The timings with raw samples, and the cells that were left out: refused, out of memory, or
+        beyond the budget. What a cell had given before it failed is dropped.
+    """
+    samples: dict[Cell, dict[CurveForward, list[float]]] = {cell: {} for cell in cells}
+    skipped: dict[Cell, str] = {}
+    begin = time.perf_counter()
+    for visit in range(VISITS):
+        for cell in [*cells[visit:], *cells[:visit]]:
+            late = budget_s is not None and time.perf_counter() - begin > budget_s
+            if late and not samples[cell] and cell not in skipped:
+                skipped[cell] = f"no time left of {budget_s:g} s; ask for it by name"
+            elif reason := refused(*cell):
+                skipped[cell] = reason
+            if cell not in skipped and not late:
+                reason = _visit(players, max_k, cell, visit, samples[cell])
+                if reason:
+                    skipped[cell] = reason
+            tick()
+    _release(players)
+    kept = {cell: own for cell, own in samples.items() if cell not in skipped}
+    return _timings(kept), [SkippedCell(*cell, reason) for cell, reason in skipped.items()]
+
+
+def _visit(
+    players: Sequence[Player],
+    max_k: int,
+    cell: Cell,
+    visit: int,
+    samples: dict[CurveForward, list[float]],
+) -> str | None:
+    """Fill, warm up, and time a cell's forwards in turn; the reason if memory ran out."""
+    context, batch = cell
+    try:
+        for player in players:
+            _model(player).fill(batch, context)
+        forwards = curve_forwards(players, max_k)
+        inputs = {forward: _tokens(forward, batch) for forward in forwards}
+        clock = Clock(*(player.model for player in players))
+        once = SECONDS_PER_VISIT
+        for _ in range(WARMUP):
+            once = sum(_time_one(forward, tokens, clock) for forward, tokens in inputs.items())
+        rounds = int(min(MOST_ROUNDS, max(LEAST_ROUNDS, SECONDS_PER_VISIT / once)))
+        for number in range(rounds):
+            turn = (number + visit) % len(forwards)
+            for forward in forwards[turn:] + forwards[:turn]:
+                seconds = _time_one(forward, inputs[forward], clock)
+                samples.setdefault(forward, []).append(seconds)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        _release(players)
+        return "out of memory"
+    return None
+
+
+def _time_one(forward: CurveForward, tokens: torch.Tensor, clock: Clock) -> float:
+    model = _model(forward.player)
+    start = clock.now()
+    model.forward_batch(tokens)
+    seconds = clock.now() - start
+    model.rewind(forward.tokens)
+    return seconds
+
+
+def _tokens(forward: CurveForward, batch: int) -> torch.Tensor:
+    """Token ids, which ones does not matter, [batch, n] on the model's device."""
+    model = _model(forward.player)
+    ids = torch.arange(batch * forward.tokens, device=model.device) % model.vocab_size
+    return ids.view(batch, forward.tokens)
+
+
+def _model(player: Player) -> CachedModel:
+    assert isinstance(player.model, CachedModel)  # only those fill a cache of several sequences
+    return player.model
+
+
+def _release(players: Iterable[Player]) -> None:
+    """Let go of large caches; the next prefill makes its own."""
+    for player in players:
+        _model(player).prefill([])
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _timings(
+    samples: Mapping[Cell, Mapping[CurveForward, Sequence[float]]],
+) -> list[StepTiming]:
+    return [
+        StepTiming(
+            forward.player.role,
+            forward.player.name,
+            forward.kind,
+            forward.tokens,
+            context,
+            batch,
+            tuple(seconds),
+        )
+        for (context, batch), own in samples.items()
+        for forward, seconds in own.items()
+    ]

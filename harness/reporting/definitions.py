@@ -1,0 +1,159 @@
+"""docs/metrics.md as data: the definition behind every word and column of a report.
+
+The file is the one place where a quantity is defined; report.html inlines what it needs of it. A
+definition is a heading that names it in backticks with the text below, or a row of a table whose
+first cell does; a plain heading with text (Intervals, Verdict) is one as well. A row that only
+points to another entry (`tok/s` to `tokens_per_second`) is an alias.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from markupsafe import Markup, escape
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_HEADING = re.compile(r"^(#{1,4}) +(.+?)\s*$")
+_NAMES = re.compile(r"`([^`]+)`")
+_LINK = re.compile(r"\[([^\]]+)\]\(#([^)]+)\)")
+_NUMBER = re.compile(r"=[\d.]+|^[\d,.]+\s+")
+_INTERVAL = re.compile(r"\s*\[lo, hi\]")
+
+
+@dataclass(frozen=True)
+class Definition:
+    """One entry.
+
+    Attributes:
+        name: as docs/metrics.md writes it.
+        anchor: of its place in a page.
+        source: its text, in markdown.
+    """
+
+    name: str
+    anchor: str
+    source: str
+
+    @property
+    def text(self) -> str:
+        """Plain words, as a tooltip shows them."""
+        return re.sub(r"\*\*|`|(?<!\w)\*|\*(?!\w)", "", _LINK.sub(r"\1", self.source))
+
+    @property
+    def html(self) -> Markup:
+        """The same with its code, emphasis and links within the page."""
+        text = str(escape(self.source))
+        text = _LINK.sub(lambda found: f'<a href="#{_id(found[2])}">{found[1]}</a>', text)
+        text = _NAMES.sub(r"<code>\1</code>", text)
+        text = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", text)
+        return Markup(re.sub(r"(?<!\w)\*(.+?)\*(?!\w)", r"<em>\1</em>", text))
+
+    @property
+    def refers_to(self) -> tuple[str, ...]:
+        """Anchors that its text links to."""
+        return tuple(_id(anchor) for _, anchor in _LINK.findall(self.source))
+
+
+def find_metrics() -> Path:
+    """docs/metrics.md: inside the installed package, or beside it in a checkout.
+
+    Raises:
+        FileNotFoundError: neither exists, so the installation is broken.
+    """
+    places = (_PACKAGE / "docs" / "metrics.md", _PACKAGE.parent / "docs" / "metrics.md")
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise FileNotFoundError(f"no docs/metrics.md in {_PACKAGE} or beside it; install it again")
+    return found
+
+
+@cache
+def definitions() -> Mapping[str, Definition]:
+    """Every definition by its name in lower case; the first of two of one name."""
+    return parse(find_metrics().read_text(encoding="utf-8"))
+
+
+def parse(text: str) -> dict[str, Definition]:
+    """The definitions of a text written as docs/metrics.md is."""
+    found: dict[str, Definition] = {}
+    for names, source in _entries(text.splitlines()):
+        for name in names:
+            found.setdefault(name.lower(), Definition(name, _id(_slug(name)), source))
+    return found
+
+
+def lookup(title: str) -> Definition | None:
+    """The definition of a column or a named quantity; None where there is none.
+
+    An alias gives what it points to.
+    """
+    known = definitions()
+    entry = next((known[name] for name in _spellings(title) if name in known), None)
+    if entry is not None and _LINK.fullmatch(entry.source):
+        target = entry.refers_to[0]
+        return next((other for other in known.values() if other.anchor == target), entry)
+    return entry
+
+
+def _spellings(title: str) -> Iterator[str]:
+    """What a title may be defined as: as it stands; without interval, number, unit or remark."""
+    whole = title.lower().strip()
+    plain = _INTERVAL.sub("", whole)
+    general = _NUMBER.sub("", plain).strip()  # "j=3" is j, "48 new tokens" are new tokens
+    shorter = (general.split(mark)[0] for mark in (":", ",", "(", " ms"))
+    for name in (whole, plain, general, *shorter, general.rpartition(":")[2]):
+        yield name.strip()
+        yield name.strip().replace(" ", "_")
+
+
+def closure(entries: Iterable[Definition]) -> tuple[Definition, ...]:
+    """These and all that their texts link to, in the order of the file."""
+    known = {entry.anchor: entry for entry in definitions().values()}
+    waiting, wanted = [entry.anchor for entry in entries], set[str]()
+    while waiting:
+        anchor = waiting.pop()
+        if anchor in known and anchor not in wanted:
+            wanted.add(anchor)
+            waiting += known[anchor].refers_to
+    return tuple(entry for anchor, entry in known.items() if anchor in wanted)
+
+
+def _entries(lines: Iterable[str]) -> Iterator[tuple[list[str], str]]:
+    """(names, text) of each heading and of each row of a table, in order."""
+    names: list[str] = []
+    body: list[str] = []
+    level = ""
+    for line in [*lines, "# end"]:
+        heading = _HEADING.match(line)
+        if heading is None:
+            if line.startswith("|"):
+                yield from _row(line)
+            else:
+                body.append(line.strip())
+            continue
+        source = " ".join(part for part in body if part)
+        if source and names:
+            yield names, source
+        if source or heading[1] != level:  # headings in a row share the text below the last
+            names = []
+        body, level = [], heading[1]
+        names += _NAMES.findall(heading[2]) or [heading[2]]
+
+
+def _row(line: str) -> Iterator[tuple[list[str], str]]:
+    cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+    names = _NAMES.findall(cells[0])
+    if names and len(cells) > 1 and cells[1]:
+        unit = f" ({cells[2]})" if len(cells) > 2 and cells[2] else ""
+        yield names, cells[1] + unit
+
+
+def _slug(name: str) -> str:
+    """As code hosts make anchors: lower case, punctuation gone, spaces as hyphens."""
+    return re.sub(r"[^\w\- ]", "", name.lower()).replace(" ", "-")
+
+
+def _id(anchor: str) -> str:
+    return f"m-{anchor}"

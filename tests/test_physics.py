@@ -1,0 +1,483 @@
+"""Latency physics: floors, what bounds a step, curves, the parts of a round, and modelled cards."""
+
+from dataclasses import asdict, replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from random_models import qwen3
+from stubs import TableModel
+from test_hardware import QWEN3
+
+from harness.config import ProfileConfig
+from harness.decoding.sampling import Warping
+from harness.experiments import physics
+from harness.measurement import curves, parts
+from harness.measurement.bandwidth import copy_bandwidth
+from harness.measurement.latency import Player
+from harness.models.cached import CachedModel
+from harness.models.lean.model import LeanModel
+from harness.models.lean.static import StaticModel
+from harness.profile import unknown_card
+from harness.records import LatencyRow, PartTiming, StepTiming, UserError
+from harness.reporting.tables.bounds import bound_sentences, bounds_table
+from harness.reporting.tables.cards import cards_table
+from harness.reporting.tables.curves import batch_table, curve_table
+from harness.reporting.tables.parts import parts_table, waterfall_table
+from harness.theory.batching import batch_gains, stopping_batches
+from harness.theory.floors import Reader, first_bounds, step_bounds, with_floors
+from harness.theory.planning import Wanted, plan_card, plan_cards
+from harness.theory.roofline import Card, forward_flops, modelled_forward
+from harness.theory.speedup import speedup
+from harness.theory.steps import latency_rows, merged, reference, step_times
+from harness.theory.waterfall import round_parts, undisturbed, waterfall
+
+A10G = Card("a10g", 600, 70, 24, 1.1)
+H200 = Card("h200", 4800, 989, 141, 4.5)
+GREEDY = Warping(0.0)
+
+
+def row(role, kind, tokens, ms, context=100, batch=1):
+    return LatencyRow(role, role, kind, tokens, context, batch, ms, ms, ms, 5)
+
+
+def curve(step_ms, widest_ms, role="target", **where):
+    return [row(role, "step", 1, step_ms, **where), row(role, "verify", 9, widest_ms, **where)]
+
+
+def reader(name="4B", bandwidth=600.0):
+    return Reader(QWEN3[name], 2.0, bandwidth, "measured")
+
+
+# Floors and what bounds a step
+
+
+def test_a_row_is_given_the_floor_of_its_weights_and_cache():
+    (filled,) = with_floors([row("target", "step", 1, 26.8, context=1000)], {"target": reader()})
+    kv = 2 * 36 * 8 * 128 * 1000 * 2
+    assert filled.floor_ms == pytest.approx((QWEN3["4B"].bytes_read() + kv) / 600e6)
+    assert filled.mbu == pytest.approx(filled.floor_ms / 26.8)
+    assert filled.bandwidth_source == "measured"
+
+
+def test_the_floor_of_a_verify_counts_the_experts_that_its_positions_touch():
+    rows = with_floors(curve(12, 30), {"target": reader("30B-A3B")})
+    assert rows[1].floor_ms > 4 * rows[0].floor_ms
+    dense = with_floors(curve(12, 30), {"target": reader()})
+    assert dense[1].floor_ms == dense[0].floor_ms
+
+
+def test_a_prefill_and_a_model_of_unknown_size_keep_empty_fields():
+    rows = [row("target", "prefill", 100, 5.0), row("draft", "step", 1, 5.0)]
+    assert with_floors(rows, {"target": reader()}) == rows
+
+
+def bound_of(step_ms, widest_ms, name="4B"):
+    (bound,) = step_bounds(with_floors(curve(step_ms, widest_ms), {"target": reader(name)}))
+    return bound
+
+
+def test_the_founding_target_is_launch_bound_only_where_it_is_far_above_its_floor():
+    # 4B on an A10G: floor 13.4 ms
+    assert not bound_of(29.92, 30.5).launch_bound  # MBU .45
+    far = bound_of(60.0, 61.0)
+    assert far.launch_bound
+    assert far.bound == "launches"
+    assert far.mbu + far.arithmetic_share + far.overhead_share == pytest.approx(1.0)
+
+
+def test_a_flat_verify_near_the_floor_waits_for_memory_not_for_launches():
+    bound = bound_of(14.0, 14.1)
+    assert bound.bound == "memory"
+    assert not bound.launch_bound
+
+
+def test_a_step_whose_time_grows_with_every_position_is_arithmetic():
+    bound = bound_of(60.0, 60.0 * 9)
+    assert bound.bound == "arithmetic"
+    assert not bound.launch_bound
+
+
+def test_bytes_that_further_positions_read_are_not_arithmetic():
+    moe = with_floors(curve(12.0, 12.0), {"target": reader("30B-A3B")})
+    grown = replace(moe[1], median_ms=12.0 + moe[1].floor_ms - moe[0].floor_ms)
+    (bound,) = step_bounds([moe[0], grown])
+    assert bound.arithmetic_share == pytest.approx(0.0, abs=1e-9)
+
+
+def test_the_launch_bound_caveat_prints_the_numbers_that_show_it():
+    rows = with_floors([*curve(60.0, 61.0), *curve(22.0, 22.2, "draft")],
+                       {"target": reader(), "draft": reader("0.6B")})  # fmt: skip
+    bounds = step_bounds(rows)
+    (sentence,) = bound_sentences(bounds, 22 / 60)
+    assert [bound.role for bound in first_bounds(bounds)] == ["target", "draft"]
+    for shown in ("launch-bound (overhead-bound)", "MBU 0.22", "MBU 0.09", "c = 0.37"):
+        assert shown in sentence
+    assert bounds_table(rows).column("bound by") == ("launches (overhead)",) * 2
+    assert bound_sentences([bound_of(14.0, 14.1)], 0.1) == ()
+
+
+# Several contexts and batches in one run
+
+
+def timing(role, kind, tokens, seconds, context, batch):
+    return StepTiming(role, role, kind, tokens, context, batch, (seconds,))
+
+
+def test_a_prediction_takes_the_first_context_and_batch_of_a_profile():
+    cells = [(44, 1), (512, 16)]
+    timings = [timing("target", "prefill", 44, 9.0, 0, 1)]
+    for slower, (context, batch) in enumerate(cells, start=1):
+        timings += [
+            timing("target", "step", 1, 2.0 * slower, context, batch),
+            timing("draft", "step", 1, 0.5 * slower, context, batch),
+            timing("target", "verify", 2, 3.0 * slower, context, batch),
+        ]
+    times = step_times(timings)
+    assert (times.target_s, times.draft_s, times.verify_s) == (2.0, 0.5, (3.0,))
+    assert len(reference(timings)) == 4
+
+
+def test_timings_of_one_forward_are_merged_with_all_their_samples():
+    one, other = timing("target", "step", 1, 1.0, 44, 1), timing("target", "step", 1, 3.0, 44, 1)
+    (both,) = merged([one, other])
+    assert both.samples_s == (1.0, 3.0)
+    assert len(merged([one, replace(other, batch=2)])) == 2
+    assert latency_rows([one, other])[0].samples == 2
+
+
+def batched():
+    """c .1 everywhere; a verify of n positions costs one step, and at batch 16 n steps."""
+    rows = []
+    for batch, v in ((1, lambda _: 1.0), (16, float)):
+        rows += [row("target", "step", 1, 10.0, batch=batch)]
+        rows += [row("draft", "step", 1, 1.0, batch=batch)]
+        rows += [row("target", "verify", n, 10.0 * v(n), batch=batch) for n in range(1, 6)]
+    return rows
+
+
+def test_speculation_stops_paying_at_the_batch_whose_verify_costs_its_positions():
+    gains = batch_gains(batched(), [0.8])
+    assert (gains[0].k, gains[0].speedup) == (4, pytest.approx(speedup(0.8, 4, 0.1)))
+    assert (gains[1].k, gains[1].speedup) == (0, 1.0)
+    assert gains[0].tokens_per_second == pytest.approx(100)
+    assert gains[1].tokens_per_second == pytest.approx(1600)
+    (stop,) = stopping_batches(gains)
+    assert (stop.pays_up_to, stop.stops_at) == (1, 16)
+    notes = batch_table(batched(), [0.8]).notes
+    assert any("stops paying at batch 16, after 1" in note for note in notes)
+
+
+def test_a_smaller_batch_at_which_speculation_loses_is_named_beside_the_largest_that_pays():
+    turned = [replace(row, batch=17 - row.batch) for row in batched()]
+    (stop,) = stopping_batches(batch_gains(turned, [0.8]))
+    assert (stop.pays_up_to, stop.stops_at, stop.not_at) == (16, None, (1,))
+    (nowhere,) = stopping_batches(batch_gains(turned, [0.0]))
+    assert (nowhere.pays_up_to, nowhere.stops_at) == (None, 1)
+
+
+def test_the_curve_table_says_what_was_not_timed_and_why():
+    skipped = [{"context_tokens": 4096, "batch": 16, "reason": "out of memory"}]
+    table = curve_table(batched(), skipped)
+    assert table.column("v(5)") == ("1.00", "5.00")
+    assert "not timed (context x batch 4096 x 16): out of memory." in table.notes
+
+
+# Measuring
+
+
+def test_running_out_of_memory_is_one_line_of_advice_and_other_errors_stay():
+    advice = r"^out of memory while timing single steps; lower"
+    with pytest.raises(UserError, match=advice), physics.enough_memory("single steps"):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    with pytest.raises(RuntimeError, match="broken"), physics.enough_memory("single steps"):
+        raise RuntimeError("broken")
+
+
+def test_a_typed_context_beyond_the_model_is_refused_and_an_automatic_one_is_left_out():
+    model = SimpleNamespace(context_tokens=1024, key="model", name="tiny")
+    pair = SimpleNamespace(target=model, draft=model)
+    typed = ProfileConfig(k=[8], contexts=[64, 1016])
+    with pytest.raises(
+        UserError, match=r"contexts: 1016 tokens with .* beyond the 1,024 positions"
+    ):
+        physics.curve_cells(pair, typed)
+    cells = physics.curve_cells(pair, ProfileConfig(k=[8], contexts=[64, 1015], batches=[2, 1]))
+    assert cells == [(64, 1), (1015, 1), (64, 2), (1015, 2)]
+    assert (2048, 1) in physics.curve_cells(pair, ProfileConfig(k=[8]))
+
+
+def player(role, seed=0):
+    return Player(role, role, CachedModel(qwen3(seed), 1024))
+
+
+def test_the_copy_bandwidth_counts_what_is_read_and_what_is_written():
+    copied = copy_bandwidth(torch.device("cpu"), 1 << 20)
+    assert copied.buffer_bytes == 1 << 20
+    assert 0.01 < copied.gb_s < 10_000
+
+
+def test_curves_time_every_forward_of_every_cell_and_leave_the_models_usable():
+    pair = [player("target"), player("draft", 1)]
+    timings, skipped = curves.time_curves(pair, 2, [(16, 1), (16, 3)])
+    assert skipped == []
+    found = {(t.role, t.kind, t.tokens, t.batch) for t in timings}
+    assert found == {
+        (role, kind, tokens, batch)
+        for batch in (1, 3)
+        for role, kind, tokens in (
+            ("target", "step", 1), ("target", "verify", 1), ("target", "verify", 2),
+            ("target", "verify", 3), ("draft", "step", 1), ("draft", "verify", 3),
+        )
+    }  # fmt: skip
+    assert len({len(t.samples_s) for t in timings if t.batch == 1}) == 1
+    assert pair[0].model.cached_tokens == 0
+
+
+def test_a_cell_out_of_memory_is_skipped_with_its_reason_and_the_others_go_on(monkeypatch):
+    fill = CachedModel.fill
+
+    def full(self, batch, context):
+        if batch == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        fill(self, batch, context)
+
+    monkeypatch.setattr(CachedModel, "fill", full)
+    timings, skipped = curves.time_curves([player("target")], 1, [(8, 2), (8, 1)])
+    assert [(cell.batch, cell.reason) for cell in skipped] == [(2, "out of memory")]
+    assert {t.batch for t in timings} == {1}
+
+
+def test_a_cell_that_is_refused_or_late_is_never_filled():
+    def refused(_context, batch):
+        return "does not fit" if batch == 2 else None
+
+    timings, skipped = curves.time_curves(
+        [player("target")], 1, [(8, 2), (8, 1)], refused=refused, budget_s=0.0
+    )
+    assert timings == []
+    assert skipped[0].reason == "does not fit"
+    assert "no time left" in skipped[1].reason
+
+
+def rounds_of(imposed=None, ks=(1, 3)):
+    bench = parts.Bench(TableModel(), TableModel(strangeness=0.3), GREEDY, imposed=imposed)
+    return {(t.k, t.part): t for t in parts.time_rounds(bench, [(1, 2, 3), (4, 5)], ks, room=8)}
+
+
+def test_every_part_is_timed_once_per_whole_round(monkeypatch):
+    monkeypatch.setattr(parts, "MOST_VISITS", 3)
+    found = rounds_of()
+    for k in (1, 3):
+        whole = found[k, "round"]
+        assert len(whole.samples_s) == len(whole.tokens) == 3 * 2
+        for name in ("draft", "verify", "accept", "host", "rewind"):
+            assert len(found[k, name].samples_s) == len(whole.samples_s)
+    assert len(found[0, "step"].samples_s) == len(found[0, "round"].samples_s)
+
+
+def test_the_pieces_go_through_the_rounds_of_the_real_loop(monkeypatch):
+    """The same caches after every round, so the same text: any slip changes every later logit."""
+    monkeypatch.setattr(parts, "MOST_VISITS", 1)
+    ends = []
+    for arm in ("_whole", "_pieces"):
+        target, draft = TableModel(), TableModel(strangeness=0.3)
+        bench = parts.Bench(target, draft, GREEDY)
+        book = parts._Book({}, {})
+        getattr(parts, arm)(bench, (1, 2, 3), 3, 4, parts.Clock(), book)
+        ends.append((tuple(target.cache), tuple(draft.cache)))
+    assert ends[0] == ends[1]
+
+
+def test_imposed_acceptance_is_what_the_rounds_get(monkeypatch):
+    monkeypatch.setattr(parts, "MOST_VISITS", 2)
+    assert set(rounds_of({3: (1.0, 1.0, 1.0)})[3, "round"].tokens) == {4}
+    assert set(rounds_of({3: (0.0, 0.0, 0.0)})[3, "round"].tokens) == {1}
+
+
+def test_a_recorded_verify_is_timed_with_its_accept_step_and_says_so(monkeypatch):
+    monkeypatch.setattr(parts, "MOST_VISITS", 1)
+
+    class Recording(TableModel):
+        @property
+        def recorder(self):
+            return self
+
+        def recorded(self, _key, work, *inputs):
+            return work(*inputs)
+
+    bench = parts.Bench(Recording(), TableModel(strangeness=0.3), GREEDY)
+    timings = parts.time_rounds(bench, [(1, 2)], [2], room=8)
+    names = {t.part for t in timings if t.k == 2}
+    assert names == {"draft", "verify + accept", "host", "rewind", "round"}
+    assert "cannot be timed apart" in " ".join(parts_table(timings).notes)
+
+
+# A round in parts, and the waterfall
+
+
+def timed(round_ms=10.0, rounds=8):
+    """K = 3: draft 4.5, verify 4, accept .5, host .2, rewind .1; step 3, plain turn 3.3, ms."""
+    given = {
+        "draft": 4.5, "verify": 4.0, "accept": 0.5, "host": 0.2, "rewind": 0.1, "round": round_ms
+    }  # fmt: skip
+    own = [
+        PartTiming(3, name, (ms / 1e3,) * rounds, (3,) * rounds if name == "round" else ())
+        for name, ms in given.items()
+    ]
+    plain = PartTiming(0, "round", (3.3e-3,) * rounds, (1,) * rounds)
+    return [plain, PartTiming(0, "step", (3e-3,) * rounds), *own]
+
+
+def test_the_parts_and_what_they_leave_unexplained_make_up_the_round():
+    (entry,) = round_parts(timed())
+    assert sum(ms for _, ms in entry.parts) + entry.unexplained_ms == pytest.approx(10.0)
+    assert entry.unexplained_ms == pytest.approx(0.7)
+    assert entry.unexplained_share == pytest.approx(0.07)
+    assert entry.speedup == pytest.approx(3 * 3.3 / 10)
+    assert "unexplained beyond 3 % of the round at K=3 7.0 %" in parts_table(timed()).notes[-1]
+    quiet = parts_table(timed(round_ms=9.4))
+    assert not any("beyond" in note for note in quiet.notes)
+
+
+def test_the_waterfall_falls_from_the_formulas_to_the_measured_speedup():
+    (entry,) = round_parts(timed())
+    falls = waterfall(entry)
+    c, v = 1.5 / 3.0, 4.0 / 3.0
+    expected = [speedup(1.0, 3, c), speedup(1.0, 3, c, v), 3 / (3 * c + v)]
+    assert [fall.speedup for fall in falls[:3]] == pytest.approx(expected)
+    assert falls[-1].speedup == pytest.approx(entry.speedup)
+    assert np.prod([fall.factor for fall in falls]) * falls[0].speedup == pytest.approx(
+        entry.speedup
+    )
+    table = waterfall_table(timed())
+    assert table.title.endswith("K = 3")
+    assert table.rows[-1].best
+
+
+def test_rounds_that_the_machine_interrupted_do_not_count():
+    times = np.array([[1.0, 1.0, 50.0, 9.0], [2.0, 2.5, 2.0, 70.0]])
+    assert undisturbed(times) == [1.0, 2.0]
+
+
+def test_without_plain_decoding_there_is_no_waterfall():
+    assert round_parts(timed()[2:]) == []
+    assert waterfall_table([]) is None
+
+
+# Cards that are not at hand
+
+
+def wanted(target="8B", draft="0.6B", **more):
+    return Wanted(QWEN3[target], QWEN3[draft], (1, 2, 3, 4), (0.6, 0.8), **more)
+
+
+def test_a_step_is_under_the_memory_roof_and_a_large_batch_under_that_of_arithmetic():
+    one = modelled_forward(QWEN3["4B"], H200)
+    assert one.roof == "memory"
+    assert one.ms == pytest.approx(1.68, abs=5e-3)
+    many = modelled_forward(QWEN3["4B"], H200, batch=1024)
+    assert many.roof == "arithmetic"
+    assert many.ms == pytest.approx(forward_flops(QWEN3["4B"], batch=1024) / 989e9)
+
+
+def test_a_position_costs_two_operations_per_parameter_that_it_uses():
+    dense, moe = QWEN3["4B"], QWEN3["30B-A3B"]
+    assert forward_flops(dense) == pytest.approx(2 * dense.parameters, rel=1e-3)
+    assert forward_flops(moe, tokens=3) == pytest.approx(3 * forward_flops(moe), rel=1e-3)
+    assert forward_flops(moe) < 0.25 * 2 * moe.parameters
+
+
+def test_a_modelled_gain_is_the_formula_at_the_modelled_times():
+    plan = plan_card(H200, wanted(context_tokens=1))
+    gain = plan.gains[1]
+    assert plan.c == pytest.approx(0.25 / 3.15, rel=0.02)
+    assert gain.speedup == pytest.approx(speedup(0.8, gain.k, plan.c, gain.v))
+    assert gain.ms_per_token == pytest.approx(plan.target_ms / gain.speedup)
+    assert gain.usd_per_million_tokens == pytest.approx(gain.ms_per_token * 4.5 / 3.6)
+
+
+def test_a_card_that_is_too_small_says_how_many_are_needed_and_has_no_price():
+    plan = plan_card(A10G, wanted("32B"))
+    assert not plan.fits
+    assert (plan.cards_needed, plan.sequences) == (4, 0)
+    assert plan.usd_per_million_tokens is None
+    assert plan.gains[0].usd_per_million_tokens is None
+    fits = plan_card(A10G, wanted())
+    assert fits.fits
+    crowded = plan_card(A10G, wanted(batch=fits.sequences + 1))
+    assert not crowded.fits, "weights alone are not all that must fit"
+
+
+def test_speculation_stops_paying_where_verifies_become_arithmetic():
+    short = wanted(context_tokens=64)
+    stops = plan_card(H200, short).gains[0].stops_at_batch
+    assert stops is not None
+    times = plan_card(H200, replace(short, batch=stops))
+    assert times.verify_roof == "arithmetic"
+    assert times.gains[0].k == 0
+    assert plan_card(H200, replace(short, batch=stops // 2)).gains[0].k > 0
+
+
+def test_cards_that_fit_come_first_and_the_cheapest_token_before_the_others():
+    small = Card("small", 4800, 989, 10, 0.1)
+    cheap = Card("cheap", 4800, 989, 141, 1.0)
+    assert [plan.card for plan in plan_cards([small, H200, cheap], wanted())] == [
+        "cheap", "h200", "small",
+    ]  # fmt: skip
+
+
+def test_the_cards_table_is_marked_as_modelled_and_highlights_the_chosen_card():
+    stored = {
+        "context_tokens": 1024,
+        "batch": 1,
+        "bytes_per_parameter": 2.0,
+        "chosen": "h200",
+        "rows": [asdict(plan) for plan in plan_cards([A10G, H200], wanted("32B"))],
+    }
+    table = cards_table(stored)
+    assert table.title.startswith("Cards (modelled)")
+    assert [row.best for row in table.rows] == [True, False]
+    assert table.column("fits") == ("yes", "no (4 cards)")
+
+
+def test_cards_and_plans_that_cannot_be_are_refused():
+    with pytest.raises(UserError, match="memory_gb"):
+        replace(H200, memory_gb=0)
+    with pytest.raises(UserError, match="batch=0"):
+        wanted(batch=0)
+
+
+def test_an_unknown_card_is_one_line_that_lists_the_known_ones():
+    line = unknown_card("gpu=h900")
+    assert line.startswith("gpu=h900: no such card; there are a100_40")
+    assert "\n" not in line
+    assert unknown_card("gpu=h200") is None
+    assert unknown_card("gpu.memory_gb=3") is None
+
+
+@pytest.mark.parametrize("engine", ["lean", "static"])
+def test_curves_then_rounds_on_the_models_with_caches_of_their_own(engine, monkeypatch):
+    """A fill drops what was recorded and changes the batch; generating must go on all the same."""
+    monkeypatch.setattr(parts, "MOST_VISITS", 2)
+    made = {
+        "lean": LeanModel,
+        "static": lambda network, vocab: StaticModel(network, vocab, compiled=False),
+    }[engine]
+    target, draft = made(qwen3(0), 1024), made(qwen3(1), 1024)
+    pair = [Player("target", "big", target), Player("draft", "small", draft)]
+    timings, skipped = curves.time_curves(pair, 2, [(16, 2)])
+    assert skipped == []
+    assert {t.batch for t in timings} == {2}
+    for model in (target, draft):
+        model.reserve(64)
+    found = parts.time_rounds(parts.Bench(target, draft, GREEDY), [(5, 6, 7)], [2], room=12)
+    names = {t.part for t in found if t.k == 2}
+    assert ("verify + accept" in names) == (engine == "static")
+    (whole,) = [t for t in found if (t.k, t.part) == (2, "round")]
+    plain = CachedModel(qwen3(0), 1024)
+    draft_of = CachedModel(qwen3(1), 1024)
+    again = parts.time_rounds(parts.Bench(plain, draft_of, GREEDY), [(5, 6, 7)], [2], room=12)
+    (expected,) = [t for t in again if (t.k, t.part) == (2, "round")]
+    assert whole.tokens == expected.tokens
