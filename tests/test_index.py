@@ -132,11 +132,11 @@ def test_names_in_the_index_stay_text(tmp_path: Path) -> None:
         config={**made.PAIR, "model": {"name": name}},
         summary=made.sweep_summary(verdict=made.verdict(0.0, draft=name)),
     )
-    run.folder.rename(tmp_path / """a "quoted" <b>folder</b> #1?""")
+    run.folder.rename(tmp_path / """a "quoted" <b>folder #1?""")
     page = indexed(tmp_path)
     assert "<img" not in page
     assert "<b>folder" not in page
-    assert "a%20%22quoted%22%20%3Cb%3Efolder%3C/b%3E%20%231%3F" in page or "%231%3F" in page
+    assert "a%20%22quoted%22%20%3Cb%3Efolder%20%231%3F/report.html" in page
 
 
 @pytest.mark.skipif(browser.BINARY is None, reason="no Chromium is installed")
@@ -177,7 +177,7 @@ def test_what_cannot_be_reported_is_refused_in_one_line(
 def test_a_newer_run_is_refused_with_what_to_do(tmp_path: Path) -> None:
     run = made.sweep_run(tmp_path)
     manifest(run.folder, schema_version=SCHEMA_VERSION + 1)
-    with pytest.raises(UserError, match="newer version .* upgrade the harness"):
+    with pytest.raises(UserError, match=r"newer version .* upgrade the harness"):
         report.run(ReportConfig(run=str(run.folder)))
 
 
@@ -212,7 +212,7 @@ def test_a_killed_profile_shows_the_steps_it_had_timed(tmp_path: Path) -> None:
     for name in ("latency.csv", "latency_samples.csv"):
         shutil.copy(complete.folder / name, folder.path / name)
     page = reported(folder.path)
-    assert "How fast each model is alone" in page
+    assert "What each K could gain" in page
     assert "4.20" in page
     ideal = load(folder.path).results.query("source == 'theory'")
     assert set(ideal.k) >= {1, 4}

@@ -70,9 +70,10 @@ def test_vllm_samples_its_draft_where_that_is_faster() -> None:
         "num_speculative_tokens": 4,
         "draft_sample_method": "probabilistic",
     }
-    assert "1.60x by replay under its rule, ratio" in first.notes[0]
+    assert first.notes[0].startswith("1.50x on held-out prompts, under its rule of acceptance")
     assert "drafts greedily: 1.40x at K=3" in first.notes[1]
     greedy = run(engines=[ENGINES[1], {**ENGINES[0], "speedup": 1.2}])
+    assert "1.40x by replay under its rule, greedy_draft" in snippets_of(greedy)[0].notes[0]
     config = json.loads(options(snippets_of(greedy)[0].code)["--speculative-config"])
     assert "draft_sample_method" not in config
     assert config["num_speculative_tokens"] == 3
@@ -141,8 +142,17 @@ def test_names_are_quoted_in_python_too() -> None:
 
 
 def test_what_was_not_replayed_is_said_not_to_be_known() -> None:
-    for snippet in snippets_of(run(engines=[]))[:5]:
-        assert "speedup is not known" in snippet.notes[0]
+    found = lines(run(engines=[]))
+    for engine in ("SGLang", "llama.cpp", "mlx-lm"):
+        assert "speedup is not known" in found[engine].notes[0]
+    assert "1.50x on held-out" in found["transformers"].notes[0]
+
+
+def test_greedily_every_engine_has_the_verdicts_k_and_speedup() -> None:
+    found = lines(run(verdict={"temperature": 0.0, "k": 2}))
+    for engine in ("SGLang", "llama.cpp", "mlx-lm", "transformers"):
+        assert "all rules are one at temperature 0" in found[engine].notes[0]
+    assert options(found["SGLang"].code)["--speculative-num-steps"] == "2"
 
 
 def test_mistral_rs_is_said_to_have_removed_drafts() -> None:

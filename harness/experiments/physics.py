@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from harness.config import ProfileConfig
+from harness.config import ProfileConfig, SweepConfig
 from harness.decoding.sampling import Warping
 from harness.experiments import execute
 from harness.experiments.pair import Pair, longest
@@ -53,6 +53,21 @@ def measure(folder: RunFolder, pair: Pair, config: ProfileConfig) -> list[StepTi
     return timings
 
 
+def measure_steps(folder: RunFolder, pair: Pair, config: SweepConfig) -> list[StepTiming]:
+    """Time single steps, unless the folder holds them; store them with their floors.
+
+    Raises:
+        UserError: memory ran out.
+    """
+    stored = folder.timings()
+    with enough_memory("single steps"):
+        timings = stored or execute.measure_steps(folder, pair, config)
+    if not stored:
+        readers = _readers(folder, pair, config)
+        folder.write_latency(with_floors(latency_rows(timings), readers), timings)
+    return timings
+
+
 @contextmanager
 def enough_memory(doing: str) -> Iterator[None]:
     """Turn an allocator's error into one line of advice.
@@ -75,7 +90,9 @@ def _entry(cell: SkippedCell) -> dict[str, Any]:
     return {"context_tokens": cell.context_tokens, "batch": cell.batch, "reason": cell.reason}
 
 
-def _readers(folder: RunFolder, pair: Pair, config: ProfileConfig) -> dict[str, Reader]:
+def _readers(
+    folder: RunFolder, pair: Pair, config: ProfileConfig | SweepConfig
+) -> dict[str, Reader]:
     """Target and draft with the bandwidth they are read at; those whose bytes can be counted."""
     stored = folder.manifest.get("bandwidth")
     if stored is None:
@@ -93,7 +110,7 @@ def _readers(folder: RunFolder, pair: Pair, config: ProfileConfig) -> dict[str, 
     return readers
 
 
-def _bandwidth(pair: Pair, config: ProfileConfig) -> dict[str, Any]:
+def _bandwidth(pair: Pair, config: ProfileConfig | SweepConfig) -> dict[str, Any]:
     """The manifest's entry: measured on the target's device, else the named card's data sheet."""
     copied = _copied(pair.device)
     if copied is None:

@@ -8,7 +8,7 @@ speculative generation is run.
 from harness import prompts as prompt_sets
 from harness import reporting
 from harness.config import SweepConfig
-from harness.experiments import execute
+from harness.experiments import execute, physics
 from harness.experiments.finish import finish_sweep
 from harness.experiments.imposed import as_stored, imposed_rates, stored_rates
 from harness.experiments.outcome import Outcome
@@ -43,7 +43,7 @@ def run(config: SweepConfig) -> Outcome:
     if imposed:
         folder.update_manifest({"imposed_acceptance": as_stored(imposed)})
     with running(folder):
-        execute.measure_steps(folder, pair, config)
+        physics.measure_steps(folder, pair, config)
         if config.mode == "replay":
             write_pair_texts(folder, pair, config)
         else:

@@ -13,7 +13,7 @@ from harness.config import AuditionConfig, DoorConfig, ProfileConfig
 from harness.experiments.finish import caveats, failures, finish_sweep, headline
 from harness.experiments.ranking import judge
 from harness.experiments.sources import by_draft, latencies
-from harness.records import Summary, Trial
+from harness.records import Summary, Trial, UserError
 from harness.storage import RunFolder, StoredRun, load, load_traces
 from harness.theory.cells import measured_rows
 
@@ -36,7 +36,15 @@ def derived(stored: StoredRun) -> StoredRun:
     if ended and stored.door not in _FROM_STORED:
         return stored  # it came to its end, and knows more than can be derived here
     folder = RunFolder(stored.folder, stored.manifest)
-    _DOORS[stored.door](folder, stored)
+    try:
+        _DOORS[stored.door](folder, stored)
+    except KeyError as error:  # of a version whose configuration lacked this key
+        if stored.summary is None:
+            raise UserError(
+                f"{stored.folder}: stopped early, and its configuration has no {error}; "
+                "finish it with the version that made it (resume=)"
+            ) from error
+        return stored
     return load(stored.folder)
 
 

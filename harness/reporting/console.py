@@ -42,8 +42,11 @@ def show(run: "StoredRun", console: Console | None = None) -> None:
     _paragraph(out, content.reasons)
     notes = [f"Note: {caveat}" for caveat in content.caveats]
     _paragraph(out, [*notes, *(f"Did not complete: {text}" for text in content.failures)])
-    for snippet in content.snippets:
+    for snippet in content.snippets[:1]:
         _snippet(out, snippet)
+    if content.snippets[1:]:
+        others = ", ".join(snippet.title for snippet in content.snippets[1:])
+        _line(out, f"In report.md, each with its own K and speedup: {others}.")
     for table in content.tables:
         _table(out, table)
     if content.acceptance:

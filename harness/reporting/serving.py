@@ -63,6 +63,7 @@ def snippets_of(run: "StoredRun") -> tuple[Snippet, ...]:
     if verdict.get("draft") == NGRAM:
         return (_lookup(target, verdict, toys),)
     draft = draft_id(run, str(verdict.get("draft")))
+    verdict = {**verdict, "rule": (run.config.get("decode") or {}).get("rule", "ratio")}
     cells = {entry["rule"]: entry for entry in _engine_cells(run, verdict)}
     made = [
         _vllm(target, draft, verdict, cells),
@@ -124,7 +125,20 @@ def _rates(summary: Mapping[str, Any], verdict: Mapping[str, Any]) -> list[float
 def _chosen(
     verdict: Mapping[str, Any], cells: Mapping[str, Mapping[str, Any]], rule: str
 ) -> tuple[int, str]:
-    """The engine's K, and what is known of its speedup, as a sentence."""
+    """The engine's K, and what is known of its speedup, as a sentence.
+
+    The verdict's own where the engine accepts as this run did; greedily all rules are one.
+    """
+    if float(verdict["temperature"]) == 0 or rule == verdict["rule"]:
+        gain = fmt.speedup(
+            verdict.get("speedup"), verdict.get("speedup_lo"), verdict.get("speedup_hi")
+        )
+        same = (
+            "all rules are one at temperature 0" if not verdict["temperature"] else f"rule {rule}"
+        )
+        return int(
+            verdict["k"]
+        ), f"{gain} on held-out prompts, under its rule of acceptance ({same})."
     cell = cells.get(rule)
     if cell is None:
         return int(verdict["k"]), (
