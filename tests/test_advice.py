@@ -35,9 +35,9 @@ def test_the_founding_post_is_told_what_it_missed() -> None:
     found = advice("does_not_pay", POST)
     assert found[0] == "what stands in the way: launch-bound engine, draft too slow, acceptance"
     assert "needs alpha >= 0.74 at K=1; measured 0.43" in found
-    (engine,) = [line for line in found if line.startswith("c is")]
+    (engine,) = [line for line in found if "launch-bound (" in line]
     assert engine == (
-        "c is 0.74 because steps are launch-bound (memory floors are 9% of the draft's step and "
+        "the step ratio c is 0.74 because steps are launch-bound (memory floors are 9% of the draft's step and "
         "45% of the target's); at the memory floor it would be 0.15 and K=4 would give 1.49x"
     )
 
@@ -68,6 +68,11 @@ def test_a_draft_that_is_as_slow_as_the_target_has_no_alpha() -> None:
     assert "no acceptance is enough at K=1: even alpha = 1 gives 0.87x" in found
 
 
+def test_an_undecided_gain_lacks_certainty_not_acceptance() -> None:
+    case = Case(3, 0.8, {3: 2.9}, 0.1, 1.0, {3: 1.1})
+    assert advice("undecided", case) == advice("speculate", case)
+
+
 def test_nothing_is_said_of_an_engine_whose_floor_is_unknown_or_reached() -> None:
     unknown = Case(1, 0.4, {1: 1.4}, 0.5, 1.0, {1: 1.0})
     near = Case(1, 0.4, {1: 1.4}, 0.5, 1.0, {1: 1.0}, Floors(0.4, 0.8))
@@ -81,7 +86,7 @@ def test_a_gain_says_how_far_alpha_may_fall() -> None:
     (line,) = advice("speculate", case)
     needed = alpha_needed(case)
     assert needed is not None
-    assert line == f"it holds while alpha stays above {needed:.2f} at K=3; measured 0.80"
+    assert line == f"speculation gains while alpha stays above {needed:.2f} at K=3; measured 0.80"
     assert factors(case) == ()
 
 

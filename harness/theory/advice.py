@@ -141,7 +141,7 @@ def advice(decision: Decision, case: Case) -> tuple[str, ...]:
         decision: the verdict's.
         case: its numbers.
     """
-    if decision == "speculate":
+    if decision == "speculate" or case.speedup > 1:
         return (_headroom(case), *_engine(case))
     named = factors(case)
     lead = (f"what stands in the way: {', '.join(named)}",) if named else ()
@@ -152,7 +152,7 @@ def _headroom(case: Case) -> str:
     needed = alpha_needed(case)
     if needed is None:
         return f"at K={case.k} no alpha breaks even by step times alone; mind the interval"
-    return f"it holds while alpha stays above {needed:.2f} at K={case.k}; measured {case.alpha:.2f}"
+    return f"speculation gains while alpha stays above {needed:.2f} at K={case.k}; measured {case.alpha:.2f}"
 
 
 def _acceptance(case: Case) -> str:
@@ -191,7 +191,7 @@ def _engine(case: Case) -> tuple[str, ...]:
     k, gain = floor
     would = f"K={k} would give {gain:.2f}x" if gain > 1 else "no K would pay either"
     return (
-        f"c is {case.c:.2f} because steps are launch-bound (memory floors are "
+        f"the step ratio c is {case.c:.2f} because steps are launch-bound (memory floors are "
         f"{case.floors.draft_s / case.draft_s:.0%} of the draft's step and "
         f"{case.floors.target_s / case.target_s:.0%} of the target's); at the memory floor it "
         f"would be {case.floors.c:.2f} and {would}",
