@@ -106,9 +106,7 @@ def _advised(
     }
 
 
-def _theory(
-    stored: StoredRun, measured: Sequence[ResultRow], times: StepTimes
-) -> list[ResultRow]:
+def _theory(stored: StoredRun, measured: Sequence[ResultRow], times: StepTimes) -> list[ResultRow]:
     """What step times predict: from the imposed acceptance where there is one, else the cell's own.
 
     A round of adaptive drafting has no fixed length, so its cells have no prediction.

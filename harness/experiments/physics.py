@@ -1,6 +1,6 @@
 """What a profile measures besides single steps: bandwidth, curves, and the parts of a round."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,6 +21,8 @@ from harness.records import CopyBandwidth, PartTiming, SkippedCell, StepTiming, 
 from harness.storage import RunFolder, load
 from harness.theory.fleet import is_card
 from harness.theory.floors import Reader, with_floors
+from harness.theory.hardware import Architecture, experts_touched
+from harness.theory.rates import conditional, rates_for
 from harness.theory.steps import latency_rows, merged
 
 AUTO_CONTEXTS = (128, 512, 2048)
@@ -42,6 +44,9 @@ def measure(folder: RunFolder, pair: Pair, config: ProfileConfig) -> list[StepTi
     readers = _readers(folder, pair, config)
     with enough_memory("single steps"):
         timings = execute.measure_steps(folder, pair, config)
+    if "bytes_read" not in folder.manifest:
+        context = next(t.context_tokens for t in timings if t.kind == "step")
+        folder.update_manifest({"bytes_read": _reads(pair, readers, context, max(config.k) + 1)})
     if "skipped_cells" not in folder.manifest:
         timed, skipped = _curves(pair, config, cells)
         timings = merged([*timings, *timed])
@@ -108,6 +113,37 @@ def _readers(
         unit = float(loaded.network.dtype.itemsize)
         readers[role] = Reader(shape, unit, speed, stored["source"])
     return readers
+
+
+def _reads(
+    pair: Pair, readers: Mapping[str, Reader], context: int, positions: int
+) -> list[dict[str, Any]]:
+    """The manifest's entry: what a step, and the target's widest verify, must read."""
+    names = {"target": pair.target.name, "draft": pair.draft.name}
+    entries: list[dict[str, Any]] = []
+    for role, reader in readers.items():
+        for tokens in (1, positions) if role == "target" else (1,):
+            shape, unit = reader.shape, reader.bytes_per_parameter
+            entries.append(
+                {
+                    "role": role,
+                    "model": names[role],
+                    "tokens": tokens,
+                    "context_tokens": context,
+                    "weights_bytes": shape.weight_bytes_read(tokens, unit),
+                    "kv_bytes": shape.kv_bytes_read(context, unit),
+                    "experts": shape.experts or None,
+                    "experts_touched": touched(shape, tokens),
+                }
+            )
+    return entries
+
+
+def touched(shape: Architecture, tokens: int) -> float | None:
+    """Experts of a layer that a forward over `tokens` positions reads; None in a dense model."""
+    if not shape.experts:
+        return None
+    return experts_touched(shape.experts, shape.experts_per_token, tokens)
 
 
 def _bandwidth(pair: Pair, config: ProfileConfig | SweepConfig) -> dict[str, Any]:
@@ -223,7 +259,9 @@ def _parts(pair: Pair, config: ProfileConfig) -> list[PartTiming]:
     ks = sorted(k for k in set(config.k) if k > 0)
     count = min(parts.MOST_VISITS, len(pair.prompts))
     prompts = [pair.prompts[index * len(pair.prompts) // count].tokens for index in range(count)]
-    bench = parts.Bench(pair.target_model, pair.draft_model, GREEDY, config.seed)
+    given = config.decode.acceptance
+    imposed = None if given is None else {k: conditional(rates_for(given, k)) for k in ks}
+    bench = parts.Bench(pair.target_model, pair.draft_model, GREEDY, config.seed, imposed)
     room = config.new_tokens + max(ks)
     for model in (pair.target_model, pair.draft_model):
         model.reserve(len(longest(pair.prompts)) + config.new_tokens + max(ks) + 1)

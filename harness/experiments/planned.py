@@ -33,8 +33,8 @@ def modelled_cards(
         What was planned for, and a row per card; None where a model's sizes are not known, and for
         the embedded toys, which nobody would serve.
     """
-    target = _shape(config.model, (described or {}).get("target"))
-    draft = _shape(config.draft, (described or {}).get("draft"))
+    target = _shape("model", config.model, (described or {}).get("target"))
+    draft = _shape("draft", config.draft, (described or {}).get("draft"))
     ks = tuple(sorted(k for k in set(config.k) if k > 0))
     if target is None or draft is None or not ks:
         return None
@@ -91,9 +91,9 @@ def _considered(chosen: GpuConf | None) -> list[GpuConf]:
     return [chosen, *(card for card in cards if card.name != chosen.name)]
 
 
-def _shape(conf: ModelConf, described: Mapping[str, Any] | None) -> Architecture | None:
+def _shape(key: str, conf: ModelConf, described: Mapping[str, Any] | None) -> Architecture | None:
     if isinstance(conf.architecture, dict):
-        return architecture_of(conf.architecture)
+        return architecture_of(conf.architecture, f"{key}.architecture")
     if described is None or described.get("weights") == "embedded":
         return None
     return architecture(described)

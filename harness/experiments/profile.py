@@ -122,7 +122,9 @@ def _physics_headline(
         numbers[f"{bound.role}_mbu"] = bound.mbu
         numbers[f"{bound.role}_step_overhead_share"] = bound.overhead_share
     if rounds:
-        numbers["largest_unexplained_share"] = max(entry.unexplained_share for entry in rounds)
+        numbers["largest_unexplained_share"] = max(
+            (entry.unexplained_share for entry in rounds), key=abs
+        )
     return numbers
 
 

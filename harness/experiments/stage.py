@@ -84,9 +84,7 @@ def open_stage(config: AuditionConfig) -> Stage:
     device = resolve_device(config.device.name)
     check_memory({"model": config.model}, prompts, config.new_tokens, max(config.k), device)
     target = load(config.model, "model", device)
-    model = cached_model(
-        target.network, target.vocab_size, f"model={target.name}", config.backend
-    )
+    model = cached_model(target.network, target.vocab_size, f"model={target.name}", config.backend)
     encoded = tuple(
         EncodedPrompt(prompt, encode(target.tokenizer, prompt, config.prompts))
         for prompt in prompts
@@ -146,9 +144,7 @@ def _play(
     if difference:
         raise NotEligible(f"another tokenizer than the target's: {difference}")
     check_context(stage.prompts, config.new_tokens, max(config.k), (draft,))
-    model = cached_model(
-        draft.network, draft.vocab_size, f"draft={draft.name}", config.backend
-    )
+    model = cached_model(draft.network, draft.vocab_size, f"draft={draft.name}", config.backend)
     begin = time.perf_counter()
     traces = _score(stage, texts, model, draft.name, config)
     seconds = time.perf_counter() - begin

@@ -234,7 +234,8 @@ def _loop_only(config: SweepConfig | PairConfig | AuditionConfig) -> None:
         asked.append("stop")
     if not asked:
         return
-    if not (isinstance(config, SweepConfig) and config.mode == "measure"):
+    parts_only = isinstance(config, ProfileConfig) and asked == ["acceptance"]
+    if not (parts_only or (isinstance(config, SweepConfig) and config.mode == "measure")):
         raise UserError(f"decode.{asked[0]}: only a sweep with mode=measure runs such a loop")
     if len(asked) > 1:
         raise UserError(f"decode.{asked[0]} and decode.{asked[1]}: give one of the two")

@@ -95,7 +95,7 @@ def html_table(table: Table, name: str) -> HtmlTable:
 def linked(table: HtmlTable, hrefs: Sequence[str]) -> HtmlTable:
     """The table with each row's first cell leading to its address."""
     rows = tuple(
-        replace(row, cells=(replace(row.cells[0], href=href), *row.cells[1:]))
+        replace(row, cells=(replace(row.cells[0], href=href, css="link"), *row.cells[1:]))
         for row, href in zip(table.rows, hrefs, strict=True)
     )
     return replace(table, rows=rows)

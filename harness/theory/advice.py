@@ -152,7 +152,8 @@ def _headroom(case: Case) -> str:
     needed = alpha_needed(case)
     if needed is None:
         return f"at K={case.k} no alpha breaks even by step times alone; mind the interval"
-    return f"speculation gains while alpha stays above {needed:.2f} at K={case.k}; measured {case.alpha:.2f}"
+    floor = f"speculation gains while alpha stays above {needed:.2f} at K={case.k}"
+    return f"{floor}; measured {case.alpha:.2f}"
 
 
 def _acceptance(case: Case) -> str:

@@ -12,7 +12,7 @@ from harness.reporting.reading import (
     summary_of,
     synthetic,
 )
-from harness.reporting.tables.bounds import bounds_table
+from harness.reporting.tables.bounds import bounds_table, reads_table
 from harness.reporting.tables.breakeven import ideal_table, measured_table, rules_table
 from harness.reporting.tables.cards import cards_table
 from harness.reporting.tables.compare import comparison_tables, difference_table
@@ -115,6 +115,7 @@ def _profile(run: "StoredRun") -> list[Table | None]:
         profile_table(results, latency, headline),
         headline_table(headline),
         bounds_table(latency),
+        reads_table(run.manifest.get("bytes_read") or ()),
         *verify_tables(latency)[:1],
         ideal_table(results),
         waterfall_table(run.parts),

@@ -1,10 +1,11 @@
 """What a step's time goes to, and whether it says more about the engine than about the model."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from harness.records import LatencyRow
 from harness.reporting import formatting as fmt
-from harness.reporting.tables.model import Column, Row, Table
+from harness.reporting.tables.model import Column, Row, Table, without_empty
 from harness.theory.floors import (
     LAUNCH_BOUND_MBU,
     LAUNCH_BOUND_OVERHEAD,
@@ -34,6 +35,45 @@ BOUND_NOTES = (
 IN_CACHE_NOTE = (
     "MBU above 1: the model is read from a cache that is faster than the copy it is held against."
 )
+
+
+READ_COLUMNS = (
+    Column("forward of", "left", key=True),
+    Column("positions", key=True),
+    Column("con-\ntext", key=True),
+    Column("weights"),
+    Column("cache"),
+    Column("experts\ntouched"),
+)
+READ_NOTES = (
+    "What one forward must read: the weights in use, and every cached key and value. Experts:"
+    " expected number per layer under uniform routing.",
+)
+
+
+def reads_table(entries: Iterable[Mapping[str, Any]]) -> Table:
+    """One row per forward of the manifest's `bytes_read`."""
+    rows = tuple(
+        Row(
+            (
+                f"{entry.get('role')} {entry.get('model')}",
+                fmt.count(entry.get("tokens")),
+                fmt.count(entry.get("context_tokens")),
+                fmt.memory(entry.get("weights_bytes")),
+                fmt.memory(entry.get("kv_bytes")),
+                _experts(entry),
+            )
+        )
+        for entry in entries
+    )
+    table = Table("Bytes read by a forward", READ_COLUMNS, rows, READ_NOTES)
+    return without_empty(table, fmt.text(None))
+
+
+def _experts(entry: Mapping[str, Any]) -> str:
+    if entry.get("experts_touched") is None:
+        return fmt.text(None)
+    return f"{fmt.decimal(entry['experts_touched'], 1)} of {entry.get('experts')}"
 
 
 def bounds_table(latency: Sequence[LatencyRow]) -> Table | None:
