@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import io
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,6 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from harness import reporting
 from harness.records import Failure
@@ -314,6 +316,22 @@ def test_the_same_order_holds_in_markdown(sweep: StoredRun) -> None:
         "quoted under",
         "| ---",
         "<details>",
+    ]
+    places = [text.index(words) for words in wanted]
+    assert places == sorted(places)
+
+
+def test_the_same_order_holds_in_the_console(tmp_path: Path) -> None:
+    advice = {"advice": ["because of the reason"]}
+    out = io.StringIO()
+    reporting.show(made.sweep_run(tmp_path, extra=advice), Console(file=out, width=80))
+    text = " ".join(out.getvalue().split())
+    wanted = [
+        "Serve tiny_good at K=2",
+        "Because of the reason.",
+        "Note: Embedded models",
+        "vllm serve",
+        "Temperature 0, easy prompts",
     ]
     places = [text.index(words) for words in wanted]
     assert places == sorted(places)

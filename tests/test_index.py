@@ -147,6 +147,8 @@ def test_the_index_opens_quietly_sorts_and_leads_on(many: Path, tmp_path: Path) 
         assert page.requests == [(many / "index.html").as_uri()]
         assert page.evaluate("document.documentElement.scrollWidth") == 360
         table = 'document.querySelector("table.sortable")'
+        name = page.evaluate(f"{table}.tBodies[0].rows[1].cells[0].offsetWidth")
+        assert name <= 180  # it stays in sight while the rest is scrolled, and must leave it room
         page.evaluate(f"{table}.tHead.rows[0].cells[1].querySelector('button').click()")
         dates = page.evaluate(f"[...{table}.tBodies[0].rows].map(r => r.cells[1].textContent)")
         assert dates == sorted(dates)
