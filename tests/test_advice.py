@@ -37,8 +37,9 @@ def test_the_founding_post_is_told_what_it_missed() -> None:
     assert "needs alpha >= 0.74 at K=1; measured 0.43" in found
     (engine,) = [line for line in found if "launch-bound (" in line]
     assert engine == (
-        "the step ratio c is 0.74 because steps are launch-bound (memory floors are 9% of the draft's step and "
-        "45% of the target's); at the memory floor it would be 0.15 and K=4 would give 1.49x"
+        "the step ratio c is 0.74 because steps are launch-bound (memory floors are 9% of the "
+        "draft's step and 45% of the target's); at the memory floor it would be 0.15 and K=4 "
+        "would give 1.49x"
     )
 
 
@@ -71,6 +72,36 @@ def test_a_draft_that_is_as_slow_as_the_target_has_no_alpha() -> None:
 def test_an_undecided_gain_lacks_certainty_not_acceptance() -> None:
     case = Case(3, 0.8, {3: 2.9}, 0.1, 1.0, {3: 1.1})
     assert advice("undecided", case) == advice("speculate", case)
+
+
+def test_a_loss_that_step_times_do_not_explain_is_not_called_a_gain() -> None:
+    case = Case(3, 0.8, {3: 2.9}, 0.1, 1.0, {3: 1.1})
+    assert case.speedup > 1
+    (line,) = advice("does_not_pay", case)
+    assert line.startswith(f"step times and tokens per round alone would give {case.speedup:.2f}x")
+    assert "besides its forwards" in line
+
+
+def test_a_gain_that_step_times_do_not_explain_claims_no_headroom() -> None:
+    case = Case(3, 0.3, {3: 1.3}, 0.1, 1.0, {3: 1.1})
+    assert case.speedup < 1
+    (line,) = advice("speculate", case)
+    assert f"alone give {case.speedup:.2f}x at K=3, less than the verdict" in line
+
+
+def test_uneven_text_may_lose_above_the_even_break_even_and_gain_below_it() -> None:
+    losing = Case(4, 0.62, {4: 1.9}, 0.2, 1.0, {4: 1.2})
+    needed = alpha_needed(losing)
+    assert losing.speedup < 1
+    assert needed is not None
+    assert needed < losing.alpha
+    text = " ".join(advice("does_not_pay", losing))
+    assert "needs alpha" not in text
+    assert f"alpha is 0.62 at K=4, where {needed:.2f} breaks even" in text
+    gaining = Case(4, 0.45, {4: 2.1}, 0.2, 1.0, {4: 1.2})
+    assert gaining.speedup > 1
+    (line,) = advice("speculate", gaining)
+    assert line.startswith("no margin at K=4")
 
 
 def test_nothing_is_said_of_an_engine_whose_floor_is_unknown_or_reached() -> None:

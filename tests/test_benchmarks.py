@@ -24,7 +24,7 @@ def script(name: str) -> ModuleType:
 def test_the_gpu_benchmark_runs_on_toy_shapes_and_keeps_what_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes = "--context 24 --new-tokens 8 --prompts 1 --samples 2".split()
+    sizes = ["--context", "24", "--new-tokens", "8", "--prompts", "1", "--samples", "2"]
     asked = ["--device", "cpu", "--shape", "tiny", "--out", str(tmp_path), *sizes]
     monkeypatch.setattr(sys, "argv", ["gpu.py", *asked, "--targets", "qwen3_4b"])
     script("gpu").main()
@@ -39,7 +39,18 @@ def test_the_gpu_benchmark_runs_on_toy_shapes_and_keeps_what_it_has(
 
 
 def test_overhead_is_a_share_of_the_round(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    sizes = "--k 2 --temperature 1.0 --context 8 --new-tokens 6 --repetitions 1".split()
+    sizes = [
+        "--k",
+        "2",
+        "--temperature",
+        "1.0",
+        "--context",
+        "8",
+        "--new-tokens",
+        "6",
+        "--repetitions",
+        "1",
+    ]
     monkeypatch.setattr(sys, "argv", ["overhead.py", *sizes, "--json", str(tmp_path / "o.json")])
     script("overhead").main()
     (row,) = json.loads((tmp_path / "o.json").read_text())

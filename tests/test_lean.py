@@ -66,7 +66,7 @@ def mistral() -> PreTrainedModel:
 def mixture(*, normalise: bool = True) -> PreTrainedModel:
     return random_model(
         Qwen3MoeConfig(
-            **SIZES,
+            **{**SIZES, "head_dim": 16},
             head_dim=16,
             num_experts=8,
             num_experts_per_tok=3,

@@ -1,5 +1,10 @@
 """Latency physics: floors, what bounds a step, curves, the parts of a round, and modelled cards."""
 
+# Tables that may be None and stand-ins for pairs: a wrong one fails the test that reads it
+# pyright: reportOptionalMemberAccess=false, reportArgumentType=false
+# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
+# pyright: reportOptionalOperand=false
+
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 

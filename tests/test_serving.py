@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig
+from transformers import GenerationConfig, GenerationMixin
 
+from harness.decoding import candidates
 from harness.models.load import EMBEDDED
-from harness.reporting.serving import TOYS, snippets_of
+from harness.reporting.serving import LOOKUP_TOKENS, TOYS, snippets_of
 
 TARGET, DRAFT = "Qwen/Qwen3-4B", "my models/it's a draft"
 ENGINES = [
@@ -102,6 +103,9 @@ def test_llama_cpp_uses_the_new_names() -> None:
     found = options(lines(run())["llama.cpp"].code)
     assert (found["--spec-type"], found["--spec-draft-n-max"]) == ("draft-simple", "3")
     assert "--draft-max" not in found
+    notes = " ".join(lines(run())["llama.cpp"].notes)
+    assert "--spec-draft-sampling probabilistic" in notes
+    assert "1.60x at K=4 by replay" in notes
 
 
 def test_mlx_says_that_it_does_not_pay_there() -> None:
@@ -110,6 +114,7 @@ def test_mlx_says_that_it_does_not_pay_there() -> None:
         "--model": TARGET,
         "--draft-model": DRAFT,
         "--num-draft-tokens": "1",
+        "--temp": "1",
     }
     assert "does not pay on this engine" in snippet.notes[0]
 
@@ -118,23 +123,90 @@ def test_mlx_lm_parses_its_line() -> None:
     generate = pytest.importorskip("mlx_lm.generate", reason="mlx-lm is not installed")
     words = shlex.split(lines(run())["mlx-lm"].code)[1:]
     parsed = generate.setup_arg_parser().parse_args(words)
-    assert parsed.num_draft_tokens == 1
+    assert (parsed.num_draft_tokens, parsed.temp, parsed.draft_model) == (1, 1.0, DRAFT)
 
 
-def test_the_transformers_snippet_runs_on_the_embedded_pair() -> None:
+@pytest.mark.parametrize(
+    ("temperature", "decode", "sampling"),
+    [
+        (0.0, {}, {"do_sample": False}),
+        (1.0, {}, {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}),
+        (0.7, {"top_k": 40, "top_p": 0.9}, {"do_sample": True, "temperature": 1.0, "top_k": 0}),
+    ],
+)
+def test_the_transformers_snippet_runs_on_the_embedded_pair(
+    temperature: float, decode: dict[str, Any], sampling: dict[str, Any]
+) -> None:
     pair = {
         "model": {"name": "big", "id": str(EMBEDDED / "tiny")},
         "draft": {"name": "small", "id": str(EMBEDDED / "tiny_good")},
     }
-    code = lines(run(**pair))["transformers"].code
-    for word in ("num_assistant_tokens", "num_assistant_tokens_schedule"):
-        assert hasattr(GenerationConfig(), word)
-    assert hasattr(GenerationConfig(), "assistant_confidence_threshold")
+    stored = run(**pair, decode=decode, verdict={"temperature": temperature})
+    code = lines(stored)["transformers"].code
     inputs = {"input_ids": torch.tensor([[5, 6, 7]]), "max_new_tokens": 6, "pad_token_id": 0}
     scope: dict[str, Any] = {"inputs": {**inputs, "attention_mask": torch.ones(1, 3).long()}}
-    exec(compile(ast.parse(code), "snippet", "exec"), scope)
+    called: dict[str, Any] = {}
+    generate = GenerationMixin.generate
+
+    def spy(*positional: Any, **named: Any) -> Any:
+        called.update(named)
+        return generate(*positional, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GenerationMixin, "generate", spy)
+        exec(compile(ast.parse(code), "snippet", "exec"), scope)
     assert scope["output"].shape[1] > 3
-    assert scope["draft"].generation_config.num_assistant_tokens == 4
+    settings = scope["draft"].generation_config
+    assert set(vars(settings)) <= set(vars(GenerationConfig()))
+    assert settings.num_assistant_tokens == 4
+    assert sampling.items() <= called.items()
+    warped = [type(warper).__name__ for warper in called.get("logits_processor", ())]
+    assert warped == (["TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper"]
+                      if temperature == 0.7 else [])  # fmt: skip
+
+
+def test_a_run_that_stopped_drafting_early_is_served_so_where_the_engine_can() -> None:
+    found = lines(run(decode={"stop": "threshold", "stop_threshold": 0.3}, engines=[]))
+    assert "assistant_confidence_threshold = 0.3" in found["transformers"].code
+    assert "1.50x on held-out" in found["transformers"].notes[0]
+    for engine in ("vLLM", "SGLang", "llama.cpp", "mlx-lm"):
+        assert "the run stopped drafting early" in found[engine].notes[0]
+
+
+def test_the_sampling_of_the_run_is_on_the_line_or_asked_of_requests() -> None:
+    found = lines(run(decode={"top_k": 40, "top_p": 0.9}, verdict={"temperature": 0.7}))
+    given = options(found["mlx-lm"].code)
+    assert (given["--temp"], given["--top-k"], given["--top-p"]) == ("0.7", "40", "0.9")
+    for engine in ("vLLM", "SGLang", "llama.cpp"):
+        (asked,) = [note for note in found[engine].notes if "requests" in note]
+        assert "temperature 0.7, top_k 40 and top_p 0.9" in asked
+    plain = lines(run(verdict={"temperature": 0.0}))
+    assert options(plain["mlx-lm"].code)["--temp"] == "0"
+    assert any("requests with temperature 0" in note for note in plain["vLLM"].notes)
+
+
+def test_acceptance_that_was_set_is_no_engines_speedup() -> None:
+    imposed = run(decode={"acceptance": 0.8})
+    for engine in ("vLLM", "SGLang", "llama.cpp", "mlx-lm", "transformers"):
+        assert "1.50x at the acceptance that was set" in lines(imposed)[engine].notes[0]
+    (validation,) = [s for s in snippets_of(imposed) if "--load-format" in s.code]
+    assert "that was set for this run" in validation.notes[0]
+
+
+def test_a_loss_names_the_rule_of_acceptance_that_may_pay() -> None:
+    (snippet,) = snippets_of(run(verdict={"decision": "does_not_pay", "draft": None, "k": 0}))
+    (hint,) = snippet.notes[1:]
+    assert hint.startswith("Under the rule greedy_draft (vLLM (default), SGLang")
+    assert "1.40x at K=3, picked on these prompts; decode.rule=greedy_draft judges it." in hint
+    (greedy,) = snippets_of(
+        run(verdict={"decision": "does_not_pay", "draft": None, "k": 0, "temperature": 0.0})
+    )
+    assert len(greedy.notes) == 1
+
+
+def test_rates_that_do_not_reach_the_k_give_no_validation_line() -> None:
+    longer = run(verdict={"k": 6})
+    assert not any("--load-format" in snippet.code for snippet in snippets_of(longer))
 
 
 def test_names_are_quoted_in_python_too() -> None:
@@ -178,6 +250,7 @@ def test_an_auditioned_look_up_needs_no_second_model() -> None:
     config = json.loads(options(snippet.code)["--speculative-config"])
     assert config["method"] == "ngram"
     assert config["num_speculative_tokens"] == 3
+    assert config["prompt_lookup_max"] == LOOKUP_TOKENS == candidates.NGRAM
 
 
 def test_a_run_that_decides_nothing_has_no_line() -> None:

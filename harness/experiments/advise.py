@@ -85,20 +85,24 @@ def engines(
 ) -> Entry:
     """The summary's `engines`: the verdict's draft under every rule, the best K of each.
 
+    Where it names none, the only one there is: what loses by one rule may pay by another.
     And `acceptance_rates`: per position at the verdict's K, unconditional and never increasing, for
     a server's synthetic acceptance.
     """
-    if verdict is None or verdict.draft is None or verdict.temperature is None:
+    if verdict is None or verdict.temperature is None:
         return {}
     found: Entry = {}
-    if times is not None:
-        own = [trace for trace in traces if trace.draft == verdict.draft]
-        cells = engine_cells(own, verdict.draft, verdict.temperature, ks, times)
+    drafts = {trace.draft for trace in traces}
+    draft = verdict.draft or (drafts.pop() if len(drafts) == 1 else None)
+    if times is not None and draft is not None:
+        own = [trace for trace in traces if trace.draft == draft]
+        cells = engine_cells(own, draft, verdict.temperature, ks, times)
         found["engines"] = [asdict(cell) for cell in _best_of_each(cells)]
     mine = [
         trial
         for trial in completed(latest(trials))
-        if (trial.k, trial.temperature, trial.draft)
+        if trial.k > 0
+        and (trial.k, trial.temperature, trial.draft)
         == (verdict.k, verdict.temperature, verdict.draft)
     ]
     if mine:

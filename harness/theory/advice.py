@@ -141,6 +141,8 @@ def advice(decision: Decision, case: Case) -> tuple[str, ...]:
         decision: the verdict's.
         case: its numbers.
     """
+    if decision == "does_not_pay" and case.speedup > 1:
+        return (_besides_the_forwards(case), *_engine(case))
     if decision == "speculate" or case.speedup > 1:
         return (_headroom(case), *_engine(case))
     named = factors(case)
@@ -150,10 +152,25 @@ def advice(decision: Decision, case: Case) -> tuple[str, ...]:
 
 def _headroom(case: Case) -> str:
     needed = alpha_needed(case)
-    if needed is None:
-        return f"at K={case.k} no alpha breaks even by step times alone; mind the interval"
+    if needed is None or case.speedup <= 1:
+        alone = f"step times and tokens per round alone give {case.speedup:.2f}x at K={case.k}"
+        return f"{alone}, less than the verdict: mind the interval"
+    if needed >= case.alpha:
+        return (
+            f"no margin at K={case.k}: an alpha of {needed:.2f} breaks even on text that is "
+            f"evenly hard; measured {case.alpha:.2f}"
+        )
     floor = f"speculation gains while alpha stays above {needed:.2f} at K={case.k}"
     return f"{floor}; measured {case.alpha:.2f}"
+
+
+def _besides_the_forwards(case: Case) -> str:
+    """A loss that step times do not explain: the rest of a round, or sets weighed unequally."""
+    return (
+        f"step times and tokens per round alone would give {case.speedup:.2f}x at K={case.k}; what "
+        "a round does besides its forwards (sampling, acceptance, rewinding), or the weights of "
+        "the prompt sets, cost more than that"
+    )
 
 
 def _acceptance(case: Case) -> str:
@@ -161,6 +178,11 @@ def _acceptance(case: Case) -> str:
     if needed is None:
         ceiling = speedup_from_tokens_per_round(case.k + 1.0, case.k, case.c, case.v[case.k])
         return f"no acceptance is enough at K={case.k}: even alpha = 1 gives {ceiling:.2f}x"
+    if needed <= case.alpha:
+        return (
+            f"alpha is {case.alpha:.2f} at K={case.k}, where {needed:.2f} breaks even on text that "
+            "is evenly hard; hard stretches and cut rounds cost the rest"
+        )
     return f"needs alpha >= {needed:.2f} at K={case.k}; measured {case.alpha:.2f}"
 
 
