@@ -186,7 +186,8 @@ class RunFolder:
 
     def write_comparison(self, rows: Sequence[ComparisonRow]) -> None:
         """Write comparison.csv, one row per cell and compared run."""
-        _write(self.path / "comparison.csv", _csv(COMPARISON_COLUMNS, (asdict(row) for row in rows)))
+        cells = [asdict(row) for row in rows]
+        _write(self.path / "comparison.csv", _csv(COMPARISON_COLUMNS, cells))
 
     def write_summary(self, summary: Summary, extra: Mapping[str, Any] | None = None) -> None:
         """Write summary.json: the contract's keys first, then `extra`."""

@@ -3,7 +3,10 @@
 import math
 
 import pytest
+from workloads import population
 
+from harness.experiments.advise import engines
+from harness.records import RULES, Trial, Verdict
 from harness.theory.advice import (
     Case,
     Floors,
@@ -16,7 +19,7 @@ from harness.theory.advice import (
     with_cheap_verify,
 )
 from harness.theory.rules_of_thumb import rules_of_thumb, suggested_k
-from harness.theory.speedup import speedup, speedup_from_tokens_per_round
+from harness.theory.speedup import StepTimes, speedup, speedup_from_tokens_per_round
 
 # Qwen3-4B with 0.6B on one A10G, eager: easy prompts; floors of REFERENCE's memory table
 TOKENS = {k: 1 + k * rate for k, rate in {1: 0.429, 2: 0.347, 4: 0.342, 8: 0.207}.items()}
@@ -145,3 +148,32 @@ def test_rules_of_thumb_are_met_or_not_beside_the_measurement() -> None:
     assert thumbs[3].value == "34% at K=4, so K=2"
     assert thumbs[4].value == "58%"
     assert "do not speculate" in thumbs[3].instead
+
+
+def test_an_undecided_verdict_meets_no_rule_on_k() -> None:
+    thumbs = rules_of_thumb(
+        step_ratio=None,
+        parameter_share=None,
+        same_vocabulary=None,
+        k=2,
+        decided_k=None,
+        acceptance_rate=0.56,
+        tokens_per_round=None,
+        breakeven_alpha=None,
+        alpha=None,
+        speedup=None,
+    )
+    (rule,) = [thumb for thumb in thumbs if thumb.rule.startswith("K by")]
+    assert (rule.met, rule.instead) == (None, "the verdict is undecided")
+
+
+def test_a_loss_by_one_rule_is_replayed_under_the_others_without_rates_of_the_baseline() -> None:
+    texts = population(3, 6, drafts={"good": 1.4})["good"]
+    lost = Verdict("does_not_pay", None, 0, 1.0, "all", 0.9, 0.8, 1.0, "")
+    baseline = Trial("cell", "easy", "0", 0, 0, 1.0, None, "ok", new_tokens=5, rounds=5)
+    found = engines(lost, texts, StepTimes(0.1, 1.0), (1, 2), [baseline])
+    assert {cell["rule"] for cell in found["engines"]} == set(RULES)
+    assert all(cell["draft"] == "good" and cell["k"] > 0 for cell in found["engines"])
+    assert "acceptance_rates" not in found
+    two = [*texts, *population(3, 6, drafts={"poor": -0.2})["poor"]]
+    assert "engines" not in engines(lost, two, StepTimes(0.1, 1.0), (1, 2))

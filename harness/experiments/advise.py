@@ -55,7 +55,7 @@ def followed_up(
         v={own: times.v(own) for own in cells},
         floors=_floors(latency, draft),
     )
-    decided = verdict.k if verdict.decision == "speculate" else 0
+    decided = {"speculate": verdict.k, "does_not_pay": 0}.get(verdict.decision)
     return {
         "advice": list(advice(verdict.decision, case)),
         "rules_of_thumb": [

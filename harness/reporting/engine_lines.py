@@ -5,9 +5,9 @@ Syntax and rule of each, read in the named file of the release in VERSIONS:
 - vLLM: vllm/config/speculative.py. `draft_sample_method` is greedy by default, with the draft's law
   taken as one-hot; `probabilistic` samples and accepts by the ratio. `synthetic_acceptance_rates`
   are unconditional, K of them, never increasing.
-- SGLang: srt/speculative/eagle_info.py, `verify`: at `--speculative-eagle-topk 1` the argmax is
-  proposed and accepted with the target's probability of it. STANDALONE refuses
-  `--speculative-use-rejection-sampling` (srt/server_args.py), so it has no other rule.
+- SGLang: srt/speculative/eagle_utils.py, `eagle_sample`: at `--speculative-eagle-topk 1` the argmax
+  is proposed and accepted with the target's probability of it. STANDALONE refuses
+  `--speculative-use-rejection-sampling` (srt/arg_groups/speculative_hook.py): no other rule.
 - llama.cpp: common/speculative.cpp, draft-simple: the argmax is proposed, and accepted where the
   target's sampler draws the same. Options in tools/server/README.md: `--spec-draft-p-min` is 0 by
   default, `--spec-draft-sampling` greedy (its other value came with build 11368).
@@ -95,7 +95,8 @@ def vllm_validation(served: Served, rates: Sequence[float]) -> Snippet:
         "rejection_sample_method": "synthetic",
         "synthetic_acceptance_rates": [round(rate, 4) for rate in rates[: served.k]],
     }
-    whose = "that was set for this run" if served.imposed else f"measured here ({served.rule})"
+    under = f" under the rule {served.rule}" if served.temperature > 0 else ""
+    whose = "that was set for this run" if served.imposed else f"measured here{under}"
     return Snippet(
         titled("vLLM", ", to check the speedup on your server without the weights"),
         vllm_line(served.target, config, "--load-format dummy "),

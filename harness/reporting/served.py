@@ -12,6 +12,9 @@ from typing import Any
 from harness.records import Rule
 from harness.reporting import formatting as fmt
 
+# Acceptance is the engine's rule; time is not the engine's
+_CLOCK = ", at this run's step times"
+
 
 @dataclass(frozen=True)
 class Served:
@@ -55,26 +58,28 @@ class Served:
         if self.stop is None or adaptive:
             if self.temperature == 0 or rule == self.rule:
                 same = "all rules are one at temperature 0" if not self.temperature else rule
-                held = f"{self.gain} on held-out prompts, under its rule of acceptance ({same})."
-                return self.k, held
+                held = f"{self.gain} on held-out prompts, under its rule of acceptance ({same})"
+                return self.k, f"{held}{_CLOCK}."
         elif cell is None:
             return self.k, "Its speedup is not known: the run stopped drafting early, it does not."
         if cell is None:
             unknown = f"it accepts by the rule {rule}, which was not replayed here"
             return self.k, f"Its speedup is not known: {unknown}."
         gain = float(cell["speedup"])
-        told = f"{fmt.speedup(gain)} by replay under its rule, {rule}, at its best K, {cell['k']}"
-        return int(
-            cell["k"]
-        ), f"{told}." if gain > 1 else f"{told}: it does not pay on this engine."
+        told = (
+            f"{fmt.speedup(gain)} by replay under its rule, {rule}, at K={cell['k']}, picked on"
+            f" these prompts{_CLOCK}"
+        )
+        paid = told if gain > 1 else f"{told}: it does not pay by this rule"
+        return int(cell["k"]), f"{paid}."
 
     @property
     def requests(self) -> str:
         """Which requests the speedup is of, for an engine whose requests say how to sample."""
         if self.temperature == 0:
-            return "That is for requests with temperature 0; a server's default is another."
+            return "Its speedup is for requests with temperature 0; a server's default is another."
         return (
-            f"That is for requests with temperature {fmt.temperature(self.temperature)},"
+            f"Its speedup is for requests with temperature {fmt.temperature(self.temperature)},"
             f" {_said('top_k', self.top_k)} and {_said('top_p', self.top_p)}; a server's defaults"
             " are others."
         )

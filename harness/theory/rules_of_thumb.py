@@ -45,7 +45,7 @@ def rules_of_thumb(
     parameter_share: float | None,
     same_vocabulary: bool | None,
     k: int,
-    decided_k: int,
+    decided_k: int | None,
     acceptance_rate: float | None,
     tokens_per_round: float | None,
     breakeven_alpha: float | None,
@@ -59,7 +59,7 @@ def rules_of_thumb(
         parameter_share: draft's parameters / target's.
         same_vocabulary: None where tokenizers were not compared (dummy weights).
         k: the K that the numbers are of.
-        decided_k: the verdict's; 0 is not to speculate.
+        decided_k: the verdict's; 0 is not to speculate, None is undecided.
         acceptance_rate: at `k`.
         tokens_per_round: at `k`.
         breakeven_alpha: at `k`; None where even alpha = 1 loses.
@@ -68,7 +68,7 @@ def rules_of_thumb(
     """
     needs = "none" if breakeven_alpha is None else f"{breakeven_alpha:.2f}"
     gain = "-" if speedup is None else f"{speedup:.2f}x"
-    found = "do not speculate" if decided_k == 0 else f"K={decided_k}"
+    found = {None: "undecided", 0: "do not speculate"}.get(decided_k, f"K={decided_k}")
     thumbs: list[Thumb] = []
     if step_ratio is not None:
         low, high = PARAMETER_SHARE
@@ -99,7 +99,7 @@ def rules_of_thumb(
             Thumb(
                 "K by acceptance_rate: 2 low, 4 default, 8 above 75 %, 16 above 85 %",
                 f"{acceptance_rate:.0%} at K={k}, so K={asked}",
-                asked == decided_k,
+                None if decided_k is None else asked == decided_k,
                 f"the verdict is {found}",
             )
         )
