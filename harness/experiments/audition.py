@@ -7,12 +7,12 @@ from typing import Any
 from harness import prompts as prompt_sets
 from harness import reporting
 from harness.config import AuditionConfig, ModelConf
-from harness.experiments.finish import EMBEDDED_CAVEAT
 from harness.experiments.outcome import Outcome
 from harness.experiments.plan import print_audition_plan
 from harness.experiments.ranking import Bench, judge
 from harness.experiments.running import running
 from harness.experiments.sources import by_draft, latencies, stored_texts, stored_traces
+from harness.experiments.told import EMBEDDED_CAVEAT
 from harness.experiments.validate import validated
 from harness.experiments.weights import alike
 from harness.measurement.host import describe_host

@@ -8,15 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from harness.experiments.advise import engines, followed_up
 from harness.experiments.imposed import stored_rates
-from harness.experiments.priced import other_card, prices
+from harness.experiments.priced import prices
+from harness.experiments.told import Number, caveats, failures, headline
 from harness.records import (
-    DUMMY_CAVEAT,
-    IMPOSED_CAVEAT,
-    Failure,
     ResultRow,
     StepTiming,
     Summary,
@@ -24,13 +20,12 @@ from harness.records import (
     Verdict,
 )
 from harness.reporting import reading
-from harness.reporting.reading import dummies_of, synthetic
+from harness.reporting.reading import dummies_of
 from harness.storage import RunFolder, StoredRun, load_traces
 from harness.theory.audition import replay_drafts
 from harness.theory.cells import measured_rows, theory_rows
 from harness.theory.counts import completed, latest
 from harness.theory.evidence import Evidence, evidence_from_trials
-from harness.theory.intervals import MIN_PROMPTS
 from harness.theory.paired import gap_in_standard_errors, measured_rounds, replayed_rounds
 from harness.theory.predicted import evidence_of, latency_of
 from harness.theory.replayed_rows import replayed_rows
@@ -40,16 +35,7 @@ from harness.theory.steps import step_times
 from harness.theory.synthetic import expected_tokens_per_round
 from harness.theory.verdict import decide, least_regret
 
-# A step spread this wide says that something else was using the machine.
-NOISY_SPREAD = 1.5
 LARGE = 1e6
-
-EMBEDDED_CAVEAT = (
-    "the embedded models are toys that show how the harness works; "
-    "nothing here says anything about a model you would serve"
-)
-
-Number = float | int | str | None
 
 
 def finish_sweep(folder: RunFolder, stored: StoredRun) -> Summary:
@@ -247,85 +233,3 @@ def _least_regret(evidence: Sequence[Evidence]) -> dict[str, Number]:
     """The K that gives away least if traffic shifts between the prompt sets, first temperature."""
     by_set = evidence[0].by_set() if evidence else {}
     return {"least_regret_k": least_regret(by_set)[1]} if len(by_set) > 1 else {}
-
-
-def headline(timings: Sequence[StepTiming]) -> dict[str, Number]:
-    """The numbers shown beside a verdict: step times and their ratio."""
-    if not timings:
-        return {}
-    times = step_times(timings)
-    return {
-        "draft_step_ms": times.draft_s * 1e3,
-        "target_step_ms": times.target_s * 1e3,
-        "c": times.c,
-        "step_ratio": times.target_s / times.draft_s,
-        "context_tokens": next(t.context_tokens for t in timings if t.kind == "step"),
-    }
-
-
-def failures(trials: Sequence[Trial]) -> list[Failure]:
-    """The generations that did not complete, one line each; a later success replaces them."""
-    latest = {trial.cell: trial for trial in trials}
-    return [
-        Failure(
-            f"{trial.prompt_set}/{trial.prompt} k={trial.k} temperature={trial.temperature:g}",
-            trial.error or "failed",
-        )
-        for trial in latest.values()
-        if trial.status == "failed"
-    ]
-
-
-def caveats(
-    stored: StoredRun, measured: Sequence[ResultRow], timings: Sequence[StepTiming]
-) -> list[str]:
-    """What a reader must know before acting on the numbers, most important first."""
-    config = stored.config
-    notes = [DUMMY_CAVEAT] if dummies_of(stored) else []
-    if synthetic(stored):
-        notes.append(IMPOSED_CAVEAT)
-    if config["model"]["id"].startswith("embedded:"):
-        notes.append(EMBEDDED_CAVEAT)
-    counts = [row.prompts for row in measured if row.prompts is not None]
-    if counts and min(counts) < MIN_PROMPTS:
-        notes.append(f"{min(counts)} prompts in a cell: below {MIN_PROMPTS} there is no interval")
-    prompts = config["prompts"]
-    if prompts["enable_thinking"]:
-        notes.append("thinking mode is on: acceptance is that of reasoning text")
-    target = stored.manifest.get("models", {}).get("target", {})
-    if target.get("chat_template") and prompts["chat_template"] == "never":
-        notes.append("the model's chat template was not used: served traffic will differ")
-    notes += _fallbacks(stored)
-    upgraded = other_card(stored)
-    notes += [upgraded] if upgraded else []
-    scatter = _scatter(timings)
-    return [*notes, scatter] if scatter else notes
-
-
-def _fallbacks(stored: StoredRun) -> list[str]:
-    """The models that did not run on the engine that was asked for."""
-    if stored.config.get("backend") != "cuda_graphs":
-        return []
-    models = stored.manifest.get("models", {})
-    return [
-        f"{role}: {model['engine_reason']}; its steps ran eagerly, likely launch-bound"
-        for role, model in models.items()
-        if model.get("engine") != "cuda_graphs" and model.get("engine_reason")
-    ]
-
-
-def _scatter(timings: Sequence[StepTiming]) -> str | None:
-    """A caveat where step times scatter so much that their medians are doubtful."""
-    wide = [
-        timing.role
-        for timing in timings
-        if timing.kind == "step"
-        and np.percentile(timing.samples_s, 90) > NOISY_SPREAD * np.median(timing.samples_s)
-    ]
-    if not wide:
-        return None
-    return (
-        f"{' and '.join(sorted(set(wide)))} step times scatter widely (p90 above "
-        f"{NOISY_SPREAD:g} x the median): the machine was busy; trust the ratios measured on "
-        "whole generations more than the prediction"
-    )

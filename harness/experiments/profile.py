@@ -6,7 +6,7 @@ from dataclasses import replace
 from harness import prompts as prompt_sets
 from harness import reporting
 from harness.config import ProfileConfig
-from harness.experiments import execute, finish, physics
+from harness.experiments import execute, physics, told
 from harness.experiments.outcome import Outcome
 from harness.experiments.pair import Pair, open_configured
 from harness.experiments.plan import print_profile_plan
@@ -95,12 +95,12 @@ def finish_profile(
     rounds = round_parts(stored.parts)
     summary = Summary(
         verdict=None,
-        failures=tuple(finish.failures(trials)),
+        failures=tuple(told.failures(trials)),
         caveats=(
-            *finish.caveats(stored, measured, reference(timings)),
+            *told.caveats(stored, measured, reference(timings)),
             *bound_sentences(bounds, times.c),
         ),
-        headline={**finish.headline(timings), **_physics_headline(stored, bounds, rounds)},
+        headline={**told.headline(timings), **_physics_headline(stored, bounds, rounds)},
     )
     planned = modelled_cards(config, folder.manifest.get("models"))
     folder.write_summary(
@@ -112,9 +112,9 @@ def finish_profile(
 
 def _physics_headline(
     stored: StoredRun, bounds: Sequence[StepBound], rounds: Sequence[RoundParts]
-) -> dict[str, finish.Number]:
+) -> dict[str, told.Number]:
     """The bandwidth and what it makes of the steps, where they were timed."""
-    numbers: dict[str, finish.Number] = {}
+    numbers: dict[str, told.Number] = {}
     bandwidth = stored.manifest.get("bandwidth") or {}
     if bandwidth:
         numbers[f"{bandwidth['source']}_bandwidth_gb_s"] = bandwidth["gb_s"]

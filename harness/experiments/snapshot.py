@@ -8,7 +8,7 @@ from harness import prompts as prompt_sets
 from harness import reporting
 from harness.config import SnapshotConfig
 from harness.decoding.sampling import Warping
-from harness.experiments import execute, finish
+from harness.experiments import execute, told
 from harness.experiments.outcome import Outcome
 from harness.experiments.pair import Pair, open_configured
 from harness.experiments.plan import print_snapshot_plan
@@ -174,7 +174,7 @@ def _summary(
         )
     return Summary(
         verdict=None,
-        failures=(*failures, *finish.failures(trials)),
+        failures=(*failures, *told.failures(trials)),
         headline={name: results.count(name) for name in ("PASS", "TIE", "FAIL", "UNTESTED")},
     )
 

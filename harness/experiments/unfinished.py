@@ -10,9 +10,10 @@ from typing import Any, TypeVar, cast
 from omegaconf import OmegaConf
 
 from harness.config import AuditionConfig, DoorConfig, ProfileConfig
-from harness.experiments.finish import caveats, failures, finish_sweep, headline
+from harness.experiments.finish import finish_sweep
 from harness.experiments.ranking import judge
 from harness.experiments.sources import by_draft, latencies
+from harness.experiments.told import caveats, failures, headline
 from harness.records import Summary, Trial, UserError
 from harness.storage import RunFolder, StoredRun, load, load_traces
 from harness.theory.cells import measured_rows
