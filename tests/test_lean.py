@@ -1,5 +1,6 @@
 """The lean forward says what transformers' own forward says, for every family it claims."""
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -67,7 +68,6 @@ def mixture(*, normalise: bool = True) -> PreTrainedModel:
     return random_model(
         Qwen3MoeConfig(
             **{**SIZES, "head_dim": 16},
-            head_dim=16,
             num_experts=8,
             num_experts_per_tok=3,
             moe_intermediate_size=24,
@@ -297,6 +297,33 @@ def test_work_is_recorded_once_per_key_and_replayed() -> None:
     model.forward(torch.tensor([3, 4]))
     assert len(recordings) == 2
     assert model.cached_tokens == 16
+
+
+def test_a_drafter_records_both_of_its_rounds_before_the_clock_runs() -> None:
+    model = static(shaken_qwen3())
+    drafter = ModelDrafter(model, Warping(1.0))
+    drafter.prepare(3)
+    known = set(model._recordings)
+    assert len(known) == 2
+    drafter.begin(TOKENS[:9])
+    uniforms = torch.full((3,), 0.5, dtype=torch.float64)
+    proposal = drafter.propose(3, uniforms)
+    drafter.advance(proposal, 3, torch.tensor([7]))
+    drafter.propose(3, uniforms)
+    assert set(model._recordings) == known
+
+
+def test_what_recorded_work_closed_over_is_kept_alive() -> None:
+    model = static(shaken_qwen3())
+    held = torch.ones(1)
+    alive = weakref.ref(held)
+
+    def work(tokens: torch.Tensor, held: torch.Tensor = held) -> tuple[torch.Tensor]:
+        return (model.forward(tokens) * held,)
+
+    model.recorded("x", work, torch.tensor([3]))
+    del work, held
+    assert alive() is not None
 
 
 def test_a_full_static_cache_says_so() -> None:

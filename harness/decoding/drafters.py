@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from harness.decoding.protocols import CausalModel, Proposal, recorded
+from harness.decoding.protocols import CausalModel, Proposal, recorded, recorder_of
 from harness.decoding.sampling import Warping, inverse_cdf, sampler_for
 from harness.records import Rule
 
@@ -28,6 +28,19 @@ class ModelDrafter:
         self._probabilities = None if chooses else sampler_for(warping)
         self._pending = torch.empty(0, dtype=torch.long, device=model.device)
 
+    def prepare(self, count: int) -> None:
+        """Let a recording model record `count` drafts, after a rejection and after a bonus.
+
+        Otherwise the first round after a full acceptance would be recorded while it is timed.
+        """
+        recorder, home = recorder_of(self._model), self._model.device
+        for length in (1, 2):
+            if recorder is None or recorder.knows(self._key(length, count)):
+                continue
+            self._model.prefill([])
+            self._pending = torch.zeros(length, dtype=torch.long, device=home)
+            self.propose(count, torch.full((count,), 0.5, dtype=torch.float64, device=home))
+
     def begin(self, prompt: Sequence[int]) -> None:
         """Fill the cache with prompt[:-1]; the last token is pending."""
         self._model.prefill(prompt[:-1])
@@ -36,11 +49,14 @@ class ModelDrafter:
     def propose(self, count: int, uniforms: Tensor) -> Proposal:
         """Propose exactly `count` tokens, on the uniforms' device; nothing is read to the host."""
         feed, draws = self._pending, uniforms.to(self._model.device)
-        key = ("propose", self._probabilities, len(feed), count)
+        key = self._key(len(feed), count)
         tokens, laws = recorded(self._model, key, self._steps, feed, draws)
         assert tokens is not None
         home = uniforms.device
         return Proposal(tokens.to(home), None if laws is None else laws.to(home))
+
+    def _key(self, pending: int, count: int) -> tuple[object, ...]:
+        return ("propose", self._probabilities, pending, count)
 
     def _steps(self, feed: Tensor, draws: Tensor) -> tuple[Tensor, Tensor | None]:
         """One forward per draw: the tokens [count], and the laws [count, vocab] if drawn."""

@@ -37,6 +37,10 @@ class CausalModel(Protocol):
 class Recorder(Protocol):
     """A model that can record what is done with its logits, and replay it as one launch."""
 
+    def knows(self, key: Hashable) -> bool:
+        """Whether work under this key has been recorded."""
+        ...
+
     def recorded(
         self, key: Hashable, work: Callable[..., Recorded], *inputs: Tensor | None
     ) -> Recorded:
@@ -55,11 +59,16 @@ def recorded(
     `work` must be a function of its inputs and of `model` alone: it asks the host nothing, and its
     shapes depend on nothing but the inputs' shapes.
     """
-    # Not isinstance: a runtime protocol is looked through anew at every call, 10 us of a round
-    recorder: Recorder | None = getattr(model, "recorder", None)
-    if recorder is not None:
-        return recorder.recorded(key, work, *inputs)
-    return work(*inputs)
+    recorder = recorder_of(model)
+    return work(*inputs) if recorder is None else recorder.recorded(key, work, *inputs)
+
+
+def recorder_of(model: CausalModel) -> Recorder | None:
+    """The model as a Recorder, or None where it is not one.
+
+    Not by isinstance: a runtime protocol is looked through anew at every call, 10 us of a round.
+    """
+    return getattr(model, "recorder", None)
 
 
 class Proposal(NamedTuple):

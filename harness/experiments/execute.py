@@ -106,11 +106,16 @@ def run_requests(
     return [trial for trial in folder.trials() if trial.cell in wanted]
 
 
+def _recorded_apart(request: Request) -> object:
+    """What a recorded phase is particular to; elsewhere only whether tokens are drawn matters."""
+    return request.warping, request.rule, request.imposed
+
+
 def _warm_up(
     requests: Sequence[Request],
     models: Callable[[Request], tuple[CachedModel, CachedModel | None]],
 ) -> None:
-    """A few unmeasured tokens of each shape: first calls allocate, compile and fill caches."""
-    shapes = {(entry.model, entry.k, entry.warping.greedy): entry for entry in requests}
+    """A few unmeasured tokens of each kind: first calls allocate, compile, record, fill caches."""
+    shapes = {(entry.model, entry.k, _recorded_apart(entry)): entry for entry in requests}
     for entry in shapes.values():
         run_trial(replace(entry, budget=min(entry.budget, WARMUP_TOKENS)), *models(entry))

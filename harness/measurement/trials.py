@@ -151,7 +151,9 @@ def _drafter(request: Request, draft: Draft) -> Drafter:
         return draft(request)
     if request.stop_below is not None:
         return ThresholdDrafter(draft, request.warping, request.rule, request.stop_below)
-    return ModelDrafter(draft, request.warping, request.rule)
+    drafter = ModelDrafter(draft, request.warping, request.rule)
+    drafter.prepare(request.k)
+    return drafter
 
 
 def _models(target: CausalModel, draft: Draft | None) -> tuple[CausalModel, ...]:

@@ -81,7 +81,9 @@ def lean_model(network: PreTrainedModel, vocab_size: int) -> tuple[LeanModel | N
     try:
         model = LeanModel(network, vocab_size)
         errors = (forward_error(model), rewind_error(model))
-    except (AttributeError, IndexError, NotImplementedError, TypeError, ValueError) as problem:
+    except torch.OutOfMemoryError:
+        raise
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as problem:
         return None, f"the lean forward does not fit it ({type(problem).__name__}: {problem})"
     if max(errors) > allowed_error(network):
         return None, f"the lean forward's logits are off by {max(errors):.2g} of their range"

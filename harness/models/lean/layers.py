@@ -108,30 +108,31 @@ def mixture(x: Tensor, experts: Experts) -> Tensor:
     """The chosen experts of each row of x [rows, hidden], weighted.
 
     Rows are sorted by expert, and each expert's rows are one product of a grouped matrix product
-    where the device has one; elsewhere the chosen experts' weights are gathered, which reads no
-    more than it must but copies. Neither asks the host which experts were chosen.
+    where torch has one; elsewhere the chosen experts' weights are gathered, a few rows at a time,
+    which reads no more than it must but copies. Neither asks the host which experts were chosen.
     """
     scores = torch.softmax(F.linear(x, experts.router), dim=-1, dtype=torch.float32)
     shares, chosen = torch.topk(scores, experts.top_k, dim=-1)
     if experts.normalise:
         shares = shares / shares.sum(-1, keepdim=True)
     shares = shares.to(x.dtype)
-    if grouped_products(x):
+    if experts.grouped:
         return _grouped_mixture(x, experts, shares, chosen)
+    if x.shape[0] <= GATHERED_ROWS:
+        return _gathered_mixture(x, experts, shares, chosen)
+    parts = zip(*(t.split(GATHERED_ROWS) for t in (x, shares, chosen)), strict=True)
+    return torch.cat([_gathered_mixture(rows, experts, *own) for rows, *own in parts])
+
+
+# Rows whose experts' weights are copied at once: a prompt's would not fit
+GATHERED_ROWS = 16
+
+
+def _gathered_mixture(x: Tensor, experts: Experts, shares: Tensor, chosen: Tensor) -> Tensor:
     gate_up = experts.gate_up[chosen]  # [rows, k, 2 ffn, hidden]
     gate, up = torch.einsum("rkfh,rh->rkf", gate_up, x).chunk(2, -1)
     inner = F.silu(gate) * up
     return torch.einsum("rkhf,rkf,rk->rh", experts.down[chosen], inner, shares)
-
-
-def grouped_products(x: Tensor) -> bool:
-    """Whether torch has a grouped matrix product for x: bfloat16 on Hopper or later."""
-    return (
-        x.is_cuda
-        and x.dtype == torch.bfloat16
-        and _grouped_mm is not None
-        and torch.cuda.get_device_capability(x.device) >= (9, 0)
-    )
 
 
 _grouped_mm: Any = getattr(torch, "_grouped_mm", None)

@@ -44,12 +44,14 @@ class Recording:
         outputs: what it wrote last.
         launch: does the work on `inputs` into `outputs`.
         appended: tokens that it adds to the cache.
+        work: kept, because a graph reads the memory of every tensor that it closed over.
     """
 
     inputs: tuple[Tensor | None, ...]
     outputs: Recorded
     launch: Callable[[], None]
     appended: int
+    work: Callable[..., Recorded]
 
 
 class StaticModel(LeanModel):
@@ -120,6 +122,10 @@ class StaticModel(LeanModel):
         assert logits is not None
         return logits
 
+    def knows(self, key: Hashable) -> bool:
+        """Whether work under this key has been recorded."""
+        return key in self._recordings
+
     @torch.inference_mode()
     def recorded(
         self, key: Hashable, work: Callable[..., Recorded], *inputs: Tensor | None
@@ -160,7 +166,7 @@ class StaticModel(LeanModel):
         with torch.cuda.graph(graph, pool=self._pool):
             outputs, appended = self._once(work, own)
         self._pool = self._pool or graph.pool()
-        return Recording(own, outputs, graph.replay, appended)
+        return Recording(own, outputs, graph.replay, appended, work)
 
     def _once(
         self, work: Callable[..., Recorded], own: tuple[Tensor | None, ...]
@@ -182,7 +188,7 @@ class StaticModel(LeanModel):
                 if kept is not None and new is not None:
                     kept.copy_(new)
 
-        return Recording(own, outputs, launch, appended)
+        return Recording(own, outputs, launch, appended, work)
 
     def _run(self, tokens: Tensor, logits_to_keep: int = 0) -> Tensor:
         hidden = self._hidden(tokens.to(self._home).unsqueeze(0))
@@ -212,6 +218,8 @@ class StaticModel(LeanModel):
         """Allocate keys and values of a layer together, [2, B, KV, capacity, D]."""
         weights = self.weights
         self._recordings, self._pool = {}, None
+        # What there was is freed before as much again is taken
+        self._caches, self._keys, self._values = [], [], []
         self._capacity = whole_pieces(capacity)
         shape = (2, batch, weights.kv_heads, self._capacity, weights.head_dim)
         self._caches = [

@@ -37,6 +37,7 @@ class Experts:
         down: [experts, hidden, ffn].
         top_k: experts per token.
         normalise: whether the chosen experts' shares are made to sum to one.
+        grouped: whether torch has a grouped matrix product for them.
     """
 
     router: Tensor
@@ -44,6 +45,7 @@ class Experts:
     down: Tensor
     top_k: int
     normalise: bool
+    grouped: bool
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,17 @@ def _experts(mlp: Any) -> Experts:
         down=mlp.experts.down_proj,
         top_k=mlp.gate.top_k,
         normalise=mlp.gate.norm_topk_prob,
+        grouped=_has_grouped_product(mlp.experts.gate_up_proj),
+    )
+
+
+def _has_grouped_product(weight: Tensor) -> bool:
+    """Whether torch multiplies rows by their own expert at once: bfloat16 on Hopper or later."""
+    return (
+        weight.is_cuda
+        and weight.dtype == torch.bfloat16
+        and hasattr(torch, "_grouped_mm")
+        and torch.cuda.get_device_capability(weight.device) >= (9, 0)
     )
 
 
