@@ -89,7 +89,7 @@ def _from_log(config: BreakevenConfig) -> Given:
     worst = max(fit.rows, key=lambda row: abs(row.residual))
     caveats = [
         f"from {config.log}: draft step, target step and what a round costs besides are a line"
-        f" through its rounds, which misses one by {worst.residual:+.0%} (K={worst.k}) at most",
+        f" through its rounds, which misses one by {abs(worst.residual):.1%} (K={worst.k}) at most",
         *_unseparated(fit),
     ]
     return Given(filled, served, tuple(caveats), {"log_fit": _fit_entries(fit)})
