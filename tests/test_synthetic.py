@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from harness.decoding import speculative
 from harness.decoding.drafters import ModelDrafter
+from harness.decoding.protocols import Proposal
 from harness.decoding.sampling import Noise, Warping
 from harness.decoding.speculative import speculative_rounds
-from harness.decoding.verification import verify_imposed
+from harness.decoding.verification import Decision, verify_imposed
 from harness.entry import compose
 from harness.experiments import snapshot, sweep
 from harness.experiments.validate import validated
@@ -77,6 +79,27 @@ def test_long_texts_come_to_the_formula() -> None:
     )
 
 
+def test_a_recorded_graph_finds_the_rates_of_a_generation_that_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    addresses: list[int] = []
+
+    def watched(target, accept, rates, resample) -> Decision:
+        addresses.append(rates.data_ptr())
+        return verify_imposed(target, accept, rates, resample)
+
+    monkeypatch.setattr(speculative, "verify_imposed", watched)
+    for seed in range(2):
+        noise = Noise.keyed(seed, "p", 0, 9, torch.device("cpu"))
+        verifier = speculative.Verifier(Warping(0.0), "ratio", noise, RATES)
+        verifier(torch.eye(5), Proposal(torch.zeros(4, dtype=torch.long), None), 0)
+        del verifier
+        # What would be handed out where the rates lay, had they been freed
+        others = [torch.rand(4) for _ in range(50)]
+        assert addresses[0] not in {other.data_ptr() for other in others}
+    assert addresses[0] == addresses[1]
+
+
 def test_certain_acceptance_fills_every_round_and_none_leaves_one_token() -> None:
     assert expected_on_texts(rates_for(1.0, 3), [40]) == pytest.approx(4.0)
     assert expected_on_texts(rates_for(0.0, 3), [40]) == pytest.approx(1.0)
@@ -135,6 +158,7 @@ def test_a_sweep_shows_predicted_beside_measured(tmp_path: Path) -> None:
     assert "acceptance was imposed" in report.split("##")[0].lower()
     summary = json.loads((outcome.folder / "summary.json").read_text())
     assert any("imposed" in caveat for caveat in summary["caveats"])
+    assert "It holds at the imposed acceptance only." in report
 
     again = compose("sweep", settings(tmp_path, f"decode.acceptance_from={outcome.folder}"))
     second = sweep.run(again)
@@ -157,6 +181,15 @@ def test_a_sweep_shows_predicted_beside_measured(tmp_path: Path) -> None:
                 "sweep", settings(tmp_path, f"decode.acceptance_from={outcome.folder}", "k=[3]")
             )
         )
+
+
+def test_texts_too_short_to_show_a_position_are_no_source_of_its_rate(tmp_path: Path) -> None:
+    short = settings(tmp_path, "decode.acceptance=0.5", "new_tokens=2", "k=[4]", "prompts.limit=1")
+    outcome = sweep.run(compose("sweep", short))
+    assert outcome.folder is not None
+    again = settings(tmp_path, f"decode.acceptance_from={outcome.folder}", "k=[4]")
+    with pytest.raises(UserError, match="too short to show more than 2 of K=4 positions"):
+        sweep.run(compose("sweep", again))
 
 
 def test_synthetic_acceptance_is_refused_where_no_loop_is_measured(tmp_path: Path) -> None:

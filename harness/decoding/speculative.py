@@ -13,6 +13,7 @@ from harness.decoding.protocols import CausalModel, Drafter, Proposal, recorded
 from harness.decoding.sampling import Noise, Warping, host_tokens, sampler_for
 from harness.decoding.verification import (
     Decision,
+    rates_on,
     verify_exact_match,
     verify_greedy,
     verify_imposed,
@@ -142,11 +143,10 @@ class Verifier:
             noise: the generation's uniforms.
             imposed: chances per drafted position that take the rule's place.
         """
-        self._rates = None
-        if imposed is not None:
-            uniforms = noise.accept
-            self._rates = torch.tensor(imposed, dtype=uniforms.dtype, device=uniforms.device)
         self._imposed = None if imposed is None else tuple(imposed)
+        self._rates = None
+        if self._imposed is not None:
+            self._rates = rates_on(self._imposed, noise.accept.dtype, noise.accept.device)
         self._probabilities = None if warping.greedy else sampler_for(warping)
         self._rule: Rule = rule
         self._noise = noise

@@ -6,6 +6,7 @@ Chen et al. 2023, algorithm 2). Every function is vectorised over the round's po
 the device and takes its uniforms as an argument, so a test can integrate over them exactly.
 """
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -123,6 +124,16 @@ def verify_imposed(
         return Decision(accepted, _at(target.argmax(-1), accepted))
     own = inverse_cdf(_at(target, accepted), _at(resample_uniforms, accepted))
     return Decision(accepted, own)
+
+
+@cache
+def rates_on(rates: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The rates as a tensor [n]: one for each, and never freed.
+
+    A recorded graph goes on reading the memory that it was recorded with, long after the generation
+    that brought these rates is over.
+    """
+    return torch.tensor(rates, dtype=dtype, device=device)
 
 
 def _at(rows: Tensor, index: Tensor) -> Tensor:

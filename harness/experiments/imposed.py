@@ -19,7 +19,8 @@ def imposed_rates(config: SweepConfig, prompts: Sequence[Prompt]) -> dict[Cell, 
     """Unconditional rates for every (prompt set, temperature, K > 0) of the sweep.
 
     Raises:
-        UserError: rates that cannot be, or a run that did not measure one of the cells.
+        UserError: rates that cannot be, or a run that did not measure one of the cells: none other
+            stands in for it, since acceptance drifts with the text, the temperature and K alike.
     """
     decode = config.decode
     if not is_imposed(decode):
@@ -51,6 +52,12 @@ def _measured(source: StoredRun, cell: Cell) -> Rates:
     falling: list[float] = []
     for rate in acceptance_by_position(own):
         falling.append(min(rate, falling[-1]) if falling else rate)
+    if len(falling) < cell[2]:
+        raise UserError(
+            f"decode.acceptance_from={source.folder}: its texts of {cell[0]} at T={cell[1]:g} are "
+            f"too short to show more than {len(falling)} of K={cell[2]} positions; lower k or take "
+            "a run with a larger new_tokens"
+        )
     return tuple(falling)
 
 

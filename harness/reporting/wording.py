@@ -28,6 +28,7 @@ TITLES = {
 }
 _FAILURES_SHOWN = 8
 NO_ADVICE = "Not a recommendation (dummy weights): "
+AT_IMPOSED = " It holds at the imposed acceptance only."
 DECIDING_DOORS = frozenset({"sweep", "audition"})
 # Caveats that a banner has said already
 TOLD_FIRST = (DUMMY_CAVEAT, IMPOSED_CAVEAT)
@@ -106,7 +107,8 @@ def verdicts(run: "StoredRun") -> tuple[str, ...]:
         return _without_verdict(run, summary)
     others = [entry for entry in summary.get("per_temperature") or () if not _same(entry, main)]
     prefix = NO_ADVICE if dummies_of(run) and not synthetic(run) else ""
-    return tuple(f"{prefix}{verdict(entry)}" for entry in (main, *others))
+    suffix = AT_IMPOSED if synthetic(run) else ""
+    return tuple(f"{prefix}{verdict(entry)}{suffix}" for entry in (main, *others))
 
 
 def reasons(run: "StoredRun") -> tuple[str, ...]:
