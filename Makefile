@@ -12,10 +12,10 @@ TORCH_VERSION ?= 2.13.0
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep test check bench embedded clean
+.PHONY: help setup sweep test test-all check bench embedded clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## create .venv and install the package with its test tools
 
@@ -34,6 +34,9 @@ sweep: $(STAMP) ## measure one pair and write its report (ARGS="model=... draft=
 
 test: $(STAMP) ## every test
 	$(BIN)/python -m pytest $(ARGS)
+
+test-all: $(STAMP) ## the checks that take long too: compiled forwards, every model type, full counts (ARGS=...)
+	$(BIN)/python -m pytest -m "" $(ARGS)
 
 check: $(STAMP) ## ruff, pyright and import-linter
 	$(BIN)/ruff check .
