@@ -4,3 +4,6 @@ The doors, each run with `python -m`: harness.profile, harness.breakeven, harnes
 harness.snapshot, harness.report. Below them, imports go down only: experiments, reporting and
 measurement, decoding and models, theory, records, config.
 """
+
+# What pip calls it: the name in pyproject.toml
+PACKAGE = "speculation-harness"

@@ -21,7 +21,7 @@ from harness.decoding.sampling import Noise, Warping, sampler_for
 from harness.decoding.speculative import speculative_rounds
 from harness.decoding.verification import verify_sampled
 from harness.models.cached import CachedModel
-from harness.models.lean.model import CAPACITY, SHORT, LeanModel
+from harness.models.lean.model import CAPACITY, CHUNK, SHORT, LeanModel
 from harness.models.lean.static import PIECE, StaticModel
 from harness.models.lean.weights import unsupported
 from harness.models.probe import cached_model, lean_model
@@ -104,7 +104,7 @@ FAMILIES = [
     mixture,
     plain_mixture,
 ]
-TOKENS = [(37 * index + 11) % 101 for index in range(2 * SHORT + 20)]
+TOKENS = [(37 * index + 11) % 101 for index in range(CHUNK + SHORT + 20)]
 
 
 def reference(network: PreTrainedModel, tokens: list[int]) -> torch.Tensor:

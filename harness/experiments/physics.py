@@ -13,10 +13,9 @@ from harness.experiments.pair import Pair, longest
 from harness.experiments.progress import progress
 from harness.measurement import curves, environment, parts
 from harness.measurement.bandwidth import copy_bandwidth
-from harness.measurement.latency import is_out_of_memory
 from harness.models.figures import shape_of
 from harness.models.load import LoadedModel
-from harness.models.room import check_room
+from harness.models.room import check_room, is_out_of_memory
 from harness.records import CopyBandwidth, PartTiming, SkippedCell, StepTiming, UserError
 from harness.storage import RunFolder, load
 from harness.theory.fleet import is_card

@@ -5,6 +5,7 @@ from typing import TypeVar
 
 import torch
 
+from harness.models.room import is_out_of_memory
 from harness.records import UserError
 
 Item = TypeVar("Item")
@@ -53,11 +54,8 @@ def _attempt(
     """The results, or None where memory ran out (and what the attempt held is free again)."""
     try:
         return work(items)
-    except (torch.OutOfMemoryError, MemoryError):
-        pass
-    except RuntimeError as error:
-        # The CPU allocator raises a plain RuntimeError
-        if "memory" not in str(error).lower():
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
             raise
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -14,8 +14,9 @@ from typing import Literal
 import torch
 
 from harness.measurement.clock import Clock
-from harness.measurement.latency import Player, is_out_of_memory
+from harness.measurement.latency import Player
 from harness.models.cached import CachedModel
+from harness.models.room import is_out_of_memory
 from harness.records import SkippedCell, StepTiming
 
 VISITS = 2

@@ -10,6 +10,8 @@ import torch
 from harness.decoding.protocols import CausalModel
 from harness.measurement.clock import Clock
 from harness.measurement.host import cpu_name, describe_host
+from harness.models.kernels import kernel_settings
+from harness.models.room import nvidia_driver
 from harness.records import UserError
 
 THREAD_STEPS = 7
@@ -17,6 +19,7 @@ THREAD_STEPS = 7
 
 def describe(device: torch.device) -> dict[str, Any]:
     """Everything about the machine that a reader of the numbers may ask for."""
+    driver = nvidia_driver()
     return {
         **describe_host(),
         "device": device.type,
@@ -25,7 +28,8 @@ def describe(device: torch.device) -> dict[str, Any]:
             torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
         ),
         "cuda": torch.version.cuda,
-        "driver": _driver(),
+        "driver": driver.version if driver else None,
+        "kernels": kernel_settings(),
         "threads": torch.get_num_threads(),
     }
 
@@ -85,18 +89,3 @@ def _step_seconds(threads: int, models: Sequence[CausalModel], context: Sequence
             model.rewind(1)
         total += min(durations)
     return total
-
-
-def _driver() -> str | None:
-    """The NVIDIA driver's version; None where there is no card or no driver."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    try:
-        version = pynvml.nvmlSystemGetDriverVersion()
-    finally:
-        pynvml.nvmlShutdown()
-    return version.decode() if isinstance(version, bytes) else str(version)

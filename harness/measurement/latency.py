@@ -14,7 +14,6 @@ import torch
 
 from harness.decoding.protocols import CausalModel, Drafter
 from harness.measurement.clock import Clock
-from harness.measurement.trials import OUT_OF_MEMORY
 from harness.records import StepTiming
 
 WARMUP = 3
@@ -144,12 +143,3 @@ def _time_one(model: CausalModel, forward: Forward, context: Sequence[int], cloc
     seconds = clock.now() - start
     model.rewind(forward.tokens)
     return seconds
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, whichever allocator raised it."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(
-        words in str(error).lower() for words in OUT_OF_MEMORY
-    )

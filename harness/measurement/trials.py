@@ -18,10 +18,8 @@ from harness.decoding.protocols import CausalModel, Drafter
 from harness.decoding.sampling import Noise, Warping
 from harness.decoding.speculative import speculative_rounds
 from harness.measurement.clock import Clock
+from harness.models.room import is_out_of_memory
 from harness.records import Round, Rule, Trial
-
-# What torch says where it raises a plain RuntimeError: CUDA's libraries, and the CPU allocator
-OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 
 
 @dataclass(frozen=True)
@@ -79,11 +77,8 @@ def run_trial(request: Request, target: CausalModel, draft: Draft | None) -> Tri
     _reset_peak(target.device)
     try:
         timed = _generate(request, target, draft)
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        return _out_of_memory(empty, error, target, draft)
-    except RuntimeError as error:
-        # The CPU allocator raises a plain RuntimeError
-        if not any(words in str(error).lower() for words in OUT_OF_MEMORY):
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
             raise
         return _out_of_memory(empty, error, target, draft)
     return _with_counts(empty, request, timed, _peak_bytes(target.device))

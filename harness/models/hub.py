@@ -5,10 +5,10 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
 from transformers.utils import logging as hf_logging
 
 from harness.config import ModelConf
+from harness.models.room import is_out_of_memory
 from harness.records import UserError
 
 
@@ -17,14 +17,14 @@ def explained(conf: ModelConf, key: str) -> Iterator[None]:
     """Turn what transformers and the hub raise into one line that says what to do."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        raise UserError(
-            f"{key}.id={conf.id}: does not fit the device's memory; use a smaller model, "
-            f"{key}.dtype=bfloat16, {key}.quantization=int4 or {key}.device_map=auto"
-        ) from error
     except ImportError as error:
         raise UserError(f"{key}.id={conf.id}: {_first_line(error)}") from error
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (MemoryError, OSError, ValueError, KeyError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise UserError(
+                f"{key}.id={conf.id}: does not fit the device's memory; use a smaller model, "
+                f"{key}.dtype=bfloat16, {key}.quantization=int4 or {key}.device_map=auto"
+            ) from error
         raise UserError(
             f"{key}.id={conf.id}: cannot be loaded ({_first_line(error)}); give a local folder "
             f"({key}.id=/path/to/model), a hub id that exists and is reachable, or fill the hub "

@@ -1,18 +1,33 @@
 """Load a model and its tokenizer by hub id, local folder or `embedded:<name>`, or make a dummy."""
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    PreTrainedModel,
+)
 
+from harness import PACKAGE
 from harness.config import ModelConf
 from harness.models import dummy
 from harness.models.cached import output_weight
 from harness.models.figures import figures, positions, shape_of
 from harness.models.hub import explained, quiet_transformers
-from harness.models.room import Tenant, check_dtype, check_room, resolve_device, tenant_of
+from harness.models.room import (
+    Tenant,
+    check_dtype,
+    check_room,
+    is_out_of_memory,
+    resolve_device,
+    tenant_of,
+)
 from harness.records import UserError
 from harness.theory.hardware import Architecture
 from harness.theory.shapes import architecture_of
@@ -163,7 +178,9 @@ def _dummy(conf: ModelConf, key: str, device: torch.device) -> LoadedModel:
     except (ImportError, ValueError) as error:  # an attention that is not installed, or not there
         reason = " ".join(str(error).split())[:200].rstrip(".")
         raise UserError(f"{key}.attention={conf.attention}: {reason}") from error
-    except (torch.OutOfMemoryError, MemoryError) as error:
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
         raise UserError(
             f"{key}={conf.name}: does not fit the memory of {device}; use a smaller model"
         ) from error
@@ -198,6 +215,7 @@ def _options(conf: ModelConf, key: str, device: torch.device) -> dict[str, Any]:
         "attn_implementation": conf.attention,
     }
     if conf.device_map is not None:
+        _require(f"{key}.device_map={conf.device_map}", "accelerate", "accelerate")
         options["device_map"] = conf.device_map
     if conf.quantization is not None:
         options["quantization_config"] = _quantization(conf, key)
@@ -212,21 +230,21 @@ def _asked_dtype(conf: ModelConf, key: str) -> torch.dtype | None:
 
 
 def _quantization(conf: ModelConf, key: str) -> Any:
-    from transformers import BitsAndBytesConfig
-
     kinds: dict[str, dict[str, Any]] = {
         "int8": {"load_in_8bit": True},
         "int4": {"load_in_4bit": True},
     }
     if conf.quantization not in kinds:
         raise UserError(f"{key}.quantization={conf.quantization}: use int8, int4 or null")
-    try:
-        return BitsAndBytesConfig(**kinds[conf.quantization])
-    except ImportError as error:
-        raise UserError(
-            f"{key}.quantization={conf.quantization}: needs `pip install "
-            "draft-model-harness[quantization]`"
-        ) from error
+    setting = f"{key}.quantization={conf.quantization}"
+    _require(setting, "quantization", "accelerate", "bitsandbytes")
+    return BitsAndBytesConfig(**kinds[conf.quantization])
+
+
+def _require(setting: str, extra: str, *packages: str) -> None:
+    """Refuse a setting whose optional packages are missing: transformers would, minutes later."""
+    if any(find_spec(package) is None for package in packages):
+        raise UserError(f"{setting}: needs `pip install {PACKAGE}[{extra}]`")
 
 
 def _eos(network: PreTrainedModel, tokenizer: Any) -> frozenset[int]:

@@ -9,9 +9,11 @@ import torch
 from transformers import PreTrainedModel
 
 from harness.models.cached import CachedModel, SnapshotModel
+from harness.models.kernels import settle_kernels
 from harness.models.lean.model import LeanModel
 from harness.models.lean.static import StaticModel
 from harness.models.lean.weights import unsupported
+from harness.models.room import is_out_of_memory
 from harness.records import UserError
 
 # Logits of two orders of the same sums, relative to the largest: rounding stays far below these,
@@ -37,6 +39,7 @@ def cached_model(
     Raises:
         UserError: graphs are asked for without a CUDA device, or nothing rewinds it.
     """
+    settle_kernels()  # every model that a door or a benchmark times comes this way
     reasons: list[str] = []
     no_graphs = None
     if backend == "cuda_graphs":
@@ -81,9 +84,9 @@ def lean_model(network: PreTrainedModel, vocab_size: int) -> tuple[LeanModel | N
     try:
         model = LeanModel(network, vocab_size)
         errors = (forward_error(model), rewind_error(model))
-    except torch.OutOfMemoryError:
-        raise
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as problem:
+        if is_out_of_memory(problem):
+            raise
         return None, f"the lean forward does not fit it ({type(problem).__name__}: {problem})"
     if max(errors) > allowed_error(network):
         return None, f"the lean forward's logits are off by {max(errors):.2g} of their range"
@@ -109,9 +112,9 @@ def graphed_model(
         try:
             model = StaticModel(network, vocab_size, compiled=compiled)
             error = max(forward_error(model), rewind_error(model))
-        except torch.OutOfMemoryError:
-            raise
         except (AttributeError, TypeError, ValueError, RuntimeError, ImportError) as problem:
+            if is_out_of_memory(problem):
+                raise
             first = (str(problem).splitlines() or [""])[0]
             found = f"{type(problem).__name__}: {first}"[:300]
         else:

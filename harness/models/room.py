@@ -2,13 +2,16 @@
 
 A model that does not fit fails after minutes of loading, in the allocator's words; a dtype that a
 device lacks fails inside some kernel. Both are known beforehand: what is needed follows from the
-architecture, what there is the device says.
+architecture, what there is the device says. Where memory runs out all the same,
+`is_out_of_memory` tells that from every other error.
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import psutil
+import pynvml
 import torch
 from torch.nn import functional as F
 
@@ -17,6 +20,20 @@ from harness.theory.hardware import Architecture
 
 # Bytes of text per token, to count a prompt's tokens before its tokenizer is loaded
 BYTES_PER_TOKEN = 4
+# How allocators begin what they raise as a plain RuntimeError: the CPU's, in torch's own words and
+# in the system's; Apple's; and CUDA's libraries, which allocate workspaces by themselves. Other
+# errors name memory as well ("an illegal memory access was encountered").
+OUT_OF_MEMORY = (
+    "defaultcpuallocator: not enough memory",
+    "defaultcpuallocator: can't allocate memory",
+    "cannot allocate memory",
+    "mps backend out of memory",
+    "cuda out of memory",
+    "cuda error: out of memory",
+    "cuda driver error: out of memory",
+    "cublas_status_alloc_failed",
+    "cudnn_status_alloc_failed",
+)
 
 
 @dataclass(frozen=True)
@@ -42,7 +59,7 @@ def resolve_device(name: str) -> torch.device:
     """Turn `device=auto|cuda|cuda:1|mps|cpu` into a device that is there.
 
     Raises:
-        UserError: asked for one that is not.
+        UserError: asked for one that is not, with the reason where it is known.
     """
     if name == "auto":
         if torch.cuda.is_available():
@@ -54,8 +71,80 @@ def resolve_device(name: str) -> torch.device:
         raise UserError(f"device={name}: not a device; use auto, cuda, mps or cpu") from error
     present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not present.get(device.type, True):
+        reason = _why_no_cuda() if device.type == "cuda" else None
+        if reason:
+            raise UserError(f"device={name}: {reason}")
         raise UserError(f"device={name}: this machine has none; use device=auto or device=cpu")
     return device
+
+
+@dataclass(frozen=True)
+class NvidiaDriver:
+    """The NVIDIA driver of this machine.
+
+    Attributes:
+        version: its own version, such as 550.54.
+        cuda: the newest (major, minor) of CUDA that it runs.
+        card: the name of the first card; None if there is none.
+    """
+
+    version: str
+    cuda: tuple[int, int]
+    card: str | None
+
+
+def nvidia_driver() -> NvidiaDriver | None:
+    """What the NVIDIA driver says of itself; None where there is none."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()
+        card = None
+        with suppress(pynvml.NVMLError):
+            card = _text(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0)))
+        version = _text(pynvml.nvmlSystemGetDriverVersion())
+        return NvidiaDriver(version, (cuda // 1000, cuda % 1000 // 10), card)
+    except pynvml.NVMLError:
+        return None
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _text(name: str | bytes) -> str:
+    return name.decode() if isinstance(name, bytes) else name
+
+
+def _why_no_cuda() -> str | None:
+    """Why torch finds no CUDA device on a machine that has a card; None if it has none."""
+    driver = nvidia_driver()
+    if driver is None or driver.card is None:
+        return None
+    if torch.version.cuda is None:
+        return (
+            f"there is a card ({driver.card}), but torch {torch.__version__} is built without "
+            "CUDA; install a build of torch for CUDA"
+        )
+    # A driver runs every CUDA of its major version
+    if int(torch.version.cuda.split(".")[0]) > driver.cuda[0]:
+        return (
+            f"torch {torch.__version__} is built for CUDA {torch.version.cuda}, the NVIDIA driver "
+            f"({driver.version}) supports up to CUDA {driver.cuda[0]}.{driver.cuda[1]}; update the "
+            "driver or install a torch built for it"
+        )
+    return (
+        f"there is a card ({driver.card}), but torch {torch.__version__} cannot use it; look at "
+        "CUDA_VISIBLE_DEVICES and at what torch.cuda.init() says"
+    )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, whichever allocator raised it."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(words in text for words in OUT_OF_MEMORY)
 
 
 def tenant_of(

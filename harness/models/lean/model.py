@@ -17,7 +17,14 @@ from harness.models.lean.weights import Weights, rotary_tables, weights_of
 # Cache positions allocated at least, and by which a cache that is too short grows
 CAPACITY = 512
 # Longer pieces than this build their mask on the spot
-SHORT = 64
+SHORT = 32
+# Positions that attend to a filled cache at once: a mask is no longer than this times the context
+CHUNK = 128
+# Torch's memory-efficient attention reads a mask 16 bytes at a time: it refuses (or misreads) one
+# whose pointer is not a multiple of 16 bytes, and copies one, in every layer, whose row stride is
+# not a multiple of 8 elements (`preprocess_mask` in ATen's attention.cpp, `check_supported` in
+# mem_eff_attention/kernel_forward.h). Eight elements serve all dtypes.
+ALIGNED = 8
 
 
 class LeanModel(CachedModel):
@@ -35,7 +42,7 @@ class LeanModel(CachedModel):
         self.weights: Weights = weights_of(network, vocab_size)
         self._sizes = (self.weights.heads, self.weights.kv_heads, self.weights.head_dim)
         self._dtype = self.weights.embedding.dtype
-        self._masks: dict[int, Tensor] = {}
+        self._masks: dict[int, tuple[Tensor, ...]] = {}
         self._length = 0
         self._home = self.weights.embedding.device
         self._allocate(1, CAPACITY)
@@ -89,19 +96,28 @@ class LeanModel(CachedModel):
     def _hidden(self, tokens: Tensor) -> Tensor:
         """Run tokens [B, n] through every layer; [B * n, hidden], before the last norm."""
         weights, (batch, count) = self.weights, tokens.shape
+        if self._length and count > CHUNK:
+            parts = [
+                self._hidden(part).view(batch, part.shape[1], -1) for part in tokens.split(CHUNK, 1)
+            ]
+            return torch.cat(parts, 1).view(batch * count, -1)
         start, end = self._length, self._length + count
         if end > self._keys[0].shape[2]:
             self._grow(end)
         cos, sin = self._cos[start:end], self._sin[start:end]
-        mask = self._mask(start, count)
+        causal = start == 0 and count > SHORT
+        mask = None if causal else self._mask(start, count)
         x = F.embedding(tokens, weights.embedding).view(batch * count, -1)
         for layer, keys, values in zip(weights.layers, self._keys, self._values, strict=True):
             query, key, value = heads_of(x, layer, cos, sin, self._sizes, weights.eps)
             keys[:, :, start:end] = key
             values[:, :, start:end] = value
-            attended = F.scaled_dot_product_attention(
-                query, keys[:, :, :end], values[:, :, :end], attn_mask=mask
-            )
+            if causal:
+                attended = _causal_attention(query, keys[:, :, :end], values[:, :, :end])
+            else:
+                attended = F.scaled_dot_product_attention(
+                    query, keys[:, :, :end], values[:, :, :end], attn_mask=mask
+                )
             x = project_onto(x, unfold(attended, count), layer.output)
             x = mlp(x, layer, weights.eps)
         self._length = end
@@ -111,27 +127,31 @@ class LeanModel(CachedModel):
         """Additive mask [G * n, end], or None for one token, which sees everything.
 
         Position i may see column c up to start + i. A template that is wider than the cache holds
-        every start: the mask for one is a slice of it.
+        many starts: the mask for one is a slice of it. There are ALIGNED templates, each shifted by
+        one column, so that every slice begins at a multiple of ALIGNED.
         """
         if count == 1:
             return None
-        capacity = self._keys[0].shape[2]
         if count > SHORT:
-            return self._template(start, count)
+            return self._templates(1, start, count)[0][:, : start + count]
+        capacity, shift = self._keys[0].shape[2], start % ALIGNED
         if count not in self._masks:
-            self._masks[count] = self._template(capacity, count)
-        return self._masks[count][:, capacity - start :]
+            self._masks[count] = self._templates(ALIGNED, capacity, count).unbind()
+        first = capacity - start + shift
+        return self._masks[count][shift][:, first : first + start + count]
 
-    def _template(self, start: int, count: int) -> Tensor:
+    def _templates(self, shifts: int, start: int, count: int) -> Tensor:
+        """Masks [shifts, G * n, columns]: in mask s, position i sees up to column start + s + i."""
         groups = self.weights.heads // self.weights.kv_heads
-        rows = torch.arange(count, device=self._home).unsqueeze(1)
-        columns = torch.arange(start + count, device=self._home)
-        hidden = torch.zeros(count, start + count, dtype=self._dtype, device=self._home)
-        hidden.masked_fill_(columns > rows + start, float("-inf"))
-        return hidden.repeat(groups, 1)
+        shift = torch.arange(shifts, device=self._home).view(-1, 1, 1)
+        position = torch.arange(count, device=self._home).view(-1, 1)
+        column = torch.arange(_aligned(start + shifts - 1 + count), device=self._home)
+        hidden = torch.zeros(shifts, count, len(column), dtype=self._dtype, device=self._home)
+        hidden.masked_fill_(column > start + shift + position, float("-inf"))
+        return hidden.repeat(1, groups, 1)
 
     def _allocate(self, batch: int, capacity: int) -> None:
-        weights = self.weights
+        weights, capacity = self.weights, _aligned(capacity)
         shape = (batch, weights.kv_heads, capacity, weights.head_dim)
         layers = range(len(weights.layers))
         self._keys = [torch.zeros(shape, dtype=self._dtype, device=self._home) for _ in layers]
@@ -145,3 +165,25 @@ class LeanModel(CachedModel):
         self._allocate(keys[0].shape[0], 2 * needed)
         for new, old in zip([*self._keys, *self._values], [*keys, *values], strict=True):
             new[:, :, :length] = old[:, :, :length]
+
+
+def _aligned(count: int) -> int:
+    """The least multiple of ALIGNED that is at least `count`."""
+    return -(-count // ALIGNED) * ALIGNED
+
+
+def _causal_attention(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Attention of query [B, KV, G * n, D] over keys and values [B, KV, n, D], without a mask.
+
+    A mask for n positions has G n^2 elements. Each key head is handed in as a sequence of its own
+    whose G heads share it (stride 0), a form that every kernel takes as it is.
+    """
+    batch, kv_heads, count, width = keys.shape
+    apart = query.reshape(batch * kv_heads, -1, count, width)
+    attended = F.scaled_dot_product_attention(
+        apart,
+        keys.flatten(0, 1).unsqueeze(1).expand_as(apart),
+        values.flatten(0, 1).unsqueeze(1).expand_as(apart),
+        is_causal=True,
+    )
+    return attended.reshape(batch, kv_heads, -1, width)

@@ -1,0 +1,297 @@
+"""What CUDA's attention kernels ask of their inputs, held without a card.
+
+On the CPU scaled_dot_product_attention takes any strides and any pointer, so that what a card would
+refuse passes unseen. Here every call is checked against the rules of torch's CUDA kernels first.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from random_models import qwen3
+from test_benchmarks import script
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from harness.decoding.drafters import ModelDrafter
+from harness.decoding.sampling import Warping
+from harness.entry import compose
+from harness.experiments import audition, profile, snapshot, stage, sweep
+from harness.measurement.batches import in_batches
+from harness.models.cached import CachedModel
+from harness.models.kernels import kernel_settings, settle_kernels
+from harness.models.lean.model import CAPACITY, CHUNK, SHORT, LeanModel
+from harness.models.lean.static import StaticModel
+from harness.models.probe import cached_model
+from harness.models.room import is_out_of_memory
+from harness.storage import load
+
+# The vector that a CUDA kernel loads at once, and what SDPA asks of a mask's row stride
+VECTOR_BYTES = 16
+MASK_STRIDE = 8
+WIDEST = 17
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+computing = F.scaled_dot_product_attention
+
+
+def check_rules(query: Any, key: Any, value: Any, attn_mask: Any = None, **more: Any) -> Any:
+    """Raises where the memory-efficient kernel would refuse, misread or first copy an input.
+
+    `preprocess_mask` in ATen/native/transformers/attention.cpp, `check_supported` in
+    cuda/mem_eff_attention/kernel_forward.h.
+    """
+    assert query.dim() == key.dim() == value.dim() == 4
+    assert query.shape[:2] == key.shape[:2] == value.shape[:2], "the fused kernels share no heads"
+    for tensor in (query, key, value):
+        aligned = VECTOR_BYTES // tensor.element_size()
+        assert tensor.stride(-1) == 1
+        assert tensor.data_ptr() % VECTOR_BYTES == 0
+        assert not any(step % aligned for step in tensor.stride()[:-1])
+    if more.get("is_causal"):
+        assert attn_mask is None
+        assert query.shape[2] == key.shape[2], "elsewhere is_causal is aligned to the first row"
+    if attn_mask is not None:
+        rows, columns = attn_mask.shape
+        assert attn_mask.dtype == query.dtype
+        assert (rows, columns) == (query.shape[2], key.shape[2])
+        assert attn_mask.data_ptr() % VECTOR_BYTES == 0, "attn_bias_ptr is not correctly aligned"
+        assert attn_mask.stride(1) == 1
+        assert attn_mask.stride(0) % MASK_STRIDE == 0, "the mask would be copied in every layer"
+        # The last vector of the last row reads beyond the last column
+        read = (rows - 1) * attn_mask.stride(0) + -(-columns // MASK_STRIDE) * MASK_STRIDE
+        held = attn_mask.untyped_storage().nbytes() // attn_mask.element_size()
+        assert attn_mask.storage_offset() + read <= held
+    return computing(query, key, value, attn_mask=attn_mask, **more)
+
+
+@pytest.fixture
+def cuda_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(F, "scaled_dot_product_attention", check_rules)
+
+
+def lean(dtype: torch.dtype = torch.float32, **more: Any) -> LeanModel:
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab": 64, "layers": 1, **more}
+    return LeanModel(qwen3(**sizes).to(dtype), 64)
+
+
+def tokens_of(count: int) -> list[int]:
+    return [(37 * index + 11) % 61 for index in range(count)]
+
+
+@pytest.mark.usefixtures("cuda_rules")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [(4, 2), (2, 2)])
+def test_every_call_of_a_verify_obeys_the_rules_of_the_cuda_kernels(
+    dtype: torch.dtype, heads: tuple[int, int]
+) -> None:
+    model = lean(dtype, num_attention_heads=heads[0], num_key_value_heads=heads[1])
+    grown = CAPACITY - WIDEST // 2
+    for context in (1, 2, 3, 5, 8, 13, 22, 31, 40, 100, 127, 260, grown, grown + 40):
+        model.prefill(tokens_of(context))
+        for count in range(1, WIDEST + 1):
+            model.forward(torch.tensor(tokens_of(count)))
+            model.rewind(count)
+
+
+@pytest.mark.usefixtures("cuda_rules")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_filled_caches_of_any_context_and_batch_obey_them(dtype: torch.dtype, batch: int) -> None:
+    model = lean(dtype)
+    for context in (0, 7, 61, 130):
+        model.fill(batch, context)
+        for count in (*range(1, WIDEST + 1), SHORT + 1, CHUNK + 3):
+            model.forward_batch(torch.tensor([tokens_of(count)] * batch))
+            model.rewind(count)
+
+
+@pytest.mark.usefixtures("cuda_rules")
+@pytest.mark.parametrize("kind", [LeanModel, StaticModel])
+def test_prefills_of_any_length_obey_them(kind: type[LeanModel]) -> None:
+    network = qwen3(num_attention_heads=4, num_key_value_heads=2)
+    model = kind(network, 64) if kind is LeanModel else StaticModel(network, 64, compiled=False)
+    for count in (1, 2, 3, 8, SHORT, SHORT + 1, 2 * SHORT, CHUNK + 1, CAPACITY + 3):
+        model.prefill(tokens_of(count))
+        assert model.cached_tokens == count
+
+
+@pytest.mark.parametrize("start", [0, 5])
+def test_a_long_piece_of_a_batch_says_what_short_ones_say(start: int) -> None:
+    model, count = lean(), 2 * CHUNK + 5
+    rows = torch.tensor([tokens_of(start + count), tokens_of(start + count + 7)[7:]])
+
+    def logits(*cuts: int) -> torch.Tensor:
+        model.fill(2, 0)
+        pieces = rows.split([*cuts, start + count - sum(cuts)], dim=1)
+        return torch.cat([model.forward_batch(piece) for piece in pieces if piece.numel()], dim=1)
+
+    short = [SHORT // 2] * ((start + count) // (SHORT // 2))
+    torch.testing.assert_close(logits(start), logits(*short), atol=1e-4, rtol=1e-3)
+    for index, row in enumerate(rows):
+        expected = CachedModel(model.network, 64).forward(row)
+        torch.testing.assert_close(logits(start)[index], expected, atol=1e-4, rtol=1e-3)
+
+
+class Largest(TorchDispatchMode):
+    """Refuses tensors of more than `most` elements, intermediate ones too."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most = most
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for entry in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(entry, torch.Tensor):
+                assert entry.numel() <= self.most, f"{func}: {tuple(entry.shape)}"
+        return result
+
+
+@pytest.mark.parametrize("kind", [LeanModel, StaticModel])
+def test_a_long_prefill_allocates_nothing_that_grows_with_the_square_of_its_length(
+    kind: type[LeanModel],
+) -> None:
+    positions, width = 32_768, 32
+    sizes = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    network = qwen3(layers=1, vocab=64, hidden_size=width, intermediate_size=width, **sizes)
+    model = kind(network, 64) if kind is LeanModel else StaticModel(network, 64, compiled=False)
+    with Largest(2 * positions * 2 * width):  # a growing cache is twice as long; gate and up
+        model.prefill(tokens_of(positions))
+    assert model.cached_tokens == positions
+
+
+# cuDNN attention builds a plan per pair of lengths
+
+Lengths = dict[bool, set[int]]
+
+
+@pytest.fixture
+def key_lengths(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lengths]:
+    """Key lengths of every attention call, apart for cuDNN allowed and off; it starts allowed."""
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    seen: Lengths = {True: set(), False: set()}
+
+    def recording(query: Any, key: Any, *more: Any, **options: Any) -> Any:
+        seen[torch.backends.cuda.cudnn_sdp_enabled()].add(key.shape[-2])
+        return computing(query, key, *more, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", recording)
+    yield seen
+    settle_kernels()
+
+
+def check_varying_lengths_never_reach_cudnn(seen: Lengths) -> None:
+    # One length is that of the call that finds out what a device can compute
+    assert len(seen[True]) <= 1
+    assert len(seen[False]) > 5
+
+
+DOORS: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
+    "sweep": (sweep.run, ()),
+    "profile": (profile.run, ("latency.repetitions=2", "contexts=[12]", "batches=[1]")),
+    "snapshot": (snapshot.run, ()),
+    "audition": (audition.run, ("drafts=[tiny_good]",)),
+}
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_no_door_lets_key_lengths_that_vary_reach_cudnn(
+    name: str, key_lengths: Lengths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage, "LATENCY_REPETITIONS", 2)
+    run, more = DOORS[name]
+    small = ["k=[2]", "new_tokens=8", "prompts.limit=2", "threads=1"]
+    outcome = run(compose(name, [f"results_root={tmp_path}", *small, *more]))
+    assert outcome.folder is not None
+    check_varying_lengths_never_reach_cudnn(key_lengths)
+    assert load(outcome.folder).manifest["environment"]["kernels"] == {
+        "cudnn_attention": False,
+        "bf16_reduced_precision_sums": False,
+        "fp16_reduced_precision_sums": False,
+    }
+
+
+def test_the_gpu_benchmark_does_not_either(
+    key_lengths: Lengths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = ["--context", "24", "--new-tokens", "8", "--prompts", "1", "--samples", "1"]
+    asked = ["--device", "cpu", "--shape", "tiny", "--out", str(tmp_path), *sizes]
+    monkeypatch.setattr(sys, "argv", ["gpu.py", *asked, "--targets", "qwen3_4b"])
+    script("gpu").main()
+    check_varying_lengths_never_reach_cudnn(key_lengths)
+
+
+def test_transformers_own_forward_does_not_either(
+    key_lengths: Lengths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.models.probe.unsupported", lambda _network: "asked for")
+    model = cached_model(qwen3(), 64, "x")
+    assert type(model) is CachedModel
+    drafter = ModelDrafter(model, Warping(0.0))
+    drafter.begin(tokens_of(9))
+    drafter.propose(8, torch.empty(8))
+    check_varying_lengths_never_reach_cudnn(key_lengths)
+    assert not any(kernel_settings().values())
+
+
+# Errors that say that memory ran out, and errors that name memory
+
+OUT_OF_MEMORY = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    MemoryError(),
+    RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: "
+        "you tried to allocate 4000000000000000 bytes. Error code 12 (Cannot allocate memory)"
+    ),
+    RuntimeError("[enforce fail] data. DefaultCPUAllocator: not enough memory: you tried to"),
+    RuntimeError("MPS backend out of memory (MPS allocated: 5.56 GB, max allowed: 6.80 GB)"),
+    RuntimeError("CUDA error: out of memory"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+]
+OTHER = [
+    RuntimeError("CUDA error: an illegal memory access was encountered"),
+    RuntimeError("CUDA error: misaligned address; the memory may be corrupted"),
+    RuntimeError("Expected all tensors to use the same memory format"),
+    RuntimeError("p.attn_bias_ptr is not correctly aligned"),
+    ValueError("CUDA out of memory"),
+]
+
+
+def attempts(error: Exception) -> list[int]:
+    """Sizes of the batches that are tried where only one text at a time gets through."""
+    sizes: list[int] = []
+
+    def work(items: Any) -> list[int]:
+        sizes.append(len(items))
+        if len(items) > 1:
+            raise error
+        return [0]
+
+    in_batches(range(4), 4, lambda _first, _item: True, work, "model=x")
+    return sizes
+
+
+@pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=str)
+def test_a_batch_that_runs_out_of_memory_is_halved(error: Exception) -> None:
+    assert is_out_of_memory(error)
+    assert attempts(error) == [4, 2, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("error", OTHER, ids=str)
+def test_an_error_that_only_names_memory_is_not_tried_again(error: Exception) -> None:
+    assert not is_out_of_memory(error)
+    with pytest.raises(type(error)) as raised:
+        attempts(error)
+    assert raised.value is error
+
+
+def test_what_the_cpu_allocator_raises_now_is_recognised() -> None:
+    with pytest.raises(RuntimeError) as raised:
+        torch.empty(2**50)
+    assert is_out_of_memory(raised.value)
