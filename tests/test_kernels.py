@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.decoding.drafters import ModelDrafter
 from harness.decoding.sampling import Warping
-from harness.entry import compose
-from harness.experiments import audition, profile, snapshot, stage, sweep
+from harness.entry import compose, draft_conf
+from harness.experiments import audition, execute, profile, snapshot, stage, sweep
 from harness.measurement.batches import in_batches
 from harness.models.cached import CachedModel
 from harness.models.kernels import kernel_settings, settle_kernels
@@ -75,7 +75,8 @@ def cuda_rules(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def lean(dtype: torch.dtype = torch.float32, **more: Any) -> LeanModel:
     sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab": 64, "layers": 1, **more}
-    return LeanModel(qwen3(**sizes).to(dtype), 64)
+    network: Any = qwen3(**sizes)
+    return LeanModel(network.to(dtype), 64)
 
 
 def tokens_of(count: int) -> list[int]:
@@ -193,20 +194,32 @@ def check_varying_lengths_never_reach_cudnn(seen: Lengths) -> None:
 
 
 DOORS: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
-    "sweep": (sweep.run, ()),
-    "profile": (profile.run, ("latency.repetitions=2", "contexts=[12]", "batches=[1]")),
-    "snapshot": (snapshot.run, ()),
-    "audition": (audition.run, ("drafts=[tiny_good]",)),
+    "sweep": (sweep.run, ("temperature=[0]",)),
+    "profile": (profile.run, ("contexts=[12]", "batches=[1]")),
+    "snapshot": (snapshot.run, ("temperature=[0]",)),
+    "audition": (
+        lambda config: audition.run(config, [draft_conf("tiny_good")]),
+        ("temperature=[0]",),
+    ),
 }
 
 
-@pytest.mark.parametrize("name", DOORS)
+# Snapshot opens a pair as sweep and profile do
+@pytest.mark.parametrize(
+    "name",
+    [
+        "snapshot",
+        "audition",
+        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("sweep", "profile")),
+    ],
+)
 def test_no_door_lets_key_lengths_that_vary_reach_cudnn(
     name: str, key_lengths: Lengths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stage, "LATENCY_REPETITIONS", 2)
+    for module in (execute, stage):
+        monkeypatch.setattr(module, "LATENCY_REPETITIONS", 2)
     run, more = DOORS[name]
-    small = ["k=[2]", "new_tokens=8", "prompts.limit=2", "threads=1"]
+    small = ["k=[2]", "new_tokens=8", "prompts.limit=1", "threads=1"]
     outcome = run(compose(name, [f"results_root={tmp_path}", *small, *more]))
     assert outcome.folder is not None
     check_varying_lengths_never_reach_cudnn(key_lengths)
@@ -217,10 +230,11 @@ def test_no_door_lets_key_lengths_that_vary_reach_cudnn(
     }
 
 
+@pytest.mark.exhaustive
 def test_the_gpu_benchmark_does_not_either(
     key_lengths: Lengths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes = ["--context", "24", "--new-tokens", "8", "--prompts", "1", "--samples", "1"]
+    sizes = ["--context", "12", "--new-tokens", "4", "--prompts", "1", "--samples", "1"]
     asked = ["--device", "cpu", "--shape", "tiny", "--out", str(tmp_path), *sizes]
     monkeypatch.setattr(sys, "argv", ["gpu.py", *asked, "--targets", "qwen3_4b"])
     script("gpu").main()

@@ -1,8 +1,11 @@
 """Loading, tokenizer checks, and caches that can be rewound."""
 
+import tomllib
+import warnings
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import pytest
 import torch
 from random_models import qwen3, random_model, save
@@ -235,6 +238,94 @@ def test_a_device_that_is_not_there_is_refused() -> None:
         with pytest.raises(UserError, match="device=cuda"):
             resolve_device("cuda")
     assert resolve_device("cpu") == CPU
+
+
+class Nvml:
+    """A driver as pynvml tells of it."""
+
+    def __init__(self, cuda: int = 12_040, *, cards: int = 1, driver: bool = True) -> None:
+        self.cuda, self.cards, self.driver = cuda, cards, driver
+        self.open = 0
+
+    def nvmlInit(self) -> None:
+        if not self.driver:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+        self.open += 1
+
+    def nvmlShutdown(self) -> None:
+        self.open -= 1
+
+    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
+        return self.cuda
+
+    def nvmlSystemGetDriverVersion(self) -> bytes:
+        return b"550.54"
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        if index >= self.cards:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return index
+
+    def nvmlDeviceGetName(self, _handle: int) -> str:
+        return "NVIDIA A10G"
+
+
+def warned() -> bool:
+    """As torch answers where the driver is too old."""
+    warnings.warn("CUDA initialization: The NVIDIA driver on your system is too old", stacklevel=1)
+    return False
+
+
+@pytest.mark.parametrize(
+    ("built_for", "driver", "said"),
+    [
+        (
+            "13.0",
+            Nvml(12_040),
+            r"is built for CUDA 13\.0, the NVIDIA driver \(550\.54\) supports up to CUDA 12\.4; "
+            "update the driver or install a torch built for it",
+        ),
+        (None, Nvml(), r"there is a card \(NVIDIA A10G\), but torch .* is built without CUDA"),
+        # A driver for 12.4 runs what is built for 12.8
+        ("12.8", Nvml(12_040), r"there is a card .* cannot use it; look at CUDA_VISIBLE_DEVICES"),
+        ("13.0", Nvml(cards=0), "this machine has none; use device=auto or device=cpu"),
+        (None, Nvml(driver=False), "this machine has none; use device=auto or device=cpu"),
+    ],
+)
+def test_a_card_that_torch_cannot_use_is_told_from_none(
+    built_for: str | None, driver: Nvml, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in vars(Nvml):
+        if name.startswith("nvml"):
+            monkeypatch.setattr(pynvml, name, getattr(driver, name))
+    monkeypatch.setattr(torch.version, "cuda", built_for)
+    monkeypatch.setattr(torch.cuda, "is_available", warned)
+    for name in ("cuda", "cuda:1"):
+        with pytest.raises(UserError, match=f"^device={name}: .*{said}") as raised:
+            resolve_device(name)
+        assert "\n" not in str(raised.value)
+    assert driver.open == 0
+    assert resolve_device("cpu") == CPU
+
+
+@pytest.mark.parametrize(
+    ("setting", "extra"),
+    [({"quantization": "int4"}, "quantization"), ({"device_map": "auto"}, "accelerate")],
+)
+def test_a_missing_optional_package_is_named_as_pip_knows_it(
+    setting: dict[str, str], extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.models.load.find_spec", lambda _package: None)
+    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())[
+        "project"
+    ]
+    assert extra in project["optional-dependencies"]
+    ((key, value),) = setting.items()
+    with pytest.raises(UserError) as raised:
+        load(conf("tiny", **setting), "model", CPU)
+    assert (
+        str(raised.value) == f"model.{key}={value}: needs `pip install {project['name']}[{extra}]`"
+    )
 
 
 def test_prompts_without_a_template_are_encoded_as_they_are(tiny: LoadedModel) -> None:

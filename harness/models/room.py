@@ -6,6 +6,7 @@ architecture, what there is the device says. Where memory runs out all the same,
 `is_out_of_memory` tells that from every other error.
 """
 
+import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -69,7 +70,9 @@ def resolve_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise UserError(f"device={name}: not a device; use auto, cuda, mps or cpu") from error
-    present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a driver that is too old: the error below says more
+        present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not present.get(device.type, True):
         reason = _why_no_cuda() if device.type == "cuda" else None
         if reason:
