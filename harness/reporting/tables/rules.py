@@ -13,7 +13,7 @@ COLUMNS = (
     Column("what the measurement says", "left", flexible=True),
 )
 NOTES = (
-    "The rules are in circulation (docs/metrics.md names them). They are shown to be checked, not"
+    "The rules are in circulation (harness/reporting/metrics.md names them). They are shown to be checked, not"
     " obeyed: the verdict rests on the measurement.",
 )
 MET = {True: "yes", False: "no", None: "-"}
