@@ -299,7 +299,8 @@ def test_the_report_is_in_the_order_a_person_decides_in(tmp_path: Path) -> None:
     text = written(made.partial_sweep_run(tmp_path))
     landmarks = ["FAILED RUN", "Serve tiny_good", "Before acting", "What did not complete", "![",
                  "## What to serve", "## Temperature 0, easy", "## acceptance_rate is not alpha",
-                 "## More plots", "## How it was measured", "harness/reporting/metrics.md"]  # fmt: skip
+                 "## More plots", "## How it was measured",
+                 "harness/reporting/metrics.md"]  # fmt: skip
     places = [text.index(landmark) for landmark in landmarks]
     assert places == sorted(places)
 

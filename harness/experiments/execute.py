@@ -8,6 +8,7 @@ from harness.config import PairConfig
 from harness.experiments.pair import Pair, typical_context
 from harness.experiments.progress import progress
 from harness.experiments.requests import missing
+from harness.experiments.running import resumed_run
 from harness.measurement.latency import time_forwards
 from harness.measurement.trials import Request, run_trial
 from harness.models.cached import CachedModel
@@ -26,7 +27,7 @@ def resumed(config: PairConfig, door: str) -> RunFolder | None:
     """
     if config.resume is None:
         return None
-    return RunFolder.resume(config.resume, door, asdict(config))
+    return resumed_run(config, door)
 
 
 def note_or_check(folder: RunFolder, described: dict[str, Any], seed: int) -> None:
