@@ -14,7 +14,7 @@ from rich.console import Console
 
 from harness import reporting
 from harness.entry import compose
-from harness.experiments.execute import resumed
+from harness.experiments.execute import note_or_check, resumed
 from harness.experiments.running import resumed_run
 from harness.experiments.told import caveats
 from harness.experiments.validate import validated
@@ -76,6 +76,22 @@ def test_a_run_begun_with_eager_goes_on_with_eager(tmp_path: Path) -> None:
         assert (folder.path, config.backend) == (run.path, "eager")
         with pytest.raises(UserError, match="differs in backend"):
             resume(compose(door, [*words, f"resume={run.path}", "backend=cuda_graphs"]))
+
+
+def test_one_run_does_not_mix_two_engines(tmp_path: Path) -> None:
+    def described(**ran: Any) -> dict[str, Any]:
+        models = {"target": {"name": "t", **ran}, "draft": {"name": "d", **ran}}
+        return {"prompts_sha256": "0", "environment": {"device_name": "H100"}, "models": models}
+
+    run = RunFolder.create(tmp_path, "sweep", ["tiny"], {})
+    note_or_check(run, described(**GRAPHS), 0)
+    note_or_check(run, described(**GRAPHS), 0)
+    for other in ({**GRAPHS, "compiled": False}, {"engine": "lean"}):
+        with pytest.raises(UserError, match="engines changed since"):
+            note_or_check(run, described(**other), 0)
+    older = RunFolder.create(tmp_path, "sweep", ["tiny"], {})
+    note_or_check(older, described(), 0)
+    note_or_check(older, described(**GRAPHS), 0)
 
 
 def audition_resumed(config: Any) -> RunFolder:

@@ -45,6 +45,7 @@ def note_or_check(folder: RunFolder, described: dict[str, Any], seed: int) -> No
                 ("prompts", known["prompts_sha256"], described["prompts_sha256"]),
                 ("device", before.get("device_name"), here["device_name"]),
                 ("models", _weights(known), _weights(described)),
+                ("engines", _engines(known, known), _engines(described, known)),
             )
             if one != other
         ]
@@ -59,7 +60,20 @@ def note_or_check(folder: RunFolder, described: dict[str, Any], seed: int) -> No
 
 def _weights(manifest: dict[str, Any]) -> list[tuple[Any, ...]]:
     keys = ("name", "dtype", "commit", "parameters")
-    return [tuple(entry.get(key) for key in keys) for entry in manifest["models"].values()]
+    return [tuple(entry.get(key) for key in keys) for entry in _models(manifest)]
+
+
+def _engines(manifest: dict[str, Any], known: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """What each model ran on, as far as the run that is resumed noted it."""
+    keys = [[key for key in ("engine", "compiled") if key in entry] for entry in _models(known)]
+    return [
+        tuple(entry.get(key) for key in noted)
+        for entry, noted in zip(_models(manifest), keys, strict=True)
+    ]
+
+
+def _models(manifest: dict[str, Any]) -> list[dict[str, Any]]:
+    return list(manifest["models"].values())
 
 
 def create(config: PairConfig, door: str) -> RunFolder:
