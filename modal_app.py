@@ -20,7 +20,7 @@ import importlib
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,19 +34,31 @@ if TYPE_CHECKING:
     from harness.experiments.remote import Delivery
 
 HERE = Path(__file__).resolve().parent
-HUB_CACHE, RUNS = "/cache/huggingface", "/runs"
+HUB_CACHE, COMPILED, RUNS = "/cache/huggingface", "/cache/compiled", "/runs"
+CPUS = 4.0
 TIMEOUT_S = 4 * 60 * 60
 WAIT_S = 24 * 60 * 60
 
 # Folders rather than Python sources: conf/, the prompts and the embedded models must come along.
 image = (
     modal.Image.debian_slim(python_version="3.12")
-    .pip_install_from_pyproject(str(HERE / "pyproject.toml"))
-    .env({"HF_HOME": HUB_CACHE})
+    .apt_install("gcc", "g++")  # Triton and inductor compile their launchers
+    # accelerate: with it transformers loads weights onto the card, and casts them there
+    .pip_install_from_pyproject(str(HERE / "pyproject.toml"), optional_dependencies=["accelerate"])
+    .env(
+        {
+            "HF_HOME": HUB_CACHE,
+            "TORCHINDUCTOR_CACHE_DIR": f"{COMPILED}/inductor",
+            "TRITON_CACHE_DIR": f"{COMPILED}/triton",
+            # Else one compiler per core of the machine, of which a container has a few
+            "TORCHINDUCTOR_COMPILE_THREADS": str(round(CPUS)),
+        }
+    )
     .add_local_dir(str(HERE / "harness"), "/root/harness", ignore=["**/__pycache__"])
     .add_local_dir(str(HERE / "conf"), "/root/conf")
 )
 hub_cache = modal.Volume.from_name("speculation-harness-hub-cache", create_if_missing=True)
+compiled = modal.Volume.from_name("speculation-harness-compiled", create_if_missing=True)
 runs = modal.Volume.from_name("speculation-harness-results", create_if_missing=True)
 TOKEN = os.environ.get("HF_TOKEN", "")
 secrets = [modal.Secret.from_dict({"HF_TOKEN": TOKEN})] if TOKEN else []
@@ -57,7 +69,8 @@ app = modal.App("speculation-harness")
 @app.function(
     image=image,
     gpu="A10",
-    volumes={HUB_CACHE: hub_cache, RUNS: runs},
+    cpu=CPUS,
+    volumes={HUB_CACHE: hub_cache, COMPILED: compiled, RUNS: runs},
     secrets=secrets,
     timeout=TIMEOUT_S,
     # A second container finds what the first one stored, and goes on with it
@@ -72,8 +85,8 @@ def on_gpu(job: "Job", root: str = RUNS) -> "Delivery":
         return remote.carry_out(job, root, lambda words: do(job.door, words))
     finally:
         if not modal.is_local():
-            runs.commit()
-            hub_cache.commit()
+            for volume in (runs, hub_cache, compiled):
+                volume.commit()
 
 
 @app.function(image=image, volumes={RUNS: runs}, timeout=WAIT_S)
@@ -87,31 +100,36 @@ def in_cloud(jobs: "Sequence[Job]", root: str = RUNS) -> "list[Delivery]":
 
 def _each(jobs: "Sequence[Job]", root: str) -> "list[Delivery]":
     """One container per job; a card at a time has its own `starmap`, all cards go side by side."""
+    from harness.experiments import remote
+
     by_gpu: dict[str, list[Job]] = {}
     for job in jobs:
         by_gpu.setdefault(job.gpu, []).append(job)
     with ThreadPoolExecutor(len(by_gpu)) as cards:
         mapped = cards.map(lambda gpu: _on_card(gpu, by_gpu[gpu], root), by_gpu)
-        found = {entry.job.name: entry for group in mapped for entry in group}
-    return [found[job.name] for job in jobs]
+        back = {
+            job.name: entry
+            for own, group in zip(by_gpu.values(), mapped, strict=True)
+            for job, entry in zip(own, group, strict=True)
+        }
+    _reload()  # what a job stored before it was given up
+    return [
+        remote.failed(job, entry, root) if isinstance(entry, BaseException) else entry
+        for job, entry in ((job, back[job.name]) for job in jobs)
+    ]
 
 
-def _on_card(gpu: str, jobs: "Sequence[Job]", root: str) -> "list[Delivery]":
-    """The jobs of one card; one that was given up is named and stops no other."""
-    from harness.experiments import remote
-
+def _on_card(gpu: str, jobs: "Sequence[Job]", root: str) -> "list[Delivery | BaseException]":
+    """What the jobs of one card deliver; one that was given up is its error, and stops no other."""
     try:
-        card = on_gpu.with_options(gpu=gpu)
+        card = on_gpu.with_options(gpu=gpu, memory=max(job.memory_mib for job in jobs))
         inputs = [(job, root) for job in jobs]
         back: Iterable[Any] = card.starmap(
             inputs, return_exceptions=True, wrap_returned_exceptions=False
         )
-        return [
-            remote.failed(job, entry) if isinstance(entry, BaseException) else entry
-            for job, entry in zip(jobs, back, strict=True)
-        ]
+        return list(back)
     except Exception as error:  # of the whole card: it is not to be had, say; the others come back
-        return [remote.failed(job, error) for job in jobs]
+        return [error] * len(jobs)
 
 
 @app.local_entrypoint()
@@ -195,13 +213,14 @@ def _pair(door: str, words: list[str], gpu: str, overrides: str, resume: str) ->
 
 
 def _single(door: str, words: list[str], gpu: str, overrides: str, resume: str) -> int:
-    from harness.experiments.jobs import Job, launch_name
+    from harness.experiments.jobs import Job, container_memory_mib, launch_name
 
     name, card = card_named(gpu)
     words = [*words, *_priced(door, card), *shlex.split(overrides)]
-    config, prompts = checked(door, words)
+    config, prompts = checked(door, words, {name: card})
     launch = launch_name(door, resume)
-    job = Job(launch, f"{door}-{card.name}", door, name, card, tuple(words), prompts)
+    memory = container_memory_mib([config.model, config.draft])
+    job = Job(launch, f"{door}-{card.name}", door, name, card, tuple(words), prompts, memory)
     _, status = _brought([job], config)
     return status
 
@@ -209,16 +228,24 @@ def _single(door: str, words: list[str], gpu: str, overrides: str, resume: str) 
 def _audition(model: str, drafts: str, gpus: str, chunk: int, overrides: str, resume: str) -> int:
     from dataclasses import replace
 
-    from harness.experiments.jobs import audition_jobs, launch_name
+    from harness.experiments.jobs import audition_jobs, container_memory_mib, launch_name
 
     words = [f"model={model}", *shlex.split(overrides)]
     names = [name for name in drafts.split(",") if name]
-    config, prompts = checked("audition", [*words, f"drafts=[{','.join(names)}]"])
     cards = dict(card_named(gpu) for gpu in gpus.split(",") if gpu)
+    config, prompts = checked("audition", [*words, f"drafts=[{','.join(names)}]"], cards)
     launch = launch_name("audition", resume)
-    jobs = audition_jobs(launch, cards, names, chunk, overrides=words, prompts=prompts)
+    jobs = audition_jobs(
+        launch,
+        cards,
+        names,
+        chunk,
+        overrides=words,
+        prompts=prompts,
+        memory_mib=container_memory_mib([config.model]),
+    )
     deliveries, status = _brought(jobs, config)
-    folders = [str(path) for path, _ in deliveries if path is not None]
+    folders = [str(path) for path, entry in deliveries if path and entry.failure is None]
     if len(jobs) == 1 or not folders:
         return status
     from harness.experiments import fleet
@@ -277,19 +304,27 @@ def card_named(gpu: str) -> "tuple[str, GpuConf]":
     return name, compose("sweep", [f"gpu={card}"]).gpu
 
 
-def checked(door: str, overrides: list[str]) -> tuple[Any, tuple[tuple[str, bytes], ...]]:
+def checked(
+    door: str, overrides: list[str], cards: "Mapping[str, GpuConf] | None" = None
+) -> tuple[Any, tuple[tuple[str, bytes], ...]]:
     """Composes and checks a configuration before anything is rented.
+
+    Args:
+        door: profile, sweep, ...
+        overrides: its command line.
+        cards: what is to be rented, by the cloud's name of each.
 
     Returns:
         It, and the user's own prompt files, which must go along.
 
     Raises:
-        UserError: an override that does not fit, or one that makes no sense on a rented machine.
+        UserError: an override that does not fit, one that makes no sense on a rented machine, or a
+            card whose memory is too small.
     """
     from hydra.errors import HydraException
 
     from harness.entry import compose, draft_conf
-    from harness.experiments.jobs import check_rentable
+    from harness.experiments.jobs import check_fits, check_rentable
     from harness.experiments.validate import validated
     from harness.records import UserError
 
@@ -297,9 +332,10 @@ def checked(door: str, overrides: list[str]) -> tuple[Any, tuple[tuple[str, byte
         config = validated(compose(door, overrides))
     except HydraException as error:
         raise UserError(" ".join(str(error).split())) from error
-    for entry in getattr(config, "drafts", ()):
-        draft_conf(entry)
-    return config, check_rentable(door, config)
+    drafts = [draft_conf(entry) for entry in getattr(config, "drafts", ())]
+    prompts = check_rentable(door, config)
+    check_fits(config, drafts or [config.draft], cards or {})
+    return config, prompts
 
 
 def _priced(door: str, card: "GpuConf") -> list[str]:

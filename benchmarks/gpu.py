@@ -1,9 +1,22 @@
 """What one CUDA card does: eager against graphs, MBU, v(n), and speedup at a known acceptance.
 
-    python benchmarks/gpu.py --out results/examples/h200_dummy
+    python benchmarks/gpu.py --smoke                              the smoke run alone
+    python benchmarks/gpu.py --out results/examples/h200_dummy    the smoke run, then the benchmark
 
-No network and no downloads: dummy weights in the released shapes. For each pair of a target with
-Qwen3-0.6B it measures, in one process and one after the other,
+No network and no downloads: dummy weights in the released shapes.
+
+It begins with a smoke run of five minutes at most, which ends with status 1 and the reason where
+something is wrong on this card. Every model is opened with two of its layers, which need the same
+kernels as all of them:
+
+- it runs as compiled CUDA graphs, and did not fall back;
+- every forward there is (eager, recorded, recorded and compiled, each kind of attention) says what
+  transformers' own forward says; error and time of each are printed;
+- eager attention does so for 1 to 17 positions over short and long contexts;
+- speculative text is plain text at temperature 0, with a poor draft and with the target itself;
+- nothing is compiled again afterwards.
+
+Then, for each pair of a target with Qwen3-0.6B, it measures, in one process, one after the other,
 
 1. the copy bandwidth of the card, the yardstick of every MBU below;
 2. a decoding step of transformers' eager `generate`, and of our recorded graphs;
@@ -18,12 +31,15 @@ cpu` runs the same code on toy shapes, without graphs, to show that it runs.
 
 import argparse
 import gc
+import inspect
 import itertools
 import json
 import platform
 import statistics
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,10 +53,15 @@ from harness.decoding.sampling import Warping
 from harness.entry import compose
 from harness.measurement.bandwidth import copy_bandwidth
 from harness.measurement.clock import Clock
+from harness.measurement.snapshots import compare_texts
 from harness.measurement.trials import Request, run_trial
 from harness.models.cached import CachedModel
 from harness.models.dummy import build
-from harness.models.probe import cached_model
+from harness.models.lean import pieces
+from harness.models.lean.model import LeanModel
+from harness.models.lean.static import StaticModel
+from harness.models.lean.weights import unsupported
+from harness.models.probe import allowed_error, cached_model, forward_error
 from harness.records import Trial
 from harness.theory.acceptance import alpha_from_acceptance_rate
 from harness.theory.hardware import Architecture, model_bandwidth_utilisation
@@ -65,8 +86,14 @@ TINY = {
 }
 # Seconds that a pair has taken on the cards we planned for; one that cannot fit is not begun
 LEAST_PAIR_S = 60.0
+SMOKE_S = 300.0
+SMOKE_LAYERS = 2
+SMOKE_CONTEXTS = (1, 2, 7, 24, 119, 120, 127, 128, 129, 500, 640)
+SMOKE_POSITIONS = range(1, 18)
 VOCAB_IN_PROMPTS = 500
 IN_A_ROW = 4
+# Entries of a smoke step that its line begins with
+SHOWN = ("step", "seconds")
 
 
 @dataclass(frozen=True)
@@ -87,20 +114,208 @@ class Opened:
         )
 
 
-def opened(name: str, asked: argparse.Namespace, room: int) -> Opened:
-    """Build a dummy and record it; `room` is the longest generation."""
+class Stopped(Exception):
+    """Something is wrong on this card, so nothing that would be measured means anything."""
+
+
+def opened(name: str, asked: argparse.Namespace, room: int, layers: int | None = None) -> Opened:
+    """Build a dummy and record it; `room` is the longest generation.
+
+    Raises:
+        Stopped: the card does not run it as compiled CUDA graphs.
+    """
     device = torch.device(asked.device)
     conf = (
         TINY
         if asked.shape == "tiny"
         else dict(compose("profile", [f"model={name}"]).model.architecture)
     )
+    conf = {**conf, "layers": layers or conf["layers"]}
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     network = build(conf, dtype, device, key="model")
-    backend = "cuda_graphs" if device.type == "cuda" else "eager"
-    model = cached_model(network, network.config.vocab_size, name, backend)
+    model = cached_model(network, network.config.vocab_size, name, "auto")
+    check_engine(name, model, device)
     model.reserve(room)
     return Opened(name, architecture_of(conf), model, dtype.itemsize)
+
+
+def check_engine(name: str, model: CachedModel, device: torch.device) -> None:
+    """Stop where a model on a card fell back from compiled CUDA graphs."""
+    found = model.describe()
+    reason = found.get("engine_reason")
+    graphed = found["engine"] == "cuda_graphs" and found.get("compiled", True) and not reason
+    if device.type == "cuda" and not graphed:
+        raise Stopped(f"{name} does not run as compiled CUDA graphs but as {found}")
+
+
+@dataclass
+class Smoke:
+    """The smoke run's steps so far, with what each found and took; the last may be unfinished."""
+
+    console: Console
+    steps: list[dict[str, Any]]
+
+    @contextmanager
+    def step(self, what: str) -> Iterator[dict[str, Any]]:
+        entry: dict[str, Any] = {"step": what}
+        self.steps.append(entry)
+        start = time.monotonic()
+        try:
+            yield entry
+        except Stopped:
+            raise
+        except Exception as error:
+            raise Stopped(f"{what}: {type(error).__name__}: {error}") from error
+        finally:
+            entry["seconds"] = time.monotonic() - start
+        found = ", ".join(f"{key} {value}" for key, value in entry.items() if key not in SHOWN)
+        line = f"  {what}: {entry['seconds']:.1f} s{': ' if found else ''}{found}"
+        self.console.print(line, soft_wrap=True)
+
+
+def smoke_run(asked: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
+    """Check on this card what no other machine can; every step with what it found and took.
+
+    Raises:
+        Stopped: naming what is wrong.
+    """
+    smoke, begin, longest = Smoke(console, []), time.monotonic(), 0.0
+    console.print(f"[bold]smoke run[/bold], {SMOKE_LAYERS} layers of each model")
+    room = asked.context + asked.new_tokens + max(POST) + 2
+    with smoke.step(f"{DRAFT}: opened") as entry:
+        draft = opened(DRAFT, asked, room, SMOKE_LAYERS)
+        entry["engine"] = draft.model.describe()["engine"]
+    for name in (DRAFT, *asked.targets):
+        started = time.monotonic()
+        if started - begin + longest > SMOKE_S:
+            console.print(f"  {name}: not checked, it would not fit into {SMOKE_S:.0f} s")
+            smoke.steps.append({"step": f"{name}: not checked", "seconds": 0.0})
+            continue
+        target = draft
+        if name != DRAFT:
+            with smoke.step(f"{name}: opened") as entry:
+                target = opened(name, asked, room, SMOKE_LAYERS)
+                entry["engine"] = target.model.describe()["engine"]
+        _forwards(smoke, target, asked)
+        _eager_positions(smoke, target, asked)
+        if name != DRAFT:
+            _same_text(smoke, target, draft, asked)
+        _no_recompilation(smoke, target, asked)
+        del target
+        gc.collect()
+        longest = max(longest, time.monotonic() - started)
+    return smoke.steps
+
+
+def implementations(own: Opened) -> dict[str, Callable[[], CachedModel]]:
+    """Every forward there is for a network, by name; what was opened is the one that is timed."""
+    network, width = own.model.network, own.model.vocab_size
+    found: dict[str, Callable[[], CachedModel]] = {"as opened": lambda: own.model}
+    if unsupported(network) is not None:
+        return found
+    found["eager"] = lambda: LeanModel(network, width)
+    found["fixed shapes"] = lambda: StaticModel(network, width, compiled=False)
+    choice = "attention" in inspect.signature(StaticModel).parameters
+    kinds = getattr(pieces, "ATTENTIONS", ()) if choice else ()
+    for name in kinds if own.model.device.type == "cuda" else ():
+        chosen: dict[str, Any] = {"attention": name}
+        found[f"compiled, {name} attention"] = lambda chosen=chosen: StaticModel(
+            network, width, **chosen
+        )
+    return found
+
+
+def _forwards(smoke: Smoke, own: Opened, asked: argparse.Namespace) -> None:
+    """Each forward beside transformers': the error of its logits, and the time of a step."""
+    for name, make in implementations(own).items():
+        with smoke.step(f"{own.name}: {name}") as entry:
+            model = make()
+            model.reserve(asked.context + asked.new_tokens + max(POST) + 2)
+            error = forward_error(model)
+            entry["error"] = f"{error:.2g}"
+            _within(own, name, error)
+            counts = (1, max(POST) + 1)
+            timed = Opened(own.name, own.shape, model, own.itemsize)
+            times = forward_ms(timed, asked.context, counts, samples=5)
+            entry |= {f"v{n}_ms": f"{ms:.3f}" for n, ms in times.items()}
+
+
+def _eager_positions(smoke: Smoke, own: Opened, asked: argparse.Namespace) -> None:
+    """Eager attention at every number of positions, over contexts that meet each alignment."""
+    network, width = own.model.network, own.model.vocab_size
+    if unsupported(network) is not None:
+        return
+    contexts = sorted({*SMOKE_CONTEXTS, asked.context})
+    with smoke.step(f"{own.name}: eager attention, 1 to 17 positions") as entry:
+        model, reference = LeanModel(network, width), CachedModel(network, width)
+        worst = 0.0
+        for context in contexts:
+            model.prefill(prompt_of(context, 1))
+            reference.prefill(prompt_of(context, 1))
+            for n in SMOKE_POSITIONS:
+                tokens = torch.tensor(prompt_of(n, 2), device=model.device)
+                wanted = reference.forward(tokens)
+                error = (model.forward(tokens) - wanted).abs().max() / wanted.abs().max()
+                model.rewind(n)
+                reference.rewind(n)
+                worst = max(worst, float(error))
+                _within(own, f"eager attention, {n} positions after {context}", float(error))
+        entry |= {"contexts": len(contexts), "error": f"{worst:.2g}"}
+
+
+def _same_text(smoke: Smoke, target: Opened, draft: Opened, asked: argparse.Namespace) -> None:
+    """Speculative text is plain text at temperature 0, up to ties between two tokens."""
+    itself = Opened(
+        target.name,
+        target.shape,
+        cached_model(target.model.network, target.model.vocab_size, target.name, "auto"),
+        target.itemsize,
+    )
+    itself.model.reserve(asked.context + asked.new_tokens + max(POST) + 2)
+    for name, other in ((draft.name, draft), ("itself", itself)):
+        with smoke.step(f"{target.name}: text with {name} as the draft") as entry:
+            plain = generation(target, other, 0, (), asked, 0, temperature=0.0)
+            spoken = generation(target, other, 4, (), asked, 0, temperature=0.0)
+            for trial in (plain, spoken):
+                if trial.status != "ok" or trial.tokens is None:
+                    raise Stopped(f"{target.name}: a generation failed: {trial.error}")
+            assert plain.tokens is not None
+            assert spoken.tokens is not None
+            found = compare_texts(
+                target.model, prompt_of(asked.context, 0), plain.tokens, spoken.tokens, 4
+            )
+            entry |= {
+                "result": found.result,
+                "accepted": spoken.accepted,
+                "drafted": spoken.drafted,
+            }
+            if found.result not in ("PASS", "TIE"):
+                raise Stopped(f"{target.name} with {name}: speculation changed the text: {found}")
+
+
+def _no_recompilation(smoke: Smoke, own: Opened, asked: argparse.Namespace) -> None:
+    """Other contexts and numbers of positions compile nothing."""
+    with smoke.step(f"{own.name}: nothing compiled again") as entry:
+        model = own.model
+        for n in (1, 2):
+            model.prefill(prompt_of(asked.context, 0))
+            model.forward(torch.tensor(prompt_of(n, 3), device=model.device))
+        stats = torch._dynamo.utils.counters["stats"]
+        before = stats.get("unique_graphs", 0)
+        for context, n in itertools.product((asked.context, asked.context // 2 + 1), range(1, 10)):
+            model.prefill(prompt_of(context, 0))
+            model.forward(torch.tensor(prompt_of(n, 3), device=model.device))
+        entry["compiled"] = stats.get("unique_graphs", 0) - before
+        if entry["compiled"]:
+            raise Stopped(f"{own.name}: {entry['compiled']} graphs were compiled again")
+
+
+def _within(own: Opened, what: str, error: float) -> None:
+    allowed = allowed_error(own.model.network)
+    if not error <= allowed:
+        raise Stopped(
+            f"{own.name}, {what}: logits are off by {error:.2g} of their range, above {allowed:.2g}"
+        )
 
 
 def prompt_of(length: int, seed: int) -> tuple[int, ...]:
@@ -152,7 +367,13 @@ def forward_ms(
 
 
 def generation(
-    target: Opened, draft: Opened, k: int, rates: Rates, asked: argparse.Namespace, seed: int
+    target: Opened,
+    draft: Opened,
+    k: int,
+    rates: Rates,
+    asked: argparse.Namespace,
+    seed: int,
+    temperature: float | None = None,
 ) -> Trial:
     request = Request(
         cell=f"{k}/{seed}",
@@ -161,7 +382,7 @@ def generation(
         category=None,
         tokens=prompt_of(asked.context, seed),
         k=k,
-        warping=Warping(asked.temperature),
+        warping=Warping(asked.temperature if temperature is None else temperature),
         rule="ratio",
         budget=asked.new_tokens,
         repetition=0,
@@ -169,7 +390,7 @@ def generation(
         eos=frozenset(),
         model=target.name,
         draft=draft.name if k else None,
-        imposed=conditional(rates) if k else None,
+        imposed=conditional(rates) if k and rates else None,
     )
     return run_trial(request, target.model, draft.model if k else None)
 
@@ -288,6 +509,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--shape", choices=("released", "tiny"), default="released")
+    parser.add_argument("--smoke", action="store_true", help="the smoke run alone")
     parser.add_argument("--targets", nargs="*", default=list(TARGETS))
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--new-tokens", type=int, default=64)
@@ -300,11 +522,25 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    asked, console, begin = arguments(), Console(), time.monotonic()
+    asked, console = arguments(), Console()
+    try:
+        run(asked, console)
+    except Stopped as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(1) from error
+
+
+def run(asked: argparse.Namespace, console: Console) -> None:
+    """The smoke run, then, unless it is all that is wanted, the benchmark."""
     device = torch.device(asked.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SystemExit("error: no CUDA device here; --device cpu --shape tiny shows that it runs")
     torch.set_num_threads(1)
+    smoke = smoke_run(asked, console)
+    console.print(f"smoke run passed in {sum(step['seconds'] for step in smoke):.0f} s")
+    if asked.smoke:
+        return
+    begin = time.monotonic()
     room = asked.context + asked.new_tokens + max(POST) + 2
     copy_gb_s = copy_bandwidth(device).gb_s
     console.print(f"{described(device)['device']}: copy bandwidth {copy_gb_s:.0f} GB/s")
@@ -329,16 +565,21 @@ def main() -> None:
         longest = max(longest, time.monotonic() - started)
         show(results[-1], console)
         if asked.out:
-            write(asked, results, left_out, copy_gb_s, draft_ms)
+            write(asked, smoke, results, left_out, copy_gb_s, draft_ms)
     if left_out:
         console.print(f"left out: {', '.join(left_out)}")
     if asked.out:
-        write(asked, results, left_out, copy_gb_s, draft_ms)
+        write(asked, smoke, results, left_out, copy_gb_s, draft_ms)
         console.print(f"wrote {asked.out / 'gpu.json'}")
 
 
 def write(
-    asked: Any, results: list[Any], left_out: list[str], copy_gb_s: float, draft_ms: Any
+    asked: Any,
+    smoke: list[Any],
+    results: list[Any],
+    left_out: list[str],
+    copy_gb_s: float,
+    draft_ms: Any,
 ) -> None:
     """After every pair, so that a run that is cut short keeps what it has."""
     asked.out.mkdir(parents=True, exist_ok=True)
@@ -346,6 +587,7 @@ def write(
     content = {
         **described(torch.device(asked.device)),
         "settings": settings,
+        "smoke": smoke,
         "copy_gb_s": copy_gb_s,
         "draft": {"model": DRAFT, "forward_ms": draft_ms},
         "pairs": results,

@@ -162,7 +162,8 @@ class PairConfig(DoorConfig):
         new_tokens: budget of a generation.
         repetitions: measured repeats of each generation, with other random numbers.
         threads: CPU threads, or auto (measured).
-        backend: how steps run: eager, or cuda_graphs.
+        backend: how steps run: auto (CUDA graphs on CUDA where the model allows, else eager),
+            eager, or cuda_graphs.
         resume: a run folder to continue.
         dry_run: print what would be run, and stop.
     """
@@ -176,7 +177,7 @@ class PairConfig(DoorConfig):
     new_tokens: int = 48
     repetitions: int = 1
     threads: Any = "auto"
-    backend: str = "eager"
+    backend: str = "auto"
     resume: str | None = None
     dry_run: bool = False
 
@@ -278,7 +279,7 @@ class AuditionConfig(DoorConfig):
     new_tokens: int = 48
     repetitions: int = 1
     threads: Any = "auto"
-    backend: str = "eager"
+    backend: str = "auto"
     stop: str = "none"
     batch: int = 32
     traces_from: str | None = None

@@ -87,6 +87,12 @@ def run_job(work: Work, config: DictConfig) -> int:
     except Exception as error:  # the one place that may: nothing is swallowed, the status says so
         text = f"{type(error).__name__}: {error} (run again with debug=true for the traceback)"
         return _report(error, text, CELLS_FAILED, config)
+    if outcome.error is not None:
+        text = (
+            f"{outcome.reason}; what was measured is stored, and this renders it again: "
+            f"python -m harness.report run={outcome.folder}"
+        )
+        _report(outcome.error, text, CELLS_FAILED, config)
     if outcome.folder is not None:
         print(f"run: {outcome.folder}", flush=True)
     return outcome.status

@@ -4,9 +4,9 @@ Every record here is written to disk somewhere in a run folder, so a field's nam
 contract and carries its unit (`_ms`, `_s`, `_bytes`, `_tokens`). Rates are derived from the counts
 where they are shown (`harness.theory`), never stored beside them in a trial.
 
-The words are those of docs/metrics.md: a *round* is one draft-verify cycle; it ends *rejected*
-(a correction follows the accepted tokens), with a *bonus* (all K accepted) or *cut* (end-of-text or
-the budget stopped it early, so that neither happened).
+The words are those of harness/reporting/metrics.md: a *round* is one draft-verify cycle; it ends
+*rejected* (a correction follows the accepted tokens), with a *bonus* (all K accepted) or *cut*
+(end-of-text or the budget stopped it early, so that neither happened).
 """
 
 from dataclasses import dataclass, field

@@ -4,9 +4,12 @@ import json
 import sys
 from importlib import util
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
+
+from harness.models.lean.model import LeanModel
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -36,6 +39,64 @@ def test_the_gpu_benchmark_runs_on_toy_shapes_and_keeps_what_it_has(
         (name, k) for k in (1, 2, 4, 8) for name in ("easy", "hard")
     ]
     assert stored["copy_gb_s"] > 0
+    steps = [entry["step"] for entry in stored["smoke"]]
+    assert "qwen3_4b: text with itself as the draft" in steps
+    assert "qwen3_4b: fixed shapes" in steps
+
+
+SMOKE = ["--device", "cpu", "--shape", "tiny", "--smoke", "--targets", "--context", "8"]
+
+
+def stopped(module: ModuleType, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as end:
+        module.main()
+    assert end.value.code == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_the_smoke_run_stops_with_what_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpu.py", *SMOKE])
+    gpu = script("gpu")
+    with monkeypatch.context() as patch:
+        patch.setattr(gpu, "forward_error", lambda _: float("nan"))
+        line = stopped(gpu, capsys)
+    assert line.startswith("error: qwen3_0_6b, as opened: logits are off by nan of their range")
+    with monkeypatch.context() as patch:
+        patch.setattr(gpu, "forward_error", lambda _: 0.0)
+        patch.setattr(gpu, "LeanModel", OffByOne)
+        assert "eager attention, 2 positions after 1: logits are off" in stopped(gpu, capsys)
+    with monkeypatch.context() as patch:
+        patch.setattr(gpu, "build", lambda *_, **__: 1 / 0)
+        assert "qwen3_0_6b: opened: ZeroDivisionError" in stopped(gpu, capsys)
+
+
+class OffByOne(LeanModel):
+    """Sees other tokens than it was given where there are several."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return super().forward(tokens + (len(tokens) > 1))
+
+
+def test_the_smoke_run_accepts_nothing_but_compiled_graphs_on_a_card() -> None:
+    gpu = script("gpu")
+    card, graphs = torch.device("cuda"), {"engine": "cuda_graphs"}
+    for found, passes in (
+        (graphs, True),
+        ({**graphs, "compiled": True}, True),
+        ({**graphs, "compiled": False}, False),
+        ({**graphs, "engine_reason": "compiled graphs: no C compiler"}, False),
+        ({"engine": "lean", "engine_reason": "no CUDA graphs"}, False),
+    ):
+        model = SimpleNamespace(describe=lambda found=found: found)
+        gpu.check_engine("x", model, torch.device("cpu"))
+        if passes:
+            gpu.check_engine("x", model, card)
+        else:
+            with pytest.raises(gpu.Stopped, match="x does not run as compiled CUDA graphs"):
+                gpu.check_engine("x", model, card)
 
 
 def test_overhead_is_a_share_of_the_round(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def test_what_the_types_refuse_fails_while_composing(override: str) -> None:
         ("seed", -1, "seed: -1"),
         ("seed", 2**63, "seed: "),
         ("mode", "guess", "mode: 'guess' is unknown"),
-        ("backend", "graphs", "backend: 'graphs' is unknown; use one of eager, cuda_graphs"),
+        ("backend", "graphs", "backend: 'graphs' is unknown; use one of auto, eager, cuda_graphs"),
         ("backend", "fast", "backend: 'fast' is unknown"),
         ("device.name", "gpu", "device.name: 'gpu'"),
         ("device.name", "cuda:", "device.name: 'cuda:'"),

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from conftest import Door
 
+from harness import reporting
 from harness.config import SCHEMAS, BreakevenConfig
 from harness.entry import compose, run_door
 from harness.experiments import breakeven
@@ -128,6 +129,24 @@ def test_anything_else_is_one_line_and_status_1_with_the_traceback_on_demand(
     err = capsys.readouterr().err
     assert err == "error: ValueError: broken (run again with debug=true for the traceback)\n"
     assert run(fail_with(ValueError("broken")), "debug=true") == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_run_that_cannot_be_rendered_stays_and_says_how_to_render_it(
+    run: RunDoor, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: Any) -> None:
+        raise FileNotFoundError("no definitions")
+
+    monkeypatch.setattr(reporting, "render", broken)
+    assert run(breakeven.run) == 1
+    out, err = capsys.readouterr()
+    folder = out.splitlines()[-1].removeprefix("run: ")
+    assert (Path(folder) / "results.csv").is_file()
+    (line,) = err.splitlines()
+    assert line.startswith("error: FileNotFoundError: no definitions; what was measured is stored")
+    assert line.endswith(f"python -m harness.report run={folder}")
+    assert run(breakeven.run, "debug=true") == 1
     assert "Traceback" in capsys.readouterr().err
 
 

@@ -205,7 +205,7 @@ def test_the_columns_of_every_door_are_defined_in_the_metrics(door: str, tmp_pat
 def test_a_tooltip_is_the_text_of_the_metrics(sweep: StoredRun) -> None:
     page = Parsed((sweep.folder / "report.html").read_text(encoding="utf-8"))
     tips = {found.get("title", "") for found in page.all("a")}
-    text = " ".join((ROOT / "docs/metrics.md").read_text(encoding="utf-8").split())
+    text = " ".join((ROOT / "harness/reporting/metrics.md").read_text(encoding="utf-8").split())
     alpha = next(tip for tip in tips if tip.startswith("alpha: "))
     assert "accepted / (accepted + rejected), share" in alpha
     assert alpha.removeprefix("alpha: ")[:60] in text

@@ -1,6 +1,7 @@
 """The cloud app, as far as it goes without a cloud: help, no token, the work itself run here."""
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -16,10 +17,18 @@ import pytest
 from modal._utils.async_utils import synchronizer
 
 import modal_app
+from harness import reporting
 from harness.entry import compose
-from harness.experiments import execute, remote, stage
+from harness.experiments import execute, remote, report, stage, sweep
 from harness.experiments.cost import all_cards
-from harness.experiments.jobs import GPUS, Job, audition_jobs, card_of, launch_name
+from harness.experiments.jobs import (
+    GPUS,
+    Job,
+    audition_jobs,
+    card_of,
+    container_memory_mib,
+    launch_name,
+)
 from harness.records import UserError
 from harness.reporting.cloud import lines
 from harness.storage import RunFolder, load, load_traces
@@ -75,7 +84,8 @@ class Container:
         self.absent, self.gpu = absent, gpu
         self.done: list[Job] = []
 
-    def with_options(self, *, gpu: str) -> "Container":
+    def with_options(self, *, gpu: str, memory: int) -> "Container":
+        assert memory >= 1024
         card = Container(self.absent, gpu)
         card.done = self.done
         return card
@@ -121,31 +131,195 @@ def test_without_a_token_one_line_says_what_to_run(tmp_path: Path) -> None:
     assert "modal token new" in line
 
 
-def test_the_image_takes_along_the_configuration_the_prompts_and_the_embedded_weights() -> None:
-    there = {target for mount in mounts(modal_app.image) for target in mount}
-    for name in (
-        "/root/conf/sweep.yaml",
-        "/root/conf/gpu/a10g.yaml",
-        "/root/harness/prompt_sets/easy.jsonl",
-        "/root/harness/models/embedded/tiny/model.safetensors",
-        "/root/harness/models/embedded/tiny_good/tokenizer.json",
-        "/root/harness/reporting/templates/report.md.j2",
-        "/root/harness/sweep.py",
-    ):
-        assert name in there
-    assert not any("__pycache__" in name for name in there)
-
-
-def mounts(image: Any) -> Iterator[set[str]]:
-    """The files that an image takes along, layer by layer."""
+def mounted(image: Any) -> dict[str, Path]:
+    """The files that an image takes along: where they are in a container, and where here."""
+    files: dict[str, Path] = {}
     layers: list[Any] = [synchronizer._translate_in(image)]
     while layers:
         layer = layers.pop()
         if hasattr(layer, "entries"):
-            files = (pair for entry in layer.entries for pair in entry.get_files_to_upload())
-            yield {Path(target).as_posix() for _, target in files}
+            for entry in layer.entries:
+                for source, target in entry.get_files_to_upload():
+                    files[Path(target).as_posix()] = Path(source)
         else:
             layers += layer._deps() if layer._deps else []
+    return files
+
+
+def test_the_image_takes_along_no_caches() -> None:
+    there = mounted(modal_app.image)
+    assert "/root/conf/gpu/a10g.yaml" in there
+    assert not any("__pycache__" in name for name in there)
+
+
+# What a container does, in a process that finds no other harness than the mounted one
+IN_CONTAINER = """
+import json, sys
+from pathlib import Path
+here = Path.cwd()
+others = [entry for entry in sys.path if not (Path(entry) / "harness").is_dir()]
+sys.path[:] = [str(here), *others]
+import harness, modal_app
+assert Path(harness.__file__).is_relative_to(here)
+from harness.experiments import execute, stage
+from harness.experiments.jobs import Job
+execute.LATENCY_REPETITIONS = stage.LATENCY_REPETITIONS = 5
+small = ("model=tiny", "new_tokens=6", "prompts.limit=1", "k=[1,2]", "threads=1", "temperature=[0]")
+done = {}
+def noted(door, work):
+    try:
+        done[door] = work()
+    except Exception as error:
+        done[door] = f"{type(error).__name__}: {error}"
+def rented(door, *words):
+    name, card = modal_app.card_named("L4")
+    words = [*(word for word in small if door != "profile" or "temperature" not in word), *words]
+    job = Job("launch", f"{door}-{card.name}", door, name, card, tuple(words))
+    delivery = modal_app.on_gpu.local(job, str(here / "volume"))
+    assert delivery.status == 0, delivery.error
+    return str(delivery.unpack(here / "results"))
+def local(door, *words):
+    return str(modal_app.do(door, [*words, f"results_root={here / 'results'}"]).folder)
+noted("sweep", lambda: rented("sweep", "draft=tiny_good"))
+noted("profile", lambda: rented("profile", "draft=tiny_good"))
+noted("snapshot", lambda: rented("snapshot", "draft=tiny_good"))
+noted("audition", lambda: rented("audition", "drafts=[tiny_good,ngram]"))
+noted("breakeven", lambda: local("breakeven", "draft_ms=22.09", "target_ms=29.92", "k=[1]"))
+Path(done["sweep"], "report.html").unlink(missing_ok=True)
+noted("report", lambda: local("report", f"run={done['sweep']}"))
+Path("done.json").write_text(json.dumps(done))
+"""
+
+
+@pytest.fixture(scope="module")
+def container(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What each door made of exactly the files that the image mounts: a run folder, or an error."""
+    root = tmp_path_factory.mktemp("container")
+    for target, source in mounted(modal_app.image).items():
+        place = root / Path(target).relative_to("/root")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(source.read_bytes())
+    (root / "modal_app.py").write_bytes((ROOT / "modal_app.py").read_bytes())  # Modal's own doing
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", IN_CONTAINER],
+        cwd=root,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return json.loads((root / "done.json").read_text())
+
+
+@pytest.mark.parametrize(
+    "door", ["sweep", "profile", "snapshot", "audition", "breakeven", "report"]
+)
+def test_every_door_runs_to_a_report_from_exactly_the_files_that_the_image_mounts(
+    door: str, container: dict[str, str]
+) -> None:
+    folder = Path(container[door])
+    assert folder.is_dir(), container[door]
+    page = (folder / "report.html").read_text()
+    assert '<dt id="m-' in page
+    assert (folder / "report.md").is_file()
+    stored = load(folder)
+    assert stored.manifest["status"] == "complete"
+    if door not in ("breakeven", "report"):
+        assert stored.door == door
+        assert folder.name.endswith("_l4")
+        assert stored.manifest["cloud"]["asked_gpu"] == "L4"
+        assert stored.manifest["cloud"]["upgraded"]
+        assert "engine: eager forward of our own" in page
+
+
+def test_a_card_that_was_upgraded_is_told(tmp_path: Path) -> None:
+    receipt = replace(remote.Delivery(job("sweep"), 0).receipt, device="NVIDIA H200", upgraded=True)
+    told = lines(receipt, tmp_path)
+    assert "L4 was asked for and NVIDIA H200 ran" in told[1]
+    assert told[-1] == f"run: {tmp_path}"
+
+
+def test_a_run_that_cannot_be_rendered_is_brought_back_with_the_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: Any) -> None:
+        raise FileNotFoundError("no such\ndefinitions")
+
+    asked = job("sweep", "L4", "draft=tiny_good", "temperature=[0]", "k=[1]")
+    with monkeypatch.context() as patch:
+        patch.setattr(reporting, "render", broken)
+        delivery = modal_app.on_gpu.local(asked, str(tmp_path / "volume"))
+    assert delivery.status == 1
+    assert delivery.error == "FileNotFoundError: no such definitions"
+    folder = delivery.unpack(tmp_path / "results")
+    assert folder is not None
+    told = "\n".join(lines(delivery.receipt, folder))
+    assert "failed: FileNotFoundError: no such definitions" in told
+    assert f"python -m harness.report run={folder}" in told
+    assert delivery.failure is not None
+    assert not (folder / "report.md").exists()
+    report.run(compose("report", [f"run={folder}"]))
+    assert (folder / "report.html").is_file()
+
+
+def test_what_cannot_be_derived_is_brought_back_and_not_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError("in a table")
+
+    monkeypatch.setattr(sweep, "finish_sweep", broken)
+    asked = job("sweep", "L4", "draft=tiny_good", "temperature=[0]", "k=[1]")
+    delivery = modal_app.on_gpu.local(asked, str(tmp_path / "volume"))
+    assert (delivery.status, delivery.error) == (1, "ZeroDivisionError: in a table")
+    folder = delivery.unpack(tmp_path / "results")
+    assert folder is not None
+    assert load(folder).trials
+
+
+def test_a_job_that_is_given_up_brings_back_what_it_had_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = job("sweep")
+    monkeypatch.setattr(modal_app, "on_gpu", Container(absent="L4"))
+    (nothing,) = modal_app._each([asked], str(tmp_path))
+    assert (nothing.archive, nothing.status) == (None, 1)
+    run = RunFolder.create(asked.home(tmp_path), "sweep", ["tiny"], {"traces_from": None})
+    (delivery,) = modal_app._each([asked], str(tmp_path))
+    assert delivery.error == "RuntimeError: no such card was free"
+    unpacked = delivery.unpack(tmp_path / "results")
+    assert unpacked is not None
+    assert unpacked.name.startswith(run.path.name)
+
+
+@pytest.mark.parametrize("weights", ["pretrained", "dummy"])
+def test_a_model_that_the_card_cannot_hold_is_refused_before_anything_is_rented(
+    weights: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(modal_app, "in_cloud", None)
+    overrides = f"model.weights={weights} draft.weights={weights}"
+    assert typed(modal_app.sweep, model="qwen3_32b", gpu="A10G", overrides=overrides) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: --gpu A10G: 66.7 GB of memory needed (65.5 GB for model=qwen3")
+    assert "24 GB there; use --gpu A100-80GB or H100 or H200 or B200, or a smaller" in line
+    assert typed(modal_app.audition, model="qwen3_32b", gpus="H200,L40S") == 2
+    assert "--gpu L40S: " in capsys.readouterr().err
+    with pytest.raises(UserError, match="no card here has as much"):
+        modal_app.checked("sweep", ["model=qwen3_235b_a22b"], dict([modal_app.card_named("B200")]))
+
+
+def test_a_larger_model_asks_for_a_larger_container() -> None:
+    asked = [
+        container_memory_mib([compose("sweep", [f"model={name}"]).model])
+        for name in ("tiny", "qwen3_4b", "qwen3_32b", "qwen3_235b_a22b")
+    ]
+    assert asked == sorted(asked)
+    assert asked[1] < asked[2]
+    # Less than the 65 GB of its weights: they are not held here
+    assert 16 * 1024 < asked[2] < 40 * 1024
 
 
 def test_a_typing_error_is_refused_before_anything_is_rented(tmp_path: Path) -> None:
@@ -200,26 +374,6 @@ def test_one_job_per_card_and_chunk_of_drafts_the_first_cards_first() -> None:
             audition_jobs("it", given, drafts, chunk)
     with pytest.raises(UserError, match="give the launch's name"):
         launch_name("sweep", "../elsewhere")
-
-
-@pytest.mark.parametrize("door", ["profile", "snapshot", "audition"])
-def test_the_remote_function_does_each_doors_work_when_called_here(
-    door: str, tmp_path: Path
-) -> None:
-    words = ["drafts=[tiny_good,ngram]"] if door == "audition" else ["draft=tiny_good"]
-    asked = job(door, "L4", *words)
-    delivery = modal_app.on_gpu.local(asked, str(tmp_path / "volume"))
-    folder = delivery.unpack(tmp_path / "results")
-    assert folder is not None
-    assert folder.name.endswith("_l4")
-    stored = load(folder)
-    assert (stored.door, stored.manifest["status"]) == (door, "complete")
-    assert (folder / "report.md").is_file()
-    assert stored.manifest["cloud"]["asked_gpu"] == "L4"
-    assert (delivery.status, delivery.upgraded) == (0, True)
-    told = lines(delivery.receipt, folder)
-    assert "L4 was asked for and" in told[1]
-    assert told[-1] == f"run: {folder}"
 
 
 def test_a_prompt_file_of_the_users_goes_along(tmp_path: Path) -> None:
@@ -345,7 +499,7 @@ def fanned_out(
 
     def one(asked: Job) -> remote.Delivery:
         if asked.gpu in absent:
-            return remote.failed(asked, RuntimeError("not to be had"))
+            return remote.failed(asked, RuntimeError("not to be had"), root)
         rented.append(asked)
         keys = dict(word.split("=", 1) for word in asked.overrides)
         config = {"traces_from": keys.get("traces_from")}

@@ -49,7 +49,7 @@ def test_the_wheel_holds_code_conf_prompts_models_and_type_marker(wheel: Path) -
     names = set(ZipFile(wheel).namelist())
     conf = {f"harness/conf/{path.relative_to(ROOT / 'conf')}" for path in yaml_files()}
     assert conf <= names
-    assert "harness/docs/metrics.md" in names
+    assert "harness/reporting/metrics.md" in names
     assert {"harness/py.typed", "harness/sweep.py", "harness/prompt_sets/easy.jsonl"} <= names
     assert {f"harness/models/embedded/{name}/model.safetensors" for name in EMBEDDED} <= names
     assert any(name.endswith("licenses/LICENSE") for name in names)

@@ -299,7 +299,8 @@ def test_the_report_is_in_the_order_a_person_decides_in(tmp_path: Path) -> None:
     text = written(made.partial_sweep_run(tmp_path))
     landmarks = ["FAILED RUN", "Serve tiny_good", "Before acting", "What did not complete", "![",
                  "## What to serve", "## Temperature 0, easy", "## acceptance_rate is not alpha",
-                 "## More plots", "## How it was measured", "docs/metrics.md"]  # fmt: skip
+                 "## More plots", "## How it was measured",
+                 "harness/reporting/metrics.md"]  # fmt: skip
     places = [text.index(landmark) for landmark in landmarks]
     assert places == sorted(places)
 
@@ -342,10 +343,9 @@ def test_the_definitions_are_a_link_only_where_the_file_can_be_reached(
 ) -> None:
     run = made.sweep_run(tmp_path / "results")
     assert "](" not in markdown._definitions(run.folder)
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "metrics.md").touch()
-    monkeypatch.setattr(markdown, "_PACKAGE", tmp_path / "harness")
-    assert markdown._definitions(run.folder) == "[docs/metrics.md](../../docs/metrics.md)"
+    monkeypatch.setattr(markdown, "METRICS", tmp_path / "harness" / "reporting" / "metrics.md")
+    name = "harness/reporting/metrics.md"
+    assert markdown._definitions(run.folder) == f"[{name}](../../{name})"
 
 
 # Runs that are not whole

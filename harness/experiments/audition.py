@@ -5,12 +5,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from harness import prompts as prompt_sets
-from harness import reporting
 from harness.config import AuditionConfig, ModelConf
 from harness.experiments.outcome import Outcome
 from harness.experiments.plan import print_audition_plan
 from harness.experiments.ranking import Bench, judge
-from harness.experiments.running import running
+from harness.experiments.running import concluded, resumed_run, running
 from harness.experiments.sources import by_draft, latencies, stored_texts, stored_traces
 from harness.experiments.told import EMBEDDED_CAVEAT
 from harness.experiments.validate import validated
@@ -56,18 +55,12 @@ def run(config: AuditionConfig, drafts: Sequence[ModelConf]) -> Outcome:
     if config.dry_run:
         print_audition_plan(config, drafts, prompt_sets.load(config.prompts))
         return Outcome(None)
-    folder = None if config.resume is None else _resumed(config)
+    folder = None if config.resume is None else resumed_run(config, "audition")
     if config.traces_from is None or config.latency.measure:
         folder, taken = _measured(config, drafts, folder)
     else:
         folder, taken = _stored(config, drafts, folder)
-    with running(folder):
-        summary = _finish(folder, config, taken)
-    folder.update_manifest({"status": "failed" if summary.failures else "complete"})
-    stored = load(folder.path)
-    reporting.render(stored)
-    reporting.show(stored)
-    return Outcome(folder.path, 1 if summary.failures else 0)
+    return concluded(folder, lambda: _finish(folder, config, taken))
 
 
 def _measured(
@@ -194,10 +187,6 @@ def _check_drafts(drafts: Sequence[ModelConf]) -> None:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise UserError(f"drafts: {twice!r} is listed twice; name each once")
-
-
-def _resumed(config: AuditionConfig) -> RunFolder:
-    return RunFolder.resume(str(config.resume), "audition", asdict(config))
 
 
 def _create(config: AuditionConfig) -> RunFolder:

@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from harness import reporting, storage
+from harness import storage
 from harness.config import BreakevenConfig
 from harness.experiments.given import Given, gathered
 from harness.experiments.outcome import Outcome
+from harness.experiments.running import shown
 from harness.experiments.validate import validated
 from harness.measurement.host import describe_host
 from harness.records import LatencyRow, ResultRow, Summary, UserError, Verdict
@@ -53,10 +54,7 @@ def run(config: BreakevenConfig) -> Outcome:
     folder.write_results(rows)
     folder.write_summary(summary, {**details, **given.extra})
     folder.update_manifest({"environment": describe_host(), "status": "complete"})
-    stored = storage.load(folder.path)
-    reporting.render(stored)
-    reporting.show(stored)
-    return Outcome(folder.path)
+    return shown(folder.path)
 
 
 def step_times(config: BreakevenConfig) -> StepTimes:

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from harness import reporting
 from harness.config import ReportConfig
 from harness.experiments.comparable import Comparability, check_doors, comparability
 from harness.experiments.differences import differences
 from harness.experiments.outcome import Outcome
+from harness.experiments.running import shown
 from harness.measurement.host import describe_host
 from harness.records import ResultRow, Summary, UserError
 from harness.reporting.reading import ran, results_of
@@ -59,11 +59,8 @@ def run(config: ReportConfig) -> Outcome:
         },
     )
     folder.update_manifest({"environment": describe_host(), "status": "complete"})
-    stored = load(folder.path)
-    reporting.render(stored)
-    reporting.show(stored)
     failed = any(entry.outcome == "fail" for entry in headlines)
-    return Outcome(folder.path, 1 if failed else 0)
+    return shown(folder.path, 1 if failed else 0)
 
 
 def _loaded(folders: Sequence[str]) -> tuple[list[str], list[StoredRun]]:

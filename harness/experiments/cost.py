@@ -66,7 +66,7 @@ def _costs(
     prompts: Sequence[Prompt],
     new_tokens: int,
 ) -> Costs:
-    players = {name: _player(conf) for name, conf in models.items()}
+    players = {name: sizes_of(conf) for name, conf in models.items()}
     unknown = [models[name].name for name, player in players.items() if player is None]
     if unknown:
         return Costs((), tuple(unknown))
@@ -97,8 +97,8 @@ def _rates(card: GpuConf) -> Rates:
     )
 
 
-def _player(conf: ModelConf) -> Player | None:
-    """A model's sizes, from its configuration or the config.json beside its weights."""
+def sizes_of(conf: ModelConf) -> Player | None:
+    """A model's sizes, from its configuration or the config.json beside its weights; else None."""
     if isinstance(conf.architecture, dict):
         return Player(architecture_of(conf.architecture), BYTES.get(conf.dtype, 2.0))
     stored = _stored_config(conf)

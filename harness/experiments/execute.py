@@ -8,6 +8,7 @@ from harness.config import PairConfig
 from harness.experiments.pair import Pair, typical_context
 from harness.experiments.progress import progress
 from harness.experiments.requests import missing
+from harness.experiments.running import resumed_run
 from harness.measurement.latency import time_forwards
 from harness.measurement.trials import Request, run_trial
 from harness.models.cached import CachedModel
@@ -26,7 +27,7 @@ def resumed(config: PairConfig, door: str) -> RunFolder | None:
     """
     if config.resume is None:
         return None
-    return RunFolder.resume(config.resume, door, asdict(config))
+    return resumed_run(config, door)
 
 
 def note_or_check(folder: RunFolder, described: dict[str, Any], seed: int) -> None:
@@ -44,6 +45,7 @@ def note_or_check(folder: RunFolder, described: dict[str, Any], seed: int) -> No
                 ("prompts", known["prompts_sha256"], described["prompts_sha256"]),
                 ("device", before.get("device_name"), here["device_name"]),
                 ("models", _weights(known), _weights(described)),
+                ("engines", _engines(known, known), _engines(described, known)),
             )
             if one != other
         ]
@@ -58,7 +60,20 @@ def note_or_check(folder: RunFolder, described: dict[str, Any], seed: int) -> No
 
 def _weights(manifest: dict[str, Any]) -> list[tuple[Any, ...]]:
     keys = ("name", "dtype", "commit", "parameters")
-    return [tuple(entry.get(key) for key in keys) for entry in manifest["models"].values()]
+    return [tuple(entry.get(key) for key in keys) for entry in _models(manifest)]
+
+
+def _engines(manifest: dict[str, Any], known: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """What each model ran on, as far as the run that is resumed noted it."""
+    keys = [[key for key in ("engine", "compiled") if key in entry] for entry in _models(known)]
+    return [
+        tuple(entry.get(key) for key in noted)
+        for entry, noted in zip(_models(manifest), keys, strict=True)
+    ]
+
+
+def _models(manifest: dict[str, Any]) -> list[dict[str, Any]]:
+    return list(manifest["models"].values())
 
 
 def create(config: PairConfig, door: str) -> RunFolder:

@@ -11,15 +11,14 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from harness import reporting
 from harness.config import AuditionConfig
 from harness.experiments.audition import caveats_of
 from harness.experiments.cards import Card, open_cards
 from harness.experiments.outcome import Outcome
 from harness.experiments.ranking import judge
-from harness.experiments.running import running
+from harness.experiments.running import running, shown
 from harness.records import Failure, ResultRow, Summary, UserError
-from harness.storage import RunFolder, StoredRun, load, timings_from
+from harness.storage import RunFolder, StoredRun, timings_from
 from harness.theory.fleet import CardRow, card_draft_rows, card_row, draft_order, money, placed
 from harness.theory.ranking import LeaderboardRow
 
@@ -165,7 +164,4 @@ def _stored(
         folder.write_results(best.rows)
         folder.write_summary(summary, extra)
     folder.update_manifest({"status": "failed" if summary.failures else "complete"})
-    stored = load(folder.path)
-    reporting.render(stored)
-    reporting.show(stored)
-    return Outcome(folder.path, 1 if summary.failures else 0)
+    return shown(folder.path, 1 if summary.failures else 0)

@@ -1,13 +1,14 @@
 """What is to be done on rented machines: one job per card and part of the drafts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from harness import prompts as prompt_sets
-from harness.config import GpuConf
+from harness.config import GpuConf, ModelConf
+from harness.experiments.cost import NGRAM, all_cards, sizes_of
 from harness.records import UserError
 
 # What the cloud calls a card, and its file in conf/gpu.
@@ -25,6 +26,12 @@ GPUS = {
     "B200": "b200",
 }
 STAMP = "%Y%m%d-%H%M%S"
+# A container's memory: Python, torch with its CUDA context and the compiler's workers, and as much
+# of a checkpoint as is on its way to the card at a time, at most MOST_OF_WEIGHTS
+BASE_MIB, MOST_OF_WEIGHTS_MIB = 12 * 1024, 24 * 1024
+WEIGHTS_SHARE = 0.25
+GIB = 2**30
+BYTES_PER_TOKEN = 4
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,7 @@ class Job:
         card: its figures and its price.
         overrides: the door's command line.
         prompts: the user's own prompt files, name and content; they are not on that machine.
+        memory_mib: the container's own memory that is asked for.
     """
 
     launch: str
@@ -48,6 +56,7 @@ class Job:
     card: GpuConf
     overrides: tuple[str, ...]
     prompts: tuple[tuple[str, bytes], ...] = ()
+    memory_mib: int = BASE_MIB
 
     def home(self, root: str | Path) -> Path:
         """The job's folder on the volume that is mounted at `root`."""
@@ -86,6 +95,7 @@ def audition_jobs(
     *,
     overrides: Sequence[str] = (),
     prompts: Sequence[tuple[str, bytes]] = (),
+    memory_mib: int = BASE_MIB,
 ) -> list[Job]:
     """One job per card and chunk of drafts, the first card's first.
 
@@ -96,6 +106,7 @@ def audition_jobs(
         chunk: drafts per container.
         overrides: what all jobs share of the command line.
         prompts: the user's own prompt files, name and content.
+        memory_mib: of each container.
 
     Raises:
         UserError: no card, no draft, a card or draft named twice, or a chunk below 1.
@@ -117,6 +128,7 @@ def audition_jobs(
             card=card,
             overrides=(*overrides, f"drafts=[{','.join(part)}]", f"gpu={card.name}"),
             prompts=tuple(prompts),
+            memory_mib=memory_mib,
         )
         for gpu, card in cards.items()
         for number, part in enumerate(parts, start=1)
@@ -150,3 +162,53 @@ def check_rentable(door: str, config: Any) -> tuple[tuple[str, bytes], ...]:
     prompt_sets.load(config.prompts)
     files = [Path(name) for name in config.prompts.files]
     return tuple((path.name, path.read_bytes()) for path in files)
+
+
+def check_fits(config: Any, drafts: Sequence[ModelConf], cards: Mapping[str, GpuConf]) -> None:
+    """Refuse a card whose memory the weights and the caches of the longest generation exceed.
+
+    Args:
+        config: of the door.
+        drafts: they are loaded one at a time.
+        cards: by the cloud's name of each.
+
+    Raises:
+        UserError: with what is needed, part by part, what the card has, and which cards fit.
+    """
+    prompts = prompt_sets.load(config.prompts)
+    longest = max(len(prompt.turns[0].encode()) for prompt in prompts)
+    tokens = -(-longest // BYTES_PER_TOKEN) + config.new_tokens + max(config.k)
+    parts = list(_parts([("model", config.model)], tokens))
+    parts += sorted(_parts([("draft", conf) for conf in drafts], tokens), key=lambda p: p[1])[-1:]
+    needed = sum(size for _, size in parts)
+    for gpu, card in cards.items():
+        if needed <= card.memory_gb * 1e9:
+            continue
+        fitting = {entry.name for entry in all_cards() if needed <= entry.memory_gb * 1e9}
+        names = [name for name, short in GPUS.items() if short in fitting and name[-1] != "!"]
+        advice = f"use --gpu {' or '.join(names)}" if names else "no card here has as much"
+        said = ", ".join(f"{size / 1e9:,.3g} GB for {name}" for name, size in parts)
+        raise UserError(
+            f"--gpu {gpu}: {needed / 1e9:,.3g} GB of memory needed ({said}, each with a cache of "
+            f"{tokens:,} tokens), {card.memory_gb:g} GB there; {advice}, or a smaller model"
+        )
+
+
+def _parts(models: Sequence[tuple[str, ModelConf]], tokens: int) -> Iterator[tuple[str, float]]:
+    """What each model takes of a card's memory, where its sizes are known and it is not spread."""
+    for role, conf in models:
+        sizes = None if conf.id == NGRAM or conf.device_map or conf.quantization else sizes_of(conf)
+        if sizes is not None:
+            unit = sizes.bytes_per_parameter
+            cache = sizes.shape.kv_bytes_read(tokens, unit)
+            yield f"{role}={conf.name}", sizes.shape.parameters * unit + cache
+
+
+def container_memory_mib(models: Sequence[ModelConf]) -> int:
+    """The memory to ask for beside the card, in MiB.
+
+    A checkpoint is mapped file by file and copied to the card tensor by tensor, so the host holds a
+    part of it at a time.
+    """
+    largest = max((size for _, size in _parts([("", conf) for conf in models], 0)), default=0.0)
+    return BASE_MIB + min(MOST_OF_WEIGHTS_MIB, round(WEIGHTS_SHARE * largest / GIB) * 1024)

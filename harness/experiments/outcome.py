@@ -11,7 +11,17 @@ class Outcome:
     Attributes:
         folder: the run folder, or None when nothing was stored (a dry run).
         status: 0 when all that was asked for is complete, 1 when cells failed or a check did.
+        error: what went wrong once everything was measured: the folder holds the measurements, its
+            results or its report are missing.
     """
 
     folder: Path | None
     status: int = 0
+    error: Exception | None = None
+
+    @property
+    def reason(self) -> str | None:
+        """The error in one line; None where there is none."""
+        if self.error is None:
+            return None
+        return " ".join(f"{type(self.error).__name__}: {self.error}".split())

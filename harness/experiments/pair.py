@@ -96,7 +96,9 @@ def open_configured(config: PairConfig) -> Pair:
     check_memory(roles, prompts, config.new_tokens, max(config.k), device)
     target = load(config.model, "model", device)
     draft = load(config.draft, "draft", device)
-    target_model, draft_model = open_pair(target, draft, config.backend)
+    # Adaptive drafting reads every draft step back, which a recorded graph cannot
+    backend = "eager" if config.decode.stop != "none" else config.backend
+    target_model, draft_model = open_pair(target, draft, backend)
     encoded = tuple(
         EncodedPrompt(prompt, encode(target.tokenizer, prompt, config.prompts))
         for prompt in prompts

@@ -12,6 +12,11 @@ from harness.reporting.cost import NOTES, Costs, cost_table, unknown_line
 from harness.theory.shapes import architecture_of
 
 BYTES_PER_PARAMETER = 2
+BACKENDS = {
+    "auto": "auto: CUDA graphs on CUDA where the model allows, else eager",
+    "eager": "eager",
+    "cuda_graphs": "CUDA graphs",
+}
 
 
 def print_plan(
@@ -23,6 +28,7 @@ def print_plan(
     cells = len(sets) * len(temperatures) * len(ks)
     generations = len(prompts) * len(temperatures) * len(ks) * config.repetitions
     table = Table(title="plan (nothing is run)", show_header=False)
+    table.add_row("backend", BACKENDS[config.backend])
     table.add_row("target", _said(config.model))
     table.add_row("draft", _said(config.draft))
     table.add_row("K", ", ".join("0 (baseline)" if k == 0 else str(k) for k in ks))
@@ -42,6 +48,7 @@ def print_profile_plan(config: ProfileConfig, prompts: Sequence[Prompt]) -> None
     models = 1 if config.model == config.draft else 2
     generations = len(prompts) * models * config.repetitions
     table = Table(title="plan (nothing is run)", show_header=False)
+    table.add_row("backend", BACKENDS[config.backend])
     table.add_row("target", _said(config.model))
     table.add_row("draft", _said(config.draft))
     table.add_row("prompts", str(len(prompts)))
@@ -59,6 +66,7 @@ def print_snapshot_plan(config: SnapshotConfig, prompts: Sequence[Prompt]) -> No
     compared = len(prompts) * config.repetitions if 0 in config.temperature else 0
     warm = [value for value in config.temperature if value]
     table = Table(title="plan (nothing is run)", show_header=False)
+    table.add_row("backend", BACKENDS[config.backend])
     table.add_row("target", _said(config.model))
     table.add_row("draft", _said(config.draft))
     table.add_row("K", ", ".join(map(str, ks)))
@@ -80,6 +88,7 @@ def print_audition_plan(
     )
     ks = [k for k in config.k if k > 0]
     table = Table(title="plan (nothing is run)", show_header=False)
+    table.add_row("backend", BACKENDS[config.backend])
     table.add_row("target", _said(config.model))
     for conf in drafts:
         table.add_row("draft", _said(conf))

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from harness import prompts as prompt_sets
-from harness import reporting
 from harness.config import ProfileConfig
 from harness.experiments import execute, physics, told
 from harness.experiments.outcome import Outcome
@@ -12,7 +11,7 @@ from harness.experiments.pair import Pair, open_configured
 from harness.experiments.plan import print_profile_plan
 from harness.experiments.planned import modelled_cards, print_cards
 from harness.experiments.requests import request
-from harness.experiments.running import running
+from harness.experiments.running import concluded, running
 from harness.experiments.validate import validated
 from harness.measurement.trials import Request
 from harness.models.cached import CachedModel
@@ -56,12 +55,7 @@ def run(config: ProfileConfig) -> Outcome:
         trials = execute.run_requests(
             folder, requests, lambda entry: (models[entry.cell], None), "decoding"
         )
-        summary = finish_profile(folder, config, timings, trials)
-    folder.update_manifest({"status": "failed" if summary.failures else "complete"})
-    stored = load(folder.path)
-    reporting.render(stored)
-    reporting.show(stored)
-    return Outcome(folder.path, 1 if summary.failures else 0)
+    return concluded(folder, lambda: finish_profile(folder, config, timings, trials))
 
 
 def _plan(pair: Pair, config: ProfileConfig) -> tuple[list[Request], dict[str, CachedModel]]:

@@ -35,7 +35,7 @@ class Delivery:
         status: as a door exits: 0 complete, 1 cells failed, 2 the user's error.
         folder: the run folder over there; None where there is none.
         archive: it, packed.
-        error: why there is none, or why it is not whole.
+        error: what went wrong; the run is then as far as it got.
         device: what the card called itself.
         upgraded: whether that is another card than was asked for.
         seconds, usd: what the container that finished the job was rented for, and its price.
@@ -53,8 +53,8 @@ class Delivery:
 
     @property
     def failure(self) -> Failure | None:
-        """Why nothing came back; None where something did."""
-        if self.archive is not None:
+        """What went wrong; None where nothing did."""
+        if self.error is None and self.archive is not None:
             return None
         return Failure(f"{self.job.name} on {self.job.gpu}", self.error or "nothing came back")
 
@@ -90,8 +90,12 @@ def carry_out(job: Job, root: str | Path, work: Callable[[list[str]], Outcome]) 
         root: the volume.
         work: does the door's work, given its command line.
 
+    What goes wrong once everything is measured would go wrong again: the run is packed all the
+    same, and the delivery names the error.
+
     Raises:
-        Exception: what `work` raises, but for a UserError: a second try may well succeed.
+        Exception: what `work` raises, but for a UserError: a second try may well succeed, and goes
+            on with what is stored. `failed` brings that home where no try does.
     """
     begin, home = time.perf_counter(), job.home(root)
     stored = stored_run(home)
@@ -101,9 +105,11 @@ def carry_out(job: Job, root: str | Path, work: Callable[[list[str]], Outcome]) 
     try:
         outcome = work(words)
     except UserError as error:
-        return Delivery(job, 2, error=str(error), seconds=time.perf_counter() - begin)
+        return replace(failed(job, error, root), seconds=time.perf_counter() - begin)
     assert outcome.folder is not None, "a dry run is refused before anything is rented"
     _note(outcome.folder, job, time.perf_counter() - begin)
+    if outcome.reason is not None:
+        return replace(deliver(job, outcome.folder), status=1, error=outcome.reason)
     return deliver(job, outcome.folder)
 
 
@@ -162,21 +168,37 @@ def fan_out(
     """
     done = {job.name: found for job in jobs if (found := delivered(job, root)) is not None}
     waiting = [job for job in jobs if job.name not in done]
-    source = next((entry.folder for entry in done.values()), None)
+    source = next(filter(None, map(_texts_of, done.values())), None)
     while waiting and source is None:
         job = _sharing(waiting.pop(0), root, None)
         done[job.name] = one(job)
-        source = done[job.name].folder
+        source = _texts_of(done[job.name])
     names = [job.name for job in waiting]
     found = many([_sharing(job, root, source) for job in waiting]) if waiting else ()
     done |= dict(zip(names, found, strict=True))
     return [done[job.name] for job in jobs]
 
 
-def failed(job: Job, error: BaseException) -> Delivery:
-    """A job that was given up after its retries."""
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    return Delivery(job, 1, error=text)
+def failed(job: Job, error: BaseException, root: str | Path) -> Delivery:
+    """A job that was given up, with what it had stored by then.
+
+    Args:
+        job: the job.
+        error: why.
+        root: the volume.
+    """
+    users = isinstance(error, UserError)
+    text = " ".join((str(error) if users else f"{type(error).__name__}: {error}").split())
+    folder = stored_run(job.home(root))
+    found = Delivery(job, 1) if folder is None else deliver(job, folder)
+    return replace(found, status=2 if users else 1, error=text)
+
+
+def _texts_of(entry: Delivery) -> str | None:
+    """The folder that other jobs can take the texts from; None where some may be missing."""
+    if entry.folder is None or entry.error is None:
+        return entry.folder
+    return entry.folder if load(entry.folder).manifest.get("status") == "complete" else None
 
 
 def _sharing(job: Job, root: str | Path, source: str | None) -> Job:

@@ -1,9 +1,15 @@
-"""A run's status while its work goes on."""
+"""A run's status while its work goes on, and the end of it: derived, rendered, shown."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
 
-from harness.storage import RunFolder
+from harness import reporting
+from harness.config import AuditionConfig, PairConfig
+from harness.experiments.outcome import Outcome
+from harness.records import Summary, UserError
+from harness.storage import RunFolder, load
 
 
 @contextmanager
@@ -18,3 +24,53 @@ def running(folder: RunFolder) -> Iterator[None]:
     except BaseException:
         folder.update_manifest({"status": "failed"})
         raise
+
+
+def resumed_run(config: PairConfig | AuditionConfig, door: str) -> RunFolder:
+    """The folder that `config.resume` names; backend=auto goes on with the backend it began with.
+
+    Raises:
+        UserError: it is not a run of this door with this configuration.
+    """
+    if config.backend == "auto":
+        config.backend = load(str(config.resume)).config.get("backend", config.backend)
+    return RunFolder.resume(str(config.resume), door, asdict(config))
+
+
+def concluded(folder: RunFolder, derive: Callable[[], Summary]) -> Outcome:
+    """Derive a measured run's summary, store its status, render and show it.
+
+    Whatever goes wrong here costs no measurement: it is the outcome's error, and the folder stays.
+
+    Args:
+        folder: everything measured is in it.
+        derive: writes its results and its summary.
+
+    Raises:
+        UserError: what was measured cannot be used.
+    """
+    try:
+        with running(folder):
+            summary = derive()
+    except UserError:
+        raise
+    except Exception as error:  # told by whoever called: the door, or the delivery of a rented run
+        return Outcome(folder.path, 1, error)
+    folder.update_manifest({"status": "failed" if summary.failures else "complete"})
+    return shown(folder.path, 1 if summary.failures else 0)
+
+
+def shown(folder: Path, status: int = 0) -> Outcome:
+    """Render and show a stored run; what goes wrong there is the outcome's error.
+
+    Args:
+        folder: the run.
+        status: how the process should exit where nothing does.
+    """
+    try:
+        stored = load(folder)
+        reporting.render(stored)
+        reporting.show(stored)
+    except Exception as error:  # see `concluded`
+        return Outcome(folder, 1, error)
+    return Outcome(folder, status)

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 from harness import prompts as prompt_sets
-from harness import reporting
 from harness.config import SnapshotConfig
 from harness.decoding.sampling import Warping
 from harness.experiments import execute, told
@@ -14,7 +13,7 @@ from harness.experiments.pair import Pair, open_configured
 from harness.experiments.plan import print_snapshot_plan
 from harness.experiments.progress import progress
 from harness.experiments.requests import plan
-from harness.experiments.running import running
+from harness.experiments.running import concluded, running
 from harness.experiments.validate import validated
 from harness.measurement.snapshots import compare_texts, law_tests, most_open
 from harness.records import DUMMY_CAVEAT, Failure, Summary, Trial, UserError
@@ -51,17 +50,18 @@ def run(config: SnapshotConfig) -> Outcome:
         trials = _texts(folder, pair, config) if GREEDY in config.temperature else []
         compared = _compare(trials, pair)
         sampled = _laws(pair, config)
+
+    def derive() -> Summary:
         folder.write_results(_rows(trials, config))
         caveats = (DUMMY_CAVEAT,) if dummies_of(load(folder.path)) else ()
         summary = replace(_summary(compared, sampled, trials), caveats=caveats)
         folder.write_summary(summary, {"prompts": compared, "sampled": sampled})
-    folder.update_manifest({"status": "failed" if summary.failures else "complete"})
-    stored = load(folder.path)
-    reporting.render(stored)
-    reporting.show(stored)
+        return summary
+
+    outcome = concluded(folder, derive)
     if config.show == "tokens":
         show_tokens(_marked(trials, pair))
-    return Outcome(folder.path, 1 if summary.failures else 0)
+    return outcome
 
 
 def _texts(folder: RunFolder, pair: Pair, config: SnapshotConfig) -> list[Trial]:

@@ -149,7 +149,7 @@ def _play(
     traces = _score(stage, texts, model, draft.name, config)
     seconds = time.perf_counter() - begin
     timings = [] if timed else _time(stage, draft.name, model, config)
-    return Turn(traces, timings, seconds, draft.describe())
+    return Turn(traces, timings, seconds, {**draft.describe(), **model.describe()})
 
 
 def _score(

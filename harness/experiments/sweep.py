@@ -6,7 +6,6 @@ speculative generation is run.
 """
 
 from harness import prompts as prompt_sets
-from harness import reporting
 from harness.config import SweepConfig
 from harness.experiments import execute, physics
 from harness.experiments.finish import finish_sweep
@@ -15,7 +14,7 @@ from harness.experiments.outcome import Outcome
 from harness.experiments.pair import open_configured
 from harness.experiments.plan import print_plan
 from harness.experiments.requests import plan
-from harness.experiments.running import running
+from harness.experiments.running import concluded, running
 from harness.experiments.texts import score_pair, write_pair_texts
 from harness.experiments.validate import validated
 from harness.storage import load
@@ -52,9 +51,4 @@ def run(config: SweepConfig) -> Outcome:
             execute.run_requests(folder, requests, lambda _: models, "generating")
         if not imposed and config.decode.stop == "none":
             score_pair(folder, pair, config)
-        summary = finish_sweep(folder, load(folder.path))
-    folder.update_manifest({"status": "failed" if summary.failures else "complete"})
-    stored = load(folder.path)
-    reporting.render(stored)
-    reporting.show(stored)
-    return Outcome(folder.path, 1 if summary.failures else 0)
+    return concluded(folder, lambda: finish_sweep(folder, load(folder.path)))

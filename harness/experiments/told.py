@@ -76,8 +76,11 @@ def caveats(
 
 
 def _fallbacks(stored: StoredRun) -> list[str]:
-    """The models that did not run on the engine that was asked for."""
-    if stored.config.get("backend") != "cuda_graphs":
+    """The models that did not run on the engine that was asked for, on a card."""
+    if (
+        stored.config.get("backend") == "eager"
+        or (stored.manifest.get("environment") or {}).get("device") != "cuda"
+    ):
         return []
     models = stored.manifest.get("models", {})
     return [

@@ -28,7 +28,7 @@ from harness.theory.rates import rates_for
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
 STOPS = ("none", "threshold")
-BACKENDS = ("eager", "cuda_graphs")
+BACKENDS = ("auto", "eager", "cuda_graphs")
 ATTENTIONS = ("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
 
 LEAST_DRAWS = 5000
@@ -239,7 +239,7 @@ def _loop_only(config: SweepConfig | PairConfig | AuditionConfig) -> None:
         raise UserError(f"decode.{asked[0]}: only a sweep with mode=measure runs such a loop")
     if len(asked) > 1:
         raise UserError(f"decode.{asked[0]} and decode.{asked[1]}: give one of the two")
-    if decode.stop != "none" and config.backend != "eager":
+    if decode.stop != "none" and config.backend == "cuda_graphs":
         raise UserError(
             f"decode.stop={decode.stop}: reads every draft step back, which a recorded graph "
             "cannot; use backend=eager"

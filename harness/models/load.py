@@ -13,6 +13,7 @@ from transformers import (
     BitsAndBytesConfig,
     PreTrainedModel,
 )
+from transformers.utils.import_utils import is_accelerate_available
 
 from harness import PACKAGE
 from harness.config import ModelConf
@@ -214,9 +215,13 @@ def _options(conf: ModelConf, key: str, device: torch.device) -> dict[str, Any]:
         "dtype": _asked_dtype(conf, key) or "auto",
         "attn_implementation": conf.attention,
     }
+    where = resolve_device(conf.device) if conf.device else device
     if conf.device_map is not None:
         _require(f"{key}.device_map={conf.device_map}", "accelerate", "accelerate")
         options["device_map"] = conf.device_map
+    elif where.type == "cuda" and conf.quantization is None and is_accelerate_available():
+        # Tensor by tensor to the card and cast there; cast here, the model would be held here whole
+        options["device_map"] = {"": where}
     if conf.quantization is not None:
         options["quantization_config"] = _quantization(conf, key)
         options.setdefault("device_map", {"": device})

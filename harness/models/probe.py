@@ -34,7 +34,7 @@ def cached_model(
         vocab_size: logits are cut to it.
         name: its key and name, for errors.
         backend: eager, or cuda_graphs, which falls back to eager for a model that cannot; the
-            model's `engine_reason` says why.
+            model's `engine_reason` says why. auto: cuda_graphs on CUDA, else eager.
 
     Raises:
         UserError: graphs are asked for without a CUDA device, or nothing rewinds it.
@@ -42,7 +42,8 @@ def cached_model(
     settle_kernels()  # every model that a door or a benchmark times comes this way
     reasons: list[str] = []
     no_graphs = None
-    if backend == "cuda_graphs":
+    on_cuda = next(network.parameters()).device.type == "cuda"
+    if backend == "cuda_graphs" or (backend == "auto" and on_cuda):
         graphed, no_graphs = graphed_model(network, vocab_size, name)
         if graphed is not None:
             return graphed

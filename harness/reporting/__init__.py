@@ -9,7 +9,7 @@ that stopped early is rendered as far as it goes and marked at the top.
     tables/      one module a table    plots/     one module a plot
     wording      the sentences         content    what a report says, in order
     console      lays it out in rich   markdown   lays it out in report.md
-    html_report  in report.html        definitions  docs/metrics.md as data
+    html_report  in report.html        definitions  metrics.md as data
 """
 
 from collections.abc import Sequence

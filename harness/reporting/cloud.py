@@ -13,7 +13,7 @@ class Receipt:
     Attributes:
         name, gpu: of the job, and the card as it was asked for.
         status: as a door exits.
-        error: why nothing came back.
+        error: what went wrong.
         device, upgraded: what the card called itself, and whether that is another one.
         seconds, usd: rented, and what that costs.
         price_per_hour_usd, price_date: of the card, and when that was looked up.
@@ -49,6 +49,11 @@ def lines(receipt: Receipt, folder: Path | None) -> tuple[str, ...]:
             f"note: {receipt.gpu} was asked for and {receipt.device} ran:"
             f" these are not the latencies of {receipt.gpu}"
         )
-    if receipt.status:
+    if receipt.error is not None:
+        told += [
+            f"{said}: failed: {receipt.error}",
+            f"note: what it had stored came back: python -m harness.report run={folder}",
+        ]
+    elif receipt.status:
         told.append("note: some cells did not complete; --resume runs them again")
     return (*told, f"run: {folder}")

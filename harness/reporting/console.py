@@ -39,6 +39,8 @@ def show(run: "StoredRun", console: Console | None = None) -> None:
     if content.status:
         _line(out, content.status, "bold")
     _verdict(out, content)
+    if content.engine:
+        _line(out, content.engine)
     _paragraph(out, content.reasons)
     notes = [f"Note: {caveat}" for caveat in content.caveats]
     _paragraph(out, [*notes, *(f"Did not complete: {text}" for text in content.failures)])

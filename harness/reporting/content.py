@@ -46,6 +46,7 @@ class Content:
         banner: what must be read before any number; None where there is no such thing.
         status: why it is not a whole run; None where it is.
         verdicts: the decision, main one first; empty for a door that decides nothing.
+        engine: what the steps ran on; None where no model ran.
         reasons: why, and what would change it; whole sentences.
         caveats, failures: whole lines.
         snippets: what to paste into a server; empty where nothing is to be served.
@@ -59,6 +60,7 @@ class Content:
     banner: str | None
     status: str | None
     verdicts: tuple[str, ...]
+    engine: str | None
     reasons: tuple[str, ...]
     caveats: tuple[str, ...]
     failures: tuple[str, ...]
@@ -78,6 +80,7 @@ def content_of(run: "StoredRun") -> Content:
         banner=wording.banner(run),
         status=wording.status(run),
         verdicts=wording.verdicts(run),
+        engine=wording.engine(run),
         reasons=wording.reasons(run),
         caveats=wording.caveats(run),
         failures=wording.failures(run),

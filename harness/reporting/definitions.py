@@ -1,4 +1,4 @@
-"""docs/metrics.md as data: the definition behind every word and column of a report.
+"""metrics.md, beside this module, as data: the definition behind every word and column of a report.
 
 The file is the one place where a quantity is defined; report.html inlines what it needs of it. A
 definition is a heading that names it in backticks with the text below, or a row of a table whose
@@ -14,7 +14,8 @@ from pathlib import Path
 
 from markupsafe import Markup, escape
 
-_PACKAGE = Path(__file__).resolve().parents[1]
+# Inside the package: wherever its code is, a report can say what its words mean
+METRICS = Path(__file__).resolve().with_name("metrics.md")
 _HEADING = re.compile(r"^(#{1,4}) +(.+?)\s*$")
 _NAMES = re.compile(r"`([^`]+)`")
 _LINK = re.compile(r"\[([^\]]+)\]\(#([^)]+)\)")
@@ -27,7 +28,7 @@ class Definition:
     """One entry.
 
     Attributes:
-        name: as docs/metrics.md writes it.
+        name: as metrics.md writes it.
         anchor: of its place in a page.
         source: its text, in markdown.
     """
@@ -56,27 +57,14 @@ class Definition:
         return tuple(_id(anchor) for _, anchor in _LINK.findall(self.source))
 
 
-def find_metrics() -> Path:
-    """docs/metrics.md: inside the installed package, or beside it in a checkout.
-
-    Raises:
-        FileNotFoundError: neither exists, so the installation is broken.
-    """
-    places = (_PACKAGE / "docs" / "metrics.md", _PACKAGE.parent / "docs" / "metrics.md")
-    found = next((place for place in places if place.is_file()), None)
-    if found is None:
-        raise FileNotFoundError(f"no docs/metrics.md in {_PACKAGE} or beside it; install it again")
-    return found
-
-
 @cache
 def definitions() -> Mapping[str, Definition]:
     """Every definition by its name in lower case; the first of two of one name."""
-    return parse(find_metrics().read_text(encoding="utf-8"))
+    return parse(METRICS.read_text(encoding="utf-8"))
 
 
 def parse(text: str) -> dict[str, Definition]:
-    """The definitions of a text written as docs/metrics.md is."""
+    """The definitions of a text written as metrics.md is."""
     found: dict[str, Definition] = {}
     for names, source in _entries(text.splitlines()):
         for name in names:

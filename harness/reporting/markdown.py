@@ -8,11 +8,11 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from harness.reporting.content import Content
+from harness.reporting.definitions import METRICS
 from harness.reporting.tables import Row, Table
 
 # What markdown would act on; an underscore inside a word (acceptance_rate) is left alone by it.
 _SPECIAL = re.compile(r"([\\`*|<]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
-_PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def report(content: Content, plots: Sequence[tuple[str, str]], folder: Path) -> str:
@@ -74,9 +74,9 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _definitions(folder: Path) -> str:
-    """A link to docs/metrics.md where the run lies in a checkout; else only its name."""
-    checkout = _PACKAGE.parent
-    file = checkout / "docs" / "metrics.md"
-    if folder.resolve().is_relative_to(checkout) and file.is_file():
-        return f"[docs/metrics.md]({Path(os.path.relpath(file, folder.resolve())).as_posix()})"
-    return "docs/metrics.md of the harness"
+    """A link to metrics.md where the run lies in a checkout; else only its name."""
+    checkout = METRICS.parents[2]
+    name = METRICS.relative_to(checkout).as_posix()
+    if folder.resolve().is_relative_to(checkout):
+        return f"[{name}]({Path(os.path.relpath(METRICS, folder.resolve())).as_posix()})"
+    return f"{name} of the harness"

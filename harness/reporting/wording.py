@@ -30,6 +30,12 @@ _FAILURES_SHOWN = 8
 NO_ADVICE = "Not a recommendation (dummy weights): "
 AT_IMPOSED = " It holds at the imposed acceptance only."
 DECIDING_DOORS = frozenset({"sweep", "audition"})
+# What ran, by a model's `engine` in the manifest
+ENGINES = {
+    "cuda_graphs": "CUDA graphs",
+    "lean": "eager forward of our own",
+    "transformers": "eager forward of transformers",
+}
 # Caveats that a banner has said already
 TOLD_FIRST = (DUMMY_CAVEAT, IMPOSED_CAVEAT)
 
@@ -109,6 +115,30 @@ def verdicts(run: "StoredRun") -> tuple[str, ...]:
     prefix = NO_ADVICE if dummies_of(run) and not synthetic(run) else ""
     suffix = AT_IMPOSED if synthetic(run) else ""
     return tuple(f"{prefix}{verdict(entry)}{suffix}" for entry in (main, *others))
+
+
+def engine(run: "StoredRun") -> str | None:
+    """What the steps ran on, told model by model where that differs; None where no model ran.
+
+    "engine: CUDA graphs (target); CUDA graphs, uncompiled (draft: no C compiler)"
+    """
+    models = run.manifest.get("models") or {}
+    known = {role: entry for role, entry in models.items() if entry.get("engine")}
+    ran_on: dict[tuple[str, str | None], list[str]] = {}
+    for role, entry in known.items():
+        name, reason = str(entry["engine"]), entry.get("engine_reason")
+        uncompiled = name == "cuda_graphs" and (reason or entry.get("compiled") is False)
+        said = f"{ENGINES.get(name, name)}{', uncompiled' if uncompiled else ''}"
+        ran_on.setdefault((said, reason), []).append(role)
+    if not ran_on:
+        return None
+    if len(ran_on) == 1 and not any(reason for _, reason in ran_on):
+        return f"engine: {next(iter(ran_on))[0]}"
+    parts = [
+        f"{said} ({', '.join(roles)}{f': {reason}' if reason else ''})"
+        for (said, reason), roles in ran_on.items()
+    ]
+    return f"engine: {'; '.join(parts)}"
 
 
 def reasons(run: "StoredRun") -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 The rules are a Rust engine's documentation (draft five, better ten times as fast; 5 to 20 % of the
 parameters; same vocabulary; K = 2 at low acceptance, 4 by default, 8 above 75 %, 16 above 85 %; a
 warning under 40 %). That warning counts accepted / emitted, a third rate beside acceptance_rate and
-alpha (docs/metrics.md).
+alpha (harness/reporting/metrics.md).
 """
 
 from dataclasses import dataclass

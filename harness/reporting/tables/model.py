@@ -20,7 +20,7 @@ class Column:
         align: numbers to the right, words to the left.
         key: names the row; repeated when a wide table is folded into parts.
         flexible: long words, which may be broken over lines.
-        means: the quantity below it (a name in docs/metrics.md) where the title does not name it.
+        means: the quantity below it (a name in metrics.md) where the title does not name it.
     """
 
     title: str

@@ -13,8 +13,8 @@ COLUMNS = (
     Column("what the measurement says", "left", flexible=True),
 )
 NOTES = (
-    "The rules are in circulation (docs/metrics.md names them). They are shown to be checked, not"
-    " obeyed: the verdict rests on the measurement.",
+    "The rules are in circulation (harness/reporting/metrics.md names them). They are shown to be"
+    " checked, not obeyed: the verdict rests on the measurement.",
 )
 MET = {True: "yes", False: "no", None: "-"}
 

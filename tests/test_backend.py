@@ -1,0 +1,208 @@
+"""backend=auto: graphs where they can be, and every report says what ran."""
+
+from dataclasses import asdict, replace
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import reporting_fixtures as made
+import torch
+from random_models import qwen3, save
+from rich.console import Console
+
+from harness import reporting
+from harness.entry import compose
+from harness.experiments.execute import note_or_check, resumed
+from harness.experiments.running import resumed_run
+from harness.experiments.told import caveats
+from harness.experiments.validate import validated
+from harness.models import load as loading
+from harness.models import probe, room
+from harness.models.dummy import config_of
+from harness.models.lean.model import LeanModel
+from harness.models.load import load
+from harness.models.probe import cached_model
+from harness.records import UserError
+from harness.reporting import wording
+from harness.storage import RunFolder, StoredRun
+from harness.storage import load as load_run
+
+CUDA = torch.device("cuda")
+GRAPHS = {"engine": "cuda_graphs", "compiled": True}
+NO_COMPILER = "compiled graphs: RuntimeError: no C compiler"
+
+
+def on_cuda() -> Any:
+    """Stands for a network on a card, as far as the choice of a backend looks at it."""
+    return SimpleNamespace(parameters=lambda: iter([SimpleNamespace(device=CUDA)]))
+
+
+def opened(monkeypatch: pytest.MonkeyPatch, backend: str, graphed: Any, why: str | None) -> Any:
+    monkeypatch.setattr(probe, "graphed_model", lambda *_: (graphed, why))
+    monkeypatch.setattr(probe, "lean_model", lambda *_: (SimpleNamespace(), None))
+    return cached_model(on_cuda(), 8, "model=x", backend)
+
+
+@pytest.mark.parametrize("door", ["profile", "sweep", "snapshot", "audition"])
+def test_every_door_chooses_the_backend_itself_unless_told(door: str) -> None:
+    assert compose(door).backend == "auto"
+
+
+def test_auto_is_graphs_on_a_card_and_eager_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(cached_model(qwen3(), 1024, "model=x", "auto"), LeanModel)
+    graphs = SimpleNamespace()
+    assert opened(monkeypatch, "auto", graphs, None) is graphs
+    assert opened(monkeypatch, "eager", graphs, None) is not graphs
+    fallen = opened(monkeypatch, "auto", None, "no CUDA graphs, it is quantized")
+    assert fallen.engine_reason == "no CUDA graphs, it is quantized"
+
+
+def test_adaptive_drafting_runs_eagerly_where_nothing_else_was_asked_for() -> None:
+    assert validated(compose("sweep", ["decode.stop=threshold"])).backend == "auto"
+    with pytest.raises(UserError, match="backend=eager"):
+        validated(compose("sweep", ["decode.stop=threshold", "backend=cuda_graphs"]))
+
+
+def test_a_run_begun_with_eager_goes_on_with_eager(tmp_path: Path) -> None:
+    for door, resume in (("sweep", lambda c: resumed(c, "sweep")), ("audition", audition_resumed)):
+        words = [f"results_root={tmp_path}", "threads=1"]
+        old = compose(door, [*words, "backend=eager"])
+        run = RunFolder.create(tmp_path, door, ["tiny"], asdict(old))
+        config = compose(door, [*words, f"resume={run.path}"])
+        folder = resume(config)
+        assert folder is not None
+        assert (folder.path, config.backend) == (run.path, "eager")
+        with pytest.raises(UserError, match="differs in backend"):
+            resume(compose(door, [*words, f"resume={run.path}", "backend=cuda_graphs"]))
+
+
+def test_one_run_does_not_mix_two_engines(tmp_path: Path) -> None:
+    def described(**ran: Any) -> dict[str, Any]:
+        models = {"target": {"name": "t", **ran}, "draft": {"name": "d", **ran}}
+        return {"prompts_sha256": "0", "environment": {"device_name": "H100"}, "models": models}
+
+    run = RunFolder.create(tmp_path, "sweep", ["tiny"], {})
+    note_or_check(run, described(**GRAPHS), 0)
+    note_or_check(run, described(**GRAPHS), 0)
+    for other in ({**GRAPHS, "compiled": False}, {"engine": "lean"}):
+        with pytest.raises(UserError, match="engines changed since"):
+            note_or_check(run, described(**other), 0)
+    older = RunFolder.create(tmp_path, "sweep", ["tiny"], {})
+    note_or_check(older, described(), 0)
+    note_or_check(older, described(**GRAPHS), 0)
+
+
+def audition_resumed(config: Any) -> RunFolder:
+    return resumed_run(config, "audition")
+
+
+def ran_on(root: Path, target: dict[str, Any], draft: dict[str, Any], device: str) -> StoredRun:
+    run = made.sweep_run(root)
+    models = {"target": {"name": "t", **target}, "draft": {"name": "d", **draft}}
+    environment = {**run.manifest["environment"], "device": device}
+    folder = RunFolder(run.folder, run.manifest)
+    folder.update_manifest({"models": models, "environment": environment})
+    return load_run(run.folder)
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "says"),
+    [
+        (GRAPHS, GRAPHS, "engine: CUDA graphs"),
+        ({"engine": "lean"}, {"engine": "lean"}, "engine: eager forward of our own"),
+        (
+            GRAPHS,
+            {"engine": "cuda_graphs", "compiled": False, "engine_reason": NO_COMPILER},
+            f"engine: CUDA graphs (target); CUDA graphs, uncompiled (draft: {NO_COMPILER})",
+        ),
+        (
+            {"engine": "transformers", "engine_reason": "its weights are quantized"},
+            GRAPHS,
+            "engine: eager forward of transformers (target: its weights are quantized); "
+            "CUDA graphs (draft)",
+        ),
+    ],
+)
+def test_what_ran_is_named_model_by_model_where_it_differs(
+    target: dict[str, Any], draft: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    assert wording.engine(ran_on(tmp_path, target, draft, "cuda")) == says
+
+
+def test_what_ran_stands_right_below_the_verdict(tmp_path: Path) -> None:
+    run, says = ran_on(tmp_path, GRAPHS, GRAPHS, "cuda"), "engine: CUDA graphs"
+    reporting.render(run)
+    out = StringIO()
+    reporting.show(run, Console(file=out, width=300))
+    verdict = wording.verdicts(run)[0]
+    first, second = out.getvalue().split(verdict)[1:]
+    assert says in first.splitlines()[:4]
+    assert says not in second
+    text = (run.folder / "report.md").read_text()
+    assert text.index(verdict[:20]) < text.index("engine: ") < text.index("Before acting")
+    page = (run.folder / "report.html").read_text()
+    assert page.index('id="verdict"') < page.index("engine: ") < page.index('id="caveats"')
+
+
+def test_a_run_of_before_engines_were_noted_is_rendered_without_the_line(tmp_path: Path) -> None:
+    run = ran_on(tmp_path, {}, {}, "cuda")
+    assert wording.engine(run) is None
+    out = StringIO()
+    reporting.show(run, Console(file=out, width=300))
+    assert "engine: " not in out.getvalue()
+
+
+@pytest.mark.parametrize(("device", "told"), [("cuda", True), ("cpu", False)])
+def test_a_fallback_of_auto_is_a_caveat_on_a_card_only(
+    device: str, told: bool, tmp_path: Path
+) -> None:
+    reason = "no CUDA graphs, its weights are quantized"
+    run = ran_on(tmp_path, {"engine": "lean", "engine_reason": reason}, GRAPHS, device)
+    run = replace(run, config=asdict(compose("sweep")))
+    assert any(reason in caveat for caveat in caveats(run, (), ())) == told
+
+
+@pytest.fixture
+def small_card(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """A CUDA card with 24 GB, as far as loading asks it anything."""
+    monkeypatch.setattr(room, "free_bytes", lambda _device: 24e9)
+    monkeypatch.setattr(loading, "check_dtype", lambda *_: None)
+    return CUDA
+
+
+@pytest.mark.parametrize("weights", ["pretrained", "dummy"])
+def test_a_model_that_does_not_fit_the_card_is_refused_before_it_is_loaded(
+    weights: str, small_card: torch.device, tmp_path: Path
+) -> None:
+    conf = compose("sweep", ["model=qwen3_32b", f"model.weights={weights}"]).model
+    if weights == "pretrained":  # the config.json of a checkpoint that nobody needs to download
+        config = config_of(conf.architecture)
+        config.dtype = torch.bfloat16
+        config.architectures = ["Qwen3ForCausalLM"]
+        config.save_pretrained(tmp_path)
+        conf.id = str(tmp_path)
+    with pytest.raises(UserError) as refused:
+        load(conf, "model", small_card)
+    (line,) = str(refused.value).splitlines()
+    assert line.startswith("model=qwen3_32b: 65.5 GB of memory needed (65.5 GB for model=qwen3_32b")
+    assert "24 GB free on cuda" in line
+
+
+def test_with_accelerate_weights_go_straight_to_the_card(
+    small_card: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, asked = qwen3(), []
+
+    def from_pretrained(*_: Any, **options: Any) -> Any:
+        asked.append(options.get("device_map"))
+        raise ImportError("no card here")
+
+    monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", from_pretrained)
+    conf = compose("sweep", ["model=hf", f"model.id={save(network, tmp_path)}"]).model
+    for installed, device in ((True, small_card), (False, small_card), (True, torch.device("cpu"))):
+        monkeypatch.setattr(loading, "is_accelerate_available", lambda there=installed: there)
+        with pytest.raises(UserError, match="no card here"):
+            load(conf, "model", device)
+    assert asked == [{"": small_card}, None, None]
