@@ -12,10 +12,11 @@ Nothing in this module imports torch: `--help` must answer at once, so a door im
 experiment inside its `work` function.
 """
 
+import difflib
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NoReturn
 
 import hydra
@@ -96,8 +97,10 @@ def to_dataclass(config: DictConfig) -> Any:
     """The composed configuration as its door's dataclass, every interpolation resolved.
 
     Raises:
-        UserError: a key without a default was not given, or an interpolation leads nowhere.
+        UserError: a key that the door does not have was added with `+`, a key without a default
+            was not given, or an interpolation leads nowhere.
     """
+    _refuse_added_keys(config, "")
     missing = sorted(OmegaConf.missing_keys(config))
     if missing:
         give = " ".join(f"{key}=..." for key in missing)
@@ -106,6 +109,27 @@ def to_dataclass(config: DictConfig) -> Any:
         return OmegaConf.to_object(config)
     except OmegaConfBaseException as error:
         raise UserError(_one_line(str(error))) from error
+
+
+def _refuse_added_keys(config: DictConfig, prefix: str) -> None:
+    """Refuse keys that Hydra let in because of a `+`, and that nothing would ever read.
+
+    Raises:
+        UserError: the first such key, with those that have a similar name.
+    """
+    schema = OmegaConf.get_type(config)
+    if not is_dataclass(schema):  # a mapping of the user's own, such as prompts.weights
+        return
+    known = [field.name for field in fields(schema)]
+    for key in map(str, config):
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=3, cutoff=0.5)
+            there = "similar names" if near else "it takes"
+            names = ", ".join(f"{prefix}{name}" for name in near or known)
+            raise UserError(f"{prefix}{key}: there is no such key; {there}: {names}")
+        node = config._get_node(key)
+        if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():
+            _refuse_added_keys(node, f"{prefix}{key}.")
 
 
 def draft_conf(entry: str) -> ModelConf:
