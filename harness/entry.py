@@ -13,9 +13,11 @@ experiment inside its `work` function.
 """
 
 import difflib
+import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NoReturn
 
@@ -31,6 +33,8 @@ from harness.experiments.validate import validated
 from harness.records import UserError
 
 OK, CELLS_FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
+FULL_ERROR = "HYDRA_FULL_ERROR"
+MOST_CHARACTERS = 300
 
 Work = Callable[[Any], Outcome]
 
@@ -70,12 +74,41 @@ def run_door(door: str, work: Work) -> NoReturn:
 
     app = hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=door)(job)
     try:
-        app()
+        with _raising(FULL_ERROR):
+            app()
+    except (HydraException, OmegaConfBaseException) as error:
+        if os.environ.get(FULL_ERROR) == "1":
+            raise
+        for cause in filter(None, (error, error.__cause__)):
+            _say(str(cause))
+        _say(f"\nSet the environment variable {FULL_ERROR}=1 for a complete stack trace.")
+        sys.exit(CELLS_FAILED)
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+        # Raised by Hydra's own reading of the command line, which has no better name for it
+        if os.environ.get(FULL_ERROR) == "1":
+            raise
+        reason = str(error) or "it is nested too deeply"
+        _say(f"error: the command line cannot be read: {_one_line(reason)[:MOST_CHARACTERS]}")
+        sys.exit(USER_ERROR)
     except KeyboardInterrupt as stop:
         folder = str(stop) or "<its folder>"
         _say(f"error: interrupted; what was finished is stored, resume={folder} goes on")
         sys.exit(INTERRUPTED)
     sys.exit(max(_statuses, default=OK))
+
+
+@contextmanager
+def _raising(variable: str) -> Iterator[None]:
+    """Have Hydra raise its errors rather than print a traceback of its own for some of them."""
+    before = os.environ.get(variable)
+    os.environ[variable] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[variable]
+        else:
+            os.environ[variable] = before
 
 
 def run_job(work: Work, config: DictConfig) -> int:
