@@ -17,7 +17,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NoReturn
 
@@ -134,11 +134,11 @@ def to_dataclass(config: DictConfig) -> Any:
             was not given, or an interpolation leads nowhere.
     """
     _refuse_added_keys(config, "")
-    missing = sorted(OmegaConf.missing_keys(config))
-    if missing:
-        give = " ".join(f"{key}=..." for key in missing)
-        raise UserError(f"{missing[0]}: no value and no default; give {give}")
     try:
+        missing = sorted(OmegaConf.missing_keys(config))
+        if missing:
+            give = " ".join(f"{key}=..." for key in missing)
+            raise UserError(f"{missing[0]}: no value and no default; give {give}")
         return OmegaConf.to_object(config)
     except OmegaConfBaseException as error:
         raise UserError(_one_line(str(error))) from error
@@ -209,8 +209,9 @@ def compose(door: str, overrides: Sequence[str] = ()) -> Any:
 
 
 def _report(error: Exception, text: str, status: int, config: DictConfig) -> int:
-    if config.get("debug", False):
-        traceback.print_exception(error)
+    with suppress(OmegaConfBaseException):  # debug=${...} may be what the error is about
+        if config.get("debug", False):
+            traceback.print_exception(error)
     _say(f"error: {_one_line(text)}")
     return status
 
