@@ -102,6 +102,12 @@ class DecodeConf:
     Attributes:
         top_k: keep the top_k likeliest tokens, in draft and target alike; null keeps all.
         top_p: keep the smallest set of tokens with this much probability; null keeps all.
+        min_p: keep the tokens with at least this share of the likeliest one's probability; null
+            keeps all.
+        repetition_penalty: divide (above 0) or multiply (below 0) the logits of tokens that the
+            prompt or the text holds already by this; null leaves them.
+        stop_strings: texts that end a generation, with the token that completes one of them; null:
+            none.
         rule: ratio, exact_match or greedy_draft.
         stop: when to stop drafting early: none, or threshold (adaptive drafting).
         stop_threshold: with stop=threshold, a round drafts no more after a token that the draft
@@ -114,6 +120,9 @@ class DecodeConf:
 
     top_k: int | None = None
     top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    stop_strings: list[str] | None = None
     rule: str = "ratio"
     stop: str = "none"
     stop_threshold: float = 0.4

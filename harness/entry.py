@@ -12,10 +12,13 @@ Nothing in this module imports torch: `--help` must answer at once, so a door im
 experiment inside its `work` function.
 """
 
+import difflib
+import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NoReturn
 
 import hydra
@@ -30,6 +33,8 @@ from harness.experiments.validate import validated
 from harness.records import UserError
 
 OK, CELLS_FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
+FULL_ERROR = "HYDRA_FULL_ERROR"
+MOST_CHARACTERS = 300
 
 Work = Callable[[Any], Outcome]
 
@@ -69,12 +74,41 @@ def run_door(door: str, work: Work) -> NoReturn:
 
     app = hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=door)(job)
     try:
-        app()
+        with _raising(FULL_ERROR):
+            app()
+    except (HydraException, OmegaConfBaseException) as error:
+        if os.environ.get(FULL_ERROR) == "1":
+            raise
+        for cause in filter(None, (error, error.__cause__)):
+            _say(str(cause))
+        _say(f"\nSet the environment variable {FULL_ERROR}=1 for a complete stack trace.")
+        sys.exit(CELLS_FAILED)
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+        # Raised by Hydra's own reading of the command line, which has no better name for it
+        if os.environ.get(FULL_ERROR) == "1":
+            raise
+        reason = str(error) or "it is nested too deeply"
+        _say(f"error: the command line cannot be read: {_one_line(reason)[:MOST_CHARACTERS]}")
+        sys.exit(USER_ERROR)
     except KeyboardInterrupt as stop:
         folder = str(stop) or "<its folder>"
         _say(f"error: interrupted; what was finished is stored, resume={folder} goes on")
         sys.exit(INTERRUPTED)
     sys.exit(max(_statuses, default=OK))
+
+
+@contextmanager
+def _raising(variable: str) -> Iterator[None]:
+    """Have Hydra raise its errors rather than print a traceback of its own for some of them."""
+    before = os.environ.get(variable)
+    os.environ[variable] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[variable]
+        else:
+            os.environ[variable] = before
 
 
 def run_job(work: Work, config: DictConfig) -> int:
@@ -102,16 +136,39 @@ def to_dataclass(config: DictConfig) -> Any:
     """The composed configuration as its door's dataclass, every interpolation resolved.
 
     Raises:
-        UserError: a key without a default was not given, or an interpolation leads nowhere.
+        UserError: a key that the door does not have was added with `+`, a key without a default
+            was not given, or an interpolation leads nowhere.
     """
-    missing = sorted(OmegaConf.missing_keys(config))
-    if missing:
-        give = " ".join(f"{key}=..." for key in missing)
-        raise UserError(f"{missing[0]}: no value and no default; give {give}")
+    _refuse_added_keys(config, "")
     try:
+        missing = sorted(OmegaConf.missing_keys(config))
+        if missing:
+            give = " ".join(f"{key}=..." for key in missing)
+            raise UserError(f"{missing[0]}: no value and no default; give {give}")
         return OmegaConf.to_object(config)
     except OmegaConfBaseException as error:
         raise UserError(_one_line(str(error))) from error
+
+
+def _refuse_added_keys(config: DictConfig, prefix: str) -> None:
+    """Refuse keys that Hydra let in because of a `+`, and that nothing would ever read.
+
+    Raises:
+        UserError: the first such key, with those that have a similar name.
+    """
+    schema = OmegaConf.get_type(config)
+    if not is_dataclass(schema):  # a mapping of the user's own, such as prompts.weights
+        return
+    known = [field.name for field in fields(schema)]
+    for key in map(str, config):
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=3, cutoff=0.5)
+            there = "similar names" if near else "it takes"
+            names = ", ".join(f"{prefix}{name}" for name in near or known)
+            raise UserError(f"{prefix}{key}: there is no such key; {there}: {names}")
+        node = config._get_node(key)
+        if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():
+            _refuse_added_keys(node, f"{prefix}{key}.")
 
 
 def draft_conf(entry: str) -> ModelConf:
@@ -158,8 +215,9 @@ def compose(door: str, overrides: Sequence[str] = ()) -> Any:
 
 
 def _report(error: Exception, text: str, status: int, config: DictConfig) -> int:
-    if config.get("debug", False):
-        traceback.print_exception(error)
+    with suppress(OmegaConfBaseException):  # debug=${...} may be what the error is about
+        if config.get("debug", False):
+            traceback.print_exception(error)
     _say(f"error: {_one_line(text)}")
     return status
 

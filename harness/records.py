@@ -22,7 +22,7 @@ Outcome = Literal["rejected", "bonus", "cut", "step"]
 Rule = Literal["ratio", "exact_match", "greedy_draft"]
 Decision = Literal["speculate", "does_not_pay", "undecided"]
 Source = Literal["measured", "replayed", "theory"]
-StopReason = Literal["eos", "budget"]
+StopReason = Literal["eos", "stop_string", "budget"]
 
 RULES: tuple[Rule, ...] = ("ratio", "exact_match", "greedy_draft")
 

@@ -29,6 +29,10 @@ class TableModel:
         self.prefills = 0
 
     @property
+    def vocab_size(self) -> int:
+        return self.vocab
+
+    @property
     def device(self) -> torch.device:
         return CPU
 

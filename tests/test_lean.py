@@ -17,7 +17,7 @@ from transformers import (
 
 from harness.decoding.autoregressive import autoregressive_rounds
 from harness.decoding.drafters import ModelDrafter
-from harness.decoding.sampling import Noise, Warping, sampler_for
+from harness.decoding.sampling import Noise, Warping, sampler_for, seen_tokens
 from harness.decoding.speculative import speculative_rounds
 from harness.decoding.verification import verify_sampled
 from harness.models.cached import CachedModel
@@ -263,17 +263,22 @@ def test_a_static_batch_computes_each_row_alone() -> None:
     assert torch.allclose(model.forward(torch.tensor(TOKENS[9:10])), expected, atol=2e-4)
 
 
+@pytest.mark.parametrize("penalty", [None, 1.3])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("k", [1, 3])
-def test_recorded_rounds_are_the_rounds_of_the_loop(temperature: float, k: int) -> None:
+def test_recorded_rounds_are_the_rounds_of_the_loop(
+    temperature: float, k: int, penalty: float | None
+) -> None:
     target, draft = shaken_qwen3(), shaken(qwen3(3, vocab=128, layers=1))
-    warping = Warping(temperature)
+    warping = Warping(temperature, repetition_penalty=penalty)
 
     def rounds(kind: Callable[[PreTrainedModel], CachedModel], k: int) -> list[Round]:
         model, drafter = kind(target), ModelDrafter(kind(draft), warping)
         noise = Noise.keyed(0, "p", 0, 60, torch.device("cpu"))
         model.prefill(TOKENS[:9])
         options: Any = {"budget": 40, "eos": {5}, "warping": warping, "noise": noise}
+        if penalty is not None:
+            options["seen"] = seen_tokens(TOKENS[:10], 100, model.device)
         if not k:
             return list(autoregressive_rounds(model, TOKENS[9], **options))
         drafter.begin(TOKENS[:10])

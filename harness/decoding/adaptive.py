@@ -11,7 +11,7 @@ from torch import Tensor
 
 from harness.decoding.drafters import ModelDrafter
 from harness.decoding.protocols import CausalModel, Proposal
-from harness.decoding.sampling import Warping, inverse_cdf
+from harness.decoding.sampling import Warping, inverse_cdf, penalised
 from harness.records import Rule
 
 
@@ -32,11 +32,11 @@ class ThresholdDrafter(ModelDrafter):
 
     def propose(self, count: int, uniforms: Tensor) -> Proposal:
         """Propose 1 to `count` tokens."""
-        feed, draws = self._pending, uniforms.to(self._model.device)
+        feed, draws, seen = self._pending, uniforms.to(self._model.device), self._seen
         tokens: list[Tensor] = []
         laws: list[Tensor] = []
         for index in range(count):
-            logits = self._model.forward(feed)[-1:]
+            logits = penalised(self._model.forward(feed)[-1:], seen, self._penalty)
             if self._probabilities is None:
                 law = torch.softmax(logits.float(), dim=-1)
                 feed = logits.argmax(-1)
@@ -44,6 +44,8 @@ class ThresholdDrafter(ModelDrafter):
                 law = self._probabilities(logits)
                 feed = inverse_cdf(law, draws[index : index + 1])
                 laws.append(law)
+            if seen is not None:
+                seen = seen.index_fill(0, feed, True)
             tokens.append(feed)
             if index + 1 < count and float(law[0, feed].item()) < self._threshold:
                 break

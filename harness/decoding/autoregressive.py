@@ -5,8 +5,15 @@ from collections.abc import Collection, Iterator
 import torch
 from torch import Tensor
 
-from harness.decoding.protocols import CausalModel, recorded
-from harness.decoding.sampling import Noise, Warping, host_tokens, inverse_cdf, sampler_for
+from harness.decoding.protocols import CausalModel, StopRule, recorded
+from harness.decoding.sampling import (
+    Noise,
+    Warping,
+    host_tokens,
+    inverse_cdf,
+    penalised,
+    sampler_for,
+)
 from harness.records import Round
 
 
@@ -18,6 +25,8 @@ def autoregressive_rounds(
     eos: Collection[int],
     warping: Warping,
     noise: Noise,
+    seen: Tensor | None = None,
+    stop: StopRule | None = None,
 ) -> Iterator[Round]:
     """Yield one step per emitted token until end-of-text or the budget.
 
@@ -26,25 +35,32 @@ def autoregressive_rounds(
         last_token: prompt[-1].
         budget: tokens to emit at most.
         eos: the ids that end the text; the one that does is emitted.
-        warping: temperature, top-k, top-p.
+        warping: temperature, top-k, top-p, min-p, repetition penalty.
         noise: at least `budget` positions.
+        seen: [vocab] which tokens the prompt holds; needed for a repetition penalty, and changed.
+        stop: ends a text for other reasons than its last token's id.
     """
     probabilities = None if warping.greedy else sampler_for(warping)
+    penalty = warping.repetition_penalty
 
-    def step(last: Tensor, uniform: Tensor) -> tuple[Tensor]:
-        logits = target.forward(last)
+    def step(last: Tensor, uniform: Tensor, seen: Tensor | None) -> tuple[Tensor]:
+        logits = penalised(target.forward(last), seen, penalty)
         if probabilities is None:
             return (logits.argmax(-1),)
         return (inverse_cdf(probabilities(logits), uniform),)
 
     last = torch.tensor([last_token], device=target.device)
+    text: list[int] = []
     for position in range(budget):
         uniform = noise.resample[position : position + 1]
-        (last,) = recorded(target, ("step", probabilities), step, last, uniform)
+        (last,) = recorded(target, ("step", probabilities, penalty), step, last, uniform, seen)
         assert last is not None
+        if seen is not None:
+            seen.index_fill_(0, last, True)
         # The step's one host read
         (token,) = host_tokens(last)
         target.rewind(0)
         yield Round((token,), 0, 0, "step")
-        if token in eos:
+        if token in eos or (stop is not None and stop(text, (token,)) is not None):
             return
+        text.append(token)

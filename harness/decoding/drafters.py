@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from harness.decoding.protocols import CausalModel, Proposal, recorded, recorder_of
-from harness.decoding.sampling import Warping, inverse_cdf, sampler_for
+from harness.decoding.sampling import (
+    Warping,
+    inverse_cdf,
+    penalised,
+    sampler_for,
+    seen_tokens,
+)
 from harness.records import Rule
 
 
@@ -27,6 +33,9 @@ class ModelDrafter:
         chooses = warping.greedy or rule == "greedy_draft"
         self._probabilities = None if chooses else sampler_for(warping)
         self._pending = torch.empty(0, dtype=torch.long, device=model.device)
+        self._penalty = warping.repetition_penalty
+        # What a repetition penalty applies to; None where there is none
+        self._seen: Tensor | None = None
 
     def prepare(self, count: int) -> None:
         """Let a recording model record `count` drafts, after a rejection and after a bonus.
@@ -38,27 +47,36 @@ class ModelDrafter:
             if recorder is None or recorder.knows(self._key(length, count)):
                 continue
             self._model.prefill([])
+            self._note([])
             self._pending = torch.zeros(length, dtype=torch.long, device=home)
             self.propose(count, torch.full((count,), 0.5, dtype=torch.float64, device=home))
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Fill the cache with prompt[:-1]; the last token is pending."""
         self._model.prefill(prompt[:-1])
+        self._note(prompt)
         self._pending = torch.tensor(prompt[-1:], device=self._model.device)
 
     def propose(self, count: int, uniforms: Tensor) -> Proposal:
         """Propose exactly `count` tokens, on the uniforms' device; nothing is read to the host."""
         feed, draws = self._pending, uniforms.to(self._model.device)
         key = self._key(len(feed), count)
-        tokens, laws = recorded(self._model, key, self._steps, feed, draws)
+        tokens, laws = recorded(self._model, key, self._steps, feed, draws, self._seen)
         assert tokens is not None
         home = uniforms.device
         return Proposal(tokens.to(home), None if laws is None else laws.to(home))
 
     def _key(self, pending: int, count: int) -> tuple[object, ...]:
-        return ("propose", self._probabilities, pending, count)
+        return ("propose", self._probabilities, self._penalty, pending, count)
 
-    def _steps(self, feed: Tensor, draws: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _note(self, prompt: Sequence[int]) -> None:
+        """Begin the record of seen tokens with the prompt."""
+        if self._penalty is not None:
+            self._seen = seen_tokens(prompt, self._model.vocab_size, self._model.device)
+
+    def _steps(
+        self, feed: Tensor, draws: Tensor, seen: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         """One forward per draw: the tokens [count], and the laws [count, vocab] if drawn."""
         tokens: list[Tensor] = []
         laws: list[Tensor] = []
@@ -66,12 +84,15 @@ class ModelDrafter:
             logits = self._model.forward(feed)
             if len(feed) > 1:
                 logits = logits[-1:]
+            logits = penalised(logits, seen, self._penalty)
             if self._probabilities is None:
                 feed = logits.argmax(-1)
             else:
                 law = self._probabilities(logits)
                 feed = inverse_cdf(law, draw)
                 laws.append(law)
+            if seen is not None:
+                seen = seen.index_fill(0, feed, True)
             tokens.append(feed)
         return torch.cat(tokens), torch.cat(laws) if laws else None
 
@@ -79,6 +100,9 @@ class ModelDrafter:
         """Forget what was rejected and take note of what is to be fed next."""
         count = proposal.tokens.shape[0]
         home = self._model.device
+        if self._seen is not None:
+            emitted = torch.cat([proposal.tokens[:accepted], next_token]).to(home)
+            self._seen.index_fill_(0, emitted, True)
         if accepted == count:
             self._model.rewind(0)
             self._pending = torch.cat([proposal.tokens[-1:], next_token]).to(home)

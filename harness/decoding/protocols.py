@@ -17,6 +17,11 @@ class CausalModel(Protocol):
     """A causal language model with a cache of one sequence."""
 
     @property
+    def vocab_size(self) -> int:
+        """Width of its logits."""
+        ...
+
+    @property
     def device(self) -> torch.device:
         """Where its logits live."""
         ...
@@ -69,6 +74,11 @@ def recorder_of(model: CausalModel) -> Recorder | None:
     Not by isinstance: a runtime protocol is looked through anew at every call, 10 us of a round.
     """
     return getattr(model, "recorder", None)
+
+
+# (text so far, tokens that follow it) -> how many of these still belong to the text, if it ends
+# within them; None where it goes on.
+StopRule = Callable[[Sequence[int], Sequence[int]], int | None]
 
 
 class Proposal(NamedTuple):

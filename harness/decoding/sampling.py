@@ -7,7 +7,7 @@ indexed by text position, so that the same seed and K give the same text whateve
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -27,11 +27,15 @@ class Warping:
         temperature: 0 is greedy: no law, only the argmax.
         top_k: keep this many most likely tokens, or None for all.
         top_p: keep the smallest set of tokens whose mass reaches this, or None for all.
+        min_p: keep the tokens with at least this share of the likeliest one's mass, or None.
+        repetition_penalty: see `penalised`; None leaves the logits as they are.
     """
 
     temperature: float
     top_k: int | None = None
     top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
 
     @property
     def greedy(self) -> bool:
@@ -53,13 +57,15 @@ def host_tokens(tokens: Tensor) -> list[int]:
 def sampler_for(warping: Warping) -> Callable[[Tensor], Tensor]:
     """The function logits [n, vocab] -> probabilities [n, vocab], in float32; one per warping.
 
-    Temperature first, then top-k, then top-p, the order of transformers' generate
-    (generation/utils.py, `_get_logits_processor`).
+    Temperature first, then top-k, top-p and min-p, the order of transformers' generate
+    (generation/utils.py, `_get_logits_processor`). A repetition penalty comes before all of them
+    and is not applied here, since it depends on the text: see `penalised`.
 
     Raises:
         ValueError: greedy warping has no law to sample from.
     """
     from transformers.generation.logits_process import (
+        MinPLogitsWarper,
         TemperatureLogitsWarper,
         TopKLogitsWarper,
         TopPLogitsWarper,
@@ -74,6 +80,8 @@ def sampler_for(warping: Warping) -> Callable[[Tensor], Tensor]:
         processors.append(TopKLogitsWarper(int(warping.top_k)))
     if warping.top_p is not None and warping.top_p < 1.0:
         processors.append(TopPLogitsWarper(float(warping.top_p)))
+    if warping.min_p is not None:
+        processors.append(MinPLogitsWarper(float(warping.min_p)))
     no_ids = torch.empty((1, 0), dtype=torch.long)
 
     def probabilities(logits: Tensor) -> Tensor:
@@ -83,6 +91,40 @@ def sampler_for(warping: Warping) -> Callable[[Tensor], Tensor]:
         return torch.softmax(scores, dim=-1)
 
     return probabilities
+
+
+def penalised(logits: Tensor, seen: Tensor | None, penalty: float | None) -> Tensor:
+    """Logits with the tokens of the text so far made less likely (or more, below 1).
+
+    Source: Keskar et al. 2019 (CTRL), as transformers' RepetitionPenaltyLogitsProcessor and vLLM
+    have it: a positive logit is divided by the penalty, a negative one multiplied.
+
+    Args:
+        logits: [n, vocab].
+        seen: [n, vocab] (or [1, vocab]) the tokens of the prompt and the text before each row;
+            None where there is no penalty.
+        penalty: above 0; None leaves the logits.
+    """
+    if seen is None or penalty is None:
+        return logits
+    changed = torch.where(logits < 0, logits * penalty, logits / penalty)
+    return torch.where(seen[..., : logits.shape[-1]], changed, logits)
+
+
+def seen_tokens(tokens: Sequence[int], vocab_size: int, device: torch.device) -> Tensor:
+    """Which of the vocabulary's tokens a text holds, [vocab] bool."""
+    seen = torch.zeros(vocab_size, dtype=torch.bool, device=device)
+    seen[torch.tensor(tokens, dtype=torch.long, device=device)] = True
+    return seen
+
+
+def seen_along(seen: Tensor, tokens: Tensor) -> Tensor:
+    """What has been seen before each of `tokens` [n], and after the last: [n + 1, vocab] bool."""
+    rows = seen.repeat(len(tokens) + 1, 1)
+    added = torch.zeros_like(rows[1:], dtype=torch.int32)
+    added.scatter_(1, tokens.unsqueeze(1), 1)
+    rows[1:] |= added.cumsum(0) > 0
+    return rows
 
 
 def inverse_cdf(probs: Tensor, uniforms: Tensor) -> Tensor:

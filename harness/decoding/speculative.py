@@ -9,8 +9,15 @@ from collections.abc import Collection, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from harness.decoding.protocols import CausalModel, Drafter, Proposal, recorded
-from harness.decoding.sampling import Noise, Warping, host_tokens, sampler_for
+from harness.decoding.protocols import CausalModel, Drafter, Proposal, StopRule, recorded
+from harness.decoding.sampling import (
+    Noise,
+    Warping,
+    host_tokens,
+    penalised,
+    sampler_for,
+    seen_along,
+)
 from harness.decoding.verification import (
     Decision,
     rates_on,
@@ -34,6 +41,8 @@ def speculative_rounds(
     noise: Noise,
     rule: Rule = "ratio",
     imposed: Sequence[float] | None = None,
+    seen: Tensor | None = None,
+    stop: StopRule | None = None,
 ) -> Iterator[Round]:
     """Yield one round per draft-verify cycle until end-of-text or the budget.
 
@@ -47,15 +56,19 @@ def speculative_rounds(
         num_draft_tokens: K >= 1, proposed every round, the last included.
         budget: tokens to emit at most.
         eos: the ids that end the text; the one that does is emitted, nothing after it.
-        warping: temperature, top-k, top-p, alike for the target and the draft.
+        warping: temperature, top-k, top-p, min-p and repetition penalty, alike for the target and
+            the draft.
         noise: at least budget + K + 1 positions.
         rule: which draft tokens stand; see verification.py.
         imposed: synthetic acceptance: the chance of each drafted position, given that those before
             it were accepted. The text is then not the target's.
+        seen: [vocab] which tokens the prompt holds; needed for a repetition penalty, and changed.
+        stop: ends a text for other reasons than its last token's id.
     """
-    verifier = Verifier(warping, rule, noise, imposed)
+    verifier = Verifier(warping, rule, noise, imposed, seen)
     last = torch.tensor([last_token], device=target.device)
     position = 0
+    text: list[int] = []
     while True:
         proposal = drafter.propose(
             num_draft_tokens, noise.draft[position : position + num_draft_tokens]
@@ -65,11 +78,15 @@ def speculative_rounds(
         accepted, *tokens = host_tokens(outcome)
         next_token = outcome[-1:]
         drafted = len(tokens) - 1
-        done = emitted_round(tokens, accepted, drafted, budget - position, eos)
+        done = emitted_round(tokens, accepted, drafted, budget - position, eos, text, stop)
         position += len(done.tokens)
-        if position >= budget or done.tokens[-1] in eos:
+        ended = done.tokens[-1] in eos or (stop is not None and stop(text, done.tokens) is not None)
+        if ended or position >= budget:
             yield done
             return
+        if stop is not None:
+            text += done.tokens
+        verifier.note(proposal.tokens[:accepted], next_token)
         target.rewind(drafted - accepted)
         drafter.advance(proposal, accepted, next_token)
         last = next_token
@@ -86,10 +103,15 @@ def verified(
     """
 
     def work(
-        last: Tensor, tokens: Tensor, probs: Tensor | None, *uniforms: Tensor
+        last: Tensor,
+        tokens: Tensor,
+        probs: Tensor | None,
+        accept: Tensor,
+        resample: Tensor,
+        seen: Tensor | None,
     ) -> tuple[Tensor]:
-        logits = target.forward(torch.cat([last, tokens]))
-        decision = verifier.decide(logits, Proposal(tokens, probs), *uniforms)
+        logits = verifier.penalised(target.forward(torch.cat([last, tokens])), tokens, seen)
+        decision = verifier.decide(logits, Proposal(tokens, probs), accept, resample)
         accepted, own = decision.accepted.unsqueeze(0), decision.next_token.unsqueeze(0)
         return (torch.cat([accepted, tokens, own]),)
 
@@ -101,13 +123,20 @@ def verified(
         last,
         *proposal,
         *verifier.uniforms(position, count),
+        verifier.seen,
     )
     assert outcome is not None
     return outcome
 
 
 def emitted_round(
-    tokens: Sequence[int], accepted: int, drafted: int, budget: int, eos: Collection[int]
+    tokens: Sequence[int],
+    accepted: int,
+    drafted: int,
+    budget: int,
+    eos: Collection[int],
+    text: Sequence[int] = (),
+    stop: StopRule | None = None,
 ) -> Round:
     """What a verified round emits once end-of-text and the budget have had their say.
 
@@ -117,6 +146,8 @@ def emitted_round(
         drafted: how many were proposed.
         budget: tokens that may still be emitted, at least 1.
         eos: the ids that end the text.
+        text: what was emitted before; read by `stop` alone.
+        stop: ends a text for other reasons than its last token's id.
 
     Returns:
         The round; `cut` where fewer than accepted + 1 tokens could be emitted.
@@ -124,6 +155,8 @@ def emitted_round(
     whole = [*tokens[:accepted], tokens[-1]]
     end = next((index + 1 for index, token in enumerate(whole) if token in eos), len(whole))
     emitted = tuple(whole[: min(end, budget)])
+    if stop is not None:
+        emitted = emitted[: stop(text, emitted)]
     if len(emitted) < len(whole):
         return Round(emitted, len(emitted), drafted, "cut")
     return Round(emitted, accepted, drafted, "bonus" if accepted == drafted else "rejected")
@@ -133,7 +166,12 @@ class Verifier:
     """One generation's acceptance rule with its laws and its noise bound."""
 
     def __init__(
-        self, warping: Warping, rule: Rule, noise: Noise, imposed: Sequence[float] | None = None
+        self,
+        warping: Warping,
+        rule: Rule,
+        noise: Noise,
+        imposed: Sequence[float] | None = None,
+        seen: Tensor | None = None,
     ) -> None:
         """Bind `rule`, for laws warped by `warping`, to the uniforms of `noise`.
 
@@ -142,7 +180,9 @@ class Verifier:
             rule: which draft tokens stand.
             noise: the generation's uniforms.
             imposed: chances per drafted position that take the rule's place.
+            seen: [vocab] tokens of the prompt, for a repetition penalty; `note` adds the text's.
         """
+        self.seen, self._penalty = seen, warping.repetition_penalty
         self._imposed = None if imposed is None else tuple(imposed)
         self._rates = None
         if self._imposed is not None:
@@ -154,7 +194,18 @@ class Verifier:
     @property
     def key(self) -> tuple[object, ...]:
         """What two verifiers with the same work have in common."""
-        return (self._probabilities, self._rule, self._imposed)
+        return (self._probabilities, self._penalty, self._rule, self._imposed)
+
+    def note(self, accepted: Tensor, next_token: Tensor) -> None:
+        """Learn what was emitted, for a repetition penalty."""
+        if self.seen is not None:
+            self.seen.index_fill_(0, torch.cat([accepted, next_token]), True)
+
+    def penalised(self, logits: Tensor, tokens: Tensor, seen: Tensor | None) -> Tensor:
+        """Logits [n + 1, vocab] with the penalty for what precedes each, drafts included."""
+        if seen is None:
+            return logits
+        return penalised(logits, seen_along(seen, tokens), self._penalty)
 
     def __call__(self, logits: Tensor, proposal: Proposal, position: int) -> Decision:
         """Decide the round that began at text position `position`."""

@@ -11,7 +11,7 @@ from harness.experiments.plan import print_audition_plan
 from harness.experiments.ranking import Bench, judge
 from harness.experiments.running import concluded, resumed_run, running
 from harness.experiments.sources import by_draft, latencies, stored_texts, stored_traces
-from harness.experiments.told import EMBEDDED_CAVEAT
+from harness.experiments.told import EMBEDDED_CAVEAT, generation_caveat
 from harness.experiments.validate import validated
 from harness.experiments.weights import alike
 from harness.measurement.host import describe_host
@@ -177,6 +177,8 @@ def caveats_of(folder: RunFolder, config: AuditionConfig, taken: Taken) -> list[
         notes.append(f"{prompts} prompts: below {MIN_PROMPTS} there is no interval")
     if config.prompts.enable_thinking:
         notes.append("thinking mode is on: acceptance is that of reasoning text")
+    if note := generation_caveat(load(folder.path)):
+        notes.append(note)
     return notes
 
 

@@ -17,6 +17,7 @@ from harness.experiments.sources import by_draft, latencies
 from harness.experiments.stage import NotEligible, Stage, take_turn
 from harness.experiments.texts import Key, request_key, text_requests, write_texts
 from harness.measurement.traces import GeneratedText
+from harness.models.text import stop_rule
 from harness.records import Failure, TextTrace, UserError
 from harness.storage import RunFolder, load_traces
 from harness.theory.audition import replay_drafts
@@ -151,7 +152,8 @@ def _write(
     cast: Cast,
 ) -> list[GeneratedText]:
     begin = time.perf_counter()
-    requests = text_requests(prompts, config, stage.loaded.eos)
+    stop = stop_rule(stage.loaded.tokenizer, config.decode.stop_strings)
+    requests = text_requests(prompts, config, stage.loaded.eos, stop)
     texts = write_texts(folder, requests, stage.model, stage.loaded.name, config.batch)
     cast.count("generation_s", time.perf_counter() - begin)
     return texts

@@ -5,11 +5,12 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 
-from harness.config import PairConfig
+from harness.config import DecodeConf, PairConfig
 from harness.decoding.sampling import Warping
 from harness.experiments.pair import EncodedPrompt, Pair
 from harness.measurement.trials import Request
 from harness.models.load import LoadedModel
+from harness.models.text import stop_rule
 from harness.theory.rates import Cell, Rates, conditional
 
 NOTHING: Mapping[Cell, Rates] = {}
@@ -54,7 +55,7 @@ def request(
 ) -> Request:
     """One generation; `decoder` is the model that decodes where that is not the target."""
     model = decoder or pair.target
-    warping = Warping(float(temperature), config.decode.top_k, config.decode.top_p)
+    warping = warping_of(config.decode, temperature)
     draft = pair.draft.name if k else None
     conf = config.model if model is pair.target else config.draft
     rates = imposed.get((entry.prompt.prompt_set, float(temperature), k))
@@ -62,12 +63,14 @@ def request(
     # Added where they are set, so that a generation without them keeps the key it always had
     forced = {"imposed": rates} if rates else {}
     forced |= {"stop_below": stop} if stop is not None else {}
+    strings = config.decode.stop_strings
+    forced |= {"stop_strings": strings} if strings else {}
     identity = {
         "model": _model_identity(asdict(conf)),
         "draft": _model_identity(asdict(config.draft)) if k else None,
         "prompt": [entry.prompt.prompt_set, entry.prompt.id, list(entry.tokens)],
         "k": k,
-        "warping": asdict(warping),
+        "warping": _identity(warping),
         "rule": config.decode.rule if k else None,
         "new_tokens": config.new_tokens,
         "repetition": repetition,
@@ -92,7 +95,28 @@ def request(
         draft=draft,
         imposed=conditional(rates) if rates else None,
         stop_below=stop,
+        stop=stop_rule(pair.target.tokenizer, strings),
     )
+
+
+def warping_of(decode: DecodeConf, temperature: float) -> Warping:
+    """How a run draws its tokens at one temperature."""
+    penalty = decode.repetition_penalty
+    return Warping(
+        float(temperature),
+        decode.top_k,
+        decode.top_p,
+        decode.min_p,
+        None if penalty == 1.0 else penalty,
+    )
+
+
+def _identity(warping: Warping) -> dict[str, object]:
+    """What a generation's key holds of it; newer settings only where they are in force."""
+    first = ("temperature", "top_k", "top_p")
+    return {
+        key: value for key, value in asdict(warping).items() if key in first or value is not None
+    }
 
 
 def missing(requests: Sequence[Request], done: Iterator[str]) -> list[Request]:

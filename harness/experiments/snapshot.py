@@ -6,13 +6,12 @@ from typing import Any
 
 from harness import prompts as prompt_sets
 from harness.config import SnapshotConfig
-from harness.decoding.sampling import Warping
 from harness.experiments import execute, told
 from harness.experiments.outcome import Outcome
 from harness.experiments.pair import Pair, open_configured
 from harness.experiments.plan import print_snapshot_plan
 from harness.experiments.progress import progress
-from harness.experiments.requests import plan
+from harness.experiments.requests import plan, warping_of
 from harness.experiments.running import concluded, running
 from harness.experiments.validate import validated
 from harness.measurement.snapshots import compare_texts, law_tests, most_open
@@ -53,8 +52,11 @@ def run(config: SnapshotConfig) -> Outcome:
 
     def derive() -> Summary:
         folder.write_results(_rows(trials, config))
-        caveats = (DUMMY_CAVEAT,) if dummies_of(load(folder.path)) else ()
-        summary = replace(_summary(compared, sampled, trials), caveats=caveats)
+        dummy = DUMMY_CAVEAT if dummies_of(load(folder.path)) else None
+        caveats = (dummy, told.generation_caveat(load(folder.path)))
+        summary = replace(
+            _summary(compared, sampled, trials), caveats=tuple(note for note in caveats if note)
+        )
         folder.write_summary(summary, {"prompts": compared, "sampled": sampled})
         return summary
 
@@ -106,7 +108,7 @@ def _laws(pair: Pair, config: SnapshotConfig) -> list[dict[str, Any]]:
     entries: list[dict[str, Any]] = []
     with progress("drawing", len(cells)) as tick:
         for k, temperature in cells:
-            warping = Warping(temperature, config.decode.top_k, config.decode.top_p)
+            warping = warping_of(config.decode, temperature)
             prompt = most_open(
                 pair.target_model,
                 [entry.tokens for entry in pair.prompts],

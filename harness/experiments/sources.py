@@ -55,11 +55,11 @@ def stored_traces(
     absent = [name for name in drafts if name not in groups]
     if absent and not partly:
         raise UserError(f"{key}: no traces of draft {absent[0]!r}; it has {', '.join(groups)}")
-    first = next(iter(groups.values()))[0]
-    if (first.top_k, first.top_p) != (config.decode.top_k, config.decode.top_p):
-        raise UserError(
-            f"{key}: drawn with top_k={first.top_k}, top_p={first.top_p}; give the same"
-        )
+    drawn = run.config.get("decode", {})
+    for name in ("top_k", "top_p", "min_p", "repetition_penalty", "stop_strings"):
+        theirs, own = drawn.get(name) or None, getattr(config.decode, name) or None
+        if theirs != own:
+            raise UserError(f"{key}: drawn with decode.{name}={theirs}; give the same")
     return {name: groups[name] for name in drafts if name in groups}, run
 
 

@@ -3,12 +3,14 @@
 from collections.abc import Collection, Sequence
 
 from harness.config import AuditionConfig, SweepConfig
-from harness.decoding.sampling import Warping
+from harness.decoding.protocols import StopRule
 from harness.experiments.pair import EncodedPrompt, Pair
 from harness.experiments.progress import progress
+from harness.experiments.requests import warping_of
 from harness.measurement.scoring import score_texts
 from harness.measurement.traces import GeneratedText, TextRequest, generate_texts
 from harness.models.cached import CachedModel
+from harness.models.text import stop_rule
 from harness.records import Trial
 from harness.storage import RunFolder, load_traces
 
@@ -17,7 +19,10 @@ BATCH = 32
 
 
 def text_requests(
-    prompts: Sequence[EncodedPrompt], config: AuditionConfig | SweepConfig, eos: Collection[int]
+    prompts: Sequence[EncodedPrompt],
+    config: AuditionConfig | SweepConfig,
+    eos: Collection[int],
+    stop: StopRule | None,
 ) -> list[TextRequest]:
     """One request per (temperature, repetition, prompt)."""
     return [
@@ -27,10 +32,11 @@ def text_requests(
             category=entry.prompt.category,
             tokens=entry.tokens,
             repetition=repetition,
-            warping=Warping(float(temperature), config.decode.top_k, config.decode.top_p),
+            warping=warping_of(config.decode, temperature),
             budget=config.new_tokens,
             seed=config.seed,
             eos=frozenset(eos),
+            stop=stop,
         )
         for temperature in config.temperature
         # Greedy texts are all alike: once is enough
@@ -62,7 +68,8 @@ def write_texts(
 
 def write_pair_texts(folder: RunFolder, pair: Pair, config: SweepConfig) -> None:
     """The texts of a sweep that measures no generation."""
-    requests = text_requests(pair.prompts, config, pair.eos)
+    stop = stop_rule(pair.target.tokenizer, config.decode.stop_strings)
+    requests = text_requests(pair.prompts, config, pair.eos, stop)
     write_texts(folder, requests, pair.target_model, pair.target.name)
 
 
@@ -75,7 +82,8 @@ def score_pair(folder: RunFolder, pair: Pair, config: SweepConfig) -> None:
         for trial in folder.trials()
         if trial.k == 0 and trial.status == "ok" and trial.tokens
     }
-    requests = text_requests(pair.prompts, config, pair.eos)
+    stop = stop_rule(pair.target.tokenizer, config.decode.stop_strings)
+    requests = text_requests(pair.prompts, config, pair.eos, stop)
     texts = [
         from_trial(entry, plain[request_key(entry)])
         for entry in requests

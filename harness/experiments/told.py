@@ -68,11 +68,46 @@ def caveats(
     target = stored.manifest.get("models", {}).get("target", {})
     if target.get("chat_template") and prompts["chat_template"] == "never":
         notes.append("the model's chat template was not used: served traffic will differ")
+    notes += [note] if (note := generation_caveat(stored)) else []
     notes += _fallbacks(stored)
     upgraded = other_card(stored)
     notes += [upgraded] if upgraded else []
     scatter = _scatter(timings)
     return [*notes, scatter] if scatter else notes
+
+
+# Settings that mean nothing at temperature 0, where the likeliest token is taken
+_SAMPLED_ONLY = frozenset(
+    {"temperature", "top_k", "top_p", "min_p", "typical_p", "top_h", "epsilon_cutoff", "eta_cutoff"}
+)
+_OFFERED = ("top_k", "top_p", "min_p", "repetition_penalty", "stop_strings")
+_NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+
+
+def generation_caveat(stored: StoredRun) -> str | None:
+    """What the target's generation_config sets, and a server will honour, but this run did not."""
+    target = stored.manifest.get("models", {}).get("target", {})
+    decode = stored.config.get("decode") or {}
+    temperatures = [float(value) for value in stored.config.get("temperature") or [0.0]]
+
+    def differs(key: str, value: object) -> bool:
+        if key == "do_sample" or (key in _SAMPLED_ONLY and not any(temperatures)):
+            return False
+        if key == "temperature":
+            return value not in temperatures
+        return value != (decode.get(key) or _NEUTRAL.get(key))
+
+    given = (target.get("generation_config") or {}).items()
+    apart = {key: value for key, value in given if differs(key, value)}
+    if not apart:
+        return None
+    values = ", ".join(f"{key}={value}" for key, value in apart.items())
+    offered = " ".join(f"decode.{key}={apart[key]}" for key in _OFFERED if key in apart)
+    advice = f"; to measure with them: {offered}" if offered else ""
+    return (
+        f"the target's generation_config sets {values}: a server applies this unless a request "
+        f"says otherwise, and this run did not{advice}"
+    )
 
 
 def _fallbacks(stored: StoredRun) -> list[str]:

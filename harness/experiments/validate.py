@@ -5,6 +5,7 @@ looked at. Every refusal is one line that names the key, what it holds and what 
 """
 
 import math
+import os
 import re
 from collections.abc import Sequence
 from pathlib import PurePath
@@ -31,7 +32,14 @@ STOPS = ("none", "threshold")
 BACKENDS = ("auto", "eager", "cuda_graphs")
 ATTENTIONS = ("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
 
-LEAST_DRAWS = 5000
+# A chi-square over fewer draws says little; each draw is a Python call and takes memory
+LEAST_DRAWS, MOST_DRAWS = 5000, 1_000_000
+# Logits divided by less overflow float32; above, every token is as likely as any other
+LEAST_TEMPERATURE, MOST_TEMPERATURE = 0.01, 100.0
+# Far beyond what any engine drafts, and small enough for tables of positions
+MOST_DRAFTED = 1024
+MOST_TOKENS = 10_000_000
+MOST_REPETITIONS = 10_000
 
 Config = TypeVar("Config", bound=DoorConfig)
 
@@ -66,14 +74,19 @@ def _pair(config: PairConfig) -> None:
     _decode(config.decode)
     _loop_only(config)
     _grid(config)
-    for key in ("new_tokens", "repetitions"):
-        _at_least_one(key, getattr(config, key))
+    _sizes(config)
     _snapshot(config)
     _profile(config)
     _threads(config.threads)
     _one_of("mode", getattr(config, "mode", "measure"), ("measure", "replay"))
     _one_of("backend", config.backend, BACKENDS)
     _one_of("show", getattr(config, "show", "none"), ("none", "tokens"))
+
+
+def _sizes(config: PairConfig | AuditionConfig) -> None:
+    for key, most in (("new_tokens", MOST_TOKENS), ("repetitions", MOST_REPETITIONS)):
+        _at_least_one(key, getattr(config, key))
+        _at_most(key, getattr(config, key), most, "a run would not end")
 
 
 def _snapshot(config: PairConfig) -> None:
@@ -83,6 +96,7 @@ def _snapshot(config: PairConfig) -> None:
         raise UserError(
             f"draws={config.draws}: too few for a chi-square; give {LEAST_DRAWS} or more"
         )
+    _at_most("draws", config.draws, MOST_DRAWS, "each draw takes memory and time")
     if config.show == "tokens" and 0 not in config.temperature:
         raise UserError("show=tokens: texts are made at temperature 0 only; add it to temperature")
 
@@ -115,8 +129,8 @@ def _audition(config: AuditionConfig) -> None:
     _decode(config.decode)
     _loop_only(config)
     _grid(config)
-    for key in ("new_tokens", "repetitions", "batch"):
-        _at_least_one(key, getattr(config, key))
+    _sizes(config)
+    _at_least_one("batch", config.batch)
     _threads(config.threads)
     _one_of("backend", config.backend, BACKENDS)
     _one_of("stop", config.stop, ("none", "sequential"))
@@ -157,6 +171,7 @@ def check_k(values: Sequence[int]) -> None:
     for value in values:
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise UserError(f"k: {value} is not a number of draft tokens; use whole numbers >= 0")
+        _at_most("k", value, MOST_DRAFTED, "no engine drafts so many tokens a round")
     if not any(values):
         raise UserError("k=[0]: 0 is plain decoding, which always runs; add a K >= 1")
     _no_duplicates("k", values)
@@ -173,6 +188,11 @@ def check_temperature(values: Sequence[float]) -> None:
     for value in values:
         if not (math.isfinite(value) and value >= 0):
             raise UserError(f"temperature: {value} is not one; use finite numbers >= 0 (0: greedy)")
+        if value and not LEAST_TEMPERATURE <= value <= MOST_TEMPERATURE:
+            raise UserError(
+                f"temperature: {value:g} is out of range; use 0 (greedy) or "
+                f"{LEAST_TEMPERATURE:g} to {MOST_TEMPERATURE:g}"
+            )
     _no_duplicates("temperature", values)
 
 
@@ -220,6 +240,16 @@ def _decode(decode: DecodeConf) -> None:
         _at_least_one("decode.top_k", decode.top_k)
     if decode.top_p is not None and not 0 < decode.top_p <= 1:
         raise UserError(f"decode.top_p: {decode.top_p} is not in (0, 1]; null keeps every token")
+    if decode.min_p is not None and not 0 < decode.min_p <= 1:
+        raise UserError(f"decode.min_p: {decode.min_p} is not in (0, 1]; null keeps every token")
+    penalty = decode.repetition_penalty
+    if penalty is not None and not 0.01 <= penalty <= 100:
+        raise UserError(
+            f"decode.repetition_penalty: {penalty} is not in [0.01, 100]; null or 1 leaves it out"
+        )
+    if "" in (decode.stop_strings or []):
+        raise UserError("decode.stop_strings: an empty string would end every text at once")
+    _no_duplicates("decode.stop_strings", decode.stop_strings or [])
     _one_of("decode.rule", decode.rule, RULES)
     _one_of("decode.stop", decode.stop, STOPS)
     if not 0 <= decode.stop_threshold <= 1:
@@ -255,9 +285,12 @@ def _device(key: str, value: str) -> None:
 
 
 def _threads(value: Any) -> None:
-    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-    if value != "auto" and not whole:
+    if value == "auto":
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UserError(f"threads: {value!r} is not a number of threads; use auto or 1, 2, ...")
+    cores = os.cpu_count() or 1
+    _at_most("threads", value, cores, f"this machine has {cores} logical cores")
 
 
 def _seed(value: int) -> None:
@@ -268,6 +301,11 @@ def _seed(value: int) -> None:
 def _at_least_one(key: str, value: int) -> None:
     if value < 1:
         raise UserError(f"{key}: {value} is too small; use a whole number >= 1")
+
+
+def _at_most(key: str, value: int, most: int, reason: str) -> None:
+    if value > most:
+        raise UserError(f"{key}: {value} is too large; use at most {most} ({reason})")
 
 
 def _one_of(key: str, value: str, known: Sequence[str]) -> None:

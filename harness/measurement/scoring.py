@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from harness.decoding.candidates import Lookups, lookups
+from harness.decoding.sampling import penalised, seen_along, seen_tokens
 from harness.measurement.batches import in_batches
 from harness.measurement.laws import NUMBERS, Law, compare
 from harness.measurement.traces import GeneratedText, broken_logits
@@ -27,6 +28,8 @@ from harness.records import TextTrace
 
 # Positions of all rows that go through a body at once; longer texts are prefilled in pieces.
 PREFILL_POSITIONS = 8192
+# Rows of the vocabulary that are marked at once for a repetition penalty
+SEEN_AT_ONCE = 64
 
 Columns = dict[str, NDArray[np.float64]]
 
@@ -157,10 +160,17 @@ def _score(
         else _logit_chunks(target, texts, chunk, kept=True)
     )
     parts: list[list[Tensor]] = []
+    seen_chunks = _seen_chunks(texts, width, chunk)
     for part, (theirs, ours) in enumerate(zip(draft_chunks, target_chunks, strict=True)):
         here = tokens[part * chunk : (part + 1) * chunk].to(theirs.device)
-        law = None if ours is None else Law(ours[:, :width].to(theirs.device), warping)
-        parts.append(compare(here, law, theirs[:, :width], warping, draft_temperatures))
+        seen = next(seen_chunks, None)
+        penalty = warping.repetition_penalty
+        seen = None if seen is None else seen.to(theirs.device)
+        theirs = penalised(theirs[:, :width], seen, penalty)
+        law = None
+        if ours is not None:
+            law = Law(penalised(ours[:, :width].to(theirs.device), seen, penalty), warping)
+        parts.append(compare(here, law, theirs, warping, draft_temperatures))
     lengths = [len(text.tokens) for text in texts]
     per_text: list[list[TextTrace]] = [[] for _ in texts]
     for temperature, several in zip(draft_temperatures, zip(*parts, strict=True), strict=True):
@@ -168,6 +178,26 @@ def _score(
             columns = _columns(numbers, texts[index], target, draft)
             per_text[index].append(_trace(texts[index], draft_name, temperature, columns))
     return per_text
+
+
+def _seen_chunks(texts: Sequence[GeneratedText], width: int, chunk: int) -> Iterator[Tensor]:
+    """For a repetition penalty: what the text held before each token, [at most chunk, width].
+
+    Nothing where the texts are drawn without one.
+    """
+    if texts[0].request.warping.repetition_penalty is None:
+        return
+    waiting: list[Tensor] = []
+    for text in texts:
+        seen = seen_tokens(text.request.tokens, width, torch.device("cpu"))
+        for piece in torch.tensor(text.tokens).split(SEEN_AT_ONCE):
+            *rows, seen = seen_along(seen, piece)
+            waiting += rows
+            while len(waiting) >= chunk:
+                yield torch.stack(waiting[:chunk])
+                waiting = waiting[chunk:]
+    if waiting:
+        yield torch.stack(waiting)
 
 
 def _logit_chunks(

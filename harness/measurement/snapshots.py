@@ -9,7 +9,7 @@ draft tokens before it are made to stand, so the token there must follow the tar
 text, whether it was drafted, corrected or a bonus: a chi-square against the exact probabilities.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -18,7 +18,15 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from harness.decoding.protocols import CausalModel
-from harness.decoding.sampling import Noise, Warping, inverse_cdf, sampler_for
+from harness.decoding.sampling import (
+    Noise,
+    Warping,
+    inverse_cdf,
+    penalised,
+    sampler_for,
+    seen_along,
+    seen_tokens,
+)
 from harness.decoding.verification import verify_exact_match, verify_sampled
 from harness.records import Rule
 
@@ -140,12 +148,9 @@ def law_tests(
         draws: per offset.
         seed: of the forced text and of all draws.
     """
-    law = sampler_for(warping)
-    forced = _forced_text(target, prompt, num_draft_tokens, law, seed)
-    fed = torch.cat([torch.tensor(prompt[-1:], device=target.device), forced])
-    target.prefill(prompt[:-1])
-    draft.prefill(prompt[:-1])
-    laws = _Laws(law(target.forward(fed)), law(draft.forward(fed))[:-1].to(target.device))
+    forced = _forced_text(target, prompt, num_draft_tokens, warping, seed)
+    along = [_probs_along(model, prompt, forced, warping) for model in (target, draft)]
+    laws = _Laws(along[0], along[1][:-1].to(target.device))
     tests: list[LawTest] = []
     for offset in range(1, num_draft_tokens + 2):
         noise = Noise.keyed(seed, f"snapshot/{offset}", 0, draws, target.device)
@@ -173,13 +178,10 @@ def most_open(
         warping: temperature above 0, top-k, top-p.
         seed: of the forced texts, the one that `law_tests` is given.
     """
-    law = sampler_for(warping)
 
     def openness(prompt: Sequence[int]) -> float:
-        forced = _forced_text(target, prompt, num_draft_tokens, law, seed)
-        target.prefill(prompt[:-1])
-        last = torch.tensor(prompt[-1:], device=target.device)
-        probs = law(target.forward(torch.cat([last, forced])))
+        forced = _forced_text(target, prompt, num_draft_tokens, warping, seed)
+        probs = _probs_along(target, prompt, forced, warping)
         return float((1.0 - probs.max(-1).values).min())
 
     return max(prompts, key=openness)
@@ -192,20 +194,38 @@ class _Laws(NamedTuple):
     draft: Tensor
 
 
+def _probs_along(
+    model: CausalModel, prompt: Sequence[int], forced: Tensor, warping: Warping
+) -> Tensor:
+    """Warped probabilities after the prompt and after each forced token, [len(forced) + 1, vocab].
+
+    The model's cache then holds the prompt and the forced tokens.
+    """
+    model.prefill(prompt[:-1])
+    last = torch.tensor(prompt[-1:], device=model.device)
+    logits = model.forward(torch.cat([last, forced.to(model.device)]))
+    seen = None
+    if warping.repetition_penalty is not None:
+        before = seen_tokens(prompt, model.vocab_size, model.device)
+        seen = seen_along(before, forced.to(model.device))
+    return sampler_for(warping)(penalised(logits, seen, warping.repetition_penalty))
+
+
 def _forced_text(
-    target: CausalModel,
-    prompt: Sequence[int],
-    count: int,
-    law: Callable[[Tensor], Tensor],
-    seed: int,
+    target: CausalModel, prompt: Sequence[int], count: int, warping: Warping, seed: int
 ) -> Tensor:
     """The target's own text, so that every token of it can stand. [count]."""
+    law, penalty = sampler_for(warping), warping.repetition_penalty
+    seen = None if penalty is None else seen_tokens(prompt, target.vocab_size, target.device)
     noise = Noise.keyed(seed, "snapshot/forced", 0, count, target.device)
     target.prefill(prompt[:-1])
     token = torch.tensor(prompt[-1:], device=target.device)
     tokens: list[Tensor] = []
     for position in range(count):
-        token = inverse_cdf(law(target.forward(token)), noise.resample[position : position + 1])
+        logits = penalised(target.forward(token), seen, penalty)
+        token = inverse_cdf(law(logits), noise.resample[position : position + 1])
+        if seen is not None:
+            seen[token] = True
         tokens.append(token)
     return torch.cat(tokens)
 

@@ -18,9 +18,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.decoding.sampling import Noise, Warping, inverse_cdf, sampler_for
+from harness.decoding.protocols import StopRule
+from harness.decoding.sampling import (
+    Noise,
+    Warping,
+    inverse_cdf,
+    penalised,
+    sampler_for,
+    seen_tokens,
+)
 from harness.measurement.batches import in_batches
 from harness.measurement.clock import Clock
+from harness.measurement.trials import stop_reason
 from harness.models.cached import CachedModel
 from harness.models.halves import Halves, new_cache, take_apart
 from harness.records import StopReason, UserError
@@ -41,6 +50,7 @@ class TextRequest:
         warping: the law of the text.
         budget: tokens to emit at most.
         eos: ids that end the text; the one that does is emitted.
+        stop: ends the text for other reasons than its last token's id.
     """
 
     prompt_set: str
@@ -52,6 +62,7 @@ class TextRequest:
     budget: int
     seed: int
     eos: frozenset[int]
+    stop: StopRule | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +155,7 @@ def _generate(
         GeneratedText(
             request=request,
             tokens=tuple(tokens),
-            stop_reason="eos" if tokens[-1] in request.eos else "budget",
+            stop_reason=stop_reason(tokens, request.eos, request.stop),
             batch_s=seconds,
             batch_texts=len(requests),
             hidden=None if rows.hidden is None else rows.hidden[index, : len(tokens)],
@@ -181,6 +192,12 @@ class _Rows:
         self._padded = any(padding)
         self._noise = torch.stack([_uniforms(r, self._budget, target.device) for r in requests])
         self._groups = self._grouped()
+        # What a repetition penalty applies to, [vocab] per request that has one
+        self._seen = {
+            index: seen_tokens(request.tokens, target.vocab_size, target.device)
+            for index, request in enumerate(requests)
+            if request.warping.repetition_penalty is not None
+        }
         self._laws = {
             request.warping: None if request.warping.greedy else sampler_for(request.warping)
             for request in requests
@@ -199,8 +216,12 @@ class _Rows:
             if not sound[row]:
                 raise broken_logits(self._name, self._requests[index], self._position)
             self.tokens[index].append(tokens[row])
-            request = self._requests[index]
-            if tokens[row] in request.eos or len(self.tokens[index]) >= request.budget:
+            if index in self._seen:
+                self._seen[index][tokens[row]] = True
+            request, text = self._requests[index], self.tokens[index]
+            over = tokens[row] in request.eos or len(text) >= request.budget
+            stop = request.stop
+            if over or (stop is not None and stop(text[:-1], text[-1:]) is not None):
                 self.alive.discard(index)
         self._position += 1
         self._feed = chosen.to(self._feed.device).unsqueeze(1)
@@ -246,9 +267,15 @@ class _Rows:
         chosen = torch.empty(len(logits), dtype=torch.long, device=logits.device)
         for warping, rows in self._groups.items():
             law = self._laws[warping]
-            own = logits[rows]
+            own = self._penalised(logits[rows], warping, rows)
             chosen[rows] = own.argmax(-1) if law is None else inverse_cdf(law(own), uniforms[rows])
         return chosen
+
+    def _penalised(self, logits: Tensor, warping: Warping, rows: Sequence[int]) -> Tensor:
+        if warping.repetition_penalty is None:
+            return logits
+        seen = torch.stack([self._seen[self._order[row]] for row in rows])
+        return penalised(logits, seen, warping.repetition_penalty)
 
     def _grouped(self) -> dict[Warping, list[int]]:
         groups: dict[Warping, list[int]] = {}

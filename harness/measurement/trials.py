@@ -14,12 +14,12 @@ import torch
 from harness.decoding.adaptive import ThresholdDrafter
 from harness.decoding.autoregressive import autoregressive_rounds
 from harness.decoding.drafters import ModelDrafter
-from harness.decoding.protocols import CausalModel, Drafter
-from harness.decoding.sampling import Noise, Warping
+from harness.decoding.protocols import CausalModel, Drafter, StopRule
+from harness.decoding.sampling import Noise, Warping, seen_tokens
 from harness.decoding.speculative import speculative_rounds
 from harness.measurement.clock import Clock
 from harness.models.room import is_out_of_memory
-from harness.records import Round, Rule, Trial
+from harness.records import Round, Rule, StopReason, Trial
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Request:
         eos: ids that end the text.
         imposed: synthetic acceptance, the chance of each drafted position given those before it.
         stop_below: adaptive drafting, the draft's probability below which a round drafts no more.
+        stop: ends the text for other reasons than its last token's id.
     """
 
     cell: str
@@ -55,6 +56,13 @@ class Request:
     draft: str | None
     imposed: tuple[float, ...] | None = None
     stop_below: float | None = None
+    stop: StopRule | None = None
+
+    def seen(self, model: CausalModel) -> torch.Tensor | None:
+        """The prompt's tokens, [vocab] on the model's device, for a repetition penalty if any."""
+        if self.warping.repetition_penalty is None:
+            return None
+        return seen_tokens(self.tokens, model.vocab_size, model.device)
 
 
 # A draft model, or whatever makes the drafter of a request that needs no model.
@@ -115,6 +123,8 @@ def _generate(request: Request, target: CausalModel, draft: Draft | None) -> _Ti
             eos=request.eos,
             warping=request.warping,
             noise=noise,
+            seen=request.seen(target),
+            stop=request.stop,
         )
     else:
         drafter.begin(request.tokens)
@@ -130,6 +140,8 @@ def _generate(request: Request, target: CausalModel, draft: Draft | None) -> _Ti
             noise=noise,
             rule=request.rule,
             imposed=request.imposed,
+            seen=request.seen(target),
+            stop=request.stop,
         )
     done, first, end = _drain(rounds, clock)
     return _Timed(
@@ -207,14 +219,18 @@ def _with_counts(trial: Trial, request: Request, timed: _Timed, peak: int) -> Tr
         draft_prefill_s=timed.draft_prefill_s,
         first_token_s=timed.first_token_s,
         decode_s=timed.decode_s,
-        stop_reason="eos" if _ended(tokens, request.eos) else "budget",
+        stop_reason=stop_reason(tokens, request.eos, request.stop),
         peak_memory_bytes=peak,
     )
     return replace(trial, **_round_counts(timed.rounds, request.k)) if request.k else trial
 
 
-def _ended(tokens: Sequence[int], eos: Collection[int]) -> bool:
-    return tokens[-1] in eos
+def stop_reason(tokens: Sequence[int], eos: Collection[int], stop: StopRule | None) -> StopReason:
+    """Why a text ends where it does."""
+    if tokens[-1] in eos:
+        return "eos"
+    stopped = stop is not None and stop(tokens[:-1], tokens[-1:]) is not None
+    return "stop_string" if stopped else "budget"
 
 
 def _round_counts(rounds: Sequence[Round], k: int) -> dict[str, object]:

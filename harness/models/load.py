@@ -93,6 +93,7 @@ class LoadedModel:
             "context_tokens": self.context_tokens,
             "chat_template": bool(getattr(self.tokenizer, "chat_template", None)),
             "commit": getattr(self.network.config, "_commit_hash", None),
+            "generation_config": generation_settings(self.network),
         }
 
 
@@ -250,6 +251,22 @@ def _require(setting: str, extra: str, *packages: str) -> None:
     """Refuse a setting whose optional packages are missing: transformers would, minutes later."""
     if any(find_spec(package) is None for package in packages):
         raise UserError(f"{setting}: needs `pip install {PACKAGE}[{extra}]`")
+
+
+# What a checkpoint's generation_config may hold that changes which tokens a server emits
+GENERATION_SETTINGS = (
+    *("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "top_h"),
+    *("epsilon_cutoff", "eta_cutoff", "repetition_penalty", "no_repeat_ngram_size"),
+    *("bad_words_ids", "sequence_bias", "suppress_tokens", "begin_suppress_tokens"),
+    *("forced_bos_token_id", "forced_eos_token_id", "min_length", "min_new_tokens"),
+    *("exponential_decay_length_penalty", "stop_strings", "guidance_scale", "watermarking_config"),
+)
+
+
+def generation_settings(network: PreTrainedModel) -> dict[str, Any]:
+    """What the checkpoint's own generation_config says of sampling; only what it sets."""
+    given: dict[str, Any] = network.generation_config.to_diff_dict()
+    return {key: given[key] for key in GENERATION_SETTINGS if given.get(key) is not None}
 
 
 def _eos(network: PreTrainedModel, tokenizer: Any) -> frozenset[int]:

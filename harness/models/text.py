@@ -1,5 +1,6 @@
 """From a prompt to token ids, through the model's chat template where it has one."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from harness.config import PromptsConf
@@ -30,3 +31,35 @@ def encode(tokenizer: Any, prompt: Prompt, conf: PromptsConf) -> tuple[int, ...]
     if not ids:
         raise UserError(f"prompt {prompt.prompt_set}/{prompt.id}: it has no tokens; give it text")
     return tuple(int(token) for token in ids)
+
+
+class StopStrings:
+    """Ends a text with the token that completes one of some strings (a `StopRule`).
+
+    Only the last tokens are decoded anew, as many as can hold a string with what a token of several
+    bytes may have left open before it. The prompt is not looked at.
+    """
+
+    def __init__(self, tokenizer: Any, strings: Sequence[str]) -> None:
+        """Stop at any of `strings`, none of them empty."""
+        self._tokenizer = tokenizer
+        self._strings = tuple(strings)
+        # A token has at least one byte
+        self._reach = max(len(string.encode()) for string in strings) + 4
+
+    def __call__(self, text: Sequence[int], tokens: Sequence[int]) -> int | None:
+        """How many of `tokens`, which follow `text`, are kept; None where the text goes on."""
+        before = list(text[-self._reach :]) if text else []
+        if not self._stands_in([*before, *tokens]):
+            return None
+        ends = range(1, len(tokens) + 1)
+        return next((n for n in ends if self._stands_in([*before, *tokens[:n]])), None)
+
+    def _stands_in(self, tokens: Sequence[int]) -> bool:
+        decoded: str = self._tokenizer.decode(tokens, skip_special_tokens=False)
+        return any(string in decoded for string in self._strings)
+
+
+def stop_rule(tokenizer: Any, strings: Sequence[str] | None) -> StopStrings | None:
+    """The rule for these strings; None where there are none."""
+    return StopStrings(tokenizer, strings) if strings else None

@@ -154,6 +154,8 @@ def mlx(served: Served) -> Snippet:
         line += f" --top-k {served.top_k}"
     if served.temperature > 0 and served.top_p is not None:
         line += f" --top-p {served.top_p:g}"
+    if served.temperature > 0 and served.min_p is not None:
+        line += f" --min-p {served.min_p:g}"
     return Snippet(titled("mlx-lm"), line, (told,))
 
 
@@ -196,13 +198,17 @@ _TWICE = (
 
 
 def _warpers(served: Served) -> list[str]:
-    if served.temperature == 0:
-        return []
     warpers: list[str] = []
+    if served.repetition_penalty is not None and served.repetition_penalty != 1.0:
+        warpers.append(f"RepetitionPenaltyLogitsProcessor({float(served.repetition_penalty)!r})")
+    if served.temperature == 0:
+        return warpers
     if served.temperature != 1:
         warpers.append(f"TemperatureLogitsWarper({float(served.temperature)!r})")
     if served.top_k is not None:
         warpers.append(f"TopKLogitsWarper({served.top_k})")
     if served.top_p is not None:
         warpers.append(f"TopPLogitsWarper({float(served.top_p)!r})")
+    if served.min_p is not None:
+        warpers.append(f"MinPLogitsWarper({float(served.min_p)!r})")
     return warpers

@@ -25,7 +25,8 @@ class Served:
         k, temperature, rule: the verdict's, and the rule that the run accepted by.
         gain: its speedup in words, interval included.
         cells: by rule, its best cell by replay: `k` and `speedup`.
-        top_k, top_p: the run's warping; None leaves all tokens.
+        top_k, top_p, min_p: the run's sampling parameters; None leaves all tokens.
+        repetition_penalty: the run's; None for none.
         stop: the threshold of adaptive drafting; None drafts K always.
         imposed: whether acceptance was set instead of found.
     """
@@ -38,6 +39,8 @@ class Served:
     gain: str
     cells: Mapping[str, Mapping[str, Any]]
     top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
     top_p: float | None = None
     stop: float | None = None
     imposed: bool = False
@@ -76,12 +79,18 @@ class Served:
     @property
     def requests(self) -> str:
         """Which requests the speedup is of, for an engine whose requests say how to sample."""
+        penalty = self.repetition_penalty
+        penalised = "" if penalty is None else f" and repetition_penalty {penalty:g}"
         if self.temperature == 0:
-            return "Its speedup is for requests with temperature 0; a server's default is another."
+            return (
+                f"Its speedup is for requests with temperature 0{penalised}; a server's default is "
+                "another."
+            )
+        min_p = "" if self.min_p is None else f", min_p {self.min_p:g}"
         return (
             f"Its speedup is for requests with temperature {fmt.temperature(self.temperature)},"
-            f" {_said('top_k', self.top_k)} and {_said('top_p', self.top_p)}; a server's defaults"
-            " are others."
+            f" {_said('top_k', self.top_k)} and {_said('top_p', self.top_p)}{min_p}{penalised};"
+            " a server's defaults are others."
         )
 
 

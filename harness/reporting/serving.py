@@ -75,6 +75,8 @@ def _drafted(run: "StoredRun", target: str, verdict: Mapping[str, Any]) -> list[
         cells={entry["rule"]: entry for entry in _engine_cells(run, verdict)},
         top_k=decode.get("top_k"),
         top_p=decode.get("top_p"),
+        min_p=decode.get("min_p"),
+        repetition_penalty=decode.get("repetition_penalty"),
         stop=decode.get("stop_threshold") if decode.get("stop") == "threshold" else None,
         imposed=synthetic(run),
     )

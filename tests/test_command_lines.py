@@ -1,0 +1,214 @@
+"""Generated command lines, each run in process through a door's own main."""
+
+import importlib
+import io
+import math
+import sys
+from collections import Counter
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from harness import entry
+from harness.config import SCHEMAS, ModelConf
+
+SEED_DOORS = ("sweep", "audition", "profile", "snapshot", "breakeven", "report")
+SAMPLE, EXHAUSTIVE = 40, 2500
+
+NUMBERS = (
+    *("0", "1", "-1", "2", "4", "0.5", "1.0", "1e-39", "1e308", "1e309", "nan", "inf", "-inf"),
+    *("100000", "1000000000", "99999999999999999999", "0x10", "1_000", "007", "true", "null"),
+)
+TEXTS = (
+    *(
+        "''",
+        "' '",
+        "abc",
+        "'a b'",
+        "ngram",
+        "tiny",
+        "auto",
+        "[]",
+        "{}",
+        "[1,2,4]",
+        "[4,4]",
+        "[[1]]",
+    ),
+    *("{a:1}", "{easy:1,hard:2}", "[1,a]", "[null]", "[-1]", "[0]", "[0.7]", "[nan]", "cuda:9"),
+    *(
+        "'../..'",
+        "/",
+        "~",
+        "'\\0'",
+        "'🙂'",
+        "'\ud800'",
+        "${nothing}",
+        "${oc.env:HOME}",
+        "'${x'",
+        "a=b",
+    ),
+    *(
+        "(",
+        "]",
+        "'",
+        '"',
+        "a,b",
+        "1,2",
+        "*",
+        "eagle3@",
+        "@x",
+        "x@y:z",
+        "none",
+        "easy",
+        "[easy,hard]",
+    ),
+    *("'" + "9" * 400 + "'", "[" * 60 + "]" * 60, "'" + "x" * 3000 + "'"),
+)
+VALUES = st.one_of(
+    st.sampled_from(NUMBERS),
+    st.sampled_from(TEXTS),
+    st.lists(st.sampled_from(NUMBERS), max_size=3).map(lambda some: f"[{','.join(some)}]"),
+    st.text(max_size=6),
+    st.integers(-(10**6), 10**6).map(str),
+    st.floats(allow_nan=True).map(str),
+)
+
+
+def keys_of(schema: Any, prefix: str = "") -> list[str]:
+    """Every dotted key of a door."""
+    found: list[str] = []
+    for entry_ in fields(schema):
+        nested = entry_.default_factory() if callable(entry_.default_factory) else None
+        if is_dataclass(nested):
+            found += keys_of(type(nested), f"{prefix}{entry_.name}.")
+        else:
+            found.append(f"{prefix}{entry_.name}")
+    return found
+
+
+def not_harmful(key: str) -> bool:
+    return key.split(".")[-1] not in {"results_root", "debug", "dry_run", "resume"}
+
+
+KEYS = {
+    door: [key for key in keys_of(schema) if not_harmful(key)] for door, schema in SCHEMAS.items()
+}
+GROUPS = ("model", "draft", "prompts", "device", "decode", "gpu", "experiment")
+
+
+@st.composite
+def overrides(draw: st.DrawFn, door: str) -> list[str]:
+    known = st.sampled_from(KEYS[door])
+    misspelt = known.map(lambda key: key[:-1] + key[-1:] * 2)
+    key = st.one_of(known, known, known, misspelt, st.sampled_from(GROUPS))
+    sign = st.sampled_from(["", "", "", "", "", "+", "++"])
+    one = st.tuples(sign, key, VALUES).map(lambda parts: f"{parts[0]}{parts[1]}={parts[2]}")
+    bare = st.one_of(known.map("~{}".format), st.text(max_size=8), known)
+    words = draw(st.lists(st.one_of(one, one, one, one, bare), min_size=1, max_size=3))
+    # A word that Python's argument parser takes for an option of Hydra's is Hydra's business
+    return [word for word in words if not word.startswith("-")]
+
+
+def run(door: str, words: list[str], root: Path) -> tuple[int, str]:
+    """Run a door as its module does; its status and what it said on standard error."""
+    fixed = [f"results_root={root}"]
+    if door in ("sweep", "audition", "profile", "snapshot"):
+        fixed.append("dry_run=true")
+    if door == "breakeven":
+        fixed = ["draft_ms=2", "target_ms=10", *fixed]
+    seen: list[Any] = []
+
+    def watched(config: Any) -> int:
+        seen.append(config)
+        return real(config)
+
+    real = importlib.import_module(f"harness.{door}").work
+    out, err = io.StringIO(), io.StringIO()
+    argv = [f"harness/{door}.py", *words, *fixed]
+    with patch.object(sys, "argv", argv), redirect_stdout(out), redirect_stderr(err):
+        try:
+            entry.run_door(door, watched)
+        except SystemExit as done:
+            status = done.code if isinstance(done.code, int) else 1
+    if status == 0:
+        for config in seen:
+            check_sense(config)
+    return status, err.getvalue()
+
+
+def check_sense(config: Any) -> None:
+    """What a door may not accept, said without its own checks."""
+    for key, low, high in (
+        ("new_tokens", 1, 1e8),
+        ("repetitions", 1, 1e5),
+        ("draws", 1, 1e7),
+        ("batch", 1, math.inf),
+        ("draft_ms", 1e-300, math.inf),
+        ("target_ms", 1e-300, math.inf),
+    ):
+        value = getattr(config, key, None)
+        assert value is None or (low <= value <= high and math.isfinite(value)), (key, value)
+    ks = getattr(config, "k", None)
+    assert ks is None or (ks and all(0 <= k <= 10_000 for k in ks) and len(set(ks)) == len(ks))
+    heats = getattr(config, "temperature", None)
+    assert heats is None or (heats and all(math.isfinite(t) and t >= 0 for t in heats))
+    for alpha in getattr(config, "alpha", None) or []:
+        assert 0 <= alpha <= 1
+    for role in ("model", "draft"):
+        model = getattr(config, role, None)
+        if isinstance(model, ModelConf):
+            assert model.id.strip()
+            assert model.name.strip()
+
+
+def hold(door: str, words: list[str], root: Path) -> str:
+    status, said = run(door, words, root)
+    assert "Traceback" not in said, (words, said)
+    assert "run again with debug=true" not in said, (words, said)
+    assert status in (0, 1, 2), (words, status)
+    if status == 2:
+        lines = [line for line in said.splitlines() if line.startswith("error: ")]
+        assert len(lines) == 1, (words, said)
+        assert len(lines[0]) < 1000, (words, said)
+    if status == 1:  # Hydra's own words
+        assert said.strip(), words
+    return {0: "accepted", 1: "refused by Hydra", 2: "refused"}[status]
+
+
+def check(root: Path, examples: int, doors: tuple[str, ...]) -> Counter[str]:
+    counts: Counter[str] = Counter()
+
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.data())
+    def one(data: st.DataObject) -> None:
+        door = data.draw(st.sampled_from(doors))
+        counts[hold(door, data.draw(overrides(door)), root)] += 1
+
+    one()
+    return counts
+
+
+def test_generated_command_lines_end_in_an_answer_or_in_one_clear_line(tmp_path: Path) -> None:
+    counts = check(tmp_path, SAMPLE, SEED_DOORS)
+    assert counts["refused"]
+    assert counts["refused by Hydra"]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(7200)
+def test_all_generated_command_lines_end_in_an_answer_or_in_one_clear_line(tmp_path: Path) -> None:
+    counts = check(tmp_path, EXHAUSTIVE, SEED_DOORS)
+    assert counts["accepted"], counts
+    assert sum(counts.values()) >= EXHAUSTIVE

@@ -1,0 +1,130 @@
+"""What prompts, model names and manifests hold is text in every report, and never anything else."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from harness import reporting, sweep
+from harness.entry import compose
+from harness.storage import load
+
+ROOT = Path(__file__).resolve().parents[1]
+PAYLOADS = (
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "' onmouseover='alert(1)",
+    "javascript:alert(1)",
+    "</title><script>alert(1)</script>",
+    "</style><style>*{display:none}",
+    "<svg/onload=alert(1)>",
+    "<a href=javascript:alert(1)>x</a>",
+    "<!-- --><iframe src=//example.invalid></iframe>",
+    "]]><script>alert(1)</script>",
+    "{{7*7}}{% raw %}",
+    "&lt;script&gt;alert(1)",
+    "data:text/html,<script>alert(1)</script>",
+    "| a | b |\n|---|---|",
+    "[x](javascript:alert(1))",
+    "$\\frac{1}{0}$ _^{",
+)
+
+
+class Elements(HTMLParser):
+    """The elements and attributes of a page, and its text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+        self.links: list[str] = []
+        self.text = ""
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.add(tag)
+        self.found |= {f"{tag}.{name}" for name, _ in attrs}
+        self.links += [value or "" for name, value in attrs if name in ("href", "src", "action")]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Elements, Elements, str]:
+    """report.html of an ordinary sweep, of a hostile one, and the hostile one's report.md."""
+    root = tmp_path_factory.mktemp("security")
+
+    def rendered(words: list[str]) -> Path:
+        config = compose(
+            "sweep",
+            [
+                f"results_root={root}",
+                "threads=1",
+                "k=[1]",
+                "temperature=[0]",
+                "new_tokens=4",
+                *words,
+            ],
+        )
+        outcome = sweep.work(config)
+        assert outcome.folder is not None
+        return outcome.folder
+
+    file = root / "hostile.jsonl"
+    lines = [
+        {"prompt": f"Say {payload}", "id": payload, "category": PAYLOADS[index // 4]}
+        for index, payload in enumerate(PAYLOADS)
+    ]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    names = json.dumps(PAYLOADS[0]), json.dumps(PAYLOADS[6])
+    hostile = rendered(
+        [
+            "prompts.sets=[]",
+            f"prompts.files=[{file}]",
+            "new_tokens=4",
+            f"model.name={names[0]}",
+            f"draft.name={names[1]}",
+        ]
+    )
+    tamper(hostile)
+    reporting.render(load(hostile))
+    ordinary = ROOT / "results/examples/embedded_sweep"
+    read = [Elements((folder / "report.html").read_text()) for folder in (ordinary, hostile)]
+    return read[0], read[1], (hostile / "report.md").read_text()
+
+
+def tamper(folder: Path) -> None:
+    """Put payloads wherever the machine's own words stand in the manifest."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    machine = manifest["environment"]
+    for index, key in enumerate(sorted(machine)):
+        if isinstance(machine[key], str):
+            machine[key] = PAYLOADS[index % len(PAYLOADS)]
+    for index, model in enumerate(manifest["models"].values()):
+        model["architecture"] = PAYLOADS[index]
+        model["engine_reason"] = PAYLOADS[index + 1]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_a_hostile_run_adds_no_element_no_attribute_and_no_link_to_its_page(
+    pages: tuple[Elements, Elements, str],
+) -> None:
+    plain, hostile, _ = pages
+    added = hostile.found - plain.found
+    assert not {name for name in added if ".on" in name or name in ("script", "iframe", "img")}
+    assert added <= {"li", "ul", "p", "p.class", "details", "summary", "code", "section.id"} | {
+        name for name in added if name.split(".")[0] in ("g", "path", "use", "svg", "text", "rect")
+    }
+    for link in hostile.links:
+        assert link.startswith(("#", "data:image/", "report.", "plots/")), link
+    assert PAYLOADS[0] in hostile.text
+
+
+def test_markdown_reports_hold_no_html_of_the_users(pages: tuple[Elements, Elements, str]) -> None:
+    _, _, markdown = pages
+    outside = "".join(markdown.split("```")[::2])
+    # A backslash before it makes an opening bracket text
+    assert set(re.findall(r"(?<!\\)<\s*/?([a-zA-Z!]+)", outside)) <= {"details", "summary"}
