@@ -80,15 +80,38 @@ VALUES = st.one_of(
 )
 
 
-def keys_of(schema: Any, prefix: str = "") -> list[str]:
-    """Every dotted key of a door."""
-    found: list[str] = []
-    for entry_ in fields(schema):
-        nested = entry_.default_factory() if callable(entry_.default_factory) else None
+WHOLE = st.one_of(st.integers(-3, 40), st.sampled_from([10**6, 2**63, -(2**63), 10**30]))
+REAL = st.one_of(
+    st.sampled_from(["0", "0.5", "1", "1e-39", "1e300", "-0.0", "nan", "inf", "100", "-1"]),
+    st.floats(-1, 3).map(str),
+)
+WORDS = ("auto", "tiny", "ngram", "ratio", "eager", "none", "cpu", "dummy", "x", "null", "int8")
+
+
+def values_of(kind: str) -> st.SearchStrategy[str]:
+    """Values that a key of this type may have, sensible and not."""
+    if kind.startswith("list["):
+        inside = values_of(kind[5:-1])
+        return st.lists(inside, max_size=4).map(lambda some: f"[{','.join(some)}]")
+    if "int" in kind:
+        return WHOLE.map(str)
+    if "float" in kind:
+        return REAL
+    if "bool" in kind:
+        return st.sampled_from(["true", "false"])
+    return st.sampled_from(WORDS)
+
+
+def keys_of(schema: Any, prefix: str = "") -> dict[str, str]:
+    """Every dotted key of a door, with its type."""
+    found: dict[str, str] = {}
+    for key in fields(schema):
+        nested = key.default_factory() if callable(key.default_factory) else None
         if is_dataclass(nested):
-            found += keys_of(type(nested), f"{prefix}{entry_.name}.")
+            found |= keys_of(type(nested), f"{prefix}{key.name}.")
         else:
-            found.append(f"{prefix}{entry_.name}")
+            kind = key.type if isinstance(key.type, str) else getattr(key.type, "__name__", "")
+            found[f"{prefix}{key.name}"] = str(key.type) if kind in ("list", "") else kind
     return found
 
 
@@ -97,20 +120,29 @@ def not_harmful(key: str) -> bool:
 
 
 KEYS = {
-    door: [key for key in keys_of(schema) if not_harmful(key)] for door, schema in SCHEMAS.items()
+    door: {key: kind for key, kind in keys_of(keys).items() if not_harmful(key)}
+    for door, keys in SCHEMAS.items()
 }
 GROUPS = ("model", "draft", "prompts", "device", "decode", "gpu", "experiment")
 
 
 @st.composite
 def overrides(draw: st.DrawFn, door: str) -> list[str]:
-    known = st.sampled_from(KEYS[door])
+    known = st.sampled_from(sorted(KEYS[door]))
     misspelt = known.map(lambda key: key[:-1] + key[-1:] * 2)
     key = st.one_of(known, known, known, misspelt, st.sampled_from(GROUPS))
     sign = st.sampled_from(["", "", "", "", "", "+", "++"])
     one = st.tuples(sign, key, VALUES).map(lambda parts: f"{parts[0]}{parts[1]}={parts[2]}")
+    typed = known.flatmap(
+        lambda key: values_of(KEYS[door][key]).map(lambda value: f"{key}={value}")
+    )
     bare = st.one_of(known.map("~{}".format), st.text(max_size=8), known)
-    words = draw(st.lists(st.one_of(one, one, one, one, bare), min_size=1, max_size=3))
+    words = draw(
+        st.one_of(
+            st.lists(typed, min_size=1, max_size=4),
+            st.lists(st.one_of(one, typed, bare), min_size=1, max_size=3),
+        )
+    )
     # A word that Python's argument parser takes for an option of Hydra's is Hydra's business
     return [word for word in words if not word.startswith("-")]
 
