@@ -1,0 +1,168 @@
+"""What is recorded as a CUDA graph, checked on fake CUDA tensors: see fake_cuda."""
+
+import gc
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from fake_cuda import DEVICE, FakeCuda, fake_cuda, moved
+from random_models import qwen3, random_model
+from transformers import PreTrainedModel, Qwen3MoeConfig
+
+from harness.decoding import autoregressive, speculative
+from harness.decoding.autoregressive import autoregressive_rounds
+from harness.decoding.drafters import ModelDrafter
+from harness.decoding.sampling import Noise, Warping, sampler_for
+from harness.decoding.speculative import speculative_rounds
+from harness.decoding.verification import rates_on
+from harness.models.lean.static import WARMUP, StaticModel
+from harness.records import RULES, Rule
+
+PROMPT = [3, 1, 4, 1, 5]
+K = 2
+
+
+def dense(seed: int = 0) -> PreTrainedModel:
+    return qwen3(seed, vocab=128, layers=1)
+
+
+def mixture(seed: int = 0) -> PreTrainedModel:
+    sizes: dict[str, Any] = {
+        "vocab_size": 128,
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+    }
+    return random_model(Qwen3MoeConfig(**sizes), seed)
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
+    """Fake CUDA, on which a loop's host read says that every draft token was rejected."""
+    for module in (autoregressive, speculative):
+        monkeypatch.setattr(module, "host_tokens", lambda tokens: [0] * len(tokens))
+    caches = (rates_on, sampler_for)  # of tensors, which are fake in here and real elsewhere
+    for kept in caches:
+        kept.cache_clear()
+    with fake_cuda(monkeypatch) as fake:
+        yield fake
+    for kept in caches:
+        kept.cache_clear()
+
+
+def static(network: PreTrainedModel) -> StaticModel:
+    return StaticModel(moved(network), 100, compiled=False)
+
+
+RATES = (0.9, 0.8)
+SAMPLED = [
+    (dense, Warping(0.0), "ratio", None),
+    (dense, Warping(0.0), "ratio", RATES),
+    (dense, Warping(1.0), "exact_match", None),
+    (dense, Warping(1.0), "greedy_draft", None),
+    (mixture, Warping(1.0), "ratio", RATES),
+    (mixture, Warping(0.8, top_k=20, top_p=0.9), "ratio", None),
+]
+WARPINGS = [
+    Warping(0.0),
+    Warping(1.0),
+    Warping(0.8, top_k=20),
+    Warping(0.8, top_p=0.9),
+    Warping(0.8, top_k=20, top_p=0.9),
+]
+EVERY = itertools.product([dense, mixture], WARPINGS, RULES, [None, RATES])
+
+
+@pytest.mark.parametrize(
+    ("build", "warping", "rule", "imposed"),
+    [*SAMPLED, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in EVERY)],
+)
+def test_a_capture_runs_what_the_warm_up_ran_and_asks_the_host_nothing(
+    cuda: FakeCuda,
+    build: Callable[[int], PreTrainedModel],
+    warping: Warping,
+    rule: Rule,
+    imposed: tuple[float, ...] | None,
+) -> None:
+    target, draft = static(build(0)), static(dense(1))
+    noise = Noise.keyed(0, "p", 0, 20, DEVICE)
+    options: Any = {"budget": 2, "eos": (), "warping": warping, "noise": noise}
+    target.prefill(PROMPT[:-1])
+    assert len(list(autoregressive_rounds(target, PROMPT[-1], **options))) == 2
+    drafter = ModelDrafter(draft, warping, rule)
+    drafter.prepare(K)
+    target.prefill(PROMPT[:-1])
+    drafter.begin(PROMPT)
+    more: Any = {"num_draft_tokens": K, "rule": rule, "imposed": imposed}
+    rounds = list(speculative_rounds(target, drafter, PROMPT[-1], **options, **more))
+    assert len(rounds) == 2
+    # A plain step; K drafts after a rejection and after a bonus; verify with the accept step
+    assert len(cuda.captured) == 4
+    assert cuda.launches == 2 + 2 + 2 * 2
+    assert gc.isenabled()
+
+
+class Failing:
+    """Work that does `fault` in its last pass, which is the captured one."""
+
+    def __init__(self, model: StaticModel, fault: Callable[[], object]) -> None:
+        self._model, self._fault, self._passes = model, fault, 0
+
+    def __call__(self, tokens: torch.Tensor) -> tuple[torch.Tensor]:
+        logits = self._model.forward(tokens)
+        self._passes += 1
+        if self._passes > WARMUP:
+            self._fault()
+        return (logits,)
+
+
+def raising(error: Exception) -> Callable[[], object]:
+    def fault() -> None:
+        raise error
+
+    return fault
+
+
+@pytest.mark.parametrize("collects", [True, False])
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (KeyError("a missing weight"), "recording a CUDA graph failed: KeyError: 'a missing weight'"),
+        (torch.OutOfMemoryError("CUDA out of memory"), "^CUDA out of memory"),
+    ],
+)
+def test_a_capture_that_fails_names_the_cause_and_leaves_the_model_usable(
+    cuda: FakeCuda, error: Exception, raised: str, collects: bool
+) -> None:
+    model = static(dense())
+    model.prefill(PROMPT)
+    tokens = torch.tensor([3], device=DEVICE)
+    kind = torch.OutOfMemoryError if isinstance(error, torch.OutOfMemoryError) else RuntimeError
+    try:
+        (gc.enable if collects else gc.disable)()
+        with pytest.raises(kind, match=raised):
+            model.recorded("failing", Failing(model, raising(error)), tokens)
+        assert gc.isenabled() == collects
+    finally:
+        gc.enable()
+    assert not model.knows("failing")
+    assert model.cached_tokens == len(PROMPT)
+    assert model.forward(tokens).shape == (1, 100)
+    assert len(cuda.captured) == 1
+
+
+def test_what_would_compile_inside_a_capture_raises(cuda: FakeCuda) -> None:
+    model = static(dense())
+    compiled = torch.compile(lambda x, count: x * count, backend="eager", dynamic=False)
+    held = torch.ones(2, device=DEVICE)
+    work = Failing(model, lambda: compiled(held, 3))
+    with pytest.raises(RuntimeError, match="recording a CUDA graph failed.*fail_on_recompile"):
+        model.recorded("compiles", work, torch.tensor([3], device=DEVICE))
+    assert not cuda.captured
