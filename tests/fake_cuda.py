@@ -42,7 +42,7 @@ class FakeCuda:
 
     @contextmanager
     def capture(self) -> Iterator[None]:
-        """Stand in for `torch.cuda.graph`, whose end raises as well where something raised in it."""
+        """Stand in for `torch.cuda.graph`, whose end raises too if something raised in it."""
         assert len(self.passes) == WARMUP, "warmed up, once per capture"
         self._check()
         try:
@@ -189,9 +189,7 @@ def moved(network: PreTrainedModel) -> PreTrainedModel:
     def fake(tensor: Tensor | None) -> Tensor | None:
         if tensor is None:
             return None
-        return torch.empty_strided(
-            tensor.shape, tensor.stride(), dtype=tensor.dtype, device=DEVICE
-        )
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=DEVICE)
 
     for module in network.modules():
         for name, weight in module._parameters.items():

@@ -134,7 +134,10 @@ def raising(error: Exception) -> Callable[[], object]:
 @pytest.mark.parametrize(
     ("error", "raised"),
     [
-        (KeyError("a missing weight"), "recording a CUDA graph failed: KeyError: 'a missing weight'"),
+        (
+            KeyError("a missing weight"),
+            "recording a CUDA graph failed: KeyError: 'a missing weight'",
+        ),
         (torch.OutOfMemoryError("CUDA out of memory"), "^CUDA out of memory"),
     ],
 )
@@ -163,6 +166,6 @@ def test_what_would_compile_inside_a_capture_raises(cuda: FakeCuda) -> None:
     compiled = torch.compile(lambda x, count: x * count, backend="eager", dynamic=False)
     held = torch.ones(2, device=DEVICE)
     work = Failing(model, lambda: compiled(held, 3))
-    with pytest.raises(RuntimeError, match="recording a CUDA graph failed.*fail_on_recompile"):
+    with pytest.raises(RuntimeError, match=r"recording a CUDA graph failed.*fail_on_recompile"):
         model.recorded("compiles", work, torch.tensor([3], device=DEVICE))
     assert not cuda.captured
