@@ -1,6 +1,7 @@
 """Auditions end to end on the embedded family: the door's work, its contract, its bad inputs."""
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -363,3 +364,16 @@ def test_pieces_that_compile_are_no_caveat(tmp_path: Path) -> None:
     stored = load(outcome.folder)
     assert stored.manifest["models"]["tiny_good"]["compiled"] is True
     assert not any("kernels" in line for line in summary(stored)["caveats"])
+
+
+@pytest.mark.usefixtures("graphs_on_the_cpu")
+def test_a_terminal_shows_that_a_model_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    stage.open_stage(config(tmp_path, "backend=cuda_graphs"))
+    assert "compiling model tiny, the first time takes minutes" in capsys.readouterr().err
+    stage.open_stage(config(tmp_path))
+    assert "compiling" not in capsys.readouterr().err

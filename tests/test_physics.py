@@ -374,11 +374,11 @@ def test_a_recorded_verify_is_timed_with_its_accept_step_and_says_so(monkeypatch
 def test_a_round_after_a_full_acceptance_is_recorded_before_it_is_timed(monkeypatch):
     """Such a round comes late or never while the rounds are warmed up."""
     monkeypatch.setattr(parts, "MOST_VISITS", 1)
-    made = [StaticModel(qwen3(seed), 1024, compiled=False) for seed in (0, 1)]
-    for model in made:
+    target, draft = (StaticModel(qwen3(seed), 1024, compiled=False) for seed in (0, 1))
+    for model in (target, draft):
         model.reserve(64)
-    parts.time_rounds(parts.Bench(*made, GREEDY), [(5, 6, 7)], [2], room=8)
-    assert all(made[1].knows(("propose", None, pending, 2)) for pending in (1, 2))
+    parts.time_rounds(parts.Bench(target, draft, GREEDY), [(5, 6, 7)], [2], room=8)
+    assert all(draft.knows(("propose", None, pending, 2)) for pending in (1, 2))
 
 
 # A round in parts, and the waterfall
