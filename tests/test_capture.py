@@ -17,6 +17,7 @@ from harness.decoding.drafters import ModelDrafter
 from harness.decoding.sampling import Noise, Warping, sampler_for
 from harness.decoding.speculative import speculative_rounds
 from harness.decoding.verification import rates_on
+from harness.models.lean.pieces import compiled_pieces
 from harness.models.lean.static import WARMUP, StaticModel
 from harness.records import RULES, Rule
 
@@ -189,3 +190,30 @@ def test_what_would_compile_inside_a_capture_raises(cuda: FakeCuda) -> None:
     with pytest.raises(RuntimeError, match=r"recording a CUDA graph failed.*fail_on_recompile"):
         model.recorded("compiles", work, torch.tensor([3], device=DEVICE))
     assert not cuda.captured
+
+
+# What is compiled with which options
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_only_what_runs_on_a_single_row_is_tuned_by_coordinate_descent(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[bool] = []
+
+    def spy(piece: Callable[..., Any], options: Any = None, **_: Any) -> Callable[..., Any]:
+        def run(*arguments: Any) -> Any:
+            ran.append("coordinate_descent_tuning" in (options or {}))
+            return piece(*arguments)
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", spy)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    compiled_pieces.cache_clear()
+    try:
+        model = StaticModel(dense(), 100)
+    finally:
+        compiled_pieces.cache_clear()
+    model.forward(torch.arange(rows))
+    assert any(ran) == (rows == 1)

@@ -22,7 +22,6 @@ from harness.decoding.speculative import speculative_rounds
 from harness.decoding.verification import verify_sampled
 from harness.models.cached import CachedModel
 from harness.models.lean.model import CAPACITY, CHUNK, SHORT, LeanModel
-from harness.models.lean.pieces import compiled_pieces
 from harness.models.lean.static import PIECE, StaticModel
 from harness.models.lean.weights import unsupported
 from harness.models.probe import cached_model, lean_model
@@ -369,30 +368,6 @@ def test_what_is_recorded_asks_the_host_nothing() -> None:
 def test_graphs_need_a_cuda_device() -> None:
     with pytest.raises(UserError, match="backend=cuda_graphs: model=x is on cpu"):
         cached_model(qwen3(), 1024, "model=x", "cuda_graphs")
-
-
-@pytest.mark.parametrize("rows", [1, 5])
-def test_only_what_runs_on_a_single_row_is_tuned_by_coordinate_descent(
-    rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ran: list[bool] = []
-
-    def spy(piece: Callable[..., Any], options: Any = None, **_: Any) -> Callable[..., Any]:
-        def run(*arguments: Any) -> Any:
-            ran.append("coordinate_descent_tuning" in (options or {}))
-            return piece(*arguments)
-
-        return run
-
-    monkeypatch.setattr(torch, "compile", spy)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    compiled_pieces.cache_clear()
-    try:
-        model = static(mistral(), compiled=True)
-    finally:
-        compiled_pieces.cache_clear()
-    model.forward(torch.arange(rows))
-    assert any(ran) == (rows == 1)
 
 
 @pytest.mark.compiled
