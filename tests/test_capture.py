@@ -3,6 +3,7 @@
 import gc
 import itertools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from harness.decoding.drafters import ModelDrafter
 from harness.decoding.sampling import Noise, Warping, sampler_for
 from harness.decoding.speculative import speculative_rounds
 from harness.decoding.verification import rates_on
+from harness.models import probe
+from harness.models.cached import CachedModel
 from harness.models.lean.pieces import compiled_pieces
 from harness.models.lean.static import WARMUP, StaticModel
 from harness.records import RULES, Rule
@@ -217,3 +220,25 @@ def test_only_what_runs_on_a_single_row_is_tuned_by_coordinate_descent(
         compiled_pieces.cache_clear()
     model.forward(torch.arange(rows))
     assert any(ran) == (rows == 1)
+
+
+@pytest.mark.compiled
+@pytest.mark.filterwarnings("default")
+def test_a_missing_compiler_is_named_and_what_runs_is_right_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch.compile's own failure; without a CUDA device it looks for a C++ compiler."""
+    monkeypatch.setattr(probe, "check_graphs", lambda *_: None)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # nothing compiled before
+    torch._dynamo.reset()
+    with torch._inductor.config.patch({"cpp.cxx": (None, "no-such-compiler")}):
+        model = probe.cached_model(dense(), 100, "model=x", "cuda_graphs")
+    torch._dynamo.reset()
+    described = model.describe()
+    assert described["compiled"] is False
+    reason = described["engine_reason"]
+    assert reason.startswith("compiling failed (InductorError: ")
+    assert "no-such-compiler" in reason
+    expected = CachedModel(dense(), 100).forward(torch.tensor(PROMPT))
+    model.prefill([])
+    assert torch.allclose(model.forward(torch.tensor(PROMPT)), expected, atol=2e-4, rtol=1e-3)
