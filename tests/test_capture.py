@@ -10,6 +10,7 @@ import pytest
 import torch
 from fake_cuda import DEVICE, FakeCuda, fake_cuda, moved
 from random_models import qwen3, random_model
+from torch._inductor import config as inductor_settings
 from transformers import PreTrainedModel, Qwen3MoeConfig
 
 from harness.decoding import autoregressive, speculative
@@ -231,7 +232,7 @@ def test_a_missing_compiler_is_named_and_what_runs_is_right_without_it(
     monkeypatch.setattr(probe, "check_graphs", lambda *_: None)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # nothing compiled before
     torch._dynamo.reset()
-    with torch._inductor.config.patch({"cpp.cxx": (None, "no-such-compiler")}):
+    with inductor_settings.patch({"cpp.cxx": (None, "no-such-compiler")}):
         model = probe.cached_model(dense(), 100, "model=x", "cuda_graphs")
     torch._dynamo.reset()
     described = model.describe()

@@ -242,6 +242,30 @@ def test_curves_time_every_forward_of_every_cell_and_leave_the_models_usable():
     assert pair[0].model.cached_tokens == 0
 
 
+def test_the_drafts_step_is_timed_in_a_row_in_curves_too(monkeypatch):
+    draft = StaticModel(qwen3(), 1024, compiled=False)
+    forward_batch, steps = StaticModel.forward_batch, []
+
+    def counted(self, tokens):
+        steps.append(tuple(tokens.shape))
+        return forward_batch(self, tokens)
+
+    monkeypatch.setattr(StaticModel, "forward_batch", counted)
+    now = curves.Clock.now
+    between = []
+
+    def reading(self):
+        between.append(tuple(steps))
+        steps.clear()
+        return now(self)
+
+    monkeypatch.setattr(curves.Clock, "now", reading)
+    curves.time_curves([Player("draft", "small", draft)], 3, [(16, 2)])
+    # What is recorded is run again at every launch
+    assert {((2, 1),) * 3, ((2, 4),)} <= set(between)
+    assert ((2, 1),) not in between
+
+
 def test_a_cell_out_of_memory_is_skipped_with_its_reason_and_the_others_go_on(monkeypatch):
     fill = CachedModel.fill
 

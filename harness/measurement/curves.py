@@ -18,7 +18,7 @@ import torch
 
 from harness.decoding.protocols import recorder_of
 from harness.measurement.clock import Clock
-from harness.measurement.latency import Player
+from harness.measurement.latency import Player, in_a_row, times_in_a_row
 from harness.models.cached import CachedModel
 from harness.models.room import is_out_of_memory
 from harness.records import SkippedCell, StepTiming
@@ -35,11 +35,12 @@ Cell = tuple[int, int]
 
 @dataclass(frozen=True)
 class CurveForward:
-    """One forward of a cell: `tokens` new positions for every sequence."""
+    """One forward of a cell: `tokens` new positions for every sequence, `times` in a row."""
 
     player: Player
     kind: Literal["step", "verify"]
     tokens: int
+    times: int = 1
 
 
 def curve_forwards(players: Sequence[Player], max_k: int) -> list[CurveForward]:
@@ -50,7 +51,8 @@ def curve_forwards(players: Sequence[Player], max_k: int) -> list[CurveForward]:
     forwards: list[CurveForward] = []
     for player in players:
         widths = range(1, max_k + 2) if player.role == "target" else (max_k + 1,)
-        forwards.append(CurveForward(player, "step", 1))
+        times = times_in_a_row(player.role, "step", max_k)
+        forwards.append(CurveForward(player, "step", 1, times))
         forwards += [CurveForward(player, "verify", width) for width in widths]
     return forwards
 
@@ -165,10 +167,10 @@ def _visit(
 def _time_one(forward: CurveForward, tokens: torch.Tensor, clock: Clock) -> float:
     model = _model(forward.player)
     start = clock.now()
-    model.forward_batch(tokens)
+    in_a_row(model, model.forward_batch, tokens, forward.times)
     seconds = clock.now() - start
-    model.rewind(forward.tokens)
-    return seconds
+    model.rewind(forward.tokens * forward.times)
+    return seconds / forward.times
 
 
 def _tokens(forward: CurveForward, batch: int) -> torch.Tensor:

@@ -98,8 +98,7 @@ def time_forwards(
         others = [forward for forward in forwards if forward.kind != "prefill"]
         # Prefills go first: they leave the context in the cache for the rest.
         for forward in prefills + others[turn:] + others[:turn]:
-            alone = forward.role == "target" or forward.kind != "step"
-            times = 1 if alone else max(1, max_k)
+            times = times_in_a_row(forward.role, forward.kind, max_k)
             seconds = _time_one(by_role[forward.role], forward, context, clock, times)
             if repetition >= 0:
                 samples[forward].append(seconds)
@@ -150,17 +149,28 @@ def _time_one(
     )
     model.rewind(0)
     start = clock.now()
-    if times == 1:
-        model.forward(tokens)
-    else:
-        recorded(model, ("in a row", times), lambda ids: _in_a_row(model, ids, times), tokens)
+    in_a_row(model, model.forward, tokens, times)
     seconds = clock.now() - start
     model.rewind(forward.tokens * times)
     return seconds / times
 
 
-def _in_a_row(model: CausalModel, tokens: Tensor, times: int) -> tuple[Tensor]:
-    """The last logits of `times` forwards."""
-    for _ in range(times - 1):
-        model.forward(tokens)
-    return (model.forward(tokens),)
+def times_in_a_row(role: str, kind: str, max_k: int) -> int:
+    """How many forwards of a kind a round runs without waiting for one: of the draft's step, K."""
+    return max(1, max_k) if (role, kind) == ("draft", "step") else 1
+
+
+def in_a_row(
+    model: CausalModel, forward: Callable[[Tensor], Tensor], tokens: Tensor, times: int
+) -> None:
+    """Do `times` forwards of a model, as one launch where it records."""
+    if times == 1:
+        forward(tokens)
+        return
+
+    def work(ids: Tensor) -> tuple[Tensor]:
+        for _ in range(times - 1):
+            forward(ids)
+        return (forward(ids),)
+
+    recorded(model, ("in a row", *tokens.shape, times), work, tokens)

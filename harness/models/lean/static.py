@@ -127,6 +127,8 @@ class StaticModel(LeanModel):
         def work(ids: Tensor) -> tuple[Tensor]:
             return (self._logits(self._hidden(ids)).view(*ids.shape, -1),)
 
+        if self._offset is not None:
+            return work(tokens)[0]
         (logits,) = self.recorded(("batch", *tokens.shape), work, tokens)
         assert logits is not None
         return logits
