@@ -16,6 +16,7 @@ from stubs import TableModel
 from test_hardware import QWEN3
 
 from harness.config import ProfileConfig
+from harness.decoding.drafters import ModelDrafter
 from harness.decoding.sampling import Warping
 from harness.experiments import physics
 from harness.measurement import clock as measurement_clock
@@ -402,7 +403,8 @@ def test_a_round_after_a_full_acceptance_is_recorded_before_it_is_timed(monkeypa
     for model in (target, draft):
         model.reserve(64)
     parts.time_rounds(parts.Bench(target, draft, GREEDY), [(5, 6, 7)], [2], room=8)
-    assert all(draft.knows(("propose", None, pending, 2)) for pending in (1, 2))
+    drafter = ModelDrafter(draft, GREEDY)
+    assert all(draft.knows(drafter._key(pending, 2)) for pending in (1, 2))
 
 
 # A round in parts, and the waterfall
