@@ -1,6 +1,8 @@
 """Auditions end to end on the embedded family: the door's work, its contract, its bad inputs."""
 
 import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,12 @@ from random_models import qwen3, save
 
 from harness.config import AuditionConfig, ModelConf
 from harness.entry import compose, draft_conf
-from harness.experiments import audition, cast, stage, sweep
+from harness.experiments import audition, cast, execute, profile, snapshot, stage, sweep
 from harness.experiments.outcome import Outcome
+from harness.measurement import parts
+from harness.models import probe
+from harness.models.lean.pieces import compiled_pieces
+from harness.models.lean.static import whole_pieces
 from harness.records import UserError
 from harness.storage import StoredRun, load, load_traces
 
@@ -267,3 +273,107 @@ def test_a_replayed_sweep_measures_no_generation(
     stored = load(outcome.folder)
     assert "measured" not in set(stored.results.source)
     assert summary(stored)["verdict"]["decision"] in {"speculate", "does_not_pay", "undecided"}
+
+
+# CUDA graphs: their code in fixed shapes runs on the CPU as well, where nothing is recorded
+
+
+@pytest.fixture
+def graphs_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Graphs are allowed without a CUDA device, and nothing is compiled."""
+    monkeypatch.setattr(probe, "check_graphs", lambda *_: None)
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    compiled_pieces.cache_clear()
+    yield
+    compiled_pieces.cache_clear()
+
+
+def exhaustive(*values: Any) -> list[Any]:
+    return [pytest.param(value, marks=pytest.mark.exhaustive) for value in values]
+
+
+@pytest.mark.usefixtures("graphs_on_the_cpu")
+@pytest.mark.parametrize("room", [8, 1, *exhaustive(*range(2, 8))])
+def test_graphs_are_timed_at_every_context_near_the_end_of_a_cache(
+    room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage, "LATENCY_REPETITIONS", 1)
+    graphs = ["backend=cuda_graphs", "k=[8]", "prompts.limit=1", "prompts.sets=[easy]"]
+    prompt = len(stage.open_stage(config(tmp_path)).prompts[0].tokens)
+    context = whole_pieces(1) - room
+    asked = config(tmp_path, *graphs, f"new_tokens={2 * (context - prompt)}")
+    opened = stage.open_stage(asked)
+    assert opened.model.engine == "cuda_graphs"
+    for draft in ("tiny_good", "ngram"):
+        turn = stage.take_turn(opened, [], draft_conf(draft), asked, timed=False)
+        assert {t.context_tokens for t in turn.timings if t.kind != "prefill"} == {context}
+
+
+class NoCompilerError(Exception):
+    """What a compiler raises is no RuntimeError as a rule."""
+
+
+def no_compiler(*_: Any) -> Any:
+    raise NoCompilerError("no C compiler\nand a long explanation")
+
+
+UNCOMPILED = "compiling failed (NoCompilerError: no C compiler): graphs of uncompiled kernels"
+
+
+@pytest.mark.usefixtures("graphs_on_the_cpu")
+@pytest.mark.parametrize("door", ["audition", "sweep", "snapshot", *exhaustive("profile")])
+def test_pieces_that_do_not_compile_go_on_uncompiled_with_a_caveat(
+    door: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: no_compiler)
+    for module in (execute, stage):
+        monkeypatch.setattr(module, "LATENCY_REPETITIONS", 3)
+    monkeypatch.setattr(parts, "MOST_VISITS", 1)
+    small = ["backend=cuda_graphs", "k=[1]", "prompts.limit=2", "new_tokens=4", "threads=1"]
+    grid = ["contexts=[16]", "batches=[1]"] if door == "profile" else ["temperature=[0]"]
+    asked = compose(door, [f"results_root={tmp_path}", *small, *grid])
+    if door == "audition":
+        outcome = audition.run(asked, [draft_conf("tiny_good")])
+    else:
+        outcome = {"sweep": sweep, "profile": profile, "snapshot": snapshot}[door].run(asked)
+    assert outcome.folder is not None
+    stored = load(outcome.folder)
+    draft = "tiny_good" if door == "audition" else "draft"
+    for role in ("target", draft):
+        described = stored.manifest["models"][role]
+        assert described["engine"] == "cuda_graphs"
+        assert described["compiled"] is False
+        assert described["engine_reason"] == UNCOMPILED
+    shown = [
+        capsys.readouterr().out,
+        (outcome.folder / "report.md").read_text(),
+        (outcome.folder / "report.html").read_text(),
+    ]
+    for role in ("target", draft):
+        caveat = f"{role}: {UNCOMPILED}; its steps launch more kernels"
+        assert any(line.startswith(caveat) for line in summary(stored)["caveats"])
+        for text in shown:
+            assert caveat.lower() in " ".join(text.lower().split())
+
+
+@pytest.mark.usefixtures("graphs_on_the_cpu")
+def test_pieces_that_compile_are_no_caveat(tmp_path: Path) -> None:
+    small = ["backend=cuda_graphs", "k=[1]", "temperature=[0]", "prompts.limit=2", "new_tokens=4"]
+    outcome = run(tmp_path, *small, drafts=["tiny_good"])
+    assert outcome.folder is not None
+    stored = load(outcome.folder)
+    assert stored.manifest["models"]["tiny_good"]["compiled"] is True
+    assert not any("kernels" in line for line in summary(stored)["caveats"])
+
+
+@pytest.mark.usefixtures("graphs_on_the_cpu")
+def test_a_terminal_shows_that_a_model_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    stage.open_stage(config(tmp_path, "backend=cuda_graphs"))
+    assert "compiling model tiny, the first time takes minutes" in capsys.readouterr().err
+    stage.open_stage(config(tmp_path))
+    assert "compiling" not in capsys.readouterr().err

@@ -1,11 +1,14 @@
 """Timed generations and steps: what is counted, and that nothing timed is lost."""
 
+from typing import Any
+
 import pytest
 import torch
 from stubs import CPU, TableModel
 
 from harness.decoding.sampling import Warping
 from harness.measurement import environment
+from harness.measurement.clock import Clock
 from harness.measurement.latency import Player, plan_forwards, time_forwards
 from harness.measurement.snapshots import chi_square, compare_texts, law_tests
 from harness.measurement.trials import Request, run_trial
@@ -126,6 +129,43 @@ def test_every_step_verify_and_prefill_is_timed_as_often_as_asked() -> None:
     }
     assert all(len(t.samples_s) == 3 and min(t.samples_s) > 0 for t in timings)
     assert all(t.context_tokens == (0 if t.kind == "prefill" else 6) for t in timings)
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_draft_steps_are_timed_in_a_row_as_the_loop_runs_them(
+    recorded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock, which waits for the device, is read once before and once after K steps."""
+    between: list[int] = []
+
+    class Counting(TableModel):
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            between[-1] += 1
+            return super().forward(tokens)
+
+    class Recording(Counting):
+        @property
+        def recorder(self) -> "Recording":
+            return self
+
+        def recorded(self, _key: object, work: Any, *inputs: Any) -> Any:
+            launches.append(work)
+            return work(*inputs)
+
+    launches: list[object] = []
+    now = Clock.now
+
+    def reading(self: Clock) -> float:
+        between.append(0)
+        return now(self)
+
+    monkeypatch.setattr(Clock, "now", reading)
+    draft = Recording() if recorded else Counting()
+    timings = time_forwards([Player("draft", "small", draft)], 4, context=[1, 2], repetitions=2)
+    assert {(t.kind, len(t.samples_s)) for t in timings} == {("prefill", 2), ("step", 2)}
+    assert set(between) == {0, 4}
+    assert len(launches) == (between.count(4) if recorded else 0)
+    assert draft.cache == [1, 2]
 
 
 def test_timing_leaves_the_context_in_the_cache() -> None:

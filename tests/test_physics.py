@@ -16,12 +16,15 @@ from stubs import TableModel
 from test_hardware import QWEN3
 
 from harness.config import ProfileConfig
+from harness.decoding.drafters import ModelDrafter
 from harness.decoding.sampling import Warping
 from harness.experiments import physics
+from harness.measurement import clock as measurement_clock
 from harness.measurement import curves, parts
 from harness.measurement.bandwidth import copy_bandwidth
 from harness.measurement.latency import Player
 from harness.models.cached import CachedModel
+from harness.models.lean import static
 from harness.models.lean.model import LeanModel
 from harness.models.lean.static import StaticModel
 from harness.profile import unknown_card
@@ -240,6 +243,30 @@ def test_curves_time_every_forward_of_every_cell_and_leave_the_models_usable():
     assert pair[0].model.cached_tokens == 0
 
 
+def test_the_drafts_step_is_timed_in_a_row_in_curves_too(monkeypatch):
+    draft = StaticModel(qwen3(), 1024, compiled=False)
+    forward_batch, steps = StaticModel.forward_batch, []
+
+    def counted(self, tokens):
+        steps.append(tuple(tokens.shape))
+        return forward_batch(self, tokens)
+
+    monkeypatch.setattr(StaticModel, "forward_batch", counted)
+    now = curves.Clock.now
+    between = []
+
+    def reading(self):
+        between.append(tuple(steps))
+        steps.clear()
+        return now(self)
+
+    monkeypatch.setattr(curves.Clock, "now", reading)
+    curves.time_curves([Player("draft", "small", draft)], 3, [(16, 2)])
+    # What is recorded is run again at every launch
+    assert {((2, 1),) * 3, ((2, 4),)} <= set(between)
+    assert ((2, 1),) not in between
+
+
 def test_a_cell_out_of_memory_is_skipped_with_its_reason_and_the_others_go_on(monkeypatch):
     fill = CachedModel.fill
 
@@ -264,6 +291,56 @@ def test_a_cell_that_is_refused_or_late_is_never_filled():
     assert timings == []
     assert skipped[0].reason == "does not fit"
     assert "no time left" in skipped[1].reason
+
+
+class Clockwork:
+    """Time that passes only where it is told to."""
+
+    now = 0.0
+
+    def perf_counter(self):
+        self.now += 1e-6
+        return self.now
+
+
+def curves_with_slow_recording(monkeypatch, cells, **budgets):
+    """Curves of a model whose every recording takes 100 s; what was skipped, and what was said."""
+    clock = Clockwork()
+    rerun = StaticModel._rerun
+
+    def slow(self, work, own):
+        clock.now += 100.0
+        return rerun(self, work, own)
+
+    monkeypatch.setattr(StaticModel, "_rerun", slow)
+    monkeypatch.setattr(measurement_clock, "perf_counter", clock.perf_counter)
+    for module in (curves, static):
+        monkeypatch.setattr(module, "time", clock)
+    said = []
+    model = StaticModel(qwen3(), 1024, compiled=False)
+    players = [Player("target", "big", model)]
+    timings, skipped = curves.time_curves(players, 1, cells, say=said.append, **budgets)
+    return {(t.context_tokens, t.batch) for t in timings}, skipped, said
+
+
+def test_compiling_does_not_use_up_the_time_for_measuring(monkeypatch):
+    cells = [(8, 1), (8, 2), (16, 2)]
+    timed, skipped, said = curves_with_slow_recording(monkeypatch, cells, budget_s=45.0)
+    assert timed == set(cells)
+    assert skipped == []
+    assert said[0] == "compiling for batch 1 after 8 tokens, the first time takes minutes"
+    assert said[1] == curves.TIMING
+
+
+def test_compiling_has_a_budget_of_its_own(monkeypatch):
+    cells = [(8, 1), (8, 2), (16, 2)]
+    timed, skipped, _ = curves_with_slow_recording(
+        monkeypatch, cells, budget_s=45.0, recording_budget_s=350.0
+    )
+    assert timed == {(8, 1), (8, 2)}
+    assert [cell.reason for cell in skipped] == [
+        "no time left of 350 s for recording and compiling; ask for it by name"
+    ]
 
 
 def rounds_of(imposed=None, ks=(1, 3)):
@@ -317,6 +394,17 @@ def test_a_recorded_verify_is_timed_with_its_accept_step_and_says_so(monkeypatch
     names = {t.part for t in timings if t.k == 2}
     assert names == {"draft", "verify + accept", "host", "rewind", "round"}
     assert "cannot be timed apart" in " ".join(parts_table(timings).notes)
+
+
+def test_a_round_after_a_full_acceptance_is_recorded_before_it_is_timed(monkeypatch):
+    """Such a round comes late or never while the rounds are warmed up."""
+    monkeypatch.setattr(parts, "MOST_VISITS", 1)
+    target, draft = (StaticModel(qwen3(seed), 1024, compiled=False) for seed in (0, 1))
+    for model in (target, draft):
+        model.reserve(64)
+    parts.time_rounds(parts.Bench(target, draft, GREEDY), [(5, 6, 7)], [2], room=8)
+    drafter = ModelDrafter(draft, GREEDY)
+    assert all(draft.knows(drafter._key(pending, 2)) for pending in (1, 2))
 
 
 # A round in parts, and the waterfall

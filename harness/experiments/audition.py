@@ -11,7 +11,7 @@ from harness.experiments.plan import print_audition_plan
 from harness.experiments.ranking import Bench, judge
 from harness.experiments.running import concluded, resumed_run, running
 from harness.experiments.sources import by_draft, latencies, stored_texts, stored_traces
-from harness.experiments.told import EMBEDDED_CAVEAT, generation_caveat
+from harness.experiments.told import EMBEDDED_CAVEAT, fallbacks, generation_caveat
 from harness.experiments.validate import validated
 from harness.experiments.weights import alike
 from harness.measurement.host import describe_host
@@ -77,7 +77,10 @@ def _measured(
     with running(folder):
         if texts is not None:
             texts.copy_to(folder)
-        folder.update_manifest({**describe(stage), "seed": config.seed})
+        known = folder.manifest.get("models") or {}
+        described = describe(stage)
+        described["models"] = {**known, **described["models"]}
+        folder.update_manifest({**described, "seed": config.seed})
         hear = cast.race_drafts if config.stop == "sequential" else cast.audition_drafts
         players = hear(folder, stage, drafts, config)
         models = folder.manifest["models"]
@@ -158,7 +161,8 @@ def _of_card(folder: RunFolder, config: AuditionConfig) -> bool:
 
 def caveats_of(folder: RunFolder, config: AuditionConfig, taken: Taken) -> list[str]:
     """What a reader must know before acting on the ranking."""
-    notes = [DUMMY_CAVEAT] if dummies_of(load(folder.path)) else []
+    stored = load(folder.path)
+    notes = [DUMMY_CAVEAT] if dummies_of(stored) else []
     if config.model.id.startswith("embedded:"):
         notes.append(EMBEDDED_CAVEAT)
     if config.latency.target_ms is not None:
@@ -177,9 +181,10 @@ def caveats_of(folder: RunFolder, config: AuditionConfig, taken: Taken) -> list[
         notes.append(f"{prompts} prompts: below {MIN_PROMPTS} there is no interval")
     if config.prompts.enable_thinking:
         notes.append("thinking mode is on: acceptance is that of reasoning text")
-    if note := generation_caveat(load(folder.path)):
+    if note := generation_caveat(stored):
         notes.append(note)
-    return notes
+    timed = config.latency.target_ms is None and config.latency_from is None
+    return [*notes, *fallbacks(stored)] if timed else notes
 
 
 def _check_drafts(drafts: Sequence[ModelConf]) -> None:

@@ -132,5 +132,7 @@ def _warm_up(
 ) -> None:
     """A few unmeasured tokens of each kind: first calls allocate, compile, record, fill caches."""
     shapes = {(entry.model, entry.k, _recorded_apart(entry)): entry for entry in requests}
-    for entry in shapes.values():
-        run_trial(replace(entry, budget=min(entry.budget, WARMUP_TOKENS)), *models(entry))
+    with progress("warming up, what is new is recorded and compiled", len(shapes)) as tick:
+        for entry in shapes.values():
+            run_trial(replace(entry, budget=min(entry.budget, WARMUP_TOKENS)), *models(entry))
+            tick()

@@ -8,6 +8,7 @@ import torch
 
 from harness import prompts as prompt_sets
 from harness.config import ModelConf, PairConfig
+from harness.experiments.progress import opening
 from harness.measurement import environment
 from harness.measurement.latency import Player
 from harness.models.cached import CachedModel
@@ -98,16 +99,18 @@ def open_configured(config: PairConfig) -> Pair:
     draft = load(config.draft, "draft", device)
     # Adaptive drafting reads every draft step back, which a recorded graph cannot
     backend = "eager" if config.decode.stop != "none" else config.backend
-    target_model, draft_model = open_pair(target, draft, backend)
+    with opening(backend, device.type, f"model {target.name}", f"draft {draft.name}"):
+        target_model, draft_model = open_pair(target, draft, backend)
     encoded = tuple(
         EncodedPrompt(prompt, encode(target.tokenizer, prompt, config.prompts))
         for prompt in prompts
     )
     check_context(encoded, config.new_tokens, max(config.k), (target, draft))
-    context = longest(encoded)
     for model in (target_model, draft_model):
-        model.reserve(len(context) + config.new_tokens + max(config.k) + 1)
-    threads = environment.settle_threads(config.threads, (target_model, draft_model), context)
+        model.reserve(longest_generation(encoded, config.new_tokens, max(config.k)))
+    threads = environment.settle_threads(
+        config.threads, (target_model, draft_model), longest(encoded)
+    )
     return Pair(target, draft, target_model, draft_model, encoded, target_model.device, threads)
 
 
@@ -138,6 +141,11 @@ def check_memory(
 def longest(prompts: Sequence[EncodedPrompt]) -> list[int]:
     """Token ids of the longest prompt."""
     return list(max((entry.tokens for entry in prompts), key=len))
+
+
+def longest_generation(prompts: Sequence[EncodedPrompt], new_tokens: int, max_k: int) -> int:
+    """Positions that the longest generation needs, the drafts of its last round included."""
+    return len(longest(prompts)) + new_tokens + max_k + 1
 
 
 def typical_context(prompts: Sequence[EncodedPrompt], new_tokens: int) -> list[int]:

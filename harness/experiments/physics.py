@@ -9,7 +9,7 @@ import torch
 from harness.config import ProfileConfig, SweepConfig
 from harness.decoding.sampling import Warping
 from harness.experiments import execute
-from harness.experiments.pair import Pair, longest
+from harness.experiments.pair import Pair, longest_generation
 from harness.experiments.progress import progress
 from harness.measurement import curves, environment, parts
 from harness.measurement.bandwidth import copy_bandwidth
@@ -28,6 +28,8 @@ AUTO_CONTEXTS = (128, 512, 2048)
 AUTO_BATCHES = (1, 4, 16)
 # What the curves may take where nobody asked for any in particular
 AUTO_SECONDS = 45.0
+# What recording and compiling them may take on top of that
+AUTO_RECORDING_SECONDS = 300.0
 # A model this much smaller than the copied buffer may be read from a cache
 IN_CACHE = 4
 GREEDY = Warping(0.0)
@@ -222,14 +224,16 @@ def _curves(
     pair: Pair, config: ProfileConfig, cells: Sequence[curves.Cell]
 ) -> tuple[list[StepTiming], list[SkippedCell]]:
     auto = config.contexts == "auto" and config.batches == "auto"
-    with progress("timing curves", curves.VISITS * len(cells)) as tick:
+    with progress(curves.TIMING, curves.VISITS * len(cells)) as tick:
         return curves.time_curves(
             pair.players,
             max(config.k),
             cells,
             refused=_refusal(pair, config),
             budget_s=AUTO_SECONDS if auto else None,
+            recording_budget_s=AUTO_RECORDING_SECONDS if auto else None,
             tick=tick,
+            say=tick.say,
         )
 
 
@@ -263,6 +267,6 @@ def _parts(pair: Pair, config: ProfileConfig) -> list[PartTiming]:
     bench = parts.Bench(pair.target_model, pair.draft_model, GREEDY, config.seed, imposed)
     room = config.new_tokens + max(ks)
     for model in (pair.target_model, pair.draft_model):
-        model.reserve(len(longest(pair.prompts)) + config.new_tokens + max(ks) + 1)
+        model.reserve(longest_generation(pair.prompts, config.new_tokens, max(config.k)))
     with progress("timing parts of a round", parts.MOST_VISITS) as tick:
         return parts.time_rounds(bench, prompts, ks, room=room, tick=tick)

@@ -52,11 +52,11 @@ def run(config: SnapshotConfig) -> Outcome:
 
     def derive() -> Summary:
         folder.write_results(_rows(trials, config))
-        dummy = DUMMY_CAVEAT if dummies_of(load(folder.path)) else None
-        caveats = (dummy, told.generation_caveat(load(folder.path)))
-        summary = replace(
-            _summary(compared, sampled, trials), caveats=tuple(note for note in caveats if note)
-        )
+        stored = load(folder.path)
+        dummy = DUMMY_CAVEAT if dummies_of(stored) else None
+        notes = (dummy, told.generation_caveat(stored), *told.fallbacks(stored))
+        caveats = tuple(note for note in notes if note)
+        summary = replace(_summary(compared, sampled, trials), caveats=caveats)
         folder.write_summary(summary, {"prompts": compared, "sampled": sampled})
         return summary
 

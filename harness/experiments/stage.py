@@ -18,9 +18,10 @@ from harness.experiments.pair import (
     check_memory,
     describe_prompts,
     longest,
+    longest_generation,
     typical_context,
 )
-from harness.experiments.progress import progress
+from harness.experiments.progress import opening, progress
 from harness.measurement import environment
 from harness.measurement.latency import Player, time_forwards, time_lookups
 from harness.measurement.scoring import ngram_trace, score_texts
@@ -84,12 +85,15 @@ def open_stage(config: AuditionConfig) -> Stage:
     device = resolve_device(config.device.name)
     check_memory({"model": config.model}, prompts, config.new_tokens, max(config.k), device)
     target = load(config.model, "model", device)
-    model = cached_model(target.network, target.vocab_size, f"model={target.name}", config.backend)
+    with opening(config.backend, device.type, f"model {target.name}"):
+        name = f"model={target.name}"
+        model = cached_model(target.network, target.vocab_size, name, config.backend)
     encoded = tuple(
         EncodedPrompt(prompt, encode(target.tokenizer, prompt, config.prompts))
         for prompt in prompts
     )
     check_context(encoded, config.new_tokens, max(config.k), (target,))
+    model.reserve(longest_generation(encoded, config.new_tokens, max(config.k)))
     threads = environment.settle_threads(config.threads, (model,), longest(encoded))
     return Stage(target, model, encoded, threads)
 
@@ -144,7 +148,10 @@ def _play(
     if difference:
         raise NotEligible(f"another tokenizer than the target's: {difference}")
     check_context(stage.prompts, config.new_tokens, max(config.k), (draft,))
-    model = cached_model(draft.network, draft.vocab_size, f"draft={draft.name}", config.backend)
+    with opening(config.backend, stage.model.device.type, f"draft {draft.name}"):
+        name = f"draft={draft.name}"
+        model = cached_model(draft.network, draft.vocab_size, name, config.backend)
+    model.reserve(longest_generation(stage.prompts, config.new_tokens, max(config.k)))
     begin = time.perf_counter()
     traces = _score(stage, texts, model, draft.name, config)
     seconds = time.perf_counter() - begin

@@ -69,7 +69,7 @@ def caveats(
     if target.get("chat_template") and prompts["chat_template"] == "never":
         notes.append("the model's chat template was not used: served traffic will differ")
     notes += [note] if (note := generation_caveat(stored)) else []
-    notes += _fallbacks(stored)
+    notes += fallbacks(stored)
     upgraded = other_card(stored)
     notes += [upgraded] if upgraded else []
     scatter = _scatter(timings)
@@ -110,15 +110,21 @@ def generation_caveat(stored: StoredRun) -> str | None:
     )
 
 
-def _fallbacks(stored: StoredRun) -> list[str]:
-    """The models that did not run on the engine that was asked for, on a card."""
+def fallbacks(stored: StoredRun) -> list[str]:
+    """The models that did not run on the engine that was asked for, or only on part of it."""
+    models = stored.manifest.get("models") or {}
+    notes = [
+        f"{role}: {model['engine_reason']}; its steps launch more kernels than compiled ones, "
+        "which takes longer"
+        for role, model in models.items()
+        if model.get("compiled") is False and model.get("engine_reason")
+    ]
     if (
         stored.config.get("backend") == "eager"
         or (stored.manifest.get("environment") or {}).get("device") != "cuda"
     ):
-        return []
-    models = stored.manifest.get("models", {})
-    return [
+        return notes
+    return notes + [
         f"{role}: {model['engine_reason']}; its steps ran eagerly, likely launch-bound"
         for role, model in models.items()
         if model.get("engine") != "cuda_graphs" and model.get("engine_reason")

@@ -4,6 +4,10 @@ A verify of n positions is timed for every n = 1..K + 1, because v(n) = verify(n
 peers take for 1 and what a mixture of experts or a slow attention makes of it. Kinds are
 interleaved within each repetition and their order rotates, so that drift hits all alike; every raw
 sample is kept.
+
+A round waits for the target and for nothing else: its K draft steps run one after the other, as one
+launch where the model records. So the draft's steps are timed K in a row, and a sample is their
+mean. Plain decoding reads every token back, so the target's step is timed alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,8 +15,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch import Tensor
 
-from harness.decoding.protocols import CausalModel, Drafter
+from harness.decoding.protocols import CausalModel, Drafter, recorded
 from harness.measurement.clock import Clock
 from harness.records import StepTiming
 
@@ -73,7 +78,8 @@ def time_forwards(
 
     Args:
         players: the target and, if any, the draft.
-        max_k: the largest K; verifies go up to max_k + 1 positions.
+        max_k: the largest K; verifies go up to max_k + 1 positions, and as many of the draft's
+            steps are timed in a row.
         context: token ids that fill the cache; its length is context_tokens.
         repetitions: samples of each, after warm-up.
         beside: the draft's name, where several are timed one after the other.
@@ -92,7 +98,8 @@ def time_forwards(
         others = [forward for forward in forwards if forward.kind != "prefill"]
         # Prefills go first: they leave the context in the cache for the rest.
         for forward in prefills + others[turn:] + others[:turn]:
-            seconds = _time_one(by_role[forward.role], forward, context, clock)
+            times = times_in_a_row(forward.role, forward.kind, max_k)
+            seconds = _time_one(by_role[forward.role], forward, context, clock, times)
             if repetition >= 0:
                 samples[forward].append(seconds)
         tick()
@@ -129,7 +136,10 @@ def time_lookups(
     return StepTiming("draft", name, "step", 1, len(context), 1, tuple(seconds), name)
 
 
-def _time_one(model: CausalModel, forward: Forward, context: Sequence[int], clock: Clock) -> float:
+def _time_one(
+    model: CausalModel, forward: Forward, context: Sequence[int], clock: Clock, times: int
+) -> float:
+    """Seconds of one forward, the mean of `times` in a row."""
     if forward.kind == "prefill":
         start = clock.now()
         model.prefill(context)
@@ -139,7 +149,28 @@ def _time_one(model: CausalModel, forward: Forward, context: Sequence[int], cloc
     )
     model.rewind(0)
     start = clock.now()
-    model.forward(tokens)
+    in_a_row(model, model.forward, tokens, times)
     seconds = clock.now() - start
-    model.rewind(forward.tokens)
-    return seconds
+    model.rewind(forward.tokens * times)
+    return seconds / times
+
+
+def times_in_a_row(role: str, kind: str, max_k: int) -> int:
+    """How many forwards of a kind a round runs without waiting for one: of the draft's step, K."""
+    return max(1, max_k) if (role, kind) == ("draft", "step") else 1
+
+
+def in_a_row(
+    model: CausalModel, forward: Callable[[Tensor], Tensor], tokens: Tensor, times: int
+) -> None:
+    """Do `times` forwards of a model, as one launch where it records."""
+    if times == 1:
+        forward(tokens)
+        return
+
+    def work(ids: Tensor) -> tuple[Tensor]:
+        for _ in range(times - 1):
+            forward(ids)
+        return (forward(ids),)
+
+    recorded(model, ("in a row", *tokens.shape, times), work, tokens)

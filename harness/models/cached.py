@@ -34,6 +34,7 @@ class CachedModel:
         rewinding: how the cache is rewound; the manifest says it.
         engine: whose forward runs, transformers' or the lean one.
         engine_reason: why not a faster engine, or None.
+        recording_s: seconds spent so far on recording its work, compiling included.
 
     The cache is transformers' DynamicCache without a config: sliding-window layers then keep every
     key and mask the old ones, which is identical in result and can be cropped past the window.
@@ -45,6 +46,7 @@ class CachedModel:
     def __init__(self, network: PreTrainedModel, vocab_size: int) -> None:
         """Wrap `network`; logits are cut to `vocab_size`, the width target and draft share."""
         self.engine_reason: str | None = None
+        self.recording_s = 0.0
         self.network = network
         self.vocab_size = vocab_size
         self._cache: Any = self._new_cache()

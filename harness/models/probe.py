@@ -97,34 +97,49 @@ def lean_model(network: PreTrainedModel, vocab_size: int) -> tuple[LeanModel | N
 def graphed_model(
     network: PreTrainedModel, vocab_size: int, name: str
 ) -> tuple[StaticModel | None, str | None]:
-    """The lean forward as CUDA graphs, or why not; without compiled pieces where those fail.
+    """The lean forward as CUDA graphs, or why not; of uncompiled kernels where compiling fails.
+
+    The model's `engine_reason` then says what failed.
 
     Raises:
         UserError: the model is not on a CUDA device.
     """
-    device = next(network.parameters()).device
-    if device.type != "cuda":
-        raise UserError(
-            f"backend=cuda_graphs: {name} is on {device.type}, and graphs need device=cuda; "
-            "use backend=eager"
-        )
+    check_graphs(next(network.parameters()).device, name)
     reason = unsupported(network)
-    for compiled in (True, False) if reason is None else ():
+    if reason is not None:
+        return None, f"no CUDA graphs, {reason}"
+    uncompiled_because: str | None = None
+    found = ""
+    for compiled in (True, False):
         try:
             model = StaticModel(network, vocab_size, compiled=compiled)
             error = max(forward_error(model), rewind_error(model))
-        except (AttributeError, TypeError, ValueError, RuntimeError, ImportError) as problem:
+        # A compiler fails in too many ways to list: no C compiler, a Triton error, a timeout
+        except Exception as problem:
             if is_out_of_memory(problem):
                 raise
             first = (str(problem).splitlines() or [""])[0]
             found = f"{type(problem).__name__}: {first}"[:300]
         else:
             if error <= allowed_error(network):
-                model.engine_reason = reason
+                model.engine_reason = uncompiled_because
                 return model, None
             found = f"logits are off by {error:.2g} of their range"
-        reason = f"{'compiled graphs' if compiled else 'graphs'}: {found}"
-    return None, f"no CUDA graphs, {reason}"
+        uncompiled_because = f"compiling failed ({found}): graphs of uncompiled kernels"
+    return None, f"no CUDA graphs, {found}"
+
+
+def check_graphs(device: torch.device, name: str) -> None:
+    """Refuse CUDA graphs for a model that is not on a CUDA device.
+
+    Raises:
+        UserError: it is not.
+    """
+    if device.type != "cuda":
+        raise UserError(
+            f"backend=cuda_graphs: {name} is on {device.type}, and graphs need device=cuda; "
+            "use backend=eager"
+        )
 
 
 def forward_error(model: CachedModel) -> float:

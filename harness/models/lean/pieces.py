@@ -5,7 +5,7 @@ one position and once for several, whatever the context.
 """
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -81,9 +81,22 @@ def compiled_pieces() -> Pieces:
     torch._dynamo.config.recompile_limit = max(
         COMPILED_VARIANTS, torch._dynamo.config.recompile_limit
     )
-    # Matrix times vector is bound by memory; the tuning finds the tile that reads fastest
+    return Pieces(tuned(before), torch.compile(attend, fullgraph=True), tuned(after))
+
+
+def tuned(piece: Callable[..., Any]) -> Callable[..., Any]:
+    """The piece compiled; for a single row with coordinate descent, which takes minutes.
+
+    A matrix times a vector is a kernel of the compiler's own, bound by memory, and the tuning finds
+    the tile that reads fastest. The products of several rows are a library's.
+    """
     options: dict[str, Any] = {"coordinate_descent_tuning": True}
-    compiled = partial(
-        torch.compile, fullgraph=True, options=options if torch.cuda.is_available() else None
+    one_row = torch.compile(
+        piece, fullgraph=True, options=options if torch.cuda.is_available() else None
     )
-    return Pieces(compiled(before), compiled(attend), compiled(after))
+    rows = torch.compile(piece, fullgraph=True)
+
+    def chosen(x: Tensor, *rest: Any) -> Any:
+        return (one_row if x.numel() == x.shape[-1] else rows)(x, *rest)
+
+    return chosen

@@ -13,7 +13,10 @@ mode="reduce-overhead": its graph trees copy inputs and guard on addresses per c
 of graphs per code object is shared by target and draft.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+import gc
+import time
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,12 +73,18 @@ class StaticModel(LeanModel):
             vocab_size: logits are cut to it.
             compiled: whether the parts of a layer are compiled.
         """
+        self._compiled = compiled
         self._pieces = compiled_pieces() if compiled else Pieces(before, attend, after)
         self._recordings: dict[Hashable, Recording] = {}
         self._reserved = PIECE
         self._offset: int | None = None
         self._pool: Any = None
+        self._stream: Any = None
         super().__init__(network, vocab_size)
+
+    def describe(self) -> dict[str, Any]:
+        """What the manifest says of how it runs, and whether what is recorded was compiled."""
+        return {**super().describe(), "compiled": self._compiled}
 
     @property
     def recorder(self) -> "StaticModel":
@@ -118,6 +127,8 @@ class StaticModel(LeanModel):
         def work(ids: Tensor) -> tuple[Tensor]:
             return (self._logits(self._hidden(ids)).view(*ids.shape, -1),)
 
+        if self._offset is not None:
+            return work(tokens)[0]
         (logits,) = self.recorded(("batch", *tokens.shape), work, tokens)
         assert logits is not None
         return logits
@@ -140,7 +151,11 @@ class StaticModel(LeanModel):
         """
         recording = self._recordings.get(key)
         if recording is None:
-            recording = self._recordings[key] = self._record(work, inputs)
+            begin = time.perf_counter()
+            try:
+                recording = self._recordings[key] = self._record(work, inputs)
+            finally:
+                self.recording_s += time.perf_counter() - begin
         if self._length + recording.appended > self._capacity:
             raise ValueError(f"the cache holds {self._capacity} positions; reserve more")
         for own, given in zip(recording.inputs, inputs, strict=True):
@@ -156,17 +171,62 @@ class StaticModel(LeanModel):
         self._base.fill_(self._length)
         if self._home.type != "cuda":
             return self._rerun(work, own)
-        side = torch.cuda.Stream(self._home)
+        # One stream for warm-up and capture: what libraries allocate per stream is there by then
+        side = self._stream = self._stream or torch.cuda.Stream(self._home)
         side.wait_stream(torch.cuda.current_stream(self._home))
         with torch.cuda.stream(side):
             for _ in range(WARMUP):  # compiles, and lets libraries take their workspaces
                 self._once(work, own)
         torch.cuda.current_stream(self._home).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with self._capture(graph):
             outputs, appended = self._once(work, own)
         self._pool = self._pool or graph.pool()
         return Recording(own, outputs, graph.replay, appended, work)
+
+    @contextmanager
+    def _capture(self, graph: Any) -> Iterator[None]:
+        """Record what the block launches into `graph`; nothing may be compiled or collected in it.
+
+        Since torch 2.9 a capture no longer collects garbage before it begins. Collected during it,
+        a dropped graph or a discarded kernel is unloaded by a call that invalidates the capture.
+        Collecting takes tenths of a second, so it is done once for all that a cache's size records.
+
+        Raises:
+            torch.OutOfMemoryError: memory ran out.
+            RuntimeError: the capture failed; the first error names the cause.
+        """
+        outside = torch.cuda.current_stream(self._home)
+        cause: Exception | None = None
+        if not self._recordings:
+            gc.collect()
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            with (
+                torch.compiler.set_stance("fail_on_recompile"),
+                torch.cuda.graph(graph, pool=self._pool, stream=self._stream),
+            ):
+                try:
+                    yield
+                except Exception as error:
+                    cause = error
+                    raise
+        except Exception as error:
+            # Ending an invalid capture raises as well, and leaves its stream current and its pool
+            # in use; what was recorded before keeps that pool and goes on
+            torch.cuda.set_stream(outside)
+            self._pool = self._stream = None
+            cause = cause or error
+            if isinstance(cause, torch.OutOfMemoryError):
+                raise cause from None
+            first_line = (str(cause).splitlines() or [""])[0]
+            raise RuntimeError(
+                f"recording a CUDA graph failed: {type(cause).__name__}: {first_line}"
+            ) from cause
+        finally:
+            if collects:
+                gc.enable()
 
     def _once(
         self, work: Callable[..., Recorded], own: tuple[Tensor | None, ...]

@@ -1,0 +1,245 @@
+"""What is recorded as a CUDA graph, checked on fake CUDA tensors: see fake_cuda."""
+
+import gc
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fake_cuda import DEVICE, FakeCuda, fake_cuda, moved
+from random_models import qwen3, random_model
+from torch._inductor import config as inductor_settings
+from transformers import PreTrainedModel, Qwen3MoeConfig
+
+from harness.decoding import autoregressive, speculative
+from harness.decoding.autoregressive import autoregressive_rounds
+from harness.decoding.drafters import ModelDrafter
+from harness.decoding.sampling import Noise, Warping, sampler_for
+from harness.decoding.speculative import speculative_rounds
+from harness.decoding.verification import rates_on
+from harness.models import probe
+from harness.models.cached import CachedModel
+from harness.models.lean.pieces import compiled_pieces
+from harness.models.lean.static import WARMUP, StaticModel
+from harness.records import RULES, Rule
+
+PROMPT = [3, 1, 4, 1, 5]
+K = 2
+
+
+def dense(seed: int = 0) -> PreTrainedModel:
+    return qwen3(seed, vocab=128, layers=1)
+
+
+def mixture(seed: int = 0) -> PreTrainedModel:
+    sizes: dict[str, Any] = {
+        "vocab_size": 128,
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+    }
+    return random_model(Qwen3MoeConfig(**sizes), seed)
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
+    """Fake CUDA, on which a loop's host read says that every draft token was rejected."""
+    for module in (autoregressive, speculative):
+        monkeypatch.setattr(module, "host_tokens", lambda tokens: [0] * len(tokens))
+    caches = (rates_on, sampler_for)  # of tensors, which are fake in here and real elsewhere
+    for kept in caches:
+        kept.cache_clear()
+    with fake_cuda(monkeypatch) as fake:
+        yield fake
+    for kept in caches:
+        kept.cache_clear()
+
+
+def static(network: PreTrainedModel) -> StaticModel:
+    return StaticModel(moved(network), 100, compiled=False)
+
+
+RATES = (0.9, 0.8)
+SAMPLED = [
+    (dense, Warping(0.0), "ratio", None),
+    (dense, Warping(0.0), "ratio", RATES),
+    (dense, Warping(1.0), "exact_match", None),
+    (dense, Warping(1.0), "greedy_draft", None),
+    (mixture, Warping(1.0), "ratio", RATES),
+    (mixture, Warping(0.8, top_k=20, top_p=0.9), "ratio", None),
+]
+WARPINGS = [
+    Warping(0.0),
+    Warping(1.0),
+    Warping(0.8, top_k=20),
+    Warping(0.8, top_p=0.9),
+    Warping(0.8, top_k=20, top_p=0.9),
+]
+EVERY = itertools.product([dense, mixture], WARPINGS, RULES, [None, RATES])
+
+
+@pytest.mark.parametrize(
+    ("build", "warping", "rule", "imposed"),
+    [*SAMPLED, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in EVERY)],
+)
+def test_a_capture_runs_what_the_warm_up_ran_and_asks_the_host_nothing(
+    cuda: FakeCuda,
+    build: Callable[[int], PreTrainedModel],
+    warping: Warping,
+    rule: Rule,
+    imposed: tuple[float, ...] | None,
+) -> None:
+    target, draft = static(build(0)), static(dense(1))
+    noise = Noise.keyed(0, "p", 0, 20, DEVICE)
+    options: Any = {"budget": 2, "eos": (), "warping": warping, "noise": noise}
+    target.prefill(PROMPT[:-1])
+    assert len(list(autoregressive_rounds(target, PROMPT[-1], **options))) == 2
+    drafter = ModelDrafter(draft, warping, rule)
+    drafter.prepare(K)
+    target.prefill(PROMPT[:-1])
+    drafter.begin(PROMPT)
+    more: Any = {"num_draft_tokens": K, "rule": rule, "imposed": imposed}
+    rounds = list(speculative_rounds(target, drafter, PROMPT[-1], **options, **more))
+    assert len(rounds) == 2
+    # A plain step; K drafts after a rejection and after a bonus; verify with the accept step
+    assert len(cuda.captured) == 4
+    assert cuda.launches == 2 + 2 + 2 * 2
+    assert gc.isenabled()
+
+
+@pytest.mark.parametrize(
+    ("impurity", "noticed"),
+    [
+        (lambda logits, _: logits[0, 0].item(), "DataDependent|_local_scalar_dense"),
+        (lambda logits, _: logits + torch.ones(1).to(DEVICE), "touches the host"),
+        (lambda logits, number: logits * number, "those of the last warm-up"),
+    ],
+)
+def test_the_guard_notices_what_a_graph_cannot_hold(
+    cuda: FakeCuda, impurity: Callable[[torch.Tensor, int], object], noticed: str
+) -> None:
+    model = static(dense())
+    passes = itertools.count()
+
+    def work(tokens: torch.Tensor) -> tuple[torch.Tensor]:
+        logits = model.forward(tokens)
+        impurity(logits, next(passes))
+        return (logits,)
+
+    with pytest.raises(Exception, match=noticed):
+        model.recorded("impure", work, torch.tensor([3], device=DEVICE))
+    assert not cuda.captured
+
+
+class Failing:
+    """Work that does `fault` in its last pass, which is the captured one."""
+
+    def __init__(self, model: StaticModel, fault: Callable[[], object]) -> None:
+        self._model, self._fault, self._passes = model, fault, 0
+
+    def __call__(self, tokens: torch.Tensor) -> tuple[torch.Tensor]:
+        logits = self._model.forward(tokens)
+        self._passes += 1
+        if self._passes > WARMUP:
+            self._fault()
+        return (logits,)
+
+
+def raising(error: Exception) -> Callable[[], object]:
+    def fault() -> None:
+        raise error
+
+    return fault
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "collects"),
+    [
+        (KeyError("a weight"), "recording a CUDA graph failed: KeyError: 'a weight'", True),
+        (torch.OutOfMemoryError("CUDA out of memory"), "^CUDA out of memory", False),
+    ],
+)
+def test_a_capture_that_fails_names_the_cause_and_leaves_the_model_usable(
+    cuda: FakeCuda, error: Exception, raised: str, collects: bool
+) -> None:
+    model = static(dense())
+    model.prefill(PROMPT)
+    tokens = torch.tensor([3], device=DEVICE)
+    kind = torch.OutOfMemoryError if isinstance(error, torch.OutOfMemoryError) else RuntimeError
+    try:
+        (gc.enable if collects else gc.disable)()
+        with pytest.raises(kind, match=raised):
+            model.recorded("failing", Failing(model, raising(error)), tokens)
+        assert gc.isenabled() == collects
+    finally:
+        gc.enable()
+    assert not model.knows("failing")
+    assert model.cached_tokens == len(PROMPT)
+    assert model.forward(tokens).shape == (1, 100)
+    assert len(cuda.captured) == 1
+
+
+def test_what_would_compile_inside_a_capture_raises(cuda: FakeCuda) -> None:
+    model = static(dense())
+    compiled = torch.compile(lambda x, count: x * count, backend="eager", dynamic=False)
+    held = torch.ones(2, device=DEVICE)
+    work = Failing(model, lambda: compiled(held, 3))
+    with pytest.raises(RuntimeError, match=r"recording a CUDA graph failed.*fail_on_recompile"):
+        model.recorded("compiles", work, torch.tensor([3], device=DEVICE))
+    assert not cuda.captured
+
+
+# What is compiled with which options
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_only_what_runs_on_a_single_row_is_tuned_by_coordinate_descent(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[bool] = []
+
+    def spy(piece: Callable[..., Any], options: Any = None, **_: Any) -> Callable[..., Any]:
+        def run(*arguments: Any) -> Any:
+            ran.append("coordinate_descent_tuning" in (options or {}))
+            return piece(*arguments)
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", spy)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    compiled_pieces.cache_clear()
+    try:
+        model = StaticModel(dense(), 100)
+    finally:
+        compiled_pieces.cache_clear()
+    model.forward(torch.arange(rows))
+    assert any(ran) == (rows == 1)
+
+
+@pytest.mark.compiled
+@pytest.mark.filterwarnings("default")
+def test_a_missing_compiler_is_named_and_what_runs_is_right_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch.compile's own failure; without a CUDA device it looks for a C++ compiler."""
+    monkeypatch.setattr(probe, "check_graphs", lambda *_: None)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # nothing compiled before
+    torch._dynamo.reset()
+    with inductor_settings.patch({"cpp.cxx": (None, "no-such-compiler")}):
+        model = probe.cached_model(dense(), 100, "model=x", "cuda_graphs")
+    torch._dynamo.reset()
+    described = model.describe()
+    assert described["compiled"] is False
+    reason = described["engine_reason"]
+    assert reason.startswith("compiling failed (InductorError: ")
+    assert "no-such-compiler" in reason
+    expected = CachedModel(dense(), 100).forward(torch.tensor(PROMPT))
+    model.prefill([])
+    assert torch.allclose(model.forward(torch.tensor(PROMPT)), expected, atol=2e-4, rtol=1e-3)
