@@ -1,7 +1,8 @@
-"""The arithmetic between launches in fixed shapes: a layer as three pieces, compiled or not.
+"""A decoder layer in fixed shapes with its cache write inside, and the last norm with the head.
 
-The cache's length is a shape of the middle piece alone, so that the other two are compiled once for
-one position and once for several, whatever the context.
+Each is one function, so that a compiler may fuse everything between two matrix products. The number
+of cached pieces varies within one compiled variant, as does the number of positions above one: a
+model needs one variant for a single position and one for several, whatever the context.
 """
 
 from collections.abc import Callable
@@ -10,80 +11,158 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import flex_attention
 
-from harness.models.lean.layers import heads_of, mlp, project_onto, unfold
-from harness.models.lean.weights import Layer
+from harness.models.lean.layers import (
+    heads_of,
+    mlp,
+    project,
+    project_onto,
+    rms_norm,
+    unfold,
+)
+from harness.models.lean.weights import Layer, Projection
 
-# One code object serves every layer of every model; each batch and length of a piece is a variant
+# One code object serves every layer of every model; each kind of layer and batch is a variant
 COMPILED_VARIANTS = 64
+# Score of a hidden position: finite, so that a piece in which all are hidden has no 0 / 0
+HIDDEN = -1e30
+
+Attention = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class Pieces(NamedTuple):
-    """The compiled parts of a layer: before attention, attention's own, and after it."""
+    """The parts of a forward that may be compiled: a layer, and what follows the last one."""
 
-    before: Callable[..., tuple[Tensor, Tensor]]
-    attend: Callable[..., Tensor]
-    after: Callable[..., Tensor]
-
-
-def before(
-    x: Tensor, layer: Layer, cos: Tensor, sin: Tensor, sizes: tuple[int, int, int], eps: float
-) -> tuple[Tensor, Tensor]:
-    """Query [B, KV, G * n, D], and key and value together [2, B, KV, n, D]."""
-    query, key, value = heads_of(x, layer, cos, sin, sizes, eps)
-    return query, torch.stack((key, value))
+    layer: Callable[..., Tensor]
+    finish: Callable[..., Tensor]
 
 
-def attend(query: Tensor, cache: Tensor, hidden: Tensor, splits: int) -> Tensor:
-    """Attention of query [B, KV, R, D] over a whole cache [2, B, KV, L, D], in `splits` pieces.
+def run_layer(
+    x: Tensor,
+    layer: Layer,
+    keys: Tensor,
+    values: Tensor,
+    index: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    sizes: tuple[int, int, int],
+    eps: float,
+    attention: str,
+) -> Tensor:
+    """Run x [B, n, hidden] through a layer, writing its keys and values into the cache.
 
     Args:
-        query: rows of one key head together.
-        cache: keys, then values.
-        hidden: [R, L] what a row must not see.
-        splits: pieces of the cache; L is a multiple of it.
+        x: the layer's input.
+        layer: its weights.
+        keys: the cache [B, KV, S, P, D], S pieces of P positions.
+        values: the same.
+        index: [n] the cache positions of x.
+        cos: [n, 1, D].
+        sin: [n, 1, D], see `layers.rotate`.
+        sizes: (heads, kv_heads, D).
+        eps: of the norms.
+        attention: a key of `ATTENTIONS`.
 
     Returns:
-        [B, KV, R, D].
+        [B, n, hidden].
+    """
+    batch, count, width = x.shape
+    flat = x.reshape(batch * count, width)
+    query, key, value = heads_of(flat, layer, cos, sin, sizes, eps)
+    keys.flatten(2, 3).index_copy_(2, index, key)
+    values.flatten(2, 3).index_copy_(2, index, value)
+    attended = ATTENTIONS[attention](query, keys, values, index)
+    flat = project_onto(flat, unfold(attended, count), layer.output)
+    return mlp(flat, layer, eps).view(batch, count, width)
+
+
+def finish(x: Tensor, norm: Tensor, head: Projection, eps: float) -> Tensor:
+    """Logits [rows, vocab] of the last layer's output x [rows, hidden]."""
+    return project(rms_norm(x, norm, eps), head)
+
+
+def split_attention(query: Tensor, keys: Tensor, values: Tensor, index: Tensor) -> Tensor:
+    """Attention over a whole cache, piece by piece, in matrix products and what a compiler fuses.
+
+    Each piece has a softmax of its own, and the pieces are then weighted, so that a long context
+    keeps the whole card busy (Dao et al. 2023, "Flash-Decoding").
+
+    Args:
+        query: [B, KV, G * n, D], rows (group, position).
+        keys: [B, KV, S, P, D].
+        values: the same.
+        index: [n] the positions of the query; it sees these and what is before them.
+
+    Returns:
+        [B, KV, G * n, D].
     """
     batch, kv_heads, rows, width = query.shape
-    piece = cache.shape[3] // splits
-    keys, values = cache[0].reshape(-1, piece, width), cache[1].reshape(-1, piece, width)
-    spread = (query * width**-0.5).unsqueeze(2).expand(-1, -1, splits, -1, -1)
-    scores = torch.bmm(spread.reshape(-1, rows, width), keys.transpose(1, 2)).float()
-    scores = scores.view(batch, kv_heads, splits, rows, piece)
-    apart = hidden.view(rows, splits, piece).transpose(0, 1)
-    scores = scores.masked_fill(apart, float("-inf"))
-    shares = torch.exp(scores - scores.amax((2, 4), keepdim=True))
-    parts = torch.bmm(shares.to(query.dtype).view(-1, rows, piece), values)
-    summed = parts.view(batch, kv_heads, splits, rows, width).float().sum(2)
-    return (summed / shares.sum((2, 4)).unsqueeze(-1)).to(query.dtype)
+    splits, piece = keys.shape[2:4]
+    scores = product(query.flatten(0, 1), keys.flatten(2, 3).flatten(0, 1).transpose(1, 2))
+    # [B * KV, S, G, n, P]
+    scores = scores.view(batch * kv_heads, -1, len(index), splits, piece).permute(0, 3, 1, 2, 4)
+    places = torch.arange(splits * piece, device=index.device).view(splits, 1, 1, piece)
+    scores = torch.where(places > index.view(-1, 1), HIDDEN, scores * width**-0.5)
+    highest = scores.amax(-1, keepdim=True)
+    shares = torch.exp(scores - highest)
+    parts = product(
+        shares.to(query.dtype).reshape(-1, rows, piece), values.flatten(0, 2)
+    )  # [B * KV * S, G * n, D]
+    weights = torch.exp(highest - highest.amax(1, keepdim=True))
+    weights = weights / (weights * shares.sum(-1, keepdim=True)).sum(1, keepdim=True)
+    parts = parts.view(batch, kv_heads, splits, rows, width)
+    return (parts * weights.view(batch, kv_heads, splits, rows, 1)).sum(2).to(query.dtype)
 
 
-def after(
-    x: Tensor, attended: Tensor, layer: Layer, sizes: tuple[int, int, int], eps: float
-) -> Tensor:
-    """Sum of x [B * n, hidden], the attention's output and the MLP."""
-    count = attended.shape[2] * sizes[1] // sizes[0]
-    return mlp(project_onto(x, unfold(attended, count), layer.output), layer, eps)
+def fused_attention(query: Tensor, keys: Tensor, values: Tensor, index: Tensor) -> Tensor:
+    """The same in torch's flex attention, which is one kernel and the sum over its splits."""
+    batch, kv_heads, rows, width = query.shape
+
+    def causal(score: Tensor, _batch: Tensor, _head: Tensor, row: Tensor, place: Tensor) -> Tensor:
+        return torch.where(place <= index[row], score, -float("inf"))
+
+    heads = query.view(batch, kv_heads * rows // len(index), len(index), width)
+    attended: Any = flex_attention(
+        heads, keys.flatten(2, 3), values.flatten(2, 3), score_mod=causal, enable_gqa=True
+    )
+    return attended.reshape(batch, kv_heads, rows, width)
 
 
-def let_vary(x: Tensor, *tables: Tensor) -> None:
-    """Tell the compiler that rows and positions vary, so that every verify is one variant."""
-    for tensor in (x, *tables):
-        if tensor.shape[0] > 1:
-            torch._dynamo.maybe_mark_dynamic(tensor, 0)
+ATTENTIONS: dict[str, Attention] = {"split": split_attention, "fused": fused_attention}
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """Batched matrix product in float32, without rounding it to the inputs' dtype on the way."""
+    if a.is_cuda and a.dtype != torch.float32:
+        return torch.bmm(a, b, out_dtype=torch.float32)
+    return torch.bmm(a, b).float()
+
+
+def let_vary(tensor: Tensor, *dimensions: int) -> None:
+    """Tell the compiler which sizes vary, so that they do not make a new variant.
+
+    One is left out: it is a variant of its own, with fewer operations.
+    """
+    for dimension in dimensions:
+        if tensor.shape[dimension] > 1:
+            torch._dynamo.maybe_mark_dynamic(tensor, dimension)
 
 
 @lru_cache(maxsize=1)
 def compiled_pieces() -> Pieces:
-    """The parts of a layer, compiled when first called; every model shares them."""
+    """The parts of a forward, compiled when first called; every model shares them."""
     torch._dynamo.config.recompile_limit = max(
         COMPILED_VARIANTS, torch._dynamo.config.recompile_limit
     )
     # Matrix times vector is bound by memory; the tuning finds the tile that reads fastest
     options: dict[str, Any] = {"coordinate_descent_tuning": True}
     compiled = partial(
-        torch.compile, fullgraph=True, options=options if torch.cuda.is_available() else None
+        torch.compile,
+        fullgraph=True,
+        # Otherwise what differs from the last model, its widths, is assumed to vary, and kernels
+        # read weights of unknown width two bytes at a time
+        dynamic=False,
+        options=options if torch.cuda.is_available() else None,
     )
-    return Pieces(compiled(before), compiled(attend), compiled(after))
+    return Pieces(compiled(run_layer), compiled(finish))

@@ -6,15 +6,16 @@ every time: caches allocated once, attention over the whole cache under a mask, 
 number on the device. Whoever calls may record more than a forward (`recorded`): the K draft steps
 with their sampling, or a verify with the accept step, become one graph each.
 
-Between launches the pieces around attention are compiled (torch.compile, inductor), which fuses
-norms, rotary embedding and activations; the cache's length is not among their shapes, so they are
-compiled once for one position and once for several. Explicit capture rather than
+Between launches a layer is compiled as one function (torch.compile, inductor), which fuses norms,
+rotary embedding, cache write and activations; the cache's length may vary, so it is compiled once
+for one position and once for several. Explicit capture rather than
 mode="reduce-overhead": its graph trees copy inputs and guard on addresses per call, and its limit
 of graphs per code object is shared by target and draft.
 """
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from harness.models.lean.model import LeanModel
-from harness.models.lean.pieces import Pieces, after, attend, before, compiled_pieces, let_vary
+from harness.models.lean.pieces import Pieces, compiled_pieces, finish, let_vary, run_layer
 from harness.models.lean.weights import rotary_tables
 
 # A cache is allocated in pieces of so many positions. Attention computes each piece apart, so that
@@ -62,15 +63,25 @@ class StaticModel(LeanModel):
 
     engine = "cuda_graphs"
 
-    def __init__(self, network: PreTrainedModel, vocab_size: int, *, compiled: bool = True) -> None:
+    def __init__(
+        self,
+        network: PreTrainedModel,
+        vocab_size: int,
+        *,
+        compiled: bool = True,
+        attention: str = "split",
+    ) -> None:
         """Take the network's weights.
 
         Args:
             network: one that `unsupported` has nothing against.
             vocab_size: logits are cut to it.
-            compiled: whether the parts of a layer are compiled.
+            compiled: whether layers, and the last norm with the head, are compiled.
+            attention: a key of `ATTENTIONS`. "fused" has not run on a card, so nothing chooses it
+                before `compare_attention` has been called there.
         """
-        self._pieces = compiled_pieces() if compiled else Pieces(before, attend, after)
+        self._pieces = compiled_pieces() if compiled else Pieces(run_layer, finish)
+        self._attention = attention
         self._recordings: dict[Hashable, Recording] = {}
         self._reserved = PIECE
         self._offset: int | None = None
@@ -86,7 +97,7 @@ class StaticModel(LeanModel):
     def reserve(self, tokens: int) -> None:
         """Make the cache hold `tokens` positions; what was recorded for another size is dropped."""
         self._reserved = tokens
-        if whole_pieces(tokens) != self._capacity or self._caches[0].shape[1] != 1:
+        if whole_pieces(tokens) != self._capacity or self._keys[0].shape[0] != 1:
             self._allocate(1, tokens)
             self._length = 0
 
@@ -198,42 +209,54 @@ class StaticModel(LeanModel):
         """Run tokens [B, n] through every layer; [B * n, hidden], before the last norm."""
         if self._offset is None:  # a prefill: as long as its prompt, and done once
             return super()._hidden(tokens)
-        weights, (batch, count) = self.weights, tokens.shape
-        places = self._places[self._offset : self._offset + count]
+        weights, count = self.weights, tokens.shape[1]
+        places = self._places.narrow(0, self._offset, count)
         # What does not fit is refused after the launch; it must not be written elsewhere
         index = (self._base + places).clamp(max=self._capacity - 1)
         self._offset += count
         cos, sin = self._cos.index_select(0, index), self._sin.index_select(0, index)
-        hidden = (self._places > index.unsqueeze(1)).repeat(self._sizes[0] // self._sizes[1], 1)
-        x = F.embedding(tokens, weights.embedding).view(batch * count, -1)
-        for layer, cache in zip(weights.layers, self._caches, strict=True):
-            let_vary(x, cos, sin)
-            query, pair = self._pieces.before(x, layer, cos, sin, self._sizes, weights.eps)
-            cache.index_copy_(3, index, pair)
-            attended = self._pieces.attend(query, cache, hidden, self._splits)
-            x = self._pieces.after(x, attended, layer, self._sizes, weights.eps)
-        return x
+        x = F.embedding(tokens, weights.embedding)
+        # The fused kernel sizes its tiles by the positions it is compiled for
+        varying = () if self._attention == "fused" else (0, 1)
+        for tensor in (index, cos, sin):
+            let_vary(tensor, *varying[:1])
+        for layer, (keys, values) in zip(weights.layers, self._caches, strict=True):
+            let_vary(x, *varying)
+            let_vary(keys, *varying[:1], 2)
+            let_vary(values, *varying[:1], 2)
+            x = self._pieces.layer(
+                x, layer, keys, values, index, cos, sin, self._sizes, weights.eps, self._attention
+            )
+        return x.flatten(0, 1)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        if self._offset is None:
+            return super()._logits(hidden)
+        let_vary(hidden, 0)
+        return self._pieces.finish(hidden, self.weights.norm, self.weights.head, self.weights.eps)
 
     def _allocate(self, batch: int, capacity: int) -> None:
-        """Allocate keys and values of a layer together, [2, B, KV, capacity, D]."""
+        """Allocate keys and values of every layer, [B, KV, splits, PIECE, D]."""
         weights = self.weights
         self._recordings, self._pool = {}, None
         # What there was is freed before as much again is taken
         self._caches, self._keys, self._values = [], [], []
         self._capacity = whole_pieces(capacity)
-        shape = (2, batch, weights.kv_heads, self._capacity, weights.head_dim)
-        self._caches = [
-            torch.zeros(shape, dtype=self._dtype, device=self._home) for _ in weights.layers
-        ]
-        self._keys = [cache[0] for cache in self._caches]
-        self._values = [cache[1] for cache in self._caches]
+        shape = (batch, weights.kv_heads, self._capacity // PIECE, PIECE, weights.head_dim)
+        new = partial(torch.zeros, shape, dtype=self._dtype, device=self._home)
+        self._caches = [(new(), new()) for _ in weights.layers]
+        # A prefill writes them as one stretch
+        self._keys = [keys.flatten(2, 3) for keys, _ in self._caches]
+        self._values = [values.flatten(2, 3) for _, values in self._caches]
         self._masks = {}
         self._cos, self._sin = rotary_tables(self.network, self._capacity)
         self._places = torch.arange(self._capacity, device=self._home)
         self._base = torch.zeros((), dtype=torch.long, device=self._home)
-        self._splits = self._capacity // PIECE
 
 
 def whole_pieces(tokens: int) -> int:
-    """The least multiple of PIECE that holds `tokens` positions."""
-    return max(1, -(-tokens // PIECE)) * PIECE
+    """The least multiple of PIECE that holds `tokens` positions, of two at least.
+
+    A single piece would be a variant of its own to compile.
+    """
+    return max(2, -(-tokens // PIECE)) * PIECE
