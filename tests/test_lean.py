@@ -351,7 +351,7 @@ def test_what_is_recorded_asks_the_host_nothing() -> None:
         return decision.accepted, decision.next_token
 
     model._base = torch.zeros((), dtype=torch.long)
-    model._caches = [(torch.zeros_like(k), torch.zeros_like(v)) for k, v in model._caches]
+    model._caches = [torch.zeros(cache.shape) for cache in model._caches]
     with torch.no_grad():
         traced = make_fx(work, tracing_mode="fake", _allow_non_fake_inputs=True)(
             torch.tensor([3]), torch.tensor([4, 5, 6])

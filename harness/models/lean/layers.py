@@ -28,8 +28,9 @@ def project(x: Tensor, projection: Projection) -> Tensor:
 def project_onto(residual: Tensor, x: Tensor, projection: Projection) -> Tensor:
     """Sum of residual [rows, out] and x [rows, in] projected."""
     if x.is_cuda:
-        # A compiler fuses the sum into what follows; a product that adds reads it once more
-        return residual + project(x, projection)
+        # In float32, which rounds to the same: a compiler then fuses the sum into what follows,
+        # and does not make it a product that adds, which copies the residual first
+        return (residual.float() + project(x, projection).float()).to(x.dtype)
     if projection.bias is not None:
         residual = residual + projection.bias
     return torch.addmm(residual, x, projection.weight)
@@ -72,11 +73,13 @@ def heads_of(
     if layer.qk_norm is not None:
         query_key = rms_norm(query_key, layer.qk_norm, eps)
     query_key = rotate(query_key, cos, sin)
+    groups = heads // kv_heads
     query = query_key[:, :, :heads]
     if count > 1:
-        parts = query.view(batch, count, kv_heads, -1, width)
+        parts = query.view(batch, count, kv_heads, groups, width)
         query = parts.permute(0, 2, 3, 1, 4)
-    folded = query.reshape(batch, kv_heads, -1, width)
+    # Sizes are written out, so that a compiler sees what they are multiples of
+    folded = query.reshape(batch, kv_heads, groups * count, width)
     return (
         folded,
         query_key[:, :, heads:].transpose(1, 2),

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from harness.models.lean.layers import (
     heads_of,
@@ -25,10 +25,31 @@ from harness.models.lean.weights import Layer, Projection
 
 # One code object serves every layer of every model; each kind of layer and batch is a variant
 COMPILED_VARIANTS = 64
+# Positions that the fused kernel takes at once, at most
+FUSED_ROWS = 128
 # Score of a hidden position: finite, so that a piece in which all are hidden has no 0 / 0
 HIDDEN = -1e30
 
-Attention = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+class Positions(NamedTuple):
+    """Where n positions lie, the same for every layer.
+
+    Attributes:
+        index: [n] their places in the cache.
+        cos: [n, 1, D].
+        sin: [n, 1, D], see `layers.rotate`.
+        reached: [1, 1, 1] pieces of the cache up to the last of them, for the fused kernel alone.
+        order: [1, 1, 1, S] the pieces' numbers, likewise.
+    """
+
+    index: Tensor
+    cos: Tensor
+    sin: Tensor
+    reached: Tensor | None = None
+    order: Tensor | None = None
+
+
+Attention = Callable[[Tensor, Tensor, Tensor, Positions], Tensor]
 
 
 class Pieces(NamedTuple):
@@ -41,11 +62,8 @@ class Pieces(NamedTuple):
 def run_layer(
     x: Tensor,
     layer: Layer,
-    keys: Tensor,
-    values: Tensor,
-    index: Tensor,
-    cos: Tensor,
-    sin: Tensor,
+    cache: Tensor,
+    positions: Positions,
     sizes: tuple[int, int, int],
     eps: float,
     attention: str,
@@ -55,11 +73,8 @@ def run_layer(
     Args:
         x: the layer's input.
         layer: its weights.
-        keys: the cache [B, KV, S, P, D], S pieces of P positions.
-        values: the same.
-        index: [n] the cache positions of x.
-        cos: [n, 1, D].
-        sin: [n, 1, D], see `layers.rotate`.
+        cache: keys, then values [2, B, KV, S, P, D], in S pieces of P positions.
+        positions: of x.
         sizes: (heads, kv_heads, D).
         eps: of the norms.
         attention: a key of `ATTENTIONS`.
@@ -68,11 +83,16 @@ def run_layer(
         [B, n, hidden].
     """
     batch, count, width = x.shape
-    flat = x.reshape(batch * count, width)
+    index, cos, sin = positions[:3]
+    # One symbol, so that a compiler may simplify what is made of it
+    assert len(index) == len(cos) == len(sin) == count
+    assert cache.shape[1] == batch
+    flat = x.view(batch * count, width)
     query, key, value = heads_of(flat, layer, cos, sin, sizes, eps)
-    keys.flatten(2, 3).index_copy_(2, index, key)
-    values.flatten(2, 3).index_copy_(2, index, value)
-    attended = ATTENTIONS[attention](query, keys, values, index)
+    # Not torch.stack, which for one position would be three kernels
+    is_key = torch.arange(2, device=x.device).view(2, 1, 1, 1, 1) == 0
+    cache.flatten(3, 4).index_copy_(3, index, torch.where(is_key, key, value))
+    attended = ATTENTIONS[attention](query, cache[0], cache[1], positions)
     flat = project_onto(flat, unfold(attended, count), layer.output)
     return mlp(flat, layer, eps).view(batch, count, width)
 
@@ -82,7 +102,7 @@ def finish(x: Tensor, norm: Tensor, head: Projection, eps: float) -> Tensor:
     return project(rms_norm(x, norm, eps), head)
 
 
-def split_attention(query: Tensor, keys: Tensor, values: Tensor, index: Tensor) -> Tensor:
+def split_attention(query: Tensor, keys: Tensor, values: Tensor, positions: Positions) -> Tensor:
     """Attention over a whole cache, piece by piece, in matrix products and what a compiler fuses.
 
     Each piece has a softmax of its own, and the pieces are then weighted, so that a long context
@@ -92,41 +112,63 @@ def split_attention(query: Tensor, keys: Tensor, values: Tensor, index: Tensor) 
         query: [B, KV, G * n, D], rows (group, position).
         keys: [B, KV, S, P, D].
         values: the same.
-        index: [n] the positions of the query; it sees these and what is before them.
+        positions: of the query, which sees these and what is before them.
 
     Returns:
         [B, KV, G * n, D].
     """
     batch, kv_heads, rows, width = query.shape
-    splits, piece = keys.shape[2:4]
+    (splits, piece), index = keys.shape[2:4], positions.index
     scores = product(query.flatten(0, 1), keys.flatten(2, 3).flatten(0, 1).transpose(1, 2))
-    # [B * KV, S, G, n, P]
-    scores = scores.view(batch * kv_heads, -1, len(index), splits, piece).permute(0, 3, 1, 2, 4)
-    places = torch.arange(splits * piece, device=index.device).view(splits, 1, 1, piece)
-    scores = torch.where(places > index.view(-1, 1), HIDDEN, scores * width**-0.5)
+    by_piece = scores.view(batch * kv_heads, rows, splits, piece).transpose(1, 2)
+    places = torch.arange(splits * piece, device=index.device).view(splits, 1, piece)
+    seen = places <= index.repeat(rows // len(index)).view(rows, 1)
+    scores = torch.where(seen, by_piece * width**-0.5, HIDDEN)  # [B * KV, S, G * n, P]
     highest = scores.amax(-1, keepdim=True)
     shares = torch.exp(scores - highest)
+    sums = shares.sum(-1, keepdim=True)
     parts = product(
-        shares.to(query.dtype).reshape(-1, rows, piece), values.flatten(0, 2)
-    )  # [B * KV * S, G * n, D]
+        shares.to(query.dtype).view(batch * kv_heads * splits, rows, piece), values.flatten(0, 2)
+    ).view(batch * kv_heads, splits, rows, width)
+    # As wide as the parts, so that both reductions over the pieces are one kernel
+    highest, sums = highest.expand_as(parts), sums.expand_as(parts)
     weights = torch.exp(highest - highest.amax(1, keepdim=True))
-    weights = weights / (weights * shares.sum(-1, keepdim=True)).sum(1, keepdim=True)
-    parts = parts.view(batch, kv_heads, splits, rows, width)
-    return (parts * weights.view(batch, kv_heads, splits, rows, 1)).sum(2).to(query.dtype)
+    attended = (parts * weights).sum(1) / (sums * weights).sum(1)
+    return attended.to(query.dtype).view(batch, kv_heads, rows, width)
 
 
-def fused_attention(query: Tensor, keys: Tensor, values: Tensor, index: Tensor) -> Tensor:
-    """The same in torch's flex attention, which is one kernel and the sum over its splits."""
+def fused_attention(query: Tensor, keys: Tensor, values: Tensor, positions: Positions) -> Tensor:
+    """The same in torch's flex attention: one kernel, and the sum over its splits.
+
+    It leaves out the pieces that no position has reached.
+    """
     batch, kv_heads, rows, width = query.shape
+    (splits, piece), (index, _, _, reached, order) = keys.shape[2:4], positions
+    assert reached is not None
+    assert order is not None
+    assert order.shape[3] == splits
 
-    def causal(score: Tensor, _batch: Tensor, _head: Tensor, row: Tensor, place: Tensor) -> Tensor:
-        return torch.where(place <= index[row], score, -float("inf"))
+    def causal(_batch: Tensor, _head: Tensor, row: Tensor, place: Tensor) -> Tensor:
+        return place <= index[row]
 
-    heads = query.view(batch, kv_heads * rows // len(index), len(index), width)
-    attended: Any = flex_attention(
-        heads, keys.flatten(2, 3), values.flatten(2, 3), score_mod=causal, enable_gqa=True
+    mask = BlockMask(
+        (len(index), splits * piece),
+        reached,
+        order,
+        None,
+        None,
+        # Read in a backward pass alone
+        q_num_blocks=reached,
+        q_indices=order,
+        full_q_num_blocks=None,
+        full_q_indices=None,
+        BLOCK_SIZE=(FUSED_ROWS, piece),
+        mask_mod=causal,
     )
-    return attended.reshape(batch, kv_heads, rows, width)
+    heads = query.view(batch, kv_heads * rows // len(index), len(index), width)
+    flat_keys, flat_values = keys.flatten(2, 3), values.flatten(2, 3)
+    attended: Any = flex_attention(heads, flat_keys, flat_values, block_mask=mask, enable_gqa=True)
+    return attended.view(batch, kv_heads, rows, width)
 
 
 ATTENTIONS: dict[str, Attention] = {"split": split_attention, "fused": fused_attention}

@@ -24,7 +24,14 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from harness.models.lean.model import LeanModel
-from harness.models.lean.pieces import Pieces, compiled_pieces, finish, let_vary, run_layer
+from harness.models.lean.pieces import (
+    Pieces,
+    Positions,
+    compiled_pieces,
+    finish,
+    let_vary,
+    run_layer,
+)
 from harness.models.lean.weights import rotary_tables
 
 # A cache is allocated in pieces of so many positions. Attention computes each piece apart, so that
@@ -214,20 +221,28 @@ class StaticModel(LeanModel):
         # What does not fit is refused after the launch; it must not be written elsewhere
         index = (self._base + places).clamp(max=self._capacity - 1)
         self._offset += count
-        cos, sin = self._cos.index_select(0, index), self._sin.index_select(0, index)
+        positions = self._positions(index)
+        # The fused kernel sizes its tiles by the positions and the batch that it is compiled for
+        fixed = self._attention == "fused"
         x = F.embedding(tokens, weights.embedding)
-        # The fused kernel sizes its tiles by the positions it is compiled for
-        varying = () if self._attention == "fused" else (0, 1)
-        for tensor in (index, cos, sin):
-            let_vary(tensor, *varying[:1])
-        for layer, (keys, values) in zip(weights.layers, self._caches, strict=True):
-            let_vary(x, *varying)
-            let_vary(keys, *varying[:1], 2)
-            let_vary(values, *varying[:1], 2)
+        for layer, cache in zip(weights.layers, self._caches, strict=True):
+            let_vary(x, *(() if fixed else (0, 1)))
+            let_vary(cache, *((3,) if fixed else (1, 3)))
             x = self._pieces.layer(
-                x, layer, keys, values, index, cos, sin, self._sizes, weights.eps, self._attention
+                x, layer, cache, positions, self._sizes, weights.eps, self._attention
             )
         return x.flatten(0, 1)
+
+    def _positions(self, index: Tensor) -> Positions:
+        """What every layer needs to know of the cache places `index` [n]."""
+        cos, sin = self._cos.index_select(0, index), self._sin.index_select(0, index)
+        if self._attention == "fused":
+            reached = (index.narrow(0, -1, 1) // PIECE + 1).to(torch.int32).view(1, 1, 1)
+            let_vary(self._order, 3)
+            return Positions(index, cos, sin, reached, self._order)
+        for tensor in (index, cos, sin):
+            let_vary(tensor, 0)
+        return Positions(index, cos, sin)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         if self._offset is None:
@@ -236,21 +251,25 @@ class StaticModel(LeanModel):
         return self._pieces.finish(hidden, self.weights.norm, self.weights.head, self.weights.eps)
 
     def _allocate(self, batch: int, capacity: int) -> None:
-        """Allocate keys and values of every layer, [B, KV, splits, PIECE, D]."""
+        """Allocate keys and values of a layer together, [2, B, KV, S, PIECE, D]."""
         weights = self.weights
         self._recordings, self._pool = {}, None
         # What there was is freed before as much again is taken
         self._caches, self._keys, self._values = [], [], []
         self._capacity = whole_pieces(capacity)
-        shape = (batch, weights.kv_heads, self._capacity // PIECE, PIECE, weights.head_dim)
-        new = partial(torch.zeros, shape, dtype=self._dtype, device=self._home)
-        self._caches = [(new(), new()) for _ in weights.layers]
+        shape = (2, batch, weights.kv_heads, self._capacity // PIECE, PIECE, weights.head_dim)
+        self._caches = [
+            torch.zeros(shape, dtype=self._dtype, device=self._home) for _ in weights.layers
+        ]
         # A prefill writes them as one stretch
-        self._keys = [keys.flatten(2, 3) for keys, _ in self._caches]
-        self._values = [values.flatten(2, 3) for _, values in self._caches]
+        self._keys = [cache[0].flatten(2, 3) for cache in self._caches]
+        self._values = [cache[1].flatten(2, 3) for cache in self._caches]
         self._masks = {}
         self._cos, self._sin = rotary_tables(self.network, self._capacity)
         self._places = torch.arange(self._capacity, device=self._home)
+        splits = self._capacity // PIECE
+        order = torch.arange(splits, dtype=torch.int32, device=self._home)
+        self._order = order.view(1, 1, 1, splits)
         self._base = torch.zeros((), dtype=torch.long, device=self._home)
 
 
