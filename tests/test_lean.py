@@ -1,7 +1,7 @@
 """The lean forward says what transformers' own forward says, for every family it claims."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -22,7 +22,8 @@ from harness.decoding.speculative import speculative_rounds
 from harness.decoding.verification import verify_sampled
 from harness.models.cached import CachedModel
 from harness.models.lean.model import CAPACITY, CHUNK, SHORT, LeanModel
-from harness.models.lean.static import PIECE, StaticModel
+from harness.models.lean.pieces import ATTENTIONS, Positions, compiled_pieces
+from harness.models.lean.static import PIECE, StaticModel, compare_attentions
 from harness.models.lean.weights import unsupported
 from harness.models.probe import cached_model, lean_model
 from harness.records import Round, UserError
@@ -222,8 +223,10 @@ def test_a_forward_that_differs_is_not_used(monkeypatch: pytest.MonkeyPatch) -> 
     assert cached_model(qwen3(), 1024, "x").engine == "transformers"
 
 
-def static(network: PreTrainedModel, *, compiled: bool = False) -> StaticModel:
-    model = StaticModel(network, 100, compiled=compiled)
+def static(
+    network: PreTrainedModel, *, compiled: bool = False, attention: str = "split"
+) -> StaticModel:
+    model = StaticModel(network, 100, compiled=compiled, attention=attention)
     model.reserve(3 * PIECE)
     return model
 
@@ -233,9 +236,15 @@ def test_fixed_shapes_say_what_transformers_says(build: Callable[[], PreTrainedM
     check_static(build(), compiled=False)
 
 
-def check_static(network: PreTrainedModel, *, compiled: bool) -> None:
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("build", [llama, shaken_qwen3])
+def test_flex_attention_says_what_transformers_says(build: Callable[[], PreTrainedModel]) -> None:
+    check_static(build(), compiled=False, attention="fused")
+
+
+def check_static(network: PreTrainedModel, *, compiled: bool, attention: str = "split") -> None:
     expected = reference(network, TOKENS)
-    model = static(network, compiled=compiled)
+    model = static(network, compiled=compiled, attention=attention)
     for cut in (1, PIECE - 3):
         model.prefill(TOKENS[:cut])
         pieces = [model.forward(torch.tensor(TOKENS[cut : cut + 1]))]
@@ -363,6 +372,100 @@ def test_what_is_recorded_asks_the_host_nothing() -> None:
 def test_graphs_need_a_cuda_device() -> None:
     with pytest.raises(UserError, match="backend=cuda_graphs: model=x is on cpu"):
         cached_model(qwen3(), 1024, "model=x", "cuda_graphs")
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_attentions_are_compared_in_whole_forwards() -> None:
+    found = compare_attentions(
+        shaken_qwen3(), 100, context=PIECE + 5, counts=(1, 9), samples=1, compiled=False
+    )
+    assert [(row.attention, row.tokens) for row in found] == [("fused", 1), ("fused", 9)]
+    for row in found:
+        assert row.error < 1e-4
+        assert row.seconds > 0
+        assert row.reference_seconds > 0
+
+
+@pytest.mark.parametrize("attention", list(ATTENTIONS))
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_attention_is_a_softmax_over_the_positions_seen(attention: str) -> None:
+    batch, kv_heads, groups, count, splits, width = 2, 3, 4, 5, 3, 16
+    query = torch.randn(batch, kv_heads, groups * count, width)
+    keys, values = torch.randn(2, batch, kv_heads, splits, PIECE, width).unbind(0)
+    for first in (0, PIECE - 2, splits * PIECE - count):
+        index = torch.arange(first, first + count)
+        reached = (index[-1:] // PIECE + 1).to(torch.int32).view(1, 1, 1)
+        order = torch.arange(splits, dtype=torch.int32).view(1, 1, 1, splits)
+        positions = Positions(index, torch.empty(0), torch.empty(0), reached, order)
+        seen = torch.arange(splits * PIECE) <= index.repeat(groups).unsqueeze(1)
+        expected = torch.nn.functional.scaled_dot_product_attention(
+            query, keys.flatten(2, 3), values.flatten(2, 3), attn_mask=seen
+        )
+        found = ATTENTIONS[attention](query, keys, values, positions)
+        assert torch.allclose(found, expected, atol=1e-5)
+
+
+@pytest.fixture
+def spied(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, torch.Tensor]]]:
+    """Lets dynamo trace and compiles nothing; the placeholders of each graph, by name."""
+    graphs: list[dict[str, torch.Tensor]] = []
+
+    def spy(graph: torch.fx.GraphModule, _inputs: list[Any]) -> Callable[..., Any]:
+        nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
+        graphs.append({node.name: node.meta["example_value"] for node in nodes})
+        return graph.forward
+
+    def traced(function: Callable[..., Any], **settings: Any) -> Any:
+        return compiler(function, **{**settings, "options": None, "backend": spy})
+
+    compiler = torch.compile
+    monkeypatch.setattr(torch, "compile", traced)
+    torch._dynamo.reset()
+    compiled_pieces.cache_clear()
+    yield graphs
+    compiled_pieces.cache_clear()
+    torch._dynamo.reset()
+
+
+def test_no_weight_of_a_second_model_is_compiled_with_symbolic_sizes(
+    spied: list[dict[str, torch.Tensor]],
+) -> None:
+    """A kernel that does not know a weight's width reads it two bytes at a time."""
+    wider = shaken(qwen3(1, vocab=128, layers=1, hidden_size=64, num_attention_heads=4))
+    wider.config.rms_norm_eps = 1e-5
+    for network in (shaken_qwen3(), wider):
+        model = static(network, compiled=True)
+        model.prefill(TOKENS[:9])
+        for count in (1, 3, 9):
+            model.forward(torch.tensor(TOKENS[:count]))
+    weights = [
+        value
+        for graph in spied
+        for name, value in graph.items()
+        if any(part in name.lower() for part in ("layer_", "norm", "head", "eps"))
+    ]
+    assert len(weights) > 20
+    for weight in weights:
+        assert isinstance(weight, torch.Tensor)
+        assert all(isinstance(size, int) for size in weight.shape)
+
+
+def test_context_and_positions_share_one_compiled_variant(
+    spied: list[dict[str, torch.Tensor]],
+) -> None:
+    model = static(shaken_qwen3(), compiled=True)
+    for tokens in (3 * PIECE, PIECE, 9 * PIECE):
+        model.reserve(tokens)
+        model.prefill(TOKENS[:30])
+        for count in (1, 2, 9, 5, 1, 17):
+            model.forward(torch.tensor(TOKENS[:count]))
+    # A layer and the head, for one position and for several
+    assert len(spied) == 4
+    for batch in (2, 5, 3):
+        model.fill(batch, 40)
+        for count in (1, 4, 9):
+            model.forward_batch(torch.ones(batch, count, dtype=torch.long))
+    assert len(spied) <= 7
 
 
 @pytest.mark.compiled
