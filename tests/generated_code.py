@@ -151,4 +151,5 @@ def launches(code: str) -> list[str]:
     """What one call of generated code launches, in order: Triton kernels and library products."""
     body = code[code.index("async_compile.wait(globals())") :].split("\ndef get_args")[0]
     body = body.split("\ndef benchmark_compiled_module")[0]
-    return re.findall(r"(triton_\w+)\.run\(|(?:= |^\s+)((?:extern_kernels|torch\.ops|aten)\.[\w.]+)\(", body, re.M)
+    called = r"(triton_\w+)\.run\(|((?:extern_kernels|torch\.ops)\.[\w.]+)\("
+    return [kernel or product for kernel, product in re.findall(called, body)]

@@ -2,7 +2,9 @@
 
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -10,10 +12,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from transformers import (
     LlamaConfig,
     MistralConfig,
+    PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
+    Qwen3Config,
     Qwen3MoeConfig,
 )
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from harness.decoding.autoregressive import autoregressive_rounds
 from harness.decoding.drafters import ModelDrafter
@@ -27,6 +32,7 @@ from harness.models.lean.static import PIECE, StaticModel, compare_attentions
 from harness.models.lean.weights import unsupported
 from harness.models.probe import cached_model, lean_model
 from harness.records import Round, UserError
+from tests.generated_code import code_for_a_card, launches
 from tests.random_models import qwen3, random_model
 
 SIZES: dict[str, Any] = {
@@ -487,3 +493,69 @@ def test_positions_and_lengths_compile_nothing_again() -> None:
     for count in (1, 2, 3, 7, 9, 1, 2):
         model.forward(torch.tensor(TOKENS[:count]))
     assert not counters["stats"].get("unique_graphs", 0)
+
+
+WIDE: dict[str, Any] = {
+    "vocab_size": 1024,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 32,
+    "head_dim": 128,
+}
+QWEN3_4B = Qwen3Config(**WIDE, hidden_size=2560, intermediate_size=9728, num_key_value_heads=8)
+QWEN3_30B_A3B = Qwen3MoeConfig(
+    **WIDE,
+    hidden_size=2048,
+    num_key_value_heads=4,
+    num_experts=128,
+    num_experts_per_tok=8,
+    moe_intermediate_size=768,
+    norm_topk_prob=True,
+)
+
+
+def generated_launches(config: PreTrainedConfig, attention: str, count: int) -> list[list[str]]:
+    """What an H100 would launch for one layer, and for what follows the last one."""
+    with torch.device("meta"):
+        network = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    model = StaticModel(network, 1000, attention=attention)
+    model.reserve(1100)
+    with code_for_a_card() as (on_card, codes), torch.inference_mode():
+        model.weights, model._caches = on_card(model.weights), on_card(model._caches)
+        for name in ("_cos", "_sin", "_places", "_order", "_base"):
+            setattr(model, name, on_card(getattr(model, name)))
+        experts = model.weights.layers[0].experts
+        if experts is not None:
+            layer = replace(model.weights.layers[0], experts=replace(experts, grouped=True))
+            model.weights = replace(model.weights, layers=(layer,))
+        with mock.patch("torch.cuda.is_available", lambda: True):
+            model._pieces = compiled_pieces.__wrapped__()
+        model._offset = 0
+        logits = model._logits(model._hidden(on_card(torch.zeros(1, count, dtype=torch.long))))
+        assert logits.shape == (count, 1000)
+    return [launches(code) for code in codes]
+
+
+@pytest.mark.compiled
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    ("config", "attention", "count", "most"),
+    [
+        (QWEN3_4B, "split", 1, 12),
+        (QWEN3_4B, "split", 9, 15),
+        (QWEN3_4B, "fused", 1, 11),
+        (QWEN3_4B, "fused", 9, 15),
+        (QWEN3_30B_A3B, "split", 1, 17),
+        (QWEN3_30B_A3B, "split", 3, 18),
+        (QWEN3_30B_A3B, "split", 9, 24),
+    ],
+)
+def test_a_layer_takes_few_launches(
+    config: PreTrainedConfig, attention: str, count: int, most: int
+) -> None:
+    pytest.importorskip("triton", reason="needs the Triton wheel (extra gpu-tests)")
+    layer, finish = generated_launches(config, attention, count)
+    assert 0 < len(layer) <= most, layer
+    assert 0 < len(finish) <= 2, finish
+    # Scores leave their product in float32, and few rows of a mixture read experts in place
+    assert any("bmm_dtype" in name for name in layer) == (attention == "split")
+    assert any("_grouped_mm" in name for name in layer) == (config is QWEN3_30B_A3B and count > 4)

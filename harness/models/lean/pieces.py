@@ -83,7 +83,7 @@ def run_layer(
         [B, n, hidden].
     """
     batch, count, width = x.shape
-    index, cos, sin = positions[:3]
+    index, cos, sin = positions.index, positions.cos, positions.sin
     # One symbol, so that a compiler may simplify what is made of it
     assert len(index) == len(cos) == len(sin) == count
     assert cache.shape[1] == batch
@@ -143,7 +143,8 @@ def fused_attention(query: Tensor, keys: Tensor, values: Tensor, positions: Posi
     It leaves out the pieces that no position has reached.
     """
     batch, kv_heads, rows, width = query.shape
-    (splits, piece), (index, _, _, reached, order) = keys.shape[2:4], positions
+    splits, piece = keys.shape[2:4]
+    index, reached, order = positions.index, positions.reached, positions.order
     assert reached is not None
     assert order is not None
     assert order.shape[3] == splits
