@@ -1,4 +1,4 @@
-"""What inductor generates for an NVIDIA card, without one: fake tensors, and a stand-in for the card.
+"""What inductor generates for an NVIDIA card, without one: fake tensors and a stand-in card.
 
 Inductor asks torch.cuda for a card's properties and Triton for its target; both are answered here.
 The code is kept, and what it would compute is done on fake tensors, so that a whole forward goes
@@ -10,11 +10,13 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, is_dataclass, replace
+from importlib import import_module
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
+from torch._inductor import config
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor
 
@@ -97,8 +99,10 @@ def code_for_a_card() -> Iterator[tuple[Callable[[Any], Any], list[str]]]:
         the list that each compiled graph's code is added to.
     """
     from torch._inductor.graph import GraphLowering
-    from triton.backends.compiler import GPUTarget
-    from triton.runtime.driver import driver
+
+    # Not every installation has Triton
+    gpu_target = import_module("triton.backends.compiler").GPUTarget
+    driver = import_module("triton.runtime.driver").driver
 
     codes: list[str] = []
     fake = FakeTensorMode()
@@ -123,13 +127,15 @@ def code_for_a_card() -> Iterator[tuple[Callable[[Any], Any], list[str]]]:
                     value.shape, value.stride(), dtype=value.dtype, device="cuda:0"
                 )
         if is_dataclass(value) and not isinstance(value, type):
-            return replace(value, **{f.name: on_card(getattr(value, f.name)) for f in fields(value)})
+            return replace(
+                value, **{f.name: on_card(getattr(value, f.name)) for f in fields(value)}
+            )
         if isinstance(value, tuple | list):
             return type(value)(on_card(part) for part in value)
         return value
 
     target = types.SimpleNamespace(
-        get_current_target=lambda: GPUTarget("cuda", 90, 32), get_current_device=lambda: 0
+        get_current_target=lambda: gpu_target("cuda", 90, 32), get_current_device=lambda: 0
     )
     torch._dynamo.reset()
     with ExitStack() as stack:
@@ -141,7 +147,7 @@ def code_for_a_card() -> Iterator[tuple[Callable[[Any], Any], list[str]]]:
             stack.enter_context(mock.patch.object(kind, "copy_", copy, create=True))
         stack.enter_context(mock.patch.object(driver, "_active", target))
         stack.enter_context(mock.patch.object(GraphLowering, "compile_to_module", keep_code))
-        stack.enter_context(torch._inductor.config.patch(SETTINGS))
+        stack.enter_context(config.patch(SETTINGS))
         stack.enter_context(fake)
         yield on_card, codes
     torch._dynamo.reset()

@@ -527,7 +527,7 @@ def generated_launches(config: PreTrainedConfig, attention: str, count: int) -> 
         if experts is not None:
             layer = replace(model.weights.layers[0], experts=replace(experts, grouped=True))
             model.weights = replace(model.weights, layers=(layer,))
-        with mock.patch("torch.cuda.is_available", lambda: True):
+        with mock.patch("torch.cuda.is_available", return_value=True):
             model._pieces = compiled_pieces.__wrapped__()
         model._offset = 0
         logits = model._logits(model._hidden(on_card(torch.zeros(1, count, dtype=torch.long))))

@@ -35,14 +35,14 @@ class Positions(NamedTuple):
     """Where n positions lie, the same for every layer.
 
     Attributes:
-        index: [n] their places in the cache.
+        places: [n] in the cache.
         cos: [n, 1, D].
         sin: [n, 1, D], see `layers.rotate`.
         reached: [1, 1, 1] pieces of the cache up to the last of them, for the fused kernel alone.
         order: [1, 1, 1, S] the pieces' numbers, likewise.
     """
 
-    index: Tensor
+    places: Tensor
     cos: Tensor
     sin: Tensor
     reached: Tensor | None = None
@@ -83,7 +83,7 @@ def run_layer(
         [B, n, hidden].
     """
     batch, count, width = x.shape
-    index, cos, sin = positions.index, positions.cos, positions.sin
+    index, cos, sin = positions.places, positions.cos, positions.sin
     # One symbol, so that a compiler may simplify what is made of it
     assert len(index) == len(cos) == len(sin) == count
     assert cache.shape[1] == batch
@@ -118,7 +118,7 @@ def split_attention(query: Tensor, keys: Tensor, values: Tensor, positions: Posi
         [B, KV, G * n, D].
     """
     batch, kv_heads, rows, width = query.shape
-    (splits, piece), index = keys.shape[2:4], positions.index
+    (splits, piece), index = keys.shape[2:4], positions.places
     scores = product(query.flatten(0, 1), keys.flatten(2, 3).flatten(0, 1).transpose(1, 2))
     by_piece = scores.view(batch * kv_heads, rows, splits, piece).transpose(1, 2)
     places = torch.arange(splits * piece, device=index.device).view(splits, 1, piece)
@@ -144,7 +144,7 @@ def fused_attention(query: Tensor, keys: Tensor, values: Tensor, positions: Posi
     """
     batch, kv_heads, rows, width = query.shape
     splits, piece = keys.shape[2:4]
-    index, reached, order = positions.index, positions.reached, positions.order
+    index, reached, order = positions.places, positions.reached, positions.order
     assert reached is not None
     assert order is not None
     assert order.shape[3] == splits

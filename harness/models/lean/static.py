@@ -17,7 +17,6 @@ import statistics
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
