@@ -145,7 +145,8 @@ def code_for_a_card() -> Iterator[tuple[Callable[[Any], Any], list[str]]]:
             stack.enter_context(mock.patch.object(kind, "__getitem__", take, create=True))
             stack.enter_context(mock.patch.object(kind, "__setitem__", put, create=True))
             stack.enter_context(mock.patch.object(kind, "copy_", copy, create=True))
-        stack.enter_context(mock.patch.object(driver, "_active", target))
+        active = "_active" if hasattr(driver, "_active") else "active"  # up to Triton 3.4
+        stack.enter_context(mock.patch.object(driver, active, target))
         stack.enter_context(mock.patch.object(GraphLowering, "compile_to_module", keep_code))
         stack.enter_context(config.patch(SETTINGS))
         stack.enter_context(fake)

@@ -27,10 +27,13 @@ def project(x: Tensor, projection: Projection) -> Tensor:
 
 def project_onto(residual: Tensor, x: Tensor, projection: Projection) -> Tensor:
     """Sum of residual [rows, out] and x [rows, in] projected."""
-    if x.is_cuda:
-        # In float32, which rounds to the same: a compiler then fuses the sum into what follows,
-        # and does not make it a product that adds, which copies the residual first
+    if x.is_cuda and torch.compiler.is_compiling():
+        # In float32, which rounds to the same: the sum is then fused into what follows, and not
+        # made a product that adds, which copies the residual first
         return (residual.float() + project(x, projection).float()).to(x.dtype)
+    if x.is_cuda:
+        # A product that adds reads the residual once more
+        return residual + project(x, projection)
     if projection.bias is not None:
         residual = residual + projection.bias
     return torch.addmm(residual, x, projection.weight)
