@@ -27,8 +27,12 @@ def project(x: Tensor, projection: Projection) -> Tensor:
 
 def project_onto(residual: Tensor, x: Tensor, projection: Projection) -> Tensor:
     """Sum of residual [rows, out] and x [rows, in] projected."""
+    if x.is_cuda and torch.compiler.is_compiling():
+        # In float32, which rounds to the same: the sum is then fused into what follows, and not
+        # made a product that adds, which copies the residual first
+        return (residual.float() + project(x, projection).float()).to(x.dtype)
     if x.is_cuda:
-        # A compiler fuses the sum into what follows; a product that adds reads it once more
+        # A product that adds reads the residual once more
         return residual + project(x, projection)
     if projection.bias is not None:
         residual = residual + projection.bias
@@ -72,11 +76,13 @@ def heads_of(
     if layer.qk_norm is not None:
         query_key = rms_norm(query_key, layer.qk_norm, eps)
     query_key = rotate(query_key, cos, sin)
+    groups = heads // kv_heads
     query = query_key[:, :, :heads]
     if count > 1:
-        parts = query.view(batch, count, kv_heads, -1, width)
+        parts = query.view(batch, count, kv_heads, groups, width)
         query = parts.permute(0, 2, 3, 1, 4)
-    folded = query.reshape(batch, kv_heads, -1, width)
+    # Sizes are written out, so that a compiler sees what they are multiples of
+    folded = query.reshape(batch, kv_heads, groups * count, width)
     return (
         folded,
         query_key[:, :, heads:].transpose(1, 2),
@@ -108,15 +114,17 @@ def mixture(x: Tensor, experts: Experts) -> Tensor:
     """The chosen experts of each row of x [rows, hidden], weighted.
 
     Rows are sorted by expert, and each expert's rows are one product of a grouped matrix product
-    where torch has one; elsewhere the chosen experts' weights are gathered, a few rows at a time,
-    which reads no more than it must but copies. Neither asks the host which experts were chosen.
+    where torch has one; elsewhere, and for few rows when compiled, the chosen experts' weights are
+    gathered, a few rows at a time. Neither asks the host which experts were chosen.
     """
     scores = torch.softmax(F.linear(x, experts.router), dim=-1, dtype=torch.float32)
     shares, chosen = torch.topk(scores, experts.top_k, dim=-1)
     if experts.normalise:
         shares = shares / shares.sum(-1, keepdim=True)
     shares = shares.to(x.dtype)
-    if experts.grouped:
+    # Compiled, a gather is a read inside the product; otherwise it is a copy
+    few = torch.compiler.is_compiling() and x.shape[0] <= FEW_ROWS
+    if experts.grouped and not few:
         return _grouped_mixture(x, experts, shares, chosen)
     if x.shape[0] <= GATHERED_ROWS:
         return _gathered_mixture(x, experts, shares, chosen)
@@ -126,6 +134,8 @@ def mixture(x: Tensor, experts: Experts) -> Tensor:
 
 # Rows whose experts' weights are copied at once: a prompt's would not fit
 GATHERED_ROWS = 16
+# Rows that seldom share an expert, so that sorting them by expert would cost launches alone
+FEW_ROWS = 4
 
 
 def _gathered_mixture(x: Tensor, experts: Experts, shares: Tensor, chosen: Tensor) -> Tensor:

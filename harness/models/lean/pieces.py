@@ -1,87 +1,204 @@
-"""The arithmetic between launches in fixed shapes: a layer as three pieces, compiled or not.
+"""A decoder layer in fixed shapes with its cache write inside, and the last norm with the head.
 
-The cache's length is a shape of the middle piece alone, so that the other two are compiled once for
-one position and once for several, whatever the context.
+Each is one function, so that a compiler may fuse everything between two matrix products. The number
+of cached pieces varies within one compiled variant, as does the number of positions above one: a
+model needs one variant for a single position and one for several, whatever the context.
 """
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from harness.models.lean.layers import heads_of, mlp, project_onto, unfold
-from harness.models.lean.weights import Layer
+from harness.models.lean.layers import (
+    heads_of,
+    mlp,
+    project,
+    project_onto,
+    rms_norm,
+    unfold,
+)
+from harness.models.lean.weights import Layer, Projection
 
-# One code object serves every layer of every model; each batch and length of a piece is a variant
+# One code object serves every layer of every model; each kind of layer and batch is a variant
 COMPILED_VARIANTS = 64
+# Positions that the fused kernel takes at once, at most
+FUSED_ROWS = 128
+# Score of a hidden position: finite, so that a piece in which all are hidden has no 0 / 0
+HIDDEN = -1e30
+
+
+class Positions(NamedTuple):
+    """Where n positions lie, the same for every layer.
+
+    Attributes:
+        places: [n] in the cache.
+        cos: [n, 1, D].
+        sin: [n, 1, D], see `layers.rotate`.
+        reached: [1, 1, 1] pieces of the cache up to the last of them, for the fused kernel alone.
+        order: [1, 1, 1, S] the pieces' numbers, likewise.
+    """
+
+    places: Tensor
+    cos: Tensor
+    sin: Tensor
+    reached: Tensor | None = None
+    order: Tensor | None = None
+
+
+Attention = Callable[[Tensor, Tensor, Tensor, Positions], Tensor]
 
 
 class Pieces(NamedTuple):
-    """The compiled parts of a layer: before attention, attention's own, and after it."""
+    """The parts of a forward that may be compiled: a layer, and what follows the last one."""
 
-    before: Callable[..., tuple[Tensor, Tensor]]
-    attend: Callable[..., Tensor]
-    after: Callable[..., Tensor]
-
-
-def before(
-    x: Tensor, layer: Layer, cos: Tensor, sin: Tensor, sizes: tuple[int, int, int], eps: float
-) -> tuple[Tensor, Tensor]:
-    """Query [B, KV, G * n, D], and key and value together [2, B, KV, n, D]."""
-    query, key, value = heads_of(x, layer, cos, sin, sizes, eps)
-    return query, torch.stack((key, value))
+    layer: Callable[..., Tensor]
+    finish: Callable[..., Tensor]
 
 
-def attend(query: Tensor, cache: Tensor, hidden: Tensor, splits: int) -> Tensor:
-    """Attention of query [B, KV, R, D] over a whole cache [2, B, KV, L, D], in `splits` pieces.
+def run_layer(
+    x: Tensor,
+    layer: Layer,
+    cache: Tensor,
+    positions: Positions,
+    sizes: tuple[int, int, int],
+    eps: float,
+    attention: str,
+) -> Tensor:
+    """Run x [B, n, hidden] through a layer, writing its keys and values into the cache.
 
     Args:
-        query: rows of one key head together.
-        cache: keys, then values.
-        hidden: [R, L] what a row must not see.
-        splits: pieces of the cache; L is a multiple of it.
+        x: the layer's input.
+        layer: its weights.
+        cache: keys, then values [2, B, KV, S, P, D], in S pieces of P positions.
+        positions: of x.
+        sizes: (heads, kv_heads, D).
+        eps: of the norms.
+        attention: a key of `ATTENTIONS`.
 
     Returns:
-        [B, KV, R, D].
+        [B, n, hidden].
+    """
+    batch, count, width = x.shape
+    index, cos, sin = positions.places, positions.cos, positions.sin
+    # One symbol, so that a compiler may simplify what is made of it
+    assert len(index) == len(cos) == len(sin) == count
+    assert cache.shape[1] == batch
+    flat = x.view(batch * count, width)
+    query, key, value = heads_of(flat, layer, cos, sin, sizes, eps)
+    # Not torch.stack, which for one position would be three kernels
+    is_key = torch.arange(2, device=x.device).view(2, 1, 1, 1, 1) == 0
+    cache.flatten(3, 4).index_copy_(3, index, torch.where(is_key, key, value))
+    attended = ATTENTIONS[attention](query, cache[0], cache[1], positions)
+    flat = project_onto(flat, unfold(attended, count), layer.output)
+    return mlp(flat, layer, eps).view(batch, count, width)
+
+
+def finish(x: Tensor, norm: Tensor, head: Projection, eps: float) -> Tensor:
+    """Logits [rows, vocab] of the last layer's output x [rows, hidden]."""
+    return project(rms_norm(x, norm, eps), head)
+
+
+def split_attention(query: Tensor, keys: Tensor, values: Tensor, positions: Positions) -> Tensor:
+    """Attention over a whole cache, piece by piece, in matrix products and what a compiler fuses.
+
+    Each piece has a softmax of its own, and the pieces are then weighted, so that a long context
+    keeps the whole card busy (Dao et al. 2023, "Flash-Decoding").
+
+    Args:
+        query: [B, KV, G * n, D], rows (group, position).
+        keys: [B, KV, S, P, D].
+        values: the same.
+        positions: of the query, which sees these and what is before them.
+
+    Returns:
+        [B, KV, G * n, D].
     """
     batch, kv_heads, rows, width = query.shape
-    piece = cache.shape[3] // splits
-    keys, values = cache[0].reshape(-1, piece, width), cache[1].reshape(-1, piece, width)
-    spread = (query * width**-0.5).unsqueeze(2).expand(-1, -1, splits, -1, -1)
-    scores = torch.bmm(spread.reshape(-1, rows, width), keys.transpose(1, 2)).float()
-    scores = scores.view(batch, kv_heads, splits, rows, piece)
-    apart = hidden.view(rows, splits, piece).transpose(0, 1)
-    scores = scores.masked_fill(apart, float("-inf"))
-    shares = torch.exp(scores - scores.amax((2, 4), keepdim=True))
-    parts = torch.bmm(shares.to(query.dtype).view(-1, rows, piece), values)
-    summed = parts.view(batch, kv_heads, splits, rows, width).float().sum(2)
-    return (summed / shares.sum((2, 4)).unsqueeze(-1)).to(query.dtype)
+    (splits, piece), index = keys.shape[2:4], positions.places
+    scores = product(query.flatten(0, 1), keys.flatten(2, 3).flatten(0, 1).transpose(1, 2))
+    by_piece = scores.view(batch * kv_heads, rows, splits, piece).transpose(1, 2)
+    places = torch.arange(splits * piece, device=index.device).view(splits, 1, piece)
+    seen = places <= index.repeat(rows // len(index)).view(rows, 1)
+    scores = torch.where(seen, by_piece * width**-0.5, HIDDEN)  # [B * KV, S, G * n, P]
+    highest = scores.amax(-1, keepdim=True)
+    shares = torch.exp(scores - highest)
+    sums = shares.sum(-1, keepdim=True)
+    parts = product(
+        shares.to(query.dtype).view(batch * kv_heads * splits, rows, piece), values.flatten(0, 2)
+    ).view(batch * kv_heads, splits, rows, width)
+    # As wide as the parts, so that both reductions over the pieces are one kernel
+    highest, sums = highest.expand_as(parts), sums.expand_as(parts)
+    weights = torch.exp(highest - highest.amax(1, keepdim=True))
+    attended = (parts * weights).sum(1) / (sums * weights).sum(1)
+    return attended.to(query.dtype).view(batch, kv_heads, rows, width)
 
 
-def after(
-    x: Tensor, attended: Tensor, layer: Layer, sizes: tuple[int, int, int], eps: float
-) -> Tensor:
-    """Sum of x [B * n, hidden], the attention's output and the MLP."""
-    count = attended.shape[2] * sizes[1] // sizes[0]
-    return mlp(project_onto(x, unfold(attended, count), layer.output), layer, eps)
+def fused_attention(query: Tensor, keys: Tensor, values: Tensor, positions: Positions) -> Tensor:
+    """The same in torch's flex attention: one kernel, and the sum over its splits.
+
+    It leaves out the pieces that no position has reached.
+    """
+    batch, kv_heads, rows, width = query.shape
+    splits, piece = keys.shape[2:4]
+    index, reached, order = positions.places, positions.reached, positions.order
+    assert reached is not None
+    assert order is not None
+    assert order.shape[3] == splits
+
+    def causal(_batch: Tensor, _head: Tensor, row: Tensor, place: Tensor) -> Tensor:
+        return place <= index[row]
+
+    mask = BlockMask(
+        (len(index), splits * piece),
+        reached,
+        order,
+        None,
+        None,
+        # Read in a backward pass alone
+        q_num_blocks=reached,
+        q_indices=order,
+        full_q_num_blocks=None,
+        full_q_indices=None,
+        BLOCK_SIZE=(FUSED_ROWS, piece),
+        mask_mod=causal,
+    )
+    heads = query.view(batch, kv_heads * rows // len(index), len(index), width)
+    flat_keys, flat_values = keys.flatten(2, 3), values.flatten(2, 3)
+    attended: Any = flex_attention(heads, flat_keys, flat_values, block_mask=mask, enable_gqa=True)
+    return attended.view(batch, kv_heads, rows, width)
 
 
-def let_vary(x: Tensor, *tables: Tensor) -> None:
-    """Tell the compiler that rows and positions vary, so that every verify is one variant."""
-    for tensor in (x, *tables):
-        if tensor.shape[0] > 1:
-            torch._dynamo.maybe_mark_dynamic(tensor, 0)
+ATTENTIONS: dict[str, Attention] = {"split": split_attention, "fused": fused_attention}
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """Batched matrix product in float32, without rounding it to the inputs' dtype on the way."""
+    if a.is_cuda and a.dtype != torch.float32:
+        return torch.bmm(a, b, out_dtype=torch.float32)
+    return torch.bmm(a, b).float()
+
+
+def let_vary(tensor: Tensor, *dimensions: int) -> None:
+    """Tell the compiler which sizes vary, so that they do not make a new variant.
+
+    One is left out: it is a variant of its own, with fewer operations.
+    """
+    for dimension in dimensions:
+        if tensor.shape[dimension] > 1:
+            torch._dynamo.maybe_mark_dynamic(tensor, dimension)
 
 
 @lru_cache(maxsize=1)
 def compiled_pieces() -> Pieces:
-    """The parts of a layer, compiled when first called; every model shares them."""
+    """The parts of a forward, compiled when first called; every model shares them."""
     torch._dynamo.config.recompile_limit = max(
         COMPILED_VARIANTS, torch._dynamo.config.recompile_limit
     )
-    return Pieces(tuned(before), torch.compile(attend, fullgraph=True), tuned(after))
+    return Pieces(tuned(run_layer), tuned(finish))
 
 
 def tuned(piece: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,11 +207,12 @@ def tuned(piece: Callable[..., Any]) -> Callable[..., Any]:
     A matrix times a vector is a kernel of the compiler's own, bound by memory, and the tuning finds
     the tile that reads fastest. The products of several rows are a library's.
     """
+    # Unless `dynamic` is off, what differs from the last model, its widths, is assumed to vary, and
+    # kernels read weights of unknown width two bytes at a time
+    compiled = partial(torch.compile, piece, fullgraph=True, dynamic=False)
     options: dict[str, Any] = {"coordinate_descent_tuning": True}
-    one_row = torch.compile(
-        piece, fullgraph=True, options=options if torch.cuda.is_available() else None
-    )
-    rows = torch.compile(piece, fullgraph=True)
+    one_row = compiled(options=options if torch.cuda.is_available() else None)
+    rows = compiled()
 
     def chosen(x: Tensor, *rest: Any) -> Any:
         return (one_row if x.numel() == x.shape[-1] else rows)(x, *rest)

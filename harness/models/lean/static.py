@@ -6,14 +6,15 @@ every time: caches allocated once, attention over the whole cache under a mask, 
 number on the device. Whoever calls may record more than a forward (`recorded`): the K draft steps
 with their sampling, or a verify with the accept step, become one graph each.
 
-Between launches the pieces around attention are compiled (torch.compile, inductor), which fuses
-norms, rotary embedding and activations; the cache's length is not among their shapes, so they are
-compiled once for one position and once for several. Explicit capture rather than
+Between launches a layer is compiled as one function (torch.compile, inductor), which fuses norms,
+rotary embedding, cache write and activations; the cache's length may vary, so it is compiled once
+for one position and once for several. Explicit capture rather than
 mode="reduce-overhead": its graph trees copy inputs and guard on addresses per call, and its limit
 of graphs per code object is shared by target and draft.
 """
 
 import gc
+import statistics
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +27,15 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from harness.models.lean.model import LeanModel
-from harness.models.lean.pieces import Pieces, after, attend, before, compiled_pieces, let_vary
+from harness.models.lean.pieces import (
+    ATTENTIONS,
+    Pieces,
+    Positions,
+    compiled_pieces,
+    finish,
+    let_vary,
+    run_layer,
+)
 from harness.models.lean.weights import rotary_tables
 
 # A cache is allocated in pieces of so many positions. Attention computes each piece apart, so that
@@ -65,16 +74,26 @@ class StaticModel(LeanModel):
 
     engine = "cuda_graphs"
 
-    def __init__(self, network: PreTrainedModel, vocab_size: int, *, compiled: bool = True) -> None:
+    def __init__(
+        self,
+        network: PreTrainedModel,
+        vocab_size: int,
+        *,
+        compiled: bool = True,
+        attention: str = "split",
+    ) -> None:
         """Take the network's weights.
 
         Args:
             network: one that `unsupported` has nothing against.
             vocab_size: logits are cut to it.
-            compiled: whether the parts of a layer are compiled.
+            compiled: whether layers, and the last norm with the head, are compiled.
+            attention: a key of `ATTENTIONS`. "fused" has never run on a card, so nothing chooses
+                it before `compare_attentions` has been called there.
         """
         self._compiled = compiled
-        self._pieces = compiled_pieces() if compiled else Pieces(before, attend, after)
+        self._pieces = compiled_pieces() if compiled else Pieces(run_layer, finish)
+        self._attention = attention
         self._recordings: dict[Hashable, Recording] = {}
         self._reserved = PIECE
         self._offset: int | None = None
@@ -95,7 +114,7 @@ class StaticModel(LeanModel):
     def reserve(self, tokens: int) -> None:
         """Make the cache hold `tokens` positions; what was recorded for another size is dropped."""
         self._reserved = tokens
-        if whole_pieces(tokens) != self._capacity or self._caches[0].shape[1] != 1:
+        if whole_pieces(tokens) != self._capacity or self._keys[0].shape[0] != 1:
             self._allocate(1, tokens)
             self._length = 0
 
@@ -258,42 +277,146 @@ class StaticModel(LeanModel):
         """Run tokens [B, n] through every layer; [B * n, hidden], before the last norm."""
         if self._offset is None:  # a prefill: as long as its prompt, and done once
             return super()._hidden(tokens)
-        weights, (batch, count) = self.weights, tokens.shape
-        places = self._places[self._offset : self._offset + count]
+        weights, count = self.weights, tokens.shape[1]
+        places = self._places.narrow(0, self._offset, count)
         # What does not fit is refused after the launch; it must not be written elsewhere
         index = (self._base + places).clamp(max=self._capacity - 1)
         self._offset += count
-        cos, sin = self._cos.index_select(0, index), self._sin.index_select(0, index)
-        hidden = (self._places > index.unsqueeze(1)).repeat(self._sizes[0] // self._sizes[1], 1)
-        x = F.embedding(tokens, weights.embedding).view(batch * count, -1)
+        positions = self._positions(index)
+        # The fused kernel sizes its tiles by the positions and the batch that it is compiled for
+        fixed = self._attention == "fused"
+        x = F.embedding(tokens, weights.embedding)
         for layer, cache in zip(weights.layers, self._caches, strict=True):
-            let_vary(x, cos, sin)
-            query, pair = self._pieces.before(x, layer, cos, sin, self._sizes, weights.eps)
-            cache.index_copy_(3, index, pair)
-            attended = self._pieces.attend(query, cache, hidden, self._splits)
-            x = self._pieces.after(x, attended, layer, self._sizes, weights.eps)
-        return x
+            let_vary(x, *(() if fixed else (0, 1)))
+            let_vary(cache, *((3,) if fixed else (1, 3)))
+            x = self._pieces.layer(
+                x, layer, cache, positions, self._sizes, weights.eps, self._attention
+            )
+        return x.flatten(0, 1)
+
+    def _positions(self, index: Tensor) -> Positions:
+        """What every layer needs to know of the cache places `index` [n]."""
+        cos, sin = self._cos.index_select(0, index), self._sin.index_select(0, index)
+        if self._attention == "fused":
+            reached = (index.narrow(0, -1, 1) // PIECE + 1).to(torch.int32).view(1, 1, 1)
+            let_vary(self._order, 3)
+            return Positions(index, cos, sin, reached, self._order)
+        for tensor in (index, cos, sin):
+            let_vary(tensor, 0)
+        return Positions(index, cos, sin)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        if self._offset is None:
+            return super()._logits(hidden)
+        let_vary(hidden, 0)
+        return self._pieces.finish(hidden, self.weights.norm, self.weights.head, self.weights.eps)
 
     def _allocate(self, batch: int, capacity: int) -> None:
-        """Allocate keys and values of a layer together, [2, B, KV, capacity, D]."""
+        """Allocate keys and values of a layer together, [2, B, KV, S, PIECE, D]."""
         weights = self.weights
         self._recordings, self._pool = {}, None
         # What there was is freed before as much again is taken
         self._caches, self._keys, self._values = [], [], []
         self._capacity = whole_pieces(capacity)
-        shape = (2, batch, weights.kv_heads, self._capacity, weights.head_dim)
+        shape = (2, batch, weights.kv_heads, self._capacity // PIECE, PIECE, weights.head_dim)
         self._caches = [
             torch.zeros(shape, dtype=self._dtype, device=self._home) for _ in weights.layers
         ]
-        self._keys = [cache[0] for cache in self._caches]
-        self._values = [cache[1] for cache in self._caches]
+        # A prefill writes them as one stretch
+        self._keys = [cache[0].flatten(2, 3) for cache in self._caches]
+        self._values = [cache[1].flatten(2, 3) for cache in self._caches]
         self._masks = {}
         self._cos, self._sin = rotary_tables(self.network, self._capacity)
         self._places = torch.arange(self._capacity, device=self._home)
+        splits = self._capacity // PIECE
+        order = torch.arange(splits, dtype=torch.int32, device=self._home)
+        self._order = order.view(1, 1, 1, splits)
         self._base = torch.zeros((), dtype=torch.long, device=self._home)
-        self._splits = self._capacity // PIECE
 
 
 def whole_pieces(tokens: int) -> int:
-    """The least multiple of PIECE that holds `tokens` positions."""
-    return max(1, -(-tokens // PIECE)) * PIECE
+    """The least multiple of PIECE that holds `tokens` positions, of two at least.
+
+    A single piece would be a variant of its own to compile.
+    """
+    return max(2, -(-tokens // PIECE)) * PIECE
+
+
+@dataclass(frozen=True)
+class AttentionComparison:
+    """One attention of `ATTENTIONS` next to the first of them, in a whole forward on this device.
+
+    Attributes:
+        attention: its key.
+        tokens: positions of the forward.
+        context: positions before them.
+        error: the logits' largest difference, relative to the largest logit.
+        seconds: median of a forward with it.
+        reference_seconds: with the first.
+    """
+
+    attention: str
+    tokens: int
+    context: int
+    error: float
+    seconds: float
+    reference_seconds: float
+
+
+@torch.inference_mode()
+def compare_attentions(
+    network: PreTrainedModel,
+    vocab_size: int,
+    *,
+    context: int = 1024,
+    counts: Sequence[int] = (1, 9),
+    samples: int = 20,
+    compiled: bool = True,
+) -> list[AttentionComparison]:
+    """Run the same tokens through every attention, interleaved.
+
+    An attention that has never run on this kind of card is not to be chosen before this says that
+    its logits are within `harness.models.probe.allowed_error`, and that it is faster.
+    """
+    reference, *others = ATTENTIONS
+    vocabulary = min(vocab_size, 997)
+    text = [(37 * place + 11) % vocabulary for place in range(context + max(counts))]
+    models = {
+        name: StaticModel(network, vocab_size, compiled=compiled, attention=name)
+        for name in ATTENTIONS
+    }
+    for model in models.values():
+        model.reserve(len(text) + 1)
+        model.prefill(text[:context])
+    comparisons: list[AttentionComparison] = []
+    for count in counts:
+        logits: dict[str, Tensor] = {}
+        seconds: dict[str, list[float]] = {name: [] for name in models}
+        for sample in range(samples + 1):
+            for name, model in models.items():
+                tokens = torch.tensor(text[context : context + count], device=model.device)
+                _wait(model.device)
+                start = time.perf_counter()
+                logits[name] = model.forward(tokens)
+                _wait(model.device)
+                if sample:  # the first compiles and records
+                    seconds[name].append(time.perf_counter() - start)
+                model.rewind(count)
+        largest = logits[reference].abs().max().clamp_min(1e-9)
+        for name in others:
+            comparisons.append(
+                AttentionComparison(
+                    attention=name,
+                    tokens=count,
+                    context=context,
+                    error=float((logits[name] - logits[reference]).abs().max() / largest),
+                    seconds=statistics.median(seconds[name]),
+                    reference_seconds=statistics.median(seconds[reference]),
+                )
+            )
+    return comparisons
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
