@@ -206,3 +206,11 @@ def test_with_accelerate_weights_go_straight_to_the_card(
         with pytest.raises(UserError, match="no card here"):
             load(conf, "model", device)
     assert asked == [{"": small_card}, None, None]
+
+
+def test_a_card_that_device_auto_passed_over_is_a_caveat() -> None:
+    stored = load_run(Path(__file__).resolve().parents[1] / "results/examples/embedded_sweep")
+    machine = {**stored.manifest["environment"], "unused_card": "there is a card (X), but"}
+    passed_over = replace(stored, manifest={**stored.manifest, "environment": machine})
+    assert any("there is a card (X)" in note for note in caveats(passed_over, (), ()))
+    assert not any("there is a card (X)" in note for note in caveats(stored, (), ()))

@@ -62,6 +62,9 @@ def caveats(
     counts = [row.prompts for row in measured if row.prompts is not None]
     if counts and min(counts) < MIN_PROMPTS:
         notes.append(f"{min(counts)} prompts in a cell: below {MIN_PROMPTS} there is no interval")
+    unused = (stored.manifest.get("environment") or {}).get("unused_card")
+    if unused and config["device"]["name"] == "auto":
+        notes.append(f"device=auto took the CPU: {unused}")
     prompts = config["prompts"]
     if prompts["enable_thinking"]:
         notes.append("thinking mode is on: acceptance is that of reasoning text")

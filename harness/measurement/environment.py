@@ -11,7 +11,7 @@ from harness.decoding.protocols import CausalModel
 from harness.measurement.clock import Clock
 from harness.measurement.host import cpu_name, describe_host
 from harness.models.kernels import kernel_settings
-from harness.models.room import nvidia_driver
+from harness.models.room import nvidia_driver, why_no_cuda
 from harness.records import UserError
 
 THREAD_STEPS = 7
@@ -30,6 +30,7 @@ def describe(device: torch.device) -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "driver": driver.version if driver else None,
         "kernels": kernel_settings(),
+        "unused_card": why_no_cuda() if device.type == "cpu" else None,
         "threads": torch.get_num_threads(),
     }
 

@@ -74,7 +74,7 @@ def resolve_device(name: str) -> torch.device:
         warnings.simplefilter("ignore")  # of a driver that is too old: the error below says more
         present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not present.get(device.type, True):
-        reason = _why_no_cuda() if device.type == "cuda" else None
+        reason = why_no_cuda() if device.type == "cuda" else None
         if reason:
             raise UserError(f"device={name}: {reason}")
         raise UserError(f"device={name}: this machine has none; use device=auto or device=cpu")
@@ -119,7 +119,7 @@ def _text(name: str | bytes) -> str:
     return name.decode() if isinstance(name, bytes) else name
 
 
-def _why_no_cuda() -> str | None:
+def why_no_cuda() -> str | None:
     """Why torch finds no CUDA device on a machine that has a card; None if it has none."""
     driver = nvidia_driver()
     if driver is None or driver.card is None:
