@@ -551,7 +551,6 @@ def generated_launches(config: PreTrainedConfig, attention: str, count: int) -> 
         (QWEN3_4B, "fused", 1, 11),
         (QWEN3_4B, "fused", 9, 15),
         (QWEN3_30B_A3B, "split", 1, 17),
-        (QWEN3_30B_A3B, "split", 3, 18),
         (QWEN3_30B_A3B, "split", 9, 24),
     ],
 )
@@ -564,6 +563,6 @@ def test_a_layer_takes_few_launches(
     layer, finish = generated_launches(config, attention, count)
     assert 0 < len(layer) <= most, layer
     assert 0 < len(finish) <= 2, finish
-    # Scores leave their product in float32, and few rows of a mixture read experts in place
+    # Scores leave their product in float32, and one row of a mixture reads its experts in place
     assert any("bmm_dtype" in name for name in layer) == (attention == "split")
-    assert any("_grouped_mm" in name for name in layer) == (config is QWEN3_30B_A3B and count > 4)
+    assert any("_grouped_mm" in name for name in layer) == (config is QWEN3_30B_A3B and count > 1)

@@ -114,7 +114,7 @@ def mixture(x: Tensor, experts: Experts) -> Tensor:
     """The chosen experts of each row of x [rows, hidden], weighted.
 
     Rows are sorted by expert, and each expert's rows are one product of a grouped matrix product
-    where torch has one; elsewhere, and for few rows when compiled, the chosen experts' weights are
+    where torch has one; elsewhere, and for one row when compiled, the chosen experts' weights are
     gathered, a few rows at a time. Neither asks the host which experts were chosen.
     """
     scores = torch.softmax(F.linear(x, experts.router), dim=-1, dtype=torch.float32)
@@ -122,9 +122,9 @@ def mixture(x: Tensor, experts: Experts) -> Tensor:
     if experts.normalise:
         shares = shares / shares.sum(-1, keepdim=True)
     shares = shares.to(x.dtype)
-    # Compiled, a gather is a read inside the product; otherwise it is a copy
-    few = torch.compiler.is_compiling() and x.shape[0] <= FEW_ROWS
-    if experts.grouped and not few:
+    # Compiled for one row, a gather is a read inside the product; otherwise it is a copy
+    in_place = torch.compiler.is_compiling() and x.shape[0] == 1
+    if experts.grouped and not in_place:
         return _grouped_mixture(x, experts, shares, chosen)
     if x.shape[0] <= GATHERED_ROWS:
         return _gathered_mixture(x, experts, shares, chosen)
@@ -134,8 +134,6 @@ def mixture(x: Tensor, experts: Experts) -> Tensor:
 
 # Rows whose experts' weights are copied at once: a prompt's would not fit
 GATHERED_ROWS = 16
-# Rows that seldom share an expert, so that sorting them by expert would cost launches alone
-FEW_ROWS = 4
 
 
 def _gathered_mixture(x: Tensor, experts: Experts, shares: Tensor, chosen: Tensor) -> Tensor:

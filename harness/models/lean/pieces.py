@@ -128,7 +128,7 @@ def split_attention(query: Tensor, keys: Tensor, values: Tensor, positions: Posi
     shares = torch.exp(scores - highest)
     sums = shares.sum(-1, keepdim=True)
     parts = product(
-        shares.to(query.dtype).view(batch * kv_heads * splits, rows, piece), values.flatten(0, 2)
+        shares.to(query.dtype).reshape(batch * kv_heads * splits, rows, piece), values.flatten(0, 2)
     ).view(batch * kv_heads, splits, rows, width)
     # As wide as the parts, so that both reductions over the pieces are one kernel
     highest, sums = highest.expand_as(parts), sums.expand_as(parts)
@@ -169,7 +169,7 @@ def fused_attention(query: Tensor, keys: Tensor, values: Tensor, positions: Posi
     heads = query.view(batch, kv_heads * rows // len(index), len(index), width)
     flat_keys, flat_values = keys.flatten(2, 3), values.flatten(2, 3)
     attended: Any = flex_attention(heads, flat_keys, flat_values, block_mask=mask, enable_gqa=True)
-    return attended.view(batch, kv_heads, rows, width)
+    return attended.reshape(batch, kv_heads, rows, width)
 
 
 ATTENTIONS: dict[str, Attention] = {"split": split_attention, "fused": fused_attention}
