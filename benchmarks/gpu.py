@@ -31,7 +31,6 @@ cpu` runs the same code on toy shapes, without graphs, to show that it runs.
 
 import argparse
 import gc
-import inspect
 import itertools
 import json
 import platform
@@ -41,6 +40,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +57,13 @@ from harness.measurement.snapshots import compare_texts
 from harness.measurement.trials import Request, run_trial
 from harness.models.cached import CachedModel
 from harness.models.dummy import build
+from harness.models.kernels import kernel_settings
 from harness.models.lean import pieces
 from harness.models.lean.model import LeanModel
 from harness.models.lean.static import StaticModel
 from harness.models.lean.weights import unsupported
 from harness.models.probe import allowed_error, cached_model, forward_error
+from harness.models.room import is_out_of_memory
 from harness.records import Trial
 from harness.theory.acceptance import alpha_from_acceptance_rate
 from harness.theory.hardware import Architecture, model_bandwidth_utilisation
@@ -215,13 +217,9 @@ def implementations(own: Opened) -> dict[str, Callable[[], CachedModel]]:
         return found
     found["eager"] = lambda: LeanModel(network, width)
     found["fixed shapes"] = lambda: StaticModel(network, width, compiled=False)
-    choice = "attention" in inspect.signature(StaticModel).parameters
-    kinds = getattr(pieces, "ATTENTIONS", ()) if choice else ()
-    for name in kinds if own.model.device.type == "cuda" else ():
-        chosen: dict[str, Any] = {"attention": name}
-        found[f"compiled, {name} attention"] = lambda chosen=chosen: StaticModel(
-            network, width, **chosen
-        )
+    # Each of them is interesting on a card alone, where it is compiled
+    for name in pieces.ATTENTIONS if own.model.device.type == "cuda" else ():
+        found[f"compiled, {name} attention"] = partial(StaticModel, network, width, attention=name)
     return found
 
 
@@ -501,6 +499,7 @@ def described(device: torch.device) -> dict[str, Any]:
         else platform.processor() or platform.machine(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
+        "kernels": kernel_settings(),
         "date": time.strftime("%Y-%m-%d"),
     }
 
@@ -555,7 +554,9 @@ def run(asked: argparse.Namespace, console: Console) -> None:
             continue
         try:
             results.append(measure(name, draft, draft_ms, copy_gb_s, asked, room))
-        except torch.OutOfMemoryError as error:
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
             left_out.append(f"{name} (out of memory: {str(error).splitlines()[0]})")
             continue
         finally:

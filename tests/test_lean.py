@@ -29,7 +29,7 @@ from harness.decoding.verification import verify_sampled
 from harness.models.cached import CachedModel
 from harness.models.lean.model import CAPACITY, CHUNK, SHORT, LeanModel
 from harness.models.lean.pieces import ATTENTIONS, Positions, compiled_pieces
-from harness.models.lean.static import PIECE, StaticModel, compare_attentions
+from harness.models.lean.static import PIECE, StaticModel
 from harness.models.lean.weights import unsupported
 from harness.models.probe import cached_model, lean_model
 from harness.records import Round, UserError
@@ -386,17 +386,6 @@ def test_graphs_need_a_cuda_device() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_attentions_are_compared_in_whole_forwards() -> None:
-    found = compare_attentions(
-        shaken_qwen3(), 100, context=PIECE + 5, counts=(1, 9), samples=1, compiled=False
-    )
-    assert [(row.attention, row.tokens) for row in found] == [("fused", 1), ("fused", 9)]
-    for row in found:
-        assert row.error < 1e-4
-        assert row.seconds > 0
-        assert row.reference_seconds > 0
-
-
 @pytest.mark.parametrize("attention", list(ATTENTIONS))
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_attention_is_a_softmax_over_the_positions_seen(attention: str) -> None:

@@ -14,7 +14,6 @@ of graphs per code object is shared by target and draft.
 """
 
 import gc
-import statistics
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,7 +27,6 @@ from transformers import PreTrainedModel
 
 from harness.models.lean.model import LeanModel
 from harness.models.lean.pieces import (
-    ATTENTIONS,
     Pieces,
     Positions,
     compiled_pieces,
@@ -89,7 +87,7 @@ class StaticModel(LeanModel):
             vocab_size: logits are cut to it.
             compiled: whether layers, and the last norm with the head, are compiled.
             attention: a key of `ATTENTIONS`. "fused" has never run on a card, so nothing chooses
-                it before `compare_attentions` has been called there.
+                it before the smoke run of benchmarks/gpu.py has held it against the first there.
         """
         self._compiled = compiled
         self._pieces = compiled_pieces() if compiled else Pieces(run_layer, finish)
@@ -340,83 +338,3 @@ def whole_pieces(tokens: int) -> int:
     A single piece would be a variant of its own to compile.
     """
     return max(2, -(-tokens // PIECE)) * PIECE
-
-
-@dataclass(frozen=True)
-class AttentionComparison:
-    """One attention of `ATTENTIONS` next to the first of them, in a whole forward on this device.
-
-    Attributes:
-        attention: its key.
-        tokens: positions of the forward.
-        context: positions before them.
-        error: the logits' largest difference, relative to the largest logit.
-        seconds: median of a forward with it.
-        reference_seconds: with the first.
-    """
-
-    attention: str
-    tokens: int
-    context: int
-    error: float
-    seconds: float
-    reference_seconds: float
-
-
-@torch.inference_mode()
-def compare_attentions(
-    network: PreTrainedModel,
-    vocab_size: int,
-    *,
-    context: int = 1024,
-    counts: Sequence[int] = (1, 9),
-    samples: int = 20,
-    compiled: bool = True,
-) -> list[AttentionComparison]:
-    """Run the same tokens through every attention, interleaved.
-
-    An attention that has never run on this kind of card is not to be chosen before this says that
-    its logits are within `harness.models.probe.allowed_error`, and that it is faster.
-    """
-    reference, *others = ATTENTIONS
-    vocabulary = min(vocab_size, 997)
-    text = [(37 * place + 11) % vocabulary for place in range(context + max(counts))]
-    models = {
-        name: StaticModel(network, vocab_size, compiled=compiled, attention=name)
-        for name in ATTENTIONS
-    }
-    for model in models.values():
-        model.reserve(len(text) + 1)
-        model.prefill(text[:context])
-    comparisons: list[AttentionComparison] = []
-    for count in counts:
-        logits: dict[str, Tensor] = {}
-        seconds: dict[str, list[float]] = {name: [] for name in models}
-        for sample in range(samples + 1):
-            for name, model in models.items():
-                tokens = torch.tensor(text[context : context + count], device=model.device)
-                _wait(model.device)
-                start = time.perf_counter()
-                logits[name] = model.forward(tokens)
-                _wait(model.device)
-                if sample:  # the first compiles and records
-                    seconds[name].append(time.perf_counter() - start)
-                model.rewind(count)
-        largest = logits[reference].abs().max().clamp_min(1e-9)
-        for name in others:
-            comparisons.append(
-                AttentionComparison(
-                    attention=name,
-                    tokens=count,
-                    context=context,
-                    error=float((logits[name] - logits[reference]).abs().max() / largest),
-                    seconds=statistics.median(seconds[name]),
-                    reference_seconds=statistics.median(seconds[reference]),
-                )
-            )
-    return comparisons
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
