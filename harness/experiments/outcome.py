@@ -1,7 +1,17 @@
 """What an experiment hands back to its door: where the run is, and how the process should exit."""
 
+import signal
 from dataclasses import dataclass
 from pathlib import Path
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal asked the process to end; what is being written is finished or taken back first."""
+
+    def __init__(self, number: int) -> None:
+        """For the signal of this number."""
+        super().__init__(signal.Signals(number).name)
+        self.number = number
 
 
 @dataclass(frozen=True)
