@@ -97,7 +97,7 @@ def run_door(door: str, work: Work) -> NoReturn:
     except KeyboardInterrupt as stop:
         number = stop.number if isinstance(stop, Interrupted) else signal.SIGINT
         # The traceback keeps the run folder, and so its lock, until this block is left
-        folder = next(iter(run_files.held()), None)
+        folder = next(reversed(run_files.held()), None)
         said = f"what was finished is stored, resume={folder} goes on" if folder else "no run began"
         _say(f"error: interrupted by {signal.Signals(number).name}; {said}")
         sys.exit(SIGNALLED + number)

@@ -9,6 +9,7 @@ others take them from its run (`traces_from`), score what they lack and time the
 Nothing here knows any cloud: `modal_app.py` does the renting.
 """
 
+import gzip
 import io
 import shutil
 import tarfile
@@ -260,7 +261,7 @@ def pack(folder: Path) -> bytes:
     return buffer.getvalue()
 
 
-def unpack(content: bytes, results_root: Path, name: str) -> Path:
+def unpack(archive: bytes, results_root: Path, name: str) -> Path:
     """Write a packed run folder into `results_root` as `name` and return where it is.
 
     Jobs on two machines that began in one second have folders of one name, hence `name`.
@@ -268,9 +269,12 @@ def unpack(content: bytes, results_root: Path, name: str) -> Path:
     results_root.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory(dir=results_root, prefix=".") as scratch,
-        tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as archive,
+        gzip.open(io.BytesIO(archive)) as content,
+        tarfile.open(fileobj=content) as members,
     ):
-        archive.extractall(scratch, members=_bounded(archive), filter="data")
+        members.extractall(scratch, members=_bounded(members), filter="data")
+        while content.read(2**20):
+            pass  # to the end of the archive, where its checksum is
         (packed,) = Path(scratch).iterdir()
         return Path(shutil.copytree(packed, results_root / name, dirs_exist_ok=True))
 
@@ -286,6 +290,6 @@ def _bounded(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
         size += member.size
         if size > MAX_UNPACKED_BYTES:
             raise tarfile.TarError(f"it holds more than {MAX_UNPACKED_BYTES:,} bytes")
-        if not (member.isfile() or member.isdir()):
-            raise tarfile.TarError(f"{member.name}: neither a file nor a directory")
+        if not (member.isfile() or member.isdir()) or Path(member.name).is_absolute():
+            raise tarfile.TarError(f"{member.name}: not a file or directory of the run")
         yield member

@@ -47,18 +47,18 @@ def derived(stored: StoredRun) -> StoredRun:
     except Busy:
         with tempfile.TemporaryDirectory() as scratch:
             now = copied(stored, Path(scratch))
-            _derive(RunFolder(now.folder, now.manifest), now)
-            return replace(load(now.folder), folder=stored.folder)
-    return _derive(folder, stored)
+            now = _derive(RunFolder(now.folder, now.manifest), now, stored.folder)
+            return replace(now, folder=stored.folder)
+    return _derive(folder, stored, stored.folder)
 
 
-def _derive(folder: RunFolder, stored: StoredRun) -> StoredRun:
+def _derive(folder: RunFolder, stored: StoredRun, named: Path) -> StoredRun:
     try:
         _DOORS[stored.door](folder, stored)
     except KeyError as error:  # of a version whose configuration lacked this key
         if stored.summary is None:
             raise UserError(
-                f"{stored.folder}: stopped early, and its configuration has no {error}; "
+                f"{named}: stopped early, and its configuration has no {error}; "
                 "finish it with the version that made it (resume=)"
             ) from error
         return stored
