@@ -30,7 +30,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from harness import run_files
+from harness import run_files, run_lock
 from harness.config import CONF_DIR, ModelConf, register
 from harness.experiments.outcome import Interrupted, Outcome
 from harness.experiments.validate import validated
@@ -97,8 +97,10 @@ def run_door(door: str, work: Work) -> NoReturn:
     except KeyboardInterrupt as stop:
         number = stop.number if isinstance(stop, Interrupted) else signal.SIGINT
         # The traceback keeps the run folder, and so its lock, until this block is left
-        folder = next(reversed(run_files.held()), None)
-        said = f"what was finished is stored, resume={folder} goes on" if folder else "no run began"
+        folder = next(reversed(run_lock.held()), None)
+        said = "this process was writing no run"
+        if folder is not None:
+            said = f"what was finished is stored, resume={folder} goes on"
         _say(f"error: interrupted by {signal.Signals(number).name}; {said}")
         sys.exit(SIGNALLED + number)
     _flush()

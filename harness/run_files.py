@@ -1,4 +1,4 @@
-"""The files of a run folder: written whole, verified when read, and by one process at a time.
+"""The files of a run folder: written whole, and verified when read.
 
 Writing. A file is written beside its place, fsynced and renamed into it; a line of trials.jsonl is
 appended and fsynced, and cut off again where it could not be written whole. A full or read-only
@@ -10,9 +10,6 @@ one step, so the new digest is stored first, next to that of the file still in p
 valid until the next write: a process killed in between leaves no file that looks damaged. A file
 without a digest (a folder of an earlier version, or checksums.json deleted) is read unverified.
 
-Lock. Who writes a run holds an flock on its run.lock, which the operating system releases when the
-process ends, however it ends. The file says which process it is, and is removed at a normal end.
-
 Reading. Run folders are sent around. Only regular files inside the folder are read or replaced:
 a symbolic link could lead a reader, or the next report, out of it.
 """
@@ -20,42 +17,27 @@ a symbolic link could lead a reader, or the next report, out of it.
 import errno
 import hashlib
 import json
-import logging
 import os
-import platform
 import re
 import stat
-import time
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary, finalize
 
 from harness.records import UserError
 
-try:
-    import fcntl
-except ImportError:  # not a POSIX system: runs are written without a lock
-    fcntl = None
-
 CHECKSUMS = "checksums.json"
-LOCK = "run.lock"
 # No run writes larger ones; a folder from elsewhere must not fill the memory.
 TEXT_BYTES = 64 * 2**20
 DATA_BYTES = 4 * 2**30
 MAX_VALUES, MAX_DEPTH = 1_000_000, 64
 DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
-_NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL})
 _SEAL = re.compile(rb', "checksum": "([0-9a-f]{8})"\}')
-_LINK_FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-_log = logging.getLogger(__name__)
-
-
-class Busy(UserError):
-    """Another process is writing the run."""
+# A file is opened only where it is, and is not handed to child processes.
+NO_LINKS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
 # ---- reading ------------------------------------------------------------------------------------
@@ -68,7 +50,7 @@ def read(file: Path, limit: int = DATA_BYTES) -> bytes | None:
         UserError: a link, a device, a directory, larger than `limit`, or it cannot be read.
     """
     try:
-        handle = os.open(file, os.O_RDONLY | _LINK_FLAGS | getattr(os, "O_NONBLOCK", 0))
+        handle = os.open(file, os.O_RDONLY | NO_LINKS | getattr(os, "O_NONBLOCK", 0))
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -141,7 +123,7 @@ def write(file: Path, content: bytes) -> None:
     # The process id keeps apart a run and a report on it, which may be rendered at the same time
     beside = file.with_name(f".{file.name}.{os.getpid()}.new")
     beside.unlink(missing_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _LINK_FLAGS
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINKS
     try:
         handle = os.open(beside, flags, 0o666)
         try:
@@ -178,7 +160,7 @@ def append(file: Path, line: bytes) -> None:
         OSError: it cannot be written.
     """
     new = not file.exists()
-    handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND | _LINK_FLAGS, 0o666)
+    handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND | NO_LINKS, 0o666)
     try:
         end = _end_of_lines(handle)
         try:
@@ -204,7 +186,7 @@ def mend_last_line(file: Path) -> None:
     """
     if not file.exists():
         return
-    handle = os.open(file, os.O_RDWR | os.O_APPEND | _LINK_FLAGS)
+    handle = os.open(file, os.O_RDWR | os.O_APPEND | NO_LINKS)
     try:
         _end_of_lines(handle)
         os.fsync(handle)
@@ -392,107 +374,3 @@ class Files:
             if known.files.get(name, [""])[0] == new:  # and no other writer came after it
                 known.files[name] = [new]
         return known
-
-
-# ---- the lock -----------------------------------------------------------------------------------
-
-
-class Lock:
-    """Held while a run is being written; let go with the last reference, or with the process.
-
-    Attributes:
-        folder: the run's.
-        unlocked: why there is no lock on this file system; None where there is one.
-    """
-
-    def __init__(self, folder: Path, handle: int | None, unlocked: str | None = None) -> None:
-        """Use `lock` instead."""
-        self.folder, self.unlocked = folder, unlocked
-        if handle is not None:
-            finalize(self, _release, handle, folder / LOCK, os.getpid())
-
-
-_held: "WeakValueDictionary[tuple[int, Path], Lock]" = WeakValueDictionary()
-
-
-def held() -> list[Path]:
-    """The run folders that this process is writing."""
-    return [lock.folder for (process, _), lock in _held.items() if process == os.getpid()]
-
-
-def lock(folder: Path) -> Lock:
-    """Take the run's lock; a process that has it already shares it with itself.
-
-    Raises:
-        Busy: another process has it.
-        UserError: the folder cannot be written.
-    """
-    key = (os.getpid(), folder.resolve())
-    known = _held.get(key)
-    if known is None:
-        with writing(folder):
-            _held[key] = known = _locked(folder)
-    return known
-
-
-def _locked(folder: Path) -> Lock:
-    if fcntl is None:
-        return _without(folder, "this system has no flock")
-    file = folder / LOCK
-    while True:
-        handle = os.open(file, os.O_RDWR | os.O_CREAT | _LINK_FLAGS, 0o666)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(handle), os.stat(file, follow_symlinks=False)):
-                _sign(handle)
-                return Lock(folder, handle)
-        except BlockingIOError as error:
-            who = _holder(handle)
-            os.close(handle)
-            raise Busy(
-                f"resume={folder}: {who} is writing this run; one run has one writer: wait until "
-                "it has ended, or end it first"
-            ) from error
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                os.close(handle)
-                raise
-            os.close(handle)
-            return _without(folder, f"flock: {error.strerror}")
-        os.close(handle)  # its holder has just removed the file: take the lock of a new one
-
-
-def _without(folder: Path, reason: str) -> Lock:
-    _log.warning("%s: written without a lock (%s); let one process write it", folder, reason)
-    return Lock(folder, None, reason)
-
-
-def _sign(handle: int) -> None:
-    """Write who holds the lock; it holds without, on a full disk."""
-    entry = {
-        "pid": os.getpid(),
-        "host": platform.node(),
-        "since_utc": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime()),
-    }
-    with suppress(OSError):
-        os.ftruncate(handle, 0)
-        os.write(handle, json.dumps(entry).encode() + b"\n")
-
-
-def _holder(handle: int) -> str:
-    try:
-        entry = json.loads(os.pread(handle, 4096, 0))
-        return f"process {int(entry['pid'])} on {entry['host']} (since {entry['since_utc']} UTC)"
-    except (OSError, ValueError, KeyError, TypeError):
-        return "another process"
-
-
-def _release(handle: int, file: Path, process: int) -> None:
-    # A forked child has a copy of the handle, but the lock is its parent's
-    if os.getpid() == process:
-        with suppress(OSError):
-            file.unlink()
-    with suppress(OSError):
-        os.close(handle)

@@ -21,7 +21,7 @@ from typing import Any, cast
 import pandas as pd
 import yaml
 
-from harness import run_files, trace_file
+from harness import run_files, run_lock, trace_file
 from harness.records import (
     SCHEMA_VERSION,
     LatencyRow,
@@ -122,7 +122,7 @@ class RunFolder:
     """
 
     def __init__(
-        self, path: Path, manifest: dict[str, Any], lock: run_files.Lock | None = None
+        self, path: Path, manifest: dict[str, Any], lock: run_lock.Lock | None = None
     ) -> None:
         """Wrap an existing folder; use `create`, `resume` or `reopen` to write more than notes."""
         self.path = path
@@ -152,7 +152,7 @@ class RunFolder:
         stem = "_".join([stamp, door, *(_safe(name) for name in names if name)])
         path = _new_folder(Path(root), stem)
         manifest = {"schema_version": SCHEMA_VERSION, "door": door, "status": "running"}
-        run = cls(path, manifest, run_files.lock(path))
+        run = cls(path, manifest, run_lock.lock(path))
         run._write("config.yaml", yaml.safe_dump(dict(config), sort_keys=False))
         run.update_manifest({"created_utc": datetime.now(UTC).isoformat(timespec="seconds")})
         return run
@@ -168,7 +168,7 @@ class RunFolder:
         """
         path = Path(folder)
         _read_manifest(path)
-        lock = run_files.lock(path)
+        lock = run_lock.lock(path)
         manifest = _read_manifest(path)  # as its last writer left it
         if manifest.get("door") != door:
             raise UserError(f"resume={folder}: made by {manifest.get('door')}, not by {door}")
@@ -189,10 +189,10 @@ class RunFolder:
         """A stored run, to derive its results and summary anew.
 
         Raises:
-            run_files.Busy: another process is writing it.
+            run_lock.Busy: another process is writing it.
             UserError: it cannot be written.
         """
-        return cls(stored.folder, stored.manifest, run_files.lock(stored.folder))
+        return cls(stored.folder, stored.manifest, run_lock.lock(stored.folder))
 
     def append_trial(self, trial: Trial) -> None:
         """Store one generation durably: one line, fsynced before this returns.

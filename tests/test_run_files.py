@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from conftest import Door
 
-from harness import entry, reporting, run_files
+from harness import entry, reporting, run_lock
 from harness.config import BreakevenConfig, GpuConf, ReportConfig
 from harness.entry import compose
 from harness.experiments import breakeven, remote, report
@@ -440,9 +440,9 @@ def test_a_second_process_is_refused_with_the_first_ones_id_until_it_ends(
     process.wait()
     assert (path / "run.lock").exists()
     run = RunFolder.resume(path, "sweep", {"k": [2]})
-    assert path in run_files.held()
+    assert path in run_lock.held()
     del run
-    assert path not in run_files.held()
+    assert path not in run_lock.held()
     assert not (path / "run.lock").exists()
 
 
@@ -454,9 +454,9 @@ def test_a_report_on_a_run_being_written_derives_it_in_a_copy(
         (folder.path / name).unlink()
 
     def busy(path: Path) -> None:
-        raise run_files.Busy(str(path))
+        raise run_lock.Busy(str(path))
 
-    monkeypatch.setattr(run_files, "lock", busy)
+    monkeypatch.setattr(run_lock, "lock", busy)
     report.run(ReportConfig(run=str(folder.path)))
     assert "1.2" in (folder.path / "report.md").read_text()
     assert not (folder.path / "results.csv").exists()

@@ -18,7 +18,7 @@ from harness.storage import RunFolder
 WARM_UP = 100
 
 
-def soak(generations: int, root: Path) -> tuple[list[int], list[int]]:
+def soak(generations: int, root: Path, warm_up: int = WARM_UP) -> tuple[list[int], list[int]]:
     """Run and store so many generations, each with a seed of its own.
 
     Returns:
@@ -45,14 +45,15 @@ def soak(generations: int, root: Path) -> tuple[list[int], list[int]]:
             entry = seeded(requests, number)
             folder.append_trial(run_trial(entry, pair.target_model, pair.draft_model))
 
-    run(WARM_UP, 0)
+    run(warm_up, 0)
     memory, files = [], []
     for part in range(11):
         gc.collect()
         memory.append(process.memory_info().rss)
         files.append(process.num_fds())
         if part < 10:
-            run((generations - WARM_UP) // 10, WARM_UP + part * (generations - WARM_UP) // 10)
+            share = (generations - warm_up) // 10
+            run(share, warm_up + part * share)
     trials = folder.trials()
     assert len(trials) == generations
     assert all(trial.status == "ok" for trial in trials)
@@ -66,7 +67,7 @@ def seeded(requests: Sequence[Request], number: int) -> Request:
 
 
 def test_generations_leave_no_file_open(tmp_path: Path) -> None:
-    _, files = soak(150, tmp_path)
+    _, files = soak(120, tmp_path, warm_up=20)
     assert max(files) == files[0]
 
 

@@ -18,7 +18,7 @@ from harness.experiments.ranking import judge
 from harness.experiments.sources import by_draft, latencies
 from harness.experiments.told import caveats, failures, headline
 from harness.records import Summary, Trial, UserError
-from harness.run_files import Busy
+from harness.run_lock import Busy
 from harness.storage import RunFolder, StoredRun, copied, load, load_traces
 from harness.theory.cells import measured_rows
 
