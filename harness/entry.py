@@ -172,9 +172,12 @@ def run_job(work: Work, config: DictConfig) -> int:
             f"{outcome.reason}; what was measured is stored, and this renders it again: "
             f"python -m harness.report run={outcome.folder}"
         )
-        _report(outcome.error, text, CELLS_FAILED, config)
-    if outcome.folder is not None:
-        print(f"run: {outcome.folder}", flush=True)
+        _report(outcome.error, text, outcome.status, config)
+    try:
+        if outcome.folder is not None:
+            print(f"run: {outcome.folder}", flush=True)
+    except OSError as error:
+        return _report(error, f"standard output: {error.strerror}", USER_ERROR, config)
     return outcome.status
 
 

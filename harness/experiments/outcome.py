@@ -4,6 +4,8 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.records import UserError
+
 
 class Interrupted(KeyboardInterrupt):
     """A signal asked the process to end; what is being written is finished or taken back first."""
@@ -20,7 +22,8 @@ class Outcome:
 
     Attributes:
         folder: the run folder, or None when nothing was stored (a dry run).
-        status: 0 when all that was asked for is complete, 1 when cells failed or a check did.
+        status: 0 when all that was asked for is complete, 1 when cells failed or a check did, 2
+            when the user must put something right.
         error: what went wrong once everything was measured: the folder holds the measurements, its
             results or its report are missing.
     """
@@ -34,4 +37,5 @@ class Outcome:
         """The error in one line; None where there is none."""
         if self.error is None:
             return None
-        return " ".join(f"{type(self.error).__name__}: {self.error}".split())
+        kind = "" if isinstance(self.error, UserError) else f"{type(self.error).__name__}: "
+        return " ".join(f"{kind}{self.error}".split())

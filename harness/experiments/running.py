@@ -83,6 +83,8 @@ def shown(folder: Path, status: int = 0) -> Outcome:
         stored = load(folder)
         reporting.render(stored)
         reporting.show(stored)
+    except UserError as error:  # the folder cannot be written any more, or not be read back
+        return Outcome(folder, 2, error)
     except Exception as error:  # see `concluded`
         return Outcome(folder, 1, error)
     return Outcome(folder, status)
