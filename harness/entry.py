@@ -1,8 +1,9 @@
 """What all doors share: compose the configuration, do the work, turn errors into exit statuses.
 
 The contract: a door that made a run prints `run: <folder>` as its last line. What the user can mend
-is one line on standard error, `error: ...`, and status 2. Cells that failed give 1. Hydra's own
-composition errors keep Hydra's text and its status 1.
+is one line on standard error, `error: ...`, and status 2, a full or read-only disk included. Cells
+that failed give 1. Hydra's own composition errors keep Hydra's text and its status 1. SIGINT,
+SIGTERM and SIGHUP end a door with one line as well, and with 128 + the signal's number.
 
 Hydra ignores what a job returns, and a SystemExit inside a job would abort the other jobs of a
 multirun (`-m`), so the worst status is kept here and the process exits after Hydra has returned.
@@ -14,7 +15,9 @@ experiment inside its `work` function.
 
 import difflib
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -27,12 +30,13 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from harness import run_files, run_lock
 from harness.config import CONF_DIR, ModelConf, register
-from harness.experiments.outcome import Outcome
+from harness.experiments.outcome import Interrupted, Outcome
 from harness.experiments.validate import validated
 from harness.records import UserError
 
-OK, CELLS_FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
+OK, CELLS_FAILED, USER_ERROR, SIGNALLED = 0, 1, 2, 128
 FULL_ERROR = "HYDRA_FULL_ERROR"
 MOST_CHARACTERS = 300
 
@@ -74,7 +78,7 @@ def run_door(door: str, work: Work) -> NoReturn:
 
     app = hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=door)(job)
     try:
-        with _raising(FULL_ERROR):
+        with _signals(), _raising(FULL_ERROR):
             app()
     except (HydraException, OmegaConfBaseException) as error:
         if os.environ.get(FULL_ERROR) == "1":
@@ -91,9 +95,15 @@ def run_door(door: str, work: Work) -> NoReturn:
         _say(f"error: the command line cannot be read: {_one_line(reason)[:MOST_CHARACTERS]}")
         sys.exit(USER_ERROR)
     except KeyboardInterrupt as stop:
-        folder = str(stop) or "<its folder>"
-        _say(f"error: interrupted; what was finished is stored, resume={folder} goes on")
-        sys.exit(INTERRUPTED)
+        number = stop.number if isinstance(stop, Interrupted) else signal.SIGINT
+        # The traceback keeps the run folder, and so its lock, until this block is left
+        folder = next(reversed(run_lock.held()), None)
+        said = "this process was writing no run"
+        if folder is not None:
+            said = f"what was finished is stored, resume={folder} goes on"
+        _say(f"error: interrupted by {signal.Signals(number).name}; {said}")
+        sys.exit(SIGNALLED + number)
+    _flush()
     sys.exit(max(_statuses, default=OK))
 
 
@@ -111,6 +121,38 @@ def _raising(variable: str) -> Iterator[None]:
             os.environ[variable] = before
 
 
+@contextmanager
+def _signals() -> Iterator[None]:
+    """Raise `Interrupted` where the process is asked to end; a signal that is ignored stays so."""
+
+    def interrupt(number: int, _: object) -> NoReturn:
+        raise Interrupted(number)
+
+    names = ("SIGINT", "SIGTERM", "SIGHUP")  # the last one not on every system
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    if threading.current_thread() is not threading.main_thread():
+        numbers = []
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _flush() -> None:
+    """Flush what was printed; where that cannot be, keep the interpreter from trying again."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        note(USER_ERROR)
+        _say(f"error: standard output cannot be written ({error.strerror})")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def run_job(work: Work, config: DictConfig) -> int:
     """Runs one job, prints its `run:` line or its `error:` line, and returns its status."""
     try:
@@ -118,17 +160,24 @@ def run_job(work: Work, config: DictConfig) -> int:
         outcome = work(validated(to_dataclass(config)))
     except UserError as error:
         return _report(error, str(error), USER_ERROR, config)
+    except OSError as error:
+        if error.errno not in run_files.DISK_ERRORS:
+            return _report(error, _unexpected(error), CELLS_FAILED, config)
+        where = error.filename or "standard output or a temporary file"
+        return _report(error, f"{where}: {error.strerror}", USER_ERROR, config)
     except Exception as error:  # the one place that may: nothing is swallowed, the status says so
-        text = f"{type(error).__name__}: {error} (run again with debug=true for the traceback)"
-        return _report(error, text, CELLS_FAILED, config)
+        return _report(error, _unexpected(error), CELLS_FAILED, config)
     if outcome.error is not None:
         text = (
             f"{outcome.reason}; what was measured is stored, and this renders it again: "
             f"python -m harness.report run={outcome.folder}"
         )
-        _report(outcome.error, text, CELLS_FAILED, config)
-    if outcome.folder is not None:
-        print(f"run: {outcome.folder}", flush=True)
+        _report(outcome.error, text, outcome.status, config)
+    try:
+        if outcome.folder is not None:
+            print(f"run: {outcome.folder}", flush=True)
+    except OSError as error:
+        return _report(error, f"standard output: {error.strerror}", USER_ERROR, config)
     return outcome.status
 
 
@@ -220,6 +269,10 @@ def _report(error: Exception, text: str, status: int, config: DictConfig) -> int
             traceback.print_exception(error)
     _say(f"error: {_one_line(text)}")
     return status
+
+
+def _unexpected(error: Exception) -> str:
+    return f"{type(error).__name__}: {error} (run again with debug=true for the traceback)"
 
 
 def _one_line(text: str) -> str:

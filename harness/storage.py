@@ -1,16 +1,17 @@
 """The run folder: append, resume, load.
 
 One run is one folder (`results/<UTC yyyymmdd-hhmmss>_<door>_<model>[_<draft>]/`) whose files are a
-contract that notebooks and other tools read. Two rules keep it trustworthy: a generation is one
-line of trials.jsonl, written whole and fsynced before the next begins, so a killed process loses at
-most the generation in flight; every other file is written beside its place and renamed into it, so
-a reader never sees half of one.
+contract that notebooks and other tools read. A generation is one line of trials.jsonl, written
+whole and fsynced before the next begins, so a killed process loses at most the generation in
+flight; every other file is replaced as a whole. All carry checksums, which are verified here
+whenever a run is read (`harness.run_files` says how). A file that is damaged is an error that names
+it; nothing that was measured is dropped or measured again without being asked for.
 """
 
 import csv
 import io
 import json
-import os
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
@@ -20,7 +21,7 @@ from typing import Any, cast
 import pandas as pd
 import yaml
 
-from harness import trace_file
+from harness import run_files, run_lock, trace_file
 from harness.records import (
     SCHEMA_VERSION,
     LatencyRow,
@@ -36,6 +37,13 @@ from harness.records import (
 from harness.theory.compare_rows import ComparisonRow
 from harness.theory.steps import latency_rows
 
+
+def _numeric(record: type[Any]) -> tuple[str, ...]:
+    """The fields of a record that hold numbers, None aside."""
+    kinds = {field.name: str(field.type) for field in fields(record)}
+    return tuple(name for name, kind in kinds.items() if "int" in kind or "float" in kind)
+
+
 RESULT_COLUMNS = tuple(field.name for field in fields(ResultRow))
 LATENCY_COLUMNS = tuple(field.name for field in fields(LatencyRow))
 COMPARISON_COLUMNS = tuple(field.name for field in fields(ComparisonRow))
@@ -43,6 +51,32 @@ STEP_KEY = ("role", "model", "kind", "tokens", "context_tokens", "batch")
 SAMPLE_COLUMNS = (*STEP_KEY, "beside", "sample", "ms")
 PART_COLUMNS = ("k", "part", "sample", "tokens", "ms")
 
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a table: which hold numbers, and which no row may leave empty.
+
+    A run of an earlier version may lack columns that came later, but none of those required.
+    """
+
+    numbers: tuple[str, ...]
+    required: tuple[str, ...]
+
+
+SAMPLE_NUMBERS = ("tokens", "context_tokens", "batch", "sample", "ms")
+TABLES = {
+    "results.csv": Columns(_numeric(ResultRow), ("source", "status", "k")),
+    "latency.csv": Columns(_numeric(LatencyRow), ("role", "kind", "tokens", "median_ms")),
+    "latency_samples.csv": Columns(SAMPLE_NUMBERS, ("role", "model", "kind", *SAMPLE_NUMBERS)),
+    "parts.csv": Columns(("k", "sample", "tokens", "ms"), ("k", "part", "sample", "ms")),
+}
+SAMPLED = ("latency_samples.csv", "parts.csv")
+MAX_CONFIG_BYTES = 4 * 2**20
+MAX_LINES_NAMED = 20
+TRACES = "traces.parquet"
+# What a reader of a run needs of it.
+CONTENTS = ("manifest.json", "config.yaml", "trials.jsonl", "summary.json", TRACES, *TABLES)
+ENDED = ("complete", "failed")
 # Where a run is put, how much of it is done and how loudly it fails do not make it another run.
 FREE_KEYS = frozenset({"resume", "results_root", "debug", "dry_run", "hydra"})
 
@@ -59,6 +93,8 @@ class StoredRun:
         trials: every whole line of trials.jsonl, in the order they were run.
         summary: summary.json, or None while there is none.
         parts: parts.csv, where the parts of a round were timed.
+        unverified: the files that had no checksum to hold them against: those of an earlier
+            version, or of a run whose checksums.json was deleted.
     """
 
     folder: Path
@@ -70,6 +106,7 @@ class StoredRun:
     trials: tuple[Trial, ...]
     summary: dict[str, Any] | None
     parts: tuple[PartTiming, ...] = ()
+    unverified: tuple[str, ...] = ()
 
     @property
     def door(self) -> str:
@@ -80,14 +117,21 @@ class StoredRun:
 class RunFolder:
     """A run being written.
 
-    Create one with `RunFolder.create` or go on with one by `RunFolder.resume`.
+    Create one with `RunFolder.create`, go on with one by `RunFolder.resume`, or derive results
+    of a stored one anew with `RunFolder.reopen`: these hold the run's lock while they exist.
     """
 
-    def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
-        """Wrap an existing folder; use `create` or `resume` instead."""
+    def __init__(
+        self, path: Path, manifest: dict[str, Any], lock: run_lock.Lock | None = None
+    ) -> None:
+        """Wrap an existing folder; use `create`, `resume` or `reopen` to write more than notes."""
         self.path = path
         self.manifest = manifest
         self._trials = path / "trials.jsonl"
+        self._files = run_files.Files(path)
+        self._lock = lock
+        if lock is not None and lock.unlocked is not None:
+            manifest["written_without_lock"] = lock.unlocked
 
     @classmethod
     def create(
@@ -108,8 +152,8 @@ class RunFolder:
         stem = "_".join([stamp, door, *(_safe(name) for name in names if name)])
         path = _new_folder(Path(root), stem)
         manifest = {"schema_version": SCHEMA_VERSION, "door": door, "status": "running"}
-        run = cls(path, manifest)
-        _write(path / "config.yaml", yaml.safe_dump(dict(config), sort_keys=False))
+        run = cls(path, manifest, run_lock.lock(path))
+        run._write("config.yaml", yaml.safe_dump(dict(config), sort_keys=False))
         run.update_manifest({"created_utc": datetime.now(UTC).isoformat(timespec="seconds")})
         return run
 
@@ -118,11 +162,14 @@ class RunFolder:
         """Go on with a stored run of the same door and configuration.
 
         Raises:
-            UserError: not a run folder, another door's, a newer schema's, or one whose
-                configuration differs (every differing key is named).
+            UserError: not a run folder, another door's, a newer schema's, one whose configuration
+                differs (every differing key is named), one with a damaged generation, or one that
+                another process is writing.
         """
         path = Path(folder)
-        manifest = _read_manifest(path)
+        _read_manifest(path)
+        lock = run_lock.lock(path)
+        manifest = _read_manifest(path)  # as its last writer left it
         if manifest.get("door") != door:
             raise UserError(f"resume={folder}: made by {manifest.get('door')}, not by {door}")
         differing = _differences(_read_config(path), dict(config))
@@ -131,31 +178,45 @@ class RunFolder:
                 f"resume={folder}: its configuration differs in {', '.join(differing)}; "
                 "run with the same settings, or start a new run without resume="
             )
-        run = cls(path, manifest)
-        run._drop_torn_line()
+        run = cls(path, manifest, lock)
+        run.trials()  # a damaged line is an error before anything is cut off or appended
+        with run_files.writing(path):
+            run_files.mend_last_line(run._trials)
         return run
 
+    @classmethod
+    def reopen(cls, stored: StoredRun) -> "RunFolder":
+        """A stored run, to derive its results and summary anew.
+
+        Raises:
+            run_lock.Busy: another process is writing it.
+            UserError: it cannot be written.
+        """
+        return cls(stored.folder, stored.manifest, run_lock.lock(stored.folder))
+
     def append_trial(self, trial: Trial) -> None:
-        """Store one generation durably: one line, flushed and fsynced before this returns."""
-        line = json.dumps(_plain(asdict(trial)), allow_nan=False) + "\n"
-        with self._trials.open("a", encoding="utf-8") as file:
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
+        """Store one generation durably: one line, fsynced before this returns.
+
+        Raises:
+            UserError: it cannot be written; the file is as it was before.
+        """
+        line = run_files.seal(json.dumps(_plain(asdict(trial)), allow_nan=False))
+        with run_files.writing(self.path):
+            run_files.append(self._trials, line)
 
     def trials(self) -> list[Trial]:
         """Every whole stored generation, in order; a torn last line is left out."""
-        return list(_read_trials(self._trials))
+        return list(_read_trials(self.path))
 
     def write_latency(self, rows: Sequence[LatencyRow], timings: Sequence[StepTiming]) -> None:
         """Write latency.csv and the raw samples behind it."""
-        _write(self.path / "latency.csv", _csv(LATENCY_COLUMNS, (asdict(row) for row in rows)))
+        self._write("latency.csv", _csv(LATENCY_COLUMNS, (asdict(row) for row in rows)))
         samples = (
             {**asdict(timing), "sample": index, "ms": seconds * 1e3}
             for timing in timings
             for index, seconds in enumerate(timing.samples_s)
         )
-        _write(self.path / "latency_samples.csv", _csv(SAMPLE_COLUMNS, samples))
+        self._write("latency_samples.csv", _csv(SAMPLE_COLUMNS, samples))
 
     def write_timings(self, timings: Sequence[StepTiming]) -> None:
         """Write latency.csv and its samples from raw timings alone."""
@@ -174,20 +235,20 @@ class RunFolder:
             for timing in timings
             for index, seconds in enumerate(timing.samples_s)
         )
-        _write(self.path / "parts.csv", _csv(PART_COLUMNS, samples))
+        self._write("parts.csv", _csv(PART_COLUMNS, samples))
 
     def timings(self) -> list[StepTiming]:
         """The step timings already stored, raw samples and all; empty where there are none."""
-        return timings_from(_table(self.path / "latency_samples.csv", SAMPLE_COLUMNS))
+        return timings_from(_table(self.path, "latency_samples.csv", SAMPLE_COLUMNS))
 
     def write_results(self, rows: Sequence[ResultRow]) -> None:
         """Write results.csv, one row per cell."""
-        _write(self.path / "results.csv", _csv(RESULT_COLUMNS, (asdict(row) for row in rows)))
+        self._write("results.csv", _csv(RESULT_COLUMNS, (asdict(row) for row in rows)))
 
     def write_comparison(self, rows: Sequence[ComparisonRow]) -> None:
         """Write comparison.csv, one row per cell and compared run."""
         cells = [asdict(row) for row in rows]
-        _write(self.path / "comparison.csv", _csv(COMPARISON_COLUMNS, cells))
+        self._write("comparison.csv", _csv(COMPARISON_COLUMNS, cells))
 
     def write_summary(self, summary: Summary, extra: Mapping[str, Any] | None = None) -> None:
         """Write summary.json: the contract's keys first, then `extra`."""
@@ -201,48 +262,59 @@ class RunFolder:
             "headline": dict(summary.headline),
             **(extra or {}),
         }
-        _write(self.path / "summary.json", json.dumps(_plain(content), indent=2) + "\n")
+        self._write("summary.json", json.dumps(_plain(content), indent=2) + "\n")
 
     def write_traces(self, traces: Sequence[TextTrace]) -> None:
         """Write traces.parquet: all drafts, all texts."""
-        trace_file.write(traces, self.path / "traces.parquet")
+        self._files.write(TRACES, trace_file.content(traces))
 
     def update_manifest(self, entries: Mapping[str, Any]) -> None:
-        """Merge `entries` into manifest.json."""
+        """Merge `entries` into manifest.json; with a status that ends the run, count its trials."""
+        if entries.get("status") in ENDED and self._trials.exists():
+            self._files.end(len(self.trials()))
         self.manifest.update(entries)
-        _write(self.path / "manifest.json", json.dumps(_plain(self.manifest), indent=2) + "\n")
+        self._write("manifest.json", json.dumps(_plain(self.manifest), indent=2) + "\n")
 
-    def _drop_torn_line(self) -> None:
-        """Cut a half-written last line, so that the next append does not join it."""
-        if not self._trials.exists():
-            return
-        content = self._trials.read_bytes()
-        whole = content.rfind(b"\n") + 1
-        if whole != len(content):
-            with self._trials.open("r+b") as file:
-                file.truncate(whole)
-                os.fsync(file.fileno())
+    def _write(self, name: str, text: str) -> None:
+        if name == "manifest.json":  # notes are made in it by hand, so it has no checksum
+            with run_files.writing(self.path):
+                run_files.write(self.path / name, text.encode())
+        else:
+            self._files.write(name, text.encode())
 
 
 def load(folder: str | Path) -> StoredRun:
     """Read a run folder back, complete or not.
 
     Raises:
-        UserError: not a run folder, or one of a newer schema than this version reads.
+        UserError: not a run folder, one of a newer schema than this version reads, or one with a
+            file that is not as it was written.
     """
     path = Path(folder)
     manifest = _read_manifest(path)
-    summary_file = path / "summary.json"
+    trials = tuple(_read_trials(path))
+    known = run_files.record(path)
+    if manifest.get("status") == "complete" and len(trials) < (known.trials or 0):
+        raise UserError(
+            f"{path / 'trials.jsonl'}: holds {len(trials)} generations, and {known.trials} were "
+            f"stored; put back a copy of it, resume={path} measures the missing ones again, or "
+            f"delete {path / run_files.CHECKSUMS} to read the folder unverified"
+        )
     return StoredRun(
         folder=path,
         config=_read_config(path),
         manifest=manifest,
-        results=_table(path / "results.csv", RESULT_COLUMNS),
-        latency=_table(path / "latency.csv", LATENCY_COLUMNS),
-        latency_samples=_table(path / "latency_samples.csv", SAMPLE_COLUMNS),
-        trials=tuple(_read_trials(path / "trials.jsonl")),
-        summary=_read_json(summary_file) if summary_file.exists() else None,
-        parts=_parts(_table(path / "parts.csv", PART_COLUMNS)),
+        results=_table(path, "results.csv", RESULT_COLUMNS),
+        latency=_table(path, "latency.csv", LATENCY_COLUMNS),
+        latency_samples=_table(path, "latency_samples.csv", SAMPLE_COLUMNS),
+        trials=trials,
+        summary=_read_json(path, "summary.json"),
+        parts=_parts(_table(path, "parts.csv", PART_COLUMNS)),
+        unverified=tuple(
+            name
+            for name in CONTENTS[1:]
+            if name not in known.files and name != "trials.jsonl" and (path / name).exists()
+        ),
     )
 
 
@@ -250,10 +322,25 @@ def load_traces(folder: str | Path) -> list[TextTrace]:
     """Read a run's traces back, in the order they were written; empty where it made none.
 
     Raises:
-        UserError: the file is not one of traces.
+        UserError: the file is not one of traces, or not as it was written.
     """
-    file = Path(folder) / "traces.parquet"
-    return trace_file.read(file) if file.exists() else []
+    content = run_files.read_verified(Path(folder), TRACES)
+    return [] if content is None else trace_file.read(content, Path(folder) / TRACES)
+
+
+def copied(stored: StoredRun, into: Path) -> StoredRun:
+    """A copy of a run as it is now, in a folder of its own: one that another process goes on with.
+
+    Raises:
+        UserError: it cannot be read or copied.
+    """
+    with run_files.writing(into):
+        for name in CONTENTS:
+            content = run_files.read(stored.folder / name)
+            if content is not None:
+                run_files.write(into / name, content)
+        shutil.copymode(stored.folder, into)
+    return load(into)
 
 
 def timings_from(samples: pd.DataFrame) -> list[StepTiming]:
@@ -303,9 +390,9 @@ def _safe(name: str) -> str:
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     file = path / "manifest.json"
-    if not file.is_file():
+    manifest = _read_json(path, file.name)
+    if manifest is None:
         raise UserError(f"{path}: not a run folder (it has no manifest.json)")
-    manifest = _read_json(file)
     version = manifest.get("schema_version")
     if not isinstance(version, int):
         raise UserError(f"{file}: no schema_version; this is not a run's manifest")
@@ -314,52 +401,141 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             f"{path}: written by a newer version (schema {version}; this one reads up to "
             f"{SCHEMA_VERSION}); upgrade the harness to read it"
         )
+    for name in ("environment", "models", "cloud"):
+        entry = manifest.get(name)
+        if entry is not None and not isinstance(entry, dict):
+            raise UserError(f"{file}: {name} is not an object; this is not a run's manifest")
+    if not all(isinstance(entry, dict) for entry in (manifest.get("models") or {}).values()):
+        raise UserError(f"{file}: an entry of models is not an object")
     return manifest
 
 
 def _read_config(path: Path) -> dict[str, Any]:
     file = path / "config.yaml"
-    if not file.is_file():
+    content = run_files.read_verified(path, file.name, MAX_CONFIG_BYTES)
+    if content is None:
         raise UserError(f"{path}: not a whole run folder (it has no config.yaml)")
     try:
-        return yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-    except yaml.YAMLError as error:
+        config = yaml.safe_load(content.decode()) or {}
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"{file}: cannot be read as YAML") from error
+    if not isinstance(config, dict):
+        raise UserError(f"{file}: expected keys and values")
+    run_files.check_values(config, file)
+    if any("${" in str(value) for value in _flatten(config).values()):
+        # OmegaConf would look up environment variables for it, and the report would show them
+        raise UserError(
+            f"{file}: holds an interpolation, ${{...}}; a stored configuration has none"
+        )
+    return config
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def _read_json(path: Path, name: str) -> dict[str, Any] | None:
+    file = path / name
+    content = run_files.read_verified(path, name, run_files.TEXT_BYTES)
+    if content is None:
+        return None
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+        entries = json.loads(content)
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{file}: cannot be read as JSON ({error})") from error
-    if not isinstance(content, dict):
+    if not isinstance(entries, dict):
         raise UserError(f"{file}: expected a JSON object")
-    return content
+    run_files.check_values(entries, file)
+    return entries
 
 
-def _read_trials(file: Path) -> Iterable[Trial]:
-    """Yield the whole lines; a torn last one (the process was killed) is passed over."""
-    if not file.exists():
-        return
+def _read_trials(path: Path) -> Iterable[Trial]:
+    """Yield the whole lines; a torn last one (the process was killed) is passed over.
+
+    Raises:
+        UserError: damaged lines; all are named, with how to go on.
+    """
+    file = path / "trials.jsonl"
+    *lines, torn = (run_files.read(file) or b"").split(b"\n")
+    # Whole but for its line break; or with another byte in its place, which no kill leaves
+    if run_files.sealed(torn) is not None:
+        lines.append(torn)
+    verified, reasons = False, dict[int, str]()
+    trials: list[Trial] = []
+    for number, line in enumerate(lines, start=1):
+        intact = run_files.sealed(line)
+        verified = verified or intact is not None
+        if intact or not verified:  # lines of an earlier version come first and have no checksum
+            try:
+                trials.append(_trial(line))
+            except (ValueError, TypeError, AttributeError, RecursionError) as error:
+                reasons[number] = f"not a trial: {error}"
+        else:
+            reasons[number] = "it has no checksum" if intact is None else "its checksum differs"
+    if reasons:
+        raise _damaged_lines(file, reasons)
+    return trials
+
+
+def _trial(line: bytes) -> Trial:
     known = {field.name for field in fields(Trial)}
-    lines = file.read_bytes().split(b"\n")
-    for number, line in enumerate(lines[:-1], start=1):
-        try:
-            entry = json.loads(line)
-            trial = Trial(**{key: _tuple(value) for key, value in entry.items() if key in known})
-        except (ValueError, TypeError, AttributeError) as error:
-            raise UserError(f"{file}, line {number}: not a trial ({error})") from error
-        yield trial
+    entry = json.loads(line)
+    return Trial(**{key: _tuple(value) for key, value in entry.items() if key in known})
+
+
+def _damaged_lines(file: Path, reasons: Mapping[int, str]) -> UserError:
+    """Names the lines, and the command that deletes these and no others."""
+    first, *others = reasons
+    shown = ", ".join(map(str, others[:MAX_LINES_NAMED]))
+    more = f", and so are {len(others)} more: {shown}" if others else ""
+    ellipsis = ", ..." if len(others) > MAX_LINES_NAMED else ""
+    delete = ";".join(f"{number}d" for number in list(reasons)[: MAX_LINES_NAMED + 1])
+    return UserError(
+        f"{file}, line {first}: damaged ({reasons[first]}){more}{ellipsis}; put back a copy of the "
+        f"file, or delete what is damaged (sed -i.bak '{delete}' {file}) and resume={file.parent}, "
+        "which measures only that again"
+    )
 
 
 def _tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _table(file: Path, columns: Sequence[str]) -> pd.DataFrame:
-    if not file.exists():
+def _table(path: Path, name: str, columns: Sequence[str]) -> pd.DataFrame:
+    """A table with every number checked; empty, with the right columns, where there is none.
+
+    Raises:
+        UserError: not such a table, or not as it was written.
+    """
+    file = path / name
+    content = run_files.read_verified(path, name)
+    if content is None:
         return pd.DataFrame(columns=list(columns))
-    return pd.read_csv(file, keep_default_na=False, na_values=[""])
+    kinds = TABLES[name]
+    texts: Any = {column: str for column in columns if column not in kinds.numbers}
+    try:
+        table = pd.read_csv(io.BytesIO(content), keep_default_na=False, na_values=[""], dtype=texts)
+    except (ValueError, MemoryError) as error:  # the parser's and the decoder's are ValueErrors
+        raise run_files.damaged(file, " ".join(str(error).split())) from error
+    missing = [column for column in kinds.required if column not in table.columns]
+    if missing:
+        raise run_files.damaged(file, f"it has no column {missing[0]}")
+    for column in kinds.required:
+        _refuse_first(file, table[column], table[column].isna())
+    for column in (column for column in kinds.numbers if column in table.columns):
+        values = pd.to_numeric(table[column], errors="coerce")
+        _refuse_first(file, table[column], values.isna() & table[column].notna())
+        table[column] = values
+    if name in SAMPLED:
+        _refuse_first(file, table["ms"], ~table["ms"].between(0, float("inf"), inclusive="left"))
+        if not content.endswith(b"\n"):
+            raise run_files.damaged(file, "it ends in the middle of a line")
+    return table
+
+
+def _refuse_first(file: Path, column: "pd.Series[Any]", bad: "pd.Series[bool]") -> None:
+    """Raise for the first bad value of a column; the header is line 1."""
+    at = next((index for index, wrong in enumerate(bad) if wrong), None)
+    if at is not None:
+        value = column.iloc[at]
+        said = "nothing" if pd.isna(value) else repr(str(value))
+        raise run_files.damaged(file, f"line {at + 2} holds {said} as {column.name}")
 
 
 def _csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
@@ -369,16 +545,6 @@ def _csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
     for row in rows:
         writer.writerow({key: "" if value is None else value for key, value in row.items()})
     return buffer.getvalue()
-
-
-def _write(file: Path, text: str) -> None:
-    """Write beside, fsync, rename: a reader sees the old file or the new one, never a part."""
-    beside = file.with_name(f".{file.name}.new")
-    with beside.open("w", encoding="utf-8") as handle:
-        handle.write(text)
-        handle.flush()
-        os.fsync(handle.fileno())
-    beside.replace(file)
 
 
 def _verdict(verdict: Verdict) -> dict[str, Any]:

@@ -5,7 +5,7 @@ For a drafter whose proposals depend on where a round starts there is one row pe
 `draft_logprob` there. For every other draft `start` is empty.
 """
 
-import os
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -46,32 +46,44 @@ COLUMNS = (
 )
 NAMES = ("draft", "prompt_set", "prompt", "category", "stop_reason")
 Numbers = dict[str, NDArray[Any]]
+MAX_ROWS = 50_000_000
 
 
-def write(traces: Sequence[TextTrace], file: Path) -> None:
-    """Write the traces beside their place, then rename: a reader never sees a part of them."""
-    beside = file.with_name(f".{file.name}.new")
-    table(traces).to_parquet(beside, index=False, compression="zstd")
-    with beside.open("rb") as handle:
-        os.fsync(handle.fileno())
-    beside.replace(file)
+def content(traces: Sequence[TextTrace]) -> bytes:
+    """The traces as the bytes of a parquet file."""
+    buffer = io.BytesIO()
+    table(traces).to_parquet(buffer, index=False, compression="zstd")
+    return buffer.getvalue()
 
 
-def read(file: Path) -> list[TextTrace]:
+def read(content: bytes, file: Path) -> list[TextTrace]:
     """Read the traces back, in the order they were written.
+
+    Args:
+        content: of the file.
+        file: where it is from, for the error.
 
     Raises:
         UserError: not such a file.
     """
+    from pyarrow import parquet  # takes a while, and most runs are read without their traces
+
     try:
-        stored = pd.read_parquet(file)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{file}: cannot be read as traces ({error})") from error
+        rows = parquet.ParquetFile(io.BytesIO(content)).metadata.num_rows
+        if rows > MAX_ROWS:  # a few bytes can say that a value is repeated
+            raise ValueError(f"{rows:,} rows; no run writes more than {MAX_ROWS:,}")
+        stored = pd.read_parquet(io.BytesIO(content))
+    except (OSError, ValueError, MemoryError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{file}: cannot be read as traces ({reason})") from error
     missing = [name for name in COLUMNS if name not in stored.columns]
     if missing:
         raise UserError(f"{file}: not the traces of a run; it has no column {missing[0]}")
     groups = stored.groupby(list(TEXT_COLUMNS), sort=False, dropna=False, observed=True)
-    return [_trace(rows) for _, rows in groups]
+    try:
+        return [_trace(rows) for _, rows in groups]
+    except (ValueError, TypeError, IndexError) as error:
+        raise UserError(f"{file}: not the traces of a run ({error})") from error
 
 
 def table(traces: Sequence[TextTrace]) -> pd.DataFrame:

@@ -265,6 +265,7 @@ def test_runs_that_are_not_parts_of_one_audition_are_refused(
     copy = Path(shutil.copytree(cards[1].folder, tmp_path / "copy"))
     config = (copy / "config.yaml").read_text()
     (copy / "config.yaml").write_text(config.replace("seed: 0", "seed: 7"))
+    (copy / "checksums.json").unlink()
     with pytest.raises(UserError, match="differ in seed"):
         combine(tmp_path, cards[0].folder, copy)
     with pytest.raises(UserError, match="not a run folder"):

@@ -2,11 +2,8 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import torch
 from conftest import Door
@@ -249,80 +246,6 @@ def test_greedy_text_is_identical_on_every_shipped_prompt(tmp_path: Path, draft:
     assert len(plain) >= 48
     assert counts["bonus"] >= 1
     assert counts["rejected"] / counts["rounds"] >= 0.3
-
-
-KILLER = """
-import os, random, signal, sys, time
-from pathlib import Path
-from harness.entry import compose
-from harness.experiments import sweep
-root, seed, kills = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-rng = random.Random(seed)
-overrides = sys.argv[4:]
-
-def attempt(extra, wait):
-    # A child runs the sweep; it is killed `wait` seconds after it has begun to write trials.
-    child = os.fork()
-    if child == 0:
-        sys.stdout = open(os.devnull, "w")
-        os._exit(sweep.run(compose("sweep", [*overrides, *extra])).status)
-    before = lines()
-    while wait is not None:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        if lines() > before:
-            time.sleep(wait)
-            os.kill(child, signal.SIGKILL)
-            break
-        time.sleep(0.005)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-def lines():
-    files = list(root.glob("*/trials.jsonl"))
-    return files[0].read_bytes().count(b"\\n") if files else 0
-
-killed = 0
-for _ in range(kills):
-    extra = [f"resume={folder}" for folder in root.glob("*")]
-    killed += attempt(extra, rng.uniform(0.0, 0.25)) == -signal.SIGKILL
-status = attempt([f"resume={folder}" for folder in root.glob("*")], None)
-print(killed, status)
-"""
-
-
-@pytest.mark.slow
-def test_ten_kills_lose_nothing(tmp_path: Path) -> None:
-    """Killed ten times at seeded moments and resumed, a sweep counts as an undisturbed one."""
-    grid = ["k=[1,4]", "temperature=[0,1]", "prompts.limit=8", "new_tokens=12", "threads=1"]
-
-    def run(name: str, kills: int) -> tuple[list[str], StoredRun]:
-        root = tmp_path / name
-        root.mkdir()
-        command = [sys.executable, "-c", KILLER, str(root), "11", str(kills)]
-        done = subprocess.run(
-            [*command, f"results_root={root}", *grid],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=280,
-        )
-        (folder,) = root.iterdir()
-        return done.stdout.split(), load(folder)
-
-    (killed, status), disturbed = run("disturbed", 10)
-    (_, _), calm = run("calm", 0)
-    assert (killed, status) == ("10", "0")
-    timing = ["ms", "second", "speedup", "peak", "breakeven"]
-    counts = [name for name in RESULT_COLUMNS if not any(word in name for word in timing)]
-    left, right = (
-        stored.results[stored.results.source == "measured"][counts].reset_index(drop=True)
-        for stored in (disturbed, calm)
-    )
-    pd.testing.assert_frame_equal(left, right)
-    texts = [{trial.cell: trial.tokens for trial in stored.trials} for stored in (disturbed, calm)]
-    assert texts[0] == texts[1]
-    assert len(disturbed.trials) == len(calm.trials)
 
 
 @pytest.mark.slow

@@ -1,7 +1,19 @@
 """What an experiment hands back to its door: where the run is, and how the process should exit."""
 
+import signal
 from dataclasses import dataclass
 from pathlib import Path
+
+from harness.records import UserError
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal asked the process to end; what is being written is finished or taken back first."""
+
+    def __init__(self, number: int) -> None:
+        """For the signal of this number."""
+        super().__init__(signal.Signals(number).name)
+        self.number = number
 
 
 @dataclass(frozen=True)
@@ -10,7 +22,8 @@ class Outcome:
 
     Attributes:
         folder: the run folder, or None when nothing was stored (a dry run).
-        status: 0 when all that was asked for is complete, 1 when cells failed or a check did.
+        status: 0 when all that was asked for is complete, 1 when cells failed or a check did, 2
+            when the user must put something right.
         error: what went wrong once everything was measured: the folder holds the measurements, its
             results or its report are missing.
     """
@@ -24,4 +37,5 @@ class Outcome:
         """The error in one line; None where there is none."""
         if self.error is None:
             return None
-        return " ".join(f"{type(self.error).__name__}: {self.error}".split())
+        kind = "" if isinstance(self.error, UserError) else f"{type(self.error).__name__}: "
+        return " ".join(f"{kind}{self.error}".split())

@@ -48,11 +48,14 @@ def measure(folder: RunFolder, pair: Pair, config: ProfileConfig) -> list[StepTi
     if "bytes_read" not in folder.manifest:
         context = next(t.context_tokens for t in timings if t.kind == "step")
         folder.update_manifest({"bytes_read": _reads(pair, readers, context, max(config.k) + 1)})
-    if "skipped_cells" not in folder.manifest:
+    # The count tells whether the curves announced in the manifest were stored as well
+    expected = folder.manifest.get("timed_forwards", len(timings))
+    if "skipped_cells" not in folder.manifest or expected != len(timings):
         timed, skipped = _curves(pair, config, cells)
         timings = merged([*timings, *timed])
+        entries = [_entry(cell) for cell in skipped]
+        folder.update_manifest({"skipped_cells": entries, "timed_forwards": len(timings)})
         folder.write_latency(with_floors(latency_rows(timings), readers), timings)
-        folder.update_manifest({"skipped_cells": [_entry(cell) for cell in skipped]})
     if not load(folder.path).parts:
         with enough_memory("the parts of a round"):
             folder.write_parts(_parts(pair, config))
@@ -66,10 +69,12 @@ def measure_steps(folder: RunFolder, pair: Pair, config: SweepConfig) -> list[St
         UserError: memory ran out.
     """
     stored = folder.timings()
+    if stored and "bandwidth" not in folder.manifest:
+        return stored  # of a version that measured none
+    readers = _readers(folder, pair, config)
     with enough_memory("single steps"):
         timings = stored or execute.measure_steps(folder, pair, config)
-    if not stored:
-        readers = _readers(folder, pair, config)
+    if not stored or load(folder.path).latency["floor_ms"].isna().all():  # stopped before it
         folder.write_latency(with_floors(latency_rows(timings), readers), timings)
     return timings
 

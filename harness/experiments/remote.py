@@ -9,12 +9,14 @@ others take them from its run (`traces_from`), score what they lack and time the
 Nothing here knows any cloud: `modal_app.py` does the renting.
 """
 
+import gzip
 import io
 import shutil
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,6 +26,8 @@ from harness.records import Failure, UserError
 from harness.reporting.cloud import Receipt
 from harness.storage import RunFolder, load
 from harness.theory.fleet import is_card, money
+
+MAX_UNPACKED_BYTES = 16 * 2**30
 
 
 @dataclass(frozen=True)
@@ -75,11 +79,21 @@ class Delivery:
         )
 
     def unpack(self, results_root: str | Path) -> Path | None:
-        """Write the run into `results_root`, named after its card as well; None without a run."""
+        """Write the run into `results_root`, named after its card as well; None without a run.
+
+        Raises:
+            UserError: the archive is damaged, or is no run folder, or there is no room for it.
+        """
         if self.archive is None or self.folder is None:
             return None
         part = self.job.name.removeprefix(f"{self.job.door}-")
-        return unpack(self.archive, Path(results_root), f"{Path(self.folder).name}_{part}")
+        try:
+            return unpack(self.archive, Path(results_root), f"{Path(self.folder).name}_{part}")
+        except (tarfile.TarError, OSError, EOFError, ValueError, zlib.error) as error:
+            raise UserError(
+                f"{self.job.name}: what came back cannot be unpacked into {results_root} "
+                f"({error}); --resume {self.job.launch} brings it again"
+            ) from error
 
 
 def carry_out(job: Job, root: str | Path, work: Callable[[list[str]], Outcome]) -> Delivery:
@@ -247,7 +261,7 @@ def pack(folder: Path) -> bytes:
     return buffer.getvalue()
 
 
-def unpack(content: bytes, results_root: Path, name: str) -> Path:
+def unpack(archive: bytes, results_root: Path, name: str) -> Path:
     """Write a packed run folder into `results_root` as `name` and return where it is.
 
     Jobs on two machines that began in one second have folders of one name, hence `name`.
@@ -255,8 +269,27 @@ def unpack(content: bytes, results_root: Path, name: str) -> Path:
     results_root.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory(dir=results_root, prefix=".") as scratch,
-        tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as archive,
+        gzip.open(io.BytesIO(archive)) as content,
+        tarfile.open(fileobj=content) as members,
     ):
-        archive.extractall(scratch, filter="data")
+        members.extractall(scratch, members=_bounded(members), filter="data")
+        while content.read(2**20):
+            pass  # to the end of the archive, where its checksum is
         (packed,) = Path(scratch).iterdir()
         return Path(shutil.copytree(packed, results_root / name, dirs_exist_ok=True))
+
+
+def _bounded(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """The files and directories of an archive, as long as they are no more than a run can be.
+
+    Raises:
+        tarfile.TarError: they are, or there is something else in it.
+    """
+    size = 0
+    for member in archive:
+        size += member.size
+        if size > MAX_UNPACKED_BYTES:
+            raise tarfile.TarError(f"it holds more than {MAX_UNPACKED_BYTES:,} bytes")
+        if not (member.isfile() or member.isdir()) or Path(member.name).is_absolute():
+            raise tarfile.TarError(f"{member.name}: not a file or directory of the run")
+        yield member

@@ -1,29 +1,41 @@
 """A run's status while its work goes on, and the end of it: derived, rendered, shown."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
 from harness import reporting
 from harness.config import AuditionConfig, PairConfig
-from harness.experiments.outcome import Outcome
+from harness.experiments.outcome import Interrupted, Outcome
 from harness.records import Summary, UserError
 from harness.storage import RunFolder, load
+
+INTERRUPTED = "interrupted_by"
 
 
 @contextmanager
 def running(folder: RunFolder) -> Iterator[None]:
-    """Mark the run failed if the block raises; what was measured stays."""
+    """Mark the run failed if the block raises; what was measured stays.
+
+    A run that was interrupted is not failed: it is unfinished, and its manifest says what ended it.
+    """
+    folder.manifest.pop(INTERRUPTED, None)
     folder.update_manifest({"status": "running"})
     try:
         yield
     except KeyboardInterrupt as stop:
-        # Not a failure: the run is unfinished, and whoever stopped it wants to know where it is
-        raise KeyboardInterrupt(str(folder.path)) from stop
-    except BaseException:
-        folder.update_manifest({"status": "failed"})
+        name = str(stop) if isinstance(stop, Interrupted) else "SIGINT"
+        _note(folder, {INTERRUPTED: name})
         raise
+    except BaseException:
+        _note(folder, {"status": "failed"})
+        raise
+
+
+def _note(folder: RunFolder, entries: dict[str, str]) -> None:
+    with suppress(UserError):  # on a full disk what ended the run is the error to show
+        folder.update_manifest(entries)
 
 
 def resumed_run(config: PairConfig | AuditionConfig, door: str) -> RunFolder:
@@ -71,6 +83,8 @@ def shown(folder: Path, status: int = 0) -> Outcome:
         stored = load(folder)
         reporting.render(stored)
         reporting.show(stored)
+    except UserError as error:  # the folder cannot be written any more, or not be read back
+        return Outcome(folder, 2, error)
     except Exception as error:  # see `concluded`
         return Outcome(folder, 1, error)
     return Outcome(folder, status)

@@ -4,7 +4,10 @@ What the doors derive at their end is derived here from what they had stored by 
 its status: its report says at the top that it is not whole.
 """
 
+import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from omegaconf import OmegaConf
@@ -15,7 +18,8 @@ from harness.experiments.ranking import judge
 from harness.experiments.sources import by_draft, latencies
 from harness.experiments.told import caveats, failures, headline
 from harness.records import Summary, Trial, UserError
-from harness.storage import RunFolder, StoredRun, load, load_traces
+from harness.run_lock import Busy
+from harness.storage import RunFolder, StoredRun, copied, load, load_traces
 from harness.theory.cells import measured_rows
 
 C = TypeVar("C", bound=DoorConfig)
@@ -27,6 +31,8 @@ _DERIVED = "derived_unfinished"  # in summary.json: written here, to be written 
 def derived(stored: StoredRun) -> StoredRun:
     """The run with results and summary, as far as what it stored allows; whole runs as they are.
 
+    A run that another process is writing is derived in a copy, so that one process writes a folder.
+
     Raises:
         UserError: what it stored cannot be used.
     """
@@ -36,13 +42,23 @@ def derived(stored: StoredRun) -> StoredRun:
     ended = stored.summary is not None and _DERIVED not in stored.summary
     if ended and stored.door not in _FROM_STORED:
         return stored  # it came to its end, and knows more than can be derived here
-    folder = RunFolder(stored.folder, stored.manifest)
+    try:
+        folder = RunFolder.reopen(stored)
+    except Busy:
+        with tempfile.TemporaryDirectory() as scratch:
+            now = copied(stored, Path(scratch))
+            now = _derive(RunFolder(now.folder, now.manifest), now, stored.folder)
+            return replace(now, folder=stored.folder)
+    return _derive(folder, stored, stored.folder)
+
+
+def _derive(folder: RunFolder, stored: StoredRun, named: Path) -> StoredRun:
     try:
         _DOORS[stored.door](folder, stored)
     except KeyError as error:  # of a version whose configuration lacked this key
         if stored.summary is None:
             raise UserError(
-                f"{stored.folder}: stopped early, and its configuration has no {error}; "
+                f"{named}: stopped early, and its configuration has no {error}; "
                 "finish it with the version that made it (resume=)"
             ) from error
         return stored
@@ -127,6 +143,11 @@ def _audition(folder: RunFolder, stored: StoredRun) -> None:
     if not names:
         return
     config = _config(AuditionConfig, stored)
+    if config.latency_from is not None:  # a folder from elsewhere must not name what is read here
+        raise UserError(
+            f"{stored.folder}: stopped early, and its step times are those of another run "
+            f"(latency_from={config.latency_from}); finish it with resume="
+        )
     taken = Taken({name: traces[name] for name in names}, latencies(config, names, timings))
     bench = bench_of(folder, config, taken)
     rows, summary, extra = judge(bench, (), caveats_of(folder, config, taken))

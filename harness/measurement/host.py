@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import subprocess
 import sys
 from contextlib import suppress
@@ -12,12 +13,20 @@ from typing import Any
 import psutil
 
 PACKAGES = ("torch", "transformers", "numpy", "scipy", "pandas", "hydra-core", "modal")
+# Variables whose values are secrets, and secrets that can be told by their form.
+SECRET_NAMES = re.compile(r"TOKEN|SECRET|PASSW|API_?KEY|ACCESS_?KEY|CREDENTIAL", re.IGNORECASE)
+SECRETS = re.compile(r"\b(?:hf_|sk-|ghp_|xox[a-z]-)[\w-]{12,}|(?<=://)[^/@\s]+:[^/@\s]+(?=@)")
+SHORTEST_SECRET = 6
 
 
 def describe_host() -> dict[str, Any]:
-    """The command line, the software and the machine, for the manifest."""
+    """The command line, the software and the machine, for the manifest.
+
+    No environment variable is stored, and secrets that were typed are left out: runs are sent on.
+    """
+    argv = sys.argv[1:]
     return {
-        "command": ["python", "-m", f"harness.{Path(sys.argv[0]).stem}", *sys.argv[1:]],
+        "command": ["python", "-m", f"harness.{Path(sys.argv[0]).stem}", *map(_public, argv)],
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: _version(name) for name in PACKAGES},
@@ -26,6 +35,14 @@ def describe_host() -> dict[str, Any]:
         "memory_bytes": psutil.virtual_memory().total,
         "git": _git(),
     }
+
+
+def _public(word: str) -> str:
+    """A word of the command line without the secrets in it."""
+    for name, value in os.environ.items():
+        if len(value) >= SHORTEST_SECRET and SECRET_NAMES.search(name):
+            word = word.replace(value, f"${name}")
+    return SECRETS.sub("***", word)
 
 
 def _version(package: str) -> str | None:

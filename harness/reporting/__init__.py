@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness import run_files
 from harness.reporting import files, markdown
 from harness.reporting.console import show
 from harness.reporting.content import content_of
@@ -35,16 +36,17 @@ def render(run: "StoredRun") -> None:
         run: what was stored, complete or not.
 
     Raises:
-        OSError: the folder cannot be written.
+        UserError: the folder cannot be written, or its plots are a link out of it.
     """
     # matplotlib takes a second: only who draws waits for it
     from harness.reporting import html_report, plots
 
-    drawn = plots.draw(run, run.folder / "plots")
-    content = content_of(run)
-    files.write(run.folder / "report.md", markdown.report(content, drawn, run.folder))
-    page = html_report.report(content, drawn, run.folder, summary_of(run).get("verdict"))
-    files.write(run.folder / "report.html", page)
+    with run_files.writing(run.folder):
+        drawn = plots.draw(run, run.folder / "plots")
+        content = content_of(run)
+        files.write(run.folder / "report.md", markdown.report(content, drawn, run.folder))
+        page = html_report.report(content, drawn, run.folder, summary_of(run).get("verdict"))
+        files.write(run.folder / "report.html", page)
 
 
 def render_index(root: Path, entries: "Sequence[Entry]") -> Path:

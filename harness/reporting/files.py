@@ -2,10 +2,14 @@
 
 from pathlib import Path
 
+from harness import run_files
+
 
 def write(file: Path, text: str) -> None:
-    """Put `text` into `file`; a reader sees the old file or the new one, never a part of it."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    beside = file.with_name(f".{file.name}.new")
-    beside.write_text(text, encoding="utf-8", newline="\n")
-    beside.replace(file)
+    """Put `text` into `file`; a reader sees the old file or the new one, never a part of it.
+
+    Raises:
+        UserError: the directory is a link out of the run.
+        OSError: it cannot be written.
+    """
+    run_files.write(file, text.encode())

@@ -7,6 +7,7 @@ To add one: a module with `draw(run) -> style.Plot | None`, named in `PLOTS` or,
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness import run_files
 from harness.reporting import files
 from harness.reporting.plots import (
     acceptance,
@@ -66,10 +67,15 @@ def draw(run: "StoredRun", folder: Path) -> tuple[tuple[str, str], ...]:
 
     Returns:
         (file relative to the run folder, caption) of each plot written, in reading order.
+
+    Raises:
+        UserError: the folder is a link out of the run.
+        OSError: it cannot be written.
     """
     makers = {"audition": AUDITION_PLOTS, "profile": PROFILE_PLOTS}.get(door_of(run), PLOTS)
     with style.styled():
         drawn = [plot for make in makers if (plot := make(run)) is not None]
+    run_files.directory(folder)
     for name in set(NAMES) - {plot.name for plot in drawn}:
         (folder / name).unlink(missing_ok=True)
     for plot in drawn:

@@ -1,0 +1,376 @@
+"""The files of a run folder: written whole, and verified when read.
+
+Writing. A file is written beside its place, fsynced and renamed into it; a line of trials.jsonl is
+appended and fsynced, and cut off again where it could not be written whole. A full or read-only
+disk therefore leaves what was stored before as it was.
+
+Checksums. A trial's line ends with the CRC-32 of its own bytes, so each line is verified alone. For
+the other files checksums.json holds SHA-256 digests. A file and its digest cannot be replaced in
+one step, so the new digest is stored first, next to that of the file still in place, and both are
+valid until the next write: a process killed in between leaves no file that looks damaged. A file
+without a digest (a folder of an earlier version, or checksums.json deleted) is read unverified.
+
+Reading. Run folders are sent around. Only regular files inside the folder are read or replaced:
+a symbolic link could lead a reader, or the next report, out of it.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import re
+import stat
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.records import UserError
+
+CHECKSUMS = "checksums.json"
+# No run writes larger ones; a folder from elsewhere must not fill the memory.
+TEXT_BYTES = 64 * 2**20
+DATA_BYTES = 4 * 2**30
+MAX_VALUES, MAX_DEPTH = 1_000_000, 64
+DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
+_SEAL = re.compile(rb', "checksum": "([0-9a-f]{8})"\}')
+# A file is opened only where it is, and is not handed to child processes.
+NO_LINKS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+
+
+# ---- reading ------------------------------------------------------------------------------------
+
+
+def read(file: Path, limit: int = DATA_BYTES) -> bytes | None:
+    """The content of a regular file; None where there is none.
+
+    Raises:
+        UserError: a link, a device, a directory, larger than `limit`, or it cannot be read.
+    """
+    try:
+        handle = os.open(file, os.O_RDONLY | NO_LINKS | getattr(os, "O_NONBLOCK", 0))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if file.is_symlink():
+            raise UserError(
+                f"{file}: a symbolic link, which a run folder must not hold: it can lead out of "
+                "the folder; put the file itself there"
+            ) from error
+        raise UserError(f"{file}: cannot be read ({error.strerror})") from error
+    with os.fdopen(handle, "rb") as opened:
+        known = os.fstat(handle)
+        if not stat.S_ISREG(known.st_mode):
+            raise UserError(f"{file}: cannot be read: not a regular file")
+        if known.st_size > limit:
+            raise UserError(
+                f"{file}: cannot be read: {known.st_size:,} bytes, and no run writes more than "
+                f"{limit:,} there"
+            )
+        try:
+            return opened.read()
+        except OSError as error:
+            raise UserError(f"{file}: cannot be read ({error.strerror})") from error
+
+
+def check_values(value: Any, file: Path) -> None:
+    """Refuse what is small in a file and endless in memory: aliases of aliases, deep nesting.
+
+    Raises:
+        UserError: it is.
+    """
+    count, waiting = 0, [(value, 0)]
+    while waiting:
+        item, depth = waiting.pop()
+        count += 1
+        if count > MAX_VALUES or depth > MAX_DEPTH:
+            raise UserError(f"{file}: cannot be read: nested too deeply, or too many values")
+        if isinstance(item, Mapping):
+            waiting += [(entry, depth + 1) for entry in item.values()]
+        elif isinstance(item, list):
+            waiting += [(entry, depth + 1) for entry in item]
+
+
+# ---- writing ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Turn an error of the disk into one line that says what to do.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        name = Path(error.filename).name if isinstance(error.filename, str) else None
+        what = f"{name}: {error.strerror}" if name else error.strerror
+        raise UserError(
+            f"{folder}: cannot be written ({what}); what was stored there before is intact, and "
+            f"resume={folder} goes on once that is put right"
+        ) from error
+
+
+def write(file: Path, content: bytes) -> None:
+    """Replace a file: a reader sees the old one or the new one, never a part.
+
+    Raises:
+        OSError: it cannot be written; the old one is still there.
+    """
+    # The process id keeps apart a run and a report on it, which may be rendered at the same time
+    beside = file.with_name(f".{file.name}.{os.getpid()}.new")
+    beside.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINKS
+    try:
+        handle = os.open(beside, flags, 0o666)
+        try:
+            _write_all(handle, content)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        os.replace(beside, file)
+    except BaseException as error:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(file)
+        raise
+    _sync_directory(file.parent)
+
+
+def directory(folder: Path) -> None:
+    """Make a directory inside a run folder; one that is a link would lead out of it.
+
+    Raises:
+        UserError: it is a link.
+        OSError: it cannot be made.
+    """
+    if folder.is_symlink():
+        raise UserError(f"{folder}: a symbolic link, which would lead out of the run; remove it")
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def append(file: Path, line: bytes) -> None:
+    """Append a line durably: it is on the disk when this returns, and otherwise not in the file.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    new = not file.exists()
+    handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND | NO_LINKS, 0o666)
+    try:
+        end = _end_of_lines(handle)
+        try:
+            _write_all(handle, line)
+            os.fsync(handle)
+        except BaseException as error:
+            with suppress(OSError):
+                os.ftruncate(handle, end)
+            if isinstance(error, OSError) and error.filename is None:
+                error.filename = str(file)
+            raise
+    finally:
+        os.close(handle)
+    if new:
+        _sync_directory(file.parent)
+
+
+def mend_last_line(file: Path) -> None:
+    """Cut off a half-written last line, and end a whole one that lacks only its line break.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if not file.exists():
+        return
+    handle = os.open(file, os.O_RDWR | os.O_APPEND | NO_LINKS)
+    try:
+        _end_of_lines(handle)
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _end_of_lines(handle: int) -> int:
+    """The size of the file, whose last byte is a line break when this returns."""
+    size = os.fstat(handle).st_size
+    if size == 0 or os.pread(handle, 1, size - 1) == b"\n":
+        return size
+    content = b""
+    while len(content) < size and b"\n" not in content:
+        block = min(2**16, size - len(content))
+        content = os.pread(handle, block, size - len(content) - block) + content
+    torn = content[content.rfind(b"\n") + 1 :]
+    if sealed(torn):
+        os.write(handle, b"\n")
+        return size + 1
+    os.ftruncate(handle, size - len(torn))
+    return size - len(torn)
+
+
+def _write_all(handle: int, content: bytes) -> None:
+    waiting = memoryview(content)
+    while waiting:
+        waiting = waiting[os.write(handle, waiting) :]
+
+
+def _sync_directory(folder: Path) -> None:
+    """Make a rename survive a power failure, where the file system offers it."""
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+# ---- a checksum in a line -----------------------------------------------------------------------
+
+
+def seal(entry: str) -> bytes:
+    """A JSON object as a line whose last field is the CRC-32 of the bytes before that field."""
+    body = entry.removesuffix("}").encode()
+    return body + f', "checksum": "{zlib.crc32(body):08x}"}}\n'.encode()
+
+
+def sealed(line: bytes) -> bool | None:
+    """Whether a line is as it was written; None where it carries no checksum."""
+    found = list(_SEAL.finditer(line))
+    if not found:
+        return None
+    last = found[-1]
+    return last.end() == len(line) and zlib.crc32(line[: last.start()]) == int(last[1], 16)
+
+
+# ---- checksums of files -------------------------------------------------------------------------
+
+
+@dataclass
+class Record:
+    """What checksums.json holds.
+
+    Attributes:
+        files: by file name, the digests that are valid.
+        trials: how many lines trials.jsonl had when the run ended; None before.
+    """
+
+    files: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    trials: int | None = None
+
+
+def digest(content: bytes) -> str:
+    """The SHA-256 of a file's content, as sha256sum prints it."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def record(folder: Path) -> Record:
+    """Read checksums.json; empty where there is none.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    file = folder / CHECKSUMS
+    content = read(file, TEXT_BYTES)
+    if content is None:
+        return Record()
+    try:
+        entries = json.loads(content)
+        files, trials = entries["files"], entries["trials"]
+        known = {str(name): [str(value) for value in values] for name, values in files.items()}
+        if entries["checksum"] != _own_digest(files, trials):
+            raise ValueError("its own checksum differs")
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise UserError(
+            f"{file}: cannot be read: damaged ({error}); delete it to read the folder unverified"
+        ) from error
+    return Record(known, trials)
+
+
+def write_record(folder: Path, content: Record) -> None:
+    """Replace checksums.json.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    entries = {
+        "algorithm": "sha256",
+        "files": content.files,
+        "trials": content.trials,
+        "checksum": _own_digest(content.files, content.trials),
+    }
+    write(folder / CHECKSUMS, (json.dumps(entries, indent=2) + "\n").encode())
+
+
+def _own_digest(files: Any, trials: Any) -> str:
+    return digest(json.dumps([files, trials], sort_keys=True).encode())
+
+
+def read_verified(folder: Path, name: str, limit: int = DATA_BYTES) -> bytes | None:
+    """The content of a file of the run, held against its digest; None where there is none.
+
+    Raises:
+        UserError: it is not as it was written, or cannot be read.
+    """
+    while True:
+        before = record(folder)
+        content = read(folder / name, limit)
+        if content is None or name not in before.files or digest(content) in before.files[name]:
+            return content
+        if record(folder).files == before.files:  # otherwise it was replaced in between
+            raise damaged(folder / name, "its bytes are not those that were written")
+
+
+def damaged(file: Path, reason: str) -> UserError:
+    """The error for a file that is not as it was written, with what to do."""
+    return UserError(
+        f"{file}: cannot be read: damaged ({reason}); put back a copy of it, or, if it was edited "
+        f"on purpose, delete {file.parent / CHECKSUMS} to read the folder unverified"
+    )
+
+
+class Files:
+    """The verified files of a run that is being written."""
+
+    def __init__(self, folder: Path) -> None:
+        """For a run folder; its lock should be held."""
+        self.folder = folder
+        self._replaced: dict[str, str] = {}
+
+    def write(self, name: str, content: bytes) -> None:
+        """Replace a file and its digest.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        with writing(self.folder):
+            known, new = self._record(), digest(content)
+            valid = known.files.get(name)
+            if valid is None:  # a folder of an earlier version has files without a digest
+                present = read(self.folder / name)
+                valid = [] if present is None else [digest(present)]
+            known.files[name] = list(dict.fromkeys([new, *valid]))
+            write_record(self.folder, known)
+            write(self.folder / name, content)
+        self._replaced[name] = new
+
+    def end(self, trials: int) -> None:
+        """Store how many generations the run has, now that it has ended.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        with writing(self.folder):
+            known = self._record()
+            known.trials = trials
+            write_record(self.folder, known)
+
+    def _record(self) -> Record:
+        """The stored digests; of a file that this process replaced only the new one is valid."""
+        known = record(self.folder)
+        for name, new in self._replaced.items():
+            if known.files.get(name, [""])[0] == new:  # and no other writer came after it
+                known.files[name] = [new]
+        return known

@@ -1,0 +1,134 @@
+"""One process writes a run at a time.
+
+Who writes a run holds an flock on its run.lock, which the operating system releases when the
+process ends, however it ends. The file says which process it is, for whoever is refused, and is
+removed at a normal end.
+"""
+
+import errno
+import json
+import logging
+import os
+import platform
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from weakref import WeakValueDictionary, finalize
+
+from harness.records import UserError
+from harness.run_files import NO_LINKS, writing
+
+try:
+    import fcntl
+except ImportError:  # not a POSIX system: runs are written without a lock
+    fcntl = None
+
+LOCK = "run.lock"
+# What a file system says that has no locks.
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL})
+_log = logging.getLogger(__name__)
+
+
+class Busy(UserError):
+    """Another process is writing the run."""
+
+
+class Lock:
+    """Held while a run is being written; let go with the last reference, or with the process.
+
+    Attributes:
+        folder: the run's.
+        unlocked: why there is no lock on this file system; None where there is one.
+    """
+
+    def __init__(self, folder: Path, handle: int | None, unlocked: str | None = None) -> None:
+        """Use `lock` instead."""
+        self.folder, self.unlocked = folder, unlocked
+        if handle is not None:
+            finalize(self, _release, handle, folder / LOCK, os.getpid())
+
+
+_held: "WeakValueDictionary[tuple[int, Path], Lock]" = WeakValueDictionary()
+
+
+def held() -> list[Path]:
+    """The run folders that this process is writing."""
+    return [lock.folder for (process, _), lock in _held.items() if process == os.getpid()]
+
+
+def lock(folder: Path) -> Lock:
+    """Take the run's lock; a process that has it already shares it with itself.
+
+    Raises:
+        Busy: another process has it.
+        UserError: the folder cannot be written.
+    """
+    key = (os.getpid(), folder.resolve())
+    known = _held.get(key)
+    if known is None:
+        with writing(folder):
+            _held[key] = known = _locked(folder)
+    return known
+
+
+def _locked(folder: Path) -> Lock:
+    if fcntl is None:
+        return _without(folder, "this system has no flock")
+    file = folder / LOCK
+    while True:
+        handle = os.open(file, os.O_RDWR | os.O_CREAT | NO_LINKS, 0o666)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(handle), os.stat(file, follow_symlinks=False)):
+                _sign(handle)
+                return Lock(folder, handle)
+        except BlockingIOError as error:
+            who = _holder(handle)
+            os.close(handle)
+            raise Busy(
+                f"resume={folder}: {who} is writing this run; one run has one writer: wait until "
+                "it has ended, or end it first"
+            ) from error
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                os.close(handle)
+                raise
+            os.close(handle)
+            return _without(folder, f"flock: {error.strerror}")
+        os.close(handle)  # its holder has just removed the file: take the lock of a new one
+
+
+def _without(folder: Path, reason: str) -> Lock:
+    _log.warning("%s: written without a lock (%s); let one process write it", folder, reason)
+    return Lock(folder, None, reason)
+
+
+def _sign(handle: int) -> None:
+    """Write who holds the lock; it holds without, on a full disk."""
+    entry = {
+        "pid": os.getpid(),
+        "host": platform.node(),
+        "since_utc": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S"),
+    }
+    with suppress(OSError):
+        os.ftruncate(handle, 0)
+        os.write(handle, json.dumps(entry).encode() + b"\n")
+
+
+def _holder(handle: int) -> str:
+    try:
+        entry = json.loads(os.pread(handle, 4096, 0))
+        return f"process {int(entry['pid'])} on {entry['host']} (since {entry['since_utc']} UTC)"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"
+
+
+def _release(handle: int, file: Path, process: int) -> None:
+    # A forked child has a copy of the handle, but the lock is its parent's
+    if os.getpid() == process:
+        with suppress(OSError):
+            file.unlink()
+    with suppress(OSError):
+        os.close(handle)

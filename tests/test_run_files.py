@@ -1,0 +1,787 @@
+"""The run folder never lies: damage is named, a full disk loses nothing, one process writes."""
+
+import errno
+import io
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Door
+
+from harness import entry, reporting, run_lock
+from harness.config import BreakevenConfig, GpuConf, ReportConfig
+from harness.entry import compose
+from harness.experiments import breakeven, remote, report
+from harness.experiments.index import _entry as indexed
+from harness.experiments.jobs import Job
+from harness.experiments.outcome import Interrupted, Outcome
+from harness.experiments.running import running
+from harness.records import StepTiming, UserError
+from harness.storage import RunFolder, load, load_traces, timings_from
+from tests import reporting_fixtures as made
+
+EXAMPLE = Path(__file__).resolve().parents[1] / "results/examples/embedded_audition"
+TABLES = ("results.csv", "latency.csv", "latency_samples.csv")
+CONFIG = asdict(compose("sweep", ["k=[2]"]))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run as a door leaves it, trials, traces and tables included."""
+    entry = replace(next(iter(made.trials())), tokens=(1, 2, 3))
+    trials = [replace(entry, cell=f"cell{number}") for number in range(24)]
+    stored = made.sweep_run(tmp_path_factory.mktemp("whole"), config=CONFIG, trials=trials)
+    run = RunFolder.reopen(stored)
+    run.write_traces(load_traces(EXAMPLE)[:6])
+    return run.path
+
+
+@pytest.fixture
+def folder(tmp_path: Path, whole: Path) -> RunFolder:
+    """A copy of it, to go on with."""
+    copy = shutil.copytree(whole, tmp_path / "run", ignore=lambda *_: ["run.lock"])
+    return RunFolder.resume(copy, "sweep", CONFIG)
+
+
+def flipped(content: bytes, rng: random.Random) -> bytes:
+    """The content with one bit changed."""
+    at = rng.randrange(len(content) * 8)
+    changed = bytearray(content)
+    changed[at // 8] ^= 1 << at % 8
+    return bytes(changed)
+
+
+def read_as_other_values(file: Path, flips: int, read: Callable[[], Any]) -> tuple[int, int]:
+    """Of so many flipped bits: how many were read as other values, and how many were refused."""
+    content, expected, rng = file.read_bytes(), read(), random.Random(5)
+    other, refused = 0, 0
+    for _ in range(flips):
+        file.write_bytes(flipped(content, rng))
+        try:
+            other += read() != expected
+        except UserError as error:
+            refused += str(file) in str(error) and "\n" not in str(error)
+    file.write_bytes(content)
+    return other, refused
+
+
+def test_a_flipped_bit_in_the_trials_is_never_read_as_other_values(folder: RunFolder) -> None:
+    file = folder.path / "trials.jsonl"
+    other, refused = read_as_other_values(file, 300, folder.trials)
+    assert other == 0
+    assert refused >= 297  # the name of the first line's checksum is no value
+
+
+def test_a_flipped_bit_in_the_traces_is_never_read_as_other_values(folder: RunFolder) -> None:
+    file = folder.path / "traces.parquet"
+    assert read_as_other_values(file, 400, lambda: len(load_traces(folder.path))) == (0, 400)
+
+
+@pytest.mark.parametrize("name", [*TABLES, "config.yaml", "summary.json", "checksums.json"])
+def test_a_flipped_bit_in_any_other_file_is_named(folder: RunFolder, name: str) -> None:
+    def read() -> str:
+        stored = load(folder.path)
+        tables = [table.to_csv() for table in (stored.results, stored.latency_samples)]
+        return repr([stored.config, stored.summary, *tables, stored.latency.to_csv()])
+
+    other, refused = read_as_other_values(folder.path / name, 25, read)
+    assert other == 0
+    assert refused >= 24  # white space of checksums.json itself is no content
+
+
+def test_a_file_that_was_edited_on_purpose_can_be_read_after_all(folder: RunFolder) -> None:
+    results = folder.path / "results.csv"
+    results.write_text(results.read_text().replace("tiny_good", "renamed"))
+    (folder.path / "notebook.ipynb").write_text("{}")
+    with pytest.raises(UserError, match=r"results\.csv: .*delete (\S+checksums\.json)") as refused:
+        load(folder.path)
+    (folder.path / "checksums.json").unlink()
+    assert "checksums.json" in str(refused.value)
+    stored = load(folder.path)
+    assert "renamed" in set(stored.results.draft)
+    assert set(stored.unverified) == {*TABLES, "config.yaml", "summary.json", "traces.parquet"}
+    again = RunFolder.resume(folder.path, "sweep", CONFIG)
+    again.write_timings(again.timings())
+    assert "latency.csv" not in load(folder.path).unverified
+
+
+def test_a_folder_of_an_earlier_version_is_read_and_said_to_be_unverified(tmp_path: Path) -> None:
+    old = Path(shutil.copytree(EXAMPLE, tmp_path / "old"))
+    (old / "checksums.json").unlink(missing_ok=True)
+    lines = [json.loads(line) for line in (old / "trials.jsonl").read_text().splitlines()]
+    plain = [{k: v for k, v in line.items() if k != "checksum"} for line in lines]
+    (old / "trials.jsonl").write_text("".join(json.dumps(line) + "\n" for line in plain))
+    stored = load(old)
+    assert len(stored.trials) == len(lines) > 0
+    assert "traces.parquet" in stored.unverified
+    folder = RunFolder(old, stored.manifest)
+    folder.append_trial(replace(stored.trials[0], cell="new"))
+    assert len(load(old).trials) == len(lines) + 1
+    with (old / "trials.jsonl").open("a") as file:
+        file.write(json.dumps(plain[0]) + "\n")
+    with pytest.raises(UserError, match=rf"line {len(lines) + 2}: damaged \(it has no checksum\)"):
+        load(old)
+
+
+def test_damaged_trials_are_all_named_and_only_they_are_measured_again(folder: RunFolder) -> None:
+    file = folder.path / "trials.jsonl"
+    before = folder.trials()
+    lines = file.read_bytes().splitlines(keepends=True)
+    lines[2] = lines[2].replace(b'"k": ', b'"k": 1', 1)
+    lines[7] = lines[7][:40] + b"\n"
+    file.write_bytes(b"".join(lines))
+    with pytest.raises(UserError, match=r"line 3: damaged .*1 more: 8;.*sed") as refused:
+        RunFolder.resume(folder.path, "sweep", CONFIG)
+    assert file.read_bytes() == b"".join(lines)
+    command = str(refused.value).partition("(sed")[2].partition(")")[0]
+    subprocess.run(f"sed{command}", shell=True, check=True)
+    kept = RunFolder.resume(folder.path, "sweep", CONFIG).trials()
+    assert kept == [trial for index, trial in enumerate(before) if index not in (2, 7)]
+    assert (folder.path / "trials.jsonl.bak").read_bytes() == b"".join(lines)
+
+
+def test_a_lost_line_break_or_a_lost_line_is_not_passed_over(folder: RunFolder) -> None:
+    file, trials = folder.path / "trials.jsonl", folder.trials()
+    content = file.read_bytes()
+    file.write_bytes(content[:-1])
+    assert folder.trials() == trials, "whole but for its line break"
+    assert RunFolder.resume(folder.path, "sweep", CONFIG).trials() == trials
+    assert file.read_bytes() == content
+    file.write_bytes(content[:-1] + b"J")
+    with pytest.raises(UserError, match=f"line {len(trials)}: damaged"):
+        folder.trials()
+    file.write_bytes(content)
+    folder.update_manifest({"status": "complete"})
+    file.write_bytes(b"".join(content.splitlines(keepends=True)[:-1]))
+    with pytest.raises(UserError, match=f"holds {len(trials) - 1} generations, and {len(trials)}"):
+        load(folder.path)
+
+
+def test_a_kill_between_two_writes_is_not_taken_for_damage(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before and after every rename, twice over; then written once more, undisturbed."""
+    replace_file, done = os.replace, 0
+
+    def killed_at(count: int, after: bool) -> Callable[..., None]:
+        def rename(*args: Any) -> None:
+            nonlocal done
+            done += 1
+            if done == count and not after:
+                raise SystemExit
+            replace_file(*args)
+            if done == count:
+                raise SystemExit
+
+        return rename
+
+    timings = folder.timings()
+    for number, (count, after) in enumerate([(n, when) for n in range(1, 9) for when in (0, 1)]):
+        again = RunFolder.resume(folder.path, "sweep", CONFIG)
+        new = [replace(entry, samples_s=(float(number + 1),)) for entry in timings]
+        with monkeypatch.context() as patch:
+            done = 0
+            patch.setattr(os, "replace", killed_at(count, bool(after)))
+            try:
+                again.write_timings(new)
+                again.write_summary(made.sweep_summary())
+            except SystemExit:
+                pass
+        stored = load(folder.path)
+        samples = {timing.samples_s for timing in timings_from(stored.latency_samples)}
+        assert len(samples) == 1 or samples == {timing.samples_s for timing in timings}
+        assert stored.unverified == ()
+
+
+# ---- tables -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda text: text.replace("ms", "seconds", 1), "it has no column ms"),
+        (lambda _: "a,b\n1,2\n", "it has no column role"),
+        (lambda _: "", "No columns"),
+        (lambda text: text.replace("\n", "\n" + text.splitlines()[1][:12] + "\n", 1), "line 2"),
+        (lambda text: text[:-4], "middle of a line"),
+        (lambda text: text[:-30], "holds nothing as"),
+        (lambda text: with_last_number(text, "12.x"), "holds '12.x' as ms"),
+        (lambda text: with_last_number(text, "inf"), "holds 'inf' as ms"),
+        (lambda text: with_last_number(text, "-1"), "holds '-1.0' as ms"),
+        (lambda text: text + "target,tiny,step,1,64,1,,0,1.0,9,9,9\n", "Expected 9 fields"),
+        (lambda text: text.replace("tiny", "t\xff\xfe", 1).encode("latin-1"), "codec"),
+    ],
+)  # fmt: skip
+def test_damaged_latency_samples_are_one_line(
+    folder: RunFolder, change: Callable[[str], str | bytes], says: str
+) -> None:
+    file = folder.path / "latency_samples.csv"
+    changed = change(file.read_text())
+    file.write_bytes(changed if isinstance(changed, bytes) else changed.encode())
+    (folder.path / "checksums.json").unlink()
+    for read in (folder.timings, lambda: load(folder.path)):
+        with pytest.raises(UserError) as refused:
+            read()
+        assert says in str(refused.value)
+        assert str(file) in str(refused.value)
+        assert "\n" not in str(refused.value)
+
+
+def with_last_number(text: str, number: str) -> str:
+    head, _, _ = text.rstrip("\n").rpartition(",")
+    return f"{head},{number}\n"
+
+
+def test_models_named_like_numbers_keep_their_names(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, "profile", ["7"], {})
+    timings = [StepTiming("draft", "007", "step", 1, 16, 1, (0.001,), "12")]
+    folder.write_timings(timings)
+    assert folder.timings() == timings
+
+
+# ---- a full or read-only disk -------------------------------------------------------------------
+
+Break = Callable[[int, str], None]
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> Break:
+    """Makes every later write of a file fail, half of it written, or its fsync, or its opening."""
+    write, opened = os.write, os.open
+
+    def fail(number: int, call: str) -> None:
+        error = OSError(number, os.strerror(number))
+
+        def half(handle: int, content: Any) -> int:
+            if handle < 3:
+                return write(handle, content)
+            write(handle, bytes(content)[: len(content) // 2])
+            raise error
+
+        def no_open(path: Any, flags: int, *rest: Any, **named: Any) -> int:
+            if flags & (os.O_WRONLY | os.O_RDWR):
+                raise OSError(number, os.strerror(number), str(path))
+            return opened(path, flags, *rest, **named)
+
+        def no_sync(_: int) -> None:
+            raise error
+
+        replacement = {"write": half, "fsync": no_sync, "open": no_open}[call]
+        monkeypatch.setattr(os, call, replacement)
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("number", "call"),
+    [
+        (errno.ENOSPC, "write"),
+        (errno.ENOSPC, "fsync"),
+        (errno.ENOSPC, "open"),
+        (errno.EROFS, "open"),
+        (errno.EDQUOT, "fsync"),
+    ],
+)
+def test_a_full_disk_is_one_line_and_loses_nothing(
+    folder: RunFolder, broken: Break, monkeypatch: pytest.MonkeyPatch, number: int, call: str
+) -> None:
+    stored, traces = load(folder.path), load_traces(folder.path)
+    files = {path.name: path.read_bytes() for path in folder.path.iterdir() if path.is_file()}
+    extra = replace(stored.trials[0], cell="extra")
+    broken(number, call)
+    for write in (
+        lambda: folder.append_trial(extra),
+        lambda: folder.write_results([]),
+        lambda: folder.write_traces(traces[:1]),
+        lambda: folder.write_timings(folder.timings()[:1]),
+        lambda: folder.update_manifest({"status": "complete"}),
+        lambda: reporting.render(stored),
+    ):
+        with pytest.raises(UserError) as refused:
+            write()
+        assert str(folder.path) in str(refused.value)
+        assert os.strerror(number) in str(refused.value)
+        assert "\n" not in str(refused.value)
+    monkeypatch.undo()
+    after = {path.name: path.read_bytes() for path in folder.path.iterdir() if path.is_file()}
+    # The digests that are valid may have grown by those of files that could not be written
+    assert {name for name in files if files[name] != after[name]} <= {"checksums.json"}
+    assert set(files) == set(after), "nothing half-written is left"
+    again = RunFolder.resume(folder.path, "sweep", CONFIG)
+    again.append_trial(extra)
+    assert load(folder.path).trials == (*stored.trials, extra)
+
+
+def test_what_a_full_disk_left_of_a_line_does_not_join_the_next(
+    folder: RunFolder, broken: Break, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = folder.trials()
+    truncate = os.ftruncate
+    broken(errno.ENOSPC, "write")
+    monkeypatch.setattr(os, "ftruncate", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "")))
+    with pytest.raises(UserError, match="No space left"):
+        folder.append_trial(replace(trials[0], cell="torn"))
+    monkeypatch.undo()
+    assert os.ftruncate is truncate
+    folder.append_trial(replace(trials[0], cell="next"))
+    assert [trial.cell for trial in folder.trials()[-2:]] == [trials[-1].cell, "next"]
+
+
+def test_a_door_on_a_full_disk_ends_with_status_2(
+    tmp_path: Path, broken: Break, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    run = RunFolder.create(tmp_path / "results", "sweep", ["tiny"], {})
+
+    def work(_: BreakevenConfig) -> Outcome:
+        with running(run):
+            broken(errno.ENOSPC, "write")
+            run.append_trial(made.trial("one", "easy", 0.0, 2, (1, 1, 1)))
+        raise AssertionError
+
+    def full(_: BreakevenConfig) -> Outcome:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), "/tmp/elsewhere")
+
+    for job, said in ((work, str(run.path)), (full, "/tmp/elsewhere: Disk quota exceeded")):
+        monkeypatch.setattr(sys, "argv", ["door", "draft_ms=1", "target_ms=10"])
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(SystemExit) as end:
+            entry.run_door("breakeven", job)
+        monkeypatch.undo()
+        (line,) = capsys.readouterr().err.splitlines()
+        assert end.value.code == 2
+        assert line.startswith("error: ")
+        assert said in line
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 48 KiB; only root can make one."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=48k", "tmpfs", str(place)]
+    if not sys.platform.startswith("linux") or os.geteuid() != 0:
+        pytest.skip("only root can mount a small disk")
+    if subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        pytest.skip("no disk can be mounted here")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_disk_that_fills_up_keeps_all_that_was_stored(small_disk: Path) -> None:
+    run = RunFolder.create(small_disk, "sweep", ["tiny"], CONFIG)
+    entry_ = made.trial("one", "easy", 0.0, 2, (1, 1, 1))
+    stored = 0
+
+    def fill() -> None:
+        nonlocal stored
+        for _ in range(10_000):
+            run.append_trial(replace(entry_, cell=str(stored)))
+            stored += 1
+
+    for _ in range(3):
+        with pytest.raises(UserError, match="No space left on device"):
+            fill()
+    assert [trial.cell for trial in run.trials()] == [str(number) for number in range(stored)]
+    subprocess.run(["mount", "-o", "remount,size=4m", str(small_disk)], check=True)
+    again = RunFolder.resume(run.path, "sweep", CONFIG)
+    again.append_trial(replace(entry_, cell="more"))
+    assert len(again.trials()) == stored + 1
+    assert len(load(run.path).trials) == stored + 1
+
+
+# ---- one writer ---------------------------------------------------------------------------------
+
+HOLDER = """
+import sys, time
+from harness.storage import RunFolder
+run = RunFolder.resume(sys.argv[1], "sweep", {"k": [2]})
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """Another process that is writing a run."""
+    path = RunFolder.create(tmp_path, "sweep", ["tiny"], {"k": [2]}).path
+    command = [sys.executable, "-c", HOLDER, str(path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    yield process, path
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_a_second_process_is_refused_with_the_first_ones_id_until_it_ends(
+    holder: tuple[subprocess.Popen[str], Path],
+) -> None:
+    process, path = holder
+    with pytest.raises(UserError, match=rf"resume=.*: process {process.pid} on .* is writing"):
+        RunFolder.resume(path, "sweep", {"k": [2]})
+    # A report on it reads, and leaves the writing to it
+    before = (path / "manifest.json").read_bytes()
+    report.run(ReportConfig(run=str(path)))
+    assert (path / "report.html").is_file()
+    assert (path / "manifest.json").read_bytes() == before
+    process.kill()
+    process.wait()
+    assert (path / "run.lock").exists()
+    run = RunFolder.resume(path, "sweep", {"k": [2]})
+    assert path in run_lock.held()
+    del run
+    assert path not in run_lock.held()
+    assert not (path / "run.lock").exists()
+
+
+def test_a_report_on_a_run_being_written_derives_it_in_a_copy(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.update_manifest({"status": "running"})
+    for name in ("results.csv", "summary.json"):
+        (folder.path / name).unlink()
+
+    def busy(path: Path) -> None:
+        raise run_lock.Busy(str(path))
+
+    monkeypatch.setattr(run_lock, "lock", busy)
+    report.run(ReportConfig(run=str(folder.path)))
+    assert "1.2" in (folder.path / "report.md").read_text()
+    assert not (folder.path / "results.csv").exists()
+    assert not (folder.path / "summary.json").exists()
+
+
+def test_a_file_system_without_locks_is_written_without_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", unsupported)
+    run = RunFolder.create(tmp_path, "sweep", ["tiny"], {})
+    run.append_trial(made.trial("one", "easy", 0.0, 2, (1, 1, 1)))
+    assert load(run.path).manifest["written_without_lock"] == "flock: No locks available"
+    assert "written without a lock" in caplog.text
+
+
+@pytest.mark.exhaustive
+def test_two_doors_that_resume_one_run_store_every_generation_once(
+    door: Door, tmp_path: Path
+) -> None:
+    settings = ["k=[1,4]", "prompts.limit=8", "new_tokens=12", "threads=1"]
+    assert door("sweep", *settings).returncode == 0
+    (path,) = (tmp_path / "results").iterdir()
+    lines = (path / "trials.jsonl").read_bytes().splitlines(keepends=True)
+    (path / "trials.jsonl").write_bytes(b"".join(lines[:5]))
+    RunFolder(path, load_manifest(path)).update_manifest({"status": "running"})
+    command = [sys.executable, "-m", "harness.sweep", *settings, f"resume={path}"]
+    both = [
+        subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    ends = [(*process.communicate(timeout=280)[1:], process.returncode) for process in both]
+    assert sorted(status for _, status in ends) == [0, 2]
+    ((refused, _),) = [end for end in ends if end[1] == 2]
+    (writer,) = [process.pid for process in both if process.returncode == 0]
+    assert f"process {writer} on" in refused
+    cells = [trial.cell for trial in load(path).trials]
+    assert len(cells) == len(set(cells)) == len(lines)
+
+
+def load_manifest(path: Path) -> dict[str, Any]:
+    return json.loads((path / "manifest.json").read_text())
+
+
+# ---- signals ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_ends_a_door_with_one_line_and_the_manifest_says_so(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    number = signal.Signals[name]
+    run = RunFolder.create(tmp_path / "results", "sweep", ["tiny"], CONFIG)
+
+    def work(_: BreakevenConfig) -> Outcome:
+        with running(run):
+            os.kill(os.getpid(), number)
+        raise AssertionError
+
+    monkeypatch.setattr(sys, "argv", ["door", "draft_ms=1", "target_ms=10"])
+    monkeypatch.chdir(tmp_path)
+    before = signal.getsignal(number)
+    with pytest.raises(SystemExit) as end:
+        entry.run_door("breakeven", work)
+    assert end.value.code == 128 + number
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        f"error: interrupted by {name}; what was finished is stored, resume={run.path} goes on"
+    )
+    assert signal.getsignal(number) is before
+    manifest = load(run.path).manifest
+    assert (manifest["status"], manifest["interrupted_by"]) == ("running", name)
+    with running(run):
+        assert "interrupted_by" not in load(run.path).manifest
+
+
+def test_a_signal_that_is_ignored_stays_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As SIGHUP is under nohup."""
+    monkeypatch.setattr(sys, "argv", ["door", "draft_ms=1", "target_ms=10"])
+    monkeypatch.chdir(tmp_path)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    def work(_: BreakevenConfig) -> Outcome:
+        os.kill(os.getpid(), signal.SIGHUP)
+        return Outcome(None)
+
+    try:
+        with pytest.raises(SystemExit) as end:
+            entry.run_door("breakeven", work)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert end.value.code == 0
+
+
+def test_a_generation_interrupted_while_it_is_stored_is_stored_whole_or_not_at_all(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials, write = folder.trials(), os.write
+
+    def interrupted(handle: int, content: Any) -> int:
+        write(handle, bytes(content)[:50])
+        raise Interrupted(signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", interrupted)
+        with pytest.raises(Interrupted):
+            folder.append_trial(replace(trials[0], cell="next"))
+    assert folder.trials() == trials
+    assert (folder.path / "trials.jsonl").read_bytes().endswith(b"}\n")
+
+
+# ---- a folder from elsewhere --------------------------------------------------------------------
+
+SECRET = "only-this-machine-knows"
+
+
+def linked(name: str) -> Callable[[Path, Path], None]:
+    def change(folder: Path, outside: Path) -> None:
+        file = folder / name
+        file.unlink(missing_ok=True)
+        file.symlink_to(outside / "private.txt")
+
+    return change
+
+
+def rewritten(name: str, content: str | bytes) -> Callable[[Path, Path], None]:
+    def change(folder: Path, outside: Path) -> None:
+        raw = content if isinstance(content, bytes) else content.encode()
+        (folder / name).write_bytes(raw.replace(b"OUTSIDE", str(outside).encode()))
+
+    return change
+
+
+def plots_lead_out(folder: Path, outside: Path) -> None:
+    shutil.rmtree(folder / "plots", ignore_errors=True)
+    (folder / "plots").symlink_to(outside)
+
+
+def reports_lead_out(folder: Path, outside: Path) -> None:
+    """The reports, what they are written into before they are renamed, and names with paths."""
+    names = (
+        f"model: {{name: ../../{outside}/made, id: /etc/passwd}}\ndraft: {{name: /{outside}/m}}\n"
+    )
+    (folder / "config.yaml").write_text(f"{names}traces_from: {outside}\n")
+    for name in ("report.md", "report.html"):
+        (folder / name).unlink(missing_ok=True)
+        for file in (name, f".{name}.new", f".{name}.{os.getpid()}.new"):
+            (folder / file).symlink_to(outside / "private.txt")
+
+
+def fifo(folder: Path, _: Path) -> None:
+    (folder / "trials.jsonl").unlink()
+    os.mkfifo(folder / "trials.jsonl")
+
+
+def endless(name: str) -> Callable[[Path, Path], None]:
+    def change(folder: Path, _: Path) -> None:
+        os.truncate(folder / name, 2**40)  # takes no room, and a terabyte when read
+
+    return change
+
+
+def running_audition(folder: Path, outside: Path) -> None:
+    """Stopped early, with its step times said to be in a folder of this machine."""
+    shutil.copytree(folder, outside / "run")
+    for name in ("summary.json", "results.csv"):
+        (folder / name).unlink()
+    config = (folder / "config.yaml").read_text()
+    assert "latency_from: null" in config
+    (folder / "config.yaml").write_text(
+        config.replace("latency_from: null", f"latency_from: {outside / 'run'}")
+    )
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "status": "running"}))
+
+
+LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{new}: &{new} [{','.join(['*' + old] * 10)}]\n"
+    for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+)
+HOSTILE: dict[str, tuple[Callable[[Path, Path], None], str | None]] = {
+    **{
+        f"{name} is a link": (linked(name), f"{name}: a symbolic link")
+        for name in ("manifest.json", "config.yaml", "results.csv", "summary.json",
+                     "trials.jsonl", "latency_samples.csv", "checksums.json")
+    },
+    "plots is a link": (plots_lead_out, "plots: a symbolic link"),
+    "trials.jsonl is a pipe": (fifo, "not a regular file"),
+    "a terabyte of trials": (endless("trials.jsonl"), "no run writes more"),
+    "a terabyte of configuration": (endless("config.yaml"), "no run writes more"),
+    "a YAML tag": (
+        rewritten("config.yaml", "a: !!python/object/apply:os.system ['touch OUTSIDE/made']"),
+        "cannot be read as YAML",
+    ),
+    "aliases of aliases": (rewritten("config.yaml", LAUGHS), "too many values"),
+    "an alias of itself": (rewritten("config.yaml", "a: &a [*a]"), "nested too deeply"),
+    "an environment variable": (
+        rewritten("config.yaml", "model: {name: '${oc.env:HARNESS_TEST_TOKEN}'}"),
+        "holds an interpolation",
+    ),
+    "a list for a configuration": (rewritten("config.yaml", "[1, 2]"), "expected keys and values"),
+    "nested manifest": (rewritten("manifest.json", "[" * 100_000), "cannot be read as JSON"),
+    "deep summary": (
+        rewritten("summary.json", '{"a": ' + "[" * 90 + "]" * 90 + "}"),
+        "nested too deeply",
+    ),
+    "a number of 5,000 digits": (
+        rewritten("summary.json", '{"verdict": ' + "9" * 5000 + "}"),
+        "cannot be read as JSON",
+    ),
+    "models of another shape": (
+        rewritten("manifest.json", '{"schema_version": 1, "models": [1]}'),
+        "models is not an object",
+    ),
+    "step times elsewhere": (running_audition, "step times are those of another run"),
+    "names and reports that lead out": (reports_lead_out, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_run_from_elsewhere_reads_and_writes_nothing_outside_itself(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change, refused = HOSTILE[case]
+    monkeypatch.setenv("HARNESS_TEST_TOKEN", SECRET)
+    outside, run = tmp_path / "outside", tmp_path / "results" / "run"
+    outside.mkdir()
+    (outside / "private.txt").write_text(SECRET)
+    (outside / "verify_cost.svg").write_text(SECRET)
+    shutil.copytree(EXAMPLE, run)
+    (run / "checksums.json").unlink(missing_ok=True)
+    change(run, outside)
+    before = {path: path.read_bytes() for path in outside.rglob("*") if path.is_file()}
+    try:
+        report.run(ReportConfig(run=str(run)))
+        said = None
+    except UserError as error:
+        said = str(error)
+    assert (said is None) == (refused is None), said
+    assert refused is None or refused in str(said)
+    assert SECRET not in str(said)
+    assert "\n" not in str(said)
+    assert indexed(run).error == "" or refused is not None
+    assert {path: path.read_bytes() for path in outside.rglob("*") if path.is_file()} == before
+    for file in run.rglob("*"):
+        if file.is_file() and not file.is_symlink() and file.stat().st_size < 2**30:
+            assert SECRET.encode() not in file.read_bytes(), file
+
+
+def packed(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for info, content in members:
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, target
+    return info
+
+
+@pytest.mark.parametrize(
+    "archive",
+    [
+        packed((member("../escaped"), b"x")),
+        packed((member("/tmp/escaped_from_an_archive"), b"x")),
+        packed((member("run/out", tarfile.SYMTYPE, "/etc"), b""), (member("run/out/x"), b"x")),
+        packed((member("run/out", tarfile.LNKTYPE, "../../private"), b"")),
+        packed((member("run/pipe", tarfile.FIFOTYPE), b"")),
+        packed((member("one/a"), b"x"), (member("two/a"), b"x")),
+        packed((member("run/a"), b"x"))[:-6],
+        b"not an archive",
+        packed(),
+    ],
+)
+def test_an_archive_that_is_no_run_is_one_line_and_writes_nothing(
+    archive: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / "private").write_text(SECRET)
+    job = Job("launch", "sweep-l4", "sweep", "L4", GpuConf("l4", 24.0, 300.0), ())
+    results = tmp_path / "results"
+    with pytest.raises(UserError, match="sweep-l4: what came back cannot be unpacked") as refused:
+        remote.Delivery(job, 0, "there/run", archive).unpack(results)
+    assert "\n" not in str(refused.value)
+    assert list(results.iterdir()) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["private", "results"]
+    assert not Path("/tmp/escaped_from_an_archive").exists()
+
+
+def test_no_environment_variable_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secrets = {
+        "HF_TOKEN": "hf_abcdefghijklmnopqrstuv",
+        "OPENAI_API_KEY": "sk-proj-0123456789abcdef",
+        "MODAL_TOKEN_SECRET": "as-93hf83hf93hf",
+        "AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMIK7MDENG",
+        "SOME_SETTING": "a-setting-of-this-machine",
+    }
+    for name, value in secrets.items():
+        monkeypatch.setenv(name, value)
+    typed = [secrets["MODAL_TOKEN_SECRET"], "hf_zyxwvutsrqponmlkjih", "https://me:pass@host/x"]
+    command = ["breakeven.py", "k=[1]", *(f"key{n}={word}" for n, word in enumerate(typed))]
+    monkeypatch.setattr(sys, "argv", command)
+    settings = ["draft_ms=1", "target_ms=10", "k=[1]", f"results_root={tmp_path}"]
+    run = breakeven.run(compose("breakeven", settings)).folder
+    assert run is not None
+    files = [path for path in run.rglob("*") if path.is_file()]
+    assert len(files) >= 8
+    stored = b"".join(path.read_bytes() for path in files)
+    for value in (*secrets.values(), *typed, "me:pass"):
+        assert value.encode() not in stored
+    said = load(run).manifest["environment"]["command"]
+    assert said[3:] == ["k=[1]", "key0=$MODAL_TOKEN_SECRET", "key1=***", "key2=https://***@host/x"]
+
+
+def test_every_trial_of_a_run_carries_a_checksum_that_other_tools_can_verify(
+    folder: RunFolder,
+) -> None:
+    for line in (folder.path / "trials.jsonl").read_bytes().splitlines():
+        body, _, checksum = line.rpartition(b', "checksum": ')
+        assert json.loads(line)["checksum"] == json.loads(checksum[:-1])
+        assert f"{zlib.crc32(body):08x}" == json.loads(checksum[:-1])
