@@ -46,9 +46,9 @@ class BrokenLogitsError(UserError):
         position: in the text, from 0.
     """
 
-    def __init__(self, who: str, position: int, prompt: str = "") -> None:
-        """Name the model, the position and, where it is known, the prompt."""
-        where = f"position {position}" + (f" of prompt {prompt}" if prompt else "")
+    def __init__(self, who: str, position: int, text: str = "") -> None:
+        """Name the model, the position and, where it is known, the text."""
+        where = f"position {position}" + (f" of {text}" if text else "")
         super().__init__(
             f"{who}: its logits are not finite at {where}; check its weights or its dtype"
         )

@@ -11,7 +11,7 @@ from typing import Any
 from harness.experiments.advise import engines, followed_up
 from harness.experiments.imposed import stored_rates
 from harness.experiments.priced import prices
-from harness.experiments.told import Number, caveats, failures, headline
+from harness.experiments.told import Number, caveats, failures, headline, not_measured
 from harness.records import (
     ResultRow,
     StepTiming,
@@ -61,7 +61,7 @@ def finish_sweep(folder: RunFolder, stored: StoredRun) -> Summary:
         verdict=verdict,
         per_temperature=tuple(whole for whole, _ in verdicts),
         per_prompt_set=tuple(verdict for _, sets in verdicts for verdict in sets),
-        failures=tuple(failures(trials)),
+        failures=(*failures(trials), *not_measured(stored.manifest)),
         caveats=tuple(caveats(stored, rows, timings)),
         headline={
             **headline(timings),

@@ -8,8 +8,11 @@ from pathlib import Path
 from harness import reporting
 from harness.config import AuditionConfig, PairConfig
 from harness.experiments.outcome import Outcome
-from harness.records import Summary, UserError
+from harness.records import BrokenLogitsError, Summary, UserError
 from harness.storage import RunFolder, load
+
+# The manifest's entry of what a model whose logits are not finite kept from being measured
+NOT_MEASURED = "not_measured"
 
 
 @contextmanager
@@ -24,6 +27,22 @@ def running(folder: RunFolder) -> Iterator[None]:
     except BaseException:
         folder.update_manifest({"status": "failed"})
         raise
+
+
+@contextmanager
+def unless_broken(folder: RunFolder, what: str) -> Iterator[None]:
+    """Note in the manifest that `what` met logits that are not finite, and let the run go on.
+
+    `told.not_measured` makes failures of these notes.
+    """
+    notes = dict(folder.manifest.get(NOT_MEASURED) or {})
+    try:
+        yield
+        notes.pop(what, None)  # of the attempt that this one resumes
+    except BrokenLogitsError as error:
+        notes[what] = str(error)
+    if notes != (folder.manifest.get(NOT_MEASURED) or {}):
+        folder.update_manifest({NOT_MEASURED: notes})
 
 
 def resumed_run(config: PairConfig | AuditionConfig, door: str) -> RunFolder:

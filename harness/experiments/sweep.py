@@ -14,7 +14,7 @@ from harness.experiments.outcome import Outcome
 from harness.experiments.pair import open_configured
 from harness.experiments.plan import print_plan
 from harness.experiments.requests import plan
-from harness.experiments.running import concluded, running
+from harness.experiments.running import concluded, running, unless_broken
 from harness.experiments.texts import score_pair, write_pair_texts
 from harness.experiments.validate import validated
 from harness.storage import load
@@ -50,5 +50,6 @@ def run(config: SweepConfig) -> Outcome:
             models = (pair.target_model, pair.draft_model)
             execute.run_requests(folder, requests, lambda _: models, "generating")
         if not imposed and config.decode.stop == "none":
-            score_pair(folder, pair, config)
+            with unless_broken(folder, "the draft's scores of the target's text"):
+                score_pair(folder, pair, config)
     return concluded(folder, lambda: finish_sweep(folder, load(folder.path)))

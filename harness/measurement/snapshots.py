@@ -28,7 +28,7 @@ from harness.decoding.sampling import (
     seen_tokens,
 )
 from harness.decoding.verification import verify_exact_match, verify_sampled
-from harness.records import Rule
+from harness.records import BrokenLogitsError, Rule
 
 Result = Literal["PASS", "TIE", "FAIL"]
 
@@ -147,9 +147,15 @@ def law_tests(
         rule: the acceptance rule.
         draws: per offset.
         seed: of the forced text and of all draws.
+
+    Raises:
+        BrokenLogitsError: logits of the target or the draft are not finite.
     """
     forced = _forced_text(target, prompt, num_draft_tokens, warping, seed)
-    along = [_probs_along(model, prompt, forced, warping) for model in (target, draft)]
+    along = [
+        _probs_along(model, prompt, forced, warping, who)
+        for model, who in ((target, "target"), (draft, "draft"))
+    ]
     laws = _Laws(along[0], along[1][:-1].to(target.device))
     tests: list[LawTest] = []
     for offset in range(1, num_draft_tokens + 2):
@@ -181,7 +187,7 @@ def most_open(
 
     def openness(prompt: Sequence[int]) -> float:
         forced = _forced_text(target, prompt, num_draft_tokens, warping, seed)
-        probs = _probs_along(target, prompt, forced, warping)
+        probs = _probs_along(target, prompt, forced, warping, "target")
         return float((1.0 - probs.max(-1).values).min())
 
     return max(prompts, key=openness)
@@ -195,7 +201,7 @@ class _Laws(NamedTuple):
 
 
 def _probs_along(
-    model: CausalModel, prompt: Sequence[int], forced: Tensor, warping: Warping
+    model: CausalModel, prompt: Sequence[int], forced: Tensor, warping: Warping, who: str
 ) -> Tensor:
     """Warped probabilities after the prompt and after each forced token, [len(forced) + 1, vocab].
 
@@ -203,7 +209,7 @@ def _probs_along(
     """
     model.prefill(prompt[:-1])
     last = torch.tensor(prompt[-1:], device=model.device)
-    logits = model.forward(torch.cat([last, forced.to(model.device)]))
+    logits = _finite(model.forward(torch.cat([last, forced.to(model.device)])), who)
     seen = None
     if warping.repetition_penalty is not None:
         before = seen_tokens(prompt, model.vocab_size, model.device)
@@ -222,12 +228,24 @@ def _forced_text(
     token = torch.tensor(prompt[-1:], device=target.device)
     tokens: list[Tensor] = []
     for position in range(count):
-        logits = penalised(target.forward(token), seen, penalty)
+        logits = penalised(_finite(target.forward(token), "target", position), seen, penalty)
         token = inverse_cdf(law(logits), noise.resample[position : position + 1])
         if seen is not None:
             seen[token] = True
         tokens.append(token)
     return torch.cat(tokens)
+
+
+def _finite(logits: Tensor, who: str, position: int = 0) -> Tensor:
+    """The logits [n, vocab], the first of which predict the text's token at `position`.
+
+    Raises:
+        BrokenLogitsError: a row's largest is not finite.
+    """
+    broken = (~logits.amax(-1).isfinite()).nonzero()
+    if len(broken):
+        raise BrokenLogitsError(who, position + int(broken[0]))
+    return logits
 
 
 def _draw_at(offset: int, index: int, forced: Tensor, laws: _Laws, noise: Noise, rule: Rule) -> int:

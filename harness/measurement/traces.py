@@ -297,4 +297,4 @@ def _uniforms(request: TextRequest, positions: int, device: torch.device) -> Ten
 
 def broken_logits(name: str, request: TextRequest, position: int) -> BrokenLogitsError:
     """The error that names model, prompt and text position of logits that are not finite."""
-    return BrokenLogitsError(name, position, f"{request.prompt_set}/{request.prompt}")
+    return BrokenLogitsError(name, position, f"prompt {request.prompt_set}/{request.prompt}")

@@ -161,7 +161,7 @@ def _check_logits(network: PreTrainedModel, vocab_size: int, name: str) -> None:
         return  # it wants other arguments; what is tried next says what is the matter
     broken = (~peaks.isfinite()).nonzero()
     if len(broken):
-        raise BrokenLogitsError(name, int(broken[0]), "of the probe")
+        raise BrokenLogitsError(name, int(broken[0]), "the probe's text")
 
 
 def forward_error(model: CachedModel) -> float:
