@@ -178,7 +178,7 @@ def test_every_engine_notices_it(engine: Callable[..., CachedModel], temperature
         assert str(trial.error).startswith("model=target: its logits are not finite at position")
         if k == 0:  # in a verify a NaN key reaches the positions before it, masked or not
             assert f"at position {position + 1};" in str(trial.error)
-        else:
+        elif temperature == 0.0:  # the text is the same, whoever drafts it
             trial = run_trial(asked, sound, broken)
             assert str(trial.error).startswith("draft=draft: its logits are not finite")
 
