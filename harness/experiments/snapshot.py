@@ -1,7 +1,7 @@
 """Does speculation leave the output unchanged? Texts at T = 0, laws at T > 0."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from harness import prompts as prompt_sets
@@ -13,8 +13,9 @@ from harness.experiments.plan import print_snapshot_plan
 from harness.experiments.progress import progress
 from harness.experiments.requests import plan, warping_of
 from harness.experiments.running import concluded, running
+from harness.experiments.texts import compare_greedy
 from harness.experiments.validate import validated
-from harness.measurement.snapshots import LawTest, compare_texts, law_tests, most_open
+from harness.measurement.snapshots import LawTest, law_tests, most_open
 from harness.records import (
     DUMMY_CAVEAT,
     BrokenLogitsError,
@@ -82,31 +83,12 @@ def _texts(folder: RunFolder, pair: Pair, config: SnapshotConfig) -> list[Trial]
 
 def _compare(trials: Sequence[Trial], pair: Pair) -> list[dict[str, Any]]:
     """One entry per prompt and K: PASS, TIE or FAIL with what shows it."""
-    encoded = {(e.prompt.prompt_set, e.prompt.id): e for e in pair.prompts}
-    done = [trial for trial in trials if trial.status == "ok"]
-    plain = {(t.prompt_set, t.prompt, t.repetition): t for t in done if t.k == 0}
+    cells = {(t.prompt_set, t.prompt, t.repetition, t.k): t for t in trials}
     entries: list[dict[str, Any]] = []
-    for trial in done:
-        baseline = plain.get((trial.prompt_set, trial.prompt, trial.repetition))
-        if trial.k == 0 or baseline is None or baseline.tokens is None or trial.tokens is None:
-            continue
-        comparison = compare_texts(
-            pair.target_model,
-            encoded[trial.prompt_set, trial.prompt].tokens,
-            baseline.tokens,
-            trial.tokens,
-            trial.k,
-        )
-        entries.append(
-            {
-                "prompt_set": trial.prompt_set,
-                "prompt": trial.prompt,
-                "temperature": GREEDY,
-                "k": trial.k,
-                **comparison._asdict(),
-                "acceptance_rate": (trial.accepted or 0) / trial.drafted if trial.drafted else None,
-            }
-        )
+    for text in compare_greedy(trials, pair):
+        trial = cells[text.prompt_set, text.prompt, text.repetition, text.k]
+        rate = (trial.accepted or 0) / trial.drafted if trial.drafted else None
+        entries.append({**asdict(text), "temperature": GREEDY, "acceptance_rate": rate})
     return entries
 
 
