@@ -153,7 +153,7 @@ def test_a_round_reads_the_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def breaking_at(network: PreTrainedModel, token: int) -> PreTrainedModel:
     """A network whose logits are NaN once it has read `token`."""
     with torch.no_grad():
-        network.get_input_embeddings().weight[token] = NAN
+        network.get_parameter("model.embed_tokens.weight")[token] = NAN
     return network
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -198,7 +199,7 @@ def test_a_setting_without_its_package_names_the_extra(
     monkeypatch.setattr("harness.models.load.find_spec", lambda _name: None)
     folder = whole(tmp_path / "x")
     values = {"quantization": "int8", "device_map": "auto"}
-    conf = ModelConf(name="x", id=str(folder), **{setting: values[setting]})
+    conf = replace(ModelConf(name="x", id=str(folder)), **{setting: values[setting]})
     line = (
         rf"draft\.{setting}={values[setting]}: needs .*`pip install speculation-harness\[{extra}\]`"
     )

@@ -35,6 +35,7 @@ def few_samples() -> Any:
 def phi3(seed: int) -> PreTrainedModel:
     """Rotary angles that change for every position once the text is longer than `ORIGINAL`."""
     factors = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
+    rotary: Any = {"type": "longrope", "rope_theta": 10000.0, **factors}
     config = Phi3Config(
         vocab_size=1024,
         hidden_size=32,
@@ -44,7 +45,7 @@ def phi3(seed: int) -> PreTrainedModel:
         num_key_value_heads=2,
         max_position_embeddings=512,
         original_max_position_embeddings=ORIGINAL,
-        rope_scaling={"type": "longrope", "rope_theta": 10000.0, **factors},
+        rope_parameters=rotary,
         initializer_range=0.3,
         pad_token_id=0,
     )

@@ -319,7 +319,8 @@ MANY = [
 def test_texts_of_a_sound_16_bit_model_are_never_a_fail(
     dtype: torch.dtype, layers: int, prompts: int, seed: int
 ) -> None:
-    network = qwen3(seed, layers=layers, hidden_size=64, initializer_range=0.1).to(dtype)
+    network: Any = qwen3(seed, layers=layers, hidden_size=64, initializer_range=0.1)
+    network.to(dtype)
     model, draft = LeanModel(network, 1024), LeanModel(network, 1024)
     random = torch.Generator().manual_seed(seed)
     results: list[str] = []

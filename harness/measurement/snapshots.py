@@ -111,17 +111,21 @@ def compare_texts(
     emitted = [text[position] for text in (plain, speculative) if position < len(text)]
     ways = _forward_ways(target, prompt, plain, position, num_draft_tokens)
     step, verify = next(ways), next(ways)
+    margins = _margin(step), _margin(verify)
     computed = [step, verify]
-    for logits in (None, *ways):
-        computed += [] if logits is None else [logits]
+    while True:
         rounding = _rounding(computed, dtype or step.dtype)
         # No rounding shortens a text, which ends by a token like any other
         if len(emitted) < 2 or not rounding.noise <= rounding.most:
             break
         gap = min(_gap(logits.float(), emitted) for logits in computed)
         if gap <= NOISE_FACTOR * max(rounding.noise, rounding.least):
-            return TextComparison("TIE", position, _margin(step), _margin(verify), rounding.noise)
-    return TextComparison("FAIL", position, _margin(step), _margin(verify), rounding.noise)
+            return TextComparison("TIE", position, *margins, rounding.noise)
+        another = next(ways, None)
+        if another is None:
+            break
+        computed.append(another)
+    return TextComparison("FAIL", position, *margins, rounding.noise)
 
 
 def _forward_ways(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
-from transformers.utils import cached_file
+from transformers.utils.hub import cached_file
 
 from harness.config import ModelConf
 from harness.records import UserError

@@ -119,15 +119,15 @@ def load(conf: ModelConf, key: str, device: torch.device) -> LoadedModel:
     options = _options(conf, key, device)
     with quiet_transformers(), explained(conf, key):
         tokenizer = AutoTokenizer.from_pretrained(source, **_hub(conf))
-        network: Any
         # Sizes that differ come back by name, instead of as an error that names none
-        network, info = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,
             **_hub(conf),
             **options,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )
+        network, info = loaded
         check_complete(conf, key, network, info)
         if conf.device_map is None and conf.quantization is None:
             network.to(resolve_device(conf.device) if conf.device else device)
