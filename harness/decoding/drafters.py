@@ -61,9 +61,7 @@ class ModelDrafter:
         """Propose exactly `count` tokens, on the uniforms' device; nothing is read to the host."""
         feed, draws = self._pending, uniforms.to(self._model.device)
         key = self._key(len(feed), count)
-        tokens, laws, checks = recorded(
-            self._model, key, self._steps, feed, draws, self._seen
-        )
+        tokens, laws, checks = recorded(self._model, key, self._steps, feed, draws, self._seen)
         assert tokens is not None
         assert checks is not None
         home = uniforms.device

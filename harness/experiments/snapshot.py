@@ -55,7 +55,7 @@ def run(config: SnapshotConfig) -> Outcome:
     execute.note_or_check(folder, pair.describe(), config.seed)
     with running(folder):
         trials = _texts(folder, pair, config) if GREEDY in config.temperature else []
-        compared = _compare(trials, pair)
+        compared = _compare(trials, pair, config)
         sampled, broken = _laws(pair, config)
 
     def derive() -> Summary:
@@ -81,11 +81,11 @@ def _texts(folder: RunFolder, pair: Pair, config: SnapshotConfig) -> list[Trial]
     return execute.run_requests(folder, requests, lambda _: models, "generating")
 
 
-def _compare(trials: Sequence[Trial], pair: Pair) -> list[dict[str, Any]]:
+def _compare(trials: Sequence[Trial], pair: Pair, config: SnapshotConfig) -> list[dict[str, Any]]:
     """One entry per prompt and K: PASS, TIE or FAIL with what shows it."""
     cells = {(t.prompt_set, t.prompt, t.repetition, t.k): t for t in trials}
     entries: list[dict[str, Any]] = []
-    for text in compare_greedy(trials, pair):
+    for text in compare_greedy(trials, pair, config.decode.repetition_penalty):
         trial = cells[text.prompt_set, text.prompt, text.repetition, text.k]
         rate = (trial.accepted or 0) / trial.drafted if trial.drafted else None
         entries.append({**asdict(text), "temperature": GREEDY, "acceptance_rate": rate})

@@ -55,7 +55,7 @@ def run(config: SweepConfig) -> Outcome:
             models = (pair.target_model, pair.draft_model)
             trials = execute.run_requests(folder, requests, lambda _: models, "generating")
             if not imposed:  # else the texts are not the target's
-                texts = compare_greedy(trials, pair)
+                texts = compare_greedy(trials, pair, config.decode.repetition_penalty)
         if not imposed and config.decode.stop == "none":
             with unless_broken(folder, "the draft's scores of the target's text"):
                 score_pair(folder, pair, config)

@@ -98,7 +98,9 @@ def score_pair(folder: RunFolder, pair: Pair, config: SweepConfig) -> None:
     folder.write_traces(traces)
 
 
-def compare_greedy(trials: Sequence[Trial], pair: Pair) -> list[GreedyText]:
+def compare_greedy(
+    trials: Sequence[Trial], pair: Pair, repetition_penalty: float | None = None
+) -> list[GreedyText]:
     """Hold every speculative greedy text against the plain one of its prompt."""
     encoded = {(e.prompt.prompt_set, e.prompt.id): e.tokens for e in pair.prompts}
     texts: list[GreedyText] = []
@@ -110,6 +112,7 @@ def compare_greedy(trials: Sequence[Trial], pair: Pair) -> list[GreedyText]:
             trial.tokens or (),
             trial.k,
             pair.target.network.dtype,
+            repetition_penalty,
         )
         names = (trial.prompt_set, trial.prompt, trial.repetition, trial.k)
         texts.append(GreedyText(*names, **comparison._asdict()))

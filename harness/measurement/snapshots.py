@@ -90,6 +90,7 @@ def compare_texts(
     speculative: Sequence[int],
     num_draft_tokens: int,
     dtype: torch.dtype | None = None,
+    repetition_penalty: float | None = None,
 ) -> TextComparison:
     """Compare two greedy texts of one prompt and, where they differ, ask whether it is a tie.
 
@@ -100,6 +101,7 @@ def compare_texts(
         speculative: the ids that speculation emitted.
         num_draft_tokens: K, for the width of the verify.
         dtype: that the target computes in; None for that of its logits.
+        repetition_penalty: of both texts.
     """
     if tuple(plain) == tuple(speculative):
         return TextComparison("PASS")
@@ -109,7 +111,14 @@ def compare_texts(
         min(len(plain), len(speculative)),
     )
     emitted = [text[position] for text in (plain, speculative) if position < len(text)]
-    ways = _forward_ways(target, prompt, plain, position, num_draft_tokens)
+    prefix = [*prompt, *plain[:position]]
+    seen = None
+    if repetition_penalty is not None:
+        seen = seen_tokens(prefix, target.vocab_size, target.device)
+    ways = (
+        penalised(logits.unsqueeze(0), seen, repetition_penalty)[0]
+        for logits in _forward_ways(target, prompt, plain, position, num_draft_tokens)
+    )
     step, verify = next(ways), next(ways)
     margins = _margin(step), _margin(verify)
     computed = [step, verify]
