@@ -9,6 +9,7 @@ The dataclasses are mutable because Hydra merges into them; nothing here acts (n
 environment variable is set). The keys are the command line's contract: renaming one breaks users.
 """
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -262,7 +263,8 @@ class AuditionConfig(DoorConfig):
     """Keys of `python -m harness.audition`: many drafts, one target.
 
     Attributes:
-        drafts: names of the draft group, `ngram`, or name@folder-or-hub-id for any other model.
+        drafts: names of the draft group, `ngram`, or name@folder-or-hub-id for any other model;
+            each may carry keys of its group, such as name@folder@dtype:float32@attention:eager.
         k, temperature: the grid; every cell is replayed.
         draft_temperature: further draft temperatures to try per target temperature above 0; null
             tries 0.6, 0.8 and 1.25 times the target's.
@@ -364,6 +366,48 @@ class ReportConfig(DoorConfig):
     runs: list[str] = field(default_factory=list)
     index: str | None = None
     fail_below: float | None = None
+
+
+# What an entry of `drafts` may set besides its name and id
+DRAFT_KEYS = (
+    "dtype",
+    "attention",
+    "revision",
+    "device",
+    "device_map",
+    "quantization",
+    "trust_remote_code",
+)
+_SETTING = re.compile(r"([a-z_]+)[:=](.+)")
+
+
+@dataclass(frozen=True)
+class DraftEntry:
+    """An entry of `drafts`, taken apart.
+
+    Attributes:
+        name: of the draft group, or the user's own.
+        id: hub id or folder; None where the name is one of the group.
+        settings: keys of the draft group by name, as they were typed, known or not.
+    """
+
+    name: str
+    id: str | None
+    settings: dict[str, str]
+
+
+def split_draft(entry: str) -> DraftEntry:
+    """Take `name[@folder-or-hub-id][@key:value]...` apart; a folder's name may hold an @ itself."""
+    name, *parts = entry.split("@")
+    settings: dict[str, str] = {}
+    while parts:
+        match = _SETTING.fullmatch(parts[-1])
+        # `embedded:tiny` looks like a key and its value, and is an id
+        if match is None or (len(parts) == 1 and match[1] not in DRAFT_KEYS):
+            break
+        settings[match[1]] = match[2]
+        parts.pop()
+    return DraftEntry(name, "@".join(parts) if parts else None, dict(reversed(settings.items())))
 
 
 SCHEMAS: dict[str, type[DoorConfig]] = {

@@ -21,7 +21,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, NoReturn
 
 import hydra
@@ -31,9 +31,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harness import run_files, run_lock
-from harness.config import CONF_DIR, ModelConf, register
+from harness.config import CONF_DIR, DRAFT_KEYS, ModelConf, register, split_draft
 from harness.experiments.outcome import Interrupted, Outcome
-from harness.experiments.validate import validated
+from harness.experiments.validate import check_model, validated
 from harness.records import UserError
 
 OK, CELLS_FAILED, USER_ERROR, SIGNALLED = 0, 1, 2, 128
@@ -224,16 +224,34 @@ def draft_conf(entry: str) -> ModelConf:
     """The configuration of one entry of `drafts=[...]`.
 
     Args:
-        entry: a name of the draft group, or name@folder-or-hub-id for any other model.
+        entry: a name of the draft group, or name@folder-or-hub-id for any other model; either may
+            be followed by @key:value pairs.
 
     Raises:
-        UserError: no such name in the group.
+        UserError: no such name in the group, or a key or value that a draft cannot have.
     """
-    name, at, source = entry.partition("@")
-    if at:
-        if not name or not source:
-            raise UserError(f"drafts: {entry!r} is not name@folder-or-hub-id")
-        return ModelConf(name=name, id=source)
+    draft = split_draft(entry)
+    if not draft.name or draft.id == "":
+        raise UserError(f"drafts: {entry!r} is not name@folder-or-hub-id")
+    own = None if draft.id is None else ModelConf(name=draft.name, id=draft.id)
+    conf = own or _group_draft(draft.name)
+    for key, value in draft.settings.items():
+        if key not in DRAFT_KEYS:
+            raise UserError(
+                f"drafts: {entry!r} sets {key!r}; a draft may set {', '.join(DRAFT_KEYS)}"
+            )
+        if key == "trust_remote_code" and value not in ("true", "false"):
+            raise UserError(f"drafts: {entry!r}: {key} is true or false")
+    settings: dict[str, Any] = dict(draft.settings)
+    if "trust_remote_code" in settings:
+        settings["trust_remote_code"] = settings["trust_remote_code"] == "true"
+    conf = replace(conf, **settings)
+    check_model(f"draft {conf.name}", conf)
+    return conf
+
+
+def _group_draft(name: str) -> ModelConf:
+    """The configuration of one name of the draft group."""
     try:
         overrides = [f"draft={name}"]
         register("sweep")

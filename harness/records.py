@@ -38,6 +38,23 @@ class UserError(Exception):
     """Something the user can mend; one line that names the key or file and what to do."""
 
 
+class BrokenLogitsError(UserError):
+    """A model's logits are NaN, +inf or all -inf: damaged weights, or a dtype too narrow for them.
+
+    Attributes:
+        who: whose logits; the loop says "target" or "draft", whoever knows its name says that.
+        position: in the text, from 0.
+    """
+
+    def __init__(self, who: str, position: int, text: str = "") -> None:
+        """Name the model, the position and, where it is known, the text."""
+        where = f"position {position}" + (f" of {text}" if text else "")
+        super().__init__(
+            f"{who}: its logits are not finite at {where}; check its weights or its dtype"
+        )
+        self.who, self.position = who, position
+
+
 class Round(NamedTuple):
     """What one turn of a decoding loop emitted.
 

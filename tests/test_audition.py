@@ -19,6 +19,7 @@ from harness.measurement import parts
 from harness.models import probe
 from harness.models.lean.pieces import compiled_pieces
 from harness.models.lean.static import whole_pieces
+from harness.models.load import LoadedModel
 from harness.records import UserError
 from harness.storage import StoredRun, load, load_traces
 
@@ -377,3 +378,105 @@ def test_a_terminal_shows_that_a_model_is_compiled(
     assert "compiling model tiny, the first time takes minutes" in capsys.readouterr().err
     stage.open_stage(config(tmp_path))
     assert "compiling" not in capsys.readouterr().err
+
+
+def truncated(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:5000])
+
+
+def not_json(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
+
+
+def of_another_family(folder: Path) -> None:
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "eos_token": "a"}))
+
+
+def test_every_bad_draft_is_named_and_the_others_are_ranked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drafts = [draft_conf("tiny_small")]
+    for spoil in (truncated, not_json, of_another_family):
+        folder = save(qwen3(), tmp_path / spoil.__name__)
+        spoil(folder)
+        drafts.insert(0, draft_conf(f"{spoil.__name__}@{folder}"))
+    drafts.insert(0, draft_conf(f"crashing@{save(qwen3(), tmp_path / 'crashing')}"))
+    describe = LoadedModel.describe
+
+    def crash(self: LoadedModel) -> dict[str, Any]:
+        if self.name == "crashing":
+            raise AttributeError("'Gemma4Config' object has no attribute 'head_dim'\nmore")
+        return describe(self)
+
+    monkeypatch.setattr(LoadedModel, "describe", crash)
+    outcome = audition.run(config(tmp_path / "results", "temperature=[0]", "debug=true"), drafts)
+    assert outcome.status == 1
+    assert outcome.folder is not None
+    stored = load(outcome.folder)
+    errors = {entry["where"]: entry["error"] for entry in summary(stored)["failures"]}
+    assert set(errors) == {"draft crashing", "draft truncated", "draft not_json"}
+    assert "damaged or cut short" in errors["draft truncated"]
+    assert "cannot be loaded" in errors["draft not_json"]
+    assert errors["draft crashing"] == (
+        "AttributeError: 'Gemma4Config' object has no attribute 'head_dim' more "
+        "(run again with debug=true for the traceback)"
+    )
+    assert "in crash" in capsys.readouterr().err
+    assert [entry["draft"] for entry in summary(stored)["not_eligible"]] == ["of_another_family"]
+    assert set(stored.results.draft.dropna()) == {"tiny_small"}
+
+
+def test_a_draft_that_breaks_down_in_a_later_batch_leaves_the_race(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns: list[str] = []
+    take_turn = cast.take_turn
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        turns.append(args[2].name)
+        if args[2].name == "tiny_small" and turns.count("tiny_small") == 2:
+            raise RuntimeError("unspecified launch failure")
+        return take_turn(*args, **kwargs)
+
+    monkeypatch.setattr(cast, "take_turn", failing)
+    typed = ["latency.target_ms=10", "latency.draft_ms=1"]
+    asked = ["stop=sequential", "prompts.limit=16", "temperature=[1]", *typed]
+    outcome = run(tmp_path, *asked, drafts=["tiny_good", "tiny_small"])
+    assert outcome.status == 1
+    assert outcome.folder is not None
+    stored = load(outcome.folder)
+    (failure,) = summary(stored)["failures"]
+    assert failure["where"] == "draft tiny_small"
+    assert failure["error"].startswith("RuntimeError: unspecified launch failure")
+    assert set(stored.results.draft.dropna()) == {"tiny_good"}
+
+
+def test_an_entry_of_drafts_may_carry_keys(tmp_path: Path) -> None:
+    folder = save(qwen3(), tmp_path / "a@b")
+    asked = compose(
+        "audition",
+        [f"drafts=[mine@{folder}@dtype:bfloat16@attention:eager,tiny_good@dtype:float16]"],
+    )
+    mine, good = (draft_conf(entry) for entry in asked.drafts)
+    assert (mine.name, mine.id, mine.dtype) == ("mine", str(folder), "bfloat16")
+    assert mine.attention == "eager"
+    assert (good.id, good.dtype) == ("embedded:tiny_good", "float16")
+    assert draft_conf("x@embedded:tiny").id == "embedded:tiny"
+    assert draft_conf("x@embedded:tiny@trust_remote_code:true").trust_remote_code is True
+
+
+@pytest.mark.parametrize(
+    ("entry", "line"),
+    [
+        ("mine@folder@dtyp:float32", "sets 'dtyp'; a draft may set dtype, attention"),
+        ("mine@folder@dtype:int3", "draft mine.dtype: 'int3' is unknown"),
+        ("mine@folder@trust_remote_code:maybe", "trust_remote_code is true or false"),
+        ("mine@", "is not name@folder-or-hub-id"),
+        ("@folder", "is not name@folder-or-hub-id"),
+    ],
+)
+def test_an_entry_that_cannot_be_is_refused_by_name(entry: str, line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        draft_conf(entry)

@@ -1,9 +1,11 @@
 """Timed generations and steps: what is counted, and that nothing timed is lost."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from random_models import qwen3
 from stubs import CPU, TableModel
 
 from harness.decoding.sampling import Warping
@@ -12,6 +14,7 @@ from harness.measurement.clock import Clock
 from harness.measurement.latency import Player, plan_forwards, time_forwards
 from harness.measurement.snapshots import chi_square, compare_texts, law_tests
 from harness.measurement.trials import Request, run_trial
+from harness.models.lean.model import LeanModel
 from harness.records import RULES, Rule, UserError
 from harness.theory.steps import latency_rows, step_times
 
@@ -241,8 +244,10 @@ def test_a_difference_within_the_noise_is_a_tie() -> None:
 
     target = Rounding()
     plain = list(run_trial(request(0, budget=10), target, None).tokens or ())
-    other = [*plain[:3], (plain[3] + 1) % 11]
-    assert compare_texts(target, PROMPT, plain, other, 4).result == "TIE"
+    second = int(target.logits((*PROMPT, *plain[:3])).topk(2).indices[1])
+    assert compare_texts(target, PROMPT, plain, [*plain[:3], second], 4).result == "TIE"
+    third = next(token for token in range(11) if token not in (plain[3], second))
+    assert compare_texts(target, PROMPT, plain, [*plain[:3], third], 4).result == "FAIL"
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -274,3 +279,65 @@ def test_rare_tokens_are_pooled_into_cells_of_at_least_five() -> None:
     assert chi_square(1, draws, law).bins == 2
     few = torch.tensor([0.6, 0.398, 0.001, 0.001])
     assert chi_square(1, [0] * 600 + [1] * 398 + [2, 3], few).bins == 2
+
+
+def test_noise_that_no_rounding_makes_excuses_nothing() -> None:
+    """Both tokens nearly tie, but a step and a verify compute different functions."""
+
+    class Stateless(TableModel):
+        """Looks no further back than the tokens it is fed."""
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            self.cache = []
+            logits = super().forward(tokens)
+            top = logits.topk(2).indices
+            rows = torch.arange(len(logits))
+            logits[rows, top[:, 1]] = logits[rows, top[:, 0]] - 1e-9
+            return logits
+
+    target = Stateless()
+    plain = list(run_trial(request(0, budget=10), target, None).tokens or ())
+    second = int(target.forward(torch.tensor(plain[2:3]))[0].topk(2).indices[1])
+    failed = compare_texts(target, PROMPT, plain, [*plain[:3], second], 4)
+    assert failed.result == "FAIL"
+    assert failed.noise is not None
+    assert failed.noise > 0.1
+
+
+SIXTEEN_BITS = [(torch.bfloat16, 8, 2, 0), (torch.bfloat16, 8, 1, 2), (torch.float16, 8, 1, 1)]
+MANY = [
+    (dtype, layers, 6, seed)
+    for dtype, layers in ((torch.bfloat16, 2), (torch.bfloat16, 8), (torch.float16, 8))
+    for seed in range(4)
+]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "layers", "prompts", "seed"),
+    [*SIXTEEN_BITS, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in MANY)],
+)
+def test_texts_of_a_sound_16_bit_model_are_never_a_fail(
+    dtype: torch.dtype, layers: int, prompts: int, seed: int
+) -> None:
+    network: Any = qwen3(seed, layers=layers, hidden_size=64, initializer_range=0.1)
+    network.to(dtype)
+    model, draft = LeanModel(network, 1024), LeanModel(network, 1024)
+    random = torch.Generator().manual_seed(seed)
+    results: list[str] = []
+    for _ in range(prompts):
+        prompt = tuple(torch.randint(1024, (12,), generator=random).tolist())
+        texts = {
+            k: run_trial(replace(request(k, budget=48), tokens=prompt), model, draft).tokens or ()
+            for k in (0, 4, 8)
+        }
+        for k in (4, 8):
+            comparison = compare_texts(model, prompt, texts[0], texts[k], k, dtype)
+            results.append(comparison.result)
+            if texts[0] == texts[k]:
+                continue
+            # Another token in the same place is no tie
+            place = comparison.first_difference or 0
+            other = (texts[0][place] + 1) % 1024
+            wrong = [*texts[0][:place], other]
+            assert compare_texts(model, prompt, texts[0], wrong, k, dtype).result == "FAIL"
+    assert "FAIL" not in results

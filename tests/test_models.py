@@ -13,6 +13,7 @@ from transformers import MistralConfig, PreTrainedModel, Qwen3NextConfig
 
 from harness.config import ModelConf, PromptsConf
 from harness.models.cached import CachedModel, SnapshotModel
+from harness.models.halves import Halves, take_apart
 from harness.models.lean.model import LeanModel
 from harness.models.load import LoadedModel, load, resolve_device
 from harness.models.pairing import open_pair, tokenizer_difference
@@ -353,3 +354,36 @@ def test_a_chat_template_is_used_where_there_is_one(tmp_path: Path) -> None:
 def test_a_prompt_of_no_tokens_is_refused(tiny: LoadedModel) -> None:
     with pytest.raises(UserError, match=r"prompt easy/void: it has no tokens"):
         encode(tiny.tokenizer, Prompt("easy", "void", ("",)), PromptsConf())
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ raise_exception('no user turn') }}", "{{ 1 // 0 }}", "{% for %}"]
+)
+def test_a_chat_template_that_raises_is_one_line_with_the_prompt_and_the_model(
+    tmp_path: Path, template: str
+) -> None:
+    folder = save(qwen3(), tmp_path / "chatty")
+    (folder / "chat_template.jinja").write_text(template)
+    chatty = load(ModelConf(name="chatty", id=str(folder)), "model", CPU)
+    prompt = Prompt("easy", "one", ("Hi",))
+    line = (
+        rf"prompt easy/one: the chat template of {folder} cannot render it \(.*chat_template=never"
+    )
+    with pytest.raises(UserError, match=line) as caught:
+        encode(chatty.tokenizer, prompt, PromptsConf())
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("x"), IndexError("x"), KeyError("x"), RuntimeError("x")]
+)
+def test_a_network_that_cannot_be_taken_apart_is_used_whole(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise error
+
+    model = CachedModel(qwen3(), 1024)
+    assert take_apart(model, [5, 9, 77]) is not None
+    monkeypatch.setattr(Halves, "hidden", refuse)
+    assert take_apart(model, [5, 9, 77]) is None

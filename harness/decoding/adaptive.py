@@ -35,6 +35,7 @@ class ThresholdDrafter(ModelDrafter):
         feed, draws, seen = self._pending, uniforms.to(self._model.device), self._seen
         tokens: list[Tensor] = []
         laws: list[Tensor] = []
+        checks: list[Tensor] = []
         for index in range(count):
             logits = penalised(self._model.forward(feed)[-1:], seen, self._penalty)
             if self._probabilities is None:
@@ -47,7 +48,12 @@ class ThresholdDrafter(ModelDrafter):
             if seen is not None:
                 seen = seen.index_fill(0, feed, True)
             tokens.append(feed)
+            checks.append(law[:, 0])
             if index + 1 < count and float(law[0, feed].item()) < self._threshold:
                 break
         home = uniforms.device
-        return Proposal(torch.cat(tokens).to(home), torch.cat(laws).to(home) if laws else None)
+        return Proposal(
+            torch.cat(tokens).to(home),
+            torch.cat(laws).to(home) if laws else None,
+            torch.cat(checks).to(home),
+        )

@@ -11,10 +11,12 @@ from harness.decoding.sampling import (
     Warping,
     host_tokens,
     inverse_cdf,
+    most_likely,
     penalised,
     sampler_for,
+    unless_broken,
 )
-from harness.records import Round
+from harness.records import BrokenLogitsError, Round
 
 
 def autoregressive_rounds(
@@ -39,6 +41,9 @@ def autoregressive_rounds(
         noise: at least `budget` positions.
         seen: [vocab] which tokens the prompt holds; needed for a repetition penalty, and changed.
         stop: ends a text for other reasons than its last token's id.
+
+    Raises:
+        BrokenLogitsError: the target's logits are not finite.
     """
     probabilities = None if warping.greedy else sampler_for(warping)
     penalty = warping.repetition_penalty
@@ -46,8 +51,9 @@ def autoregressive_rounds(
     def step(last: Tensor, uniform: Tensor, seen: Tensor | None) -> tuple[Tensor]:
         logits = penalised(target.forward(last), seen, penalty)
         if probabilities is None:
-            return (logits.argmax(-1),)
-        return (inverse_cdf(probabilities(logits), uniform),)
+            return (most_likely(logits),)
+        probs = probabilities(logits)
+        return (unless_broken(inverse_cdf(probs, uniform), probs[:, 0]),)
 
     last = torch.tensor([last_token], device=target.device)
     text: list[int] = []
@@ -59,6 +65,8 @@ def autoregressive_rounds(
             seen.index_fill_(0, last, True)
         # The step's one host read
         (token,) = host_tokens(last)
+        if token < 0:
+            raise BrokenLogitsError("target", position)
         target.rewind(0)
         yield Round((token,), 0, 0, "step")
         if token in eos or (stop is not None and stop(text, (token,)) is not None):

@@ -61,10 +61,11 @@ class ModelDrafter:
         """Propose exactly `count` tokens, on the uniforms' device; nothing is read to the host."""
         feed, draws = self._pending, uniforms.to(self._model.device)
         key = self._key(len(feed), count)
-        tokens, laws = recorded(self._model, key, self._steps, feed, draws, self._seen)
+        tokens, laws, checks = recorded(self._model, key, self._steps, feed, draws, self._seen)
         assert tokens is not None
+        assert checks is not None
         home = uniforms.device
-        return Proposal(tokens.to(home), None if laws is None else laws.to(home))
+        return Proposal(tokens.to(home), None if laws is None else laws.to(home), checks.to(home))
 
     def _key(self, pending: int, count: int) -> tuple[object, ...]:
         return ("propose", self._probabilities, self._penalty, pending, count)
@@ -76,17 +77,22 @@ class ModelDrafter:
 
     def _steps(
         self, feed: Tensor, draws: Tensor, seen: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """One forward per draw: the tokens [count], and the laws [count, vocab] if drawn."""
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """One forward per draw: the tokens [count], the laws [count, vocab] if drawn, the checks.
+
+        Where logits are not finite the token is some id all the same, which can be fed.
+        """
         tokens: list[Tensor] = []
         laws: list[Tensor] = []
+        peaks: list[Tensor] = []
         for draw in draws.unsqueeze(1).unbind():
             logits = self._model.forward(feed)
             if len(feed) > 1:
                 logits = logits[-1:]
             logits = penalised(logits, seen, self._penalty)
             if self._probabilities is None:
-                feed = logits.argmax(-1)
+                peak, feed = logits.max(-1)
+                peaks.append(peak)
             else:
                 law = self._probabilities(logits)
                 feed = inverse_cdf(law, draw)
@@ -94,7 +100,10 @@ class ModelDrafter:
             if seen is not None:
                 seen = seen.index_fill(0, feed, True)
             tokens.append(feed)
-        return torch.cat(tokens), torch.cat(laws) if laws else None
+        if not laws:
+            return torch.cat(tokens), None, torch.cat(peaks)
+        drawn_from = torch.cat(laws)
+        return torch.cat(tokens), drawn_from, drawn_from[:, 0]
 
     def advance(self, proposal: Proposal, accepted: int, next_token: Tensor) -> None:
         """Forget what was rejected and take note of what is to be fed next."""

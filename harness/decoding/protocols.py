@@ -88,10 +88,13 @@ class Proposal(NamedTuple):
         tokens: [n] token ids on the target's device, n <= K.
         probs: [n, vocab] the law each token was drawn from, or None where a token was not drawn
             but chosen (an argmax, a looked-up n-gram): a law with all its mass on that token.
+        checks: [n] numbers that are finite exactly where the logits behind the token were, for
+            `sampling.unless_broken`; None where no model proposes.
     """
 
     tokens: Tensor
     probs: Tensor | None
+    checks: Tensor | None = None
 
 
 class Drafter(Protocol):

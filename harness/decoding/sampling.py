@@ -18,6 +18,9 @@ from torch import Tensor
 
 PURPOSES = ("draft", "accept", "resample")
 
+# Stands in a round's outcome where a token would come from logits that are not finite
+BROKEN = -1
+
 
 @dataclass(frozen=True)
 class Warping:
@@ -136,13 +139,34 @@ def inverse_cdf(probs: Tensor, uniforms: Tensor) -> Tensor:
 
     Returns:
         [...] token ids. A token of zero mass is never drawn: the sum does not move there, and the
-        comparison is with the row's own total, so rounding cannot run past the support.
+        comparison is with the row's own total, so rounding cannot run past the support. A row of
+        NaN gives an id of the vocabulary too, so that it can be fed: see `unless_broken`.
     """
     # MPS has no float64; elsewhere it keeps the sum of 150,000 small numbers exact enough.
     wide = torch.float32 if probs.device.type == "mps" else torch.float64
     running = probs.cumsum(-1, dtype=wide)
     threshold = running[..., -1:] * uniforms.unsqueeze(-1)
-    return torch.searchsorted(running, threshold).squeeze(-1)
+    return torch.searchsorted(running, threshold).squeeze(-1).clamp_max_(probs.shape[-1] - 1)
+
+
+def unless_broken(tokens: Tensor, checks: Tensor) -> Tensor:
+    """The tokens, or BROKEN where the number that belongs to one is not finite.
+
+    What is checked says all there is to know of a row of logits: the largest is NaN where any is,
+    and infinite where one is +inf or all are -inf (a few of -inf are tokens that a model
+    suppresses). Of a law any one probability will do, since softmax makes all of them NaN.
+
+    Args:
+        tokens: [...] token ids.
+        checks: [...] the largest logit of each row, or one probability of its law.
+    """
+    return torch.where(checks.abs() < torch.inf, tokens, BROKEN)
+
+
+def most_likely(logits: Tensor) -> Tensor:
+    """The argmax of each row [n, vocab], or BROKEN where a row is not finite."""
+    peaks, tokens = logits.max(-1)
+    return unless_broken(tokens, peaks)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from harness.decoding.sampling import (
     penalised,
     sampler_for,
     seen_along,
+    unless_broken,
 )
 from harness.decoding.verification import (
     Decision,
@@ -26,7 +27,7 @@ from harness.decoding.verification import (
     verify_imposed,
     verify_sampled,
 )
-from harness.records import Round, Rule
+from harness.records import BrokenLogitsError, Round, Rule
 
 
 def speculative_rounds(
@@ -64,6 +65,9 @@ def speculative_rounds(
             it were accepted. The text is then not the target's.
         seen: [vocab] which tokens the prompt holds; needed for a repetition penalty, and changed.
         stop: ends a text for other reasons than its last token's id.
+
+    Raises:
+        BrokenLogitsError: logits of the target or the draft are not finite.
     """
     verifier = Verifier(warping, rule, noise, imposed, seen)
     last = torch.tensor([last_token], device=target.device)
@@ -76,6 +80,7 @@ def speculative_rounds(
         outcome = verified(target, last, proposal, verifier, position)
         # The round's one host read
         accepted, *tokens = host_tokens(outcome)
+        check_logits(tokens, accepted, position)
         next_token = outcome[-1:]
         drafted = len(tokens) - 1
         done = emitted_round(tokens, accepted, drafted, budget - position, eos, text, stop)
@@ -99,21 +104,22 @@ def verified(
     """Forward the proposal through the target and decide, all on the device.
 
     Returns:
-        [n + 2] the accepted length, the n proposed tokens, and the target's own token.
+        [n + 2] the accepted length, the n proposed tokens, and the target's own token; BROKEN in
+        place of each token whose logits were not finite, for `check_logits`.
     """
 
     def work(
         last: Tensor,
         tokens: Tensor,
         probs: Tensor | None,
+        checks: Tensor | None,
         accept: Tensor,
         resample: Tensor,
         seen: Tensor | None,
     ) -> tuple[Tensor]:
         logits = verifier.penalised(target.forward(torch.cat([last, tokens])), tokens, seen)
-        decision = verifier.decide(logits, Proposal(tokens, probs), accept, resample)
-        accepted, own = decision.accepted.unsqueeze(0), decision.next_token.unsqueeze(0)
-        return (torch.cat([accepted, tokens, own]),)
+        proposal = Proposal(tokens, probs, checks)
+        return (outcome_of(proposal, verifier.decide(logits, proposal, accept, resample)),)
 
     count = proposal.tokens.shape[0]
     (outcome,) = recorded(
@@ -127,6 +133,34 @@ def verified(
     )
     assert outcome is not None
     return outcome
+
+
+def outcome_of(proposal: Proposal, decision: Decision) -> Tensor:
+    """What a round reads back to the host, [n + 2]; see `verified`."""
+    tokens = proposal.tokens
+    if proposal.checks is not None:
+        tokens = unless_broken(tokens, proposal.checks)
+    accepted, own = decision.accepted.unsqueeze(0), decision.next_token.unsqueeze(0)
+    return torch.cat([accepted, tokens, own])
+
+
+def check_logits(tokens: Sequence[int], accepted: int, position: int) -> None:
+    """Refuse a round that met logits that are not finite.
+
+    Args:
+        tokens: the draft's tokens, then the target's own, as read back.
+        accepted: how many draft tokens stand.
+        position: of the round's first token in the text.
+
+    Raises:
+        BrokenLogitsError: naming the target or the draft.
+    """
+    if min(tokens) >= 0:
+        return
+    offset = next(index for index, token in enumerate(tokens) if token < 0)
+    if offset < len(tokens) - 1:
+        raise BrokenLogitsError("draft", position + offset)
+    raise BrokenLogitsError("target", position + accepted)
 
 
 def emitted_round(

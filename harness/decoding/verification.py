@@ -4,6 +4,8 @@ Output tokens of a round = accepted draft tokens + one token of the target's own
 correction after a rejection and a bonus after K acceptances (Leviathan et al. 2023, algorithm 1;
 Chen et al. 2023, algorithm 2). Every function is vectorised over the round's positions, stays on
 the device and takes its uniforms as an argument, so a test can integrate over them exactly.
+
+Where the target's logits are not finite no draft token stands, and its own token there is BROKEN.
 """
 
 from functools import cache
@@ -12,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from harness.decoding.sampling import inverse_cdf
+from harness.decoding.sampling import inverse_cdf, most_likely, unless_broken
 
 
 class Decision(NamedTuple):
@@ -20,7 +22,7 @@ class Decision(NamedTuple):
 
     Attributes:
         accepted: [] how many draft tokens stand.
-        next_token: [] the target's own token after them.
+        next_token: [] the target's own token after them, or BROKEN.
     """
 
     accepted: Tensor
@@ -34,7 +36,7 @@ def verify_greedy(target_logits: Tensor, draft_tokens: Tensor) -> Decision:
         target_logits: [n + 1, vocab] after the last emitted token and after each draft token.
         draft_tokens: [n].
     """
-    choices = target_logits.argmax(-1)
+    choices = most_likely(target_logits)
     accepted = _leading(choices[:-1] == draft_tokens)
     return Decision(accepted, _at(choices, accepted))
 
@@ -59,7 +61,8 @@ def verify_sampled(
     count = draft_tokens.shape[0]
     if count == 0:
         zero = torch.zeros((), dtype=torch.long, device=target_probs.device)
-        return Decision(zero, inverse_cdf(target_probs[0], resample_uniforms[0]))
+        own = inverse_cdf(target_probs[0], resample_uniforms[0])
+        return Decision(zero, unless_broken(own, target_probs[0, 0]))
     columns = draft_tokens.unsqueeze(-1)
     target_mass = target_probs[:-1].gather(-1, columns).squeeze(-1)
     if draft_probs is None:
@@ -81,7 +84,7 @@ def verify_sampled(
     # limit, and no rejection happens there in exact arithmetic.
     residual = torch.where(residual.sum() > 0, residual, row)
     own = inverse_cdf(residual, resample_uniforms.index_select(0, place))
-    return Decision(accepted, own.squeeze(0))
+    return Decision(accepted, unless_broken(own, row[:, 0]).squeeze(0))
 
 
 def verify_exact_match(
@@ -97,7 +100,7 @@ def verify_exact_match(
         draft_tokens: [n], drawn with other uniforms than these.
         resample_uniforms: [n + 1] in (0, 1].
     """
-    choices = inverse_cdf(target_probs, resample_uniforms)
+    choices = unless_broken(inverse_cdf(target_probs, resample_uniforms), target_probs[:, 0])
     accepted = _leading(choices[:-1] == draft_tokens)
     return Decision(accepted, _at(choices, accepted))
 
@@ -119,11 +122,15 @@ def verify_imposed(
         conditional_rates: [n] chance of each position, given that those before it were accepted.
         resample_uniforms: [n + 1] in (0, 1] decide the target's own token; None takes the argmax.
     """
-    accepted = _leading(accept_uniforms <= conditional_rates)
+    keep = accept_uniforms <= conditional_rates
     if resample_uniforms is None:
-        return Decision(accepted, _at(target.argmax(-1), accepted))
-    own = inverse_cdf(_at(target, accepted), _at(resample_uniforms, accepted))
-    return Decision(accepted, own)
+        choices = most_likely(target)
+        accepted = _leading(keep & (choices[:-1] >= 0))
+        return Decision(accepted, _at(choices, accepted))
+    accepted = _leading(keep & ~target[:-1, 0].isnan())
+    law = _at(target, accepted)
+    own = inverse_cdf(law, _at(resample_uniforms, accepted))
+    return Decision(accepted, unless_broken(own, law[0]))
 
 
 @cache

@@ -5,6 +5,7 @@ times are written when it is done. A resumed audition goes on with the first dra
 """
 
 import time
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,7 +56,7 @@ class Cast:
         if self.race is None:
             return self.finished
         left = [name for name in self.race.running if name is not None]
-        if left:
+        if left or not self.race.scored:
             return left
         most = max(self.race.scored.values())
         return [name for name, count in self.race.scored.items() if count == most]
@@ -123,8 +124,10 @@ def race_drafts(
         for conf in drafts:
             if race is None or conf.name in race.to_score:
                 _take(folder, stage, texts, conf, config, cast)
-        if not cast.finished:
-            return cast
+                if race is not None and conf.name not in cast.finished:
+                    race = race.without(conf.name)
+        if not cast.finished or (race is not None and not race.to_score):
+            break  # nobody is left
         race = race or start_race(cast.finished, len(groups))
         race = look(race, _evidence(folder, race.to_score, config), config.prompts.weights)
         if not race.to_score:
@@ -167,7 +170,11 @@ def _take(
     config: AuditionConfig,
     cast: Cast,
 ) -> None:
-    """One draft's turn: what it gave is stored before the next one is loaded."""
+    """One draft's turn: what it gave is stored before the next one is loaded.
+
+    Whatever goes wrong with a draft is its own affair: it is named with the error, and the others
+    are ranked.
+    """
     traces, timings = load_traces(folder.path), folder.timings()
     done = {_trace_key(trace) for trace in traces if trace.draft == conf.name}
     waiting = [text for text in texts if request_key(text.request) not in done]
@@ -178,8 +185,11 @@ def _take(
         except NotEligible as reason:
             cast.not_eligible.append(Failure(conf.name, str(reason)))
             return
-        except UserError as error:
-            cast.failures.append(Failure(f"draft {conf.name}", str(error)))
+        except Exception as error:  # others' code and files; the failure says what it was
+            if config.debug:
+                traceback.print_exception(error)
+            cast.failures.append(Failure(f"draft {conf.name}", _reason(error)))
+            cast.finished = [name for name in cast.finished if name != conf.name]
             return
         cast.count("scoring_s", turn.scoring_s)
         if turn.described is not None:
@@ -188,6 +198,15 @@ def _take(
         folder.write_traces([*traces, *turn.traces])
     if conf.name not in cast.finished:
         cast.finished.append(conf.name)
+
+
+def _reason(error: Exception) -> str:
+    """One line; with the type of an error that was not meant for the user."""
+    text = " ".join(str(error).split())
+    if isinstance(error, UserError):
+        return text
+    shown = f"{type(error).__name__}: {text}"[:300]
+    return f"{shown} (run again with debug=true for the traceback)"
 
 
 def _trace_key(trace: TextTrace) -> Key:

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from harness.experiments import greedy
 from harness.experiments.advise import engines, followed_up
 from harness.experiments.imposed import stored_rates
 from harness.experiments.priced import prices
-from harness.experiments.told import Number, caveats, failures, headline
+from harness.experiments.told import Number, caveats, failures, headline, not_measured
 from harness.records import (
     ResultRow,
     StepTiming,
@@ -20,7 +21,7 @@ from harness.records import (
     Verdict,
 )
 from harness.reporting import reading
-from harness.reporting.reading import dummies_of
+from harness.reporting.reading import dummies_of, synthetic
 from harness.storage import RunFolder, StoredRun, load_traces
 from harness.theory.audition import replay_drafts
 from harness.theory.cells import measured_rows, theory_rows
@@ -38,13 +39,28 @@ from harness.theory.verdict import decide, least_regret
 LARGE = 1e6
 
 
-def finish_sweep(folder: RunFolder, stored: StoredRun) -> Summary:
+def finish_sweep(
+    folder: RunFolder, stored: StoredRun, compared: Sequence[greedy.GreedyText] | None = None
+) -> Summary:
     """Derive a sweep's results.csv and summary.json from its trials and timings, and write them.
 
     In a sweep of mode=replay no generation was timed: its rows and verdicts come from the traces.
+    A pair that changes greedy texts is not trusted: those generations count as failed, and every
+    verdict is undecided.
+
+    Args:
+        folder: where to.
+        stored: what it holds.
+        compared: how greedy texts stand to plain decoding's; None where no model is there to say,
+            so that what was found earlier counts.
     """
     timings, config = folder.timings(), stored.config
-    trials = stored.trials if config["mode"] == "measure" else ()
+    trials: Sequence[Trial] = stored.trials if config["mode"] == "measure" else ()
+    texts: list[greedy.GreedyText] = []
+    if not synthetic(stored):
+        known = greedy.from_stored(stored.summary) if compared is None else compared
+        texts = greedy.known_texts(trials, known)
+        trials = greedy.without_faulty(trials, texts)
     times = step_times(timings) if timings else None
     names = {"model": config["model"]["name"], "draft": config["draft"]["name"]}
     measured = measured_rows(trials, **names, times=times, seed=config["seed"])
@@ -55,24 +71,36 @@ def finish_sweep(folder: RunFolder, stored: StoredRun) -> Summary:
         rows += _replayed_rows(replays, timings, config, baseline=not measured)
     folder.write_results(rows)
     evidence = _evidence(trials, replays, config, timings)
-    verdicts = [_verdicts(entry, config) for entry in evidence]
+    verdicts = [_verdicts(entry, config, texts) for entry in evidence]
     verdict = verdicts[0][0] if verdicts else None
     summary = Summary(
         verdict=verdict,
         per_temperature=tuple(whole for whole, _ in verdicts),
         per_prompt_set=tuple(verdict for _, sets in verdicts for verdict in sets),
-        failures=tuple(failures(trials)),
-        caveats=tuple(caveats(stored, rows, timings)),
+        failures=(*failures(trials), *not_measured(stored.manifest)),
+        caveats=(*_text_caveat(texts), *caveats(stored, rows, timings)),
         headline={
             **headline(timings),
-            **_best_cell(rows),
-            **_least_regret(evidence),
-            **prices(stored, verdict, times),
+            **({} if greedy.distrust(texts) else _gains(stored, rows, evidence, verdict, times)),
         },
     )
-    extra = {"replay_gaps": _gaps(trials, replays, names["draft"])}
-    folder.write_summary(summary, {**extra, **_advised(stored, verdict, rows, times)})
+    extra: dict[str, Any] = {"replay_gaps": _gaps(trials, replays, names["draft"])}
+    if texts:
+        extra[greedy.KEY] = greedy.as_stored(texts)
+    advised = {} if greedy.distrust(texts) else _advised(stored, verdict, rows, times)
+    folder.write_summary(summary, {**extra, **advised})
     return summary
+
+
+def _gains(
+    stored: StoredRun,
+    rows: Sequence[ResultRow],
+    evidence: Sequence[Evidence],
+    verdict: Verdict | None,
+    times: StepTimes | None,
+) -> dict[str, Number]:
+    """The headline's numbers of what speculation gains."""
+    return {**_best_cell(rows), **_least_regret(evidence), **prices(stored, verdict, times)}
 
 
 def _advised(
@@ -166,12 +194,20 @@ def _evidence(
     return [evidence_of(entry, {draft: latency_of(timings)}) for entry in replays]
 
 
-def _verdicts(evidence: Evidence, config: Mapping[str, Any]) -> tuple[Verdict, list[Verdict]]:
+def _text_caveat(texts: Sequence[greedy.GreedyText]) -> list[str]:
+    line = greedy.caveat(texts)
+    return [line] if line else []
+
+
+def _verdicts(
+    evidence: Evidence, config: Mapping[str, Any], texts: Sequence[greedy.GreedyText]
+) -> tuple[Verdict, list[Verdict]]:
     """The whole workload's verdict at one temperature, then each prompt set's."""
     seed = config["seed"]
     whole = decide(evidence, weights=config["prompts"]["weights"], seed=seed)
     sets = sorted(set(evidence.prompt_sets))
-    return whole, [decide(evidence, prompt_set=name, seed=seed) for name in sets]
+    each = [decide(evidence, prompt_set=name, seed=seed) for name in sets]
+    return greedy.trusted(whole, texts), [greedy.trusted(verdict, texts) for verdict in each]
 
 
 def _gaps(

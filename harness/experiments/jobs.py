@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import prompts as prompt_sets
-from harness.config import GpuConf, ModelConf
+from harness.config import GpuConf, ModelConf, split_draft
 from harness.experiments.cost import NGRAM, all_cards, sizes_of
 from harness.records import UserError
 
@@ -154,7 +154,7 @@ def check_rentable(door: str, config: Any) -> tuple[tuple[str, bytes], ...]:
         raise UserError(
             f"{' and '.join(given)}: for local runs, python -m harness.{door} {given[0]}=..."
         )
-    drafts = [entry.partition("@")[2] for entry in getattr(config, "drafts", ())]
+    drafts = [split_draft(entry).id or "" for entry in getattr(config, "drafts", ())]
     drafts += [config.draft.id] if hasattr(config, "draft") else []
     for source in filter(None, [config.model.id, *drafts]):
         if Path(source).exists() or source.startswith((".", "/", "~")):

@@ -11,6 +11,7 @@ from harness.decoding.sampling import Warping
 from harness.experiments import execute
 from harness.experiments.pair import Pair, longest_generation
 from harness.experiments.progress import progress
+from harness.experiments.running import unless_broken
 from harness.measurement import curves, environment, parts
 from harness.measurement.bandwidth import copy_bandwidth
 from harness.models.figures import shape_of
@@ -57,7 +58,10 @@ def measure(folder: RunFolder, pair: Pair, config: ProfileConfig) -> list[StepTi
         folder.update_manifest({"skipped_cells": entries, "timed_forwards": len(timings)})
         folder.write_latency(with_floors(latency_rows(timings), readers), timings)
     if not load(folder.path).parts:
-        with enough_memory("the parts of a round"):
+        with (
+            enough_memory("the parts of a round"),
+            unless_broken(folder, "the parts of a round"),
+        ):
             folder.write_parts(_parts(pair, config))
     return timings
 

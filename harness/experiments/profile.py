@@ -89,7 +89,7 @@ def finish_profile(
     rounds = round_parts(stored.parts)
     summary = Summary(
         verdict=None,
-        failures=tuple(told.failures(trials)),
+        failures=(*told.failures(trials), *told.not_measured(stored.manifest)),
         caveats=(
             *told.caveats(stored, measured, reference(timings)),
             *bound_sentences(bounds, times.c),

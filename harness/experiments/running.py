@@ -8,10 +8,12 @@ from pathlib import Path
 from harness import reporting
 from harness.config import AuditionConfig, PairConfig
 from harness.experiments.outcome import Interrupted, Outcome
-from harness.records import Summary, UserError
+from harness.records import BrokenLogitsError, Summary, UserError
 from harness.storage import RunFolder, load
 
 INTERRUPTED = "interrupted_by"
+# The manifest's entry of what a model whose logits are not finite kept from being measured
+NOT_MEASURED = "not_measured"
 
 
 @contextmanager
@@ -36,6 +38,22 @@ def running(folder: RunFolder) -> Iterator[None]:
 def _note(folder: RunFolder, entries: dict[str, str]) -> None:
     with suppress(UserError):  # on a full disk what ended the run is the error to show
         folder.update_manifest(entries)
+
+
+@contextmanager
+def unless_broken(folder: RunFolder, what: str) -> Iterator[None]:
+    """Note in the manifest that `what` met logits that are not finite, and let the run go on.
+
+    `told.not_measured` makes failures of these notes.
+    """
+    notes = dict(folder.manifest.get(NOT_MEASURED) or {})
+    try:
+        yield
+        notes.pop(what, None)  # of the attempt that this one resumes
+    except BrokenLogitsError as error:
+        notes[what] = str(error)
+    if notes != (folder.manifest.get(NOT_MEASURED) or {}):
+        folder.update_manifest({NOT_MEASURED: notes})
 
 
 def resumed_run(config: PairConfig | AuditionConfig, door: str) -> RunFolder:

@@ -1,7 +1,7 @@
 """Does speculation leave the output unchanged? Texts at T = 0, laws at T > 0."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from harness import prompts as prompt_sets
@@ -13,9 +13,17 @@ from harness.experiments.plan import print_snapshot_plan
 from harness.experiments.progress import progress
 from harness.experiments.requests import plan, warping_of
 from harness.experiments.running import concluded, running
+from harness.experiments.texts import compare_greedy
 from harness.experiments.validate import validated
-from harness.measurement.snapshots import compare_texts, law_tests, most_open
-from harness.records import DUMMY_CAVEAT, Failure, Summary, Trial, UserError
+from harness.measurement.snapshots import LawTest, law_tests, most_open
+from harness.records import (
+    DUMMY_CAVEAT,
+    BrokenLogitsError,
+    Failure,
+    Summary,
+    Trial,
+    UserError,
+)
 from harness.reporting.reading import dummies_of
 from harness.reporting.tokens import MarkedText, Piece, show_tokens
 from harness.storage import RunFolder, load
@@ -47,8 +55,8 @@ def run(config: SnapshotConfig) -> Outcome:
     execute.note_or_check(folder, pair.describe(), config.seed)
     with running(folder):
         trials = _texts(folder, pair, config) if GREEDY in config.temperature else []
-        compared = _compare(trials, pair)
-        sampled = _laws(pair, config)
+        compared = _compare(trials, pair, config)
+        sampled, broken = _laws(pair, config)
 
     def derive() -> Summary:
         folder.write_results(_rows(trials, config))
@@ -56,7 +64,8 @@ def run(config: SnapshotConfig) -> Outcome:
         dummy = DUMMY_CAVEAT if dummies_of(stored) else None
         notes = (dummy, told.generation_caveat(stored), *told.fallbacks(stored))
         caveats = tuple(note for note in notes if note)
-        summary = replace(_summary(compared, sampled, trials), caveats=caveats)
+        summary = _summary(compared, sampled, trials)
+        summary = replace(summary, failures=(*summary.failures, *broken), caveats=caveats)
         folder.write_summary(summary, {"prompts": compared, "sampled": sampled})
         return summary
 
@@ -72,64 +81,58 @@ def _texts(folder: RunFolder, pair: Pair, config: SnapshotConfig) -> list[Trial]
     return execute.run_requests(folder, requests, lambda _: models, "generating")
 
 
-def _compare(trials: Sequence[Trial], pair: Pair) -> list[dict[str, Any]]:
+def _compare(trials: Sequence[Trial], pair: Pair, config: SnapshotConfig) -> list[dict[str, Any]]:
     """One entry per prompt and K: PASS, TIE or FAIL with what shows it."""
-    encoded = {(e.prompt.prompt_set, e.prompt.id): e for e in pair.prompts}
-    done = [trial for trial in trials if trial.status == "ok"]
-    plain = {(t.prompt_set, t.prompt, t.repetition): t for t in done if t.k == 0}
+    cells = {(t.prompt_set, t.prompt, t.repetition, t.k): t for t in trials}
     entries: list[dict[str, Any]] = []
-    for trial in done:
-        baseline = plain.get((trial.prompt_set, trial.prompt, trial.repetition))
-        if trial.k == 0 or baseline is None or baseline.tokens is None or trial.tokens is None:
-            continue
-        comparison = compare_texts(
-            pair.target_model,
-            encoded[trial.prompt_set, trial.prompt].tokens,
-            baseline.tokens,
-            trial.tokens,
-            trial.k,
-        )
-        entries.append(
-            {
-                "prompt_set": trial.prompt_set,
-                "prompt": trial.prompt,
-                "temperature": GREEDY,
-                "k": trial.k,
-                **comparison._asdict(),
-                "acceptance_rate": (trial.accepted or 0) / trial.drafted if trial.drafted else None,
-            }
-        )
+    for text in compare_greedy(trials, pair, config.decode.repetition_penalty):
+        trial = cells[text.prompt_set, text.prompt, text.repetition, text.k]
+        rate = (trial.accepted or 0) / trial.drafted if trial.drafted else None
+        entries.append({**asdict(text), "temperature": GREEDY, "acceptance_rate": rate})
     return entries
 
 
-def _laws(pair: Pair, config: SnapshotConfig) -> list[dict[str, Any]]:
-    """One entry per temperature, K and offset, with Holm's verdict over all of them."""
+def _laws(pair: Pair, config: SnapshotConfig) -> tuple[list[dict[str, Any]], list[Failure]]:
+    """One entry per temperature, K and offset, with Holm's verdict over all of them.
+
+    And the cells that met logits that are not finite.
+    """
     cells = [(k, value) for value in config.temperature if value != GREEDY for k in config.k if k]
     entries: list[dict[str, Any]] = []
+    broken: list[Failure] = []
     with progress("drawing", len(cells)) as tick:
         for k, temperature in cells:
-            warping = warping_of(config.decode, temperature)
-            prompt = most_open(
-                pair.target_model,
-                [entry.tokens for entry in pair.prompts],
-                num_draft_tokens=k,
-                warping=warping,
-                seed=config.seed,
-            )
-            tests = law_tests(
-                pair.target_model,
-                pair.draft_model,
-                prompt,
-                num_draft_tokens=k,
-                warping=warping,
-                rule=config.decode.rule,  # type: ignore[arg-type]  # validated
-                draws=config.draws,
-                seed=config.seed,
-            )
+            try:
+                tests = _law_tests(pair, config, k, temperature)
+            except BrokenLogitsError as error:
+                broken.append(Failure(f"K={k} temperature={temperature:g}", str(error)))
+                tests = []
             entries += [{"k": k, "temperature": temperature, **test._asdict()} for test in tests]
             tick()
     _mark_holm(entries)
-    return entries
+    return entries, broken
+
+
+def _law_tests(pair: Pair, config: SnapshotConfig, k: int, temperature: float) -> list[LawTest]:
+    """One test per offset, after the prompt that tests most."""
+    warping = warping_of(config.decode, temperature)
+    prompt = most_open(
+        pair.target_model,
+        [entry.tokens for entry in pair.prompts],
+        num_draft_tokens=k,
+        warping=warping,
+        seed=config.seed,
+    )
+    return law_tests(
+        pair.target_model,
+        pair.draft_model,
+        prompt,
+        num_draft_tokens=k,
+        warping=warping,
+        rule=config.decode.rule,  # type: ignore[arg-type]  # validated
+        draws=config.draws,
+        seed=config.seed,
+    )
 
 
 def _mark_holm(entries: list[dict[str, Any]]) -> None:

@@ -1,21 +1,25 @@
 """One pair, measured: step times, then K x temperature x prompt sets, then the verdict.
 
-The texts of plain decoding are the target's own, so the draft scores them too, and every cell is
-replayed beside its measurement. With `mode=replay` only the texts are generated, in batches, and no
-speculative generation is run.
+Greedy texts of speculation are held against those of plain decoding: a pair that changes them gets
+no verdict. The texts of plain decoding are the target's own, so the draft scores them too, and
+every cell is replayed beside its measurement. With `mode=replay` only the texts are generated, in
+batches, and no speculative generation is run.
 """
+
+from collections.abc import Sequence
 
 from harness import prompts as prompt_sets
 from harness.config import SweepConfig
 from harness.experiments import execute, physics
 from harness.experiments.finish import finish_sweep
+from harness.experiments.greedy import GreedyText
 from harness.experiments.imposed import as_stored, imposed_rates, stored_rates
 from harness.experiments.outcome import Outcome
 from harness.experiments.pair import open_configured
 from harness.experiments.plan import print_plan
 from harness.experiments.requests import plan
-from harness.experiments.running import concluded, running
-from harness.experiments.texts import score_pair, write_pair_texts
+from harness.experiments.running import concluded, running, unless_broken
+from harness.experiments.texts import compare_greedy, score_pair, write_pair_texts
 from harness.experiments.validate import validated
 from harness.storage import load
 
@@ -24,7 +28,7 @@ def run(config: SweepConfig) -> Outcome:
     """Measure a pair over the grid and store, render and show what came out.
 
     Returns:
-        The run folder; status 1 where a generation failed.
+        The run folder; status 1 where a generation failed, or a greedy text is not the target's.
 
     Raises:
         UserError: a value, a model, a prompt or a folder that cannot be used.
@@ -43,12 +47,16 @@ def run(config: SweepConfig) -> Outcome:
         folder.update_manifest({"imposed_acceptance": as_stored(imposed)})
     with running(folder):
         physics.measure_steps(folder, pair, config)
+        texts: Sequence[GreedyText] = ()
         if config.mode == "replay":
             write_pair_texts(folder, pair, config)
         else:
             requests = plan(pair, config, config.k, config.temperature, imposed)
             models = (pair.target_model, pair.draft_model)
-            execute.run_requests(folder, requests, lambda _: models, "generating")
+            trials = execute.run_requests(folder, requests, lambda _: models, "generating")
+            if not imposed:  # else the texts are not the target's
+                texts = compare_greedy(trials, pair, config.decode.repetition_penalty)
         if not imposed and config.decode.stop == "none":
-            score_pair(folder, pair, config)
-    return concluded(folder, lambda: finish_sweep(folder, load(folder.path)))
+            with unless_broken(folder, "the draft's scores of the target's text"):
+                score_pair(folder, pair, config)
+    return concluded(folder, lambda: finish_sweep(folder, load(folder.path), texts))

@@ -4,10 +4,12 @@ from collections.abc import Collection, Sequence
 
 from harness.config import AuditionConfig, SweepConfig
 from harness.decoding.protocols import StopRule
+from harness.experiments.greedy import GreedyText, with_plain
 from harness.experiments.pair import EncodedPrompt, Pair
 from harness.experiments.progress import progress
 from harness.experiments.requests import warping_of
 from harness.measurement.scoring import score_texts
+from harness.measurement.snapshots import compare_texts
 from harness.measurement.traces import GeneratedText, TextRequest, generate_texts
 from harness.models.cached import CachedModel
 from harness.models.text import stop_rule
@@ -94,6 +96,27 @@ def score_pair(folder: RunFolder, pair: Pair, config: SweepConfig) -> None:
             texts, pair.target_model, pair.draft_model, draft_name=pair.draft.name, tick=tick
         )
     folder.write_traces(traces)
+
+
+def compare_greedy(
+    trials: Sequence[Trial], pair: Pair, repetition_penalty: float | None = None
+) -> list[GreedyText]:
+    """Hold every speculative greedy text against the plain one of its prompt."""
+    encoded = {(e.prompt.prompt_set, e.prompt.id): e.tokens for e in pair.prompts}
+    texts: list[GreedyText] = []
+    for trial, plain in with_plain(trials):
+        comparison = compare_texts(
+            pair.target_model,
+            encoded[trial.prompt_set, trial.prompt],
+            plain.tokens or (),
+            trial.tokens or (),
+            trial.k,
+            pair.target.network.dtype,
+            repetition_penalty,
+        )
+        names = (trial.prompt_set, trial.prompt, trial.repetition, trial.k)
+        texts.append(GreedyText(*names, **comparison._asdict()))
+    return texts
 
 
 def request_key(request: TextRequest) -> Key:

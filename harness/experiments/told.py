@@ -1,10 +1,12 @@
 """What every door's summary tells beside its verdict: headline numbers, failures, caveats."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from harness.experiments.priced import other_card
+from harness.experiments.running import NOT_MEASURED
 from harness.records import DUMMY_CAVEAT, IMPOSED_CAVEAT, Failure, ResultRow, StepTiming, Trial
 from harness.reporting.reading import dummies_of, synthetic
 from harness.storage import StoredRun
@@ -47,6 +49,12 @@ def failures(trials: Sequence[Trial]) -> list[Failure]:
         for trial in latest.values()
         if trial.status == "failed"
     ]
+
+
+def not_measured(manifest: Mapping[str, Any]) -> list[Failure]:
+    """What a model whose logits are not finite kept from being measured, generations aside."""
+    notes: Mapping[str, str] = manifest.get(NOT_MEASURED) or {}
+    return [Failure(what, error) for what, error in notes.items()]
 
 
 def caveats(

@@ -62,7 +62,7 @@ def validated(config: Config) -> Config:
 
 def _pair(config: PairConfig) -> None:
     for role, model in (("model", config.model), ("draft", config.draft)):
-        _model(role, model)
+        check_model(role, model)
     if config.model.name == config.draft.name and config.model.id != config.draft.id:
         raise UserError(
             f"draft.name={config.draft.name}: the same as model.name, of another model; "
@@ -123,7 +123,7 @@ def _profile(config: PairConfig) -> None:
 
 
 def _audition(config: AuditionConfig) -> None:
-    _model("model", config.model)
+    check_model("model", config.model)
     _prompts(config.prompts)
     _device("device.name", config.device.name)
     _decode(config.decode)
@@ -196,7 +196,12 @@ def check_temperature(values: Sequence[float]) -> None:
     _no_duplicates("temperature", values)
 
 
-def _model(role: str, model: ModelConf) -> None:
+def check_model(role: str, model: ModelConf) -> None:
+    """Refuse values of a model's group that cannot be, and name a model that has no name by its id.
+
+    Raises:
+        UserError: naming the key, which begins with `role`.
+    """
     if not model.id:
         raise UserError(f"{role}.id: empty; give a hub id or a local folder")
     model.name = model.name or PurePath(model.id.replace(":", "/")).name

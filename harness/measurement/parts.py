@@ -21,7 +21,14 @@ from harness.decoding.autoregressive import autoregressive_rounds
 from harness.decoding.drafters import ModelDrafter
 from harness.decoding.protocols import CausalModel
 from harness.decoding.sampling import Noise, Warping, host_tokens
-from harness.decoding.speculative import Verifier, emitted_round, speculative_rounds, verified
+from harness.decoding.speculative import (
+    Verifier,
+    check_logits,
+    emitted_round,
+    outcome_of,
+    speculative_rounds,
+    verified,
+)
 from harness.measurement.clock import Clock
 from harness.records import PartTiming
 
@@ -95,6 +102,9 @@ def time_rounds(
     Returns:
         One PartTiming per (K, part), raw samples; the i-th sample of every part of a K and of its
         whole rounds is of the same round of the same text.
+
+    Raises:
+        BrokenLogitsError: logits of the target or the draft are not finite.
     """
     clock = Clock(bench.target, bench.draft)
     for k in ks:  # a round after a full acceptance may come late, and must not be recorded then
@@ -213,13 +223,12 @@ def _pieces(
         else:
             logits = target.forward(torch.cat([last, proposal.tokens]))
             forwarded = clock.now()
-            decision = verifier(logits, proposal, position)
-            accepted, own = decision.accepted.unsqueeze(0), decision.next_token.unsqueeze(0)
-            outcome = torch.cat([accepted, proposal.tokens, own])
+            outcome = outcome_of(proposal, verifier(logits, proposal, position))
             decided = clock.now()
             book.note(k, "verify", forwarded - drafted)
             book.note(k, "accept", decided - forwarded)
         kept, *tokens = host_tokens(outcome)
+        check_logits(tokens, kept, position)
         last = outcome[-1:]
         done = emitted_round(tokens, kept, len(tokens) - 1, (k + 1), NO_END)
         position += len(done.tokens)

@@ -1,15 +1,17 @@
 """Does speculation leave the output unchanged? Texts compared at T = 0, laws at T > 0.
 
 Greedy texts must agree token by token. In 16 bits a verify of K + 1 positions rounds differently
-from K + 1 steps, and a near tie may fall the other way: that is a TIE when the margin between the
-two best tokens is within twice the noise measured at that very position, and a FAIL otherwise.
+from K + 1 steps, and a near tie may fall the other way: that is a TIE when both tokens are within
+twice the rounding noise of the best one, and a FAIL otherwise. The noise is measured at that very
+position, from several ways to compute the same logits; noise beyond what rounding can do is a FAIL.
 
 Sampled texts cannot be compared, but laws can. One text is forced; for each offset of a round the
 draft tokens before it are made to stand, so the token there must follow the target's law given that
 text, whether it was drafted, corrected or a bonus: a chi-square against the exact probabilities.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -28,12 +30,19 @@ from harness.decoding.sampling import (
     seen_tokens,
 )
 from harness.decoding.verification import verify_exact_match, verify_sampled
-from harness.records import Rule
+from harness.records import BrokenLogitsError, Rule
 
 Result = Literal["PASS", "TIE", "FAIL"]
 
 LEAST_EXPECTED = 5.0
 NOISE_FACTOR = 2.0
+# Rounding noise is at most this share of the logits' spread in 32 bits, and so many times eps in
+# 16 (in bfloat16 24 random layers gave 3.3); more says that a cache or a forward is wrong.
+MOST_NOISE, MOST_NOISE_ULPS = 1e-3, 8
+COARSE_EPS = 1e-4
+# Units in the last place of the best logit that two ways may differ by although the ways that were
+# compared agree (in 24 random bfloat16 layers, 3 between the best two where the noise was 0)
+LEAST_ULPS = 2
 # A uniform so small that any token of positive probability stands.
 ALWAYS = 1e-300
 
@@ -46,7 +55,7 @@ class TextComparison(NamedTuple):
         first_difference: position of the first token that differs, or None.
         target_margin: between the two best logits there, by a plain step.
         spec_margin: the same by a forward of K + 1 positions.
-        noise: largest difference between the two forwards' logits there.
+        noise: largest difference there between logits by different forwards.
     """
 
     result: Result
@@ -80,6 +89,8 @@ def compare_texts(
     plain: Sequence[int],
     speculative: Sequence[int],
     num_draft_tokens: int,
+    dtype: torch.dtype | None = None,
+    repetition_penalty: float | None = None,
 ) -> TextComparison:
     """Compare two greedy texts of one prompt and, where they differ, ask whether it is a tie.
 
@@ -89,6 +100,8 @@ def compare_texts(
         plain: the ids that plain decoding emitted.
         speculative: the ids that speculation emitted.
         num_draft_tokens: K, for the width of the verify.
+        dtype: that the target computes in; None for that of its logits.
+        repetition_penalty: of both texts.
     """
     if tuple(plain) == tuple(speculative):
         return TextComparison("PASS")
@@ -97,28 +110,96 @@ def compare_texts(
         (index for index, (one, other) in enumerate(pairs) if one != other),
         min(len(plain), len(speculative)),
     )
+    emitted = [text[position] for text in (plain, speculative) if position < len(text)]
     prefix = [*prompt, *plain[:position]]
-    step, verify = _both_ways(target, prefix, num_draft_tokens)
-    noise = float((step - verify).abs().max())
-    by_step, by_verify = _margin(step), _margin(verify)
-    tie = min(by_step, by_verify) <= NOISE_FACTOR * noise
-    return TextComparison("TIE" if tie else "FAIL", position, by_step, by_verify, noise)
+    seen = None
+    if repetition_penalty is not None:
+        seen = seen_tokens(prefix, target.vocab_size, target.device)
+    ways = (
+        penalised(logits.unsqueeze(0), seen, repetition_penalty)[0]
+        for logits in _forward_ways(target, prompt, plain, position, num_draft_tokens)
+    )
+    step, verify = next(ways), next(ways)
+    margins = _margin(step), _margin(verify)
+    computed = [step, verify]
+    while True:
+        rounding = _rounding(computed, dtype or step.dtype)
+        # No rounding shortens a text, which ends by a token like any other
+        if len(emitted) < 2 or not rounding.noise <= rounding.most:
+            break
+        gap = min(_gap(logits.float(), emitted) for logits in computed)
+        if gap <= NOISE_FACTOR * max(rounding.noise, rounding.least):
+            return TextComparison("TIE", position, *margins, rounding.noise)
+        another = next(ways, None)
+        if another is None:
+            break
+        computed.append(another)
+    return TextComparison("FAIL", position, *margins, rounding.noise)
 
 
-def _both_ways(
-    target: CausalModel, prefix: Sequence[int], num_draft_tokens: int
-) -> tuple[Tensor, Tensor]:
-    """Logits after `prefix` [vocab], by a one-token step and within a wider verify."""
-    target.prefill(prefix[:-1])
-    step = target.forward(torch.tensor(prefix[-1:], device=target.device))[-1].float()
+def _forward_ways(
+    target: CausalModel,
+    prompt: Sequence[int],
+    plain: Sequence[int],
+    position: int,
+    num_draft_tokens: int,
+) -> Iterator[Tensor]:
+    """Logits [vocab] that decide the plain text's token at `position`, by the forwards there are.
+
+    A one-token step and a verify that ends there, both after a prefill; a verify that begins there;
+    and, as long as the text is, the very steps of plain decoding.
+    """
+
+    def after(prefill: Sequence[int], fed: Sequence[int], row: int) -> Tensor:
+        target.prefill(prefill)
+        return target.forward(torch.tensor(fed, device=target.device))[row]
+
+    prefix = [*prompt, *plain[:position]]
+    yield after(prefix[:-1], prefix[-1:], -1)
     width = min(num_draft_tokens + 1, len(prefix))
-    target.prefill(prefix[:-width])
-    verify = target.forward(torch.tensor(prefix[-width:], device=target.device))[-1].float()
-    return step, verify
+    yield after(prefix[:-width], prefix[-width:], -1)
+    follow = [*plain[position:], *prompt][:num_draft_tokens]
+    yield after(prefix[:-1], [*prefix[-1:], *follow], 0)
+    logits = after(prompt[:-1], prompt[-1:], -1)
+    for token in plain[:position]:
+        target.rewind(0)
+        logits = target.forward(torch.tensor([token], device=target.device))[-1]
+    yield logits
+
+
+class _Rounding(NamedTuple):
+    """What rounding does to some logits, in their units.
+
+    Attributes:
+        noise: largest difference between any two ways to compute them.
+        least: what it may be although they agree, for the texts were computed in yet other ways.
+        most: more than this is no rounding.
+    """
+
+    noise: float
+    least: float
+    most: float
+
+
+def _rounding(computed: Sequence[Tensor], dtype: torch.dtype) -> _Rounding:
+    """Compare logits [vocab] that a model in `dtype` computed in several ways."""
+    logits = torch.stack([row.float() for row in computed])
+    finite = logits[:, logits.isfinite().all(0)]  # suppressed tokens are -inf every way
+    noise = float((finite.amax(0) - finite.amin(0)).max())
+    top, spread = float(finite.amax(-1).abs().max()), float(finite.max() - finite.min())
+    eps = torch.finfo(dtype).eps
+    least = LEAST_ULPS * eps * 2.0 ** math.floor(math.log2(max(top, 1e-30)))
+    share = MOST_NOISE_ULPS * eps if eps > COARSE_EPS else MOST_NOISE
+    return _Rounding(noise, least, max(share * spread, least))
+
+
+def _gap(logits: Tensor, emitted: Sequence[int]) -> float:
+    """How far the least likely of the emitted tokens is below the best."""
+    return float(logits.max() - logits[list(emitted)].min())
 
 
 def _margin(logits: Tensor) -> float:
-    best, second = logits.topk(2).values.tolist()
+    best, second = logits.float().topk(2).values.tolist()
     return best - second
 
 
@@ -147,9 +228,15 @@ def law_tests(
         rule: the acceptance rule.
         draws: per offset.
         seed: of the forced text and of all draws.
+
+    Raises:
+        BrokenLogitsError: logits of the target or the draft are not finite.
     """
     forced = _forced_text(target, prompt, num_draft_tokens, warping, seed)
-    along = [_probs_along(model, prompt, forced, warping) for model in (target, draft)]
+    along = [
+        _probs_along(model, prompt, forced, warping, who)
+        for model, who in ((target, "target"), (draft, "draft"))
+    ]
     laws = _Laws(along[0], along[1][:-1].to(target.device))
     tests: list[LawTest] = []
     for offset in range(1, num_draft_tokens + 2):
@@ -181,7 +268,7 @@ def most_open(
 
     def openness(prompt: Sequence[int]) -> float:
         forced = _forced_text(target, prompt, num_draft_tokens, warping, seed)
-        probs = _probs_along(target, prompt, forced, warping)
+        probs = _probs_along(target, prompt, forced, warping, "target")
         return float((1.0 - probs.max(-1).values).min())
 
     return max(prompts, key=openness)
@@ -195,7 +282,7 @@ class _Laws(NamedTuple):
 
 
 def _probs_along(
-    model: CausalModel, prompt: Sequence[int], forced: Tensor, warping: Warping
+    model: CausalModel, prompt: Sequence[int], forced: Tensor, warping: Warping, who: str
 ) -> Tensor:
     """Warped probabilities after the prompt and after each forced token, [len(forced) + 1, vocab].
 
@@ -203,7 +290,7 @@ def _probs_along(
     """
     model.prefill(prompt[:-1])
     last = torch.tensor(prompt[-1:], device=model.device)
-    logits = model.forward(torch.cat([last, forced.to(model.device)]))
+    logits = _finite(model.forward(torch.cat([last, forced.to(model.device)])), who)
     seen = None
     if warping.repetition_penalty is not None:
         before = seen_tokens(prompt, model.vocab_size, model.device)
@@ -222,12 +309,24 @@ def _forced_text(
     token = torch.tensor(prompt[-1:], device=target.device)
     tokens: list[Tensor] = []
     for position in range(count):
-        logits = penalised(target.forward(token), seen, penalty)
+        logits = penalised(_finite(target.forward(token), "target", position), seen, penalty)
         token = inverse_cdf(law(logits), noise.resample[position : position + 1])
         if seen is not None:
             seen[token] = True
         tokens.append(token)
     return torch.cat(tokens)
+
+
+def _finite(logits: Tensor, who: str, position: int = 0) -> Tensor:
+    """The logits [n, vocab], the first of which predict the text's token at `position`.
+
+    Raises:
+        BrokenLogitsError: a row's largest is not finite.
+    """
+    broken = (~logits.amax(-1).isfinite()).nonzero()
+    if len(broken):
+        raise BrokenLogitsError(who, position + int(broken[0]))
+    return logits
 
 
 def _draw_at(offset: int, index: int, forced: Tensor, laws: _Laws, noise: Noise, rule: Rule) -> int:

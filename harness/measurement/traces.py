@@ -32,11 +32,7 @@ from harness.measurement.clock import Clock
 from harness.measurement.trials import stop_reason
 from harness.models.cached import CachedModel
 from harness.models.halves import Halves, new_cache, take_apart
-from harness.records import StopReason, UserError
-
-
-class BrokenLogitsError(UserError):
-    """A model's logits are NaN or infinite; the message names the model, prompt and position."""
+from harness.records import BrokenLogitsError, StopReason
 
 
 @dataclass(frozen=True)
@@ -301,7 +297,4 @@ def _uniforms(request: TextRequest, positions: int, device: torch.device) -> Ten
 
 def broken_logits(name: str, request: TextRequest, position: int) -> BrokenLogitsError:
     """The error that names model, prompt and text position of logits that are not finite."""
-    return BrokenLogitsError(
-        f"{name}: its logits are not finite at position {position} of prompt "
-        f"{request.prompt_set}/{request.prompt}; check its weights or its dtype"
-    )
+    return BrokenLogitsError(name, position, f"prompt {request.prompt_set}/{request.prompt}")

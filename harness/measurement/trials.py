@@ -2,7 +2,7 @@
 
 Decode time starts when every prefill is done and ends with the last token; only emitted tokens are
 counted, by the same code for the baseline and for speculation. A generation that runs out of memory
-is a record with an error, not the end of the sweep.
+or meets logits that are not finite is a record with an error, not the end of the sweep.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -19,7 +19,7 @@ from harness.decoding.sampling import Noise, Warping, seen_tokens
 from harness.decoding.speculative import speculative_rounds
 from harness.measurement.clock import Clock
 from harness.models.room import is_out_of_memory
-from harness.records import Round, Rule, StopReason, Trial
+from harness.records import BrokenLogitsError, Round, Rule, StopReason, Trial
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,16 @@ def run_trial(request: Request, target: CausalModel, draft: Draft | None) -> Tri
         draft: the draft model, or a function that makes the drafter; not used where request.k is 0.
 
     Returns:
-        The trial; `failed` with the error where memory ran out.
+        The trial; `failed` with the error where memory ran out or logits were not finite.
     """
     empty = _empty_trial(request)
     _reset_peak(target.device)
     try:
         timed = _generate(request, target, draft)
+    except BrokenLogitsError as error:
+        names = {"target": f"model={request.model}", "draft": f"draft={request.draft}"}
+        named = BrokenLogitsError(names[error.who], error.position)
+        return replace(empty, status="failed", error=str(named))
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise

@@ -44,14 +44,17 @@ def take_apart(model: CachedModel, sample: Sequence[int]) -> Halves | None:
     """Body and head of a network, or None where together they are not the whole network.
 
     Soft-capped or scaled logits (Gemma 2, Granite, Cohere) are such a case: both ways are computed
-    once, on the last tokens of `sample`, and compared.
+    once, on the last tokens of `sample`, and compared. So are bodies that cannot run on their own,
+    or that want other arguments than the whole network.
     """
     network: Any = model.network
     ids = torch.tensor([list(sample)[-SAMPLE_TOKENS:]], device=network.device)
     try:
         halves = Halves(model)
         apart = halves.logits(halves.hidden(input_ids=ids, use_cache=False))
-    except (AttributeError, TypeError):
+    except torch.OutOfMemoryError:
+        raise
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
         return None
     whole = network(input_ids=ids, use_cache=False).logits[..., : model.vocab_size]
     if apart.shape != whole.shape:

@@ -4,7 +4,10 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pickle import UnpicklingError
 
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from transformers.utils import logging as hf_logging
 
 from harness.config import ModelConf
@@ -19,6 +22,14 @@ def explained(conf: ModelConf, key: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise UserError(f"{key}.id={conf.id}: {_first_line(error)}") from error
+    except (SafetensorError, UnpicklingError, EOFError) as error:
+        raise UserError(
+            f"{key}.id={conf.id}: a file of its weights is damaged or cut short "
+            f"({_first_line(error)}); download or save it again"
+        ) from error
+    except StrictDataclassError as error:
+        reason = " ".join(str(error.__cause__ or error).split())[:200].rstrip(".")
+        raise UserError(f"{key}.id={conf.id}: its config.json cannot be used ({reason})") from error
     except (MemoryError, OSError, ValueError, KeyError, RuntimeError) as error:
         if is_out_of_memory(error):
             raise UserError(

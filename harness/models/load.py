@@ -19,6 +19,7 @@ from harness import PACKAGE
 from harness.config import ModelConf
 from harness.models import dummy
 from harness.models.cached import output_weight
+from harness.models.checkpoint import check_complete, check_source
 from harness.models.figures import figures, positions, shape_of
 from harness.models.hub import explained, quiet_transformers
 from harness.models.room import (
@@ -106,8 +107,8 @@ def load(conf: ModelConf, key: str, device: torch.device) -> LoadedModel:
         device: where it goes by default.
 
     Raises:
-        UserError: no such model, no network, an unknown dtype or one that the device lacks, not
-            enough memory, or a missing optional package.
+        UserError: no such model, something else than a whole causal model, no network, an unknown
+            dtype or one that the device lacks, not enough memory, or a missing optional package.
     """
     wanted = tenant(conf, key, device)
     if wanted is not None:
@@ -118,7 +119,16 @@ def load(conf: ModelConf, key: str, device: torch.device) -> LoadedModel:
     options = _options(conf, key, device)
     with quiet_transformers(), explained(conf, key):
         tokenizer = AutoTokenizer.from_pretrained(source, **_hub(conf))
-        network: Any = AutoModelForCausalLM.from_pretrained(source, **_hub(conf), **options)
+        # Sizes that differ come back by name, instead of as an error that names none
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            source,
+            **_hub(conf),
+            **options,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+        network, info = loaded
+        check_complete(conf, key, network, info)
         if conf.device_map is None and conf.quantization is None:
             network.to(resolve_device(conf.device) if conf.device else device)
     network.eval()
@@ -140,9 +150,13 @@ def tenant(conf: ModelConf, key: str, device: torch.device) -> Tenant | None:
     quantizes or spreads over devices.
 
     Raises:
-        UserError: the config cannot be read, or the device cannot compute in the model's dtype.
+        UserError: the config cannot be read or is not a causal model's, or the device cannot
+            compute in the model's dtype.
     """
     device = resolve_device(conf.device) if conf.device else device
+    if conf.weights != "dummy":
+        with quiet_transformers():
+            check_source(conf, key, _source(conf, key))
     if conf.device_map is not None or conf.quantization is not None:
         return None
     if conf.weights == "dummy":

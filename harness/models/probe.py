@@ -14,7 +14,7 @@ from harness.models.lean.model import LeanModel
 from harness.models.lean.static import StaticModel
 from harness.models.lean.weights import unsupported
 from harness.models.room import is_out_of_memory
-from harness.records import UserError
+from harness.records import BrokenLogitsError, UserError
 
 # Logits of two orders of the same sums, relative to the largest: rounding stays far below these,
 # a state that was not rewound is far above.
@@ -37,9 +37,11 @@ def cached_model(
             model's `engine_reason` says why. auto: cuda_graphs on CUDA, else eager.
 
     Raises:
-        UserError: graphs are asked for without a CUDA device, or nothing rewinds it.
+        UserError: its logits are not finite, graphs are asked for without a CUDA device, or nothing
+            rewinds it.
     """
     settle_kernels()  # every model that a door or a benchmark times comes this way
+    _check_logits(network, vocab_size, name)
     reasons: list[str] = []
     no_graphs = None
     on_cuda = next(network.parameters()).device.type == "cuda"
@@ -84,13 +86,13 @@ def lean_model(network: PreTrainedModel, vocab_size: int) -> tuple[LeanModel | N
         return None, reason
     try:
         model = LeanModel(network, vocab_size)
-        errors = (forward_error(model), rewind_error(model))
+        error = _worst(forward_error(model), rewind_error(model))
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as problem:
         if is_out_of_memory(problem):
             raise
         return None, f"the lean forward does not fit it ({type(problem).__name__}: {problem})"
-    if max(errors) > allowed_error(network):
-        return None, f"the lean forward's logits are off by {max(errors):.2g} of their range"
+    if not error <= allowed_error(network):  # NaN is neither below nor above
+        return None, f"the lean forward's logits are off by {error:.2g} of their range"
     return model, None
 
 
@@ -113,7 +115,7 @@ def graphed_model(
     for compiled in (True, False):
         try:
             model = StaticModel(network, vocab_size, compiled=compiled)
-            error = max(forward_error(model), rewind_error(model))
+            error = _worst(forward_error(model), rewind_error(model))
         # A compiler fails in too many ways to list: no C compiler, a Triton error, a timeout
         except Exception as problem:
             if is_out_of_memory(problem):
@@ -140,6 +142,26 @@ def check_graphs(device: torch.device, name: str) -> None:
             f"backend=cuda_graphs: {name} is on {device.type}, and graphs need device=cuda; "
             "use backend=eager"
         )
+
+
+@torch.inference_mode()
+def _check_logits(network: PreTrainedModel, vocab_size: int, name: str) -> None:
+    """Refuse a model that computes NaN at once; later ones are noticed where they turn up.
+
+    Raises:
+        BrokenLogitsError: its logits are not finite.
+    """
+    tokens = [(37 * index + 11) % min(vocab_size, 997) for index in range(CONTEXT)]
+    try:
+        ids = torch.tensor([tokens], device=network.device)
+        peaks = network(input_ids=ids, use_cache=False).logits[0].amax(-1)
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as problem:
+        if is_out_of_memory(problem):
+            raise
+        return  # it wants other arguments; what is tried next says what is the matter
+    broken = (~peaks.isfinite()).nonzero()
+    if len(broken):
+        raise BrokenLogitsError(name, int(broken[0]), "the probe's text")
 
 
 def forward_error(model: CachedModel) -> float:
@@ -172,6 +194,11 @@ def rewind_error(model: CachedModel) -> float:
     again = model.forward(torch.tensor(tokens[-1:]))
     model.prefill([])
     return float((fresh - again).abs().max() / fresh.abs().max().clamp_min(1e-9))
+
+
+def _worst(*errors: float) -> float:
+    """The largest, and NaN where any is NaN, which Python's `max` may pass over."""
+    return float(torch.tensor(errors).max())
 
 
 def _candidates(network: PreTrainedModel) -> list[type[CachedModel]]:

@@ -1,7 +1,10 @@
 """From a prompt to token ids, through the model's chat template where it has one."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+
+from jinja2 import TemplateError
 
 from harness.config import PromptsConf
 from harness.records import Prompt, UserError
@@ -11,7 +14,8 @@ def encode(tokenizer: Any, prompt: Prompt, conf: PromptsConf) -> tuple[int, ...]
     """Token ids of the prompt's first turn, as the model expects to be spoken to.
 
     Raises:
-        UserError: a chat template is demanded and there is none, or the prompt has no tokens.
+        UserError: a chat template is demanded and there is none, or it cannot render the prompt,
+            or the prompt has no tokens.
     """
     text = prompt.turns[0]
     has_template = bool(getattr(tokenizer, "chat_template", None))
@@ -20,17 +24,39 @@ def encode(tokenizer: Any, prompt: Prompt, conf: PromptsConf) -> tuple[int, ...]
             "prompts.chat_template=always: this tokenizer has no chat template; use auto or never"
         )
     if has_template and conf.chat_template != "never":
-        ids = tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}],
-            add_generation_prompt=True,
-            enable_thinking=conf.enable_thinking,
-            return_dict=True,
-        )["input_ids"]
+        with _template_explained(tokenizer, prompt):
+            ids = tokenizer.apply_chat_template(
+                [{"role": "user", "content": text}],
+                add_generation_prompt=True,
+                enable_thinking=conf.enable_thinking,
+                return_dict=True,
+            )["input_ids"]
     else:
         ids = tokenizer(text)["input_ids"]
     if not ids:
         raise UserError(f"prompt {prompt.prompt_set}/{prompt.id}: it has no tokens; give it text")
     return tuple(int(token) for token in ids)
+
+
+@contextmanager
+def _template_explained(tokenizer: Any, prompt: Prompt) -> Iterator[None]:
+    """Turn what a chat template, a program of the model's makers, raises into one line."""
+    try:
+        yield
+    except (
+        TemplateError,
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+    ) as e:
+        reason = " ".join(f"{type(e).__name__}: {e}".split())[:200].rstrip(".")
+        raise UserError(
+            f"prompt {prompt.prompt_set}/{prompt.id}: the chat template of "
+            f"{tokenizer.name_or_path} cannot render it ({reason}); mend the template, leave the "
+            "prompt out, or use prompts.chat_template=never"
+        ) from e
 
 
 class StopStrings:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.reporting import formatting as fmt
 from harness.reporting import wording
-from harness.reporting.reading import door_of, results_of
+from harness.reporting.reading import door_of, results_of, summary_of
 from harness.reporting.serving import snippets_of
 from harness.reporting.snippets import Snippet
 from harness.reporting.tables import Table, tables_of
@@ -109,6 +109,11 @@ def measured_with(run: "StoredRun") -> tuple[Pairs, Pairs]:
                 _command(run, entries[key]) if name == "command" else fmt.text(entries[key])
             )
             used.add(key)
+    texts = summary_of(run).get("greedy_texts")
+    if texts:
+        names = {"PASS": "equal", "TIE": "tie", "FAIL": "different", "OPEN": "not judged"}
+        counts = ", ".join(f"{texts[key]} {name}" for key, name in names.items() if key in texts)
+        shown["greedy texts against plain decoding"] = counts
     rest = ((key, fmt.text(value)) for key, value in entries.items() if key not in used)
     return tuple(shown.items()), tuple(rest)
 

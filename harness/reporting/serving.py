@@ -7,6 +7,7 @@ there is anything to serve, under which names, and what the run knows of every r
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from harness.config import split_draft
 from harness.reporting import engine_lines as lines
 from harness.reporting import formatting as fmt
 from harness.reporting.reading import door_of, dummies_of, summary_of, synthetic
@@ -55,9 +56,9 @@ def draft_id(run: "StoredRun", name: str) -> str:
     if conf and conf.get("name") == name:
         return model_id(conf)
     for entry in run.config.get("drafts") or ():
-        own, _, identity = str(entry).partition("@")
-        if own == name and identity:
-            return identity
+        draft = split_draft(str(entry))
+        if draft.name == name and draft.id:
+            return draft.id
     described = (run.manifest.get("models") or {}).get(name) or {}
     return str(described.get("id") or name)
 

@@ -16,7 +16,7 @@ report the survivors' intervals as those of the prompts they were scored on.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -72,6 +72,14 @@ class Race:
         """The drafts that the next batch of prompts is for; none once the order is decided."""
         left = tuple(draft for draft in self.running if draft is not None)
         return left if len(self.running) > 1 else ()
+
+    def without(self, draft: str) -> "Race":
+        """The race after a draft broke down: it is neither scored nor ranked any more."""
+        return replace(
+            self,
+            running=tuple(name for name in self.running if name != draft),
+            scored={name: count for name, count in self.scored.items() if name != draft},
+        )
 
     def savings(self, prompts: int) -> "Savings":
         """What was saved of scoring every draft on this many prompts."""

@@ -27,8 +27,9 @@ SAMPLED_COLUMNS = (
     Column("p-value"),
 )
 GREEDY_NOTES = (
-    "PASS: the same tokens as plain decoding. TIE: they first differ where the two likeliest"
-    " tokens are closer than the rounding noise. FAIL: they differ elsewhere.",
+    "PASS: the same tokens as plain decoding. TIE: they first differ where both tokens are as"
+    " likely as the best one, within rounding. FAIL: they differ elsewhere, or by more than"
+    " rounding does.",
     "first difference: the token position; margins: the gap between the two likeliest tokens"
     " there, in logits.",
 )

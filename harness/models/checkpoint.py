@@ -1,0 +1,197 @@
+"""Is this folder a whole causal language model? Refused by name where it is something else.
+
+transformers fills what a checkpoint lacks with random values and goes on, so that half a download,
+a reward model or an EAGLE head would run, and be measured. What such folders hold shows in two
+places: in their configuration, before anything large is read, and in the names of the tensors that
+were missing or left over once they were.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+from transformers.utils.hub import cached_file
+
+from harness.config import ModelConf
+from harness.records import UserError
+
+# Keys and class names that only heads for speculative decoding have (EAGLE 1-3, HASS, Medusa, MLP
+# speculators, and whatever the speculators library saves)
+HEAD_KEYS = ("speculators_model_type", "eagle_config", "draft_vocab_size", "medusa_num_heads")
+HEAD_CLASS = re.compile(r"eagle|medusa|speculator", re.IGNORECASE)
+HEAD_TENSORS = re.compile(r"^(model\.)?(fc\.|d2t$|t2d$|midlayer\.|medusa_head\.|hidden_norm\.)")
+SCORER_CLASS = re.compile(
+    r"For(Sequence|Token)Classification|ForQuestionAnswering|ForMultipleChoice|RewardModel"
+)
+SCORER_TENSORS = re.compile(r"^(score|classifier|v_head|value_head|reward_head|qa_outputs)\b")
+SHOWN = 3
+
+HEAD = (
+    "a head for speculative decoding (EAGLE, Medusa or their kind), which drafts from the target's "
+    "hidden states and is no model of its own; give a causal model as the draft, or serve the head "
+    "with an engine that knows it and hold its numbers against plain decoding here: "
+    "python -m harness.breakeven acceptance_from=<result of vllm bench serve>"
+)
+SCORER = (
+    "a reward model or classifier, which scores text and writes none; give the causal model that "
+    "it was made from"
+)
+GGUF = (
+    "weights in GGUF, the format of llama.cpp, and the harness runs transformers; give the folder "
+    "or hub id of the original (config.json and *.safetensors)"
+)
+
+
+def check_source(conf: ModelConf, key: str, source: str) -> None:
+    """Refuse what its files already show to be no whole causal language model.
+
+    Args:
+        conf: of the model or draft group.
+        key: "model" or "draft", for error messages.
+        source: folder or hub id. Of a hub id only its small files are asked for.
+
+    Raises:
+        UserError: a single file, GGUF, a LoRA adapter, a drafting head, a reward model.
+    """
+    path = Path(source)
+    if path.is_file():
+        kind = GGUF if path.suffix == ".gguf" else "a file; give the folder that holds it"
+        raise _not_a_model(conf, key, kind)
+    adapter = _json(source, "adapter_config.json", conf) if path.is_dir() else None
+    config = _json(source, "config.json", conf)
+    if config is None and not path.is_dir():
+        adapter = _json(source, "adapter_config.json", conf)
+    if adapter is not None:
+        base = adapter.get("base_model_name_or_path") or "its base model"
+        raise _not_a_model(
+            conf,
+            key,
+            f"a LoRA adapter of {base}, not a whole model; merge the two and give that folder "
+            "(peft: AutoPeftModelForCausalLM.from_pretrained(...).merge_and_unload()"
+            ".save_pretrained(folder), with the tokenizer)",
+        )
+    if config is None:
+        named = [entry.name for entry in path.glob("*.gguf")] if path.is_dir() else [source]
+        if any("gguf" in name.lower() for name in named):
+            raise _not_a_model(conf, key, GGUF)
+        return
+    kind = _kind_of_config(config)
+    if kind is not None:
+        raise _not_a_model(conf, key, kind)
+
+
+def check_complete(
+    conf: ModelConf, key: str, network: PreTrainedModel, info: Mapping[str, Iterable[Any]]
+) -> None:
+    """Refuse a network any of whose weights were not in the checkpoint.
+
+    Heads that are tied to the embedding are no part of a checkpoint and are not missed.
+
+    Args:
+        conf: of the model or draft group.
+        key: "model" or "draft", for error messages.
+        network: as it was loaded.
+        info: transformers' `output_loading_info`.
+
+    Raises:
+        UserError: tensors are missing or of another shape; the first few are named, with what the
+            folder seems to hold.
+    """
+    missing = sorted(info["missing_keys"])
+    wrong_shape = sorted(entry[0] for entry in info["mismatched_keys"])
+    unexpected = sorted(info["unexpected_keys"])
+    count = len(network.state_dict())
+    if missing:
+        fault = f"it lacks {len(missing)} of {count} tensors ({_some(missing)})"
+    elif wrong_shape:
+        fault = (
+            f"{len(wrong_shape)} of {count} tensors have another shape than config.json says "
+            f"({_some(wrong_shape)})"
+        )
+    elif any(info.get("error_msgs", ())):
+        fault = f"it could not be read ({_some([str(line) for line in info['error_msgs']])})"
+    else:
+        return
+    seems = _kind_of_tensors(network, missing, wrong_shape, unexpected, count)
+    raise UserError(
+        f"{key}.id={conf.id}: {fault}, and transformers would run it with random values there; "
+        f"it seems to be {seems}"
+    )
+
+
+def _not_a_model(conf: ModelConf, key: str, kind: str) -> UserError:
+    return UserError(f"{key}.id={conf.id}: this is {kind}")
+
+
+def _kind_of_config(config: Mapping[str, Any]) -> str | None:
+    names = " ".join(str(name) for name in config.get("architectures") or ())
+    model_type = str(config.get("model_type", ""))
+    if any(name in config for name in HEAD_KEYS) or HEAD_CLASS.search(f"{names} {model_type}"):
+        return HEAD
+    writes = re.search(r"CausalLM|LMHead|ConditionalGeneration", names)
+    return SCORER if SCORER_CLASS.search(names) and not writes else None
+
+
+def _kind_of_tensors(
+    network: PreTrainedModel,
+    missing: Sequence[str],
+    wrong_shape: Sequence[str],
+    unexpected: Sequence[str],
+    count: int,
+) -> str:
+    if any(HEAD_TENSORS.match(name) for name in unexpected):
+        return HEAD
+    if any(SCORER_TENSORS.match(name) for name in unexpected):
+        return SCORER
+    if missing and set(missing) <= _head_names(network):
+        return (
+            "a base model without its output head (a body or an embedding model); give the causal "
+            "model"
+        )
+    if (wrong_shape and not missing) or (2 * len(missing) > count and unexpected):
+        return (
+            "of another architecture or size than its config.json says "
+            f"({len(unexpected)} tensors are left over); give a folder whose files belong together"
+        )
+    return "an incomplete checkpoint; download or save it again"
+
+
+def _head_names(network: PreTrainedModel) -> set[str]:
+    head: Any = network.get_output_embeddings()
+    return {
+        f"{name}.{parameter}"
+        for name, module in network.named_modules()
+        if module is head
+        for parameter, _ in module.named_parameters()
+    }
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f", and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
+
+
+def _json(source: str, name: str, conf: ModelConf) -> dict[str, Any] | None:
+    """A small file of a model as an object; None where there is none, or it cannot be read.
+
+    transformers reads the same files next, and its errors say more than could be said here.
+    """
+    try:
+        if Path(source).is_dir():
+            found: str | Path | None = Path(source) / name
+        else:
+            found = cached_file(
+                source,
+                name,
+                revision=conf.revision,
+                _raise_exceptions_for_gated_repo=False,
+                _raise_exceptions_for_missing_entries=False,
+                _raise_exceptions_for_connection_errors=False,
+            )
+        content = json.loads(Path(found).read_text(encoding="utf-8")) if found else None
+    except (OSError, ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) else None

@@ -1,0 +1,327 @@
+"""Logits that are NaN or infinite: one clear error per cell, at every temperature and door."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from random_models import qwen3, save
+from stubs import TableModel
+from test_measurement import PROMPT, request
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from harness.config import ModelConf
+from harness.decoding.sampling import Warping
+from harness.entry import compose, draft_conf
+from harness.experiments import audition, execute, physics, profile, snapshot, stage, sweep
+from harness.experiments.pair import open_configured
+from harness.experiments.requests import plan
+from harness.measurement import parts
+from harness.measurement.trials import run_trial
+from harness.models.cached import CachedModel
+from harness.models.lean.model import LeanModel
+from harness.models.lean.static import StaticModel
+from harness.records import BrokenLogitsError, CopyBandwidth, Trial, UserError
+from harness.storage import StoredRun, load
+
+NAN, INF = float("nan"), float("inf")
+FAULTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "one NaN": lambda row: row.index_fill(0, torch.tensor([3]), NAN),
+    "one +inf": lambda row: row.index_fill(0, torch.tensor([3]), INF),
+    "all NaN": lambda row: torch.full_like(row, NAN),
+    "all -inf": lambda row: torch.full_like(row, -INF),
+}
+
+
+class Faulty(TableModel):
+    """Its logits are broken once the text is longer than `sound` tokens."""
+
+    def __init__(self, fault: str, sound: int, strangeness: float = 0.0) -> None:
+        super().__init__(strangeness=strangeness)
+        self.fault, self.sound = FAULTS[fault], sound
+
+    def logits(self, prefix: tuple[int, ...]) -> Tensor:
+        row = super().logits(prefix)
+        return self.fault(row) if len(prefix) - len(PROMPT) >= self.sound else row
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("sound", [0, 7])
+def test_a_broken_target_fails_the_trial_at_the_position_where_it_breaks(
+    fault: str, temperature: float, sound: int
+) -> None:
+    for k, draft in ((0, None), (1, TableModel(strangeness=0.3)), (4, TableModel())):
+        trial = run_trial(request(k, temperature=temperature), Faulty(fault, sound), draft)
+        assert (trial.status, trial.tokens) == ("failed", None), k
+        assert trial.error == (
+            f"model=target: its logits are not finite at position {sound}; "
+            "check its weights or its dtype"
+        )
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"rule": "exact_match"},
+        {"rule": "greedy_draft"},
+        {"warping": Warping(1.0, top_k=3, top_p=0.9)},
+        {"stop_below": 0.3},
+        {"imposed": (0.9, 0.9, 0.9, 0.9)},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_under_every_rule_warping_and_way_of_drafting(fault: str, more: dict[str, object]) -> None:
+    changed = replace(request(4, temperature=1.0), **more)  # type: ignore[arg-type]
+    for target, draft, who in (
+        (Faulty(fault, 6), TableModel(strangeness=0.2), "model=target"),
+        (TableModel(), Faulty(fault, 6, strangeness=0.2), "draft=draft"),
+    ):
+        trial = run_trial(changed, target, draft)
+        assert trial.status == "failed"
+        assert str(trial.error).startswith(f"{who}: its logits are not finite at position")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_broken_draft_fails_the_trial_and_the_plain_text_stands(temperature: float) -> None:
+    draft = Faulty("one NaN", 9)  # whose third round of five begins at position 10
+    assert run_trial(request(0, temperature=temperature), TableModel(), None).status == "ok"
+    trial = run_trial(request(4, temperature=temperature), TableModel(), draft)
+    assert trial.error == (
+        "draft=draft: its logits are not finite at position 10; check its weights or its dtype"
+    )
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_few_suppressed_tokens_are_no_fault(temperature: float) -> None:
+    class Suppressing(TableModel):
+        def logits(self, prefix: tuple[int, ...]) -> Tensor:
+            return super().logits(prefix).index_fill(0, torch.tensor([0, 5]), -INF)
+
+    for k, draft in ((0, None), (4, Suppressing(strangeness=0.3))):
+        trial = run_trial(request(k, temperature=temperature), Suppressing(), draft)
+        assert trial.status == "ok"
+        assert not {0, 5} & set(trial.tokens or ())
+
+
+def test_rows_after_a_rejected_token_do_not_matter() -> None:
+    """Only what the text is made from is looked at: plain decoding never sees those rows."""
+
+    class Fragile(TableModel):
+        def logits(self, prefix: tuple[int, ...]) -> Tensor:
+            row = super().logits(prefix)
+            return row if prefix[len(PROMPT) :] == text[: len(prefix) - len(PROMPT)] else row * NAN
+
+    text = run_trial(request(0), TableModel(), None).tokens or ()
+    trial = run_trial(request(4), Fragile(), TableModel(strangeness=0.6))
+    assert trial.tokens == text
+
+
+def test_a_round_reads_the_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[str] = []
+    for name in ("tolist", "item", "__bool__", "__int__", "__float__"):
+        own = getattr(Tensor, name)
+
+        def counted(self: Tensor, own: Callable[..., object] = own, name: str = name) -> object:
+            reads.append(name)
+            return own(self)
+
+        monkeypatch.setattr(Tensor, name, counted)
+
+    class Frozen(TableModel):
+        """Looks its prefix up without asking the tensor."""
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            before = len(reads)
+            logits = super().forward(tokens)
+            del reads[before:]
+            return logits
+
+    for temperature in (0.0, 1.0):
+        reads.clear()
+        plain = run_trial(request(0, temperature=temperature), Frozen(), None)
+        assert reads == ["tolist"] * int(plain.new_tokens or 0)
+        reads.clear()
+        trial = run_trial(request(4, temperature=temperature), Frozen(), Frozen(strangeness=0.3))
+        assert reads == ["tolist"] * int(trial.rounds or 0)
+
+
+def breaking_at(network: PreTrainedModel, token: int) -> PreTrainedModel:
+    """A network whose logits are NaN once it has read `token`."""
+    with torch.no_grad():
+        network.get_parameter("model.embed_tokens.weight")[token] = NAN
+    return network
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "engine",
+    [CachedModel, LeanModel, lambda *args: StaticModel(*args, compiled=False)],
+    ids=["transformers", "lean", "recorded"],
+)
+def test_every_engine_notices_it(engine: Callable[..., CachedModel], temperature: float) -> None:
+    def untied(seed: int = 0) -> PreTrainedModel:
+        return qwen3(seed, tie_word_embeddings=False)
+
+    sound, draft = engine(untied(), 1024), engine(untied(1), 1024)
+    for k in (0, 3):
+        asked = replace(request(k, temperature=temperature), tokens=(5, 9, 77, 3))
+        text = run_trial(asked, sound, draft).tokens or ()
+        position = next(i for i, token in enumerate(text) if token not in asked.tokens)
+        broken = engine(breaking_at(untied(), text[position]), 1024)
+        trial = run_trial(asked, broken, draft)
+        assert trial.status == "failed"
+        assert str(trial.error).startswith("model=target: its logits are not finite at position")
+        if k == 0:  # in a verify a NaN key reaches the positions before it, masked or not
+            assert f"at position {position + 1};" in str(trial.error)
+        elif temperature == 0.0:  # the text is the same, whoever drafts it
+            trial = run_trial(asked, sound, broken)
+            assert str(trial.error).startswith("draft=draft: its logits are not finite")
+
+
+GRID = ["prompts.sets=[easy]", "prompts.limit=4", "new_tokens=10", "threads=1", "k=[2]"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_samples() -> object:
+    """Step times are not what these tests are about."""
+    patch = pytest.MonkeyPatch()
+    for module in (stage, execute):
+        patch.setattr(module, "LATENCY_REPETITIONS", 3)
+    patch.setattr(parts, "MOST_VISITS", 4)
+    patch.setattr(physics, "copy_bandwidth", lambda *_: CopyBandwidth(10.0, 1, 1))
+    yield
+    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def late(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded target, NaN once it has read a token that it emits after some of the prompts."""
+    settings = compose("sweep", [*GRID, "temperature=[0]"])
+    pair = open_configured(settings)
+    plain = [
+        run_trial(entry, pair.target_model, None)
+        for entry in plan(pair, settings, [1], [0.0])
+        if entry.k == 0
+    ]
+    # Not those of a prompt, nor of the probe, which would refuse the model at once
+    early = {token for entry in pair.prompts for token in entry.tokens}
+    early |= {(37 * index + add) % 997 for index in range(30) for add in (11, 16)}
+    texts = [set((trial.tokens or ())[:-2]) for trial in plain]
+    token = next(
+        token
+        for token in sorted(set.union(*texts) - early)
+        if 0 < sum(token in text for text in texts) < len(texts)
+    )
+    network = pair.target.network
+    network.set_output_embeddings(copy.deepcopy(network.get_output_embeddings()))
+    network.config.tie_word_embeddings = False
+    network.all_tied_weights_keys = {}
+    return save(breaking_at(network, token), tmp_path_factory.mktemp("late") / "model")
+
+
+@pytest.fixture(scope="module")
+def at_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    network = qwen3()
+    with torch.no_grad():
+        network.get_parameter("model.norm.weight").fill_(NAN)
+    return save(network, tmp_path_factory.mktemp("at_once") / "model")
+
+
+def as_(role: str, folder: Path) -> list[str]:
+    return [f"{role}=hf", f"{role}.id={folder}", f"{role}.name=late"]
+
+
+def stored(folder: Path | None) -> StoredRun:
+    assert folder is not None
+    return load(folder)
+
+
+def errors(run: StoredRun) -> list[str]:
+    assert run.summary is not None
+    return [entry["error"] for entry in run.summary["failures"]]
+
+
+def failed(run: StoredRun) -> list[Trial]:
+    return [trial for trial in run.trials if trial.status == "failed"]
+
+
+def test_a_sweep_stores_each_broken_cell_as_failed_and_measures_the_rest(
+    late: Path, tmp_path: Path
+) -> None:
+    asked = [f"results_root={tmp_path}", *GRID, *as_("model", late), "temperature=[0,1]"]
+    outcome = sweep.run(compose("sweep", asked))
+    run = stored(outcome.folder)
+    assert outcome.status == 1
+    assert {(trial.k, trial.temperature) for trial in failed(run)} >= {(0, 0.0), (2, 0.0)}
+    for trial in failed(run):
+        assert str(trial.error).startswith("model=late: its logits are not finite at position")
+    assert any(trial.status == "ok" for trial in run.trials)
+    assert len(errors(run)) == len(failed(run))
+
+
+def test_a_sweep_with_a_broken_draft_names_it_and_keeps_the_plain_texts(
+    late: Path, tmp_path: Path
+) -> None:
+    asked = [f"results_root={tmp_path}", *GRID, *as_("draft", late), "temperature=[0]"]
+    outcome = sweep.run(compose("sweep", asked))
+    run = stored(outcome.folder)
+    assert outcome.status == 1
+    assert failed(run)
+    assert {trial.k for trial in failed(run)} == {2}
+    assert all(line.startswith("draft=late: its logits are not finite") for line in errors(run))
+    # Nor could the draft score those texts
+    assert len(errors(run)) == len(failed(run)) + 1
+
+
+def test_a_snapshot_says_so_at_every_temperature(late: Path, tmp_path: Path) -> None:
+    grid = [f"results_root={tmp_path}", *GRID, "k=[8]", "temperature=[0,1]"]
+    outcome = snapshot.run(compose("snapshot", [*grid, *as_("model", late)]))
+    run = stored(outcome.folder)
+    assert outcome.status == 1
+    assert run.summary is not None
+    assert run.summary["headline"]["FAIL"] == 0
+    places = [entry["where"] for entry in run.summary["failures"]]
+    assert any("temperature=0" in place for place in places)
+    assert "K=8 temperature=1" in places
+    assert all("its logits are not finite" in line for line in errors(run))
+
+
+def test_a_profile_says_so_and_keeps_the_step_times(late: Path, tmp_path: Path) -> None:
+    asked = [f"results_root={tmp_path}", *GRID, *as_("model", late)]
+    sizes = ["contexts=[16]", "batches=[1]"]
+    outcome = profile.run(compose("profile", [*asked, *sizes]))
+    run = stored(outcome.folder)
+    assert outcome.status == 1
+    assert all("model=late: its logits are not finite" in line for line in errors(run))
+    assert not run.latency.empty
+
+
+def test_an_audition_goes_on_without_a_draft_that_breaks_later(late: Path, tmp_path: Path) -> None:
+    asked = [f"results_root={tmp_path}", *GRID, "temperature=[0,1]"]
+    drafts = [ModelConf(name="late", id=str(late)), draft_conf("tiny_good")]
+    outcome = audition.run(compose("audition", asked), drafts)
+    run = stored(outcome.folder)
+    assert outcome.status == 1
+    (line,) = errors(run)
+    assert line.startswith("draft=late: its logits are not finite at position")
+    assert set(run.results.draft.dropna()) == {"tiny_good"}
+
+
+def test_a_model_that_is_broken_at_once_is_refused_by_every_door(
+    at_once: Path, tmp_path: Path
+) -> None:
+    doors = {"sweep": sweep.run, "snapshot": snapshot.run, "profile": profile.run}
+    line = "=late: its logits are not finite at position 0 of the probe's text; check its weights"
+    for door, run in doors.items():
+        for role in ("model", "draft"):
+            asked = [f"results_root={tmp_path}", *GRID, *as_(role, at_once)]
+            with pytest.raises(UserError, match=f"{role}{line}"):
+                run(compose(door, asked))
+    asked = [f"results_root={tmp_path}", *GRID, *as_("model", at_once)]
+    with pytest.raises(BrokenLogitsError, match=f"model{line}"):
+        audition.run(compose("audition", asked), [draft_conf("tiny_good")])
