@@ -149,6 +149,7 @@ def test_a_run_that_stopped_before_anyone_could_judge_is_not_trusted_either(
     assert "before it was known whether these are ties" in verdict["reason"]
 
 
+@pytest.mark.exhaustive
 def test_the_snapshot_of_that_pair_agrees(folders: tuple[Path, Path], tmp_path: Path) -> None:
     outcome = snapshot.run(compose("snapshot", asked(tmp_path, folders)))
     assert outcome.status == 1
