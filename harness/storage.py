@@ -95,6 +95,7 @@ class StoredRun:
         parts: parts.csv, where the parts of a round were timed.
         unverified: the files that had no checksum to hold them against: those of an earlier
             version, or of a run whose checksums.json was deleted.
+        lost_trials: how many fewer generations a complete run holds than it had when it ended.
     """
 
     folder: Path
@@ -107,6 +108,7 @@ class StoredRun:
     summary: dict[str, Any] | None
     parts: tuple[PartTiming, ...] = ()
     unverified: tuple[str, ...] = ()
+    lost_trials: int = 0
 
     @property
     def door(self) -> str:
@@ -294,12 +296,7 @@ def load(folder: str | Path) -> StoredRun:
     manifest = _read_manifest(path)
     trials = tuple(_read_trials(path))
     known = run_files.record(path)
-    if manifest.get("status") == "complete" and len(trials) < (known.trials or 0):
-        raise UserError(
-            f"{path / 'trials.jsonl'}: holds {len(trials)} generations, and {known.trials} were "
-            f"stored; put back a copy of it, resume={path} measures the missing ones again, or "
-            f"delete {path / run_files.CHECKSUMS} to read the folder unverified"
-        )
+    complete = manifest.get("status") == "complete"
     return StoredRun(
         folder=path,
         config=_read_config(path),
@@ -315,7 +312,22 @@ def load(folder: str | Path) -> StoredRun:
             for name in CONTENTS[1:]
             if name not in known.files and name != "trials.jsonl" and (path / name).exists()
         ),
+        lost_trials=max(0, (known.trials or 0) - len(trials)) if complete else 0,
     )
+
+
+def refuse_lost_trials(run: StoredRun) -> None:
+    """Refuse to say anything of a complete run that has lost generations; a resume is still fine.
+
+    Raises:
+        UserError: it has.
+    """
+    if run.lost_trials:
+        raise UserError(
+            f"{run.folder / 'trials.jsonl'}: {run.lost_trials} of the generations that were stored "
+            f"are missing; put back a copy of it, resume={run.folder} measures them again, or "
+            f"delete {run.folder / run_files.CHECKSUMS} to read the folder unverified"
+        )
 
 
 def load_traces(folder: str | Path) -> list[TextTrace]:

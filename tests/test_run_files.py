@@ -151,7 +151,9 @@ def test_damaged_trials_are_all_named_and_only_they_are_measured_again(folder: R
     assert (folder.path / "trials.jsonl.bak").read_bytes() == b"".join(lines)
 
 
-def test_a_lost_line_break_or_a_lost_line_is_not_passed_over(folder: RunFolder) -> None:
+def test_a_lost_line_break_or_a_lost_line_is_not_passed_over(
+    folder: RunFolder, whole: Path
+) -> None:
     file, trials = folder.path / "trials.jsonl", folder.trials()
     content = file.read_bytes()
     file.write_bytes(content[:-1])
@@ -164,8 +166,12 @@ def test_a_lost_line_break_or_a_lost_line_is_not_passed_over(folder: RunFolder) 
     file.write_bytes(content)
     folder.update_manifest({"status": "complete"})
     file.write_bytes(b"".join(content.splitlines(keepends=True)[:-1]))
-    with pytest.raises(UserError, match=f"holds {len(trials) - 1} generations, and {len(trials)}"):
-        load(folder.path)
+    assert load(folder.path).lost_trials == 1
+    runs = [str(folder.path), str(whole)]
+    for settings in (ReportConfig(run=runs[0]), ReportConfig(runs=runs)):
+        with pytest.raises(UserError, match="1 of the generations that were stored are missing"):
+            report.run(settings)
+    assert len(RunFolder.resume(folder.path, "sweep", CONFIG).trials()) == len(trials) - 1
 
 
 def test_a_kill_between_two_writes_is_not_taken_for_damage(

@@ -12,7 +12,7 @@ from harness.experiments.running import shown
 from harness.measurement.host import describe_host
 from harness.records import ResultRow, Summary, UserError
 from harness.reporting.reading import ran, results_of
-from harness.storage import RunFolder, StoredRun, load
+from harness.storage import RunFolder, StoredRun, load, refuse_lost_trials
 from harness.theory.compare import compare_trials
 from harness.theory.compare_gate import Headline, headline
 from harness.theory.compare_rows import ComparisonRow, compare_results
@@ -72,6 +72,8 @@ def _loaded(folders: Sequence[str]) -> tuple[list[str], list[StoredRun]]:
     if len(folders) < 2:
         raise UserError("runs: give at least two run folders, runs=[results/A,results/B]")
     runs = [load(folder) for folder in folders]
+    for run in runs:
+        refuse_lost_trials(run)
     paths = [run.folder.resolve() for run in runs]
     for index, path in enumerate(paths):
         if path in paths[:index]:

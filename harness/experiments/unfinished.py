@@ -19,7 +19,7 @@ from harness.experiments.sources import by_draft, latencies
 from harness.experiments.told import caveats, failures, headline
 from harness.records import Summary, Trial, UserError
 from harness.run_lock import Busy
-from harness.storage import RunFolder, StoredRun, copied, load, load_traces
+from harness.storage import RunFolder, StoredRun, copied, load, load_traces, refuse_lost_trials
 from harness.theory.cells import measured_rows
 
 C = TypeVar("C", bound=DoorConfig)
@@ -36,6 +36,7 @@ def derived(stored: StoredRun) -> StoredRun:
     Raises:
         UserError: what it stored cannot be used.
     """
+    refuse_lost_trials(stored)
     status = stored.manifest.get("status")
     if status == "complete" or stored.door not in _DOORS:
         return stored
