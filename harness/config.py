@@ -73,20 +73,39 @@ class PromptsConf:
 
     Attributes:
         sets: names of shipped prompt sets.
-        files: the user's own jsonl files.
+        files: the user's own files: jsonl, json, csv, txt or parquet (docs/prompts.md).
+        hub: a data set of the Hugging Face hub, org/name, or a local folder of one (needs the
+            `datasets` extra).
+        hub_subset, hub_split: which of its configurations and splits; a split may be a slice, such
+            as `test[:200]`.
+        hub_column: its column that holds the prompt; null finds a format's own.
+        skip_unusable: pass over entries that are not prompts (an empty conversation, say) rather
+            than refuse the file; where most are unusable it is refused all the same.
         limit: at most so many prompts of each set, spread evenly over it; null takes all.
         weights: share of each prompt set in the workload of the verdict, {set: share}; null weighs
             them equally. (Any: into a typed dict Hydra's command line lets no new key.)
         chat_template: auto (when the tokenizer has one), always or never.
-        enable_thinking: passed to chat templates that know it (Qwen3's).
+        enable_thinking: passed to chat templates that know it (Qwen3's); [false,true] makes two
+            prompt sets of each, the second named with `+thinking`.
+        system: a system message for every conversation that has none of its own.
+        max_turns: at most so many turns of each conversation; null takes all.
+        answer_tokens: budget of the target's answers to earlier turns; null takes new_tokens.
     """
 
     sets: list[str] = field(default_factory=lambda: ["easy", "hard"])
     files: list[str] = field(default_factory=list)
+    hub: str | None = None
+    hub_subset: str | None = None
+    hub_split: str | None = None
+    hub_column: str | None = None
+    skip_unusable: bool | None = None
     limit: int | None = None
     weights: Any = None
     chat_template: str = "auto"
-    enable_thinking: bool = False
+    enable_thinking: Any = False
+    system: str | None = None
+    max_turns: int | None = None
+    answer_tokens: int | None = None
 
 
 @dataclass

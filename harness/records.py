@@ -9,7 +9,8 @@ The words are those of harness/reporting/metrics.md: a *round* is one draft-veri
 (end-of-text or the budget stopped it early, so that neither happened).
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:  # every door's --help imports this module, and must not wait for numpy
@@ -78,19 +79,40 @@ class Round(NamedTuple):
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt of a prompt set.
+    """One prompt of a prompt set: a conversation, or one up to the turn that is generated from.
 
     Attributes:
         prompt_set: the set it belongs to (a shipped set, a file's stem, or its category field).
         id: unique within its set.
-        turns: the user's turns; the first is what is generated from.
+        turns: the user's turns, at least one; each is generated from, after those before it.
         category: a finer label inside the set, or None.
+        answers: answers[i] follows turns[i]; None, or absent, where the target is to give it.
+        system: the system message before the first turn, or None.
+        thinking: whether the chat template is asked for thinking mode.
     """
 
     prompt_set: str
     id: str
     turns: tuple[str, ...]
     category: str | None = None
+    answers: tuple[str | None, ...] = ()
+    system: str | None = None
+    thinking: bool = False
+
+    def up_to(self, turn: int, answers: Sequence[str]) -> "Prompt":
+        """The prompt that generates the answer to a turn.
+
+        Args:
+            turn: from 1. Turn 1 keeps the conversation's id, a later one has `/turn` behind it.
+            answers: to all turns before it.
+        """
+        name = self.id if turn == 1 else f"{self.id}/{turn}"
+        return replace(self, id=name, turns=self.turns[:turn], answers=tuple(answers[: turn - 1]))
+
+
+def conversation_of(prompt: str, turn: int) -> str:
+    """The id of the conversation that a turn's prompt belongs to, see `Prompt.up_to`."""
+    return prompt.removesuffix(f"/{turn}") if turn > 1 else prompt
 
 
 @dataclass(frozen=True)
@@ -100,6 +122,7 @@ class Trial:
     Attributes:
         cell: hash of everything that determines this generation; resume looks for it.
         prompt_set, prompt: which prompt (its id).
+        turn: which turn of its conversation it generates from; turn 1 of most prompts is all.
         k: num_draft_tokens; 0 is plain decoding, for which every draft count is None.
         model, draft: the model that decodes, and the draft that proposes to it (None for k = 0).
         accepted_lengths: accepted_lengths[j] = rounds in which exactly j draft tokens were kept.
@@ -142,6 +165,12 @@ class Trial:
     peak_memory_bytes: int | None = None
     tokens: tuple[int, ...] | None = None
     from_draft: tuple[int, ...] | None = None
+    turn: int = 1
+
+    @property
+    def conversation(self) -> str:
+        """Id of the conversation that the prompt is a turn of: what statistics resample."""
+        return conversation_of(self.prompt, self.turn)
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,6 +183,7 @@ class TextTrace:
         prompt_set, prompt, category, repetition: which prompt the text answers.
         temperature, top_k, top_p: the law the text was drawn from; each is its own text.
         prompt_tokens: length of the prompt.
+        turn: which turn of its conversation the prompt ends with.
         stop_reason: how the text ended.
         tokens: [n] the target's token ids.
         target_logprob, draft_logprob: [n] of the token, warped; the draft's may be -inf.
@@ -188,6 +218,12 @@ class TextTrace:
     draft_entropy: "NDArray[np.float64]"
     matches: "NDArray[np.bool_] | None" = None
     proposed: "NDArray[np.int64] | None" = None
+    turn: int = 1
+
+    @property
+    def conversation(self) -> str:
+        """Id of the conversation that the prompt is a turn of: what statistics resample."""
+        return conversation_of(self.prompt, self.turn)
 
 
 @dataclass(frozen=True)

@@ -130,6 +130,7 @@ class RunFolder:
         self.path = path
         self.manifest = manifest
         self._trials = path / "trials.jsonl"
+        self._answers = path / "answers.jsonl"
         self._files = run_files.Files(path)
         self._lock = lock
         if lock is not None and lock.unlocked is not None:
@@ -181,9 +182,11 @@ class RunFolder:
                 "run with the same settings, or start a new run without resume="
             )
         run = cls(path, manifest, lock)
+        run.answers()
         run.trials()  # a damaged line is an error before anything is cut off or appended
         with run_files.writing(path):
-            run_files.mend_last_line(run._trials)
+            for file in (run._trials, run._answers):
+                run_files.mend_last_line(file)
         return run
 
     @classmethod
@@ -202,9 +205,20 @@ class RunFolder:
         Raises:
             UserError: it cannot be written; the file is as it was before.
         """
+        self._append(self._trials, trial)
+
+    def _append(self, path: Path, trial: Trial) -> None:
         line = run_files.seal(json.dumps(_plain(asdict(trial)), allow_nan=False))
         with run_files.writing(self.path):
-            run_files.append(self._trials, line)
+            run_files.append(path, line)
+
+    def append_answer(self, answer: Trial) -> None:
+        """Store the target's answer to an earlier turn, likewise durably, in answers.jsonl."""
+        self._append(self._answers, answer)
+
+    def answers(self) -> list[Trial]:
+        """Every whole stored answer to an earlier turn, in order."""
+        return list(_read_trials(self.path, self._answers.name))
 
     def trials(self) -> list[Trial]:
         """Every whole stored generation, in order; a torn last line is left out."""
@@ -457,13 +471,13 @@ def _read_json(path: Path, name: str) -> dict[str, Any] | None:
     return entries
 
 
-def _read_trials(path: Path) -> Iterable[Trial]:
+def _read_trials(path: Path, name: str = "trials.jsonl") -> Iterable[Trial]:
     """Yield the whole lines; a torn last one (the process was killed) is passed over.
 
     Raises:
         UserError: damaged lines; all are named, with how to go on.
     """
-    file = path / "trials.jsonl"
+    file = path / name
     *lines, torn = (run_files.read(file) or b"").split(b"\n")
     # Whole but for its line break; or with another byte in its place, which no kill leaves
     if run_files.sealed(torn) is not None:

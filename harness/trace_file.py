@@ -28,6 +28,7 @@ TEXT_COLUMNS = (
     "top_p",
     "prompt_tokens",
     "stop_reason",
+    "turn",
 )
 NUMBER_COLUMNS = (
     "target_logprob",
@@ -76,6 +77,8 @@ def read(content: bytes, file: Path) -> list[TextTrace]:
     except (OSError, ValueError, MemoryError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{file}: cannot be read as traces ({reason})") from error
+    if "turn" not in stored.columns:  # written before there were conversations
+        stored["turn"] = 1
     missing = [name for name in COLUMNS if name not in stored.columns]
     if missing:
         raise UserError(f"{file}: not the traces of a run; it has no column {missing[0]}")
@@ -105,7 +108,7 @@ def table(traces: Sequence[TextTrace]) -> pd.DataFrame:
 def _dtype(name: str) -> str:
     if name in NAMES:
         return "category"
-    return "Int64" if name in ("repetition", "top_k", "prompt_tokens") else "float64"
+    return "Int64" if name in ("repetition", "top_k", "prompt_tokens", "turn") else "float64"
 
 
 def _rows(trace: TextTrace) -> Numbers:

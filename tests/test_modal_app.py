@@ -29,6 +29,7 @@ from harness.experiments.jobs import (
     container_memory_mib,
     launch_name,
 )
+from harness.prompts import load as load_prompts
 from harness.records import UserError
 from harness.reporting.cloud import lines
 from harness.storage import RunFolder, load, load_traces
@@ -374,6 +375,32 @@ def test_one_job_per_card_and_chunk_of_drafts_the_first_cards_first() -> None:
             audition_jobs("it", given, drafts, chunk)
     with pytest.raises(UserError, match="give the launch's name"):
         launch_name("sweep", "../elsewhere")
+
+
+def test_prompt_files_of_one_name_go_along_and_stay_two_prompt_sets(tmp_path: Path) -> None:
+    files = [tmp_path / folder / "mine.jsonl" for folder in ("a", "b")]
+    for file in files:
+        file.parent.mkdir()
+        file.write_text(json.dumps({"prompt": f"Count in {file.parent.name}."}))
+    asked = f"prompts.files=[{','.join(map(str, files))}]"
+    config, prompts = modal_app.checked("sweep", [asked, "prompts.sets=[]"])
+    seen: list[list[str]] = []
+
+    def work(words: list[str]) -> Any:
+        seen.append(words)
+        raise UserError("no need to go on")
+
+    there = replace(job("sweep"), prompts=prompts)
+    remote.carry_out(there, tmp_path / "volume", work)
+    over_there = compose("sweep", [*seen[0], "prompts.sets=[]"]).prompts
+    over_there.limit = config.prompts.limit
+    assert load_prompts(over_there) == load_prompts(config.prompts)
+    assert {prompt.prompt_set for prompt in load_prompts(over_there)} == {"a/mine", "b/mine"}
+
+
+def test_a_hub_data_set_does_not_go_along() -> None:
+    with pytest.raises(UserError, match=r"prompts\.hub=a/b: not on a rented machine"):
+        modal_app.checked("sweep", ["prompts.hub=a/b", "prompts.sets=[]"])
 
 
 def test_a_prompt_file_of_the_users_goes_along(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Many drafts, one target: measure what is missing, rank, store, render, show."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from harness import prompts as prompt_sets
@@ -69,6 +69,7 @@ def _measured(
     """Generate, score and time what the folder lacks; torch is imported only here."""
     from harness.experiments import cast
     from harness.experiments.stage import describe, open_stage
+    from harness.experiments.texts import with_turns
 
     names = [conf.name for conf in drafts]
     texts = stored_texts(config, names) if config.latency.measure else None
@@ -81,6 +82,16 @@ def _measured(
         described = describe(stage)
         described["models"] = {**known, **described["models"]}
         folder.update_manifest({**described, "seed": config.seed})
+        prompts = with_turns(
+            folder,
+            stage.conversations,
+            stage.loaded,
+            stage.model,
+            config,
+            (stage.loaded,),
+            config.batch,
+        )
+        stage = replace(stage, prompts=prompts)
         hear = cast.race_drafts if config.stop == "sequential" else cast.audition_drafts
         players = hear(folder, stage, drafts, config)
         models = folder.manifest["models"]
@@ -97,7 +108,7 @@ def _measured(
             traces={name: traces[name] for name in names},
             latency=latencies(config, names, folder.timings()),
             failures=players.failures,
-            extra=players.extra(len(stage.prompts)),
+            extra=players.extra(len(stage.conversations)),
         )
 
 
@@ -176,10 +187,10 @@ def caveats_of(folder: RunFolder, config: AuditionConfig, taken: Taken) -> list[
         )
     if config.latency_from is not None:
         notes.append(f"step times are those of {config.latency_from}, not of this run's machine")
-    prompts = len({(t.prompt_set, t.prompt) for t in next(iter(taken.traces.values()))})
+    prompts = len({(t.prompt_set, t.conversation) for t in next(iter(taken.traces.values()))})
     if prompts < MIN_PROMPTS:
         notes.append(f"{prompts} prompts: below {MIN_PROMPTS} there is no interval")
-    if config.prompts.enable_thinking:
+    if True in prompt_sets.thinking_modes(config.prompts.enable_thinking):
         notes.append("thinking mode is on: acceptance is that of reasoning text")
     if note := generation_caveat(stored):
         notes.append(note)

@@ -117,10 +117,12 @@ def race_drafts(
     the target's text, so it pays where prompts are many and texts are long.
     """
     cast = Cast()
-    groups = batches([entry.prompt.prompt_set for entry in stage.prompts], seed=config.seed)
+    groups = batches([prompt.prompt_set for prompt in stage.conversations], seed=config.seed)
+    turns = _by_conversation(stage.prompts)
     race: Race | None = None
     for group in groups:
-        texts = _write(folder, stage, [stage.prompts[index] for index in group], config, cast)
+        prompts = [entry for index in group for entry in turns[index]]
+        texts = _write(folder, stage, prompts, config, cast)
         for conf in drafts:
             if race is None or conf.name in race.to_score:
                 _take(folder, stage, texts, conf, config, cast)
@@ -134,6 +136,16 @@ def race_drafts(
             break
     cast.race = race
     return cast
+
+
+def _by_conversation(prompts: Sequence[EncodedPrompt]) -> list[list[EncodedPrompt]]:
+    """The turns of each conversation, which are scored together; a first turn begins one."""
+    groups: list[list[EncodedPrompt]] = []
+    for entry in prompts:
+        if entry.turn == 1:
+            groups.append([])
+        groups[-1].append(entry)
+    return groups
 
 
 def _evidence(folder: RunFolder, names: Sequence[str], config: AuditionConfig) -> Evidence:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import harness.models
+from harness import prompts as prompt_sets
 from harness.config import CONF_DIR, AuditionConfig, GpuConf, ModelConf, PairConfig, ProfileConfig
 from harness.models.figures import shape_of
 from harness.records import Prompt, UserError
@@ -34,7 +35,7 @@ def pair_costs(
 ) -> Costs:
     """What a profile, or a sweep, would take and cost."""
     ks = [0, *(k for k in config.k if k > 0)]
-    generations = len(prompts) * len(temperatures) * config.repetitions
+    generations = turns(prompts) * len(temperatures) * config.repetitions
     if isinstance(config, ProfileConfig):
         tokens = generations * config.new_tokens
         work = [Forwards("target", tokens), Forwards("draft", tokens)]
@@ -44,8 +45,9 @@ def pair_costs(
         work += timing_forwards(max(ks), "draft")
     else:
         work = pair_forwards(ks, generations, config.new_tokens)
+    work = [*work, *_answer_forwards(config, prompts, REPLAY_BATCH)]
     models = {"target": config.model, "draft": config.draft}
-    return _costs(work, models, getattr(config, "gpu", None), prompts, config.new_tokens)
+    return _costs(work, models, getattr(config, "gpu", None), prompts, config)
 
 
 def audition_costs(
@@ -53,10 +55,43 @@ def audition_costs(
 ) -> Costs:
     """What an audition would take and cost; scoring is one prefill a text, and left out."""
     work = text_forwards(texts, config.new_tokens, config.batch)
+    work += _answer_forwards(config, prompts, config.batch)
     for conf in drafts:
         work += timing_forwards(max(config.k), conf.name)
     models = {"target": config.model, **{c.name: c for c in drafts if c.id != NGRAM}}
-    return _costs(work, models, config.gpu, prompts, config.new_tokens)
+    return _costs(work, models, config.gpu, prompts, config)
+
+
+def turns(prompts: Sequence[Prompt]) -> int:
+    """How many turns the conversations have together; each is a generation."""
+    return sum(len(prompt.turns) for prompt in prompts)
+
+
+def answers(prompts: Sequence[Prompt]) -> int:
+    """How many answers to earlier turns the target has to give beforehand."""
+    return sum(len(prompt_sets.missing_answers(prompt)) for prompt in prompts)
+
+
+def _answer_forwards(
+    config: PairConfig | AuditionConfig, prompts: Sequence[Prompt], batch: int
+) -> list[Forwards]:
+    budget = config.prompts.answer_tokens or config.new_tokens
+    waiting = answers(prompts)
+    return list(text_forwards(waiting, budget, batch)) if waiting else []
+
+
+def _context(prompts: Sequence[Prompt], config: PairConfig | AuditionConfig) -> int:
+    """Tokens in the cache of a typical step: the mean over all turns, half of the text written."""
+    budget = config.prompts.answer_tokens or config.new_tokens
+    total = 0
+    for prompt in prompts:
+        missing = prompt_sets.missing_answers(prompt)
+        given = [text or "" for text in prompt.answers]
+        for turn in range(1, len(prompt.turns) + 1):
+            text = prompt_sets.given_text(prompt.up_to(turn, given))
+            before = sum(number < turn for number in missing)
+            total += len(text.encode()) // BYTES_PER_TOKEN + before * budget
+    return total // turns(prompts) + config.new_tokens // 2
 
 
 def _costs(
@@ -64,15 +99,14 @@ def _costs(
     models: Mapping[str, ModelConf],
     gpu: GpuConf | None,
     prompts: Sequence[Prompt],
-    new_tokens: int,
+    config: PairConfig | AuditionConfig,
 ) -> Costs:
     players = {name: sizes_of(conf) for name, conf in models.items()}
     unknown = [models[name].name for name, player in players.items() if player is None]
     if unknown:
         return Costs((), tuple(unknown))
     known = {name: player for name, player in players.items() if player is not None}
-    length = sum(len(prompt.turns[0].encode()) for prompt in prompts) // len(prompts)
-    context = length // BYTES_PER_TOKEN + new_tokens // 2
+    context = _context(prompts, config)
     cards = [gpu] if gpu is not None else all_cards()
     found: list[Estimate] = [estimate(work, known, _rates(card), context) for card in cards]
     return Costs(tuple(sorted(found, key=lambda entry: entry.high_usd)), ())

@@ -159,9 +159,18 @@ def check_rentable(door: str, config: Any) -> tuple[tuple[str, bytes], ...]:
     for source in filter(None, [config.model.id, *drafts]):
         if Path(source).exists() or source.startswith((".", "/", "~")):
             raise UserError(f"{source}: a local folder is not on the rented machine; give a hub id")
+    if config.prompts.hub:
+        raise UserError(
+            f"prompts.hub={config.prompts.hub}: not on a rented machine; save its prompts to a "
+            "file and give prompts.files=[...]"
+        )
     prompt_sets.load(config.prompts)
-    files = [Path(name) for name in config.prompts.files]
-    return tuple((path.name, path.read_bytes()) for path in files)
+    labels = prompt_sets.file_labels(config.prompts)
+    # In the folders that tell files of one name apart, so that their prompt sets keep their names
+    return tuple(
+        (str(Path(label).parent / Path(name).name), Path(name).read_bytes())
+        for name, label in zip(config.prompts.files, labels, strict=True)
+    )
 
 
 def check_fits(config: Any, drafts: Sequence[ModelConf], cards: Mapping[str, GpuConf]) -> None:
@@ -176,8 +185,13 @@ def check_fits(config: Any, drafts: Sequence[ModelConf], cards: Mapping[str, Gpu
         UserError: with what is needed, part by part, what the card has, and which cards fit.
     """
     prompts = prompt_sets.load(config.prompts)
-    longest = max(len(prompt.turns[0].encode()) for prompt in prompts)
-    tokens = -(-longest // BYTES_PER_TOKEN) + config.new_tokens + max(config.k)
+    answers = config.prompts.answer_tokens or config.new_tokens
+    longest = max(
+        -(-len(prompt_sets.given_text(prompt).encode()) // BYTES_PER_TOKEN)
+        + len(prompt_sets.missing_answers(prompt)) * answers
+        for prompt in prompts
+    )
+    tokens = longest + config.new_tokens + max(config.k)
     parts = list(_parts([("model", config.model)], tokens))
     parts += sorted(_parts([("draft", conf) for conf in drafts], tokens), key=lambda p: p[1])[-1:]
     needed = sum(size for _, size in parts)

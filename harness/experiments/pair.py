@@ -1,13 +1,13 @@
 """Open a target-draft pair: load, check, encode the prompts, settle the threads."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from harness import prompts as prompt_sets
-from harness.config import ModelConf, PairConfig
+from harness.config import AuditionConfig, ModelConf, PairConfig
 from harness.experiments.progress import opening
 from harness.measurement import environment
 from harness.measurement.latency import Player
@@ -15,7 +15,7 @@ from harness.models.cached import CachedModel
 from harness.models.load import LoadedModel, load, resolve_device, tenant
 from harness.models.pairing import open_pair
 from harness.models.room import cached_tokens, check_room
-from harness.models.text import encode
+from harness.models.text import check_thinking, encode
 from harness.records import Prompt, UserError
 
 NGRAM = "ngram"
@@ -26,12 +26,24 @@ class EncodedPrompt:
     """A prompt with its token ids.
 
     Attributes:
-        prompt: the prompt.
+        prompt: up to the turn that is generated from.
         tokens: at least one id.
+        pending: tokens that the target's answers may add, where they are not generated yet.
     """
 
     prompt: Prompt
     tokens: tuple[int, ...]
+    pending: int = 0
+
+    @property
+    def turn(self) -> int:
+        """Which turn of its conversation is generated from."""
+        return len(self.prompt.turns)
+
+    @property
+    def length(self) -> int:
+        """Tokens at most."""
+        return len(self.tokens) + self.pending
 
 
 @dataclass(frozen=True)
@@ -41,7 +53,9 @@ class Pair:
     Attributes:
         target, draft: the loaded models.
         target_model, draft_model: the same with caches, as the loop sees them.
-        prompts: encoded for the target, in the order of their sets.
+        conversations: what is generated from, in the order of their sets.
+        prompts: their turns, encoded for the target; the first turns alone until the answers to
+            those are there (`harness.experiments.texts.with_turns`).
         device: where the target lives.
         threads: CPU threads in force.
     """
@@ -50,6 +64,7 @@ class Pair:
     draft: LoadedModel
     target_model: CachedModel
     draft_model: CachedModel
+    conversations: tuple[Prompt, ...]
     prompts: tuple[EncodedPrompt, ...]
     device: torch.device
     threads: int
@@ -75,7 +90,7 @@ class Pair:
                 "target": {**self.target.describe(), **self.target_model.describe()},
                 "draft": {**self.draft.describe(), **self.draft_model.describe()},
             },
-            **describe_prompts(self.prompts),
+            **describe_prompts(self.conversations),
         }
 
 
@@ -94,31 +109,63 @@ def open_configured(config: PairConfig) -> Pair:
     prompts = prompt_sets.load(config.prompts)
     device = resolve_device(config.device.name)
     roles = {"model": config.model, "draft": config.draft}
-    check_memory(roles, prompts, config.new_tokens, max(config.k), device)
+    check_memory(roles, prompts, config, device)
     target = load(config.model, "model", device)
     draft = load(config.draft, "draft", device)
     # Adaptive drafting reads every draft step back, which a recorded graph cannot
     backend = "eager" if config.decode.stop != "none" else config.backend
     with opening(backend, device.type, f"model {target.name}", f"draft {draft.name}"):
         target_model, draft_model = open_pair(target, draft, backend)
-    encoded = tuple(
-        EncodedPrompt(prompt, encode(target.tokenizer, prompt, config.prompts))
-        for prompt in prompts
-    )
-    check_context(encoded, config.new_tokens, max(config.k), (target, draft))
+    conversations = encode_whole(target.tokenizer, prompts, config)
+    check_context(conversations, config.new_tokens, max(config.k), (target, draft))
     for model in (target_model, draft_model):
-        model.reserve(longest_generation(encoded, config.new_tokens, max(config.k)))
+        model.reserve(longest_generation(conversations, config.new_tokens, max(config.k)))
+    first = encode_first(target.tokenizer, prompts, config)
     threads = environment.settle_threads(
-        config.threads, (target_model, draft_model), longest(encoded)
+        config.threads, (target_model, draft_model), longest(first)
     )
-    return Pair(target, draft, target_model, draft_model, encoded, target_model.device, threads)
+    return Pair(
+        target, draft, target_model, draft_model, prompts, first, target_model.device, threads
+    )
+
+
+def encode_first(
+    tokenizer: Any, prompts: Sequence[Prompt], config: PairConfig | AuditionConfig
+) -> tuple[EncodedPrompt, ...]:
+    """The first turn of every conversation."""
+    first = [prompt.up_to(1, ()) for prompt in prompts]
+    return tuple(
+        EncodedPrompt(prompt, encode(tokenizer, prompt, config.prompts)) for prompt in first
+    )
+
+
+def encode_whole(
+    tokenizer: Any, prompts: Sequence[Prompt], config: PairConfig | AuditionConfig
+) -> tuple[EncodedPrompt, ...]:
+    """Every conversation up to its last turn, the answers that are not given yet left empty.
+
+    Raises:
+        UserError: a conversation cannot be encoded, or the thinking mode makes no difference.
+    """
+    check_thinking(tokenizer, prompts, config.prompts)
+    found: list[EncodedPrompt] = []
+    for prompt in prompts:
+        given = [answer or "" for answer in prompt.answers]
+        tokens = encode(tokenizer, replace(prompt, answers=tuple(given)), config.prompts)
+        pending = len(prompt_sets.missing_answers(prompt)) * answer_tokens(config)
+        found.append(EncodedPrompt(prompt, tokens, pending))
+    return tuple(found)
+
+
+def answer_tokens(config: PairConfig | AuditionConfig) -> int:
+    """Budget of an answer to an earlier turn."""
+    return config.prompts.answer_tokens or config.new_tokens
 
 
 def check_memory(
     confs: Mapping[str, ModelConf],
     prompts: Sequence[Prompt],
-    new_tokens: int,
-    max_k: int,
+    config: PairConfig | AuditionConfig,
     device: torch.device,
 ) -> None:
     """Refuse models that, with the caches of the longest generation, exceed the memory.
@@ -126,15 +173,21 @@ def check_memory(
     Args:
         confs: the models by their group on the command line.
         prompts: what is generated from.
-        new_tokens: budget of a generation.
-        max_k: largest number of draft tokens.
+        config: the budget of a generation, and the largest number of draft tokens.
         device: where models go that name none themselves.
 
     Raises:
         UserError: with what is needed and what there is; or a config cannot be read.
     """
     wanted = [tenant(conf, role, device) for role, conf in confs.items()]
-    positions = cached_tokens((prompt.turns[0] for prompt in prompts), new_tokens, max_k)
+    positions = max(
+        cached_tokens(
+            [prompt_sets.given_text(prompt)],
+            config.new_tokens + len(prompt_sets.missing_answers(prompt)) * answer_tokens(config),
+            max(config.k),
+        )
+        for prompt in prompts
+    )
     check_room([entry for entry in wanted if entry is not None], positions)
 
 
@@ -145,7 +198,7 @@ def longest(prompts: Sequence[EncodedPrompt]) -> list[int]:
 
 def longest_generation(prompts: Sequence[EncodedPrompt], new_tokens: int, max_k: int) -> int:
     """Positions that the longest generation needs, the drafts of its last round included."""
-    return len(longest(prompts)) + new_tokens + max_k + 1
+    return max(entry.length for entry in prompts) + new_tokens + max_k + 1
 
 
 def typical_context(prompts: Sequence[EncodedPrompt], new_tokens: int) -> list[int]:
@@ -156,12 +209,12 @@ def typical_context(prompts: Sequence[EncodedPrompt], new_tokens: int) -> list[i
     return [ids[index % len(ids)] for index in range(length)]
 
 
-def describe_prompts(prompts: Sequence[EncodedPrompt]) -> dict[str, Any]:
+def describe_prompts(prompts: Sequence[Prompt]) -> dict[str, Any]:
     """The manifest's entries about the prompts: how many of each set, and a hash of all."""
-    sets = [entry.prompt.prompt_set for entry in prompts]
+    sets = [prompt.prompt_set for prompt in prompts]
     return {
         "prompts": {name: sets.count(name) for name in dict.fromkeys(sets)},
-        "prompts_sha256": prompt_sets.prompt_set_hash([entry.prompt for entry in prompts]),
+        "prompts_sha256": prompt_sets.prompt_set_hash(prompts),
     }
 
 
@@ -178,11 +231,12 @@ def check_context(
     """
     for entry in prompts:
         for model in models:
-            needed, limit = len(entry.tokens) + new_tokens + max_k, model.context_tokens
+            needed, limit = entry.length + new_tokens + max_k, model.context_tokens
             if limit is not None and needed > limit:
+                turns = ", set prompts.max_turns" if len(entry.prompt.turns) > 1 else ""
                 raise UserError(
                     f"new_tokens={new_tokens}: prompt {entry.prompt.prompt_set}/{entry.prompt.id} "
-                    f"has {len(entry.tokens)} tokens, with K={max_k} together {needed}, beyond the "
+                    f"has {entry.length} tokens, with K={max_k} together {needed}, beyond the "
                     f"{limit} of "
-                    f"{model.key}={model.name}; lower new_tokens or leave the prompt out"
+                    f"{model.key}={model.name}; lower new_tokens{turns} or leave the prompt out"
                 )

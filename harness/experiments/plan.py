@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.config import AuditionConfig, ModelConf, PairConfig, ProfileConfig, SnapshotConfig
-from harness.experiments.cost import audition_costs, pair_costs
+from harness.experiments.cost import answers, audition_costs, pair_costs, turns
 from harness.records import Prompt
 from harness.reporting.cost import NOTES, Costs, cost_table, unknown_line
 from harness.theory.shapes import architecture_of
@@ -26,7 +26,7 @@ def print_plan(
     ks = [0, *(k for k in config.k if k > 0)]
     sets = list(dict.fromkeys(prompt.prompt_set for prompt in prompts))
     cells = len(sets) * len(temperatures) * len(ks)
-    generations = len(prompts) * len(temperatures) * len(ks) * config.repetitions
+    generations = turns(prompts) * len(temperatures) * len(ks) * config.repetitions
     table = Table(title="plan (nothing is run)", show_header=False)
     table.add_row("backend", BACKENDS[config.backend])
     table.add_row("target", _said(config.model))
@@ -36,6 +36,7 @@ def print_plan(
     for name in sets:
         count = sum(prompt.prompt_set == name for prompt in prompts)
         table.add_row(f"prompt set {name}", f"{count} prompts")
+    _add_turns(table, config, prompts)
     table.add_row("cells", str(cells))
     table.add_row("generations", f"{generations} (repetitions={config.repetitions})")
     table.add_row("tokens, at most", f"{generations * config.new_tokens:,}")
@@ -46,12 +47,13 @@ def print_plan(
 def print_profile_plan(config: ProfileConfig, prompts: Sequence[Prompt]) -> None:
     """Print what a profile would generate, plainly with each model, and time."""
     models = 1 if config.model == config.draft else 2
-    generations = len(prompts) * models * config.repetitions
+    generations = turns(prompts) * models * config.repetitions
     table = Table(title="plan (nothing is run)", show_header=False)
     table.add_row("backend", BACKENDS[config.backend])
     table.add_row("target", _said(config.model))
     table.add_row("draft", _said(config.draft))
     table.add_row("prompts", str(len(prompts)))
+    _add_turns(table, config, prompts)
     table.add_row("generations, plain", f"{generations} (each model alone)")
     table.add_row("tokens, at most", f"{generations * config.new_tokens:,}")
     table.add_row("steps and verifies", f"1 to {max(config.k) + 1} positions")
@@ -63,7 +65,7 @@ def print_profile_plan(config: ProfileConfig, prompts: Sequence[Prompt]) -> None
 def print_snapshot_plan(config: SnapshotConfig, prompts: Sequence[Prompt]) -> None:
     """Print what a snapshot would generate and draw: texts at temperature 0 only, laws above."""
     ks = [k for k in config.k if k > 0]
-    compared = len(prompts) * config.repetitions if 0 in config.temperature else 0
+    compared = turns(prompts) * config.repetitions if 0 in config.temperature else 0
     warm = [value for value in config.temperature if value]
     table = Table(title="plan (nothing is run)", show_header=False)
     table.add_row("backend", BACKENDS[config.backend])
@@ -71,6 +73,7 @@ def print_snapshot_plan(config: SnapshotConfig, prompts: Sequence[Prompt]) -> No
     table.add_row("draft", _said(config.draft))
     table.add_row("K", ", ".join(map(str, ks)))
     table.add_row("prompts", str(len(prompts)))
+    _add_turns(table, config, prompts)
     table.add_row("generations", f"{compared * (1 + len(ks))} (temperature 0)")
     table.add_row("tokens, at most", f"{compared * (1 + len(ks)) * config.new_tokens:,}")
     draws = len(warm) * len(ks) * config.draws
@@ -83,7 +86,7 @@ def print_audition_plan(
 ) -> None:
     """Print what an audition would generate and score; no model is loaded."""
     texts = sum(
-        len(prompts) * (config.repetitions if temperature else 1)
+        turns(prompts) * (config.repetitions if temperature else 1)
         for temperature in config.temperature
     )
     ks = [k for k in config.k if k > 0]
@@ -93,6 +96,7 @@ def print_audition_plan(
     for conf in drafts:
         table.add_row("draft", _said(conf))
     table.add_row("temperature", ", ".join(f"{value:g}" for value in config.temperature))
+    _add_turns(table, config, prompts)
     table.add_row("texts of the target", str(texts))
     table.add_row("tokens, at most", f"{texts * config.new_tokens:,}")
     table.add_row("prefills by the drafts", str(texts * len(drafts)))
@@ -100,6 +104,17 @@ def print_audition_plan(
     table.add_row("cells, replayed", f"{cells} (K = {', '.join(map(str, ks))})")
     Console(highlight=False).print(table)
     _print_costs(audition_costs(config, drafts, prompts, texts))
+
+
+def _add_turns(
+    table: Table, config: PairConfig | AuditionConfig, prompts: Sequence[Prompt]
+) -> None:
+    """What conversations of several turns add, where there are any."""
+    if turns(prompts) == len(prompts):
+        return
+    budget = config.prompts.answer_tokens or config.new_tokens
+    table.add_row("turns", f"{turns(prompts)}, each generated from")
+    table.add_row("earlier answers", f"{answers(prompts)} by the target, {budget} tokens at most")
 
 
 def _print_costs(costs: Costs) -> None:

@@ -12,6 +12,7 @@ from harness.experiments.plan import print_profile_plan
 from harness.experiments.planned import modelled_cards, print_cards
 from harness.experiments.requests import request
 from harness.experiments.running import concluded, running
+from harness.experiments.texts import with_pair_turns
 from harness.experiments.validate import validated
 from harness.measurement.trials import Request
 from harness.models.cached import CachedModel
@@ -50,6 +51,7 @@ def run(config: ProfileConfig) -> Outcome:
     folder = resumed or execute.create(config, "profile")
     execute.note_or_check(folder, pair.describe(), config.seed)
     with running(folder):
+        pair = with_pair_turns(folder, pair, config)
         timings = physics.measure(folder, pair, config)
         requests, models = _plan(pair, config)
         trials = execute.run_requests(

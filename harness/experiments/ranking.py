@@ -89,6 +89,6 @@ def _headline(bench: Bench) -> dict[str, float | int | str | None]:
     first = next(iter(bench.latency.values()))
     return {
         "target_step_ms": first.times.target_s * 1e3,
-        "prompts": len({(t.prompt_set, t.prompt) for t in next(iter(bench.traces.values()))}),
+        "prompts": len({(t.prompt_set, t.conversation) for t in next(iter(bench.traces.values()))}),
         "drafts": len(bench.traces),
     }

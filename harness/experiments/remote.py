@@ -233,6 +233,7 @@ def _prompts(job: Job, home: Path) -> list[str]:
     folder = home / "prompts"
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in job.prompts:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
     return [f"prompts.files=[{','.join(str(folder / name) for name, _ in job.prompts)}]"]
 

@@ -93,6 +93,7 @@ def request(
         eos=model.eos,
         model=model.name,
         draft=draft,
+        turn=entry.turn,
         imposed=conditional(rates) if rates else None,
         stop_below=stop,
         stop=stop_rule(pair.target.tokenizer, strings),

@@ -13,7 +13,7 @@ from harness.experiments.plan import print_snapshot_plan
 from harness.experiments.progress import progress
 from harness.experiments.requests import plan, warping_of
 from harness.experiments.running import concluded, running
-from harness.experiments.texts import compare_greedy
+from harness.experiments.texts import compare_greedy, with_pair_turns
 from harness.experiments.validate import validated
 from harness.measurement.snapshots import LawTest, law_tests, most_open
 from harness.records import (
@@ -54,6 +54,7 @@ def run(config: SnapshotConfig) -> Outcome:
     folder = resumed or execute.create(config, "snapshot")
     execute.note_or_check(folder, pair.describe(), config.seed)
     with running(folder):
+        pair = with_pair_turns(folder, pair, config)
         trials = _texts(folder, pair, config) if GREEDY in config.temperature else []
         compared = _compare(trials, pair, config)
         sampled, broken = _laws(pair, config)

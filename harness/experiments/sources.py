@@ -52,6 +52,10 @@ def stored_traces(
     own = prompt_sets.prompt_set_hash(prompt_sets.load(config.prompts))
     if run.manifest.get("prompts_sha256") != own:
         raise UserError(f"{key}: other prompts than prompts.* names here; give the same ones")
+    for name in ("chat_template", "enable_thinking", "answer_tokens"):
+        before = (run.config.get("prompts") or {}).get(name)
+        if before != getattr(config.prompts, name):
+            raise UserError(f"{key}: made with prompts.{name}={before}; give the same")
     absent = [name for name in drafts if name not in groups]
     if absent and not partly:
         raise UserError(f"{key}: no traces of draft {absent[0]!r}; it has {', '.join(groups)}")
@@ -70,11 +74,13 @@ class Texts:
     Attributes:
         run: where they are from.
         trials: the target's texts.
+        answers: its answers to earlier turns, which the texts continue.
         traces: of the drafts that are asked for.
     """
 
     run: StoredRun
     trials: tuple[Trial, ...]
+    answers: tuple[Trial, ...]
     traces: tuple[TextTrace, ...]
 
     def copy_to(self, folder: RunFolder) -> None:
@@ -83,6 +89,10 @@ class Texts:
         if not stored:
             folder.write_traces(self.traces)
             folder.update_manifest({"traces_from": str(self.run.folder)})
+        answered = {_text_key(trial) for trial in folder.answers()}
+        for answer in self.answers:
+            if _text_key(answer) not in answered:
+                folder.append_answer(answer)
         for trial in self.trials:
             if _text_key(trial) not in stored:
                 folder.append_trial(trial)
@@ -106,7 +116,8 @@ def stored_texts(config: AuditionConfig, drafts: Sequence[str]) -> Texts:
         if theirs != own:
             raise UserError(f"{key}: made with {name}={theirs}; give the same, not {own}")
     trials = tuple(t for t in run.trials if t.k == 0 and t.status == "ok" and t.tokens)
-    return Texts(run, trials, tuple(trace for group in traces.values() for trace in group))
+    answers = tuple(RunFolder(run.folder, run.manifest).answers())
+    return Texts(run, trials, answers, tuple(trace for group in traces.values() for trace in group))
 
 
 def _text_key(trial: Trial) -> tuple[str, str, int, float]:

@@ -17,6 +17,8 @@ from harness.experiments.pair import (
     check_context,
     check_memory,
     describe_prompts,
+    encode_first,
+    encode_whole,
     longest,
     longest_generation,
     typical_context,
@@ -30,8 +32,7 @@ from harness.models.cached import CachedModel
 from harness.models.load import LoadedModel, load, resolve_device
 from harness.models.pairing import tokenizer_difference
 from harness.models.probe import cached_model
-from harness.models.text import encode
-from harness.records import StepTiming, TextTrace
+from harness.records import Prompt, StepTiming, TextTrace
 
 LATENCY_REPETITIONS = 40
 # Draft temperatures tried beside the target's own, as multiples of it.
@@ -65,12 +66,14 @@ class Stage:
     Attributes:
         loaded: the target.
         model: with a cache, at its own width of logits.
-        prompts: encoded.
+        conversations: what is generated from.
+        prompts: their turns, encoded, as in a `Pair`.
         threads: CPU threads in force.
     """
 
     loaded: LoadedModel
     model: CachedModel
+    conversations: tuple[Prompt, ...]
     prompts: tuple[EncodedPrompt, ...]
     threads: int
 
@@ -83,19 +86,17 @@ def open_stage(config: AuditionConfig) -> Stage:
     """
     prompts = prompt_sets.load(config.prompts)
     device = resolve_device(config.device.name)
-    check_memory({"model": config.model}, prompts, config.new_tokens, max(config.k), device)
+    check_memory({"model": config.model}, prompts, config, device)
     target = load(config.model, "model", device)
     with opening(config.backend, device.type, f"model {target.name}"):
         name = f"model={target.name}"
         model = cached_model(target.network, target.vocab_size, name, config.backend)
-    encoded = tuple(
-        EncodedPrompt(prompt, encode(target.tokenizer, prompt, config.prompts))
-        for prompt in prompts
-    )
-    check_context(encoded, config.new_tokens, max(config.k), (target,))
-    model.reserve(longest_generation(encoded, config.new_tokens, max(config.k)))
-    threads = environment.settle_threads(config.threads, (model,), longest(encoded))
-    return Stage(target, model, encoded, threads)
+    conversations = encode_whole(target.tokenizer, prompts, config)
+    check_context(conversations, config.new_tokens, max(config.k), (target,))
+    model.reserve(longest_generation(conversations, config.new_tokens, max(config.k)))
+    first = encode_first(target.tokenizer, prompts, config)
+    threads = environment.settle_threads(config.threads, (model,), longest(first))
+    return Stage(target, model, prompts, first, threads)
 
 
 def describe(stage: Stage) -> dict[str, Any]:
@@ -103,7 +104,7 @@ def describe(stage: Stage) -> dict[str, Any]:
     return {
         "environment": environment.describe(stage.model.device),
         "models": {"target": {**stage.loaded.describe(), **stage.model.describe()}},
-        **describe_prompts(stage.prompts),
+        **describe_prompts(stage.conversations),
     }
 
 

@@ -19,7 +19,12 @@ from harness.experiments.pair import open_configured
 from harness.experiments.plan import print_plan
 from harness.experiments.requests import plan
 from harness.experiments.running import concluded, running, unless_broken
-from harness.experiments.texts import compare_greedy, score_pair, write_pair_texts
+from harness.experiments.texts import (
+    compare_greedy,
+    score_pair,
+    with_pair_turns,
+    write_pair_texts,
+)
 from harness.experiments.validate import validated
 from harness.storage import load
 
@@ -46,6 +51,7 @@ def run(config: SweepConfig) -> Outcome:
     if imposed:
         folder.update_manifest({"imposed_acceptance": as_stored(imposed)})
     with running(folder):
+        pair = with_pair_turns(folder, pair, config)
         physics.measure_steps(folder, pair, config)
         texts: Sequence[GreedyText] = ()
         if config.mode == "replay":

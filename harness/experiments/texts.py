@@ -1,19 +1,27 @@
 """The target's texts as requests, as lines of trials.jsonl, and back again."""
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
-from harness.config import AuditionConfig, SweepConfig
+from harness.config import AuditionConfig, PairConfig, SweepConfig
 from harness.decoding.protocols import StopRule
 from harness.experiments.greedy import GreedyText, with_plain
-from harness.experiments.pair import EncodedPrompt, Pair
+from harness.experiments.pair import (
+    EncodedPrompt,
+    Pair,
+    answer_tokens,
+    check_context,
+    longest_generation,
+)
 from harness.experiments.progress import progress
 from harness.experiments.requests import warping_of
 from harness.measurement.scoring import score_texts
 from harness.measurement.snapshots import compare_texts
 from harness.measurement.traces import GeneratedText, TextRequest, generate_texts
 from harness.models.cached import CachedModel
-from harness.models.text import stop_rule
-from harness.records import Trial
+from harness.models.load import LoadedModel
+from harness.models.text import encode, stop_rule
+from harness.records import Prompt, Trial
 from harness.storage import RunFolder, load_traces
 
 Key = tuple[str, str, int, float]
@@ -39,12 +47,113 @@ def text_requests(
             seed=config.seed,
             eos=frozenset(eos),
             stop=stop,
+            turn=entry.turn,
         )
         for temperature in config.temperature
         # Greedy texts are all alike: once is enough
         for repetition in range(config.repetitions if temperature else 1)
         for entry in prompts
     ]
+
+
+def with_turns(
+    folder: RunFolder,
+    conversations: Sequence[Prompt],
+    target: LoadedModel,
+    model: CachedModel,
+    config: PairConfig | AuditionConfig,
+    models: Sequence[LoadedModel] = (),
+    batch: int = BATCH,
+) -> tuple[EncodedPrompt, ...]:
+    """Every turn of every conversation, encoded after the answers to the turns before it.
+
+    Answers that the conversation does not give are the plain greedy target's. They are generated
+    once, turn by turn, and stored in the run's answers.jsonl, so that every cell, every draft and
+    a resumed run continue the same conversation.
+
+    Args:
+        folder: of the run.
+        conversations: whole.
+        target: whose answers they are.
+        model: the same with a cache.
+        config: budgets, and how prompts are encoded.
+        models: whose contexts all turns must fit.
+        batch: answers generated side by side.
+
+    Raises:
+        UserError: a turn cannot be encoded, or does not fit a context.
+    """
+    answers = [list(prompt.answers) for prompt in conversations]
+    for prompt, given in zip(conversations, answers, strict=True):
+        given += [None] * (len(prompt.turns) - 1 - len(given))
+
+    def turn_of(index: int, turn: int) -> EncodedPrompt:
+        before = [text or "" for text in answers[index][: turn - 1]]
+        prompt = conversations[index].up_to(turn, before)
+        return EncodedPrompt(prompt, encode(target.tokenizer, prompt, config.prompts))
+
+    for turn in range(1, max(len(prompt.turns) for prompt in conversations)):
+        waiting = [i for i, given in enumerate(answers) if given[turn - 1 : turn] == [None]]
+        entries = [turn_of(index, turn) for index in waiting]
+        texts = _answers(folder, entries, target, model, config, batch)
+        for index, tokens in zip(waiting, texts, strict=True):
+            text = target.tokenizer.decode(list(tokens), skip_special_tokens=True)
+            answers[index][turn - 1] = text
+    encoded = tuple(
+        turn_of(index, turn)
+        for index, prompt in enumerate(conversations)
+        for turn in range(1, len(prompt.turns) + 1)
+    )
+    check_context(encoded, config.new_tokens, max(config.k), models)
+    model.reserve(longest_generation(encoded, config.new_tokens, max(config.k)))
+    return encoded
+
+
+def _answers(
+    folder: RunFolder,
+    entries: Sequence[EncodedPrompt],
+    target: LoadedModel,
+    model: CachedModel,
+    config: PairConfig | AuditionConfig,
+    batch: int,
+) -> list[tuple[int, ...]]:
+    """The greedy answers to one turn of several conversations, generated where not stored."""
+    stop = stop_rule(target.tokenizer, config.decode.stop_strings)
+    requests = [
+        TextRequest(
+            prompt_set=entry.prompt.prompt_set,
+            prompt=entry.prompt.id,
+            category=entry.prompt.category,
+            tokens=entry.tokens,
+            repetition=0,
+            warping=warping_of(config.decode, 0.0),
+            budget=answer_tokens(config),
+            seed=0,
+            eos=target.eos,
+            stop=stop,
+            turn=entry.turn,
+        )
+        for entry in entries
+    ]
+    stored = {trial_key(trial): trial.tokens or () for trial in folder.answers()}
+    waiting = [entry for entry in requests if request_key(entry) not in stored]
+    name = f"model={target.name}"
+    with progress("the target answers earlier turns", len(waiting)) as tick:
+        # Stored batch by batch, so that a stopped run goes on with the next
+        for start in range(0, len(waiting), batch):
+            part = waiting[start : start + batch]
+            for text in generate_texts(model, part, name=name, batch=batch, tick=tick):
+                folder.append_answer(_trial(text, target.name))
+                stored[request_key(text.request)] = text.tokens
+    return [stored[request_key(entry)] for entry in requests]
+
+
+def with_pair_turns(folder: RunFolder, pair: Pair, config: PairConfig) -> Pair:
+    """The pair with every turn of its conversations."""
+    models = (pair.target, pair.draft)
+    prompts = with_turns(folder, pair.conversations, pair.target, pair.target_model, config, models)
+    pair.draft_model.reserve(longest_generation(prompts, config.new_tokens, max(config.k)))
+    return replace(pair, prompts=prompts)
 
 
 def write_texts(
@@ -147,6 +256,7 @@ def _trial(text: GeneratedText, model: str) -> Trial:
         new_tokens=len(text.tokens),
         stop_reason=text.stop_reason,
         tokens=text.tokens,
+        turn=request.turn,
     )
 
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from harness.experiments.priced import other_card
 from harness.experiments.running import NOT_MEASURED
+from harness.prompts import thinking_modes
 from harness.records import DUMMY_CAVEAT, IMPOSED_CAVEAT, Failure, ResultRow, StepTiming, Trial
 from harness.reporting.reading import dummies_of, synthetic
 from harness.storage import StoredRun
@@ -74,7 +75,7 @@ def caveats(
     if unused and config["device"]["name"] == "auto":
         notes.append(f"device=auto took the CPU: {unused}")
     prompts = config["prompts"]
-    if prompts["enable_thinking"]:
+    if True in thinking_modes(prompts["enable_thinking"]):
         notes.append("thinking mode is on: acceptance is that of reasoning text")
     target = stored.manifest.get("models", {}).get("target", {})
     if target.get("chat_template") and prompts["chat_template"] == "never":

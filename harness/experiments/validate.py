@@ -23,6 +23,7 @@ from harness.config import (
     SweepConfig,
 )
 from harness.experiments.weights import check_alike, check_dummy
+from harness.prompts import thinking_modes
 from harness.records import RULES, UserError
 from harness.theory.rates import rates_for
 
@@ -217,12 +218,21 @@ def check_model(role: str, model: ModelConf) -> None:
 
 
 def _prompts(prompts: PromptsConf) -> None:
-    if not prompts.sets and not prompts.files:
+    if not prompts.sets and not prompts.files and not prompts.hub:
         raise UserError("prompts.sets=[] and prompts.files=[]: give at least one set or file")
+    for name in ("hub_subset", "hub_split", "hub_column"):
+        if getattr(prompts, name) is not None and not prompts.hub:
+            raise UserError(f"prompts.{name}: only with prompts.hub=ORG/NAME")
     _no_duplicates("prompts.sets", prompts.sets)
     _no_duplicates("prompts.files", prompts.files)
     if prompts.limit is not None:
         _at_least_one("prompts.limit", prompts.limit)
+    for name in ("max_turns", "answer_tokens"):
+        if getattr(prompts, name) is not None:
+            _at_least_one(f"prompts.{name}", getattr(prompts, name))
+    if prompts.system is not None and not prompts.system.strip():
+        raise UserError("prompts.system: an empty text; give the system message, or null for none")
+    thinking_modes(prompts.enable_thinking)
     _one_of("prompts.chat_template", prompts.chat_template, ("auto", "always", "never"))
     _weights(prompts.weights)
 

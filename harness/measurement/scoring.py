@@ -296,4 +296,5 @@ def _trace(
         draft_entropy=columns["draft_entropy"],
         matches=proposals.matches if proposals else None,
         proposed=proposals.proposed if proposals else None,
+        turn=request.turn,
     )

@@ -40,7 +40,7 @@ class TextRequest:
     """Everything that determines a text of the target.
 
     Attributes:
-        prompt_set, prompt, category: which prompt.
+        prompt_set, prompt, category, turn: which prompt.
         tokens: its ids, at least one.
         repetition, seed: with the prompt's name, the key of the noise.
         warping: the law of the text.
@@ -59,6 +59,7 @@ class TextRequest:
     seed: int
     eos: frozenset[int]
     stop: StopRule | None = None
+    turn: int = 1
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,7 +28,7 @@ class Request:
 
     Attributes:
         cell: hash of the rest, for resume.
-        prompt_set, prompt, category: which prompt.
+        prompt_set, prompt, category, turn: which prompt.
         tokens: its ids, at least one.
         k: num_draft_tokens; 0 decodes plainly.
         warping, rule: how tokens are drawn and kept.
@@ -57,6 +57,7 @@ class Request:
     imposed: tuple[float, ...] | None = None
     stop_below: float | None = None
     stop: StopRule | None = None
+    turn: int = 1
 
     def seen(self, model: CausalModel) -> torch.Tensor | None:
         """The prompt's tokens, [vocab] on the model's device, for a repetition penalty if any."""
@@ -197,6 +198,7 @@ def _empty_trial(request: Request) -> Trial:
         draft=request.draft if request.k else None,
         category=request.category,
         prompt_tokens=len(request.tokens),
+        turn=request.turn,
     )
 
 

@@ -1,7 +1,12 @@
-"""From a prompt to token ids, through the model's chat template where it has one."""
+"""From a conversation to token ids, through the model's chat template where it has one.
+
+Without a chat template (a base model, or prompts.chat_template=never) the texts of a conversation
+are joined with a blank line between them: turn, answer, turn.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import Any
 
 from jinja2 import TemplateError
@@ -9,33 +14,74 @@ from jinja2 import TemplateError
 from harness.config import PromptsConf
 from harness.records import Prompt, UserError
 
+SEPARATOR = "\n\n"
+
 
 def encode(tokenizer: Any, prompt: Prompt, conf: PromptsConf) -> tuple[int, ...]:
-    """Token ids of the prompt's first turn, as the model expects to be spoken to.
+    """Token ids of a prompt up to its last turn, as the model expects to be spoken to.
 
     Raises:
-        UserError: a chat template is demanded and there is none, or it cannot render the prompt,
-            or the prompt has no tokens.
+        UserError: a chat template is demanded and there is none, there is a system message and no
+            chat template to put it through, the template fails, or the prompt has no tokens.
     """
-    text = prompt.turns[0]
+    where = f"prompt {prompt.prompt_set}/{prompt.id}"
     has_template = bool(getattr(tokenizer, "chat_template", None))
     if conf.chat_template == "always" and not has_template:
         raise UserError(
             "prompts.chat_template=always: this tokenizer has no chat template; use auto or never"
         )
     if has_template and conf.chat_template != "never":
-        with _template_explained(tokenizer, prompt):
-            ids = tokenizer.apply_chat_template(
-                [{"role": "user", "content": text}],
-                add_generation_prompt=True,
-                enable_thinking=conf.enable_thinking,
-                return_dict=True,
-            )["input_ids"]
+        ids = _through_template(tokenizer, prompt)
+    elif prompt.system is not None:
+        why = "prompts.chat_template=never" if has_template else "this tokenizer has no template"
+        key = "prompts.system" if prompt.system == conf.system else where
+        raise UserError(
+            f"{key}: a system message goes through the chat template, and {why}; without one the "
+            "turns are passed as plain text, so leave it out or write it into the prompt"
+        )
     else:
-        ids = tokenizer(text)["input_ids"]
+        pieces = zip_longest(prompt.turns, prompt.answers)
+        ids = tokenizer(SEPARATOR.join(text for pair in pieces for text in pair if text))[
+            "input_ids"
+        ]
     if not ids:
-        raise UserError(f"prompt {prompt.prompt_set}/{prompt.id}: it has no tokens; give it text")
+        raise UserError(f"{where}: it has no tokens; give it text")
     return tuple(int(token) for token in ids)
+
+
+def check_thinking(tokenizer: Any, prompts: Sequence[Prompt], conf: PromptsConf) -> None:
+    """Refuse a thinking mode that changes nothing: what it is asked of does not know it.
+
+    Raises:
+        UserError: the tokenizer has no chat template, or its template has no such mode.
+    """
+    asked = next((prompt for prompt in prompts if prompt.thinking), None)
+    if asked is None:
+        return
+    first = asked.up_to(1, ())
+    plain = Prompt(first.prompt_set, first.id, first.turns, system=first.system)
+    if encode(tokenizer, first, conf) == encode(tokenizer, plain, conf):
+        raise UserError(
+            f"prompts.enable_thinking={conf.enable_thinking}: the prompts are the same with and "
+            "without it (no chat template, or one without a thinking mode); use false"
+        )
+
+
+def _through_template(tokenizer: Any, prompt: Prompt) -> Any:
+    messages: list[dict[str, str]] = []
+    if prompt.system is not None:
+        messages.append({"role": "system", "content": prompt.system})
+    for turn, answer in zip_longest(prompt.turns, prompt.answers):
+        messages.append({"role": "user", "content": turn or ""})
+        if answer is not None:
+            messages.append({"role": "assistant", "content": answer})
+    with _template_explained(tokenizer, prompt):
+        return tokenizer.apply_chat_template(
+            messages,
+            add_generation_prompt=True,
+            enable_thinking=prompt.thinking,
+            return_dict=True,
+        )["input_ids"]
 
 
 @contextmanager

@@ -176,11 +176,13 @@ def _by_prompt(
     counts: Mapping[str, Mapping[int, Replayed]],
     lookups: frozenset[str],
 ) -> Replays:
-    """Add the counts of each prompt's texts."""
-    names = sorted({(text.prompt_set, text.prompt) for text in texts})
-    groups = [names.index((text.prompt_set, text.prompt)) for text in texts]
+    """Add the counts of each prompt's texts; a conversation's turns are texts of one prompt."""
+    own = [(text.prompt_set, text.conversation) for text in texts]
+    names = sorted(set(own))
+    place = {name: index for index, name in enumerate(names)}
+    groups = [place[name] for name in own]
     size = len(names)
-    category = {(text.prompt_set, text.prompt): text.category for text in texts}
+    category = {name: text.category for name, text in zip(own, texts, strict=True)}
     return Replays(
         rule=rule,
         temperature=texts[0].temperature,

@@ -108,7 +108,7 @@ def _with_times(row: ResultRow, done: Sequence[Trial]) -> ResultRow:
     peaks = [trial.peak_memory_bytes for trial in done if trial.peak_memory_bytes is not None]
     return replace(
         row,
-        prompts=len({trial.prompt for trial in done}),
+        prompts=len({trial.conversation for trial in done}),
         new_tokens=int(tokens),
         ms_per_token=ms_per_token,
         ms_per_token_p50=float(np.percentile(own_ms, 50)),

@@ -56,11 +56,14 @@ def completed(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def per_prompt(trials: Sequence[Trial], fields: Sequence[Field]) -> dict[tuple[str, str], Array]:
-    """For each (prompt set, prompt), in order, its fields summed over repetitions."""
+    """For each (prompt set, prompt), in order, its fields summed over repetitions and turns.
+
+    The turns of one conversation share its text, so they are one prompt to every resampling.
+    """
     sums: dict[tuple[str, str], Array] = {}
-    for trial in sorted(trials, key=lambda trial: (trial.prompt_set, trial.prompt)):
+    for trial in sorted(trials, key=lambda trial: (trial.prompt_set, trial.conversation)):
         values = np.array([field(trial) for field in fields], dtype=np.float64)
-        name = (trial.prompt_set, trial.prompt)
+        name = (trial.prompt_set, trial.conversation)
         sums[name] = sums[name] + values if name in sums else values
     return sums
 

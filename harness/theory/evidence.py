@@ -117,9 +117,9 @@ def evidence_from_trials(
 ) -> Evidence:
     """The evidence of one pair at one temperature, on the prompts complete in every cell.
 
-    A prompt is complete in a cell when every repetition seen at this temperature finished there. A
-    K that completed fewer than half of the baseline's prompts (out of memory, say) is left out,
-    rather than every prompt that it failed.
+    A prompt is complete in a cell when every repetition seen at this temperature, of every turn
+    where it is a conversation, finished there. A K that completed fewer than half of the baseline's
+    prompts (out of memory, say) is left out, rather than every prompt that it failed.
 
     Args:
         trials: of the run; other temperatures are passed over.
@@ -129,11 +129,14 @@ def evidence_from_trials(
     """
     here = [trial for trial in latest(trials) if trial.temperature == temperature]
     repetitions = len({trial.repetition for trial in here})
+    turns = {(t.prompt_set, t.conversation): 0 for t in here}
+    for prompt_set, conversation, _ in {(t.prompt_set, t.conversation, t.turn) for t in here}:
+        turns[prompt_set, conversation] += 1
     done: dict[int, dict[tuple[str, str], Array]] = {0: {}}
     for k in sorted({trial.k for trial in here}):
         cell = completed([trial for trial in here if trial.k == k])
         sums = per_prompt(cell, [decode_s, new_tokens, accepted, judged, lambda _: 1.0])
-        done[k] = {name: row for name, row in sums.items() if row[-1] == repetitions}
+        done[k] = {name: row for name, row in sums.items() if row[-1] == repetitions * turns[name]}
     kept = {k: cell for k, cell in done.items() if 2 * len(cell) >= len(done[0])}
     names = sorted(name for name in done[0] if all(name in cell for cell in kept.values()))
     sums_of = {

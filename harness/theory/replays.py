@@ -13,12 +13,12 @@ from harness.theory.replay_counts import Replayed
 
 @dataclass(frozen=True, eq=False)
 class Replays:
-    """Replayed candidates on n prompts, repetitions of a prompt added up.
+    """Replayed candidates on n prompts, repetitions (and turns) of a prompt added up.
 
     Attributes:
         rule, temperature: of all of them.
         prompts, prompt_sets, categories: of each prompt, n.
-        texts: [n] how many texts (repetitions) each prompt has.
+        texts: [n] how many texts (repetitions x turns) each prompt has.
         prompt_tokens: [n] their prompt lengths added up.
         candidates: by (draft, K), counts of each prompt.
         lookups: the drafts that cost one look-up per round, rather than a step per token.

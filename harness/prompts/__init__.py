@@ -1,0 +1,200 @@
+"""Prompt sets: what the models are asked to write.
+
+Two sets ship with the package, `easy` and `hard`; the user's own come from files (prompts.files) or
+from a data set of the hub (prompts.hub), in the formats of docs/prompts.md. An entry becomes a
+`Prompt`: the user's turns, the answers between them where they are given, and a system message
+where there is one. Its prompt set is its category, or the file's stem where it has none.
+
+Chat templates and tokenizers are the models' affair; here a prompt is text.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from harness.config import PromptsConf
+from harness.prompts.entries import checked_text, encodes
+from harness.prompts.sources import hub_label, read_file, read_hub, stem_of
+from harness.records import Prompt, UserError
+
+SHIPPED_DIR = Path(__file__).resolve().parents[1] / "prompt_sets"
+THINKING = "+thinking"
+
+
+def load(config: PromptsConf) -> tuple[Prompt, ...]:
+    """The prompts that a configuration asks for, set by set, each set evenly subsampled.
+
+    Raises:
+        UserError: an unknown set, a source that cannot be read, or an entry that is not a prompt.
+    """
+    prompts = [prompt for name in config.sets for prompt in _shipped(name)]
+    for file, label in zip(config.files, file_labels(config), strict=True):
+        prompts += read_file(Path(file), label=label, skip_unusable=bool(config.skip_unusable))
+    if config.hub:
+        prompts += read_hub(config)
+    prompts = _modes([_fitted(prompt, config) for prompt in prompts], config.enable_thinking)
+    _refuse_repeated_ids(prompts)
+    sets = dict.fromkeys(prompt.prompt_set for prompt in prompts)
+    unknown = sorted(set(config.weights or {}) - set(sets))
+    if unknown:
+        raise UserError(f"prompts.weights: no prompt set {unknown[0]!r}; there are {_names(sets)}")
+    absent = [name for name in sets if config.weights and name not in config.weights]
+    if absent:
+        raise UserError(f"prompts.weights: no weight for prompt set {absent[0]!r}; add one")
+    grouped = ([prompt for prompt in prompts if prompt.prompt_set == name] for name in sets)
+    return tuple(prompt for group in grouped for prompt in spread(group, config.limit))
+
+
+def available_sets() -> tuple[str, ...]:
+    """Names of the prompt sets that ship with the package."""
+    return tuple(sorted(path.stem for path in SHIPPED_DIR.glob("*.jsonl")))
+
+
+def spread(prompts: Sequence[Prompt], limit: int | None) -> tuple[Prompt, ...]:
+    """At most `limit` prompts, evenly spread over the set and always the same ones.
+
+    The first n alone would leave out whole categories of a file that is sorted by them: so every
+    category gives its first prompt before any gives its second, in the file's order throughout.
+    """
+    if limit is None or limit >= len(prompts):
+        return tuple(prompts)
+    chosen = sorted(_round_robin(prompts)[:limit])
+    return tuple(prompts[index] for index in chosen)
+
+
+def prompt_set_hash(prompts: Iterable[Prompt]) -> str:
+    """SHA-256 over every field of every prompt, in order: equal only for the same workload."""
+    digest = hashlib.sha256()
+    for prompt in prompts:
+        fields: list[Any] = [prompt.prompt_set, prompt.id, prompt.turns, prompt.category]
+        # Added where there are any, so that prompts without them keep the hash they always had
+        if prompt.answers or prompt.system is not None:
+            fields += [prompt.answers, prompt.system]
+        digest.update(json.dumps(fields).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def thinking_modes(value: Any) -> tuple[bool, ...]:
+    """The thinking modes that prompts.enable_thinking asks for, one or two.
+
+    Raises:
+        UserError: not a bool, nor a list of different ones.
+    """
+    modes = value if isinstance(value, list | tuple) else [value]
+    known = all(isinstance(mode, bool) for mode in modes)
+    if not modes or not known or len(set(modes)) < len(modes):
+        raise UserError(f"prompts.enable_thinking={value}: use true, false or [false,true]")
+    return tuple(modes)
+
+
+def missing_answers(prompt: Prompt) -> list[int]:
+    """The turns, from 1, whose answer a later turn needs and the prompt does not give."""
+    given = dict(enumerate(prompt.answers, start=1))
+    return [turn for turn in range(1, len(prompt.turns)) if given.get(turn) is None]
+
+
+def given_text(prompt: Prompt) -> str:
+    """All the text of a conversation that its source gives, for an estimate of its length."""
+    return "".join([prompt.system or "", *prompt.turns, *(text or "" for text in prompt.answers)])
+
+
+def file_labels(config: PromptsConf) -> list[str]:
+    """A name for each of prompts.files that no other has, and no shipped set or hub data set.
+
+    It is the file's stem, with the name of its format where one folder holds two such stems, and
+    behind as many parent folders as tell it from the others.
+
+    Raises:
+        UserError: a file is listed twice, or its name cannot be shown.
+    """
+    for file in config.files:
+        if not file.isprintable() or not encodes(file):
+            raise UserError(f"prompts.files: {file!a} holds a character that is not printable")
+    files = [Path(os.path.abspath(file)) for file in config.files]
+    twice = next((file for file in files if files.count(file) > 1), None)
+    if twice is not None:
+        raise UserError(f"prompts.files: {twice} is listed twice; list it once")
+    taken = {*config.sets, *([hub_label(config.hub)] if config.hub else [])}
+    places = [(file.parent, stem_of(file)) for file in files]
+    names = [
+        file.name if places.count(place) > 1 else place[1]
+        for file, place in zip(files, places, strict=True)
+    ]
+    labels = list(names)
+    for depth in range(1, max((len(file.parents) for file in files), default=0)):
+        clashing = {name for name in labels if name in taken or labels.count(name) > 1}
+        labels = [
+            "/".join([*file.parts[1:-1][-depth:], name]) if label in clashing else label
+            for file, name, label in zip(files, names, labels, strict=True)
+        ]
+    return labels
+
+
+def _shipped(name: str) -> tuple[Prompt, ...]:
+    if name not in available_sets():
+        known = _names(available_sets())
+        raise UserError(
+            f"prompts.sets: no set {name!r}; there are {known}, and prompts.files=[...]"
+        )
+    return read_file(SHIPPED_DIR / f"{name}.jsonl", prompt_set=name)
+
+
+def _fitted(prompt: Prompt, config: PromptsConf) -> Prompt:
+    """The prompt with the configured system message, and no more turns than wanted."""
+    if config.system is not None and prompt.system is None:
+        prompt = replace(prompt, system=checked_text(config.system, "message", "prompts.system"))
+    turns = prompt.turns[: config.max_turns]
+    return replace(prompt, turns=turns, answers=prompt.answers[: len(turns) - 1])
+
+
+def _modes(prompts: Sequence[Prompt], value: Any) -> list[Prompt]:
+    """The prompts once per thinking mode."""
+    modes = thinking_modes(value)
+    return [
+        replace(
+            prompt,
+            thinking=mode,
+            prompt_set=prompt.prompt_set + (THINKING if mode and len(modes) > 1 else ""),
+        )
+        for mode in modes
+        for prompt in prompts
+    ]
+
+
+def _round_robin(prompts: Sequence[Prompt]) -> list[int]:
+    """Indices in the order of choice: category by category, and within one evenly spread."""
+    by_category: dict[str | None, list[int]] = {}
+    for index, prompt in enumerate(prompts):
+        by_category.setdefault(prompt.category, []).append(index)
+    ranked = [
+        (rank, place, index)
+        for place, indices in enumerate(by_category.values())
+        for rank, index in enumerate(_halving(indices))
+    ]
+    return [index for _, _, index in sorted(ranked)]
+
+
+def _halving(indices: Sequence[int]) -> list[int]:
+    """The first, the middle, then the quarters, ...: every beginning of it is evenly spread."""
+    bits = max(len(indices) - 1, 1).bit_length()
+    order = sorted(range(len(indices)), key=lambda place: int(f"{place:0{bits}b}"[::-1], 2))
+    return [indices[place] for place in order]
+
+
+def _refuse_repeated_ids(prompts: Iterable[Prompt]) -> None:
+    """Ids are unique in a set, those of later turns included (`Prompt.up_to`)."""
+    seen: set[tuple[str, str]] = set()
+    for prompt in prompts:
+        for turn in range(1, len(prompt.turns) + 1):
+            key = (prompt.prompt_set, prompt.up_to(turn, ()).id)
+            if key in seen:
+                raise UserError(f"prompts: id {key[1]!r} occurs twice in set {key[0]!r}")
+            seen.add(key)
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"

@@ -1,0 +1,240 @@
+"""One entry of a prompt file, in any of the formats that users have, as a `Prompt`.
+
+The formats are told apart by their fields. An entry that is no prompt is an error of one line that
+says where it stands, what was found and what is read.
+"""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.records import Prompt, UserError
+
+# The fields that hold a prompt; the first that an entry has is read
+LISTS = ("messages", "conversations", "conversation", "turns")
+TEXTS = ("prompt", "question", "instruction", "text")
+IDS = ("id", "question_id", "task_id", "prompt_id", "conversation_id")
+READ = frozenset({*LISTS, *TEXTS, *IDS, "input", "category"})
+EXPECTED = f"read are {', '.join(LISTS)}, {', '.join(TEXTS)} (docs/prompts.md)"
+ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "model": "assistant",
+    "bing": "assistant",
+    "bard": "assistant",
+}
+# What SPEED-Bench holds where its licence forbids the text
+PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"
+MAX_LABEL = 200
+Entry = Mapping[str, Any]
+Conversation = tuple[str | None, list[str], list[str | None]]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where entries come from.
+
+    Attributes:
+        name: what errors call it.
+        label: prompt set of entries without a category, and the beginning of ids they lack.
+        unit: what its entries are: line, row or entry.
+        prompt_set: the set all of them belong to, whatever their category.
+        skip_unusable: pass over entries that are not prompts.
+    """
+
+    name: str
+    label: str
+    unit: str
+    prompt_set: str | None = None
+    skip_unusable: bool = False
+
+
+def prompt_of(entry: Any, number: int, source: Source) -> Prompt:
+    """The prompt of one entry.
+
+    Args:
+        entry: as its file was parsed.
+        number: of the line, row or entry, for errors and for an id where it has none.
+        source: where it comes from.
+
+    Raises:
+        UserError: it is not a prompt.
+    """
+    where = f"{source.name}, {source.unit} {number}"
+    if not isinstance(entry, Mapping):
+        raise UserError(f"{where}: not an object; {EXPECTED}")
+    category = _label(entry.get("category"), "category", where)
+    key = next((key for key in IDS if entry.get(key) is not None), "id")
+    name = _label(_number(entry.get(key)), key, where)
+    system, turns, answers = _conversation(entry, where)
+    return Prompt(
+        prompt_set=source.prompt_set or category or source.label,
+        id=name or f"{source.label}-{number:02d}",
+        turns=tuple(turns),
+        category=category,
+        answers=tuple(answers),
+        system=system,
+    )
+
+
+def decoded(text: str, where: str) -> Any:
+    """Parsed JSON.
+
+    Raises:
+        UserError: it is not JSON, or nested or long beyond what is read.
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where}: not JSON ({error.msg}); {EXPECTED}") from error
+    except RecursionError as error:
+        raise UserError(f"{where}: nested too deep to be read; {EXPECTED}") from error
+    except ValueError as error:  # an integer longer than Python reads
+        limit = sys.get_int_max_str_digits()
+        raise UserError(f"{where}: a number of more than {limit:,} digits") from error
+
+
+def _conversation(entry: Entry, where: str) -> Conversation:
+    """System message, turns, and the answers between them, of an entry in a known format."""
+    name = next((name for name in (*LISTS, *TEXTS) if entry.get(name) is not None), None)
+    if name is None:
+        raise UserError(f"{where}: no prompt in it, found {some(list(entry))}; {EXPECTED}")
+    value = entry[name]
+    if name == "turns" and entry.get("prompt") is not None:
+        raise UserError(f"{where}: either prompt or turns, not both; {EXPECTED}")
+    if name in LISTS or (name == "prompt" and isinstance(value, list)):
+        return _listed(value, name, where)
+    text = checked_text(value, name, where)
+    extra = entry.get("input") if name == "instruction" else None
+    if extra is not None and extra != "":
+        text = f"{text}\n\n{checked_text(extra, 'input', where)}"
+    return None, [text], []
+
+
+def _listed(items: Any, name: str, where: str) -> Conversation:
+    """A list of the user's texts, or of messages."""
+    if not isinstance(items, list) or not items:
+        raise UserError(f"{where}: {name} must be a list of at least one text or message")
+    if not all(isinstance(item, dict) for item in items):
+        return None, [checked_text(item, name, where) for item in items], [None] * (len(items) - 1)
+    system: str | None = None
+    turns: list[str] = []
+    answers: list[str | None] = []
+    shared = name.startswith("conversation")
+    for index, item in enumerate(items):
+        role, content = _message(item, name, where)
+        if role == "assistant" and shared and not turns:
+            continue  # such conversations are often cut in the middle; this one begins later
+        text = checked_text(_joined(content, where), f"{role} message", where)
+        if role == "system":
+            if index > 0:
+                raise UserError(f"{where}: a system message after another; it must come first")
+            system = text
+        elif role == "user":
+            answers += [None] * (len(turns) - len(answers))
+            turns.append(text)
+        elif len(answers) == len(turns):
+            raise UserError(f"{where}: an assistant message must follow one with role user")
+        else:
+            answers.append(text)
+    if not turns:
+        raise UserError(f"{where}: {name} holds no message with role user; {EXPECTED}")
+    return system, turns, answers[: len(turns) - 1]
+
+
+def _message(item: Mapping[str, Any], name: str, where: str) -> tuple[str, Any]:
+    """Role and content of one message, in OpenAI's words or ShareGPT's."""
+    for role_key, content_key in (("role", "content"), ("from", "value")):
+        if role_key in item and content_key in item:
+            role = item[role_key]
+            if not isinstance(role, str) or role.lower() not in ROLES:
+                raise UserError(
+                    f"{where}: role {_shown(role)} is not read; use system, user and assistant"
+                )
+            return ROLES[role.lower()], item[content_key]
+    raise UserError(f"{where}: a message in {name} needs role and content (or from and value)")
+
+
+def _joined(content: Any, where: str) -> Any:
+    """A message's text where it is given in parts."""
+    if not isinstance(content, list):
+        return content
+    texts: list[str] = []
+    for part in content:
+        text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
+        if not isinstance(text, str):
+            raise UserError(f"{where}: a message has a part that is not text; only text is read")
+        texts.append(text)
+    return "".join(texts)
+
+
+def checked_text(value: Any, name: str, where: str) -> str:
+    """A prompt's text: it has words in it, and every model's tokenizer can read it."""
+    if not isinstance(value, str):
+        raise UserError(f"{where}: {name} must be text, not {_shown(value)}; {EXPECTED}")
+    if not value.strip() and name.endswith("message"):
+        raise UserError(f"{where}: an empty {name}")
+    if not value.strip():
+        raise UserError(f"{where}: an empty prompt; there is nothing to generate from")
+    if "\0" in value:
+        raise UserError(f"{where}: {name} holds a NUL character; is the file text?")
+    if not encodes(value):
+        raise UserError(f"{where}: {name} holds half a surrogate pair; write the character itself")
+    if value.startswith(PLACEHOLDER):
+        raise UserError(
+            f"{where}: SPEED-Bench's placeholder in place of a prompt; fetch the texts with its "
+            "own prepare script first"
+        )
+    return value
+
+
+def _label(value: Any, name: str, where: str) -> str | None:
+    """An id or a category: one short line."""
+    if value is None:
+        return None
+    if not (isinstance(value, str) and value.strip()):
+        raise UserError(f"{where}: {name} must be text, not {_shown(value)}")
+    if len(value) > MAX_LABEL:
+        raise UserError(f"{where}: {name} has {len(value):,} characters; at most {MAX_LABEL}")
+    if not value.isprintable() or not encodes(value):
+        raise UserError(f"{where}: {name} holds a character that cannot be printed")
+    return value
+
+
+def _number(value: Any) -> Any:
+    """A whole number as text; anything else as it is."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        value = int(value)
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def encodes(text: str) -> bool:
+    """Whether a text can be written as UTF-8, so holds no half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _shown(value: Any) -> str:
+    """A value in an error: short, and safe for a value of any size or depth."""
+    if isinstance(value, list | tuple):
+        return "a list"
+    if isinstance(value, Mapping):
+        return "an object"
+    text = ascii(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def some(names: Sequence[Any]) -> str:
+    """Some of the names, for an error."""
+    shown = [_shown(str(name)) for name in names[:8]]
+    return ", ".join([*shown, *(["..."] if len(names) > 8 else [])]) or "nothing"

@@ -1,0 +1,336 @@
+"""Conversations run turn by turn: whose answers they continue, and how statistics take them."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from random_models import qwen3, save
+
+from harness import reporting
+from harness.config import ModelConf, PromptsConf
+from harness.entry import compose, draft_conf
+from harness.experiments import audition, cast, execute, profile, snapshot, stage, sweep, texts
+from harness.models.load import LoadedModel
+from harness.models.load import load as load_model
+from harness.models.text import encode
+from harness.prompts import load as load_prompts
+from harness.records import Prompt, Trial, UserError
+from harness.storage import RunFolder, StoredRun, load
+from harness.theory.counts import per_prompt
+from harness.theory.evidence import evidence_from_trials
+
+CPU = torch.device("cpu")
+TALKS = [
+    {"id": "a", "turns": ["What is the capital of France?", "And of Spain?", "Count to 5."]},
+    {"id": "b", "turns": ["Count from 12 to 20.", "Now to 30."]},
+    {
+        "id": "given",
+        "messages": [
+            {"role": "user", "content": "What is the capital of Italy?"},
+            {"role": "assistant", "content": "Rome."},
+            {"role": "user", "content": "And of Spain?"},
+        ],
+    },
+    {"id": "single", "prompt": "Name a colour."},
+]
+TURNS = ["a", "a/2", "a/3", "b", "b/2", "given", "given/2", "single"]
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+    "{% if enable_thinking %}<think>{% endif %}"
+)
+
+
+def words(root: Path, *more: str) -> list[str]:
+    file = root / "talks.jsonl"
+    file.write_text("\n".join(map(json.dumps, TALKS)), encoding="utf-8")
+    return [
+        f"results_root={root}/results",
+        *("prompts.sets=[]", f"prompts.files=[{file}]", "prompts.limit=null"),
+        *("temperature=[0,1]", "new_tokens=8", "threads=1", "k=[2]"),
+        *more,
+    ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_samples() -> Any:
+    """Step times are not what these tests are about."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(stage, "LATENCY_REPETITIONS", 5)
+    patch.setattr(execute, "LATENCY_REPETITIONS", 5)
+    yield
+    patch.undo()
+
+
+@pytest.fixture
+def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report is looked at once, with `swept`."""
+    for name in ("render", "show"):
+        monkeypatch.setattr(reporting, name, lambda _: None)
+
+
+@pytest.fixture(scope="module")
+def tiny() -> LoadedModel:
+    return load_model(draft_conf("tiny"), "model", CPU)
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> StoredRun:
+    root = tmp_path_factory.mktemp("swept")
+    outcome = sweep.run(compose("sweep", words(root)))
+    assert outcome.status == 0
+    assert outcome.folder is not None
+    return load(outcome.folder)
+
+
+def answers_of(run: StoredRun) -> dict[str, Trial]:
+    return {trial.prompt: trial for trial in RunFolder(run.folder, run.manifest).answers()}
+
+
+def test_every_turn_is_a_prompt_of_its_own_in_every_cell(swept: StoredRun) -> None:
+    for temperature in (0.0, 1.0):
+        for k in (0, 2):
+            here = [t for t in swept.trials if (t.temperature, t.k) == (temperature, k)]
+            assert [t.prompt for t in sorted(here, key=lambda t: t.prompt)] == TURNS
+    assert {t.prompt: (t.conversation, t.turn) for t in swept.trials}["a/3"] == ("a", 3)
+
+
+def test_a_turn_continues_the_greedy_targets_own_answers_in_every_cell(
+    swept: StoredRun, tiny: LoadedModel
+) -> None:
+    answers = answers_of(swept)
+    assert sorted(answers) == ["a", "a/2", "b"]
+    plain = {t.prompt: t.tokens for t in swept.trials if (t.temperature, t.k) == (0.0, 0)}
+    assert all(answers[name].tokens == plain[name] for name in answers)
+    first, second = (
+        tiny.tokenizer.decode(answers[name].tokens, skip_special_tokens=True)
+        for name in ("a", "a/2")
+    )
+    turns = TALKS[0]["turns"]
+    whole = "\n\n".join([turns[0], first, turns[1], second, turns[2]])
+    expected = len(tiny.tokenizer(whole)["input_ids"])
+    assert {t.prompt_tokens for t in swept.trials if t.prompt == "a/3"} == {expected}
+
+
+def test_given_answers_are_used_as_they_are(swept: StoredRun, tiny: LoadedModel) -> None:
+    whole = "What is the capital of Italy?\n\nRome.\n\nAnd of Spain?"
+    expected = len(tiny.tokenizer(whole)["input_ids"])
+    assert {t.prompt_tokens for t in swept.trials if t.prompt == "given/2"} == {expected}
+
+
+def test_the_report_shows_them(swept: StoredRun) -> None:
+    assert "talks" in (swept.folder / "report.md").read_text(encoding="utf-8")
+    assert (swept.folder / "report.html").stat().st_size > 0
+
+
+def test_results_and_manifest_count_conversations(swept: StoredRun) -> None:
+    measured = swept.results[swept.results.source == "measured"]
+    assert (measured.prompts == 4).all()
+    replayed = swept.results[swept.results.source == "replayed"]
+    assert (replayed.prompts == 4).all()
+    assert swept.manifest["prompts"] == {"talks": 4}
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_a_resumed_run_asks_for_no_answer_again(
+    swept: StoredRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    generate = texts.generate_texts
+
+    def counted(model: Any, requests: Any, **more: Any) -> Any:
+        asked.append(len(requests))
+        return generate(model, requests, **more)
+
+    monkeypatch.setattr(texts, "generate_texts", counted)
+    lines = (swept.folder / "answers.jsonl").read_bytes()
+    again = [*words(swept.folder.parent.parent), f"resume={swept.folder}"]
+    sweep.run(compose("sweep", again))
+    assert asked == []
+    # A run that was killed while it stored the second answer has lost that one and no other
+    first = lines.index(b"\n") + 1
+    (swept.folder / "answers.jsonl").write_bytes(lines[: first + 40])
+    sweep.run(compose("sweep", again))
+    assert (swept.folder / "answers.jsonl").read_bytes().count(b"\n") == 3
+    assert sum(asked) == 2
+    assert load(swept.folder).trials == swept.trials
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_an_audition_scores_every_draft_on_the_same_conversations(tmp_path: Path) -> None:
+    asked = compose("audition", words(tmp_path))
+    drafts = [draft_conf(name) for name in ("tiny_good", "ngram")]
+    outcome = audition.run(asked, drafts)
+    assert outcome.folder is not None
+    run = load(outcome.folder)
+    assert run.summary is not None
+    assert run.summary["headline"]["prompts"] == 4
+    assert (run.results[run.results.source == "replayed"].prompts == 4).all()
+    assert len(answers_of(run)) == 3
+    # The same texts elsewhere continue the same answers
+    more = [f"traces_from={run.folder}", "latency.measure=true"]
+    other = audition.run(compose("audition", words(tmp_path, *more)), drafts)
+    assert other.folder is not None
+    assert answers_of(load(other.folder)) == answers_of(run)
+    assert load(other.folder).trials == run.trials
+    with pytest.raises(UserError, match=r"made with prompts\.answer_tokens=None"):
+        audition.run(compose("audition", words(tmp_path, *more, "prompts.answer_tokens=3")), drafts)
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_a_race_deals_out_whole_conversations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts: list[list[str]] = []
+    write = cast.write_texts
+
+    def noted(folder: Any, requests: Any, *more: Any) -> Any:
+        parts.append([request.prompt for request in requests])
+        return write(folder, requests, *more)
+
+    monkeypatch.setattr(cast, "write_texts", noted)
+    many = [{"id": f"t{n}", "turns": ["Count to 3.", f"Now to {n}."]} for n in range(12)]
+    file = tmp_path / "many.jsonl"
+    file.write_text("\n".join(map(json.dumps, many)), encoding="utf-8")
+    settings = [f"prompts.files=[{file}]", "temperature=[0]", "stop=sequential", "new_tokens=4"]
+    audition.run(compose("audition", words(tmp_path, *settings)), [draft_conf("tiny_good")])
+    assert parts
+    for part in parts:
+        both = Counter(name.removesuffix("/2") for name in part)
+        assert set(both.values()) == {2}
+
+
+@pytest.mark.usefixtures("unrendered")
+@pytest.mark.parametrize("door", ["profile", "snapshot"])
+def test_profile_and_snapshot_run_every_turn(door: str, tmp_path: Path) -> None:
+    settings = [word for word in words(tmp_path) if not word.startswith("temperature")]
+    if door == "profile":
+        settings += ["contexts=[16]", "batches=[1]"]
+    outcome = {"profile": profile, "snapshot": snapshot}[door].run(compose(door, settings))
+    assert outcome.folder is not None
+    run = load(outcome.folder)
+    assert {trial.prompt for trial in run.trials} == set(TURNS)
+    assert outcome.status == 0
+
+
+@pytest.mark.parametrize("door", ["sweep", "audition", "profile", "snapshot"])
+def test_a_dry_run_counts_turns_and_answers(
+    door: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = [*words(tmp_path, "dry_run=true")]
+    if door == "profile":
+        settings = [word for word in settings if not word.startswith("temperature")]
+    asked = compose(door, settings)
+    if door == "audition":
+        audition.run(asked, [draft_conf("tiny_good")])
+    else:
+        {"sweep": sweep, "profile": profile, "snapshot": snapshot}[door].run(asked)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "8, each generated from" in shown
+    assert "3 by the target, 8 tokens at most" in shown
+
+
+def test_a_conversation_beyond_the_context_is_refused_before_anything_is_generated(
+    tmp_path: Path,
+) -> None:
+    settings = words(tmp_path, "prompts.answer_tokens=9000")
+    with pytest.raises(UserError, match=r"prompt talks/a has \d+ tokens"):
+        sweep.run(compose("sweep", settings))
+    assert not (tmp_path / "results").exists()
+
+
+def test_the_turns_of_a_conversation_are_one_prompt_to_the_statistics() -> None:
+    def trial(prompt: str, turn: int, k: int, seconds: float) -> Trial:
+        return Trial(
+            f"{prompt}{k}", "s", prompt, 0, k, 0.0, None, "ok",
+            new_tokens=4, decode_s=seconds, turn=turn,
+        )  # fmt: skip
+
+    # An id with a slash of its own is no turn, as HumanEval's are
+    names = [("a", 1), ("a/2", 2), ("HumanEval/1", 1), ("HumanEval/2", 1)]
+    trials = [trial(name, turn, k, 1.0 + k) for name, turn in names for k in (0, 1)]
+    assert {key[1] for key in per_prompt(trials, [])} == {"a", "HumanEval/1", "HumanEval/2"}
+    evidence = evidence_from_trials(trials, draft="d", temperature=0.0, times=None)
+    assert evidence.prompts == ("HumanEval/1", "HumanEval/2", "a")
+    assert evidence.baseline.seconds.tolist() == [1.0, 1.0, 2.0]
+    # A conversation of which a turn failed is not complete
+    failed = [t for t in trials if (t.prompt, t.k) != ("a/2", 1)]
+    part = evidence_from_trials(failed, draft="d", temperature=0.0, times=None)
+    assert part.prompts == ("HumanEval/1", "HumanEval/2")
+
+
+def test_an_id_that_a_later_turn_takes_is_refused(tmp_path: Path) -> None:
+    lines = [{"id": "a", "turns": ["one", "two"]}, {"id": "a/2", "prompt": "three"}]
+    file = tmp_path / "x.jsonl"
+    file.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    with pytest.raises(UserError, match="id 'a/2' occurs twice"):
+        load_prompts(PromptsConf(sets=[], files=[str(file)]))
+
+
+# Encoding
+
+
+@pytest.fixture(scope="module")
+def chatty(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    folder = save(qwen3(), tmp_path_factory.mktemp("models") / "chatty")
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return load_model(ModelConf(name="chatty", id=str(folder)), "model", CPU)
+
+
+TALK = Prompt("s", "x/2", ("Hi", "Bye"), answers=("Yes",), system="Be brief.")
+
+
+def test_a_chat_template_gets_system_turns_answers_and_thinking(chatty: LoadedModel) -> None:
+    text = chatty.tokenizer.decode(encode(chatty.tokenizer, TALK, PromptsConf()))
+    assert text == "<system>Be brief.<user>Hi<assistant>Yes<user>Bye<assistant>"
+    thinking = Prompt("s", "x", ("Hi",), thinking=True)
+    text = chatty.tokenizer.decode(encode(chatty.tokenizer, thinking, PromptsConf()))
+    assert text == "<user>Hi<assistant><think>"
+
+
+def test_a_system_message_without_a_template_is_refused(
+    tiny: LoadedModel, chatty: LoadedModel, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=r"s/x/2: a system message .* has no template"):
+        encode(tiny.tokenizer, TALK, PromptsConf())
+    with pytest.raises(UserError, match=r"and prompts\.chat_template=never"):
+        encode(chatty.tokenizer, TALK, PromptsConf(chat_template="never"))
+    with pytest.raises(UserError, match=r"prompts\.system: a system message goes through the chat"):
+        sweep.run(compose("sweep", words(tmp_path, "prompts.system=Rhyme.")))
+
+
+def test_a_template_that_raises_is_one_line(tmp_path: Path) -> None:
+    folder = save(qwen3(), tmp_path / "strict")
+    (folder / "chat_template.jinja").write_text(
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}x"
+    )
+    strict = load_model(ModelConf(name="strict", id=str(folder)), "model", CPU)
+    with pytest.raises(UserError) as error:
+        encode(strict.tokenizer, TALK, PromptsConf())
+    assert "s/x/2: the chat template of" in str(error.value)
+    assert "no system role" in str(error.value)
+
+
+def test_a_thinking_mode_that_changes_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"prompts\.enable_thinking=\[False, True\]: the prompts"):
+        sweep.run(compose("sweep", words(tmp_path, "prompts.enable_thinking=[false,true]")))
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_both_thinking_modes_run_side_by_side(tmp_path: Path) -> None:
+    folder = save(qwen3(), tmp_path / "chatty")
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    names = [f"model.id={folder}", f"draft.id={folder}", "model=hf", "draft=hf"]
+    settings = words(tmp_path, *names, "prompts.enable_thinking=[false,true]", "mode=replay")
+    outcome = sweep.run(compose("sweep", [*settings, "prompts.weights={talks:1,talks+thinking:2}"]))
+    assert outcome.folder is not None
+    run = load(outcome.folder)
+    lengths = {(t.prompt_set, t.prompt): t.prompt_tokens or 0 for t in run.trials}
+    assert {name for name, _ in lengths} == {"talks", "talks+thinking"}
+    assert lengths["talks+thinking", "a"] > lengths["talks", "a"]
+    # Each mode continues the answers that it gave itself
+    answers = RunFolder(run.folder, run.manifest).answers()
+    assert Counter(t.prompt_set for t in answers) == {"talks": 3, "talks+thinking": 3}

@@ -1,0 +1,507 @@
+"""Prompt files as users have them: every format of docs/prompts.md, damage, and generated files."""
+
+import csv
+import gzip
+import io
+import json
+import random
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+from harness.config import PromptsConf
+from harness.prompts import load, read_file, sources, thinking_modes
+from harness.records import Prompt, UserError
+
+DOCS = Path(__file__).parent.parent / "docs" / "prompts.md"
+EXAMPLES = dict(re.findall(r"`([\w.]+)`:\s+```\w+\n(.*?)```", DOCS.read_text("utf-8"), re.DOTALL))
+
+Told = tuple[str, str, str | None, tuple[str, ...], tuple[str | None, ...]]
+
+# Of each example: set, id, system, turns, answers
+FORMATS: dict[str, list[Told]] = {
+    "messages.jsonl": [
+        ("messages", "messages-01", "Be brief.", ("What is 2 + 2?", "And doubled?"), ("4.",))
+    ],
+    "sharegpt.json": [
+        ("sharegpt", "QWJhYvA_0", None, ("Name a river.", "Where is it?"), ("The Rhine.",))
+    ],
+    "mt_bench.jsonl": [
+        ("writing", "81", None, ("Write a haiku about snow.", "Rewrite it about sand."), (None,))
+    ],
+    "gsm8k.jsonl": [
+        ("gsm8k", "gsm8k-01", None, ("Anna has 3 apples and buys 2. How many has she?",), ())
+    ],
+    "humaneval.jsonl": [("humaneval", "HumanEval/0", None, ("def add(a, b):\n",), ())],
+    "alpaca.json": [
+        ("alpaca", "alpaca-01", None, ("Sort these numbers.\n\n3, 1, 2",), ()),
+        ("alpaca", "alpaca-02", None, ("Name a colour.",), ()),
+    ],
+    "text.jsonl": [("text", "text-01", None, ("Once upon a time",), ())],
+    "custom.jsonl": [("custom", "custom-01", None, ("What is the capital of India?",), ())],
+    "object.json": [
+        ("object", "object-01", None, ("Count to ten.",), ()),
+        ("object", "object-02", None, ("Count to five.",), ()),
+    ],
+    "table.csv": [
+        ("code", "a", None, ("Write a loop, please.",), ()),
+        ("facts", "b", None, ("What is the capital of France?",), ()),
+    ],
+    "lines.txt": [
+        ("lines", "lines-01", None, ("Write a poem about rain.",), ()),
+        ("lines", "lines-02", None, ("Explain what a cache is.",), ()),
+    ],
+}
+
+
+def told(prompts: tuple[Prompt, ...]) -> list[Told]:
+    return [(p.prompt_set, p.id, p.system, p.turns, p.answers) for p in prompts]
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(UserError) as error:
+        load(PromptsConf(sets=[], files=[str(path)]))
+    return str(error.value)
+
+
+def test_every_format_of_the_page_has_an_example_and_every_example_a_test() -> None:
+    assert set(EXAMPLES) == set(FORMATS)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_is_read_as_its_page_says(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(EXAMPLES[name], encoding="utf-8")
+    assert told(read_file(tmp_path / name)) == FORMATS[name]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_is_read_compressed(name: str, tmp_path: Path) -> None:
+    (tmp_path / f"{name}.gz").write_bytes(gzip.compress(EXAMPLES[name].encode()))
+    assert told(read_file(tmp_path / f"{name}.gz")) == FORMATS[name]
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name.endswith("jsonl")])
+def test_the_same_entries_are_read_from_parquet_and_json(name: str, tmp_path: Path) -> None:
+    entries = [json.loads(line) for line in EXAMPLES[name].splitlines()]
+    stem = Path(name).stem
+    pd.DataFrame(entries).to_parquet(tmp_path / f"{stem}.parquet")
+    (tmp_path / f"{stem}.json").write_text(json.dumps(entries), encoding="utf-8")
+    assert told(read_file(tmp_path / f"{stem}.parquet")) == FORMATS[name]
+    assert told(read_file(tmp_path / f"{stem}.json")) == FORMATS[name]
+
+
+def test_a_list_in_a_csv_cell_is_json(tmp_path: Path) -> None:
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerows([["question_id", "turns"], [81, json.dumps(["one", "two"])]])
+    (tmp_path / "mt.csv").write_text(text.getvalue(), encoding="utf-8")
+    assert told(read_file(tmp_path / "mt.csv")) == [("mt", "81", None, ("one", "two"), (None,))]
+
+
+def test_what_stands_before_the_first_human_message_is_left_out(tmp_path: Path) -> None:
+    talk = [
+        {"from": "gpt", "value": "the end of something"},
+        {"from": "human", "value": "Hi"},
+        {"from": "gpt", "value": "Hello"},
+    ]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"conversations": talk}), encoding="utf-8")
+    assert told(read_file(tmp_path / "a.jsonl")) == [("a", "a-01", None, ("Hi",), ())]
+
+
+def test_unusable_entries_are_passed_over_where_asked_and_the_fewer(tmp_path: Path) -> None:
+    talks: list[Any] = [{"conversations": [{"from": "human", "value": f"{n}?"}]} for n in range(3)]
+    talks[1:1] = [{"conversations": []}, {"conversations": [{"from": "human", "value": ""}]}]
+    file = tmp_path / "dump.json"
+    file.write_text(json.dumps(talks), encoding="utf-8")
+    conf = PromptsConf(sets=[], files=[str(file)])
+    with pytest.raises(UserError, match="entry 2: conversations must be a list"):
+        load(conf)
+    conf.skip_unusable = True
+    assert [(p.id, p.turns) for p in load(conf)] == [
+        ("dump-01", ("0?",)),
+        ("dump-04", ("1?",)),
+        ("dump-05", ("2?",)),
+    ]
+    file.write_text(json.dumps(talks[:3]), encoding="utf-8")
+    with pytest.raises(UserError, match=r"2 of 3 entries are unusable.*entry 2"):
+        load(conf)
+
+
+def test_files_of_one_stem_are_kept_apart_by_their_folders_and_only_those(tmp_path: Path) -> None:
+    files = [tmp_path / "a" / "mine.jsonl", tmp_path / "b" / "mine.jsonl", tmp_path / "own.txt"]
+    files += [tmp_path / "c" / "easy.txt", tmp_path / "d" / "two.txt", tmp_path / "d" / "two.csv"]
+    for file in files:
+        file.parent.mkdir(exist_ok=True)
+        file.write_text({".jsonl": '{"prompt": "x"}', ".csv": "prompt\nx"}.get(file.suffix, "x"))
+    prompts = load(PromptsConf(sets=["easy"], files=[str(file) for file in files]))
+    named = {prompt.prompt_set: prompt.id for prompt in prompts if prompt.turns == ("x",)}
+    assert named == {
+        "a/mine": "a/mine-01",
+        "b/mine": "b/mine-01",
+        "own": "own-01",
+        "c/easy": "c/easy-01",
+        "two.txt": "two.txt-01",
+        "two.csv": "two.csv-02",
+    }
+    with pytest.raises(UserError, match="is listed twice"):
+        load(PromptsConf(sets=[], files=[str(files[2]), f"{tmp_path}/./own.txt"]))
+
+
+def test_a_limit_on_turns_and_a_system_message_are_for_every_conversation(tmp_path: Path) -> None:
+    for name in ("messages.jsonl", "mt_bench.jsonl"):
+        (tmp_path / name).write_text(EXAMPLES[name], encoding="utf-8")
+    files = [str(tmp_path / name) for name in ("messages.jsonl", "mt_bench.jsonl")]
+    own, without = load(PromptsConf(sets=[], files=files, system="Rhyme.", max_turns=1))
+    assert (own.system, own.turns, own.answers) == ("Be brief.", ("What is 2 + 2?",), ())
+    assert (without.system, len(without.turns)) == ("Rhyme.", 1)
+
+
+def test_both_thinking_modes_are_two_prompt_sets() -> None:
+    prompts = load(PromptsConf(sets=["easy"], limit=2, enable_thinking=[False, True]))
+    assert [(p.prompt_set, p.thinking) for p in prompts] == [
+        ("easy", False),
+        ("easy", False),
+        ("easy+thinking", True),
+        ("easy+thinking", True),
+    ]
+    (plain,) = load(PromptsConf(sets=["easy"], limit=1, enable_thinking=True))
+    assert (plain.prompt_set, plain.thinking) == ("easy", True)
+    for wrong in ([], "yes", [True, True], 1, [[True]]):
+        with pytest.raises(UserError, match="enable_thinking"):
+            thinking_modes(wrong)
+
+
+# Damage
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "json", "csv", "txt", "tsv", "parquet", "jsonl.gz"])
+def test_an_empty_file_of_any_format_is_one_line(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"empty.{suffix}"
+    path.write_bytes(b"")
+    text = refused(path)
+    assert str(path) in text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.jsonl.gz", b"not compressed", "cannot read"),
+        ("a.jsonl.gz", gzip.compress(b'{"prompt": "a"}' * 99)[:-20], "cannot read"),
+        ("a.parquet", b"PAR1 and no more PAR1", "damaged, or not a parquet file"),
+        ("a.csv", b'prompt,id\n"never closed,1\n', "cannot read"),
+        ("a.csv", b"prompt,id\na,1,2\n", "line 2: 3 cells under 2 columns"),
+        ("a.csv", b"words,id\na,1\n", "its header has 'words', 'id'"),
+        ("a.csv", b"prompt,prompt\na,b\n", "'prompt' twice"),
+        ("a.csv", b"prompt,id\n,1\n", "an empty prompt"),
+        ("a.csv", b"prompt\na\x00b\n", "a NUL character"),
+        ("a.csv", b"turns\nnot json\n", "column turns: not JSON"),
+        ("a.txt", b"one\ntw\x00o\n", "line 2: prompt holds a NUL character"),
+        ("a.txt", "one".encode("utf-16"), "not UTF-8"),
+        ("a.json", b"[" * 100_000, "nested too deep"),
+        ("a.json", b'{"a": [], "b": []}', "an object with 2 lists"),
+        ("a.json", b'{"data": [3]}', "entry 1: not an object"),
+        ("a.json", b"3", "not an object"),
+        ("a.json", b'[{"prompt": "a"}, null]', "entry 2: not an object"),
+        ("a.json", b'[{"prompt": ["a", []]}]', "must be text, not a list"),
+    ],
+)
+def test_a_damaged_file_is_told_in_one_line(
+    name: str, content: bytes, says: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    text = refused(tmp_path / name)
+    assert says in text
+    assert str(tmp_path / name) in text
+    assert "\n" not in text
+
+
+def test_flipped_bytes_of_parquet_and_gzip_are_one_line_or_whole_prompts(tmp_path: Path) -> None:
+    entries = [{"prompt": f"prompt number {n}", "id": str(n)} for n in range(200)]
+    pd.DataFrame(entries).to_parquet(tmp_path / "a.parquet")
+    text = "\n".join(map(json.dumps, entries))
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(text.encode()))
+    dice = random.Random(1)
+    for name in ("a.parquet", "a.jsonl.gz"):
+        whole = (tmp_path / name).read_bytes()
+        for _ in range(60):
+            damaged = bytearray(whole)
+            damaged[dice.randrange(len(whole))] ^= 1 << dice.randrange(8)
+            (tmp_path / f"b{name[1:]}").write_bytes(damaged)
+            try:
+                assert_sound(load(PromptsConf(sets=[], files=[str(tmp_path / f"b{name[1:]}")])))
+            except UserError as error:
+                assert_plain(str(error))
+
+
+def test_a_source_beyond_the_bounds_is_refused_and_not_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "MAX_CHARACTERS", 5000)
+    monkeypatch.setattr(sources, "MAX_LINE", 1000)
+    monkeypatch.setattr(sources, "MAX_PROMPTS", 50)
+    bomb = gzip.compress(b"a" * 50_000_000)
+    many = [{"prompt": "a"}] * 51
+    contents: dict[str, bytes] = {
+        "line.txt.gz": bomb,
+        "line.jsonl.gz": bomb,
+        "line.json.gz": bomb,
+        "long.txt": b"a" * 900 + b"\n" + (b"b" * 900 + b"\n") * 6,
+        "many.jsonl": "\n".join(map(json.dumps, many)).encode(),
+        "wide.csv": b"prompt\n" + b"a" * 2000,
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+        assert re.search(r"longer than|more than", refused(tmp_path / name)), name
+    pd.DataFrame(many).to_parquet(tmp_path / "many.parquet")
+    assert "51 rows" in refused(tmp_path / "many.parquet")
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    assert "it is not a file" in refused(tmp_path)
+    assert "not a file" in refused(Path("/dev/zero"))
+    for odd in ("a\0b.jsonl", "a\nb.jsonl", "a\ud800.jsonl"):
+        with pytest.raises(UserError, match="not printable"):
+            load(PromptsConf(sets=[], files=[odd]))
+    with pytest.raises(UserError, match="cannot read"):
+        load(PromptsConf(sets=[], files=["a" * 5000]))
+
+
+# The hub
+
+
+class Rows(list[dict[str, Any]]):
+    """A split, as the datasets library gives it."""
+
+    @property
+    def column_names(self) -> list[str]:
+        return list(self[0])
+
+    def select_columns(self, names: list[str]) -> "Rows":
+        return Rows({name: row[name] for name in names} for row in self)
+
+
+def stub(monkeypatch: pytest.MonkeyPatch, loads: Callable[..., Any]) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=loads))
+
+
+def test_a_hub_data_set_is_read_with_subset_split_and_column(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+    rows = Rows({"n": n, "question": f"q{n}", "body": f"b{n}"} for n in range(3))
+
+    def loads(name: str, subset: str | None, split: str | None) -> Any:
+        asked.append((name, subset, split))
+        return {"train": rows, "test": rows} if split is None else rows
+
+    stub(monkeypatch, loads)
+    conf = PromptsConf(sets=[], hub="openai/gsm8k", hub_subset="main", hub_split="test[:3]")
+    found = load(conf)
+    assert asked == [("openai/gsm8k", "main", "test[:3]")]
+    assert [(p.prompt_set, p.id, p.turns) for p in found] == [
+        ("gsm8k", f"gsm8k-0{n + 1}", (f"q{n}",)) for n in range(3)
+    ]
+    column = load(PromptsConf(sets=[], hub="openai/gsm8k", hub_split="test", hub_column="body"))
+    assert [p.turns for p in column] == [("b0",), ("b1",), ("b2",)]
+    for conf, says in (
+        (PromptsConf(sets=[], hub="a/b"), "prompts.hub_split, one of 'train', 'test'"),
+        (PromptsConf(sets=[], hub="a/b", hub_split="x", hub_column="c"), "one of 'n', 'question'"),
+        (PromptsConf(sets=[], hub="a/b", hub_split="x", hub_column="n"), "row 1: prompt must be"),
+    ):
+        with pytest.raises(UserError, match=re.escape(says)):
+            load(conf)
+
+
+def test_an_unreachable_hub_and_an_absent_library_are_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def loads(*_: Any, **__: Any) -> Any:
+        raise ConnectionError("Couldn't reach 'a/b' on the Hub (LocalEntryNotFoundError)\nmore")
+
+    stub(monkeypatch, loads)
+    with pytest.raises(UserError) as error:
+        load(PromptsConf(sets=[], hub="a/b"))
+    assert "prompts.hub=a/b: cannot be loaded (Couldn't reach 'a/b' on the Hub more)" in str(
+        error.value
+    )
+    assert_plain(str(error.value))
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UserError, match=r"pip install 'speculation-harness\[datasets\]'"):
+        load(PromptsConf(sets=[], hub="a/b"))
+
+
+# Generated files: nothing raises but one clear line, and nothing senseless is accepted
+
+WORDS = st.one_of(
+    st.text(max_size=8),
+    st.sampled_from(["", " ", "\n", "\0", "\ud800", "a prompt", "ünïcode \u2028", "x" * 300]),
+)
+ROLES = st.sampled_from(["user", "human", "assistant", "gpt", "system", "tool", "", "User", 3])
+SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(allow_nan=True), WORDS, st.just(10**5000)
+)
+MESSAGES = st.lists(
+    st.one_of(
+        st.fixed_dictionaries({"role": ROLES, "content": st.one_of(WORDS, SCALARS)}),
+        st.fixed_dictionaries({"from": ROLES, "value": WORDS}),
+        WORDS,
+    ),
+    max_size=5,
+)
+VALUES = st.one_of(
+    WORDS, WORDS, MESSAGES, st.lists(WORDS, max_size=3), SCALARS, st.dictionaries(WORDS, SCALARS)
+)
+FIELDS = st.sampled_from(
+    [
+        *("messages", "conversations", "conversation", "turns", "prompt", "question"),
+        *("instruction", "text", "input", "id", "question_id", "task_id", "category", "other"),
+    ]
+)
+TEXTS = st.one_of(st.sampled_from(["a prompt", "ünïcode \u2028", "two\nlines", "x, y\t'z'"]), WORDS)
+TURNS = st.lists(TEXTS, min_size=1, max_size=3)
+TALKS = st.lists(
+    st.sampled_from(
+        [
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": "Hello"},
+            {"from": "human", "value": "Hi"},
+            {"from": "gpt", "value": "Hello"},
+        ]
+    ),
+    min_size=1,
+    max_size=5,
+)
+# Entries as users have them, a little wrong at most
+USUAL = st.one_of(
+    st.fixed_dictionaries({"prompt": TEXTS}, optional={"id": SCALARS, "category": WORDS}),
+    st.fixed_dictionaries({"instruction": TEXTS, "input": WORDS, "text": WORDS}),
+    st.fixed_dictionaries({"turns": TURNS}, optional={"question_id": SCALARS, "other": VALUES}),
+    st.fixed_dictionaries({"messages": TALKS}),
+    st.fixed_dictionaries({"conversations": TALKS}, optional={"id": WORDS}),
+)
+UNUSUAL = st.one_of(st.dictionaries(FIELDS, VALUES, max_size=4), SCALARS, MESSAGES)
+ENTRIES = st.one_of(
+    st.lists(USUAL, min_size=1, max_size=4), st.lists(st.one_of(USUAL, UNUSUAL), max_size=4)
+)
+SUFFIXES = st.sampled_from(["jsonl", "json", "csv", "tsv", "txt", "parquet", "jsonl.gz", "csv.gz"])
+SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)
+NAMES = re.compile(r"Traceback|\b\w+(Error|Exception)\b")
+
+
+def assert_plain(text: str) -> None:
+    assert "\n" not in text
+    assert len(text) < 1500
+    assert not NAMES.search(text), text
+
+
+def assert_sound(prompts: tuple[Prompt, ...]) -> None:
+    """Every accepted prompt is text that can be generated from, in an order that makes sense."""
+    assert prompts
+    seen = [(p.prompt_set, p.id) for p in prompts]
+    assert len(set(seen)) == len(seen)
+    for prompt in prompts:
+        texts = [*prompt.turns, *filter(None, prompt.answers), *filter(None, [prompt.system])]
+        assert prompt.turns
+        assert all(text.strip() and "\0" not in text and text.encode() for text in texts)
+        assert len(prompt.answers) == len(prompt.turns) - 1
+        assert prompt.id.isprintable()
+        assert prompt.prompt_set.isprintable()
+
+
+def encoded(entries: list[Any], suffix: str) -> bytes:
+    """Entries as a file of a format, whether they suit it or not."""
+    kind = suffix.removesuffix(".gz")
+    previous = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(0)
+    try:
+        if kind == "json":
+            text = json.dumps(entries)
+        elif kind in ("csv", "tsv"):
+            buffer = io.StringIO()
+            rows = [entry for entry in entries if isinstance(entry, dict)]
+            names = list(dict.fromkeys(name for row in rows for name in row))
+            writer = csv.writer(buffer, delimiter="," if kind == "csv" else "\t", escapechar="\\")
+            writer.writerow(names)
+            for row in rows:
+                cells = (row.get(name) for name in names)
+                writer.writerow([c if isinstance(c, str) else json.dumps(c) for c in cells])
+            text = buffer.getvalue()
+        elif kind == "txt":
+            text = "\n".join(str(entry) for entry in entries)
+        else:
+            text = "\n".join(json.dumps(entry) for entry in entries)
+    finally:
+        sys.set_int_max_str_digits(previous)
+    content = text.encode("utf-8", "surrogatepass")
+    return gzip.compress(content) if suffix.endswith(".gz") else content
+
+
+def write_generated(path: Path, entries: list[Any], suffix: str) -> None:
+    """The entries in a file; as jsonl bytes under the suffix parquet where they are no table."""
+    if suffix == "parquet":
+        try:
+            pd.DataFrame([entry for entry in entries if isinstance(entry, dict)]).to_parquet(path)
+            return
+        except Exception:  # pyarrow refuses it in many ways; what is left is a damaged file
+            suffix = "jsonl"
+    path.write_bytes(encoded(entries, suffix))
+
+
+def check_generated(
+    folder: Path, entries: list[Any], suffix: str, damage: tuple[int, int] | None
+) -> None:
+    """Load a generated file."""
+    path = folder / f"made.{suffix}"
+    write_generated(path, entries, suffix)
+    if damage is not None and (content := bytearray(path.read_bytes())):
+        content[damage[0] % len(content)] = damage[1]
+        path.write_bytes(content)
+    try:
+        prompts = load(PromptsConf(sets=[], files=[str(path)], limit=3))
+    except UserError as error:
+        event("refused")
+        assert_plain(str(error))
+    else:
+        event("accepted")
+        assert_sound(prompts)
+
+
+GENERATED = given(
+    entries=ENTRIES,
+    suffix=SUFFIXES,
+    damage=st.one_of(
+        st.none(), st.none(), st.none(), st.tuples(st.integers(0, 10**6), st.integers(0, 255))
+    ),
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=SLOW)
+@GENERATED
+def test_a_generated_file_gives_sound_prompts_or_one_line(
+    tmp_path_factory: pytest.TempPathFactory,
+    entries: list[Any],
+    suffix: str,
+    damage: tuple[int, int] | None,
+) -> None:
+    check_generated(tmp_path_factory.getbasetemp(), entries, suffix, damage)
+
+
+@pytest.mark.exhaustive
+@settings(max_examples=2500, deadline=None, suppress_health_check=SLOW)
+@GENERATED
+def test_2500_generated_files_give_sound_prompts_or_one_line(
+    tmp_path_factory: pytest.TempPathFactory,
+    entries: list[Any],
+    suffix: str,
+    damage: tuple[int, int] | None,
+) -> None:
+    check_generated(tmp_path_factory.getbasetemp(), entries, suffix, damage)
