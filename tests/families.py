@@ -194,7 +194,7 @@ QSA = {
 
 def small_config(model_type: str) -> PreTrainedConfig:
     """A type's config with every size brought down, one layer of each kind at least."""
-    cls = CONFIG_MAPPING[model_type]
+    cls: Any = CONFIG_MAPPING[model_type]
     small = _merged(_shrunk(cls().to_dict()), SPECIAL.get(model_type, {}))
     if "layer_types" in small:
         small["num_hidden_layers"] = len(small["layer_types"])
@@ -213,14 +213,14 @@ def _merged(small: Mapping[str, Any], special: Mapping[str, Any]) -> dict[str, A
 def _shrunk(defaults: Mapping[str, Any]) -> dict[str, Any]:
     small: dict[str, Any] = {}
     for name, value in defaults.items():
-        number = isinstance(value, int) and not isinstance(value, bool)
+        number = value if isinstance(value, int) and not isinstance(value, bool) else 0
         if name == "per_layer_config":
             continue  # made again by the config, from sizes that are brought down
         if isinstance(value, dict) and name.endswith("config"):
             small[name] = _shrunk(value)
-        elif number and value > SIZES.get(name, value):
+        elif number > SIZES.get(name, number):
             small[name] = SIZES[name]
-        elif number and name.endswith(("token_id", "token_index")) and value >= VISIBLE:
+        elif number >= VISIBLE and name.endswith(("token_id", "token_index")):
             small[name] = VOCAB - 3
     for name, token in (
         *(("pad_token_id", VOCAB - 1), ("bos_token_id", VOCAB - 2), ("eos_token_id", VOCAB - 2)),
@@ -350,12 +350,23 @@ def perturbed(network: PreTrainedModel, noise: float) -> PreTrainedModel:
     return draft
 
 
+def _draft(network: PreTrainedModel, target: CachedModel) -> CachedModel:
+    """A perturbed copy of which some tokens are accepted and some are not."""
+    drafts = (
+        cached_model(perturbed(network, noise), VISIBLE, "draft=perturbed") for noise in NOISES
+    )
+    tried = next(drafts)
+    while not 0.1 < speculative_text(target, tried, PROMPTS[0], 2)[2] < 0.95:
+        following = next(drafts, None)
+        if following is None:
+            break
+        tried = following
+    return tried
+
+
 def wrong_texts(network: PreTrainedModel, target: CachedModel) -> str:
     """What differs from the reference, in words; empty if nothing does."""
-    for noise in NOISES:
-        draft = cached_model(perturbed(network, noise), VISIBLE, "draft=perturbed")
-        if 0.1 < speculative_text(target, draft, PROMPTS[0], 2)[2] < 0.95:
-            break
+    draft = _draft(network, target)
     reference = {prompt: greedy(network, prompt) for prompt in PROMPTS}
     loop_rounds: dict[tuple[Sequence[int], int], int] = {}
     wrong: list[str] = []
@@ -508,7 +519,7 @@ def main() -> int:
     parser.add_argument("types", nargs="*", help="model types; none: all, and write the table")
     default = Path(tempfile.gettempdir()) / "harness_families.json"
     parser.add_argument("--done", type=Path, default=default, help="results so far")
-    parser.add_argument("--fresh", action="store_true", help="forget the results so far")
+    parser.add_argument("--fresh", action="store_true", help="forget an interrupted run's results")
     parser.add_argument("--table", type=Path, default=TABLE)
     asked = parser.parse_args()
     done: dict[str, dict[str, str]] = {}
@@ -525,6 +536,7 @@ def main() -> int:
     rows = [Row(**done[model_type]) for model_type in asked.types or all_types()]
     if not asked.types:
         asked.table.write_text(table(rows), encoding="utf-8")
+        asked.done.unlink()  # what is kept is for an interrupted run, not for another day's code
     return int(any(row.result in ("WRONG", "CRASHED") for row in rows))
 
 
