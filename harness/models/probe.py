@@ -209,7 +209,7 @@ def check_causal(network: PreTrainedModel, vocab_size: int, name: str) -> None:
     if len(broken):
         raise BrokenLogitsError(name, int(broken[0]), "the probe's text")
     error = difference(torch.cat(parts), torch.cat([whole[:end] for end in BEGINNINGS]))
-    # In 16 bits a deep mixture's rounding comes near the tolerance, and this would be final; a model
+    # In 16 bits the rounding of a deep mixture comes near the tolerance, and this is final; a model
     # that sees what follows is far beyond
     allowed = allowed_error(network) * (1 if network.dtype in TOLERANCE else 4)
     if not error <= allowed:
