@@ -17,6 +17,7 @@ the output head alone, no second pass through the target.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -119,11 +120,11 @@ def generate_texts(
     way = settle_batches(target, halves)
 
     def work(some: Sequence[TextRequest]) -> list[GeneratedText]:
-        texts = (
-            _generate(target, halves, some, name)
-            if way != "one by one"
-            else _alone(target, some, name)
-        )
+        if way == "one by one":
+            rows: _Rows = _OwnSteps(target, None, some, name)
+        else:
+            rows = _Rows(target, halves, some, name)
+        texts = _generated(target, some, rows)
         for _ in texts:
             tick()
         return texts
@@ -220,43 +221,12 @@ def _pads(model: CachedModel) -> bool:
     return model.rewinding == "crop" and takes(model.network, "position_ids")
 
 
-def _alone(target: CachedModel, requests: Sequence[TextRequest], name: str) -> list[GeneratedText]:
-    """Generate one text by the model's own cached steps."""
-    (request,) = requests
-    clock = Clock(target)
-    begin = clock.now()
-    uniforms = _uniforms(request, request.budget, target.device)
-    law = None if request.warping.greedy else sampler_for(request.warping)
-    target.prefill(request.tokens[:-1])
-    tokens: list[int] = []
-    feed = torch.tensor(request.tokens[-1:], device=target.device)
-    while len(tokens) < request.budget and (not tokens or tokens[-1] not in request.eos):
-        logits = target.forward(feed)[-1:]
-        target.rewind(0)
-        if not logits.amax().isfinite():
-            raise broken_logits(name, request, len(tokens))
-        uniform = uniforms[len(tokens) : len(tokens) + 1]
-        feed = logits.argmax(-1) if law is None else inverse_cdf(law(logits), uniform)
-        tokens.append(int(feed))
-    target.prefill([])
-    return [
-        GeneratedText(
-            request=request,
-            tokens=tuple(tokens),
-            stop_reason="eos" if tokens[-1] in request.eos else "budget",
-            batch_s=clock.now() - begin,
-            batch_texts=1,
-        )
-    ]
-
-
-def _generate(
-    target: CachedModel, halves: Halves | None, requests: Sequence[TextRequest], name: str
+def _generated(
+    target: CachedModel, requests: Sequence[TextRequest], rows: "_Rows"
 ) -> list[GeneratedText]:
     """Generate one batch."""
     clock = Clock(target)
     begin = clock.now()
-    rows = _Rows(target, halves, requests, name)
     while rows.alive:
         rows.step()
     seconds = clock.now() - begin
@@ -289,7 +259,7 @@ class _Rows:
         # Which request each row of the batch belongs to; fewer and fewer of them
         self._order = list(range(len(requests)))
         self.alive = set(self._order)
-        self._cache = new_cache(target)
+        self._cache: Any = None
         self._cached = 0
         self._position = 0
         self._budget = max(request.budget for request in requests)
@@ -340,6 +310,8 @@ class _Rows:
 
     def _forward(self) -> Tensor:
         """Logits [rows, vocab] after the tokens to feed."""
+        if self._cache is None:
+            self._cache = new_cache(self._target)
         inputs = {
             "input_ids": self._feed,
             "past_key_values": self._cache,
@@ -405,6 +377,18 @@ class _Rows:
         self._noise = self._noise[rows]
         self._order = [self._order[row] for row in rows]
         self._groups = self._grouped()
+
+
+class _OwnSteps(_Rows):
+    """A single text, by the model's own cached steps."""
+
+    def _forward(self) -> Tensor:
+        """Logits [1, vocab] after the token to feed."""
+        if self._position == 0:
+            self._target.prefill(self._requests[0].tokens[:-1])
+        logits = self._target.forward(self._feed[0, -1:].to(self._target.device))
+        self._target.rewind(0)
+        return logits
 
 
 class _GivenRows(_Rows):
