@@ -180,6 +180,8 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "nemotron": {"head_dim": 8, "num_key_value_heads": 2},
     "reformer": {"axial_pos_embds_dim": [16, 16], "axial_pos_shape": [16, 16]},
     "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},
+    "xlm": {"causal": True},
+    "xlnet": {"attn_type": "uni"},
     "xlstm": {"hidden_size": 128, "embedding_dim": 128},
     "zamba": {"layers_block_type": ["linear_attention", "linear_attention", "hybrid", "hybrid"]},
     "zamba2": {"layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"]},
@@ -364,7 +366,7 @@ def _draft(network: PreTrainedModel, target: CachedModel) -> CachedModel:
     return tried
 
 
-def wrong_texts(network: PreTrainedModel, target: CachedModel) -> str:
+def wrong_texts(network: PreTrainedModel, target: CachedModel, ks: Sequence[int]) -> str:
     """What differs from the reference, in words; empty if nothing does."""
     draft = _draft(network, target)
     reference = {prompt: greedy(network, prompt) for prompt in PROMPTS}
@@ -374,7 +376,7 @@ def wrong_texts(network: PreTrainedModel, target: CachedModel) -> str:
         where = f"prompt of {len(prompt)} tokens"
         if plain_text(target, prompt) != text:
             wrong.append(f"plain text, {where}")
-        for k in KS:
+        for k in ks:
             spoken, loop_rounds[prompt, k], _ = speculative_text(target, draft, prompt, k)
             if spoken != text:
                 wrong.append(f"K = {k}, {where}")
@@ -385,17 +387,17 @@ def wrong_texts(network: PreTrainedModel, target: CachedModel) -> str:
         if text.tokens != reference[text.request.tokens]
     ]
     traces = score_texts(texts, target, draft, draft_name="perturbed")
-    counts = replayed(traces, "ratio", KS)
+    counts = replayed(traces, "ratio", ks)
     for row, prompt in enumerate(PROMPTS):
         wrong += [
             f"replayed rounds at K = {k}, prompt of {len(prompt)} tokens"
-            for k in KS
+            for k in ks
             if counts[k].rounds[row] != loop_rounds[prompt, k]
         ]
     return "; ".join(wrong)
 
 
-def check(model_type: str) -> Row:
+def check(model_type: str, ks: Sequence[int] = KS) -> Row:
     """Build, load and compare one type."""
     row = {"model_type": model_type, "forward": "-", "rewinding": "-", "attention": "-"}
     try:
@@ -421,7 +423,7 @@ def check(model_type: str) -> Row:
             row["forward"], row["rewinding"] = target.engine, target.rewinding
             if target.positions:
                 row["rewinding"] += ", position_ids"
-            wrong = wrong_texts(loaded.network, target)
+            wrong = wrong_texts(loaded.network, target, ks)
         except UserError as problem:
             said = str(problem).removeprefix(f"{name}: ").replace(folder, "FOLDER")
             return Row(**row, result="refused", reason=said)
@@ -438,7 +440,7 @@ def _one_line(problem: BaseException) -> str:
 # Running
 
 
-def isolated(model_type: str) -> Row:
+def isolated(model_type: str, ks: Sequence[int] = KS) -> Row:
     """`check` in a process of its own, with bounds on time and memory."""
     reader, writer = os.pipe()
     process = os.fork()
@@ -448,7 +450,7 @@ def isolated(model_type: str) -> Row:
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
             signal.alarm(SECONDS)
             try:
-                row = check(model_type)
+                row = check(model_type, ks)
             except BaseException as problem:
                 where = traceback.extract_tb(problem.__traceback__)[-1]
                 at = f" at {Path(where.filename).name}:{where.lineno}"
@@ -518,6 +520,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="hold every model type against a plain loop")
     parser.add_argument("types", nargs="*", help="model types; none: all, and write the table")
     default = Path(tempfile.gettempdir()) / "harness_families.json"
+    parser.add_argument("--k", type=int, nargs="+", default=KS, help="numbers of draft tokens")
     parser.add_argument("--done", type=Path, default=default, help="results so far")
     parser.add_argument("--fresh", action="store_true", help="forget an interrupted run's results")
     parser.add_argument("--table", type=Path, default=TABLE)
@@ -529,7 +532,7 @@ def main() -> int:
     load(ModelConf(name="tiny", id="embedded:tiny"), "model", CPU)
     for model_type in asked.types or all_types():
         if model_type not in done:
-            done[model_type] = asdict(isolated(model_type))
+            done[model_type] = asdict(isolated(model_type, asked.k))
             if not asked.types:
                 asked.done.write_text(json.dumps(done), encoding="utf-8")
         print(_line(Row(**done[model_type])), flush=True)
