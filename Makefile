@@ -12,10 +12,10 @@ TORCH_VERSION ?= 2.13.0
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep test test-all check bench embedded clean
+.PHONY: help setup sweep test test-all test-families check bench embedded clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## create .venv and install the package with its test tools
 
@@ -37,6 +37,10 @@ test: $(STAMP) ## every test
 
 test-all: $(STAMP) ## the checks that take long too: compiled forwards, every model type, full counts (ARGS=...)
 	$(BIN)/python -m pytest -m "" $(ARGS)
+
+# Goes on where it stopped; ARGS=--fresh starts again
+test-families: $(STAMP) ## every model type against a plain loop, some 25 minutes; writes docs/families.md
+	PYTHONPATH=. $(BIN)/python tests/families.py $(ARGS)
 
 check: $(STAMP) ## ruff, pyright and import-linter
 	$(BIN)/ruff check .

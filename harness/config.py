@@ -47,7 +47,8 @@ class ModelConf:
         weights: pretrained, or dummy (random values in `architecture`'s shape, for timing only).
         device: where this model goes, when not where `device=` says.
         device_map: passed to transformers as it is (needs the `accelerate` extra).
-        attention: transformers' attn_implementation.
+        attention: auto (sdpa, or eager for a model without it), or transformers'
+            attn_implementation: sdpa, eager, flash_attention_2, ...
         trust_remote_code: whether code from the model's repository may run.
         quantization: none, or int8 / int4 (needs the `quantization` extra).
         architecture: the figures that decide step time (layers, hidden, ...), for memory floors and
@@ -61,7 +62,7 @@ class ModelConf:
     weights: str = "pretrained"
     device: str | None = None
     device_map: str | None = None
-    attention: str = "sdpa"
+    attention: str = "auto"
     trust_remote_code: bool = False
     quantization: str | None = None
     architecture: Any = None

@@ -67,6 +67,16 @@ def test_every_draft_prompt_set_temperature_and_k_is_a_replayed_row(auditioned: 
     assert set(auditioned.results.source) == {"replayed", "theory"}
 
 
+def test_the_manifest_says_how_each_model_ran_and_how_its_texts_were_batched(
+    auditioned: StoredRun,
+) -> None:
+    models = auditioned.manifest["models"]
+    assert models["target"]["text_batches"] == {"generation": "padded", "scoring": "padded"}
+    assert models["target"]["attention"] == "sdpa"
+    assert models["tiny_good"]["text_batches"] == {"scoring": "padded"}
+    assert models["tiny_good"]["rewinding"] == "crop"
+
+
 def test_a_rows_speedup_is_the_baselines_time_over_its_own(auditioned: StoredRun) -> None:
     for _, cell in auditioned.results.groupby(["prompt_set", "temperature"]):
         baseline = cell[cell.k == 0].ms_per_token.item()

@@ -9,15 +9,25 @@ import pynvml
 import pytest
 import torch
 from random_models import qwen3, random_model, save
-from transformers import MistralConfig, PreTrainedModel, Qwen3NextConfig
+from transformers import (
+    BertConfig,
+    Gemma4TextConfig,
+    GptOssConfig,
+    Mamba2Config,
+    MistralConfig,
+    OpenAIGPTConfig,
+    PreTrainedModel,
+    Qwen3NextConfig,
+)
 
 from harness.config import ModelConf, PromptsConf
 from harness.models.cached import CachedModel, SnapshotModel
+from harness.models.figures import figures
 from harness.models.halves import Halves, take_apart
 from harness.models.lean.model import LeanModel
 from harness.models.load import LoadedModel, load, resolve_device
 from harness.models.pairing import open_pair, tokenizer_difference
-from harness.models.probe import cached_model, rewind_error
+from harness.models.probe import cache_error, cached_model, rewind_error
 from harness.models.text import encode
 from harness.records import Prompt, UserError
 
@@ -140,11 +150,107 @@ def test_the_probe_notices_a_recurrent_state_that_is_only_cropped() -> None:
     assert error > 1e-3
 
 
+def test_the_probe_notices_a_forward_that_ignores_its_cache() -> None:
+    class Stateless(CachedModel):
+        def _run_batch(self, tokens: torch.Tensor, logits_to_keep: int = 0) -> torch.Tensor:
+            self._clear()
+            return super()._run_batch(tokens, logits_to_keep)
+
+    assert rewind_error(Stateless(qwen3(), 1024)) > 1e-2
+    assert cache_error(CachedModel(qwen3(), 1024)) < 1e-4
+
+
+def test_the_probe_counts_a_difference_that_is_not_a_number() -> None:
+    class Broken(CachedModel):
+        def _run_batch(self, tokens: torch.Tensor, logits_to_keep: int = 0) -> torch.Tensor:
+            logits = super()._run_batch(tokens, logits_to_keep)
+            return logits * float("nan") if self.cached_tokens > tokens.shape[1] else logits
+
+    assert not cache_error(Broken(qwen3(), 1024)) <= 1.0
+
+
+def test_a_model_without_a_cache_is_refused_by_name() -> None:
+    config = OpenAIGPTConfig(vocab_size=128, n_embd=32, n_layer=2, n_head=2, n_positions=64)
+    with pytest.raises(UserError, match=r"model=x: OpenAIGPTLMHeadModel keeps no cache"):
+        cached_model(random_model(config), 128, "model=x")
+
+
+def test_a_model_that_sees_the_future_is_refused() -> None:
+    config = BertConfig(
+        vocab_size=128,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        initializer_range=0.3,
+        is_decoder=False,
+    )
+    with pytest.raises(UserError, match=r"model=x: BertLMHeadModel is no causal model"):
+        cached_model(random_model(config), 128, "model=x")
+
+
+def test_a_model_whose_logits_are_not_finite_is_refused() -> None:
+    network: Any = qwen3()
+    network.model.norm.weight.data[3] = float("nan")
+    with pytest.raises(UserError, match=r"draft=x: its logits are not finite"):
+        cached_model(network, 1024, "draft=x")
+
+
+def test_a_state_of_its_own_is_carried_and_rewound() -> None:
+    config = Mamba2Config(
+        vocab_size=128,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_heads=8,
+        head_dim=8,
+        state_size=8,
+        n_groups=1,
+        chunk_size=8,
+        initializer_range=0.3,
+    )
+    network = random_model(config)
+    model = cached_model(network, 128, "x")
+    assert model.rewinding == "snapshot"
+    tokens = [(7 * index) % 100 for index in range(30)]
+    whole = network(torch.tensor([tokens]), use_cache=False).logits[0]
+    model.prefill(tokens[:20])
+    model.forward(torch.tensor([9] * 5))
+    model.rewind(5)
+    assert torch.allclose(model.forward(torch.tensor(tokens[20:])), whole[20:], atol=1e-4)
+
+
+def test_the_attention_is_chosen_where_none_is_named(tmp_path: Path) -> None:
+    sinks = GptOssConfig(
+        vocab_size=1024,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+    )
+    for network, chosen in ((qwen3(), "sdpa"), (random_model(sinks), "eager")):
+        folder = save(network, tmp_path / chosen)
+        found = load(ModelConf(name=chosen, id=str(folder)), "model", CPU)
+        assert found.describe()["attention"] == chosen
+    asked = ModelConf(name="x", id=str(tmp_path / "sdpa"), attention="eager")
+    assert load(asked, "model", CPU).describe()["attention"] == "eager"
+
+
+def test_a_size_that_differs_between_layers_is_no_figure() -> None:
+    found = figures(Gemma4TextConfig())
+    assert found["head_dim"] is None
+    assert found["hidden"] == 2304
+
+
 def test_a_model_that_cannot_be_rewound_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in (CachedModel, LeanModel):
         monkeypatch.setattr(kind, "rewind", lambda _self, _count: None)
     monkeypatch.setattr(SnapshotModel, "rewind", lambda _self, _count: None)
-    with pytest.raises(UserError, match=r"draft=x: its cache cannot be rewound.*crop.*snapshot"):
+    with pytest.raises(UserError, match=r"draft=x: .* after a rewind.*crop.*snapshot"):
         cached_model(qwen3(), 1024, "draft=x")
 
 

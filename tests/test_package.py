@@ -93,7 +93,7 @@ def test_own_conf_comes_in_through_config_dir(installed: Path, tmp_path: Path) -
     words = ("--config-dir", "my_conf", "draft=mine", "--cfg", "job", "--package", "draft")
     out = python("-m", "harness.sweep", *words, cwd=tmp_path, site=installed)
     assert "id: some/folder" in out
-    assert "attention: sdpa" in out
+    assert "attention: auto" in out
 
 
 def test_the_installed_embedded_pair_is_measured_from_another_folder(

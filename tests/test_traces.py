@@ -10,7 +10,7 @@ import pytest
 import torch
 from random_models import qwen3, random_model
 from scipy.stats import ttest_ind
-from transformers import Gemma2Config, MistralConfig, Qwen3NextConfig
+from transformers import Gemma2Config, MistralConfig, Qwen3NextConfig, RobertaConfig
 
 from harness import prompts as prompt_sets
 from harness.config import ModelConf, PromptsConf
@@ -325,6 +325,55 @@ def recurrent() -> CachedModel:
     return SnapshotModel(random_model(config), 128)
 
 
+def test_padding_that_would_shift_positions_is_not_used(requests: list[TextRequest]) -> None:
+    config = RobertaConfig(
+        vocab_size=128,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=256,
+        pad_token_id=127,
+        initializer_range=0.3,
+        is_decoder=True,
+    )
+    model = CachedModel(random_model(config), 120)
+    asked = [
+        replace(requests[0], tokens=tuple(range(3, 3 + length)), eos=frozenset())
+        for length in (12, 5, 12, 9)
+    ]
+    texts = generate_texts(model, asked, name="model=roberta")
+    assert [text.tokens for text in texts] == [plain(model, request) for request in asked]
+    assert [text.batch_texts for text in texts] == [2, 1, 2, 1]
+    told = model.describe()["text_batches"]
+    assert told["generation"].startswith("equal lengths: padded is off by ")
+    for trace, text in zip(score_texts(texts, model, model, draft_name="self"), texts, strict=True):
+        assert_scored(trace, text, model, model, 120)
+
+
+def test_a_model_that_no_batch_suits_is_generated_and_scored_alone(
+    requests: list[TextRequest],
+) -> None:
+    network: Any = qwen3()
+
+    def confused(_module: Any, _args: Any, inputs: dict[str, Any], output: Any) -> Any:
+        if inputs["input_ids"].shape[0] > 1:
+            output.last_hidden_state = output.last_hidden_state.flip(-1)
+        return output
+
+    network.base_model.register_forward_hook(confused, with_kwargs=True)
+    model = CachedModel(network, 1024)
+    asked = [*requests[:3], *at(requests[:1], Warping(1.0))]
+    texts = generate_texts(model, asked, name="model=x")
+    assert [text.tokens for text in texts] == [plain(model, request) for request in asked]
+    traces = score_texts(texts, model, model, draft_name="self")
+    for trace, text in zip(traces, texts, strict=True):
+        assert_scored(trace, text, model, model, 1024)
+    told = model.describe()["text_batches"]
+    assert told["generation"].startswith("one by one: padded is off by")
+    assert told["scoring"].startswith("one by one: padded is off by")
+
+
 @pytest.mark.parametrize("make", [sliding, recurrent])
 def test_other_kinds_of_cache_give_plain_decodings_and_the_defined_scores(
     make: Callable[[], CachedModel],
@@ -349,8 +398,9 @@ def test_other_kinds_of_cache_give_plain_decodings_and_the_defined_scores(
 
 
 def test_a_model_without_positions_is_batched_by_equal_lengths(
-    requests: list[TextRequest], monkeypatch: pytest.MonkeyPatch, target: CachedModel
+    requests: list[TextRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    target = embedded("tiny")
     monkeypatch.setattr("harness.measurement.traces._pads", lambda _: False)
     texts = generate_texts(target, requests, name="model=tiny")
     by_length: dict[int, set[int]] = {}

@@ -94,7 +94,8 @@ def _measured(
         stage = replace(stage, prompts=prompts)
         hear = cast.race_drafts if config.stop == "sequential" else cast.audition_drafts
         players = hear(folder, stage, drafts, config)
-        models = folder.manifest["models"]
+        # The target again: how its texts are batched is known only now
+        models = {**folder.manifest["models"], **describe(stage)["models"]}
         folder.update_manifest({"models": {**models, **players.described}})
         names = [conf.name for conf in drafts if conf.name in players.ranked]
         traces = by_draft(load_traces(folder.path))

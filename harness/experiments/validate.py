@@ -31,7 +31,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
 STOPS = ("none", "threshold")
 BACKENDS = ("auto", "eager", "cuda_graphs")
-ATTENTIONS = ("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
+ATTENTIONS = ("auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
 
 # A chi-square over fewer draws says little; each draw is a Python call and takes memory
 LEAST_DRAWS, MOST_DRAWS = 5000, 1_000_000

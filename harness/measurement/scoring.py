@@ -24,6 +24,7 @@ from harness.measurement.laws import NUMBERS, Law, compare
 from harness.measurement.traces import GeneratedText, broken_logits
 from harness.models.cached import CachedModel
 from harness.models.halves import Halves, new_cache, take_apart
+from harness.models.probe import allowed_error, difference, probe_tokens, uncached_logits
 from harness.records import TextTrace
 
 # Positions of all rows that go through a body at once; longer texts are prefilled in pieces.
@@ -79,9 +80,9 @@ def score_texts(
     if not texts:
         return []
     sample = texts[0].request.tokens
-    ours = _Model(target, take_apart(target, sample), target_name)
-    theirs = _Model(draft, take_apart(draft, sample), f"draft={draft_name}")
-    # A model that cannot be taken apart is run text by text through its own cache.
+    ours = _Model(target, _batched(target, take_apart(target, sample)), target_name)
+    theirs = _Model(draft, _batched(draft, take_apart(draft, sample)), f"draft={draft_name}")
+    # A model that cannot be taken apart or batched is run text by text through its own cache.
     size = batch if ours.halves is not None and theirs.halves is not None else 1
 
     def work(some: Sequence[GeneratedText]) -> list[list[TextTrace]]:
@@ -132,6 +133,43 @@ def ngram_trace(
         "draft_entropy": np.zeros(len(match)),
     }
     return _trace(text, draft_name, request.warping.temperature, columns, found)
+
+
+def _batched(model: CachedModel, halves: Halves | None) -> Halves | None:
+    """The halves, if rows padded on the right score as each does alone; None if not.
+
+    Tried once per model, in one piece and in several, and kept on it for the manifest.
+    """
+    known = model.text_batches.get("scoring")
+    if known is None:
+        reason = _refusal(model, halves)
+        known = "padded" if reason is None else f"one by one: {reason}"
+        model.text_batches["scoring"] = known
+    return halves if known == "padded" else None
+
+
+def _refusal(model: CachedModel, halves: Halves | None) -> str | None:
+    """Why texts may not be scored in one padded batch; None if they may."""
+    if halves is None:
+        return "its head on its final hidden states does not give its logits"
+    if model.makes_state:
+        return "needs a cache that can be batched"
+    tokens = probe_tokens(model.network, model.vocab_size)
+    rows = [tokens, tokens[: len(tokens) // 2]]
+    try:
+        alone = [uncached_logits(model.network, row, model.vocab_size) for row in rows]
+        for positions in (PREFILL_POSITIONS, len(tokens)):
+            states = _states(model, halves, rows, positions)
+            batched = [
+                halves.logits(row[: len(ids)]) for row, ids in zip(states, rows, strict=True)
+            ]
+            error = difference(torch.cat(batched), torch.cat(alone))
+            if not error <= allowed_error(model.network):
+                return f"padded is off by {error:.2g} of the logits' range"
+    except Exception as problem:  # whatever a model's own code raises when it is used like this
+        first = (str(problem).splitlines() or [""])[0][:120]
+        return f"padded fails ({type(problem).__name__}: {first})"
+    return None
 
 
 def _batch_key(text: GeneratedText) -> tuple[str, int]:
@@ -227,27 +265,39 @@ def _logit_chunks(
 
 
 def _prefilled(model: CachedModel, halves: Halves, texts: Sequence[GeneratedText]) -> list[Tensor]:
-    """Hidden states [n, hidden] behind each text's tokens, from one prefill padded on the right.
-
-    A causal model never looks at what comes after a position, so no mask is needed.
-    """
+    """Hidden states [n, hidden] behind each text's tokens, from one prefill."""
     fed = [[*text.request.tokens, *text.tokens[:-1]] for text in texts]
-    width = max(len(row) for row in fed)
-    ids = torch.tensor([row + [0] * (width - len(row)) for row in fed])
-    pieces = ids.to(model.network.device).split(max(1, PREFILL_POSITIONS // len(fed)), dim=1)
-    if len(pieces) == 1:
-        states = halves.hidden(input_ids=pieces[0], use_cache=False)
-    else:
-        cache = new_cache(model)
-        done = [
-            halves.hidden(input_ids=piece, past_key_values=cache, use_cache=True)
-            for piece in pieces
-        ]
-        states = torch.cat(done, dim=1)
     return [
         row[len(text.request.tokens) - 1 :][: len(text.tokens)]
-        for row, text in zip(states, texts, strict=True)
+        for row, text in zip(_states(model, halves, fed, PREFILL_POSITIONS), texts, strict=True)
     ]
+
+
+def _states(
+    model: CachedModel, halves: Halves, fed: Sequence[Sequence[int]], positions: int
+) -> Tensor:
+    """Final hidden states [rows, width, hidden] of rows that are padded on the right.
+
+    A causal model never looks at what comes after a position, so no mask is needed.
+
+    Args:
+        model: whose states.
+        halves: it, taken apart.
+        fed: token ids of each row.
+        positions: of all rows that go through the body at once.
+    """
+    width = max(len(row) for row in fed)
+    ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in fed])
+    pieces = ids.to(model.network.device).split(max(1, positions // len(fed)), dim=1)
+    if len(pieces) == 1:
+        return halves.hidden(input_ids=pieces[0], use_cache=False)
+    cache, done = new_cache(model), list[Tensor]()
+    for piece in pieces:
+        start = sum(states.shape[1] for states in done)
+        places = torch.arange(start, start + piece.shape[1], device=piece.device)
+        told = {"position_ids": places.expand(piece.shape)} if model.positions else {}
+        done.append(halves.hidden(input_ids=piece, past_key_values=cache, use_cache=True, **told))
+    return torch.cat(done, dim=1)
 
 
 def _columns(numbers: Tensor, text: GeneratedText, target: _Model, draft: _Model) -> Columns:

@@ -6,14 +6,18 @@ the left, texts of several temperatures in one batch. A row's tokens are decided
 position-keyed uniforms as in plain decoding (`decoding.sampling.Noise`), so that a text does not
 depend on the batch it was in, but for rounding.
 
+What shares a batch is tried on the loaded model first: padded rows, else rows of equal lengths,
+else every text alone, by the model's own cached steps (`settle_batches`). Models that count their
+positions from the padding (RoBERTa) fail the first, recurrent states too.
+
 A network is taken apart where that gives the same logits: the body's final hidden states are kept
 (on the host, `hidden` numbers per token rather than a vocabulary of them), and scoring later needs
 the output head alone, no second pass through the target.
 """
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,9 +34,14 @@ from harness.decoding.sampling import (
 from harness.measurement.batches import in_batches
 from harness.measurement.clock import Clock
 from harness.measurement.trials import stop_reason
-from harness.models.cached import CachedModel
+from harness.models.cached import CachedModel, takes
 from harness.models.halves import Halves, new_cache, take_apart
+from harness.models.probe import allowed_error, difference, probe_tokens, uncached_logits
 from harness.records import BrokenLogitsError, StopReason
+
+# Prompt lengths of the texts that a way of batching is tried on
+PADDED, EQUAL = (20, 11), (16, 16)
+TRIED_TOKENS = 4
 
 
 @dataclass(frozen=True)
@@ -109,10 +118,14 @@ def generate_texts(
     if not requests:
         return []
     halves = take_apart(target, requests[0].tokens)
-    padded = _pads(target)
+    way = settle_batches(target, halves)
 
     def work(some: Sequence[TextRequest]) -> list[GeneratedText]:
-        texts = _generate(target, halves, some, name)
+        if way == "one by one":
+            rows: _Rows = _OwnSteps(target, None, some, name)
+        else:
+            rows = _Rows(target, halves, some, name)
+        texts = _generated(target, some, rows)
         for _ in texts:
             tick()
         return texts
@@ -120,8 +133,8 @@ def generate_texts(
     order = sorted(range(len(requests)), key=lambda index: -len(requests[index].tokens))
     texts = in_batches(
         [requests[index] for index in order],
-        batch,
-        lambda a, b: padded or len(a.tokens) == len(b.tokens),
+        1 if way == "one by one" else batch,
+        lambda a, b: way == "padded" or len(a.tokens) == len(b.tokens),
         work,
         name,
     )
@@ -129,22 +142,92 @@ def generate_texts(
     return [placed[index] for index in range(len(requests))]
 
 
-def _pads(model: CachedModel) -> bool:
-    """Whether rows of different lengths may share a batch.
+def settle_batches(target: CachedModel, halves: Halves | None) -> str:
+    """How texts of `target` may share a batch; tried once, and kept on the model for the manifest.
 
-    Padding on the left needs a model that is told its positions, and no recurrent state.
+    A few given tokens are fed in a batch whose rows end at different times, and the logits are
+    compared with those of each text alone and without a cache.
+
+    Returns:
+        "padded", "equal lengths" or "one by one".
     """
-    parameters = inspect.signature(model.network.forward).parameters
-    return model.rewinding == "crop" and "position_ids" in parameters
+    known = target.text_batches.get("generation")
+    if known is not None:
+        return known.split(":")[0]
+    refused: list[str] = []
+    for way, lengths in (("padded", PADDED), ("equal lengths", EQUAL)):
+        reason = _refusal(target, halves, way, lengths)
+        if reason is None:
+            break
+        refused.append(f"{way} {reason}")
+    else:
+        way = "one by one"
+    target.text_batches["generation"] = f"{way}: {'; '.join(refused)}" if refused else way
+    return way
 
 
-def _generate(
-    target: CachedModel, halves: Halves | None, requests: Sequence[TextRequest], name: str
+def _refusal(
+    target: CachedModel, halves: Halves | None, way: str, lengths: Sequence[int]
+) -> str | None:
+    """Why texts of these lengths may not share a batch; None if they may."""
+    if target.makes_state:
+        return "needs a cache that can be batched"
+    if way == "padded" and not _pads(target):
+        return "needs position_ids and a cache that is cropped"
+    try:
+        error = _batch_error(target, halves, lengths)
+    except Exception as problem:  # whatever a model's own code raises when it is used like this
+        return f"fails ({type(problem).__name__}: {(str(problem).splitlines() or [''])[0][:120]})"
+    if error <= allowed_error(target.network):
+        return None
+    return f"is off by {error:.2g} of the logits' range"
+
+
+def _batch_error(target: CachedModel, halves: Halves | None, lengths: Sequence[int]) -> float:
+    """How far batched logits are from those of each text alone, relative to the largest."""
+    tokens = probe_tokens(target.network, target.vocab_size)
+    requests = [
+        TextRequest(
+            prompt_set="",
+            prompt="",
+            category=None,
+            tokens=tuple(tokens[row : row + length]),
+            repetition=0,
+            warping=Warping(0.0),
+            budget=TRIED_TOKENS - row % 2,
+            seed=0,
+            eos=frozenset(),
+        )
+        for row, length in enumerate(lengths)
+    ]
+    rows = _GivenRows(target, halves, requests, tokens[::-1])
+    while rows.alive:
+        rows.step()
+    batched: list[Tensor] = []
+    alone: list[Tensor] = []
+    for index, request in enumerate(requests):
+        emitted = rows.tokens[index]
+        fed = [*request.tokens, *emitted[:-1]]
+        logits = uncached_logits(target.network, fed, target.vocab_size)
+        alone.append(logits[len(request.tokens) - 1 :])
+        batched += [step[index] for step in rows.logits[: len(emitted)]]
+    return difference(torch.stack(batched), torch.cat(alone))
+
+
+def _pads(model: CachedModel) -> bool:
+    """Whether padding on the left is worth trying.
+
+    It needs a model that is told its positions, and no recurrent state.
+    """
+    return model.rewinding == "crop" and takes(model.network, "position_ids")
+
+
+def _generated(
+    target: CachedModel, requests: Sequence[TextRequest], rows: "_Rows"
 ) -> list[GeneratedText]:
     """Generate one batch."""
     clock = Clock(target)
     begin = clock.now()
-    rows = _Rows(target, halves, requests, name)
     while rows.alive:
         rows.step()
     seconds = clock.now() - begin
@@ -177,7 +260,8 @@ class _Rows:
         # Which request each row of the batch belongs to; fewer and fewer of them
         self._order = list(range(len(requests)))
         self.alive = set(self._order)
-        self._cache = new_cache(target)
+        self._cache: Any = None
+        self._cached = 0
         self._position = 0
         self._budget = max(request.budget for request in requests)
         device = target.network.device
@@ -227,6 +311,8 @@ class _Rows:
 
     def _forward(self) -> Tensor:
         """Logits [rows, vocab] after the tokens to feed."""
+        if self._cache is None:
+            self._cache = new_cache(self._target)
         inputs = {
             "input_ids": self._feed,
             "past_key_values": self._cache,
@@ -234,18 +320,22 @@ class _Rows:
             **self._places(),
         }
         if self._halves is None:
-            output = self._target.network(**inputs, logits_to_keep=1)
+            if takes(self._target.network, "logits_to_keep"):
+                inputs["logits_to_keep"] = 1
+            output = self._target.network(**inputs)
             return output.logits[:, -1, : self._target.vocab_size]
         last = self._halves.hidden(**inputs)[:, -1]
         self._keep(last)
         return self._halves.logits(last)
 
     def _places(self) -> dict[str, Tensor]:
-        """Mask and positions; a batch without padding needs neither."""
+        """Mask and positions; without padding no mask is needed, and mostly no positions."""
+        cached, fed = self._cached, self._feed.shape[1]
+        self._cached += fed
+        places = torch.arange(cached + fed, device=self._feed.device)
         if not self._padded:
-            return {}
-        cached = int(self._cache.get_seq_length())
-        places = torch.arange(cached + self._feed.shape[1], device=self._feed.device)
+            told = {"position_ids": places[cached:].expand(self._feed.shape)}
+            return told if self._target.positions else {}
         return {
             "attention_mask": (places >= self._padding).long(),
             "position_ids": (places[cached:] - self._padding).clamp_min(0),
@@ -288,6 +378,42 @@ class _Rows:
         self._noise = self._noise[rows]
         self._order = [self._order[row] for row in rows]
         self._groups = self._grouped()
+
+
+class _OwnSteps(_Rows):
+    """A single text, by the model's own cached steps."""
+
+    def _forward(self) -> Tensor:
+        """Logits [1, vocab] after the token to feed."""
+        if self._position == 0:
+            self._target.prefill(self._requests[0].tokens[:-1])
+        logits = self._target.forward(self._feed[0, -1:].to(self._target.device))
+        self._target.rewind(0)
+        return logits
+
+
+class _GivenRows(_Rows):
+    """Rows whose tokens are given, and whose logits [requests, vocab] of every step are kept."""
+
+    def __init__(
+        self,
+        target: CachedModel,
+        halves: Halves | None,
+        requests: Sequence[TextRequest],
+        given: Sequence[int],
+    ) -> None:
+        super().__init__(target, halves, requests, "")
+        self.logits: list[Tensor] = []
+        self._given = given
+
+    def _choose(self, logits: Tensor) -> Tensor:
+        """The next given token in every row."""
+        shape = (len(self._requests), logits.shape[-1])
+        kept = torch.full(shape, float("nan"), dtype=logits.dtype, device=logits.device)
+        kept[self._order] = logits
+        self.logits.append(kept)
+        token = self._given[self._position]
+        return torch.full((len(logits),), token, dtype=torch.long, device=logits.device)
 
 
 def _uniforms(request: TextRequest, positions: int, device: torch.device) -> Tensor:

@@ -3,11 +3,13 @@
 How a cache is rewound depends on what it holds. Keys and values of attention can be cropped. A
 recurrent state (Mamba2, gated delta rule) cannot: transformers' `crop` rewinds only the convolution
 there, raises nothing, and the text is wrong from then on. Such models are rewound by going back to
-a copy taken at the start of the round and feeding the kept tokens again. Which of the two a model
-needs is not believed but probed (`harness.models.probe`).
+a copy taken at the start of the round and feeding the kept tokens again. Some models (Mamba-1)
+also start from an empty state at every forward of several tokens: they are fed one token at a time.
+Which of these a model needs is not believed but probed (`harness.models.probe`).
 """
 
 import copy
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +17,9 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+# What a forward may call the cache that it takes. Under the first name it is a transformers cache;
+# under the others (Mamba, xLSTM; RWKV) the model makes its state itself and returns it.
+CACHE_ARGUMENTS = ("past_key_values", "cache_params", "state")
 # Positions per chunk while a cache is filled for timing, all sequences together
 FILL_POSITIONS = 4096
 
@@ -23,6 +28,16 @@ def output_weight(network: PreTrainedModel) -> Tensor:
     """The output head's weight, [vocab with padding, hidden]."""
     head: Any = network.get_output_embeddings()
     return head.weight
+
+
+def takes(network: PreTrainedModel, argument: str) -> bool:
+    """Whether a network's forward names this argument."""
+    return argument in inspect.signature(network.forward).parameters
+
+
+def cache_argument(network: PreTrainedModel) -> str | None:
+    """What a network's forward calls the cache that it takes; None where it takes none."""
+    return next((name for name in CACHE_ARGUMENTS if takes(network, name)), None)
 
 
 class CachedModel:
@@ -35,6 +50,9 @@ class CachedModel:
         engine: whose forward runs, transformers' or the lean one.
         engine_reason: why not a faster engine, or None.
         recording_s: seconds spent so far on recording its work, compiling included.
+        text_batches: how texts share a batch in generation and in scoring, and why not otherwise;
+            filled by `harness.measurement` when it has tried.
+        positions: whether every forward is told the positions of its tokens.
 
     The cache is transformers' DynamicCache without a config: sliding-window layers then keep every
     key and mask the old ones, which is identical in result and can be cropped past the window.
@@ -43,12 +61,26 @@ class CachedModel:
     rewinding = "crop"
     engine = "transformers"
 
-    def __init__(self, network: PreTrainedModel, vocab_size: int) -> None:
-        """Wrap `network`; logits are cut to `vocab_size`, the width target and draft share."""
+    def __init__(
+        self, network: PreTrainedModel, vocab_size: int, *, positions: bool = False
+    ) -> None:
+        """Wrap `network`.
+
+        Args:
+            network: transformers' model.
+            vocab_size: logits are cut to it, the width target and draft share.
+            positions: whether to pass position_ids, for models that count from zero at every
+                forward otherwise (Bamba).
+        """
         self.engine_reason: str | None = None
         self.recording_s = 0.0
+        self.text_batches: dict[str, str] = {}
+        self.positions = positions
         self.network = network
         self.vocab_size = vocab_size
+        self._argument = cache_argument(network) or CACHE_ARGUMENTS[0]
+        self._cuts_logits = takes(network, "logits_to_keep")
+        self._length = 0
         self._cache: Any = self._new_cache()
 
     @property
@@ -59,19 +91,25 @@ class CachedModel:
     @property
     def cached_tokens(self) -> int:
         """How many tokens the cache holds."""
-        return int(self._cache.get_seq_length())
+        return self._length
+
+    @property
+    def makes_state(self) -> bool:
+        """Whether the network makes its cache itself, in a form of its own."""
+        return self._argument != CACHE_ARGUMENTS[0]
 
     @torch.inference_mode()
     def prefill(self, tokens: Sequence[int]) -> None:
         """Forget everything and fill the cache with `tokens` (which may be empty)."""
-        self._cache = self._new_cache()
+        self._clear()
         if tokens:
             self._run(torch.tensor(tokens), logits_to_keep=1)
 
     def describe(self) -> dict[str, Any]:
         """What the manifest says of how it runs."""
-        reason = {"engine_reason": self.engine_reason} if self.engine_reason else {}
-        return {"rewinding": self.rewinding, "engine": self.engine, **reason}
+        told = {"engine_reason": self.engine_reason, "text_batches": dict(self.text_batches)}
+        given = {name: value for name, value in told.items() if value}
+        return {"rewinding": self.rewinding, "engine": self.engine, **given}
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor) -> Tensor:
@@ -90,7 +128,7 @@ class CachedModel:
 
         What they hold is arbitrary: a step's time does not depend on the values.
         """
-        self._cache = self._new_cache()
+        self._clear()
         chunk = max(1, FILL_POSITIONS // batch)
         for start in range(0, context_tokens, chunk):
             count = min(chunk, context_tokens - start)
@@ -106,6 +144,10 @@ class CachedModel:
         """Forget the last `count` cached tokens."""
         if count:
             self._cache.crop(-count)
+            self._length -= count
+
+    def _clear(self) -> None:
+        self._cache, self._length = self._new_cache(), 0
 
     def _new_cache(self) -> Any:
         return DynamicCache()
@@ -114,12 +156,22 @@ class CachedModel:
         return self._run_batch(tokens.unsqueeze(0), logits_to_keep)[0]
 
     def _run_batch(self, tokens: Tensor, logits_to_keep: int = 0) -> Tensor:
-        output = self.network(
-            input_ids=tokens.to(self.network.device),
-            past_key_values=self._cache,
-            use_cache=True,
-            logits_to_keep=logits_to_keep,
-        )
+        tokens = tokens.to(self.network.device)
+        inputs: dict[str, Any] = {
+            "input_ids": tokens,
+            self._argument: self._cache,
+            "use_cache": True,
+        }
+        if self._cuts_logits:
+            inputs["logits_to_keep"] = logits_to_keep
+        end = self._length + tokens.shape[1]
+        if self.positions:
+            places = torch.arange(self._length, end, device=tokens.device)
+            inputs["position_ids"] = places.expand(tokens.shape)
+        output = self.network(**inputs)
+        if self.makes_state:
+            self._cache = getattr(output, self._argument)
+        self._length = end
         return output.logits[..., : self.vocab_size]
 
 
@@ -132,9 +184,11 @@ class SnapshotModel(CachedModel):
 
     rewinding = "snapshot"
 
-    def __init__(self, network: PreTrainedModel, vocab_size: int) -> None:
+    def __init__(
+        self, network: PreTrainedModel, vocab_size: int, *, positions: bool = False
+    ) -> None:
         """Wrap `network`, with no copy taken yet."""
-        super().__init__(network, vocab_size)
+        super().__init__(network, vocab_size, positions=positions)
         self._saved: Any = None
         self._fed: list[Tensor] = []
 
@@ -147,7 +201,7 @@ class SnapshotModel(CachedModel):
     def forward(self, tokens: Tensor) -> Tensor:
         """Append `tokens` [n], remembering what it takes to undo that."""
         if self._saved is None:
-            self._saved = copy.deepcopy(self._cache)
+            self._saved = (copy.deepcopy(self._cache), self._length)
         self._fed.append(tokens)
         return self._run(tokens)
 
@@ -156,10 +210,28 @@ class SnapshotModel(CachedModel):
         """Forget the last `count` tokens, which must lie after the previous rewind."""
         if count:
             fed = torch.cat(self._fed)
-            self._cache = self._saved
+            self._cache, self._length = self._saved
             if count < len(fed):
                 self._run(fed[: len(fed) - count], logits_to_keep=1)
         self._saved, self._fed = None, []
 
     def _new_cache(self) -> Any:
+        if self.makes_state:
+            return None
         return DynamicCache(config=self.network.config)
+
+
+class SteppedModel(SnapshotModel):
+    """A snapshot model that is fed one token at a time once its cache holds any.
+
+    transformers' Mamba-1 starts from an empty state at every forward of several tokens, so only
+    its single steps continue a text. A verify of K + 1 tokens then costs K + 1 steps.
+    """
+
+    rewinding = "snapshot, single steps"
+
+    def _run_batch(self, tokens: Tensor, logits_to_keep: int = 0) -> Tensor:
+        if self._length == 0:
+            return super()._run_batch(tokens, logits_to_keep)
+        steps = [super(SteppedModel, self)._run_batch(token) for token in tokens.split(1, dim=1)]
+        return torch.cat(steps, dim=1)

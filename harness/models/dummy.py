@@ -79,7 +79,7 @@ def build(
     device: torch.device,
     *,
     key: str = "model.architecture",
-    attention: str = "sdpa",
+    attention: str | None = None,
     seed: int = SEED,
 ) -> PreTrainedModel:
     """A causal language model with random weights, in eval mode, made on `device` itself.
@@ -89,7 +89,7 @@ def build(
         dtype: of the weights; the rotary tables are float32, as in a loaded model.
         device: where it is made; on `meta` nothing is allocated, for counting parameters.
         key: where the architecture stands, for error messages.
-        attention: transformers' attn_implementation.
+        attention: transformers' attn_implementation; None for what it chooses, sdpa where it can.
         seed: of the weights; the same architecture and seed give the same network.
 
     Raises:

@@ -21,9 +21,17 @@ COUNTED = frozenset({"llama", "mistral", "qwen2", "qwen3", "qwen3_moe"})
 
 
 def figures(config: Any) -> dict[str, Any]:
-    """The sizes under the manifest's names; None where the config has none."""
+    """The sizes under the manifest's names; None where the config has none, or one per layer."""
     text = config.get_text_config()
-    return {ours: getattr(text, theirs, None) for ours, theirs in NAMES.items()}
+    return {ours: _size(text, theirs) for ours, theirs in NAMES.items()}
+
+
+def _size(config: Any, name: str) -> Any:
+    try:
+        value = getattr(config, name, None)
+    except RuntimeError:  # transformers refuses to read what differs between layers (Gemma 4)
+        return None
+    return value if isinstance(value, int | float) else None
 
 
 def shape_of(config: Any) -> Architecture | None:
@@ -37,4 +45,4 @@ def shape_of(config: Any) -> Architecture | None:
 
 def positions(config: Any) -> int | None:
     """How many positions the model was made for, or None if the config does not say."""
-    return getattr(config.get_text_config(), "max_position_embeddings", None)
+    return _size(config.get_text_config(), "max_position_embeddings")

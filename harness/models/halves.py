@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from harness.models.cached import CachedModel
+from harness.models.room import is_out_of_memory
 
 # The head on the same hidden states repeats the same sums; soft caps and scales are far from that.
 SAME_LOGITS = {torch.float32: 1e-5, torch.float64: 1e-10}
@@ -52,16 +53,16 @@ def take_apart(model: CachedModel, sample: Sequence[int]) -> Halves | None:
     try:
         halves = Halves(model)
         apart = halves.logits(halves.hidden(input_ids=ids, use_cache=False))
-    except torch.OutOfMemoryError:
-        raise
-    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+    except Exception as problem:  # whatever a model's own code raises when its body is used alone
+        if is_out_of_memory(problem):
+            raise
         return None
     whole = network(input_ids=ids, use_cache=False).logits[..., : model.vocab_size]
     if apart.shape != whole.shape:
         return None
     allowed = SAME_LOGITS.get(network.dtype, COARSE_SAME_LOGITS) * whole.abs().amax()
-    # NaN logits are not this function's to report: they are refused where they are used.
-    return None if bool((apart - whole).abs().amax() > allowed) else halves
+    # A difference that is not a number is one: the whole network then says where
+    return halves if bool((apart - whole).abs().amax() <= allowed) else None
 
 
 def new_cache(model: CachedModel) -> Any:

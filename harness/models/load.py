@@ -86,6 +86,9 @@ class LoadedModel:
             "weights": self.weights,
             "architecture": type(self.network).__name__,
             "dtype": str(self.network.dtype).removeprefix("torch."),
+            "attention": getattr(
+                self.network.config.get_text_config(), "_attn_implementation", None
+            ),
             "parameters": sum(tensor.numel() for tensor in parameters),
             "weights_bytes": sum(tensor.numel() * tensor.element_size() for tensor in parameters),
             **figures(self.network.config),
@@ -189,7 +192,7 @@ def _dummy(conf: ModelConf, key: str, device: torch.device) -> LoadedModel:
                 dummy_dtype(conf, key, device),
                 device,
                 key=f"{key}.architecture",
-                attention=conf.attention,
+                attention=_attention(conf),
             )
     except (ImportError, ValueError) as error:  # an attention that is not installed, or not there
         reason = " ".join(str(error).split())[:200].rstrip(".")
@@ -228,7 +231,7 @@ def _hub(conf: ModelConf) -> dict[str, Any]:
 def _options(conf: ModelConf, key: str, device: torch.device) -> dict[str, Any]:
     options: dict[str, Any] = {
         "dtype": _asked_dtype(conf, key) or "auto",
-        "attn_implementation": conf.attention,
+        "attn_implementation": _attention(conf),
     }
     where = resolve_device(conf.device) if conf.device else device
     if conf.device_map is not None:
@@ -241,6 +244,11 @@ def _options(conf: ModelConf, key: str, device: torch.device) -> dict[str, Any]:
         options["quantization_config"] = _quantization(conf, key)
         options.setdefault("device_map", {"": device})
     return options
+
+
+def _attention(conf: ModelConf) -> str | None:
+    """The attn_implementation for transformers; None lets it choose sdpa, or eager without it."""
+    return None if conf.attention == "auto" else conf.attention
 
 
 def _asked_dtype(conf: ModelConf, key: str) -> torch.dtype | None:

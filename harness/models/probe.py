@@ -1,14 +1,23 @@
-"""Rewind, then compare with a fresh forward: a model that fails is refused before any timing.
+"""Compare a model's cached logits with uncached ones: a model that fails is refused before timing.
 
-transformers says of some caches that they can be cropped when they cannot, and some models ignore
-the argument that carries the cache altogether. Both show as logits that differ from those of a
-forward that never went astray.
+transformers says of some caches that they can be cropped when they cannot, some models ignore the
+argument that carries the cache altogether, and some count positions from zero at every forward.
+All of these show as logits that differ from those of one forward over the same tokens with
+use_cache=False. Every way of running a model is held against that, transformers' own included.
 """
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from harness.models.cached import CachedModel, SnapshotModel
+from harness.models.cached import (
+    CACHE_ARGUMENTS,
+    CachedModel,
+    SnapshotModel,
+    SteppedModel,
+    cache_argument,
+    takes,
+)
 from harness.models.kernels import settle_kernels
 from harness.models.lean.model import LeanModel
 from harness.models.lean.static import StaticModel
@@ -22,6 +31,14 @@ TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 COARSE_TOLERANCE = 6e-2
 ATTENTION_KINDS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 CONTEXT, VERIFIED, KEPT = 20, 6, 2
+# Texts cut off here must have the logits that they have within the longer text
+BEGINNINGS = (7, 13, 20)
+# Logits beyond this are a model's way of masking tokens out, and no measure of the others
+MASKED = 1e30
+STEPS_REASON = (
+    "transformers' forward of several tokens starts from an empty state, so a verify runs as "
+    "K + 1 steps"
+)
 
 
 def cached_model(
@@ -41,8 +58,7 @@ def cached_model(
             rewinds it.
     """
     settle_kernels()  # every model that a door or a benchmark times comes this way
-    _check_logits(network, vocab_size, name)
-    reasons: list[str] = []
+    check_causal(network, vocab_size, name)
     no_graphs = None
     on_cuda = next(network.parameters()).device.type == "cuda"
     if backend == "cuda_graphs" or (backend == "auto" and on_cuda):
@@ -54,20 +70,31 @@ def cached_model(
     if lean is not None:
         lean.engine_reason = why_not
         return lean
-    for kind in _candidates(network):
+    if cache_argument(network) is None:
+        raise UserError(
+            f"{name}: {type(network).__name__} keeps no cache between forwards (its forward takes "
+            f"none of {', '.join(CACHE_ARGUMENTS)}), so it cannot take part in speculative decoding"
+        )
+    reasons: dict[str, list[str]] = {}
+    for kind, positions in _candidates(network):
+        how = kind.rewinding + (" with position_ids" if positions else "")
         try:
-            model = kind(network, vocab_size)
-            error = rewind_error(model)
-        except (AttributeError, IndexError, NotImplementedError, TypeError, ValueError) as problem:
-            reasons.append(f"{kind.rewinding}: {type(problem).__name__}: {problem}")
+            model = kind(network, vocab_size, positions=positions)
+            error = cache_error(model)
+        except Exception as problem:  # whatever a model's own code raises when it is used like this
+            if is_out_of_memory(problem):
+                raise
+            first = (str(problem).splitlines() or [""])[0][:200]
+            reasons.setdefault(f"{type(problem).__name__}: {first}", []).append(how)
             continue
         if error <= allowed_error(network):
-            model.engine_reason = why_not
+            model.engine_reason = STEPS_REASON if kind is SteppedModel else why_not
             return model
-        reasons.append(f"{kind.rewinding}: logits off by {error:.2g} of their range")
+        reasons.setdefault(f"logits off by {error:.2g} of their range", []).append(how)
+    tried = "; ".join(f"{', '.join(ways)}: {reason}" for reason, ways in reasons.items())
     raise UserError(
-        f"{name}: its cache cannot be rewound, so it cannot take part in speculative decoding "
-        f"({'; '.join(reasons)})"
+        f"{name}: its cached logits are not its uncached ones, before or after a rewind, so it "
+        f"cannot take part in speculative decoding ({tried})"
     )
 
 
@@ -86,12 +113,12 @@ def lean_model(network: PreTrainedModel, vocab_size: int) -> tuple[LeanModel | N
         return None, reason
     try:
         model = LeanModel(network, vocab_size)
-        error = _worst(forward_error(model), rewind_error(model))
+        error = cache_error(model)
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as problem:
         if is_out_of_memory(problem):
             raise
         return None, f"the lean forward does not fit it ({type(problem).__name__}: {problem})"
-    if not error <= allowed_error(network):  # NaN is neither below nor above
+    if not error <= allowed_error(network):  # an error that is not a number is one as well
         return None, f"the lean forward's logits are off by {error:.2g} of their range"
     return model, None
 
@@ -115,7 +142,7 @@ def graphed_model(
     for compiled in (True, False):
         try:
             model = StaticModel(network, vocab_size, compiled=compiled)
-            error = _worst(forward_error(model), rewind_error(model))
+            error = cache_error(model)
         # A compiler fails in too many ways to list: no C compiler, a Triton error, a timeout
         except Exception as problem:
             if is_out_of_memory(problem):
@@ -144,66 +171,117 @@ def check_graphs(device: torch.device, name: str) -> None:
         )
 
 
+def cache_error(model: CachedModel) -> float:
+    """The larger of `forward_error` and `rewind_error`; NaN if either is."""
+    errors = torch.tensor([forward_error(model), rewind_error(model)])
+    return float(errors.max())
+
+
 @torch.inference_mode()
-def _check_logits(network: PreTrainedModel, vocab_size: int, name: str) -> None:
-    """Refuse a model that computes NaN at once; later ones are noticed where they turn up.
+def uncached_logits(network: PreTrainedModel, tokens: list[int], vocab_size: int) -> Tensor:
+    """Logits [n, vocab] after each token, from one forward that has no cache."""
+    output = network(input_ids=torch.tensor([tokens], device=network.device), use_cache=False)
+    return output.logits[0, :, :vocab_size]
+
+
+def check_causal(network: PreTrainedModel, vocab_size: int, name: str) -> None:
+    """Refuse a model that cannot be compared with itself.
 
     Raises:
-        BrokenLogitsError: its logits are not finite.
+        BrokenLogitsError: its logits are NaN or infinite (some mask tokens out with -inf, which is
+            fine).
+        UserError: its forward fails on token ids alone, or its logits at a position change with
+            what follows.
     """
-    tokens = [(37 * index + 11) % min(vocab_size, 997) for index in range(CONTEXT)]
+    tokens = probe_tokens(network, vocab_size)
+    kind = type(network).__name__
     try:
-        ids = torch.tensor([tokens], device=network.device)
-        peaks = network(input_ids=ids, use_cache=False).logits[0].amax(-1)
-    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as problem:
+        whole = uncached_logits(network, tokens, vocab_size)
+        parts = [uncached_logits(network, tokens[:end], vocab_size) for end in BEGINNINGS]
+    except Exception as problem:  # whatever a model's own code raises
         if is_out_of_memory(problem):
             raise
-        return  # it wants other arguments; what is tried next says what is the matter
-    broken = (~peaks.isfinite()).nonzero()
+        first = (str(problem).splitlines() or [""])[0][:200]
+        raise UserError(
+            f"{name}: {kind} cannot be run on token ids alone ({type(problem).__name__}: {first})"
+        ) from problem
+    broken = (~whole.amax(-1).isfinite()).nonzero()
     if len(broken):
         raise BrokenLogitsError(name, int(broken[0]), "the probe's text")
+    error = difference(torch.cat(parts), torch.cat([whole[:end] for end in BEGINNINGS]))
+    # In 16 bits the rounding of a deep mixture comes near the tolerance, and this is final; a model
+    # that sees what follows is far beyond
+    allowed = allowed_error(network) * (1 if network.dtype in TOLERANCE else 4)
+    if not error <= allowed:
+        raise UserError(
+            f"{name}: {kind} is no causal model as it is configured: its logits at a position "
+            f"change by {error:.2g} of their range with the tokens that follow"
+        )
+
+
+def difference(logits: Tensor, reference: Tensor) -> float:
+    """The largest difference of two sets of logits, relative to the reference's largest.
+
+    Entries that the reference masks out must be masked out in both.
+    """
+    logits, reference = logits.float(), reference.float().to(logits.device)
+    masked = reference < -MASKED
+    if bool((masked != (logits < -MASKED)).any()):
+        return float("nan")
+    logits, reference = (values.masked_fill(masked, 0.0) for values in (logits, reference))
+    return float((logits - reference).abs().max() / reference.abs().max().clamp_min(1e-9))
+
+
+def probe_tokens(network: PreTrainedModel, vocab_size: int) -> list[int]:
+    """Token ids to compare forwards on: arbitrary ones, some of them twice as texts have them.
+
+    No padding is among them, which some models skip.
+    """
+    padding = getattr(network.config.get_text_config(), "pad_token_id", None)
+    places = [index if index % 3 else index % 10 for index in range(CONTEXT + KEPT + 3)]
+    ids = [(37 * place + 11) % min(vocab_size, 997) for place in places]
+    return [(token + 1) % vocab_size if token == padding else token for token in ids]
 
 
 def forward_error(model: CachedModel) -> float:
-    """How far a model's logits are from transformers' own forward, relative to the largest."""
-    tokens = [(37 * index + 11) % min(model.vocab_size, 997) for index in range(CONTEXT)]
-    reference = CachedModel(model.network, model.vocab_size).forward(torch.tensor(tokens))
+    """How far a model's logits are from those without a cache, relative to the largest."""
+    tokens = probe_tokens(model.network, model.vocab_size)[:CONTEXT]
+    reference = uncached_logits(model.network, tokens, model.vocab_size)
     model.prefill([])
     logits = model.forward(torch.tensor(tokens))
     model.prefill(tokens[:-1])
     last = model.forward(torch.tensor(tokens[-1:]))
     model.prefill([])
-    error = torch.maximum((logits - reference).abs().max(), (last - reference[-1:]).abs().max())
-    return float(error / reference.abs().max().clamp_min(1e-9))
+    return difference(torch.cat([logits, last]), torch.cat([reference, reference[-1:]]))
 
 
 def rewind_error(model: CachedModel) -> float:
-    """How far logits after a rewind are from a fresh forward's, relative to the largest logit."""
-    tokens = [(37 * index + 11) % min(model.vocab_size, 997) for index in range(CONTEXT + KEPT + 3)]
-    wrong = [(token + 5) % min(model.vocab_size, 997) for token in tokens]
+    """How far logits of rounds with rewinds are from those without a cache, relative likewise."""
+    tokens = probe_tokens(model.network, model.vocab_size)
+    reference = uncached_logits(model.network, tokens, model.vocab_size)
+    wrong = [tokens[index - 1] for index in range(VERIFIED)]
     kept = tokens[CONTEXT : CONTEXT + KEPT]
-    model.prefill(tokens)
-    fresh = model.forward(torch.tensor(tokens[-1:]))
     model.prefill(tokens[:CONTEXT])
-    model.forward(torch.tensor([*kept, *wrong[: VERIFIED - KEPT]]))
+    verified = model.forward(torch.tensor([*kept, *wrong[: VERIFIED - KEPT]]))[:KEPT]
     model.rewind(VERIFIED - KEPT)
     model.forward(torch.tensor(wrong[:1]))
     model.rewind(1)
-    model.forward(torch.tensor(tokens[CONTEXT + KEPT :]))
+    several = model.forward(torch.tensor(tokens[CONTEXT + KEPT : -1]))
     model.rewind(0)
-    again = model.forward(torch.tensor(tokens[-1:]))
+    single = model.forward(torch.tensor(tokens[-1:]))
     model.prefill([])
-    return float((fresh - again).abs().max() / fresh.abs().max().clamp_min(1e-9))
+    return difference(torch.cat([verified, several, single]), reference[CONTEXT:])
 
 
-def _worst(*errors: float) -> float:
-    """The largest, and NaN where any is NaN, which Python's `max` may pass over."""
-    return float(torch.tensor(errors).max())
+def _candidates(network: PreTrainedModel) -> list[tuple[type[CachedModel], bool]]:
+    """Ways of running it, with and without position_ids, the cheapest first.
 
-
-def _candidates(network: PreTrainedModel) -> list[type[CachedModel]]:
-    """Cropping first, unless the config names a layer kind that is known not to crop."""
-    kinds = getattr(network.config.get_text_config(), "layer_types", None)
-    if kinds is not None and not set(kinds) <= ATTENTION_KINDS:
-        return [SnapshotModel]
-    return [CachedModel, SnapshotModel]
+    Cropping is left out where the config names a layer kind that is known not to crop, and where
+    the model makes its state itself.
+    """
+    kinds: list[type[CachedModel]] = [SnapshotModel, SteppedModel]
+    layers = getattr(network.config.get_text_config(), "layer_types", None)
+    if cache_argument(network) == CACHE_ARGUMENTS[0] and set(layers or ()) <= ATTENTION_KINDS:
+        kinds = [CachedModel, *kinds]
+    told = (False, True) if takes(network, "position_ids") else (False,)
+    return [(kind, positions) for kind in kinds for positions in told]
