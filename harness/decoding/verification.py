@@ -127,7 +127,7 @@ def verify_imposed(
         choices = most_likely(target)
         accepted = _leading(keep & (choices[:-1] >= 0))
         return Decision(accepted, _at(choices, accepted))
-    accepted = _leading(keep & ~target[:-1, 0].isnan())
+    accepted = _leading(keep & target[:-1, 0].isnan().logical_not())
     law = _at(target, accepted)
     own = inverse_cdf(law, _at(resample_uniforms, accepted))
     return Decision(accepted, unless_broken(own, law[0]))
