@@ -39,7 +39,7 @@ test-all: $(STAMP) ## the checks that take long too: compiled forwards, every mo
 	$(BIN)/python -m pytest -m "" $(ARGS)
 
 # Goes on where it stopped; ARGS=--fresh starts again
-test-families: $(STAMP) ## every model type against a plain loop, some 25 minutes; writes docs/families.md
+test-families: $(STAMP) ## every model type against a plain loop, some minutes; writes docs/families.md
 	PYTHONPATH=. $(BIN)/python tests/families.py $(ARGS)
 
 check: $(STAMP) ## ruff, pyright and import-linter

@@ -1,6 +1,6 @@
 """Every causal model type of transformers, built small and held against an independent greedy loop.
 
-    make test-families              # all of them, about 25 minutes on one core; writes the table
+    make test-families              # all of them, 4 minutes of CPU time; writes the table
     python tests/families.py mamba  # some, printed only
 
 Each type is made small from its config class, given random weights under which its text depends on
