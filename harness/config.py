@@ -50,6 +50,7 @@ class ModelConf:
         attention: auto (sdpa, or eager for a model without it), or transformers'
             attn_implementation: sdpa, eager, flash_attention_2, ...
         trust_remote_code: whether code from the model's repository may run.
+        allow_pickle: whether weights may be read from pytorch_model.bin; else safetensors only.
         quantization: none, or int8 / int4 (needs the `quantization` extra).
         architecture: the figures that decide step time (layers, hidden, ...), for memory floors and
             for dummy weights; `harness.theory.shapes` reads it. (Any, as prompts.weights below.)
@@ -64,6 +65,7 @@ class ModelConf:
     device_map: str | None = None
     attention: str = "auto"
     trust_remote_code: bool = False
+    allow_pickle: bool = False
     quantization: str | None = None
     architecture: Any = None
 

@@ -591,13 +591,17 @@ def _plain(value: Any) -> Any:
 
 
 def _differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
-    """Dotted keys at which two configurations differ, the free keys aside."""
+    """Dotted keys at which two configurations differ, the free keys aside.
+
+    A key that the stored run's version did not have yet differs where it is in use.
+    """
     left, right = _flatten(stored), _flatten(given)
     keys = sorted(left.keys() | right.keys())
     return [
         key
         for key in keys
-        if key.split(".")[0] not in FREE_KEYS and left.get(key) != right.get(key)
+        if key.split(".")[0] not in FREE_KEYS
+        and (left[key] != right.get(key) if key in left else bool(right[key]))
     ]
 
 

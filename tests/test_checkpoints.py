@@ -205,3 +205,14 @@ def test_a_setting_without_its_package_names_the_extra(
     )
     with pytest.raises(UserError, match=line):
         load(conf, "draft", CPU)
+
+
+def test_pickled_weights_are_read_only_where_that_is_allowed(tmp_path: Path) -> None:
+    folder = save(qwen3(), tmp_path / "pickled")
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    conf = ModelConf(name="pickled", id=str(folder))
+    with pytest.raises(UserError, match=r"no \*.safetensors there; .* model.allow_pickle=true"):
+        load(conf, "model", torch.device("cpu"))
+    allowed = load(replace(conf, allow_pickle=True), "model", torch.device("cpu"))
+    assert allowed.vocab_size == 1024

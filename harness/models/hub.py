@@ -36,6 +36,11 @@ def explained(conf: ModelConf, key: str) -> Iterator[None]:
                 f"{key}.id={conf.id}: does not fit the device's memory; use a smaller model, "
                 f"{key}.dtype=bfloat16, {key}.quantization=int4 or {key}.device_map=auto"
             ) from error
+        if not conf.allow_pickle and "model.safetensors" in str(error):
+            raise UserError(
+                f"{key}.id={conf.id}: no *.safetensors there; weights are not read from pickles "
+                f"(pytorch_model.bin) unless you trust them: {key}.allow_pickle=true"
+            ) from error
         raise UserError(
             f"{key}.id={conf.id}: cannot be loaded ({_first_line(error)}); give a local folder "
             f"({key}.id=/path/to/model), a hub id that exists and is reachable, or fill the hub "

@@ -232,6 +232,8 @@ def _options(conf: ModelConf, key: str, device: torch.device) -> dict[str, Any]:
     options: dict[str, Any] = {
         "dtype": _asked_dtype(conf, key) or "auto",
         "attn_implementation": _attention(conf),
+        # None takes safetensors where there are any, and pickled weights elsewhere
+        "use_safetensors": None if conf.allow_pickle else True,
     }
     where = resolve_device(conf.device) if conf.device else device
     if conf.device_map is not None:
