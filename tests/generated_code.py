@@ -150,8 +150,19 @@ def code_for_a_card() -> Iterator[tuple[Callable[[Any], Any], list[str]]]:
         stack.enter_context(mock.patch.object(GraphLowering, "compile_to_module", keep_code))
         stack.enter_context(config.patch(SETTINGS))
         stack.enter_context(fake)
+        stack.callback(forget_what_this_machine_has)
+        forget_what_this_machine_has()
         yield on_card, codes
     torch._dynamo.reset()
+
+
+def forget_what_this_machine_has() -> None:
+    """Have torch ask again whether there is a Triton that works for a card."""
+    from torch.utils import _triton
+
+    for answer in vars(_triton).values():
+        if hasattr(answer, "cache_clear"):
+            answer.cache_clear()
 
 
 def launches(code: str) -> list[str]:
