@@ -1,6 +1,6 @@
 """What all doors share: compose the configuration, do the work, turn errors into exit statuses.
 
-The contract: a door that made a run prints `run: <folder>` as its last line. What the user can mend
+The contract: a door that made a run prints `run: <folder>` as its last line. What the user can fix
 is one line on standard error, `error: ...`, and status 2, a full or read-only disk included. Cells
 that failed give 1. Hydra's own composition errors keep Hydra's text and its status 1. SIGINT,
 SIGTERM and SIGHUP end a door with one line as well, and with 128 + the signal's number.
@@ -88,7 +88,7 @@ def run_door(door: str, work: Work) -> NoReturn:
         _say(f"\nSet the environment variable {FULL_ERROR}=1 for a complete stack trace.")
         sys.exit(CELLS_FAILED)
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
-        # Raised by Hydra's own reading of the command line, which has no better name for it
+        # Hydra's parser raises these for some command lines, with no error type of its own
         if os.environ.get(FULL_ERROR) == "1":
             raise
         reason = str(error) or "it is nested too deeply"
@@ -98,10 +98,10 @@ def run_door(door: str, work: Work) -> NoReturn:
         number = stop.number if isinstance(stop, Interrupted) else signal.SIGINT
         # The traceback keeps the run folder, and so its lock, until this block is left
         folder = next(reversed(run_lock.held()), None)
-        said = "this process was writing no run"
+        consequence = "no run had begun"
         if folder is not None:
-            said = f"what was finished is stored, resume={folder} goes on"
-        _say(f"error: interrupted by {signal.Signals(number).name}; {said}")
+            consequence = f"finished generations are stored; resume={folder} continues the run"
+        _say(f"error: interrupted by {signal.Signals(number).name}; {consequence}")
         sys.exit(SIGNALLED + number)
     _flush()
     sys.exit(max(_statuses, default=OK))
@@ -123,7 +123,7 @@ def _raising(variable: str) -> Iterator[None]:
 
 @contextmanager
 def _signals() -> Iterator[None]:
-    """Raise `Interrupted` where the process is asked to end; a signal that is ignored stays so."""
+    """Raise `Interrupted` when a signal asks the process to end; ignored signals stay ignored."""
 
     def interrupt(number: int, _: object) -> NoReturn:
         raise Interrupted(number)
@@ -144,7 +144,7 @@ def _signals() -> Iterator[None]:
 
 
 def _flush() -> None:
-    """Flush what was printed; where that cannot be, keep the interpreter from trying again."""
+    """Flush standard output; if that fails, keep the interpreter from trying again at exit."""
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -200,7 +200,7 @@ def to_dataclass(config: DictConfig) -> Any:
 
 
 def _refuse_added_keys(config: DictConfig, prefix: str) -> None:
-    """Refuse keys that Hydra let in because of a `+`, and that nothing would ever read.
+    """Refuse keys that were added with `+` and that nothing reads.
 
     Raises:
         UserError: the first such key, with those that have a similar name.
@@ -212,9 +212,9 @@ def _refuse_added_keys(config: DictConfig, prefix: str) -> None:
     for key in map(str, config):
         if key not in known:
             near = difflib.get_close_matches(key, known, n=3, cutoff=0.5)
-            there = "similar names" if near else "it takes"
+            heading = "similar names" if near else "it takes"
             names = ", ".join(f"{prefix}{name}" for name in near or known)
-            raise UserError(f"{prefix}{key}: there is no such key; {there}: {names}")
+            raise UserError(f"{prefix}{key}: there is no such key; {heading}: {names}")
         node = config._get_node(key)
         if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():
             _refuse_added_keys(node, f"{prefix}{key}.")
@@ -233,8 +233,8 @@ def draft_conf(entry: str) -> ModelConf:
     draft = split_draft(entry)
     if not draft.name or draft.id == "":
         raise UserError(f"drafts: {entry!r} is not name@folder-or-hub-id")
-    own = None if draft.id is None else ModelConf(name=draft.name, id=draft.id)
-    conf = own or _group_draft(draft.name)
+    given = None if draft.id is None else ModelConf(name=draft.name, id=draft.id)
+    conf = given or _group_draft(draft.name)
     for key, value in draft.settings.items():
         if key not in DRAFT_KEYS:
             raise UserError(

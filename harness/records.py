@@ -36,14 +36,26 @@ IMPOSED_CAVEAT = (
 
 
 class UserError(Exception):
-    """Something the user can mend; one line that names the key or file and what to do."""
+    """Something the user can fix; one line that names the key or file and what to do."""
+
+
+def in_one_line(error: BaseException) -> str:
+    """An error's text in one line, with its type unless the text was written for the user."""
+    kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+    return " ".join(f"{kind}{error}".split())
+
+
+def first_line(error: BaseException, most: int = 200) -> str:
+    """The first line of a library's error, at most `most` characters; else the error's type."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:most].rstrip(".")
 
 
 class BrokenLogitsError(UserError):
     """A model's logits are NaN, +inf or all -inf: damaged weights, or a dtype too narrow for them.
 
     Attributes:
-        who: whose logits; the loop says "target" or "draft", whoever knows its name says that.
+        who: whose logits: "target" or "draft" in the loop, the model's name where it is known.
         position: in the text, from 0.
     """
 
@@ -79,14 +91,14 @@ class Round(NamedTuple):
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt of a prompt set: a conversation, or one up to the turn that is generated from.
+    """One prompt of a prompt set: a conversation, or its beginning up to the turn to answer.
 
     Attributes:
         prompt_set: the set it belongs to (a shipped set, a file's stem, or its category field).
         id: unique within its set.
-        turns: the user's turns, at least one; each is generated from, after those before it.
+        turns: the user's turns, at least one; the target answers each, after those before it.
         category: a finer label inside the set, or None.
-        answers: answers[i] follows turns[i]; None, or absent, where the target is to give it.
+        answers: answers[i] follows turns[i]; None, or absent, where the target must generate it.
         system: the system message before the first turn, or None.
         thinking: whether the chat template is asked for thinking mode.
     """
@@ -122,7 +134,7 @@ class Trial:
     Attributes:
         cell: hash of everything that determines this generation; resume looks for it.
         prompt_set, prompt: which prompt (its id).
-        turn: which turn of its conversation it generates from; turn 1 of most prompts is all.
+        turn: number of the turn that it answers; 1 for a prompt of one turn.
         k: num_draft_tokens; 0 is plain decoding, for which every draft count is None.
         model, draft: the model that decodes, and the draft that proposes to it (None for k = 0).
         accepted_lengths: accepted_lengths[j] = rounds in which exactly j draft tokens were kept.

@@ -36,7 +36,7 @@ DATA_BYTES = 4 * 2**30
 MAX_VALUES, MAX_DEPTH = 1_000_000, 64
 DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
 _SEAL = re.compile(rb', "checksum": "([0-9a-f]{8})"\}')
-# A file is opened only where it is, and is not handed to child processes.
+# Symbolic links are not followed, and child processes do not inherit the open file.
 NO_LINKS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
@@ -76,7 +76,7 @@ def read(file: Path, limit: int = DATA_BYTES) -> bytes | None:
 
 
 def check_values(value: Any, file: Path) -> None:
-    """Refuse what is small in a file and endless in memory: aliases of aliases, deep nesting.
+    """Refuse values that are small in a file but huge in memory: aliases of aliases, deep nesting.
 
     Raises:
         UserError: it is.
@@ -110,7 +110,7 @@ def writing(folder: Path) -> Iterator[None]:
         what = f"{name}: {error.strerror}" if name else error.strerror
         raise UserError(
             f"{folder}: cannot be written ({what}); what was stored there before is intact, and "
-            f"resume={folder} goes on once that is put right"
+            f"resume={folder} continues the run once this is fixed"
         ) from error
 
 
@@ -120,7 +120,7 @@ def write(file: Path, content: bytes) -> None:
     Raises:
         OSError: it cannot be written; the old one is still there.
     """
-    # The process id keeps apart a run and a report on it, which may be rendered at the same time
+    # With the process id, since a run and a report on it may write the same file at the same time
     beside = file.with_name(f".{file.name}.{os.getpid()}.new")
     beside.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINKS
@@ -178,7 +178,7 @@ def append(file: Path, line: bytes) -> None:
         _sync_directory(file.parent)
 
 
-def mend_last_line(file: Path) -> None:
+def repair_last_line(file: Path) -> None:
     """Cut off a half-written last line, and end a whole one that lacks only its line break.
 
     Raises:

@@ -24,7 +24,7 @@ except ImportError:  # not a POSIX system: runs are written without a lock
     fcntl = None
 
 LOCK = "run.lock"
-# What a file system says that has no locks.
+# Errors of a file system without locks.
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL})
 _log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class Busy(UserError):
 
 
 class Lock:
-    """Held while a run is being written; let go with the last reference, or with the process.
+    """Held while a run is being written; released with the last reference, or with the process.
 
     Attributes:
         folder: the run's.
@@ -86,8 +86,8 @@ def _locked(folder: Path) -> Lock:
             who = _holder(handle)
             os.close(handle)
             raise Busy(
-                f"resume={folder}: {who} is writing this run; one run has one writer: wait until "
-                "it has ended, or end it first"
+                f"resume={folder}: {who} is writing this run, and only one process may: wait "
+                "until it ends, or stop it"
             ) from error
         except FileNotFoundError:
             pass
@@ -97,7 +97,7 @@ def _locked(folder: Path) -> Lock:
                 raise
             os.close(handle)
             return _without(folder, f"flock: {error.strerror}")
-        os.close(handle)  # its holder has just removed the file: take the lock of a new one
+        os.close(handle)  # the last holder has just removed the file: try again with a new one
 
 
 def _without(folder: Path, reason: str) -> Lock:
@@ -106,7 +106,7 @@ def _without(folder: Path, reason: str) -> Lock:
 
 
 def _sign(handle: int) -> None:
-    """Write who holds the lock; it holds without, on a full disk."""
+    """Write who holds the lock; on a full disk the lock holds without this."""
     entry = {
         "pid": os.getpid(),
         "host": platform.node(),

@@ -186,7 +186,7 @@ class RunFolder:
         run.trials()  # a damaged line is an error before anything is cut off or appended
         with run_files.writing(path):
             for file in (run._trials, run._answers):
-                run_files.mend_last_line(file)
+                run_files.repair_last_line(file)
         return run
 
     @classmethod

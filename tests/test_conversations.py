@@ -229,7 +229,7 @@ def test_a_dry_run_counts_turns_and_answers(
     else:
         {"sweep": sweep, "profile": profile, "snapshot": snapshot}[door].run(asked)
     shown = " ".join(capsys.readouterr().out.split())
-    assert "8, each generated from" in shown
+    assert "8, one generation for each" in shown
     assert "3 by the target, 8 tokens at most" in shown
 
 

@@ -305,10 +305,12 @@ def test_a_model_that_the_card_cannot_hold_is_refused_before_anything_is_rented(
     assert typed(modal_app.sweep, model="qwen3_32b", gpu="A10G", overrides=overrides) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: --gpu A10G: 66.7 GB of memory needed (65.5 GB for model=qwen3")
-    assert "24 GB there; use --gpu A100-80GB or H100 or H200 or B200, or a smaller" in line
+    assert (
+        "and the card has 24 GB; use --gpu A100-80GB or H100 or H200 or B200, or a smaller" in line
+    )
     assert typed(modal_app.audition, model="qwen3_32b", gpus="H200,L40S") == 2
     assert "--gpu L40S: " in capsys.readouterr().err
-    with pytest.raises(UserError, match="no card here has as much"):
+    with pytest.raises(UserError, match="no card has as much; use a smaller model"):
         modal_app.checked("sweep", ["model=qwen3_235b_a22b"], dict([modal_app.card_named("B200")]))
 
 

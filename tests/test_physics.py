@@ -339,7 +339,8 @@ def test_compiling_has_a_budget_of_its_own(monkeypatch):
     )
     assert timed == {(8, 1), (8, 2)}
     assert [cell.reason for cell in skipped] == [
-        "no time left of 350 s for recording and compiling; ask for it by name"
+        "no time left of the 350 s for recording and compiling; "
+        "name it in contexts= and batches= to time it"
     ]
 
 

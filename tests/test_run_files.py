@@ -532,7 +532,8 @@ def test_a_signal_ends_a_door_with_one_line_and_the_manifest_says_so(
     assert end.value.code == 128 + number
     (line,) = capsys.readouterr().err.splitlines()
     assert line == (
-        f"error: interrupted by {name}; what was finished is stored, resume={run.path} goes on"
+        f"error: interrupted by {name}; finished generations are stored; "
+        f"resume={run.path} continues the run"
     )
     assert signal.getsignal(number) is before
     manifest = load(run.path).manifest

@@ -19,7 +19,7 @@ from harness.experiments.stage import NotEligible, Stage, take_turn
 from harness.experiments.texts import Key, request_key, text_requests, write_texts
 from harness.measurement.traces import GeneratedText
 from harness.models.text import stop_rule
-from harness.records import Failure, TextTrace, UserError
+from harness.records import Failure, TextTrace, UserError, in_one_line
 from harness.storage import RunFolder, load_traces
 from harness.theory.audition import replay_drafts
 from harness.theory.evidence import Evidence
@@ -129,7 +129,7 @@ def race_drafts(
                 if race is not None and conf.name not in cast.finished:
                     race = race.without(conf.name)
         if not cast.finished or (race is not None and not race.to_score):
-            break  # nobody is left
+            break  # no draft is left
         race = race or start_race(cast.finished, len(groups))
         race = look(race, _evidence(folder, race.to_score, config), config.prompts.weights)
         if not race.to_score:
@@ -182,10 +182,9 @@ def _take(
     config: AuditionConfig,
     cast: Cast,
 ) -> None:
-    """One draft's turn: what it gave is stored before the next one is loaded.
+    """Score and time one draft, and store the result before the next draft is loaded.
 
-    Whatever goes wrong with a draft is its own affair: it is named with the error, and the others
-    are ranked.
+    An error of one draft does not stop the others: it is recorded as that draft's failure.
     """
     traces, timings = load_traces(folder.path), folder.timings()
     done = {_trace_key(trace) for trace in traces if trace.draft == conf.name}
@@ -197,7 +196,7 @@ def _take(
         except NotEligible as reason:
             cast.not_eligible.append(Failure(conf.name, str(reason)))
             return
-        except Exception as error:  # others' code and files; the failure says what it was
+        except Exception as error:  # a draft's own code and files may raise anything
             if config.debug:
                 traceback.print_exception(error)
             cast.failures.append(Failure(f"draft {conf.name}", _reason(error)))
@@ -213,12 +212,11 @@ def _take(
 
 
 def _reason(error: Exception) -> str:
-    """One line; with the type of an error that was not meant for the user."""
-    text = " ".join(str(error).split())
+    """One line; where the error was not written for the user, with the way to its traceback."""
+    text = in_one_line(error)
     if isinstance(error, UserError):
         return text
-    shown = f"{type(error).__name__}: {text}"[:300]
-    return f"{shown} (run again with debug=true for the traceback)"
+    return f"{text[:300]} (run again with debug=true for the traceback)"
 
 
 def _trace_key(trace: TextTrace) -> Key:

@@ -75,14 +75,14 @@ def answers(prompts: Sequence[Prompt]) -> int:
 def _answer_forwards(
     config: PairConfig | AuditionConfig, prompts: Sequence[Prompt], batch: int
 ) -> list[Forwards]:
-    budget = config.prompts.answer_tokens or config.new_tokens
+    budget = prompt_sets.answer_tokens(config)
     waiting = answers(prompts)
     return list(text_forwards(waiting, budget, batch)) if waiting else []
 
 
 def _context(prompts: Sequence[Prompt], config: PairConfig | AuditionConfig) -> int:
     """Tokens in the cache of a typical step: the mean over all turns, half of the text written."""
-    budget = config.prompts.answer_tokens or config.new_tokens
+    budget = prompt_sets.answer_tokens(config)
     total = 0
     for prompt in prompts:
         missing = prompt_sets.missing_answers(prompt)

@@ -64,7 +64,7 @@ def _weights(manifest: dict[str, Any]) -> list[tuple[Any, ...]]:
 
 
 def _engines(manifest: dict[str, Any], known: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """What each model ran on, as far as the run that is resumed noted it."""
+    """The engine of each model, as far as the resumed run's manifest names it."""
     keys = [[key for key in ("engine", "compiled") if key in entry] for entry in _models(known)]
     return [
         tuple(entry.get(key) for key in noted)
@@ -132,7 +132,7 @@ def _warm_up(
 ) -> None:
     """A few unmeasured tokens of each kind: first calls allocate, compile, record, fill caches."""
     shapes = {(entry.model, entry.k, _recorded_apart(entry)): entry for entry in requests}
-    with progress("warming up, what is new is recorded and compiled", len(shapes)) as tick:
+    with progress("warming up (compiling and recording new work)", len(shapes)) as tick:
         for entry in shapes.values():
             run_trial(replace(entry, budget=min(entry.budget, WARMUP_TOKENS)), *models(entry))
             tick()

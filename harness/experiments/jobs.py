@@ -8,7 +8,7 @@ from typing import Any
 
 from harness import prompts as prompt_sets
 from harness.config import GpuConf, ModelConf, split_draft
-from harness.experiments.cost import NGRAM, all_cards, sizes_of
+from harness.experiments.cost import BYTES_PER_TOKEN, NGRAM, all_cards, sizes_of
 from harness.records import UserError
 
 # What the cloud calls a card, and its file in conf/gpu.
@@ -26,12 +26,11 @@ GPUS = {
     "B200": "b200",
 }
 STAMP = "%Y%m%d-%H%M%S"
-# A container's memory: Python, torch with its CUDA context and the compiler's workers, and as much
-# of a checkpoint as is on its way to the card at a time, at most MOST_OF_WEIGHTS
+# A container's memory: Python, torch with its CUDA context and the compiler's workers, plus the
+# part of a checkpoint that is being copied to the card, at most MOST_OF_WEIGHTS_MIB
 BASE_MIB, MOST_OF_WEIGHTS_MIB = 12 * 1024, 24 * 1024
 WEIGHTS_SHARE = 0.25
 GIB = 2**30
-BYTES_PER_TOKEN = 4
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class Job:
         card: its figures and its price.
         overrides: the door's command line.
         prompts: the user's own prompt files, name and content; they are not on that machine.
-        memory_mib: the container's own memory that is asked for.
+        memory_mib: host memory to request for the container.
     """
 
     launch: str
@@ -166,7 +165,7 @@ def check_rentable(door: str, config: Any) -> tuple[tuple[str, bytes], ...]:
         )
     prompt_sets.load(config.prompts)
     labels = prompt_sets.file_labels(config.prompts)
-    # In the folders that tell files of one name apart, so that their prompt sets keep their names
+    # With the parent folders of their labels, so that files of one name stay distinct sets
     return tuple(
         (str(Path(label).parent / Path(name).name), Path(name).read_bytes())
         for name, label in zip(config.prompts.files, labels, strict=True)
@@ -185,10 +184,9 @@ def check_fits(config: Any, drafts: Sequence[ModelConf], cards: Mapping[str, Gpu
         UserError: with what is needed, part by part, what the card has, and which cards fit.
     """
     prompts = prompt_sets.load(config.prompts)
-    answers = config.prompts.answer_tokens or config.new_tokens
     longest = max(
         -(-len(prompt_sets.given_text(prompt).encode()) // BYTES_PER_TOKEN)
-        + len(prompt_sets.missing_answers(prompt)) * answers
+        + len(prompt_sets.missing_answers(prompt)) * prompt_sets.answer_tokens(config)
         for prompt in prompts
     )
     tokens = longest + config.new_tokens + max(config.k)
@@ -200,16 +198,17 @@ def check_fits(config: Any, drafts: Sequence[ModelConf], cards: Mapping[str, Gpu
             continue
         fitting = {entry.name for entry in all_cards() if needed <= entry.memory_gb * 1e9}
         names = [name for name, short in GPUS.items() if short in fitting and name[-1] != "!"]
-        advice = f"use --gpu {' or '.join(names)}" if names else "no card here has as much"
-        said = ", ".join(f"{size / 1e9:,.3g} GB for {name}" for name, size in parts)
+        advice = f"use --gpu {' or '.join(names)}, or" if names else "no card has as much; use"
+        shares = ", ".join(f"{size / 1e9:,.3g} GB for {name}" for name, size in parts)
         raise UserError(
-            f"--gpu {gpu}: {needed / 1e9:,.3g} GB of memory needed ({said}, each with a cache of "
-            f"{tokens:,} tokens), {card.memory_gb:g} GB there; {advice}, or a smaller model"
+            f"--gpu {gpu}: {needed / 1e9:,.3g} GB of memory needed ({shares}, each with a cache of "
+            f"{tokens:,} tokens), and the card has {card.memory_gb:g} GB; {advice} a smaller "
+            "model"
         )
 
 
 def _parts(models: Sequence[tuple[str, ModelConf]], tokens: int) -> Iterator[tuple[str, float]]:
-    """What each model takes of a card's memory, where its sizes are known and it is not spread."""
+    """Bytes that each model takes on a card, where its sizes are known and it is on one card."""
     for role, conf in models:
         sizes = None if conf.id == NGRAM or conf.device_map or conf.quantization else sizes_of(conf)
         if sizes is not None:
@@ -219,7 +218,7 @@ def _parts(models: Sequence[tuple[str, ModelConf]], tokens: int) -> Iterator[tup
 
 
 def container_memory_mib(models: Sequence[ModelConf]) -> int:
-    """The memory to ask for beside the card, in MiB.
+    """The host memory to request, in MiB.
 
     A checkpoint is mapped file by file and copied to the card tensor by tensor, so the host holds a
     part of it at a time.

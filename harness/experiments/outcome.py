@@ -4,7 +4,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.records import UserError
+from harness.records import in_one_line
 
 
 class Interrupted(KeyboardInterrupt):
@@ -35,7 +35,4 @@ class Outcome:
     @property
     def reason(self) -> str | None:
         """The error in one line; None where there is none."""
-        if self.error is None:
-            return None
-        kind = "" if isinstance(self.error, UserError) else f"{type(self.error).__name__}: "
-        return " ".join(f"{kind}{self.error}".split())
+        return None if self.error is None else in_one_line(self.error)

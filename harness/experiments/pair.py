@@ -26,7 +26,7 @@ class EncodedPrompt:
     """A prompt with its token ids.
 
     Attributes:
-        prompt: up to the turn that is generated from.
+        prompt: the conversation up to the turn to answer.
         tokens: at least one id.
         pending: tokens that the target's answers may add, where they are not generated yet.
     """
@@ -37,12 +37,12 @@ class EncodedPrompt:
 
     @property
     def turn(self) -> int:
-        """Which turn of its conversation is generated from."""
+        """The number of the turn to answer, from 1."""
         return len(self.prompt.turns)
 
     @property
     def length(self) -> int:
-        """Tokens at most."""
+        """Tokens at most, with the answers that are not generated yet."""
         return len(self.tokens) + self.pending
 
 
@@ -53,9 +53,9 @@ class Pair:
     Attributes:
         target, draft: the loaded models.
         target_model, draft_model: the same with caches, as the loop sees them.
-        conversations: what is generated from, in the order of their sets.
-        prompts: their turns, encoded for the target; the first turns alone until the answers to
-            those are there (`harness.experiments.texts.with_turns`).
+        conversations: in the order of their prompt sets.
+        prompts: their turns, encoded for the target; only the first turns until the answers to
+            them are generated (`harness.experiments.texts.with_turns`).
         device: where the target lives.
         threads: CPU threads in force.
     """
@@ -142,24 +142,19 @@ def encode_first(
 def encode_whole(
     tokenizer: Any, prompts: Sequence[Prompt], config: PairConfig | AuditionConfig
 ) -> tuple[EncodedPrompt, ...]:
-    """Every conversation up to its last turn, the answers that are not given yet left empty.
+    """Every conversation up to its last turn, with empty text for answers still to be generated.
 
     Raises:
         UserError: a conversation cannot be encoded, or the thinking mode makes no difference.
     """
     check_thinking(tokenizer, prompts, config.prompts)
-    found: list[EncodedPrompt] = []
+    encoded: list[EncodedPrompt] = []
     for prompt in prompts:
         given = [answer or "" for answer in prompt.answers]
         tokens = encode(tokenizer, replace(prompt, answers=tuple(given)), config.prompts)
-        pending = len(prompt_sets.missing_answers(prompt)) * answer_tokens(config)
-        found.append(EncodedPrompt(prompt, tokens, pending))
-    return tuple(found)
-
-
-def answer_tokens(config: PairConfig | AuditionConfig) -> int:
-    """Budget of an answer to an earlier turn."""
-    return config.prompts.answer_tokens or config.new_tokens
+        pending = len(prompt_sets.missing_answers(prompt)) * prompt_sets.answer_tokens(config)
+        encoded.append(EncodedPrompt(prompt, tokens, pending))
+    return tuple(encoded)
 
 
 def check_memory(
@@ -180,10 +175,11 @@ def check_memory(
         UserError: with what is needed and what there is; or a config cannot be read.
     """
     wanted = [tenant(conf, role, device) for role, conf in confs.items()]
+    budget = prompt_sets.answer_tokens(config)
     positions = max(
         cached_tokens(
             [prompt_sets.given_text(prompt)],
-            config.new_tokens + len(prompt_sets.missing_answers(prompt)) * answer_tokens(config),
+            config.new_tokens + len(prompt_sets.missing_answers(prompt)) * budget,
             max(config.k),
         )
         for prompt in prompts

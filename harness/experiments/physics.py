@@ -49,7 +49,7 @@ def measure(folder: RunFolder, pair: Pair, config: ProfileConfig) -> list[StepTi
     if "bytes_read" not in folder.manifest:
         context = next(t.context_tokens for t in timings if t.kind == "step")
         folder.update_manifest({"bytes_read": _reads(pair, readers, context, max(config.k) + 1)})
-    # The count tells whether the curves announced in the manifest were stored as well
+    # An interrupted run may have noted its curves in the manifest but not stored them
     expected = folder.manifest.get("timed_forwards", len(timings))
     if "skipped_cells" not in folder.manifest or expected != len(timings):
         timed, skipped = _curves(pair, config, cells)
@@ -74,11 +74,12 @@ def measure_steps(folder: RunFolder, pair: Pair, config: SweepConfig) -> list[St
     """
     stored = folder.timings()
     if stored and "bandwidth" not in folder.manifest:
-        return stored  # of a version that measured none
+        return stored  # from a version that measured no bandwidth
     readers = _readers(folder, pair, config)
     with enough_memory("single steps"):
         timings = stored or execute.measure_steps(folder, pair, config)
-    if not stored or load(folder.path).latency["floor_ms"].isna().all():  # stopped before it
+    # Without floors, the run was stopped before they were added
+    if not stored or load(folder.path).latency["floor_ms"].isna().all():
         folder.write_latency(with_floors(latency_rows(timings), readers), timings)
     return timings
 

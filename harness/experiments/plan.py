@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from harness import prompts as prompt_sets
 from harness.config import AuditionConfig, ModelConf, PairConfig, ProfileConfig, SnapshotConfig
 from harness.experiments.cost import answers, audition_costs, pair_costs, turns
 from harness.records import Prompt
@@ -112,8 +113,8 @@ def _add_turns(
     """What conversations of several turns add, where there are any."""
     if turns(prompts) == len(prompts):
         return
-    budget = config.prompts.answer_tokens or config.new_tokens
-    table.add_row("turns", f"{turns(prompts)}, each generated from")
+    budget = prompt_sets.answer_tokens(config)
+    table.add_row("turns", f"{turns(prompts)}, one generation for each")
     table.add_row("earlier answers", f"{answers(prompts)} by the target, {budget} tokens at most")
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from harness.experiments.jobs import Job
 from harness.experiments.outcome import Outcome
-from harness.records import Failure, UserError
+from harness.records import Failure, UserError, in_one_line
 from harness.reporting.cloud import Receipt
 from harness.storage import RunFolder, load
 from harness.theory.fleet import is_card, money
@@ -201,11 +201,10 @@ def failed(job: Job, error: BaseException, root: str | Path) -> Delivery:
         error: why.
         root: the volume.
     """
-    users = isinstance(error, UserError)
-    text = " ".join((str(error) if users else f"{type(error).__name__}: {error}").split())
     folder = stored_run(job.home(root))
-    found = Delivery(job, 1) if folder is None else deliver(job, folder)
-    return replace(found, status=2 if users else 1, error=text)
+    delivery = Delivery(job, 1) if folder is None else deliver(job, folder)
+    status = 2 if isinstance(error, UserError) else 1
+    return replace(delivery, status=status, error=in_one_line(error))
 
 
 def _texts_of(entry: Delivery) -> str | None:

@@ -3,13 +3,13 @@
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from harness import prompts as prompt_sets
 from harness.config import AuditionConfig, PairConfig, SweepConfig
 from harness.decoding.protocols import StopRule
 from harness.experiments.greedy import GreedyText, with_plain
 from harness.experiments.pair import (
     EncodedPrompt,
     Pair,
-    answer_tokens,
     check_context,
     longest_generation,
 )
@@ -127,7 +127,7 @@ def _answers(
             tokens=entry.tokens,
             repetition=0,
             warping=warping_of(config.decode, 0.0),
-            budget=answer_tokens(config),
+            budget=prompt_sets.answer_tokens(config),
             seed=0,
             eos=target.eos,
             stop=stop,

@@ -5,8 +5,8 @@ a fill drops what was recorded. So samples are taken in a few visits: each fills
 up, and times every forward in turn, interleaved and rotating as in `latency`; a second visit, with
 every other cell between the two, shows the drift of the machine as scatter.
 
-What is recorded is compiled before, where it is new, and that can take longer than all the timing.
-So the two have budgets of their own.
+New work is compiled and recorded first, which can take longer than all the timing, so the two have
+separate budgets.
 """
 
 import time
@@ -93,7 +93,7 @@ def time_curves(
         for cell in [*cells[visit:], *cells[:visit]]:
             late = spent.beyond(budget_s, recording_budget_s)
             if late and not samples[cell] and cell not in skipped:
-                skipped[cell] = f"{late}; ask for it by name"
+                skipped[cell] = f"{late}; name it in contexts= and batches= to time it"
             elif reason := refused(*cell):
                 skipped[cell] = reason
             if cell not in skipped and not late:
@@ -107,7 +107,7 @@ def time_curves(
 
 
 class _Spent:
-    """What recording and compiling took, and what everything else did, since this was made."""
+    """Time since this was made, split into recording and compiling, and everything else."""
 
     def __init__(self, players: Sequence[Player]) -> None:
         self._models = {id(player.model): _model(player) for player in players}
@@ -119,9 +119,9 @@ class _Spent:
         recorded = self._recorded_s() - self._recorded_before
         measured = time.perf_counter() - self._begin - recorded
         if measuring_s is not None and measured > measuring_s:
-            return f"no time left of {measuring_s:g} s"
+            return f"no time left of the {measuring_s:g} s for timing"
         if recording_s is not None and recorded > recording_s:
-            return f"no time left of {recording_s:g} s for recording and compiling"
+            return f"no time left of the {recording_s:g} s for recording and compiling"
         return None
 
     def _recorded_s(self) -> float:

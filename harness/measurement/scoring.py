@@ -25,7 +25,7 @@ from harness.measurement.traces import GeneratedText, broken_logits
 from harness.models.cached import CachedModel
 from harness.models.halves import Halves, new_cache, take_apart
 from harness.models.probe import allowed_error, difference, probe_tokens, uncached_logits
-from harness.records import TextTrace
+from harness.records import TextTrace, first_line
 
 # Positions of all rows that go through a body at once; longer texts are prefilled in pieces.
 PREFILL_POSITIONS = 8192
@@ -167,8 +167,7 @@ def _refusal(model: CachedModel, halves: Halves | None) -> str | None:
             if not error <= allowed_error(model.network):
                 return f"padded is off by {error:.2g} of the logits' range"
     except Exception as problem:  # whatever a model's own code raises when it is used like this
-        first = (str(problem).splitlines() or [""])[0][:120]
-        return f"padded fails ({type(problem).__name__}: {first})"
+        return f"padded fails ({type(problem).__name__}: {first_line(problem, 120)})"
     return None
 
 

@@ -37,7 +37,7 @@ from harness.measurement.trials import stop_reason
 from harness.models.cached import CachedModel, takes
 from harness.models.halves import Halves, new_cache, take_apart
 from harness.models.probe import allowed_error, difference, probe_tokens, uncached_logits
-from harness.records import BrokenLogitsError, StopReason
+from harness.records import BrokenLogitsError, StopReason, first_line
 
 # Prompt lengths of the texts that a way of batching is tried on
 PADDED, EQUAL = (20, 11), (16, 16)
@@ -177,7 +177,7 @@ def _refusal(
     try:
         error = _batch_error(target, halves, lengths)
     except Exception as problem:  # whatever a model's own code raises when it is used like this
-        return f"fails ({type(problem).__name__}: {(str(problem).splitlines() or [''])[0][:120]})"
+        return f"fails ({type(problem).__name__}: {first_line(problem, 120)})"
     if error <= allowed_error(target.network):
         return None
     return f"is off by {error:.2g} of the logits' range"

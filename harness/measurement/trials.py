@@ -19,7 +19,7 @@ from harness.decoding.sampling import Noise, Warping, seen_tokens
 from harness.decoding.speculative import speculative_rounds
 from harness.measurement.clock import Clock
 from harness.models.room import is_out_of_memory
-from harness.records import BrokenLogitsError, Round, Rule, StopReason, Trial
+from harness.records import BrokenLogitsError, Round, Rule, StopReason, Trial, first_line
 
 
 @dataclass(frozen=True)
@@ -210,8 +210,7 @@ def _out_of_memory(
         model.prefill([])
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    first_line = (str(error).splitlines() or [""])[0]
-    return replace(trial, status="failed", error=f"out of memory: {first_line}"[:300])
+    return replace(trial, status="failed", error=f"out of memory: {first_line(error, 285)}")
 
 
 def _with_counts(trial: Trial, request: Request, timed: _Timed, peak: int) -> Trial:

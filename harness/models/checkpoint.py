@@ -1,9 +1,9 @@
-"""Is this folder a whole causal language model? Refused by name where it is something else.
+"""Refuse a folder that is not a complete causal language model, and say what it is.
 
-transformers fills what a checkpoint lacks with random values and goes on, so that half a download,
-a reward model or an EAGLE head would run, and be measured. What such folders hold shows in two
-places: in their configuration, before anything large is read, and in the names of the tensors that
-were missing or left over once they were.
+transformers fills what a checkpoint lacks with random values and continues, so an incomplete
+download, a reward model or an EAGLE head would be run and measured. Such folders are recognised by
+their configuration, before anything large is read, and by the names of the tensors that are missing
+or left over after loading.
 """
 
 import json
@@ -32,12 +32,12 @@ SHOWN = 3
 HEAD = (
     "a head for speculative decoding (EAGLE, Medusa or their kind), which drafts from the target's "
     "hidden states and is no model of its own; give a causal model as the draft, or serve the head "
-    "with an engine that knows it and hold its numbers against plain decoding here: "
+    "with an engine that supports it and compare its numbers with plain decoding: "
     "python -m harness.breakeven acceptance_from=<result of vllm bench serve>"
 )
 SCORER = (
-    "a reward model or classifier, which scores text and writes none; give the causal model that "
-    "it was made from"
+    "a reward model or classifier, which scores text and generates none; give the causal model "
+    "that it was trained from"
 )
 GGUF = (
     "weights in GGUF, the format of llama.cpp, and the harness runs transformers; give the folder "
@@ -46,7 +46,7 @@ GGUF = (
 
 
 def check_source(conf: ModelConf, key: str, source: str) -> None:
-    """Refuse what its files already show to be no whole causal language model.
+    """Refuse a model whose small files show that it is not a complete causal language model.
 
     Args:
         conf: of the model or draft group.
@@ -88,7 +88,7 @@ def check_complete(
 ) -> None:
     """Refuse a network any of whose weights were not in the checkpoint.
 
-    Heads that are tied to the embedding are no part of a checkpoint and are not missed.
+    Output heads that are tied to the embedding are not in a checkpoint and do not count as missing.
 
     Args:
         conf: of the model or draft group.
@@ -177,7 +177,7 @@ def _some(names: Sequence[str]) -> str:
 def _json(source: str, name: str, conf: ModelConf) -> dict[str, Any] | None:
     """A small file of a model as an object; None where there is none, or it cannot be read.
 
-    transformers reads the same files next, and its errors say more than could be said here.
+    transformers reads the same files next, and its errors are more precise.
     """
     try:
         if Path(source).is_dir():

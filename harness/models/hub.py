@@ -12,7 +12,7 @@ from transformers.utils import logging as hf_logging
 
 from harness.config import ModelConf
 from harness.models.room import is_out_of_memory
-from harness.records import UserError
+from harness.records import UserError, first_line
 
 
 @contextmanager
@@ -21,11 +21,11 @@ def explained(conf: ModelConf, key: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise UserError(f"{key}.id={conf.id}: {_first_line(error)}") from error
+        raise UserError(f"{key}.id={conf.id}: {first_line(error)}") from error
     except (SafetensorError, UnpicklingError, EOFError) as error:
         raise UserError(
             f"{key}.id={conf.id}: a file of its weights is damaged or cut short "
-            f"({_first_line(error)}); download or save it again"
+            f"({first_line(error)}); download or save it again"
         ) from error
     except StrictDataclassError as error:
         reason = " ".join(str(error.__cause__ or error).split())[:200].rstrip(".")
@@ -42,15 +42,10 @@ def explained(conf: ModelConf, key: str) -> Iterator[None]:
                 f"(pytorch_model.bin) unless you trust them: {key}.allow_pickle=true"
             ) from error
         raise UserError(
-            f"{key}.id={conf.id}: cannot be loaded ({_first_line(error)}); give a local folder "
+            f"{key}.id={conf.id}: cannot be loaded ({first_line(error)}); give a local folder "
             f"({key}.id=/path/to/model), a hub id that exists and is reachable, or fill the hub "
             f"cache where there is network (hf download {conf.id}) and set HF_HUB_OFFLINE=1"
         ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__)[:200].rstrip(".")
 
 
 @contextmanager

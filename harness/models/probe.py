@@ -23,7 +23,7 @@ from harness.models.lean.model import LeanModel
 from harness.models.lean.static import StaticModel
 from harness.models.lean.weights import unsupported
 from harness.models.room import is_out_of_memory
-from harness.records import BrokenLogitsError, UserError
+from harness.records import BrokenLogitsError, UserError, first_line
 
 # Logits of two orders of the same sums, relative to the largest: rounding stays far below these,
 # a state that was not rewound is far above.
@@ -57,7 +57,7 @@ def cached_model(
         UserError: its logits are not finite, graphs are asked for without a CUDA device, or nothing
             rewinds it.
     """
-    settle_kernels()  # every model that a door or a benchmark times comes this way
+    settle_kernels()  # called here because every timed model is opened by this function
     check_causal(network, vocab_size, name)
     no_graphs = None
     on_cuda = next(network.parameters()).device.type == "cuda"
@@ -84,8 +84,8 @@ def cached_model(
         except Exception as problem:  # whatever a model's own code raises when it is used like this
             if is_out_of_memory(problem):
                 raise
-            first = (str(problem).splitlines() or [""])[0][:200]
-            reasons.setdefault(f"{type(problem).__name__}: {first}", []).append(how)
+            reason = f"{type(problem).__name__}: {first_line(problem)}"
+            reasons.setdefault(reason, []).append(how)
             continue
         if error <= allowed_error(network):
             model.engine_reason = STEPS_REASON if kind is SteppedModel else why_not
@@ -93,7 +93,7 @@ def cached_model(
         reasons.setdefault(f"logits off by {error:.2g} of their range", []).append(how)
     tried = "; ".join(f"{', '.join(ways)}: {reason}" for reason, ways in reasons.items())
     raise UserError(
-        f"{name}: its cached logits are not its uncached ones, before or after a rewind, so it "
+        f"{name}: its logits with a cache differ from those without one, so it "
         f"cannot take part in speculative decoding ({tried})"
     )
 
@@ -118,7 +118,7 @@ def lean_model(network: PreTrainedModel, vocab_size: int) -> tuple[LeanModel | N
         if is_out_of_memory(problem):
             raise
         return None, f"the lean forward does not fit it ({type(problem).__name__}: {problem})"
-    if not error <= allowed_error(network):  # an error that is not a number is one as well
+    if not error <= allowed_error(network):  # NaN counts as an error too
         return None, f"the lean forward's logits are off by {error:.2g} of their range"
     return model, None
 
@@ -138,7 +138,7 @@ def graphed_model(
     if reason is not None:
         return None, f"no CUDA graphs, {reason}"
     uncompiled_because: str | None = None
-    found = ""
+    failure = ""
     for compiled in (True, False):
         try:
             model = StaticModel(network, vocab_size, compiled=compiled)
@@ -147,15 +147,14 @@ def graphed_model(
         except Exception as problem:
             if is_out_of_memory(problem):
                 raise
-            first = (str(problem).splitlines() or [""])[0]
-            found = f"{type(problem).__name__}: {first}"[:300]
+            failure = f"{type(problem).__name__}: {first_line(problem, 300)}"
         else:
             if error <= allowed_error(network):
                 model.engine_reason = uncompiled_because
                 return model, None
-            found = f"logits are off by {error:.2g} of their range"
-        uncompiled_because = f"compiling failed ({found}): graphs of uncompiled kernels"
-    return None, f"no CUDA graphs, {found}"
+            failure = f"logits are off by {error:.2g} of their range"
+        uncompiled_because = f"compiling failed ({failure}): graphs of uncompiled kernels"
+    return None, f"no CUDA graphs, {failure}"
 
 
 def check_graphs(device: torch.device, name: str) -> None:
@@ -185,7 +184,7 @@ def uncached_logits(network: PreTrainedModel, tokens: list[int], vocab_size: int
 
 
 def check_causal(network: PreTrainedModel, vocab_size: int, name: str) -> None:
-    """Refuse a model that cannot be compared with itself.
+    """Refuse a model whose uncached logits are unusable as a reference.
 
     Raises:
         BrokenLogitsError: its logits are NaN or infinite (some mask tokens out with -inf, which is
@@ -201,16 +200,16 @@ def check_causal(network: PreTrainedModel, vocab_size: int, name: str) -> None:
     except Exception as problem:  # whatever a model's own code raises
         if is_out_of_memory(problem):
             raise
-        first = (str(problem).splitlines() or [""])[0][:200]
         raise UserError(
-            f"{name}: {kind} cannot be run on token ids alone ({type(problem).__name__}: {first})"
+            f"{name}: {kind} cannot be run on token ids alone "
+            f"({type(problem).__name__}: {first_line(problem)})"
         ) from problem
     broken = (~whole.amax(-1).isfinite()).nonzero()
     if len(broken):
         raise BrokenLogitsError(name, int(broken[0]), "the probe's text")
     error = difference(torch.cat(parts), torch.cat([whole[:end] for end in BEGINNINGS]))
-    # In 16 bits the rounding of a deep mixture comes near the tolerance, and this is final; a model
-    # that sees what follows is far beyond
+    # In 16 bits the rounding of a deep mixture of experts comes near the tolerance, and there is no
+    # other way to try; a model that attends to later tokens is far above four times the tolerance
     allowed = allowed_error(network) * (1 if network.dtype in TOLERANCE else 4)
     if not error <= allowed:
         raise UserError(
@@ -233,9 +232,9 @@ def difference(logits: Tensor, reference: Tensor) -> float:
 
 
 def probe_tokens(network: PreTrainedModel, vocab_size: int) -> list[int]:
-    """Token ids to compare forwards on: arbitrary ones, some of them twice as texts have them.
+    """Arbitrary token ids to compare forwards on, some of them repeated, as in real text.
 
-    No padding is among them, which some models skip.
+    The padding id is left out, since some models skip it.
     """
     padding = getattr(network.config.get_text_config(), "pad_token_id", None)
     places = [index if index % 3 else index % 10 for index in range(CONTEXT + KEPT + 3)]

@@ -18,7 +18,7 @@ SEPARATOR = "\n\n"
 
 
 def encode(tokenizer: Any, prompt: Prompt, conf: PromptsConf) -> tuple[int, ...]:
-    """Token ids of a prompt up to its last turn, as the model expects to be spoken to.
+    """Token ids of a prompt up to its last turn, in the form that the model expects.
 
     Raises:
         UserError: a chat template is demanded and there is none, there is a system message and no
@@ -50,7 +50,7 @@ def encode(tokenizer: Any, prompt: Prompt, conf: PromptsConf) -> tuple[int, ...]
 
 
 def check_thinking(tokenizer: Any, prompts: Sequence[Prompt], conf: PromptsConf) -> None:
-    """Refuse a thinking mode that changes nothing: what it is asked of does not know it.
+    """Refuse a thinking mode that the chat template ignores.
 
     Raises:
         UserError: the tokenizer has no chat template, or its template has no such mode.
@@ -86,7 +86,7 @@ def _through_template(tokenizer: Any, prompt: Prompt) -> Any:
 
 @contextmanager
 def _template_explained(tokenizer: Any, prompt: Prompt) -> Iterator[None]:
-    """Turn what a chat template, a program of the model's makers, raises into one line."""
+    """Turn what a chat template raises into one line; it is code that comes with the model."""
     try:
         yield
     except (
@@ -100,7 +100,7 @@ def _template_explained(tokenizer: Any, prompt: Prompt) -> Iterator[None]:
         reason = " ".join(f"{type(e).__name__}: {e}".split())[:200].rstrip(".")
         raise UserError(
             f"prompt {prompt.prompt_set}/{prompt.id}: the chat template of "
-            f"{tokenizer.name_or_path} cannot render it ({reason}); mend the template, leave the "
+            f"{tokenizer.name_or_path} cannot render it ({reason}); fix the template, leave the "
             "prompt out, or use prompts.chat_template=never"
         ) from e
 
@@ -108,8 +108,8 @@ def _template_explained(tokenizer: Any, prompt: Prompt) -> Iterator[None]:
 class StopStrings:
     """Ends a text with the token that completes one of some strings (a `StopRule`).
 
-    Only the last tokens are decoded anew, as many as can hold a string with what a token of several
-    bytes may have left open before it. The prompt is not looked at.
+    Only the last tokens are decoded again: enough for the longest string, and for a character whose
+    bytes begin in an earlier token. The prompt is not searched.
     """
 
     def __init__(self, tokenizer: Any, strings: Sequence[str]) -> None:
@@ -122,12 +122,12 @@ class StopStrings:
     def __call__(self, text: Sequence[int], tokens: Sequence[int]) -> int | None:
         """How many of `tokens`, which follow `text`, are kept; None where the text goes on."""
         before = list(text[-self._reach :]) if text else []
-        if not self._stands_in([*before, *tokens]):
+        if not self._contains([*before, *tokens]):
             return None
         ends = range(1, len(tokens) + 1)
-        return next((n for n in ends if self._stands_in([*before, *tokens[:n]])), None)
+        return next((n for n in ends if self._contains([*before, *tokens[:n]])), None)
 
-    def _stands_in(self, tokens: Sequence[int]) -> bool:
+    def _contains(self, tokens: Sequence[int]) -> bool:
         decoded: str = self._tokenizer.decode(tokens, skip_special_tokens=False)
         return any(string in decoded for string in self._strings)
 

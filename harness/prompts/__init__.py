@@ -5,7 +5,7 @@ from a data set of the hub (prompts.hub), in the formats of docs/prompts.md. An 
 `Prompt`: the user's turns, the answers between them where they are given, and a system message
 where there is one. Its prompt set is its category, or the file's stem where it has none.
 
-Chat templates and tokenizers are the models' affair; here a prompt is text.
+Here a prompt is text; chat templates and tokenizers are in `harness.models.text`.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.config import PromptsConf
+from harness.config import AuditionConfig, PairConfig, PromptsConf
 from harness.prompts.entries import checked_text, encodes
 from harness.prompts.sources import hub_label, read_file, read_hub, stem_of
 from harness.records import Prompt, UserError
@@ -95,6 +95,11 @@ def missing_answers(prompt: Prompt) -> list[int]:
     """The turns, from 1, whose answer a later turn needs and the prompt does not give."""
     given = dict(enumerate(prompt.answers, start=1))
     return [turn for turn in range(1, len(prompt.turns)) if given.get(turn) is None]
+
+
+def answer_tokens(config: PairConfig | AuditionConfig) -> int:
+    """Budget of the target's answer to an earlier turn."""
+    return config.prompts.answer_tokens or config.new_tokens
 
 
 def given_text(prompt: Prompt) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from harness import PACKAGE
 from harness.config import PromptsConf
 from harness.prompts.entries import (
     EXPECTED,
@@ -75,7 +76,7 @@ def read_hub(config: PromptsConf) -> tuple[Prompt, ...]:
         import datasets  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise UserError(
-            f"{source.name}: needs the datasets extra: pip install 'speculation-harness[datasets]'"
+            f"{source.name}: needs the datasets extra: pip install '{PACKAGE}[datasets]'"
         ) from error
     try:
         rows = datasets.load_dataset(config.hub, config.hub_subset, split=config.hub_split)

@@ -35,6 +35,7 @@ from harness.models.lean.pieces import (
     run_layer,
 )
 from harness.models.lean.weights import rotary_tables
+from harness.records import first_line
 
 # A cache is allocated in pieces of so many positions. Attention computes each piece apart, so that
 # a long context keeps the whole card busy (Dao et al. 2023, "Flash-Decoding").
@@ -237,9 +238,8 @@ class StaticModel(LeanModel):
             cause = cause or error
             if isinstance(cause, torch.OutOfMemoryError):
                 raise cause from None
-            first_line = (str(cause).splitlines() or [""])[0]
             raise RuntimeError(
-                f"recording a CUDA graph failed: {type(cause).__name__}: {first_line}"
+                f"recording a CUDA graph failed: {type(cause).__name__}: {first_line(cause)}"
             ) from cause
         finally:
             if collects:
