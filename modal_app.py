@@ -112,7 +112,7 @@ def _each(jobs: "Sequence[Job]", root: str) -> "list[Delivery]":
             for own, group in zip(by_gpu.values(), mapped, strict=True)
             for job, entry in zip(own, group, strict=True)
         }
-    _reload()  # what a job stored before it was given up
+    _reload()  # what a failed job had stored
     return [
         remote.failed(job, entry, root) if isinstance(entry, BaseException) else entry
         for job, entry in ((job, back[job.name]) for job in jobs)
@@ -120,7 +120,7 @@ def _each(jobs: "Sequence[Job]", root: str) -> "list[Delivery]":
 
 
 def _on_card(gpu: str, jobs: "Sequence[Job]", root: str) -> "list[Delivery | BaseException]":
-    """What the jobs of one card deliver; one that was given up is its error, and stops no other."""
+    """Deliveries of the jobs of one card; a job that failed gives its error and stops no other."""
     try:
         card = on_gpu.with_options(gpu=gpu, memory=max(job.memory_mib for job in jobs))
         inputs = [(job, root) for job in jobs]
@@ -128,7 +128,7 @@ def _on_card(gpu: str, jobs: "Sequence[Job]", root: str) -> "list[Delivery | Bas
             inputs, return_exceptions=True, wrap_returned_exceptions=False
         )
         return list(back)
-    except Exception as error:  # of the whole card: it is not to be had, say; the others come back
+    except Exception as error:  # of the whole card, such as one that is not available
         return [error] * len(jobs)
 
 

@@ -82,16 +82,16 @@ class PromptsConf:
         hub_subset, hub_split: which of its configurations and splits; a split may be a slice, such
             as `test[:200]`.
         hub_column: its column that holds the prompt; null finds a format's own.
-        skip_unusable: pass over entries that are not prompts (an empty conversation, say) rather
-            than refuse the file; where most are unusable it is refused all the same.
-        limit: at most so many prompts of each set, spread evenly over it; null takes all.
+        skip_unusable: skip entries that are not prompts (such as an empty conversation) instead of
+            refusing the file; a file whose entries are mostly unusable is still refused.
+        limit: at most this many prompts of each set, spread evenly over it; null takes all.
         weights: share of each prompt set in the workload of the verdict, {set: share}; null weighs
             them equally. (Any: into a typed dict Hydra's command line lets no new key.)
         chat_template: auto (when the tokenizer has one), always or never.
         enable_thinking: passed to chat templates that know it (Qwen3's); [false,true] makes two
             prompt sets of each, the second named with `+thinking`.
         system: a system message for every conversation that has none of its own.
-        max_turns: at most so many turns of each conversation; null takes all.
+        max_turns: at most this many turns of each conversation; null takes all.
         answer_tokens: budget of the target's answers to earlier turns; null takes new_tokens.
     """
 
@@ -127,8 +127,8 @@ class DecodeConf:
         top_p: keep the smallest set of tokens with this much probability; null keeps all.
         min_p: keep the tokens with at least this share of the likeliest one's probability; null
             keeps all.
-        repetition_penalty: divide (above 0) or multiply (below 0) the logits of tokens that the
-            prompt or the text holds already by this; null leaves them.
+        repetition_penalty: for tokens that the prompt or the text already holds, divide positive
+            logits by this and multiply negative ones; null leaves them.
         stop_strings: texts that end a generation, with the token that completes one of them; null:
             none.
         rule: ratio, exact_match or greedy_draft.
@@ -390,7 +390,7 @@ class ReportConfig(DoorConfig):
     fail_below: float | None = None
 
 
-# What an entry of `drafts` may set besides its name and id
+# Keys that an entry of `drafts` may set besides its name and id
 DRAFT_KEYS = (
     "dtype",
     "attention",

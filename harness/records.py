@@ -27,6 +27,9 @@ StopReason = Literal["eos", "stop_string", "budget"]
 
 RULES: tuple[Rule, ...] = ("ratio", "exact_match", "greedy_draft")
 
+# How a speculative greedy text compares with plain decoding's, in words
+GREEDY_RESULTS = {"PASS": "equal", "TIE": "tie", "FAIL": "different", "OPEN": "not judged"}
+
 # Said first wherever a run with random weights is read
 DUMMY_CAVEAT = "dummy weights: latencies are real, acceptances are not"
 IMPOSED_CAVEAT = (

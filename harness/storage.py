@@ -5,7 +5,7 @@ contract that notebooks and other tools read. A generation is one line of trials
 whole and fsynced before the next begins, so a killed process loses at most the generation in
 flight; every other file is replaced as a whole. All carry checksums, which are verified here
 whenever a run is read (`harness.run_files` says how). A file that is damaged is an error that names
-it; nothing that was measured is dropped or measured again without being asked for.
+it; nothing that was measured is dropped, or measured again, unless you ask for it.
 """
 
 import csv
@@ -331,7 +331,7 @@ def load(folder: str | Path) -> StoredRun:
 
 
 def refuse_lost_trials(run: StoredRun) -> None:
-    """Refuse to say anything of a complete run that has lost generations; a resume is still fine.
+    """Refuse to report on a complete run that has lost generations; it can still be resumed.
 
     Raises:
         UserError: it has.
@@ -355,7 +355,7 @@ def load_traces(folder: str | Path) -> list[TextTrace]:
 
 
 def copied(stored: StoredRun, into: Path) -> StoredRun:
-    """A copy of a run as it is now, in a folder of its own: one that another process goes on with.
+    """A copy of a run as it is now, in a separate folder; another process may be writing the run.
 
     Raises:
         UserError: it cannot be read or copied.

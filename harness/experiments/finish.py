@@ -45,14 +45,14 @@ def finish_sweep(
     """Derive a sweep's results.csv and summary.json from its trials and timings, and write them.
 
     In a sweep of mode=replay no generation was timed: its rows and verdicts come from the traces.
-    A pair that changes greedy texts is not trusted: those generations count as failed, and every
-    verdict is undecided.
+    Where a pair changes greedy texts, those generations count as failed and every verdict is
+    undecided.
 
     Args:
-        folder: where to.
-        stored: what it holds.
-        compared: how greedy texts stand to plain decoding's; None where no model is there to say,
-            so that what was found earlier counts.
+        folder: the run, written to.
+        stored: the same run as loaded.
+        compared: the greedy texts compared with plain decoding's; None where no model is loaded, so
+            that the comparisons stored earlier are used.
     """
     timings, config = folder.timings(), stored.config
     trials: Sequence[Trial] = stored.trials if config["mode"] == "measure" else ()
@@ -99,7 +99,7 @@ def _gains(
     verdict: Verdict | None,
     times: StepTimes | None,
 ) -> dict[str, Number]:
-    """The headline's numbers of what speculation gains."""
+    """The gains from speculation among the headline's numbers."""
     return {**_best_cell(rows), **_least_regret(evidence), **prices(stored, verdict, times)}
 
 

@@ -1,16 +1,16 @@
-"""Are a sweep's greedy texts those of plain decoding? A pair whose texts are not is not trusted.
+"""Compare a sweep's greedy texts with plain decoding; a pair that changes them gets no verdict.
 
-Every sweep at temperature 0 holds the answer: the k = 0 trial of a prompt is the plain text, and
-speculation must emit the same. Where it does not, only the models can say whether that is a tie
-within rounding (`harness.measurement.snapshots`); a run that is finished without them leaves that
-open. Nothing here needs torch.
+In a sweep at temperature 0 the k = 0 trial of a prompt is the plain text, and speculation must emit
+the same. Where it does not, only the models can tell whether that is a tie within rounding
+(`harness.measurement.snapshots`); a run that is finished without them leaves the text OPEN. Nothing
+here needs torch.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from harness.records import Trial, Verdict
+from harness.records import GREEDY_RESULTS, Trial, Verdict
 from harness.theory.counts import latest
 
 Result = Literal["PASS", "TIE", "FAIL", "OPEN"]
@@ -20,11 +20,11 @@ KEY = "greedy_texts"
 
 @dataclass(frozen=True)
 class GreedyText:
-    """How one speculative greedy text stands to the plain one; an entry of summary.json.
+    """The comparison of one speculative greedy text with the plain one; an entry of summary.json.
 
     Attributes:
         prompt_set, prompt, repetition, k: which text.
-        result: PASS, TIE, FAIL, or OPEN where the texts differ and no model was there to ask.
+        result: PASS, TIE, FAIL, or OPEN where the texts differ and no model was loaded to judge it.
         first_difference: position of the first token that differs; None where none does.
         target_margin, spec_margin: between the two best logits there, by a plain step and by a
             forward of K + 1 positions.
@@ -80,7 +80,7 @@ def known_texts(trials: Sequence[Trial], entries: Iterable[GreedyText]) -> list[
 
 
 def without_faulty(trials: Sequence[Trial], texts: Iterable[GreedyText]) -> list[Trial]:
-    """The trials, failed where their text is not the target's: no speed of theirs is one."""
+    """The trials, marked failed where their text is not the target's, so that none is counted."""
     faults = {_key(entry): entry.fault for entry in texts if entry.result == "FAIL"}
     return [
         replace(trial, status="failed", error=faults[_key(trial)])
@@ -91,7 +91,7 @@ def without_faulty(trials: Sequence[Trial], texts: Iterable[GreedyText]) -> list
 
 
 def trusted(verdict: Verdict, texts: Sequence[GreedyText]) -> Verdict:
-    """The verdict; undecided and without a speedup where texts differ beyond a tie, or may."""
+    """The verdict; undecided, without a speedup, where texts may differ beyond a tie."""
     reason = distrust(texts)
     if reason is None:
         return verdict
@@ -108,20 +108,20 @@ def trusted(verdict: Verdict, texts: Sequence[GreedyText]) -> Verdict:
 
 
 def distrust(texts: Sequence[GreedyText]) -> str | None:
-    """Why no verdict may rest on this pair; None where nothing speaks against it."""
+    """Why this pair gets no verdict; None where it may have one."""
     wrong = [entry for entry in texts if entry.result == "FAIL"]
     if wrong:
         return (
             f"{len(wrong)} of {len(texts)} greedy texts are not plain decoding's (first: "
             f"{wrong[0].where} from position {wrong[0].first_difference} on), so the target's "
-            "cache or a forward is wrong, and no speedup of this pair means anything"
+            "cache or a forward is wrong, and no speedup of this pair is valid"
         )
     unknown = [entry for entry in texts if entry.result == "OPEN"]
     if unknown:
         return (
             f"{len(unknown)} of {len(texts)} greedy texts differ from plain decoding's (first: "
             f"{unknown[0].where} from position {unknown[0].first_difference} on), and the run "
-            "stopped before it was known whether these are ties; resume= goes on with it"
+            "stopped before it was known whether these are ties; resume= judges them"
         )
     return None
 
@@ -139,17 +139,16 @@ def caveat(texts: Sequence[GreedyText]) -> str | None:
 
 def counted(texts: Sequence[GreedyText]) -> str:
     """How many texts are equal, tie within rounding, differ, or are not known to."""
-    names = {"PASS": "equal", "TIE": "tie", "FAIL": "different", "OPEN": "not judged"}
     results = [entry.result for entry in texts]
-    shown = (name for name in names if name != "OPEN" or name in results)
-    return ", ".join(f"{results.count(name)} {names[name]}" for name in shown)
+    shown = (name for name in GREEDY_RESULTS if name != "OPEN" or name in results)
+    return ", ".join(f"{results.count(name)} {GREEDY_RESULTS[name]}" for name in shown)
 
 
 def as_stored(texts: Sequence[GreedyText]) -> dict[str, Any]:
     """What summary.json holds: the counts, and every text that is not equal."""
     results = [entry.result for entry in texts]
     return {
-        **{name: results.count(name) for name in ("PASS", "TIE", "FAIL", "OPEN")},
+        **{name: results.count(name) for name in GREEDY_RESULTS},
         "differences": [asdict(entry) for entry in texts if entry.result != "PASS"],
     }
 
@@ -161,12 +160,12 @@ def from_stored(summary: dict[str, Any] | None) -> list[GreedyText]:
 
 
 def _by_tokens(trial: Trial, plain: Trial) -> GreedyText:
-    own, other = trial.tokens or (), plain.tokens or ()
+    speculative, expected = trial.tokens or (), plain.tokens or ()
     names = (trial.prompt_set, trial.prompt, trial.repetition, trial.k)
-    if own == other:
+    if speculative == expected:
         return GreedyText(*names, "PASS")
-    pairs = zip(own, other, strict=False)
-    shorter = min(len(own), len(other))
+    pairs = zip(speculative, expected, strict=False)
+    shorter = min(len(speculative), len(expected))
     position = next((index for index, (a, b) in enumerate(pairs) if a != b), shorter)
     return GreedyText(*names, "OPEN", position)
 

@@ -8,7 +8,7 @@ from harness.records import in_one_line
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal asked the process to end; what is being written is finished or taken back first."""
+    """A signal asked the process to end; a file being written is completed or restored first."""
 
     def __init__(self, number: int) -> None:
         """For the signal of this number."""
@@ -23,9 +23,9 @@ class Outcome:
     Attributes:
         folder: the run folder, or None when nothing was stored (a dry run).
         status: 0 when all that was asked for is complete, 1 when cells failed or a check did, 2
-            when the user must put something right.
-        error: what went wrong once everything was measured: the folder holds the measurements, its
-            results or its report are missing.
+            when the user must fix something.
+        error: what failed after everything was measured: the folder holds the measurements, but not
+            its results or its report.
     """
 
     folder: Path | None

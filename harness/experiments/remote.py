@@ -92,7 +92,7 @@ class Delivery:
         except (tarfile.TarError, OSError, EOFError, ValueError, zlib.error) as error:
             raise UserError(
                 f"{self.job.name}: what came back cannot be unpacked into {results_root} "
-                f"({error}); --resume {self.job.launch} brings it again"
+                f"({error}); --resume {self.job.launch} fetches it again"
             ) from error
 
 
@@ -104,12 +104,12 @@ def carry_out(job: Job, root: str | Path, work: Callable[[list[str]], Outcome]) 
         root: the volume.
         work: does the door's work, given its command line.
 
-    What goes wrong once everything is measured would go wrong again: the run is packed all the
-    same, and the delivery names the error.
+    An error after everything is measured would occur again in a retry: the run is packed anyway,
+    and the delivery names the error.
 
     Raises:
-        Exception: what `work` raises, but for a UserError: a second try may well succeed, and goes
-            on with what is stored. `failed` brings that home where no try does.
+        Exception: what `work` raises, except a UserError: a retry may succeed, and continues from
+            what is stored. `failed` packs that where no retry succeeds.
     """
     begin, home = time.perf_counter(), job.home(root)
     stored = stored_run(home)
@@ -194,7 +194,7 @@ def fan_out(
 
 
 def failed(job: Job, error: BaseException, root: str | Path) -> Delivery:
-    """A job that was given up, with what it had stored by then.
+    """The delivery of a job that failed for good, with what it had stored.
 
     Args:
         job: the job.
@@ -280,10 +280,10 @@ def unpack(archive: bytes, results_root: Path, name: str) -> Path:
 
 
 def _bounded(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """The files and directories of an archive, as long as they are no more than a run can be.
+    """The files and directories of an archive, up to the size that a run can have.
 
     Raises:
-        tarfile.TarError: they are, or there is something else in it.
+        tarfile.TarError: it is larger, or holds something other than files and directories.
     """
     size = 0
     for member in archive:

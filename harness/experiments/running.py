@@ -1,4 +1,4 @@
-"""A run's status while its work goes on, and the end of it: derived, rendered, shown."""
+"""A run's status while it is measured, and its end: results derived, rendered and shown."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -12,7 +12,7 @@ from harness.records import BrokenLogitsError, Summary, UserError
 from harness.storage import RunFolder, load
 
 INTERRUPTED = "interrupted_by"
-# The manifest's entry of what a model whose logits are not finite kept from being measured
+# The manifest's entry for measurements that failed because logits were not finite
 NOT_MEASURED = "not_measured"
 
 
@@ -57,7 +57,7 @@ def unless_broken(folder: RunFolder, what: str) -> Iterator[None]:
 
 
 def resumed_run(config: PairConfig | AuditionConfig, door: str) -> RunFolder:
-    """The folder that `config.resume` names; backend=auto goes on with the backend it began with.
+    """The folder that `config.resume` names; backend=auto becomes the backend that it began with.
 
     Raises:
         UserError: it is not a run of this door with this configuration.
@@ -70,7 +70,7 @@ def resumed_run(config: PairConfig | AuditionConfig, door: str) -> RunFolder:
 def concluded(folder: RunFolder, derive: Callable[[], Summary]) -> Outcome:
     """Derive a measured run's summary, store its status, render and show it.
 
-    Whatever goes wrong here costs no measurement: it is the outcome's error, and the folder stays.
+    An error here loses no measurement: it becomes the outcome's error, and the folder is kept.
 
     Args:
         folder: everything measured is in it.
@@ -84,18 +84,18 @@ def concluded(folder: RunFolder, derive: Callable[[], Summary]) -> Outcome:
             summary = derive()
     except UserError:
         raise
-    except Exception as error:  # told by whoever called: the door, or the delivery of a rented run
+    except Exception as error:  # the caller reports it: the door, or the delivery of a rented run
         return Outcome(folder.path, 1, error)
     folder.update_manifest({"status": "failed" if summary.failures else "complete"})
     return shown(folder.path, 1 if summary.failures else 0)
 
 
 def shown(folder: Path, status: int = 0) -> Outcome:
-    """Render and show a stored run; what goes wrong there is the outcome's error.
+    """Render and show a stored run; an error there becomes the outcome's error.
 
     Args:
         folder: the run.
-        status: how the process should exit where nothing does.
+        status: exit status where there is no error.
     """
     try:
         stored = load(folder)

@@ -1,6 +1,6 @@
 """One pair, measured: step times, then K x temperature x prompt sets, then the verdict.
 
-Greedy texts of speculation are held against those of plain decoding: a pair that changes them gets
+Greedy texts of speculation are compared with those of plain decoding: a pair that changes them gets
 no verdict. The texts of plain decoding are the target's own, so the draft scores them too, and
 every cell is replayed beside its measurement. With `mode=replay` only the texts are generated, in
 batches, and no speculative generation is run.

@@ -73,12 +73,12 @@ def with_turns(
 
     Args:
         folder: of the run.
-        conversations: whole.
-        target: whose answers they are.
+        conversations: all of them, with all their turns.
+        target: the model that answers.
         model: the same with a cache.
         config: budgets, and how prompts are encoded.
-        models: whose contexts all turns must fit.
-        batch: answers generated side by side.
+        models: every turn must fit the context of each.
+        batch: answers generated at the same time.
 
     Raises:
         UserError: a turn cannot be encoded, or does not fit a context.
@@ -210,7 +210,7 @@ def score_pair(folder: RunFolder, pair: Pair, config: SweepConfig) -> None:
 def compare_greedy(
     trials: Sequence[Trial], pair: Pair, repetition_penalty: float | None = None
 ) -> list[GreedyText]:
-    """Hold every speculative greedy text against the plain one of its prompt."""
+    """Compare every speculative greedy text with the plain one of its prompt."""
     encoded = {(e.prompt.prompt_set, e.prompt.id): e.tokens for e in pair.prompts}
     texts: list[GreedyText] = []
     for trial, plain in with_plain(trials):

@@ -53,7 +53,7 @@ def failures(trials: Sequence[Trial]) -> list[Failure]:
 
 
 def not_measured(manifest: Mapping[str, Any]) -> list[Failure]:
-    """What a model whose logits are not finite kept from being measured, generations aside."""
+    """Measurements other than generations that failed because logits were not finite."""
     notes: Mapping[str, str] = manifest.get(NOT_MEASURED) or {}
     return [Failure(what, error) for what, error in notes.items()]
 
@@ -97,7 +97,7 @@ _NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetit
 
 
 def generation_caveat(stored: StoredRun) -> str | None:
-    """What the target's generation_config sets, and a server will honour, but this run did not."""
+    """What the target's generation_config sets, and a server applies, but this run did not."""
     target = stored.manifest.get("models", {}).get("target", {})
     decode = stored.config.get("decode") or {}
     temperatures = [float(value) for value in stored.config.get("temperature") or [0.0]]
@@ -109,12 +109,12 @@ def generation_caveat(stored: StoredRun) -> str | None:
             return value not in temperatures
         return value != (decode.get(key) or _NEUTRAL.get(key))
 
-    given = (target.get("generation_config") or {}).items()
-    apart = {key: value for key, value in given if differs(key, value)}
-    if not apart:
+    settings = (target.get("generation_config") or {}).items()
+    unused = {key: value for key, value in settings if differs(key, value)}
+    if not unused:
         return None
-    values = ", ".join(f"{key}={value}" for key, value in apart.items())
-    offered = " ".join(f"decode.{key}={apart[key]}" for key in _OFFERED if key in apart)
+    values = ", ".join(f"{key}={value}" for key, value in unused.items())
+    offered = " ".join(f"decode.{key}={unused[key]}" for key in _OFFERED if key in unused)
     advice = f"; to measure with them: {offered}" if offered else ""
     return (
         f"the target's generation_config sets {values}: a server applies this unless a request "
@@ -123,7 +123,7 @@ def generation_caveat(stored: StoredRun) -> str | None:
 
 
 def fallbacks(stored: StoredRun) -> list[str]:
-    """The models that did not run on the engine that was asked for, or only on part of it."""
+    """The models that did not run on the requested engine, or only on part of it."""
     models = stored.manifest.get("models") or {}
     notes = [
         f"{role}: {model['engine_reason']}; its steps launch more kernels than compiled ones, "

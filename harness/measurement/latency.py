@@ -5,9 +5,9 @@ peers take for 1 and what a mixture of experts or a slow attention makes of it. 
 interleaved within each repetition and their order rotates, so that drift hits all alike; every raw
 sample is kept.
 
-A round waits for the target and for nothing else: its K draft steps run one after the other, as one
-launch where the model records. So the draft's steps are timed K in a row, and a sample is their
-mean. Plain decoding reads every token back, so the target's step is timed alone.
+A round waits only for the target: its K draft steps run one after the other, as one launch where
+the model records graphs. So the draft's steps are timed K in a row, and a sample is their mean.
+Plain decoding reads every token back to the host, so the target's step is timed alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -156,14 +156,14 @@ def _time_one(
 
 
 def times_in_a_row(role: str, kind: str, max_k: int) -> int:
-    """How many forwards of a kind a round runs without waiting for one: of the draft's step, K."""
+    """How many forwards of a kind a round runs without waiting in between: K for draft steps."""
     return max(1, max_k) if (role, kind) == ("draft", "step") else 1
 
 
 def in_a_row(
     model: CausalModel, forward: Callable[[Tensor], Tensor], tokens: Tensor, times: int
 ) -> None:
-    """Do `times` forwards of a model, as one launch where it records."""
+    """Run `times` forwards of a model, as one launch where the model records graphs."""
     if times == 1:
         forward(tokens)
         return

@@ -136,9 +136,9 @@ def ngram_trace(
 
 
 def _batched(model: CachedModel, halves: Halves | None) -> Halves | None:
-    """The halves, if rows padded on the right score as each does alone; None if not.
+    """The halves, if rows padded on the right have the scores that each has alone; None if not.
 
-    Tried once per model, in one piece and in several, and kept on it for the manifest.
+    Tried once per model, with one prefill and with several, and stored on it for the manifest.
     """
     known = model.text_batches.get("scoring")
     if known is None:
@@ -218,9 +218,9 @@ def _score(
 
 
 def _seen_chunks(texts: Sequence[GeneratedText], width: int, chunk: int) -> Iterator[Tensor]:
-    """For a repetition penalty: what the text held before each token, [at most chunk, width].
+    """For a repetition penalty: the tokens seen before each token, [at most chunk, width] bool.
 
-    Nothing where the texts are drawn without one.
+    Yields nothing where the texts are drawn without a penalty.
     """
     if texts[0].request.warping.repetition_penalty is None:
         return
@@ -294,8 +294,8 @@ def _states(
     for piece in pieces:
         start = sum(states.shape[1] for states in done)
         places = torch.arange(start, start + piece.shape[1], device=piece.device)
-        told = {"position_ids": places.expand(piece.shape)} if model.positions else {}
-        done.append(halves.hidden(input_ids=piece, past_key_values=cache, use_cache=True, **told))
+        extra = {"position_ids": places.expand(piece.shape)} if model.positions else {}
+        done.append(halves.hidden(input_ids=piece, past_key_values=cache, use_cache=True, **extra))
     return torch.cat(done, dim=1)
 
 

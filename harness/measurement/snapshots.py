@@ -36,12 +36,12 @@ Result = Literal["PASS", "TIE", "FAIL"]
 
 LEAST_EXPECTED = 5.0
 NOISE_FACTOR = 2.0
-# Rounding noise is at most this share of the logits' spread in 32 bits, and so many times eps in
-# 16 (in bfloat16 24 random layers gave 3.3); more says that a cache or a forward is wrong.
+# Rounding noise is at most MOST_NOISE of the logits' spread in 32 bits, and MOST_NOISE_ULPS times
+# eps in 16 (24 random layers in bfloat16 gave 3.3); more means that a cache or a forward is wrong.
 MOST_NOISE, MOST_NOISE_ULPS = 1e-3, 8
 COARSE_EPS = 1e-4
-# Units in the last place of the best logit that two ways may differ by although the ways that were
-# compared agree (in 24 random bfloat16 layers, 3 between the best two where the noise was 0)
+# Units in the last place of the best logit by which texts may differ although the compared forwards
+# agree (in 24 random bfloat16 layers, 3 between the best two where the noise was 0)
 LEAST_ULPS = 2
 # A uniform so small that any token of positive probability stands.
 ALWAYS = 1e-300
@@ -144,10 +144,10 @@ def _forward_ways(
     position: int,
     num_draft_tokens: int,
 ) -> Iterator[Tensor]:
-    """Logits [vocab] that decide the plain text's token at `position`, by the forwards there are.
+    """Logits [vocab] that decide the plain text's token at `position`, computed in four ways.
 
     A one-token step and a verify that ends there, both after a prefill; a verify that begins there;
-    and, as long as the text is, the very steps of plain decoding.
+    and the steps of plain decoding, which take as long as the text.
     """
 
     def after(prefill: Sequence[int], fed: Sequence[int], row: int) -> Tensor:
@@ -168,12 +168,12 @@ def _forward_ways(
 
 
 class _Rounding(NamedTuple):
-    """What rounding does to some logits, in their units.
+    """How much rounding may change some logits, in their units.
 
     Attributes:
         noise: largest difference between any two ways to compute them.
-        least: what it may be although they agree, for the texts were computed in yet other ways.
-        most: more than this is no rounding.
+        least: noise to allow for even where they agree, since texts are computed in other ways too.
+        most: a difference above this is not rounding.
     """
 
     noise: float
@@ -194,7 +194,7 @@ def _rounding(computed: Sequence[Tensor], dtype: torch.dtype) -> _Rounding:
 
 
 def _gap(logits: Tensor, emitted: Sequence[int]) -> float:
-    """How far the least likely of the emitted tokens is below the best."""
+    """How far the logit of the least likely emitted token is below the best."""
     return float(logits.max() - logits[list(emitted)].min())
 
 

@@ -6,9 +6,9 @@ the left, texts of several temperatures in one batch. A row's tokens are decided
 position-keyed uniforms as in plain decoding (`decoding.sampling.Noise`), so that a text does not
 depend on the batch it was in, but for rounding.
 
-What shares a batch is tried on the loaded model first: padded rows, else rows of equal lengths,
-else every text alone, by the model's own cached steps (`settle_batches`). Models that count their
-positions from the padding (RoBERTa) fail the first, recurrent states too.
+How texts can share a batch is tried on the loaded model first: padded rows, else rows of equal
+lengths, else every text alone, by the model's own cached steps (`settle_batches`). Models whose
+positions padding shifts (RoBERTa) and recurrent states cannot be padded.
 
 A network is taken apart where that gives the same logits: the body's final hidden states are kept
 (on the host, `hidden` numbers per token rather than a vocabulary of them), and scoring later needs
@@ -143,10 +143,10 @@ def generate_texts(
 
 
 def settle_batches(target: CachedModel, halves: Halves | None) -> str:
-    """How texts of `target` may share a batch; tried once, and kept on the model for the manifest.
+    """How texts of `target` may share a batch; tried once, stored on the model for the manifest.
 
-    A few given tokens are fed in a batch whose rows end at different times, and the logits are
-    compared with those of each text alone and without a cache.
+    A few given tokens are fed in a batch whose rows end at different steps, and the logits are
+    compared with those of each text alone, without a cache.
 
     Returns:
         "padded", "equal lengths" or "one by one".
@@ -334,8 +334,8 @@ class _Rows:
         self._cached += fed
         places = torch.arange(cached + fed, device=self._feed.device)
         if not self._padded:
-            told = {"position_ids": places[cached:].expand(self._feed.shape)}
-            return told if self._target.positions else {}
+            positions = {"position_ids": places[cached:].expand(self._feed.shape)}
+            return positions if self._target.positions else {}
         return {
             "attention_mask": (places >= self._padding).long(),
             "position_ids": (places[cached:] - self._padding).clamp_min(0),

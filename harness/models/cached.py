@@ -5,7 +5,7 @@ recurrent state (Mamba2, gated delta rule) cannot: transformers' `crop` rewinds 
 there, raises nothing, and the text is wrong from then on. Such models are rewound by going back to
 a copy taken at the start of the round and feeding the kept tokens again. Some models (Mamba-1)
 also start from an empty state at every forward of several tokens: they are fed one token at a time.
-Which of these a model needs is not believed but probed (`harness.models.probe`).
+Which of these a model needs is found by a probe (`harness.models.probe`).
 """
 
 import copy
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-# What a forward may call the cache that it takes. Under the first name it is a transformers cache;
+# The names under which a forward may take its cache. Under the first it is a transformers cache;
 # under the others (Mamba, xLSTM; RWKV) the model makes its state itself and returns it.
 CACHE_ARGUMENTS = ("past_key_values", "cache_params", "state")
 # Positions per chunk while a cache is filled for timing, all sequences together
@@ -36,7 +36,7 @@ def takes(network: PreTrainedModel, argument: str) -> bool:
 
 
 def cache_argument(network: PreTrainedModel) -> str | None:
-    """What a network's forward calls the cache that it takes; None where it takes none."""
+    """The name of the cache argument of a network's forward; None where it takes none."""
     return next((name for name in CACHE_ARGUMENTS if takes(network, name)), None)
 
 
@@ -69,8 +69,8 @@ class CachedModel:
         Args:
             network: transformers' model.
             vocab_size: logits are cut to it, the width target and draft share.
-            positions: whether to pass position_ids, for models that count from zero at every
-                forward otherwise (Bamba).
+            positions: whether to pass position_ids, for models that otherwise count from zero at
+                every forward (Bamba).
         """
         self.engine_reason: str | None = None
         self.recording_s = 0.0
@@ -107,9 +107,9 @@ class CachedModel:
 
     def describe(self) -> dict[str, Any]:
         """What the manifest says of how it runs."""
-        told = {"engine_reason": self.engine_reason, "text_batches": dict(self.text_batches)}
-        given = {name: value for name, value in told.items() if value}
-        return {"rewinding": self.rewinding, "engine": self.engine, **given}
+        optional = {"engine_reason": self.engine_reason, "text_batches": dict(self.text_batches)}
+        present = {name: value for name, value in optional.items() if value}
+        return {"rewinding": self.rewinding, "engine": self.engine, **present}
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor) -> Tensor:

@@ -61,7 +61,7 @@ def take_apart(model: CachedModel, sample: Sequence[int]) -> Halves | None:
     if apart.shape != whole.shape:
         return None
     allowed = SAME_LOGITS.get(network.dtype, COARSE_SAME_LOGITS) * whole.abs().amax()
-    # A difference that is not a number is one: the whole network then says where
+    # With NaN logits the comparison is false: the whole network is used, and its error says where
     return halves if bool((apart - whole).abs().amax() <= allowed) else None
 
 

@@ -122,7 +122,7 @@ def load(conf: ModelConf, key: str, device: torch.device) -> LoadedModel:
     options = _options(conf, key, device)
     with quiet_transformers(), explained(conf, key):
         tokenizer = AutoTokenizer.from_pretrained(source, **_hub(conf))
-        # Sizes that differ come back by name, instead of as an error that names none
+        # With this, tensors of wrong sizes are returned by name instead of raised without a name
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,
             **_hub(conf),
@@ -240,7 +240,7 @@ def _options(conf: ModelConf, key: str, device: torch.device) -> dict[str, Any]:
         _require(f"{key}.device_map={conf.device_map}", "accelerate", "accelerate")
         options["device_map"] = conf.device_map
     elif where.type == "cuda" and conf.quantization is None and is_accelerate_available():
-        # Tensor by tensor to the card and cast there; cast here, the model would be held here whole
+        # Weights go to the card tensor by tensor; otherwise the host would hold the whole model
         options["device_map"] = {"": where}
     if conf.quantization is not None:
         options["quantization_config"] = _quantization(conf, key)
@@ -272,7 +272,7 @@ def _quantization(conf: ModelConf, key: str) -> Any:
 
 
 def _require(setting: str, extra: str, *packages: str) -> None:
-    """Refuse a setting whose optional packages are missing: transformers would, minutes later."""
+    """Refuse a setting whose optional packages are missing, before anything is loaded."""
     if any(find_spec(package) is None for package in packages):
         raise UserError(f"{setting}: needs `pip install {PACKAGE}[{extra}]`")
 
@@ -288,7 +288,7 @@ GENERATION_SETTINGS = (
 
 
 def generation_settings(network: PreTrainedModel) -> dict[str, Any]:
-    """What the checkpoint's own generation_config says of sampling; only what it sets."""
+    """The sampling settings that the checkpoint's generation_config sets; no defaults."""
     given: dict[str, Any] = network.generation_config.to_diff_dict()
     return {key: given[key] for key in GENERATION_SETTINGS if given.get(key) is not None}
 

@@ -21,9 +21,9 @@ from harness.theory.hardware import Architecture
 
 # Bytes of text per token, to count a prompt's tokens before its tokenizer is loaded
 BYTES_PER_TOKEN = 4
-# How allocators begin what they raise as a plain RuntimeError: the CPU's, in torch's own words and
-# in the system's; Apple's; and CUDA's libraries, which allocate workspaces by themselves. Other
-# errors name memory as well ("an illegal memory access was encountered").
+# How messages of a plain RuntimeError begin when memory ran out: those of the CPU allocator
+# (torch's and the system's), of Apple's, and of CUDA's libraries, which allocate workspaces of
+# their own. Other errors also name memory ("an illegal memory access was encountered").
 OUT_OF_MEMORY = (
     "defaultcpuallocator: not enough memory",
     "defaultcpuallocator: can't allocate memory",
@@ -71,7 +71,7 @@ def resolve_device(name: str) -> torch.device:
     except RuntimeError as error:
         raise UserError(f"device={name}: not a device; use auto, cuda, mps or cpu") from error
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a driver that is too old: the error below says more
+        warnings.simplefilter("ignore")  # torch warns of an old driver; the error below says more
         present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not present.get(device.type, True):
         reason = why_no_cuda() if device.type == "cuda" else None

@@ -1,7 +1,7 @@
-"""One entry of a prompt file, in any of the formats that users have, as a `Prompt`.
+"""Read one entry of a prompt file, in any of the known formats, as a `Prompt`.
 
-The formats are told apart by their fields. An entry that is no prompt is an error of one line that
-says where it stands, what was found and what is read.
+A format is recognised by its fields. An entry that is not a prompt is an error of one line with its
+place, what was found and what is expected.
 """
 
 import json
@@ -30,7 +30,7 @@ ROLES = {
     "bing": "assistant",
     "bard": "assistant",
 }
-# What SPEED-Bench holds where its licence forbids the text
+# SPEED-Bench's text where its licence forbids the prompt
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"
 MAX_LABEL = 200
 Entry = Mapping[str, Any]
@@ -131,7 +131,7 @@ def _listed(items: Any, name: str, where: str) -> Conversation:
     for index, item in enumerate(items):
         role, content = _message(item, name, where)
         if role == "assistant" and shared and not turns:
-            continue  # such conversations are often cut in the middle; this one begins later
+            continue  # shared conversations often begin in the middle, with an answer
         text = checked_text(_joined(content, where), f"{role} message", where)
         if role == "system":
             if index > 0:
@@ -176,7 +176,7 @@ def _joined(content: Any, where: str) -> Any:
 
 
 def checked_text(value: Any, name: str, where: str) -> str:
-    """A prompt's text: it has words in it, and every model's tokenizer can read it."""
+    """A prompt's text, refused if it is empty or not valid text for a tokenizer."""
     if not isinstance(value, str):
         raise UserError(f"{where}: {name} must be text, not {_shown(value)}; {EXPECTED}")
     if not value.strip() and name.endswith("message"):

@@ -28,7 +28,7 @@ from harness.prompts.entries import (
 )
 from harness.records import Prompt, UserError
 
-# Bounds on what one source may hold: characters, characters of one line, prompts, of an id
+# Bounds on one source: characters, characters of one line, prompts
 MAX_CHARACTERS = 2**30
 MAX_LINE = 2**24
 MAX_PROMPTS = 200_000
@@ -41,7 +41,7 @@ def read_file(
     *,
     skip_unusable: bool = False,
 ) -> tuple[Prompt, ...]:
-    """Every prompt of one file, in its order; empty lines are passed over.
+    """Every prompt of one file, in its order; empty lines are skipped.
 
     Args:
         path: the file; its suffix names its format, and any other than those below is read as
@@ -106,7 +106,7 @@ def _collect(entries: Iterable[tuple[int, Any]], source: Source) -> tuple[Prompt
     """The prompts of a source.
 
     Raises:
-        UserError: an entry is not a prompt (where they are passed over: most are not), there are
+        UserError: an entry is not a prompt (where they are skipped: most are not), there are
             none, or too many.
     """
     prompts: list[Prompt] = []
@@ -123,7 +123,7 @@ def _collect(entries: Iterable[tuple[int, Any]], source: Source) -> tuple[Prompt
     if len(unusable) > len(prompts):
         raise UserError(
             f"{source.name}: {len(unusable):,} of {len(unusable) + len(prompts):,} entries are "
-            f"unusable, so they are not passed over; the first: {unusable[0]}"
+            f"unusable, so they are not skipped; the first: {unusable[0]}"
         )
     if not prompts:
         raise UserError(f"{source.name}: no prompts in it; {EXPECTED}, one a {source.unit}")
@@ -138,9 +138,9 @@ def _opened(path: Path, newline: str) -> IO[str]:
 
 
 def _lines(path: Path, newline: str = "\n") -> Iterator[str]:
-    """The lines of a text file, no more than the bounds allow.
+    """The lines of a text file, up to the bounds.
 
-    Only a newline ends a line: JSON texts may hold U+2028 and its like, which are no ends of line.
+    Only a newline ends a line: JSON texts may hold U+2028, which Python would take for one.
     """
     total = 0
     with _opened(path, newline) as file:
@@ -209,7 +209,7 @@ def _csv(path: Path, delimiter: str = ",") -> Iterator[tuple[int, Any]]:
 
 
 def _cells(row: Mapping[str, str], where: str) -> Entry:
-    """A csv row as an entry: an empty cell is absent, but not where the row has no other prompt."""
+    """A csv row as an entry without its empty cells, except the prompt's if it is all there is."""
     entry: dict[str, Any] = {name: cell for name, cell in row.items() if cell}
     for name in LISTS:
         if name in entry:

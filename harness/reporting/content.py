@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from harness.records import GREEDY_RESULTS
 from harness.reporting import formatting as fmt
 from harness.reporting import wording
 from harness.reporting.reading import door_of, results_of, summary_of
@@ -111,8 +112,8 @@ def measured_with(run: "StoredRun") -> tuple[Pairs, Pairs]:
             used.add(key)
     texts = summary_of(run).get("greedy_texts")
     if texts:
-        names = {"PASS": "equal", "TIE": "tie", "FAIL": "different", "OPEN": "not judged"}
-        counts = ", ".join(f"{texts[key]} {name}" for key, name in names.items() if key in texts)
+        shown_results = [key for key in GREEDY_RESULTS if key in texts]
+        counts = ", ".join(f"{texts[key]} {GREEDY_RESULTS[key]}" for key in shown_results)
         shown["greedy texts against plain decoding"] = counts
     rest = ((key, fmt.text(value)) for key, value in entries.items() if key not in used)
     return tuple(shown.items()), tuple(rest)
