@@ -5,15 +5,15 @@
 
 No network and no downloads: dummy weights in the released shapes.
 
-It begins with a smoke run of five minutes at most, which ends with status 1 and the reason where
+It begins with a smoke run of at most five minutes, which ends with status 1 and the reason where
 something is wrong on this card. Every model is opened with two of its layers, which need the same
-kernels as all of them:
+kernels as the full model:
 
 - it runs as compiled CUDA graphs, and did not fall back;
-- every forward there is (eager, recorded, recorded and compiled, each kind of attention) says what
-  transformers' own forward says; error and time of each are printed;
-- eager attention does so for 1 to 17 positions over short and long contexts;
-- speculative text is plain text at temperature 0, with a poor draft and with the target itself;
+- every forward (eager, recorded, recorded and compiled, each kind of attention) has the logits of
+  transformers' own forward; error and time of each are printed;
+- eager attention has them for 1 to 17 positions over short and long contexts;
+- speculative text equals plain text at temperature 0, with a poor draft and with the target itself;
 - nothing is compiled again afterwards.
 
 Then, for each pair of a target with Qwen3-0.6B, it measures, in one process, one after the other,
@@ -94,8 +94,8 @@ SMOKE_CONTEXTS = (1, 2, 7, 24, 119, 120, 127, 128, 129, 500, 640)
 SMOKE_POSITIONS = range(1, 18)
 VOCAB_IN_PROMPTS = 500
 IN_A_ROW = 4
-# Entries of a smoke step that its line begins with
-SHOWN = ("step", "seconds")
+# Entries of a smoke step that are printed first, without their names
+SHOWN_FIRST = ("step", "seconds")
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Opened:
 
 
 class Stopped(Exception):
-    """Something is wrong on this card, so nothing that would be measured means anything."""
+    """Something is wrong on this card, so measurements on it would not be valid."""
 
 
 def opened(name: str, asked: argparse.Namespace, room: int, layers: int | None = None) -> Opened:
@@ -143,16 +143,17 @@ def opened(name: str, asked: argparse.Namespace, room: int, layers: int | None =
 
 def check_engine(name: str, model: CachedModel, device: torch.device) -> None:
     """Stop where a model on a card fell back from compiled CUDA graphs."""
-    found = model.describe()
-    reason = found.get("engine_reason")
-    graphed = found["engine"] == "cuda_graphs" and found.get("compiled", True) and not reason
+    ran = model.describe()
+    reason = ran.get("engine_reason")
+    engine, compiled = ran["engine"], ran.get("compiled", True)
+    graphed = engine == "cuda_graphs" and compiled and not reason
     if device.type == "cuda" and not graphed:
-        raise Stopped(f"{name} does not run as compiled CUDA graphs but as {found}")
+        raise Stopped(f"{name} does not run as compiled CUDA graphs but as {ran}")
 
 
 @dataclass
 class Smoke:
-    """The smoke run's steps so far, with what each found and took; the last may be unfinished."""
+    """The smoke run's steps so far, with results and seconds; the last may be unfinished."""
 
     console: Console
     steps: list[dict[str, Any]]
@@ -170,13 +171,13 @@ class Smoke:
             raise Stopped(f"{what}: {type(error).__name__}: {error}") from error
         finally:
             entry["seconds"] = time.monotonic() - start
-        found = ", ".join(f"{key} {value}" for key, value in entry.items() if key not in SHOWN)
-        line = f"  {what}: {entry['seconds']:.1f} s{': ' if found else ''}{found}"
+        results = [f"{key} {value}" for key, value in entry.items() if key not in SHOWN_FIRST]
+        line = f"  {what}: {entry['seconds']:.1f} s{': ' if results else ''}{', '.join(results)}"
         self.console.print(line, soft_wrap=True)
 
 
 def smoke_run(asked: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
-    """Check on this card what no other machine can; every step with what it found and took.
+    """Check what only a card can show; returns every step with its results and seconds.
 
     Raises:
         Stopped: naming what is wrong.
@@ -209,42 +210,44 @@ def smoke_run(asked: argparse.Namespace, console: Console) -> list[dict[str, Any
     return smoke.steps
 
 
-def implementations(own: Opened) -> dict[str, Callable[[], CachedModel]]:
-    """Every forward there is for a network, by name; what was opened is the one that is timed."""
-    network, width = own.model.network, own.model.vocab_size
-    found: dict[str, Callable[[], CachedModel]] = {"as opened": lambda: own.model}
+def implementations(opened_model: Opened) -> dict[str, Callable[[], CachedModel]]:
+    """Every forward of a network by name; "as opened" is the one that the benchmark times."""
+    network, width = opened_model.model.network, opened_model.model.vocab_size
+    forwards: dict[str, Callable[[], CachedModel]] = {"as opened": lambda: opened_model.model}
     if unsupported(network) is not None:
-        return found
-    found["eager"] = lambda: LeanModel(network, width)
-    found["fixed shapes"] = lambda: StaticModel(network, width, compiled=False)
-    # Each of them is interesting on a card alone, where it is compiled
-    for name in pieces.ATTENTIONS if own.model.device.type == "cuda" else ():
-        found[f"compiled, {name} attention"] = partial(StaticModel, network, width, attention=name)
-    return found
+        return forwards
+    forwards["eager"] = lambda: LeanModel(network, width)
+    forwards["fixed shapes"] = lambda: StaticModel(network, width, compiled=False)
+    # Compiled on a card only
+    for name in pieces.ATTENTIONS if opened_model.model.device.type == "cuda" else ():
+        forwards[f"compiled, {name} attention"] = partial(
+            StaticModel, network, width, attention=name
+        )
+    return forwards
 
 
-def _forwards(smoke: Smoke, own: Opened, asked: argparse.Namespace) -> None:
-    """Each forward beside transformers': the error of its logits, and the time of a step."""
-    for name, make in implementations(own).items():
-        with smoke.step(f"{own.name}: {name}") as entry:
+def _forwards(smoke: Smoke, opened_model: Opened, asked: argparse.Namespace) -> None:
+    """Compare each forward with transformers': the error of its logits, and the time of a step."""
+    for name, make in implementations(opened_model).items():
+        with smoke.step(f"{opened_model.name}: {name}") as entry:
             model = make()
             model.reserve(asked.context + asked.new_tokens + max(POST) + 2)
             error = forward_error(model)
             entry["error"] = f"{error:.2g}"
-            _within(own, name, error)
+            _within(opened_model, name, error)
             counts = (1, max(POST) + 1)
-            timed = Opened(own.name, own.shape, model, own.itemsize)
+            timed = Opened(opened_model.name, opened_model.shape, model, opened_model.itemsize)
             times = forward_ms(timed, asked.context, counts, samples=5)
             entry |= {f"v{n}_ms": f"{ms:.3f}" for n, ms in times.items()}
 
 
-def _eager_positions(smoke: Smoke, own: Opened, asked: argparse.Namespace) -> None:
+def _eager_positions(smoke: Smoke, opened_model: Opened, asked: argparse.Namespace) -> None:
     """Eager attention at every number of positions, over contexts that meet each alignment."""
-    network, width = own.model.network, own.model.vocab_size
+    network, width = opened_model.model.network, opened_model.model.vocab_size
     if unsupported(network) is not None:
         return
     contexts = sorted({*SMOKE_CONTEXTS, asked.context})
-    with smoke.step(f"{own.name}: eager attention, 1 to 17 positions") as entry:
+    with smoke.step(f"{opened_model.name}: eager attention, 1 to 17 positions") as entry:
         model, reference = LeanModel(network, width), CachedModel(network, width)
         worst = 0.0
         for context in contexts:
@@ -257,12 +260,14 @@ def _eager_positions(smoke: Smoke, own: Opened, asked: argparse.Namespace) -> No
                 model.rewind(n)
                 reference.rewind(n)
                 worst = max(worst, float(error))
-                _within(own, f"eager attention, {n} positions after {context}", float(error))
+                _within(
+                    opened_model, f"eager attention, {n} positions after {context}", float(error)
+                )
         entry |= {"contexts": len(contexts), "error": f"{worst:.2g}"}
 
 
 def _same_text(smoke: Smoke, target: Opened, draft: Opened, asked: argparse.Namespace) -> None:
-    """Speculative text is plain text at temperature 0, up to ties between two tokens."""
+    """Speculative text equals plain text at temperature 0, up to ties between two tokens."""
     itself = Opened(
         target.name,
         target.shape,
@@ -273,28 +278,29 @@ def _same_text(smoke: Smoke, target: Opened, draft: Opened, asked: argparse.Name
     for name, other in ((draft.name, draft), ("itself", itself)):
         with smoke.step(f"{target.name}: text with {name} as the draft") as entry:
             plain = generation(target, other, 0, (), asked, 0, temperature=0.0)
-            spoken = generation(target, other, 4, (), asked, 0, temperature=0.0)
-            for trial in (plain, spoken):
+            speculative = generation(target, other, 4, (), asked, 0, temperature=0.0)
+            for trial in (plain, speculative):
                 if trial.status != "ok" or trial.tokens is None:
                     raise Stopped(f"{target.name}: a generation failed: {trial.error}")
             assert plain.tokens is not None
-            assert spoken.tokens is not None
-            found = compare_texts(
-                target.model, prompt_of(asked.context, 0), plain.tokens, spoken.tokens, 4
+            assert speculative.tokens is not None
+            comparison = compare_texts(
+                target.model, prompt_of(asked.context, 0), plain.tokens, speculative.tokens, 4
             )
             entry |= {
-                "result": found.result,
-                "accepted": spoken.accepted,
-                "drafted": spoken.drafted,
+                "result": comparison.result,
+                "accepted": speculative.accepted,
+                "drafted": speculative.drafted,
             }
-            if found.result not in ("PASS", "TIE"):
-                raise Stopped(f"{target.name} with {name}: speculation changed the text: {found}")
+            if comparison.result not in ("PASS", "TIE"):
+                changed = f"speculation changed the text: {comparison}"
+                raise Stopped(f"{target.name} with {name}: {changed}")
 
 
-def _no_recompilation(smoke: Smoke, own: Opened, asked: argparse.Namespace) -> None:
+def _no_recompilation(smoke: Smoke, opened_model: Opened, asked: argparse.Namespace) -> None:
     """Other contexts and numbers of positions compile nothing."""
-    with smoke.step(f"{own.name}: nothing compiled again") as entry:
-        model = own.model
+    with smoke.step(f"{opened_model.name}: nothing compiled again") as entry:
+        model = opened_model.model
         for n in (1, 2):
             model.prefill(prompt_of(asked.context, 0))
             model.forward(torch.tensor(prompt_of(n, 3), device=model.device))
@@ -305,14 +311,15 @@ def _no_recompilation(smoke: Smoke, own: Opened, asked: argparse.Namespace) -> N
             model.forward(torch.tensor(prompt_of(n, 3), device=model.device))
         entry["compiled"] = stats.get("unique_graphs", 0) - before
         if entry["compiled"]:
-            raise Stopped(f"{own.name}: {entry['compiled']} graphs were compiled again")
+            raise Stopped(f"{opened_model.name}: {entry['compiled']} graphs were compiled again")
 
 
-def _within(own: Opened, what: str, error: float) -> None:
-    allowed = allowed_error(own.model.network)
+def _within(opened_model: Opened, what: str, error: float) -> None:
+    allowed = allowed_error(opened_model.model.network)
     if not error <= allowed:
         raise Stopped(
-            f"{own.name}, {what}: logits are off by {error:.2g} of their range, above {allowed:.2g}"
+            f"{opened_model.name}, {what}: logits are off by {error:.2g} of their range, "
+            f"above {allowed:.2g}"
         )
 
 
@@ -320,10 +327,10 @@ def prompt_of(length: int, seed: int) -> tuple[int, ...]:
     return tuple((37 * index * (seed + 1) + 11) % VOCAB_IN_PROMPTS for index in range(length))
 
 
-def eager_generate_ms(own: Opened, context: int, steps: int = 24) -> float:
+def eager_generate_ms(opened_model: Opened, context: int, steps: int = 24) -> float:
     """Milliseconds per token of transformers' generate: what 24 tokens more cost than one."""
-    network, clock = own.model.network, Clock.at(own.model.device)
-    ids = torch.tensor([prompt_of(context, 0)], device=own.model.device)
+    network, clock = opened_model.model.network, Clock.at(opened_model.model.device)
+    ids = torch.tensor([prompt_of(context, 0)], device=opened_model.model.device)
 
     def seconds(new_tokens: int) -> float:
         settings: Any = {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens}
@@ -342,14 +349,14 @@ def eager_generate_ms(own: Opened, context: int, steps: int = 24) -> float:
 
 
 def forward_ms(
-    own: Opened, context: int, counts: Sequence[int], samples: int, in_a_row: int = 1
+    opened_model: Opened, context: int, counts: Sequence[int], samples: int, in_a_row: int = 1
 ) -> dict[int, float]:
     """Median milliseconds of a forward over n positions after `context`, kinds interleaved.
 
     The target is read back after every forward, a draft only after a whole proposal: its steps are
     timed `in_a_row`.
     """
-    model, clock = own.model, Clock.at(own.model.device)
+    model, clock = opened_model.model, Clock.at(opened_model.model.device)
     model.prefill(prompt_of(context, 0))
     tokens = {n: torch.tensor(prompt_of(n, 3), device=model.device) for n in counts}
     found: dict[int, list[float]] = {n: [] for n in counts}
@@ -530,7 +537,7 @@ def main() -> None:
 
 
 def run(asked: argparse.Namespace, console: Console) -> None:
-    """The smoke run, then, unless it is all that is wanted, the benchmark."""
+    """The smoke run, then the benchmark unless --smoke is given."""
     device = torch.device(asked.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SystemExit("error: no CUDA device here; --device cpu --shape tiny shows that it runs")
