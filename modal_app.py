@@ -109,8 +109,8 @@ def _each(jobs: "Sequence[Job]", root: str) -> "list[Delivery]":
         mapped = cards.map(lambda gpu: _on_card(gpu, by_gpu[gpu], root), by_gpu)
         back = {
             job.name: entry
-            for own, group in zip(by_gpu.values(), mapped, strict=True)
-            for job, entry in zip(own, group, strict=True)
+            for gpu_jobs, deliveries in zip(by_gpu.values(), mapped, strict=True)
+            for job, entry in zip(gpu_jobs, deliveries, strict=True)
         }
     _reload()  # what a failed job had stored
     return [

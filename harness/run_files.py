@@ -238,10 +238,10 @@ def seal(entry: str) -> bytes:
 
 def sealed(line: bytes) -> bool | None:
     """Whether a line is as it was written; None where it carries no checksum."""
-    found = list(_SEAL.finditer(line))
-    if not found:
+    seals = list(_SEAL.finditer(line))
+    if not seals:
         return None
-    last = found[-1]
+    last = seals[-1]
     return last.end() == len(line) and zlib.crc32(line[: last.start()]) == int(last[1], 16)
 
 

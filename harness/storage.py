@@ -560,8 +560,8 @@ def _refuse_first(file: Path, column: "pd.Series[Any]", bad: "pd.Series[bool]") 
     at = next((index for index, wrong in enumerate(bad) if wrong), None)
     if at is not None:
         value = column.iloc[at]
-        said = "nothing" if pd.isna(value) else repr(str(value))
-        raise run_files.damaged(file, f"line {at + 2} holds {said} as {column.name}")
+        shown = "nothing" if pd.isna(value) else repr(str(value))
+        raise run_files.damaged(file, f"line {at + 2} holds {shown} as {column.name}")
 
 
 def _csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:

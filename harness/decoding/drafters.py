@@ -71,7 +71,7 @@ class ModelDrafter:
         return ("propose", self._probabilities, self._penalty, pending, count)
 
     def _note(self, prompt: Sequence[int]) -> None:
-        """Begin the record of seen tokens with the prompt."""
+        """Set the seen tokens to those of the prompt, for a repetition penalty."""
         if self._penalty is not None:
             self._seen = seen_tokens(prompt, self._model.vocab_size, self._model.device)
 
@@ -80,7 +80,7 @@ class ModelDrafter:
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         """One forward per draw: the tokens [count], the laws [count, vocab] if drawn, the checks.
 
-        Where logits are not finite the token is some id all the same, which can be fed.
+        Where logits are not finite the token is still a valid id, which can be fed.
         """
         tokens: list[Tensor] = []
         laws: list[Tensor] = []

@@ -77,7 +77,7 @@ def recorder_of(model: CausalModel) -> Recorder | None:
 
 
 # (text so far, tokens that follow it) -> how many of these still belong to the text, if it ends
-# within them; None where it goes on.
+# within them; None where it does not end.
 StopRule = Callable[[Sequence[int], Sequence[int]], int | None]
 
 

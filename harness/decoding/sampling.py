@@ -18,7 +18,7 @@ from torch import Tensor
 
 PURPOSES = ("draft", "accept", "resample")
 
-# Stands in a round's outcome where a token would come from logits that are not finite
+# In place of a token in a round's outcome, where its logits are not finite
 BROKEN = -1
 
 
@@ -97,7 +97,7 @@ def sampler_for(warping: Warping) -> Callable[[Tensor], Tensor]:
 
 
 def penalised(logits: Tensor, seen: Tensor | None, penalty: float | None) -> Tensor:
-    """Logits with the tokens of the text so far made less likely (or more, below 1).
+    """Logits with the tokens of the text so far made less likely (below 1: more likely).
 
     Source: Keskar et al. 2019 (CTRL), as transformers' RepetitionPenaltyLogitsProcessor and vLLM
     have it: a positive logit is divided by the penalty, a negative one multiplied.
@@ -122,7 +122,7 @@ def seen_tokens(tokens: Sequence[int], vocab_size: int, device: torch.device) ->
 
 
 def seen_along(seen: Tensor, tokens: Tensor) -> Tensor:
-    """What has been seen before each of `tokens` [n], and after the last: [n + 1, vocab] bool."""
+    """The tokens seen before each of `tokens` [n], and after the last: [n + 1, vocab] bool."""
     rows = seen.repeat(len(tokens) + 1, 1)
     added = torch.zeros_like(rows[1:], dtype=torch.int32)
     added.scatter_(1, tokens.unsqueeze(1), 1)
@@ -152,13 +152,13 @@ def inverse_cdf(probs: Tensor, uniforms: Tensor) -> Tensor:
 def unless_broken(tokens: Tensor, checks: Tensor) -> Tensor:
     """The tokens, or BROKEN where the number that belongs to one is not finite.
 
-    What is checked says all there is to know of a row of logits: the largest is NaN where any is,
-    and infinite where one is +inf or all are -inf (a few of -inf are tokens that a model
-    suppresses). Of a law any one probability will do, since softmax makes all of them NaN.
+    One number is enough for a row. The largest logit is NaN where any logit is, and infinite where
+    one is +inf or all are -inf (some may be -inf: tokens that a model suppresses). Any single
+    probability of a distribution will do, since softmax makes all of them NaN.
 
     Args:
         tokens: [...] token ids.
-        checks: [...] the largest logit of each row, or one probability of its law.
+        checks: [...] the largest logit of each row, or one probability of its distribution.
     """
     return torch.where(checks.abs() < torch.inf, tokens, BROKEN)
 

@@ -140,8 +140,7 @@ def outcome_of(proposal: Proposal, decision: Decision) -> Tensor:
     tokens = proposal.tokens
     if proposal.checks is not None:
         tokens = unless_broken(tokens, proposal.checks)
-    accepted, own = decision.accepted.unsqueeze(0), decision.next_token.unsqueeze(0)
-    return torch.cat([accepted, tokens, own])
+    return torch.cat([decision.accepted.unsqueeze(0), tokens, decision.next_token.unsqueeze(0)])
 
 
 def check_logits(tokens: Sequence[int], accepted: int, position: int) -> None:
@@ -149,7 +148,7 @@ def check_logits(tokens: Sequence[int], accepted: int, position: int) -> None:
 
     Args:
         tokens: the draft's tokens, then the target's own, as read back.
-        accepted: how many draft tokens stand.
+        accepted: how many draft tokens were accepted.
         position: of the round's first token in the text.
 
     Raises:
@@ -231,7 +230,7 @@ class Verifier:
         return (self._probabilities, self._penalty, self._rule, self._imposed)
 
     def note(self, accepted: Tensor, next_token: Tensor) -> None:
-        """Learn what was emitted, for a repetition penalty."""
+        """Mark the emitted tokens as seen, for a repetition penalty."""
         if self.seen is not None:
             self.seen.index_fill_(0, torch.cat([accepted, next_token]), True)
 

@@ -5,7 +5,7 @@ correction after a rejection and a bonus after K acceptances (Leviathan et al. 2
 Chen et al. 2023, algorithm 2). Every function is vectorised over the round's positions, stays on
 the device and takes its uniforms as an argument, so a test can integrate over them exactly.
 
-Where the target's logits are not finite no draft token stands, and its own token there is BROKEN.
+Where the target's logits are not finite no draft token is accepted, and its own token is BROKEN.
 """
 
 from functools import cache
@@ -135,10 +135,10 @@ def verify_imposed(
 
 @cache
 def rates_on(rates: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The rates as a tensor [n]: one for each, and never freed.
+    """The rates as a tensor [n], the same one for the same rates, and never freed.
 
-    A recorded graph goes on reading the memory that it was recorded with, long after the generation
-    that brought these rates is over.
+    A recorded graph reads the memory that it was recorded with, also after the generation that used
+    these rates first.
     """
     return torch.tensor(rates, dtype=dtype, device=device)
 

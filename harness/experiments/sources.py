@@ -61,9 +61,9 @@ def stored_traces(
         raise UserError(f"{key}: no traces of draft {absent[0]!r}; it has {', '.join(groups)}")
     drawn = run.config.get("decode", {})
     for name in ("top_k", "top_p", "min_p", "repetition_penalty", "stop_strings"):
-        theirs, own = drawn.get(name) or None, getattr(config.decode, name) or None
-        if theirs != own:
-            raise UserError(f"{key}: drawn with decode.{name}={theirs}; give the same")
+        stored, asked = drawn.get(name) or None, getattr(config.decode, name) or None
+        if stored != asked:
+            raise UserError(f"{key}: drawn with decode.{name}={stored}; give the same")
     return {name: groups[name] for name in drafts if name in groups}, run
 
 

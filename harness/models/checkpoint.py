@@ -181,9 +181,9 @@ def _json(source: str, name: str, conf: ModelConf) -> dict[str, Any] | None:
     """
     try:
         if Path(source).is_dir():
-            found: str | Path | None = Path(source) / name
+            file: str | Path | None = Path(source) / name
         else:
-            found = cached_file(
+            file = cached_file(
                 source,
                 name,
                 revision=conf.revision,
@@ -191,7 +191,7 @@ def _json(source: str, name: str, conf: ModelConf) -> dict[str, Any] | None:
                 _raise_exceptions_for_missing_entries=False,
                 _raise_exceptions_for_connection_errors=False,
             )
-        content = json.loads(Path(found).read_text(encoding="utf-8")) if found else None
+        content = json.loads(Path(file).read_text(encoding="utf-8")) if file else None
     except (OSError, ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) else None

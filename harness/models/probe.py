@@ -195,7 +195,7 @@ def check_causal(network: PreTrainedModel, vocab_size: int, name: str) -> None:
     tokens = probe_tokens(network, vocab_size)
     kind = type(network).__name__
     try:
-        whole = uncached_logits(network, tokens, vocab_size)
+        reference = uncached_logits(network, tokens, vocab_size)
         parts = [uncached_logits(network, tokens[:end], vocab_size) for end in BEGINNINGS]
     except Exception as problem:  # whatever a model's own code raises
         if is_out_of_memory(problem):
@@ -204,10 +204,10 @@ def check_causal(network: PreTrainedModel, vocab_size: int, name: str) -> None:
             f"{name}: {kind} cannot be run on token ids alone "
             f"({type(problem).__name__}: {first_line(problem)})"
         ) from problem
-    broken = (~whole.amax(-1).isfinite()).nonzero()
+    broken = (~reference.amax(-1).isfinite()).nonzero()
     if len(broken):
         raise BrokenLogitsError(name, int(broken[0]), "the probe's text")
-    error = difference(torch.cat(parts), torch.cat([whole[:end] for end in BEGINNINGS]))
+    error = difference(torch.cat(parts), torch.cat([reference[:end] for end in BEGINNINGS]))
     # In 16 bits the rounding of a deep mixture of experts comes near the tolerance, and there is no
     # other way to try; a model that attends to later tokens is far above four times the tolerance
     allowed = allowed_error(network) * (1 if network.dtype in TOLERANCE else 4)
@@ -282,5 +282,5 @@ def _candidates(network: PreTrainedModel) -> list[tuple[type[CachedModel], bool]
     layers = getattr(network.config.get_text_config(), "layer_types", None)
     if cache_argument(network) == CACHE_ARGUMENTS[0] and set(layers or ()) <= ATTENTION_KINDS:
         kinds = [CachedModel, *kinds]
-    told = (False, True) if takes(network, "position_ids") else (False,)
-    return [(kind, positions) for kind in kinds for positions in told]
+    choices = (False, True) if takes(network, "position_ids") else (False,)
+    return [(kind, positions) for kind in kinds for positions in choices]

@@ -118,7 +118,7 @@ def verdicts(run: "StoredRun") -> tuple[str, ...]:
 
 
 def engine(run: "StoredRun") -> str | None:
-    """What the steps ran on, told model by model where that differs; None where no model ran.
+    """What the steps ran on, model by model where that differs; None where no model ran.
 
     "engine: CUDA graphs (target); CUDA graphs, uncompiled (draft: no C compiler)"
     """
@@ -128,15 +128,15 @@ def engine(run: "StoredRun") -> str | None:
     for role, entry in known.items():
         name, reason = str(entry["engine"]), entry.get("engine_reason")
         uncompiled = name == "cuda_graphs" and (reason or entry.get("compiled") is False)
-        said = f"{ENGINES.get(name, name)}{', uncompiled' if uncompiled else ''}"
-        ran_on.setdefault((said, reason), []).append(role)
+        label = f"{ENGINES.get(name, name)}{', uncompiled' if uncompiled else ''}"
+        ran_on.setdefault((label, reason), []).append(role)
     if not ran_on:
         return None
     if len(ran_on) == 1 and not any(reason for _, reason in ran_on):
         return f"engine: {next(iter(ran_on))[0]}"
     parts = [
-        f"{said} ({', '.join(roles)}{f': {reason}' if reason else ''})"
-        for (said, reason), roles in ran_on.items()
+        f"{label} ({', '.join(roles)}{f': {reason}' if reason else ''})"
+        for (label, reason), roles in ran_on.items()
     ]
     return f"engine: {'; '.join(parts)}"
 

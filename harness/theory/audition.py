@@ -177,12 +177,12 @@ def _by_prompt(
     lookups: frozenset[str],
 ) -> Replays:
     """Add the counts of each prompt's texts; a conversation's turns are texts of one prompt."""
-    own = [(text.prompt_set, text.conversation) for text in texts]
-    names = sorted(set(own))
+    prompt_of_text = [(text.prompt_set, text.conversation) for text in texts]
+    names = sorted(set(prompt_of_text))
     place = {name: index for index, name in enumerate(names)}
-    groups = [place[name] for name in own]
+    groups = [place[name] for name in prompt_of_text]
     size = len(names)
-    category = {name: text.category for name, text in zip(own, texts, strict=True)}
+    category = {name: text.category for name, text in zip(prompt_of_text, texts, strict=True)}
     return Replays(
         rule=rule,
         temperature=texts[0].temperature,
