@@ -511,5 +511,7 @@ def test_a_budget_that_stored_texts_do_not_have_is_said_to_have_no_effect(
     asked = [f"traces_from={auditioned.folder}", *latency, "new_tokens=200"]
     again = run(tmp_path, *asked, drafts=["tiny_good"])
     assert again.folder is not None
-    said = "new_tokens=200 had no effect: the texts of traces_from were generated with new_tokens=12"
+    said = (
+        "new_tokens=200 had no effect: the texts of traces_from were generated with new_tokens=12"
+    )
     assert said in " ".join(summary(load(again.folder))["caveats"])

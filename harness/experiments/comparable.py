@@ -167,8 +167,12 @@ def _texts(names: Sequence[str], runs: Sequence[StoredRun], check: TextCheck) ->
     }
     if check.differing:
         exact = dtypes == {"float32"} and not _other_model(runs)
+        apart = _other_texts(runs)
         what = (
-            "in float32 they must agree: ONE RUN CHANGED ITS OUTPUT, the snapshot door tells which"
+            f"decode.{apart} differs, which changes texts"
+            if apart
+            else "in float32 they must agree: ONE RUN CHANGED ITS OUTPUT, the snapshot door tells"
+            " which"
             if exact
             else "rounding below float32 or another revision may do that; the snapshot door tells"
             " a tie from a fault"
@@ -196,4 +200,11 @@ def _same_drafting(runs: Sequence[StoredRun]) -> bool:
         ((run.config.get("draft") or {}).get("id"), (run.config.get("decode") or {}).get("rule"))
         for run in runs
     ]
-    return keys[0] == keys[1]
+    return keys[0] == keys[1] and _other_texts(runs) is None
+
+
+def _other_texts(runs: Sequence[StoredRun]) -> str | None:
+    """The setting that makes the greedy texts of two runs differ, if any."""
+    decodes = [run.config.get("decode") or {} for run in runs]
+    keys = ("repetition_penalty", "stop_strings")
+    return next((key for key in keys if decodes[0].get(key) != decodes[1].get(key)), None)
