@@ -490,3 +490,28 @@ def test_an_entry_of_drafts_may_carry_keys(tmp_path: Path) -> None:
 def test_an_entry_that_cannot_be_is_refused_by_name(entry: str, line: str) -> None:
     with pytest.raises(UserError, match=line):
         draft_conf(entry)
+
+
+def test_an_audition_whose_prompts_changed_is_not_resumed(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    file.write_text('{"id": "a", "prompt": "one two three"}\n')
+    asked = ["prompts.sets=[]", f"prompts.files=[{file}]", "k=[1]", "temperature=[0]"]
+    before = run(tmp_path, *asked, drafts=["tiny_small"])
+    assert before.folder is not None
+    file.write_text('{"id": "a", "prompt": "four"}\n{"id": "b", "prompt": "five"}\n')
+    with pytest.raises(UserError, match="prompts changed since; one run cannot mix the two"):
+        run(tmp_path, *asked, f"resume={before.folder}", drafts=["tiny_small"])
+    assert load(before.folder).manifest["status"] == "complete"
+
+
+def test_a_budget_that_stored_texts_do_not_have_is_said_to_have_no_effect(
+    auditioned: StoredRun, tmp_path: Path
+) -> None:
+    latency = ["latency.target_ms=2", "latency.draft_ms=1"]
+    asked = [f"traces_from={auditioned.folder}", *latency, "new_tokens=200"]
+    again = run(tmp_path, *asked, drafts=["tiny_good"])
+    assert again.folder is not None
+    said = (
+        "new_tokens=200 had no effect: the texts of traces_from were generated with new_tokens=12"
+    )
+    assert said in " ".join(summary(load(again.folder))["caveats"])

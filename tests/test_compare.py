@@ -471,3 +471,12 @@ def test_a_threshold_on_one_run_says_why_it_failed(
         "fail_below=1.7: FAIL, the verdict's speedup is below it: 1.60x at K=2"
     )
     assert report.run(ReportConfig(run=one, fail_below=1.5)).status == 0
+
+
+def test_texts_that_a_setting_changes_are_nobodys_fault(tmp_path: Path) -> None:
+    one = stored(tmp_path, trials(**EASY))
+    changed = trials(**EASY, change=lambda t: replace(t, tokens=(1000, *(t.tokens or ())[1:])))
+    penalty = {"decode": {"rule": "ratio", "repetition_penalty": 1.3}}
+    said = warned(tmp_path, one, stored(tmp_path, changed, config=penalty))
+    assert "decode.repetition_penalty differs, which changes texts" in said
+    assert "CHANGED ITS OUTPUT" not in said

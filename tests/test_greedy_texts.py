@@ -10,12 +10,12 @@ import torch
 from random_models import random_model, save
 from transformers import Phi3Config, PreTrainedModel
 
-from harness import report
+from harness import audition, report
 from harness.entry import compose
 from harness.experiments import execute, physics, snapshot, sweep
 from harness.experiments.outcome import Outcome
 from harness.models.lean.model import LeanModel
-from harness.records import CopyBandwidth
+from harness.records import CopyBandwidth, UserError
 from harness.reporting.content import content_of
 from harness.storage import StoredRun, load
 
@@ -191,3 +191,38 @@ def test_a_tie_is_told_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.M
     assert texts["TIE"] > 0
     assert texts["FAIL"] == 0
     assert summary(stored(outcome))["verdict"]["speedup"] is not None
+
+
+def test_nothing_of_such_a_run_is_used_elsewhere(
+    crossing: Outcome, folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    assert crossing.folder is not None
+    copy = tmp_path / "copy"
+    shutil.copytree(crossing.folder, copy)
+    compared = [f"runs=[{crossing.folder},{copy}]", f"results_root={tmp_path}"]
+    says = "greedy texts are not plain decoding's"
+    with pytest.raises(UserError, match=says):
+        report.work(compose("report", [*compared, "fail_below=0.5"]))
+    outcome = report.work(compose("report", compared))
+    assert outcome.folder is not None
+    shown = summary(load(outcome.folder))
+    assert says in " ".join(shown["caveats"])
+    assert all(row["speedup_ratio"] is None for row in shown["comparison"])
+
+    target, draft = folders
+    ranked = [
+        f"traces_from={copy}",
+        f"results_root={tmp_path}",
+        "model=hf",
+        f"model.id={target}",
+        f"drafts=[draft@{draft}]",
+        "prompts.limit=2",
+        "k=[4]",
+        "latency.target_ms=10",
+        "latency.draft_ms=1",
+    ]
+    with pytest.raises(UserError, match=says):
+        audition.work(compose("audition", ranked))
+    imposed = asked(tmp_path, folders, f"decode.acceptance_from={copy}")
+    with pytest.raises(UserError, match=says):
+        sweep.run(compose("sweep", imposed))

@@ -745,6 +745,7 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfil
         b"not an archive",
         packed(),
     ],
+    ids=range(9),  # not the bytes, which hold the time of day
 )
 def test_an_archive_that_is_no_run_is_one_line_and_writes_nothing(
     archive: bytes, tmp_path: Path

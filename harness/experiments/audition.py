@@ -17,10 +17,14 @@ from harness.experiments.weights import alike
 from harness.measurement.host import describe_host
 from harness.records import DUMMY_CAVEAT, Failure, Summary, TextTrace, UserError
 from harness.reporting.reading import dummies_of
-from harness.storage import RunFolder, load, load_traces, timings_from
+from harness.storage import RunFolder, StoredRun, load, load_traces, timings_from
 from harness.theory.fleet import is_card
 from harness.theory.intervals import MIN_PROMPTS
 from harness.theory.predicted import Latency
+
+# What texts are generated with; a run on another's traces has it from there, and notes it so
+BUDGET = ("new_tokens", "repetitions")
+MADE_WITH = "texts_made_with"
 
 
 @dataclass(frozen=True)
@@ -67,19 +71,21 @@ def _measured(
     config: AuditionConfig, drafts: Sequence[ModelConf], resumed: RunFolder | None
 ) -> tuple[RunFolder, Taken]:
     """Generate, score and time what the folder lacks; torch is imported only here."""
-    from harness.experiments import cast
+    from harness.experiments import cast, execute
     from harness.experiments.stage import describe, open_stage
     from harness.experiments.texts import with_turns
 
     names = [conf.name for conf in drafts]
     texts = stored_texts(config, names) if config.latency.measure else None
     stage = open_stage(config)
+    described = describe(stage)
+    if resumed is not None and "prompts_sha256" in resumed.manifest:
+        execute.check_unchanged(resumed, described)
     folder = resumed or _create(config)
     with running(folder):
         if texts is not None:
             texts.copy_to(folder)
         known = folder.manifest.get("models") or {}
-        described = describe(stage)
         described["models"] = {**known, **described["models"]}
         folder.update_manifest({**described, "seed": config.seed})
         prompts = with_turns(
@@ -121,10 +127,12 @@ def _stored(
     traces, source = stored_traces(config, names)
     latency = latencies(config, names, timings_from(source.latency_samples))
     folder = resumed or _create(config)
+    made_with = {key: source.config.get(key) for key in BUDGET}
     kept = {key: source.manifest.get(key) for key in ("models", "prompts", "prompts_sha256")}
     folder.update_manifest(
         {**kept, "environment": describe_host(), "traces_from": str(source.folder)}
     )
+    folder.update_manifest({MADE_WITH: made_with})
     return folder, Taken(traces, latency)
 
 
@@ -195,8 +203,20 @@ def caveats_of(folder: RunFolder, config: AuditionConfig, taken: Taken) -> list[
         notes.append("thinking mode is on: acceptance is that of reasoning text")
     if note := generation_caveat(stored):
         notes.append(note)
+    notes += _other_budget(stored)
     timed = config.latency.target_ms is None and config.latency_from is None
     return [*notes, *fallbacks(stored)] if timed else notes
+
+
+def _other_budget(stored: StoredRun) -> list[str]:
+    """What the command asks for, but the texts of another run were not generated with."""
+    made_with = stored.manifest.get(MADE_WITH) or {}
+    apart = [key for key in made_with if made_with[key] != stored.config.get(key)]
+    if not apart:
+        return []
+    ignored = " and ".join(f"{key}={stored.config.get(key)}" for key in apart)
+    theirs = " ".join(f"{key}={made_with[key]}" for key in apart)
+    return [f"{ignored} had no effect: the texts of traces_from were generated with {theirs}"]
 
 
 def _check_drafts(drafts: Sequence[ModelConf]) -> None:

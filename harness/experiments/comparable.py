@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from harness.experiments.greedy import distrusted
 from harness.records import UserError
 from harness.reporting.reading import dummies_of, synthetic
 from harness.storage import StoredRun
@@ -19,13 +20,13 @@ class Comparability:
 
     Attributes:
         measured: whether both have generations that can be paired by prompt.
-        speedups: whether speedups and acceptance can be held against each other.
+        unlike: why speedups and acceptance cannot be held against each other; None where they can.
         times: whether times can: both ran on one kind of device.
         warnings: what a reader must know, most important first.
     """
 
     measured: bool
-    speedups: bool
+    unlike: str | None
     times: bool
     warnings: tuple[str, ...]
 
@@ -55,7 +56,7 @@ def comparability(names: Sequence[str], runs: Sequence[StoredRun]) -> Comparabil
     else:
         warnings += _prompts(names, runs)
         warnings += _texts(names, runs, compare_texts(reference.trials, other.trials))
-    return Comparability(measured, unreal is None, one == two, tuple(warnings))
+    return Comparability(measured, unreal, one == two, tuple(warnings))
 
 
 def check_doors(names: Sequence[str], runs: Sequence[StoredRun]) -> None:
@@ -114,6 +115,10 @@ def _device(run: StoredRun) -> str:
 
 def _unlike(names: Sequence[str], runs: Sequence[StoredRun]) -> str | None:
     """Why acceptance, and with it speedups, cannot be compared; None where they can."""
+    for name, run in zip(names, runs, strict=True):
+        reason = distrusted(run)
+        if reason:
+            return f"NO SPEEDUPS COMPARED: of {name}, {reason}; only times are"
     kinds = [_acceptance(run) for run in runs]
     if kinds[0] == kinds[1]:
         return None
@@ -162,8 +167,12 @@ def _texts(names: Sequence[str], runs: Sequence[StoredRun], check: TextCheck) ->
     }
     if check.differing:
         exact = dtypes == {"float32"} and not _other_model(runs)
+        apart = _other_texts(runs)
         what = (
-            "in float32 they must agree: ONE RUN CHANGED ITS OUTPUT, the snapshot door tells which"
+            f"decode.{apart} differs, which changes texts"
+            if apart
+            else "in float32 they must agree: ONE RUN CHANGED ITS OUTPUT, the snapshot door tells"
+            " which"
             if exact
             else "rounding below float32 or another revision may do that; the snapshot door tells"
             " a tie from a fault"
@@ -191,4 +200,11 @@ def _same_drafting(runs: Sequence[StoredRun]) -> bool:
         ((run.config.get("draft") or {}).get("id"), (run.config.get("decode") or {}).get("rule"))
         for run in runs
     ]
-    return keys[0] == keys[1]
+    return keys[0] == keys[1] and _other_texts(runs) is None
+
+
+def _other_texts(runs: Sequence[StoredRun]) -> str | None:
+    """The setting that makes the greedy texts of two runs differ, if any."""
+    decodes = [run.config.get("decode") or {} for run in runs]
+    keys = ("repetition_penalty", "stop_strings")
+    return next((key for key in keys if decodes[0].get(key) != decodes[1].get(key)), None)

@@ -40,6 +40,11 @@ def run(config: ReportConfig) -> Outcome:
     headlines: list[Headline] = []
     for name, other in zip(names[1:], runs[1:], strict=True):
         fitness = comparability((names[0], name), (reference, other))
+        if config.fail_below is not None and fitness.unlike is not None:
+            raise UserError(
+                f"fail_below={config.fail_below:g}: no speedup of {name} can be compared; "
+                f"{fitness.unlike}"
+            )
         found = _rows((names[0], name), (reference, other), fitness, config.seed)
         if not found:
             raise UserError(f"runs: {names[0]} and {name} have no cell in common")
@@ -96,7 +101,7 @@ def _rows(
         rows = compare_trials(reference.trials, other.trials, blank, weights=weights, seed=seed)
     else:
         rows = compare_results(_cells(reference), _cells(other), blank)
-    if not fitness.speedups:
+    if fitness.unlike is not None:
         rows = [_times_only(row) for row in rows]
     return rows if fitness.times else [_noted(row, OTHER_DEVICE) for row in rows]
 

@@ -36,26 +36,41 @@ def note_or_check(folder: RunFolder, described: dict[str, Any], seed: int) -> No
     Raises:
         UserError: the prompts or the device changed, so the run would mix two workloads.
     """
+    if "prompts_sha256" in folder.manifest:
+        check_unchanged(folder, described)
+    else:
+        folder.update_manifest({**described, "seed": seed})
+
+
+def check_unchanged(folder: RunFolder, described: dict[str, Any]) -> None:
+    """Hold a resumed run's manifest against the prompts, the machine and the models of now.
+
+    Args:
+        folder: of the run; models that are not described now are passed over.
+        described: what a new run's manifest would say.
+
+    Raises:
+        UserError: the prompts, the device or a model changed, so the run would mix two workloads.
+    """
     known = folder.manifest
-    if "prompts_sha256" in known:
-        here, before = described["environment"], known.get("environment", {})
-        changed = [
-            what
-            for what, one, other in (
-                ("prompts", known["prompts_sha256"], described["prompts_sha256"]),
-                ("device", before.get("device_name"), here["device_name"]),
-                ("models", _weights(known), _weights(described)),
-                ("engines", _engines(known, known), _engines(described, known)),
-            )
-            if one != other
-        ]
-        if changed:
-            raise UserError(
-                f"resume={folder.path}: {' and '.join(changed)} changed since; "
-                "one run cannot mix the two, start a new one without resume="
-            )
-        return
-    folder.update_manifest({**described, "seed": seed})
+    here, before = described["environment"], known.get("environment", {})
+    models = {role: known["models"][role] for role in described["models"]}
+    stored = {**known, "models": models}
+    changed = [
+        what
+        for what, one, other in (
+            ("prompts", known["prompts_sha256"], described["prompts_sha256"]),
+            ("device", before.get("device_name"), here["device_name"]),
+            ("models", _weights(stored), _weights(described)),
+            ("engines", _engines(stored, stored), _engines(described, stored)),
+        )
+        if one != other
+    ]
+    if changed:
+        raise UserError(
+            f"resume={folder.path}: {' and '.join(changed)} changed since; "
+            "one run cannot mix the two, start a new one without resume="
+        )
 
 
 def _weights(manifest: dict[str, Any]) -> list[tuple[Any, ...]]:

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from harness.records import GREEDY_RESULTS, Trial, Verdict
+from harness.reporting.reading import synthetic
+from harness.storage import StoredRun
 from harness.theory.counts import latest
 
 Result = Literal["PASS", "TIE", "FAIL", "OPEN"]
@@ -124,6 +126,16 @@ def distrust(texts: Sequence[GreedyText]) -> str | None:
             "stopped before it was known whether these are ties; resume= judges them"
         )
     return None
+
+
+def distrusted(run: StoredRun) -> str | None:
+    """Why nothing of a stored run's pair may be used elsewhere; None where nothing speaks against.
+
+    Auditions and replayed sweeps have no speculative texts to compare.
+    """
+    if run.door != "sweep" or run.config.get("mode") != "measure" or synthetic(run):
+        return None
+    return distrust(known_texts(run.trials, from_stored(run.summary)))
 
 
 def caveat(texts: Sequence[GreedyText]) -> str | None:

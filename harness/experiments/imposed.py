@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.config import DecodeConf, SweepConfig
+from harness.experiments.greedy import distrusted
 from harness.records import Prompt, UserError
 from harness.storage import StoredRun, load
 from harness.theory.counts import acceptance_by_position, completed, latest
@@ -33,6 +34,8 @@ def imposed_rates(config: SweepConfig, prompts: Sequence[Prompt]) -> dict[Cell, 
         for k in config.k
         if k > 0
     ]
+    if source is not None and (reason := distrusted(source)):
+        raise UserError(f"decode.acceptance_from={source.folder}: {reason}; take another run")
     if source is None:
         return {cell: rates_for(decode.acceptance, cell[2]) for cell in cells}
     return {cell: _measured(source, cell) for cell in cells}

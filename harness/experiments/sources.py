@@ -6,6 +6,7 @@ from typing import Any
 
 from harness import prompts as prompt_sets
 from harness.config import AuditionConfig
+from harness.experiments.greedy import distrusted
 from harness.records import StepTiming, TextTrace, Trial, UserError
 from harness.storage import RunFolder, StoredRun, load, load_traces, timings_from
 from harness.theory.predicted import Latency, latency_of
@@ -40,6 +41,8 @@ def stored_traces(
     """
     key = f"traces_from={config.traces_from}"
     run = load(str(config.traces_from))
+    if reason := distrusted(run):
+        raise UserError(f"{key}: {reason}; audition a pair whose texts are right")
     groups = by_draft(load_traces(run.folder))
     if not groups:
         raise UserError(f"{key}: no traces.parquet there; name an audition's folder")
