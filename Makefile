@@ -32,8 +32,9 @@ $(STAMP): pyproject.toml
 sweep: $(STAMP) ## measure one pair and write its report (ARGS="model=... draft=...")
 	$(BIN)/python -m harness.sweep $(ARGS)
 
-test: $(STAMP) ## every test
-	$(BIN)/python -m pytest $(ARGS)
+# A file's tests stay in one process, since they share what it measured once
+test: $(STAMP) ## every test, and a sample of those that take long
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile $(ARGS)
 
 test-all: $(STAMP) ## the checks that take long too: compiled forwards, every model type, full counts (ARGS=...)
 	$(BIN)/python -m pytest -m "" $(ARGS)
