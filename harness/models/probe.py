@@ -93,8 +93,8 @@ def cached_model(
         reasons.setdefault(f"logits off by {error:.2g} of their range", []).append(how)
     tried = "; ".join(f"{', '.join(ways)}: {reason}" for reason, ways in reasons.items())
     raise UserError(
-        f"{name}: its logits with a cache differ from those without one, so it "
-        f"cannot take part in speculative decoding ({tried})"
+        f"{name}: its logits with a cache, before or after a rewind, differ from those without "
+        f"one, so it cannot take part in speculative decoding ({tried})"
     )
 
 
