@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import Door
-from random_models import fill_hub_cache, qwen3
+from random_models import fill_hub_cache, qwen3, save
 
 from harness.config import SweepConfig
 from harness.entry import compose
@@ -269,3 +269,16 @@ def test_the_headline_command_runs_from_a_filled_hub_cache(tmp_path: Path, door:
     assert summary["verdict"]["decision"] in {"speculate", "does_not_pay", "undecided"}
     assert "Traceback" not in done.stderr
     assert set(os.listdir(tmp_path)) == {"results", "hf"}
+
+
+def test_a_run_whose_model_folder_holds_other_weights_is_not_resumed(tmp_path: Path) -> None:
+    pair = [save(qwen3(seed), tmp_path / name) for seed, name in ((1, "one"), (2, "two"))]
+    small = ["prompts.sets=[easy]", "prompts.limit=1", "k=[1]", "temperature=[0]"]
+    names = [f"model=hf model.id={pair[0]} draft=hf draft.id={pair[1]}".split(), small]
+    asked = [word for words in names for word in words]
+    before = sweep.run(config(tmp_path, *asked))
+    assert before.folder is not None
+    assert sweep.run(config(tmp_path, *asked, f"resume={before.folder}")).status == 0
+    save(qwen3(3), pair[1])
+    with pytest.raises(UserError, match="models changed since"):
+        sweep.run(config(tmp_path, *asked, f"resume={before.folder}"))

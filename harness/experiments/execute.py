@@ -16,6 +16,9 @@ from harness.records import StepTiming, Trial, UserError
 from harness.storage import RunFolder
 
 LATENCY_REPETITIONS = 40
+# What of a model's entry in the manifest must stay as it was for a run to be resumed
+WEIGHTS = ("name", "dtype", "commit", "parameters", "weights_sample_sha256")
+ENGINE = ("engine", "compiled")
 WARMUP_TOKENS = 8
 
 
@@ -61,8 +64,8 @@ def check_unchanged(folder: RunFolder, described: dict[str, Any]) -> None:
         for what, one, other in (
             ("prompts", known["prompts_sha256"], described["prompts_sha256"]),
             ("device", before.get("device_name"), here["device_name"]),
-            ("models", _weights(stored), _weights(described)),
-            ("engines", _engines(stored, stored), _engines(described, stored)),
+            ("models", _noted(WEIGHTS, stored, stored), _noted(WEIGHTS, described, stored)),
+            ("engines", _noted(ENGINE, stored, stored), _noted(ENGINE, described, stored)),
         )
         if one != other
     ]
@@ -73,14 +76,11 @@ def check_unchanged(folder: RunFolder, described: dict[str, Any]) -> None:
         )
 
 
-def _weights(manifest: dict[str, Any]) -> list[tuple[Any, ...]]:
-    keys = ("name", "dtype", "commit", "parameters")
-    return [tuple(entry.get(key) for key in keys) for entry in _models(manifest)]
-
-
-def _engines(manifest: dict[str, Any], known: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """The engine of each model, as far as the resumed run's manifest names it."""
-    keys = [[key for key in ("engine", "compiled") if key in entry] for entry in _models(known)]
+def _noted(
+    names: Sequence[str], manifest: dict[str, Any], known: dict[str, Any]
+) -> list[tuple[Any, ...]]:
+    """These entries of each model, as far as the run that is resumed noted them."""
+    keys = [[key for key in names if key in entry] for entry in _models(known)]
     return [
         tuple(entry.get(key) for key in noted)
         for entry, noted in zip(_models(manifest), keys, strict=True)

@@ -1,11 +1,14 @@
 """Load a model and its tokenizer by hub id, local folder or `embedded:<name>`, or make a dummy."""
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -41,6 +44,9 @@ DTYPES = {
     "float16": torch.float16,
     "float64": torch.float64,
 }
+
+# Of each parameter, for `sampled_hash`
+HASHED_NUMBERS = 256
 
 
 @dataclass(frozen=True)
@@ -97,8 +103,19 @@ class LoadedModel:
             "context_tokens": self.context_tokens,
             "chat_template": bool(getattr(self.tokenizer, "chat_template", None)),
             "commit": getattr(self.network.config, "_commit_hash", None),
+            "weights_sample_sha256": None if self.weights == "dummy" else sampled_hash(parameters),
             "generation_config": generation_settings(self.network),
         }
+
+
+def sampled_hash(parameters: Sequence[Tensor]) -> str:
+    """Hash of some numbers of every parameter, which tells other weights in the same folder."""
+    digest = hashlib.sha256()
+    for tensor in parameters:
+        if not tensor.is_meta and tensor.numel():  # offloaded parts are not in memory
+            values = tensor.detach().reshape(-1)[:: -(-tensor.numel() // HASHED_NUMBERS)]
+            digest.update(values.cpu().double().numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def load(conf: ModelConf, key: str, device: torch.device) -> LoadedModel:
