@@ -399,6 +399,7 @@ DRAFT_KEYS = (
     "device_map",
     "quantization",
     "trust_remote_code",
+    "allow_pickle",
 )
 _SETTING = re.compile(r"([a-z_]+)[:=](.+)")
 
