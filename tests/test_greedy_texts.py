@@ -226,3 +226,22 @@ def test_nothing_of_such_a_run_is_used_elsewhere(
     imposed = asked(tmp_path, folders, f"decode.acceptance_from={copy}")
     with pytest.raises(UserError, match=says):
         sweep.run(compose("sweep", imposed))
+
+
+@pytest.mark.parametrize(
+    "more", [("mode=replay",), ("temperature=[1]",)], ids=["replay", "sampled only"]
+)
+def test_where_no_greedy_texts_are_compared_the_lengths_of_the_run_are_tried_first(
+    more: tuple[str, ...], tmp_path: Path, folders: tuple[Path, Path]
+) -> None:
+    with pytest.raises(UserError, match=r"^model=.*: in a text of .* its cached logits differ"):
+        sweep.run(compose("sweep", asked(tmp_path, folders, *more)))
+
+
+def test_an_audition_tries_them_too(tmp_path: Path, folders: tuple[Path, Path]) -> None:
+    target, _ = folders
+    words = [f"results_root={tmp_path}", "model=hf", f"model.id={target}", "threads=1"]
+    small = ["new_tokens=40", "k=[4]", "prompts.limit=1", "temperature=[0]", "drafts=[ngram]"]
+    config = compose("audition", [*words, *small])
+    with pytest.raises(UserError, match=r"^model=.*: in a text of .* its cached logits differ"):
+        audition.work(config)

@@ -221,6 +221,11 @@ def test_so_many_draws_that_memory_runs_out_are_refused() -> None:
         validated(compose("snapshot", ["draws=1000000000"]))
 
 
+def test_a_profile_takes_no_penalty_since_its_parts_are_timed_without() -> None:
+    with pytest.raises(UserError, match=r"decode.repetition_penalty: a profile times"):
+        validated(compose("profile", ["decode.repetition_penalty=1.2"]))
+
+
 def test_groups_and_mappings_of_the_users_own_may_still_be_added() -> None:
     config = compose("sweep", ["experiment=temperature_demo", "prompts.weights={easy:1,hard:2}"])
     assert validated(config).prompts.weights == {"easy": 1, "hard": 2}

@@ -74,8 +74,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Elements, Elements,
         return outcome.folder
 
     file = root / "hostile.jsonl"
+    ids = [payload.replace("\n", " ") for payload in PAYLOADS]
     lines = [
-        {"prompt": f"Say {payload}", "id": payload, "category": PAYLOADS[index // 4]}
+        {"prompt": f"Say {payload}", "id": ids[index], "category": PAYLOADS[index // 4]}
         for index, payload in enumerate(PAYLOADS)
     ]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -192,6 +192,14 @@ def test_texts_too_short_to_show_a_position_are_no_source_of_its_rate(tmp_path: 
         sweep.run(compose("sweep", again))
 
 
+def test_acceptance_under_other_sampling_parameters_is_no_source_either(tmp_path: Path) -> None:
+    penalised = settings(tmp_path, "decode.repetition_penalty=1.5", "k=[1]", "prompts.limit=1")
+    outcome = sweep.run(compose("sweep", [*penalised, "temperature=[0]", "new_tokens=4"]))
+    words = settings(tmp_path, f"decode.acceptance_from={outcome.folder}", "k=[1]")
+    with pytest.raises(UserError, match=r"drawn with decode.repetition_penalty=1.5; give the same"):
+        sweep.run(compose("sweep", [*words, "temperature=[0]"]))
+
+
 def test_synthetic_acceptance_is_refused_where_no_loop_is_measured(tmp_path: Path) -> None:
     imposed = "decode.acceptance=0.8"
     with pytest.raises(UserError, match=r"decode.acceptance: only a sweep with mode=measure"):

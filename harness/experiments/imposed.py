@@ -5,6 +5,7 @@ from typing import Any
 
 from harness.config import DecodeConf, SweepConfig
 from harness.experiments.greedy import distrusted
+from harness.experiments.sources import check_drawn_alike
 from harness.records import Prompt, UserError
 from harness.storage import StoredRun, load
 from harness.theory.counts import acceptance_by_position, completed, latest
@@ -36,6 +37,8 @@ def imposed_rates(config: SweepConfig, prompts: Sequence[Prompt]) -> dict[Cell, 
     ]
     if source is not None and (reason := distrusted(source)):
         raise UserError(f"decode.acceptance_from={source.folder}: {reason}; take another run")
+    if source is not None:
+        check_drawn_alike(f"decode.acceptance_from={source.folder}", source, decode)
     if source is None:
         return {cell: rates_for(decode.acceptance, cell[2]) for cell in cells}
     return {cell: _measured(source, cell) for cell in cells}

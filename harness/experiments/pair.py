@@ -14,6 +14,7 @@ from harness.measurement.latency import Player
 from harness.models.cached import CachedModel
 from harness.models.load import LoadedModel, load, resolve_device, tenant
 from harness.models.pairing import open_pair
+from harness.models.probe import check_length
 from harness.models.room import cached_tokens, check_room
 from harness.models.text import check_thinking, encode
 from harness.records import Prompt, UserError
@@ -195,6 +196,17 @@ def longest(prompts: Sequence[EncodedPrompt]) -> list[int]:
 def longest_generation(prompts: Sequence[EncodedPrompt], new_tokens: int, max_k: int) -> int:
     """Positions that the longest generation needs, the drafts of its last round included."""
     return max(entry.length for entry in prompts) + new_tokens + max_k + 1
+
+
+def check_lengths(pair: Pair, config: PairConfig) -> None:
+    """Refuse a pair whose texts, at the run's lengths, are not those of uncached forwards.
+
+    Raises:
+        UserError: see `check_length`.
+    """
+    longest_text = longest_generation(pair.prompts, config.new_tokens, max(config.k))
+    check_length(pair.target_model, longest_text, f"model={pair.target.name}")
+    check_length(pair.draft_model, longest_text, f"draft={pair.draft.name}")
 
 
 def typical_context(prompts: Sequence[EncodedPrompt], new_tokens: int) -> list[int]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness import prompts as prompt_sets
-from harness.config import AuditionConfig
+from harness.config import AuditionConfig, DecodeConf
 from harness.experiments.greedy import distrusted
 from harness.records import StepTiming, TextTrace, Trial, UserError
 from harness.storage import RunFolder, StoredRun, load, load_traces, timings_from
@@ -13,6 +13,9 @@ from harness.theory.predicted import Latency, latency_of
 from harness.theory.speedup import StepTimes
 
 NGRAM = "ngram"
+# What of decode.* decides the texts, and the values that leave them as they are
+SAMPLING = ("top_k", "top_p", "min_p", "repetition_penalty", "stop_strings")
+NEUTRAL = {"top_p": 1.0, "repetition_penalty": 1.0}
 # A look-up in a text of some thousand tokens; typed latencies have no entry for it.
 LOOKUP_S = 1e-5
 
@@ -62,12 +65,24 @@ def stored_traces(
     absent = [name for name in drafts if name not in groups]
     if absent and not partly:
         raise UserError(f"{key}: no traces of draft {absent[0]!r}; it has {', '.join(groups)}")
-    drawn = run.config.get("decode", {})
-    for name in ("top_k", "top_p", "min_p", "repetition_penalty", "stop_strings"):
-        stored, asked = drawn.get(name) or None, getattr(config.decode, name) or None
+    check_drawn_alike(key, run, config.decode)
+    return {name: groups[name] for name in drafts if name in groups}, run
+
+
+def check_drawn_alike(key: str, run: StoredRun, decode: DecodeConf) -> None:
+    """Refuse a run whose texts were drawn with other sampling parameters than these.
+
+    Raises:
+        UserError: naming the first that differs.
+    """
+    drawn = run.config.get("decode") or {}
+    for name in SAMPLING:
+        stored, asked = (
+            None if value == NEUTRAL.get(name) else value or None
+            for value in (drawn.get(name), getattr(decode, name))
+        )
         if stored != asked:
             raise UserError(f"{key}: drawn with decode.{name}={stored}; give the same")
-    return {name: groups[name] for name in drafts if name in groups}, run
 
 
 @dataclass(frozen=True)

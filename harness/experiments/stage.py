@@ -31,7 +31,7 @@ from harness.measurement.traces import GeneratedText
 from harness.models.cached import CachedModel
 from harness.models.load import LoadedModel, load, resolve_device
 from harness.models.pairing import tokenizer_difference
-from harness.models.probe import cached_model
+from harness.models.probe import cached_model, check_length
 from harness.records import Prompt, StepTiming, TextTrace
 
 LATENCY_REPETITIONS = 40
@@ -93,7 +93,9 @@ def open_stage(config: AuditionConfig) -> Stage:
         model = cached_model(target.network, target.vocab_size, name, config.backend)
     conversations = encode_whole(target.tokenizer, prompts, config)
     check_context(conversations, config.new_tokens, max(config.k), (target,))
-    model.reserve(longest_generation(conversations, config.new_tokens, max(config.k)))
+    longest_text = longest_generation(conversations, config.new_tokens, max(config.k))
+    model.reserve(longest_text)
+    check_length(model, longest_text, f"model={target.name}")
     first = encode_first(target.tokenizer, prompts, config)
     threads = environment.settle_threads(config.threads, (model,), longest(first))
     return Stage(target, model, prompts, first, threads)
@@ -152,7 +154,9 @@ def _play(
     with opening(config.backend, stage.model.device.type, f"draft {draft.name}"):
         name = f"draft={draft.name}"
         model = cached_model(draft.network, draft.vocab_size, name, config.backend)
-    model.reserve(longest_generation(stage.prompts, config.new_tokens, max(config.k)))
+    longest_text = longest_generation(stage.prompts, config.new_tokens, max(config.k))
+    model.reserve(longest_text)
+    check_length(model, longest_text, f"draft={draft.name}")
     begin = time.perf_counter()
     traces = _score(stage, texts, model, draft.name, config)
     seconds = time.perf_counter() - begin

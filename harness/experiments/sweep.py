@@ -15,7 +15,7 @@ from harness.experiments.finish import finish_sweep
 from harness.experiments.greedy import GreedyText
 from harness.experiments.imposed import as_stored, imposed_rates, stored_rates
 from harness.experiments.outcome import Outcome
-from harness.experiments.pair import open_configured
+from harness.experiments.pair import check_lengths, open_configured
 from harness.experiments.plan import print_plan
 from harness.experiments.requests import plan
 from harness.experiments.running import concluded, running, unless_broken
@@ -52,6 +52,8 @@ def run(config: SweepConfig) -> Outcome:
         folder.update_manifest({"imposed_acceptance": as_stored(imposed)})
     with running(folder):
         pair = with_pair_turns(folder, pair, config)
+        if config.mode == "replay" or 0.0 not in config.temperature:  # no greedy texts to compare
+            check_lengths(pair, config)
         physics.measure_steps(folder, pair, config)
         texts: Sequence[GreedyText] = ()
         if config.mode == "replay":

@@ -105,6 +105,11 @@ def _snapshot(config: PairConfig) -> None:
 def _profile(config: PairConfig) -> None:
     if not isinstance(config, ProfileConfig):
         return
+    if config.decode.repetition_penalty not in (None, 1.0):
+        raise UserError(
+            "decode.repetition_penalty: a profile times the parts of a round without one; leave it "
+            "out, and give it to a sweep"
+        )
     for key in ("contexts", "batches"):
         values = getattr(config, key)
         if values == "auto":

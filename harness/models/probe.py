@@ -31,6 +31,8 @@ TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 COARSE_TOLERANCE = 6e-2
 ATTENTION_KINDS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 CONTEXT, VERIFIED, KEPT = 20, 6, 2
+# A longer text than this is not compared whole; what changes with the length changes before it
+LONGEST_CHECKED, PIECE = 8192, 64
 # Texts cut off here must have the logits that they have within the longer text
 BEGINNINGS = (7, 13, 20)
 # Logits beyond this are a model's way of masking tokens out, and no measure of the others
@@ -215,6 +217,47 @@ def check_causal(network: PreTrainedModel, vocab_size: int, name: str) -> None:
         raise UserError(
             f"{name}: {kind} is no causal model as it is configured: its logits at a position "
             f"change by {error:.2g} of their range with the tokens that follow"
+        )
+
+
+@torch.inference_mode()
+def check_length(model: CachedModel, tokens: int, name: str) -> None:
+    """Refuse a model whose cached logits leave the uncached ones somewhere in a text so long.
+
+    A rotary embedding that changes with the length (Phi-3's longrope beyond
+    original_max_position_embeddings) does that: keys that are cached already keep their old
+    angles. What a run generates there is not what it scores, and neither is a server's text. The
+    lean forward takes no model with such an embedding, so it is not compared.
+
+    Args:
+        model: with a cache; it is empty afterwards.
+        tokens: of the longest text of the run, prompt and answer.
+        name: its key and name, for the error.
+
+    Raises:
+        UserError: the logits differ by more than rounding.
+    """
+    network, count = model.network, min(tokens, LONGEST_CHECKED)
+    if model.engine != "transformers" or count <= CONTEXT:
+        return
+    some = probe_tokens(network, model.vocab_size)
+    ids = [some[place % len(some)] for place in range(count)]
+    kept = {"logits_to_keep": PIECE} if takes(network, "logits_to_keep") else {}
+    inputs = torch.tensor([ids], device=network.device)
+    whole = network(input_ids=inputs, use_cache=False, **kept).logits[0, :, : model.vocab_size]
+    model.prefill(ids[:CONTEXT])
+    logits = whole
+    for piece in torch.tensor(ids[CONTEXT:]).split(PIECE):
+        logits = model.forward(piece)
+        model.rewind(0)
+    model.prefill([])
+    error = difference(logits, whole[-len(logits) :])
+    allowed = allowed_error(network) * (1 if network.dtype in TOLERANCE else 4)
+    if not error <= allowed:
+        raise UserError(
+            f"{name}: in a text of {count} tokens its cached logits differ from uncached ones by "
+            f"{error:.2g} of their range, as where a rotary embedding changes with the length; "
+            "lower new_tokens or leave out the longest prompts"
         )
 
 
