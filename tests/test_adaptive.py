@@ -32,6 +32,10 @@ class Chain:
         self.law = law
         self.cache: list[int] = []
 
+    @property
+    def vocab_size(self) -> int:
+        return 3
+
     def prefill(self, tokens) -> None:
         self.cache = list(tokens)
 
