@@ -69,12 +69,13 @@ def test_adaptive_drafting_runs_eagerly_where_nothing_else_was_asked_for() -> No
 def test_a_run_begun_with_eager_goes_on_with_eager(tmp_path: Path) -> None:
     for door, resume in (("sweep", lambda c: resumed(c, "sweep")), ("audition", audition_resumed)):
         words = [f"results_root={tmp_path}", "threads=1"]
-        old = compose(door, [*words, "backend=eager"])
+        old = compose(door, [*words, "backend=eager", "model.attention=sdpa"])
         run = RunFolder.create(tmp_path, door, ["tiny"], asdict(old))
         config = compose(door, [*words, f"resume={run.path}"])
         folder = resume(config)
         assert folder is not None
         assert (folder.path, config.backend) == (run.path, "eager")
+        assert config.model.attention == "sdpa"
         with pytest.raises(UserError, match="differs in backend"):
             resume(compose(door, [*words, f"resume={run.path}", "backend=cuda_graphs"]))
 

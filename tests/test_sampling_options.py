@@ -208,6 +208,7 @@ def test_what_generation_config_asks_for_and_the_run_did_not_do_is_a_caveat(tmp_
         ("decode.min_p=1.5", "decode.min_p: 1.5 is not in (0, 1]"),
         ("decode.repetition_penalty=0", "decode.repetition_penalty: 0.0 is not in"),
         ("decode.stop_strings=['']", "decode.stop_strings: an empty string"),
+        (r"decode.stop_strings=['\n']", "holds a backslash and an n, not a line break"),
     ],
 )
 def test_a_key_or_value_that_makes_no_sense_is_refused_by_name(override: str, named: str) -> None:

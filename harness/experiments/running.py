@@ -57,13 +57,20 @@ def unless_broken(folder: RunFolder, what: str) -> Iterator[None]:
 
 
 def resumed_run(config: PairConfig | AuditionConfig, door: str) -> RunFolder:
-    """The folder that `config.resume` names; backend=auto becomes the backend that it began with.
+    """The folder that `config.resume` names; what is auto becomes what the run began with.
+
+    Its backend, and the attention of its models, which was sdpa before auto was the default.
 
     Raises:
         UserError: it is not a run of this door with this configuration.
     """
+    began = load(str(config.resume)).config
     if config.backend == "auto":
-        config.backend = load(str(config.resume)).config.get("backend", config.backend)
+        config.backend = began.get("backend", config.backend)
+    for role in ("model", "draft"):
+        model, stored = getattr(config, role, None), began.get(role) or {}
+        if model is not None and model.attention == "auto":
+            model.attention = stored.get("attention", model.attention)
     return RunFolder.resume(str(config.resume), door, asdict(config))
 
 

@@ -269,6 +269,12 @@ def _decode(decode: DecodeConf) -> None:
         )
     if "" in (decode.stop_strings or []):
         raise UserError("decode.stop_strings: an empty string would end every text at once")
+    literal = next((text for text in decode.stop_strings or [] if "\\n" in text), None)
+    if literal is not None:
+        raise UserError(
+            f"decode.stop_strings: {literal} holds a backslash and an n, not a line break; in a "
+            "shell write $'decode.stop_strings=[\"\\n\\n\"]'"
+        )
     _no_duplicates("decode.stop_strings", decode.stop_strings or [])
     _one_of("decode.rule", decode.rule, RULES)
     _one_of("decode.stop", decode.stop, STOPS)
