@@ -56,6 +56,8 @@ image = (
     )
     .add_local_dir(str(HERE / "harness"), "/root/harness", ignore=["**/__pycache__"])
     .add_local_dir(str(HERE / "conf"), "/root/conf")
+    # For the first run on a card; no function calls it (docs/cloud.md)
+    .add_local_file(str(HERE / "benchmarks" / "gpu.py"), "/root/benchmarks/gpu.py")
 )
 hub_cache = modal.Volume.from_name("speculation-harness-hub-cache", create_if_missing=True)
 compiled = modal.Volume.from_name("speculation-harness-compiled", create_if_missing=True)

@@ -113,7 +113,7 @@ def ran_on(root: Path, target: dict[str, Any], draft: dict[str, Any], device: st
     ("target", "draft", "says"),
     [
         (GRAPHS, GRAPHS, "engine: CUDA graphs"),
-        ({"engine": "lean"}, {"engine": "lean"}, "engine: the harness's own eager forward"),
+        ({"engine": "lean"}, {"engine": "lean"}, "engine: eager forward of the harness"),
         (
             GRAPHS,
             {"engine": "cuda_graphs", "compiled": False, "engine_reason": NO_COMPILER},

@@ -233,7 +233,7 @@ def test_every_door_runs_to_a_report_from_exactly_the_files_that_the_image_mount
         assert folder.name.endswith("_l4")
         assert stored.manifest["cloud"]["asked_gpu"] == "L4"
         assert stored.manifest["cloud"]["upgraded"]
-        assert "engine: the harness's own eager forward" in page
+        assert "engine: eager forward of the harness" in page
 
 
 def test_a_card_that_was_upgraded_is_told(tmp_path: Path) -> None:

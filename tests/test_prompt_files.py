@@ -116,7 +116,9 @@ def test_what_stands_before_the_first_human_message_is_left_out(tmp_path: Path) 
     assert told(read_file(tmp_path / "a.jsonl")) == [("a", "a-01", None, ("Hi",), ())]
 
 
-def test_unusable_entries_are_passed_over_where_asked_and_the_fewer(tmp_path: Path) -> None:
+def test_unusable_entries_are_skipped_where_asked_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     talks: list[Any] = [{"conversations": [{"from": "human", "value": f"{n}?"}]} for n in range(3)]
     talks[1:1] = [{"conversations": []}, {"conversations": [{"from": "human", "value": ""}]}]
     file = tmp_path / "dump.json"
@@ -130,6 +132,10 @@ def test_unusable_entries_are_passed_over_where_asked_and_the_fewer(tmp_path: Pa
         ("dump-04", ("1?",)),
         ("dump-05", ("2?",)),
     ]
+    load(conf)
+    (said,) = caplog.messages
+    assert f"{file}: 2 of 5 entries skipped; " in said
+    assert "entry 2" in said
     file.write_text(json.dumps(talks[:3]), encoding="utf-8")
     with pytest.raises(UserError, match=r"2 of 3 entries are unusable.*entry 2"):
         load(conf)

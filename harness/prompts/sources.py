@@ -6,9 +6,11 @@ memory. A reader yields (number, entry).
 
 import csv
 import gzip
+import logging
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,6 +34,7 @@ from harness.records import Prompt, UserError
 MAX_CHARACTERS = 2**30
 MAX_LINE = 2**24
 MAX_PROMPTS = 200_000
+_log = logging.getLogger(__name__)
 
 
 def read_file(
@@ -127,7 +130,16 @@ def _collect(entries: Iterable[tuple[int, Any]], source: Source) -> tuple[Prompt
         )
     if not prompts:
         raise UserError(f"{source.name}: no prompts in it; {EXPECTED}, one a {source.unit}")
+    if unusable:
+        total = len(unusable) + len(prompts)
+        _say(f"{source.name}: {len(unusable):,} of {total:,} entries skipped; {unusable[0]}")
     return tuple(prompts)
+
+
+@cache
+def _say(line: str) -> None:
+    """Log a line once, though a run reads its prompts more than once."""
+    _log.warning("%s", line)
 
 
 def _opened(path: Path, newline: str) -> IO[str]:

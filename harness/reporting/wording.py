@@ -33,7 +33,7 @@ DECIDING_DOORS = frozenset({"sweep", "audition"})
 # What ran, by a model's `engine` in the manifest
 ENGINES = {
     "cuda_graphs": "CUDA graphs",
-    "lean": "the harness's own eager forward",
+    "lean": "eager forward of the harness",
     "transformers": "eager forward of transformers",
 }
 # Caveats that a banner has said already
