@@ -175,7 +175,8 @@ def acceptance_paragraph(results: Iterable[ResultRow]) -> str | None:
     return (
         "Compare the break-even alpha with alpha, never with acceptance_rate. acceptance_rate is"
         " accepted / drafted: all K tokens of a round count as drafted, also those behind a"
-        " rejection, which had no chance, so it falls with K by construction. alpha is the"
+        " rejection or beyond the end of the text, which had no chance, so it falls with K by"
+        " construction. alpha is the"
         " probability that a draft token is accepted given that all before it in its round were,"
         f" and that is what break-even speaks of. Here,{draft} at K={row.k} on {row.prompt_set}"
         f" prompts at temperature {fmt.temperature(row.temperature)}, an acceptance_rate of"
