@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING, Any
 import modal
 
 if TYPE_CHECKING:
+    from harness.cloud.jobs import Job
+    from harness.cloud.remote import Delivery
+    from harness.commands.outcome import Outcome
     from harness.config import GpuConf
-    from harness.experiments.jobs import Job
-    from harness.experiments.outcome import Outcome
-    from harness.experiments.remote import Delivery
 
 HERE = Path(__file__).resolve().parent
 HUB_CACHE, COMPILED, RUNS = "/cache/huggingface", "/cache/compiled", "/runs"
@@ -80,7 +80,7 @@ app = modal.App("speculation-harness")
 )
 def on_gpu(job: "Job", root: str = RUNS) -> "Delivery":
     """Does one job on this container's card, or what is missing of it, and returns its run."""
-    from harness.experiments import remote
+    from harness.cloud import remote
 
     _reload()
     try:
@@ -94,7 +94,7 @@ def on_gpu(job: "Job", root: str = RUNS) -> "Delivery":
 @app.function(image=image, volumes={RUNS: runs}, timeout=WAIT_S)
 def in_cloud(jobs: "Sequence[Job]", root: str = RUNS) -> "list[Delivery]":
     """Has the jobs of one launch done, each on its card, and returns what came back from each."""
-    from harness.experiments import remote
+    from harness.cloud import remote
 
     _reload()
     return remote.fan_out(jobs, root, lambda job: _each([job], root)[0], lambda s: _each(s, root))
@@ -102,7 +102,7 @@ def in_cloud(jobs: "Sequence[Job]", root: str = RUNS) -> "list[Delivery]":
 
 def _each(jobs: "Sequence[Job]", root: str) -> "list[Delivery]":
     """One container per job; a card at a time has its own `starmap`, all cards go side by side."""
-    from harness.experiments import remote
+    from harness.cloud import remote
 
     by_gpu: dict[str, list[Job]] = {}
     for job in jobs:
@@ -215,7 +215,7 @@ def _pair(door: str, words: list[str], gpu: str, overrides: str, resume: str) ->
 
 
 def _single(door: str, words: list[str], gpu: str, overrides: str, resume: str) -> int:
-    from harness.experiments.jobs import Job, container_memory_mib, launch_name
+    from harness.cloud.jobs import Job, container_memory_mib, launch_name
 
     name, card = card_named(gpu)
     words = [*words, *_priced(door, card), *shlex.split(overrides)]
@@ -230,7 +230,7 @@ def _single(door: str, words: list[str], gpu: str, overrides: str, resume: str) 
 def _audition(model: str, drafts: str, gpus: str, chunk: int, overrides: str, resume: str) -> int:
     from dataclasses import replace
 
-    from harness.experiments.jobs import audition_jobs, container_memory_mib, launch_name
+    from harness.cloud.jobs import audition_jobs, container_memory_mib, launch_name
 
     words = [f"model={model}", *shlex.split(overrides)]
     names = [name for name in drafts.split(",") if name]
@@ -250,7 +250,7 @@ def _audition(model: str, drafts: str, gpus: str, chunk: int, overrides: str, re
     folders = [str(path) for path, entry in deliveries if path and entry.failure is None]
     if len(jobs) == 1 or not folders:
         return status
-    from harness.experiments import fleet
+    from harness.commands import fleet
 
     failures = [failure for _, entry in deliveries if (failure := entry.failure) is not None]
     outcome = fleet.run(replace(config, combine=folders), failures)
@@ -299,8 +299,8 @@ def card_named(gpu: str) -> "tuple[str, GpuConf]":
     Raises:
         UserError: no such card; the message lists those that there are.
     """
+    from harness.cloud.jobs import card_of
     from harness.entry import compose
-    from harness.experiments.jobs import card_of
 
     name, card = card_of(gpu)
     return name, compose("sweep", [f"gpu={card}"]).gpu
@@ -325,9 +325,9 @@ def checked(
     """
     from hydra.errors import HydraException
 
+    from harness.cloud.jobs import check_fits, check_rentable
+    from harness.commands.validate import validated
     from harness.entry import compose, draft_conf
-    from harness.experiments.jobs import check_fits, check_rentable
-    from harness.experiments.validate import validated
     from harness.records import UserError
 
     try:

@@ -49,6 +49,8 @@ from rich.console import Console
 from rich.table import Table
 from transformers import GenerationConfig
 
+from harness.analysis.rates import Rates, conditional, rates_for
+from harness.analysis.synthetic import expected_tokens_per_round
 from harness.decoding.sampling import Warping
 from harness.entry import compose
 from harness.measurement.bandwidth import copy_bandwidth
@@ -67,9 +69,7 @@ from harness.models.room import is_out_of_memory
 from harness.records import Trial
 from harness.theory.acceptance import alpha_from_acceptance_rate
 from harness.theory.hardware import Architecture, model_bandwidth_utilisation
-from harness.theory.rates import Rates, conditional, rates_for
 from harness.theory.shapes import architecture_of
-from harness.theory.synthetic import expected_tokens_per_round
 
 TARGETS = ("qwen3_4b", "qwen3_8b", "qwen3_32b", "qwen3_30b_a3b")
 DRAFT = "qwen3_0_6b"

@@ -22,10 +22,10 @@ from replay_exactness import DRAFTS, Family, family
 from rich.console import Console
 from rich.table import Table
 
+from harness.analysis.candidates import replayed
 from harness.decoding.sampling import Warping
 from harness.measurement.traces import GeneratedText, generate_texts
 from harness.records import RULES, TextTrace
-from harness.theory.audition import replayed
 
 KS = (1, 2, 3, 4, 5, 6, 8, 10)
 TEMPERATURES = (0.0, 0.7, 1.0)

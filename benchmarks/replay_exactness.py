@@ -37,6 +37,7 @@ from rich.table import Table
 from scipy.stats import ttest_rel
 
 from harness import prompts as prompt_sets
+from harness.analysis.candidates import replayed
 from harness.config import ModelConf, PromptsConf
 from harness.decoding.candidates import NgramDrafter
 from harness.decoding.sampling import Warping
@@ -48,7 +49,6 @@ from harness.models.load import LoadedModel, load
 from harness.models.pairing import open_pair
 from harness.models.text import encode
 from harness.records import TextTrace, Trial
-from harness.theory.audition import replayed
 from harness.theory.replay import accept_probabilities, by_start
 
 MODEL_DRAFTS = ("tiny_good", "tiny_small", "tiny_unrelated")

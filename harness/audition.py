@@ -15,19 +15,19 @@ Runs on several cards are put together with `combine`: what does a token cost on
 
 from typing import NoReturn
 
+from harness.commands.outcome import Outcome
 from harness.config import AuditionConfig
 from harness.entry import draft_conf, run_door
-from harness.experiments.outcome import Outcome
 
 
 def work(config: AuditionConfig) -> Outcome:
     """Does the door's work; the import is here so that --help needs no torch."""
     if config.combine:
-        from harness.experiments import fleet
+        from harness.commands import fleet
 
         return fleet.run(config)
     drafts = [draft_conf(entry) for entry in config.drafts]
-    from harness.experiments import audition
+    from harness.commands import audition
 
     return audition.run(config, drafts)
 

@@ -19,14 +19,14 @@ verify + overhead are fitted.
 
 from typing import NoReturn
 
+from harness.commands.outcome import Outcome
 from harness.config import BreakevenConfig
 from harness.entry import run_door
-from harness.experiments.outcome import Outcome
 
 
 def work(config: BreakevenConfig) -> Outcome:
     """Does the door's work."""
-    from harness.experiments import breakeven
+    from harness.commands import breakeven
 
     return breakeven.run(config)
 

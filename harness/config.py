@@ -3,7 +3,7 @@
 Values come from the YAML files under conf/ and from the command line; Hydra merges them into the
 dataclasses below, so a misspelt key or a word where a number belongs fails while composing, before
 any model is loaded. What a type cannot say (K >= 0, a known rule) is checked by
-`harness.experiments.validate`.
+`harness.commands.validate`.
 
 The dataclasses are mutable because Hydra merges into them; nothing here acts (no file is read, no
 environment variable is set). The keys are the command line's contract: renaming one breaks users.

@@ -31,9 +31,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harness import run_files, run_lock
+from harness.commands.outcome import Interrupted, Outcome
+from harness.commands.validate import check_model, validated
 from harness.config import CONF_DIR, DRAFT_KEYS, ModelConf, register, split_draft
-from harness.experiments.outcome import Interrupted, Outcome
-from harness.experiments.validate import check_model, validated
 from harness.records import UserError
 
 OK, CELLS_FAILED, USER_ERROR, SIGNALLED = 0, 1, 2, 128

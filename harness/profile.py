@@ -12,14 +12,14 @@ speedup and the alpha that a draft must reach to break even. Acceptance is not m
 import sys
 from typing import NoReturn
 
+from harness.commands.outcome import Outcome
 from harness.config import CONF_DIR, ProfileConfig
 from harness.entry import USER_ERROR, run_door
-from harness.experiments.outcome import Outcome
 
 
 def work(config: ProfileConfig) -> Outcome:
     """Does the door's work; the import is here so that --help needs no torch."""
-    from harness.experiments import profile
+    from harness.commands import profile
 
     return profile.run(config)
 

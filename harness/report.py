@@ -13,14 +13,14 @@ files, so it works wherever the folder lies.
 
 from typing import NoReturn
 
+from harness.commands.outcome import Outcome
 from harness.config import ReportConfig
 from harness.entry import run_door
-from harness.experiments.outcome import Outcome
 
 
 def work(config: ReportConfig) -> Outcome:
     """Does the door's work."""
-    from harness.experiments import report
+    from harness.commands import report
 
     return report.run(config)
 

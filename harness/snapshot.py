@@ -11,14 +11,14 @@ At a temperature above 0, draws from one forced prefix are tested against the ex
 
 from typing import NoReturn
 
+from harness.commands.outcome import Outcome
 from harness.config import SnapshotConfig
 from harness.entry import run_door
-from harness.experiments.outcome import Outcome
 
 
 def work(config: SnapshotConfig) -> Outcome:
     """Does the door's work; the import is here so that --help needs no torch."""
-    from harness.experiments import snapshot
+    from harness.commands import snapshot
 
     return snapshot.run(config)
 

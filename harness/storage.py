@@ -22,6 +22,8 @@ import pandas as pd
 import yaml
 
 from harness import run_files, run_lock, trace_file
+from harness.analysis.compare_rows import ComparisonRow
+from harness.analysis.steps import latency_rows
 from harness.records import (
     SCHEMA_VERSION,
     LatencyRow,
@@ -34,8 +36,6 @@ from harness.records import (
     UserError,
     Verdict,
 )
-from harness.theory.compare_rows import ComparisonRow
-from harness.theory.steps import latency_rows
 
 
 def _numeric(record: type[Any]) -> tuple[str, ...]:

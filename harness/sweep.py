@@ -11,14 +11,14 @@ sets the prediction from acceptance and latency beside what was measured.
 
 from typing import NoReturn
 
+from harness.commands.outcome import Outcome
 from harness.config import SweepConfig
 from harness.entry import run_door
-from harness.experiments.outcome import Outcome
 
 
 def work(config: SweepConfig) -> Outcome:
     """Does the door's work; the import is here so that --help needs no torch."""
-    from harness.experiments import sweep
+    from harness.commands import sweep
 
     return sweep.run(config)
 

@@ -42,6 +42,7 @@ from transformers.models.auto.modeling_auto import (
     AutoModelForCausalLM,
 )
 
+from harness.analysis.candidates import replayed
 from harness.config import ModelConf
 from harness.decoding.autoregressive import autoregressive_rounds
 from harness.decoding.drafters import ModelDrafter
@@ -54,7 +55,6 @@ from harness.models.hub import quiet_transformers
 from harness.models.load import EMBEDDED, load
 from harness.models.probe import cached_model
 from harness.records import UserError
-from harness.theory.audition import replayed
 
 TABLE = Path(__file__).resolve().parent.parent / "docs" / "families.md"
 CPU = torch.device("cpu")

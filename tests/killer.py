@@ -21,8 +21,8 @@ def main() -> None:
     door, root, seed, names, overrides = (
         sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5:]
     )  # fmt: skip
-    import_module(f"harness.experiments.{door}")
-    import_module("harness.experiments.cast")
+    import_module(f"harness.commands.{door}")
+    import_module("harness.commands.cast")
     import_module("matplotlib.pyplot")
     attempt = Attempts(door, root, overrides)
     begin = time.monotonic()

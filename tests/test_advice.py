@@ -5,9 +5,7 @@ import math
 import pytest
 from workloads import population
 
-from harness.experiments.advise import engines
-from harness.records import RULES, Trial, Verdict
-from harness.theory.advice import (
+from harness.analysis.advice import (
     Case,
     Floors,
     advice,
@@ -18,7 +16,9 @@ from harness.theory.advice import (
     v_allowed,
     with_cheap_verify,
 )
-from harness.theory.rules_of_thumb import rules_of_thumb, suggested_k
+from harness.analysis.advise import engines
+from harness.analysis.rules_of_thumb import rules_of_thumb, suggested_k
+from harness.records import RULES, Trial, Verdict
 from harness.theory.speedup import StepTimes, speedup, speedup_from_tokens_per_round
 
 # Qwen3-4B with 0.6B on one A10G, eager: easy prompts; floors of REFERENCE's memory table

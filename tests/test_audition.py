@@ -11,10 +11,10 @@ import pytest
 import torch
 from random_models import qwen3, save
 
+from harness.commands import audition, cast, execute, profile, snapshot, stage, sweep
+from harness.commands.outcome import Outcome
 from harness.config import AuditionConfig, ModelConf
 from harness.entry import compose, draft_conf
-from harness.experiments import audition, cast, execute, profile, snapshot, stage, sweep
-from harness.experiments.outcome import Outcome
 from harness.measurement import parts
 from harness.models import probe
 from harness.models.lean.pieces import compiled_pieces
@@ -276,7 +276,7 @@ def test_a_replayed_sweep_measures_no_generation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "harness.experiments.execute.run_trial", lambda *_: pytest.fail("a generation was run")
+        "harness.commands.execute.run_trial", lambda *_: pytest.fail("a generation was run")
     )
     settings = ["mode=replay", "k=[1,4]", "new_tokens=12", "threads=1"]
     outcome = sweep.run(compose("sweep", [f"results_root={tmp_path}", *settings]))

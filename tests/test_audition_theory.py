@@ -6,22 +6,22 @@ import numpy as np
 import pytest
 from workloads import DRAFTS, KS, Steps, population, timing, trace
 
+from harness.analysis.candidates import ENGINES, candidates_evidence, replay_drafts, replayed
+from harness.analysis.comparison import pairwise, rules_gap
+from harness.analysis.draft_temperature import best_draft_temperature
+from harness.analysis.paired import gap_in_standard_errors, measured_rounds, replayed_rounds
+from harness.analysis.predicted import evidence_of, predicted_seconds
+from harness.analysis.ranking import rank
+from harness.analysis.replayed_rows import category_alpha, replayed_rows
+from harness.analysis.requests import request_view
+from harness.analysis.sequential import batches, look, start_race
+from harness.analysis.step_latency import Latency, latency_of, round_costs
+from harness.analysis.verdict import decide, least_regret
 from harness.records import StepTiming, TextTrace, Trial, UserError
-from harness.theory.audition import ENGINES, candidates_evidence, replay_drafts, replayed
-from harness.theory.comparison import pairwise, rules_gap
-from harness.theory.draft_temperature import best_draft_temperature
 from harness.theory.hardware import Architecture
 from harness.theory.memory import cost_per_million_tokens, memory_view
-from harness.theory.paired import gap_in_standard_errors, measured_rounds, replayed_rounds
-from harness.theory.predicted import evidence_of, predicted_seconds
-from harness.theory.ranking import rank
 from harness.theory.replay import by_start, replay
-from harness.theory.replayed_rows import category_alpha, replayed_rows
-from harness.theory.requests import request_view
-from harness.theory.sequential import batches, look, start_race
 from harness.theory.speedup import StepTimes
-from harness.theory.step_latency import Latency, latency_of, round_costs
-from harness.theory.verdict import decide, least_regret
 
 TIMES = StepTimes(0.1, 1.0, tuple(1.0 + 0.05 * n for n in range(9)))
 
@@ -76,7 +76,7 @@ def test_texts_of_uneven_length_are_replayed_as_if_each_were_alone(traces):
 
 def test_many_texts_are_replayed_in_chunks_without_a_difference(traces, monkeypatch):
     whole = replayed(traces["fair"], "ratio", [3])[3]
-    monkeypatch.setattr("harness.theory.audition.CHUNK_ENTRIES", 1)
+    monkeypatch.setattr("harness.analysis.candidates.CHUNK_ENTRIES", 1)
     assert replayed(traces["fair"], "ratio", [3])[3].rounds == pytest.approx(whole.rounds)
 
 

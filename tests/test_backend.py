@@ -13,11 +13,11 @@ from random_models import qwen3, save
 from rich.console import Console
 
 from harness import reporting
+from harness.analysis.told import caveats
+from harness.commands.execute import note_or_check, resumed
+from harness.commands.running import resumed_run
+from harness.commands.validate import validated
 from harness.entry import compose
-from harness.experiments.execute import note_or_check, resumed
-from harness.experiments.running import resumed_run
-from harness.experiments.told import caveats
-from harness.experiments.validate import validated
 from harness.models import load as loading
 from harness.models import probe, room
 from harness.models.dummy import config_of

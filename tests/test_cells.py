@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from harness.analysis.cells import acceptance_by_position, measured_rows, theory_rows
 from harness.records import Trial
-from harness.theory.cells import acceptance_by_position, measured_rows, theory_rows
-from harness.theory.intervals import ratio_interval, speedup_interval
+from harness.stats.intervals import ratio_interval, speedup_interval
 from harness.theory.speedup import StepTimes
 
 TIMES = StepTimes(0.001, 0.010, (0.010, 0.011, 0.012))

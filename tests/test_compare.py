@@ -12,18 +12,18 @@ import pandas as pd
 import pytest
 from reporting_fixtures import ENVIRONMENT, PAIR
 
+from harness.analysis.compare import compare_trials
+from harness.analysis.compare_cells import PairedCell
+from harness.analysis.compare_gate import headline
+from harness.analysis.compare_rows import ComparisonRow, with_holm
+from harness.analysis.compare_texts import compare_texts
+from harness.analysis.differences import differences
+from harness.commands import report
+from harness.commands.outcome import Outcome
 from harness.config import ReportConfig
-from harness.experiments import report
-from harness.experiments.differences import differences
-from harness.experiments.outcome import Outcome
 from harness.records import Summary, Trial, UserError, Verdict
+from harness.stats.intervals import speedup_interval
 from harness.storage import COMPARISON_COLUMNS, RunFolder, load
-from harness.theory.compare import compare_trials
-from harness.theory.compare_cells import PairedCell
-from harness.theory.compare_gate import headline
-from harness.theory.compare_rows import ComparisonRow, with_holm
-from harness.theory.compare_texts import compare_texts
-from harness.theory.intervals import speedup_interval
 
 EXAMPLES = Path(__file__).parents[1] / "results" / "examples"
 BLANK = ComparisonRow("a", "b", "d", "d", None, None, 0, "measured", "complete")

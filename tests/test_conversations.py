@@ -10,17 +10,17 @@ import torch
 from random_models import qwen3, save
 
 from harness import reporting
+from harness.analysis.counts import per_prompt
+from harness.analysis.evidence import evidence_from_trials
+from harness.commands import audition, cast, execute, profile, snapshot, stage, sweep, texts
 from harness.config import ModelConf, PromptsConf
 from harness.entry import compose, draft_conf
-from harness.experiments import audition, cast, execute, profile, snapshot, stage, sweep, texts
 from harness.models.load import LoadedModel
 from harness.models.load import load as load_model
 from harness.models.text import encode
 from harness.prompts import load as load_prompts
 from harness.records import Prompt, Trial, UserError
 from harness.storage import RunFolder, StoredRun, load
-from harness.theory.counts import per_prompt
-from harness.theory.evidence import evidence_from_trials
 
 CPU = torch.device("cpu")
 TALKS = [

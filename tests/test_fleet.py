@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from harness.analysis.fleet import card_row, is_card, money, placed
+from harness.analysis.priced import other_card, prices
 from harness.audition import work
+from harness.commands import stage, sweep, texts
+from harness.commands.cost import all_cards
 from harness.config import AuditionConfig
 from harness.entry import compose
-from harness.experiments import stage, sweep, texts
-from harness.experiments.cost import all_cards
-from harness.experiments.priced import other_card, prices
 from harness.records import UserError, Verdict
 from harness.storage import StoredRun, load
 from harness.theory.estimate import (
@@ -27,7 +28,6 @@ from harness.theory.estimate import (
     text_forwards,
     timing_forwards,
 )
-from harness.theory.fleet import card_row, is_card, money, placed
 from harness.theory.hardware import Architecture
 from harness.theory.speedup import StepTimes
 

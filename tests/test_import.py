@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.analysis.fit import LogRow, fit_rounds
+from harness.analysis.given_verdict import Given, decide_given
+from harness.commands import breakeven
+from harness.commands.given import gathered
+from harness.commands.server_log import read_log
+from harness.commands.vllm_bench import read_bench
 from harness.config import BreakevenConfig
-from harness.experiments import breakeven
-from harness.experiments.given import gathered
-from harness.experiments.server_log import read_log
-from harness.experiments.vllm_bench import read_bench
 from harness.records import StepTiming, UserError
 from harness.storage import RunFolder
-from harness.theory.fit import LogRow, fit_rounds
-from harness.theory.given import Given, decide_given
 
 # REFERENCE section 1, the founding post's K sweep: K, ms per token, acceptance_rate.
 POST = {

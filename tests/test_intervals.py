@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from harness.records import UserError
-from harness.theory.intervals import (
+from harness.stats.intervals import (
     CONFIDENCE,
     MIN_PROMPTS,
     Interval,

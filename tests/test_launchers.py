@@ -8,8 +8,8 @@ import pytest
 from conftest import Door
 
 from harness import entry
+from harness.commands.outcome import Outcome
 from harness.config import SweepConfig
-from harness.experiments.outcome import Outcome
 from harness.records import UserError
 from harness.storage import RunFolder, load
 

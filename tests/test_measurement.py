@@ -8,6 +8,7 @@ import torch
 from random_models import qwen3
 from stubs import CPU, TableModel
 
+from harness.analysis.steps import latency_rows, step_times
 from harness.decoding.sampling import Warping
 from harness.measurement import environment
 from harness.measurement.clock import Clock
@@ -16,7 +17,6 @@ from harness.measurement.snapshots import chi_square, compare_texts, law_tests
 from harness.measurement.trials import Request, run_trial
 from harness.models.lean.model import LeanModel
 from harness.records import RULES, Rule, UserError
-from harness.theory.steps import latency_rows, step_times
 
 PROMPT = (3, 1, 4, 1, 5)
 

@@ -18,10 +18,8 @@ from modal._utils.async_utils import synchronizer
 
 import modal_app
 from harness import reporting
-from harness.entry import compose
-from harness.experiments import execute, remote, report, stage, sweep
-from harness.experiments.cost import all_cards
-from harness.experiments.jobs import (
+from harness.cloud import remote
+from harness.cloud.jobs import (
     GPUS,
     Job,
     audition_jobs,
@@ -29,6 +27,9 @@ from harness.experiments.jobs import (
     container_memory_mib,
     launch_name,
 )
+from harness.commands import execute, report, stage, sweep
+from harness.commands.cost import all_cards
+from harness.entry import compose
 from harness.prompts import load as load_prompts
 from harness.records import UserError
 from harness.reporting.cloud import lines
@@ -162,8 +163,8 @@ others = [entry for entry in sys.path if not (Path(entry) / "harness").is_dir()]
 sys.path[:] = [str(here), *others]
 import harness, modal_app
 assert Path(harness.__file__).is_relative_to(here)
-from harness.experiments import execute, stage
-from harness.experiments.jobs import Job
+from harness.commands import execute, stage
+from harness.cloud.jobs import Job
 execute.LATENCY_REPETITIONS = stage.LATENCY_REPETITIONS = 5
 small = ("model=tiny", "new_tokens=6", "prompts.limit=1", "k=[1,2]", "threads=1", "temperature=[0]")
 done = {}

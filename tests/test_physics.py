@@ -15,10 +15,13 @@ from random_models import qwen3
 from stubs import TableModel
 from test_hardware import QWEN3
 
+from harness.analysis.batching import batch_gains, stopping_batches
+from harness.analysis.steps import latency_rows, merged, reference, step_times
+from harness.analysis.waterfall import round_parts, undisturbed, waterfall
+from harness.commands import physics
 from harness.config import ProfileConfig
 from harness.decoding.drafters import ModelDrafter
 from harness.decoding.sampling import Warping
-from harness.experiments import physics
 from harness.measurement import clock as measurement_clock
 from harness.measurement import curves, parts
 from harness.measurement.bandwidth import copy_bandwidth
@@ -33,13 +36,10 @@ from harness.reporting.tables.bounds import bound_sentences, bounds_table
 from harness.reporting.tables.cards import cards_table
 from harness.reporting.tables.curves import batch_table, curve_table
 from harness.reporting.tables.parts import parts_table, waterfall_table
-from harness.theory.batching import batch_gains, stopping_batches
 from harness.theory.floors import Reader, first_bounds, step_bounds, with_floors
 from harness.theory.planning import Wanted, plan_card, plan_cards
 from harness.theory.roofline import Card, forward_flops, modelled_forward
 from harness.theory.speedup import speedup
-from harness.theory.steps import latency_rows, merged, reference, step_times
-from harness.theory.waterfall import round_parts, undisturbed, waterfall
 
 A10G = Card("a10g", 600, 70, 24, 1.1)
 H200 = Card("h200", 4800, 989, 141, 4.5)

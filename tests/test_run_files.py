@@ -20,13 +20,14 @@ import pytest
 from conftest import Door
 
 from harness import entry, reporting, run_lock
+from harness.cloud import remote
+from harness.cloud.jobs import Job
+from harness.commands import breakeven, report
+from harness.commands.index import _entry as indexed
+from harness.commands.outcome import Interrupted, Outcome
+from harness.commands.running import running
 from harness.config import BreakevenConfig, GpuConf, ReportConfig
 from harness.entry import compose
-from harness.experiments import breakeven, remote, report
-from harness.experiments.index import _entry as indexed
-from harness.experiments.jobs import Job
-from harness.experiments.outcome import Interrupted, Outcome
-from harness.experiments.running import running
 from harness.records import StepTiming, UserError
 from harness.storage import RunFolder, load, load_traces, timings_from
 from tests import reporting_fixtures as made

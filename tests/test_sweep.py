@@ -9,12 +9,12 @@ import torch
 from conftest import Door
 from random_models import fill_hub_cache, qwen3, save
 
+from harness.commands import sweep
+from harness.commands.outcome import Outcome
+from harness.commands.pair import open_configured
+from harness.commands.requests import plan
 from harness.config import SweepConfig
 from harness.entry import compose
-from harness.experiments import sweep
-from harness.experiments.outcome import Outcome
-from harness.experiments.pair import open_configured
-from harness.experiments.requests import plan
 from harness.measurement.trials import run_trial
 from harness.models.lean.model import LeanModel
 from harness.records import UserError
@@ -128,7 +128,7 @@ def test_resuming_a_finished_run_generates_nothing_again(
     def forbidden(*_: object) -> None:
         raise AssertionError("nothing is left to run")
 
-    monkeypatch.setattr("harness.experiments.execute.run_trial", forbidden)
+    monkeypatch.setattr("harness.commands.execute.run_trial", forbidden)
     again = sweep.run(config(stored.folder.parent, "prompts.limit=8", f"resume={stored.folder}"))
     assert again.status == 0
     assert load(stored.folder).trials == stored.trials
@@ -187,11 +187,11 @@ def test_a_cell_out_of_memory_is_recorded_and_the_sweep_goes_on(
         generating = True
         return timings
 
-    from harness.experiments import execute
+    from harness.commands import execute
 
     measure = execute.measure_steps
     monkeypatch.setattr(LeanModel, "forward", limited)
-    monkeypatch.setattr("harness.experiments.execute.measure_steps", steps_then)
+    monkeypatch.setattr("harness.commands.execute.measure_steps", steps_then)
     outcome = sweep.run(config(tmp_path, "prompts.limit=2", "temperature=[0]"))
     assert outcome.status == 1
     assert outcome.folder is not None

@@ -9,6 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from harness.analysis.rates import conditional, rates_for
+from harness.analysis.synthetic import expected_tokens_per_round as expected_on_texts
+from harness.commands import snapshot, sweep
+from harness.commands.validate import validated
 from harness.decoding import speculative
 from harness.decoding.drafters import ModelDrafter
 from harness.decoding.protocols import Proposal
@@ -16,13 +20,9 @@ from harness.decoding.sampling import Noise, Warping
 from harness.decoding.speculative import speculative_rounds
 from harness.decoding.verification import Decision, verify_imposed
 from harness.entry import compose
-from harness.experiments import snapshot, sweep
-from harness.experiments.validate import validated
 from harness.records import UserError
 from harness.storage import load
 from harness.theory.acceptance import alpha_from_acceptance_rate, expected_tokens_per_round
-from harness.theory.rates import conditional, rates_for
-from harness.theory.synthetic import expected_tokens_per_round as expected_on_texts
 from tests.stubs import TableModel
 
 RATES = (0.8, 0.6, 0.6, 0.15)

@@ -13,6 +13,7 @@ from scipy.stats import ttest_ind
 from transformers import Gemma2Config, MistralConfig, Qwen3NextConfig, RobertaConfig
 
 from harness import prompts as prompt_sets
+from harness.analysis.candidates import replayed
 from harness.config import ModelConf, PromptsConf
 from harness.decoding.autoregressive import autoregressive_rounds
 from harness.decoding.candidates import NgramDrafter
@@ -34,7 +35,6 @@ from harness.models.load import load
 from harness.models.text import encode
 from harness.records import RULES, TextTrace, UserError
 from harness.storage import RunFolder, load_traces
-from harness.theory.audition import replayed
 from harness.theory.replay import accept_probabilities
 
 CPU = torch.device("cpu")

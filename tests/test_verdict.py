@@ -6,10 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harness.records import Trial, UserError
-from harness.theory.crossfit import cross_fit, deal, workload_of
-from harness.theory.speedup import StepTimes
-from harness.theory.verdict import (
+from harness.analysis.verdict import (
     Evidence,
     Facts,
     Timed,
@@ -17,6 +14,9 @@ from harness.theory.verdict import (
     evidence_from_trials,
     least_regret,
 )
+from harness.records import Trial, UserError
+from harness.stats.crossfit import cross_fit, deal, workload_of
+from harness.theory.speedup import StepTimes
 
 KS = (1, 2, 3, 4, 5, 6, 8, 16)
 

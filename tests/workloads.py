@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.optimize import brentq
 
+from harness.analysis.candidates import replay_drafts
+from harness.analysis.predicted import Latency, evidence_of, latency_of
+from harness.analysis.replays import Replays
+from harness.analysis.sequential import batches, look, start_race
+from harness.analysis.verdict import decide
 from harness.records import StepTiming, TextTrace
-from harness.theory.audition import replay_drafts
-from harness.theory.draws import speedup_draws
-from harness.theory.predicted import Latency, evidence_of, latency_of
-from harness.theory.replays import Replays
-from harness.theory.sequential import batches, look, start_race
+from harness.stats.draws import speedup_draws
 from harness.theory.speedup import StepTimes
-from harness.theory.verdict import decide
 
 KS = (1, 2, 3, 4, 5, 6, 7, 8)
 SAMPLES = 30

@@ -7,13 +7,13 @@ there is anything to serve, under which names, and what the run knows of every r
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from harness.analysis.candidates import ENGINES
 from harness.config import split_draft
 from harness.reporting import engine_lines as lines
 from harness.reporting import formatting as fmt
 from harness.reporting.reading import door_of, dummies_of, summary_of, synthetic
 from harness.reporting.served import Served
 from harness.reporting.snippets import Snippet
-from harness.theory.audition import ENGINES
 
 if TYPE_CHECKING:
     from harness.storage import StoredRun

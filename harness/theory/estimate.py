@@ -13,8 +13,8 @@ Texts may end before their budget, and then a run is shorter; a start takes what
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from harness.analysis.fleet import money
 from harness.theory.acceptance import expected_tokens_per_round
-from harness.theory.fleet import money
 from harness.theory.hardware import Architecture, memory_floor_ms
 
 SECONDS_PER_LAYER = 0.8e-3

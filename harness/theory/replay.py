@@ -30,8 +30,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from harness.records import Rule, UserError
+from harness.stats.intervals import Array
 from harness.theory.acceptance import check_k
-from harness.theory.intervals import Array
 from harness.theory.replay_counts import Replayed
 
 __all__ = ["Replayed", "accept_probabilities", "by_start", "replay"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.theory.intervals import Array
+from harness.stats.intervals import Array
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from matplotlib.axes import Axes
 
+from harness.analysis.cells import acceptance_by_position
+from harness.analysis.counts import latest
 from harness.records import ResultRow, Trial
 from harness.reporting import formatting as fmt
 from harness.reporting.plots import style
 from harness.reporting.reading import drafts_of, ran, results_of, summary_of
-from harness.theory.cells import acceptance_by_position
-from harness.theory.counts import latest
 
 if TYPE_CHECKING:
     from harness.storage import StoredRun

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
 
+from harness.analysis.batching import BatchGain, batch_gains, batch_times, stopping_batches
 from harness.reporting.plots import style
 from harness.reporting.reading import latency_of
-from harness.theory.batching import BatchGain, batch_gains, batch_times, stopping_batches
 
 if TYPE_CHECKING:
     from harness.storage import StoredRun

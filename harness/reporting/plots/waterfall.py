@@ -3,9 +3,9 @@
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from harness.analysis.waterfall import headline_round, round_parts, waterfall
 from harness.reporting import formatting as fmt
 from harness.reporting.plots import style
-from harness.theory.waterfall import headline_round, round_parts, waterfall
 
 if TYPE_CHECKING:
     from harness.storage import StoredRun

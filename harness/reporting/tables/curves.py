@@ -3,16 +3,16 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.records import LatencyRow
-from harness.reporting import formatting as fmt
-from harness.reporting.tables.model import Column, Row, Table
-from harness.theory.batching import (
+from harness.analysis.batching import (
     BatchGain,
     StoppingBatch,
     batch_gains,
     batch_times,
     stopping_batches,
 )
+from harness.records import LatencyRow
+from harness.reporting import formatting as fmt
+from harness.reporting.tables.model import Column, Row, Table
 
 CURVE_NOTE = (
     "v(n): a target forward over n positions / a target step of the same context and batch."

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
+from harness.analysis.counts import ratio
 from harness.records import ResultRow
 from harness.reporting import formatting as fmt
 from harness.reporting.tables.model import Column, Row, Table
-from harness.theory.counts import ratio
 
 COLUMNS = (
     Column("prompt set", "left", key=True),

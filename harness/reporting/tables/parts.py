@@ -2,10 +2,7 @@
 
 from collections.abc import Sequence
 
-from harness.records import PartTiming
-from harness.reporting import formatting as fmt
-from harness.reporting.tables.model import Column, Row, Table
-from harness.theory.waterfall import (
+from harness.analysis.waterfall import (
     MOST_UNEXPLAINED,
     TOGETHER,
     RoundParts,
@@ -13,6 +10,9 @@ from harness.theory.waterfall import (
     round_parts,
     waterfall,
 )
+from harness.records import PartTiming
+from harness.reporting import formatting as fmt
+from harness.reporting.tables.model import Column, Row, Table
 
 PARTS_NOTE = (
     "each part timed on its own, whole rounds of the real loop beside them, the same rounds in the"

@@ -1,0 +1,1 @@
+"""Work on rented machines: jobs, and what they bring back."""

@@ -1,0 +1,83 @@
+"""Synthetic acceptance of a run: from the command line, or from what another run measured."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from harness.analysis.counts import acceptance_by_position, completed, latest
+from harness.analysis.rates import Cell, Rates, rates_for
+from harness.commands.greedy import distrusted
+from harness.commands.sources import check_drawn_alike
+from harness.config import DecodeConf, SweepConfig
+from harness.records import Prompt, UserError
+from harness.storage import StoredRun, load
+
+
+def is_imposed(decode: DecodeConf) -> bool:
+    """Whether the run's acceptance is set rather than found."""
+    return decode.acceptance is not None or decode.acceptance_from is not None
+
+
+def imposed_rates(config: SweepConfig, prompts: Sequence[Prompt]) -> dict[Cell, Rates]:
+    """Unconditional rates for every (prompt set, temperature, K > 0) of the sweep.
+
+    Raises:
+        UserError: rates that cannot be, or a run that did not measure one of the cells: none other
+            stands in for it, since acceptance drifts with the text, the temperature and K alike.
+    """
+    decode = config.decode
+    if not is_imposed(decode):
+        return {}
+    source = None if decode.acceptance_from is None else load(decode.acceptance_from)
+    cells = [
+        (name, float(temperature), k)
+        for name in dict.fromkeys(prompt.prompt_set for prompt in prompts)
+        for temperature in config.temperature
+        for k in config.k
+        if k > 0
+    ]
+    if source is not None and (reason := distrusted(source)):
+        raise UserError(f"decode.acceptance_from={source.folder}: {reason}; take another run")
+    if source is not None:
+        check_drawn_alike(f"decode.acceptance_from={source.folder}", source, decode)
+    if source is None:
+        return {cell: rates_for(decode.acceptance, cell[2]) for cell in cells}
+    return {cell: _measured(source, cell) for cell in cells}
+
+
+def _measured(source: StoredRun, cell: Cell) -> Rates:
+    trials = [trial for trial in completed(latest(source.trials)) if trial.k > 0]
+    own = [trial for trial in trials if (trial.prompt_set, trial.temperature, trial.k) == cell]
+    if not own:
+        known = sorted({(t.prompt_set, t.temperature, t.k) for t in trials})
+        has = ", ".join(f"{name} T={value:g} K={k}" for name, value, k in known)
+        raise UserError(
+            f"decode.acceptance_from={source.folder}: no generations of {cell[0]} at "
+            f"T={cell[1]:g}, K={cell[2]}; it has {has or 'none with a draft'}"
+        )
+    # Few rounds can leave a later position a little above the one before it
+    falling: list[float] = []
+    for rate in acceptance_by_position(own):
+        falling.append(min(rate, falling[-1]) if falling else rate)
+    if len(falling) < cell[2]:
+        raise UserError(
+            f"decode.acceptance_from={source.folder}: its texts of {cell[0]} at T={cell[1]:g} are "
+            f"too short to show more than {len(falling)} of K={cell[2]} positions; lower k or take "
+            "a run with a larger new_tokens"
+        )
+    return tuple(falling)
+
+
+def as_stored(rates: dict[Cell, Rates]) -> list[dict[str, Any]]:
+    """The manifest's entry, so that the run explains itself when its source is gone."""
+    return [
+        {"prompt_set": name, "temperature": temperature, "k": k, "rates": list(own)}
+        for (name, temperature, k), own in rates.items()
+    ]
+
+
+def stored_rates(run: StoredRun) -> dict[Cell, Rates]:
+    """What `as_stored` wrote; empty where acceptance was found."""
+    return {
+        (entry["prompt_set"], float(entry["temperature"]), int(entry["k"])): tuple(entry["rates"])
+        for entry in run.manifest.get("imposed_acceptance") or ()
+    }
