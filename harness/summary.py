@@ -1,0 +1,815 @@
+"""What `harness.analysis.analyse` makes of a stored run: one typed, versioned record, `Summary`.
+
+It is written as summary.json and read back as the same type, and it is all that `harness.reporting`
+reads. It holds numbers and reason codes; every sentence is made in `harness.reporting`. Times are
+in seconds, except in `ResultRow` and `LatencyRow`, which are rows of csv files with fixed columns.
+
+Reading order: `Summary` at the end of this module, then the records of the command in question.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from harness.records import (
+    SCHEMA_VERSION,
+    Decision,
+    Failure,
+    LatencyRow,
+    ResultRow,
+    Rule,
+    SkippedCell,
+    Source,
+)
+
+Value = float | int | str | bool | None
+Values = dict[str, Value]
+Status = Literal["complete", "running", "failed", "unknown"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What to serve for one workload at one temperature.
+
+    Attributes:
+        decision: "speculate" only when the cross-fitted speedup's lower bound is above 1.
+        speculate: whether `decision` is "speculate".
+        draft, k: the choice, or the best-looking candidate where undecided; None and 0 where
+            speculation does not pay.
+        temperature: None where the numbers came from elsewhere and do not say.
+        prompt_set: a set's name, or "all" for the whole weighted workload.
+        speedup, speedup_lo, speedup_hi: cross-fitted, so free of the selection's optimism; with
+            too few prompts to hold any out, the plain speedup without bounds.
+        reason: a code; `harness.reporting.sentences` has its sentence.
+        reason_values: the numbers and names that the sentence quotes.
+    """
+
+    decision: Decision
+    speculate: bool
+    draft: str | None
+    k: int
+    temperature: float | None
+    prompt_set: str
+    speedup: float | None
+    speedup_lo: float | None
+    speedup_hi: float | None
+    reason: str
+    reason_values: Values = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One cell of the answer: what to serve at one temperature on engines of one acceptance rule.
+
+    Attributes:
+        engine: "own" for the run's own loop; later the server that was measured.
+        decision: None where the cell was predicted by replay and not cross-fitted.
+    """
+
+    temperature: float
+    engine: str
+    rule: Rule
+    prompt_set: str
+    draft: str | None
+    k: int
+    speedup: float
+    speedup_lo: float | None
+    speedup_hi: float | None
+    source: Source
+    decision: Decision | None
+
+
+@dataclass(frozen=True)
+class Caveat:
+    """What a reader must know before acting: a code, and the values its sentence quotes."""
+
+    code: str
+    values: Values = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """One loaded model, as the manifest describes it.
+
+    Attributes:
+        role: "target", "draft", or in an audition the draft's name.
+        id: hub id, folder or `embedded:<name>`.
+        weights: "pretrained", "dummy" or "embedded".
+        engine: what ran its steps: "cuda_graphs", "lean" or "transformers"; None if unknown.
+        engine_reason: why it is not the requested engine, or not all of it.
+        compiled: whether a CUDA graph's work was compiled; None where that does not apply.
+    """
+
+    role: str
+    name: str
+    id: str | None = None
+    weights: str | None = None
+    parameters: int | None = None
+    weights_bytes: int | None = None
+    engine: str | None = None
+    engine_reason: str | None = None
+    compiled: bool | None = None
+
+
+@dataclass(frozen=True)
+class SamplingFacts:
+    """How the run drew tokens (`decode.*`), for serving lines."""
+
+    rule: Rule = "ratio"
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    stop_threshold: float | None = None
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """Which run this is: what a report says of it apart from numbers.
+
+    Attributes:
+        command: which one made it: sweep, audition, profile, breakeven, snapshot or report.
+        folder: the run folder's path as it was given.
+        status: of the manifest.
+        measured_cells, failed_cells, partial_cells: rows of results.csv that were run.
+        model, draft: names; draft is None for several drafts.
+        models: the target first.
+        synthetic: whether acceptance was set (`decode.acceptance`) instead of found.
+        replay_only: whether no speculative generation was timed (`mode=replay`, an audition).
+        environment: every entry of the manifest under its dotted name, in its order.
+    """
+
+    command: str
+    folder: str
+    status: Status
+    created_utc: str | None
+    model: str | None
+    draft: str | None
+    models: tuple[ModelFacts, ...] = ()
+    sampling: SamplingFacts = field(default_factory=SamplingFacts)
+    ks: tuple[int, ...] = ()
+    temperatures: tuple[float, ...] = ()
+    seed: int | None = None
+    prompts: int | None = None
+    synthetic: bool = False
+    replay_only: bool = False
+    measured_cells: int = 0
+    failed_cells: int = 0
+    partial_cells: int = 0
+    environment: Mapping[str, Value] = field(default_factory=dict)
+
+    @property
+    def dummies(self) -> tuple[str, ...]:
+        """Names of the models with random weights."""
+        return tuple(model.name for model in self.models if model.weights == "dummy")
+
+
+@dataclass(frozen=True)
+class StepSummary:
+    """Median step times of one draft with the target, measured, typed in or of another run.
+
+    Attributes:
+        draft: its name; "" where latencies were typed.
+        verify_s: entry i is a target forward over i + 1 positions; empty where v = 1 is assumed.
+        context_tokens: in the cache before the timed step; None where typed.
+        target_prefill_s, draft_prefill_s: per prompt token.
+        typed: whether the times were typed in.
+    """
+
+    draft: str
+    draft_step_s: float
+    target_step_s: float
+    verify_s: tuple[float, ...] = ()
+    context_tokens: int | None = None
+    target_prefill_s: float | None = None
+    draft_prefill_s: float | None = None
+    typed: bool = False
+
+    @property
+    def c(self) -> float:
+        """Draft step / target step."""
+        return self.draft_step_s / self.target_step_s
+
+
+@dataclass(frozen=True)
+class BestCell:
+    """The largest plain speedup of any cell: optimistic, since it was picked for being large."""
+
+    prompt_set: str | None
+    temperature: float | None
+    k: int
+    speedup: float
+
+
+@dataclass(frozen=True)
+class LeastRegret:
+    """The draft and K that give away least if traffic shifts between the prompt sets."""
+
+    temperature: float
+    draft: str | None
+    k: int
+
+
+@dataclass(frozen=True)
+class LeaderboardRow:
+    """One draft at its best K, or plain decoding (draft None, k 0, speedup 1).
+
+    Attributes:
+        rank: from 1.
+        speedup, speedup_lo, speedup_hi: of the weighted workload, by replay.
+        alpha, alpha_lo, alpha_hi: at this K, over all prompts.
+        breakeven_alpha: the iid formula's; None where even alpha = 1 loses.
+        draft_step_s: one draft step (one look-up for an n-gram).
+        probability_best: share of resamples in which no other row is faster.
+        draft_memory_bytes: weights of the draft; None if unknown.
+        usd_per_million_tokens: None without a price.
+    """
+
+    rank: int
+    draft: str | None
+    k: int
+    speedup: float
+    speedup_lo: float | None = None
+    speedup_hi: float | None = None
+    tokens_per_round: float | None = None
+    alpha: float | None = None
+    alpha_lo: float | None = None
+    alpha_hi: float | None = None
+    breakeven_alpha: float | None = None
+    draft_step_s: float | None = None
+    probability_best: float | None = None
+    draft_memory_bytes: float | None = None
+    usd_per_million_tokens: float | None = None
+
+
+@dataclass(frozen=True)
+class Leaderboard:
+    """The drafts under one acceptance rule at one temperature, fastest first.
+
+    Attributes:
+        engines: who accepts by this rule.
+    """
+
+    rule: Rule
+    temperature: float
+    engines: tuple[str, ...]
+    rows: tuple[LeaderboardRow, ...]
+
+
+@dataclass(frozen=True)
+class AcceptanceByPosition:
+    """Share of rounds, among those with at least j positions left, with at least j accepted.
+
+    Attributes:
+        source: "measured" (the loop) or "replayed".
+        shares: entry j - 1 for position j.
+    """
+
+    draft: str
+    temperature: float
+    k: int
+    source: Source
+    shares: tuple[float, ...]
+
+    @property
+    def non_increasing(self) -> tuple[float, ...]:
+        """The shares as a server's synthetic acceptance takes them: never increasing."""
+        return tuple(min(self.shares[: index + 1]) for index in range(len(self.shares)))
+
+
+@dataclass(frozen=True)
+class CategoryAlpha:
+    """Alpha of one draft on one category of prompts (their prompt set where they have none).
+
+    Attributes:
+        prompts: how many; too few give no interval.
+        accepted, judged: expected counts; alpha is their quotient.
+    """
+
+    temperature: float
+    draft: str
+    k: int
+    category: str
+    prompts: int
+    accepted: float
+    judged: float
+    alpha: float | None
+    alpha_lo: float | None
+    alpha_hi: float | None
+
+
+@dataclass(frozen=True)
+class ReplayCheck:
+    """One cell's tokens per round as the loop measured and as replay expects them.
+
+    Attributes:
+        gap_in_standard_errors: None with fewer than 2 prompts.
+        p_value: two-sided, Student's.
+    """
+
+    prompt_set: str
+    temperature: float
+    k: int
+    prompts: int
+    measured_tokens_per_round: float
+    replayed_tokens_per_round: float
+    gap_in_standard_errors: float | None
+    p_value: float | None
+
+
+CheckResult = Literal["PASS", "TIE", "FAIL", "OPEN", "UNTESTED"]
+
+
+@dataclass(frozen=True)
+class TextCheck:
+    """One speculative greedy text compared with plain decoding's.
+
+    Attributes:
+        result: PASS equal; TIE different within rounding; FAIL different; OPEN different and not
+            judged, since no model was loaded.
+        first_difference: position of the first token that differs; None where none does.
+        target_margin, verify_margin: between the two best logits there, by a plain step and by a
+            forward of K + 1 positions.
+        rounding: largest difference there between logits by different forwards.
+    """
+
+    prompt_set: str
+    prompt: str
+    repetition: int
+    k: int
+    result: CheckResult
+    first_difference: int | None = None
+    target_margin: float | None = None
+    verify_margin: float | None = None
+    rounding: float | None = None
+    acceptance_rate: float | None = None
+
+
+@dataclass(frozen=True)
+class DistributionTest:
+    """A chi-square of drawn tokens against the target's exact distribution at one offset.
+
+    Attributes:
+        offset: 1 for the round's first token, K + 1 for its bonus.
+        bins: cells of at least 5 expected draws, the rest pooled into one; 1 tests nothing.
+        p_value: upper tail with bins - 1 degrees of freedom; `result` applies Holm's correction.
+    """
+
+    temperature: float
+    k: int
+    offset: int
+    draws: int
+    bins: int
+    chi2: float
+    p_value: float
+    result: CheckResult
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why the verdict is what it is, for its draft: counterfactuals, one factor at a time.
+
+    Attributes:
+        draft, k, temperature: the cell they are of.
+        decision: the verdict's.
+        speedup: what step times and tokens per round give.
+        alpha: measured or replayed at this K.
+        breakeven_alpha: None where even alpha = 1 loses.
+        ceiling: the speedup at alpha = 1.
+        c, c_allowed: draft step / target step, and the largest at which it breaks even.
+        v, v_allowed: verify / target step, likewise.
+        speedup_at_v1: if a verify cost one step.
+        factors: what alone would turn a loss into a gain, the most telling first.
+        launch_bound: whether steps take far longer than their bytes need.
+        floor_c, floor_k, floor_speedup: with both steps at their memory floors; None if unknown.
+        draft_floor_share, target_floor_share: memory floor / measured step.
+    """
+
+    draft: str
+    k: int
+    temperature: float
+    decision: Decision
+    speedup: float
+    alpha: float
+    breakeven_alpha: float | None
+    ceiling: float
+    c: float
+    c_allowed: float
+    v: float
+    v_allowed: float
+    speedup_at_v1: float
+    factors: tuple[
+        Literal["acceptance", "slow_draft", "expensive_verify", "launch_bound_engine"], ...
+    ] = ()
+    launch_bound: bool = False
+    floor_c: float | None = None
+    floor_k: int | None = None
+    floor_speedup: float | None = None
+    draft_floor_share: float | None = None
+    target_floor_share: float | None = None
+
+
+@dataclass(frozen=True)
+class RuleOfThumb:
+    """A rule in circulation, held against this pair; shown, never obeyed.
+
+    Attributes:
+        code: step_ratio, parameter_share, same_vocabulary, suggested_k or accepted_over_emitted.
+        met: None where it cannot be told.
+        value: this pair's number under the rule; None where not compared.
+        values: what the measurement says instead.
+    """
+
+    code: str
+    met: bool | None
+    value: float | None
+    values: Values = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RequestSummary:
+    """Whole requests (prefill included) with the best draft, at the prompts' own lengths.
+
+    Attributes:
+        plain_p95_s, speculative_p95_s: 95th percentile of request latency over the prompts.
+        slower_share: share of the prompts whose request gets slower.
+        speedup: ratio of the sums.
+    """
+
+    draft: str
+    k: int
+    temperature: float
+    prompts: int
+    speedup: float
+    plain_p95_s: float
+    speculative_p95_s: float
+    slower_share: float
+
+
+@dataclass(frozen=True)
+class DraftMemory:
+    """What a draft takes of the device's memory, in context and concurrency lost.
+
+    Attributes:
+        context_tokens: tokens of cache that fit, of one sequence or all together.
+        sequences: concurrent sequences at the asked context.
+    """
+
+    draft: str
+    device: str | None
+    weights_bytes: float
+    kv_bytes_per_token: float
+    fits: bool
+    context_tokens: int
+    context_tokens_lost: int
+    sequences: int
+    sequences_lost: int
+
+
+@dataclass(frozen=True)
+class CardRow:
+    """What to serve with on one card at one temperature; cheapest token first.
+
+    Attributes:
+        place: from 1.
+        card, device: its short name, and what it calls itself.
+        seconds_per_token: of what the verdict says to serve; plain decoding's unless it pays.
+    """
+
+    place: int
+    card: str
+    device: str
+    temperature: float | None
+    decision: Decision
+    draft: str | None
+    k: int
+    speedup: float | None
+    speedup_lo: float | None
+    speedup_hi: float | None
+    target_step_s: float
+    seconds_per_token: float
+    price_per_hour_usd: float | None
+    plain_usd_per_million_tokens: float | None
+    usd_per_million_tokens: float | None
+
+
+@dataclass(frozen=True)
+class CardDraftRow:
+    """One draft at its best K on one card; plain decoding where draft is None."""
+
+    card: str
+    draft: str | None
+    k: int
+    rule: Rule
+    temperature: float
+    speedup: float
+    speedup_lo: float | None
+    speedup_hi: float | None
+    seconds_per_token: float
+    draft_step_s: float | None
+    usd_per_million_tokens: float | None
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """Memory bandwidth that floors are computed with, 10^9 bytes per second.
+
+    Attributes:
+        target_gb_s, draft_gb_s: at each model's own working set, where measured.
+    """
+
+    gb_s: float
+    source: Literal["measured", "datasheet"]
+    target_gb_s: float | None = None
+    draft_gb_s: float | None = None
+
+
+@dataclass(frozen=True)
+class BytesRead:
+    """What one forward must read. Experts are None for a dense model."""
+
+    role: str
+    model: str
+    tokens: int
+    context_tokens: int
+    weights_bytes: float
+    kv_bytes: float
+    experts: int | None = None
+    experts_touched: float | None = None
+
+
+@dataclass(frozen=True)
+class StepBound:
+    """What a step's time goes to.
+
+    Attributes:
+        step_s, floor_s, mbu: as in latency.csv.
+        positions: the most positions in one forward that were timed.
+        positions_ratio: that forward / the step: how little the time depends on the work.
+        arithmetic_share: of the step, by what a further position adds at most.
+        overhead_share: what neither reading nor arithmetic explains.
+        launch_bound: MBU below 0.4 and overhead above one half.
+    """
+
+    role: str
+    model: str
+    context_tokens: int
+    batch: int
+    step_s: float
+    floor_s: float
+    mbu: float
+    positions: int
+    positions_ratio: float
+    arithmetic_share: float
+    overhead_share: float
+    bound: Literal["memory", "arithmetic", "overhead"]
+    launch_bound: bool
+
+
+@dataclass(frozen=True)
+class RoundPart:
+    """One part of a round (draft, verify, accept, host, rewind) and its seconds."""
+
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class WaterfallStep:
+    """One step from the ideal speedup to the measured one.
+
+    Attributes:
+        cause: a code: ideal, verify, acceptance, accept, rewind, host, unexplained, plain_overhead.
+        speedup: after it.
+        factor: that it brought.
+        value: what the cause's sentence quotes: verify in steps, tokens per round; else None.
+    """
+
+    cause: str
+    speedup: float
+    factor: float
+    value: float | None = None
+
+
+@dataclass(frozen=True)
+class RoundBreakdown:
+    """One K's round of the real loop in parts, and the waterfall that follows.
+
+    Attributes:
+        rounds: how many were timed.
+        unexplained_s: round_s - the sum of the parts.
+        step_s, plain_s: a bare target step, and one token of plain decoding.
+    """
+
+    k: int
+    rounds: int
+    round_s: float
+    parts: tuple[RoundPart, ...]
+    unexplained_s: float
+    tokens_per_round: float
+    step_s: float
+    plain_s: float
+    speedup: float
+    waterfall: tuple[WaterfallStep, ...]
+
+    @property
+    def unexplained_share(self) -> float:
+        """Of the round."""
+        return self.unexplained_s / self.round_s
+
+
+@dataclass(frozen=True)
+class BatchGain:
+    """The best K at one context, batch and assumed alpha, from measured steps.
+
+    Attributes:
+        k, speedup: 0 and 1 where speculation does not pay.
+        largest_k, v: verify of largest_k + 1 positions / target step.
+        tokens_per_second: of all sequences together, plain.
+    """
+
+    context_tokens: int
+    batch: int
+    alpha: float
+    c: float
+    k: int
+    speedup: float
+    largest_k: int
+    v: float
+    tokens_per_second: float
+    speculative_tokens_per_second: float
+
+
+@dataclass(frozen=True)
+class StoppingBatch:
+    """Where speculation stops paying along the timed batches.
+
+    Attributes:
+        pays_up_to: the largest timed batch at which it pays; None if at none.
+        stops_at: the next larger timed batch; None if it pays at the largest.
+        not_at: smaller batches at which it does not pay.
+    """
+
+    context_tokens: int
+    alpha: float
+    pays_up_to: int | None
+    stops_at: int | None
+    not_at: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class CeilingAtK:
+    """What a K could give at best, and needs at least."""
+
+    k: int
+    v: float
+    ideal_speedup: float
+    ideal_seconds_per_token: float
+    breakeven_alpha: float | None
+
+
+@dataclass(frozen=True)
+class BestKAtAlpha:
+    """The best K at one alpha, 0 (do not speculate) included."""
+
+    alpha: float
+    k: int
+    speedup: float
+
+
+@dataclass(frozen=True)
+class FittedRound:
+    """A speculative row of a server's log next to what the fitted line says of it.
+
+    Attributes:
+        residual: round_s / fitted_round_s - 1.
+    """
+
+    k: int
+    tokens_per_round: float
+    acceptance_rate: float
+    seconds_per_token: float
+    speedup: float
+    round_s: float
+    fitted_round_s: float
+    residual: float
+
+
+@dataclass(frozen=True)
+class RoundFit:
+    """What the rounds of a server's log are made of: a line in K.
+
+    Attributes:
+        draft_s: slope; rest_s: intercept (verify and overhead, or, where `separated` by a verify
+            curve, the overhead alone); bounds are None without spare points.
+    """
+
+    target_s: float
+    draft_s: float
+    draft_lo_s: float | None
+    draft_hi_s: float | None
+    rest_s: float
+    rest_lo_s: float | None
+    rest_hi_s: float | None
+    separated: bool
+    rows: tuple[FittedRound, ...]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run says, and all that a report reads.
+
+    Every command fills `run`, `results`, `latency`, `failures` and `caveats`. A sweep, an audition
+    and a break-even with a measured acceptance have verdicts; a sweep is the one-draft case of an
+    audition with generations next to it, so both fill the same fields. What does not apply is empty.
+
+    Attributes:
+        verdict: the whole workload at the first listed temperature.
+        per_temperature, per_prompt_set: the whole workload, and each set alone, every temperature.
+        answers: what to serve by temperature and acceptance rule.
+        results: rows of results.csv.
+        latency: rows of latency.csv, with memory floors where known.
+        steps: one entry per draft.
+        leaderboards: one per acceptance rule and temperature, the verdict's rule first.
+        replay_checks: a sweep's loop against replay.
+        text_checks, distribution_tests: of a snapshot; a sweep's greedy texts.
+        ineligible: drafts that cannot be used with this target, and why.
+        generation_s, scoring_s: what an audition's completions and scores took.
+        largest_k: the profile's.
+        ceilings, best_k: break-even's, and the profile's ceilings.
+    """
+
+    run: RunFacts
+    schema_version: int = SCHEMA_VERSION
+    verdict: Verdict | None = None
+    per_temperature: tuple[Verdict, ...] = ()
+    per_prompt_set: tuple[Verdict, ...] = ()
+    answers: tuple[Answer, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    caveats: tuple[Caveat, ...] = ()
+    results: tuple[ResultRow, ...] = ()
+    latency: tuple[LatencyRow, ...] = ()
+    steps: tuple[StepSummary, ...] = ()
+    # Sweep and audition
+    best_cell: BestCell | None = None
+    leaderboards: tuple[Leaderboard, ...] = ()
+    least_regret: tuple[LeastRegret, ...] = ()
+    acceptance_by_position: tuple[AcceptanceByPosition, ...] = ()
+    category_alpha: tuple[CategoryAlpha, ...] = ()
+    replay_checks: tuple[ReplayCheck, ...] = ()
+    explanation: Explanation | None = None
+    rules_of_thumb: tuple[RuleOfThumb, ...] = ()
+    request: RequestSummary | None = None
+    memory: tuple[DraftMemory, ...] = ()
+    ineligible: tuple[Failure, ...] = ()
+    generation_s: float | None = None
+    scoring_s: float | None = None
+    price_per_hour_usd: float | None = None
+    plain_usd_per_million_tokens: float | None = None
+    usd_per_million_tokens: float | None = None
+    cards: tuple[CardRow, ...] = ()
+    card_drafts: tuple[CardDraftRow, ...] = ()
+    # Snapshot, and a sweep's greedy texts
+    text_checks: tuple[TextCheck, ...] = ()
+    distribution_tests: tuple[DistributionTest, ...] = ()
+    # Profile
+    bandwidth: Bandwidth | None = None
+    bytes_read: tuple[BytesRead, ...] = ()
+    step_bounds: tuple[StepBound, ...] = ()
+    rounds: tuple[RoundBreakdown, ...] = ()
+    batch_gains: tuple[BatchGain, ...] = ()
+    stopping_batches: tuple[StoppingBatch, ...] = ()
+    skipped_cells: tuple[SkippedCell, ...] = ()
+    # Break-even
+    ceilings: tuple[CeilingAtK, ...] = ()
+    best_k: tuple[BestKAtAlpha, ...] = ()
+    alphas: tuple[float, ...] = ()
+    round_fit: RoundFit | None = None
+
+
+def to_json(summary: Summary) -> dict[str, Any]:
+    """The summary in JSON's own types; NaN and infinity become null."""
+    return _plain(asdict(summary))
+
+
+def from_json(entries: Mapping[str, Any]) -> Summary:
+    """The summary that `to_json` wrote.
+
+    Raises:
+        pydantic.ValidationError: other fields or types than this version writes.
+    """
+    from pydantic import TypeAdapter  # --help of every command imports this module
+
+    return TypeAdapter(Summary).validate_python(dict(entries))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if hasattr(value, "item"):  # a numpy scalar
+        value = value.item()
+    if isinstance(value, float) and (value != value or abs(value) == float("inf")):
+        return None
+    return value
