@@ -8,8 +8,8 @@ Reading order: `Summary` at the end of this module, then the records of the comm
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
 from harness.records import (
     SCHEMA_VERSION,
@@ -54,7 +54,7 @@ class Verdict:
     speedup_lo: float | None
     speedup_hi: float | None
     reason: str
-    reason_values: Values = field(default_factory=dict)
+    reason_values: Values = field(default_factory=dict[str, Value])
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Caveat:
     """What a reader must know before acting: a code, and the values its sentence quotes."""
 
     code: str
-    values: Values = field(default_factory=dict)
+    values: Values = field(default_factory=dict[str, Value])
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class RunFacts:
     measured_cells: int = 0
     failed_cells: int = 0
     partial_cells: int = 0
-    environment: Mapping[str, Value] = field(default_factory=dict)
+    environment: Mapping[str, Value] = field(default_factory=dict[str, Value])
 
     @property
     def dummies(self) -> tuple[str, ...]:
@@ -423,7 +423,7 @@ class RuleOfThumb:
     code: str
     met: bool | None
     value: float | None
-    values: Values = field(default_factory=dict)
+    values: Values = field(default_factory=dict[str, Value])
 
 
 @dataclass(frozen=True)
@@ -721,7 +721,8 @@ class Summary:
 
     Every command fills `run`, `results`, `latency`, `failures` and `caveats`. A sweep, an audition
     and a break-even with a measured acceptance have verdicts; a sweep is the one-draft case of an
-    audition with generations next to it, so both fill the same fields. What does not apply is empty.
+    audition with generations next to it, so both fill the same fields. What does not apply is
+    empty.
 
     Attributes:
         verdict: the whole workload at the first listed temperature.
@@ -787,29 +788,19 @@ class Summary:
     round_fit: RoundFit | None = None
 
 
-def to_json(summary: Summary) -> dict[str, Any]:
-    """The summary in JSON's own types; NaN and infinity become null."""
-    return _plain(asdict(summary))
+def to_json(summary: Summary) -> str:
+    """The summary as the text of summary.json; NaN and infinity become null."""
+    from pydantic import TypeAdapter  # --help of every command imports this module
+
+    return TypeAdapter(Summary).dump_json(summary, indent=2).decode() + "\n"
 
 
-def from_json(entries: Mapping[str, Any]) -> Summary:
+def from_json(text: str | bytes) -> Summary:
     """The summary that `to_json` wrote.
 
     Raises:
-        pydantic.ValidationError: other fields or types than this version writes.
+        ValueError: other fields or types than this version writes.
     """
-    from pydantic import TypeAdapter  # --help of every command imports this module
+    from pydantic import TypeAdapter
 
-    return TypeAdapter(Summary).validate_python(dict(entries))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if hasattr(value, "item"):  # a numpy scalar
-        value = value.item()
-    if isinstance(value, float) and (value != value or abs(value) == float("inf")):
-        return None
-    return value
+    return TypeAdapter(Summary).validate_json(text)
