@@ -288,7 +288,7 @@ def do(door: str, words: list[str]) -> "Outcome":
     Raises:
         harness.records.UserError: what the user can mend, for example an unknown hub id.
     """
-    from harness.entry import compose
+    from harness.cli import compose
 
     return importlib.import_module(f"harness.{door}").work(compose(door, words))
 
@@ -299,8 +299,8 @@ def card_named(gpu: str) -> "tuple[str, GpuConf]":
     Raises:
         UserError: no such card; the message lists those that there are.
     """
+    from harness.cli import compose
     from harness.cloud.jobs import card_of
-    from harness.entry import compose
 
     name, card = card_of(gpu)
     return name, compose("sweep", [f"gpu={card}"]).gpu
@@ -325,9 +325,9 @@ def checked(
     """
     from hydra.errors import HydraException
 
+    from harness.cli import compose, draft_conf
     from harness.cloud.jobs import check_fits, check_rentable
     from harness.commands.validate import validated
-    from harness.entry import compose, draft_conf
     from harness.records import UserError
 
     try:

@@ -51,8 +51,8 @@ from transformers import GenerationConfig
 
 from harness.analysis.rates import Rates, conditional, rates_for
 from harness.analysis.synthetic import expected_tokens_per_round
+from harness.cli import compose
 from harness.decoding.sampling import Warping
-from harness.entry import compose
 from harness.measurement.bandwidth import copy_bandwidth
 from harness.measurement.clock import Clock
 from harness.measurement.snapshots import compare_texts

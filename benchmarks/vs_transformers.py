@@ -22,9 +22,9 @@ from rich.table import Table
 from transformers import GenerationConfig, LogitsProcessorList, TemperatureLogitsWarper
 from transformers.utils import logging as hf_logging
 
+from harness.cli import compose
 from harness.commands.pair import EncodedPrompt, Pair, open_configured
 from harness.commands.requests import request
-from harness.entry import compose
 from harness.measurement.trials import run_trial
 
 Contestant = Callable[[EncodedPrompt, int, float], tuple[float, list[int]]]

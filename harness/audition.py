@@ -15,9 +15,9 @@ Runs on several cards are put together with `combine`: what does a token cost on
 
 from typing import NoReturn
 
+from harness.cli import draft_conf, run_door
 from harness.commands.outcome import Outcome
 from harness.config import AuditionConfig
-from harness.entry import draft_conf, run_door
 
 
 def work(config: AuditionConfig) -> Outcome:

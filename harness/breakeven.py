@@ -19,9 +19,9 @@ verify + overhead are fitted.
 
 from typing import NoReturn
 
+from harness.cli import run_door
 from harness.commands.outcome import Outcome
 from harness.config import BreakevenConfig
-from harness.entry import run_door
 
 
 def work(config: BreakevenConfig) -> Outcome:

@@ -12,9 +12,9 @@ speedup and the alpha that a draft must reach to break even. Acceptance is not m
 import sys
 from typing import NoReturn
 
+from harness.cli import USER_ERROR, run_door
 from harness.commands.outcome import Outcome
 from harness.config import CONF_DIR, ProfileConfig
-from harness.entry import USER_ERROR, run_door
 
 
 def work(config: ProfileConfig) -> Outcome:

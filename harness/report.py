@@ -13,9 +13,9 @@ files, so it works wherever the folder lies.
 
 from typing import NoReturn
 
+from harness.cli import run_door
 from harness.commands.outcome import Outcome
 from harness.config import ReportConfig
-from harness.entry import run_door
 
 
 def work(config: ReportConfig) -> Outcome:

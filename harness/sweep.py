@@ -11,9 +11,9 @@ sets the prediction from acceptance and latency beside what was measured.
 
 from typing import NoReturn
 
+from harness.cli import run_door
 from harness.commands.outcome import Outcome
 from harness.config import SweepConfig
-from harness.entry import run_door
 
 
 def work(config: SweepConfig) -> Outcome:

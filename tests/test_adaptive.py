@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from harness.cli import compose
 from harness.commands import sweep
 from harness.decoding.adaptive import ThresholdDrafter
 from harness.decoding.sampling import Noise, Warping
 from harness.decoding.speculative import speculative_rounds
 from harness.decoding.verification import verify_sampled
-from harness.entry import compose
 from harness.records import Round, UserError
 from harness.storage import load
 from tests.stubs import TableModel

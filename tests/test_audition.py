@@ -11,10 +11,10 @@ import pytest
 import torch
 from random_models import qwen3, save
 
+from harness.cli import compose, draft_conf
 from harness.commands import audition, cast, execute, profile, snapshot, stage, sweep
 from harness.commands.outcome import Outcome
 from harness.config import AuditionConfig, ModelConf
-from harness.entry import compose, draft_conf
 from harness.measurement import parts
 from harness.models import probe
 from harness.models.lean.pieces import compiled_pieces

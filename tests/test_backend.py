@@ -14,10 +14,10 @@ from rich.console import Console
 
 from harness import reporting
 from harness.analysis.told import caveats
+from harness.cli import compose
 from harness.commands.execute import note_or_check, resumed
 from harness.commands.running import resumed_run
 from harness.commands.validate import validated
-from harness.entry import compose
 from harness.models import load as loading
 from harness.models import probe, room
 from harness.models.dummy import config_of

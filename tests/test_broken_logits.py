@@ -13,12 +13,12 @@ from test_measurement import PROMPT, request
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from harness.cli import compose, draft_conf
 from harness.commands import audition, execute, physics, profile, snapshot, stage, sweep
 from harness.commands.pair import open_configured
 from harness.commands.requests import plan
 from harness.config import ModelConf
 from harness.decoding.sampling import Warping
-from harness.entry import compose, draft_conf
 from harness.measurement import parts
 from harness.measurement.trials import run_trial
 from harness.models.cached import CachedModel

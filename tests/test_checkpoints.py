@@ -11,9 +11,9 @@ from random_models import qwen3, save
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, Qwen3Config
 
+from harness.cli import compose, draft_conf
 from harness.commands import audition, profile, snapshot, sweep
 from harness.config import ModelConf
-from harness.entry import compose, draft_conf
 from harness.models.load import load
 from harness.records import UserError
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness import entry
+from harness import cli
 from harness.config import SCHEMAS, ModelConf
 
 SEED_DOORS = ("sweep", "audition", "profile", "snapshot", "breakeven", "report")
@@ -165,7 +165,7 @@ def run(door: str, words: list[str], root: Path) -> tuple[int, str]:
     argv = [f"harness/{door}.py", *words, *fixed]
     with patch.object(sys, "argv", argv), redirect_stdout(out), redirect_stderr(err):
         try:
-            entry.run_door(door, watched)
+            cli.run_door(door, watched)
         except SystemExit as done:
             status = done.code if isinstance(done.code, int) else 1
     if status == 0:

@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from harness.commands.outcome import Outcome
 from harness.config import ReportConfig
 from harness.records import Summary, Trial, UserError, Verdict
 from harness.stats.intervals import speedup_interval
-from harness.storage import COMPARISON_COLUMNS, RunFolder, load
+from harness.storage import RunFolder, load
 
 EXAMPLES = Path(__file__).parents[1] / "results" / "examples"
 BLANK = ComparisonRow("a", "b", "d", "d", None, None, 0, "measured", "complete")
@@ -305,7 +305,7 @@ def test_a_comparison_is_a_run_of_its_own(
     assert ended.folder is not None
     assert ended.folder.name.endswith("_report_compare")
     table = pd.read_csv(ended.folder / "comparison.csv")
-    assert tuple(table.columns) == COMPARISON_COLUMNS
+    assert tuple(table.columns) == tuple(field.name for field in fields(ComparisonRow))
     assert len(table) == 9
     assert load(ended.folder).manifest["status"] == "complete"
     text = (ended.folder / "report.md").read_text()

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from hydra.errors import HydraException
 
+from harness.cli import compose
 from harness.commands.validate import validated
 from harness.config import CONF_DIR, SCHEMAS, SweepConfig
-from harness.entry import compose
 from harness.records import UserError
 
 REQUIRED = {"breakeven": ["draft_ms=22.09", "target_ms=29.92"]}

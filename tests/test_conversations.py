@@ -12,9 +12,9 @@ from random_models import qwen3, save
 from harness import reporting
 from harness.analysis.counts import per_prompt
 from harness.analysis.evidence import evidence_from_trials
+from harness.cli import compose, draft_conf
 from harness.commands import audition, cast, execute, profile, snapshot, stage, sweep, texts
 from harness.config import ModelConf, PromptsConf
-from harness.entry import compose, draft_conf
 from harness.models.load import LoadedModel
 from harness.models.load import load as load_model
 from harness.models.text import encode

@@ -13,10 +13,10 @@ import pytest
 from conftest import Door
 
 from harness import reporting
+from harness.cli import compose, run_door
 from harness.commands import breakeven
 from harness.commands.outcome import Outcome
 from harness.config import SCHEMAS, BreakevenConfig
-from harness.entry import compose, run_door
 from harness.records import UserError
 from harness.storage import RESULT_COLUMNS, load
 

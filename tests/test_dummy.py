@@ -9,11 +9,11 @@ import torch
 import yaml
 from transformers import PreTrainedModel
 
+from harness.cli import compose
 from harness.commands import sweep
 from harness.commands.validate import validated
 from harness.commands.weights import alike
 from harness.config import CONF_DIR, ModelConf
-from harness.entry import compose
 from harness.models import dummy, room
 from harness.models.dummy import StandInTokenizer, build, config_of
 from harness.models.load import load, tenant

@@ -10,10 +10,10 @@ import pytest
 from harness.analysis.fleet import card_row, is_card, money, placed
 from harness.analysis.priced import other_card, prices
 from harness.audition import work
+from harness.cli import compose
 from harness.commands import stage, sweep, texts
 from harness.commands.cost import all_cards
 from harness.config import AuditionConfig
-from harness.entry import compose
 from harness.records import UserError, Verdict
 from harness.storage import StoredRun, load
 from harness.theory.estimate import (

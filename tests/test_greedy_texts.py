@@ -11,9 +11,9 @@ from random_models import random_model, save
 from transformers import Phi3Config, PreTrainedModel
 
 from harness import audition, report
+from harness.cli import compose
 from harness.commands import execute, physics, snapshot, sweep
 from harness.commands.outcome import Outcome
-from harness.entry import compose
 from harness.models.lean.model import LeanModel
 from harness.records import CopyBandwidth, UserError
 from harness.reporting.content import content_of

@@ -11,6 +11,7 @@ import pytest
 
 from harness.analysis.fit import LogRow, fit_rounds
 from harness.analysis.given_verdict import Given, decide_given
+from harness.analysis.steps import latency_rows
 from harness.commands import breakeven
 from harness.commands.given import gathered
 from harness.commands.server_log import read_log
@@ -315,7 +316,7 @@ def timed_run(root: Path, drafts: tuple[str, ...] = ("d",)) -> str:
     for tokens in range(1, 6):
         seconds = 0.009 + 0.001 * tokens
         timings.append(StepTiming("target", "m", "verify", tokens, 16, 1, (seconds, seconds)))
-    folder.write_timings(timings)
+    folder.write_latency(latency_rows(timings), timings)
     return str(folder.path)
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from harness.cli import compose
 from harness.commands import report
 from harness.config import ReportConfig
-from harness.entry import compose
 from harness.records import SCHEMA_VERSION, UserError
 from harness.storage import RunFolder, StoredRun, load
 from tests import browser

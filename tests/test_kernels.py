@@ -16,10 +16,10 @@ from test_benchmarks import script
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from harness.cli import compose, draft_conf
 from harness.commands import audition, execute, profile, snapshot, stage, sweep
 from harness.decoding.drafters import ModelDrafter
 from harness.decoding.sampling import Warping
-from harness.entry import compose, draft_conf
 from harness.measurement.batches import in_batches
 from harness.models.cached import CachedModel
 from harness.models.kernels import kernel_settings, settle_kernels

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from conftest import Door
 
-from harness import entry
+from harness import cli
 from harness.commands.outcome import Outcome
 from harness.config import SweepConfig
 from harness.records import UserError
@@ -44,16 +44,16 @@ def test_a_jobs_number_can_name_its_card(monkeypatch: pytest.MonkeyPatch, tmp_pa
         return Outcome(None)
 
     with pytest.raises(SystemExit):
-        entry.run_door("sweep", work)
+        cli.run_door("sweep", work)
     assert seen == [("tiny_good", "cuda:0"), ("tiny_small", "cuda:1")]
 
 
 def test_a_status_notes_itself_where_it_is_unpickled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry, "_statuses", [])
-    content = pickle.dumps(entry.JobStatus(2))
-    assert entry._statuses == []
-    assert pickle.loads(content) == entry.JobStatus(2)
-    assert entry._statuses == [2]
+    monkeypatch.setattr(cli, "_statuses", [])
+    content = pickle.dumps(cli.JobStatus(2))
+    assert cli._statuses == []
+    assert pickle.loads(content) == cli.JobStatus(2)
+    assert cli._statuses == [2]
 
 
 def test_runs_that_begin_in_one_second_do_not_share_a_folder(tmp_path: Path) -> None:
@@ -72,5 +72,5 @@ def test_a_door_keeps_no_status_of_the_door_before_it(
     monkeypatch.setattr(sys, "argv", ["door", "draft_ms=1", "target_ms=10"])
     for status in (1, 0):
         with pytest.raises(SystemExit) as end:
-            entry.run_door("breakeven", lambda _, status=status: Outcome(None, status))
+            cli.run_door("breakeven", lambda _, status=status: Outcome(None, status))
         assert end.value.code == status

@@ -18,6 +18,7 @@ from modal._utils.async_utils import synchronizer
 
 import modal_app
 from harness import reporting
+from harness.cli import compose
 from harness.cloud import remote
 from harness.cloud.jobs import (
     GPUS,
@@ -29,7 +30,6 @@ from harness.cloud.jobs import (
 )
 from harness.commands import execute, report, stage, sweep
 from harness.commands.cost import all_cards
-from harness.entry import compose
 from harness.prompts import load as load_prompts
 from harness.records import UserError
 from harness.reporting.cloud import lines

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from harness import reporting
+from harness.cli import compose
 from harness.config import CONF_DIR, GpuConf
-from harness.entry import compose
 from harness.records import LatencyRow, ResultRow, Rule
 from harness.reporting import formatting, markdown, wording
 from harness.reporting.content import content_of

@@ -19,7 +19,9 @@ from typing import Any
 import pytest
 from conftest import Door
 
-from harness import entry, reporting, run_lock
+from harness import cli, reporting
+from harness.analysis.steps import latency_rows
+from harness.cli import compose
 from harness.cloud import remote
 from harness.cloud.jobs import Job
 from harness.commands import breakeven, report
@@ -27,9 +29,8 @@ from harness.commands.index import _entry as indexed
 from harness.commands.outcome import Interrupted, Outcome
 from harness.commands.running import running
 from harness.config import BreakevenConfig, GpuConf, ReportConfig
-from harness.entry import compose
 from harness.records import StepTiming, UserError
-from harness.storage import RunFolder, load, load_traces, timings_from
+from harness.storage import RunFolder, load, load_traces, lock, timings_from
 from tests import reporting_fixtures as made
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "results/examples/embedded_audition"
@@ -113,7 +114,7 @@ def test_a_file_that_was_edited_on_purpose_can_be_read_after_all(folder: RunFold
     assert "renamed" in set(stored.results.draft)
     assert set(stored.unverified) == {*TABLES, "config.yaml", "summary.json", "traces.parquet"}
     again = RunFolder.resume(folder.path, "sweep", CONFIG)
-    again.write_timings(again.timings())
+    again.write_latency(latency_rows(again.timings()), again.timings())
     assert "latency.csv" not in load(folder.path).unverified
 
 
@@ -201,7 +202,7 @@ def test_a_kill_between_two_writes_is_not_taken_for_damage(
             done = 0
             patch.setattr(os, "replace", killed_at(count, bool(after)))
             try:
-                again.write_timings(new)
+                again.write_latency(latency_rows(new), new)
                 again.write_summary(made.sweep_summary())
             except SystemExit:
                 pass
@@ -253,7 +254,7 @@ def with_last_number(text: str, number: str) -> str:
 def test_models_named_like_numbers_keep_their_names(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "profile", ["7"], {})
     timings = [StepTiming("draft", "007", "step", 1, 16, 1, (0.001,), "12")]
-    folder.write_timings(timings)
+    folder.write_latency(latency_rows(timings), timings)
     assert folder.timings() == timings
 
 
@@ -311,7 +312,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(
         lambda: folder.append_trial(extra),
         lambda: folder.write_results([]),
         lambda: folder.write_traces(traces[:1]),
-        lambda: folder.write_timings(folder.timings()[:1]),
+        lambda: folder.write_latency((), folder.timings()[:1]),
         lambda: folder.update_manifest({"status": "complete"}),
         lambda: reporting.render(stored),
     ):
@@ -363,7 +364,7 @@ def test_a_door_on_a_full_disk_ends_with_status_2(
         monkeypatch.setattr(sys, "argv", ["door", "draft_ms=1", "target_ms=10"])
         monkeypatch.chdir(tmp_path)
         with pytest.raises(SystemExit) as end:
-            entry.run_door("breakeven", job)
+            cli.run_door("breakeven", job)
         monkeypatch.undo()
         (line,) = capsys.readouterr().err.splitlines()
         assert end.value.code == 2
@@ -447,9 +448,9 @@ def test_a_second_process_is_refused_with_the_first_ones_id_until_it_ends(
     process.wait()
     assert (path / "run.lock").exists()
     run = RunFolder.resume(path, "sweep", {"k": [2]})
-    assert path in run_lock.held()
+    assert path in lock.held()
     del run
-    assert path not in run_lock.held()
+    assert path not in lock.held()
     assert not (path / "run.lock").exists()
 
 
@@ -461,9 +462,9 @@ def test_a_report_on_a_run_being_written_derives_it_in_a_copy(
         (folder.path / name).unlink()
 
     def busy(path: Path) -> None:
-        raise run_lock.Busy(str(path))
+        raise lock.Busy(str(path))
 
-    monkeypatch.setattr(run_lock, "lock", busy)
+    monkeypatch.setattr("harness.storage.take", busy)
     report.run(ReportConfig(run=str(folder.path)))
     assert "1.2" in (folder.path / "report.md").read_text()
     assert not (folder.path / "results.csv").exists()
@@ -529,7 +530,7 @@ def test_a_signal_ends_a_door_with_one_line_and_the_manifest_says_so(
     monkeypatch.chdir(tmp_path)
     before = signal.getsignal(number)
     with pytest.raises(SystemExit) as end:
-        entry.run_door("breakeven", work)
+        cli.run_door("breakeven", work)
     assert end.value.code == 128 + number
     (line,) = capsys.readouterr().err.splitlines()
     assert line == (
@@ -557,7 +558,7 @@ def test_a_signal_that_is_ignored_stays_ignored(
 
     try:
         with pytest.raises(SystemExit) as end:
-            entry.run_door("breakeven", work)
+            cli.run_door("breakeven", work)
     finally:
         signal.signal(signal.SIGHUP, before)
     assert end.value.code == 0

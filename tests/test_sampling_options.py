@@ -12,10 +12,10 @@ from transformers import GenerationConfig
 
 from harness import audition, snapshot, sweep
 from harness import prompts as prompt_sets
+from harness.cli import compose
 from harness.commands.outcome import Outcome
 from harness.commands.validate import validated
 from harness.decoding.sampling import Warping, penalised, sampler_for, seen_along, seen_tokens
-from harness.entry import compose
 from harness.models.load import load
 from harness.models.text import StopStrings, stop_rule
 from harness.records import UserError

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness import reporting, sweep
-from harness.entry import compose
+from harness.cli import compose
 from harness.storage import load
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -8,10 +8,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from harness.cli import compose
 from harness.commands.pair import open_configured
 from harness.commands.requests import plan
 from harness.decoding.verification import rates_on
-from harness.entry import compose
 from harness.measurement.trials import Request, run_trial
 from harness.storage import RunFolder
 

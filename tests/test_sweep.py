@@ -9,12 +9,12 @@ import torch
 from conftest import Door
 from random_models import fill_hub_cache, qwen3, save
 
+from harness.cli import compose
 from harness.commands import sweep
 from harness.commands.outcome import Outcome
 from harness.commands.pair import open_configured
 from harness.commands.requests import plan
 from harness.config import SweepConfig
-from harness.entry import compose
 from harness.measurement.trials import run_trial
 from harness.models.lean.model import LeanModel
 from harness.records import UserError

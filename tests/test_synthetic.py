@@ -11,6 +11,7 @@ import torch
 
 from harness.analysis.rates import conditional, rates_for
 from harness.analysis.synthetic import expected_tokens_per_round as expected_on_texts
+from harness.cli import compose
 from harness.commands import snapshot, sweep
 from harness.commands.validate import validated
 from harness.decoding import speculative
@@ -19,7 +20,6 @@ from harness.decoding.protocols import Proposal
 from harness.decoding.sampling import Noise, Warping
 from harness.decoding.speculative import speculative_rounds
 from harness.decoding.verification import Decision, verify_imposed
-from harness.entry import compose
 from harness.records import UserError
 from harness.storage import load
 from harness.theory.acceptance import alpha_from_acceptance_rate, expected_tokens_per_round

@@ -19,8 +19,8 @@ from harness.analysis.told import caveats, failures, headline
 from harness.commands.sources import by_draft, latencies
 from harness.config import AuditionConfig, DoorConfig, ProfileConfig
 from harness.records import Summary, Trial, UserError
-from harness.run_lock import Busy
 from harness.storage import RunFolder, StoredRun, copied, load, load_traces, refuse_lost_trials
+from harness.storage.lock import Busy
 
 C = TypeVar("C", bound=DoorConfig)
 # Doors that derive all they say from what is stored, so that nothing is lost by doing it again.

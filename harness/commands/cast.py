@@ -14,6 +14,7 @@ from harness.analysis.candidates import replay_drafts
 from harness.analysis.evidence import Evidence
 from harness.analysis.predicted import evidence_of
 from harness.analysis.sequential import Race, batches, look, start_race
+from harness.analysis.steps import latency_rows
 from harness.commands.pair import (
     EncodedPrompt,
 )
@@ -205,7 +206,8 @@ def _take(
         cast.count("scoring_s", turn.scoring_s)
         if turn.described is not None:
             cast.described[conf.name] = {"id": conf.id, **turn.described}
-        folder.write_timings([*timings, *turn.timings])
+        timings += turn.timings
+        folder.write_latency(latency_rows(timings), timings)
         folder.write_traces([*traces, *turn.traces])
     if conf.name not in cast.finished:
         cast.finished.append(conf.name)

@@ -53,7 +53,7 @@ def run(config: ReportConfig) -> Outcome:
         headlines.append(headline(name, found, **_served(reference), fail_below=config.fail_below))
 
     folder = RunFolder.create(config.results_root, "report", ("compare",), asdict(config))
-    folder.write_comparison(rows)
+    folder.write_table("comparison.csv", ComparisonRow, rows)
     folder.write_summary(
         Summary(verdict=None, caveats=tuple(dict.fromkeys(warnings))),
         {

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from harness.analysis.steps import latency_rows
 from harness.commands.pair import Pair, typical_context
 from harness.commands.progress import progress
 from harness.commands.requests import missing
@@ -114,7 +115,7 @@ def measure_steps(folder: RunFolder, pair: Pair, config: PairConfig) -> list[Ste
             repetitions=LATENCY_REPETITIONS,
             tick=tick,
         )
-    folder.write_timings(timings)
+    folder.write_latency(latency_rows(timings), timings)
     return timings
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from harness.analysis.fleet import CardRow, card_draft_rows, card_row, draft_order, money, placed
 from harness.analysis.judge import judge
 from harness.analysis.ranking import LeaderboardRow
+from harness.analysis.steps import latency_rows
 from harness.commands.audition import caveats_of
 from harness.commands.cards import Card, open_cards
 from harness.commands.outcome import Outcome
@@ -159,7 +160,8 @@ def _stored(
         kept = ("environment", "models", "prompts", "prompts_sha256", "seed")
         folder.update_manifest({key: card.folder.manifest.get(key) for key in kept})
         folder.update_manifest({"combined": [Path(name).name for name in config.combine]})
-        folder.write_timings([t for r in card.runs for t in timings_from(r.latency_samples)])
+        timings = [t for r in card.runs for t in timings_from(r.latency_samples)]
+        folder.write_latency(latency_rows(timings), timings)
         folder.write_traces([t for group in card.taken.traces.values() for t in group])
         folder.write_results(best.rows)
         folder.write_summary(summary, extra)

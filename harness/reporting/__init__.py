@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness import run_files
 from harness.reporting import files, markdown
 from harness.reporting.console import show
 from harness.reporting.content import content_of
 from harness.reporting.reading import summary_of
+from harness.storage.files import writing
 
 if TYPE_CHECKING:
     from harness.reporting.index import Entry
@@ -41,7 +41,7 @@ def render(run: "StoredRun") -> None:
     # matplotlib takes a second: only who draws waits for it
     from harness.reporting import html_report, plots
 
-    with run_files.writing(run.folder):
+    with writing(run.folder):
         drawn = plots.draw(run, run.folder / "plots")
         content = content_of(run)
         files.write(run.folder / "report.md", markdown.report(content, drawn, run.folder))

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from harness import run_files
+from harness.storage import files
 
 
 def write(file: Path, text: str) -> None:
@@ -12,4 +12,4 @@ def write(file: Path, text: str) -> None:
         UserError: the directory is a link out of the run.
         OSError: it cannot be written.
     """
-    run_files.write(file, text.encode())
+    files.write(file, text.encode())

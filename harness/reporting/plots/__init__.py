@@ -7,7 +7,6 @@ To add one: a module with `draw(run) -> style.Plot | None`, named in `PLOTS` or,
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness import run_files
 from harness.reporting import files
 from harness.reporting.plots import (
     acceptance,
@@ -22,6 +21,7 @@ from harness.reporting.plots import (
     waterfall,
 )
 from harness.reporting.reading import door_of
+from harness.storage.files import directory
 
 if TYPE_CHECKING:
     from harness.storage import StoredRun
@@ -75,7 +75,7 @@ def draw(run: "StoredRun", folder: Path) -> tuple[tuple[str, str], ...]:
     makers = {"audition": AUDITION_PLOTS, "profile": PROFILE_PLOTS}.get(door_of(run), PLOTS)
     with style.styled():
         drawn = [plot for make in makers if (plot := make(run)) is not None]
-    run_files.directory(folder)
+    directory(folder)
     for name in set(NAMES) - {plot.name for plot in drawn}:
         (folder / name).unlink(missing_ok=True)
     for plot in drawn:

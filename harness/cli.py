@@ -30,11 +30,11 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from harness import run_files, run_lock
 from harness.commands.outcome import Interrupted, Outcome
 from harness.commands.validate import check_model, validated
 from harness.config import CONF_DIR, DRAFT_KEYS, ModelConf, register, split_draft
 from harness.records import UserError
+from harness.storage import files, lock
 
 OK, CELLS_FAILED, USER_ERROR, SIGNALLED = 0, 1, 2, 128
 FULL_ERROR = "HYDRA_FULL_ERROR"
@@ -97,7 +97,7 @@ def run_door(door: str, work: Work) -> NoReturn:
     except KeyboardInterrupt as stop:
         number = stop.number if isinstance(stop, Interrupted) else signal.SIGINT
         # The traceback keeps the run folder, and so its lock, until this block is left
-        folder = next(reversed(run_lock.held()), None)
+        folder = next(reversed(lock.held()), None)
         consequence = "no run had begun"
         if folder is not None:
             consequence = f"finished generations are stored; resume={folder} continues the run"
@@ -161,7 +161,7 @@ def run_job(work: Work, config: DictConfig) -> int:
     except UserError as error:
         return _report(error, str(error), USER_ERROR, config)
     except OSError as error:
-        if error.errno not in run_files.DISK_ERRORS:
+        if error.errno not in files.DISK_ERRORS:
             return _report(error, _unexpected(error), CELLS_FAILED, config)
         where = error.filename or "standard output or a temporary file"
         return _report(error, f"{where}: {error.strerror}", USER_ERROR, config)

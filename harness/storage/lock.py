@@ -16,7 +16,7 @@ from pathlib import Path
 from weakref import WeakValueDictionary, finalize
 
 from harness.records import UserError
-from harness.run_files import NO_LINKS, writing
+from harness.storage.files import NO_LINKS, writing
 
 try:
     import fcntl
@@ -42,7 +42,7 @@ class Lock:
     """
 
     def __init__(self, folder: Path, handle: int | None, unlocked: str | None = None) -> None:
-        """Use `lock` instead."""
+        """Use `take` instead."""
         self.folder, self.unlocked = folder, unlocked
         if handle is not None:
             finalize(self, _release, handle, folder / LOCK, os.getpid())
@@ -56,7 +56,7 @@ def held() -> list[Path]:
     return [lock.folder for (process, _), lock in _held.items() if process == os.getpid()]
 
 
-def lock(folder: Path) -> Lock:
+def take(folder: Path) -> Lock:
     """Take the run's lock; a process that has it already shares it with itself.
 
     Raises:

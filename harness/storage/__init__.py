@@ -4,8 +4,8 @@ One run is one folder (`results/<UTC yyyymmdd-hhmmss>_<door>_<model>[_<draft>]/`
 contract that notebooks and other tools read. A generation is one line of trials.jsonl, written
 whole and fsynced before the next begins, so a killed process loses at most the generation in
 flight; every other file is replaced as a whole. All carry checksums, which are verified here
-whenever a run is read (`harness.run_files` says how). A file that is damaged is an error that names
-it; nothing that was measured is dropped, or measured again, unless you ask for it.
+whenever a run is read (`harness.storage.files` says how). A file that is damaged is an error that
+names it; nothing that was measured is dropped, or measured again, unless you ask for it.
 """
 
 import csv
@@ -16,14 +16,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import pandas as pd
 import yaml
 
-from harness import run_files, run_lock, trace_file
-from harness.analysis.compare_rows import ComparisonRow
-from harness.analysis.steps import latency_rows
 from harness.records import (
     SCHEMA_VERSION,
     LatencyRow,
@@ -36,6 +32,11 @@ from harness.records import (
     UserError,
     Verdict,
 )
+from harness.storage import files
+from harness.storage.lock import Lock, take
+
+if TYPE_CHECKING:  # every door's --help imports this module, and must not wait for pandas
+    import pandas as pd
 
 
 def _numeric(record: type[Any]) -> tuple[str, ...]:
@@ -46,7 +47,6 @@ def _numeric(record: type[Any]) -> tuple[str, ...]:
 
 RESULT_COLUMNS = tuple(field.name for field in fields(ResultRow))
 LATENCY_COLUMNS = tuple(field.name for field in fields(LatencyRow))
-COMPARISON_COLUMNS = tuple(field.name for field in fields(ComparisonRow))
 STEP_KEY = ("role", "model", "kind", "tokens", "context_tokens", "batch")
 SAMPLE_COLUMNS = (*STEP_KEY, "beside", "sample", "ms")
 PART_COLUMNS = ("k", "part", "sample", "tokens", "ms")
@@ -101,9 +101,9 @@ class StoredRun:
     folder: Path
     config: dict[str, Any]
     manifest: dict[str, Any]
-    results: pd.DataFrame
-    latency: pd.DataFrame
-    latency_samples: pd.DataFrame
+    results: "pd.DataFrame"
+    latency: "pd.DataFrame"
+    latency_samples: "pd.DataFrame"
     trials: tuple[Trial, ...]
     summary: dict[str, Any] | None
     parts: tuple[PartTiming, ...] = ()
@@ -123,15 +123,13 @@ class RunFolder:
     of a stored one anew with `RunFolder.reopen`: these hold the run's lock while they exist.
     """
 
-    def __init__(
-        self, path: Path, manifest: dict[str, Any], lock: run_lock.Lock | None = None
-    ) -> None:
+    def __init__(self, path: Path, manifest: dict[str, Any], lock: Lock | None = None) -> None:
         """Wrap an existing folder; use `create`, `resume` or `reopen` to write more than notes."""
         self.path = path
         self.manifest = manifest
         self._trials = path / "trials.jsonl"
         self._answers = path / "answers.jsonl"
-        self._files = run_files.Files(path)
+        self._files = files.Files(path)
         self._lock = lock
         if lock is not None and lock.unlocked is not None:
             manifest["written_without_lock"] = lock.unlocked
@@ -155,7 +153,7 @@ class RunFolder:
         stem = "_".join([stamp, door, *(_safe(name) for name in names if name)])
         path = _new_folder(Path(root), stem)
         manifest = {"schema_version": SCHEMA_VERSION, "door": door, "status": "running"}
-        run = cls(path, manifest, run_lock.lock(path))
+        run = cls(path, manifest, take(path))
         run._write("config.yaml", yaml.safe_dump(dict(config), sort_keys=False))
         run.update_manifest({"created_utc": datetime.now(UTC).isoformat(timespec="seconds")})
         return run
@@ -171,7 +169,7 @@ class RunFolder:
         """
         path = Path(folder)
         _read_manifest(path)
-        lock = run_lock.lock(path)
+        lock = take(path)
         manifest = _read_manifest(path)  # as its last writer left it
         if manifest.get("door") != door:
             raise UserError(f"resume={folder}: made by {manifest.get('door')}, not by {door}")
@@ -184,9 +182,9 @@ class RunFolder:
         run = cls(path, manifest, lock)
         run.answers()
         run.trials()  # a damaged line is an error before anything is cut off or appended
-        with run_files.writing(path):
+        with files.writing(path):
             for file in (run._trials, run._answers):
-                run_files.repair_last_line(file)
+                files.repair_last_line(file)
         return run
 
     @classmethod
@@ -194,10 +192,10 @@ class RunFolder:
         """A stored run, to derive its results and summary anew.
 
         Raises:
-            run_lock.Busy: another process is writing it.
+            lock.Busy: another process is writing it.
             UserError: it cannot be written.
         """
-        return cls(stored.folder, stored.manifest, run_lock.lock(stored.folder))
+        return cls(stored.folder, stored.manifest, take(stored.folder))
 
     def append_trial(self, trial: Trial) -> None:
         """Store one generation durably: one line, fsynced before this returns.
@@ -208,9 +206,9 @@ class RunFolder:
         self._append(self._trials, trial)
 
     def _append(self, path: Path, trial: Trial) -> None:
-        line = run_files.seal(json.dumps(_plain(asdict(trial)), allow_nan=False))
-        with run_files.writing(self.path):
-            run_files.append(path, line)
+        line = files.seal(json.dumps(_plain(asdict(trial)), allow_nan=False))
+        with files.writing(self.path):
+            files.append(path, line)
 
     def append_answer(self, answer: Trial) -> None:
         """Store the target's answer to an earlier turn, likewise durably, in answers.jsonl."""
@@ -234,10 +232,6 @@ class RunFolder:
         )
         self._write("latency_samples.csv", _csv(SAMPLE_COLUMNS, samples))
 
-    def write_timings(self, timings: Sequence[StepTiming]) -> None:
-        """Write latency.csv and its samples from raw timings alone."""
-        self.write_latency(latency_rows(timings), timings)
-
     def write_parts(self, timings: Sequence[PartTiming]) -> None:
         """Write parts.csv, one line per part, or whole round, and sample."""
         samples = (
@@ -259,12 +253,12 @@ class RunFolder:
 
     def write_results(self, rows: Sequence[ResultRow]) -> None:
         """Write results.csv, one row per cell."""
-        self._write("results.csv", _csv(RESULT_COLUMNS, (asdict(row) for row in rows)))
+        self.write_table("results.csv", ResultRow, rows)
 
-    def write_comparison(self, rows: Sequence[ComparisonRow]) -> None:
-        """Write comparison.csv, one row per cell and compared run."""
-        cells = [asdict(row) for row in rows]
-        self._write("comparison.csv", _csv(COMPARISON_COLUMNS, cells))
+    def write_table(self, name: str, record: type[Any], rows: Sequence[Any]) -> None:
+        """Write a csv file of a record's fields, one line per row."""
+        columns = tuple(field.name for field in fields(record))
+        self._write(name, _csv(columns, (asdict(row) for row in rows)))
 
     def write_summary(self, summary: Summary, extra: Mapping[str, Any] | None = None) -> None:
         """Write summary.json: the contract's keys first, then `extra`."""
@@ -282,7 +276,9 @@ class RunFolder:
 
     def write_traces(self, traces: Sequence[TextTrace]) -> None:
         """Write traces.parquet: all drafts, all texts."""
-        self._files.write(TRACES, trace_file.content(traces))
+        from harness.storage import traces as parquet
+
+        self._files.write(TRACES, parquet.content(traces))
 
     def update_manifest(self, entries: Mapping[str, Any]) -> None:
         """Merge `entries` into manifest.json; with a status that ends the run, count its trials."""
@@ -293,8 +289,8 @@ class RunFolder:
 
     def _write(self, name: str, text: str) -> None:
         if name == "manifest.json":  # notes are made in it by hand, so it has no checksum
-            with run_files.writing(self.path):
-                run_files.write(self.path / name, text.encode())
+            with files.writing(self.path):
+                files.write(self.path / name, text.encode())
         else:
             self._files.write(name, text.encode())
 
@@ -309,7 +305,7 @@ def load(folder: str | Path) -> StoredRun:
     path = Path(folder)
     manifest = _read_manifest(path)
     trials = tuple(_read_trials(path))
-    known = run_files.record(path)
+    known = files.record(path)
     complete = manifest.get("status") == "complete"
     return StoredRun(
         folder=path,
@@ -340,7 +336,7 @@ def refuse_lost_trials(run: StoredRun) -> None:
         raise UserError(
             f"{run.folder / 'trials.jsonl'}: {run.lost_trials} of the generations that were stored "
             f"are missing; put back a copy of it, resume={run.folder} measures them again, or "
-            f"delete {run.folder / run_files.CHECKSUMS} to read the folder unverified"
+            f"delete {run.folder / files.CHECKSUMS} to read the folder unverified"
         )
 
 
@@ -350,8 +346,10 @@ def load_traces(folder: str | Path) -> list[TextTrace]:
     Raises:
         UserError: the file is not one of traces, or not as it was written.
     """
-    content = run_files.read_verified(Path(folder), TRACES)
-    return [] if content is None else trace_file.read(content, Path(folder) / TRACES)
+    from harness.storage import traces  # imports numpy and pandas
+
+    content = files.read_verified(Path(folder), TRACES)
+    return [] if content is None else traces.read(content, Path(folder) / TRACES)
 
 
 def copied(stored: StoredRun, into: Path) -> StoredRun:
@@ -360,16 +358,16 @@ def copied(stored: StoredRun, into: Path) -> StoredRun:
     Raises:
         UserError: it cannot be read or copied.
     """
-    with run_files.writing(into):
+    with files.writing(into):
         for name in CONTENTS:
-            content = run_files.read(stored.folder / name)
+            content = files.read(stored.folder / name)
             if content is not None:
-                run_files.write(into / name, content)
+                files.write(into / name, content)
         shutil.copymode(stored.folder, into)
     return load(into)
 
 
-def timings_from(samples: pd.DataFrame) -> list[StepTiming]:
+def timings_from(samples: "pd.DataFrame") -> list[StepTiming]:
     """Rebuild step timings from latency_samples.csv's rows, in their stored order."""
     keys = [*STEP_KEY, "beside"]
     whole = samples.astype({"beside": object}).fillna({"beside": ""})
@@ -382,7 +380,7 @@ def timings_from(samples: pd.DataFrame) -> list[StepTiming]:
     return timings
 
 
-def _parts(samples: pd.DataFrame) -> tuple[PartTiming, ...]:
+def _parts(samples: "pd.DataFrame") -> tuple[PartTiming, ...]:
     """Rebuild part timings from parts.csv's rows, in their stored order."""
     timings: list[PartTiming] = []
     for key, group in samples.groupby(["k", "part"], sort=False):
@@ -438,7 +436,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 
 def _read_config(path: Path) -> dict[str, Any]:
     file = path / "config.yaml"
-    content = run_files.read_verified(path, file.name, MAX_CONFIG_BYTES)
+    content = files.read_verified(path, file.name, MAX_CONFIG_BYTES)
     if content is None:
         raise UserError(f"{path}: not a whole run folder (it has no config.yaml)")
     try:
@@ -447,7 +445,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise UserError(f"{file}: cannot be read as YAML") from error
     if not isinstance(config, dict):
         raise UserError(f"{file}: expected keys and values")
-    run_files.check_values(config, file)
+    files.check_values(config, file)
     if any("${" in str(value) for value in _flatten(config).values()):
         # OmegaConf would look up environment variables for it, and the report would show them
         raise UserError(
@@ -458,7 +456,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 def _read_json(path: Path, name: str) -> dict[str, Any] | None:
     file = path / name
-    content = run_files.read_verified(path, name, run_files.TEXT_BYTES)
+    content = files.read_verified(path, name, files.TEXT_BYTES)
     if content is None:
         return None
     try:
@@ -467,7 +465,7 @@ def _read_json(path: Path, name: str) -> dict[str, Any] | None:
         raise UserError(f"{file}: cannot be read as JSON ({error})") from error
     if not isinstance(entries, dict):
         raise UserError(f"{file}: expected a JSON object")
-    run_files.check_values(entries, file)
+    files.check_values(entries, file)
     return entries
 
 
@@ -478,14 +476,14 @@ def _read_trials(path: Path, name: str = "trials.jsonl") -> Iterable[Trial]:
         UserError: damaged lines; all are named, with how to go on.
     """
     file = path / name
-    *lines, torn = (run_files.read(file) or b"").split(b"\n")
+    *lines, torn = (files.read(file) or b"").split(b"\n")
     # Whole but for its line break; or with another byte in its place, which no kill leaves
-    if run_files.sealed(torn) is not None:
+    if files.sealed(torn) is not None:
         lines.append(torn)
     verified, reasons = False, dict[int, str]()
     trials: list[Trial] = []
     for number, line in enumerate(lines, start=1):
-        intact = run_files.sealed(line)
+        intact = files.sealed(line)
         verified = verified or intact is not None
         if intact or not verified:  # lines of an earlier version come first and have no checksum
             try:
@@ -523,14 +521,16 @@ def _tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _table(path: Path, name: str, columns: Sequence[str]) -> pd.DataFrame:
+def _table(path: Path, name: str, columns: Sequence[str]) -> "pd.DataFrame":
     """A table with every number checked; empty, with the right columns, where there is none.
 
     Raises:
         UserError: not such a table, or not as it was written.
     """
+    import pandas as pd
+
     file = path / name
-    content = run_files.read_verified(path, name)
+    content = files.read_verified(path, name)
     if content is None:
         return pd.DataFrame(columns=list(columns))
     kinds = TABLES[name]
@@ -538,10 +538,10 @@ def _table(path: Path, name: str, columns: Sequence[str]) -> pd.DataFrame:
     try:
         table = pd.read_csv(io.BytesIO(content), keep_default_na=False, na_values=[""], dtype=texts)
     except (ValueError, MemoryError) as error:  # the parser's and the decoder's are ValueErrors
-        raise run_files.damaged(file, " ".join(str(error).split())) from error
+        raise files.damaged(file, " ".join(str(error).split())) from error
     missing = [column for column in kinds.required if column not in table.columns]
     if missing:
-        raise run_files.damaged(file, f"it has no column {missing[0]}")
+        raise files.damaged(file, f"it has no column {missing[0]}")
     for column in kinds.required:
         _refuse_first(file, table[column], table[column].isna())
     for column in (column for column in kinds.numbers if column in table.columns):
@@ -551,17 +551,19 @@ def _table(path: Path, name: str, columns: Sequence[str]) -> pd.DataFrame:
     if name in SAMPLED:
         _refuse_first(file, table["ms"], ~table["ms"].between(0, float("inf"), inclusive="left"))
         if not content.endswith(b"\n"):
-            raise run_files.damaged(file, "it ends in the middle of a line")
+            raise files.damaged(file, "it ends in the middle of a line")
     return table
 
 
 def _refuse_first(file: Path, column: "pd.Series[Any]", bad: "pd.Series[bool]") -> None:
     """Raise for the first bad value of a column; the header is line 1."""
+    import pandas as pd
+
     at = next((index for index, wrong in enumerate(bad) if wrong), None)
     if at is not None:
         value = column.iloc[at]
         shown = "nothing" if pd.isna(value) else repr(str(value))
-        raise run_files.damaged(file, f"line {at + 2} holds {shown} as {column.name}")
+        raise files.damaged(file, f"line {at + 2} holds {shown} as {column.name}")
 
 
 def _csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
