@@ -5,6 +5,65 @@ reads. It holds numbers and reason codes; every sentence is made in `harness.rep
 in seconds, except in `ResultRow` and `LatencyRow`, which are rows of csv files with fixed columns.
 
 Reading order: `Summary` at the end of this module, then the records of the command in question.
+
+Codes and the values each carries; `harness.reporting.sentences` has a sentence for each.
+
+Verdict reasons, of an undecided verdict unless said. `draft` and `k` name the best-looking candidate; `draft` is None where the run has
+one draft only, so that it need not be named.
+
+| reason | values | when |
+|---|---|---|
+| held_out_gain | draft, k | speculate |
+| held_out_loss | draft, k, alpha, breakeven_alpha (either may be None) | does_not_pay |
+| interval_spans_one | draft, k, prompts, prompts_needed (None: > most_prompts), most_prompts | |
+| too_few_prompts | draft, k, prompts, needed | speedup not held out |
+| too_few_in_set | draft, k, prompt_set, needed | likewise |
+| no_complete_prompt | prompt_set: the set without one; None where no prompt at all | |
+| greedy_texts_differ | texts, differing; of the first: prompt_set, prompt, k, position | |
+| greedy_texts_unjudged | the same; resuming the run judges them | |
+| given_numbers | k, measured (by a server), alpha, breakeven_alpha, near (1: undecided) | break-even |
+
+Caveats.
+
+| code | values |
+|---|---|
+| dummy_weights | |
+| synthetic_acceptance | |
+| embedded_models | |
+| few_prompts | prompts, needed, in_cell: whether of one prompt set (a sweep) or of all |
+| unused_card | card: why device=auto took the CPU |
+| thinking_mode | |
+| chat_template_unused | |
+| generation_settings | settings ("top_k=20, min_p=0.1"), overrides ("decode.top_k=20", or "") |
+| engine_fallback | role, reason, compiled: False if only compiling failed, None: ran eagerly |
+| other_card | card, device: another card ran than gpu= names, so no cost is given |
+| gpu_not_timed | card, device: of an audition, likewise |
+| scattered_steps | roles ("draft and target"), spread: p90 / median above it |
+| typed_latency | |
+| latency_from | run: the folder whose step times these are |
+| other_budget | ignored ("new_tokens=64 and repetitions=2"), made_with ("new_tokens=32 ...") |
+| greedy_texts_differ | equal, tie, different, not_judged; prompt_set, prompt, k, position |
+| launch_bound | role, step_s, floor_s, mbu, positions, positions_ratio, overhead_share, c |
+| verify_assumed_equal_step | |
+| positions_too_short | ks ("4, 8"): without a row from acceptance_by_position |
+| latency_from_too_short | ks: left out, since latency_from times no verify for them |
+| server_gap | k, measured, predicted: speedups |
+| server_concurrency | file, max_concurrency (None: no limit) |
+| server_failed_requests | file, requests |
+| round_fit | file, residual, k: of the worst row |
+| fit_not_separated | verify and overhead are one number |
+| fit_negative_overhead | |
+| fit_untested | two K: the line goes through both |
+
+Rules of thumb: `value` is the pair's number under the rule.
+
+| code | value | values |
+|---|---|---|
+| step_ratio | target step / draft step | least, ideal, k, breakeven_alpha |
+| parameter_share | draft / target | least, most, step_share |
+| same_vocabulary | None | |
+| suggested_k | acceptance_rate | k, suggested_k, verdict_k (0: do not speculate; None: undecided) |
+| accepted_over_emitted | that share | least, k, alpha, breakeven_alpha, speedup |
 """
 
 from collections.abc import Mapping
@@ -25,6 +84,49 @@ from harness.records import (
 Value = float | int | str | bool | None
 Values = dict[str, Value]
 Status = Literal["complete", "running", "failed", "unknown"]
+VerdictReason = Literal[
+    "held_out_gain",
+    "held_out_loss",
+    "interval_spans_one",
+    "too_few_prompts",
+    "too_few_in_set",
+    "no_complete_prompt",
+    "greedy_texts_differ",
+    "greedy_texts_unjudged",
+    "given_numbers",
+]
+CaveatCode = Literal[
+    "dummy_weights",
+    "synthetic_acceptance",
+    "embedded_models",
+    "few_prompts",
+    "unused_card",
+    "thinking_mode",
+    "chat_template_unused",
+    "generation_settings",
+    "engine_fallback",
+    "other_card",
+    "gpu_not_timed",
+    "scattered_steps",
+    "typed_latency",
+    "latency_from",
+    "other_budget",
+    "greedy_texts_differ",
+    "launch_bound",
+    "verify_assumed_equal_step",
+    "positions_too_short",
+    "latency_from_too_short",
+    "server_gap",
+    "server_concurrency",
+    "server_failed_requests",
+    "round_fit",
+    "fit_not_separated",
+    "fit_negative_overhead",
+    "fit_untested",
+]
+RuleOfThumbCode = Literal[
+    "step_ratio", "parameter_share", "same_vocabulary", "suggested_k", "accepted_over_emitted"
+]
 
 
 @dataclass(frozen=True)
@@ -40,8 +142,7 @@ class Verdict:
         prompt_set: a set's name, or "all" for the whole weighted workload.
         speedup, speedup_lo, speedup_hi: cross-fitted, so free of the selection's optimism; with
             too few prompts to hold any out, the plain speedup without bounds.
-        reason: a code; `harness.reporting.sentences` has its sentence.
-        reason_values: the numbers and names that the sentence quotes.
+        reason, reason_values: see the table of codes above.
     """
 
     decision: Decision
@@ -53,7 +154,7 @@ class Verdict:
     speedup: float | None
     speedup_lo: float | None
     speedup_hi: float | None
-    reason: str
+    reason: VerdictReason
     reason_values: Values = field(default_factory=dict[str, Value])
 
 
@@ -83,7 +184,7 @@ class Answer:
 class Caveat:
     """What a reader must know before acting: a code, and the values its sentence quotes."""
 
-    code: str
+    code: CaveatCode
     values: Values = field(default_factory=dict[str, Value])
 
 
@@ -260,12 +361,17 @@ class Leaderboard:
 class AcceptanceByPosition:
     """Share of rounds, among those with at least j positions left, with at least j accepted.
 
+    Measured ones are there for every prompt set, temperature and K that ran, and for all sets
+    together; replayed ones for each draft at its best K, all sets together.
+
     Attributes:
+        prompt_set: "all" for all sets together.
         source: "measured" (the loop) or "replayed".
         shares: entry j - 1 for position j.
     """
 
     draft: str
+    prompt_set: str
     temperature: float
     k: int
     source: Source
@@ -414,13 +520,12 @@ class RuleOfThumb:
     """A rule in circulation, held against this pair; shown, never obeyed.
 
     Attributes:
-        code: step_ratio, parameter_share, same_vocabulary, suggested_k or accepted_over_emitted.
         met: None where it cannot be told.
         value: this pair's number under the rule; None where not compared.
         values: what the measurement says instead.
     """
 
-    code: str
+    code: RuleOfThumbCode
     met: bool | None
     value: float | None
     values: Values = field(default_factory=dict[str, Value])
@@ -619,6 +724,29 @@ class RoundBreakdown:
 
 
 @dataclass(frozen=True)
+class StepCurve:
+    """Step times at one context and batch at which both models were timed.
+
+    Attributes:
+        verify_s: entry i is a target forward over i + 1 positions, up to the first that is missing.
+        target_mbu, draft_mbu: None where no floor is known.
+    """
+
+    context_tokens: int
+    batch: int
+    target_step_s: float
+    draft_step_s: float
+    verify_s: tuple[float, ...]
+    target_mbu: float | None
+    draft_mbu: float | None
+
+    @property
+    def c(self) -> float:
+        """Draft step / target step."""
+        return self.draft_step_s / self.target_step_s
+
+
+@dataclass(frozen=True)
 class BatchGain:
     """The best K at one context, batch and assumed alpha, from measured steps.
 
@@ -778,6 +906,7 @@ class Summary:
     bytes_read: tuple[BytesRead, ...] = ()
     step_bounds: tuple[StepBound, ...] = ()
     rounds: tuple[RoundBreakdown, ...] = ()
+    step_curves: tuple[StepCurve, ...] = ()
     batch_gains: tuple[BatchGain, ...] = ()
     stopping_batches: tuple[StoppingBatch, ...] = ()
     skipped_cells: tuple[SkippedCell, ...] = ()
