@@ -1,0 +1,155 @@
+r"""What a table is, before anyone decides how it is drawn.
+
+A table is specified by its columns: a title, the value that a record has in it, and how that value
+is written. `table` applies the columns to records. A cell carries both its value (to sort by, to
+compare) and its text (to read), so that no renderer parses a formatted number back.
+
+    COLUMNS = (
+        Column("draft", lambda row: row.draft, key=True),
+        Column("best\nK", lambda row: row.k, fmt.count),
+        Column("speedup\n[lo, hi]", lambda row: (row.speedup, row.lo, row.hi), fmt.speedup),
+    )
+    table("Drafts", COLUMNS, rows, best=rows[0], notes=("speedup: predicted.",))
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
+
+from harness.reporting import formatting as fmt
+
+R = TypeVar("R", contravariant=True)
+Record = TypeVar("Record")
+Value = float | str | None
+ValueWithBounds = tuple[float | None, float | None, float | None]
+
+BEST = "best"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell.
+
+    Attributes:
+        text: what is shown.
+        value: what it is sorted by, in one unit per column; None where there is no value.
+    """
+
+    text: str
+    value: Value = None
+
+
+@dataclass(frozen=True)
+class Column(Generic[R]):
+    """One column over records of one type.
+
+    Attributes:
+        title: its header; a line break says where a narrow header may fold.
+        value: of a record; with an interval (value, low, high). A word is shown as it is, and
+            None as a dash.
+        text: how a number is written, with its bounds where there are any; None for a column of
+            words.
+        key: names the row; repeated when a wide table is folded into parts.
+        flexible: long words, which may be broken over lines.
+        definition: the quantity's name in metrics.md where the title is not it.
+    """
+
+    title: str
+    value: Callable[[R], Value | ValueWithBounds]
+    text: Callable[..., str] | None = None
+    key: bool = False
+    flexible: bool = False
+    definition: str = ""
+
+    @property
+    def align(self) -> Literal["left", "right"]:
+        """Numbers to the right, words to the left."""
+        return "left" if self.text is None else "right"
+
+    @property
+    def one_line(self) -> str:
+        """The header without its folds ("tokens/round")."""
+        joined = self.title.replace("/\n", "/").replace("\n_", "_").replace("-\n", "")
+        return joined.replace("\n", " ")
+
+    def cell(self, record: R) -> Cell:
+        """The record's cell in this column."""
+        given = self.value(record)
+        value, *bounds = given if isinstance(given, tuple) else (given,)
+        if value is None or value == "":
+            return Cell(fmt.EMPTY)
+        if self.text is None or isinstance(value, str):
+            return Cell(str(value), value)
+        return Cell(self.text(value, *bounds), value)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row: a cell per column, and whether it is the best one."""
+
+    cells: tuple[Cell, ...]
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A titled table with the remarks that belong under it.
+
+    Attributes:
+        empty: columns that were left out, since no row has anything in them.
+    """
+
+    title: str
+    columns: tuple[Column[Any], ...]
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+    empty: tuple[Column[Any], ...] = ()
+
+    def column(self, title: str) -> tuple[Cell, ...]:
+        """Every cell under the column called `title` (its one-line header)."""
+        index = [column.one_line for column in self.columns].index(title)
+        return tuple(row.cells[index] for row in self.rows)
+
+
+def table(
+    title: str,
+    columns: Sequence[Column[Record]],
+    records: Iterable[Record],
+    *,
+    best: Record | None = None,
+    notes: Sequence[str] = (),
+) -> Table:
+    """One row per record; columns that are empty in every row are left out.
+
+    Args:
+        title: its heading.
+        columns: the specification.
+        records: in the order of the rows; without any the table has no rows.
+        best: the record whose row is marked, in words too: "best 4" in its first cell.
+        notes: remarks under the table.
+    """
+    listed = tuple(records)
+    made = [[column.cell(record) for column in columns] for record in listed]
+    kept = [
+        index
+        for index in range(len(columns))
+        if any(cells[index].text != fmt.EMPTY for cells in made)
+    ]
+    rows = tuple(
+        _row([cells[index] for index in kept], best is not None and record is best)
+        for record, cells in zip(listed, made, strict=True)
+    )
+    return Table(
+        title,
+        tuple(columns[index] for index in kept),
+        rows,
+        tuple(notes),
+        tuple(column for index, column in enumerate(columns) if index not in kept),
+    )
+
+
+def _row(cells: list[Cell], best: bool) -> Row:
+    """The cells as a row; the best row says so without colour too."""
+    if best:
+        cells[0] = Cell(f"{BEST} {cells[0].text}", cells[0].value)
+    return Row(tuple(cells), best)
