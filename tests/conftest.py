@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -47,3 +48,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """The last line of a run says how many tests were skipped, and why."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if hasattr(config, "workerinput") or reporter is None:
+        return
+    reasons = Counter(
+        report.longrepr[2].removeprefix("Skipped: ") for report in reporter.stats.get("skipped", [])
+    )
+    said = "; ".join(f"{count} because {reason}" for reason, count in reasons.items())
+    sys.stdout.write(f"skipped: {said or 'nothing'}\n")

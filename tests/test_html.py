@@ -38,8 +38,6 @@ VOID = {"meta", "br", "path", "use", "rect", "stop"}
 HOSTILE = """<script>alert(1)</script><img src=x onerror="alert('2')">&amp;"""
 ELSEWHERE = "http://example.invalid/x.png"
 
-needs_chromium = pytest.mark.skipif(browser.BINARY is None, reason="no Chromium is installed")
-
 
 class Parsed(HTMLParser):
     """Every element with its attributes, and the text of the page."""
@@ -492,7 +490,7 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[browser.Brows
         yield running
 
 
-@needs_chromium
+@browser.needs_chromium
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_report_opens_without_a_complaint_and_without_any_request(
     name: str, examples: dict[str, Path], chromium: browser.Browser
@@ -504,7 +502,7 @@ def test_a_report_opens_without_a_complaint_and_without_any_request(
     assert page.evaluate('document.querySelector(".verdict h2").getBoundingClientRect().top') < 200
 
 
-@needs_chromium
+@browser.needs_chromium
 def test_a_page_that_tries_to_load_or_run_something_is_refused_and_seen(
     sweep: StoredRun, tmp_path: Path, chromium: browser.Browser
 ) -> None:
@@ -521,7 +519,7 @@ def test_a_page_that_tries_to_load_or_run_something_is_refused_and_seen(
     assert ELSEWHERE in chromium.page(lax).requests
 
 
-@needs_chromium
+@browser.needs_chromium
 def test_a_table_is_sorted_by_a_click_and_comes_back_to_its_own_order(
     sweep: StoredRun, chromium: browser.Browser
 ) -> None:
@@ -541,7 +539,7 @@ def test_a_table_is_sorted_by_a_click_and_comes_back_to_its_own_order(
     assert set(page.evaluate(STATE)) == {"none"}
 
 
-@needs_chromium
+@browser.needs_chromium
 def test_empty_cells_stay_at_the_end_whichever_way_a_table_is_sorted(
     sweep: StoredRun, chromium: browser.Browser
 ) -> None:
@@ -552,7 +550,7 @@ def test_empty_cells_stay_at_the_end_whichever_way_a_table_is_sorted(
     assert page.evaluate(READ % 3)[0] == "51.9 %"
 
 
-@needs_chromium
+@browser.needs_chromium
 @pytest.mark.parametrize("key", ["Enter", "Space"])
 def test_a_table_is_sorted_from_the_keyboard(
     key: str, sweep: StoredRun, chromium: browser.Browser
@@ -564,7 +562,7 @@ def test_a_table_is_sorted_from_the_keyboard(
     assert page.evaluate(READ % 1)[0] == "401.6"
 
 
-@needs_chromium
+@browser.needs_chromium
 def test_the_first_stop_of_the_keyboard_leads_past_the_header(
     sweep: StoredRun, chromium: browser.Browser
 ) -> None:
@@ -574,7 +572,7 @@ def test_the_first_stop_of_the_keyboard_leads_past_the_header(
     assert page.evaluate("document.activeElement.getBoundingClientRect().left") >= 0
 
 
-@needs_chromium
+@browser.needs_chromium
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_phone_scrolls_a_report_down_only_and_shows_the_verdict_at_once(
     name: str, examples: dict[str, Path], chromium: browser.Browser
@@ -591,7 +589,7 @@ def test_a_phone_scrolls_a_report_down_only_and_shows_the_verdict_at_once(
     assert min(sizes) >= 9  # pixels: what is drawn is not shrunk to nothing
 
 
-@needs_chromium
+@browser.needs_chromium
 def test_the_plots_are_legible_in_the_dark_and_white_again_in_print(
     examples: dict[str, Path], chromium: browser.Browser
 ) -> None:
@@ -610,7 +608,7 @@ def test_the_plots_are_legible_in_the_dark_and_white_again_in_print(
     assert max(label, words) < 0.2
 
 
-@needs_chromium
+@browser.needs_chromium
 def test_a_printed_report_is_cut_off_nowhere(
     examples: dict[str, Path], chromium: browser.Browser
 ) -> None:
@@ -624,7 +622,7 @@ def test_a_printed_report_is_cut_off_nowhere(
     assert base64.b64decode(page.pdf()).startswith(b"%PDF")
 
 
-@needs_chromium
+@browser.needs_chromium
 def test_the_environment_is_folded_away_until_it_is_asked_for(
     sweep: StoredRun, chromium: browser.Browser
 ) -> None:

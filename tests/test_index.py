@@ -139,7 +139,7 @@ def test_names_in_the_index_stay_text(tmp_path: Path) -> None:
     assert "a%20%22quoted%22%20%3Cb%3Efolder%20%231%3F/report.html" in page
 
 
-@pytest.mark.skipif(browser.BINARY is None, reason="no Chromium is installed")
+@browser.needs_chromium
 def test_the_index_opens_quietly_sorts_and_leads_on(many: Path, tmp_path: Path) -> None:
     with browser.chromium(tmp_path) as running:
         page = running.page(many / "index.html", width=360)
