@@ -52,7 +52,7 @@ from transformers import GenerationConfig
 from harness.analysis.rates import Rates, conditional, rates_for
 from harness.analysis.synthetic import expected_tokens_per_round
 from harness.cli import compose
-from harness.decoding.sampling import Warping
+from harness.decoding.sampling import SamplingParameters
 from harness.measurement.bandwidth import copy_bandwidth
 from harness.measurement.clock import Clock
 from harness.measurement.snapshots import compare_texts
@@ -64,8 +64,8 @@ from harness.models.lean import pieces
 from harness.models.lean.model import LeanModel
 from harness.models.lean.static import StaticModel
 from harness.models.lean.weights import unsupported
+from harness.models.memory import is_out_of_memory
 from harness.models.probe import allowed_error, cached_model, forward_error
-from harness.models.room import is_out_of_memory
 from harness.records import Trial
 from harness.theory.acceptance import alpha_from_acceptance_rate
 from harness.theory.hardware import Architecture, model_bandwidth_utilisation
@@ -387,7 +387,7 @@ def generation(
         category=None,
         tokens=prompt_of(asked.context, seed),
         k=k,
-        warping=Warping(asked.temperature if temperature is None else temperature),
+        sampling=SamplingParameters(asked.temperature if temperature is None else temperature),
         rule="ratio",
         budget=asked.new_tokens,
         repetition=0,
@@ -395,7 +395,7 @@ def generation(
         eos=frozenset(),
         model=target.name,
         draft=draft.name if k else None,
-        imposed=conditional(rates) if k and rates else None,
+        synthetic=conditional(rates) if k and rates else None,
     )
     return run_trial(request, target.model, draft.model if k else None)
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from harness.analysis.rates import conditional, rates_for
 from harness.decoding.drafters import ModelDrafter
-from harness.decoding.sampling import Noise, Warping
+from harness.decoding.sampling import SamplingParameters, Uniforms
 from harness.decoding.speculative import speculative_rounds
 from harness.models.cached import CachedModel
 from harness.models.dummy import build
@@ -68,10 +68,10 @@ class Counting:
 
 def share(target: Counting, draft: Counting, k: int, temperature: float, asked, seed: int) -> float:
     """The part of one generation's decode time that no forward explains."""
-    warping = Warping(temperature)
+    sampling = SamplingParameters(temperature)
     prompt = [(17 * index + seed) % VOCAB for index in range(asked.context)]
-    noise = Noise.keyed(seed, "overhead", 0, asked.new_tokens + k + 1, torch.device("cpu"))
-    drafter = ModelDrafter(draft, warping)
+    uniforms = Uniforms.keyed(seed, "overhead", 0, asked.new_tokens + k + 1, torch.device("cpu"))
+    drafter = ModelDrafter(draft, sampling)
     target.prefill(prompt[:-1])
     drafter.begin(prompt)
     target.seconds = draft.seconds = 0.0
@@ -83,9 +83,9 @@ def share(target: Counting, draft: Counting, k: int, temperature: float, asked, 
         num_draft_tokens=k,
         budget=asked.new_tokens,
         eos=(),
-        warping=warping,
-        noise=noise,
-        imposed=None if asked.alpha is None else conditional(rates_for(asked.alpha, k)),
+        sampling=sampling,
+        uniforms=uniforms,
+        synthetic=None if asked.alpha is None else conditional(rates_for(asked.alpha, k)),
     )
     for _ in rounds:
         pass

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.analysis.candidates import replayed
-from harness.decoding.sampling import Warping
+from harness.decoding.sampling import SamplingParameters
 from harness.measurement.traces import GeneratedText, generate_texts
 from harness.records import RULES, TextTrace
 
@@ -44,7 +44,7 @@ class Audition:
     def __init__(self, house: Family, batch: int) -> None:
         self.house, self.batch = house, batch
         self.asked = [
-            replace(prompt, warping=Warping(temperature))
+            replace(prompt, sampling=SamplingParameters(temperature))
             for temperature in TEMPERATURES
             for prompt in house.prompts
         ]
@@ -88,7 +88,9 @@ def loop_seconds(house: Family, tokens: int, stride: int) -> tuple[float, int, i
                 seconds = emitted = 0.0
                 for prompt in house.prompts[::stride]:
                     begin = perf_counter()
-                    trial = house.trial(replace(prompt, warping=Warping(temperature)), draft, k)
+                    trial = house.trial(
+                        replace(prompt, sampling=SamplingParameters(temperature)), draft, k
+                    )
                     seconds += perf_counter() - begin
                     emitted += trial.new_tokens or 0
                     generations += 1

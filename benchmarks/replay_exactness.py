@@ -40,14 +40,13 @@ from harness import prompts as prompt_sets
 from harness.analysis.candidates import replayed
 from harness.config import ModelConf, PromptsConf
 from harness.decoding.candidates import NgramDrafter
-from harness.decoding.sampling import Warping
+from harness.decoding.sampling import SamplingParameters
 from harness.measurement.scoring import ngram_trace, score_texts
 from harness.measurement.traces import GeneratedText, TextRequest, generate_texts
 from harness.measurement.trials import Draft, Request, run_trial
 from harness.models.cached import CachedModel
-from harness.models.load import LoadedModel, load
-from harness.models.pairing import open_pair
-from harness.models.text import encode
+from harness.models.load import LoadedModel, load, open_pair
+from harness.models.tokenizer import encode
 from harness.records import TextTrace, Trial
 from harness.theory.replay import accept_probabilities, by_start
 
@@ -91,7 +90,7 @@ def family(limit: int | None, new_tokens: int) -> Family:
             category=prompt.category,
             tokens=encode(target.tokenizer, prompt, conf),
             repetition=0,
-            warping=Warping(0.0),
+            sampling=SamplingParameters(0.0),
             budget=new_tokens,
             seed=REPLAY_SEED,
             eos=target.eos,
@@ -113,7 +112,7 @@ def loop_request(asked: TextRequest, draft: str, k: int) -> Request:
         category=asked.category,
         tokens=asked.tokens,
         k=k,
-        warping=asked.warping,
+        sampling=asked.sampling,
         rule="ratio",
         budget=asked.budget,
         repetition=asked.repetition,
@@ -158,7 +157,7 @@ class Cell:
 def sampled(house: Family, ks: Sequence[int], temperature: float, generations: int) -> list[Cell]:
     repetitions = -(-generations // len(house.prompts))
     asked = [
-        replace(prompt, warping=Warping(temperature), repetition=repetition)
+        replace(prompt, sampling=SamplingParameters(temperature), repetition=repetition)
         for repetition in range(repetitions)
         for prompt in house.prompts
     ]

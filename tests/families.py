@@ -46,7 +46,7 @@ from harness.analysis.candidates import replayed
 from harness.config import ModelConf
 from harness.decoding.autoregressive import autoregressive_rounds
 from harness.decoding.drafters import ModelDrafter
-from harness.decoding.sampling import Noise, Warping
+from harness.decoding.sampling import SamplingParameters, Uniforms
 from harness.decoding.speculative import speculative_rounds
 from harness.measurement.scoring import score_texts
 from harness.measurement.traces import TextRequest, generate_texts
@@ -298,22 +298,26 @@ def greedy(network: PreTrainedModel, prompt: Sequence[int]) -> tuple[int, ...]:
 
 def _request(prompt: Sequence[int]) -> TextRequest:
     return TextRequest(
-        "set", str(len(prompt)), None, tuple(prompt), 0, Warping(0.0), BUDGET, 1, NO_EOS
+        "set", str(len(prompt)), None, tuple(prompt), 0, SamplingParameters(0.0), BUDGET, 1, NO_EOS
     )
 
 
 NO_EOS: frozenset[int] = frozenset()
 
 
-def _noise(more: int = 0) -> Noise:
-    return Noise.keyed(1, "set/0", 0, BUDGET + more, CPU)
+def _uniforms(more: int = 0) -> Uniforms:
+    return Uniforms.keyed(1, "set/0", 0, BUDGET + more, CPU)
 
 
 def plain_text(target: CachedModel, prompt: Sequence[int]) -> tuple[int, ...]:
     """The product's plain loop."""
     target.prefill(prompt[:-1])
     rounds = autoregressive_rounds(
-        *(target, prompt[-1]), budget=BUDGET, eos=NO_EOS, warping=Warping(0.0), noise=_noise()
+        *(target, prompt[-1]),
+        budget=BUDGET,
+        eos=NO_EOS,
+        sampling=SamplingParameters(0.0),
+        uniforms=_uniforms(),
     )
     return tuple(token for entry in rounds for token in entry.tokens)
 
@@ -322,7 +326,7 @@ def speculative_text(
     target: CachedModel, draft: CachedModel, prompt: Sequence[int], k: int
 ) -> tuple[tuple[int, ...], int, float]:
     """The product's speculative loop: the text, its rounds, and the share of drafts accepted."""
-    drafter = ModelDrafter(draft, Warping(0.0))
+    drafter = ModelDrafter(draft, SamplingParameters(0.0))
     target.prefill(prompt[:-1])
     drafter.begin(prompt)
     rounds = list(
@@ -331,8 +335,8 @@ def speculative_text(
             num_draft_tokens=k,
             budget=BUDGET,
             eos=NO_EOS,
-            warping=Warping(0.0),
-            noise=_noise(k + 1),
+            sampling=SamplingParameters(0.0),
+            uniforms=_uniforms(k + 1),
         )
     )
     accepted = sum(entry.accepted for entry in rounds)
@@ -341,21 +345,21 @@ def speculative_text(
 
 
 @torch.no_grad()
-def perturbed(network: PreTrainedModel, noise: float) -> PreTrainedModel:
+def perturbed(network: PreTrainedModel, scale: float) -> PreTrainedModel:
     """A copy that agrees with the network now and then."""
     draft = copy.deepcopy(network)
     generator = torch.Generator().manual_seed(3)
     for tensor in draft.parameters():
         if tensor.is_floating_point() and tensor.ndim > 1:
             drawn = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
-            tensor.add_(noise * tensor.std() * drawn)
+            tensor.add_(scale * tensor.std() * drawn)
     return draft
 
 
 def _draft(network: PreTrainedModel, target: CachedModel) -> CachedModel:
     """A perturbed copy of which some tokens are accepted and some are not."""
     drafts = (
-        cached_model(perturbed(network, noise), VISIBLE, "draft=perturbed") for noise in NOISES
+        cached_model(perturbed(network, scale), VISIBLE, "draft=perturbed") for scale in NOISES
     )
     tried = next(drafts)
     while not 0.1 < speculative_text(target, tried, PROMPTS[0], 2)[2] < 0.95:

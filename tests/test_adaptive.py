@@ -12,7 +12,7 @@ from torch import Tensor
 from harness.cli import compose
 from harness.commands import sweep
 from harness.decoding.adaptive import ThresholdDrafter
-from harness.decoding.sampling import Noise, Warping
+from harness.decoding.sampling import SamplingParameters, Uniforms
 from harness.decoding.speculative import speculative_rounds
 from harness.decoding.verification import verify_sampled
 from harness.records import Round, UserError
@@ -64,7 +64,7 @@ def proposals(law, threshold: float) -> dict[tuple[int, ...], float]:
         for index in range(K)
     ]
     for combination in itertools.product(*grids):
-        drafter = ThresholdDrafter(Chain(law), Warping(1.0), "ratio", threshold)
+        drafter = ThresholdDrafter(Chain(law), SamplingParameters(1.0), "ratio", threshold)
         drafter.begin([0])
         uniforms = torch.tensor([mid for mid, _ in combination], dtype=torch.float64)
         tokens = tuple(drafter.propose(K, uniforms).tokens.tolist())
@@ -104,7 +104,7 @@ def test_emitted_tokens_have_the_target_law_exactly() -> None:
 def rounds(threshold: float, temperature: float = 0.0) -> list[Round]:
     target = TableModel()
     drafter = ThresholdDrafter(
-        TableModel(strangeness=0.3), Warping(temperature), "ratio", threshold
+        TableModel(strangeness=0.3), SamplingParameters(temperature), "ratio", threshold
     )
     target.prefill([1, 2])
     drafter.begin([1, 2, 3])
@@ -115,8 +115,8 @@ def rounds(threshold: float, temperature: float = 0.0) -> list[Round]:
         num_draft_tokens=4,
         budget=60,
         eos=(),
-        warping=Warping(temperature),
-        noise=Noise.keyed(0, "p", 0, 70, torch.device("cpu")),
+        sampling=SamplingParameters(temperature),
+        uniforms=Uniforms.keyed(0, "p", 0, 70, torch.device("cpu")),
     )
     return list(found)
 

@@ -19,7 +19,7 @@ from harness.commands.execute import note_or_check, resumed
 from harness.commands.running import resumed_run
 from harness.commands.validate import validated
 from harness.models import load as loading
-from harness.models import probe, room
+from harness.models import memory, probe
 from harness.models.dummy import config_of
 from harness.models.lean.model import LeanModel
 from harness.models.load import load
@@ -169,7 +169,7 @@ def test_a_fallback_of_auto_is_a_caveat_on_a_card_only(
 @pytest.fixture
 def small_card(monkeypatch: pytest.MonkeyPatch) -> torch.device:
     """A CUDA card with 24 GB, as far as loading asks it anything."""
-    monkeypatch.setattr(room, "free_bytes", lambda _device: 24e9)
+    monkeypatch.setattr(memory, "free_bytes", lambda _device: 24e9)
     monkeypatch.setattr(loading, "check_dtype", lambda *_: None)
     return CUDA
 

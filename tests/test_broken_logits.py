@@ -18,7 +18,7 @@ from harness.commands import audition, execute, physics, profile, snapshot, stag
 from harness.commands.pair import open_configured
 from harness.commands.requests import plan
 from harness.config import ModelConf
-from harness.decoding.sampling import Warping
+from harness.decoding.sampling import SamplingParameters
 from harness.measurement import parts
 from harness.measurement.trials import run_trial
 from harness.models.cached import CachedModel
@@ -68,9 +68,9 @@ def test_a_broken_target_fails_the_trial_at_the_position_where_it_breaks(
     [
         {"rule": "exact_match"},
         {"rule": "greedy_draft"},
-        {"warping": Warping(1.0, top_k=3, top_p=0.9)},
+        {"sampling": SamplingParameters(1.0, top_k=3, top_p=0.9)},
         {"stop_below": 0.3},
-        {"imposed": (0.9, 0.9, 0.9, 0.9)},
+        {"synthetic": (0.9, 0.9, 0.9, 0.9)},
     ],
     ids=str,
 )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from stubs import CPU, TableModel
 
 from harness.decoding.candidates import NgramDrafter, lookups
-from harness.decoding.sampling import Noise, Warping
+from harness.decoding.sampling import SamplingParameters, Uniforms
 from harness.decoding.speculative import speculative_rounds
 from harness.measurement.trials import Request, run_trial
 from harness.records import RULES, Round, Rule
@@ -39,7 +39,7 @@ def rounds_of(
     prompt: Sequence[int] = PROMPT,
     budget: int = 30,
     eos: frozenset[int] = frozenset(),
-    warping: Warping | None = None,
+    sampling: SamplingParameters | None = None,
     rule: Rule = "ratio",
 ) -> list[Round]:
     drafter = NgramDrafter(eos)
@@ -52,8 +52,8 @@ def rounds_of(
         num_draft_tokens=k,
         budget=budget,
         eos=eos,
-        warping=warping or Warping(0.0),
-        noise=Noise.keyed(1, "p", 0, budget + k + 1, CPU),
+        sampling=sampling or SamplingParameters(0.0),
+        uniforms=Uniforms.keyed(1, "p", 0, budget + k + 1, CPU),
         rule=rule,
     )
     return list(rounds)
@@ -102,7 +102,7 @@ def test_the_greedy_text_is_the_targets_also_through_rounds_without_a_proposal(
 
 @pytest.mark.parametrize("rule", RULES)
 def test_at_a_temperature_it_decodes_to_the_budget(rule: Rule) -> None:
-    rounds = rounds_of(TableModel(), 4, warping=Warping(0.3), rule=rule)
+    rounds = rounds_of(TableModel(), 4, sampling=SamplingParameters(0.3), rule=rule)
     assert len(tokens(rounds)) == 30
     assert any(entry.accepted for entry in rounds)
 
@@ -115,7 +115,7 @@ def request(k: int) -> Request:
         category=None,
         tokens=PROMPT,
         k=k,
-        warping=Warping(0.0),
+        sampling=SamplingParameters(0.0),
         rule="ratio",
         budget=30,
         repetition=0,

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, Qwen3MoeConfig
 from harness.decoding import autoregressive, speculative
 from harness.decoding.autoregressive import autoregressive_rounds
 from harness.decoding.drafters import ModelDrafter
-from harness.decoding.sampling import Noise, Warping, sampler_for
+from harness.decoding.sampling import SamplingParameters, Uniforms, sampler_for
 from harness.decoding.speculative import speculative_rounds
 from harness.decoding.verification import rates_on
 from harness.models import probe
@@ -68,44 +68,44 @@ def static(network: PreTrainedModel) -> StaticModel:
 
 RATES = (0.9, 0.8)
 SAMPLED = [
-    (dense, Warping(0.0), "ratio", None),
-    (dense, Warping(0.0), "ratio", RATES),
-    (dense, Warping(1.0), "exact_match", None),
-    (dense, Warping(1.0), "greedy_draft", None),
-    (mixture, Warping(1.0), "ratio", RATES),
-    (mixture, Warping(0.8, top_k=20, top_p=0.9), "ratio", None),
+    (dense, SamplingParameters(0.0), "ratio", None),
+    (dense, SamplingParameters(0.0), "ratio", RATES),
+    (dense, SamplingParameters(1.0), "exact_match", None),
+    (dense, SamplingParameters(1.0), "greedy_draft", None),
+    (mixture, SamplingParameters(1.0), "ratio", RATES),
+    (mixture, SamplingParameters(0.8, top_k=20, top_p=0.9), "ratio", None),
 ]
 WARPINGS = [
-    Warping(0.0),
-    Warping(1.0),
-    Warping(0.8, top_k=20),
-    Warping(0.8, top_p=0.9),
-    Warping(0.8, top_k=20, top_p=0.9),
+    SamplingParameters(0.0),
+    SamplingParameters(1.0),
+    SamplingParameters(0.8, top_k=20),
+    SamplingParameters(0.8, top_p=0.9),
+    SamplingParameters(0.8, top_k=20, top_p=0.9),
 ]
 EVERY = itertools.product([dense, mixture], WARPINGS, RULES, [None, RATES])
 
 
 @pytest.mark.parametrize(
-    ("build", "warping", "rule", "imposed"),
+    ("build", "sampling", "rule", "synthetic"),
     [*SAMPLED, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in EVERY)],
 )
 def test_a_capture_runs_what_the_warm_up_ran_and_asks_the_host_nothing(
     cuda: FakeCuda,
     build: Callable[[int], PreTrainedModel],
-    warping: Warping,
+    sampling: SamplingParameters,
     rule: Rule,
-    imposed: tuple[float, ...] | None,
+    synthetic: tuple[float, ...] | None,
 ) -> None:
     target, draft = static(build(0)), static(dense(1))
-    noise = Noise.keyed(0, "p", 0, 20, DEVICE)
-    options: Any = {"budget": 2, "eos": (), "warping": warping, "noise": noise}
+    uniforms = Uniforms.keyed(0, "p", 0, 20, DEVICE)
+    options: Any = {"budget": 2, "eos": (), "sampling": sampling, "uniforms": uniforms}
     target.prefill(PROMPT[:-1])
     assert len(list(autoregressive_rounds(target, PROMPT[-1], **options))) == 2
-    drafter = ModelDrafter(draft, warping, rule)
+    drafter = ModelDrafter(draft, sampling, rule)
     drafter.prepare(K)
     target.prefill(PROMPT[:-1])
     drafter.begin(PROMPT)
-    more: Any = {"num_draft_tokens": K, "rule": rule, "imposed": imposed}
+    more: Any = {"num_draft_tokens": K, "rule": rule, "synthetic": synthetic}
     rounds = list(speculative_rounds(target, drafter, PROMPT[-1], **options, **more))
     assert len(rounds) == 2
     # A plain step; K drafts after a rejection and after a bonus; verify with the accept step

@@ -17,7 +17,7 @@ from harness.commands import audition, cast, execute, profile, snapshot, stage, 
 from harness.config import ModelConf, PromptsConf
 from harness.models.load import LoadedModel
 from harness.models.load import load as load_model
-from harness.models.text import encode
+from harness.models.tokenizer import encode
 from harness.prompts import load as load_prompts
 from harness.records import Prompt, Trial, UserError
 from harness.storage import RunFolder, StoredRun, load

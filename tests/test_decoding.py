@@ -12,17 +12,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.decoding.autoregressive import autoregressive_rounds
 from harness.decoding.drafters import ModelDrafter
-from harness.decoding.sampling import Noise, Warping, sampler_for
+from harness.decoding.sampling import SamplingParameters, Uniforms, sampler_for
 from harness.decoding.speculative import emitted_round, speculative_rounds
 from harness.records import RULES, Round, Rule
 
 PROMPT = (3, 1, 4, 1, 5)
-GREEDY = Warping(0.0)
+GREEDY = SamplingParameters(0.0)
 NO_EOS: frozenset[int] = frozenset()
 
 
-def keyed(repetition: int = 0, positions: int = 80) -> Noise:
-    return Noise.keyed(7, "set/prompt", repetition, positions, CPU)
+def keyed(repetition: int = 0, positions: int = 80) -> Uniforms:
+    return Uniforms.keyed(7, "set/prompt", repetition, positions, CPU)
 
 
 class CountReads(TorchDispatchMode):
@@ -57,7 +57,7 @@ class CountReads(TorchDispatchMode):
 
 
 def plain(
-    warping: Warping,
+    sampling: SamplingParameters,
     *,
     budget: int = 40,
     eos: frozenset[int] = NO_EOS,
@@ -66,7 +66,7 @@ def plain(
     target = TableModel()
     target.prefill(prompt[:-1])
     rounds = autoregressive_rounds(
-        target, prompt[-1], budget=budget, eos=eos, warping=warping, noise=keyed()
+        target, prompt[-1], budget=budget, eos=eos, sampling=sampling, uniforms=keyed()
     )
     return [token for entry in rounds for token in entry.tokens]
 
@@ -76,14 +76,14 @@ def speculative(
     draft: TableModel,
     k: int,
     *,
-    warping: Warping = GREEDY,
+    sampling: SamplingParameters = GREEDY,
     budget: int = 40,
     eos: frozenset[int] = NO_EOS,
     prompt: tuple[int, ...] = PROMPT,
     rule: Rule = "ratio",
-    noise: Noise | None = None,
+    uniforms: Uniforms | None = None,
 ) -> Iterator[Round]:
-    drafter = ModelDrafter(draft, warping, rule)
+    drafter = ModelDrafter(draft, sampling, rule)
     target.prefill(prompt[:-1])
     drafter.begin(prompt)
     return speculative_rounds(
@@ -93,8 +93,8 @@ def speculative(
         num_draft_tokens=k,
         budget=budget,
         eos=eos,
-        warping=warping,
-        noise=noise or keyed(),
+        sampling=sampling,
+        uniforms=uniforms or keyed(),
         rule=rule,
     )
 
@@ -121,7 +121,9 @@ def test_the_identity_was_put_to_the_test_by_rejections_and_full_acceptances() -
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("k", [1, 3, 8])
 def test_a_draft_equal_to_the_target_is_always_accepted(k: int, temperature: float) -> None:
-    rounds = list(speculative(TableModel(), TableModel(), k, warping=Warping(temperature)))
+    rounds = list(
+        speculative(TableModel(), TableModel(), k, sampling=SamplingParameters(temperature))
+    )
     assert all(entry.outcome == "bonus" for entry in rounds[:-1])
     assert all(len(entry.tokens) == k + 1 for entry in rounds[:-1])
 
@@ -138,7 +140,11 @@ def test_target_forwards_are_rounds_and_nothing_else() -> None:
 def test_a_round_is_read_back_to_the_host_once(rule: Rule, temperature: float) -> None:
     """Nothing asks a tensor for a number but the one `tolist` of a round."""
     rounds = speculative(
-        TableModel(), TableModel(strangeness=0.4), 4, warping=Warping(temperature), rule=rule
+        TableModel(),
+        TableModel(strangeness=0.4),
+        4,
+        sampling=SamplingParameters(temperature),
+        rule=rule,
     )
     with CountReads() as reads:
         done = list(rounds)
@@ -210,17 +216,24 @@ def test_every_token_marked_as_drafted_was_drafted() -> None:
 @pytest.mark.parametrize("k", [1, 3])
 def test_sampled_text_has_the_target_law(rule: Rule, k: int) -> None:
     """Chi-square of the first two tokens over 3,000 keyed repetitions, vocabulary 4."""
-    warping = Warping(0.9)
+    sampling = SamplingParameters(0.9)
     counts: Counter[tuple[int, ...]] = Counter()
     draws = 3000
     target, draft = TableModel(4), TableModel(4, strangeness=0.6)
     for repetition in range(draws):
-        noise = keyed(repetition, 2 + k + 1)
+        uniforms = keyed(repetition, 2 + k + 1)
         rounds = speculative(
-            target, draft, k, warping=warping, budget=2, prompt=(1, 2), rule=rule, noise=noise
+            target,
+            draft,
+            k,
+            sampling=sampling,
+            budget=2,
+            prompt=(1, 2),
+            rule=rule,
+            uniforms=uniforms,
         )
         counts[tuple(text(list(rounds)))] += 1
-    law = sampler_for(warping)
+    law = sampler_for(sampling)
     first = law(target.logits((1, 2)).unsqueeze(0))[0]
     expected = {
         (a, b): draws * float(first[a] * law(target.logits((1, 2, a)).unsqueeze(0))[0, b])
@@ -237,7 +250,11 @@ def test_sampled_text_has_the_target_law(rule: Rule, k: int) -> None:
 def test_the_same_key_gives_the_same_text_and_another_key_another() -> None:
     def once(repetition: int) -> list[int]:
         pair = (TableModel(), TableModel(strangeness=0.4))
-        return text(list(speculative(*pair, 4, warping=Warping(1.0), noise=keyed(repetition))))
+        return text(
+            list(
+                speculative(*pair, 4, sampling=SamplingParameters(1.0), uniforms=keyed(repetition))
+            )
+        )
 
     assert once(0) == once(0)
     assert once(0) != once(1)
@@ -251,11 +268,13 @@ def test_noise_does_not_depend_on_how_much_of_it_is_asked_for() -> None:
     assert float(long.accept.min()) > 0.0
 
 
-@pytest.mark.parametrize("warping", [Warping(1.0, top_k=3), Warping(0.7, top_p=0.6)])
-def test_top_k_and_top_p_bound_what_is_emitted(warping: Warping) -> None:
-    law = sampler_for(warping)
+@pytest.mark.parametrize(
+    "sampling", [SamplingParameters(1.0, top_k=3), SamplingParameters(0.7, top_p=0.6)]
+)
+def test_top_k_and_top_p_bound_what_is_emitted(sampling: SamplingParameters) -> None:
+    law = sampler_for(sampling)
     target = TableModel()
-    rounds = list(speculative(target, TableModel(strangeness=0.5), 4, warping=warping))
+    rounds = list(speculative(target, TableModel(strangeness=0.5), 4, sampling=sampling))
     prefix: list[int] = [*PROMPT]
     for token in text(rounds):
         assert law(target.logits(tuple(prefix)).unsqueeze(0))[0, token] > 0
@@ -264,14 +283,18 @@ def test_top_k_and_top_p_bound_what_is_emitted(warping: Warping) -> None:
 
 def test_top_k_one_is_greedy() -> None:
     rounds = list(
-        speculative(TableModel(), TableModel(strangeness=0.4), 4, warping=Warping(1.0, top_k=1))
+        speculative(
+            TableModel(), TableModel(strangeness=0.4), 4, sampling=SamplingParameters(1.0, top_k=1)
+        )
     )
     assert text(rounds) == plain(GREEDY)
 
 
 def test_warping_agrees_with_softmax_of_scaled_logits() -> None:
     logits = torch.tensor([[1.0, 2.0, 4.0]])
-    assert torch.allclose(sampler_for(Warping(2.0))(logits), torch.softmax(logits / 2.0, -1))
+    assert torch.allclose(
+        sampler_for(SamplingParameters(2.0))(logits), torch.softmax(logits / 2.0, -1)
+    )
 
 
 def test_greedy_has_no_law() -> None:

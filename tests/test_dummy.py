@@ -14,11 +14,10 @@ from harness.commands import sweep
 from harness.commands.validate import validated
 from harness.commands.weights import alike
 from harness.config import CONF_DIR, ModelConf
-from harness.models import dummy, room
+from harness.models import dummy, memory
 from harness.models.dummy import StandInTokenizer, build, config_of
-from harness.models.load import load, tenant
-from harness.models.pairing import open_pair
-from harness.models.room import cached_tokens, check_dtype, check_room
+from harness.models.load import load, memory_need, open_pair
+from harness.models.memory import cached_tokens, check_dtype, check_fits
 from harness.records import UserError
 from harness.reporting import wording
 from harness.storage import load as load_run
@@ -248,37 +247,40 @@ def test_auditioned_drafts_have_the_targets_kind_of_weights() -> None:
 def test_what_does_not_fit_is_refused_with_its_parts_before_it_is_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(room, "free_bytes", lambda _device: 20e9)
+    monkeypatch.setattr(memory, "free_bytes", lambda _device: 20e9)
     monkeypatch.setattr(dummy, "build", lambda *_args, **_more: pytest.fail("it was made"))
     large = ModelConf("qwen3_32b", "x", weights="dummy", architecture=SHIPPED["qwen3_32b"])
     with pytest.raises(UserError, match=r"131 GB for model=qwen3_32b.* 20 GB free on cpu"):
         load(large, "model", CPU)
-    pair = [tenant(conf("big", vocab=512), "model", CPU), tenant(conf("small"), "draft", CPU)]
-    tenants = [entry for entry in pair if entry is not None]
+    pair = [
+        memory_need(conf("big", vocab=512), "model", CPU),
+        memory_need(conf("small"), "draft", CPU),
+    ]
+    needs = [entry for entry in pair if entry is not None]
     # 2 layers x 2 kv heads x 16 values x keys and values x 4 bytes = 512 bytes, of two models
-    check_room(tenants, 19_000_000)
+    check_fits(needs, 19_000_000)
     with pytest.raises(UserError, match=r"20\.5 GB for the cache of 20,000,000 tokens.*new_tokens"):
-        check_room(tenants, 20_000_000)
+        check_fits(needs, 20_000_000)
     with pytest.raises(UserError, match=r"4 texts of 10,000,000 tokens"):
-        check_room(tenants, 10_000_000, batch=4, loaded=True)
+        check_fits(needs, 10_000_000, batch=4, loaded=True)
 
 
 def test_models_on_different_devices_do_not_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "free_bytes", lambda _device: 150.0)
-    one = room.Tenant("model", "one", CPU, 100.0, 0.0)
-    other = room.Tenant("draft", "other", torch.device("cuda:1"), 100.0, 0.0)
-    check_room([one, other], 10)
+    monkeypatch.setattr(memory, "free_bytes", lambda _device: 150.0)
+    one = memory.MemoryNeed("model", "one", CPU, 100.0, 0.0)
+    other = memory.MemoryNeed("draft", "other", torch.device("cuda:1"), 100.0, 0.0)
+    check_fits([one, other], 10)
     with pytest.raises(UserError, match="model=one and draft=other"):
-        check_room([one, replace(other, device=CPU)], 10)
+        check_fits([one, replace(other, device=CPU)], 10)
 
 
 def test_the_memory_of_this_machine_is_known_and_a_dummy_takes_what_was_said() -> None:
-    free = room.free_bytes(CPU)
+    free = memory.free_bytes(CPU)
     assert free is not None
     assert free > 1e8
     loaded = load(conf(), "model", CPU)
-    wanted = tenant(conf(), "model", CPU)
-    assert wanted == loaded.tenant
+    wanted = memory_need(conf(), "model", CPU)
+    assert wanted == loaded.memory_need
     assert wanted is not None
     assert wanted.weight_bytes == loaded.describe()["weights_bytes"]
     assert cached_tokens(["abcde", "ab"], new_tokens=10, max_k=3) == 2 + 10 + 3
@@ -288,14 +290,14 @@ def test_a_dtype_that_the_device_cannot_compute_in_is_named_with_one_that_works(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     check_dtype(torch.float32, CPU, "model")
-    computing = room.F.scaled_dot_product_attention
+    computing = memory.F.scaled_dot_product_attention
 
     def lacking(x: torch.Tensor, *more: Any) -> torch.Tensor:
         if x.dtype in (torch.bfloat16, torch.float64):
             raise TypeError("Cannot convert to a dtype\nthat this device has not")
         return computing(x, *more)
 
-    monkeypatch.setattr(room.F, "scaled_dot_product_attention", lacking)
+    monkeypatch.setattr(memory.F, "scaled_dot_product_attention", lacking)
     for dtype, key in ((torch.bfloat16, "model"), (torch.float64, "draft")):
         with pytest.raises(UserError) as refused:
             check_dtype(dtype, CPU, key)

@@ -19,14 +19,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from harness.cli import compose, draft_conf
 from harness.commands import audition, execute, profile, snapshot, stage, sweep
 from harness.decoding.drafters import ModelDrafter
-from harness.decoding.sampling import Warping
+from harness.decoding.sampling import SamplingParameters
 from harness.measurement.batches import in_batches
 from harness.models.cached import CachedModel
 from harness.models.kernels import kernel_settings, settle_kernels
 from harness.models.lean.model import CAPACITY, CHUNK, SHORT, LeanModel
 from harness.models.lean.static import StaticModel
+from harness.models.memory import is_out_of_memory
 from harness.models.probe import cached_model
-from harness.models.room import is_out_of_memory
 from harness.storage import load
 
 # The vector that a CUDA kernel loads at once, and what SDPA asks of a mask's row stride
@@ -249,7 +249,7 @@ def test_transformers_own_forward_does_not_either(
     monkeypatch.setattr("harness.models.probe.unsupported", lambda _network: "asked for")
     model = cached_model(qwen3(), 64, "x")
     assert type(model) is CachedModel
-    drafter = ModelDrafter(model, Warping(0.0))
+    drafter = ModelDrafter(model, SamplingParameters(0.0))
     drafter.begin(tokens_of(9))
     drafter.propose(8, torch.empty(8))
     check_varying_lengths_never_reach_cudnn(key_lengths)

@@ -23,7 +23,7 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from harness.decoding.autoregressive import autoregressive_rounds
 from harness.decoding.drafters import ModelDrafter
-from harness.decoding.sampling import Noise, Warping, sampler_for, seen_tokens
+from harness.decoding.sampling import SamplingParameters, Uniforms, sampler_for, seen_tokens
 from harness.decoding.speculative import speculative_rounds
 from harness.decoding.verification import verify_sampled
 from harness.models.cached import CachedModel
@@ -285,13 +285,13 @@ def test_recorded_rounds_are_the_rounds_of_the_loop(
     temperature: float, k: int, penalty: float | None
 ) -> None:
     target, draft = shaken_qwen3(), shaken(qwen3(3, vocab=128, layers=1))
-    warping = Warping(temperature, repetition_penalty=penalty)
+    sampling = SamplingParameters(temperature, repetition_penalty=penalty)
 
     def rounds(kind: Callable[[PreTrainedModel], CachedModel], k: int) -> list[Round]:
-        model, drafter = kind(target), ModelDrafter(kind(draft), warping)
-        noise = Noise.keyed(0, "p", 0, 60, torch.device("cpu"))
+        model, drafter = kind(target), ModelDrafter(kind(draft), sampling)
+        uniforms = Uniforms.keyed(0, "p", 0, 60, torch.device("cpu"))
         model.prefill(TOKENS[:9])
-        options: Any = {"budget": 40, "eos": {5}, "warping": warping, "noise": noise}
+        options: Any = {"budget": 40, "eos": {5}, "sampling": sampling, "uniforms": uniforms}
         if penalty is not None:
             options["seen"] = seen_tokens(TOKENS[:10], 100, model.device)
         if not k:
@@ -321,7 +321,7 @@ def test_work_is_recorded_once_per_key_and_replayed() -> None:
 
 def test_a_drafter_records_both_of_its_rounds_before_the_clock_runs() -> None:
     model = static(shaken_qwen3())
-    drafter = ModelDrafter(model, Warping(1.0))
+    drafter = ModelDrafter(model, SamplingParameters(1.0))
     drafter.prepare(3)
     known = set(model._recordings)
     assert len(known) == 2
@@ -360,7 +360,7 @@ def test_what_is_recorded_asks_the_host_nothing() -> None:
     network = mixture()
     model = static(network)
     model.prefill(TOKENS[:9])
-    probabilities = sampler_for(Warping(0.8, top_k=20, top_p=0.9))
+    probabilities = sampler_for(SamplingParameters(0.8, top_k=20, top_p=0.9))
 
     def work(last: torch.Tensor, drafted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         model._offset = 0

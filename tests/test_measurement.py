@@ -9,7 +9,7 @@ from random_models import qwen3
 from stubs import CPU, TableModel
 
 from harness.analysis.steps import latency_rows, step_times
-from harness.decoding.sampling import Warping
+from harness.decoding.sampling import SamplingParameters
 from harness.measurement import environment
 from harness.measurement.clock import Clock
 from harness.measurement.latency import Player, plan_forwards, time_forwards
@@ -29,7 +29,7 @@ def request(k: int, *, temperature: float = 0.0, budget: int = 30, eos: int = -1
         category="facts",
         tokens=PROMPT,
         k=k,
-        warping=Warping(temperature),
+        sampling=SamplingParameters(temperature),
         rule="ratio",
         budget=budget,
         repetition=0,
@@ -254,7 +254,13 @@ def test_a_difference_within_the_noise_is_a_tie() -> None:
 def test_the_law_test_passes_the_production_verification(rule: Rule) -> None:
     pair = TableModel(6), TableModel(6, strangeness=0.6)
     tests = law_tests(
-        *pair, PROMPT, num_draft_tokens=2, warping=Warping(1.0), rule=rule, draws=1500, seed=3
+        *pair,
+        PROMPT,
+        num_draft_tokens=2,
+        sampling=SamplingParameters(1.0),
+        rule=rule,
+        draws=1500,
+        seed=3,
     )
     assert [test.offset for test in tests] == [1, 2, 3]
     assert all(test.bins > 1 and test.p_value > 1e-4 for test in tests)

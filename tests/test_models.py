@@ -21,14 +21,13 @@ from transformers import (
 )
 
 from harness.config import ModelConf, PromptsConf
+from harness.models.architecture import model_sizes
+from harness.models.backbone import SplitNetwork, split_network
 from harness.models.cached import CachedModel, SnapshotModel
-from harness.models.figures import figures
-from harness.models.halves import Halves, take_apart
 from harness.models.lean.model import LeanModel
-from harness.models.load import LoadedModel, load, resolve_device
-from harness.models.pairing import open_pair, tokenizer_difference
+from harness.models.load import LoadedModel, load, open_pair, resolve_device, tokenizer_difference
 from harness.models.probe import cache_error, cached_model, rewind_error
-from harness.models.text import encode
+from harness.models.tokenizer import encode
 from harness.records import Prompt, UserError
 
 CPU = torch.device("cpu")
@@ -241,7 +240,7 @@ def test_the_attention_is_chosen_where_none_is_named(tmp_path: Path) -> None:
 
 
 def test_a_size_that_differs_between_layers_is_no_figure() -> None:
-    found = figures(Gemma4TextConfig())
+    found = model_sizes(Gemma4TextConfig())
     assert found["head_dim"] is None
     assert found["hidden"] == 2304
 
@@ -285,7 +284,7 @@ def test_other_vocabularies_are_refused_by_name(tiny: LoadedModel, tmp_path: Pat
     assert swapped != text
     (folder / "tokenizer.json").write_text(swapped, encoding="utf-8")
     other = load(ModelConf(name="other", id=str(folder)), "draft", CPU)
-    assert tokenizer_difference(tiny, other) is not None
+    assert tokenizer_difference(tiny.tokenizer, other.tokenizer) is not None
     with pytest.raises(UserError, match="draft=other: another tokenizer than model=tiny"):
         open_pair(tiny, other)
 
@@ -301,7 +300,7 @@ def test_equal_maps_that_encode_differently_are_refused(tiny: LoadedModel) -> No
         def __call__(self, text: str) -> dict[str, list[int]]:
             return {"input_ids": [1] * len(text)}
 
-    difference = tokenizer_difference(tiny, loaded(tiny.network, Spelling()))
+    difference = tokenizer_difference(tiny.tokenizer, Spelling())
     assert difference is not None
     assert "encoded differently" in difference
 
@@ -314,7 +313,7 @@ def test_another_end_token_is_refused(tiny: LoadedModel) -> None:
         def get_vocab(self) -> dict[str, int]:
             return tiny.tokenizer.get_vocab()
 
-    assert "eos_token_id" in str(tokenizer_difference(tiny, loaded(tiny.network, Ending())))
+    assert "eos_token_id" in str(tokenizer_difference(tiny.tokenizer, Ending()))
 
 
 def test_an_unknown_hub_id_names_the_ways_out() -> None:
@@ -490,6 +489,6 @@ def test_a_network_that_cannot_be_taken_apart_is_used_whole(
         raise error
 
     model = CachedModel(qwen3(), 1024)
-    assert take_apart(model, [5, 9, 77]) is not None
-    monkeypatch.setattr(Halves, "hidden", refuse)
-    assert take_apart(model, [5, 9, 77]) is None
+    assert split_network(model, [5, 9, 77]) is not None
+    monkeypatch.setattr(SplitNetwork, "hidden", refuse)
+    assert split_network(model, [5, 9, 77]) is None

@@ -11,7 +11,7 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from harness.decoding.drafters import ModelDrafter
-from harness.decoding.sampling import Noise, Warping, seen_tokens
+from harness.decoding.sampling import SamplingParameters, Uniforms, seen_tokens
 from harness.decoding.speculative import speculative_rounds
 from harness.records import RULES, Rule
 from harness.theory.replay import accept_probabilities, by_start, replay
@@ -55,11 +55,11 @@ CHANCES = np.array([np.prod([law[x] for law, x in zip(TARGET.along(t), t)]) for 
 
 def loops(rule: Rule, k: int) -> tuple[Counter[tuple[int, ...]], list[int]]:
     """The texts that the loop drew, and its rounds."""
-    warping = Warping(1.0, repetition_penalty=PENALTY)
+    sampling = SamplingParameters(1.0, repetition_penalty=PENALTY)
     drawn: Counter[tuple[int, ...]] = Counter()
     rounds: list[int] = []
     for number in range(DRAWS):
-        drafter = ModelDrafter(DRAFT, warping, rule)
+        drafter = ModelDrafter(DRAFT, sampling, rule)
         drafter.begin(PROMPT)
         done = list(
             speculative_rounds(
@@ -69,8 +69,8 @@ def loops(rule: Rule, k: int) -> tuple[Counter[tuple[int, ...]], list[int]]:
                 num_draft_tokens=k,
                 budget=LENGTH,
                 eos=(),
-                warping=warping,
-                noise=Noise.keyed(number, "chain", k, LENGTH + k + 1, CPU),
+                sampling=sampling,
+                uniforms=Uniforms.keyed(number, "chain", k, LENGTH + k + 1, CPU),
                 rule=rule,
                 seen=seen_tokens(PROMPT, 3, CPU),
             )

@@ -21,7 +21,7 @@ from harness.analysis.waterfall import round_parts, undisturbed, waterfall
 from harness.commands import physics
 from harness.config import ProfileConfig
 from harness.decoding.drafters import ModelDrafter
-from harness.decoding.sampling import Warping
+from harness.decoding.sampling import SamplingParameters
 from harness.measurement import clock as measurement_clock
 from harness.measurement import curves, parts
 from harness.measurement.bandwidth import copy_bandwidth
@@ -43,7 +43,7 @@ from harness.theory.speedup import speedup
 
 A10G = Card("a10g", 600, 70, 24, 1.1)
 H200 = Card("h200", 4800, 989, 141, 4.5)
-GREEDY = Warping(0.0)
+GREEDY = SamplingParameters(0.0)
 
 
 def row(role, kind, tokens, ms, context=100, batch=1):
@@ -344,8 +344,8 @@ def test_compiling_has_a_budget_of_its_own(monkeypatch):
     ]
 
 
-def rounds_of(imposed=None, ks=(1, 3)):
-    bench = parts.Bench(TableModel(), TableModel(strangeness=0.3), GREEDY, imposed=imposed)
+def rounds_of(synthetic=None, ks=(1, 3)):
+    bench = parts.Bench(TableModel(), TableModel(strangeness=0.3), GREEDY, synthetic=synthetic)
     return {(t.k, t.part): t for t in parts.time_rounds(bench, [(1, 2, 3), (4, 5)], ks, room=8)}
 
 

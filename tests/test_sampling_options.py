@@ -15,9 +15,15 @@ from harness import prompts as prompt_sets
 from harness.cli import compose
 from harness.commands.outcome import Outcome
 from harness.commands.validate import validated
-from harness.decoding.sampling import Warping, penalised, sampler_for, seen_along, seen_tokens
+from harness.decoding.sampling import (
+    SamplingParameters,
+    penalised,
+    sampler_for,
+    seen_along,
+    seen_tokens,
+)
 from harness.models.load import load
-from harness.models.text import StopStrings, stop_rule
+from harness.models.tokenizer import StopStrings, stop_rule
 from harness.records import UserError
 from harness.storage import load as load_run
 
@@ -46,7 +52,7 @@ def test_each_row_of_a_verify_has_seen_the_drafted_tokens_before_it() -> None:
 
 def test_min_p_drops_what_is_less_likely_than_its_share_of_the_best() -> None:
     logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]]))
-    probs = sampler_for(Warping(1.0, min_p=0.4))(logits)
+    probs = sampler_for(SamplingParameters(1.0, min_p=0.4))(logits)
     assert probs[0].tolist() == pytest.approx([0.625, 0.375, 0.0, 0.0])
 
 

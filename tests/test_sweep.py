@@ -152,7 +152,7 @@ def test_every_k_leads_equally_often_at_every_temperature(tmp_path: Path) -> Non
             leaders = [
                 group[0].k
                 for group in zip(*[iter(requests)] * size, strict=True)
-                if group[0].warping.temperature == temperature
+                if group[0].sampling.temperature == temperature
             ]
             counts = [leaders.count(k) for k in (0, *settings.k)]
             assert max(counts) - min(counts) <= 1

@@ -17,9 +17,9 @@ from harness.commands.validate import validated
 from harness.decoding import speculative
 from harness.decoding.drafters import ModelDrafter
 from harness.decoding.protocols import Proposal
-from harness.decoding.sampling import Noise, Warping
+from harness.decoding.sampling import SamplingParameters, Uniforms
 from harness.decoding.speculative import speculative_rounds
-from harness.decoding.verification import Decision, verify_imposed
+from harness.decoding.verification import Decision, verify_synthetic
 from harness.records import UserError
 from harness.storage import load
 from harness.theory.acceptance import alpha_from_acceptance_rate, expected_tokens_per_round
@@ -36,9 +36,9 @@ def test_accepted_lengths_have_the_imposed_law_exactly() -> None:
     for combination in itertools.product(*cells):
         uniforms = torch.tensor([mid for mid, _ in combination], dtype=torch.float64)
         rates = torch.tensor(chances, dtype=torch.float64)
-        decision = verify_imposed(own, uniforms, rates, None)
+        decision = verify_synthetic(own, uniforms, rates, None)
         assert int(decision.next_token) == int(decision.accepted)
-        drawn = verify_imposed(own, uniforms, rates, torch.full((5,), 0.5, dtype=torch.float64))
+        drawn = verify_synthetic(own, uniforms, rates, torch.full((5,), 0.5, dtype=torch.float64))
         assert drawn == decision
         law[int(decision.accepted)] += float(np.prod([size for _, size in combination]))
     for j, rate in enumerate(RATES, start=1):
@@ -51,9 +51,9 @@ def test_a_loop_needs_the_rounds_that_are_predicted(temperature: float) -> None:
     target, draft = TableModel(5), TableModel(5, strangeness=0.8)
     rounds, texts, length = [], 250, 23
     for seed in range(texts):
-        noise = Noise.keyed(seed, "p", 0, length + 5, torch.device("cpu"))
+        uniforms = Uniforms.keyed(seed, "p", 0, length + 5, torch.device("cpu"))
         target.prefill([])
-        drafter = ModelDrafter(draft, Warping(temperature))
+        drafter = ModelDrafter(draft, SamplingParameters(temperature))
         drafter.begin([1])
         found = speculative_rounds(
             target,
@@ -62,9 +62,9 @@ def test_a_loop_needs_the_rounds_that_are_predicted(temperature: float) -> None:
             num_draft_tokens=4,
             budget=length,
             eos=(),
-            warping=Warping(temperature),
-            noise=noise,
-            imposed=conditional(RATES),
+            sampling=SamplingParameters(temperature),
+            uniforms=uniforms,
+            synthetic=conditional(RATES),
         )
         rounds.append(sum(1 for _ in found))
     expected = length / expected_on_texts(RATES, [length])
@@ -86,12 +86,12 @@ def test_a_recorded_graph_finds_the_rates_of_a_generation_that_is_over(
 
     def watched(target, accept, rates, resample) -> Decision:
         addresses.append(rates.data_ptr())
-        return verify_imposed(target, accept, rates, resample)
+        return verify_synthetic(target, accept, rates, resample)
 
-    monkeypatch.setattr(speculative, "verify_imposed", watched)
+    monkeypatch.setattr(speculative, "verify_synthetic", watched)
     for seed in range(2):
-        noise = Noise.keyed(seed, "p", 0, 9, torch.device("cpu"))
-        verifier = speculative.Verifier(Warping(0.0), "ratio", noise, RATES)
+        uniforms = Uniforms.keyed(seed, "p", 0, 9, torch.device("cpu"))
+        verifier = speculative.Verifier(SamplingParameters(0.0), "ratio", uniforms, RATES)
         verifier(torch.eye(5), Proposal(torch.zeros(4, dtype=torch.long), None), 0)
         del verifier
         # What would be handed out where the rates lay, had they been freed

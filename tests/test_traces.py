@@ -19,7 +19,7 @@ from harness.decoding.autoregressive import autoregressive_rounds
 from harness.decoding.candidates import NgramDrafter
 from harness.decoding.drafters import ModelDrafter
 from harness.decoding.protocols import Drafter
-from harness.decoding.sampling import Noise, Warping, sampler_for
+from harness.decoding.sampling import SamplingParameters, Uniforms, sampler_for
 from harness.decoding.speculative import speculative_rounds
 from harness.measurement import scoring
 from harness.measurement.scoring import ngram_trace, score_texts
@@ -29,10 +29,10 @@ from harness.measurement.traces import (
     TextRequest,
     generate_texts,
 )
+from harness.models.backbone import SplitNetwork, split_network
 from harness.models.cached import CachedModel, SnapshotModel
-from harness.models.halves import Halves, take_apart
 from harness.models.load import load
-from harness.models.text import encode
+from harness.models.tokenizer import encode
 from harness.records import RULES, TextTrace, UserError
 from harness.storage import RunFolder, load_traces
 from harness.theory.replay import accept_probabilities
@@ -70,7 +70,7 @@ def requests() -> list[TextRequest]:
             category=prompt.category,
             tokens=encode(loaded.tokenizer, prompt, conf),
             repetition=0,
-            warping=Warping(0.0),
+            sampling=SamplingParameters(0.0),
             budget=BUDGET,
             seed=3,
             eos=loaded.eos,
@@ -79,9 +79,9 @@ def requests() -> list[TextRequest]:
     ]
 
 
-def noise(request: TextRequest, more: int = 0) -> Noise:
+def uniforms(request: TextRequest, more: int = 0) -> Uniforms:
     key = f"{request.prompt_set}/{request.prompt}"
-    return Noise.keyed(request.seed, key, request.repetition, request.budget + more, CPU)
+    return Uniforms.keyed(request.seed, key, request.repetition, request.budget + more, CPU)
 
 
 def plain(target: CachedModel, request: TextRequest) -> tuple[int, ...]:
@@ -91,8 +91,8 @@ def plain(target: CachedModel, request: TextRequest) -> tuple[int, ...]:
         request.tokens[-1],
         budget=request.budget,
         eos=request.eos,
-        warping=request.warping,
-        noise=noise(request),
+        sampling=request.sampling,
+        uniforms=uniforms(request),
     )
     return tuple(token for entry in rounds for token in entry.tokens)
 
@@ -108,26 +108,32 @@ def loop_rounds(target: CachedModel, drafter: Drafter, request: TextRequest, k: 
         num_draft_tokens=k,
         budget=request.budget,
         eos=request.eos,
-        warping=request.warping,
-        noise=noise(request, k + 1),
+        sampling=request.sampling,
+        uniforms=uniforms(request, k + 1),
     )
     return [len(entry.tokens) for entry in rounds]
 
 
-def at(requests: Sequence[TextRequest], warping: Warping) -> list[TextRequest]:
-    return [replace(request, warping=warping) for request in requests]
+def at(requests: Sequence[TextRequest], sampling: SamplingParameters) -> list[TextRequest]:
+    return [replace(request, sampling=sampling) for request in requests]
 
 
 # Texts
 
 
 @pytest.mark.parametrize(
-    "warping", [Warping(0.0), Warping(1.0), Warping(0.8, top_k=20, top_p=0.9)], ids=str
+    "sampling",
+    [
+        SamplingParameters(0.0),
+        SamplingParameters(1.0),
+        SamplingParameters(0.8, top_k=20, top_p=0.9),
+    ],
+    ids=str,
 )
 def test_batched_texts_are_plain_decodings(
-    target: CachedModel, requests: list[TextRequest], warping: Warping
+    target: CachedModel, requests: list[TextRequest], sampling: SamplingParameters
 ) -> None:
-    asked = at(requests, warping)
+    asked = at(requests, sampling)
     assert len({len(request.tokens) for request in asked}) > 3
     texts = generate_texts(target, asked, name="model=tiny", batch=5)
     assert [text.request for text in texts] == asked
@@ -137,7 +143,11 @@ def test_batched_texts_are_plain_decodings(
 def test_a_text_does_not_depend_on_batch_order_or_company(
     target: CachedModel, requests: list[TextRequest]
 ) -> None:
-    mixed = [*at(requests, Warping(1.0)), *requests, *at(requests[:3], Warping(0.7))]
+    mixed = [
+        *at(requests, SamplingParameters(1.0)),
+        *requests,
+        *at(requests[:3], SamplingParameters(0.7)),
+    ]
     first = generate_texts(target, mixed, name="model=tiny", batch=32)
     other = generate_texts(target, mixed[::-1], name="model=tiny", batch=3)[::-1]
     assert [text.tokens for text in first] == [text.tokens for text in other]
@@ -183,7 +193,7 @@ class Small(CachedModel):
         self.refused = 0
 
         def before(_module: Any, _args: Any, inputs: dict[str, Any]) -> None:
-            # One row without a cache is the comparison of take_apart
+            # One row without a cache is the comparison of split_network
             free = 0 if inputs.get("past_key_values") is not None else 1
             if inputs["input_ids"].shape[0] > max(self.rows, free):
                 self.refused += 1
@@ -234,7 +244,7 @@ def spoiled(network: Any, token: int) -> CachedModel:
 def test_nan_logits_name_the_model_the_prompt_and_the_position(
     requests: list[TextRequest],
 ) -> None:
-    request = replace(requests[0], warping=Warping(1.0), eos=frozenset())
+    request = replace(requests[0], sampling=SamplingParameters(1.0), eos=frozenset())
     name = f"prompt {request.prompt_set}/{request.prompt}"
     good = CachedModel(qwen3(), 1024)
     (text,) = generate_texts(good, [request], name="model=good")
@@ -268,15 +278,15 @@ def soft_capped() -> CachedModel:
 
 
 def test_a_model_is_taken_apart_only_if_that_is_the_same_model(target: CachedModel) -> None:
-    assert take_apart(target, [5, 6, 7]) is not None
-    assert take_apart(soft_capped(), [5, 6, 7]) is None
+    assert split_network(target, [5, 6, 7]) is not None
+    assert split_network(soft_capped(), [5, 6, 7]) is None
 
 
 def test_a_model_that_cannot_be_taken_apart_is_generated_and_scored_whole(
     requests: list[TextRequest], drafts: dict[str, CachedModel]
 ) -> None:
     capped = soft_capped()
-    asked = [*at(requests[:2], Warping(1.0)), *requests[:2]]
+    asked = [*at(requests[:2], SamplingParameters(1.0)), *requests[:2]]
     texts = generate_texts(capped, asked, name="model=capped")
     assert [text.tokens for text in texts] == [plain(capped, request) for request in asked]
     assert all(text.hidden is None for text in texts)
@@ -363,7 +373,7 @@ def test_a_model_that_no_batch_suits_is_generated_and_scored_alone(
 
     network.base_model.register_forward_hook(confused, with_kwargs=True)
     model = CachedModel(network, 1024)
-    asked = [*requests[:3], *at(requests[:1], Warping(1.0))]
+    asked = [*requests[:3], *at(requests[:1], SamplingParameters(1.0))]
     texts = generate_texts(model, asked, name="model=x")
     assert [text.tokens for text in texts] == [plain(model, request) for request in asked]
     traces = score_texts(texts, model, model, draft_name="self")
@@ -384,7 +394,11 @@ def test_other_kinds_of_cache_give_plain_decodings_and_the_defined_scores(
     prompts = [tuple(range(3, 3 + length)) for length in (12, 5, 12, 9, 1)]
     asked = [
         replace(
-            requests[0], tokens=tokens, warping=Warping(1.0), repetition=index, budget=8 + index
+            requests[0],
+            tokens=tokens,
+            sampling=SamplingParameters(1.0),
+            repetition=index,
+            budget=8 + index,
         )
         for index, tokens in enumerate(prompts)
     ]
@@ -433,13 +447,13 @@ def assert_scored(
     ours, theirs = laws(target, text, width), laws(draft, text, width)
     best = theirs.argmax(-1)
     rows = torch.arange(len(tokens))
-    warping = text.request.warping
-    if warping.greedy:
+    sampling = text.request.sampling
+    if sampling.greedy:
         p = torch.nn.functional.one_hot(tokens, width).double()
         q = torch.nn.functional.one_hot(best, width).double()
     else:
-        p = sampler_for(warping)(ours).double()
-        q = sampler_for(replace(warping, temperature=trace.draft_temperature))(theirs).double()
+        p = sampler_for(sampling)(ours).double()
+        q = sampler_for(replace(sampling, temperature=trace.draft_temperature))(theirs).double()
     expected = {
         "target_logprob": p[rows, tokens].log(),
         "draft_logprob": q[rows, tokens].log(),
@@ -457,19 +471,25 @@ def assert_scored(
 
 
 @pytest.mark.parametrize(
-    "warping", [Warping(0.0), Warping(1.0), Warping(0.7, top_k=12, top_p=0.9)], ids=str
+    "sampling",
+    [
+        SamplingParameters(0.0),
+        SamplingParameters(1.0),
+        SamplingParameters(0.7, top_k=12, top_p=0.9),
+    ],
+    ids=str,
 )
 def test_scores_are_what_their_definitions_say(
     target: CachedModel,
     drafts: dict[str, CachedModel],
     requests: list[TextRequest],
-    warping: Warping,
+    sampling: SamplingParameters,
 ) -> None:
-    texts = generate_texts(target, at(requests[:5], warping), name="model=tiny")
+    texts = generate_texts(target, at(requests[:5], sampling), name="model=tiny")
     traces = score_texts(texts, target, drafts["tiny_small"], draft_name="tiny_small", chunk=7)
     for trace, text in zip(traces, texts, strict=True):
         assert (trace.draft, trace.prompt) == ("tiny_small", text.request.prompt)
-        assert trace.draft_temperature == warping.temperature
+        assert trace.draft_temperature == sampling.temperature
         assert_scored(trace, text, target, drafts["tiny_small"], 1024)
 
 
@@ -479,7 +499,7 @@ def test_chunks_batches_pieces_and_stored_states_do_not_change_a_score(
     requests: list[TextRequest],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    texts = generate_texts(target, at(requests, Warping(1.0)), name="model=tiny")
+    texts = generate_texts(target, at(requests, SamplingParameters(1.0)), name="model=tiny")
     draft = drafts["tiny_good"]
     whole = score_texts(texts, target, draft, draft_name="d", chunk=10_000)
     again = [replace(text, hidden=None) for text in texts]
@@ -494,7 +514,7 @@ def test_logits_are_cut_to_the_narrower_vocabulary(
     target: CachedModel, drafts: dict[str, CachedModel], requests: list[TextRequest]
 ) -> None:
     narrow = CachedModel(target.network, 1000)
-    texts = generate_texts(narrow, at(requests[:3], Warping(1.0)), name="model=tiny")
+    texts = generate_texts(narrow, at(requests[:3], SamplingParameters(1.0)), name="model=tiny")
     for draft in (CachedModel(drafts["tiny_good"].network, 990), drafts["tiny_good"]):
         for trace, text in zip(
             score_texts(texts, narrow, draft, draft_name="d"), texts, strict=True
@@ -506,7 +526,7 @@ def test_several_draft_temperatures_come_from_one_prefill(
     target: CachedModel, drafts: dict[str, CachedModel], requests: list[TextRequest]
 ) -> None:
     draft = drafts["tiny_good"]
-    asked = [requests[0], *at(requests[:2], Warping(0.7))]
+    asked = [requests[0], *at(requests[:2], SamplingParameters(0.7))]
     texts = generate_texts(target, asked, name="model=tiny")
     forwards: list[int] = []
     handle = draft.network.base_model.register_forward_pre_hook(lambda *_: forwards.append(1))
@@ -553,17 +573,17 @@ def test_a_long_text_never_has_all_its_logits_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     draft = drafts["tiny_small"]
-    request = replace(requests[0], budget=400, eos=frozenset(), warping=Warping(1.0))
+    request = replace(requests[0], budget=400, eos=frozenset(), sampling=SamplingParameters(1.0))
     texts = generate_texts(draft, [request, replace(request, repetition=1)], name="model=t")
     sizes: list[int] = []
-    logits = Halves.logits
+    logits = SplitNetwork.logits
 
-    def seen(self: Halves, hidden: torch.Tensor) -> torch.Tensor:
+    def seen(self: SplitNetwork, hidden: torch.Tensor) -> torch.Tensor:
         made = logits(self, hidden)
         sizes.append(made.numel() // made.shape[-1])
         return made
 
-    monkeypatch.setattr(Halves, "logits", seen)
+    monkeypatch.setattr(SplitNetwork, "logits", seen)
     score_texts(texts, draft, draft, draft_name="d", chunk=64)
     assert sum(sizes) >= 2 * 800
     assert max(sizes) <= 64
@@ -574,7 +594,7 @@ def test_a_long_text_never_has_all_its_logits_at_once(
 
 def factories(drafts: dict[str, CachedModel]) -> dict[str, Make]:
     def of(model: CachedModel) -> Make:
-        return lambda request: ModelDrafter(model, request.warping)
+        return lambda request: ModelDrafter(model, request.sampling)
 
     made: dict[str, Make] = {name: of(model) for name, model in drafts.items()}
     return {**made, "ngram": lambda request: NgramDrafter(request.eos)}
@@ -606,11 +626,16 @@ def test_sampled_replay_agrees_with_the_loop_and_varies_less(
     """200 generations of 12 tokens at temperature 1, K = 4; independent texts on both sides."""
     draft = drafts["tiny_small"]
     asked = [
-        replace(requests[index % 12], repetition=index // 12, warping=Warping(1.0), budget=12)
+        replace(
+            requests[index % 12],
+            repetition=index // 12,
+            sampling=SamplingParameters(1.0),
+            budget=12,
+        )
         for index in range(200)
     ]
     loop = [
-        len(loop_rounds(target, ModelDrafter(draft, request.warping), request, 4))
+        len(loop_rounds(target, ModelDrafter(draft, request.sampling), request, 4))
         for request in asked
     ]
     fresh = [replace(request, seed=99) for request in asked]
@@ -642,9 +667,13 @@ def test_traces_come_back_as_they_were(
 ) -> None:
     asked = [
         *requests[:2],
-        *at(requests[:2], Warping(1.0, top_k=5)),
+        *at(requests[:2], SamplingParameters(1.0, top_k=5)),
         replace(
-            requests[0], category=None, repetition=1, budget=1, warping=Warping(0.6, None, 0.8)
+            requests[0],
+            category=None,
+            repetition=1,
+            budget=1,
+            sampling=SamplingParameters(0.6, None, 0.8),
         ),
     ]
     texts = generate_texts(target, asked, name="model=tiny")

@@ -23,7 +23,7 @@ from harness.commands.stage import NotEligible, Stage, take_turn
 from harness.commands.texts import Key, request_key, text_requests, write_texts
 from harness.config import AuditionConfig, ModelConf
 from harness.measurement.traces import GeneratedText
-from harness.models.text import stop_rule
+from harness.models.tokenizer import stop_rule
 from harness.records import Failure, TextTrace, UserError, in_one_line
 from harness.storage import RunFolder, load_traces
 

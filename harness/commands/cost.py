@@ -9,7 +9,7 @@ from typing import Any
 import harness.models
 from harness import prompts as prompt_sets
 from harness.config import CONF_DIR, AuditionConfig, GpuConf, ModelConf, PairConfig, ProfileConfig
-from harness.models.figures import shape_of
+from harness.models.architecture import shape_of
 from harness.records import Prompt, UserError
 from harness.reporting.cost import Costs
 from harness.theory.estimate import (

@@ -139,7 +139,7 @@ def run_requests(
 
 def _recorded_apart(request: Request) -> object:
     """What a recorded phase is particular to; elsewhere only whether tokens are drawn matters."""
-    return request.warping, request.rule, request.imposed
+    return request.sampling, request.rule, request.synthetic
 
 
 def _warm_up(

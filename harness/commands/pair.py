@@ -12,11 +12,10 @@ from harness.config import AuditionConfig, ModelConf, PairConfig
 from harness.measurement import environment
 from harness.measurement.latency import Player
 from harness.models.cached import CachedModel
-from harness.models.load import LoadedModel, load, resolve_device, tenant
-from harness.models.pairing import open_pair
+from harness.models.load import LoadedModel, load, memory_need, open_pair, resolve_device
+from harness.models.memory import cached_tokens, check_fits
 from harness.models.probe import check_length
-from harness.models.room import cached_tokens, check_room
-from harness.models.text import check_thinking, encode
+from harness.models.tokenizer import check_thinking, encode
 from harness.records import Prompt, UserError
 
 NGRAM = "ngram"
@@ -175,7 +174,7 @@ def check_memory(
     Raises:
         UserError: with what is needed and what there is; or a config cannot be read.
     """
-    wanted = [tenant(conf, role, device) for role, conf in confs.items()]
+    wanted = [memory_need(conf, role, device) for role, conf in confs.items()]
     budget = prompt_sets.answer_tokens(config)
     positions = max(
         cached_tokens(
@@ -185,7 +184,7 @@ def check_memory(
         )
         for prompt in prompts
     )
-    check_room([entry for entry in wanted if entry is not None], positions)
+    check_fits([entry for entry in wanted if entry is not None], positions)
 
 
 def longest(prompts: Sequence[EncodedPrompt]) -> list[int]:

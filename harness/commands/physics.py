@@ -14,12 +14,12 @@ from harness.commands.pair import Pair, longest_generation
 from harness.commands.progress import progress
 from harness.commands.running import unless_broken
 from harness.config import ProfileConfig, SweepConfig
-from harness.decoding.sampling import Warping
+from harness.decoding.sampling import SamplingParameters
 from harness.measurement import curves, environment, parts
 from harness.measurement.bandwidth import copy_bandwidth
-from harness.models.figures import shape_of
+from harness.models.architecture import shape_of
 from harness.models.load import LoadedModel
-from harness.models.room import check_room, is_out_of_memory
+from harness.models.memory import check_fits, is_out_of_memory
 from harness.records import CopyBandwidth, PartTiming, SkippedCell, StepTiming, UserError
 from harness.storage import RunFolder, load
 from harness.theory.floors import Reader, with_floors
@@ -33,7 +33,7 @@ AUTO_SECONDS = 45.0
 AUTO_RECORDING_SECONDS = 300.0
 # A model this much smaller than the copied buffer may be read from a cache
 IN_CACHE = 4
-GREEDY = Warping(0.0)
+GREEDY = SamplingParameters(0.0)
 
 
 def measure(folder: RunFolder, pair: Pair, config: ProfileConfig) -> list[StepTiming]:
@@ -249,7 +249,7 @@ def _curves(
 
 def _refusal(pair: Pair, config: ProfileConfig) -> Callable[[int, int], str | None]:
     """Says why a cell must not be tried, or None."""
-    tenants = [one for one in (pair.target.tenant, pair.draft.tenant) if one is not None]
+    needs = [one for one in (pair.target.memory_need, pair.draft.memory_need) if one is not None]
 
     def refused(context: int, batch: int) -> str | None:
         for model in (pair.target_model, pair.draft_model):
@@ -259,7 +259,7 @@ def _refusal(pair: Pair, config: ProfileConfig) -> Callable[[int, int], str | No
         if beyond:
             return beyond
         try:
-            check_room(tenants, context + max(config.k) + 1, batch=batch, loaded=True)
+            check_fits(needs, context + max(config.k) + 1, batch=batch, loaded=True)
         except UserError as error:
             return str(error)
         return None

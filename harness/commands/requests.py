@@ -8,10 +8,10 @@ from dataclasses import asdict
 from harness.analysis.rates import Cell, Rates, conditional
 from harness.commands.pair import EncodedPrompt, Pair
 from harness.config import DecodeConf, PairConfig
-from harness.decoding.sampling import Warping
+from harness.decoding.sampling import SamplingParameters
 from harness.measurement.trials import Request
 from harness.models.load import LoadedModel
-from harness.models.text import stop_rule
+from harness.models.tokenizer import stop_rule
 
 NOTHING: Mapping[Cell, Rates] = {}
 
@@ -55,28 +55,29 @@ def request(
 ) -> Request:
     """One generation; `decoder` is the model that decodes where that is not the target."""
     model = decoder or pair.target
-    warping = warping_of(config.decode, temperature)
+    sampling = sampling_of(config.decode, temperature)
     draft = pair.draft.name if k else None
     conf = config.model if model is pair.target else config.draft
     rates = imposed.get((entry.prompt.prompt_set, float(temperature), k))
     stop = config.decode.stop_threshold if k and config.decode.stop == "threshold" else None
-    # Added where they are set, so that a generation without them keeps the key it always had
-    forced = {"imposed": rates} if rates else {}
-    forced |= {"stop_below": stop} if stop is not None else {}
+    # Added where they are set, so that a generation without them keeps the key it always had. The
+    # entries `warping` and `imposed` are part of the key too, so they keep these names
+    extra: dict[str, object] = {"imposed": rates} if rates else {}
+    extra |= {"stop_below": stop} if stop is not None else {}
     strings = config.decode.stop_strings
-    forced |= {"stop_strings": strings} if strings else {}
+    extra |= {"stop_strings": strings} if strings else {}
     identity = {
         "model": _model_identity(asdict(conf)),
         "draft": _model_identity(asdict(config.draft)) if k else None,
         "prompt": [entry.prompt.prompt_set, entry.prompt.id, list(entry.tokens)],
         "k": k,
-        "warping": _identity(warping),
+        "warping": _identity(sampling),
         "rule": config.decode.rule if k else None,
         "new_tokens": config.new_tokens,
         "repetition": repetition,
         "seed": config.seed,
         "backend": config.backend,
-        **forced,
+        **extra,
     }
     return Request(
         cell=hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16],
@@ -85,7 +86,7 @@ def request(
         category=entry.prompt.category,
         tokens=entry.tokens,
         k=k,
-        warping=warping,
+        sampling=sampling,
         rule=config.decode.rule,  # type: ignore[arg-type]  # validated
         budget=config.new_tokens,
         repetition=repetition,
@@ -94,16 +95,16 @@ def request(
         model=model.name,
         draft=draft,
         turn=entry.turn,
-        imposed=conditional(rates) if rates else None,
+        synthetic=conditional(rates) if rates else None,
         stop_below=stop,
         stop=stop_rule(pair.target.tokenizer, strings),
     )
 
 
-def warping_of(decode: DecodeConf, temperature: float) -> Warping:
+def sampling_of(decode: DecodeConf, temperature: float) -> SamplingParameters:
     """How a run draws its tokens at one temperature."""
     penalty = decode.repetition_penalty
-    return Warping(
+    return SamplingParameters(
         float(temperature),
         decode.top_k,
         decode.top_p,
@@ -112,11 +113,11 @@ def warping_of(decode: DecodeConf, temperature: float) -> Warping:
     )
 
 
-def _identity(warping: Warping) -> dict[str, object]:
+def _identity(sampling: SamplingParameters) -> dict[str, object]:
     """What a generation's key holds of it; newer settings only where they are in force."""
     first = ("temperature", "top_k", "top_p")
     return {
-        key: value for key, value in asdict(warping).items() if key in first or value is not None
+        key: value for key, value in asdict(sampling).items() if key in first or value is not None
     }
 
 

@@ -12,7 +12,7 @@ from harness.commands.outcome import Outcome
 from harness.commands.pair import Pair, open_configured
 from harness.commands.plan import print_snapshot_plan
 from harness.commands.progress import progress
-from harness.commands.requests import plan, warping_of
+from harness.commands.requests import plan, sampling_of
 from harness.commands.running import concluded, running
 from harness.commands.texts import compare_greedy, with_pair_turns
 from harness.commands.validate import validated
@@ -117,12 +117,12 @@ def _laws(pair: Pair, config: SnapshotConfig) -> tuple[list[dict[str, Any]], lis
 
 def _law_tests(pair: Pair, config: SnapshotConfig, k: int, temperature: float) -> list[LawTest]:
     """One test per offset, after the prompt that tests most."""
-    warping = warping_of(config.decode, temperature)
+    sampling = sampling_of(config.decode, temperature)
     prompt = most_open(
         pair.target_model,
         [entry.tokens for entry in pair.prompts],
         num_draft_tokens=k,
-        warping=warping,
+        sampling=sampling,
         seed=config.seed,
     )
     return law_tests(
@@ -130,7 +130,7 @@ def _law_tests(pair: Pair, config: SnapshotConfig, k: int, temperature: float) -
         pair.draft_model,
         prompt,
         num_draft_tokens=k,
-        warping=warping,
+        sampling=sampling,
         rule=config.decode.rule,  # type: ignore[arg-type]  # validated
         draws=config.draws,
         seed=config.seed,

@@ -30,8 +30,8 @@ from harness.measurement.scoring import ngram_trace, score_texts
 from harness.measurement.traces import GeneratedText
 from harness.models.cached import CachedModel
 from harness.models.load import LoadedModel, load, resolve_device
-from harness.models.pairing import tokenizer_difference
 from harness.models.probe import cached_model, check_length
+from harness.models.tokenizer import tokenizer_difference
 from harness.records import Prompt, StepTiming, TextTrace
 
 LATENCY_REPETITIONS = 40
@@ -147,7 +147,7 @@ def _play(
     config: AuditionConfig,
     timed: bool,
 ) -> Turn:
-    difference = tokenizer_difference(stage.loaded, draft)
+    difference = tokenizer_difference(stage.loaded.tokenizer, draft.tokenizer)
     if difference:
         raise NotEligible(f"another tokenizer than the target's: {difference}")
     check_context(stage.prompts, config.new_tokens, max(config.k), (draft,))
@@ -175,7 +175,7 @@ def _score(
     with progress(f"{name} scores", len(texts)) as tick:
         for temperature in config.temperature:
             traces += score_texts(
-                [text for text in texts if text.request.warping.temperature == temperature],
+                [text for text in texts if text.request.sampling.temperature == temperature],
                 stage.model,
                 model,
                 draft_name=name,

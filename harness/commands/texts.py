@@ -12,7 +12,7 @@ from harness.commands.pair import (
     longest_generation,
 )
 from harness.commands.progress import progress
-from harness.commands.requests import warping_of
+from harness.commands.requests import sampling_of
 from harness.config import AuditionConfig, PairConfig, SweepConfig
 from harness.decoding.protocols import StopRule
 from harness.measurement.scoring import score_texts
@@ -20,7 +20,7 @@ from harness.measurement.snapshots import compare_texts
 from harness.measurement.traces import GeneratedText, TextRequest, generate_texts
 from harness.models.cached import CachedModel
 from harness.models.load import LoadedModel
-from harness.models.text import encode, stop_rule
+from harness.models.tokenizer import encode, stop_rule
 from harness.records import Prompt, Trial
 from harness.storage import RunFolder, load_traces
 
@@ -42,7 +42,7 @@ def text_requests(
             category=entry.prompt.category,
             tokens=entry.tokens,
             repetition=repetition,
-            warping=warping_of(config.decode, temperature),
+            sampling=sampling_of(config.decode, temperature),
             budget=config.new_tokens,
             seed=config.seed,
             eos=frozenset(eos),
@@ -126,7 +126,7 @@ def _answers(
             category=entry.prompt.category,
             tokens=entry.tokens,
             repetition=0,
-            warping=warping_of(config.decode, 0.0),
+            sampling=sampling_of(config.decode, 0.0),
             budget=prompt_sets.answer_tokens(config),
             seed=0,
             eos=target.eos,
@@ -230,7 +230,7 @@ def compare_greedy(
 
 def request_key(request: TextRequest) -> Key:
     """What a text is known by within one run."""
-    return (request.prompt_set, request.prompt, request.repetition, request.warping.temperature)
+    return (request.prompt_set, request.prompt, request.repetition, request.sampling.temperature)
 
 
 def trial_key(trial: Trial) -> Key:
@@ -247,7 +247,7 @@ def _trial(text: GeneratedText, model: str) -> Trial:
         prompt=request.prompt,
         repetition=request.repetition,
         k=0,
-        temperature=request.warping.temperature,
+        temperature=request.sampling.temperature,
         rule=None,
         status="ok",
         model=model,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from harness.decoding.drafters import ModelDrafter
 from harness.decoding.protocols import CausalModel, Proposal
-from harness.decoding.sampling import Warping, inverse_cdf, penalised
+from harness.decoding.sampling import SamplingParameters, inverse_cdf, penalised
 from harness.records import Rule
 
 
@@ -24,10 +24,14 @@ class ThresholdDrafter(ModelDrafter):
     """
 
     def __init__(
-        self, model: CausalModel, warping: Warping, rule: Rule = "ratio", threshold: float = 0.4
+        self,
+        model: CausalModel,
+        sampling: SamplingParameters,
+        rule: Rule = "ratio",
+        threshold: float = 0.4,
     ) -> None:
         """Wrap `model`; `threshold` is in [0, 1], and 0 never stops."""
-        super().__init__(model, warping, rule)
+        super().__init__(model, sampling, rule)
         self._threshold = threshold
 
     def propose(self, count: int, uniforms: Tensor) -> Proposal:

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from harness.decoding.protocols import CausalModel, StopRule, recorded
 from harness.decoding.sampling import (
-    Noise,
-    Warping,
+    SamplingParameters,
+    Uniforms,
     host_tokens,
     inverse_cdf,
     most_likely,
@@ -25,8 +25,8 @@ def autoregressive_rounds(
     *,
     budget: int,
     eos: Collection[int],
-    warping: Warping,
-    noise: Noise,
+    sampling: SamplingParameters,
+    uniforms: Uniforms,
     seen: Tensor | None = None,
     stop: StopRule | None = None,
 ) -> Iterator[Round]:
@@ -37,16 +37,16 @@ def autoregressive_rounds(
         last_token: prompt[-1].
         budget: tokens to emit at most.
         eos: the ids that end the text; the one that does is emitted.
-        warping: temperature, top-k, top-p, min-p, repetition penalty.
-        noise: at least `budget` positions.
+        sampling: temperature, top-k, top-p, min-p, repetition penalty.
+        uniforms: at least `budget` positions.
         seen: [vocab] which tokens the prompt holds; needed for a repetition penalty, and changed.
         stop: ends a text for other reasons than its last token's id.
 
     Raises:
         BrokenLogitsError: the target's logits are not finite.
     """
-    probabilities = None if warping.greedy else sampler_for(warping)
-    penalty = warping.repetition_penalty
+    probabilities = None if sampling.greedy else sampler_for(sampling)
+    penalty = sampling.repetition_penalty
 
     def step(last: Tensor, uniform: Tensor, seen: Tensor | None) -> tuple[Tensor]:
         logits = penalised(target.forward(last), seen, penalty)
@@ -58,7 +58,7 @@ def autoregressive_rounds(
     last = torch.tensor([last_token], device=target.device)
     text: list[int] = []
     for position in range(budget):
-        uniform = noise.resample[position : position + 1]
+        uniform = uniforms.resample[position : position + 1]
         (last,) = recorded(target, ("step", probabilities, penalty), step, last, uniform, seen)
         assert last is not None
         if seen is not None:

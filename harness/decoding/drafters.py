@@ -10,7 +10,7 @@ from torch import Tensor
 
 from harness.decoding.protocols import CausalModel, Proposal, recorded, recorder_of
 from harness.decoding.sampling import (
-    Warping,
+    SamplingParameters,
     inverse_cdf,
     penalised,
     sampler_for,
@@ -27,13 +27,15 @@ class ModelDrafter:
     bonus); these are `pending` and go in together as the next round's first forward.
     """
 
-    def __init__(self, model: CausalModel, warping: Warping, rule: Rule = "ratio") -> None:
+    def __init__(
+        self, model: CausalModel, sampling: SamplingParameters, rule: Rule = "ratio"
+    ) -> None:
         """Wrap `model`; `greedy_draft` proposes the argmax at any temperature."""
         self._model = model
-        chooses = warping.greedy or rule == "greedy_draft"
-        self._probabilities = None if chooses else sampler_for(warping)
+        chooses = sampling.greedy or rule == "greedy_draft"
+        self._probabilities = None if chooses else sampler_for(sampling)
         self._pending = torch.empty(0, dtype=torch.long, device=model.device)
-        self._penalty = warping.repetition_penalty
+        self._penalty = sampling.repetition_penalty
         # What a repetition penalty applies to; None where there is none
         self._seen: Tensor | None = None
 

@@ -1,9 +1,10 @@
-"""From logits to tokens: warping, keyed randomness, inverse-CDF draws.
+"""From logits to tokens: sampling parameters, keyed randomness, inverse-CDF draws.
 
-Warping is transformers' own LogitsProcessors, applied once, and to target and draft alike (its
-assisted generation warps the draft twice; see docs/decisions/). Randomness is an argument
-everywhere: a table of uniforms per generation, keyed by (seed, prompt, repetition, purpose) and
-indexed by text position, so that the same seed and K give the same text whatever ran before.
+Sampling parameters are applied by transformers' own LogitsProcessors, once, and to target and draft
+alike (its assisted generation applies them to the draft twice; see docs/decisions/). Randomness is
+an argument everywhere: a table of uniforms per generation, keyed by (seed, prompt, repetition,
+purpose) and indexed by text position, so that the same seed and K give the same text whatever ran
+before.
 """
 
 import hashlib
@@ -23,7 +24,7 @@ BROKEN = -1
 
 
 @dataclass(frozen=True)
-class Warping:
+class SamplingParameters:
     """How logits become probabilities.
 
     Attributes:
@@ -57,15 +58,15 @@ def host_tokens(tokens: Tensor) -> list[int]:
 
 
 @lru_cache(maxsize=64)
-def sampler_for(warping: Warping) -> Callable[[Tensor], Tensor]:
-    """The function logits [n, vocab] -> probabilities [n, vocab], in float32; one per warping.
+def sampler_for(sampling: SamplingParameters) -> Callable[[Tensor], Tensor]:
+    """The function logits [n, vocab] -> probabilities [n, vocab], in float32.
 
     Temperature first, then top-k, top-p and min-p, the order of transformers' generate
     (generation/utils.py, `_get_logits_processor`). A repetition penalty comes before all of them
     and is not applied here, since it depends on the text: see `penalised`.
 
     Raises:
-        ValueError: greedy warping has no law to sample from.
+        ValueError: greedy sampling has no law to sample from.
     """
     from transformers.generation.logits_process import (
         MinPLogitsWarper,
@@ -74,17 +75,17 @@ def sampler_for(warping: Warping) -> Callable[[Tensor], Tensor]:
         TopPLogitsWarper,
     )
 
-    if warping.greedy:
+    if sampling.greedy:
         raise ValueError("temperature 0 is greedy: there is no law to sample from")
     processors: list[Callable[[Any, Any], Tensor]] = []
-    if warping.temperature != 1.0:
-        processors.append(TemperatureLogitsWarper(float(warping.temperature)))
-    if warping.top_k is not None:
-        processors.append(TopKLogitsWarper(int(warping.top_k)))
-    if warping.top_p is not None and warping.top_p < 1.0:
-        processors.append(TopPLogitsWarper(float(warping.top_p)))
-    if warping.min_p is not None:
-        processors.append(MinPLogitsWarper(float(warping.min_p)))
+    if sampling.temperature != 1.0:
+        processors.append(TemperatureLogitsWarper(float(sampling.temperature)))
+    if sampling.top_k is not None:
+        processors.append(TopKLogitsWarper(int(sampling.top_k)))
+    if sampling.top_p is not None and sampling.top_p < 1.0:
+        processors.append(TopPLogitsWarper(float(sampling.top_p)))
+    if sampling.min_p is not None:
+        processors.append(MinPLogitsWarper(float(sampling.min_p)))
     no_ids = torch.empty((1, 0), dtype=torch.long)
 
     def probabilities(logits: Tensor) -> Tensor:
@@ -170,7 +171,7 @@ def most_likely(logits: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Noise:
+class Uniforms:
     """The uniforms of one generation, each [positions], in (0, 1].
 
     Attributes:
@@ -186,7 +187,7 @@ class Noise:
     @classmethod
     def keyed(
         cls, seed: int, prompt: str, repetition: int, positions: int, device: torch.device
-    ) -> "Noise":
+    ) -> "Uniforms":
         """Make the table for one generation from counter-based streams (Philox), one per purpose.
 
         Position i's uniform is the stream's i-th number, so a longer table begins with the shorter.

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from harness.decoding.protocols import CausalModel, Drafter, Proposal, StopRule, recorded
 from harness.decoding.sampling import (
-    Noise,
-    Warping,
+    SamplingParameters,
+    Uniforms,
     host_tokens,
     penalised,
     sampler_for,
@@ -24,8 +24,8 @@ from harness.decoding.verification import (
     rates_on,
     verify_exact_match,
     verify_greedy,
-    verify_imposed,
     verify_sampled,
+    verify_synthetic,
 )
 from harness.records import BrokenLogitsError, Round, Rule
 
@@ -38,10 +38,10 @@ def speculative_rounds(
     num_draft_tokens: int,
     budget: int,
     eos: Collection[int],
-    warping: Warping,
-    noise: Noise,
+    sampling: SamplingParameters,
+    uniforms: Uniforms,
     rule: Rule = "ratio",
-    imposed: Sequence[float] | None = None,
+    synthetic: Sequence[float] | None = None,
     seen: Tensor | None = None,
     stop: StopRule | None = None,
 ) -> Iterator[Round]:
@@ -57,25 +57,25 @@ def speculative_rounds(
         num_draft_tokens: K >= 1, proposed every round, the last included.
         budget: tokens to emit at most.
         eos: the ids that end the text; the one that does is emitted, nothing after it.
-        warping: temperature, top-k, top-p, min-p and repetition penalty, alike for the target and
+        sampling: temperature, top-k, top-p, min-p and repetition penalty, alike for the target and
             the draft.
-        noise: at least budget + K + 1 positions.
+        uniforms: at least budget + K + 1 positions.
         rule: which draft tokens stand; see verification.py.
-        imposed: synthetic acceptance: the chance of each drafted position, given that those before
-            it were accepted. The text is then not the target's.
+        synthetic: acceptance that is set instead of found: the chance of each drafted position,
+            given that those before it were accepted. The text is then not the target's.
         seen: [vocab] which tokens the prompt holds; needed for a repetition penalty, and changed.
         stop: ends a text for other reasons than its last token's id.
 
     Raises:
         BrokenLogitsError: logits of the target or the draft are not finite.
     """
-    verifier = Verifier(warping, rule, noise, imposed, seen)
+    verifier = Verifier(sampling, rule, uniforms, synthetic, seen)
     last = torch.tensor([last_token], device=target.device)
     position = 0
     text: list[int] = []
     while True:
         proposal = drafter.propose(
-            num_draft_tokens, noise.draft[position : position + num_draft_tokens]
+            num_draft_tokens, uniforms.draft[position : position + num_draft_tokens]
         )
         outcome = verified(target, last, proposal, verifier, position)
         # The round's one host read
@@ -196,38 +196,38 @@ def emitted_round(
 
 
 class Verifier:
-    """One generation's acceptance rule with its laws and its noise bound."""
+    """One generation's acceptance rule with its laws and its uniforms bound."""
 
     def __init__(
         self,
-        warping: Warping,
+        sampling: SamplingParameters,
         rule: Rule,
-        noise: Noise,
-        imposed: Sequence[float] | None = None,
+        uniforms: Uniforms,
+        synthetic: Sequence[float] | None = None,
         seen: Tensor | None = None,
     ) -> None:
-        """Bind `rule`, for laws warped by `warping`, to the uniforms of `noise`.
+        """Bind `rule`, for laws warped by `sampling`, to the uniforms of `uniforms`.
 
         Args:
-            warping: what makes laws of logits.
+            sampling: what makes laws of logits.
             rule: which draft tokens stand.
-            noise: the generation's uniforms.
-            imposed: chances per drafted position that take the rule's place.
+            uniforms: the generation's uniforms.
+            synthetic: chances per drafted position that take the rule's place.
             seen: [vocab] tokens of the prompt, for a repetition penalty; `note` adds the text's.
         """
-        self.seen, self._penalty = seen, warping.repetition_penalty
-        self._imposed = None if imposed is None else tuple(imposed)
+        self.seen, self._penalty = seen, sampling.repetition_penalty
+        self._synthetic = None if synthetic is None else tuple(synthetic)
         self._rates = None
-        if self._imposed is not None:
-            self._rates = rates_on(self._imposed, noise.accept.dtype, noise.accept.device)
-        self._probabilities = None if warping.greedy else sampler_for(warping)
+        if self._synthetic is not None:
+            self._rates = rates_on(self._synthetic, uniforms.accept.dtype, uniforms.accept.device)
+        self._probabilities = None if sampling.greedy else sampler_for(sampling)
         self._rule: Rule = rule
-        self._noise = noise
+        self._uniforms = uniforms
 
     @property
     def key(self) -> tuple[object, ...]:
         """What two verifiers with the same work have in common."""
-        return (self._probabilities, self._penalty, self._rule, self._imposed)
+        return (self._probabilities, self._penalty, self._rule, self._synthetic)
 
     def note(self, accepted: Tensor, next_token: Tensor) -> None:
         """Mark the emitted tokens as seen, for a repetition penalty."""
@@ -245,9 +245,9 @@ class Verifier:
         return self.decide(logits, proposal, *self.uniforms(position, len(proposal.tokens)))
 
     def uniforms(self, position: int, count: int) -> tuple[Tensor, Tensor]:
-        """The noise of a round of `count` drafts: accept [count] and resample [count + 1]."""
-        accept = self._noise.accept[position : position + count]
-        return accept, self._noise.resample[position : position + count + 1]
+        """The uniforms of a round of `count` drafts: accept [count] and resample [count + 1]."""
+        accept = self._uniforms.accept[position : position + count]
+        return accept, self._uniforms.resample[position : position + count + 1]
 
     def decide(
         self, logits: Tensor, proposal: Proposal, accept: Tensor, resample: Tensor
@@ -264,11 +264,11 @@ class Verifier:
         rates = None if self._rates is None else self._rates[: len(tokens)]
         if self._probabilities is None:
             if rates is not None:
-                return verify_imposed(logits, accept, rates, None)
+                return verify_synthetic(logits, accept, rates, None)
             return verify_greedy(logits, tokens)
         probs = self._probabilities(logits)
         if rates is not None:
-            return verify_imposed(probs, accept, rates, resample)
+            return verify_synthetic(probs, accept, rates, resample)
         if self._rule == "exact_match":
             return verify_exact_match(probs, tokens, resample)
         return verify_sampled(probs, tokens, proposal.probs, accept, resample)

@@ -105,7 +105,7 @@ def verify_exact_match(
     return Decision(accepted, _at(choices, accepted))
 
 
-def verify_imposed(
+def verify_synthetic(
     target: Tensor,
     accept_uniforms: Tensor,
     conditional_rates: Tensor,

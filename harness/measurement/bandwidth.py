@@ -9,7 +9,7 @@ not counted, so a step, which only reads, may come out a little above 1.)
 import torch
 
 from harness.measurement.clock import Clock
-from harness.models.room import free_bytes
+from harness.models.memory import free_bytes
 from harness.records import CopyBandwidth
 
 # Well beyond the caches: 50 MB on an H200, some 100 MB on large server processors

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import torch
 
-from harness.models.room import is_out_of_memory
+from harness.models.memory import is_out_of_memory
 from harness.records import UserError
 
 Item = TypeVar("Item")

@@ -20,7 +20,7 @@ from harness.decoding.protocols import recorder_of
 from harness.measurement.clock import Clock
 from harness.measurement.latency import Player, in_a_row, times_in_a_row
 from harness.models.cached import CachedModel
-from harness.models.room import is_out_of_memory
+from harness.models.memory import is_out_of_memory
 from harness.records import SkippedCell, StepTiming
 
 VISITS = 2

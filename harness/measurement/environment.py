@@ -11,7 +11,7 @@ from harness.decoding.protocols import CausalModel
 from harness.measurement.clock import Clock
 from harness.measurement.host import cpu_name, describe_host
 from harness.models.kernels import kernel_settings
-from harness.models.room import nvidia_driver, why_no_cuda
+from harness.models.memory import nvidia_driver, why_no_cuda
 from harness.records import UserError
 
 THREAD_STEPS = 7

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from harness.decoding.sampling import Warping, sampler_for
+from harness.decoding.sampling import SamplingParameters, sampler_for
 
 # What `compare` finds per token, in its order.
 NUMBERS = (
@@ -26,14 +26,14 @@ class Law:
 
     Attributes:
         probs: [n, vocab] warped; None where the law is a point, on `best`.
-        best: [n] the most likely token, before warping.
+        best: [n] the most likely token, before sampling.
         sound: [n] whether the logits are finite.
     """
 
-    def __init__(self, logits: Tensor, warping: Warping) -> None:
+    def __init__(self, logits: Tensor, sampling: SamplingParameters) -> None:
         peak, self.best = logits.max(-1)
         self.sound = peak.isfinite()
-        self.probs = None if warping.greedy else sampler_for(warping)(logits)
+        self.probs = None if sampling.greedy else sampler_for(sampling)(logits)
 
     def of(self, tokens: Tensor) -> Tensor:
         """Probability of one token per row."""
@@ -52,7 +52,7 @@ def compare(
     tokens: Tensor,
     target: Law | None,
     draft_logits: Tensor,
-    warping: Warping,
+    sampling: SamplingParameters,
     draft_temperatures: Sequence[float],
 ) -> list[Tensor]:
     """Compare both laws at some tokens.
@@ -61,7 +61,7 @@ def compare(
         tokens: [n] the target's tokens.
         target: its laws; None where it is greedy, so that its law is a point on the token.
         draft_logits: [n, vocab].
-        warping: the target's; the draft's but for the temperature.
+        sampling: the target's; the draft's but for the temperature.
         draft_temperatures: at which to warp the draft; 0 makes its law a point on its argmax.
 
     Returns:
@@ -71,7 +71,7 @@ def compare(
     found: list[Tensor] = []
     ours = None if target is None else (target.of(tokens), target.entropy(), target.sound)
     for temperature in draft_temperatures:
-        draft = Law(draft_logits, replace(warping, temperature=temperature))
+        draft = Law(draft_logits, replace(sampling, temperature=temperature))
         match = (draft.best == tokens).float()
         if target is None or ours is None:  # both or neither
             one, zero = torch.ones_like(match), torch.zeros_like(match)

@@ -20,7 +20,7 @@ import torch
 from harness.decoding.autoregressive import autoregressive_rounds
 from harness.decoding.drafters import ModelDrafter
 from harness.decoding.protocols import CausalModel
-from harness.decoding.sampling import Noise, Warping, host_tokens
+from harness.decoding.sampling import SamplingParameters, Uniforms, host_tokens
 from harness.decoding.speculative import (
     Verifier,
     check_logits,
@@ -47,20 +47,20 @@ class Bench:
 
     Attributes:
         target, draft: with caches.
-        warping: how tokens are drawn.
-        seed: of the noise.
-        imposed: synthetic acceptance by K, chances given what came before; None where it is real.
+        sampling: how tokens are drawn.
+        seed: of the uniforms.
+        synthetic: synthetic acceptance by K, chances given what came before; None where it is real.
     """
 
     target: CausalModel
     draft: CausalModel
-    warping: Warping
+    sampling: SamplingParameters
     seed: int = 0
-    imposed: Mapping[int, tuple[float, ...]] | None = None
+    synthetic: Mapping[int, tuple[float, ...]] | None = None
 
     def rates(self, k: int) -> tuple[float, ...] | None:
-        """The imposed chances at one K."""
-        return (self.imposed or {}).get(k)
+        """The synthetic chances at one K."""
+        return (self.synthetic or {}).get(k)
 
 
 Samples = dict[tuple[int, str], list[float]]
@@ -108,7 +108,7 @@ def time_rounds(
     """
     clock = Clock(bench.target, bench.draft)
     for k in ks:  # a round after a full acceptance may come late, and must not be recorded then
-        ModelDrafter(bench.draft, bench.warping).prepare(k)
+        ModelDrafter(bench.draft, bench.sampling).prepare(k)
     visit_s = _visit(bench, prompts[0], ks, room, 0, clock, _Book({}, {}))  # warm-up
     visit_s = min(visit_s, _visit(bench, prompts[0], ks, room, 0, clock, _Book({}, {})))
     most = min(MOST_VISITS, max(LEAST_VISITS, int(BUDGET_S / visit_s)))
@@ -146,9 +146,9 @@ def _visit(
     return time.perf_counter() - begin
 
 
-def _noise(bench: Bench, k: int, rounds: int) -> Noise:
+def _uniforms(bench: Bench, k: int, rounds: int) -> Uniforms:
     positions = (rounds + 1) * (k + 1)
-    return Noise.keyed(bench.seed, "parts", 0, positions, bench.target.device)
+    return Uniforms.keyed(bench.seed, "parts", 0, positions, bench.target.device)
 
 
 def _plain(bench: Bench, prompt: Sequence[int], room: int, clock: Clock, book: _Book) -> None:
@@ -161,8 +161,8 @@ def _plain(bench: Bench, prompt: Sequence[int], room: int, clock: Clock, book: _
         prompt[-1],
         budget=rounds + 1,
         eos=NO_END,
-        warping=bench.warping,
-        noise=_noise(bench, 0, rounds),
+        sampling=bench.sampling,
+        uniforms=_uniforms(bench, 0, rounds),
     )
     for _ in range(rounds):
         start = clock.now()
@@ -179,7 +179,7 @@ def _whole(
     bench: Bench, prompt: Sequence[int], k: int, rounds: int, clock: Clock, book: _Book
 ) -> None:
     """Rounds of the real loop, a clock around each."""
-    drafter = ModelDrafter(bench.draft, bench.warping)
+    drafter = ModelDrafter(bench.draft, bench.sampling)
     bench.target.prefill(prompt[:-1])
     drafter.begin(prompt)
     turns = speculative_rounds(
@@ -189,9 +189,9 @@ def _whole(
         num_draft_tokens=k,
         budget=rounds * (k + 1) + 1,
         eos=NO_END,
-        warping=bench.warping,
-        noise=_noise(bench, k, rounds),
-        imposed=bench.rates(k),
+        sampling=bench.sampling,
+        uniforms=_uniforms(bench, k, rounds),
+        synthetic=bench.rates(k),
     )
     for _ in range(rounds):
         start = clock.now()
@@ -203,9 +203,9 @@ def _pieces(
     bench: Bench, prompt: Sequence[int], k: int, rounds: int, clock: Clock, book: _Book
 ) -> None:
     """The same rounds piece by piece."""
-    target, noise = bench.target, _noise(bench, k, rounds)
-    drafter = ModelDrafter(bench.draft, bench.warping)
-    verifier = Verifier(bench.warping, "ratio", noise, bench.rates(k))
+    target, uniforms = bench.target, _uniforms(bench, k, rounds)
+    drafter = ModelDrafter(bench.draft, bench.sampling)
+    verifier = Verifier(bench.sampling, "ratio", uniforms, bench.rates(k))
     together = getattr(target, "recorder", None) is not None
     target.prefill(prompt[:-1])
     drafter.begin(prompt)
@@ -213,7 +213,7 @@ def _pieces(
     position = 0
     for _ in range(rounds):
         start = clock.now()
-        proposal = drafter.propose(k, noise.draft[position : position + k])
+        proposal = drafter.propose(k, uniforms.draft[position : position + k])
         drafted = clock.now()
         book.note(k, "draft", drafted - start)
         if together:

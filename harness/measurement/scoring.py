@@ -22,8 +22,8 @@ from harness.decoding.sampling import penalised, seen_along, seen_tokens
 from harness.measurement.batches import in_batches
 from harness.measurement.laws import NUMBERS, Law, compare
 from harness.measurement.traces import GeneratedText, broken_logits
+from harness.models.backbone import SplitNetwork, new_cache, split_network
 from harness.models.cached import CachedModel
-from harness.models.halves import Halves, new_cache, take_apart
 from harness.models.probe import allowed_error, difference, probe_tokens, uncached_logits
 from harness.records import TextTrace, first_line
 
@@ -39,7 +39,7 @@ class _Model(NamedTuple):
     """A model with its halves (None: it cannot be taken apart) and what errors call it."""
 
     model: CachedModel
-    halves: Halves | None
+    halves: SplitNetwork | None
     name: str
 
 
@@ -80,8 +80,8 @@ def score_texts(
     if not texts:
         return []
     sample = texts[0].request.tokens
-    ours = _Model(target, _batched(target, take_apart(target, sample)), target_name)
-    theirs = _Model(draft, _batched(draft, take_apart(draft, sample)), f"draft={draft_name}")
+    ours = _Model(target, _batched(target, split_network(target, sample)), target_name)
+    theirs = _Model(draft, _batched(draft, split_network(draft, sample)), f"draft={draft_name}")
     # A model that cannot be taken apart or batched is run text by text through its own cache.
     size = batch if ours.halves is not None and theirs.halves is not None else 1
 
@@ -95,7 +95,7 @@ def score_texts(
     done = in_batches(
         [texts[index] for index in order],
         size,
-        lambda a, b: a.request.warping == b.request.warping,
+        lambda a, b: a.request.sampling == b.request.sampling,
         work,
         theirs.name,
     )
@@ -132,10 +132,10 @@ def ngram_trace(
         "target_entropy": unknown,
         "draft_entropy": np.zeros(len(match)),
     }
-    return _trace(text, draft_name, request.warping.temperature, columns, found)
+    return _trace(text, draft_name, request.sampling.temperature, columns, found)
 
 
-def _batched(model: CachedModel, halves: Halves | None) -> Halves | None:
+def _batched(model: CachedModel, halves: SplitNetwork | None) -> SplitNetwork | None:
     """The halves, if rows padded on the right have the scores that each has alone; None if not.
 
     Tried once per model, with one prefill and with several, and stored on it for the manifest.
@@ -148,7 +148,7 @@ def _batched(model: CachedModel, halves: Halves | None) -> Halves | None:
     return halves if known == "padded" else None
 
 
-def _refusal(model: CachedModel, halves: Halves | None) -> str | None:
+def _refusal(model: CachedModel, halves: SplitNetwork | None) -> str | None:
     """Why texts may not be scored in one padded batch; None if they may."""
     if halves is None:
         return "its head on its final hidden states does not give its logits"
@@ -173,7 +173,7 @@ def _refusal(model: CachedModel, halves: Halves | None) -> str | None:
 
 def _batch_key(text: GeneratedText) -> tuple[str, int]:
     """Texts of one law together, the longest first."""
-    return repr(text.request.warping), -len(text.request.tokens) - len(text.tokens)
+    return repr(text.request.sampling), -len(text.request.tokens) - len(text.tokens)
 
 
 def _score(
@@ -185,15 +185,15 @@ def _score(
     chunk: int,
 ) -> list[list[TextTrace]]:
     """Score one batch of texts of one law."""
-    warping = texts[0].request.warping
+    sampling = texts[0].request.sampling
     width = min(target.model.vocab_size, draft.model.vocab_size)
-    if warping.greedy or draft_temperatures is None:
-        draft_temperatures = (warping.temperature,)
+    if sampling.greedy or draft_temperatures is None:
+        draft_temperatures = (sampling.temperature,)
     tokens = torch.tensor([token for text in texts for token in text.tokens])
     draft_chunks = _logit_chunks(draft, texts, chunk, kept=False)
     target_chunks = (
         [None] * -(-len(tokens) // chunk)
-        if warping.greedy
+        if sampling.greedy
         else _logit_chunks(target, texts, chunk, kept=True)
     )
     parts: list[list[Tensor]] = []
@@ -201,13 +201,13 @@ def _score(
     for part, (theirs, ours) in enumerate(zip(draft_chunks, target_chunks, strict=True)):
         here = tokens[part * chunk : (part + 1) * chunk].to(theirs.device)
         seen = next(seen_chunks, None)
-        penalty = warping.repetition_penalty
+        penalty = sampling.repetition_penalty
         seen = None if seen is None else seen.to(theirs.device)
         theirs = penalised(theirs[:, :width], seen, penalty)
         law = None
         if ours is not None:
-            law = Law(penalised(ours[:, :width].to(theirs.device), seen, penalty), warping)
-        parts.append(compare(here, law, theirs, warping, draft_temperatures))
+            law = Law(penalised(ours[:, :width].to(theirs.device), seen, penalty), sampling)
+        parts.append(compare(here, law, theirs, sampling, draft_temperatures))
     lengths = [len(text.tokens) for text in texts]
     per_text: list[list[TextTrace]] = [[] for _ in texts]
     for temperature, several in zip(draft_temperatures, zip(*parts, strict=True), strict=True):
@@ -222,7 +222,7 @@ def _seen_chunks(texts: Sequence[GeneratedText], width: int, chunk: int) -> Iter
 
     Yields nothing where the texts are drawn without a penalty.
     """
-    if texts[0].request.warping.repetition_penalty is None:
+    if texts[0].request.sampling.repetition_penalty is None:
         return
     waiting: list[Tensor] = []
     for text in texts:
@@ -263,7 +263,9 @@ def _logit_chunks(
         yield player.halves.logits(rows)
 
 
-def _prefilled(model: CachedModel, halves: Halves, texts: Sequence[GeneratedText]) -> list[Tensor]:
+def _prefilled(
+    model: CachedModel, halves: SplitNetwork, texts: Sequence[GeneratedText]
+) -> list[Tensor]:
     """Hidden states [n, hidden] behind each text's tokens, from one prefill."""
     fed = [[*text.request.tokens, *text.tokens[:-1]] for text in texts]
     return [
@@ -273,7 +275,7 @@ def _prefilled(model: CachedModel, halves: Halves, texts: Sequence[GeneratedText
 
 
 def _states(
-    model: CachedModel, halves: Halves, fed: Sequence[Sequence[int]], positions: int
+    model: CachedModel, halves: SplitNetwork, fed: Sequence[Sequence[int]], positions: int
 ) -> Tensor:
     """Final hidden states [rows, width, hidden] of rows that are padded on the right.
 
@@ -329,9 +331,9 @@ def _trace(
         prompt=request.prompt,
         category=request.category,
         repetition=request.repetition,
-        temperature=request.warping.temperature,
-        top_k=request.warping.top_k,
-        top_p=request.warping.top_p,
+        temperature=request.sampling.temperature,
+        top_k=request.sampling.top_k,
+        top_p=request.sampling.top_p,
         prompt_tokens=len(request.tokens),
         stop_reason=text.stop_reason,
         tokens=np.array(text.tokens, dtype=np.int64),

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from harness.decoding.protocols import CausalModel
 from harness.decoding.sampling import (
-    Noise,
-    Warping,
+    SamplingParameters,
+    Uniforms,
     inverse_cdf,
     penalised,
     sampler_for,
@@ -209,7 +209,7 @@ def law_tests(
     prompt: Sequence[int],
     *,
     num_draft_tokens: int,
-    warping: Warping,
+    sampling: SamplingParameters,
     rule: Rule,
     draws: int,
     seed: int,
@@ -224,7 +224,7 @@ def law_tests(
         draft: proposes.
         prompt: token ids; the forced text continues it.
         num_draft_tokens: K.
-        warping: temperature above 0, top-k, top-p.
+        sampling: temperature above 0, top-k, top-p.
         rule: the acceptance rule.
         draws: per offset.
         seed: of the forced text and of all draws.
@@ -232,16 +232,16 @@ def law_tests(
     Raises:
         BrokenLogitsError: logits of the target or the draft are not finite.
     """
-    forced = _forced_text(target, prompt, num_draft_tokens, warping, seed)
+    forced = _forced_text(target, prompt, num_draft_tokens, sampling, seed)
     along = [
-        _probs_along(model, prompt, forced, warping, who)
+        _probs_along(model, prompt, forced, sampling, who)
         for model, who in ((target, "target"), (draft, "draft"))
     ]
     laws = _Laws(along[0], along[1][:-1].to(target.device))
     tests: list[LawTest] = []
     for offset in range(1, num_draft_tokens + 2):
-        noise = Noise.keyed(seed, f"snapshot/{offset}", 0, draws, target.device)
-        drawn = [_draw_at(offset, index, forced, laws, noise, rule) for index in range(draws)]
+        uniforms = Uniforms.keyed(seed, f"snapshot/{offset}", 0, draws, target.device)
+        drawn = [_draw_at(offset, index, forced, laws, uniforms, rule) for index in range(draws)]
         tests.append(chi_square(offset, drawn, laws.target[offset - 1]))
     return tests
 
@@ -251,7 +251,7 @@ def most_open(
     prompts: Sequence[Sequence[int]],
     *,
     num_draft_tokens: int,
-    warping: Warping,
+    sampling: SamplingParameters,
     seed: int,
 ) -> Sequence[int]:
     """The prompt after which the target is least certain at its most certain offset.
@@ -262,13 +262,13 @@ def most_open(
         target: whose text.
         prompts: token ids of each.
         num_draft_tokens: K; offsets 1..K + 1 are looked at.
-        warping: temperature above 0, top-k, top-p.
+        sampling: temperature above 0, top-k, top-p.
         seed: of the forced texts, the one that `law_tests` is given.
     """
 
     def openness(prompt: Sequence[int]) -> float:
-        forced = _forced_text(target, prompt, num_draft_tokens, warping, seed)
-        probs = _probs_along(target, prompt, forced, warping, "target")
+        forced = _forced_text(target, prompt, num_draft_tokens, sampling, seed)
+        probs = _probs_along(target, prompt, forced, sampling, "target")
         return float((1.0 - probs.max(-1).values).min())
 
     return max(prompts, key=openness)
@@ -282,7 +282,11 @@ class _Laws(NamedTuple):
 
 
 def _probs_along(
-    model: CausalModel, prompt: Sequence[int], forced: Tensor, warping: Warping, who: str
+    model: CausalModel,
+    prompt: Sequence[int],
+    forced: Tensor,
+    sampling: SamplingParameters,
+    who: str,
 ) -> Tensor:
     """Warped probabilities after the prompt and after each forced token, [len(forced) + 1, vocab].
 
@@ -292,25 +296,25 @@ def _probs_along(
     last = torch.tensor(prompt[-1:], device=model.device)
     logits = _finite(model.forward(torch.cat([last, forced.to(model.device)])), who)
     seen = None
-    if warping.repetition_penalty is not None:
+    if sampling.repetition_penalty is not None:
         before = seen_tokens(prompt, model.vocab_size, model.device)
         seen = seen_along(before, forced.to(model.device))
-    return sampler_for(warping)(penalised(logits, seen, warping.repetition_penalty))
+    return sampler_for(sampling)(penalised(logits, seen, sampling.repetition_penalty))
 
 
 def _forced_text(
-    target: CausalModel, prompt: Sequence[int], count: int, warping: Warping, seed: int
+    target: CausalModel, prompt: Sequence[int], count: int, sampling: SamplingParameters, seed: int
 ) -> Tensor:
     """The target's own text, so that every token of it can stand. [count]."""
-    law, penalty = sampler_for(warping), warping.repetition_penalty
+    law, penalty = sampler_for(sampling), sampling.repetition_penalty
     seen = None if penalty is None else seen_tokens(prompt, target.vocab_size, target.device)
-    noise = Noise.keyed(seed, "snapshot/forced", 0, count, target.device)
+    uniforms = Uniforms.keyed(seed, "snapshot/forced", 0, count, target.device)
     target.prefill(prompt[:-1])
     token = torch.tensor(prompt[-1:], device=target.device)
     tokens: list[Tensor] = []
     for position in range(count):
         logits = penalised(_finite(target.forward(token), "target", position), seen, penalty)
-        token = inverse_cdf(law(logits), noise.resample[position : position + 1])
+        token = inverse_cdf(law(logits), uniforms.resample[position : position + 1])
         if seen is not None:
             seen[token] = True
         tokens.append(token)
@@ -329,7 +333,9 @@ def _finite(logits: Tensor, who: str, position: int = 0) -> Tensor:
     return logits
 
 
-def _draw_at(offset: int, index: int, forced: Tensor, laws: _Laws, noise: Noise, rule: Rule) -> int:
+def _draw_at(
+    offset: int, index: int, forced: Tensor, laws: _Laws, uniforms: Uniforms, rule: Rule
+) -> int:
     """One token at `offset`, from a round whose earlier draft tokens are forced to stand."""
     before = offset - 1
     tokens = forced[:before]
@@ -338,16 +344,16 @@ def _draw_at(offset: int, index: int, forced: Tensor, laws: _Laws, noise: Noise,
         if rule == "greedy_draft":
             proposed = row.argmax().unsqueeze(0)
         else:
-            proposed = inverse_cdf(row, noise.draft[index]).unsqueeze(0)
+            proposed = inverse_cdf(row, uniforms.draft[index]).unsqueeze(0)
         tokens = torch.cat([tokens, proposed])
     target = laws.target[: len(tokens) + 1]
-    resample = noise.resample[index].expand(len(tokens) + 1).clone()
+    resample = uniforms.resample[index].expand(len(tokens) + 1).clone()
     if rule == "exact_match":
         resample[:before] = _cell_midpoints(target[:before], forced[:before])
         decision = verify_exact_match(target, tokens, resample)
     else:
         accept = torch.full_like(resample[:-1], ALWAYS)
-        accept[before:] = noise.accept[index]
+        accept[before:] = uniforms.accept[index]
         draft = None if rule == "greedy_draft" else laws.draft[: len(tokens)]
         decision = verify_sampled(target, tokens, draft, accept, resample)
     accepted = int(decision.accepted)

@@ -3,7 +3,7 @@
 Replay needs each text once per (temperature, top-k, top-p), whatever drafts and K are compared on
 it, so this is the expensive part of an audition and it is batched: rows sorted by length, padded on
 the left, texts of several temperatures in one batch. A row's tokens are decided by the same
-position-keyed uniforms as in plain decoding (`decoding.sampling.Noise`), so that a text does not
+position-keyed uniforms as in plain decoding (`decoding.sampling.Uniforms`), so that a text does not
 depend on the batch it was in, but for rounding.
 
 How texts can share a batch is tried on the loaded model first: padded rows, else rows of equal
@@ -24,8 +24,8 @@ from torch import Tensor
 
 from harness.decoding.protocols import StopRule
 from harness.decoding.sampling import (
-    Noise,
-    Warping,
+    SamplingParameters,
+    Uniforms,
     inverse_cdf,
     penalised,
     sampler_for,
@@ -34,8 +34,8 @@ from harness.decoding.sampling import (
 from harness.measurement.batches import in_batches
 from harness.measurement.clock import Clock
 from harness.measurement.trials import stop_reason
+from harness.models.backbone import SplitNetwork, new_cache, split_network
 from harness.models.cached import CachedModel, takes
-from harness.models.halves import Halves, new_cache, take_apart
 from harness.models.probe import allowed_error, difference, probe_tokens, uncached_logits
 from harness.records import BrokenLogitsError, StopReason, first_line
 
@@ -51,8 +51,8 @@ class TextRequest:
     Attributes:
         prompt_set, prompt, category, turn: which prompt.
         tokens: its ids, at least one.
-        repetition, seed: with the prompt's name, the key of the noise.
-        warping: the law of the text.
+        repetition, seed: with the prompt's name, the key of the uniforms.
+        sampling: the law of the text.
         budget: tokens to emit at most.
         eos: ids that end the text; the one that does is emitted.
         stop: ends the text for other reasons than its last token's id.
@@ -63,7 +63,7 @@ class TextRequest:
     category: str | None
     tokens: tuple[int, ...]
     repetition: int
-    warping: Warping
+    sampling: SamplingParameters
     budget: int
     seed: int
     eos: frozenset[int]
@@ -117,7 +117,7 @@ def generate_texts(
     """
     if not requests:
         return []
-    halves = take_apart(target, requests[0].tokens)
+    halves = split_network(target, requests[0].tokens)
     way = settle_batches(target, halves)
 
     def work(some: Sequence[TextRequest]) -> list[GeneratedText]:
@@ -142,7 +142,7 @@ def generate_texts(
     return [placed[index] for index in range(len(requests))]
 
 
-def settle_batches(target: CachedModel, halves: Halves | None) -> str:
+def settle_batches(target: CachedModel, halves: SplitNetwork | None) -> str:
     """How texts of `target` may share a batch; tried once, stored on the model for the manifest.
 
     A few given tokens are fed in a batch whose rows end at different steps, and the logits are
@@ -167,7 +167,7 @@ def settle_batches(target: CachedModel, halves: Halves | None) -> str:
 
 
 def _refusal(
-    target: CachedModel, halves: Halves | None, way: str, lengths: Sequence[int]
+    target: CachedModel, halves: SplitNetwork | None, way: str, lengths: Sequence[int]
 ) -> str | None:
     """Why texts of these lengths may not share a batch; None if they may."""
     if target.makes_state:
@@ -183,7 +183,7 @@ def _refusal(
     return f"is off by {error:.2g} of the logits' range"
 
 
-def _batch_error(target: CachedModel, halves: Halves | None, lengths: Sequence[int]) -> float:
+def _batch_error(target: CachedModel, halves: SplitNetwork | None, lengths: Sequence[int]) -> float:
     """How far batched logits are from those of each text alone, relative to the largest."""
     tokens = probe_tokens(target.network, target.vocab_size)
     requests = [
@@ -193,7 +193,7 @@ def _batch_error(target: CachedModel, halves: Halves | None, lengths: Sequence[i
             category=None,
             tokens=tuple(tokens[row : row + length]),
             repetition=0,
-            warping=Warping(0.0),
+            sampling=SamplingParameters(0.0),
             budget=TRIED_TOKENS - row % 2,
             seed=0,
             eos=frozenset(),
@@ -250,7 +250,7 @@ class _Rows:
     def __init__(
         self,
         target: CachedModel,
-        halves: Halves | None,
+        halves: SplitNetwork | None,
         requests: Sequence[TextRequest],
         name: str,
     ) -> None:
@@ -271,16 +271,16 @@ class _Rows:
         self._feed = torch.tensor(ids, device=device)
         self._padding = torch.tensor(padding, device=device).unsqueeze(1)
         self._padded = any(padding)
-        self._noise = torch.stack([_uniforms(r, self._budget, target.device) for r in requests])
+        self._uniforms = torch.stack([_uniforms(r, self._budget, target.device) for r in requests])
         self._groups = self._grouped()
         # What a repetition penalty applies to, [vocab] per request that has one
         self._seen = {
             index: seen_tokens(request.tokens, target.vocab_size, target.device)
             for index, request in enumerate(requests)
-            if request.warping.repetition_penalty is not None
+            if request.sampling.repetition_penalty is not None
         }
         self._laws = {
-            request.warping: None if request.warping.greedy else sampler_for(request.warping)
+            request.sampling: None if request.sampling.greedy else sampler_for(request.sampling)
             for request in requests
         }
 
@@ -350,24 +350,26 @@ class _Rows:
 
     def _choose(self, logits: Tensor) -> Tensor:
         """Each row's next token by its own law, as plain decoding draws it."""
-        uniforms = self._noise[:, self._position]
+        uniforms = self._uniforms[:, self._position]
         chosen = torch.empty(len(logits), dtype=torch.long, device=logits.device)
-        for warping, rows in self._groups.items():
-            law = self._laws[warping]
-            own = self._penalised(logits[rows], warping, rows)
+        for sampling, rows in self._groups.items():
+            law = self._laws[sampling]
+            own = self._penalised(logits[rows], sampling, rows)
             chosen[rows] = own.argmax(-1) if law is None else inverse_cdf(law(own), uniforms[rows])
         return chosen
 
-    def _penalised(self, logits: Tensor, warping: Warping, rows: Sequence[int]) -> Tensor:
-        if warping.repetition_penalty is None:
+    def _penalised(
+        self, logits: Tensor, sampling: SamplingParameters, rows: Sequence[int]
+    ) -> Tensor:
+        if sampling.repetition_penalty is None:
             return logits
         seen = torch.stack([self._seen[self._order[row]] for row in rows])
-        return penalised(logits, seen, warping.repetition_penalty)
+        return penalised(logits, seen, sampling.repetition_penalty)
 
-    def _grouped(self) -> dict[Warping, list[int]]:
-        groups: dict[Warping, list[int]] = {}
+    def _grouped(self) -> dict[SamplingParameters, list[int]]:
+        groups: dict[SamplingParameters, list[int]] = {}
         for row, index in enumerate(self._order):
-            groups.setdefault(self._requests[index].warping, []).append(row)
+            groups.setdefault(self._requests[index].sampling, []).append(row)
         return groups
 
     def _drop_finished(self) -> None:
@@ -375,7 +377,7 @@ class _Rows:
         kept = torch.tensor(rows, device=self._feed.device)
         self._cache.batch_select_indices(kept)
         self._feed, self._padding = self._feed[kept], self._padding[kept]
-        self._noise = self._noise[rows]
+        self._uniforms = self._uniforms[rows]
         self._order = [self._order[row] for row in rows]
         self._groups = self._grouped()
 
@@ -398,7 +400,7 @@ class _GivenRows(_Rows):
     def __init__(
         self,
         target: CachedModel,
-        halves: Halves | None,
+        halves: SplitNetwork | None,
         requests: Sequence[TextRequest],
         given: Sequence[int],
     ) -> None:
@@ -419,7 +421,7 @@ class _GivenRows(_Rows):
 def _uniforms(request: TextRequest, positions: int, device: torch.device) -> Tensor:
     """The uniforms that decide the target's own token at each position."""
     key = f"{request.prompt_set}/{request.prompt}"
-    return Noise.keyed(request.seed, key, request.repetition, positions, device).resample
+    return Uniforms.keyed(request.seed, key, request.repetition, positions, device).resample
 
 
 def broken_logits(name: str, request: TextRequest, position: int) -> BrokenLogitsError:

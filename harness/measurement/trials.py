@@ -15,10 +15,10 @@ from harness.decoding.adaptive import ThresholdDrafter
 from harness.decoding.autoregressive import autoregressive_rounds
 from harness.decoding.drafters import ModelDrafter
 from harness.decoding.protocols import CausalModel, Drafter, StopRule
-from harness.decoding.sampling import Noise, Warping, seen_tokens
+from harness.decoding.sampling import SamplingParameters, Uniforms, seen_tokens
 from harness.decoding.speculative import speculative_rounds
 from harness.measurement.clock import Clock
-from harness.models.room import is_out_of_memory
+from harness.models.memory import is_out_of_memory
 from harness.records import BrokenLogitsError, Round, Rule, StopReason, Trial, first_line
 
 
@@ -31,11 +31,11 @@ class Request:
         prompt_set, prompt, category, turn: which prompt.
         tokens: its ids, at least one.
         k: num_draft_tokens; 0 decodes plainly.
-        warping, rule: how tokens are drawn and kept.
+        sampling, rule: how tokens are drawn and kept.
         budget: tokens to emit at most.
-        repetition, seed: with the prompt's name, the key of the noise.
+        repetition, seed: with the prompt's name, the key of the uniforms.
         eos: ids that end the text.
-        imposed: synthetic acceptance, the chance of each drafted position given those before it.
+        synthetic: synthetic acceptance, the chance of each drafted position given those before it.
         stop_below: adaptive drafting, the draft's probability below which a round drafts no more.
         stop: ends the text for other reasons than its last token's id.
     """
@@ -46,7 +46,7 @@ class Request:
     category: str | None
     tokens: tuple[int, ...]
     k: int
-    warping: Warping
+    sampling: SamplingParameters
     rule: Rule
     budget: int
     repetition: int
@@ -54,14 +54,14 @@ class Request:
     eos: frozenset[int]
     model: str
     draft: str | None
-    imposed: tuple[float, ...] | None = None
+    synthetic: tuple[float, ...] | None = None
     stop_below: float | None = None
     stop: StopRule | None = None
     turn: int = 1
 
     def seen(self, model: CausalModel) -> torch.Tensor | None:
         """The prompt's tokens, [vocab] on the model's device, for a repetition penalty if any."""
-        if self.warping.repetition_penalty is None:
+        if self.sampling.repetition_penalty is None:
             return None
         return seen_tokens(self.tokens, model.vocab_size, model.device)
 
@@ -108,7 +108,7 @@ class _Timed:
 
 def _generate(request: Request, target: CausalModel, draft: Draft | None) -> _Timed:
     drafter = _drafter(request, draft) if request.k and draft is not None else None
-    noise = Noise.keyed(
+    uniforms = Uniforms.keyed(
         request.seed,
         f"{request.prompt_set}/{request.prompt}",
         request.repetition,
@@ -126,8 +126,8 @@ def _generate(request: Request, target: CausalModel, draft: Draft | None) -> _Ti
             request.tokens[-1],
             budget=request.budget,
             eos=request.eos,
-            warping=request.warping,
-            noise=noise,
+            sampling=request.sampling,
+            uniforms=uniforms,
             seen=request.seen(target),
             stop=request.stop,
         )
@@ -141,10 +141,10 @@ def _generate(request: Request, target: CausalModel, draft: Draft | None) -> _Ti
             num_draft_tokens=request.k,
             budget=request.budget,
             eos=request.eos,
-            warping=request.warping,
-            noise=noise,
+            sampling=request.sampling,
+            uniforms=uniforms,
             rule=request.rule,
-            imposed=request.imposed,
+            synthetic=request.synthetic,
             seen=request.seen(target),
             stop=request.stop,
         )
@@ -162,8 +162,8 @@ def _drafter(request: Request, draft: Draft) -> Drafter:
     if callable(draft):
         return draft(request)
     if request.stop_below is not None:
-        return ThresholdDrafter(draft, request.warping, request.rule, request.stop_below)
-    drafter = ModelDrafter(draft, request.warping, request.rule)
+        return ThresholdDrafter(draft, request.sampling, request.rule, request.stop_below)
+    drafter = ModelDrafter(draft, request.sampling, request.rule)
     drafter.prepare(request.k)
     return drafter
 
@@ -191,7 +191,7 @@ def _empty_trial(request: Request) -> Trial:
         prompt=request.prompt,
         repetition=request.repetition,
         k=request.k,
-        temperature=request.warping.temperature,
+        temperature=request.sampling.temperature,
         rule=request.rule if request.k else None,
         status="ok",
         model=request.model,

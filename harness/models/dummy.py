@@ -94,7 +94,7 @@ def build(
 
     Raises:
         UserError: the architecture is not one.
-        torch.OutOfMemoryError: it does not fit; `harness.models.room` says so beforehand.
+        torch.OutOfMemoryError: it does not fit; `harness.models.memory` says so beforehand.
     """
     config = config_of(architecture, key)
     with torch.device(device), no_init_weights():

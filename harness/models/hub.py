@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from transformers.utils import logging as hf_logging
 
 from harness.config import ModelConf
-from harness.models.room import is_out_of_memory
+from harness.models.memory import is_out_of_memory
 from harness.records import UserError, first_line
 
 

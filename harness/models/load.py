@@ -1,4 +1,7 @@
-"""Load a model and its tokenizer by hub id, local folder or `embedded:<name>`, or make a dummy."""
+"""Load a model and its tokenizer by hub id, local folder or `embedded:<name>`, or make a dummy.
+
+`open_pair` makes of two loaded models a target and a draft with caches, of one logit width.
+"""
 
 import hashlib
 from collections.abc import Sequence
@@ -21,18 +24,19 @@ from transformers.utils.import_utils import is_accelerate_available
 from harness import PACKAGE
 from harness.config import ModelConf
 from harness.models import dummy
-from harness.models.cached import output_weight
+from harness.models.architecture import model_sizes, positions, shape_of
+from harness.models.cached import CachedModel, output_weight
 from harness.models.checkpoint import check_complete, check_source
-from harness.models.figures import figures, positions, shape_of
 from harness.models.hub import explained, quiet_transformers
-from harness.models.room import (
-    Tenant,
+from harness.models.memory import (
+    MemoryNeed,
     check_dtype,
-    check_room,
+    check_fits,
     is_out_of_memory,
     resolve_device,
-    tenant_of,
 )
+from harness.models.probe import cached_model
+from harness.models.tokenizer import tokenizer_difference
 from harness.records import UserError
 from harness.theory.hardware import Architecture
 from harness.theory.shapes import architecture_of
@@ -77,12 +81,12 @@ class LoadedModel:
         return int(output_weight(self.network).shape[0])
 
     @property
-    def tenant(self) -> Tenant | None:
+    def memory_need(self) -> MemoryNeed | None:
         """What memory it takes; None for an architecture that the theory does not count."""
         shape, network = shape_of(self.network.config), self.network
         if shape is None:
             return None
-        return tenant_of(shape, network.dtype, network.device, self.key, self.name)
+        return MemoryNeed.of(shape, network.dtype, network.device, self.key, self.name)
 
     def describe(self) -> dict[str, Any]:
         """What the manifest says of it."""
@@ -97,7 +101,7 @@ class LoadedModel:
             ),
             "parameters": sum(tensor.numel() for tensor in parameters),
             "weights_bytes": sum(tensor.numel() * tensor.element_size() for tensor in parameters),
-            **figures(self.network.config),
+            **model_sizes(self.network.config),
             "bytes_per_parameter": self.network.dtype.itemsize,
             "vocab": self.vocab_size,
             "context_tokens": self.context_tokens,
@@ -130,9 +134,9 @@ def load(conf: ModelConf, key: str, device: torch.device) -> LoadedModel:
         UserError: no such model, something else than a whole causal model, no network, an unknown
             dtype or one that the device lacks, not enough memory, or a missing optional package.
     """
-    wanted = tenant(conf, key, device)
+    wanted = memory_need(conf, key, device)
     if wanted is not None:
-        check_room([wanted], 0)
+        check_fits([wanted], 0)
     if conf.weights == "dummy":
         return _dummy(conf, key, resolve_device(conf.device) if conf.device else device)
     source = _source(conf, key)
@@ -163,7 +167,38 @@ def load(conf: ModelConf, key: str, device: torch.device) -> LoadedModel:
     )
 
 
-def tenant(conf: ModelConf, key: str, device: torch.device) -> Tenant | None:
+def open_pair(
+    target: LoadedModel, draft: LoadedModel, backend: str = "eager"
+) -> tuple[CachedModel, CachedModel]:
+    """Check the tokenizers, then wrap both with the logit width that they share.
+
+    Embeddings padded to different widths are fine: no tokenizer id lies in the padding, and both
+    distributions are cut to the narrower one.
+
+    Raises:
+        UserError: the tokenizers differ in vocabulary, special tokens or encodings, or a cache
+            cannot be rewound.
+    """
+    difference = tokenizer_difference(target.tokenizer, draft.tokenizer)
+    if difference:
+        raise UserError(
+            f"draft={draft.name}: another tokenizer than model={target.name} ({difference}); "
+            "choose a draft of the target's own family"
+        )
+    shared = min(target.vocab_size, draft.vocab_size)
+    highest = max(target.tokenizer.get_vocab().values(), default=0)
+    if highest >= shared:
+        raise UserError(
+            f"draft={draft.name}: the tokenizer has an id {highest}, beyond the {shared} rows of "
+            "the narrower embedding; choose a draft of the target's own family"
+        )
+    return (
+        cached_model(target.network, shared, f"model={target.name}", backend),
+        cached_model(draft.network, shared, f"draft={draft.name}", backend),
+    )
+
+
+def memory_need(conf: ModelConf, key: str, device: torch.device) -> MemoryNeed | None:
     """What memory a model will want, read from its config before its weights.
 
     None where that cannot be told: an unfamiliar architecture, or weights that transformers
@@ -188,7 +223,7 @@ def tenant(conf: ModelConf, key: str, device: torch.device) -> Tenant | None:
         dtype = _asked_dtype(conf, key) or getattr(config, "dtype", None) or torch.float32
         shape = shape_of(config)
     check_dtype(dtype, device, key)
-    return None if shape is None else tenant_of(shape, dtype, device, key, conf.name)
+    return None if shape is None else MemoryNeed.of(shape, dtype, device, key, conf.name)
 
 
 def dummy_dtype(conf: ModelConf, key: str, device: torch.device) -> torch.dtype:

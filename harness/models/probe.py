@@ -22,7 +22,7 @@ from harness.models.kernels import settle_kernels
 from harness.models.lean.model import LeanModel
 from harness.models.lean.static import StaticModel
 from harness.models.lean.weights import unsupported
-from harness.models.room import is_out_of_memory
+from harness.models.memory import is_out_of_memory
 from harness.records import BrokenLogitsError, UserError, first_line
 
 # Logits of two orders of the same sums, relative to the largest: rounding stays far below these,

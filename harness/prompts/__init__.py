@@ -5,7 +5,7 @@ from a data set of the hub (prompts.hub), in the formats of docs/prompts.md. An 
 `Prompt`: the user's turns, the answers between them where they are given, and a system message
 where there is one. Its prompt set is its category, or the file's stem where it has none.
 
-Here a prompt is text; chat templates and tokenizers are in `harness.models.text`.
+Here a prompt is text; chat templates and tokenizers are in `harness.models.tokenizer`.
 """
 
 import hashlib

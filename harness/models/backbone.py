@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from harness.models.cached import CachedModel
-from harness.models.room import is_out_of_memory
+from harness.models.memory import is_out_of_memory
 
 # The head on the same hidden states repeats the same sums; soft caps and scales are far from that.
 SAME_LOGITS = {torch.float32: 1e-5, torch.float64: 1e-10}
@@ -21,11 +21,11 @@ COARSE_SAME_LOGITS = 1e-3
 SAMPLE_TOKENS = 16
 
 
-class Halves:
+class SplitNetwork:
     """A network as body and output head."""
 
     def __init__(self, model: CachedModel) -> None:
-        """Take `model`'s network apart; `take_apart` says whether that is the same network."""
+        """Take `model`'s network apart; `split_network` says whether that is the same network."""
         self._body: Any = model.network.base_model
         self._head: Any = model.network.get_output_embeddings()
         self._vocab = model.vocab_size
@@ -41,7 +41,7 @@ class Halves:
 
 
 @torch.inference_mode()
-def take_apart(model: CachedModel, sample: Sequence[int]) -> Halves | None:
+def split_network(model: CachedModel, sample: Sequence[int]) -> SplitNetwork | None:
     """Body and head of a network, or None where together they are not the whole network.
 
     Soft-capped or scaled logits (Gemma 2, Granite, Cohere) are such a case: both ways are computed
@@ -51,7 +51,7 @@ def take_apart(model: CachedModel, sample: Sequence[int]) -> Halves | None:
     network: Any = model.network
     ids = torch.tensor([list(sample)[-SAMPLE_TOKENS:]], device=network.device)
     try:
-        halves = Halves(model)
+        halves = SplitNetwork(model)
         apart = halves.logits(halves.hidden(input_ids=ids, use_cache=False))
     except Exception as problem:  # whatever a model's own code raises when its body is used alone
         if is_out_of_memory(problem):

@@ -1,9 +1,8 @@
-"""Does it fit, and can the device compute it? Asked before anything is allocated.
+"""Devices and memory: which device, does a model fit it, can it compute the dtype.
 
-A model that does not fit fails after minutes of loading, in the allocator's words; a dtype that a
-device lacks fails inside some kernel. Both are known beforehand: what is needed follows from the
-architecture, what there is the device says. Where memory runs out all the same,
-`is_out_of_memory` tells that from every other error.
+Checked before anything is allocated: a model that does not fit fails after minutes of loading, in
+the allocator's words, and a dtype that a device lacks fails inside some kernel. What is needed
+follows from the architecture. Where memory runs out all the same, `is_out_of_memory` recognises it.
 """
 
 import warnings
@@ -38,8 +37,8 @@ OUT_OF_MEMORY = (
 
 
 @dataclass(frozen=True)
-class Tenant:
-    """A model that wants memory.
+class MemoryNeed:
+    """What memory a model takes.
 
     Attributes:
         key: "model" or "draft", the command line's group.
@@ -54,6 +53,19 @@ class Tenant:
     device: torch.device
     weight_bytes: float
     kv_bytes_per_token: float
+
+    @classmethod
+    def of(
+        cls, shape: Architecture, dtype: torch.dtype, device: torch.device, key: str, name: str
+    ) -> "MemoryNeed":
+        """Of a model of this shape, whose weights and cache are of one dtype."""
+        return cls(
+            key=key,
+            name=name,
+            device=device,
+            weight_bytes=float(shape.parameters) * dtype.itemsize,
+            kv_bytes_per_token=shape.kv_bytes_read(1, dtype.itemsize),
+        )
 
 
 def resolve_device(name: str) -> torch.device:
@@ -150,26 +162,13 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in text for words in OUT_OF_MEMORY)
 
 
-def tenant_of(
-    shape: Architecture, dtype: torch.dtype, device: torch.device, key: str, name: str
-) -> Tenant:
-    """What a model of this shape wants: weights and cache are of one dtype."""
-    return Tenant(
-        key=key,
-        name=name,
-        device=device,
-        weight_bytes=float(shape.parameters) * dtype.itemsize,
-        kv_bytes_per_token=shape.kv_bytes_read(1, dtype.itemsize),
-    )
-
-
-def check_room(
-    tenants: Sequence[Tenant], cached_tokens: int, *, batch: int = 1, loaded: bool = False
+def check_fits(
+    needs: Sequence[MemoryNeed], cached_tokens: int, *, batch: int = 1, loaded: bool = False
 ) -> None:
     """Refuse what will not fit: weights, and a cache of `cached_tokens` for `batch` sequences.
 
     Args:
-        tenants: the models; those on one device share its memory.
+        needs: the models; those on one device share its memory.
         cached_tokens: positions in each sequence's cache.
         batch: sequences side by side.
         loaded: the weights are there already, so only the caches must fit what is free.
@@ -177,26 +176,26 @@ def check_room(
     Raises:
         UserError: with what is needed, part by part, what is free, and what to change.
     """
-    for device in dict.fromkeys(tenant.device for tenant in tenants):
-        here = [tenant for tenant in tenants if tenant.device == device]
-        weights = 0.0 if loaded else sum(tenant.weight_bytes for tenant in here)
-        cache = sum(tenant.kv_bytes_per_token for tenant in here) * cached_tokens * batch
+    for device in dict.fromkeys(need.device for need in needs):
+        models = [need for need in needs if need.device == device]
+        weights = 0.0 if loaded else sum(need.weight_bytes for need in models)
+        cache = sum(need.kv_bytes_per_token for need in models) * cached_tokens * batch
         free = free_bytes(device)
         if free is None or weights + cache <= free:
             continue
         texts = f"{batch} texts of {cached_tokens:,}" if batch > 1 else f"{cached_tokens:,}"
-        needs = [] if loaded else [f"{_gb(t.weight_bytes)} for {t.key}={t.name}" for t in here]
-        needs.append(f"{_gb(cache)} for the cache of {texts} tokens")
-        names = " and ".join(f"{tenant.key}={tenant.name}" for tenant in here)
+        parts = [] if loaded else [f"{_gb(n.weight_bytes)} for {n.key}={n.name}" for n in models]
+        parts.append(f"{_gb(cache)} for the cache of {texts} tokens")
+        names = " and ".join(f"{need.key}={need.name}" for need in models)
         raise UserError(
-            f"{names}: {_gb(weights + cache)} of memory needed ({', '.join(needs)}), {_gb(free)} "
-            f"free on {device}; {_way_out(here, weights > free)}"
+            f"{names}: {_gb(weights + cache)} of memory needed ({', '.join(parts)}), {_gb(free)} "
+            f"free on {device}; {_way_out(models, weights > free)}"
         )
 
 
-def _way_out(here: Sequence[Tenant], weights_alone: bool) -> str:
+def _way_out(models: Sequence[MemoryNeed], weights_alone: bool) -> str:
     if weights_alone:
-        key = max(here, key=lambda tenant: tenant.weight_bytes).key
+        key = max(models, key=lambda need: need.weight_bytes).key
         spread = f"{key}.device_map=auto (pretrained weights only)"
         return f"use a smaller model, {key}.dtype=bfloat16, a larger device or {spread}"
     return "lower new_tokens, the batch or the context, or use a smaller model"

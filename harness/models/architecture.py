@@ -20,7 +20,7 @@ NAMES = {
 COUNTED = frozenset({"llama", "mistral", "qwen2", "qwen3", "qwen3_moe"})
 
 
-def figures(config: Any) -> dict[str, Any]:
+def model_sizes(config: Any) -> dict[str, Any]:
     """The sizes under the manifest's names; None where the config has none, or one per layer."""
     text = config.get_text_config()
     return {ours: _size(text, theirs) for ours, theirs in NAMES.items()}
@@ -38,7 +38,7 @@ def shape_of(config: Any) -> Architecture | None:
     """The sizes of a family whose parameters the theory counts; None of any other."""
     if getattr(config, "model_type", None) not in COUNTED:
         return None
-    sizes = {name: value for name, value in figures(config).items() if value is not None}
+    sizes = {name: value for name, value in model_sizes(config).items() if value is not None}
     sizes.setdefault("head_dim", sizes["hidden"] // sizes["heads"])
     return Architecture(vocab=config.vocab_size, **sizes)
 

@@ -1,7 +1,8 @@
-"""From a conversation to token ids, through the model's chat template where it has one.
+"""Tokenizers: from a conversation to token ids, stop strings, and whether two models share one.
 
-Without a chat template (a base model, or prompts.chat_template=never) the texts of a conversation
-are joined with a blank line between them: turn, answer, turn.
+A prompt goes through the model's chat template where it has one. Without (a base model, or
+prompts.chat_template=never) the texts of a conversation are joined with a blank line between them:
+turn, answer, turn.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,13 @@ from harness.config import PromptsConf
 from harness.records import Prompt, UserError
 
 SEPARATOR = "\n\n"
+# Two tokenizers must encode these alike
+COMPARED_TEXTS = (
+    "The quick brown fox jumps over 13 lazy dogs.",
+    "def add(a, b):\n\treturn a + b  # 3.14159",
+    "Zürich, 東京, Ελλάδα; naïve café … 🙂",
+    "  leading and trailing spaces  \n\n",
+)
 
 
 def encode(tokenizer: Any, prompt: Prompt, conf: PromptsConf) -> tuple[int, ...]:
@@ -135,3 +143,27 @@ class StopStrings:
 def stop_rule(tokenizer: Any, strings: Sequence[str] | None) -> StopStrings | None:
     """The rule for these strings; None where there are none."""
     return StopStrings(tokenizer, strings) if strings else None
+
+
+def tokenizer_difference(target: Any, draft: Any) -> str | None:
+    """The first difference between a target's and a draft's tokenizer; None where they agree.
+
+    Widths of embeddings prove nothing: models of one family pad them differently, and unrelated
+    models can have equal ones. Both tokenizers must map the same strings to the same ids.
+    """
+    target_ids, draft_ids = target.get_vocab(), draft.get_vocab()
+    if target_ids != draft_ids:
+        text = min(target_ids.items() ^ draft_ids.items())[0]
+        return (
+            f"token {text!r} is {target_ids.get(text, 'absent')} in the target's vocabulary and "
+            f"{draft_ids.get(text, 'absent')} in the draft's; {len(target_ids)} and "
+            f"{len(draft_ids)} tokens"
+        )
+    for name in ("bos_token_id", "eos_token_id"):
+        left, right = getattr(target, name), getattr(draft, name)
+        if left != right:
+            return f"{name} is {left} and {right}"
+    for text in COMPARED_TEXTS:
+        if target(text)["input_ids"] != draft(text)["input_ids"]:
+            return f"{text!r} is encoded differently"
+    return None
