@@ -8,8 +8,8 @@ Reading order: `Summary` at the end of this module, then the records of the comm
 
 Codes and the values each carries; `harness.reporting.sentences` has a sentence for each.
 
-Verdict reasons, of an undecided verdict unless said. `draft` and `k` name the best-looking candidate; `draft` is None where the run has
-one draft only, so that it need not be named.
+Verdict reasons, of an undecided verdict unless said. `draft` and `k` name the best-looking
+candidate; `draft` is None where the run has one draft only, so that it need not be named.
 
 | reason | values | when |
 |---|---|---|
@@ -21,7 +21,7 @@ one draft only, so that it need not be named.
 | no_complete_prompt | prompt_set: the set without one; None where no prompt at all | |
 | greedy_texts_differ | texts, differing; of the first: prompt_set, prompt, k, position | |
 | greedy_texts_unjudged | the same; resuming the run judges them | |
-| given_numbers | k, measured (by a server), alpha, breakeven_alpha, near (1: undecided) | break-even |
+| given_numbers | k, measured (by a server), alpha, breakeven_alpha, near | break-even |
 
 Caveats.
 

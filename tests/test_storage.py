@@ -17,6 +17,7 @@ from harness.records import (
     Verdict,
 )
 from harness.storage import LATENCY_COLUMNS, RESULT_COLUMNS, RunFolder, load
+from harness.summary import DistributionTest, TextCheck
 
 CONFIG = {"k": [1, 2], "seed": 0, "model": {"name": "tiny"}, "results_root": "results"}
 TRIAL = Trial(
@@ -49,6 +50,15 @@ def test_a_folder_is_named_by_time_door_and_models(folder: RunFolder) -> None:
 def test_two_runs_of_one_second_get_two_folders(tmp_path: Path) -> None:
     names = {RunFolder.create(tmp_path, "sweep", ["a"], CONFIG).path for _ in range(3)}
     assert len(names) == 3
+
+
+def test_checks_come_back_as_they_were(folder: RunFolder) -> None:
+    checks = (
+        TextCheck("easy", "one", 0, 2, "TIE", first_difference=3, target_margin=1e-7),
+        DistributionTest(1.0, 2, 1, 5000, 12, 9.5, 0.57, "PASS"),
+    )
+    folder.write_checks(checks)
+    assert load(folder.path).checks == checks
 
 
 def test_trials_come_back_as_they_were(folder: RunFolder) -> None:

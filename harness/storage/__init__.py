@@ -34,6 +34,7 @@ from harness.records import (
 )
 from harness.storage import files
 from harness.storage.lock import Lock, take
+from harness.summary import DistributionTest, TextCheck
 
 if TYPE_CHECKING:  # every door's --help imports this module, and must not wait for pandas
     import pandas as pd
@@ -74,8 +75,12 @@ SAMPLED = ("latency_samples.csv", "parts.csv")
 MAX_CONFIG_BYTES = 4 * 2**20
 MAX_LINES_NAMED = 20
 TRACES = "traces.parquet"
+CHECKS = "checks.jsonl"
 # What a reader of a run needs of it.
-CONTENTS = ("manifest.json", "config.yaml", "trials.jsonl", "summary.json", TRACES, *TABLES)
+CONTENTS = (
+    *("manifest.json", "config.yaml", "trials.jsonl", "summary.json", TRACES, CHECKS),
+    *TABLES,
+)
 ENDED = ("complete", "failed")
 # Where a run is put, how much of it is done and how loudly it fails do not make it another run.
 FREE_KEYS = frozenset({"resume", "results_root", "debug", "dry_run", "hydra"})
@@ -93,6 +98,7 @@ class StoredRun:
         trials: every whole line of trials.jsonl, in the order they were run.
         summary: summary.json, or None while there is none.
         parts: parts.csv, where the parts of a round were timed.
+        checks: checks.jsonl: greedy texts and distributions as the models judged them.
         unverified: the files that had no checksum to hold them against: those of an earlier
             version, or of a run whose checksums.json was deleted.
         lost_trials: how many fewer generations a complete run holds than it had when it ended.
@@ -107,6 +113,7 @@ class StoredRun:
     trials: tuple[Trial, ...]
     summary: dict[str, Any] | None
     parts: tuple[PartTiming, ...] = ()
+    checks: tuple[TextCheck | DistributionTest, ...] = ()
     unverified: tuple[str, ...] = ()
     lost_trials: int = 0
 
@@ -247,6 +254,12 @@ class RunFolder:
         )
         self._write("parts.csv", _csv(PART_COLUMNS, samples))
 
+    def write_checks(self, checks: Sequence[TextCheck | DistributionTest]) -> None:
+        """Write checks.jsonl, one line per check, its kind first."""
+        lines = ({"kind": _KIND_OF_CHECK[type(check)], **asdict(check)} for check in checks)
+        text = "".join(f"{json.dumps(_plain(line), allow_nan=False)}\n" for line in lines)
+        self._write(CHECKS, text)
+
     def timings(self) -> list[StepTiming]:
         """The step timings already stored, raw samples and all; empty where there are none."""
         return timings_from(_table(self.path, "latency_samples.csv", SAMPLE_COLUMNS))
@@ -317,6 +330,7 @@ def load(folder: str | Path) -> StoredRun:
         trials=trials,
         summary=_read_json(path, "summary.json"),
         parts=_parts(_table(path, "parts.csv", PART_COLUMNS)),
+        checks=_read_checks(path),
         unverified=tuple(
             name
             for name in CONTENTS[1:]
@@ -389,6 +403,19 @@ def _parts(samples: "pd.DataFrame") -> tuple[PartTiming, ...]:
         tokens = tuple(int(count) for count in group["tokens"].dropna())
         timings.append(PartTiming(int(k), str(part), seconds, tokens))
     return tuple(timings)
+
+
+_KIND_OF_CHECK = {TextCheck: "text", DistributionTest: "distribution"}
+
+
+def _read_checks(path: Path) -> tuple[TextCheck | DistributionTest, ...]:
+    content = files.read_verified(path, CHECKS) or b""
+    types = {kind: record for record, kind in _KIND_OF_CHECK.items()}
+    try:
+        entries = [json.loads(line) for line in content.splitlines()]
+        return tuple(types[entry.pop("kind")](**entry) for entry in entries)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise files.damaged(path / CHECKS, f"not the checks of a run: {error}") from error
 
 
 def _new_folder(root: Path, stem: str) -> Path:
