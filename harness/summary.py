@@ -916,6 +916,24 @@ class Summary:
     alphas: tuple[float, ...] = ()
     round_fit: RoundFit | None = None
 
+    @property
+    def generated(self) -> tuple[ResultRow, ...]:
+        """The rows of results.csv that stand for generations, each cell once.
+
+        Those that were measured; where nothing was, those that were replayed, and the baseline
+        (k = 0) that their step times predict.
+        """
+        if not self.run.replay_only:
+            return tuple(row for row in self.results if row.source == "measured")
+        return tuple(row for row in self.results if row.source == "replayed" or row.k == 0)
+
+    @property
+    def drafts(self) -> tuple[str, ...]:
+        """Every draft, in the order of the first leaderboard: their place is their colour."""
+        ranked = [row.draft for board in self.leaderboards for row in board.rows]
+        names = [*ranked, *(row.draft for row in self.results)]
+        return tuple(dict.fromkeys(name for name in names if name is not None))
+
 
 def to_json(summary: Summary) -> str:
     """The summary as the text of summary.json; NaN and infinity become null."""
