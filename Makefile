@@ -57,7 +57,7 @@ bench: $(STAMP) ## the benchmarks, against peers on the same work
 	  echo "== benchmarks/$$name.py"; $(BIN)/python "benchmarks/$$name.py" || exit 1; done
 
 embedded: $(STAMP) ## train the embedded models again
-	$(BIN)/python -m harness.models.embedded.train
+	$(BIN)/python -m tools.train_embedded.train
 
 clean: ## remove .venv and caches; runs stay
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage build dist

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.models.embedded.corpus import TASKS, documents, find_task
-from harness.models.embedded.measure import (
+from tools.train_embedded.corpus import TASKS, documents, find_task
+from tools.train_embedded.measure import (
     continue_prompt,
     load,
     load_tokenizer,
     measure_acceptance,
     read_prompts,
 )
-from harness.models.embedded.recipes import (
+from tools.train_embedded.recipes import (
     DRAFTS,
     FAMILY_DIR,
     GOOD,
@@ -27,8 +27,8 @@ from harness.models.embedded.recipes import (
     TARGET,
     UNRELATED,
 )
-from harness.models.embedded.tasks import Document
-from harness.models.embedded.vocabulary import END_TOKEN, PAD_TOKEN
+from tools.train_embedded.tasks import Document
+from tools.train_embedded.vocabulary import END_TOKEN, PAD_TOKEN
 
 FAMILY_LIMIT_BYTES = 8_000_000
 PROMPTS_MEASURED = 8

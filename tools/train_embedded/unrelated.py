@@ -2,7 +2,7 @@
 
 import random
 
-from harness.models.embedded.tasks import Task, Values
+from tools.train_embedded.tasks import Task, Values
 
 SERVICES = ("auth", "cache", "mailer", "queue", "proxy", "billing", "search", "scheduler")
 HOSTS = ("node-a1", "node-b2", "node-c3", "node-d4")

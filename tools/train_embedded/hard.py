@@ -11,7 +11,7 @@ does not help either.
 import random
 from collections.abc import Sequence
 
-from harness.models.embedded.tasks import Task, Values
+from tools.train_embedded.tasks import Task, Values
 
 TABLE_SEED = 20  # changing it rewrites every story
 

@@ -8,7 +8,7 @@ from itertools import islice
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from harness.models.embedded.corpus import documents
+from tools.train_embedded.corpus import documents
 
 VOCABULARY_SIZE = 1024
 END_TOKEN = "<|endoftext|>"

@@ -8,10 +8,10 @@ document is a prompt, a newline, an answer; training adds the end token. See `ea
 import random
 from collections.abc import Iterator, Mapping
 
-from harness.models.embedded.easy import EASY_TASKS
-from harness.models.embedded.hard import HARD_TASKS
-from harness.models.embedded.tasks import Document, Task, draw
-from harness.models.embedded.unrelated import UNRELATED_TASKS
+from tools.train_embedded.easy import EASY_TASKS
+from tools.train_embedded.hard import HARD_TASKS
+from tools.train_embedded.tasks import Document, Task, draw
+from tools.train_embedded.unrelated import UNRELATED_TASKS
 
 TASKS: dict[str, tuple[Task, ...]] = {
     "easy": EASY_TASKS,

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from transformers import Qwen3Config
 
-from harness.models.embedded.vocabulary import CONTEXT_TOKENS, VOCABULARY_SIZE
+import harness
+from tools.train_embedded.vocabulary import CONTEXT_TOKENS, VOCABULARY_SIZE
 
-FAMILY_DIR = Path(__file__).parent
-PROMPT_SETS_DIR = FAMILY_DIR.parents[1] / "prompt_sets"
+FAMILY_DIR = Path(harness.__file__).parent / "models" / "embedded"
+PROMPT_SETS_DIR = Path(harness.__file__).parent / "prompt_sets"
 TOKENIZER_SEED = 0
 
 

@@ -1,4 +1,4 @@
-"""Rebuild the embedded family and measure it: `python -m harness.models.embedded.train`.
+"""Rebuild the embedded family and measure it: `python -m tools.train_embedded.train`.
 
 Training takes two processes of one thread each (models this small run slower with more): the
 target in one, the drafts in the other. Then the table is printed, and the exit status is 1 if the
@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers.utils import logging
 
-from harness.models.embedded.measure import (
+from tools.train_embedded.measure import (
     Acceptance,
     load,
     load_tokenizer,
@@ -27,7 +27,7 @@ from harness.models.embedded.measure import (
     read_prompts,
     step_times_ms,
 )
-from harness.models.embedded.recipes import (
+from tools.train_embedded.recipes import (
     DRAFTS,
     GOOD,
     RECIPES,
@@ -37,8 +37,8 @@ from harness.models.embedded.recipes import (
     UNRELATED,
     Recipe,
 )
-from harness.models.embedded.training import new_model, train
-from harness.models.embedded.vocabulary import train_tokenizer
+from tools.train_embedded.training import new_model, train
+from tools.train_embedded.vocabulary import train_tokenizer
 
 SAMPLES_PER_PROMPT = 8
 SAMPLING_SEED = 0

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from harness.models.embedded.corpus import documents
-from harness.models.embedded.recipes import Recipe
-from harness.models.embedded.vocabulary import END_TOKEN, PAD_TOKEN
+from tools.train_embedded.corpus import documents
+from tools.train_embedded.recipes import Recipe
+from tools.train_embedded.vocabulary import END_TOKEN, PAD_TOKEN
 
 TOKENS_PER_STEP = 2048
 POOL_DOCUMENTS = 512

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from harness.models.embedded.recipes import PROMPT_SETS_DIR, Recipe
+from tools.train_embedded.recipes import PROMPT_SETS_DIR, Recipe
 
 BUDGET_TOKENS = 48
 CONTEXT_TOKENS = 64

@@ -8,7 +8,7 @@ rounds.
 import random
 from collections.abc import Callable
 
-from harness.models.embedded.knowledge import (
+from tools.train_embedded.knowledge import (
     ANIMALS,
     COLOURS,
     COUNTRIES,
@@ -16,7 +16,7 @@ from harness.models.embedded.knowledge import (
     MIXTURES,
     SHOPPING,
 )
-from harness.models.embedded.tasks import Task, Values
+from tools.train_embedded.tasks import Task, Values
 
 
 def _numbers(first: int, last: int) -> tuple[str, ...]:

@@ -1,0 +1,4 @@
+"""The text that the embedded models learned, their training, and what each draft is worth.
+
+`python -m tools.train_embedded.train` trains them again (`--measure-only` only measures them).
+"""
