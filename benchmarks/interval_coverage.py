@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from workloads import Steps, coverage, decisions, null_steps, population_replays, raced
+from workloads import coverage, decisions, null_steps, population_replays
 
 SIZES = (8, 24, 48)
 COVERS = 0.92
@@ -30,7 +30,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workloads", type=int, default=2000)
     parser.add_argument("--nulls", type=int, default=1000)
-    parser.add_argument("--races", type=int, default=300)
     args = parser.parse_args()
     begun, missed = time.perf_counter(), 0
     replays = population_replays(0, 3000)
@@ -55,13 +54,6 @@ def main() -> int:
     some = max(1, args.nulls // 5)
     exact = decisions(replays, null_steps(replays), 48, some, sampled=False)["speculate"] / some
     line(f"{some} nulls: the same, step times taken as exact", 48, f"{exact:.1%}")
-    verify = tuple(1.0 + 0.02 * n for n in range(9))
-    paces = dict(zip(replays.drafts, (0.3, 0.2, 0.1, 0.3), strict=True))
-    steps = {draft: Steps(pace, 1.0, verify) for draft, pace in paces.items()}
-    wrong, saved = raced(replays, steps, 48, args.races)
-    missed += wrong > SPECULATES
-    line(f"{args.races} races: stopped the best", 48, f"{wrong:.1%}", f"needs <= {SPECULATES:.0%}")
-    line(f"{args.races} races: scorings saved", 48, f"{saved:.1%}")
     print(f"{time.perf_counter() - begun:.0f} s")
     return int(missed > 0)
 

@@ -288,9 +288,6 @@ class AuditionConfig(DoorConfig):
         drafts: names of the draft group, `ngram`, or name@folder-or-hub-id for any other model;
             each may carry keys of its group, such as name@folder@dtype:float32@attention:eager.
         k, temperature: the grid; every cell is replayed.
-        draft_temperature: further draft temperatures to try per target temperature above 0; null
-            tries 0.6, 0.8 and 1.25 times the target's.
-        stop: none, or sequential (stop scoring drafts that are dominated).
         batch: texts of the target generated side by side.
         traces_from: a run whose stored texts and scores are used instead of models.
         latency_from: a run whose step times are used.
@@ -308,12 +305,10 @@ class AuditionConfig(DoorConfig):
     gpu: GpuConf | None = None
     k: list[int] = field(default_factory=lambda: [1, 2, 3, 4, 5, 6, 8, 10])
     temperature: list[float] = field(default_factory=lambda: [0.0, 1.0])
-    draft_temperature: list[float] | None = None
     new_tokens: int = 48
     repetitions: int = 1
     threads: Any = "auto"
     backend: str = "auto"
-    stop: str = "none"
     batch: int = 32
     traces_from: str | None = None
     latency_from: str | None = None

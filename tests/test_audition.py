@@ -121,8 +121,10 @@ def test_all_rules_agree_at_temperature_zero(auditioned: StoredRun) -> None:
 
 
 def test_the_ratio_accepts_at_least_as_often_as_exact_match(auditioned: StoredRun) -> None:
-    for entry in summary(auditioned)["rules_gap"]:
-        assert entry["alpha"]["ratio"] >= entry["alpha"]["exact_match"] - 1e-9
+    boards = [b for b in summary(auditioned)["leaderboards"] if b["temperature"] == 1.0]
+    speedup = {b["rule"]: {r["draft"]: r["speedup"] for r in b["rows"]} for b in boards}
+    for draft, ratio in speedup["ratio"].items():
+        assert ratio >= speedup["exact_match"][draft] - 1e-9
 
 
 def test_what_was_stored_is_enough_to_rank_again_without_a_model(
@@ -233,18 +235,6 @@ def test_an_audition_that_was_interrupted_goes_on_with_the_drafts_it_lacks(
     assert outcome.status == 0
     assert seen == ["tiny_good", "interrupted", "tiny_small"]
     assert (folder / "trials.jsonl").read_bytes() == texts
-
-
-def test_sequential_stops_dominated_drafts_and_says_what_it_saved(tmp_path: Path) -> None:
-    # Step times are typed in, so that a busy machine decides nothing
-    typed = ["latency.target_ms=10", "latency.draft_ms=1"]
-    outcome = run(tmp_path, "stop=sequential", "prompts.limit=16", "temperature=[1]", *typed)
-    assert outcome.folder is not None
-    said = summary(load(outcome.folder))["sequential"]
-    assert said["scorings_done"] < said["scorings_all"] == 4 * 32
-    assert "tiny_unrelated" in {entry["draft"] for entry in said["dropped"]}
-    board = summary(load(outcome.folder))["leaderboards"][0]
-    assert "tiny_unrelated" not in {row["draft"] for row in board["rows"]}
 
 
 def test_texts_of_one_token_and_k_beyond_the_text_are_fine(tmp_path: Path) -> None:
@@ -436,31 +426,6 @@ def test_every_bad_draft_is_named_and_the_others_are_ranked(
     assert "in crash" in capsys.readouterr().err
     assert [entry["draft"] for entry in summary(stored)["not_eligible"]] == ["of_another_family"]
     assert set(stored.results.draft.dropna()) == {"tiny_small"}
-
-
-def test_a_draft_that_breaks_down_in_a_later_batch_leaves_the_race(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    turns: list[str] = []
-    take_turn = cast.take_turn
-
-    def failing(*args: Any, **kwargs: Any) -> Any:
-        turns.append(args[2].name)
-        if args[2].name == "tiny_small" and turns.count("tiny_small") == 2:
-            raise RuntimeError("unspecified launch failure")
-        return take_turn(*args, **kwargs)
-
-    monkeypatch.setattr(cast, "take_turn", failing)
-    typed = ["latency.target_ms=10", "latency.draft_ms=1"]
-    asked = ["stop=sequential", "prompts.limit=16", "temperature=[1]", *typed]
-    outcome = run(tmp_path, *asked, drafts=["tiny_good", "tiny_small"])
-    assert outcome.status == 1
-    assert outcome.folder is not None
-    stored = load(outcome.folder)
-    (failure,) = summary(stored)["failures"]
-    assert failure["where"] == "draft tiny_small"
-    assert failure["error"].startswith("RuntimeError: unspecified launch failure")
-    assert set(stored.results.draft.dropna()) == {"tiny_good"}
 
 
 def test_an_entry_of_drafts_may_carry_keys(tmp_path: Path) -> None:

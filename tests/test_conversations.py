@@ -13,7 +13,7 @@ from harness import reporting
 from harness.analysis.counts import per_prompt
 from harness.analysis.evidence import evidence_from_trials
 from harness.cli import compose, draft_conf
-from harness.commands import audition, cast, execute, profile, snapshot, stage, sweep, texts
+from harness.commands import audition, execute, profile, snapshot, stage, sweep, texts
 from harness.config import ModelConf, PromptsConf
 from harness.models.load import LoadedModel
 from harness.models.load import load as load_model
@@ -178,29 +178,6 @@ def test_an_audition_scores_every_draft_on_the_same_conversations(tmp_path: Path
     assert load(other.folder).trials == run.trials
     with pytest.raises(UserError, match=r"made with prompts\.answer_tokens=None"):
         audition.run(compose("audition", words(tmp_path, *more, "prompts.answer_tokens=3")), drafts)
-
-
-@pytest.mark.usefixtures("unrendered")
-def test_a_race_deals_out_whole_conversations(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parts: list[list[str]] = []
-    write = cast.write_texts
-
-    def noted(folder: Any, requests: Any, *more: Any) -> Any:
-        parts.append([request.prompt for request in requests])
-        return write(folder, requests, *more)
-
-    monkeypatch.setattr(cast, "write_texts", noted)
-    many = [{"id": f"t{n}", "turns": ["Count to 3.", f"Now to {n}."]} for n in range(12)]
-    file = tmp_path / "many.jsonl"
-    file.write_text("\n".join(map(json.dumps, many)), encoding="utf-8")
-    settings = [f"prompts.files=[{file}]", "temperature=[0]", "stop=sequential", "new_tokens=4"]
-    audition.run(compose("audition", words(tmp_path, *settings)), [draft_conf("tiny_good")])
-    assert parts
-    for part in parts:
-        both = Counter(name.removesuffix("/2") for name in part)
-        assert set(both.values()) == {2}
 
 
 @pytest.mark.usefixtures("unrendered")

@@ -1,4 +1,4 @@
-"""Intervals, verdicts and stopping rules against simulated workloads whose truth is known.
+"""Intervals and verdicts against simulated workloads whose truth is known.
 
 CI size; benchmarks/interval_coverage.py runs the same with thousands of workloads. The bounds are
 what the benchmark must reach, less three standard errors of the smaller simulation.
@@ -12,7 +12,6 @@ from workloads import (
     decisions,
     null_steps,
     population_replays,
-    raced,
     rows_of,
 )
 
@@ -56,15 +55,6 @@ def test_a_real_gain_is_found(replays):
     steps = {draft: Steps(0.25, 1.0, verify) for draft in replays.drafts}
     found = decisions(replays, steps, 24, 15)
     assert found["speculate"] >= 12
-
-
-def test_a_race_seldom_stops_the_best_draft_and_saves_scorings(replays):
-    verify = tuple(1.0 + 0.02 * n for n in range(9))
-    paces = dict(zip(replays.drafts, (0.3, 0.2, 0.1, 0.3), strict=True))
-    steps = {draft: Steps(pace, 1.0, verify) for draft, pace in paces.items()}
-    wrong, saved = raced(replays, steps, 48, 70)
-    assert wrong <= 0.05
-    assert saved > 0.2
 
 
 def test_a_median_resampled_from_order_statistics_has_the_law_of_resampled_samples():

@@ -232,7 +232,6 @@ def test_the_metrics_are_parsed_from_headings_rows_and_aliases() -> None:
         ("draft step, ms", "draft step"),
         ("j=3", "acceptance_by_position"),
         ("v(K=8)", "v(K)"),
-        ("64 new tokens", "new tokens"),
         ("alpha 0.6: best K", "best K"),
     ],
 )

@@ -522,35 +522,6 @@ def test_logits_are_cut_to_the_narrower_vocabulary(
             assert_scored(trace, text, narrow, draft, min(1000, draft.vocab_size))
 
 
-def test_several_draft_temperatures_come_from_one_prefill(
-    target: CachedModel, drafts: dict[str, CachedModel], requests: list[TextRequest]
-) -> None:
-    draft = drafts["tiny_good"]
-    asked = [requests[0], *at(requests[:2], SamplingParameters(0.7))]
-    texts = generate_texts(target, asked, name="model=tiny")
-    forwards: list[int] = []
-    handle = draft.network.base_model.register_forward_pre_hook(lambda *_: forwards.append(1))
-    one = score_texts(texts, target, draft, draft_name="d")
-    once = len(forwards)
-    several = score_texts(
-        texts, target, draft, draft_name="d", draft_temperatures=[0.0, 0.5, 0.7, 1.2]
-    )
-    handle.remove()
-    assert len(forwards) == 2 * once
-    assert [trace.draft_temperature for trace in several] == [0.0, *[0.0, 0.5, 0.7, 1.2] * 2]
-    for trace in several[1:]:
-        text = texts[1 if trace.prompt == texts[1].request.prompt else 2]
-        if trace.draft_temperature:
-            assert_scored(trace, text, target, draft, 1024)
-        else:
-            ratio = accept_probabilities(
-                "ratio", trace.target_logprob, trace.draft_logprob, trace.draft_is_argmax
-            )
-            assert ratio.tolist() == trace.draft_is_argmax.astype(float).tolist()
-            assert np.array_equal(trace.last_ratio, trace.last_greedy_draft)
-    assert np.array_equal(several[3].draft_logprob, one[1].draft_logprob)
-
-
 def test_greedy_scores_make_every_rule_the_match_bit(
     target: CachedModel, drafts: dict[str, CachedModel], requests: list[TextRequest]
 ) -> None:

@@ -15,11 +15,9 @@ from scipy.optimize import brentq
 from harness.analysis.candidates import replay_drafts
 from harness.analysis.predicted import Latency, evidence_of, latency_of
 from harness.analysis.replays import Replays
-from harness.analysis.sequential import batches, look, start_race
 from harness.analysis.verdict import decide
 from harness.records import StepTiming, TextTrace
 from harness.stats.draws import speedup_draws
-from harness.theory.speedup import StepTimes
 
 KS = (1, 2, 3, 4, 5, 6, 7, 8)
 SAMPLES = 30
@@ -216,36 +214,3 @@ def decisions(replays: Replays, steps, size, workloads, *, sampled=True, seed=0)
         given = known if sampled else {draft: own.times for draft, own in known.items()}
         found[decide(evidence_of(workload, given, seed=index), seed=index).decision] += 1
     return found
-
-
-def raced(replays: Replays, steps, size, workloads, *, seed=0):
-    """(share of races that stopped the true best, mean share of scorings saved)."""
-    rates = tokens_per_round(replays)
-    speedups = {
-        (d, k): rates[d, k] / (k * steps[d].draft_s + steps[d].verify_s[k]) for d, k in rates
-    }
-    best = max(speedups, key=lambda name: speedups[name])[0]
-    times = {d: StepTimes(own.draft_s, own.target_s, own.verify_s) for d, own in steps.items()}
-    rng = np.random.default_rng([seed, size])
-    wrong, saved = 0, 0.0
-    for index in range(workloads):
-        workload = drawn(replays, rows_of(rng, replays, size))
-        parts = batches(workload.prompt_sets, seed=index)
-        race = start_race(replays.drafts, len(parts))
-        for count in range(1, len(parts) + 1):
-            if not race.to_score:
-                break
-            rows = np.concatenate(parts[:count])
-            keep = np.isin(np.arange(size), rows)
-            part = replace(
-                workload.rows(keep.tolist()),
-                candidates={
-                    name: counts.rows(np.sort(rows))
-                    for name, counts in workload.candidates.items()
-                    if name[0] in race.to_score
-                },
-            )
-            race = look(race, evidence_of(part, times))
-        wrong += best not in race.running
-        saved += race.savings(size).saved_share
-    return wrong / workloads, saved / workloads

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from harness.analysis.evidence import Candidate
-from harness.analysis.margin import wins_above_alpha
 from harness.analysis.predicted import alpha_of
 from harness.analysis.replays import Replays
 from harness.analysis.step_latency import Latency, break_even
@@ -30,9 +29,6 @@ class LeaderboardRow:
         speedup, speedup_lo, speedup_hi: of the weighted workload.
         alpha, alpha_lo, alpha_hi: at this K, over all prompts.
         breakeven_alpha: the iid formula's, from the step times; None where even 1 loses.
-        wins_above_alpha: the alpha below which this draft loses at this K on these texts, with
-            their uneven acceptance (`harness.analysis.margin`); None where even 1 loses.
-        margin_alpha: alpha - wins_above_alpha; its sign is that of speedup - 1.
         draft_step_ms: one draft step (one look-up for an n-gram).
         probability_best: share of resamples in which no other row is faster.
     """
@@ -49,8 +45,6 @@ class LeaderboardRow:
     alpha_lo: float | None = None
     alpha_hi: float | None = None
     breakeven_alpha: float | None = None
-    wins_above_alpha: float | None = None
-    margin_alpha: float | None = None
     draft_step_ms: float | None = None
     probability_best: float | None = None
 
@@ -133,8 +127,6 @@ def _row(
     draft, k = name
     counts, interval = replays.candidates[name], found.interval(name)
     alphas = found.prompts.interval(found.prompts.pooled(counts.accepted, counts.judged))
-    alpha, wins_above = alpha_of(counts), wins_above_alpha(name, replays, latency, found.prompts)
-    margin = None if alpha is None or wins_above is None else alpha - wins_above
     return LeaderboardRow(
         rank=0,
         draft=draft,
@@ -144,11 +136,9 @@ def _row(
         speedup=found.point(name),
         speedup_lo=interval.lo if interval else None,
         speedup_hi=interval.hi if interval else None,
-        alpha=alpha,
+        alpha=alpha_of(counts),
         alpha_lo=alphas.lo if alphas else None,
         alpha_hi=alphas.hi if alphas else None,
         breakeven_alpha=break_even(latency.times, k, lookup=draft in replays.lookups),
-        wins_above_alpha=wins_above,
-        margin_alpha=margin,
         draft_step_ms=latency.times.draft_s * 1e3,
     )

@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from harness.analysis.candidates import ENGINES
-from harness.analysis.comparison import pairwise, rules_gap
-from harness.analysis.draft_temperature import best_draft_temperature
 from harness.analysis.predicted import Latency, evidence_of
 from harness.analysis.ranking import LeaderboardRow, Ranking
 from harness.analysis.replayed_rows import category_alpha
@@ -66,24 +64,8 @@ def views(bench: Bench, rankings: Rankings, own: Sequence[Ranking]) -> dict[str,
         rankings: by rule and temperature.
         own: those of the verdict's rule, by temperature.
     """
-    by_temperature = [
-        [rankings[rule, temperature] for rule in bench.rules] for temperature in bench.temperatures
-    ]
     return {
         "leaderboards": [_leaderboard(bench, *key, rankings[key]) for key in rankings],
-        "pairwise": [
-            {
-                "rule": row.rule,
-                "temperature": row.temperature,
-                "better": row.a,
-                "worse": row.b,
-                **asdict(row),
-            }
-            for ranking in own
-            for row in pairwise(ranking)
-        ],
-        "rules_gap": [entry for group in by_temperature for entry in _rules(group)],
-        "draft_temperatures": _draft_temperatures(bench),
         "category_alpha": [
             asdict(row)
             for ranking in own
@@ -139,53 +121,6 @@ def _priced(bench: Bench, row: LeaderboardRow) -> dict[str, Any]:
     }
 
 
-def _rules(rankings: Sequence[Ranking]) -> list[dict[str, Any]]:
-    """The rules side by side, one entry per draft."""
-    entries: dict[str, dict[str, Any]] = {}
-    for row in rules_gap(rankings):
-        entry = entries.setdefault(
-            row.draft,
-            {
-                "draft": row.draft,
-                "temperature": row.temperature,
-                "at_k": row.at_k,
-                "alpha": {},
-                "speedup": {},
-                "k": {},
-            },
-        )
-        entry["alpha"][row.rule] = row.alpha_at
-        entry["speedup"][row.rule] = row.speedup
-        entry["k"][row.rule] = row.k
-    return list(entries.values())
-
-
-def _draft_temperatures(bench: Bench) -> list[dict[str, Any]]:
-    rows = [
-        best_draft_temperature(
-            traces,
-            bench.latency[draft],
-            bench.ks,
-            temperature,
-            weights=bench.weights,
-            seed=bench.seed,
-        )
-        for temperature in bench.temperatures
-        if temperature > 0
-        for draft, traces in bench.traces.items()
-        if traces[0].matches is None
-    ]
-    return [
-        {
-            **asdict(row),
-            "best_draft_temperature": row.draft_temperature,
-            "note": "held out" if row.held_out else "chosen on the same prompts",
-        }
-        for row in rows
-        if row is not None
-    ]
-
-
 def _common_k(ks: Sequence[int]) -> int:
     """The K at which categories are compared: 4, or the nearest there is."""
     return min((k for k in ks if k > 0), key=lambda k: (abs(k - 4), k))
@@ -200,21 +135,7 @@ def _request_view(bench: Bench, ranking: Ranking) -> dict[str, Any] | None:
     lookup = name[0] in ranking.replays.lookups
     if latency.target_prefill_s is None or (latency.draft_prefill_s is None and not lookup):
         return None
-    view = request_view(ranking.replays, name, latency)
-    return {
-        **asdict(view),
-        "rows": [
-            {
-                "prompt_tokens": cell.prompt_tokens,
-                "new_tokens": cell.output_tokens,
-                "request_speedup": cell.request_speedup,
-            }
-            for cell in view.cells
-        ],
-        "p95_baseline_s": view.plain_p95_s,
-        "p95_speculative_s": view.speculative_p95_s,
-        "share_slower": view.slowed_share,
-    }
+    return asdict(request_view(ranking.replays, name, latency))
 
 
 def _memory(bench: Bench) -> list[dict[str, Any]]:

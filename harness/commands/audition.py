@@ -98,12 +98,11 @@ def _measured(
             config.batch,
         )
         stage = replace(stage, prompts=prompts)
-        hear = cast.race_drafts if config.stop == "sequential" else cast.audition_drafts
-        players = hear(folder, stage, drafts, config)
+        players = cast.audition_drafts(folder, stage, drafts, config)
         # The target again: how its texts are batched is known only now
         models = {**folder.manifest["models"], **describe(stage)["models"]}
         folder.update_manifest({"models": {**models, **players.described}})
-        names = [conf.name for conf in drafts if conf.name in players.ranked]
+        names = [conf.name for conf in drafts if conf.name in players.finished]
         traces = by_draft(load_traces(folder.path))
         if not names:
             reasons = [*players.not_eligible, *players.failures]
@@ -115,7 +114,7 @@ def _measured(
             traces={name: traces[name] for name in names},
             latency=latencies(config, names, folder.timings()),
             failures=players.failures,
-            extra=players.extra(len(stage.conversations)),
+            extra=players.extra(),
         )
 
 

@@ -10,15 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.analysis.candidates import replay_drafts
-from harness.analysis.evidence import Evidence
-from harness.analysis.predicted import evidence_of
-from harness.analysis.sequential import Race, batches, look, start_race
 from harness.analysis.steps import latency_rows
-from harness.commands.pair import (
-    EncodedPrompt,
-)
-from harness.commands.sources import by_draft, latencies
 from harness.commands.stage import NotEligible, Stage, take_turn
 from harness.commands.texts import Key, request_key, text_requests, write_texts
 from harness.config import AuditionConfig, ModelConf
@@ -38,7 +30,6 @@ class Cast:
         failures: drafts that broke down.
         described: the manifest's entry of each draft that was loaded.
         seconds: what generating and scoring took.
-        race: where a sequential audition ended.
     """
 
     finished: list[str] = field(default_factory=list)
@@ -46,56 +37,19 @@ class Cast:
     failures: list[Failure] = field(default_factory=list)
     described: dict[str, dict[str, object]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
-    race: Race | None = None
-
-    @property
-    def ranked(self) -> list[str]:
-        """The drafts to rank: all of them, or those that the race did not stop.
-
-        Where it stopped every one, the ones that it took longest over.
-        """
-        if self.race is None:
-            return self.finished
-        left = [name for name in self.race.running if name is not None]
-        if left or not self.race.scored:
-            return left
-        most = max(self.race.scored.values())
-        return [name for name, count in self.race.scored.items() if count == most]
 
     def count(self, what: str, seconds: float) -> None:
         """Add to what generating or scoring took."""
         self.seconds[what] = self.seconds.get(what, 0.0) + seconds
 
-    def extra(self, prompts: int) -> dict[str, Any]:
+    def extra(self) -> dict[str, Any]:
         """What goes into summary.json beside the ranking."""
         return {
             "not_eligible": [
                 {"draft": entry.where, "reason": entry.error} for entry in self.not_eligible
             ],
             "costs": dict(self.seconds),
-            "sequential": _said(self.race, prompts) if self.race else None,
         }
-
-
-def _said(race: Race, prompts: int) -> dict[str, Any]:
-    """What the race saved, and whom it stopped."""
-    savings = race.savings(prompts)
-    return {
-        "scorings_done": savings.done,
-        "scorings_all": savings.full,
-        "dropped": [
-            {
-                "draft": entry.draft,
-                "after_prompts": entry.prompts,
-                "reason": (
-                    f"{entry.leader or 'plain decoding'}"
-                    f"{f' at K={entry.leader_k}' if entry.leader else ''} is "
-                    f"{entry.behind:.2f}x as fast, at least {entry.behind_at_least:.2f}x"
-                ),
-            }
-            for entry in race.stopped
-        ],
-    }
 
 
 def audition_drafts(
@@ -103,73 +57,21 @@ def audition_drafts(
 ) -> Cast:
     """Generate the texts, then score and time every draft; one that fails stops no other."""
     cast = Cast()
-    texts = _write(folder, stage, stage.prompts, config, cast)
+    texts = _write(folder, stage, config, cast)
     for conf in drafts:
         _take(folder, stage, texts, conf, config, cast)
     return cast
 
 
-def race_drafts(
-    folder: RunFolder, stage: Stage, drafts: Sequence[ModelConf], config: AuditionConfig
-) -> Cast:
-    """The same in batches of prompts, without the drafts that are dominated already.
-
-    Every draft still in the race is loaded again for every batch: what this saves is scoring and
-    the target's text, so it pays where prompts are many and texts are long.
-    """
-    cast = Cast()
-    groups = batches([prompt.prompt_set for prompt in stage.conversations], seed=config.seed)
-    turns = _by_conversation(stage.prompts)
-    race: Race | None = None
-    for group in groups:
-        prompts = [entry for index in group for entry in turns[index]]
-        texts = _write(folder, stage, prompts, config, cast)
-        for conf in drafts:
-            if race is None or conf.name in race.to_score:
-                _take(folder, stage, texts, conf, config, cast)
-                if race is not None and conf.name not in cast.finished:
-                    race = race.without(conf.name)
-        if not cast.finished or (race is not None and not race.to_score):
-            break  # no draft is left
-        race = race or start_race(cast.finished, len(groups))
-        race = look(race, _evidence(folder, race.to_score, config), config.prompts.weights)
-        if not race.to_score:
-            break
-    cast.race = race
-    return cast
-
-
-def _by_conversation(prompts: Sequence[EncodedPrompt]) -> list[list[EncodedPrompt]]:
-    """The turns of each conversation, which are scored together; a first turn begins one."""
-    groups: list[list[EncodedPrompt]] = []
-    for entry in prompts:
-        if entry.turn == 1:
-            groups.append([])
-        groups[-1].append(entry)
-    return groups
-
-
-def _evidence(folder: RunFolder, names: Sequence[str], config: AuditionConfig) -> Evidence:
-    """What the race is judged by: the first temperature, the verdict's rule, all prompts so far."""
-    groups = by_draft(load_traces(folder.path))
-    traces = {name: groups[name] for name in names}
-    latency = latencies(config, names, folder.timings())
-    rule = config.decode.rule
-    ks = [k for k in config.k if k > 0]
-    replays = replay_drafts(traces, rule, ks, config.temperature[0])  # type: ignore[arg-type]
-    return evidence_of(replays, latency)
-
-
 def _write(
     folder: RunFolder,
     stage: Stage,
-    prompts: Sequence[EncodedPrompt],
     config: AuditionConfig,
     cast: Cast,
 ) -> list[GeneratedText]:
     begin = time.perf_counter()
     stop = stop_rule(stage.loaded.tokenizer, config.decode.stop_strings)
-    requests = text_requests(prompts, config, stage.loaded.eos, stop)
+    requests = text_requests(stage.prompts, config, stage.loaded.eos, stop)
     texts = write_texts(folder, requests, stage.model, stage.loaded.name, config.batch)
     cast.count("generation_s", time.perf_counter() - begin)
     return texts

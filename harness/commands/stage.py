@@ -35,8 +35,6 @@ from harness.models.tokenizer import tokenizer_difference
 from harness.records import Prompt, StepTiming, TextTrace
 
 LATENCY_REPETITIONS = 40
-# Draft temperatures tried beside the target's own, as multiples of it.
-FACTORS = (0.6, 0.8, 1.25)
 
 
 class NotEligible(Exception):
@@ -180,19 +178,10 @@ def _score(
                 model,
                 draft_name=name,
                 target_name=f"model={stage.loaded.name}",
-                draft_temperatures=draft_temperatures(config, temperature),
                 batch=config.batch,
                 tick=tick,
             )
     return traces
-
-
-def draft_temperatures(config: AuditionConfig, temperature: float) -> list[float] | None:
-    """The draft temperatures tried for one target temperature, its own first; None for greedy."""
-    if temperature == 0:
-        return None
-    others = config.draft_temperature or [factor * temperature for factor in FACTORS]
-    return [temperature, *(value for value in others if value != temperature)]
 
 
 def _time(stage: Stage, name: str, model: CachedModel, config: AuditionConfig) -> list[StepTiming]:

@@ -139,10 +139,6 @@ def _audition(config: AuditionConfig) -> None:
     _at_least_one("batch", config.batch)
     _threads(config.threads)
     _one_of("backend", config.backend, BACKENDS)
-    _one_of("stop", config.stop, ("none", "sequential"))
-    for value in config.draft_temperature or ():
-        if not (math.isfinite(value) and value > 0):
-            raise UserError(f"draft_temperature: {value} is not one; use finite numbers above 0")
     for key in ("target_ms", "draft_ms"):
         _milliseconds(f"latency.{key}", getattr(config.latency, key))
     for value in config.latency.verify_ms or ():

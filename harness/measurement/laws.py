@@ -1,8 +1,5 @@
 """Target and draft law side by side, reduced to the numbers per token that replay needs."""
 
-from collections.abc import Sequence
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -53,36 +50,30 @@ def compare(
     target: Law | None,
     draft_logits: Tensor,
     sampling: SamplingParameters,
-    draft_temperatures: Sequence[float],
-) -> list[Tensor]:
+) -> Tensor:
     """Compare both laws at some tokens.
 
     Args:
         tokens: [n] the target's tokens.
         target: its laws; None where it is greedy, so that its law is a point on the token.
         draft_logits: [n, vocab].
-        sampling: the target's; the draft's but for the temperature.
-        draft_temperatures: at which to warp the draft; 0 makes its law a point on its argmax.
+        sampling: of both.
 
     Returns:
-        Per draft temperature the rows of NUMBERS (probabilities, not yet logarithms) and the two
-        that say whether logits are finite, [NUMBERS + 2, n], float64 on the host.
+        The rows of NUMBERS (probabilities, not yet logarithms) and the two that say whether logits
+        are finite, [NUMBERS + 2, n], float64 on the host.
     """
-    found: list[Tensor] = []
-    ours = None if target is None else (target.of(tokens), target.entropy(), target.sound)
-    for temperature in draft_temperatures:
-        draft = Law(draft_logits, replace(sampling, temperature=temperature))
-        match = (draft.best == tokens).float()
-        if target is None or ours is None:  # both or neither
-            one, zero = torch.ones_like(match), torch.zeros_like(match)
-            rows = [one, match, match, match, match, match, zero, zero, one]
-        else:
-            at_best = target.of(draft.best)
-            ratio, exact = _overlaps(target, draft, at_best)
-            rows = [ours[0], draft.of(tokens), match, ratio, exact, at_best]
-            rows += [ours[1], draft.entropy(), ours[2]]
-        found.append(torch.stack([row.float() for row in [*rows, draft.sound]]).cpu().double())
-    return found
+    draft = Law(draft_logits, sampling)
+    match = (draft.best == tokens).float()
+    if target is None:
+        one, zero = torch.ones_like(match), torch.zeros_like(match)
+        rows = [one, match, match, match, match, match, zero, zero, one]
+    else:
+        at_best = target.of(draft.best)
+        ratio, exact = _overlaps(target, draft, at_best)
+        rows = [target.of(tokens), draft.of(tokens), match, ratio, exact, at_best]
+        rows += [target.entropy(), draft.entropy(), target.sound]
+    return torch.stack([row.float() for row in [*rows, draft.sound]]).cpu().double()
 
 
 def _overlaps(target: Law, draft: Law, at_best: Tensor) -> tuple[Tensor, Tensor]:

@@ -51,7 +51,6 @@ def score_texts(
     *,
     draft_name: str,
     target_name: str = "the target",
-    draft_temperatures: Sequence[float] | None = None,
     batch: int = 32,
     chunk: int = 512,
     tick: Callable[[], None] = lambda: None,
@@ -64,14 +63,12 @@ def score_texts(
         draft: the draft. Laws are over the narrower vocabulary of the two.
         draft_name: the draft's name in the traces, and in errors.
         target_name: what errors call the target.
-        draft_temperatures: at which to warp the draft for texts drawn at a temperature above 0,
-            all from the same prefill; None for the text's own. Greedy texts are scored greedily.
         batch: texts side by side at most; halved for good whenever memory runs out.
         chunk: tokens whose logits are held at a time.
         tick: called once per scored text.
 
     Returns:
-        Text by text in the order given, and for each text a trace per draft temperature.
+        A trace per text, in the order given.
 
     Raises:
         BrokenLogitsError: logits that are not finite.
@@ -85,8 +82,8 @@ def score_texts(
     # A model that cannot be taken apart or batched is run text by text through its own cache.
     size = batch if ours.halves is not None and theirs.halves is not None else 1
 
-    def work(some: Sequence[GeneratedText]) -> list[list[TextTrace]]:
-        scored = _score(some, ours, theirs, draft_name, draft_temperatures, chunk)
+    def work(some: Sequence[GeneratedText]) -> list[TextTrace]:
+        scored = _score(some, ours, theirs, draft_name, chunk)
         for _ in scored:
             tick()
         return scored
@@ -100,7 +97,7 @@ def score_texts(
         theirs.name,
     )
     placed = dict(zip(order, done, strict=True))
-    return [trace for index in range(len(texts)) for trace in placed[index]]
+    return [placed[index] for index in range(len(texts))]
 
 
 def ngram_trace(
@@ -132,7 +129,7 @@ def ngram_trace(
         "target_entropy": unknown,
         "draft_entropy": np.zeros(len(match)),
     }
-    return _trace(text, draft_name, request.sampling.temperature, columns, found)
+    return _trace(text, draft_name, columns, found)
 
 
 def _batched(model: CachedModel, halves: SplitNetwork | None) -> SplitNetwork | None:
@@ -181,14 +178,11 @@ def _score(
     target: _Model,
     draft: _Model,
     draft_name: str,
-    draft_temperatures: Sequence[float] | None,
     chunk: int,
-) -> list[list[TextTrace]]:
+) -> list[TextTrace]:
     """Score one batch of texts of one law."""
     sampling = texts[0].request.sampling
     width = min(target.model.vocab_size, draft.model.vocab_size)
-    if sampling.greedy or draft_temperatures is None:
-        draft_temperatures = (sampling.temperature,)
     tokens = torch.tensor([token for text in texts for token in text.tokens])
     draft_chunks = _logit_chunks(draft, texts, chunk, kept=False)
     target_chunks = (
@@ -196,7 +190,7 @@ def _score(
         if sampling.greedy
         else _logit_chunks(target, texts, chunk, kept=True)
     )
-    parts: list[list[Tensor]] = []
+    parts: list[Tensor] = []
     seen_chunks = _seen_chunks(texts, width, chunk)
     for part, (theirs, ours) in enumerate(zip(draft_chunks, target_chunks, strict=True)):
         here = tokens[part * chunk : (part + 1) * chunk].to(theirs.device)
@@ -207,14 +201,13 @@ def _score(
         law = None
         if ours is not None:
             law = Law(penalised(ours[:, :width].to(theirs.device), seen, penalty), sampling)
-        parts.append(compare(here, law, theirs, sampling, draft_temperatures))
+        parts.append(compare(here, law, theirs, sampling))
     lengths = [len(text.tokens) for text in texts]
-    per_text: list[list[TextTrace]] = [[] for _ in texts]
-    for temperature, several in zip(draft_temperatures, zip(*parts, strict=True), strict=True):
-        for index, numbers in enumerate(torch.cat(several, dim=1).split(lengths, dim=1)):
-            columns = _columns(numbers, texts[index], target, draft)
-            per_text[index].append(_trace(texts[index], draft_name, temperature, columns))
-    return per_text
+    per_text = zip(texts, torch.cat(parts, dim=1).split(lengths, dim=1), strict=True)
+    return [
+        _trace(text, draft_name, _columns(numbers, text, target, draft))
+        for text, numbers in per_text
+    ]
 
 
 def _seen_chunks(texts: Sequence[GeneratedText], width: int, chunk: int) -> Iterator[Tensor]:
@@ -319,14 +312,13 @@ def _columns(numbers: Tensor, text: GeneratedText, target: _Model, draft: _Model
 def _trace(
     text: GeneratedText,
     draft_name: str,
-    draft_temperature: float,
     columns: Columns,
     proposals: Lookups | None = None,
 ) -> TextTrace:
     request = text.request
     return TextTrace(
         draft=draft_name,
-        draft_temperature=draft_temperature,
+        draft_temperature=request.sampling.temperature,
         prompt_set=request.prompt_set,
         prompt=request.prompt,
         category=request.category,

@@ -104,13 +104,13 @@ def _engine_cells(run: "StoredRun", verdict: Mapping[str, Any]) -> Sequence[Mapp
     summary = summary_of(run)
     if summary.get("engines"):
         return list(summary["engines"])
-    for entry in summary.get("rules_gap") or ():
-        if (entry["draft"], entry["temperature"]) == (verdict["draft"], verdict["temperature"]):
-            return [
-                {"rule": rule, "k": entry["k"][rule], "speedup": entry["speedup"][rule]}
-                for rule in entry["speedup"]
-            ]
-    return []
+    return [
+        {"rule": board["rule"], "k": row["k"], "speedup": row["speedup"]}
+        for board in summary.get("leaderboards") or ()
+        for row in board["rows"]
+        if board["temperature"] == verdict["temperature"]
+        and row["draft"] == verdict["draft"] is not None
+    ]
 
 
 def _rates(summary: Mapping[str, Any], verdict: Mapping[str, Any]) -> list[float]:

@@ -21,7 +21,6 @@ from harness.reporting.tables.expense import (
     cost_table,
     draft_table,
     not_eligible_table,
-    sequential_table,
 )
 from harness.reporting.tables.fit import fit_tables
 from harness.reporting.tables.fleet import fleet_tables
@@ -29,8 +28,6 @@ from harness.reporting.tables.imposed import imposed_table
 from harness.reporting.tables.latency import profile_table, verify_tables
 from harness.reporting.tables.leaderboard import (
     leaderboard_tables,
-    pairwise_table,
-    rules_gap_table,
 )
 from harness.reporting.tables.model import Column, Row, Table
 from harness.reporting.tables.parts import parts_table, waterfall_table
@@ -40,7 +37,6 @@ from harness.reporting.tables.sweep import gap_table, sweep_tables
 from harness.reporting.tables.verdicts import headline_table, prompt_set_table
 from harness.reporting.tables.workload import (
     category_tables,
-    draft_temperature_table,
     least_regret_table,
     position_tables,
     request_table,
@@ -91,18 +87,14 @@ def _audition(run: "StoredRun") -> list[Table | None]:
         *fleet_tables(listed("cards"), listed("card_drafts")),
         *leaderboard_tables(listed("leaderboards")),
         not_eligible_table(listed("not_eligible")),
-        pairwise_table(listed("pairwise")),
         prompt_set_table(listed("per_prompt_set")),
-        rules_gap_table(listed("rules_gap")),
         thumb_table(listed("rules_of_thumb")),
         draft_table(listed("leaderboards"), listed("memory_view")),
         *category_tables(listed("category_alpha")),
         *position_tables(listed("acceptance_by_position")),
-        draft_temperature_table(listed("draft_temperatures")),
         request_table(stored.get("request_view")),
         least_regret_table(listed("least_regret")),
         headline_table(headline_of(run)),
-        sequential_table(stored.get("sequential")),
         cost_table(stored.get("costs")),
         *verify_tables(latency_of(run)),
     ]

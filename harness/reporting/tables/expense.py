@@ -1,4 +1,4 @@
-"""What an audition took and saved, who could not take part, and what a draft takes of memory."""
+"""What an audition took, who could not take part, and what a draft takes of memory."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -27,17 +27,10 @@ REFUSED_COLUMNS = (
     Column("draft", "left", key=True),
     Column("why", "left", flexible=True),
 )
-DROPPED_COLUMNS = (
-    Column("draft", "left", key=True),
-    Column("prompts\nscored", key=True),
-    Column("why it was dropped", "left", flexible=True),
-)
 COST_COLUMNS = (Column("what", "left", key=True), Column("time"))
 COSTS = {
     "generation_s": "the target's texts",
     "scoring_s": "scoring them, all drafts",
-    "latency_s": "timing the steps",
-    "replay_s": "replay and ranking",
 }
 
 
@@ -78,20 +71,6 @@ def not_eligible_table(stored: Iterable[Entry]) -> Table | None:
     """The drafts that cannot play with this target."""
     rows = tuple(Row((name_of(entry), fmt.text(entry.get("reason")))) for entry in stored)
     return Table("Not eligible", REFUSED_COLUMNS, rows) if rows else None
-
-
-def sequential_table(stored: Entry | None) -> Table | None:
-    """What dropping dominated drafts early saved."""
-    if not stored:
-        return None
-    done, every = stored.get("scorings_done"), stored.get("scorings_all")
-    dropped = tuple(
-        Row((name_of(entry), fmt.count(entry.get("after_prompts")), fmt.text(entry.get("reason"))))
-        for entry in stored.get("dropped") or ()
-    )
-    nobody = Row(("nobody", fmt.EMPTY, "every draft was scored on every prompt"))
-    title = f"Dropped early: {fmt.count(done)} of {fmt.count(every)} scorings were made"
-    return Table(title, DROPPED_COLUMNS, dropped or (nobody,))
 
 
 def cost_table(stored: Entry | None) -> Table | None:

@@ -5,25 +5,10 @@ from typing import Any
 
 from harness.reporting import formatting as fmt
 from harness.reporting.tables.leaderboard import name_of
-from harness.reporting.tables.model import Column, Row, Table, without_empty
+from harness.reporting.tables.model import Column, Row, Table
 
 Entry = Mapping[str, Any]
 
-TEMPERATURE_COLUMNS = (
-    Column("draft", "left", key=True),
-    Column("temperature", key=True),
-    Column("best draft\ntemperature"),
-    Column("K"),
-    Column("speedup"),
-    Column("at the\ntarget's own"),
-    Column("gain\n[lo, hi]"),
-    Column("scored on", "left", flexible=True),
-)
-TEMPERATURE_NOTE = (
-    "Under rule ratio any draft temperature leaves the output's law as it is, so this knob is free."
-    " gain: speedup over that at the target's own temperature; where its interval reaches 1, leave"
-    " the knob alone."
-)
 CATEGORY_NOTE = (
     "alpha with its interval, where a category has prompts enough for one. Speculate on a category"
     " only where alpha is above what the draft needs to win."
@@ -31,6 +16,19 @@ CATEGORY_NOTE = (
 POSITION_NOTE = (
     "Column j: share of rounds, among those with at least j text positions left, in which at least"
     " j draft tokens were accepted."
+)
+REQUEST_COLUMNS = (
+    Column("draft", "left", key=True),
+    Column("K", key=True),
+    Column("temperature", key=True),
+    Column("request\nspeedup"),
+    Column("p95 plain"),
+    Column("p95\nspeculative"),
+    Column("slower\nrequests"),
+)
+REQUEST_NOTE = (
+    "Request speedup: both prefills included, over the prompts of this run; p95: of a request's"
+    " latency over these prompts."
 )
 REGRET_COLUMNS = (
     Column("temperature", key=True),
@@ -97,48 +95,20 @@ def position_tables(stored: Iterable[Entry]) -> tuple[Table, ...]:
     return tuple(tables)
 
 
-def draft_temperature_table(stored: Iterable[Entry]) -> Table | None:
-    """The draft temperature that would serve each draft best."""
-    rows = tuple(
-        Row(
-            (
-                fmt.text(entry.get("draft")),
-                fmt.temperature(entry.get("temperature")),
-                fmt.temperature(entry.get("best_draft_temperature")),
-                fmt.text(entry.get("k")),
-                fmt.speedup(entry.get("speedup")),
-                fmt.speedup(entry.get("default_speedup")),
-                fmt.gain(entry.get("gain"), entry.get("gain_lo"), entry.get("gain_hi")),
-                fmt.text(entry.get("note")),
-            )
-        )
-        for entry in stored
-    )
-    table = Table("Another temperature for the draft", TEMPERATURE_COLUMNS, rows)
-    noted = Table(table.title, table.columns, table.rows, (TEMPERATURE_NOTE,))
-    return without_empty(noted, fmt.EMPTY) if rows else None
-
-
 def request_table(view: Entry | None) -> Table | None:
-    """Speedup of the whole request by its prompt's and its answer's length."""
-    if not view or not view.get("rows"):
+    """Whole requests of the best draft, both prefills included: what a user waits for."""
+    if not view:
         return None
-    found = {
-        (entry["prompt_tokens"], entry["new_tokens"]): entry.get("request_speedup")
-        for entry in view["rows"]
-    }
-    lengths = sorted({new for _, new in found})
-    rows = tuple(
-        Row((fmt.count(prompt), *(fmt.speedup(found.get((prompt, new))) for new in lengths)))
-        for prompt in sorted({prompt for prompt, _ in found})
+    cells = (
+        name_of(view),
+        fmt.text(view["k"]),
+        fmt.temperature(view["temperature"]),
+        fmt.speedup(view.get("request_speedup")),
+        fmt.seconds(view.get("p95_baseline_s")),
+        fmt.seconds(view.get("p95_speculative_s")),
+        fmt.percent(view.get("share_slower")),
     )
-    columns = (
-        Column("prompt\ntokens", key=True),
-        *(Column(f"{fmt.count(new)}\nnew tokens") for new in lengths),
-    )
-    where = f"temperature {fmt.temperature(view.get('temperature'))}"
-    title = f"Whole requests: {view.get('draft')} at K={view.get('k')}, {where}"
-    return Table(title, columns, rows, _request_notes(view))
+    return Table("Whole requests", REQUEST_COLUMNS, (Row(cells),), (REQUEST_NOTE,))
 
 
 def least_regret_table(stored: Iterable[Entry]) -> Table | None:
@@ -160,16 +130,3 @@ def _at_k(entries: Iterable[Entry]) -> str:
     """The K of all entries, with a comma before it; nothing where they differ."""
     ks = {entry.get("k") for entry in entries}
     return f", K={next(iter(ks))}" if len(ks) == 1 and None not in ks else ""
-
-
-def _request_notes(view: Entry) -> tuple[str, ...]:
-    notes = ["Request speedup, both prefills included: what a user waits for."]
-    before, after = view.get("p95_baseline_s"), view.get("p95_speculative_s")
-    if before is not None and after is not None:
-        notes.append(
-            f"p95 of request latency over these prompts: {fmt.seconds(before)} without,"
-            f" {fmt.seconds(after)} with."
-        )
-    if view.get("share_slower") is not None:
-        notes.append(f"Prompts whose request gets slower: {fmt.percent(view['share_slower'])}.")
-    return tuple(notes)
