@@ -130,6 +130,29 @@ def conversation_of(prompt: str, turn: int) -> str:
     return prompt.removesuffix(f"/{turn}") if turn > 1 else prompt
 
 
+@dataclass(frozen=True, order=True)
+class TextKey:
+    """Which of a run's texts: one completion of the target for one prompt."""
+
+    prompt_set: str
+    prompt: str
+    repetition: int
+    temperature: float
+
+    def __str__(self) -> str:
+        return f"{self.prompt_set}/{self.prompt}/{self.repetition}/{self.temperature}"
+
+
+@dataclass(frozen=True, order=True)
+class Cell:
+    """What results are grouped by; k = 0 is plain decoding, which has no draft."""
+
+    prompt_set: str
+    temperature: float
+    k: int
+    draft: str | None = None
+
+
 @dataclass(frozen=True)
 class Trial:
     """One generation: a line of trials.jsonl. All counts are of emitted tokens only.
@@ -183,6 +206,16 @@ class Trial:
     turn: int = 1
 
     @property
+    def key(self) -> TextKey:
+        """Which of the target's texts this is."""
+        return TextKey(self.prompt_set, self.prompt, self.repetition, self.temperature)
+
+    @property
+    def cell_key(self) -> Cell:
+        """The cell of a run of one pair that this generation belongs to."""
+        return Cell(self.prompt_set, self.temperature, self.k)
+
+    @property
     def conversation(self) -> str:
         """Id of the conversation that the prompt is a turn of: what statistics resample."""
         return conversation_of(self.prompt, self.turn)
@@ -234,6 +267,11 @@ class TextTrace:
     matches: "NDArray[np.bool_] | None" = None
     proposed: "NDArray[np.int64] | None" = None
     turn: int = 1
+
+    @property
+    def key(self) -> TextKey:
+        """Which of the target's texts this is."""
+        return TextKey(self.prompt_set, self.prompt, self.repetition, self.temperature)
 
     @property
     def conversation(self) -> str:

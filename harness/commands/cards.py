@@ -10,7 +10,7 @@ from harness.analysis.views import Bench
 from harness.commands.audition import Taken, bench_of
 from harness.commands.sources import by_draft, latencies
 from harness.config import AuditionConfig
-from harness.records import TextTrace, UserError
+from harness.records import TextKey, TextTrace, UserError
 from harness.storage import RunFolder, StoredRun, load, load_traces, timings_from
 
 # What must be alike for two auditions to be parts of one.
@@ -144,11 +144,8 @@ def _ranked_drafts(stored: StoredRun) -> list[str]:
     return [name for name in by_draft(load_traces(stored.folder)) if name in ranked]
 
 
-def _texts(traces: Sequence[TextTrace]) -> dict[tuple[object, ...], tuple[int, ...]]:
-    return {
-        (t.prompt_set, t.prompt, t.repetition, t.temperature): tuple(t.tokens.tolist())
-        for t in traces
-    }
+def _texts(traces: Sequence[TextTrace]) -> dict[TextKey, tuple[int, ...]]:
+    return {trace.key: tuple(trace.tokens.tolist()) for trace in traces}
 
 
 def _config(stored: StoredRun) -> AuditionConfig:

@@ -12,12 +12,12 @@ from typing import Any
 
 from harness.analysis.steps import latency_rows
 from harness.commands.stage import NotEligible, Stage, take_turn
-from harness.commands.texts import Key, request_key, text_requests, write_texts
+from harness.commands.texts import text_requests, write_texts
 from harness.config import AuditionConfig, ModelConf
 from harness.measurement.traces import GeneratedText
 from harness.models.tokenizer import stop_rule
-from harness.records import Failure, TextTrace, UserError, in_one_line
-from harness.storage import RunFolder, load_traces
+from harness.records import Failure, UserError, in_one_line
+from harness.storage import RunFolder
 
 
 @dataclass
@@ -89,9 +89,9 @@ def _take(
 
     An error of one draft does not stop the others: it is recorded as that draft's failure.
     """
-    traces, timings = load_traces(folder.path), folder.timings()
-    done = {_trace_key(trace) for trace in traces if trace.draft == conf.name}
-    waiting = [text for text in texts if request_key(text.request) not in done]
+    timings = folder.timings()
+    scored = {trace.key for trace in folder.traces() if trace.draft == conf.name}
+    waiting = [text for text in texts if text.request.key not in scored]
     timed = any(t.role == "draft" and t.model == conf.name for t in timings)
     if waiting or not timed:  # another run's scores may be here without step times
         try:
@@ -110,7 +110,7 @@ def _take(
             cast.described[conf.name] = {"id": conf.id, **turn.described}
         timings += turn.timings
         folder.write_latency(latency_rows(timings), timings)
-        folder.write_traces([*traces, *turn.traces])
+        folder.add_traces(turn.traces)
     if conf.name not in cast.finished:
         cast.finished.append(conf.name)
 
@@ -121,7 +121,3 @@ def _reason(error: Exception) -> str:
     if isinstance(error, UserError):
         return text
     return f"{text[:300]} (run again with debug=true for the traceback)"
-
-
-def _trace_key(trace: TextTrace) -> Key:
-    return (trace.prompt_set, trace.prompt, trace.repetition, trace.temperature)

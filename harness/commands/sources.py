@@ -103,16 +103,16 @@ class Texts:
 
     def copy_to(self, folder: RunFolder) -> None:
         """Put them into a run that times its own steps; what is there already stays."""
-        stored = {_text_key(trial) for trial in folder.trials()}
+        stored = {trial.key for trial in folder.trials()}
         if not stored:
             folder.write_traces(self.traces)
             folder.update_manifest({"traces_from": str(self.run.folder)})
-        answered = {_text_key(trial) for trial in folder.answers()}
+        answered = {trial.key for trial in folder.answers()}
         for answer in self.answers:
-            if _text_key(answer) not in answered:
+            if answer.key not in answered:
                 folder.append_answer(answer)
         for trial in self.trials:
-            if _text_key(trial) not in stored:
+            if trial.key not in stored:
                 folder.append_trial(trial)
 
 
@@ -136,10 +136,6 @@ def stored_texts(config: AuditionConfig, drafts: Sequence[str]) -> Texts:
     trials = tuple(t for t in run.trials if t.k == 0 and t.status == "ok" and t.tokens)
     answers = tuple(RunFolder(run.folder, run.manifest).answers())
     return Texts(run, trials, answers, tuple(trace for group in traces.values() for trace in group))
-
-
-def _text_key(trial: Trial) -> tuple[str, str, int, float]:
-    return (trial.prompt_set, trial.prompt, trial.repetition, trial.temperature)
 
 
 def latencies(

@@ -24,7 +24,6 @@ from harness.models.tokenizer import encode, stop_rule
 from harness.records import Prompt, Trial
 from harness.storage import RunFolder, load_traces
 
-Key = tuple[str, str, int, float]
 BATCH = 32
 
 
@@ -135,8 +134,8 @@ def _answers(
         )
         for entry in entries
     ]
-    stored = {trial_key(trial): trial.tokens or () for trial in folder.answers()}
-    waiting = [entry for entry in requests if request_key(entry) not in stored]
+    stored = {trial.key: trial.tokens or () for trial in folder.answers()}
+    waiting = [entry for entry in requests if entry.key not in stored]
     name = f"model={target.name}"
     with progress("the target answers earlier turns", len(waiting)) as tick:
         # Stored batch by batch, so that a stopped run goes on with the next
@@ -144,8 +143,8 @@ def _answers(
             part = waiting[start : start + batch]
             for text in generate_texts(model, part, name=name, batch=batch, tick=tick):
                 folder.append_answer(_trial(text, target.name))
-                stored[request_key(text.request)] = text.tokens
-    return [stored[request_key(entry)] for entry in requests]
+                stored[text.request.key] = text.tokens
+    return [stored[entry.key] for entry in requests]
 
 
 def with_pair_turns(folder: RunFolder, pair: Pair, config: PairConfig) -> Pair:
@@ -164,17 +163,14 @@ def write_texts(
     batch: int = BATCH,
 ) -> list[GeneratedText]:
     """Texts of the requests, generated where the folder lacks them, in the requests' order."""
-    stored = {trial_key(trial): trial for trial in folder.trials()}
-    waiting = [entry for entry in requests if request_key(entry) not in stored]
+    stored = {trial.key: trial for trial in folder.trials()}
+    waiting = [entry for entry in requests if entry.key not in stored]
     with progress("the target writes", len(waiting)) as tick:
         texts = generate_texts(model, waiting, name=f"model={name}", batch=batch, tick=tick)
-    fresh = {request_key(text.request): text for text in texts}
+    fresh = {text.request.key: text for text in texts}
     for text in texts:
         folder.append_trial(_trial(text, name))
-    return [
-        fresh.get(request_key(entry)) or from_trial(entry, stored[request_key(entry)])
-        for entry in requests
-    ]
+    return [fresh.get(entry.key) or from_trial(entry, stored[entry.key]) for entry in requests]
 
 
 def write_pair_texts(folder: RunFolder, pair: Pair, config: SweepConfig) -> None:
@@ -189,17 +185,13 @@ def score_pair(folder: RunFolder, pair: Pair, config: SweepConfig) -> None:
     if load_traces(folder.path):
         return
     plain = {
-        trial_key(trial): trial
+        trial.key: trial
         for trial in folder.trials()
         if trial.k == 0 and trial.status == "ok" and trial.tokens
     }
     stop = stop_rule(pair.target.tokenizer, config.decode.stop_strings)
     requests = text_requests(pair.prompts, config, pair.eos, stop)
-    texts = [
-        from_trial(entry, plain[request_key(entry)])
-        for entry in requests
-        if request_key(entry) in plain
-    ]
+    texts = [from_trial(entry, plain[entry.key]) for entry in requests if entry.key in plain]
     with progress("the draft scores", len(texts)) as tick:
         traces = score_texts(
             texts, pair.target_model, pair.draft_model, draft_name=pair.draft.name, tick=tick
@@ -228,21 +220,11 @@ def compare_greedy(
     return texts
 
 
-def request_key(request: TextRequest) -> Key:
-    """What a text is known by within one run."""
-    return (request.prompt_set, request.prompt, request.repetition, request.sampling.temperature)
-
-
-def trial_key(trial: Trial) -> Key:
-    """The same of a stored trial."""
-    return (trial.prompt_set, trial.prompt, trial.repetition, trial.temperature)
-
-
 def _trial(text: GeneratedText, model: str) -> Trial:
     """A text as a line of trials.jsonl; made in a batch, so without times of its own."""
     request = text.request
     return Trial(
-        cell="/".join(str(part) for part in request_key(request)),
+        cell=str(request.key),
         prompt_set=request.prompt_set,
         prompt=request.prompt,
         repetition=request.repetition,

@@ -37,7 +37,7 @@ from harness.measurement.trials import stop_reason
 from harness.models.backbone import SplitNetwork, new_cache, split_network
 from harness.models.cached import CachedModel, takes
 from harness.models.probe import allowed_error, difference, probe_tokens, uncached_logits
-from harness.records import BrokenLogitsError, StopReason, first_line
+from harness.records import BrokenLogitsError, StopReason, TextKey, first_line
 
 # Prompt lengths of the texts that a way of batching is tried on
 PADDED, EQUAL = (20, 11), (16, 16)
@@ -69,6 +69,11 @@ class TextRequest:
     eos: frozenset[int]
     stop: StopRule | None = None
     turn: int = 1
+
+    @property
+    def key(self) -> TextKey:
+        """What the text is known by within one run."""
+        return TextKey(self.prompt_set, self.prompt, self.repetition, self.sampling.temperature)
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -122,6 +123,20 @@ class StoredRun:
         """The door that made the run: profile, sweep, breakeven, snapshot or audition."""
         return str(self.manifest.get("door", ""))
 
+    @cached_property
+    def traces(self) -> list[TextTrace]:
+        """The run's traces, in the order they were written; empty where it made none.
+
+        Raises:
+            UserError: the file is not one of traces, or not as it was written.
+        """
+        return load_traces(self.folder)
+
+    @cached_property
+    def timings(self) -> list[StepTiming]:
+        """The step timings behind latency.csv."""
+        return timings_from(self.latency_samples)
+
 
 class RunFolder:
     """A run being written.
@@ -138,6 +153,7 @@ class RunFolder:
         self._answers = path / "answers.jsonl"
         self._files = files.Files(path)
         self._lock = lock
+        self._traces: list[TextTrace] | None = None
         if lock is not None and lock.unlocked is not None:
             manifest["written_without_lock"] = lock.unlocked
 
@@ -287,11 +303,27 @@ class RunFolder:
         }
         self._write("summary.json", json.dumps(_plain(content), indent=2) + "\n")
 
-    def write_traces(self, traces: Sequence[TextTrace]) -> None:
-        """Write traces.parquet: all drafts, all texts."""
-        from harness.storage import traces as parquet
+    def traces(self) -> list[TextTrace]:
+        """Every stored trace, in order; read from the file once."""
+        if self._traces is None:
+            self._traces = load_traces(self.path)
+        return list(self._traces)
 
-        self._files.write(TRACES, parquet.content(traces))
+    def write_traces(self, traces: Sequence[TextTrace]) -> None:
+        """Write traces.parquet anew: all drafts, all texts."""
+        self._write_traces(traces, None)
+        self._traces = list(traces)
+
+    def add_traces(self, traces: Sequence[TextTrace]) -> None:
+        """Put further traces behind the stored ones, whose rows are copied as they are."""
+        before = self.traces()
+        self._write_traces(traces, files.read_verified(self.path, TRACES))
+        self._traces = [*before, *traces]
+
+    def _write_traces(self, traces: Sequence[TextTrace], before: bytes | None) -> None:
+        from harness.storage.traces import content  # imports numpy and pandas
+
+        self._files.write(TRACES, content(traces, before))
 
     def update_manifest(self, entries: Mapping[str, Any]) -> None:
         """Merge `entries` into manifest.json; with a status that ends the run, count its trials."""
@@ -360,10 +392,10 @@ def load_traces(folder: str | Path) -> list[TextTrace]:
     Raises:
         UserError: the file is not one of traces, or not as it was written.
     """
-    from harness.storage import traces  # imports numpy and pandas
+    from harness.storage.traces import read  # imports numpy and pandas
 
     content = files.read_verified(Path(folder), TRACES)
-    return [] if content is None else traces.read(content, Path(folder) / TRACES)
+    return [] if content is None else read(content, Path(folder) / TRACES)
 
 
 def copied(stored: StoredRun, into: Path) -> StoredRun:

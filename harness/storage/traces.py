@@ -12,48 +12,55 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 from numpy.typing import NDArray
+from pyarrow import parquet
 
 from harness.records import TextTrace, UserError
 
-TEXT_COLUMNS = (
-    "draft",
-    "draft_temperature",
-    "prompt_set",
-    "prompt",
-    "category",
-    "repetition",
-    "temperature",
-    "top_k",
-    "top_p",
-    "prompt_tokens",
-    "stop_reason",
-    "turn",
-)
-NUMBER_COLUMNS = (
-    "target_logprob",
-    "draft_logprob",
-    "draft_is_argmax",
-    "last_ratio",
-    "last_exact_match",
-    "last_greedy_draft",
-    "target_entropy",
-    "draft_entropy",
-)
-COLUMNS = (
-    *("draft", "draft_temperature", "start", "prompt", "position", "token"),
-    *NUMBER_COLUMNS,
-    *(name for name in TEXT_COLUMNS if name not in ("draft", "draft_temperature", "prompt")),
-)
-NAMES = ("draft", "prompt_set", "prompt", "category", "stop_reason")
-Numbers = dict[str, NDArray[Any]]
+_NAME = pa.dictionary(pa.int32(), pa.string())
+# Of a trace
+TEXT_COLUMNS = {
+    "draft": _NAME,
+    "draft_temperature": pa.float64(),
+    "prompt_set": _NAME,
+    "prompt": _NAME,
+    "category": _NAME,
+    "repetition": pa.int64(),
+    "temperature": pa.float64(),
+    "top_k": pa.int64(),
+    "top_p": pa.float64(),
+    "prompt_tokens": pa.int64(),
+    "stop_reason": _NAME,
+    "turn": pa.int64(),
+}
+# Of a position; the names are those of TextTrace
+NUMBER_COLUMNS = {
+    "target_logprob": pa.float64(),
+    "draft_logprob": pa.float64(),
+    "draft_is_argmax": pa.bool_(),
+    "last_ratio": pa.float64(),
+    "last_exact_match": pa.float64(),
+    "last_greedy_draft": pa.float64(),
+    "target_entropy": pa.float64(),
+    "draft_entropy": pa.float64(),
+}
+POSITIONS = {"start": pa.int64(), "position": pa.int64(), "token": pa.int64()}
+# In the file's order
+_FIRST = ("draft", "draft_temperature", "start", "prompt", "position", "token", *NUMBER_COLUMNS)
+_TYPES = {**TEXT_COLUMNS, **POSITIONS, **NUMBER_COLUMNS}
+SCHEMA = pa.schema({name: _TYPES[name] for name in dict.fromkeys((*_FIRST, *TEXT_COLUMNS))})
 MAX_ROWS = 50_000_000
 
 
-def content(traces: Sequence[TextTrace]) -> bytes:
-    """The traces as the bytes of a parquet file."""
+def content(traces: Sequence[TextTrace], before: bytes | None = None) -> bytes:
+    """The traces as the bytes of a parquet file, after the rows of the file `before`."""
+    rows = _table(traces)
+    if before is not None:
+        parts = [parquet.read_table(io.BytesIO(before)), rows]
+        rows = pa.concat_tables(parts, promote_options="permissive").unify_dictionaries()
     buffer = io.BytesIO()
-    table(traces).to_parquet(buffer, index=False, compression="zstd")
+    parquet.write_table(rows, buffer, compression="zstd")
     return buffer.getvalue()
 
 
@@ -67,19 +74,18 @@ def read(content: bytes, file: Path) -> list[TextTrace]:
     Raises:
         UserError: not such a file.
     """
-    from pyarrow import parquet  # takes a while, and most runs are read without their traces
-
     try:
         rows = parquet.ParquetFile(io.BytesIO(content)).metadata.num_rows
         if rows > MAX_ROWS:  # a few bytes can say that a value is repeated
             raise ValueError(f"{rows:,} rows; no run writes more than {MAX_ROWS:,}")
-        stored = pd.read_parquet(io.BytesIO(content))
+        types = {pa.int64(): pd.Int64Dtype()}
+        stored = parquet.read_table(io.BytesIO(content)).to_pandas(types_mapper=types.get)
     except (OSError, ValueError, MemoryError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{file}: cannot be read as traces ({reason})") from error
     if "turn" not in stored.columns:  # written before there were conversations
         stored["turn"] = 1
-    missing = [name for name in COLUMNS if name not in stored.columns]
+    missing = [name for name in SCHEMA.names if name not in stored.columns]
     if missing:
         raise UserError(f"{file}: not the traces of a run; it has no column {missing[0]}")
     groups = stored.groupby(list(TEXT_COLUMNS), sort=False, dropna=False, observed=True)
@@ -89,32 +95,23 @@ def read(content: bytes, file: Path) -> list[TextTrace]:
         raise UserError(f"{file}: not the traces of a run ({error})") from error
 
 
-def table(traces: Sequence[TextTrace]) -> pd.DataFrame:
-    """The rows of traces.parquet."""
+def _table(traces: Sequence[TextTrace]) -> pa.Table:
     parts = [_rows(trace) for trace in traces]
+    trace_of_row = np.repeat(np.arange(len(parts)), [len(part["position"]) for part in parts])
     columns: dict[str, Any] = {}
-    for name in ("start", "position", "token", *NUMBER_COLUMNS):
-        columns[name] = np.concatenate([part[name] for part in parts]) if parts else []
-    sizes = [len(part["position"]) for part in parts]
-    for name in TEXT_COLUMNS:
-        values = pd.Series([getattr(trace, name) for trace in traces], dtype=_dtype(name))
-        columns[name] = values.repeat(sizes).array
-    frame = pd.DataFrame(columns, columns=list(COLUMNS))
-    return frame.astype(
-        {"start": "Int64", "position": "int64", "token": "Int64", "draft_is_argmax": "bool"}
-    )
+    for name, kind in (POSITIONS | NUMBER_COLUMNS).items():
+        values = np.concatenate([part[name] for part in parts]) if parts else []
+        columns[name] = pa.array(values, kind, from_pandas=True)  # NaN becomes null
+    for name, kind in TEXT_COLUMNS.items():
+        values = [getattr(trace, name) for trace in traces]
+        columns[name] = pa.array(values, kind).take(pa.array(trace_of_row))
+    return pa.table(columns, SCHEMA)
 
 
-def _dtype(name: str) -> str:
-    if name in NAMES:
-        return "category"
-    return "Int64" if name in ("repetition", "top_k", "prompt_tokens", "turn") else "float64"
-
-
-def _rows(trace: TextTrace) -> Numbers:
+def _rows(trace: TextTrace) -> dict[str, NDArray[Any]]:
     """The per-row columns of one trace; what is absent is NaN."""
     positions = np.arange(len(trace.tokens))
-    numbers: Numbers = {name: getattr(trace, name) for name in NUMBER_COLUMNS}
+    numbers: dict[str, NDArray[Any]] = {name: getattr(trace, name) for name in NUMBER_COLUMNS}
     if trace.matches is None or trace.proposed is None:
         starts = np.full(len(positions), np.nan)
         return {"start": starts, "position": positions, "token": trace.tokens, **numbers}
@@ -122,7 +119,7 @@ def _rows(trace: TextTrace) -> Numbers:
     at = positions[:, None] + offsets
     with np.errstate(divide="ignore"):
         logprob = np.where(offsets < trace.proposed[:, None], np.log(matches), np.nan)
-    rows: Numbers = {
+    rows: dict[str, NDArray[Any]] = {
         "start": np.repeat(positions, len(offsets)),
         "position": at,
         "token": _at(trace.tokens.astype(np.float64), at),
