@@ -124,6 +124,21 @@ CaveatCode = Literal[
     "fit_negative_overhead",
     "fit_untested",
 ]
+ComparisonCaveatCode = Literal[
+    "failed_run",
+    "unfinished_run",
+    "different_devices",
+    "distrusted",
+    "other_acceptance",
+    "unpaired",
+    "other_lengths",
+    "some_prompts",
+    "other_hash",
+    "texts_differ_by_setting",
+    "texts_differ_in_float32",
+    "texts_differ_by_rounding",
+    "counts_differ",
+]
 RuleOfThumbCode = Literal[
     "step_ratio", "parameter_share", "same_vocabulary", "suggested_k", "accepted_over_emitted"
 ]
@@ -844,6 +859,107 @@ class RoundFit:
 
 
 @dataclass(frozen=True)
+class ComparisonRow:
+    """One cell in two runs: a row of comparison.csv, in this column order.
+
+    Attributes:
+        reference, run: names of the two run folders; a ratio is run / reference, a difference
+            run - reference.
+        reference_draft, draft: the drafts in either; they may differ.
+        prompt_set: a set, or "all" for the weighted workload.
+        source: measured, or replayed or theory where a side was not measured (then unpaired).
+        prompts: prompts that both runs have; None where results.csv alone was compared.
+        p_value_holm: of speedup_ratio = 1, two-sided, adjusted for all cells compared.
+    """
+
+    reference: str
+    run: str
+    reference_draft: str | None
+    draft: str | None
+    prompt_set: str | None
+    temperature: float | None
+    k: int
+    source: Source
+    status: Literal["complete", "partial"] = "complete"
+    prompts: int | None = None
+    reference_ms_per_token: float | None = None
+    ms_per_token: float | None = None
+    reference_speedup: float | None = None
+    speedup: float | None = None
+    speedup_ratio: float | None = None
+    speedup_ratio_lo: float | None = None
+    speedup_ratio_hi: float | None = None
+    p_value_holm: float | None = None
+    reference_alpha: float | None = None
+    alpha: float | None = None
+    alpha_difference: float | None = None
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """One run against the reference.
+
+    Attributes:
+        name: of its folder.
+        row: the cell that decides; None where no speedup can be compared.
+        cells: how many cells have a p-value.
+        differing: how many of them differ significantly, by the adjusted p-value.
+        threshold, outcome: `fail_below` and whether the ratio passes; None where not asked for.
+    """
+
+    name: str
+    row: ComparisonRow | None
+    cells: int
+    differing: int
+    threshold: float | None = None
+    outcome: Literal["pass", "fail", "unclear"] | None = None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A setting or fact of the environment in which runs differ, and its value in each run."""
+
+    name: str
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ComparisonCaveat:
+    """What a reader of a comparison must know: a code, and the values its sentence quotes."""
+
+    code: ComparisonCaveatCode
+    values: Values = field(default_factory=dict[str, Value])
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs compared with the first of them.
+
+    Attributes:
+        reference: name of the first run.
+        folders: of all runs, the reference first.
+        caveats: most important first.
+    """
+
+    reference: str
+    folders: tuple[str, ...]
+    runs: tuple[ComparedRun, ...]
+    rows: tuple[ComparisonRow, ...]
+    caveats: tuple[ComparisonCaveat, ...]
+    differences: tuple[Difference, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all runs, the reference first."""
+        return (self.reference, *(run.name for run in self.runs))
+
+    @property
+    def failed(self) -> bool:
+        """Whether a run's speedup fell below the threshold."""
+        return any(run.outcome == "fail" for run in self.runs)
+
+
+@dataclass(frozen=True)
 class Summary:
     """What a run says, and all that a report reads.
 
@@ -915,6 +1031,8 @@ class Summary:
     best_k: tuple[BestKAtAlpha, ...] = ()
     alphas: tuple[float, ...] = ()
     round_fit: RoundFit | None = None
+    # Report of several runs
+    comparison: Comparison | None = None
 
     @property
     def generated(self) -> tuple[ResultRow, ...]:

@@ -4,17 +4,23 @@ A run that was killed has trials but no results yet: they are derived first, fro
 """
 
 import math
+from dataclasses import asdict
 
 from rich.console import Console
 
 from harness import reporting
+from harness.analysis.comparison import compare
 from harness.analysis.unfinished import derived
-from harness.commands import compare, index
+from harness.commands import index
 from harness.commands.outcome import Outcome
+from harness.commands.running import shown
 from harness.commands.validate import validated
 from harness.config import ReportConfig
-from harness.records import UserError
-from harness.storage import StoredRun, load
+from harness.measurement.host import describe_host
+from harness.records import Summary, UserError
+from harness.reporting.tables.comparison import caveat
+from harness.storage import RunFolder, StoredRun, load, refuse_lost_trials
+from harness.summary import ComparisonRow
 
 
 def run(config: ReportConfig) -> Outcome:
@@ -38,13 +44,31 @@ def run(config: ReportConfig) -> Outcome:
             raise UserError("fail_below: needs run= or runs=; an index judges nothing")
         return index.run(config.index)
     if config.runs:
-        return compare.run(config)
+        return _compared(config)
     if config.run is None:
         raise UserError("run: name the run folder to render, run=results/...")
     stored = derived(load(config.run))
     reporting.render(stored)
     reporting.show(stored)
     return Outcome(stored.folder, 1 if _below(stored, config.fail_below) else 0)
+
+
+def _compared(config: ReportConfig) -> Outcome:
+    """Compare `runs`, store the comparison as a run of its own, render and show it.
+
+    Returns:
+        Its folder; status 1 where a run's speedup fell below `fail_below` of the reference's.
+    """
+    runs = [load(folder) for folder in config.runs]
+    for run in runs:
+        refuse_lost_trials(run)
+    comparison = compare(runs, config.fail_below, seed=config.seed)
+    folder = RunFolder.create(config.results_root, "report", ("compare",), asdict(config))
+    folder.write_table("comparison.csv", ComparisonRow, comparison.rows)
+    caveats = tuple(caveat(entry) for entry in comparison.caveats)
+    folder.write_summary(Summary(verdict=None, caveats=caveats), {"comparison": asdict(comparison)})
+    folder.update_manifest({"environment": describe_host(), "status": "complete"})
+    return shown(folder.path, int(comparison.failed))
 
 
 def _below(stored: StoredRun, least: float | None) -> bool:

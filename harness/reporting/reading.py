@@ -9,8 +9,10 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+from pydantic import TypeAdapter
 
 from harness.records import LatencyRow, ResultRow
+from harness.summary import Comparison
 
 if TYPE_CHECKING:
     from harness.storage import StoredRun
@@ -62,6 +64,12 @@ def latency_of(run: "StoredRun") -> tuple[LatencyRow, ...]:
 def summary_of(run: "StoredRun") -> dict[str, Any]:
     """summary.json, or an empty mapping where it was not written."""
     return run.summary or {}
+
+
+def comparison_of(run: "StoredRun") -> Comparison | None:
+    """The comparison that a report of several runs stored."""
+    stored = summary_of(run).get("comparison")
+    return TypeAdapter(Comparison).validate_python(stored) if isinstance(stored, dict) else None
 
 
 def headline_of(run: "StoredRun") -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from harness.records import DUMMY_CAVEAT, IMPOSED_CAVEAT, ResultRow
 from harness.reporting import formatting as fmt
 from harness.reporting.reading import (
+    comparison_of,
     door_of,
     dummies_of,
     ran,
@@ -13,7 +14,7 @@ from harness.reporting.reading import (
     summary_of,
     synthetic,
 )
-from harness.reporting.tables.compare import comparison_sentences
+from harness.reporting.tables.comparison import comparison_sentences
 
 if TYPE_CHECKING:
     from harness.storage import StoredRun
@@ -205,7 +206,8 @@ def _without_verdict(run: "StoredRun", summary: Mapping[str, Any]) -> tuple[str,
     if door_of(run) == "snapshot" and checks:
         return (snapshot([str(entry.get("result")) for entry in checks]),)
     if door_of(run) == "report":
-        return comparison_sentences(summary)
+        comparison = comparison_of(run)
+        return comparison_sentences(comparison) if comparison else ()
     if door_of(run) in DECIDING_DOORS:
         return ("No verdict: the run stopped before there was enough to decide on.",)
     return ()

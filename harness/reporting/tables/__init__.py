@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from harness.reporting.reading import (
+    comparison_of,
     door_of,
     headline_of,
     latency_of,
@@ -15,7 +16,7 @@ from harness.reporting.reading import (
 from harness.reporting.tables.bounds import bounds_table, reads_table
 from harness.reporting.tables.breakeven import ideal_table, measured_table, rules_table
 from harness.reporting.tables.cards import cards_table
-from harness.reporting.tables.compare import comparison_tables, difference_table
+from harness.reporting.tables.comparison import comparison_tables
 from harness.reporting.tables.curves import batch_table, curve_table
 from harness.reporting.tables.expense import (
     cost_table,
@@ -131,7 +132,8 @@ def _breakeven(run: "StoredRun") -> list[Table | None]:
 
 
 def _report(run: "StoredRun") -> list[Table | None]:
-    return [*comparison_tables(summary_of(run)), difference_table(summary_of(run))]
+    comparison = comparison_of(run)
+    return [*comparison_tables(comparison)] if comparison else []
 
 
 def _snapshot(run: "StoredRun") -> list[Table | None]:

@@ -1,0 +1,649 @@
+"""Stored runs of one target compared cell by cell, the first being the reference.
+
+A run's speedup moves with its prompts far more than with what changed between two runs, so runs are
+compared on the prompts that both have: a prompt's four generations (plain and speculative, in
+either run) are resampled together, and what the prompts have in common cancels. Each speedup is
+taken against its own run's baseline, so a machine that is 10 % slower today cancels as well; the
+times per token show it.
+
+With 40 cells two differ by chance alone, so p-values are adjusted by Holm's method (Holm, "A simple
+sequentially rejective multiple test procedure", 1979).
+
+A comparison has many cells and a build has one exit status. The cell that decides is the one that
+would be served: the whole workload at the temperature and K of the reference's verdict. Where the
+reference serves without speculation, or the other run lacks that K, it is the shared K at which the
+reference was fastest. A threshold on the ratio alone would fail one build in two where the truth
+lies on it. So a comparison fails only when the *upper* bound of the ratio's interval is below
+`fail_below`; a ratio below it whose interval reaches over it is unclear, and passes. Where there is
+no interval (fewer than 8 shared prompts) the ratio itself decides.
+
+Where a run was not measured generation by generation (replay) there is nothing to pair: rows of
+results.csv are compared as they stand, without an interval.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pandas as pd
+from scipy.special import stdtr
+
+from harness.analysis.counts import (
+    accepted,
+    completed,
+    decode_s,
+    judged,
+    latest,
+    new_tokens,
+    ratio,
+)
+from harness.commands.greedy import distrusted
+from harness.records import ResultRow, Trial, UserError
+from harness.reporting.reading import dummies_of, ran, results_of, synthetic
+from harness.stats.intervals import (
+    Array,
+    bootstrap_interval,
+    set_weights,
+    strata_indices,
+    workload_ratio,
+)
+from harness.storage import FREE_KEYS, StoredRun
+from harness.summary import (
+    ComparedRun,
+    Comparison,
+    ComparisonCaveat,
+    ComparisonCaveatCode,
+    ComparisonRow,
+    Difference,
+    Value,
+)
+
+ALL_SETS = "all"
+# Doors whose runs hold speedups of cells.
+DOORS = ("sweep", "audition")
+SIGNIFICANT = 0.05
+# Rounding of sums that are equal on paper.
+ZERO = 1e-12
+SHOWN_HASH = 12
+# Differences shown first, in this order: the ends of dotted names in manifest.json and config.yaml.
+FIRST = (
+    *("device", "device_name", "driver", "cuda", "threads", "backend", "engine", "model.id"),
+    *("draft.id", "revision", "commit", "dtype", "weights", "rule", "prompts_sha256"),
+    *("new_tokens", "seed", "dirty"),
+)
+# What differs between any two runs, or is said by another entry.
+PASSED_OVER = ("created_utc", "environment.command", "status", "memory_bytes")
+
+TEXT_SETTINGS = ("repetition_penalty", "stop_strings")
+MODEL_SETTINGS = ("revision", "weights", "quantization", "dtype")
+
+Outcome = Literal["pass", "fail", "unclear"]
+
+
+def compare(
+    runs: Sequence[StoredRun], fail_below: float | None = None, *, seed: int = 0
+) -> Comparison:
+    """Compare every run with the first.
+
+    Args:
+        runs: two or more, of one target.
+        fail_below: the least ratio of speedups that passes.
+        seed: of the bootstrap; the same runs give the same numbers.
+
+    Raises:
+        UserError: fewer than two runs, one of them twice, runs that cannot be compared, or a
+            threshold where no speedup can be compared.
+    """
+    names = _names(runs)
+    rows: list[ComparisonRow] = []
+    caveats: list[ComparisonCaveat] = []
+    compared: list[ComparedRun] = []
+    for name, run in zip(names[1:], runs[1:], strict=True):
+        pair = _Runs((names[0], name), (runs[0], run))
+        pair_rows, pair_caveats = _compare_two(pair, seed)
+        if not pair_rows:
+            raise UserError(f"runs: {names[0]} and {name} have no cell in common")
+        rows += pair_rows
+        caveats += [caveat for caveat in pair_caveats if caveat not in caveats]
+        compared.append(_compared(name, pair_rows, runs[0], fail_below))
+    return Comparison(
+        reference=names[0],
+        folders=tuple(str(run.folder) for run in runs),
+        runs=tuple(compared),
+        rows=tuple(rows),
+        caveats=tuple(caveats),
+        differences=_differences(runs),
+    )
+
+
+class _Runs(NamedTuple):
+    """Two runs with the names they go by, the reference first."""
+
+    names: tuple[str, str]
+    runs: tuple[StoredRun, StoredRun]
+
+
+def _names(runs: Sequence[StoredRun]) -> tuple[str, ...]:
+    """Folder names, whole paths where those are the same.
+
+    Raises:
+        UserError: fewer than two runs, one twice, or one that holds no cells to compare.
+    """
+    if len(runs) < 2:
+        raise UserError("runs: give at least two run folders, runs=[results/A,results/B]")
+    paths = [run.folder.resolve() for run in runs]
+    for index, path in enumerate(paths):
+        if path in paths[:index]:
+            raise UserError(f"runs: {runs[index].folder} is given twice; list each once")
+    short = [path.name for path in paths]
+    names = short if len(set(short)) == len(short) else [str(run.folder) for run in runs]
+    for name, run in zip(names, runs, strict=True):
+        if run.door not in DOORS:
+            raise UserError(
+                f"runs: {name} was made by {run.door} and holds no measured cells; compare runs of"
+                f" {' or '.join(DOORS)}"
+            )
+        if not run.trials and run.results.empty:
+            raise UserError(
+                f"runs: {name} holds no results yet; resume={run.folder} goes on with it"
+            )
+    return tuple(names)
+
+
+def _compare_two(pair: _Runs, seed: int) -> tuple[list[ComparisonRow], list[ComparisonCaveat]]:
+    _check_target(pair)
+    reference, run = pair.runs
+    drafts = [_draft(run) for run in pair.runs]
+    blank = ComparisonRow(*pair.names, drafts[0], drafts[1], None, None, 0, "measured")
+    measured = all(r.door == "sweep" and r.config.get("mode") == "measure" for r in pair.runs)
+    caveats = [*_unfinished(pair), *_devices(pair)]
+    unlike = _unlike(pair)
+    caveats += [unlike] if unlike else []
+    if measured:
+        caveats += [*_shared_prompts(pair), *_changed_texts(pair)]
+        weights = (reference.config.get("prompts") or {}).get("weights")
+        rows = _measured_rows(pair, blank, weights, seed)
+    else:
+        caveats.append(ComparisonCaveat("unpaired"))
+        rows = _stored_rows(ran(results_of(reference)), ran(results_of(run)), blank)
+    return [_times_only(row) for row in rows] if unlike else rows, caveats
+
+
+def _check_target(pair: _Runs) -> None:
+    """Refuse two targets; one model in two folders, as in two checkouts, is one target."""
+    models = [run.config.get("model") or {} for run in pair.runs]
+    described = [(run.manifest.get("models") or {}).get("target") or {} for run in pair.runs]
+    sizes = [entry.get("parameters") for entry in described]
+    alike = models[0].get("name") == models[1].get("name") and sizes[0] == sizes[1]
+    if models[0].get("id") != models[1].get("id") and not alike:
+        both = " and ".join(
+            f"{name} has {model.get('name')} ({model.get('id')})"
+            for name, model in zip(pair.names, models, strict=True)
+        )
+        raise UserError(
+            f"runs: different targets, {both}; a speedup belongs to its target, so compare runs of"
+            " one"
+        )
+
+
+# ---- rows of measured runs, paired by prompt ----
+
+
+QUANTITIES = ("seconds", "tokens", "accepted", "judged")
+GENERATION = ["prompt_set", "conversation", "prompt", "repetition", "prompt_tokens", "temperature"]
+
+
+def _generations(run: StoredRun) -> pd.DataFrame:
+    """One row per completed generation; a prompt of another length is another prompt."""
+    rows = [
+        (
+            *(t.prompt_set, t.conversation, t.prompt, t.repetition, t.prompt_tokens, t.temperature),
+            *(t.k, decode_s(t), new_tokens(t), accepted(t), judged(t)),
+        )
+        for t in completed(latest(run.trials))
+    ]
+    return pd.DataFrame(rows, columns=[*GENERATION, "k", *QUANTITIES])
+
+
+def _measured_rows(
+    pair: _Runs, blank: ComparisonRow, weights: Mapping[str, float] | None, seed: int
+) -> list[ComparisonRow]:
+    """By temperature, K and prompt set, the whole workload ("all") last in its group."""
+    one, two = (_generations(run) for run in pair.runs)
+    shared = one.merge(two, on=[*GENERATION, "k"], suffixes=("_reference", "_run"))
+    failed = {
+        (t.prompt_set, t.temperature, t.k)
+        for run in pair.runs
+        for t in latest(run.trials)
+        if t.status == "failed"
+    }
+    plain = shared[shared["k"] == 0].drop(columns="k")
+    plain = plain.rename(columns=lambda name: _plain(name) if name not in GENERATION else name)
+    rows: list[ComparisonRow] = []
+    p_values: list[float | None] = []
+    for temperature, k in sorted(set(zip(shared["temperature"], shared["k"], strict=True))):
+        cell = shared[(shared["temperature"] == temperature) & (shared["k"] == k)]
+        baselines = k > 0 and set(cell["prompt_set"]) <= set(
+            plain.loc[plain["temperature"] == temperature, "prompt_set"]
+        )
+        cell = cell.merge(plain, on=GENERATION) if baselines else cell
+        sums = cell.drop(columns=["prompt", "repetition", "prompt_tokens", "temperature", "k"])
+        sums = sums.groupby(["prompt_set", "conversation"]).sum()
+        sets = sorted(set(cell["prompt_set"]))
+        for name in [*sets, ALL_SETS] if len(sets) > 1 else sets:
+            members = sets if name == ALL_SETS else [name]
+            partial = any((member, temperature, k) in failed for member in members)
+            row = replace(
+                blank,
+                prompt_set=name,
+                temperature=float(temperature),
+                k=int(k),
+                status="partial" if partial else "complete",
+            )
+            chosen = weights if name == ALL_SETS else None
+            row, p_value = _measured_row(row, sums.loc[members], chosen, seed, baselines=baselines)
+            rows.append(row)
+            p_values.append(p_value)
+    return [replace(r, p_value_holm=p) for r, p in zip(rows, holm(p_values), strict=True)]
+
+
+def _plain(column: str) -> str:
+    """seconds_run of the baseline is seconds_plain_run."""
+    quantity, side = column.split("_")
+    return f"{quantity}_plain_{side}"
+
+
+def _measured_row(
+    row: ComparisonRow,
+    sums: pd.DataFrame,
+    weights: Mapping[str, float] | None,
+    seed: int,
+    *,
+    baselines: bool,
+) -> tuple[ComparisonRow, float | None]:
+    """The row and the p-value of its speedup ratio, not yet adjusted."""
+
+    def time(**powers: int) -> _Ratios:
+        return _Ratios(sums, powers, weights)
+
+    row = replace(
+        row,
+        prompts=len(sums),
+        reference_ms_per_token=1e3 * time(reference=1).value,
+        ms_per_token=1e3 * time(run=1).value,
+    )
+    if not row.k:
+        return row, None
+    total = sums.sum()
+    before, after = (
+        ratio(float(total[f"accepted_{side}"]), float(total[f"judged_{side}"]))
+        for side in ("reference", "run")
+    )
+    row = replace(
+        row, reference_alpha=before, alpha=after, alpha_difference=_difference(before, after)
+    )
+    if not baselines:
+        return row, None
+    gain = time(plain_run=1, run=-1, plain_reference=-1, reference=1)
+    interval = gain.interval(seed)
+    row = replace(
+        row,
+        reference_speedup=time(plain_reference=1, reference=-1).value,
+        speedup=time(plain_run=1, run=-1).value,
+        speedup_ratio=gain.value,
+        speedup_ratio_lo=interval[0] if interval else None,
+        speedup_ratio_hi=interval[1] if interval else None,
+    )
+    return row, gain.p_value()
+
+
+@dataclass(frozen=True)
+class _Ratios:
+    """A product of powers of a workload's seconds per token.
+
+    Its p-value is Student's on the log, linearised prompt by prompt (Cochran, "Sampling
+    Techniques", 1977, section 6.4).
+
+    Attributes:
+        sums: per prompt, with columns seconds_SIDE and tokens_SIDE.
+        powers: by side.
+        weights: of the prompt sets, equal if None.
+    """
+
+    sums: pd.DataFrame
+    powers: Mapping[str, int]
+    weights: Mapping[str, float] | None
+
+    @property
+    def value(self) -> float:
+        """Over all prompts."""
+        columns = self._columns
+        return float(self._product([columns[at].sum(0) for _, at in strata_indices(self._sets)]))
+
+    def interval(self, seed: int) -> tuple[float, float] | None:
+        """Prompts resampled within their sets; None with too few."""
+        return bootstrap_interval(self._columns, self._sets, self._product, seed=seed)
+
+    def p_value(self) -> float | None:
+        """That the product is 1; None with too few prompts."""
+        parts = strata_indices(self._sets)
+        if min(len(members) for _, members in parts) < 2:
+            return None
+        shares = set_weights(self._sets, self.weights)
+        variance = 0.0
+        for name, members in parts:
+            change = np.zeros(len(members))
+            for side, power in self.powers.items():
+                seconds = self.sums[f"seconds_{side}"].to_numpy()[members]
+                tokens = self.sums[f"tokens_{side}"].to_numpy()[members]
+                slope = seconds - tokens * (seconds.sum() / tokens.sum())
+                whole = _Ratios(self.sums, {side: 1}, self.weights).value
+                change += power * slope * shares[name] / (tokens.sum() * whole)
+            variance += float((change**2).sum()) * len(members) / (len(members) - 1)
+        log, error = math.log(self.value), math.sqrt(variance)
+        if abs(log) < ZERO:
+            return 1.0
+        degrees = len(self._sets) - len(parts)
+        return 2.0 * float(stdtr(degrees, -abs(log) / error)) if error > ZERO else 0.0
+
+    @property
+    def _sets(self) -> list[str]:
+        return list(self.sums.index.get_level_values("prompt_set"))
+
+    @property
+    def _columns(self) -> Array:
+        names = [f"{name}_{side}" for side in self.powers for name in ("seconds", "tokens")]
+        return self.sums[names].to_numpy(dtype=np.float64)
+
+    def _product(self, sums: Sequence[Array]) -> Array:
+        shares = set_weights(self._sets, self.weights)
+        terms = [
+            workload_ratio(sums, shares, 2 * index) ** power
+            for index, power in enumerate(self.powers.values())
+        ]
+        return np.prod(np.stack(terms), axis=0)
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Adjusted by Holm's step-down; None stays None and does not count."""
+    known = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
+    adjusted: list[float | None] = [None] * len(p_values)
+    largest = 0.0
+    for rank, (p, index) in enumerate(known):
+        largest = max(largest, min(1.0, (len(known) - rank) * p))
+        adjusted[index] = largest
+    return adjusted
+
+
+# ---- rows of other runs, as results.csv has them ----
+
+
+def _stored_rows(
+    reference: Sequence[ResultRow], other: Sequence[ResultRow], blank: ComparisonRow
+) -> list[ComparisonRow]:
+    """The cells that both have; of one draft, unless each run has only one."""
+    drafts = [{row.draft for row in rows if row.k > 0} for rows in (reference, other)]
+    single = all(len(names) == 1 for names in drafts)
+
+    def key(row: ResultRow) -> tuple[object, ...]:
+        draft = None if single or row.k == 0 else row.draft
+        return row.prompt_set, row.temperature, row.k, draft
+
+    others = {key(row): row for row in other}
+    pairs = [(row, others[key(row)]) for row in reference if key(row) in others]
+    return [
+        replace(
+            blank,
+            reference_draft=one.draft,
+            draft=two.draft,
+            prompt_set=one.prompt_set,
+            temperature=one.temperature,
+            k=one.k,
+            source="replayed" if "replayed" in (one.source, two.source) else one.source,
+            status="complete" if one.status == two.status == "complete" else "partial",
+            reference_ms_per_token=one.ms_per_token,
+            ms_per_token=two.ms_per_token,
+            reference_speedup=one.speedup if one.k else None,
+            speedup=two.speedup if one.k else None,
+            speedup_ratio=ratio(two.speedup, one.speedup) if one.k else None,
+            reference_alpha=one.alpha,
+            alpha=two.alpha,
+            alpha_difference=_difference(one.alpha, two.alpha),
+        )
+        for one, two in pairs
+    ]
+
+
+def _difference(before: float | None, after: float | None) -> float | None:
+    return None if before is None or after is None else after - before
+
+
+def _draft(run: StoredRun) -> str | None:
+    return (run.config.get("draft") or {}).get("name")
+
+
+def _times_only(row: ComparisonRow) -> ComparisonRow:
+    """The row without what rests on acceptance."""
+    names = [
+        n for n in asdict(row) if n.removeprefix("reference_").startswith(("speedup", "alpha"))
+    ]
+    return replace(row, p_value_holm=None, **dict.fromkeys(names))
+
+
+# ---- the cell that decides ----
+
+
+def _compared(
+    run: str, rows: Sequence[ComparisonRow], reference: StoredRun, fail_below: float | None
+) -> ComparedRun:
+    verdict = (reference.summary or {}).get("verdict") or {}
+    row = deciding(rows, verdict.get("temperature"), verdict.get("k") or 0)
+    p_values = [entry.p_value_holm for entry in rows if entry.p_value_holm is not None]
+    counts = len(p_values), sum(value < SIGNIFICANT for value in p_values)
+    if fail_below is None:
+        return ComparedRun(run, row, *counts)
+    if row is None or row.speedup_ratio is None:
+        raise UserError(
+            f"fail_below={fail_below:g}: no speedup of {run} can be compared with the reference's;"
+            " leave fail_below out to compare times"
+        )
+    outcome = judge(row.speedup_ratio, row.speedup_ratio_hi, fail_below)
+    return ComparedRun(run, row, *counts, fail_below, outcome)
+
+
+def judge(speedup_ratio: float, upper: float | None, fail_below: float) -> Outcome:
+    """Fail only where the ratio is below the threshold by more than the noise."""
+    if speedup_ratio >= fail_below:
+        return "pass"
+    return "fail" if (speedup_ratio if upper is None else upper) < fail_below else "unclear"
+
+
+def deciding(
+    rows: Sequence[ComparisonRow], temperature: float | None, k: int
+) -> ComparisonRow | None:
+    """The cell of the verdict at this temperature and K, or the next best (see above)."""
+    known = [row for row in rows if row.speedup_ratio is not None]
+    whole = [row for row in known if row.prompt_set == ALL_SETS] or known
+    at_temperature = [row for row in whole if row.temperature == temperature] or [
+        row for row in whole if row.temperature == whole[0].temperature
+    ]
+    pool = [row for row in at_temperature if row.k == k] or at_temperature
+    return max(pool, key=lambda row: row.reference_speedup or 0.0, default=None)
+
+
+# ---- what a reader must know ----
+
+
+def _unfinished(pair: _Runs) -> Iterator[ComparisonCaveat]:
+    for name, run in zip(*pair, strict=True):
+        status = run.manifest.get("status")
+        if status != "complete":
+            yield ComparisonCaveat(
+                "failed_run" if status == "failed" else "unfinished_run", {"run": name}
+            )
+
+
+def _devices(pair: _Runs) -> Iterator[ComparisonCaveat]:
+    devices = [_device(run) for run in pair.runs]
+    if devices[0] != devices[1]:
+        yield ComparisonCaveat("different_devices", _named(pair, device=devices))
+
+
+def _device(run: StoredRun) -> str:
+    environment = run.manifest.get("environment") or {}
+    name = environment.get("device_name") or environment.get("cpu")
+    unknown = "an unknown device"
+    return f"{environment.get('device', unknown)} ({name})" if name else unknown
+
+
+def _unlike(pair: _Runs) -> ComparisonCaveat | None:
+    """Why acceptance, and with it speedups, cannot be compared; None where they can."""
+    for name, run in zip(*pair, strict=True):
+        reason = distrusted(run)
+        if reason:
+            return ComparisonCaveat("distrusted", {"run": name, "reason": reason})
+    kinds = [_acceptance(run) for run in pair.runs]
+    if kinds[0] == kinds[1]:
+        return None
+    return ComparisonCaveat("other_acceptance", _named(pair, kind=kinds))
+
+
+def _acceptance(run: StoredRun) -> str:
+    if synthetic(run):
+        return "synthetic"
+    return "dummy" if dummies_of(run) else "measured"
+
+
+def _named(pair: _Runs, **values: Sequence[Value]) -> dict[str, Value]:
+    """Both names and, for each value, the reference's under its name behind `reference_`."""
+    both: dict[str, Sequence[Value]] = {"run": pair.names, **values}
+    reference = {f"reference_{key}": value for key, (value, _) in both.items()}
+    return reference | {key: value for key, (_, value) in both.items()}
+
+
+def _shared_prompts(pair: _Runs) -> Iterator[ComparisonCaveat]:
+    """Where not every prompt is shared. A name with two lengths is two prompts.
+
+    Raises:
+        UserError: none is shared.
+    """
+    lengths = [
+        {(trial.prompt_set, trial.prompt): trial.prompt_tokens for trial in completed(run.trials)}
+        for run in pair.runs
+    ]
+    names = lengths[0].keys() & lengths[1].keys()
+    same = sum(lengths[0][name] == lengths[1][name] for name in names)
+    if not same:
+        raise UserError(
+            f"runs: {' and '.join(pair.names)} have no prompt in common; nothing to pair"
+        )
+    if same < len(names):
+        yield ComparisonCaveat("other_lengths", {"prompts": len(names) - same})
+    totals = [len({(t.prompt_set, t.prompt) for t in run.trials}) for run in pair.runs]
+    hashes = [run.manifest.get("prompts_sha256") for run in pair.runs]
+    if totals != [same, same]:
+        yield ComparisonCaveat("some_prompts", {"prompts": same, **_named(pair, total=totals)})
+    elif hashes[0] != hashes[1]:
+        yield ComparisonCaveat("other_hash")
+
+
+def _changed_texts(pair: _Runs) -> Iterator[ComparisonCaveat]:
+    """Greedy texts, and counts of rounds, that ought to agree between the runs and do not.
+
+    Greedy text depends on the target and on rounding alone, whatever drafts for it; with the same
+    draft, K and rule the rounds must agree as well. A comparison of speeds shows neither, and both
+    break silently when an engine is changed.
+    """
+    sides = [
+        {
+            (t.prompt_set, t.k, t.prompt, t.repetition, t.prompt_tokens): t
+            for t in completed(latest(run.trials))
+            if t.temperature == 0
+        }
+        for run in pair.runs
+    ]
+    texts = [(t, sides[1][key]) for key, t in sorted(sides[0].items()) if key in sides[1]]
+    setting = _differs([run.config.get("decode") for run in pair.runs], TEXT_SETTINGS)
+    changed = [one for one, two in texts if not _same_text(one, two)]
+    if changed:
+        models = [run.config.get("model") for run in pair.runs]
+        dtypes = {
+            str(((run.manifest.get("models") or {}).get("target") or {}).get("dtype"))
+            for run in pair.runs
+        }
+        exact = dtypes == {"float32"} and _differs(models, MODEL_SETTINGS) is None
+        code: ComparisonCaveatCode = (
+            "texts_differ_in_float32" if exact else "texts_differ_by_rounding"
+        )
+        if setting is not None:
+            code = "texts_differ_by_setting"
+        values = {"setting": setting, "first": _where(changed[0])}
+        counts = {"differing": len(changed), "compared": len(texts)}
+        yield ComparisonCaveat(code, {**_named(pair), **counts, **values})
+    drafting = [((run.config.get("draft") or {}).get("id"), _rule(run)) for run in pair.runs]
+    if setting is not None or drafting[0] != drafting[1]:
+        return
+    equal = [(one, two) for one, two in texts if one.k and one.tokens == two.tokens]
+    recounted = [one for one, two in equal if _counts(one) != _counts(two)]
+    if recounted:
+        counts = {"differing": len(recounted), "compared": len(equal)}
+        yield ComparisonCaveat("counts_differ", {**counts, "first": _where(recounted[0])})
+
+
+def _differs(entries: Sequence[Any], keys: Sequence[str]) -> str | None:
+    """The first of some keys in which two mappings differ."""
+    one, two = (entry or {} for entry in entries)
+    return next((key for key in keys if one.get(key) != two.get(key)), None)
+
+
+def _rule(run: StoredRun) -> str | None:
+    return (run.config.get("decode") or {}).get("rule")
+
+
+def _same_text(one: Trial, two: Trial) -> bool:
+    """Whether two texts agree; one that its budget cut short is compared as far as it goes."""
+    texts = one.tokens or (), two.tokens or ()
+    length = min(map(len, texts))
+    ends = {trial.stop_reason for trial in (one, two) if len(trial.tokens or ()) == length}
+    whole = len(texts[0]) == len(texts[1]) or "budget" in ends
+    return whole and texts[0][:length] == texts[1][:length]
+
+
+def _counts(trial: Trial) -> tuple[object, ...]:
+    return trial.rounds, trial.accepted, trial.accepted_lengths
+
+
+def _where(trial: Trial) -> str:
+    return f"{trial.prompt_set}/{trial.prompt} at K={trial.k}"
+
+
+def _differences(runs: Sequence[StoredRun]) -> tuple[Difference, ...]:
+    """Every setting and every fact of the environment in which the runs differ."""
+    entries = [dict(_entries(run)) for run in runs]
+    names = dict.fromkeys(name for entry in entries for name in entry)
+    every = [Difference(name, tuple(entry.get(name, "") for entry in entries)) for name in names]
+    differing = [entry for entry in every if len(set(entry.values)) > 1]
+    return tuple(sorted(differing, key=lambda entry: _place(entry.name)))
+
+
+def _entries(run: StoredRun) -> Iterator[tuple[str, str]]:
+    for name, value in (*_flat(run.config), *_flat(run.manifest)):
+        if name.split(".")[0] not in FREE_KEYS and not name.endswith(PASSED_OVER):
+            text = "" if value is None else str(value)
+            short = text[:SHOWN_HASH] if name == "prompts_sha256" else text
+            yield name.removeprefix("environment."), short
+
+
+def _flat(entries: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in entries.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _place(name: str) -> tuple[int, str]:
+    ends = (index for index, end in enumerate(FIRST) if f".{name}".endswith(f".{end}"))
+    return next(ends, len(FIRST)), name
