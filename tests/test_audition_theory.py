@@ -7,12 +7,12 @@ import pytest
 from workloads import DRAFTS, KS, Steps, population, timing, trace
 
 from harness.analysis.candidates import ENGINES, candidates_evidence, replay_drafts, replayed
+from harness.analysis.latency import Latency, latency_of, round_costs
 from harness.analysis.paired import gap_in_standard_errors, measured_rounds, replayed_rounds
 from harness.analysis.predicted import evidence_of, predicted_seconds
 from harness.analysis.ranking import rank
 from harness.analysis.replayed_rows import category_alpha, replayed_rows
 from harness.analysis.requests import request_view
-from harness.analysis.step_latency import Latency, latency_of, round_costs
 from harness.analysis.verdict import decide, least_regret
 from harness.records import StepTiming, TextTrace, Trial, UserError
 from harness.theory.hardware import Architecture

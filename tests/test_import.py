@@ -11,7 +11,7 @@ import pytest
 
 from harness.analysis.fit import LogRow, fit_rounds
 from harness.analysis.given_verdict import Given, decide_given
-from harness.analysis.steps import latency_rows
+from harness.analysis.latency import latency_rows
 from harness.commands import breakeven
 from harness.commands.given import gathered
 from harness.commands.server_log import read_log

@@ -8,7 +8,7 @@ import torch
 from random_models import qwen3
 from stubs import CPU, TableModel
 
-from harness.analysis.steps import latency_rows, step_times
+from harness.analysis.latency import latency_rows, step_times
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement import environment
 from harness.measurement.clock import Clock

@@ -16,7 +16,7 @@ from stubs import TableModel
 from test_hardware import QWEN3
 
 from harness.analysis.batching import batch_gains, stopping_batches
-from harness.analysis.steps import latency_rows, merged, reference, step_times
+from harness.analysis.latency import latency_rows, merged, reference, step_times
 from harness.analysis.waterfall import round_parts, undisturbed, waterfall
 from harness.commands import physics
 from harness.config import ProfileConfig

@@ -20,7 +20,7 @@ import pytest
 from conftest import Door
 
 from harness import cli, reporting
-from harness.analysis.steps import latency_rows
+from harness.analysis.latency import latency_rows
 from harness.cli import compose
 from harness.cloud import remote
 from harness.cloud.jobs import Job

@@ -1,1 +1,33 @@
-"""From a stored run to its summary: numbers and reason codes; no model, no clock, no sentences."""
+"""From a stored run to its `Summary`: pure, without a model, a clock or a file.
+
+`analyse` is the one way there, for every command, and for complete, interrupted and resumed runs
+alike; what a run lacks is left empty. `setup` reads configuration and manifest; `cells`,
+`replayed`, `latency` and `text_checks` turn what was measured into rows and counts; `verdict`,
+`leaderboard` and `explanation` decide on it; `caveats` says what to mind.
+"""
+
+from harness.storage import StoredRun
+from harness.summary import Summary
+
+
+def analyse(run: StoredRun) -> Summary:
+    """Derive everything that a run says from what it stored.
+
+    Raises:
+        UserError: traces, step times or settings that do not fit together.
+    """
+    # numpy, scipy and pandas are imported where they are used, so that --help does not wait
+    from harness.analysis.breakeven import analyse_breakeven
+    from harness.analysis.profile import analyse_profile
+    from harness.analysis.setup import Setup
+    from harness.analysis.text_checks import analyse_snapshot
+
+    commands = {
+        "profile": analyse_profile,
+        "breakeven": analyse_breakeven,
+        "snapshot": analyse_snapshot,
+    }
+    setup = Setup(run)
+    if setup.command not in commands:
+        return Summary(run=setup.facts(()))
+    return commands[setup.command](setup)

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.evidence import Evidence
+from harness.analysis.latency import Latency
 from harness.analysis.predicted import evidence_of
 from harness.analysis.replays import Replays
-from harness.analysis.step_latency import Latency
 from harness.records import Rule, TextTrace, UserError
 from harness.stats.intervals import Array
 from harness.theory.acceptance import check_k

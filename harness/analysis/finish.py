@@ -13,12 +13,12 @@ from harness.analysis.candidates import replay_drafts
 from harness.analysis.cells import measured_rows, theory_rows
 from harness.analysis.counts import completed, latest
 from harness.analysis.evidence import Evidence, evidence_from_trials
+from harness.analysis.latency import step_times
 from harness.analysis.paired import gap_in_standard_errors, measured_rounds, replayed_rounds
 from harness.analysis.predicted import evidence_of, latency_of
 from harness.analysis.priced import prices
 from harness.analysis.replayed_rows import replayed_rows
 from harness.analysis.replays import Replays
-from harness.analysis.steps import step_times
 from harness.analysis.synthetic import expected_tokens_per_round
 from harness.analysis.told import Number, caveats, failures, headline, not_measured
 from harness.analysis.verdict import decide, least_regret

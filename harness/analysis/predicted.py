@@ -1,11 +1,11 @@
-"""Predicted seconds: replayed rounds times what a round costs (`harness.analysis.step_latency`)."""
+"""Predicted seconds: replayed rounds times what a round costs (`harness.analysis.latency`)."""
 
 from collections.abc import Mapping
 
 from harness.analysis.evidence import Candidate, Evidence, Facts, Timed
+from harness.analysis.latency import Latency, break_even, latency_of, round_costs
 from harness.analysis.replays import Replays
 from harness.analysis.step_folds import SampledSteps
-from harness.analysis.step_latency import Latency, break_even, latency_of, round_costs
 from harness.records import UserError
 from harness.stats.intervals import Array
 from harness.theory.replay_counts import Replayed

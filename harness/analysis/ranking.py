@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from harness.analysis.evidence import Candidate
+from harness.analysis.latency import Latency, break_even
 from harness.analysis.predicted import alpha_of
 from harness.analysis.replays import Replays
-from harness.analysis.step_latency import Latency, break_even
 from harness.records import Rule
 from harness.stats.draws import DRAWS, SpeedupDraws, speedup_draws
 from harness.stats.intervals import Array

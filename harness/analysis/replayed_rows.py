@@ -11,10 +11,10 @@ import numpy as np
 
 from harness.analysis.counts import ratio
 from harness.analysis.evidence import Candidate
+from harness.analysis.latency import Latency, break_even, round_costs
 from harness.analysis.predicted import alpha_of
 from harness.analysis.replays import Replays
 from harness.analysis.requests import prefill_seconds
-from harness.analysis.step_latency import Latency, break_even, round_costs
 from harness.records import ResultRow, Rule, UserError
 from harness.stats.draws import DRAWS, SpeedupDraws, draw_prompts, speedup_draws
 from harness.stats.intervals import Array

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.analysis.evidence import Candidate
+from harness.analysis.latency import Latency, round_costs
 from harness.analysis.replays import Replays
-from harness.analysis.step_latency import Latency, round_costs
 from harness.records import UserError
 from harness.stats.intervals import Array
 

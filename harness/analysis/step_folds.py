@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from harness.analysis.evidence import Candidate, FoldTimes
-from harness.analysis.replays import Replays
-from harness.analysis.step_latency import (
+from harness.analysis.latency import (
     Latency,
     LatencyDraws,
     latency_of,
     round_costs,
 )
+from harness.analysis.replays import Replays
 from harness.records import StepTiming
 from harness.stats.intervals import Array
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from harness.analysis.latency import step_times
 from harness.analysis.priced import other_card
-from harness.analysis.steps import step_times
 from harness.commands.running import NOT_MEASURED
 from harness.prompts import thinking_modes
 from harness.records import DUMMY_CAVEAT, IMPOSED_CAVEAT, Failure, ResultRow, StepTiming, Trial

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.analysis.steps import latency_rows
+from harness.analysis.latency import latency_rows
 from harness.commands.stage import NotEligible, Stage, take_turn
 from harness.commands.texts import text_requests, write_texts
 from harness.config import AuditionConfig, ModelConf

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from harness.analysis.steps import latency_rows
+from harness.analysis.latency import latency_rows
 from harness.commands.pair import Pair, typical_context
 from harness.commands.progress import progress
 from harness.commands.requests import missing

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from harness.analysis.fit import LogRow, RoundFit, fit_rounds
-from harness.analysis.steps import step_times
+from harness.analysis.latency import step_times
 from harness.commands.server_log import read_log
 from harness.commands.vllm_bench import Bench, read_bench
 from harness.config import BreakevenConfig

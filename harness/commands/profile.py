@@ -6,7 +6,7 @@ from dataclasses import replace
 from harness import prompts as prompt_sets
 from harness.analysis import told
 from harness.analysis.cells import measured_rows
-from harness.analysis.steps import reference, step_times
+from harness.analysis.latency import reference, step_times
 from harness.analysis.waterfall import RoundParts, round_parts
 from harness.commands import execute, physics
 from harness.commands.outcome import Outcome

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.analysis.evidence import Candidate
+from harness.analysis.latency import Latency, LatencyDraws
 from harness.analysis.predicted import check_times
 from harness.analysis.replays import Replays
-from harness.analysis.step_latency import Latency, LatencyDraws
 from harness.stats.intervals import (
     MIN_PROMPTS,
     MIN_SET,

@@ -1,0 +1,235 @@
+"""The arithmetic alone: from two latencies to speedups.
+
+For each K and alpha the iid model's speedup (Leviathan et al. 2023, theorem 3.8, with v(K) where
+verify times are given), for each K the ideal speedup and the alpha that breaks even. A measured
+acceptance, a rate at one K or a list by position, needs no model of the text: its speedup is
+tokens_per_round / (K c + v) exactly, and its row carries that acceptance_rate. With one there is a
+verdict. Nobody knows how sure such numbers are: a rate without its rounds and a latency without its
+samples have no interval. A speedup within NEAR of 1 is therefore undecided.
+
+Numbers that a server's files gave are in the manifest's entry `inputs`: the keys of the
+configuration that they filled in (draft_ms, target_ms, verify_ms, k, acceptance_rate,
+acceptance_by_position), and `served` (K to the speedup that the server itself measured), `caveats`
+(code and values of each) and `round_fit` (a `harness.summary.RoundFit`).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from harness.analysis.latency import Latency, stored_rows
+from harness.analysis.profile import ceilings
+from harness.analysis.setup import Setup
+from harness.records import Decision, ResultRow, UserError
+from harness.summary import BestKAtAlpha, Caveat, FittedRound, RoundFit, Summary, Verdict
+from harness.theory import acceptance as theory
+from harness.theory.speedup import StepTimes, best_k, speedup_from_tokens_per_round
+
+NEAR = 0.05
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a break-even is computed from.
+
+    Attributes:
+        times: draft step, target step and, where known, the verify curve.
+        ks: above 0, ascending.
+        alphas: to tabulate.
+        acceptance_rate: by the K that it was measured at.
+        acceptance_by_position: empty where none was given.
+        served: K to the speedup that a server itself measured.
+        caveats, round_fit: of the files that the numbers came from.
+    """
+
+    times: StepTimes
+    ks: tuple[int, ...]
+    alphas: tuple[float, ...]
+    acceptance_rate: Mapping[int, float] = field(default_factory=dict[int, float])
+    acceptance_by_position: tuple[float, ...] = ()
+    served: Mapping[int, float] = field(default_factory=dict[int, float])
+    caveats: tuple[Caveat, ...] = ()
+    round_fit: RoundFit | None = None
+
+
+def inputs_of(config: Mapping[str, Any]) -> Inputs:
+    """The inputs from the configuration's keys, with those of the manifest's `inputs` over them.
+
+    Raises:
+        UserError: a latency that is not above 0, an alpha given twice, or a rate that belongs to no
+            K that is asked for.
+    """
+    verify = config.get("verify_ms")
+    if verify is not None and not verify:
+        raise UserError("verify_ms=[]: give the times for 1, 2, ... positions, or leave it out")
+    alphas = tuple(float(value) for value in config.get("alpha") or ())
+    if not alphas:
+        raise UserError("alpha=[]: give at least one, for example alpha=[0.6,0.8,1.0]")
+    if len(set(alphas)) != len(alphas):
+        raise UserError("alpha: a value is given twice; list each once")
+    ks = tuple(sorted({int(k) for k in config.get("k") or () if k > 0}))
+    positions = tuple(config.get("acceptance_by_position") or ())
+    if positions:
+        theory.acceptance_rate_from_positions(positions)  # refuses a bad list whatever k is
+    fit = config.get("round_fit")
+    return Inputs(
+        times=StepTimes(
+            (config.get("draft_ms") or 0.0) / 1e3,
+            (config.get("target_ms") or 0.0) / 1e3,
+            tuple(value / 1e3 for value in verify or ()),
+        ),
+        ks=ks,
+        alphas=alphas,
+        acceptance_rate=_rates(config.get("acceptance_rate"), ks),
+        acceptance_by_position=positions,
+        served={int(k): float(gain) for k, gain in (config.get("served") or {}).items()},
+        caveats=tuple(Caveat(**entry) for entry in config.get("caveats") or ()),
+        round_fit=None if fit is None else _fit(fit),
+    )
+
+
+def _fit(entry: Mapping[str, Any]) -> RoundFit:
+    rows = tuple(FittedRound(**row) for row in entry["rows"])
+    return RoundFit(**{**entry, "rows": rows})
+
+
+def _rates(given: Any, ks: Sequence[int]) -> dict[int, float]:
+    """acceptance_rate by K: what was typed is {K: rate}, or one number where k holds one K."""
+    if given is None:
+        return {}
+    if isinstance(given, int | float) and not isinstance(given, bool):
+        if len(ks) != 1:
+            raise UserError(
+                f"acceptance_rate={given}: a rate belongs to the K it was measured at; give that"
+                " K alone as k=[K], or a rate for each as 'acceptance_rate={4:0.34,8:0.21}'"
+            )
+        return {ks[0]: float(given)}
+    if not isinstance(given, Mapping):
+        raise UserError(f"acceptance_rate={given}: give a number, or {{K: rate}}")
+    entries = cast("Mapping[Any, Any]", given)
+    wrong = next((k for k in entries if not str(k).isdigit() or int(k) not in ks), None)
+    if wrong is not None:
+        raise UserError(f"acceptance_rate: {wrong} is not among k={list(ks)}")
+    return {int(k): rate for k, rate in entries.items()}
+
+
+def analyse_breakeven(setup: Setup) -> Summary:
+    """Every row, ceiling and best K, and the verdict where an acceptance was given."""
+    run = setup.run
+    inputs = inputs_of({**run.config, **(run.manifest.get("inputs") or {})})
+    measured = list(measured_rows(inputs))
+    rows = (*iid_rows(inputs), *measured)
+    v = {k: inputs.times.v(k) for k in inputs.ks}
+    return Summary(
+        run=setup.facts(rows),
+        verdict=_verdict(measured, inputs.served),
+        caveats=tuple(_caveats(inputs, measured)),
+        results=rows,
+        latency=stored_rows(run),
+        steps=(Latency(inputs.times).summary(""),),
+        ceilings=ceilings(inputs.times, inputs.ks),
+        best_k=tuple(
+            BestKAtAlpha(alpha, *best_k(alpha, inputs.ks, inputs.times.c, v))
+            for alpha in inputs.alphas
+        ),
+        alphas=inputs.alphas,
+        round_fit=inputs.round_fit,
+    )
+
+
+def iid_rows(inputs: Inputs) -> Iterator[ResultRow]:
+    """One row per (K, alpha), by the iid formulas."""
+    for k in inputs.ks:
+        for alpha in inputs.alphas:
+            tokens = theory.expected_tokens_per_round(alpha, k)
+            rate = theory.acceptance_rate_from_alpha(alpha, k)
+            yield _row(inputs.times, k, alpha, rate, tokens)
+
+
+def measured_rows(inputs: Inputs) -> Iterator[ResultRow]:
+    """A row for each K whose acceptance was measured; its alpha is derived from what was.
+
+    From a rate, alpha is the one that gives this rate under the iid model. From a list by position
+    it is accepted / (accepted + rejected), and K up to the list's length are answered.
+    """
+    for k, rate in inputs.acceptance_rate.items():
+        alpha = theory.alpha_from_acceptance_rate(rate, k)
+        yield _row(inputs.times, k, alpha, rate, 1.0 + k * rate)
+    positions = inputs.acceptance_by_position
+    for k in (k for k in inputs.ks if k <= len(positions)):
+        rate = theory.acceptance_rate_from_positions(positions[:k])
+        tokens = theory.mean_acceptance_length_from_positions(positions[:k])
+        yield _row(inputs.times, k, theory.alpha_from_positions(positions[:k]), rate, tokens)
+
+
+def _row(times: StepTimes, k: int, alpha: float, rate: float, tokens: float) -> ResultRow:
+    gain = speedup_from_tokens_per_round(tokens, k, times.c, times.v(k))
+    ms_per_token = times.target_s * 1e3 / gain
+    return ResultRow(
+        model=None,
+        draft=None,
+        prompt_set=None,
+        temperature=None,
+        k=k,
+        source="theory",
+        status="complete",
+        acceptance_rate=rate,
+        alpha=alpha,
+        mean_acceptance_length=tokens,
+        tokens_per_round=tokens,
+        ms_per_token=ms_per_token,
+        tokens_per_second=1e3 / ms_per_token,
+        speedup=gain,
+        breakeven_alpha=times.break_even_alpha(k),
+    )
+
+
+def _verdict(measured: Sequence[ResultRow], served: Mapping[int, float]) -> Verdict | None:
+    """What the acceptance comes to; what a server itself measured goes before the arithmetic."""
+    gains = {
+        row.k: served.get(row.k, row.speedup or 0.0)
+        for row in measured
+        if row.k in served or not served
+    }
+    if not gains:
+        return None
+    k = max(gains, key=lambda number: (gains[number], -number))
+    gain, row = gains[k], next(row for row in reversed(measured) if row.k == k)
+    decision: Decision = "undecided"
+    if abs(gain - 1.0) > NEAR:
+        decision = "speculate" if gain > 1.0 else "does_not_pay"
+    return Verdict(
+        decision=decision,
+        speculate=decision == "speculate",
+        draft=None,
+        k=0 if decision == "does_not_pay" else k,
+        temperature=None,
+        prompt_set="all",
+        speedup=gain,
+        speedup_lo=None,
+        speedup_hi=None,
+        reason="given_numbers",
+        reason_values={
+            "k": k,
+            "measured": k in served,
+            "alpha": row.alpha,
+            "breakeven_alpha": row.breakeven_alpha,
+            "near": NEAR,
+        },
+    )
+
+
+def _caveats(inputs: Inputs, measured: Sequence[ResultRow]) -> Iterator[Caveat]:
+    if not inputs.times.verify_s:
+        yield Caveat("verify_assumed_equal_step")
+    beyond = [k for k in inputs.ks if k > len(inputs.acceptance_by_position)]
+    if inputs.acceptance_by_position and beyond:
+        yield Caveat("positions_too_short", {"ks": ", ".join(map(str, beyond))})
+    yield from inputs.caveats
+    if inputs.round_fit is not None:
+        return  # the fit's own residuals say how far it is off
+    for row in measured:
+        served, predicted = inputs.served.get(row.k), row.speedup or 0.0
+        if served is not None and abs(served - predicted) > NEAR * predicted:
+            values = {"k": row.k, "measured": served, "predicted": predicted}
+            yield Caveat("server_gap", values)

@@ -1,0 +1,204 @@
+"""What a reader must know before acting on a run's numbers: codes with their values.
+
+Which values each code carries is said in `harness.summary`; its sentence is made in
+`harness.reporting`.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from harness.analysis.setup import Setup
+from harness.records import ResultRow, StepTiming
+from harness.stats.intervals import MIN_PROMPTS
+from harness.summary import Caveat, StepBound, TextCheck, Value
+from harness.theory.speedup import StepTimes
+
+# A step spread this wide says that something else was using the machine.
+WIDE_SPREAD = 1.5
+# Settings that mean nothing at temperature 0, where the likeliest token is taken
+_SAMPLED_ONLY = frozenset(
+    {"temperature", "top_k", "top_p", "min_p", "typical_p", "top_h", "epsilon_cutoff", "eta_cutoff"}
+)
+_OFFERED = ("top_k", "top_p", "min_p", "repetition_penalty", "stop_strings")
+_NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+
+
+def caveats(
+    setup: Setup,
+    results: Sequence[ResultRow] = (),
+    timings: Sequence[StepTiming] = (),
+    *,
+    prompts: int | None = None,
+) -> tuple[Caveat, ...]:
+    """Every caveat that the configuration, the manifest, the rows and the steps call for.
+
+    The most important first. A snapshot measures no speed, so it has only those on texts.
+
+    Args:
+        setup: the run.
+        results: rows, whose numbers of prompts are looked at.
+        timings: steps, whose scatter is looked at.
+        prompts: of the whole workload; where given it is looked at in place of the rows'.
+    """
+    return (
+        *_of_the_models(setup),
+        *_of_the_run(setup, results, prompts),
+        *_of_the_steps(setup, timings),
+    )
+
+
+def _of_the_models(setup: Setup) -> Iterator[Caveat]:
+    if any(entry.get("weights") == "dummy" for entry in setup.described.values()):
+        yield Caveat("dummy_weights")
+    if setup.command == "snapshot":
+        return
+    if setup.synthetic:
+        yield Caveat("synthetic_acceptance")
+    if setup.embedded:
+        yield Caveat("embedded_models")
+
+
+def _of_the_run(
+    setup: Setup, results: Sequence[ResultRow], prompts: int | None
+) -> Iterator[Caveat]:
+    if setup.command != "snapshot":
+        counts = [row.prompts for row in results if row.prompts is not None]
+        fewest = min(counts, default=MIN_PROMPTS) if prompts is None else prompts
+        if fewest < MIN_PROMPTS:
+            values = {"prompts": fewest, "needed": MIN_PROMPTS, "in_cell": prompts is None}
+            yield Caveat("few_prompts", values)
+        unused = setup.environment.get("unused_card")
+        if unused and setup.conf("device").get("name") == "auto":
+            yield Caveat("unused_card", {"card": str(unused)})
+        thinking = setup.conf("prompts").get("enable_thinking")
+        if thinking is True or (isinstance(thinking, list) and True in thinking):
+            yield Caveat("thinking_mode")
+        target = setup.described.get("target") or {}
+        if target.get("chat_template") and setup.conf("prompts").get("chat_template") == "never":
+            yield Caveat("chat_template_unused")
+    yield from _generation_settings(setup)
+    yield from _other_budget(setup)
+
+
+def _generation_settings(setup: Setup) -> Iterator[Caveat]:
+    """What the target's generation_config sets, and a server applies, but this run did not."""
+    decode, temperatures = setup.conf("decode"), setup.temperatures or (0.0,)
+
+    def differs(key: str, value: object) -> bool:
+        if key == "do_sample" or (key in _SAMPLED_ONLY and not any(temperatures)):
+            return False
+        if key == "temperature":
+            return value not in temperatures
+        return value != (decode.get(key) or _NEUTRAL.get(key))
+
+    settings = ((setup.described.get("target") or {}).get("generation_config") or {}).items()
+    unused = {key: value for key, value in settings if differs(key, value)}
+    if unused:
+        yield Caveat(
+            "generation_settings",
+            {
+                "settings": ", ".join(f"{key}={value}" for key, value in unused.items()),
+                "overrides": " ".join(
+                    f"decode.{key}={unused[key]}" for key in _OFFERED if key in unused
+                ),
+            },
+        )
+
+
+def _other_budget(setup: Setup) -> Iterator[Caveat]:
+    """What the command asks for, but the texts of another run were not generated with."""
+    made_with = setup.run.manifest.get("texts_made_with") or {}
+    config = setup.run.config
+    differing = [key for key, value in made_with.items() if value != config.get(key)]
+    if differing:
+        ignored = " and ".join(f"{key}={config.get(key)}" for key in differing)
+        used = " ".join(f"{key}={made_with[key]}" for key in differing)
+        yield Caveat("other_budget", {"ignored": ignored, "made_with": used})
+
+
+def _of_the_steps(setup: Setup, timings: Sequence[StepTiming]) -> Iterator[Caveat]:
+    if setup.typed_latency:
+        yield Caveat("typed_latency")
+    if setup.latency_from is not None:
+        yield Caveat("latency_from", {"run": setup.latency_from})
+    if setup.typed_latency or setup.latency_from is not None:
+        return
+    yield from _engine_fallbacks(setup)
+    if setup.gpu is not None and not setup.ran_on_gpu:
+        device = setup.environment.get("device_name") or "another device"
+        code = "gpu_not_timed" if setup.command == "audition" else "other_card"
+        yield Caveat(code, {"card": setup.gpu.name, "device": str(device)})
+    wide = {
+        timing.role
+        for timing in timings
+        if timing.kind == "step"
+        and np.percentile(timing.samples_s, 90) > WIDE_SPREAD * np.median(timing.samples_s)
+    }
+    if wide:
+        yield Caveat(
+            "scattered_steps", {"roles": " and ".join(sorted(wide)), "spread": WIDE_SPREAD}
+        )
+
+
+def _engine_fallbacks(setup: Setup) -> Iterator[Caveat]:
+    """The models that did not run on the requested engine, or only on part of it."""
+
+    def fallback(role: str, compiled: bool | None) -> Caveat:
+        reason = str(setup.described[role]["engine_reason"])
+        return Caveat("engine_fallback", {"role": role, "reason": reason, "compiled": compiled})
+
+    reasons = {role: entry for role, entry in setup.described.items() if entry.get("engine_reason")}
+    yield from (
+        fallback(role, compiled=False)
+        for role, entry in reasons.items()
+        if entry.get("compiled") is False
+    )
+    if setup.run.config.get("backend") != "eager" and setup.environment.get("device") == "cuda":
+        yield from (
+            fallback(role, compiled=None)
+            for role, entry in reasons.items()
+            if entry.get("engine") != "cuda_graphs"
+        )
+
+
+def launch_bound(bounds: Sequence[StepBound], times: StepTimes) -> tuple[Caveat, ...]:
+    """A launch-bound step says more about the engine than about the model."""
+    return tuple(
+        Caveat(
+            "launch_bound",
+            {
+                "role": bound.role,
+                "step_s": bound.step_s,
+                "floor_s": bound.floor_s,
+                "mbu": bound.mbu,
+                "positions": bound.positions,
+                "positions_ratio": bound.positions_ratio,
+                "overhead_share": bound.overhead_share,
+                "c": times.c,
+            },
+        )
+        for bound in bounds
+        if bound.launch_bound
+    )
+
+
+def greedy_texts_differ(checks: Sequence[TextCheck]) -> tuple[Caveat, ...]:
+    """The counts of greedy texts, where not every one is plain decoding's."""
+    first = next((check for check in checks if check.result != "PASS"), None)
+    if first is None:
+        return ()
+    names = {"PASS": "equal", "TIE": "tie", "FAIL": "different", "OPEN": "not_judged"}
+    results = [check.result for check in checks]
+    counts: dict[str, Value] = {name: results.count(key) for key, name in names.items()}  # type: ignore[arg-type]
+    return (Caveat("greedy_texts_differ", {**counts, **place(first)}),)
+
+
+def place(check: TextCheck) -> dict[str, Value]:
+    """Where a text first differs."""
+    return {
+        "prompt_set": check.prompt_set,
+        "prompt": check.prompt,
+        "k": check.k,
+        "position": check.first_difference,
+    }

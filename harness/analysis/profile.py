@@ -1,0 +1,366 @@
+"""A profile: what each model's steps take and wait for, and what speculation could gain at most.
+
+The waterfall. A round takes K draft steps, a verify, an accept step, reading the outcome on the
+host, and a rewind; in units of a bare target step these are K c, v(K), and three more. The ideal is
+(K + 1) / (K c + 1): every draft token accepted, a verify that costs one step, nothing else. Putting
+in what was measured, one thing after the other, ends at what the loop really gained over plain
+decoding, with nothing left over:
+
+    (K + 1) / (K c + 1)                       ideal
+    (K + 1) / (K c + v)                       verify costs v(K), not 1
+    tokens_per_round / (K c + v)              the measured acceptance
+    tokens_per_round / (K c + v + accept ...) and so on, to the whole round
+    x plain token / bare step                 plain decoding has costs besides its step, too
+
+A round was timed whole and in parts within moments. Times are means over the quarter of these pairs
+with the smallest sum: whatever else runs on a machine only ever adds, and unlike medians means of
+the same rounds add up.
+
+Batches. Sequences decoded together share the reading of the weights, which is what speculation
+gains from: the more of them, the more a drafted position costs. At each batch the formulas are the
+same, with c and v(K) of that batch. All sequences are taken to advance by the same expected tokens
+per round; a batched engine whose sequences wait for one another does worse.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.analysis.caveats import caveats, launch_bound
+from harness.analysis.cells import measured_rows
+from harness.analysis.latency import latency_of, reference, stored_rows
+from harness.analysis.setup import Setup
+from harness.records import LatencyRow, PartTiming, ResultRow, SkippedCell, Trial
+from harness.summary import (
+    Bandwidth,
+    BatchGain,
+    BytesRead,
+    CeilingAtK,
+    RoundBreakdown,
+    RoundPart,
+    StepBound,
+    StepCurve,
+    StoppingBatch,
+    Summary,
+    WaterfallStep,
+)
+from harness.theory.floors import LAUNCH_BOUND_MBU, LAUNCH_BOUND_OVERHEAD
+from harness.theory.speedup import StepTimes, best_k, ideal_speedup
+
+# Parts in the order of a round; recorded as one graph, verify and accept cannot be timed apart.
+TOGETHER = "verify + accept"
+ORDER = ("draft", "verify", "accept", TOGETHER, "host", "rewind")
+NOT_FORWARDS = ("accept", "rewind", "host")
+FASTEST = 4
+
+
+def analyse_profile(setup: Setup) -> Summary:
+    """Everything a profile says; what was not measured is empty."""
+    run = setup.run
+    measured = [row for name in (setup.model, setup.draft) for row in _plain_rows(run.trials, name)]
+    latency = stored_rows(run)
+    bounds = step_bounds(latency)
+    gains = batch_gains(latency, setup.alphas)
+    bandwidth = run.manifest.get("bandwidth")
+    base = Summary(
+        run=setup.facts(measured),
+        failures=setup.failures(),
+        results=tuple(measured),
+        latency=latency,
+        alphas=setup.alphas,
+        bandwidth=Bandwidth(
+            bandwidth["gb_s"],
+            bandwidth["source"],
+            bandwidth.get("target_gb_s"),
+            bandwidth.get("draft_gb_s"),
+        )
+        if bandwidth
+        else None,
+        bytes_read=tuple(BytesRead(**entry) for entry in run.manifest.get("bytes_read") or ()),
+        step_bounds=tuple(bounds),
+        rounds=tuple(round_breakdowns(run.parts)),
+        step_curves=tuple(step_curves(latency)),
+        batch_gains=tuple(gains),
+        stopping_batches=tuple(stopping_batches(gains)),
+        skipped_cells=tuple(
+            SkippedCell(**entry) for entry in run.manifest.get("skipped_cells") or ()
+        ),
+    )
+    timed = reference(run.timings)
+    if not timed:
+        return replace(base, caveats=caveats(setup, measured))
+    found = latency_of(timed)
+    times, ks = found.times, range(1, max(setup.ks, default=0) + 1)
+    return replace(
+        base,
+        results=(*measured, *(_ceiling_row(setup, k, times) for k in ks if times.covers(k))),
+        caveats=(
+            *caveats(setup, measured, timed),
+            *launch_bound(shortest_context(bounds), times),
+        ),
+        steps=(found.summary(setup.draft),),
+        ceilings=ceilings(times, ks),
+    )
+
+
+def _plain_rows(trials: Sequence[Trial], model: str) -> list[ResultRow]:
+    """One row for a model over all prompt sets together; none where it decoded nothing."""
+    own = [
+        replace(trial, prompt_set="all", prompt=f"{trial.prompt_set}/{trial.prompt}")
+        for trial in trials
+        if trial.model == model
+    ]
+    rows = measured_rows(own, model=model, draft="", times=None)
+    return [replace(row, draft=None) for row in rows]
+
+
+def _ceiling_row(setup: Setup, k: int, times: StepTimes) -> ResultRow:
+    """The speedup if all of the draft were accepted, and the alpha that breaks even."""
+    return ResultRow(
+        model=setup.model,
+        draft=setup.draft,
+        prompt_set=None,
+        temperature=None,
+        k=k,
+        source="theory",
+        status="complete",
+        alpha=1.0,
+        tokens_per_round=k + 1.0,
+        ms_per_token=1e3 * times.round_s(k) / (k + 1),
+        tokens_per_second=(k + 1) / times.round_s(k),
+        speedup=ideal_speedup(k, times.c, times.v(k)),
+        breakeven_alpha=times.break_even_alpha(k),
+    )
+
+
+def ceilings(times: StepTimes, ks: Iterable[int]) -> tuple[CeilingAtK, ...]:
+    """What each K that the times cover could give at best, and needs at least."""
+    return tuple(
+        CeilingAtK(
+            k=k,
+            v=times.v(k),
+            ideal_speedup=ideal_speedup(k, times.c, times.v(k)),
+            ideal_seconds_per_token=times.round_s(k) / (k + 1),
+            breakeven_alpha=times.break_even_alpha(k),
+        )
+        for k in ks
+        if times.covers(k)
+    )
+
+
+# ---- what a step's time goes to ------------------------------------------------------------------
+
+
+def step_bounds(rows: Sequence[LatencyRow]) -> list[StepBound]:
+    """One entry per model and context whose step and a longer forward were timed, at batch 1."""
+    bounds: list[StepBound] = []
+    for step in (row for row in rows if row.kind == "step" and row.batch == 1):
+        longer = sorted(
+            (
+                row
+                for row in rows
+                if row.kind == "verify" and row.tokens > 1 and _where(row) == _where(step)
+            ),
+            key=lambda row: row.tokens,
+        )
+        if longer and step.mbu is not None and step.floor_ms is not None:
+            bounds.append(_bound(step, longer, step.mbu, step.floor_ms))
+    return bounds
+
+
+def shortest_context(bounds: Sequence[StepBound]) -> list[StepBound]:
+    """Each model's at its shortest context, the target first."""
+    ordered = sorted(bounds, key=lambda bound: bound.context_tokens)
+    first = {bound.role: bound for bound in reversed(ordered)}
+    return [first[role] for role in ("target", "draft") if role in first]
+
+
+def _where(row: LatencyRow) -> tuple[str, str, int, int]:
+    return (row.role, row.model, row.context_tokens, row.batch)
+
+
+def _bound(
+    step: LatencyRow, longer: Sequence[LatencyRow], mbu: float, floor_ms: float
+) -> StepBound:
+    widest = longer[-1]
+    # The largest over n: kernels change with n, and one fast forward must not make it all overhead
+    further = [
+        (row.median_ms - step.median_ms - ((row.floor_ms or 0.0) - floor_ms)) / (row.tokens - 1)
+        for row in longer
+    ]
+    arithmetic = max(0.0, max(further) / step.median_ms)
+    overhead = max(0.0, 1.0 - mbu - arithmetic)
+    shares: dict[Literal["memory", "arithmetic", "overhead"], float] = {
+        "overhead": overhead,
+        "memory": mbu,
+        "arithmetic": arithmetic,
+    }
+    return StepBound(
+        role=step.role,
+        model=step.model,
+        context_tokens=step.context_tokens,
+        batch=step.batch,
+        step_s=step.median_ms / 1e3,
+        floor_s=floor_ms / 1e3,
+        mbu=mbu,
+        positions=widest.tokens,
+        positions_ratio=widest.median_ms / step.median_ms,
+        arithmetic_share=arithmetic,
+        overhead_share=overhead,
+        bound=max(shares, key=shares.__getitem__),
+        launch_bound=mbu < LAUNCH_BOUND_MBU and overhead > LAUNCH_BOUND_OVERHEAD,
+    )
+
+
+# ---- rounds in parts -----------------------------------------------------------------------------
+
+
+def round_breakdowns(timings: Sequence[PartTiming]) -> list[RoundBreakdown]:
+    """Each K's round in parts, K ascending; empty without plain decoding to compare with."""
+    timed = {(timing.k, timing.part): timing for timing in timings}
+    if (0, "step") not in timed or (0, "round") not in timed:
+        return []
+    step, plain = _fastest_quarter([timed[0, name].samples_s for name in ("step", "round")])
+    ks = sorted({timing.k for timing in timings} - {0})
+    return [_breakdown(k, timed, step, plain) for k in ks if (k, "round") in timed]
+
+
+def _fastest_quarter(samples_s: Sequence[Sequence[float]]) -> list[float]:
+    """Means over the rounds of least total time; a row per thing timed, a column per round."""
+    table: NDArray[np.float64] = np.array(samples_s)
+    kept = max(1, table.shape[1] // FASTEST)
+    order = np.argsort(table.sum(axis=0), kind="stable")[:kept]
+    return [float(value) for value in table[:, order].mean(axis=1)]
+
+
+def _breakdown(
+    k: int, timed: Mapping[tuple[int, str], PartTiming], step_s: float, plain_s: float
+) -> RoundBreakdown:
+    rounds = timed[k, "round"]
+    names = [name for name in ORDER if (k, name) in timed]
+    round_s, *parts = _fastest_quarter(
+        [rounds.samples_s, *(timed[k, name].samples_s for name in names)]
+    )
+    seconds = dict(zip(names, parts, strict=True))
+    tokens = sum(rounds.tokens) / len(rounds.tokens)
+    speedup = tokens * plain_s / round_s
+    return RoundBreakdown(
+        k=k,
+        rounds=len(rounds.samples_s),
+        round_s=round_s,
+        parts=tuple(RoundPart(name, value) for name, value in seconds.items()),
+        unexplained_s=round_s - sum(parts),
+        tokens_per_round=tokens,
+        step_s=step_s,
+        plain_s=plain_s,
+        speedup=speedup,
+        waterfall=_waterfall(k, seconds, round_s, tokens, step_s, speedup),
+    )
+
+
+def _waterfall(
+    k: int,
+    parts: Mapping[str, float],
+    round_s: float,
+    tokens: float,
+    step_s: float,
+    speedup: float,
+) -> tuple[WaterfallStep, ...]:
+    """The speedup from ideal to measured."""
+    drafting = parts.get("draft", 0.0)
+    verifying = parts.get("verify") or parts.get(TOGETHER, 0.0)
+    cost = drafting + verifying
+    speeds: list[tuple[str, float, float | None]] = [
+        ("ideal", (k + 1) * step_s / (drafting + step_s), None),
+        ("verify", (k + 1) * step_s / cost, verifying / step_s),
+        ("acceptance", tokens * step_s / cost, tokens),
+    ]
+    for name in NOT_FORWARDS:
+        if parts.get(name):
+            cost += parts[name]
+            speeds.append((name, tokens * step_s / cost, None))
+    speeds.append(("unexplained", tokens * step_s / round_s, None))
+    speeds.append(("plain_overhead", speedup, None))
+    before = [speeds[0][1], *(value for _, value, _ in speeds[:-1])]
+    return tuple(
+        WaterfallStep(cause, after, after / last, value)
+        for (cause, after, value), last in zip(speeds, before, strict=True)
+    )
+
+
+# ---- contexts and batches ------------------------------------------------------------------------
+
+
+def step_curves(rows: Sequence[LatencyRow]) -> list[StepCurve]:
+    """Every context and batch at which both models' steps and several positions were timed."""
+    cells: dict[tuple[int, int], dict[tuple[str, str, int], LatencyRow]] = {}
+    for row in rows:
+        if row.kind != "prefill":
+            cell = cells.setdefault((row.context_tokens, row.batch), {})
+            cell[row.role, row.kind, row.tokens] = row
+    curves: list[StepCurve] = []
+    for (context, batch), cell in sorted(cells.items()):
+        draft, target = cell.get(("draft", "step", 1)), cell.get(("target", "step", 1))
+        verify: list[float] = []
+        while (row := cell.get(("target", "verify", len(verify) + 1))) is not None:
+            verify.append(row.median_ms / 1e3)
+        if draft is not None and target is not None and len(verify) > 1:
+            curves.append(
+                StepCurve(
+                    context_tokens=context,
+                    batch=batch,
+                    target_step_s=target.median_ms / 1e3,
+                    draft_step_s=draft.median_ms / 1e3,
+                    verify_s=tuple(verify),
+                    target_mbu=target.mbu,
+                    draft_mbu=draft.mbu,
+                )
+            )
+    return curves
+
+
+def batch_gains(rows: Sequence[LatencyRow], alphas: Sequence[float]) -> list[BatchGain]:
+    """The best K at every timed context and batch, for each alpha."""
+    gains: list[BatchGain] = []
+    for curve in step_curves(rows):
+        largest = len(curve.verify_s) - 1
+        verify = {k: curve.verify_s[k] / curve.target_step_s for k in range(1, largest + 1)}
+        for alpha in alphas:
+            k, gain = best_k(alpha, list(verify), curve.c, verify)
+            plain = curve.batch / curve.target_step_s
+            gains.append(
+                BatchGain(
+                    context_tokens=curve.context_tokens,
+                    batch=curve.batch,
+                    alpha=alpha,
+                    c=curve.c,
+                    k=k,
+                    speedup=gain,
+                    largest_k=largest,
+                    v=verify[largest],
+                    tokens_per_second=plain,
+                    speculative_tokens_per_second=plain * gain,
+                )
+            )
+    return gains
+
+
+def stopping_batches(gains: Sequence[BatchGain]) -> list[StoppingBatch]:
+    """For each context and alpha with several batches: up to which of them speculation pays."""
+    stops: list[StoppingBatch] = []
+    for context, alpha in dict.fromkeys((gain.context_tokens, gain.alpha) for gain in gains):
+        line = sorted(
+            (gain for gain in gains if (gain.context_tokens, gain.alpha) == (context, alpha)),
+            key=lambda gain: gain.batch,
+        )
+        if len(line) < 2:
+            continue
+        paying = [gain.batch for gain in line if gain.k > 0]
+        up_to = paying[-1] if paying else None
+        above = [gain.batch for gain in line if gain.batch > (up_to or 0)]
+        below = tuple(gain.batch for gain in line if gain.k == 0 and gain.batch < (up_to or 0))
+        stops.append(StoppingBatch(context, alpha, up_to, above[0] if above else None, below))
+    return stops
