@@ -18,7 +18,7 @@ from harness.commands.outcome import Outcome
 from harness.commands.running import shown
 from harness.commands.validate import validated
 from harness.config import BreakevenConfig
-from harness.measurement.host import describe_host
+from harness.measurement.environment import describe_host
 from harness.records import LatencyRow, ResultRow, Summary, UserError, Verdict
 from harness.theory import speedup as theory
 from harness.theory.speedup import StepTimes
