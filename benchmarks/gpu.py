@@ -53,10 +53,10 @@ from harness.analysis.rates import Rates, conditional, rates_for
 from harness.analysis.synthetic import expected_tokens_per_round
 from harness.cli import compose
 from harness.decoding.sampling import SamplingParameters
-from harness.measurement.environment import copy_bandwidth
-from harness.measurement.generations import Request, run_trial
-from harness.measurement.lossless import compare_texts
-from harness.measurement.step_times import Clock
+from harness.measurement.bandwidth import copy_bandwidth
+from harness.measurement.clock import Clock
+from harness.measurement.snapshots import compare_texts
+from harness.measurement.trials import Request, run_trial
 from harness.models.cached import CachedModel
 from harness.models.dummy import build
 from harness.models.kernels import kernel_settings
@@ -68,8 +68,8 @@ from harness.models.memory import is_out_of_memory
 from harness.models.probe import allowed_error, cached_model, forward_error
 from harness.records import Trial
 from harness.theory.acceptance import alpha_from_acceptance_rate
-from harness.theory.hardware import Architecture, model_bandwidth_utilisation
-from harness.theory.shapes import architecture_of
+from harness.theory.architecture import Architecture, architecture_of
+from harness.theory.roofline import bandwidth_utilisation
 
 TARGETS = ("qwen3_4b", "qwen3_8b", "qwen3_32b", "qwen3_30b_a3b")
 DRAFT = "qwen3_0_6b"
@@ -462,7 +462,7 @@ def measure(
         "verify_ms": verify,
         "draft_step_ms": draft_ms[1],
         "c": draft_ms[1] / step,
-        "mbu": model_bandwidth_utilisation(target.bytes_read(asked.context), step, copy_gb_s),
+        "mbu": bandwidth_utilisation(target.bytes_read(asked.context), step / 1e3, copy_gb_s),
         "floor_ms": target.bytes_read(asked.context) / copy_gb_s / 1e6,
         "peak_memory_bytes": torch.cuda.max_memory_allocated()
         if target.model.device.type == "cuda"

@@ -53,7 +53,7 @@ class ModelConf:
         allow_pickle: whether weights may be read from pytorch_model.bin; else safetensors only.
         quantization: none, or int8 / int4 (needs the `quantization` extra).
         architecture: the figures that decide step time (layers, hidden, ...), for memory floors and
-            for dummy weights; `harness.theory.shapes` reads it. (Any, as prompts.weights below.)
+            for dummy weights; `harness.theory.architecture` reads it. (Any, as prompts.weights.)
     """
 
     name: str = MISSING

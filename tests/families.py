@@ -48,9 +48,8 @@ from harness.decoding.autoregressive import autoregressive_rounds
 from harness.decoding.drafters import ModelDrafter
 from harness.decoding.sampling import SamplingParameters, Uniforms
 from harness.decoding.speculative import speculative_rounds
-from harness.measurement.draft_scores import score_texts
-from harness.measurement.generations import Request
-from harness.measurement.target_texts import generate_texts
+from harness.measurement.scoring import score_texts
+from harness.measurement.traces import TextRequest, generate_texts
 from harness.models.cached import CachedModel
 from harness.models.hub import quiet_transformers
 from harness.models.load import EMBEDDED, load
@@ -297,19 +296,9 @@ def greedy(network: PreTrainedModel, prompt: Sequence[int]) -> tuple[int, ...]:
     return tuple(whole[len(prompt) :])
 
 
-def _request(prompt: Sequence[int]) -> Request:
-    return Request(
-        cell="",
-        prompt_set="set",
-        prompt=str(len(prompt)),
-        category=None,
-        tokens=tuple(prompt),
-        sampling=SamplingParameters(0.0),
-        budget=BUDGET,
-        repetition=0,
-        seed=1,
-        eos=NO_EOS,
-        model="target",
+def _request(prompt: Sequence[int]) -> TextRequest:
+    return TextRequest(
+        "set", str(len(prompt)), None, tuple(prompt), 0, SamplingParameters(0.0), BUDGET, 1, NO_EOS
     )
 
 

@@ -15,8 +15,9 @@ from harness.analysis.replayed_rows import category_alpha, replayed_rows
 from harness.analysis.requests import request_view
 from harness.analysis.verdict import decide, least_regret
 from harness.records import StepTiming, TextTrace, Trial, UserError
-from harness.theory.hardware import Architecture
-from harness.theory.memory import cost_per_million_tokens, memory_view
+from harness.theory.architecture import Architecture
+from harness.theory.cost import usd_per_million_tokens
+from harness.theory.planning import memory_view
 from harness.theory.replay import by_start, replay
 from harness.theory.speedup import StepTimes
 
@@ -402,17 +403,17 @@ def test_a_draft_costs_context_and_sequences():
     assert (ngram.context_tokens_lost, ngram.sequences_lost) == (0, 0)
     full = memory_view(target, {}, 24e9, context_tokens=8192)[0]
     assert (full.fits, full.sequences) == (False, 0)
-    for bad in ({"memory_bytes": 0.0}, {"context_tokens": 0}, {"usable_share": 1.5}):
-        arguments = {"memory_bytes": 80e9, "context_tokens": 1, "usable_share": 0.9, **bad}
+    for bad in ({"memory_bytes": 0.0}, {"context_tokens": 0}):
+        arguments = {"memory_bytes": 80e9, "context_tokens": 1, **bad}
         with pytest.raises(UserError, match=next(iter(bad))):
             memory_view(target, {}, **arguments)
 
 
 def test_a_million_tokens_cost_their_hours():
-    assert cost_per_million_tokens(36.0, 2.0) == pytest.approx(20.0)
+    assert usd_per_million_tokens(0.036, 2.0) == pytest.approx(20.0)
     for bad in ((0.0, 1.0), (1.0, -1.0)):
         with pytest.raises(UserError, match="must be"):
-            cost_per_million_tokens(*bad)
+            usd_per_million_tokens(*bad)
 
 
 # Measured beside replayed

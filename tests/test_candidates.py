@@ -12,7 +12,7 @@ from stubs import CPU, TableModel
 from harness.decoding.candidates import NgramDrafter, lookups
 from harness.decoding.sampling import SamplingParameters, Uniforms
 from harness.decoding.speculative import speculative_rounds
-from harness.measurement.generations import Request, run_trial
+from harness.measurement.trials import Request, run_trial
 from harness.records import RULES, Round, Rule
 from harness.theory.replay import replay
 

@@ -21,8 +21,7 @@ from harness.models.memory import cached_tokens, check_dtype, check_fits
 from harness.records import UserError
 from harness.reporting import wording
 from harness.storage import load as load_run
-from harness.theory.hardware import experts_touched
-from harness.theory.shapes import architecture_of
+from harness.theory.architecture import architecture_of, experts_touched
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 SMALL = {

@@ -7,34 +7,35 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.fleet import card_row, is_card, money, placed
+from harness.analysis.fleet import card_row, is_card, placed
 from harness.analysis.priced import other_card, prices
 from harness.audition import work
 from harness.cli import compose
-from harness.commands import sweep, texts
+from harness.commands import stage, sweep, texts
 from harness.commands.cost import all_cards
 from harness.config import AuditionConfig
 from harness.records import UserError, Verdict
 from harness.storage import StoredRun, load
-from harness.theory.estimate import (
+from harness.theory.architecture import Architecture
+from harness.theory.cost import (
     LOAD_BYTES_PER_S,
     SECONDS_PER_LAYER,
     START_S,
     Forwards,
-    Player,
-    Rates,
+    ModelSize,
     estimate,
+    money,
     pair_forwards,
     text_forwards,
     timing_forwards,
 )
-from harness.theory.hardware import Architecture
+from harness.theory.roofline import Card
 from harness.theory.speedup import StepTimes
 
 SMALL = ["k=[1,4]", "temperature=[0]", "new_tokens=8", "prompts.limit=4", "threads=1"]
-CARD = Rates("card", bandwidth_gb_s=500.0, tflops=100.0, memory_gb=24.0, price_per_hour=3.6)
+CARD = Card("card", bandwidth_gb_s=500.0, bf16_tflops=100.0, memory_gb=24.0, price_per_hour_usd=3.6)
 SHAPE = Architecture(10, 64, 4, 2, 16, 128, 1000, tied=True)
-PLAYERS = {"target": Player(SHAPE, 2.0), "draft": Player(SHAPE, 2.0)}
+MODELS = {"target": ModelSize(SHAPE, 2.0), "draft": ModelSize(SHAPE, 2.0)}
 
 
 @pytest.mark.parametrize(
@@ -93,7 +94,7 @@ def test_an_hour_costs_the_price_of_an_hour() -> None:
 
 def test_a_forward_takes_its_floor_or_so_much_a_layer() -> None:
     work = [Forwards("target", 100.0), Forwards("nobody", 1e9)]
-    found = estimate(work, PLAYERS, CARD, context_tokens=50)
+    found = estimate(work, MODELS, CARD, context_tokens=50)
     weights = 2 * 2.0 * SHAPE.parameters
     start = START_S + weights / LOAD_BYTES_PER_S
     floor = SHAPE.bytes_read(context_tokens=50) / 500e9
@@ -105,17 +106,17 @@ def test_a_forward_takes_its_floor_or_so_much_a_layer() -> None:
 
 
 def test_many_positions_at_once_are_bound_by_arithmetic() -> None:
-    one = estimate([Forwards("target", 1.0, 10**6)], PLAYERS, CARD, 0)
-    floor = 2 * SHAPE.weight_bytes_read(1, 1.0) * 1e6 / 100e12
+    one = estimate([Forwards("target", 1.0, 10**6)], MODELS, CARD, 0)
+    floor = SHAPE.flops(tokens=10**6) / 100e12
     assert one.low_s - one.start_s == pytest.approx(floor)
 
 
 def test_weights_beyond_the_memory_do_not_fit_but_drafts_are_loaded_one_by_one() -> None:
-    small = Rates("small", 500.0, 100.0, 2.5 * 2 * SHAPE.parameters / 1e9 / 0.9, 1.0)
-    three = {**PLAYERS, "another": PLAYERS["draft"]}
+    small = Card("small", 500.0, 100.0, 2.5 * 2 * SHAPE.parameters / 1e9 / 0.9, 1.0)
+    three = {**MODELS, "another": MODELS["draft"]}
     assert estimate([], three, small, 0).fits
-    tiny = Rates("tiny", 500.0, 100.0, 1.5 * 2 * SHAPE.parameters / 1e9 / 0.9, 1.0)
-    assert not estimate([], PLAYERS, tiny, 0).fits
+    tiny = Card("tiny", 500.0, 100.0, 1.5 * 2 * SHAPE.parameters / 1e9 / 0.9, 1.0)
+    assert not estimate([], MODELS, tiny, 0).fits
 
 
 def test_a_sweep_is_plain_decoding_and_rounds_of_every_k() -> None:
@@ -172,7 +173,7 @@ def cards(tmp_path_factory: pytest.TempPathFactory) -> tuple[StoredRun, StoredRu
     """An audition on one card, and its texts with one more draft on another."""
     root = tmp_path_factory.mktemp("results")
     patch = pytest.MonkeyPatch()
-    patch.setattr("harness.measurement.step_times.REPETITIONS", 5)
+    patch.setattr(stage, "LATENCY_REPETITIONS", 5)
     first = audition(root, "drafts=[tiny_good]", "gpu=l4")
     patch.setattr(texts, "generate_texts", lambda _, wanted, **__: wanted and pytest.fail("texts"))
     shared = (f"traces_from={first.folder}", "latency.measure=true")

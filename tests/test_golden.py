@@ -6,6 +6,7 @@
 import numpy as np
 import pytest
 
+from harness.theory import acceptance as ac
 from harness.theory import speedup as sp
 
 
@@ -88,7 +89,7 @@ def test_an_acceptance_rate_at_k_4_is_far_below_the_alpha_it_stands_for(rate):
 
     Here the conclusion happens to stand: the alphas too are below the .882 that K = 4 needs.
     """
-    alpha = sp.alpha_from_acceptance_rate(rate, 4)
+    alpha = ac.alpha_from_acceptance_rate(rate, 4)
     assert alpha > 1.4 * rate
     assert alpha < NEEDED_AT_4
     assert sp.linear_speedup(rate, 4, FOUNDING.c) < 1.0
@@ -101,7 +102,7 @@ def test_a_rate_that_looks_like_a_loss_can_be_a_win():
 
 
 def test_acceptance_against_temperature_peaks_at_0_7():
-    alphas = {t: sp.alpha_from_acceptance_rate(r / 100, 4) for t, r in TEMPERATURE_RATES.items()}
+    alphas = {t: ac.alpha_from_acceptance_rate(r / 100, 4) for t, r in TEMPERATURE_RATES.items()}
     assert max(alphas, key=alphas.__getitem__) == 0.7
     assert min(alphas, key=alphas.__getitem__) == 1.5
     assert shown(alphas[0.0], "0.61")
@@ -172,9 +173,9 @@ def test_the_linear_table_of_a_rust_engine(rate, printed, formula):
 
 def test_its_40_percent_warning_counts_accepted_over_emitted():
     """A third rate: alpha .6 at K = 4 is 57 % of the emitted and 33 % of the drafted tokens."""
-    tokens = sp.expected_tokens_per_round(0.6, 4)
-    assert shown(100 * sp.accepted_over_emitted(tokens), "57")
-    assert shown(100 * sp.acceptance_rate_from_alpha(0.6, 4), "33")
+    tokens = ac.expected_tokens_per_round(0.6, 4)
+    assert shown(100 * ac.accepted_over_emitted(tokens), "57")
+    assert shown(100 * ac.acceptance_rate_from_alpha(0.6, 4), "33")
 
 
 @pytest.mark.parametrize(
@@ -191,7 +192,7 @@ def test_the_gains_of_a_swift_engine_follow_from_its_rates(plain, speculative, p
 )
 def test_a_tutorials_speedups_leave_out_the_cost_of_its_draft(alpha, claimed, tokens, speedup):
     """K = 5: the claims are about the tokens per round; at its c = .1 the speedups are lower."""
-    assert shown(sp.expected_tokens_per_round(alpha, 5), tokens)
+    assert shown(ac.expected_tokens_per_round(alpha, 5), tokens)
     assert claimed == pytest.approx(float(tokens), rel=0.06)
     assert shown(sp.speedup(alpha, 5, 0.1), speedup)
 
@@ -217,7 +218,7 @@ def test_a_tutorials_25_tokens_per_second_are_neither_formulas():
     ],
 )
 def test_leviathan_et_al_table_1(alpha, k, operations, speed):
-    assert shown(sp.operations_factor(alpha, k), operations)
+    assert shown((k + 1) / ac.expected_tokens_per_round(alpha, k), operations)
     assert shown(sp.speedup(alpha, k, 0.0), speed)
 
 
@@ -238,9 +239,9 @@ def test_chen_et_al_tokens_per_round(ms, tokens_per_round, speedup):
 
 def test_published_positions_give_the_published_length_and_rate():
     positions = [0.605, 0.341, 0.186, 0.099, 0.052, 0.027, 0.014]
-    assert shown(sp.mean_acceptance_length_from_positions(positions), "2.324")
+    assert shown(ac.mean_acceptance_length_from_positions(positions), "2.324")
     # 2.33 is printed, from unrounded positions.
-    assert sp.mean_acceptance_length_from_positions(positions) == pytest.approx(2.33, abs=0.01)
-    assert shown(100 * sp.acceptance_rate_from_positions(positions), "18.9")
-    length = 1 + 7 * sp.acceptance_rate_from_positions(positions)
-    assert length == pytest.approx(sp.mean_acceptance_length_from_positions(positions))
+    assert ac.mean_acceptance_length_from_positions(positions) == pytest.approx(2.33, abs=0.01)
+    assert shown(100 * ac.acceptance_rate_from_positions(positions), "18.9")
+    length = 1 + 7 * ac.acceptance_rate_from_positions(positions)
+    assert length == pytest.approx(ac.mean_acceptance_length_from_positions(positions))

@@ -5,12 +5,8 @@ from dataclasses import replace
 import pytest
 
 from harness.records import UserError
-from harness.theory.hardware import (
-    Architecture,
-    experts_touched,
-    memory_floor_ms,
-    model_bandwidth_utilisation,
-)
+from harness.theory.architecture import Architecture, experts_touched
+from harness.theory.roofline import bandwidth_utilisation, memory_floor_s
 
 
 def qwen3(layers, hidden, heads, kv_heads, ffn, *, tied, **experts):
@@ -58,7 +54,7 @@ def test_the_bytes_read_are_those_published(name):
     [(name, card, printed) for name, row in FLOORS.items() for card, printed in row.items()],
 )
 def test_the_memory_floors_are_those_published(name, card, printed):
-    floor = memory_floor_ms(QWEN3[name].bytes_read(), BANDWIDTH[card])
+    floor = 1e3 * memory_floor_s(QWEN3[name].bytes_read(), BANDWIDTH[card])
     assert floor == pytest.approx(float(printed), abs=half_digit(printed))
 
 
@@ -72,13 +68,12 @@ def test_the_parameters_are_those_of_the_released_models():
 def test_the_founding_pair_is_launch_bound():
     """Its step ratio .74 is the ratio of layer counts; by the memory floor c would be .15."""
     floors = {
-        name: memory_floor_ms(QWEN3[name].bytes_read(), BANDWIDTH["A10G"])
-        for name in ("0.6B", "4B")
+        name: memory_floor_s(QWEN3[name].bytes_read(), BANDWIDTH["A10G"]) for name in ("0.6B", "4B")
     }
     assert floors["0.6B"] / floors["4B"] == pytest.approx(0.148, abs=5e-4)
     step_ratio, layer_ratio = 22.09 / 29.92, 28 / 36
     assert step_ratio == pytest.approx(layer_ratio, rel=0.06)
-    assert model_bandwidth_utilisation(QWEN3["0.6B"].bytes_read(), 22.09, 600) < 0.1
+    assert bandwidth_utilisation(QWEN3["0.6B"].bytes_read(), 0.02209, 600) < 0.1
 
 
 def test_a_small_model_counted_by_hand():
@@ -139,7 +134,7 @@ def test_experts_that_cannot_be_are_refused():
 def test_times_and_bandwidths_that_cannot_be_are_refused():
     for value in (0.0, -1.0, float("nan")):
         with pytest.raises(UserError, match="bandwidth_gb_s"):
-            memory_floor_ms(1e9, value)
-        with pytest.raises(UserError, match="step_ms"):
-            model_bandwidth_utilisation(1e9, value, 600)
-    assert model_bandwidth_utilisation(6e9, 20.0, 600) == pytest.approx(0.5)
+            memory_floor_s(1e9, value)
+        with pytest.raises(UserError, match="step_s"):
+            bandwidth_utilisation(1e9, value, 600)
+    assert bandwidth_utilisation(6e9, 0.020, 600) == pytest.approx(0.5)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.records import UserError
+from harness.theory import acceptance as ac
 from harness.theory import speedup as sp
 
 alphas = st.floats(0.0, 1.0)
@@ -23,17 +24,17 @@ def by_position(alpha: float, k: int) -> list[float]:
 @given(alphas, ks)
 def test_tokens_per_round_are_one_plus_the_chance_of_reaching_each_position(alpha, k):
     expected = 1.0 + math.fsum(by_position(alpha, k))
-    assert sp.expected_tokens_per_round(alpha, k) == pytest.approx(expected, rel=1e-12)
+    assert ac.expected_tokens_per_round(alpha, k) == pytest.approx(expected, rel=1e-12)
 
 
 @given(alphas, ks)
 def test_tokens_per_round_lie_between_one_and_k_plus_one(alpha, k):
-    assert 1.0 <= sp.expected_tokens_per_round(alpha, k) <= (k + 1) * (1 + 1e-12)
+    assert 1.0 <= ac.expected_tokens_per_round(alpha, k) <= (k + 1) * (1 + 1e-12)
 
 
 def test_tokens_per_round_keep_their_digits_next_to_alpha_one():
     gap = 1e-12
-    assert sp.expected_tokens_per_round(1.0 - gap, 4) == pytest.approx(5 - 10 * gap, abs=1e-14)
+    assert ac.expected_tokens_per_round(1.0 - gap, 4) == pytest.approx(5 - 10 * gap, abs=1e-14)
 
 
 @given(alphas, alphas, ks, costs, verifies)
@@ -44,7 +45,7 @@ def test_speedup_grows_with_alpha(one, other, k, c, v):
 
 @given(alphas, ks, costs, verifies)
 def test_speedup_is_tokens_per_round_over_cost_and_below_the_ideal(alpha, k, c, v):
-    tokens = sp.expected_tokens_per_round(alpha, k)
+    tokens = ac.expected_tokens_per_round(alpha, k)
     assert sp.speedup_from_tokens_per_round(tokens, k, c, v) == sp.speedup(alpha, k, c, v)
     assert sp.speedup(alpha, k, c, v) <= sp.ideal_speedup(k, c, v) * (1 + 1e-12)
 
@@ -92,7 +93,7 @@ def test_the_linear_rule_overstates_when_fed_an_alpha(alpha, k, c):
 
 @given(alphas, ks, costs, verifies)
 def test_the_linear_rule_is_exact_when_fed_the_acceptance_rate(alpha, k, c, v):
-    rate = min(1.0, sp.acceptance_rate_from_alpha(alpha, k))
+    rate = min(1.0, ac.acceptance_rate_from_alpha(alpha, k))
     assert sp.linear_speedup(rate, k, c, v) == pytest.approx(sp.speedup(alpha, k, c, v), rel=1e-9)
 
 
@@ -113,21 +114,21 @@ def test_best_k_is_zero_where_every_k_loses_and_takes_no_k_from_an_empty_list():
 
 @given(alphas, ks)
 def test_alpha_and_acceptance_rate_convert_both_ways(alpha, k):
-    rate = min(1.0, sp.acceptance_rate_from_alpha(alpha, k))
-    back = sp.alpha_from_acceptance_rate(rate, k)
-    assert sp.acceptance_rate_from_alpha(back, k) == pytest.approx(rate, abs=1e-9)
-    assert sp.alpha_from_tokens_per_round(1.0 + k * rate, k) == back
+    rate = min(1.0, ac.acceptance_rate_from_alpha(alpha, k))
+    back = ac.alpha_from_acceptance_rate(rate, k)
+    assert ac.acceptance_rate_from_alpha(back, k) == pytest.approx(rate, abs=1e-9)
+    assert ac.alpha_from_tokens_per_round(1.0 + k * rate, k) == back
     assert rate <= alpha + 1e-12
 
 
 @given(alphas, ks)
 def test_positions_of_an_iid_draft_give_back_its_rates(alpha, k):
     positions = by_position(alpha, k)
-    tokens = sp.expected_tokens_per_round(alpha, k)
-    assert sp.alpha_from_positions(positions) == pytest.approx(alpha, abs=1e-9)
-    assert sp.mean_acceptance_length_from_positions(positions) == pytest.approx(tokens)
-    rate = sp.acceptance_rate_from_positions(positions)
-    assert rate == pytest.approx(sp.acceptance_rate_from_alpha(alpha, k), abs=1e-12)
+    tokens = ac.expected_tokens_per_round(alpha, k)
+    assert ac.alpha_from_positions(positions) == pytest.approx(alpha, abs=1e-9)
+    assert ac.mean_acceptance_length_from_positions(positions) == pytest.approx(tokens)
+    rate = ac.acceptance_rate_from_positions(positions)
+    assert rate == pytest.approx(ac.acceptance_rate_from_alpha(alpha, k), abs=1e-12)
 
 
 def test_step_times_give_the_ratios_of_the_words():
@@ -161,11 +162,11 @@ BAD_TIME = [0.0, -1.0, math.nan, math.inf]
 @pytest.mark.parametrize("k", BAD_K)
 def test_a_k_that_is_no_count_is_refused_by_name(k):
     for call in (
-        lambda: sp.expected_tokens_per_round(0.5, k),
+        lambda: ac.expected_tokens_per_round(0.5, k),
         lambda: sp.break_even_alpha(k, 0.1),
         lambda: sp.linear_speedup(0.5, k, 0.1),
         lambda: sp.speedup_from_tokens_per_round(1.0, k, 0.1),
-        lambda: sp.alpha_from_acceptance_rate(0.5, k),
+        lambda: ac.alpha_from_acceptance_rate(0.5, k),
     ):
         with pytest.raises(UserError, match=r"^k=.*1 or more"):
             call()
@@ -178,7 +179,7 @@ def test_a_share_outside_zero_to_one_is_refused_by_name(value):
     with pytest.raises(UserError, match=r"^acceptance_rate=.*between 0 and 1"):
         sp.linear_speedup(value, 4, 0.1)
     with pytest.raises(UserError, match=r"^acceptance_by_position="):
-        sp.alpha_from_positions([value])
+        ac.alpha_from_positions([value])
 
 
 @pytest.mark.parametrize("value", BAD_TIME)
@@ -202,16 +203,16 @@ def test_a_cost_that_cannot_be_is_refused(c, v):
 )
 def test_positions_that_are_not_unconditional_rates_are_refused(positions, says):
     with pytest.raises(UserError, match=says):
-        sp.acceptance_rate_from_positions(positions)
+        ac.acceptance_rate_from_positions(positions)
 
 
 def test_other_impossible_inputs_are_refused():
     with pytest.raises(UserError, match="tokens_per_round"):
         sp.speedup_from_tokens_per_round(5.1, 4, 0.1)
     with pytest.raises(UserError, match="tokens_per_round"):
-        sp.alpha_from_tokens_per_round(0.9, 4)
+        ac.alpha_from_tokens_per_round(0.9, 4)
     with pytest.raises(UserError, match="tokens_per_round"):
-        sp.accepted_over_emitted(0.5)
+        ac.accepted_over_emitted(0.5)
     with pytest.raises(UserError, match="no verify time for k=4; give one for 5 positions"):
         sp.best_k(0.5, [4], 0.1, {2: 1.0})
 

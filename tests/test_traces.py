@@ -21,12 +21,12 @@ from harness.decoding.drafters import ModelDrafter
 from harness.decoding.protocols import Drafter
 from harness.decoding.sampling import SamplingParameters, Uniforms, sampler_for
 from harness.decoding.speculative import speculative_rounds
-from harness.measurement import draft_scores
-from harness.measurement.draft_scores import ngram_trace, score_texts
-from harness.measurement.target_texts import (
+from harness.measurement import scoring
+from harness.measurement.scoring import ngram_trace, score_texts
+from harness.measurement.traces import (
     BrokenLogitsError,
     GeneratedText,
-    Request,
+    TextRequest,
     generate_texts,
 )
 from harness.models.backbone import SplitNetwork, split_network
@@ -40,7 +40,7 @@ from harness.theory.replay import accept_probabilities
 CPU = torch.device("cpu")
 DRAFTS = ("tiny_good", "tiny_small", "tiny_unrelated")
 BUDGET = 24
-Make = Callable[[Request], Drafter]
+Make = Callable[[TextRequest], Drafter]
 
 
 def embedded(name: str) -> CachedModel:
@@ -59,13 +59,12 @@ def drafts() -> dict[str, CachedModel]:
 
 
 @pytest.fixture(scope="module")
-def requests() -> list[Request]:
+def requests() -> list[TextRequest]:
     """Six prompts of each shipped set, greedy."""
     loaded = load(ModelConf(name="tiny", id="embedded:tiny"), "model", CPU)
     conf = PromptsConf(limit=6)
     return [
-        Request(
-            cell="",
+        TextRequest(
             prompt_set=prompt.prompt_set,
             prompt=prompt.id,
             category=prompt.category,
@@ -75,18 +74,17 @@ def requests() -> list[Request]:
             budget=BUDGET,
             seed=3,
             eos=loaded.eos,
-            model="tiny",
         )
         for prompt in prompt_sets.load(conf)
     ]
 
 
-def uniforms(request: Request, more: int = 0) -> Uniforms:
+def uniforms(request: TextRequest, more: int = 0) -> Uniforms:
     key = f"{request.prompt_set}/{request.prompt}"
     return Uniforms.keyed(request.seed, key, request.repetition, request.budget + more, CPU)
 
 
-def plain(target: CachedModel, request: Request) -> tuple[int, ...]:
+def plain(target: CachedModel, request: TextRequest) -> tuple[int, ...]:
     target.prefill(request.tokens[:-1])
     rounds = autoregressive_rounds(
         target,
@@ -99,7 +97,7 @@ def plain(target: CachedModel, request: Request) -> tuple[int, ...]:
     return tuple(token for entry in rounds for token in entry.tokens)
 
 
-def loop_rounds(target: CachedModel, drafter: Drafter, request: Request, k: int) -> list[int]:
+def loop_rounds(target: CachedModel, drafter: Drafter, request: TextRequest, k: int) -> list[int]:
     """Tokens emitted by each round of the real loop."""
     target.prefill(request.tokens[:-1])
     drafter.begin(request.tokens)
@@ -116,7 +114,7 @@ def loop_rounds(target: CachedModel, drafter: Drafter, request: Request, k: int)
     return [len(entry.tokens) for entry in rounds]
 
 
-def at(requests: Sequence[Request], sampling: SamplingParameters) -> list[Request]:
+def at(requests: Sequence[TextRequest], sampling: SamplingParameters) -> list[TextRequest]:
     return [replace(request, sampling=sampling) for request in requests]
 
 
@@ -133,7 +131,7 @@ def at(requests: Sequence[Request], sampling: SamplingParameters) -> list[Reques
     ids=str,
 )
 def test_batched_texts_are_plain_decodings(
-    target: CachedModel, requests: list[Request], sampling: SamplingParameters
+    target: CachedModel, requests: list[TextRequest], sampling: SamplingParameters
 ) -> None:
     asked = at(requests, sampling)
     assert len({len(request.tokens) for request in asked}) > 3
@@ -143,7 +141,7 @@ def test_batched_texts_are_plain_decodings(
 
 
 def test_a_text_does_not_depend_on_batch_order_or_company(
-    target: CachedModel, requests: list[Request]
+    target: CachedModel, requests: list[TextRequest]
 ) -> None:
     mixed = [
         *at(requests, SamplingParameters(1.0)),
@@ -156,7 +154,7 @@ def test_a_text_does_not_depend_on_batch_order_or_company(
 
 
 def test_an_end_token_ends_a_row_and_the_others_go_on(
-    target: CachedModel, requests: list[Request]
+    target: CachedModel, requests: list[TextRequest]
 ) -> None:
     whole = generate_texts(target, requests, name="model=tiny")
     eos = frozenset({whole[0].tokens[5], whole[4].tokens[9]})
@@ -169,6 +167,15 @@ def test_an_end_token_ends_a_row_and_the_others_go_on(
         assert (text.tokens[-1] in eos) == (text.stop_reason == "eos")
         assert text.hidden is not None
         assert len(text.hidden) == len(text.tokens) <= text.request.budget
+
+
+def test_batch_seconds_are_shared_by_the_batch(
+    target: CachedModel, requests: list[TextRequest]
+) -> None:
+    texts = generate_texts(target, requests, name="model=tiny", batch=8)
+    assert sorted(text.batch_texts for text in texts) == [4] * 4 + [8] * 8
+    assert len({text.batch_s for text in texts}) == 2
+    assert all(text.batch_s > 0 for text in texts)
 
 
 class Small(CachedModel):
@@ -196,7 +203,7 @@ class Small(CachedModel):
 
 
 def test_running_out_of_memory_halves_the_batch_and_goes_on(
-    target: CachedModel, requests: list[Request]
+    target: CachedModel, requests: list[TextRequest]
 ) -> None:
     small = Small(embedded("tiny").network, 1024)
     texts = generate_texts(small, requests, name="model=tiny", batch=9)
@@ -208,7 +215,7 @@ def test_running_out_of_memory_halves_the_batch_and_goes_on(
     assert all(trace.draft_is_argmax.all() for trace in scored)
 
 
-def test_one_text_beyond_the_memory_is_an_error_that_says_so(requests: list[Request]) -> None:
+def test_one_text_beyond_the_memory_is_an_error_that_says_so(requests: list[TextRequest]) -> None:
     small = Small(embedded("tiny_small").network, 1024)
     small.rows = 0
     with pytest.raises(UserError, match="model=tiny: out of memory with a single text"):
@@ -235,7 +242,7 @@ def spoiled(network: Any, token: int) -> CachedModel:
 
 
 def test_nan_logits_name_the_model_the_prompt_and_the_position(
-    requests: list[Request],
+    requests: list[TextRequest],
 ) -> None:
     request = replace(requests[0], sampling=SamplingParameters(1.0), eos=frozenset())
     name = f"prompt {request.prompt_set}/{request.prompt}"
@@ -276,7 +283,7 @@ def test_a_model_is_taken_apart_only_if_that_is_the_same_model(target: CachedMod
 
 
 def test_a_model_that_cannot_be_taken_apart_is_generated_and_scored_whole(
-    requests: list[Request], drafts: dict[str, CachedModel]
+    requests: list[TextRequest], drafts: dict[str, CachedModel]
 ) -> None:
     capped = soft_capped()
     asked = [*at(requests[:2], SamplingParameters(1.0)), *requests[:2]]
@@ -328,7 +335,7 @@ def recurrent() -> CachedModel:
     return SnapshotModel(random_model(config), 128)
 
 
-def test_padding_that_would_shift_positions_is_not_used(requests: list[Request]) -> None:
+def test_padding_that_would_shift_positions_is_not_used(requests: list[TextRequest]) -> None:
     config = RobertaConfig(
         vocab_size=128,
         hidden_size=32,
@@ -355,7 +362,7 @@ def test_padding_that_would_shift_positions_is_not_used(requests: list[Request])
 
 
 def test_a_model_that_no_batch_suits_is_generated_and_scored_alone(
-    requests: list[Request],
+    requests: list[TextRequest],
 ) -> None:
     network: Any = qwen3()
 
@@ -380,7 +387,7 @@ def test_a_model_that_no_batch_suits_is_generated_and_scored_alone(
 @pytest.mark.parametrize("make", [sliding, recurrent])
 def test_other_kinds_of_cache_give_plain_decodings_and_the_defined_scores(
     make: Callable[[], CachedModel],
-    requests: list[Request],
+    requests: list[TextRequest],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = make()
@@ -397,7 +404,7 @@ def test_other_kinds_of_cache_give_plain_decodings_and_the_defined_scores(
     ]
     texts = generate_texts(model, asked, name="model=other")
     assert [text.tokens for text in texts] == [plain(model, request) for request in asked]
-    monkeypatch.setattr(draft_scores, "PREFILL_POSITIONS", 24)
+    monkeypatch.setattr(scoring, "PREFILL_POSITIONS", 24)
     again = [replace(text, hidden=None) for text in texts]
     traces = score_texts(again, model, model, draft_name="self", chunk=6)
     for trace, text in zip(traces, texts, strict=True):
@@ -405,10 +412,10 @@ def test_other_kinds_of_cache_give_plain_decodings_and_the_defined_scores(
 
 
 def test_a_model_without_positions_is_batched_by_equal_lengths(
-    requests: list[Request], monkeypatch: pytest.MonkeyPatch
+    requests: list[TextRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = embedded("tiny")
-    monkeypatch.setattr("harness.measurement.target_texts._pads", lambda _: False)
+    monkeypatch.setattr("harness.measurement.traces._pads", lambda _: False)
     texts = generate_texts(target, requests, name="model=tiny")
     by_length: dict[int, set[int]] = {}
     for text in texts:
@@ -475,7 +482,7 @@ def assert_scored(
 def test_scores_are_what_their_definitions_say(
     target: CachedModel,
     drafts: dict[str, CachedModel],
-    requests: list[Request],
+    requests: list[TextRequest],
     sampling: SamplingParameters,
 ) -> None:
     texts = generate_texts(target, at(requests[:5], sampling), name="model=tiny")
@@ -489,14 +496,14 @@ def test_scores_are_what_their_definitions_say(
 def test_chunks_batches_pieces_and_stored_states_do_not_change_a_score(
     target: CachedModel,
     drafts: dict[str, CachedModel],
-    requests: list[Request],
+    requests: list[TextRequest],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     texts = generate_texts(target, at(requests, SamplingParameters(1.0)), name="model=tiny")
     draft = drafts["tiny_good"]
     whole = score_texts(texts, target, draft, draft_name="d", chunk=10_000)
     again = [replace(text, hidden=None) for text in texts]
-    monkeypatch.setattr(draft_scores, "PREFILL_POSITIONS", 40)
+    monkeypatch.setattr(scoring, "PREFILL_POSITIONS", 40)
     pieces = score_texts(again, target, draft, draft_name="d", chunk=11, batch=4)
     for one, other in zip(whole, pieces, strict=True):
         for name in ("target_logprob", "draft_logprob", "last_ratio", "draft_entropy"):
@@ -504,7 +511,7 @@ def test_chunks_batches_pieces_and_stored_states_do_not_change_a_score(
 
 
 def test_logits_are_cut_to_the_narrower_vocabulary(
-    target: CachedModel, drafts: dict[str, CachedModel], requests: list[Request]
+    target: CachedModel, drafts: dict[str, CachedModel], requests: list[TextRequest]
 ) -> None:
     narrow = CachedModel(target.network, 1000)
     texts = generate_texts(narrow, at(requests[:3], SamplingParameters(1.0)), name="model=tiny")
@@ -516,7 +523,7 @@ def test_logits_are_cut_to_the_narrower_vocabulary(
 
 
 def test_greedy_scores_make_every_rule_the_match_bit(
-    target: CachedModel, drafts: dict[str, CachedModel], requests: list[Request]
+    target: CachedModel, drafts: dict[str, CachedModel], requests: list[TextRequest]
 ) -> None:
     texts = generate_texts(target, requests, name="model=tiny")
     traces = score_texts(texts, target, drafts["tiny_small"], draft_name="d")
@@ -533,7 +540,7 @@ def test_greedy_scores_make_every_rule_the_match_bit(
 
 def test_a_long_text_never_has_all_its_logits_at_once(
     drafts: dict[str, CachedModel],
-    requests: list[Request],
+    requests: list[TextRequest],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     draft = drafts["tiny_small"]
@@ -566,7 +573,7 @@ def factories(drafts: dict[str, CachedModel]) -> dict[str, Make]:
 
 @pytest.mark.slow
 def test_greedy_replay_equals_the_loop_for_every_prompt_draft_and_k(
-    target: CachedModel, drafts: dict[str, CachedModel], requests: list[Request]
+    target: CachedModel, drafts: dict[str, CachedModel], requests: list[TextRequest]
 ) -> None:
     ks = (1, 2, 4, 8, 16)
     texts = generate_texts(target, requests, name="model=tiny")
@@ -585,7 +592,7 @@ def test_greedy_replay_equals_the_loop_for_every_prompt_draft_and_k(
 
 @pytest.mark.slow
 def test_sampled_replay_agrees_with_the_loop_and_varies_less(
-    target: CachedModel, drafts: dict[str, CachedModel], requests: list[Request]
+    target: CachedModel, drafts: dict[str, CachedModel], requests: list[TextRequest]
 ) -> None:
     """200 generations of 12 tokens at temperature 1, K = 4; independent texts on both sides."""
     draft = drafts["tiny_small"]
@@ -626,7 +633,7 @@ def assert_same(one: TextTrace, other: TextTrace) -> None:
 def test_traces_come_back_as_they_were(
     target: CachedModel,
     drafts: dict[str, CachedModel],
-    requests: list[Request],
+    requests: list[TextRequest],
     tmp_path: Path,
 ) -> None:
     asked = [

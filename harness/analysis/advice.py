@@ -14,7 +14,7 @@ from typing import Literal
 
 from harness.records import Decision
 from harness.theory.acceptance import expected_tokens_per_round
-from harness.theory.floors import LAUNCH_BOUND_MBU
+from harness.theory.roofline import LAUNCH_BOUND_MBU
 from harness.theory.speedup import break_even_alpha, speedup_from_tokens_per_round
 
 Factor = Literal["acceptance", "draft too slow", "verify too dear", "launch-bound engine"]

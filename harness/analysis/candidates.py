@@ -21,8 +21,7 @@ from harness.analysis.replays import Replays
 from harness.records import Rule, TextTrace, UserError
 from harness.stats.intervals import Array
 from harness.theory.acceptance import check_k
-from harness.theory.replay import Replayed, accept_probabilities, by_start, replay
-from harness.theory.replay_counts import stacked
+from harness.theory.replay import Replayed, accept_probabilities, by_start, replay, stacked
 from harness.theory.speedup import StepTimes
 
 __all__ = ["ENGINES", "Replays", "candidates_evidence", "replay_drafts", "replayed"]

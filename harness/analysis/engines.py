@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from harness.analysis.candidates import ENGINES, replay_drafts
 from harness.analysis.counts import ratio
 from harness.records import RULES, Rule, TextTrace
-from harness.theory.replay_counts import Replayed
+from harness.theory.replay import Replayed
 from harness.theory.speedup import StepTimes, speedup_from_tokens_per_round
 
 

@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 
 from harness.analysis.ranking import LeaderboardRow
 from harness.records import Decision, Rule, Verdict
-from harness.theory.memory import cost_per_million_tokens
+from harness.theory.cost import usd_per_million_tokens
 
 # A card's usable memory is up to some percent below the number it is sold by.
 MEMORY_TOLERANCE = 0.15
-SECONDS_PER_HOUR = 3600.0
 
 
 @dataclass(frozen=True)
@@ -187,10 +186,7 @@ def is_card(
     return abs(memory_bytes / 1e9 / memory_gb - 1.0) <= MEMORY_TOLERANCE
 
 
-def money(seconds: float, price_per_hour: float) -> float:
-    """What `seconds` on a card cost, in the currency of its price."""
-    return seconds / SECONDS_PER_HOUR * price_per_hour
-
-
 def _price(ms_per_token: float, price_per_hour: float | None) -> float | None:
-    return None if price_per_hour is None else cost_per_million_tokens(ms_per_token, price_per_hour)
+    if price_per_hour is None:
+        return None
+    return usd_per_million_tokens(ms_per_token / 1e3, price_per_hour)

@@ -8,7 +8,7 @@ from harness.analysis.replays import Replays
 from harness.analysis.step_folds import SampledSteps
 from harness.records import UserError
 from harness.stats.intervals import Array
-from harness.theory.replay_counts import Replayed
+from harness.theory.replay import Replayed
 from harness.theory.speedup import StepTimes
 
 __all__ = ["Latency", "alpha_of", "check_times", "evidence_of", "latency_of", "predicted_seconds"]

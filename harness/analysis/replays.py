@@ -8,7 +8,7 @@ import numpy as np
 from harness.analysis.evidence import Candidate
 from harness.records import Rule
 from harness.stats.intervals import Array
-from harness.theory.replay_counts import Replayed
+from harness.theory.replay import Replayed
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,8 +14,9 @@ from harness.analysis.replayed_rows import category_alpha
 from harness.analysis.requests import request_view
 from harness.analysis.verdict import least_regret
 from harness.records import Rule, TextTrace
-from harness.theory.hardware import Architecture
-from harness.theory.memory import cost_per_million_tokens, memory_view
+from harness.theory.architecture import Architecture
+from harness.theory.cost import usd_per_million_tokens
+from harness.theory.planning import memory_view
 
 Traces = Mapping[str, Sequence[TextTrace]]
 Rankings = Mapping[tuple[Rule, float], Ranking]
@@ -110,13 +111,13 @@ def _priced(bench: Bench, row: LeaderboardRow) -> dict[str, Any]:
     """A leaderboard row with what the draft costs in memory and the tokens in money."""
     described = bench.described.get(row.draft or "", {})
     weights = 0 if row.draft is None else described.get("weights_bytes")
-    target_ms = next(iter(bench.latency.values())).times.target_s * 1e3
+    target_s = next(iter(bench.latency.values())).times.target_s
     price = bench.price_per_hour
     return {
         **asdict(row),
         "extra_memory_bytes": weights,
         "cost_per_million_tokens": (
-            None if price is None else cost_per_million_tokens(target_ms / row.speedup, price)
+            None if price is None else usd_per_million_tokens(target_s / row.speedup, price)
         ),
     }
 
@@ -156,7 +157,6 @@ def _memory(bench: Bench) -> list[dict[str, Any]]:
         bench.memory_bytes,
         context_tokens=bench.context_tokens,
         bytes_per_parameter=width,
-        bytes_per_value=width,
     )
     return [
         {

@@ -20,12 +20,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.analysis.fleet import is_card, money
+from harness.analysis.fleet import is_card
 from harness.cloud.jobs import Job
 from harness.commands.outcome import Outcome
 from harness.records import Failure, UserError, in_one_line
 from harness.reporting.cloud import Receipt
 from harness.storage import RunFolder, load
+from harness.theory.cost import money
 
 MAX_UNPACKED_BYTES = 16 * 2**30
 

@@ -18,8 +18,9 @@ from harness.commands.outcome import Outcome
 from harness.commands.running import shown
 from harness.commands.validate import validated
 from harness.config import BreakevenConfig
-from harness.measurement.environment import describe_host
+from harness.measurement.host import describe_host
 from harness.records import LatencyRow, ResultRow, Summary, UserError, Verdict
+from harness.theory import acceptance
 from harness.theory import speedup as theory
 from harness.theory.speedup import StepTimes
 
@@ -77,8 +78,8 @@ def iid_rows(config: BreakevenConfig, times: StepTimes, ks: list[int]) -> Iterat
         raise UserError("alpha: a value is given twice; list each once")
     for k in ks:
         for alpha in config.alpha:
-            tokens = theory.expected_tokens_per_round(alpha, k)
-            yield _row(times, k, alpha, theory.acceptance_rate_from_alpha(alpha, k), tokens)
+            tokens = acceptance.expected_tokens_per_round(alpha, k)
+            yield _row(times, k, alpha, acceptance.acceptance_rate_from_alpha(alpha, k), tokens)
 
 
 def measured_rows(config: BreakevenConfig, times: StepTimes, ks: list[int]) -> Iterator[ResultRow]:
@@ -88,17 +89,17 @@ def measured_rows(config: BreakevenConfig, times: StepTimes, ks: list[int]) -> I
     it is accepted / (accepted + rejected), and K up to the list's length are answered.
     """
     for k, rate in measured_rates(config.acceptance_rate, ks).items():
-        alpha = theory.alpha_from_acceptance_rate(rate, k)
+        alpha = acceptance.alpha_from_acceptance_rate(rate, k)
         yield _row(times, k, alpha, rate, 1.0 + k * rate)
     positions = config.acceptance_by_position
     if positions is None:
         return
-    theory.acceptance_rate_from_positions(positions)  # refuses a bad list whatever k is
+    acceptance.acceptance_rate_from_positions(positions)  # refuses a bad list whatever k is
     for k in (k for k in ks if k <= len(positions)):
         shown = positions[:k]
-        rate = theory.acceptance_rate_from_positions(shown)
-        tokens = theory.mean_acceptance_length_from_positions(shown)
-        yield _row(times, k, theory.alpha_from_positions(shown), rate, tokens)
+        rate = acceptance.acceptance_rate_from_positions(shown)
+        tokens = acceptance.mean_acceptance_length_from_positions(shown)
+        yield _row(times, k, acceptance.alpha_from_positions(shown), rate, tokens)
 
 
 def measured_rates(given: Any, ks: list[int]) -> dict[int, float]:

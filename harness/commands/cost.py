@@ -12,17 +12,17 @@ from harness.config import CONF_DIR, AuditionConfig, GpuConf, ModelConf, PairCon
 from harness.models.architecture import shape_of
 from harness.records import Prompt, UserError
 from harness.reporting.cost import Costs
-from harness.theory.estimate import (
+from harness.theory.architecture import architecture_of
+from harness.theory.cost import (
     Estimate,
     Forwards,
-    Player,
-    Rates,
+    ModelSize,
     estimate,
     pair_forwards,
     text_forwards,
     timing_forwards,
 )
-from harness.theory.shapes import architecture_of
+from harness.theory.roofline import Card
 
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 BYTES_PER_TOKEN = 4
@@ -101,14 +101,14 @@ def _costs(
     prompts: Sequence[Prompt],
     config: PairConfig | AuditionConfig,
 ) -> Costs:
-    players = {name: sizes_of(conf) for name, conf in models.items()}
-    unknown = [models[name].name for name, player in players.items() if player is None]
+    sizes = {name: sizes_of(conf) for name, conf in models.items()}
+    unknown = [models[name].name for name, size in sizes.items() if size is None]
     if unknown:
         return Costs((), tuple(unknown))
-    known = {name: player for name, player in players.items() if player is not None}
+    known = {name: size for name, size in sizes.items() if size is not None}
     context = _context(prompts, config)
     cards = [gpu] if gpu is not None else all_cards()
-    found: list[Estimate] = [estimate(work, known, _rates(card), context) for card in cards]
+    found: list[Estimate] = [estimate(work, known, card_of(card), context) for card in cards]
     return Costs(tuple(sorted(found, key=lambda entry: entry.high_usd)), ())
 
 
@@ -121,8 +121,9 @@ def all_cards() -> list[GpuConf]:
     return [card for entry in merged if isinstance(card := OmegaConf.to_object(entry), GpuConf)]
 
 
-def _rates(card: GpuConf) -> Rates:
-    return Rates(
+def card_of(card: GpuConf) -> Card:
+    """A card's configuration as the theory takes it."""
+    return Card(
         card.name,
         card.bandwidth_gb_s,
         card.bf16_tflops,
@@ -131,10 +132,10 @@ def _rates(card: GpuConf) -> Rates:
     )
 
 
-def sizes_of(conf: ModelConf) -> Player | None:
+def sizes_of(conf: ModelConf) -> ModelSize | None:
     """A model's sizes, from its configuration or the config.json beside its weights; else None."""
     if isinstance(conf.architecture, dict):
-        return Player(architecture_of(conf.architecture), BYTES.get(conf.dtype, 2.0))
+        return ModelSize(architecture_of(conf.architecture), BYTES.get(conf.dtype, 2.0))
     stored = _stored_config(conf)
     if stored is None:
         return None
@@ -145,7 +146,7 @@ def sizes_of(conf: ModelConf) -> Player | None:
     except (UserError, TypeError, KeyError, AttributeError):
         return None
     dtype = stored.get("dtype") or stored.get("torch_dtype") if conf.dtype == "auto" else conf.dtype
-    return None if shape is None else Player(shape, BYTES.get(str(dtype), 2.0))
+    return None if shape is None else ModelSize(shape, BYTES.get(str(dtype), 2.0))
 
 
 def _stored_config(conf: ModelConf) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from harness.analysis.fleet import CardRow, card_draft_rows, card_row, draft_order, money, placed
+from harness.analysis.fleet import CardRow, card_draft_rows, card_row, draft_order, placed
 from harness.analysis.judge import judge
 from harness.analysis.latency import latency_rows
 from harness.analysis.ranking import LeaderboardRow
@@ -22,6 +22,7 @@ from harness.commands.running import running, shown
 from harness.config import AuditionConfig
 from harness.records import Failure, ResultRow, Summary, UserError
 from harness.storage import RunFolder, StoredRun, timings_from
+from harness.theory.cost import money
 
 
 @dataclass(frozen=True)

@@ -15,15 +15,15 @@ from harness.commands.progress import progress
 from harness.commands.running import unless_broken
 from harness.config import ProfileConfig, SweepConfig
 from harness.decoding.sampling import SamplingParameters
-from harness.measurement import environment, round_parts, step_times
-from harness.measurement.environment import copy_bandwidth
+from harness.measurement import curves, environment, parts
+from harness.measurement.bandwidth import copy_bandwidth
 from harness.models.architecture import shape_of
 from harness.models.load import LoadedModel
 from harness.models.memory import check_fits, is_out_of_memory
 from harness.records import CopyBandwidth, PartTiming, SkippedCell, StepTiming, UserError
 from harness.storage import RunFolder, load
-from harness.theory.floors import Reader, with_floors
-from harness.theory.hardware import Architecture, experts_touched
+from harness.theory.architecture import Architecture, experts_touched
+from harness.theory.roofline import ReadingModel, with_floors
 
 AUTO_CONTEXTS = (128, 512, 2048)
 AUTO_BATCHES = (1, 4, 16)
@@ -108,13 +108,13 @@ def _entry(cell: SkippedCell) -> dict[str, Any]:
 
 def _readers(
     folder: RunFolder, pair: Pair, config: ProfileConfig | SweepConfig
-) -> dict[str, Reader]:
+) -> dict[str, ReadingModel]:
     """Target and draft with the bandwidth they are read at; those whose bytes can be counted."""
     stored = folder.manifest.get("bandwidth")
     if stored is None:
         stored = _bandwidth(pair, config)
         folder.update_manifest({"bandwidth": stored})
-    readers: dict[str, Reader] = {}
+    readers: dict[str, ReadingModel] = {}
     confs = {"target": config.model, "draft": config.draft}
     for role, loaded in (("target", pair.target), ("draft", pair.draft)):
         shape = shape_of(loaded.network.config)
@@ -122,12 +122,12 @@ def _readers(
         if shape is None or speed is None or confs[role].quantization is not None:
             continue
         unit = float(loaded.network.dtype.itemsize)
-        readers[role] = Reader(shape, unit, speed, stored["source"])
+        readers[role] = ReadingModel(shape, unit, speed, stored["source"])
     return readers
 
 
 def _reads(
-    pair: Pair, readers: Mapping[str, Reader], context: int, positions: int
+    pair: Pair, readers: Mapping[str, ReadingModel], context: int, positions: int
 ) -> list[dict[str, Any]]:
     """The manifest's entry: what a step, and the target's widest verify, must read."""
     names = {"target": pair.target.name, "draft": pair.draft.name}
@@ -201,7 +201,7 @@ def _in_cache(loaded: LoadedModel, device: torch.device, copied: CopyBandwidth) 
     return own.gb_s if own is not None and own.gb_s > copied.gb_s else None
 
 
-def curve_cells(pair: Pair, config: ProfileConfig) -> list[step_times.CurveCell]:
+def curve_cells(pair: Pair, config: ProfileConfig) -> list[curves.Cell]:
     """(context, batch), cheapest first; typed contexts must fit the models' positions.
 
     Raises:
@@ -231,12 +231,12 @@ def _beyond(pair: Pair, config: ProfileConfig, context: int) -> str | None:
 
 
 def _curves(
-    pair: Pair, config: ProfileConfig, cells: Sequence[step_times.CurveCell]
+    pair: Pair, config: ProfileConfig, cells: Sequence[curves.Cell]
 ) -> tuple[list[StepTiming], list[SkippedCell]]:
     auto = config.contexts == "auto" and config.batches == "auto"
-    with progress(step_times.TIMING_CURVES, step_times.CURVE_VISITS * len(cells)) as tick:
-        return step_times.time_curves(
-            pair.timed,
+    with progress(curves.TIMING, curves.VISITS * len(cells)) as tick:
+        return curves.time_curves(
+            pair.players,
             max(config.k),
             cells,
             refused=_refusal(pair, config),
@@ -270,15 +270,13 @@ def _refusal(pair: Pair, config: ProfileConfig) -> Callable[[int, int], str | No
 def _parts(pair: Pair, config: ProfileConfig) -> list[PartTiming]:
     """Whole rounds and their parts, greedy, on prompts spread over the run's own."""
     ks = sorted(k for k in set(config.k) if k > 0)
-    count = min(round_parts.MOST_VISITS, len(pair.prompts))
+    count = min(parts.MOST_VISITS, len(pair.prompts))
     prompts = [pair.prompts[index * len(pair.prompts) // count].tokens for index in range(count)]
     given = config.decode.acceptance
-    synthetic = {} if given is None else {k: conditional(rates_for(given, k)) for k in ks}
-    timed = round_parts.TimedPair(
-        pair.target_model, pair.draft_model, GREEDY, config.seed, synthetic
-    )
-    positions = config.new_tokens + max(ks)
+    imposed = None if given is None else {k: conditional(rates_for(given, k)) for k in ks}
+    bench = parts.Bench(pair.target_model, pair.draft_model, GREEDY, config.seed, imposed)
+    room = config.new_tokens + max(ks)
     for model in (pair.target_model, pair.draft_model):
         model.reserve(longest_generation(pair.prompts, config.new_tokens, max(config.k)))
-    with progress("timing parts of a round", round_parts.MOST_VISITS) as tick:
-        return round_parts.time_rounds(timed, prompts, ks, positions=positions, tick=tick)
+    with progress("timing parts of a round", parts.MOST_VISITS) as tick:
+        return parts.time_rounds(bench, prompts, ks, room=room, tick=tick)

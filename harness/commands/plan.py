@@ -10,7 +10,7 @@ from harness.commands.cost import answers, audition_costs, pair_costs, turns
 from harness.config import AuditionConfig, ModelConf, PairConfig, ProfileConfig, SnapshotConfig
 from harness.records import Prompt
 from harness.reporting.cost import NOTES, Costs, cost_table, unknown_line
-from harness.theory.shapes import architecture_of
+from harness.theory.architecture import architecture_of
 
 BYTES_PER_PARAMETER = 2
 BACKENDS = {

@@ -7,14 +7,12 @@ from typing import Any
 from rich.console import Console
 
 from harness.analysis.views import architecture
-from harness.commands.cost import all_cards
+from harness.commands.cost import all_cards, card_of
 from harness.config import GpuConf, ModelConf, ProfileConfig
 from harness.reporting.console import print_table
 from harness.reporting.tables.cards import cards_table
-from harness.theory.hardware import Architecture
-from harness.theory.planning import Wanted, plan_cards
-from harness.theory.roofline import Card
-from harness.theory.shapes import architecture_of
+from harness.theory.architecture import Architecture, architecture_of
+from harness.theory.planning import PlanRequest, plan_cards
 
 BYTES = {"float32": 4.0}
 SERVED = 2.0  # bfloat16, what a server would load
@@ -39,7 +37,7 @@ def modelled_cards(
     if target is None or draft is None or not ks:
         return None
     unit = BYTES.get(config.model.dtype, SERVED)
-    wanted = Wanted(
+    request = PlanRequest(
         target,
         draft,
         tuple(range(1, max(ks) + 1)),
@@ -48,22 +46,13 @@ def modelled_cards(
         config.plan.batch,
         unit,
     )
-    cards = [
-        Card(
-            card.name,
-            card.bandwidth_gb_s,
-            card.bf16_tflops,
-            card.memory_gb,
-            card.price_per_hour_usd,
-        )
-        for card in _considered(config.gpu)
-    ]
+    cards = [card_of(card) for card in _considered(config.gpu)]
     return {
-        "context_tokens": wanted.context_tokens,
-        "batch": wanted.batch,
+        "context_tokens": request.context_tokens,
+        "batch": request.batch,
         "bytes_per_parameter": unit,
         "chosen": config.gpu.name if config.gpu else None,
-        "rows": [asdict(row) for row in plan_cards(cards, wanted)],
+        "rows": [asdict(row) for row in plan_cards(cards, request)],
     }
 
 

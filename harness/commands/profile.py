@@ -18,13 +18,14 @@ from harness.commands.running import concluded, running
 from harness.commands.texts import with_pair_turns
 from harness.commands.validate import validated
 from harness.config import ProfileConfig
-from harness.measurement.generations import Request
+from harness.measurement.trials import Request
 from harness.models.cached import CachedModel
 from harness.records import ResultRow, StepTiming, Summary, Trial
 from harness.reporting.reading import latency_of
 from harness.reporting.tables.bounds import bound_sentences
 from harness.storage import RunFolder, StoredRun, load
-from harness.theory.floors import StepBound, first_bounds, step_bounds
+from harness.summary import StepBound
+from harness.theory.roofline import first_bounds, step_bounds
 from harness.theory.speedup import StepTimes, ideal_speedup
 
 GREEDY = 0.0

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from harness.config import ModelConf
 from harness.records import UserError
-from harness.theory.shapes import architecture_of
+from harness.theory.architecture import architecture_of
 
 NGRAM = "ngram"
 

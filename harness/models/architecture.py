@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from harness.theory.hardware import Architecture
+from harness.theory.architecture import Architecture
 
 NAMES = {
     "layers": "num_hidden_layers",

@@ -41,8 +41,7 @@ from transformers.initialization import no_init_weights
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from harness.records import UserError
-from harness.theory.hardware import Architecture
-from harness.theory.shapes import architecture_of
+from harness.theory.architecture import Architecture, architecture_of
 
 SEED = 20_000
 CONFIGS: dict[str, type[PreTrainedConfig]] = {

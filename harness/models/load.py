@@ -38,8 +38,7 @@ from harness.models.memory import (
 from harness.models.probe import cached_model
 from harness.models.tokenizer import tokenizer_difference
 from harness.records import UserError
-from harness.theory.hardware import Architecture
-from harness.theory.shapes import architecture_of
+from harness.theory.architecture import Architecture, architecture_of
 
 EMBEDDED = Path(__file__).parent / "embedded"
 DTYPES = {

@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional as F
 
 from harness.records import UserError
-from harness.theory.hardware import Architecture
+from harness.theory.architecture import Architecture
 
 # Bytes of text per token, to count a prompt's tokens before its tokenizer is loaded
 BYTES_PER_TOKEN = 4

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from rich.table import Table as RichTable
 
 from harness.reporting import formatting as fmt
-from harness.theory.estimate import ALPHA, LOAD_BYTES_PER_S, SECONDS_PER_LAYER, START_S, Estimate
+from harness.theory.cost import ALPHA, LOAD_BYTES_PER_S, SECONDS_PER_LAYER, START_S, Estimate
 
 NOTES = (
     "time and cost are modelled, not measured. From: every forward at its floor (bytes read /"

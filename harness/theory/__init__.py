@@ -1,1 +1,1 @@
-"""The maths: formulas, intervals, verdicts. Numpy and scipy only; no clock, no files, no torch."""
+"""The formulas of speculative decoding, one subject a module: no clock, no files, no torch."""

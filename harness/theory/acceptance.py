@@ -12,7 +12,6 @@ Source: Leviathan, Kalman, Matias, "Fast Inference from Transformers via Specula
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from scipy.optimize import brentq
@@ -42,17 +41,6 @@ def check_share(name: str, value: float) -> float:
     return share
 
 
-@dataclass(frozen=True)
-class _Excess:
-    """Iid tokens per round at alpha, minus what is asked for: the function whose root is sought."""
-
-    k: int
-    wanted: float
-
-    def __call__(self, alpha: float) -> float:
-        return expected_tokens_per_round(alpha, self.k) - self.wanted
-
-
 def expected_tokens_per_round(alpha: float, k: int) -> float:
     """Tokens a round emits under the iid model: (1 - alpha^(K+1)) / (1 - alpha), K+1 at alpha = 1.
 
@@ -80,7 +68,11 @@ def alpha_from_tokens_per_round(tokens_per_round: float, k: int) -> float:
     k = check_k(k)
     if not 1.0 <= tokens_per_round <= k + 1:
         raise UserError(f"tokens_per_round={tokens_per_round}: must lie between 1 and {k + 1}, K+1")
-    return brentq(_Excess(k, tokens_per_round), 0.0, 1.0, xtol=1e-14)
+
+    def excess(alpha: float) -> float:
+        return expected_tokens_per_round(alpha, k) - tokens_per_round
+
+    return brentq(excess, 0.0, 1.0, xtol=1e-14)
 
 
 def acceptance_rate_from_alpha(alpha: float, k: int) -> float:

@@ -1,31 +1,99 @@
 """A pair on cards that nobody has at hand: what fits, what a step takes, what speculation gains.
 
-Everything here follows from the sizes of two models and the data sheet of a card, so it can be
-asked before anything is rented or downloaded. It is a model, not a measurement: both models are
-taken at their roofs, which flatters small drafts most, since those are the farthest from theirs.
+A draft's weights and its keys and values are on the same card as the target's. What is left of the
+memory after both models' weights holds cached tokens; each costs the target's bytes and, with
+speculation, the draft's as well. So a draft costs context or concurrency (`memory_view`).
+
+Times follow from the sizes of two models and the data sheet of a card (`plan_cards`), so they can
+be asked for before anything is rented or downloaded. That is a model, not a measurement: both
+models are taken at their floors, which flatters small drafts most, since those are the farthest
+from theirs.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from harness.records import UserError
-from harness.theory.hardware import Architecture
-from harness.theory.memory import USABLE_SHARE, cost_per_million_tokens
-from harness.theory.roofline import Card, Roof, modelled_forward
+from harness.theory.architecture import Architecture
+from harness.theory.cost import USABLE_SHARE, usd_per_million_tokens
+from harness.theory.roofline import Card, Roof, forward_floor
 from harness.theory.speedup import best_k
 
-# Larger batches than this are beyond what one asks of a single card
+# Larger batches than this are beyond what one asks of a single card.
 LARGEST_BATCH = 1024
 
 
 @dataclass(frozen=True)
-class Wanted:
+class MemoryRow:
+    """Memory with one draft, or without any (draft None).
+
+    Attributes:
+        draft_weight_bytes, draft_kv_bytes_per_token: of the draft; 0 for an n-gram or none.
+        fits: whether the weights alone do.
+        context_tokens: tokens of cache that one sequence can have, or all of them together.
+        sequences: concurrent sequences at the asked context.
+        context_tokens_lost, sequences_lost: against no draft.
+    """
+
+    draft: str | None
+    draft_weight_bytes: float
+    draft_kv_bytes_per_token: float
+    fits: bool
+    context_tokens: int
+    sequences: int
+    context_tokens_lost: int
+    sequences_lost: int
+
+
+def memory_view(
+    target: Architecture,
+    drafts: Mapping[str, Architecture | None],
+    memory_bytes: float,
+    *,
+    context_tokens: int,
+    bytes_per_parameter: float = 2.0,
+) -> tuple[MemoryRow, ...]:
+    """What each draft leaves of the memory; the first row is the target alone.
+
+    Args:
+        drafts: their sizes; None for a drafter without a model.
+        memory_bytes: of the device; USABLE_SHARE of it may be filled.
+        context_tokens: of each concurrent sequence, prompt and answer.
+        bytes_per_parameter: of weights and cache alike.
+
+    Raises:
+        UserError: a memory or context that cannot be.
+    """
+    if not (math.isfinite(memory_bytes) and memory_bytes > 0.0):
+        raise UserError(f"memory_bytes={memory_bytes}: must be above 0")
+    if context_tokens < 1:
+        raise UserError(f"context_tokens={context_tokens}: must be 1 or more")
+    free = memory_bytes * USABLE_SHARE - target.parameters * bytes_per_parameter
+    per_token = target.kv_bytes_read(1, bytes_per_parameter)
+
+    def row(name: str | None, weights: float, kv: float, without: MemoryRow | None) -> MemoryRow:
+        tokens = max(0, math.floor((free - weights) / (per_token + kv)))
+        sequences = tokens // context_tokens
+        lost_tokens = without.context_tokens - tokens if without else 0
+        lost_sequences = without.sequences - sequences if without else 0
+        fits = free >= weights
+        return MemoryRow(name, weights, kv, fits, tokens, sequences, lost_tokens, lost_sequences)
+
+    alone = row(None, 0.0, 0.0, None)
+    rows = [alone]
+    for name, draft in drafts.items():
+        weights = draft.parameters * bytes_per_parameter if draft else 0.0
+        kv = draft.kv_bytes_read(1, bytes_per_parameter) if draft else 0.0
+        rows.append(row(name, weights, kv, alone))
+    return tuple(rows)
+
+
+@dataclass(frozen=True)
+class PlanRequest:
     """What is planned for.
 
     Attributes:
-        target, draft: sizes of the pair.
         ks: numbers of draft tokens to choose from, each 1 or more.
         alphas: acceptances to plan for.
         context_tokens: positions in each sequence's cache, prompt and answer.
@@ -56,7 +124,6 @@ class PlannedGain:
     """What speculation gains on one card at one alpha; all of it modelled.
 
     Attributes:
-        alpha: assumed.
         k, speedup: the best K and its speedup; 0 and 1 where speculation does not pay.
         v: verify of k + 1 positions / target step; None where k is 0.
         ms_per_token: of one sequence at that K.
@@ -111,19 +178,44 @@ class PlannedCard:
     gains: tuple[PlannedGain, ...]
 
 
-class _Times(NamedTuple):
-    target_ms: float
+@dataclass(frozen=True)
+class _Floors:
+    """Floors of the pair's forwards on one card at one batch.
+
+    Attributes:
+        v: by K, verify / target step.
+        roof: by K, what sets the time of that verify.
+    """
+
+    target_s: float
     c: float
     v: dict[int, float]
+    roof: dict[int, Roof]
+
+    def best_k(self, alpha: float) -> tuple[int, float]:
+        """The best K and its speedup."""
+        return best_k(alpha, tuple(self.v), self.c, self.v)
 
 
-def plan_card(card: Card, wanted: Wanted) -> PlannedCard:
-    """What `wanted` comes to on `card`."""
-    weights, per_sequence = _bytes(wanted)
-    needed, usable = weights + wanted.batch * per_sequence, card.memory_gb * 1e9 * USABLE_SHARE
+def plan_card(card: Card, request: PlanRequest) -> PlannedCard:
+    """What `request` comes to on `card`."""
+    weights, per_sequence = _bytes(request)
+    needed, usable = weights + request.batch * per_sequence, card.memory_gb * 1e9 * USABLE_SHARE
     sequences = max(0, math.floor((usable - weights) / per_sequence))
-    times, largest = _times(card, wanted, wanted.batch), max(wanted.ks)
-    fits, reach = needed <= usable, min(sequences, LARGEST_BATCH)
+    floors, largest = _floors(card, request, request.batch), max(request.ks)
+    fits, largest_batch = needed <= usable, min(sequences, LARGEST_BATCH)
+
+    def price(seconds_per_token: float) -> float | None:
+        if card.price_per_hour_usd is None or not fits:
+            return None
+        return usd_per_million_tokens(seconds_per_token / request.batch, card.price_per_hour_usd)
+
+    gains: list[PlannedGain] = []
+    for alpha in request.alphas:
+        k, speedup = floors.best_k(alpha)
+        seconds = floors.target_s / speedup
+        v, stops = floors.v.get(k), _stops_at(card, request, alpha, largest_batch)
+        gains.append(PlannedGain(alpha, k, speedup, v, seconds * 1e3, price(seconds), stops))
     return PlannedCard(
         card=card.name,
         fits=fits,
@@ -131,89 +223,59 @@ def plan_card(card: Card, wanted: Wanted) -> PlannedCard:
         usable_bytes=usable,
         cards_needed=math.ceil(needed / usable),
         sequences=sequences,
-        largest_batch=reach,
-        target_ms=times.target_ms,
-        draft_ms=times.c * times.target_ms,
-        c=times.c,
+        largest_batch=largest_batch,
+        target_ms=floors.target_s * 1e3,
+        draft_ms=floors.c * floors.target_s * 1e3,
+        c=floors.c,
         largest_k=largest,
-        v=times.v[largest],
-        verify_roof=modelled_forward(
-            wanted.target,
-            card,
-            tokens=largest + 1,
-            context_tokens=wanted.context_tokens,
-            batch=wanted.batch,
-            bytes_per_parameter=wanted.bytes_per_parameter,
-        ).roof,
-        usd_per_million_tokens=_price(card, wanted.batch, times.target_ms) if fits else None,
-        gains=tuple(_gain(card, wanted, times, alpha, reach, fits=fits) for alpha in wanted.alphas),
+        v=floors.v[largest],
+        verify_roof=floors.roof[largest],
+        usd_per_million_tokens=price(floors.target_s),
+        gains=tuple(gains),
     )
 
 
-def plan_cards(cards: Sequence[Card], wanted: Wanted) -> tuple[PlannedCard, ...]:
+def plan_cards(cards: Sequence[Card], request: PlanRequest) -> tuple[PlannedCard, ...]:
     """Every card, those that fit first, the cheapest token first (fastest, without a price)."""
-    planned = [plan_card(card, wanted) for card in cards]
 
     def order(plan: PlannedCard) -> tuple[bool, float, float]:
-        last = plan.gains[-1] if plan.gains else None
-        price = last.usd_per_million_tokens if last else plan.usd_per_million_tokens
+        last = plan.gains[-1] if plan.gains else plan
+        price = last.usd_per_million_tokens
         return (not plan.fits, math.inf if price is None else price, plan.target_ms)
 
-    return tuple(sorted(planned, key=order))
+    return tuple(sorted((plan_card(card, request) for card in cards), key=order))
 
 
-def _bytes(wanted: Wanted) -> tuple[float, float]:
+def _bytes(request: PlanRequest) -> tuple[float, float]:
     """Bytes of both models' weights, and of both caches per sequence, the last drafts included."""
-    models, unit = (wanted.target, wanted.draft), wanted.bytes_per_parameter
-    positions = wanted.context_tokens + max(wanted.ks) + 1
+    models, unit = (request.target, request.draft), request.bytes_per_parameter
+    positions = request.context_tokens + max(request.ks) + 1
     weights = sum(model.parameters for model in models) * unit
     return weights, sum(model.kv_bytes_read(positions, unit) for model in models)
 
 
-def _times(card: Card, wanted: Wanted, batch: int) -> _Times:
-    def ms(shape: Architecture, tokens: int) -> float:
-        return modelled_forward(
-            shape,
-            card,
-            tokens=tokens,
-            context_tokens=wanted.context_tokens,
-            batch=batch,
-            bytes_per_parameter=wanted.bytes_per_parameter,
-        ).ms
-
-    step = ms(wanted.target, 1)
-    verify = {k: ms(wanted.target, k + 1) / step for k in wanted.ks}
-    return _Times(step, ms(wanted.draft, 1) / step, verify)
-
-
-def _gain(
-    card: Card, wanted: Wanted, times: _Times, alpha: float, largest: int, *, fits: bool
-) -> PlannedGain:
-    k, speedup = best_k(alpha, wanted.ks, times.c, times.v)
-    ms = times.target_ms / speedup
-    return PlannedGain(
-        alpha=alpha,
-        k=k,
-        speedup=speedup,
-        v=times.v[k] if k else None,
-        ms_per_token=ms,
-        usd_per_million_tokens=_price(card, wanted.batch, ms) if fits else None,
-        stops_at_batch=_stops_at(card, wanted, alpha, largest),
+def _floors(card: Card, request: PlanRequest, batch: int) -> _Floors:
+    common = {"context_tokens": request.context_tokens, "batch": batch}
+    unit = request.bytes_per_parameter
+    step_s = forward_floor(request.target, card, **common, bytes_per_parameter=unit).seconds
+    draft_s = forward_floor(request.draft, card, **common, bytes_per_parameter=unit).seconds
+    verify = {
+        k: forward_floor(request.target, card, tokens=k + 1, **common, bytes_per_parameter=unit)
+        for k in request.ks
+    }
+    return _Floors(
+        target_s=step_s,
+        c=draft_s / step_s,
+        v={k: floor.seconds / step_s for k, floor in verify.items()},
+        roof={k: floor.roof for k, floor in verify.items()},
     )
 
 
-def _stops_at(card: Card, wanted: Wanted, alpha: float, largest: int) -> int | None:
+def _stops_at(card: Card, request: PlanRequest, alpha: float, largest: int) -> int | None:
     """The power of two after the last, among 1, 2, 4, ..., `largest`, at which some K pays."""
     batch, stop = 1, 1
     while batch <= largest:
-        times = _times(card, wanted, batch)
-        if best_k(alpha, wanted.ks, times.c, times.v)[0] > 0:
+        if _floors(card, request, batch).best_k(alpha)[0] > 0:
             stop = 2 * batch
         batch *= 2
     return stop if stop <= largest else None
-
-
-def _price(card: Card, batch: int, ms_per_token: float) -> float | None:
-    if card.price_per_hour_usd is None:
-        return None
-    return cost_per_million_tokens(ms_per_token / batch, card.price_per_hour_usd)

@@ -8,12 +8,12 @@ draft token at this drafted position was accepted" is Bernoulli(a), independent 
    and goes on at s + j + 1; it accepts all K with a_1 .. a_K and goes on at s + K + 1;
 3. V[s], the probability that a round starts at s, is the renewal recursion V[0] = 1,
    V[s + j + 1] += V[s] P(the round from s emits j + 1 tokens), and rounds = sum of V;
-4. every other count is a sum over s of V[s] times the law of the round from s;
+4. every other count is a sum over s of V[s] times the distribution of the round from s;
 5. where r <= K text positions are left, accepting all r is a cut: neither rejection nor bonus;
 6. a drafter that proposes only n < K tokens from s (an n-gram) makes K = n there: after n comes the
    bonus, and n = 0 is a plain step.
-Assumptions: the text is drawn from the same warped target (temperature, top-k, top-p) as in `a`,
-rounds start afresh (no state carries over), and the draft sees only what was emitted.
+Assumptions: the text is drawn from the same target distribution (temperature, top-k, top-p) as in
+`a`, rounds start afresh (no state carries over), and the draft sees only what was emitted.
 
 The variance-reduced form replaces the last factor of each product by its mean over the next token
 given the text so far (sum of min(target, draft); of target x draft; target(argmax draft)). It is
@@ -24,20 +24,108 @@ Sources: Leviathan et al. 2023 and Chen et al. 2023 for the rule `ratio` and x ~
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from harness.records import Rule, UserError
-from harness.stats.intervals import Array
 from harness.theory.acceptance import check_k
-from harness.theory.replay_counts import Replayed
 
-__all__ = ["Replayed", "accept_probabilities", "by_start", "replay"]
-
+Array = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Counts = NDArray[np.intp]
+
+
+@dataclass(frozen=True, eq=False)
+class Replayed:
+    """Expected counts of one K, per text; the names are those of a Trial.
+
+    Attributes:
+        k: num_draft_tokens.
+        new_tokens, rounds, drafted, accepted, rejected, bonus, cut: shape (texts,).
+        accepted_lengths: shape (texts, K + 1); entry j is the rounds that kept exactly j.
+        room: shape (texts, K); entry j - 1 is the rounds with at least j text positions left.
+        proposals: shape (texts, K + 1); entry n is the rounds that proposed n tokens. All are at
+            K, but for a drafter that may propose fewer; 0 proposed is a plain step, which counts
+            as a bonus after no acceptance.
+    """
+
+    k: int
+    new_tokens: Array
+    rounds: Array
+    drafted: Array
+    accepted: Array
+    rejected: Array
+    bonus: Array
+    cut: Array
+    accepted_lengths: Array
+    room: Array
+    proposals: Array
+
+    @property
+    def judged(self) -> Array:
+        """Draft tokens accepted or rejected, the denominator of alpha, shape (texts,)."""
+        return self.accepted + self.rejected
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Over all texts, new_tokens / rounds."""
+        return float(self.new_tokens.sum() / self.rounds.sum())
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Over all texts, 1 + accepted / rounds."""
+        return 1.0 + float(self.accepted.sum() / self.rounds.sum())
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Over all texts, accepted / drafted; NaN where nothing was drafted."""
+        drafted = float(self.drafted.sum())
+        return float(self.accepted.sum()) / drafted if drafted else float("nan")
+
+    @property
+    def alpha(self) -> float:
+        """Over all texts, accepted / (accepted + rejected); NaN where nothing was judged."""
+        judged = float(self.judged.sum())
+        return float(self.accepted.sum()) / judged if judged else float("nan")
+
+    @property
+    def acceptance_by_position(self) -> tuple[float, ...]:
+        """Over all texts, for j = 1..K; positions that no round had room for are left out."""
+        at_least = self.accepted_lengths.sum(axis=0)[::-1].cumsum()[::-1][1:]
+        pairs = zip(at_least, self.room.sum(axis=0), strict=True)
+        return tuple(float(kept / rounds) for kept, rounds in pairs if rounds > 0.0)
+
+    def summed(self, groups: Sequence[int] | NDArray[np.integer], size: int) -> "Replayed":
+        """The counts of texts added up by group, such as the repetitions of one prompt.
+
+        Args:
+            groups: group of each text, (texts,), below `size`; one without a text gets zeros.
+        """
+        into = np.asarray(groups, dtype=np.intp)
+
+        def add(values: Array) -> Array:
+            total = np.zeros((size, *values.shape[1:]))
+            np.add.at(total, into, values)
+            return total
+
+        return Replayed(self.k, *(add(values) for values in _arrays(self)))
+
+    def rows(self, keep: NDArray[np.bool_] | NDArray[np.intp]) -> "Replayed":
+        """The counts of some texts."""
+        return Replayed(self.k, *(values[keep] for values in _arrays(self)))
+
+
+def _arrays(replayed: Replayed) -> list[Array]:
+    """Every count, in the order of the fields."""
+    return [getattr(replayed, field.name) for field in fields(Replayed)[1:]]
+
+
+def stacked(parts: Sequence[Replayed]) -> Replayed:
+    """The texts of several replays of one K, one after the other; at least one part."""
+    columns = zip(*(_arrays(part) for part in parts), strict=True)
+    return Replayed(parts[0].k, *(np.concatenate(column) for column in columns))
 
 
 def accept_probabilities(
@@ -47,8 +135,8 @@ def accept_probabilities(
 
     Args:
         rule: the acceptance rule.
-        target_logprob: log target(x_i), warped as the text was; any shape.
-        draft_logprob: log draft(x_i), warped alike; -inf where the draft excludes the token.
+        target_logprob: log target(x_i) under the text's sampling parameters; any shape.
+        draft_logprob: log draft(x_i) under the same; -inf where the draft excludes the token.
         draft_is_argmax: whether x_i is the draft's most likely token.
     """
     draft = np.asarray(draft_logprob, dtype=np.float64)
@@ -136,9 +224,8 @@ def _replay_one(
     )
     starts = _renewal(reach, left, k)
     weighted = starts[:, :, None] * reach
-    cut = np.where(
-        left <= drafts, np.take_along_axis(weighted, _last(left, k), axis=2)[..., 0], 0.0
-    )
+    most = np.clip(left, 0, k).astype(np.intp)[:, :, np.newaxis]
+    cut = np.where(left <= drafts, np.take_along_axis(weighted, most, axis=2)[..., 0], 0.0)
     if means is None:
         at_least = weighted[:, :, 1:].sum(axis=1)
     else:
@@ -167,11 +254,6 @@ def _products(chances: Array, exists: Bools) -> Array:
     """reach[., s, j - 1]: the chance to accept at least j from s; 0 beyond the text."""
     _check(chances, exists)
     return np.multiply.accumulate(np.where(exists, chances, 0.0), axis=2)
-
-
-def _last(left: Counts, k: int) -> Counts:
-    """The most that a round from each start can accept."""
-    return np.clip(left, 0, k).astype(np.intp)[:, :, np.newaxis]
 
 
 def _renewal(reach: Array, left: Counts, k: int) -> Array:

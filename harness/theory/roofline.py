@@ -1,17 +1,34 @@
-"""How long a forward takes on a card that nobody has at hand: the roofline model.
+"""How fast a forward can be, and what holds a measured one back.
 
-A forward must read its bytes and do its arithmetic; on a card that overlaps the two perfectly it
-takes the longer of both (Williams, Waterman, Patterson, "Roofline", CACM 2009). Decoding a few
-sequences is under the memory's roof, where positions beside the first are free and speculation
-lives off that; many sequences at once reach the arithmetic's roof, where every drafted token costs
-its own time. Real engines stay below both roofs, so these times are floors, not forecasts.
+A forward must read its bytes and do its arithmetic; a card that overlaps the two perfectly takes
+the longer of both (the roofline model: Williams, Waterman, Patterson, "Roofline", CACM 2009). With
+few sequences it waits for memory, further positions are free, and speculation lives off that; with
+many sequences the arithmetic decides, and every drafted token costs its own time. Real engines are
+slower than both, so these times are floors, not forecasts.
+
+A measured step takes the time of reading, of arithmetic, and of everything else: launching kernels,
+Python, synchronising. Three shares tell them apart (`step_bounds`):
+
+- MBU (model bandwidth utilisation), the memory floor / the time, is the share of reading;
+- what a further position adds to a forward, beyond the bytes that it adds, / the step is the share
+  of arithmetic (a step computes one position), the largest over the forwards timed;
+- the rest is overhead.
+
+A step is launch-bound where reading is less than 40 % of it and overhead more than half. A flat
+verify curve alone does not show that: a step that waits for memory is as flat.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from harness.records import UserError
-from harness.theory.hardware import Architecture, memory_floor_ms
+from harness.records import LatencyRow, UserError
+from harness.summary import StepBound
+from harness.theory.architecture import Architecture
+
+LAUNCH_BOUND_MBU = 0.4
+LAUNCH_BOUND_OVERHEAD = 0.5
+DECODING = ("step", "verify")
 
 Roof = Literal["memory", "arithmetic"]
 
@@ -21,14 +38,13 @@ class Card:
     """What a card can do and what an hour of it costs.
 
     Attributes:
-        name: short name.
-        bandwidth_gb_s: memory bandwidth, 10^9 bytes per second.
+        bandwidth_gb_s: memory bandwidth, 10^9 bytes per second, as data sheets give it.
         bf16_tflops: dense matrix rate, 10^12 operations per second.
         memory_gb: 10^9 bytes.
         price_per_hour_usd: on demand; None if unknown.
 
     Raises:
-        UserError: a figure that is not above 0.
+        UserError: a number that is not above 0.
     """
 
     name: str
@@ -38,44 +54,43 @@ class Card:
     price_per_hour_usd: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse figures that cannot be."""
+        """Refuse numbers that cannot be."""
         for key in ("bandwidth_gb_s", "bf16_tflops", "memory_gb"):
             if not getattr(self, key) > 0.0:
                 raise UserError(f"gpu.{key}={getattr(self, key)}: must be above 0")
 
 
 @dataclass(frozen=True)
-class Modelled:
-    """A modelled time and the roof that sets it.
+class ForwardFloor:
+    """The shortest time of a forward, and which roof sets it."""
 
-    Attributes:
-        ms: the longer of reading and computing.
-        roof: which of the two it is.
-    """
-
-    ms: float
+    seconds: float
     roof: Roof
 
 
-def forward_flops(
-    shape: Architecture, *, tokens: int = 1, context_tokens: int = 0, batch: int = 1
-) -> float:
-    """Operations of a forward: two per parameter that a position uses, four per attended value.
+def memory_floor_s(bytes_read: float, bandwidth_gb_s: float) -> float:
+    """The shortest time in which that much can be read.
 
-    Args:
-        shape: sizes; of a mixture of experts each position uses experts_per_token of them.
-        tokens: new positions per sequence.
-        context_tokens: cached positions that each new one attends to.
-        batch: sequences side by side.
+    Raises:
+        UserError: a bandwidth that is not above 0.
     """
-    experts = shape.experts_per_token if shape.experts else 1
-    layer = shape.shared_layer_parameters + experts * shape.expert_parameters
-    used = shape.layers * layer + shape.embedding_parameters
-    attended = 4.0 * shape.layers * shape.heads * shape.head_dim * (context_tokens + tokens)
-    return batch * tokens * (2.0 * used + attended)
+    if not bandwidth_gb_s > 0.0:
+        raise UserError(f"bandwidth_gb_s={bandwidth_gb_s}: must be above 0")
+    return bytes_read / bandwidth_gb_s / 1e9
 
 
-def modelled_forward(
+def bandwidth_utilisation(bytes_read: float, step_s: float, bandwidth_gb_s: float) -> float:
+    """MBU: the memory floor of a step / the time it took; 1 is the ceiling.
+
+    Raises:
+        UserError: a time or bandwidth that is not above 0.
+    """
+    if not step_s > 0.0:
+        raise UserError(f"step_s={step_s}: must be above 0")
+    return memory_floor_s(bytes_read, bandwidth_gb_s) / step_s
+
+
+def forward_floor(
     shape: Architecture,
     card: Card,
     *,
@@ -83,23 +98,127 @@ def modelled_forward(
     context_tokens: int = 0,
     batch: int = 1,
     bytes_per_parameter: float = 2.0,
-) -> Modelled:
-    """The shortest time of a forward on `card`.
+) -> ForwardFloor:
+    """The shortest time of a forward on `card`; arguments as `Architecture.bytes_read`.
 
     Args:
-        shape: of the model.
-        card: its bandwidth and its arithmetic.
-        tokens: new positions per sequence.
-        context_tokens: positions in each sequence's cache.
-        batch: sequences side by side.
-        bytes_per_parameter: 2 for bf16, of weights and cache alike.
+        bytes_per_parameter: of weights and cache alike.
     """
     size = {"tokens": tokens, "context_tokens": context_tokens, "batch": batch}
     read = shape.bytes_read(
         **size, bytes_per_parameter=bytes_per_parameter, bytes_per_value=bytes_per_parameter
     )
-    reading = memory_floor_ms(read, card.bandwidth_gb_s)
-    computing = forward_flops(shape, **size) / card.bf16_tflops / 1e9
-    return (
-        Modelled(reading, "memory") if reading >= computing else Modelled(computing, "arithmetic")
+    reading = memory_floor_s(read, card.bandwidth_gb_s)
+    computing = shape.flops(**size) / card.bf16_tflops / 1e12
+    if reading >= computing:
+        return ForwardFloor(reading, "memory")
+    return ForwardFloor(computing, "arithmetic")
+
+
+@dataclass(frozen=True)
+class ReadingModel:
+    """A model that is read from a memory of known bandwidth.
+
+    Attributes:
+        bytes_per_parameter: of weights and cache alike.
+        source: how the bandwidth is known.
+    """
+
+    shape: Architecture
+    bytes_per_parameter: float
+    bandwidth_gb_s: float
+    source: Literal["measured", "datasheet"]
+
+    def bytes_read(self, row: LatencyRow) -> float:
+        """Bytes that a timed forward must read."""
+        return self.shape.bytes_read(
+            tokens=row.tokens,
+            context_tokens=row.context_tokens,
+            batch=row.batch,
+            bytes_per_parameter=self.bytes_per_parameter,
+            bytes_per_value=self.bytes_per_parameter,
+        )
+
+
+def with_floors(rows: Iterable[LatencyRow], models: Mapping[str, ReadingModel]) -> list[LatencyRow]:
+    """The rows with memory floor, MBU and the bandwidth's source, where they apply.
+
+    Args:
+        rows: of latency.csv.
+        models: by role; a role without one keeps its empty fields. A prefill is bound by its
+            arithmetic, so it gets none either.
+    """
+    filled: list[LatencyRow] = []
+    for row in rows:
+        model = models.get(row.role)
+        if model is not None and row.kind in DECODING:
+            read, bandwidth = model.bytes_read(row), model.bandwidth_gb_s
+            row = replace(
+                row,
+                floor_ms=memory_floor_s(read, bandwidth) * 1e3,
+                mbu=bandwidth_utilisation(read, row.median_ms / 1e3, bandwidth),
+                bandwidth_source=model.source,
+            )
+        filled.append(row)
+    return filled
+
+
+def step_bounds(rows: Sequence[LatencyRow]) -> list[StepBound]:
+    """One entry per model and context at batch 1 of which the step and a longer forward were timed.
+
+    Rows without a floor give none.
+    """
+
+    def place(row: LatencyRow) -> tuple[str, str, int, int]:
+        return (row.role, row.model, row.context_tokens, row.batch)
+
+    bounds: list[StepBound] = []
+    for step in (row for row in rows if row.kind == "step" and row.batch == 1):
+        longer = [
+            row
+            for row in rows
+            if row.kind == "verify" and row.tokens > 1 and place(row) == place(step)
+        ]
+        if longer and step.mbu is not None and step.floor_ms is not None:
+            bounds.append(_bound(step, longer, step.mbu, step.floor_ms))
+    return bounds
+
+
+def first_bounds(bounds: Sequence[StepBound]) -> list[StepBound]:
+    """The target's and the draft's bound at the shortest context of each."""
+    ordered = sorted(bounds, key=lambda bound: bound.context_tokens)
+    first = {bound.role: bound for bound in reversed(ordered)}
+    return [first[role] for role in ("target", "draft") if role in first]
+
+
+def _bound(
+    step: LatencyRow, longer: Sequence[LatencyRow], mbu: float, floor_ms: float
+) -> StepBound:
+    # Take the maximum over n: one fast kernel must not make arithmetic look like overhead.
+    per_position_ms = max(
+        (row.median_ms - step.median_ms - ((row.floor_ms or 0.0) - floor_ms)) / (row.tokens - 1)
+        for row in longer
+    )
+    widest = max(longer, key=lambda row: row.tokens)
+    arithmetic = max(0.0, per_position_ms / step.median_ms)
+    overhead = max(0.0, 1.0 - mbu - arithmetic)
+    shares: dict[Literal["overhead", "memory", "arithmetic"], float] = {
+        "overhead": overhead,
+        "memory": mbu,
+        "arithmetic": arithmetic,
+    }
+    return StepBound(
+        role=step.role,
+        model=step.model,
+        context_tokens=step.context_tokens,
+        batch=step.batch,
+        step_s=step.median_ms / 1e3,
+        floor_s=floor_ms / 1e3,
+        mbu=mbu,
+        positions=widest.tokens,
+        positions_ratio=widest.median_ms / step.median_ms,
+        arithmetic_share=arithmetic,
+        overhead_share=overhead,
+        bound=max(shares, key=shares.__getitem__),
+        launch_bound=mbu < LAUNCH_BOUND_MBU and overhead > LAUNCH_BOUND_OVERHEAD,
     )

@@ -11,7 +11,7 @@ accepted with one probability `alpha`, given that all before it in its round wer
 extrapolates; a decision should use the measured or replayed tokens_per_round instead, since text
 with easy and hard stretches emits up to 6 % fewer tokens than the iid model says.
 
-Acceptance comes in several forms; `harness.theory.acceptance` tells them apart and converts.
+Acceptance comes in several forms; `harness.theory.acceptance` names and converts them.
 
 Sources: Leviathan, Kalman, Matias, "Fast Inference from Transformers via Speculative Decoding"
 (ICML 2023), cited as LKM; Chen et al., "Accelerating Large Language Model Decoding with Speculative
@@ -24,36 +24,11 @@ from dataclasses import dataclass, field
 
 from harness.records import UserError
 from harness.theory.acceptance import (
-    acceptance_rate_from_alpha,
-    acceptance_rate_from_positions,
-    accepted_over_emitted,
-    alpha_from_acceptance_rate,
-    alpha_from_positions,
     alpha_from_tokens_per_round,
     check_k,
     check_share,
     expected_tokens_per_round,
-    mean_acceptance_length_from_positions,
 )
-
-__all__ = [
-    "StepTimes",
-    "acceptance_rate_from_alpha",
-    "acceptance_rate_from_positions",
-    "accepted_over_emitted",
-    "alpha_from_acceptance_rate",
-    "alpha_from_positions",
-    "alpha_from_tokens_per_round",
-    "best_k",
-    "break_even_alpha",
-    "expected_tokens_per_round",
-    "ideal_speedup",
-    "linear_speedup",
-    "mean_acceptance_length_from_positions",
-    "operations_factor",
-    "speedup",
-    "speedup_from_tokens_per_round",
-]
 
 
 def _cost(k: int, c: float, v: float) -> float:
@@ -158,20 +133,9 @@ def best_k(
     return best
 
 
-def operations_factor(alpha: float, k: int) -> float:
-    """Arithmetic operations relative to plain decoding, a free draft assumed: (K+1) / E[tokens].
-
-    Source: LKM theorem 3.11 at draft cost 0, the "operations" column of their table 1.
-
-    Raises:
-        UserError: as `expected_tokens_per_round`.
-    """
-    return (k + 1) / expected_tokens_per_round(alpha, k)
-
-
 @dataclass(frozen=True)
 class StepTimes:
-    """The latency half of a prediction: what one step of each model takes, in seconds.
+    """What one step of each model takes, in seconds: the latencies of a prediction.
 
     Attributes:
         draft_s: one draft step.

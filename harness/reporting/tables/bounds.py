@@ -6,10 +6,10 @@ from typing import Any
 from harness.records import LatencyRow
 from harness.reporting import formatting as fmt
 from harness.reporting.tables.model import Column, Row, Table, without_empty
-from harness.theory.floors import (
+from harness.summary import StepBound
+from harness.theory.roofline import (
     LAUNCH_BOUND_MBU,
     LAUNCH_BOUND_OVERHEAD,
-    StepBound,
     first_bounds,
     step_bounds,
 )
@@ -84,8 +84,8 @@ def bounds_table(latency: Sequence[LatencyRow]) -> Table | None:
             (
                 f"{bound.role} {bound.model}",
                 fmt.count(bound.context_tokens),
-                fmt.milliseconds(bound.step_ms),
-                fmt.milliseconds(bound.floor_ms),
+                fmt.milliseconds(bound.step_s * 1e3),
+                fmt.milliseconds(bound.floor_s * 1e3),
                 fmt.decimal(bound.mbu),
                 fmt.percent(bound.arithmetic_share),
                 fmt.percent(bound.overhead_share),
@@ -107,8 +107,8 @@ def bound_sentences(bounds: Sequence[StepBound], c: float) -> tuple[str, ...]:
     if not bound:
         return ()
     shown = "; ".join(
-        f"{entry.role} step {fmt.milliseconds(entry.step_ms)} ms where reading its weights takes"
-        f" {fmt.milliseconds(entry.floor_ms)} ms (MBU {fmt.decimal(entry.mbu)}), and"
+        f"{entry.role} step {fmt.milliseconds(entry.step_s * 1e3)} ms where reading its weights"
+        f" takes {fmt.milliseconds(entry.floor_s * 1e3)} ms (MBU {fmt.decimal(entry.mbu)}), and"
         f" {entry.positions} positions take {fmt.decimal(entry.positions_ratio)} x one:"
         f" {fmt.percent(entry.overhead_share)} of it is overhead"
         for entry in bound

@@ -1,19 +1,19 @@
-"""What a round is made of: its parts timed on their own, next to whole rounds of the real loop.
+"""What a round is made of: its parts timed on their own, beside whole rounds of the real loop.
 
 For each prompt the loop generates a few rounds with nothing but a clock around each; then the same
 rounds (same tokens, same caches) are gone through once more in pieces, with the clock read, and the
 device waited for, between one piece and the next. Both come from the same public pieces of
 `harness.decoding`, so what the pieces leave unexplained is the loop's own doing, or what the waits
-between them cost or hide. Plain decoding and a bare target step are timed with them: the unit and
-the baseline of every ratio. All are interleaved prompt by prompt, and their order rotates.
+between them cost or hide. Plain decoding and a bare target step stand beside them: the unit and the
+baseline of every ratio. All are interleaved prompt by prompt, and their order rotates.
 
-Where the model records a verify and its accept step as one launch, the two cannot be separated,
+Where the model records a verify and its accept step as one launch, the two cannot be told apart,
 and their common part is called "verify + accept".
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from time import perf_counter
+from dataclasses import dataclass
 
 import torch
 
@@ -29,7 +29,7 @@ from harness.decoding.speculative import (
     speculative_rounds,
     verified,
 )
-from harness.measurement.step_times import Clock
+from harness.measurement.clock import Clock
 from harness.records import PartTiming
 
 TOGETHER = "verify + accept"
@@ -42,35 +42,39 @@ NO_END: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
-class TimedPair:
+class Bench:
     """The pair whose rounds are timed.
 
     Attributes:
         target, draft: with caches.
         sampling: how tokens are drawn.
         seed: of the uniforms.
-        synthetic: synthetic acceptance by K, chances given what came before; else empty.
+        synthetic: synthetic acceptance by K, chances given what came before; None where it is real.
     """
 
     target: CausalModel
     draft: CausalModel
     sampling: SamplingParameters
     seed: int = 0
-    synthetic: Mapping[int, tuple[float, ...]] = field(default_factory=dict[int, tuple[float, ...]])
+    synthetic: Mapping[int, tuple[float, ...]] | None = None
 
-    def uniforms(self, k: int, rounds: int) -> Uniforms:
-        """Those of a few rounds."""
-        return Uniforms.keyed(self.seed, "parts", 0, (rounds + 1) * (k + 1), self.target.device)
+    def rates(self, k: int) -> tuple[float, ...] | None:
+        """The synthetic chances at one K."""
+        return (self.synthetic or {}).get(k)
 
 
-class _Samples:
-    """What has been timed so far, by (K, part)."""
+Samples = dict[tuple[int, str], list[float]]
+Tokens = dict[tuple[int, str], list[int]]
 
-    def __init__(self) -> None:
-        self.seconds: dict[tuple[int, str], list[float]] = {}
-        self.tokens: dict[tuple[int, str], list[int]] = {}
 
-    def add(self, k: int, part: str, seconds: float, tokens: int | None = None) -> None:
+@dataclass
+class _Book:
+    """What has been timed so far."""
+
+    seconds: Samples
+    tokens: Tokens
+
+    def note(self, k: int, part: str, seconds: float, tokens: int | None = None) -> None:
         self.seconds.setdefault((k, part), []).append(seconds)
         if tokens is not None:
             self.tokens.setdefault((k, part), []).append(tokens)
@@ -78,20 +82,21 @@ class _Samples:
 
 @torch.inference_mode()
 def time_rounds(
-    pair: TimedPair,
+    bench: Bench,
     prompts: Sequence[Sequence[int]],
     ks: Sequence[int],
     *,
-    positions: int,
+    room: int,
     tick: Callable[[], None] = lambda: None,
 ) -> list[PartTiming]:
     """Time whole rounds and their parts at every K, plain rounds and bare steps, interleaved.
 
     Args:
-        pair: the two models.
+        bench: the pair.
         prompts: token ids; each visit takes the next.
         ks: numbers of draft tokens, each 1 or more.
-        positions: that the caches are sure to have after any of the prompts, at least max(ks) + 1.
+        room: positions that the caches are sure to have after any of the prompts, at least
+            max(ks) + 1.
         tick: called after each visit, for progress.
 
     Returns:
@@ -101,103 +106,106 @@ def time_rounds(
     Raises:
         BrokenLogitsError: logits of the target or the draft are not finite.
     """
-    clock = Clock(pair.target, pair.draft)
+    clock = Clock(bench.target, bench.draft)
     for k in ks:  # a round after a full acceptance may come late, and must not be recorded then
-        ModelDrafter(pair.draft, pair.sampling).prepare(k)
-    visit_s = min(  # of two: the first warms up
-        _visit(pair, prompts[0], ks, positions, 0, clock, _Samples()) for _ in range(2)
-    )
-    samples = _Samples()
-    for number in range(min(MOST_VISITS, max(LEAST_VISITS, int(BUDGET_S / visit_s)))):
-        _visit(pair, prompts[number % len(prompts)], ks, positions, number, clock, samples)
+        ModelDrafter(bench.draft, bench.sampling).prepare(k)
+    visit_s = _visit(bench, prompts[0], ks, room, 0, clock, _Book({}, {}))  # warm-up
+    visit_s = min(visit_s, _visit(bench, prompts[0], ks, room, 0, clock, _Book({}, {})))
+    most = min(MOST_VISITS, max(LEAST_VISITS, int(BUDGET_S / visit_s)))
+    book = _Book({}, {})
+    for number in range(most):
+        _visit(bench, prompts[number % len(prompts)], ks, room, number, clock, book)
         tick()
     return [
-        PartTiming(k, part, tuple(seconds), tuple(samples.tokens.get((k, part), ())))
-        for (k, part), seconds in sorted(samples.seconds.items())
+        PartTiming(k, part, tuple(seconds), tuple(book.tokens.get((k, part), ())))
+        for (k, part), seconds in sorted(book.seconds.items())
     ]
 
 
 def _visit(
-    pair: TimedPair,
+    bench: Bench,
     prompt: Sequence[int],
     ks: Sequence[int],
-    positions: int,
+    room: int,
     number: int,
     clock: Clock,
-    samples: _Samples,
+    book: _Book,
 ) -> float:
     """Everything once on one prompt; returns the seconds it took."""
-    begin = perf_counter()
-    first = number % (len(ks) + 1)
+    begin = time.perf_counter()
+    turn = number % (len(ks) + 1)
     order = [0, *ks]
-    for k in order[first:] + order[:first]:
+    for k in order[turn:] + order[:turn]:
         if k == 0:
-            _plain(pair, prompt, min(MOST_ROUNDS, positions - 1), clock, samples)
+            _plain(bench, prompt, room, clock, book)
             continue
-        rounds = max(1, min(MOST_ROUNDS, positions // (k + 1)))
+        rounds = max(1, min(MOST_ROUNDS, room // (k + 1)))
         # Which of the two goes first alternates, so that what warms up or drifts hits both alike
-        for timed in (_whole, _pieces) if number % 2 else (_pieces, _whole):
-            timed(pair, prompt, k, rounds, clock, samples)
-    return perf_counter() - begin
+        for arm in (_whole, _pieces) if number % 2 else (_pieces, _whole):
+            arm(bench, prompt, k, rounds, clock, book)
+    return time.perf_counter() - begin
 
 
-def _plain(
-    pair: TimedPair, prompt: Sequence[int], rounds: int, clock: Clock, samples: _Samples
-) -> None:
-    """Steps of the plain loop, each followed by a bare forward at the same place."""
-    target = pair.target
+def _uniforms(bench: Bench, k: int, rounds: int) -> Uniforms:
+    positions = (rounds + 1) * (k + 1)
+    return Uniforms.keyed(bench.seed, "parts", 0, positions, bench.target.device)
+
+
+def _plain(bench: Bench, prompt: Sequence[int], room: int, clock: Clock, book: _Book) -> None:
+    """Turns of the plain loop, each followed by a bare step at the same place."""
+    target, rounds = bench.target, min(MOST_ROUNDS, room - 1)
     target.prefill(prompt[:-1])
     token = torch.tensor(prompt[-1:], device=target.device)
-    loop = autoregressive_rounds(
+    turns = autoregressive_rounds(
         target,
         prompt[-1],
         budget=rounds + 1,
         eos=NO_END,
-        sampling=pair.sampling,
-        uniforms=pair.uniforms(0, rounds),
+        sampling=bench.sampling,
+        uniforms=_uniforms(bench, 0, rounds),
     )
     for _ in range(rounds):
         start = clock.now()
-        next(loop)
-        samples.add(0, "round", clock.now() - start, 1)
+        next(turns)
+        book.note(0, "round", clock.now() - start, 1)
         target.rewind(0)
         start = clock.now()
         target.forward(token)
-        samples.add(0, "step", clock.now() - start)
+        book.note(0, "step", clock.now() - start)
         target.rewind(1)
 
 
 def _whole(
-    pair: TimedPair, prompt: Sequence[int], k: int, rounds: int, clock: Clock, samples: _Samples
+    bench: Bench, prompt: Sequence[int], k: int, rounds: int, clock: Clock, book: _Book
 ) -> None:
     """Rounds of the real loop, a clock around each."""
-    drafter = ModelDrafter(pair.draft, pair.sampling)
-    pair.target.prefill(prompt[:-1])
+    drafter = ModelDrafter(bench.draft, bench.sampling)
+    bench.target.prefill(prompt[:-1])
     drafter.begin(prompt)
-    loop = speculative_rounds(
-        pair.target,
+    turns = speculative_rounds(
+        bench.target,
         drafter,
         prompt[-1],
         num_draft_tokens=k,
         budget=rounds * (k + 1) + 1,
         eos=NO_END,
-        sampling=pair.sampling,
-        uniforms=pair.uniforms(k, rounds),
-        synthetic=pair.synthetic.get(k),
+        sampling=bench.sampling,
+        uniforms=_uniforms(bench, k, rounds),
+        synthetic=bench.rates(k),
     )
     for _ in range(rounds):
         start = clock.now()
-        done = next(loop)
-        samples.add(k, "round", clock.now() - start, len(done.tokens))
+        done = next(turns)
+        book.note(k, "round", clock.now() - start, len(done.tokens))
 
 
 def _pieces(
-    pair: TimedPair, prompt: Sequence[int], k: int, rounds: int, clock: Clock, samples: _Samples
+    bench: Bench, prompt: Sequence[int], k: int, rounds: int, clock: Clock, book: _Book
 ) -> None:
     """The same rounds piece by piece."""
-    target, uniforms = pair.target, pair.uniforms(k, rounds)
-    drafter = ModelDrafter(pair.draft, pair.sampling)
-    verifier = Verifier(pair.sampling, "ratio", uniforms, pair.synthetic.get(k))
+    target, uniforms = bench.target, _uniforms(bench, k, rounds)
+    drafter = ModelDrafter(bench.draft, bench.sampling)
+    verifier = Verifier(bench.sampling, "ratio", uniforms, bench.rates(k))
     together = getattr(target, "recorder", None) is not None
     target.prefill(prompt[:-1])
     drafter.begin(prompt)
@@ -207,25 +215,25 @@ def _pieces(
         start = clock.now()
         proposal = drafter.propose(k, uniforms.draft[position : position + k])
         drafted = clock.now()
-        samples.add(k, "draft", drafted - start)
+        book.note(k, "draft", drafted - start)
         if together:
             outcome = verified(target, last, proposal, verifier, position)
             decided = clock.now()
-            samples.add(k, TOGETHER, decided - drafted)
+            book.note(k, TOGETHER, decided - drafted)
         else:
             logits = target.forward(torch.cat([last, proposal.tokens]))
             forwarded = clock.now()
             outcome = outcome_of(proposal, verifier(logits, proposal, position))
             decided = clock.now()
-            samples.add(k, "verify", forwarded - drafted)
-            samples.add(k, "accept", decided - forwarded)
+            book.note(k, "verify", forwarded - drafted)
+            book.note(k, "accept", decided - forwarded)
         kept, *tokens = host_tokens(outcome)
         check_logits(tokens, kept, position)
         last = outcome[-1:]
         done = emitted_round(tokens, kept, len(tokens) - 1, (k + 1), NO_END)
         position += len(done.tokens)
         read = clock.now()
-        samples.add(k, "host", read - decided)
+        book.note(k, "host", read - decided)
         target.rewind(len(tokens) - 1 - kept)
         drafter.advance(proposal, kept, last)
-        samples.add(k, "rewind", clock.now() - read)
+        book.note(k, "rewind", clock.now() - read)

@@ -1,0 +1,195 @@
+"""A decoder's sizes, and what follows from them: its parameters, and the bytes that a step reads.
+
+Plain decoding of one sequence reads every weight once per token and computes little with it. A
+verify forward reads the same weights for more positions, which is why it costs little more than a
+step; in a mixture of experts it touches more experts and does read more.
+
+The sizes come from `conf/model/*.yaml` (`architecture_of`) or from a model's own configuration
+(`harness.models.architecture`). Layout: Qwen3 ("Qwen3 Technical Report", 2025) and its
+mixture-of-experts variant, which cover Llama-like models closely: grouped-query attention, gated
+feed-forward, RMS norms.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from harness.records import UserError
+
+FAMILIES = ("qwen3", "qwen3_moe", "llama", "qwen2")
+# Families that publish a head_dim of their own; the others divide the hidden size by the heads.
+HEAD_DIM = {"qwen3": 128, "qwen3_moe": 128}
+NUMBERS = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")
+NUMBERS_OF_EXPERTS = ("experts", "experts_per_token", "moe_ffn")
+# What only a built network needs: harness.models.dummy says what is assumed where they are absent.
+BUILDING = ("rope_theta", "rope_scaling", "norm_eps", "max_positions")
+KNOWN = frozenset({"family", "tied_embeddings", *NUMBERS, *NUMBERS_OF_EXPERTS, *BUILDING})
+
+
+def experts_touched(experts: int, experts_per_token: int, tokens: int) -> float:
+    """Expected number of experts that `tokens` positions use together: E (1 - (1 - k/E)^n).
+
+    Assumes uniform and independent routing; real routing is less even, so this is a ceiling.
+    """
+    return experts * (1.0 - (1.0 - experts_per_token / experts) ** tokens)
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The sizes that determine a decoder's parameters and what a step reads.
+
+    Attributes:
+        ffn: width of the dense feed-forward; not used where there are experts.
+        vocab: rows of the embedding table, padding included.
+        tied: whether the output head is the embedding table.
+        experts, experts_per_token, moe_ffn: of a mixture of experts in every layer; 0 if dense.
+
+    Raises:
+        UserError: a size that cannot be.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    tied: bool
+    experts: int = 0
+    experts_per_token: int = 0
+    moe_ffn: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that cannot be."""
+        sizes = ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab")
+        routed = ("experts_per_token", "moe_ffn") if self.experts else ("ffn",)
+        for name in sizes + routed:
+            if getattr(self, name) < 1:
+                raise UserError(f"architecture.{name}={getattr(self, name)}: must be 1 or more")
+        if self.experts_per_token > self.experts:
+            raise UserError(
+                f"architecture.experts_per_token={self.experts_per_token}: must not exceed"
+                f" experts={self.experts}"
+            )
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Entries of one vocabulary table."""
+        return self.vocab * self.hidden
+
+    @property
+    def shared_layer_parameters(self) -> int:
+        """Parameters of a layer that every token uses: attention, norms, router."""
+        queries = self.heads * self.head_dim
+        keys_values = 2 * self.kv_heads * self.head_dim
+        attention = self.hidden * (queries + keys_values) + queries * self.hidden
+        norms = 2 * self.hidden + 2 * self.head_dim
+        return attention + norms + self.hidden * self.experts
+
+    @property
+    def expert_parameters(self) -> int:
+        """Parameters of one feed-forward: gate, up and down projections."""
+        return 3 * self.hidden * (self.moe_ffn if self.experts else self.ffn)
+
+    @property
+    def parameters(self) -> int:
+        """All parameters; a tied table counts once."""
+        layer = self.shared_layer_parameters + max(1, self.experts) * self.expert_parameters
+        tables = self.embedding_parameters * (1 if self.tied else 2)
+        return self.layers * layer + tables + self.hidden
+
+    def weight_bytes_read(self, tokens: int = 1, bytes_per_parameter: float = 2.0) -> float:
+        """Weight bytes that one forward must read; `tokens` matters only where there are experts.
+
+        The output head is read whole, the input embedding only in its looked-up rows, which are
+        left out; so a tied table counts once, and of two tables one.
+        """
+        used = 1.0
+        if self.experts:
+            used = experts_touched(self.experts, self.experts_per_token, tokens)
+        layer = self.shared_layer_parameters + used * self.expert_parameters
+        read = self.layers * layer + self.embedding_parameters + self.hidden
+        return read * bytes_per_parameter
+
+    def kv_bytes_read(self, context_tokens: int, bytes_per_value: float = 2.0) -> float:
+        """Bytes of cached keys and values that a forward reads for one sequence."""
+        values = 2 * self.layers * self.kv_heads * self.head_dim * context_tokens
+        return values * bytes_per_value
+
+    def bytes_read(
+        self,
+        *,
+        tokens: int = 1,
+        context_tokens: int = 0,
+        batch: int = 1,
+        bytes_per_parameter: float = 2.0,
+        bytes_per_value: float = 2.0,
+    ) -> float:
+        """Bytes that one forward must read: the weights once, the cache of every sequence.
+
+        Args:
+            tokens: new positions per sequence.
+            context_tokens: positions in each sequence's cache.
+            batch: sequences side by side.
+            bytes_per_parameter, bytes_per_value: 2 for bf16 weights, and for a bf16 cache.
+        """
+        weights = self.weight_bytes_read(tokens * batch, bytes_per_parameter)
+        return weights + batch * self.kv_bytes_read(context_tokens, bytes_per_value)
+
+    def flops(self, *, tokens: int = 1, context_tokens: int = 0, batch: int = 1) -> float:
+        """Operations of a forward: two per parameter that a position uses, four per attended value.
+
+        Args:
+            tokens: new positions per sequence.
+            context_tokens: cached positions that each new one attends to.
+            batch: sequences side by side.
+        """
+        experts = self.experts_per_token if self.experts else 1
+        layer = self.shared_layer_parameters + experts * self.expert_parameters
+        used = self.layers * layer + self.embedding_parameters
+        attended = 4.0 * self.layers * self.heads * self.head_dim * (context_tokens + tokens)
+        return batch * tokens * (2.0 * used + attended)
+
+
+def architecture_of(conf: Mapping[str, Any], key: str = "model.architecture") -> Architecture:
+    """The sizes in a configuration's `architecture`.
+
+    Args:
+        conf: the mapping. `ffn` of a mixture of experts is one expert's, unless `moe_ffn` is given.
+        key: where it stands, for error messages.
+
+    Raises:
+        UserError: an unknown family or entry, a size that is missing, no whole number or cannot be.
+    """
+    family = conf.get("family")
+    if family not in FAMILIES:
+        raise UserError(f"{key}.family={family}: use one of {', '.join(FAMILIES)}")
+    unknown = sorted(str(name) for name in conf if name not in KNOWN)
+    if unknown:
+        raise UserError(f"{key}.{unknown[0]}: no such entry; there are {', '.join(sorted(KNOWN))}")
+    if family != "qwen3_moe" and conf.get("experts"):
+        raise UserError(f"{key}.experts: family={family} has none; use family=qwen3_moe")
+    wanted = [name for name in NUMBERS if name != "head_dim" or "head_dim" in conf]
+    sizes = {name: _whole(conf, name, key) for name in wanted}
+    if "head_dim" not in sizes:
+        sizes["head_dim"] = HEAD_DIM.get(family, sizes["hidden"] // max(1, sizes["heads"]))
+    if family == "qwen3_moe":
+        sizes |= {name: _whole(conf, name, key) for name in NUMBERS_OF_EXPERTS[:2]}
+        sizes["moe_ffn"] = _whole(conf, "moe_ffn" if "moe_ffn" in conf else "ffn", key)
+    try:
+        shape = Architecture(tied=bool(conf.get("tied_embeddings", False)), **sizes)
+    except UserError as error:
+        raise UserError(str(error).replace("architecture", key, 1)) from error
+    if shape.heads % shape.kv_heads:
+        raise UserError(f"{key}.kv_heads={shape.kv_heads}: must divide heads={shape.heads}")
+    return shape
+
+
+def _whole(conf: Mapping[str, Any], name: str, key: str) -> int:
+    value = conf.get(name)
+    if value is None:
+        raise UserError(f"{key}.{name}: missing; give a whole number of at least 1")
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UserError(f"{key}.{name}={value}: give a whole number of at least 1")
+    return value
