@@ -40,8 +40,8 @@ from harness.theory.planning import PlanRequest, plan_card, plan_cards
 from harness.theory.roofline import (
     Card,
     ReadingModel,
-    first_bounds,
     forward_floor,
+    shortest_context,
     step_bounds,
     with_floors,
 )
@@ -125,7 +125,7 @@ def test_the_launch_bound_caveat_prints_the_numbers_that_show_it():
                        {"target": reader(), "draft": reader("0.6B")})  # fmt: skip
     bounds = step_bounds(rows)
     (sentence,) = bound_sentences(bounds, 22 / 60)
-    assert [bound.role for bound in first_bounds(bounds)] == ["target", "draft"]
+    assert [bound.role for bound in shortest_context(bounds)] == ["target", "draft"]
     for shown in ("launch-bound (overhead-bound)", "MBU 0.22", "MBU 0.09", "c = 0.37"):
         assert shown in sentence
     assert bounds_table(rows).column("bound by") == ("launches (overhead)",) * 2

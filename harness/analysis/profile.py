@@ -24,7 +24,6 @@ per round; a batched engine whose sequences wait for one another does worse.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,13 +40,12 @@ from harness.summary import (
     CeilingAtK,
     RoundBreakdown,
     RoundPart,
-    StepBound,
     StepCurve,
     StoppingBatch,
     Summary,
     WaterfallStep,
 )
-from harness.theory.floors import LAUNCH_BOUND_MBU, LAUNCH_BOUND_OVERHEAD
+from harness.theory.roofline import shortest_context, step_bounds
 from harness.theory.speedup import StepTimes, best_k, ideal_speedup
 
 # Parts in the order of a round; recorded as one graph, verify and accept cannot be timed apart.
@@ -148,70 +146,6 @@ def ceilings(times: StepTimes, ks: Iterable[int]) -> tuple[CeilingAtK, ...]:
         )
         for k in ks
         if times.covers(k)
-    )
-
-
-# ---- what a step's time goes to ------------------------------------------------------------------
-
-
-def step_bounds(rows: Sequence[LatencyRow]) -> list[StepBound]:
-    """One entry per model and context whose step and a longer forward were timed, at batch 1."""
-    bounds: list[StepBound] = []
-    for step in (row for row in rows if row.kind == "step" and row.batch == 1):
-        longer = sorted(
-            (
-                row
-                for row in rows
-                if row.kind == "verify" and row.tokens > 1 and _where(row) == _where(step)
-            ),
-            key=lambda row: row.tokens,
-        )
-        if longer and step.mbu is not None and step.floor_ms is not None:
-            bounds.append(_bound(step, longer, step.mbu, step.floor_ms))
-    return bounds
-
-
-def shortest_context(bounds: Sequence[StepBound]) -> list[StepBound]:
-    """Each model's at its shortest context, the target first."""
-    ordered = sorted(bounds, key=lambda bound: bound.context_tokens)
-    first = {bound.role: bound for bound in reversed(ordered)}
-    return [first[role] for role in ("target", "draft") if role in first]
-
-
-def _where(row: LatencyRow) -> tuple[str, str, int, int]:
-    return (row.role, row.model, row.context_tokens, row.batch)
-
-
-def _bound(
-    step: LatencyRow, longer: Sequence[LatencyRow], mbu: float, floor_ms: float
-) -> StepBound:
-    widest = longer[-1]
-    # The largest over n: kernels change with n, and one fast forward must not make it all overhead
-    further = [
-        (row.median_ms - step.median_ms - ((row.floor_ms or 0.0) - floor_ms)) / (row.tokens - 1)
-        for row in longer
-    ]
-    arithmetic = max(0.0, max(further) / step.median_ms)
-    overhead = max(0.0, 1.0 - mbu - arithmetic)
-    shares: dict[Literal["memory", "arithmetic", "overhead"], float] = {
-        "overhead": overhead,
-        "memory": mbu,
-        "arithmetic": arithmetic,
-    }
-    return StepBound(
-        role=step.role,
-        model=step.model,
-        context_tokens=step.context_tokens,
-        batch=step.batch,
-        step_s=step.median_ms / 1e3,
-        floor_s=floor_ms / 1e3,
-        mbu=mbu,
-        positions=widest.tokens,
-        positions_ratio=widest.median_ms / step.median_ms,
-        arithmetic_share=arithmetic,
-        overhead_share=overhead,
-        bound=max(shares, key=shares.__getitem__),
-        launch_bound=mbu < LAUNCH_BOUND_MBU and overhead > LAUNCH_BOUND_OVERHEAD,
     )
 
 

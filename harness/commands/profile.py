@@ -25,7 +25,7 @@ from harness.reporting.reading import latency_of
 from harness.reporting.tables.bounds import bound_sentences
 from harness.storage import RunFolder, StoredRun, load
 from harness.summary import StepBound
-from harness.theory.roofline import first_bounds, step_bounds
+from harness.theory.roofline import shortest_context, step_bounds
 from harness.theory.speedup import StepTimes, ideal_speedup
 
 GREEDY = 0.0
@@ -116,7 +116,7 @@ def _physics_headline(
     bandwidth = stored.manifest.get("bandwidth") or {}
     if bandwidth:
         numbers[f"{bandwidth['source']}_bandwidth_gb_s"] = bandwidth["gb_s"]
-    for bound in first_bounds(bounds):
+    for bound in shortest_context(bounds):
         numbers[f"{bound.role}_mbu"] = bound.mbu
         numbers[f"{bound.role}_step_overhead_share"] = bound.overhead_share
     if rounds:

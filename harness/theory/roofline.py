@@ -184,7 +184,7 @@ def step_bounds(rows: Sequence[LatencyRow]) -> list[StepBound]:
     return bounds
 
 
-def first_bounds(bounds: Sequence[StepBound]) -> list[StepBound]:
+def shortest_context(bounds: Sequence[StepBound]) -> list[StepBound]:
     """The target's and the draft's bound at the shortest context of each."""
     ordered = sorted(bounds, key=lambda bound: bound.context_tokens)
     first = {bound.role: bound for bound in reversed(ordered)}

@@ -10,7 +10,7 @@ from harness.summary import StepBound
 from harness.theory.roofline import (
     LAUNCH_BOUND_MBU,
     LAUNCH_BOUND_OVERHEAD,
-    first_bounds,
+    shortest_context,
     step_bounds,
 )
 
@@ -103,7 +103,7 @@ def bounds_table(latency: Sequence[LatencyRow]) -> Table | None:
 
 def bound_sentences(bounds: Sequence[StepBound], c: float) -> tuple[str, ...]:
     """The caveat that a launch-bound step deserves, with the numbers that show it."""
-    bound = [entry for entry in first_bounds(bounds) if entry.launch_bound]
+    bound = [entry for entry in shortest_context(bounds) if entry.launch_bound]
     if not bound:
         return ()
     shown = "; ".join(
