@@ -23,6 +23,7 @@ from torch import Tensor
 
 from harness.analysis.rates import conditional, rates_for
 from harness.decoding.drafters import ModelDrafter
+from harness.decoding.protocols import Generation
 from harness.decoding.sampling import SamplingParameters, Uniforms
 from harness.decoding.speculative import speculative_rounds
 from harness.models.cached import CachedModel
@@ -76,18 +77,15 @@ def share(target: Counting, draft: Counting, k: int, temperature: float, asked, 
     drafter.begin(prompt)
     target.seconds = draft.seconds = 0.0
     start = time.perf_counter()
-    rounds = speculative_rounds(
-        target,
-        drafter,
-        prompt[-1],
-        num_draft_tokens=k,
+    generation = Generation(
+        prompt=prompt,
         budget=asked.new_tokens,
-        eos=(),
         sampling=sampling,
         uniforms=uniforms,
+        num_draft_tokens=k,
         synthetic=None if asked.alpha is None else conditional(rates_for(asked.alpha, k)),
     )
-    for _ in rounds:
+    for _ in speculative_rounds(target, drafter, generation):
         pass
     spent = time.perf_counter() - start
     return 1 - (target.seconds + draft.seconds) / spent

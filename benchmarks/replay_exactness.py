@@ -39,7 +39,7 @@ from scipy.stats import ttest_rel
 from harness import prompts as prompt_sets
 from harness.analysis.candidates import replayed
 from harness.config import ModelConf, PromptsConf
-from harness.decoding.candidates import NgramDrafter
+from harness.decoding.ngram import NgramDrafter
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement.scoring import ngram_trace, score_texts
 from harness.measurement.traces import GeneratedText, TextRequest, generate_texts

@@ -44,10 +44,7 @@ from transformers.models.auto.modeling_auto import (
 
 from harness.analysis.candidates import replayed
 from harness.config import ModelConf
-from harness.decoding.autoregressive import autoregressive_rounds
-from harness.decoding.drafters import ModelDrafter
-from harness.decoding.sampling import SamplingParameters, Uniforms
-from harness.decoding.speculative import speculative_rounds
+from harness.decoding.sampling import SamplingParameters
 from harness.measurement.scoring import score_texts
 from harness.measurement.traces import TextRequest, generate_texts
 from harness.models.cached import CachedModel
@@ -55,6 +52,7 @@ from harness.models.hub import quiet_transformers
 from harness.models.load import EMBEDDED, load
 from harness.models.probe import cached_model
 from harness.records import UserError
+from tests.stubs import decoded, generation_of, text_of
 
 TABLE = Path(__file__).resolve().parent.parent / "docs" / "families.md"
 CPU = torch.device("cpu")
@@ -305,43 +303,22 @@ def _request(prompt: Sequence[int]) -> TextRequest:
 NO_EOS: frozenset[int] = frozenset()
 
 
-def _uniforms(more: int = 0) -> Uniforms:
-    return Uniforms.keyed(1, "set/0", 0, BUDGET + more, CPU)
+def _rounds(target: CachedModel, draft: CachedModel | None, prompt: Sequence[int], k: int):
+    return decoded(target, draft, generation_of(prompt, BUDGET, k, seed=1))
 
 
 def plain_text(target: CachedModel, prompt: Sequence[int]) -> tuple[int, ...]:
     """The product's plain loop."""
-    target.prefill(prompt[:-1])
-    rounds = autoregressive_rounds(
-        *(target, prompt[-1]),
-        budget=BUDGET,
-        eos=NO_EOS,
-        sampling=SamplingParameters(0.0),
-        uniforms=_uniforms(),
-    )
-    return tuple(token for entry in rounds for token in entry.tokens)
+    return tuple(text_of(_rounds(target, None, prompt, 0)))
 
 
 def speculative_text(
     target: CachedModel, draft: CachedModel, prompt: Sequence[int], k: int
 ) -> tuple[tuple[int, ...], int, float]:
     """The product's speculative loop: the text, its rounds, and the share of drafts accepted."""
-    drafter = ModelDrafter(draft, SamplingParameters(0.0))
-    target.prefill(prompt[:-1])
-    drafter.begin(prompt)
-    rounds = list(
-        speculative_rounds(
-            *(target, drafter, prompt[-1]),
-            num_draft_tokens=k,
-            budget=BUDGET,
-            eos=NO_EOS,
-            sampling=SamplingParameters(0.0),
-            uniforms=_uniforms(k + 1),
-        )
-    )
+    rounds = _rounds(target, draft, prompt, k)
     accepted = sum(entry.accepted for entry in rounds)
-    text = tuple(token for entry in rounds for token in entry.tokens)
-    return text, len(rounds), accepted / sum(entry.drafted for entry in rounds)
+    return tuple(text_of(rounds)), len(rounds), accepted / sum(entry.drafted for entry in rounds)
 
 
 @torch.no_grad()

@@ -1,14 +1,55 @@
-"""Stand-ins for models: lookup tables that satisfy the loop's protocol without transformers."""
+"""Stand-ins for models that satisfy the loop's protocol, and runs of the loop on them."""
 
 import hashlib
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from harness.decoding.autoregressive import autoregressive_rounds
+from harness.decoding.drafters import ModelDrafter
+from harness.decoding.protocols import CausalModel, Drafter, Generation
+from harness.decoding.sampling import SamplingParameters, Uniforms
+from harness.decoding.speculative import speculative_rounds
+from harness.records import Round
+
 CPU = torch.device("cpu")
+GREEDY = SamplingParameters(0.0)
+
+
+def generation_of(
+    prompt: Sequence[int],
+    budget: int = 40,
+    k: int = 0,
+    *,
+    seed: int = 7,
+    repetition: int = 0,
+    sampling: SamplingParameters = GREEDY,
+    device: torch.device = CPU,
+    **more: Any,
+) -> Generation:
+    uniforms = Uniforms.keyed(seed, "set/prompt", repetition, budget + k + 1, device)
+    return Generation(prompt, budget, sampling, uniforms, k, **more)
+
+
+def decoded(
+    target: CausalModel, drafter: CausalModel | Drafter | None, generation: Generation
+) -> list[Round]:
+    """The loop's rounds: plain without a drafter; a model drafts as ModelDrafter."""
+    target.prefill(generation.prompt[:-1])
+    if drafter is None:
+        return list(autoregressive_rounds(target, generation))
+    if not hasattr(drafter, "propose"):
+        drafter = ModelDrafter(drafter, generation.sampling, generation.rule)  # type: ignore[arg-type]
+    drafter.begin(generation.prompt)  # type: ignore[union-attr]
+    return list(speculative_rounds(target, drafter, generation))  # type: ignore[arg-type]
+
+
+def text_of(rounds: Sequence[Round]) -> list[int]:
+    return [token for entry in rounds for token in entry.tokens]
 
 
 class TableModel:
@@ -20,21 +61,15 @@ class TableModel:
     `strangeness` blends the family's shared logits with this member's own: 0 is the target itself.
     """
 
+    device = CPU
+
     def __init__(self, vocab: int = 11, strangeness: float = 0.0, member: str = "draft") -> None:
-        self.vocab = vocab
+        self.vocab_size = vocab
         self.strangeness = strangeness
         self.member = member
         self.cache: list[int] = []
         self.forwards = 0
         self.prefills = 0
-
-    @property
-    def vocab_size(self) -> int:
-        return self.vocab
-
-    @property
-    def device(self) -> torch.device:
-        return CPU
 
     def prefill(self, tokens: Sequence[int]) -> None:
         self.cache = list(tokens)
@@ -54,9 +89,33 @@ class TableModel:
             del self.cache[-count:]
 
     def logits(self, prefix: tuple[int, ...]) -> Tensor:
-        shared = _draw("family", prefix, self.vocab)
-        own = _draw(self.member, prefix, self.vocab)
+        shared = _draw("family", prefix, self.vocab_size)
+        own = _draw(self.member, prefix, self.vocab_size)
         return torch.from_numpy((1 - self.strangeness) * shared + self.strangeness * own)
+
+
+class FunctionModel(TableModel):
+    """A model whose probabilities are a given function of the text after the first token."""
+
+    def __init__(self, probabilities: Any, vocab: int = 3) -> None:
+        super().__init__(vocab)
+        self.probabilities = probabilities
+
+    def logits(self, prefix: tuple[int, ...]) -> Tensor:
+        return self.probabilities(prefix[1:]).log()
+
+
+class ScriptedModel(TableModel):
+    """A model that generates `text` after the prompt, whatever it is asked."""
+
+    def __init__(self, prompt: Sequence[int], text: Sequence[int]) -> None:
+        super().__init__()
+        self.script = [*prompt, *text, 0]
+
+    def logits(self, prefix: tuple[int, ...]) -> Tensor:
+        place = min(len(prefix), len(self.script) - 1)
+        chosen = torch.tensor(self.script[place])
+        return torch.nn.functional.one_hot(chosen, self.vocab_size).double()
 
 
 @cache

@@ -10,14 +10,13 @@ import pytest
 import torch
 from fake_cuda import DEVICE, FakeCuda, fake_cuda, moved
 from random_models import qwen3, random_model
+from stubs import decoded, generation_of
 from torch._inductor import config as inductor_settings
 from transformers import PreTrainedModel, Qwen3MoeConfig
 
 from harness.decoding import autoregressive, speculative
-from harness.decoding.autoregressive import autoregressive_rounds
 from harness.decoding.drafters import ModelDrafter
-from harness.decoding.sampling import SamplingParameters, Uniforms, sampler_for
-from harness.decoding.speculative import speculative_rounds
+from harness.decoding.sampling import SamplingParameters, sampler_for
 from harness.decoding.verification import rates_on
 from harness.models import probe
 from harness.models.cached import CachedModel
@@ -97,17 +96,12 @@ def test_a_capture_runs_what_the_warm_up_ran_and_asks_the_host_nothing(
     synthetic: tuple[float, ...] | None,
 ) -> None:
     target, draft = static(build(0)), static(dense(1))
-    uniforms = Uniforms.keyed(0, "p", 0, 20, DEVICE)
-    options: Any = {"budget": 2, "eos": (), "sampling": sampling, "uniforms": uniforms}
-    target.prefill(PROMPT[:-1])
-    assert len(list(autoregressive_rounds(target, PROMPT[-1], **options))) == 2
+    more: Any = {"sampling": sampling, "rule": rule, "synthetic": synthetic, "device": DEVICE}
+    generation = generation_of(PROMPT, 2, K, **more)
+    assert len(decoded(target, None, generation)) == 2
     drafter = ModelDrafter(draft, sampling, rule)
     drafter.prepare(K)
-    target.prefill(PROMPT[:-1])
-    drafter.begin(PROMPT)
-    more: Any = {"num_draft_tokens": K, "rule": rule, "synthetic": synthetic}
-    rounds = list(speculative_rounds(target, drafter, PROMPT[-1], **options, **more))
-    assert len(rounds) == 2
+    assert len(decoded(target, drafter, generation)) == 2
     # A plain step; K drafts after a rejection and after a bonus; verify with the accept step
     assert len(cuda.captured) == 4
     assert cuda.launches == 2 + 2 + 2 * 2

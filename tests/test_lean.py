@@ -21,10 +21,8 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
-from harness.decoding.autoregressive import autoregressive_rounds
 from harness.decoding.drafters import ModelDrafter
-from harness.decoding.sampling import SamplingParameters, Uniforms, sampler_for, seen_tokens
-from harness.decoding.speculative import speculative_rounds
+from harness.decoding.sampling import SamplingParameters, sampler_for
 from harness.decoding.verification import verify_sampled
 from harness.models.cached import CachedModel
 from harness.models.lean.model import CAPACITY, CHUNK, SHORT, LeanModel
@@ -35,6 +33,7 @@ from harness.models.probe import cached_model, lean_model
 from harness.records import Round, UserError
 from tests.generated_code import code_for_a_card, launches
 from tests.random_models import qwen3, random_model
+from tests.stubs import decoded, generation_of
 
 SIZES: dict[str, Any] = {
     "vocab_size": 128,
@@ -288,17 +287,8 @@ def test_recorded_rounds_are_the_rounds_of_the_loop(
     sampling = SamplingParameters(temperature, repetition_penalty=penalty)
 
     def rounds(kind: Callable[[PreTrainedModel], CachedModel], k: int) -> list[Round]:
-        model, drafter = kind(target), ModelDrafter(kind(draft), sampling)
-        uniforms = Uniforms.keyed(0, "p", 0, 60, torch.device("cpu"))
-        model.prefill(TOKENS[:9])
-        options: Any = {"budget": 40, "eos": {5}, "sampling": sampling, "uniforms": uniforms}
-        if penalty is not None:
-            options["seen"] = seen_tokens(TOKENS[:10], 100, model.device)
-        if not k:
-            return list(autoregressive_rounds(model, TOKENS[9], **options))
-        drafter.begin(TOKENS[:10])
-        found = speculative_rounds(model, drafter, TOKENS[9], num_draft_tokens=k, **options)
-        return list(found)
+        generation = generation_of(TOKENS[:10], 40, k, sampling=sampling, eos={5})
+        return decoded(kind(target), kind(draft) if k else None, generation)
 
     def lean(network: PreTrainedModel) -> CachedModel:
         return LeanModel(network, 100)

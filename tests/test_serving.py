@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import GenerationConfig, GenerationMixin
 
-from harness.decoding import candidates
+from harness.decoding import ngram
 from harness.models.load import EMBEDDED
 from harness.reporting.serving import LOOKUP_TOKENS, TOYS, snippets_of
 
@@ -250,7 +250,7 @@ def test_an_auditioned_look_up_needs_no_second_model() -> None:
     config = json.loads(options(snippet.code)["--speculative-config"])
     assert config["method"] == "ngram"
     assert config["num_speculative_tokens"] == 3
-    assert config["prompt_lookup_max"] == LOOKUP_TOKENS == candidates.NGRAM
+    assert config["prompt_lookup_max"] == LOOKUP_TOKENS == ngram.LONGEST_NGRAM
 
 
 def test_a_run_that_decides_nothing_has_no_line() -> None:

@@ -1,4 +1,4 @@
-"""Synthetic acceptance: the imposed law, its prediction, and the sweep that shows both."""
+"""Synthetic acceptance: rates that are set, their prediction, and the sweep that shows both."""
 
 import itertools
 import json
@@ -15,20 +15,18 @@ from harness.cli import compose
 from harness.commands import snapshot, sweep
 from harness.commands.validate import validated
 from harness.decoding import speculative
-from harness.decoding.drafters import ModelDrafter
 from harness.decoding.protocols import Proposal
-from harness.decoding.sampling import SamplingParameters, Uniforms
-from harness.decoding.speculative import speculative_rounds
+from harness.decoding.sampling import SamplingParameters
 from harness.decoding.verification import Decision, verify_synthetic
 from harness.records import UserError
 from harness.storage import load
 from harness.theory.acceptance import alpha_from_acceptance_rate, expected_tokens_per_round
-from tests.stubs import TableModel
+from tests.stubs import TableModel, decoded, generation_of
 
 RATES = (0.8, 0.6, 0.6, 0.15)
 
 
-def test_accepted_lengths_have_the_imposed_law_exactly() -> None:
+def test_accepted_lengths_have_the_rates_that_were_set_exactly() -> None:
     chances = conditional(RATES)
     law: dict[int, float] = defaultdict(float)
     own = torch.eye(5, dtype=torch.float64)
@@ -50,23 +48,10 @@ def test_accepted_lengths_have_the_imposed_law_exactly() -> None:
 def test_a_loop_needs_the_rounds_that_are_predicted(temperature: float) -> None:
     target, draft = TableModel(5), TableModel(5, strangeness=0.8)
     rounds, texts, length = [], 250, 23
+    sampling = SamplingParameters(temperature)
     for seed in range(texts):
-        uniforms = Uniforms.keyed(seed, "p", 0, length + 5, torch.device("cpu"))
-        target.prefill([])
-        drafter = ModelDrafter(draft, SamplingParameters(temperature))
-        drafter.begin([1])
-        found = speculative_rounds(
-            target,
-            drafter,
-            1,
-            num_draft_tokens=4,
-            budget=length,
-            eos=(),
-            sampling=SamplingParameters(temperature),
-            uniforms=uniforms,
-            synthetic=conditional(RATES),
-        )
-        rounds.append(sum(1 for _ in found))
+        more = {"seed": seed, "sampling": sampling, "synthetic": conditional(RATES)}
+        rounds.append(len(decoded(target, draft, generation_of([1], length, 4, **more))))
     expected = length / expected_on_texts(RATES, [length])
     error = np.std(rounds, ddof=1) / np.sqrt(texts)
     assert abs(np.mean(rounds) - expected) < 4 * error
@@ -90,9 +75,10 @@ def test_a_recorded_graph_finds_the_rates_of_a_generation_that_is_over(
 
     monkeypatch.setattr(speculative, "verify_synthetic", watched)
     for seed in range(2):
-        uniforms = Uniforms.keyed(seed, "p", 0, 9, torch.device("cpu"))
-        verifier = speculative.Verifier(SamplingParameters(0.0), "ratio", uniforms, RATES)
-        verifier(torch.eye(5), Proposal(torch.zeros(4, dtype=torch.long), None), 0)
+        generation = generation_of([1], 4, 4, seed=seed, synthetic=RATES)
+        verifier = speculative.Verifier(TableModel(5), generation)
+        proposal = Proposal(torch.zeros(4, dtype=torch.long), None)
+        verifier.decide(torch.eye(5), proposal, *verifier.uniforms(0, 4))
         del verifier
         # What would be handed out where the rates lay, had they been freed
         others = [torch.rand(4) for _ in range(50)]

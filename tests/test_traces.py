@@ -10,17 +10,16 @@ import pytest
 import torch
 from random_models import qwen3, random_model
 from scipy.stats import ttest_ind
+from stubs import decoded, text_of
 from transformers import Gemma2Config, MistralConfig, Qwen3NextConfig, RobertaConfig
 
 from harness import prompts as prompt_sets
 from harness.analysis.candidates import replayed
 from harness.config import ModelConf, PromptsConf
-from harness.decoding.autoregressive import autoregressive_rounds
-from harness.decoding.candidates import NgramDrafter
 from harness.decoding.drafters import ModelDrafter
-from harness.decoding.protocols import Drafter
+from harness.decoding.ngram import NgramDrafter
+from harness.decoding.protocols import Drafter, Generation
 from harness.decoding.sampling import SamplingParameters, Uniforms, sampler_for
-from harness.decoding.speculative import speculative_rounds
 from harness.measurement import scoring
 from harness.measurement.scoring import ngram_trace, score_texts
 from harness.measurement.traces import (
@@ -79,39 +78,22 @@ def requests() -> list[TextRequest]:
     ]
 
 
-def uniforms(request: TextRequest, more: int = 0) -> Uniforms:
+def generation(request: TextRequest, k: int = 0) -> Generation:
     key = f"{request.prompt_set}/{request.prompt}"
-    return Uniforms.keyed(request.seed, key, request.repetition, request.budget + more, CPU)
+    positions = request.budget + k + 1
+    uniforms = Uniforms.keyed(request.seed, key, request.repetition, positions, CPU)
+    return Generation(
+        request.tokens, request.budget, request.sampling, uniforms, k, eos=request.eos
+    )
 
 
 def plain(target: CachedModel, request: TextRequest) -> tuple[int, ...]:
-    target.prefill(request.tokens[:-1])
-    rounds = autoregressive_rounds(
-        target,
-        request.tokens[-1],
-        budget=request.budget,
-        eos=request.eos,
-        sampling=request.sampling,
-        uniforms=uniforms(request),
-    )
-    return tuple(token for entry in rounds for token in entry.tokens)
+    return tuple(text_of(decoded(target, None, generation(request))))
 
 
 def loop_rounds(target: CachedModel, drafter: Drafter, request: TextRequest, k: int) -> list[int]:
     """Tokens emitted by each round of the real loop."""
-    target.prefill(request.tokens[:-1])
-    drafter.begin(request.tokens)
-    rounds = speculative_rounds(
-        target,
-        drafter,
-        request.tokens[-1],
-        num_draft_tokens=k,
-        budget=request.budget,
-        eos=request.eos,
-        sampling=request.sampling,
-        uniforms=uniforms(request, k + 1),
-    )
-    return [len(entry.tokens) for entry in rounds]
+    return [len(entry.tokens) for entry in decoded(target, drafter, generation(request, k))]
 
 
 def at(requests: Sequence[TextRequest], sampling: SamplingParameters) -> list[TextRequest]:

@@ -2,7 +2,7 @@
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import pytest
@@ -13,60 +13,46 @@ from harness.decoding.sampling import inverse_cdf
 from harness.decoding.verification import verify_exact_match, verify_greedy, verify_sampled
 
 VOCAB = 3
-Law = Callable[[tuple[int, ...]], Tensor]
+# The next token's distribution after a text
+Distribution = Callable[[tuple[int, ...]], Tensor]
 
 
-def random_law(seed: int) -> Law:
-    def law(prefix: tuple[int, ...]) -> Tensor:
+def random_distribution(seed: int, *, zeros: bool = False) -> Distribution:
+    def after(prefix: tuple[int, ...]) -> Tensor:
         rng = np.random.default_rng([seed, len(prefix), *prefix])
-        return torch.from_numpy(rng.dirichlet(np.ones(VOCAB)))
-
-    return law
-
-
-def law_with_zeros(seed: int) -> Law:
-    full = random_law(seed)
-
-    def law(prefix: tuple[int, ...]) -> Tensor:
-        probs = full(prefix).clone()
-        probs[(seed + len(prefix)) % VOCAB] = 0.0
+        probs = torch.from_numpy(rng.dirichlet(np.ones(VOCAB)))
+        if zeros:
+            probs[(seed + len(prefix)) % VOCAB] = 0.0
         return probs / probs.sum()
 
-    return law
+    return after
 
 
-def tied(_prefix: tuple[int, ...]) -> Tensor:
-    return torch.full((VOCAB,), 1.0 / VOCAB, dtype=torch.float64)
+def constant(*probs: float) -> Distribution:
+    return lambda _: torch.tensor(probs, dtype=torch.float64)
 
 
-def half_tied(_prefix: tuple[int, ...]) -> Tensor:
-    return torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)
-
-
-def point(_prefix: tuple[int, ...]) -> Tensor:
-    return torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64)
-
-
-PAIRS: dict[str, tuple[Law, Law]] = {
-    "unlike": (random_law(1), random_law(2)),
-    "equal": (random_law(3), random_law(3)),
-    "zeros in both": (law_with_zeros(1), law_with_zeros(2)),
-    "ties": (tied, half_tied),
-    "disjoint": (half_tied, lambda _: torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)),
-    "certain draft": (random_law(4), point),
-    "certain target": (point, random_law(5)),
+TIED, HALF_TIED, CERTAIN = constant(1 / 3, 1 / 3, 1 / 3), constant(0.5, 0.5, 0), constant(0, 1, 0)
+PAIRS: dict[str, tuple[Distribution, Distribution]] = {
+    "unlike": (random_distribution(1), random_distribution(2)),
+    "equal": (random_distribution(3), random_distribution(3)),
+    "zeros in both": (random_distribution(1, zeros=True), random_distribution(2, zeros=True)),
+    "ties": (TIED, HALF_TIED),
+    "disjoint": (HALF_TIED, constant(0, 0, 1)),
+    "certain draft": (random_distribution(4), CERTAIN),
+    "certain target": (CERTAIN, random_distribution(5)),
 }
 
 
-def sequence_law(law: Law, length: int) -> dict[tuple[int, ...], float]:
-    """Probability of every sequence of `length` tokens under `law`."""
+def sequence_probabilities(after: Distribution, length: int) -> dict[tuple[int, ...], float]:
+    """Of every sequence of `length` tokens."""
     return {
-        tokens: float(np.prod([float(law(tokens[:i])[tokens[i]]) for i in range(length)]))
+        tokens: float(np.prod([float(after(tokens[:i])[tokens[i]]) for i in range(length)]))
         for tokens in itertools.product(range(VOCAB), repeat=length)
     }
 
 
-def cells(breakpoints: list[float]) -> list[tuple[float, float]]:
+def cells(breakpoints: Iterable[float]) -> list[tuple[float, float]]:
     """(midpoint, length) of the intervals that the breakpoints cut (0, 1] into."""
     edges = sorted({0.0, 1.0, *(point for point in breakpoints if 0.0 < point < 1.0)})
     return [((low + high) / 2, high - low) for low, high in itertools.pairwise(edges)]
@@ -83,100 +69,101 @@ def resample_cells(target: Tensor, draft: Tensor, accepted: int) -> list[tuple[f
     return cells(points)
 
 
-def emitted_law(
-    target_law: Law, draft_law: Law, k: int, *, rule: str
+def emitted_probabilities(
+    target: Distribution, draft: Distribution, k: int, *, rule: str
 ) -> dict[tuple[int, ...], float]:
-    """Exact law of the first k + 1 tokens when a round is followed by plain target sampling."""
+    """Of the first k + 1 tokens when a round is followed by plain target sampling."""
     total: dict[tuple[int, ...], float] = defaultdict(float)
     for drafted in itertools.product(range(VOCAB), repeat=k):
-        rows = [draft_law(drafted[:i]) for i in range(k)]
+        rows = [draft(drafted[:i]) for i in range(k)]
         if rule == "greedy_draft":
             weight = float(all(int(rows[i].argmax()) == drafted[i] for i in range(k)))
         else:
             weight = float(np.prod([float(rows[i][drafted[i]]) for i in range(k)]))
-        if weight == 0.0:
-            continue
-        target = torch.stack([target_law(drafted[:i]) for i in range(k + 1)])
-        draft = torch.stack(rows)
-        for (accepted, token), share in round_outcomes(target, draft, drafted, rule).items():
-            emitted = (*drafted[:accepted], token)
-            for rest in itertools.product(range(VOCAB), repeat=k + 1 - len(emitted)):
-                whole = emitted + rest
-                tail = [float(target_law(whole[:i])[whole[i]]) for i in range(len(emitted), k + 1)]
-                total[whole] += weight * share * float(np.prod(tail))
+        if weight:
+            for tokens, share in emitted_after(target, draft, drafted, k + 1, rule).items():
+                total[tokens] += weight * share
+    return total
+
+
+def emitted_after(
+    target: Distribution,
+    draft: Distribution,
+    drafted: tuple[int, ...],
+    length: int,
+    rule: str = "ratio",
+) -> dict[tuple[int, ...], float]:
+    """Of the first `length` tokens, given what was drafted."""
+    total: dict[tuple[int, ...], float] = defaultdict(float)
+    target_rows = torch.stack([target(drafted[:i]) for i in range(len(drafted) + 1)])
+    draft_rows = torch.stack([draft(drafted[:i]) for i in range(len(drafted))])
+    for (accepted, token), share in round_outcomes(target_rows, draft_rows, drafted, rule).items():
+        emitted = (*drafted[:accepted], token)
+        for rest in itertools.product(range(VOCAB), repeat=length - len(emitted)):
+            tokens = emitted + rest
+            tail = [float(target(tokens[:i])[tokens[i]]) for i in range(len(emitted), length)]
+            total[tokens] += share * float(np.prod(tail))
     return total
 
 
 def round_outcomes(
     target: Tensor, draft: Tensor, drafted: tuple[int, ...], rule: str
 ) -> dict[tuple[int, int], float]:
-    """Law of (accepted, next token), by calling the production function once per cell."""
+    """Of (accepted, next token), by calling the production function once per cell."""
     k = len(drafted)
     tokens = torch.tensor(drafted)
-    law: dict[tuple[int, int], float] = defaultdict(float)
+    found: dict[tuple[int, int], float] = defaultdict(float)
     if rule == "exact_match":
         rows = (cells((row.cumsum(0) / row.sum()).tolist()) for row in target)
         for combination in itertools.product(*rows):
             uniforms = torch.tensor([mid for mid, _ in combination], dtype=torch.float64)
             decision = verify_exact_match(target, tokens, uniforms)
             share = float(np.prod([length for _, length in combination]))
-            law[int(decision.accepted), int(decision.next_token)] += share
-        return law
-    deterministic = rule == "greedy_draft"
-    ratios = [
-        float(target[i, t] / (1.0 if deterministic else draft[i, t])) for i, t in enumerate(drafted)
-    ]
-    if deterministic:
+            found[int(decision.accepted), int(decision.next_token)] += share
+        return found
+    certain = rule == "greedy_draft"
+    if certain:
         draft = torch.zeros_like(draft).scatter_(1, tokens.unsqueeze(1), 1.0)
-    laws = None if deterministic else draft
+    ratios = [float(target[i, t] / draft[i, t]) for i, t in enumerate(drafted)]
+    probs = None if certain else draft
     for flags in itertools.product(*(cells([ratio]) for ratio in ratios)):
         accept = torch.tensor([flag for flag, _ in flags], dtype=torch.float64)
-        probe = verify_sampled(target, tokens, laws, accept, torch.full((k + 1,), 0.5))
+        probe = verify_sampled(target, tokens, probs, accept, torch.full((k + 1,), 0.5))
         for mid, length in resample_cells(target, draft, int(probe.accepted)):
             uniforms = torch.full((k + 1,), mid, dtype=torch.float64)
-            decision = verify_sampled(target, tokens, laws, accept, uniforms)
+            decision = verify_sampled(target, tokens, probs, accept, uniforms)
             assert decision.accepted == probe.accepted
             share = length * float(np.prod([size for _, size in flags]))
-            law[int(decision.accepted), int(decision.next_token)] += share
-    return law
+            found[int(decision.accepted), int(decision.next_token)] += share
+    return found
 
 
-@pytest.mark.parametrize("name", PAIRS)
-@pytest.mark.parametrize("k", [1, 2, 3, 4])
-def test_emitted_tokens_have_the_target_law_exactly(name: str, k: int) -> None:
-    target_law, draft_law = PAIRS[name]
-    law = emitted_law(target_law, draft_law, k, rule="ratio")
-    for tokens, probability in sequence_law(target_law, k + 1).items():
-        assert law.get(tokens, 0.0) == pytest.approx(probability, abs=1e-12)
+CASES = [
+    *((name, "ratio", k) for name in PAIRS for k in (1, 2, 3, 4)),
+    *(("unlike", "greedy_draft", k) for k in (1, 2, 3, 4)),
+    *(("unlike", "exact_match", k) for k in (1, 2)),
+]
 
 
-@pytest.mark.parametrize("k", [1, 2, 3, 4])
-def test_a_draft_that_proposes_its_argmax_is_lossless_too(k: int) -> None:
-    target_law, draft_law = PAIRS["unlike"]
-    law = emitted_law(target_law, draft_law, k, rule="greedy_draft")
-    for tokens, probability in sequence_law(target_law, k + 1).items():
-        assert law.get(tokens, 0.0) == pytest.approx(probability, abs=1e-12)
-
-
-@pytest.mark.parametrize("k", [1, 2])
-def test_exact_match_is_lossless_too(k: int) -> None:
-    target_law, draft_law = PAIRS["unlike"]
-    law = emitted_law(target_law, draft_law, k, rule="exact_match")
-    for tokens, probability in sequence_law(target_law, k + 1).items():
-        assert law.get(tokens, 0.0) == pytest.approx(probability, abs=1e-12)
+@pytest.mark.parametrize(("name", "rule", "k"), CASES)
+def test_emitted_tokens_have_the_target_distribution_exactly(name: str, rule: str, k: int) -> None:
+    target, draft = PAIRS[name]
+    emitted = emitted_probabilities(target, draft, k, rule=rule)
+    for tokens, probability in sequence_probabilities(target, k + 1).items():
+        assert emitted.get(tokens, 0.0) == pytest.approx(probability, abs=1e-12)
 
 
 def test_the_enumeration_notices_a_rule_that_is_not_lossless() -> None:
-    """The same enumeration over a law that is not the target's must not pass."""
-    target_law, draft_law = PAIRS["unlike"]
-    law = emitted_law(target_law, draft_law, 2, rule="ratio")
-    other = sequence_law(draft_law, 3)
-    assert max(abs(law[tokens] - other[tokens]) for tokens in other) > 1e-2
+    """The same enumeration compared with another distribution must not pass."""
+    target, draft = PAIRS["unlike"]
+    emitted = emitted_probabilities(target, draft, 2, rule="ratio")
+    other = sequence_probabilities(draft, 3)
+    assert max(abs(emitted[tokens] - other[tokens]) for tokens in other) > 1e-2
 
 
-def test_equal_laws_accept_everything_even_at_the_largest_uniform() -> None:
-    law = torch.softmax(torch.randn(5, 50, generator=torch.Generator().manual_seed(0)), -1)
-    decision = verify_sampled(law, torch.arange(4), law[:-1], torch.ones(4), torch.ones(5))
+def test_equal_distributions_accept_everything_even_at_the_largest_uniform() -> None:
+    probs = torch.softmax(torch.randn(5, 50, generator=torch.Generator().manual_seed(0)), -1)
+    decision = verify_sampled(probs, torch.arange(4), probs[:-1], torch.ones(4), torch.ones(5))
     assert int(decision.accepted) == 4
 
 

@@ -23,7 +23,7 @@ from harness.commands.pair import (
 )
 from harness.commands.progress import opening, progress
 from harness.config import AuditionConfig, ModelConf
-from harness.decoding.candidates import NgramDrafter
+from harness.decoding.ngram import NgramDrafter
 from harness.measurement import environment
 from harness.measurement.latency import Player, time_forwards, time_lookups
 from harness.measurement.scoring import ngram_trace, score_texts

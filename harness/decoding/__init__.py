@@ -1,6 +1,34 @@
-"""The loop: plain and speculative decoding as generators of rounds.
+"""Plain and speculative decoding, as generators of rounds.
 
-Nothing here knows of clocks, files or configuration. A loop asks for a `CausalModel` (protocols.py)
-whose cache is filled with prompt[:-1], and yields one `Round` per turn; whoever wants to know how
-long that took times the iterator (`harness.measurement`).
+Nothing here knows of clocks, files or configuration: whoever wants to know how long a round took
+times the iterator (`harness.measurement`). Read in this order:
+
+1. `protocols.Generation`: what is generated. One record holds the prompt, the budget, what ends a
+   text, the sampling parameters, the uniforms, K and the acceptance rule.
+2. `protocols.CausalModel`: a model is a function with a memory. `forward` appends tokens to its
+   cache and returns the logits after each, `rewind` forgets the last n. `Drafter`: begin, propose,
+   advance; `drafters.py` has the model drafters, `ngram.py` the one without a model.
+3. `speculative.speculative_rounds`: the loop. Each round: K draft tokens, one target forward over
+   K + 1 positions, accept or correct, rewind. `autoregressive.autoregressive_rounds` is the
+   baseline.
+4. `verification.py`: the acceptance rules, vectorised over a round's positions. Losslessness is
+   here, and proved by enumeration in tests/test_verification.py.
+5. `sampling.py`: logits to probabilities, the uniforms and the inverse-CDF draw.
+
+What holds between two rounds, with `text` the tokens emitted so far:
+
+- The target's cache holds prompt + text without its last token, which is fed first in the next
+  round. Nothing that was rejected is in it.
+- A drafter has been told of every emitted token (`advance`). A model drafter's cache lags prompt +
+  text by one token after a rejection and by two after a full acceptance (`pending`).
+- Uniforms belong to text positions, not to rounds: position i is decided by entry i of
+  `Uniforms.draft`, `.accept` and `.resample`. A text depends on the seed, the prompt, the
+  repetition, K and the rule, and on nothing that ran before.
+- Output tokens of a round = accepted draft tokens + one token of the target's own (a correction
+  after a rejection, a bonus after a full acceptance), cut by an end of text or by the budget.
+- One value is read back to the host per round, so a GPU waits for the host once per round.
+- Where logits are not finite, a token is BROKEN on the device and `BrokenLogitsError` on the host.
+
+A model that can record its work (CUDA graphs) is a `Recorder`: drafting, a verify with its accept
+step and a plain step are then one launch each; see `protocols.recorded`.
 """

@@ -1,4 +1,4 @@
-"""Drafters: whoever proposes tokens, behind the one protocol of protocols.py.
+"""Drafters that are models, behind the `Drafter` protocol; `ngram.py` has the one without a model.
 
 A new way of drafting is one more class with `begin`, `propose` and `advance`.
 """
@@ -8,14 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from harness.decoding.protocols import CausalModel, Proposal, recorded, recorder_of
-from harness.decoding.sampling import (
-    SamplingParameters,
-    inverse_cdf,
-    penalised,
-    sampler_for,
-    seen_tokens,
-)
+from harness.decoding.protocols import CausalModel, Proposal, recorded, recorder_of, seen_by
+from harness.decoding.sampling import SamplingParameters, inverse_cdf, penalised, sampler_for
 from harness.records import Rule
 
 
@@ -31,7 +25,7 @@ class ModelDrafter:
         self, model: CausalModel, sampling: SamplingParameters, rule: Rule = "ratio"
     ) -> None:
         """Wrap `model`; `greedy_draft` proposes the argmax at any temperature."""
-        self._model = model
+        self._model, self._sampling = model, sampling
         chooses = sampling.greedy or rule == "greedy_draft"
         self._probabilities = None if chooses else sampler_for(sampling)
         self._pending = torch.empty(0, dtype=torch.long, device=model.device)
@@ -44,48 +38,45 @@ class ModelDrafter:
 
         Otherwise the first round after a full acceptance would be recorded while it is timed.
         """
-        recorder, home = recorder_of(self._model), self._model.device
+        recorder, device = recorder_of(self._model), self._model.device
         for length in (1, 2):
             if recorder is None or recorder.knows(self._key(length, count)):
                 continue
             self._model.prefill([])
-            self._note([])
-            self._pending = torch.zeros(length, dtype=torch.long, device=home)
-            self.propose(count, torch.full((count,), 0.5, dtype=torch.float64, device=home))
+            self._seen = seen_by(self._model, [], self._sampling)
+            self._pending = torch.zeros(length, dtype=torch.long, device=device)
+            self.propose(count, torch.full((count,), 0.5, dtype=torch.float64, device=device))
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Fill the cache with prompt[:-1]; the last token is pending."""
         self._model.prefill(prompt[:-1])
-        self._note(prompt)
+        self._seen = seen_by(self._model, prompt, self._sampling)
         self._pending = torch.tensor(prompt[-1:], device=self._model.device)
 
     def propose(self, count: int, uniforms: Tensor) -> Proposal:
         """Propose exactly `count` tokens, on the uniforms' device; nothing is read to the host."""
         feed, draws = self._pending, uniforms.to(self._model.device)
         key = self._key(len(feed), count)
-        tokens, laws, checks = recorded(self._model, key, self._steps, feed, draws, self._seen)
+        tokens, probs, checks = recorded(self._model, key, self._steps, feed, draws, self._seen)
         assert tokens is not None
         assert checks is not None
-        home = uniforms.device
-        return Proposal(tokens.to(home), None if laws is None else laws.to(home), checks.to(home))
+        device = uniforms.device
+        return Proposal(
+            tokens.to(device), None if probs is None else probs.to(device), checks.to(device)
+        )
 
     def _key(self, pending: int, count: int) -> tuple[object, ...]:
         return ("propose", self._probabilities, self._penalty, pending, count)
 
-    def _note(self, prompt: Sequence[int]) -> None:
-        """Set the seen tokens to those of the prompt, for a repetition penalty."""
-        if self._penalty is not None:
-            self._seen = seen_tokens(prompt, self._model.vocab_size, self._model.device)
-
     def _steps(
         self, feed: Tensor, draws: Tensor, seen: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """One forward per draw: the tokens [count], the laws [count, vocab] if drawn, the checks.
+        """One forward per draw: tokens [count], probabilities [count, vocab] if drawn, checks.
 
         Where logits are not finite the token is still a valid id, which can be fed.
         """
         tokens: list[Tensor] = []
-        laws: list[Tensor] = []
+        rows: list[Tensor] = []
         peaks: list[Tensor] = []
         for draw in draws.unsqueeze(1).unbind():
             logits = self._model.forward(feed)
@@ -96,27 +87,80 @@ class ModelDrafter:
                 peak, feed = logits.max(-1)
                 peaks.append(peak)
             else:
-                law = self._probabilities(logits)
-                feed = inverse_cdf(law, draw)
-                laws.append(law)
+                row = self._probabilities(logits)
+                feed = inverse_cdf(row, draw)
+                rows.append(row)
             if seen is not None:
                 seen = seen.index_fill(0, feed, True)
             tokens.append(feed)
-        if not laws:
+        if not rows:
             return torch.cat(tokens), None, torch.cat(peaks)
-        drawn_from = torch.cat(laws)
-        return torch.cat(tokens), drawn_from, drawn_from[:, 0]
+        probs = torch.cat(rows)
+        return torch.cat(tokens), probs, probs[:, 0]
 
     def advance(self, proposal: Proposal, accepted: int, next_token: Tensor) -> None:
         """Forget what was rejected and take note of what is to be fed next."""
         count = proposal.tokens.shape[0]
-        home = self._model.device
+        device = self._model.device
         if self._seen is not None:
-            emitted = torch.cat([proposal.tokens[:accepted], next_token]).to(home)
+            emitted = torch.cat([proposal.tokens[:accepted], next_token]).to(device)
             self._seen.index_fill_(0, emitted, True)
         if accepted == count:
             self._model.rewind(0)
-            self._pending = torch.cat([proposal.tokens[-1:], next_token]).to(home)
+            self._pending = torch.cat([proposal.tokens[-1:], next_token]).to(device)
         else:
             self._model.rewind(count - 1 - accepted)
-            self._pending = next_token.to(home)
+            self._pending = next_token.to(device)
+
+
+class ThresholdDrafter(ModelDrafter):
+    """Adaptive drafting: up to K tokens, and no more after one that got little probability.
+
+    The rule of transformers' `assistant_confidence_threshold`
+    (generation/stopping_criteria.py, `ConfidenceCriteria`). It costs one host read per draft step,
+    where a draft of fixed length needs none.
+
+    Whether a later position is drafted depends on what was drafted before it alone, the unsure
+    token included, which is still proposed. So every proposed token is kept or corrected by the
+    same rule as ever, and the emitted text has the target's distribution. (Dropping the unsure
+    token would keep only draws that the draft was sure of, and bias the distribution.)
+    """
+
+    def __init__(
+        self,
+        model: CausalModel,
+        sampling: SamplingParameters,
+        rule: Rule = "ratio",
+        threshold: float = 0.4,
+    ) -> None:
+        """Wrap `model`; `threshold` is in [0, 1], and 0 never stops."""
+        super().__init__(model, sampling, rule)
+        self._threshold = threshold
+
+    def propose(self, count: int, uniforms: Tensor) -> Proposal:
+        """Propose 1 to `count` tokens."""
+        feed, draws, seen = self._pending, uniforms.to(self._model.device), self._seen
+        tokens: list[Tensor] = []
+        rows: list[Tensor] = []
+        checks: list[Tensor] = []
+        for index in range(count):
+            logits = penalised(self._model.forward(feed)[-1:], seen, self._penalty)
+            if self._probabilities is None:
+                row = torch.softmax(logits.float(), dim=-1)
+                feed = logits.argmax(-1)
+            else:
+                row = self._probabilities(logits)
+                feed = inverse_cdf(row, draws[index : index + 1])
+                rows.append(row)
+            if seen is not None:
+                seen = seen.index_fill(0, feed, True)
+            tokens.append(feed)
+            checks.append(row[:, 0])
+            if index + 1 < count and float(row[0, feed].item()) < self._threshold:
+                break
+        device = uniforms.device
+        return Proposal(
+            torch.cat(tokens).to(device),
+            torch.cat(rows).to(device) if rows else None,
+            torch.cat(checks).to(device),
+        )

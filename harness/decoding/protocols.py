@@ -1,16 +1,64 @@
-"""What the loop needs of a model and of a drafter. `harness.models` satisfies it without importing.
+"""What the loop is given: a model, a drafter, and what to generate.
 
-A model is a function with a memory: `forward` appends tokens to its cache and returns the logits
-after each of them, `rewind` forgets the last n. Everything the loop does is said in these two.
+`harness.models` satisfies these protocols without importing them.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from harness.decoding.sampling import SamplingParameters, Uniforms, seen_tokens
+from harness.records import Rule
+
+# (text so far, tokens that follow it) -> how many of these still belong to the text, if it ends
+# within them; None where it does not end.
+StopRule = Callable[[Sequence[int], Sequence[int]], int | None]
+
 Recorded = tuple[Tensor | None, ...]
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What is generated: with the models, all that determines the emitted tokens.
+
+    Attributes:
+        prompt: token ids, at least one.
+        budget: tokens to emit at most, at least 1.
+        sampling: sampling parameters, alike for the target and the draft.
+        uniforms: at least budget + num_draft_tokens + 1 positions.
+        num_draft_tokens: K, asked of the drafter in every round; plain decoding ignores it.
+        eos: the ids that end a text; the one that does is emitted.
+        stop: ends a text for other reasons than its last token's id.
+        rule: which draft tokens are accepted; see verification.py.
+        synthetic: acceptance that is set instead of decided by the rule: the chance of each drafted
+            position, given that those before it were accepted. The text is then not the target's.
+    """
+
+    prompt: Sequence[int]
+    budget: int
+    sampling: SamplingParameters
+    uniforms: Uniforms
+    num_draft_tokens: int = 0
+    eos: Collection[int] = frozenset()
+    stop: StopRule | None = None
+    rule: Rule = "ratio"
+    synthetic: Sequence[float] | None = None
+
+    def kept(self, text: Sequence[int], tokens: Sequence[int]) -> int:
+        """How many of `tokens`, which follow `text`, an end of text and the budget leave."""
+        end = next((n for n, token in enumerate(tokens, 1) if token in self.eos), len(tokens))
+        end = min(end, self.budget - len(text))
+        stopped = self.stop(text, tokens[:end]) if self.stop is not None else None
+        return end if stopped is None else stopped
+
+    def ends(self, text: Sequence[int], tokens: Sequence[int]) -> bool:
+        """Whether the generation ends with `tokens`, all of them kept."""
+        if tokens[-1] in self.eos or len(text) + len(tokens) >= self.budget:
+            return True
+        return self.stop is not None and self.stop(text, tokens) is not None
 
 
 class CausalModel(Protocol):
@@ -36,6 +84,38 @@ class CausalModel(Protocol):
 
     def rewind(self, count: int) -> None:
         """Forget the last `count` cached tokens. Called once a round, with 0 as well."""
+        ...
+
+
+class Proposal(NamedTuple):
+    """What a drafter proposes for one round.
+
+    Attributes:
+        tokens: [n] token ids on the target's device, n <= K.
+        probs: [n, vocab] the distribution each token was drawn from, or None where a token was not
+            drawn but chosen (an argmax, a looked-up n-gram): all mass is then on that token.
+        checks: [n] numbers that are finite exactly where the logits behind the token were, for
+            `sampling.unless_broken`; None where no model proposes.
+    """
+
+    tokens: Tensor
+    probs: Tensor | None
+    checks: Tensor | None = None
+
+
+class Drafter(Protocol):
+    """What proposes the tokens that the target verifies."""
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Start a generation: prefill with prompt[:-1]; the last token is pending."""
+        ...
+
+    def propose(self, count: int, uniforms: Tensor) -> Proposal:
+        """Propose up to `count` tokens; `uniforms` [count] in (0, 1] decide the draws."""
+        ...
+
+    def advance(self, proposal: Proposal, accepted: int, next_token: Tensor) -> None:
+        """Learn how the round ended: the first `accepted` stand, then `next_token` [1] follows."""
         ...
 
 
@@ -76,38 +156,10 @@ def recorder_of(model: CausalModel) -> Recorder | None:
     return getattr(model, "recorder", None)
 
 
-# (text so far, tokens that follow it) -> how many of these still belong to the text, if it ends
-# within them; None where it does not end.
-StopRule = Callable[[Sequence[int], Sequence[int]], int | None]
-
-
-class Proposal(NamedTuple):
-    """What a drafter proposes for one round.
-
-    Attributes:
-        tokens: [n] token ids on the target's device, n <= K.
-        probs: [n, vocab] the law each token was drawn from, or None where a token was not drawn
-            but chosen (an argmax, a looked-up n-gram): a law with all its mass on that token.
-        checks: [n] numbers that are finite exactly where the logits behind the token were, for
-            `sampling.unless_broken`; None where no model proposes.
-    """
-
-    tokens: Tensor
-    probs: Tensor | None
-    checks: Tensor | None = None
-
-
-class Drafter(Protocol):
-    """Whoever proposes the tokens that the target verifies."""
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        """Start a generation: prefill with prompt[:-1]; the last token is pending."""
-        ...
-
-    def propose(self, count: int, uniforms: Tensor) -> Proposal:
-        """Propose up to `count` tokens; `uniforms` [count] in (0, 1] decide the draws."""
-        ...
-
-    def advance(self, proposal: Proposal, accepted: int, next_token: Tensor) -> None:
-        """Learn how the round ended: the first `accepted` stand, then `next_token` [1] follows."""
-        ...
+def seen_by(
+    model: CausalModel, tokens: Sequence[int], sampling: SamplingParameters
+) -> Tensor | None:
+    """What a repetition penalty applies to after `tokens`, [vocab] bool; None without a penalty."""
+    if sampling.repetition_penalty is None:
+        return None
+    return seen_tokens(tokens, model.vocab_size, model.device)

@@ -28,7 +28,7 @@ class SamplingParameters:
     """How logits become probabilities.
 
     Attributes:
-        temperature: 0 is greedy: no law, only the argmax.
+        temperature: 0 is greedy: no distribution, only the argmax.
         top_k: keep this many most likely tokens, or None for all.
         top_p: keep the smallest set of tokens whose mass reaches this, or None for all.
         min_p: keep the tokens with at least this share of the likeliest one's mass, or None.
@@ -66,7 +66,7 @@ def sampler_for(sampling: SamplingParameters) -> Callable[[Tensor], Tensor]:
     and is not applied here, since it depends on the text: see `penalised`.
 
     Raises:
-        ValueError: greedy sampling has no law to sample from.
+        ValueError: temperature 0 has no distribution to sample from.
     """
     from transformers.generation.logits_process import (
         MinPLogitsWarper,
@@ -76,7 +76,7 @@ def sampler_for(sampling: SamplingParameters) -> Callable[[Tensor], Tensor]:
     )
 
     if sampling.greedy:
-        raise ValueError("temperature 0 is greedy: there is no law to sample from")
+        raise ValueError("temperature 0 is greedy: there is no distribution to sample from")
     processors: list[Callable[[Any, Any], Tensor]] = []
     if sampling.temperature != 1.0:
         processors.append(TemperatureLogitsWarper(float(sampling.temperature)))

@@ -1,18 +1,22 @@
 """Speculative decoding: K draft steps, one target forward over K + 1 positions, accept, rewind.
 
-The state between rounds: the target's cache holds all but the last emitted token, the drafter
-keeps its own. One value is read back to the host per round: the accepted length with the tokens.
+One value is read back to the host per round: the accepted length with the tokens.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from harness.decoding.protocols import CausalModel, Drafter, Proposal, StopRule, recorded
+from harness.decoding.protocols import (
+    CausalModel,
+    Drafter,
+    Generation,
+    Proposal,
+    recorded,
+    seen_by,
+)
 from harness.decoding.sampling import (
-    SamplingParameters,
-    Uniforms,
     host_tokens,
     penalised,
     sampler_for,
@@ -27,72 +31,40 @@ from harness.decoding.verification import (
     verify_sampled,
     verify_synthetic,
 )
-from harness.records import BrokenLogitsError, Round, Rule
+from harness.records import BrokenLogitsError, Round
 
 
 def speculative_rounds(
-    target: CausalModel,
-    drafter: Drafter,
-    last_token: int,
-    *,
-    num_draft_tokens: int,
-    budget: int,
-    eos: Collection[int],
-    sampling: SamplingParameters,
-    uniforms: Uniforms,
-    rule: Rule = "ratio",
-    synthetic: Sequence[float] | None = None,
-    seen: Tensor | None = None,
-    stop: StopRule | None = None,
+    target: CausalModel, drafter: Drafter, generation: Generation
 ) -> Iterator[Round]:
-    """Yield one round per draft-verify cycle until end-of-text or the budget.
+    """Yield one round per draft-verify cycle until an end of text or the budget.
 
-    The emitted text has the target's law exactly, for every rule; at temperature 0 it is the
-    target's greedy text.
-
-    Args:
-        target: its cache holds prompt[:-1].
-        drafter: begun with the prompt.
-        last_token: prompt[-1].
-        num_draft_tokens: K >= 1, proposed every round, the last included.
-        budget: tokens to emit at most.
-        eos: the ids that end the text; the one that does is emitted, nothing after it.
-        sampling: temperature, top-k, top-p, min-p and repetition penalty, alike for the target and
-            the draft.
-        uniforms: at least budget + K + 1 positions.
-        rule: which draft tokens stand; see verification.py.
-        synthetic: acceptance that is set instead of found: the chance of each drafted position,
-            given that those before it were accepted. The text is then not the target's.
-        seen: [vocab] which tokens the prompt holds; needed for a repetition penalty, and changed.
-        stop: ends a text for other reasons than its last token's id.
+    The emitted text has the target's distribution exactly, under every rule (at temperature 0 it is
+    the target's greedy text), unless acceptance is synthetic. The target's cache must hold
+    prompt[:-1], and the drafter must have begun with the prompt.
 
     Raises:
         BrokenLogitsError: logits of the target or the draft are not finite.
     """
-    verifier = Verifier(sampling, rule, uniforms, synthetic, seen)
-    last = torch.tensor([last_token], device=target.device)
-    position = 0
+    k, uniforms = generation.num_draft_tokens, generation.uniforms
+    verifier = Verifier(target, generation)
+    last = torch.tensor(generation.prompt[-1:], device=target.device)
     text: list[int] = []
     while True:
-        proposal = drafter.propose(
-            num_draft_tokens, uniforms.draft[position : position + num_draft_tokens]
-        )
+        position = len(text)
+        proposal = drafter.propose(k, uniforms.draft[position : position + k])
         outcome = verified(target, last, proposal, verifier, position)
         # The round's one host read
         accepted, *tokens = host_tokens(outcome)
         check_logits(tokens, accepted, position)
-        next_token = outcome[-1:]
-        drafted = len(tokens) - 1
-        done = emitted_round(tokens, accepted, drafted, budget - position, eos, text, stop)
-        position += len(done.tokens)
-        ended = done.tokens[-1] in eos or (stop is not None and stop(text, done.tokens) is not None)
-        if ended or position >= budget:
+        done = emitted_round(generation, text, tokens, accepted)
+        if generation.ends(text, done.tokens):
             yield done
             return
-        if stop is not None:
-            text += done.tokens
+        text += done.tokens
+        next_token = outcome[-1:]
         verifier.note(proposal.tokens[:accepted], next_token)
-        target.rewind(drafted - accepted)
+        target.rewind(len(tokens) - 1 - accepted)
         drafter.advance(proposal, accepted, next_token)
         last = next_token
         yield done
@@ -163,66 +135,42 @@ def check_logits(tokens: Sequence[int], accepted: int, position: int) -> None:
 
 
 def emitted_round(
-    tokens: Sequence[int],
-    accepted: int,
-    drafted: int,
-    budget: int,
-    eos: Collection[int],
-    text: Sequence[int] = (),
-    stop: StopRule | None = None,
+    generation: Generation, text: Sequence[int], tokens: Sequence[int], accepted: int
 ) -> Round:
-    """What a verified round emits once end-of-text and the budget have had their say.
+    """What a verified round emits after `text`, given ends of text and the budget.
 
     Args:
+        generation: its budget, eos and stop.
+        text: what was emitted before.
         tokens: the draft's tokens, then the target's own.
         accepted: how many draft tokens stand.
-        drafted: how many were proposed.
-        budget: tokens that may still be emitted, at least 1.
-        eos: the ids that end the text.
-        text: what was emitted before; read by `stop` alone.
-        stop: ends a text for other reasons than its last token's id.
 
     Returns:
         The round; `cut` where fewer than accepted + 1 tokens could be emitted.
     """
-    whole = [*tokens[:accepted], tokens[-1]]
-    end = next((index + 1 for index, token in enumerate(whole) if token in eos), len(whole))
-    emitted = tuple(whole[: min(end, budget)])
-    if stop is not None:
-        emitted = emitted[: stop(text, emitted)]
-    if len(emitted) < len(whole):
-        return Round(emitted, len(emitted), drafted, "cut")
-    return Round(emitted, accepted, drafted, "bonus" if accepted == drafted else "rejected")
+    drafted = len(tokens) - 1
+    allowed = (*tokens[:accepted], tokens[-1])
+    kept = generation.kept(text, allowed)
+    if kept < len(allowed):
+        return Round(allowed[:kept], kept, drafted, "cut")
+    return Round(allowed, accepted, drafted, "bonus" if accepted == drafted else "rejected")
 
 
 class Verifier:
-    """One generation's acceptance rule with its laws and its uniforms bound."""
+    """The acceptance rule of one generation, with its distributions and uniforms."""
 
-    def __init__(
-        self,
-        sampling: SamplingParameters,
-        rule: Rule,
-        uniforms: Uniforms,
-        synthetic: Sequence[float] | None = None,
-        seen: Tensor | None = None,
-    ) -> None:
-        """Bind `rule`, for laws warped by `sampling`, to the uniforms of `uniforms`.
-
-        Args:
-            sampling: what makes laws of logits.
-            rule: which draft tokens stand.
-            uniforms: the generation's uniforms.
-            synthetic: chances per drafted position that take the rule's place.
-            seen: [vocab] tokens of the prompt, for a repetition penalty; `note` adds the text's.
-        """
-        self.seen, self._penalty = seen, sampling.repetition_penalty
-        self._synthetic = None if synthetic is None else tuple(synthetic)
-        self._rates = None
-        if self._synthetic is not None:
-            self._rates = rates_on(self._synthetic, uniforms.accept.dtype, uniforms.accept.device)
+    def __init__(self, target: CausalModel, generation: Generation) -> None:
+        """Bind the rule to the generation's sampling parameters and uniforms."""
+        sampling, uniforms = generation.sampling, generation.uniforms
+        # [vocab] the tokens of prompt and text, where there is a repetition penalty
+        self.seen = seen_by(target, generation.prompt, sampling)
+        self._penalty = sampling.repetition_penalty
         self._probabilities = None if sampling.greedy else sampler_for(sampling)
-        self._rule: Rule = rule
-        self._uniforms = uniforms
+        self._rule, self._uniforms = generation.rule, uniforms
+        self._synthetic = self._rates = None
+        if generation.synthetic is not None:
+            self._synthetic = tuple(generation.synthetic)
+            self._rates = rates_on(self._synthetic, uniforms.accept.dtype, uniforms.accept.device)
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -240,26 +188,15 @@ class Verifier:
             return logits
         return penalised(logits, seen_along(seen, tokens), self._penalty)
 
-    def __call__(self, logits: Tensor, proposal: Proposal, position: int) -> Decision:
-        """Decide the round that began at text position `position`."""
-        return self.decide(logits, proposal, *self.uniforms(position, len(proposal.tokens)))
-
     def uniforms(self, position: int, count: int) -> tuple[Tensor, Tensor]:
-        """The uniforms of a round of `count` drafts: accept [count] and resample [count + 1]."""
+        """Those of a round of `count` drafts: accept [count] and resample [count + 1]."""
         accept = self._uniforms.accept[position : position + count]
         return accept, self._uniforms.resample[position : position + count + 1]
 
     def decide(
         self, logits: Tensor, proposal: Proposal, accept: Tensor, resample: Tensor
     ) -> Decision:
-        """Decide a round with these uniforms.
-
-        Args:
-            logits: [n + 1, vocab] of the target.
-            proposal: n tokens.
-            accept: [n].
-            resample: [n + 1].
-        """
+        """Decide a round from logits [n + 1, vocab], n tokens, accept [n] and resample [n + 1]."""
         tokens = proposal.tokens
         rates = None if self._rates is None else self._rates[: len(tokens)]
         if self._probabilities is None:

@@ -51,10 +51,10 @@ def verify_sampled(
     """Accept with probability min(1, target / draft); correct from the positive part left over.
 
     Args:
-        target_probs: [n + 1, vocab], warped.
+        target_probs: [n + 1, vocab], after the sampling parameters.
         draft_tokens: [n].
-        draft_probs: [n, vocab] the laws the tokens were drawn from, warped alike; None where each
-            token was chosen with certainty.
+        draft_probs: [n, vocab] the distributions the tokens were drawn from, likewise; None where
+            each token was chosen with certainty.
         accept_uniforms: [n] in (0, 1].
         resample_uniforms: [n + 1] in (0, 1]; entry i decides the target's own token at position i.
     """
@@ -80,8 +80,8 @@ def verify_sampled(
     else:
         taken = draft_probs.index_select(0, rejected_at)
     residual = (row - taken * was_rejected).clamp_min(0)
-    # Draft and target equal up to rounding can leave nothing; the target's own law is then the
-    # limit, and no rejection happens there in exact arithmetic.
+    # Draft and target equal up to rounding can leave nothing; the target's own distribution is then
+    # the limit, and no rejection happens there in exact arithmetic.
     residual = torch.where(residual.sum() > 0, residual, row)
     own = inverse_cdf(residual, resample_uniforms.index_select(0, place))
     return Decision(accepted, unless_broken(own, row[:, 0]).squeeze(0))
@@ -96,7 +96,7 @@ def verify_exact_match(
     every emitted token is the target's draw, but it accepts less often than the ratio.
 
     Args:
-        target_probs: [n + 1, vocab], warped.
+        target_probs: [n + 1, vocab], after the sampling parameters.
         draft_tokens: [n], drawn with other uniforms than these.
         resample_uniforms: [n + 1] in (0, 1].
     """
@@ -114,10 +114,10 @@ def verify_synthetic(
     """Accept with given probabilities, whatever the models say: synthetic acceptance.
 
     The target's own token follows, so the loop does all that it does otherwise, but the text has
-    not the target's law. What vLLM calls `rejection_sample_method: synthetic`.
+    not the target's distribution. What vLLM calls `rejection_sample_method: synthetic`.
 
     Args:
-        target: [n + 1, vocab] its logits, or where tokens are drawn its warped laws.
+        target: [n + 1, vocab] its logits, or where tokens are drawn its probabilities.
         accept_uniforms: [n] in (0, 1].
         conditional_rates: [n] chance of each position, given that those before it were accepted.
         resample_uniforms: [n + 1] in (0, 1] decide the target's own token; None takes the argmax.
@@ -128,9 +128,9 @@ def verify_synthetic(
         accepted = _leading(keep & (choices[:-1] >= 0))
         return Decision(accepted, _at(choices, accepted))
     accepted = _leading(keep & target[:-1, 0].isnan().logical_not())
-    law = _at(target, accepted)
-    own = inverse_cdf(law, _at(resample_uniforms, accepted))
-    return Decision(accepted, unless_broken(own, law[0]))
+    probs = _at(target, accepted)
+    own = inverse_cdf(probs, _at(resample_uniforms, accepted))
+    return Decision(accepted, unless_broken(own, probs[0]))
 
 
 @cache

@@ -19,7 +19,7 @@ import torch
 
 from harness.decoding.autoregressive import autoregressive_rounds
 from harness.decoding.drafters import ModelDrafter
-from harness.decoding.protocols import CausalModel
+from harness.decoding.protocols import CausalModel, Generation
 from harness.decoding.sampling import SamplingParameters, Uniforms, host_tokens
 from harness.decoding.speculative import (
     Verifier,
@@ -38,7 +38,6 @@ MOST_ROUNDS = 2
 LEAST_VISITS, MOST_VISITS = 2, 60
 # Visits are as many as this time allows, within those bounds
 BUDGET_S = 20.0
-NO_END: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -146,9 +145,17 @@ def _visit(
     return time.perf_counter() - begin
 
 
-def _uniforms(bench: Bench, k: int, rounds: int) -> Uniforms:
+def _generation(bench: Bench, prompt: Sequence[int], k: int, rounds: int) -> Generation:
+    """Long enough that none of the timed rounds is cut."""
     positions = (rounds + 1) * (k + 1)
-    return Uniforms.keyed(bench.seed, "parts", 0, positions, bench.target.device)
+    return Generation(
+        prompt=prompt,
+        budget=rounds * (k + 1) + 1,
+        sampling=bench.sampling,
+        uniforms=Uniforms.keyed(bench.seed, "parts", 0, positions, bench.target.device),
+        num_draft_tokens=k,
+        synthetic=bench.rates(k),
+    )
 
 
 def _plain(bench: Bench, prompt: Sequence[int], room: int, clock: Clock, book: _Book) -> None:
@@ -156,14 +163,7 @@ def _plain(bench: Bench, prompt: Sequence[int], room: int, clock: Clock, book: _
     target, rounds = bench.target, min(MOST_ROUNDS, room - 1)
     target.prefill(prompt[:-1])
     token = torch.tensor(prompt[-1:], device=target.device)
-    turns = autoregressive_rounds(
-        target,
-        prompt[-1],
-        budget=rounds + 1,
-        eos=NO_END,
-        sampling=bench.sampling,
-        uniforms=_uniforms(bench, 0, rounds),
-    )
+    turns = autoregressive_rounds(target, _generation(bench, prompt, 0, rounds))
     for _ in range(rounds):
         start = clock.now()
         next(turns)
@@ -182,17 +182,7 @@ def _whole(
     drafter = ModelDrafter(bench.draft, bench.sampling)
     bench.target.prefill(prompt[:-1])
     drafter.begin(prompt)
-    turns = speculative_rounds(
-        bench.target,
-        drafter,
-        prompt[-1],
-        num_draft_tokens=k,
-        budget=rounds * (k + 1) + 1,
-        eos=NO_END,
-        sampling=bench.sampling,
-        uniforms=_uniforms(bench, k, rounds),
-        synthetic=bench.rates(k),
-    )
+    turns = speculative_rounds(bench.target, drafter, _generation(bench, prompt, k, rounds))
     for _ in range(rounds):
         start = clock.now()
         done = next(turns)
@@ -203,17 +193,18 @@ def _pieces(
     bench: Bench, prompt: Sequence[int], k: int, rounds: int, clock: Clock, book: _Book
 ) -> None:
     """The same rounds piece by piece."""
-    target, uniforms = bench.target, _uniforms(bench, k, rounds)
+    target, generation = bench.target, _generation(bench, prompt, k, rounds)
     drafter = ModelDrafter(bench.draft, bench.sampling)
-    verifier = Verifier(bench.sampling, "ratio", uniforms, bench.rates(k))
+    verifier = Verifier(target, generation)
     together = getattr(target, "recorder", None) is not None
     target.prefill(prompt[:-1])
     drafter.begin(prompt)
     last = torch.tensor(prompt[-1:], device=target.device)
-    position = 0
+    text: list[int] = []
     for _ in range(rounds):
+        position = len(text)
         start = clock.now()
-        proposal = drafter.propose(k, uniforms.draft[position : position + k])
+        proposal = drafter.propose(k, generation.uniforms.draft[position : position + k])
         drafted = clock.now()
         book.note(k, "draft", drafted - start)
         if together:
@@ -223,15 +214,16 @@ def _pieces(
         else:
             logits = target.forward(torch.cat([last, proposal.tokens]))
             forwarded = clock.now()
-            outcome = outcome_of(proposal, verifier(logits, proposal, position))
+            outcome = outcome_of(
+                proposal, verifier.decide(logits, proposal, *verifier.uniforms(position, k))
+            )
             decided = clock.now()
             book.note(k, "verify", forwarded - drafted)
             book.note(k, "accept", decided - forwarded)
         kept, *tokens = host_tokens(outcome)
         check_logits(tokens, kept, position)
         last = outcome[-1:]
-        done = emitted_round(tokens, kept, len(tokens) - 1, (k + 1), NO_END)
-        position += len(done.tokens)
+        text += emitted_round(generation, text, tokens, kept).tokens
         read = clock.now()
         book.note(k, "host", read - decided)
         target.rewind(len(tokens) - 1 - kept)

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from harness.decoding.candidates import Lookups, lookups
+from harness.decoding.ngram import Lookups, lookups
 from harness.decoding.sampling import penalised, seen_along, seen_tokens
 from harness.measurement.batches import in_batches
 from harness.measurement.laws import NUMBERS, Law, compare

@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 import psutil
 import torch
 
-from harness.decoding.adaptive import ThresholdDrafter
 from harness.decoding.autoregressive import autoregressive_rounds
-from harness.decoding.drafters import ModelDrafter
-from harness.decoding.protocols import CausalModel, Drafter, StopRule
-from harness.decoding.sampling import SamplingParameters, Uniforms, seen_tokens
+from harness.decoding.drafters import ModelDrafter, ThresholdDrafter
+from harness.decoding.protocols import CausalModel, Drafter, Generation, StopRule
+from harness.decoding.sampling import SamplingParameters, Uniforms
 from harness.decoding.speculative import speculative_rounds
 from harness.measurement.clock import Clock
 from harness.models.memory import is_out_of_memory
@@ -59,11 +58,20 @@ class Request:
     stop: StopRule | None = None
     turn: int = 1
 
-    def seen(self, model: CausalModel) -> torch.Tensor | None:
-        """The prompt's tokens, [vocab] on the model's device, for a repetition penalty if any."""
-        if self.sampling.repetition_penalty is None:
-            return None
-        return seen_tokens(self.tokens, model.vocab_size, model.device)
+    def generation(self, device: torch.device) -> Generation:
+        """What the loop needs of it, with its uniforms on the target's device."""
+        name, positions = f"{self.prompt_set}/{self.prompt}", self.budget + self.k + 1
+        return Generation(
+            prompt=self.tokens,
+            budget=self.budget,
+            sampling=self.sampling,
+            uniforms=Uniforms.keyed(self.seed, name, self.repetition, positions, device),
+            num_draft_tokens=self.k,
+            eos=self.eos,
+            stop=self.stop,
+            rule=self.rule,
+            synthetic=self.synthetic,
+        )
 
 
 # A draft model, or whatever makes the drafter of a request that needs no model.
@@ -108,46 +116,18 @@ class _Timed:
 
 def _generate(request: Request, target: CausalModel, draft: Draft | None) -> _Timed:
     drafter = _drafter(request, draft) if request.k and draft is not None else None
-    uniforms = Uniforms.keyed(
-        request.seed,
-        f"{request.prompt_set}/{request.prompt}",
-        request.repetition,
-        request.budget + request.k + 1,
-        target.device,
-    )
+    generation = request.generation(target.device)
     clock = Clock(*_models(target, draft if drafter else None))
     begin = clock.now()
     target.prefill(request.tokens[:-1])
     prefilled = clock.now()
     if drafter is None:
         draft_prefilled = prefilled
-        rounds = autoregressive_rounds(
-            target,
-            request.tokens[-1],
-            budget=request.budget,
-            eos=request.eos,
-            sampling=request.sampling,
-            uniforms=uniforms,
-            seen=request.seen(target),
-            stop=request.stop,
-        )
+        rounds = autoregressive_rounds(target, generation)
     else:
         drafter.begin(request.tokens)
         draft_prefilled = clock.now()
-        rounds = speculative_rounds(
-            target,
-            drafter,
-            request.tokens[-1],
-            num_draft_tokens=request.k,
-            budget=request.budget,
-            eos=request.eos,
-            sampling=request.sampling,
-            uniforms=uniforms,
-            rule=request.rule,
-            synthetic=request.synthetic,
-            seen=request.seen(target),
-            stop=request.stop,
-        )
+        rounds = speculative_rounds(target, drafter, generation)
     done, first, end = _drain(rounds, clock)
     return _Timed(
         rounds=done,

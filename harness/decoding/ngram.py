@@ -19,7 +19,7 @@ from torch import Tensor
 
 from harness.decoding.protocols import Proposal
 
-NGRAM = 2
+LONGEST_NGRAM = 2
 # Far beyond any context; the loop itself keeps the budget.
 NO_LIMIT = 1 << 40
 
@@ -27,7 +27,7 @@ NO_LIMIT = 1 << 40
 class NgramDrafter:
     """Proposes what followed the text's last n-gram the first time it occurred."""
 
-    def __init__(self, eos: Collection[int], ngram: int = NGRAM) -> None:
+    def __init__(self, eos: Collection[int], ngram: int = LONGEST_NGRAM) -> None:
         """Look for n-grams of at most `ngram` tokens; `eos` are the ids that end a text."""
         self._eos = torch.tensor(sorted(eos), dtype=torch.long)
         self._ngram = ngram
@@ -74,7 +74,7 @@ def lookups(
     *,
     num_draft_tokens: int,
     eos: Collection[int],
-    ngram: int = NGRAM,
+    ngram: int = LONGEST_NGRAM,
 ) -> Lookups:
     """What `NgramDrafter` proposes from prompt + text[:s], for every s, compared with the text.
 

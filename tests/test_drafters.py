@@ -1,0 +1,185 @@
+"""Adaptive drafting stops where the draft is unsure; the n-gram drafter looks its tokens up."""
+
+import itertools
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stubs import FunctionModel, ScriptedModel, TableModel, decoded, generation_of, text_of
+from test_verification import cells, emitted_after, random_distribution, sequence_probabilities
+
+from harness.cli import compose
+from harness.commands import sweep
+from harness.decoding.drafters import ThresholdDrafter
+from harness.decoding.ngram import NgramDrafter, lookups
+from harness.decoding.sampling import SamplingParameters
+from harness.records import RULES, Round, Rule, UserError
+from harness.storage import load
+from harness.theory.replay import replay
+
+K = 3
+SAMPLED = SamplingParameters(1.0)
+
+# Adaptive drafting
+
+
+def proposals(probabilities, threshold: float) -> dict[tuple[int, ...], float]:
+    """What the production drafter proposes and how often, by the midpoints of its draws' cells."""
+    found: dict[tuple[int, ...], float] = defaultdict(float)
+    grids = [
+        cells(
+            value
+            for prefix in itertools.product(range(3), repeat=index)
+            for value in probabilities(prefix).cumsum(0).tolist()
+        )
+        for index in range(K)
+    ]
+    for combination in itertools.product(*grids):
+        drafter = ThresholdDrafter(FunctionModel(probabilities), SAMPLED, "ratio", threshold)
+        drafter.begin([0])
+        uniforms = torch.tensor([middle for middle, _ in combination], dtype=torch.float64)
+        tokens = tuple(drafter.propose(K, uniforms).tokens.tolist())
+        found[tokens] += float(np.prod([size for _, size in combination]))
+    return found
+
+
+def test_emitted_tokens_of_an_adaptive_draft_have_the_target_distribution_exactly() -> None:
+    target, draft = random_distribution(1), random_distribution(2)
+    proposed = proposals(draft, 0.4)
+    assert {len(tokens) for tokens in proposed} == {1, 2, 3}
+    total: dict[tuple[int, ...], float] = defaultdict(float)
+    for drafted, weight in proposed.items():
+        for tokens, share in emitted_after(target, draft, drafted, K + 1).items():
+            total[tokens] += weight * share
+    for tokens, probability in sequence_probabilities(target, K + 1).items():
+        assert total[tokens] == pytest.approx(probability, abs=1e-12)
+
+
+def adaptive(threshold: float, temperature: float = 0.0) -> list[Round]:
+    sampling = SamplingParameters(temperature)
+    drafter = ThresholdDrafter(TableModel(strangeness=0.3), sampling, "ratio", threshold)
+    return decoded(TableModel(), drafter, generation_of([1, 2, 3], 60, 4, sampling=sampling))
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.5, 1.0])
+def test_greedy_text_does_not_depend_on_the_threshold(threshold: float) -> None:
+    plain = decoded(TableModel(), None, generation_of([1, 2, 3], 60))
+    assert text_of(adaptive(threshold)) == text_of(plain)
+
+
+def test_the_threshold_decides_how_much_is_drafted() -> None:
+    assert {entry.drafted for entry in adaptive(0.0)} == {4}
+    assert {entry.drafted for entry in adaptive(1.0)} == {1}
+    some = [entry.drafted for entry in adaptive(0.5, temperature=1.0)]
+    assert set(some) > {1}
+    assert max(some) <= 4
+
+
+def test_a_sweep_drafts_adaptively_and_predicts_nothing(tmp_path: Path) -> None:
+    words = [f"results_root={tmp_path}", "prompts.limit=2", "temperature=[0.0]", "new_tokens=12"]
+    words += ["k=[4]", "threads=1", "decode.stop=threshold", "decode.stop_threshold=0.9"]
+    outcome = sweep.run(compose("sweep", words))
+    assert outcome.folder is not None
+    run = load(outcome.folder)
+    drafting = [trial for trial in run.trials if trial.k == 4]
+    assert sum(t.drafted or 0 for t in drafting) < 4 * sum(t.rounds or 0 for t in drafting)
+    assert set(run.results.source) == {"measured"}
+    for more, message in (
+        ("backend=cuda_graphs", "backend=eager"),
+        ("mode=replay", "only a sweep with mode=measure"),
+    ):
+        with pytest.raises(UserError, match=message):
+            sweep.run(compose("sweep", [*words, more]))
+
+
+# N-grams
+
+IDS = st.lists(st.integers(0, 4), min_size=1, max_size=12)
+PROMPT = (3, 1, 4, 1, 5, 3, 1)
+
+
+def looked_up(text: Sequence[int], count: int, eos: Collection[int] = ()) -> list[int]:
+    drafter = NgramDrafter(eos)
+    drafter.begin(text)
+    return drafter.propose(count, torch.ones(count)).tokens.tolist()
+
+
+def test_it_proposes_what_followed_the_first_occurrence() -> None:
+    drafter = NgramDrafter({9})
+    drafter.begin((1, 2, 3, 4, 1, 2, 5, 1, 2))
+    proposal = drafter.propose(3, torch.ones(3))
+    assert proposal.tokens.tolist() == [3, 4, 1]
+    assert proposal.probs is None
+    drafter.advance(proposal, 1, torch.tensor([7]))
+    assert drafter.propose(3, torch.ones(3)).tokens.tolist() == []
+    drafter.advance(drafter.propose(3, torch.ones(3)), 0, torch.tensor([5]))
+    assert drafter.propose(3, torch.ones(3)).tokens.tolist() == [1, 2, 3]
+
+
+def test_it_proposes_no_end_of_text_and_has_no_limit_of_its_own() -> None:
+    assert looked_up((1, 2, 3, 4, 1, 2), 3, eos={4}) == [3]
+    assert looked_up([1, 2, 3, *range(10, 200), 1, 2], 2) == [3, 10]
+
+
+@pytest.mark.parametrize("k", [1, 3, 8])
+@pytest.mark.parametrize("rule", RULES)
+def test_the_greedy_text_is_the_targets_also_through_rounds_without_a_proposal(
+    k: int, rule: Rule
+) -> None:
+    rounds = decoded(TableModel(), NgramDrafter(()), generation_of(PROMPT, 30, k, rule=rule))
+    assert text_of(rounds) == text_of(decoded(TableModel(), None, generation_of(PROMPT, 30)))
+    empty = [entry for entry in rounds if entry.drafted == 0]
+    assert empty
+    assert all(entry.outcome == "bonus" and len(entry.tokens) == 1 for entry in empty)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_at_a_temperature_it_decodes_to_the_budget(rule: Rule) -> None:
+    generation = generation_of(PROMPT, 80, 4, sampling=SamplingParameters(0.3), rule=rule)
+    rounds = decoded(TableModel(), NgramDrafter(()), generation)
+    assert len(text_of(rounds)) == 80
+    assert any(entry.accepted for entry in rounds)
+
+
+@settings(max_examples=150, deadline=None)
+@given(IDS, IDS, st.integers(1, 5), st.sets(st.integers(0, 4), max_size=1), st.integers(1, 3))
+def test_lookups_are_the_drafters_proposals_from_every_start(
+    prompt: list[int], text: list[int], k: int, eos: set[int], ngram: int
+) -> None:
+    along = lookups(prompt, text, num_draft_tokens=k, eos=eos, ngram=ngram)
+    smaller = lookups(prompt, text, num_draft_tokens=1, eos=eos, ngram=ngram)
+    assert np.array_equal(smaller.matches, along.matches[:, :1])
+    assert np.array_equal(smaller.proposed, np.minimum(along.proposed, 1))
+    for start in range(len(text)):
+        drafter = NgramDrafter(eos, ngram)
+        drafter.begin([*prompt, *text[:start]])
+        draft = drafter.propose(k, torch.ones(k)).tokens.tolist()
+        assert along.proposed[start] == len(draft)
+        padded, rest = [*draft, *[-1] * k][:k], [*text[start:], *[-2] * k][:k]
+        assert along.matches[start].tolist() == [a == b for a, b in zip(padded, rest, strict=True)]
+
+
+@settings(max_examples=100, deadline=None)
+@given(IDS, IDS, st.integers(1, 6), st.booleans())
+def test_replayed_rounds_equal_the_loops(
+    prompt: list[int], text: list[int], k: int, ends: bool
+) -> None:
+    """Rounds, drafted, accepted and how they ended, of a target that generates any given text."""
+    eos = frozenset({9}) if ends else frozenset()
+    text = [*text, 9] if ends else text
+    generation = generation_of(prompt, len(text), k, eos=eos)
+    rounds = decoded(ScriptedModel(prompt, text), NgramDrafter(eos), generation)
+    assert text_of(rounds) == text
+    along = lookups(prompt, text, num_draft_tokens=k, eos=eos)
+    replayed = replay(along.matches[None], [len(text)], [k], proposed=along.proposed[None])[k]
+    assert replayed.rounds[0] == len(rounds)
+    assert replayed.drafted[0] == sum(entry.drafted for entry in rounds)
+    assert replayed.accepted[0] == sum(entry.accepted for entry in rounds)
+    outcomes = [entry.outcome for entry in rounds]
+    for outcome in ("bonus", "cut", "rejected"):
+        assert getattr(replayed, outcome)[0] == outcomes.count(outcome)
