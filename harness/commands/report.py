@@ -16,7 +16,7 @@ from harness.commands.outcome import Outcome
 from harness.commands.running import shown
 from harness.commands.validate import validated
 from harness.config import ReportConfig
-from harness.measurement.host import describe_host
+from harness.measurement.environment import describe_host
 from harness.records import Summary, UserError
 from harness.reporting.tables.comparison import caveat
 from harness.storage import RunFolder, StoredRun, load, refuse_lost_trials

@@ -12,7 +12,7 @@ import pandas as pd
 from pydantic import TypeAdapter
 
 from harness.records import LatencyRow, ResultRow
-from harness.summary import Comparison
+from harness.summary import Comparison, RoundFit
 
 if TYPE_CHECKING:
     from harness.storage import StoredRun
@@ -70,6 +70,12 @@ def comparison_of(run: "StoredRun") -> Comparison | None:
     """The comparison that a report of several runs stored."""
     stored = summary_of(run).get("comparison")
     return TypeAdapter(Comparison).validate_python(stored) if isinstance(stored, dict) else None
+
+
+def round_fit_of(run: "StoredRun") -> RoundFit | None:
+    """What a server's log came to."""
+    stored = summary_of(run).get("round_fit")
+    return TypeAdapter(RoundFit).validate_python(stored) if isinstance(stored, dict) else None
 
 
 def headline_of(run: "StoredRun") -> dict[str, Any]:

@@ -10,6 +10,7 @@ from harness.reporting.reading import (
     headline_of,
     latency_of,
     results_of,
+    round_fit_of,
     summary_of,
     synthetic,
 )
@@ -23,7 +24,6 @@ from harness.reporting.tables.expense import (
     draft_table,
     not_eligible_table,
 )
-from harness.reporting.tables.fit import fit_tables
 from harness.reporting.tables.fleet import fleet_tables
 from harness.reporting.tables.imposed import imposed_table
 from harness.reporting.tables.latency import profile_table, verify_tables
@@ -33,6 +33,7 @@ from harness.reporting.tables.leaderboard import (
 from harness.reporting.tables.model import Column, Row, Table
 from harness.reporting.tables.parts import parts_table, waterfall_table
 from harness.reporting.tables.rules import thumb_table
+from harness.reporting.tables.server_measurements import server_tables
 from harness.reporting.tables.snapshot import snapshot_tables
 from harness.reporting.tables.sweep import gap_table, sweep_tables
 from harness.reporting.tables.verdicts import headline_table, prompt_set_table
@@ -123,7 +124,7 @@ def _breakeven(run: "StoredRun") -> list[Table | None]:
     results, summary = results_of(run), summary_of(run)
     config = {**run.config, **(summary.get("inputs") or {})}
     return [
-        *fit_tables(summary.get("log_fit")),
+        *(server_tables(fit) if (fit := round_fit_of(run)) else ()),
         measured_table(results, config),
         ideal_table(results, summary.get("by_k") or ()),
         rules_table(results, config),
