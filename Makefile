@@ -41,7 +41,7 @@ test-all: $(STAMP) ## the checks that take long too: compiled forwards, every mo
 
 # Goes on where it stopped; ARGS=--fresh starts again
 test-families: $(STAMP) ## every model type against a plain loop, some minutes; writes docs/families.md
-	PYTHONPATH=. $(BIN)/python tests/families.py $(ARGS)
+	PYTHONPATH=. $(BIN)/python tools/model_families.py $(ARGS)
 
 check: $(STAMP) ## ruff, pyright and import-linter
 	$(BIN)/ruff check .

@@ -1,7 +1,7 @@
 """Plain and speculative decoding, as generators of rounds.
 
-Nothing here knows of clocks, files or configuration: whoever wants to know how long a round took
-times the iterator (`harness.measurement`). Read in this order:
+Nothing here knows of clocks, files or configuration: to know how long a round took, time the
+iterator (`harness.measurement`). Read in this order:
 
 1. `protocols.Generation`: what is generated. One record holds the prompt, the budget, what ends a
    text, the sampling parameters, the uniforms, K and the acceptance rule.
@@ -19,7 +19,7 @@ What holds between two rounds, with `text` the tokens emitted so far:
 
 - The target's cache holds prompt + text without its last token, which is fed first in the next
   round. Nothing that was rejected is in it.
-- A drafter has been told of every emitted token (`advance`). A model drafter's cache lags prompt +
+- A drafter knows every emitted token (`advance`). A model drafter's cache lags prompt +
   text by one token after a rejection and by two after a full acceptance (`pending`).
 - Uniforms belong to text positions, not to rounds: position i is decided by entry i of
   `Uniforms.draft`, `.accept` and `.resample`. A text depends on the seed, the prompt, the

@@ -89,32 +89,32 @@ def lookups(
         eos: ids that are never proposed, nor anything after them.
         ngram: tokens of the longest n-gram looked for.
     """
-    whole = [*prompt, *text]
+    tokens = [*prompt, *text]
     first: dict[tuple[int, ...], int] = {}
     matches = np.zeros((len(text), num_draft_tokens), dtype=np.bool_)
     proposed = np.zeros(len(text), dtype=np.int64)
-    for length in range(1, len(whole)):
+    for length in range(1, len(tokens)):
         start = length - len(prompt)
         if start >= 0:
-            found = _continuation(whole, length, first, ngram)
-            draft = _until(whole[found : min(found + num_draft_tokens, length)], eos)
+            begin = _continuation(tokens, length, first, ngram)
+            draft = _until(tokens[begin : min(begin + num_draft_tokens, length)], eos)
             proposed[start] = len(draft)
-            for offset, (token, own) in enumerate(zip(draft, text[start:], strict=False)):
-                matches[start, offset] = token == own
+            for offset, (drafted, emitted) in enumerate(zip(draft, text[start:], strict=False)):
+                matches[start, offset] = drafted == emitted
         # Only now: an n-gram at the very end is followed by nothing, and is no occurrence yet.
         for size in range(1, min(ngram, length) + 1):
-            first.setdefault(tuple(whole[length - size : length]), length)
+            first.setdefault(tuple(tokens[length - size : length]), length)
     return Lookups(matches, proposed)
 
 
 def _continuation(
-    whole: Sequence[int], length: int, first: dict[tuple[int, ...], int], ngram: int
+    tokens: Sequence[int], length: int, first: dict[tuple[int, ...], int], ngram: int
 ) -> int:
     """Where the first occurrence of the longest last n-gram goes on; `length` if there is none."""
     for size in range(min(ngram, length - 1), 0, -1):
-        found = first.get(tuple(whole[length - size : length]))
-        if found is not None:
-            return found
+        place = first.get(tuple(tokens[length - size : length]))
+        if place is not None:
+            return place
     return length
 
 

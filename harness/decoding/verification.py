@@ -111,7 +111,7 @@ def verify_synthetic(
     conditional_rates: Tensor,
     resample_uniforms: Tensor | None,
 ) -> Decision:
-    """Accept with given probabilities, whatever the models say: synthetic acceptance.
+    """Accept with given probabilities, whatever the models compute: synthetic acceptance.
 
     The target's own token follows, so the loop does all that it does otherwise, but the text has
     not the target's distribution. What vLLM calls `rejection_sample_method: synthetic`.

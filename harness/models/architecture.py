@@ -1,4 +1,4 @@
-"""A transformers config in the harness's words: the sizes that decide step time and memory."""
+"""The sizes of a transformers config that decide step time and memory, by our names."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ COUNTED = frozenset({"llama", "mistral", "qwen2", "qwen3", "qwen3_moe"})
 def model_sizes(config: Any) -> dict[str, Any]:
     """The sizes under the manifest's names; None where the config has none, or one per layer."""
     text = config.get_text_config()
-    return {ours: _size(text, theirs) for ours, theirs in NAMES.items()}
+    return {name: _size(text, entry) for name, entry in NAMES.items()}
 
 
 def _size(config: Any, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""A network as body and output head, so that vocabulary-wide logits are made only where needed.
+"""A network as backbone and output head, so that vocabulary-wide logits are made only where needed.
 
 A final hidden state is some thousand numbers, a row of logits some hundred thousand: texts can be
 kept as hidden states and turned into logits a few rows at a time.
@@ -22,18 +22,18 @@ SAMPLE_TOKENS = 16
 
 
 class SplitNetwork:
-    """A network as body and output head."""
+    """A network as backbone and output head; `split_network` checks that they are the network."""
 
     def __init__(self, model: CachedModel) -> None:
-        """Take `model`'s network apart; `split_network` says whether that is the same network."""
-        self._body: Any = model.network.base_model
+        """Take the backbone and the head of `model`'s network."""
+        self._backbone: Any = model.network.base_model
         self._head: Any = model.network.get_output_embeddings()
         self._vocab = model.vocab_size
         self.device = model.device
 
     def hidden(self, **inputs: Any) -> Tensor:
         """Final hidden states [rows, positions, hidden]."""
-        return self._body(**inputs).last_hidden_state
+        return self._backbone(**inputs).last_hidden_state
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [..., vocab] of hidden states from anywhere."""
@@ -42,27 +42,27 @@ class SplitNetwork:
 
 @torch.inference_mode()
 def split_network(model: CachedModel, sample: Sequence[int]) -> SplitNetwork | None:
-    """Body and head of a network, or None where together they are not the whole network.
+    """Backbone and head of a network, or None where together they are not the network.
 
-    Soft-capped or scaled logits (Gemma 2, Granite, Cohere) are such a case: both ways are computed
-    once, on the last tokens of `sample`, and compared. So are bodies that cannot run on their own,
-    or that want other arguments than the whole network.
+    Soft-capped or scaled logits (Gemma 2, Granite, Cohere) are such a case, and backbones that
+    cannot run alone or take other arguments. Both ways are computed once, on the last tokens of
+    `sample`, and compared.
     """
     network: Any = model.network
     ids = torch.tensor([list(sample)[-SAMPLE_TOKENS:]], device=network.device)
     try:
-        halves = SplitNetwork(model)
-        apart = halves.logits(halves.hidden(input_ids=ids, use_cache=False))
-    except Exception as problem:  # whatever a model's own code raises when its body is used alone
+        split = SplitNetwork(model)
+        logits = split.logits(split.hidden(input_ids=ids, use_cache=False))
+    except Exception as problem:  # whatever a model's code raises when its backbone is used alone
         if is_out_of_memory(problem):
             raise
         return None
-    whole = network(input_ids=ids, use_cache=False).logits[..., : model.vocab_size]
-    if apart.shape != whole.shape:
+    expected = network(input_ids=ids, use_cache=False).logits[..., : model.vocab_size]
+    if logits.shape != expected.shape:
         return None
-    allowed = SAME_LOGITS.get(network.dtype, COARSE_SAME_LOGITS) * whole.abs().amax()
-    # With NaN logits the comparison is false: the whole network is used, and its error says where
-    return halves if bool((apart - whole).abs().amax() <= allowed) else None
+    allowed = SAME_LOGITS.get(network.dtype, COARSE_SAME_LOGITS) * expected.abs().amax()
+    # With NaN logits the comparison is false: the network itself is used, and its error says where
+    return split if bool((logits - expected).abs().amax() <= allowed) else None
 
 
 def new_cache(model: CachedModel) -> Any:

@@ -5,7 +5,7 @@ recurrent state (Mamba2, gated delta rule) cannot: transformers' `crop` rewinds 
 there, raises nothing, and the text is wrong from then on. Such models are rewound by going back to
 a copy taken at the start of the round and feeding the kept tokens again. Some models (Mamba-1)
 also start from an empty state at every forward of several tokens: they are fed one token at a time.
-Which of these a model needs is found by a probe (`harness.models.probe`).
+A probe finds which of these a model needs (`harness.models.probe`).
 """
 
 import copy
@@ -46,13 +46,13 @@ class CachedModel:
     Attributes:
         network: transformers' model.
         vocab_size: width of the logits.
-        rewinding: how the cache is rewound; the manifest says it.
-        engine: whose forward runs, transformers' or the lean one.
+        rewinding: how the cache is rewound.
+        engine: the forward in use: transformers, lean or cuda_graphs.
         engine_reason: why not a faster engine, or None.
         recording_s: seconds spent so far on recording its work, compiling included.
         text_batches: how texts share a batch in generation and in scoring, and why not otherwise;
             filled by `harness.measurement` when it has tried.
-        positions: whether every forward is told the positions of its tokens.
+        positions: whether position ids are passed to every forward.
 
     The cache is transformers' DynamicCache without a config: sliding-window layers then keep every
     key and mask the old ones, which is identical in result and can be cropped past the window.
@@ -64,13 +64,9 @@ class CachedModel:
     def __init__(
         self, network: PreTrainedModel, vocab_size: int, *, positions: bool = False
     ) -> None:
-        """Wrap `network`.
+        """Wrap `network`; logits are cut to `vocab_size`, the width that target and draft share.
 
-        Args:
-            network: transformers' model.
-            vocab_size: logits are cut to it, the width target and draft share.
-            positions: whether to pass position_ids, for models that otherwise count from zero at
-                every forward (Bamba).
+        `positions` is for models that otherwise count from zero at every forward (Bamba).
         """
         self.engine_reason: str | None = None
         self.recording_s = 0.0
@@ -106,7 +102,7 @@ class CachedModel:
             self._run(torch.tensor(tokens), logits_to_keep=1)
 
     def describe(self) -> dict[str, Any]:
-        """What the manifest says of how it runs."""
+        """How it runs, for the manifest."""
         optional = {"engine_reason": self.engine_reason, "text_batches": dict(self.text_batches)}
         present = {name: value for name, value in optional.items() if value}
         return {"rewinding": self.rewinding, "engine": self.engine, **present}
@@ -117,7 +113,7 @@ class CachedModel:
         return self._run(tokens)
 
     def reserve(self, tokens: int) -> None:
-        """Learn how long a generation gets, the drafts of its last round included.
+        """Make room for a generation of so many tokens, the drafts of its last round included.
 
         Caches of a fixed size are allocated here; this one grows by itself.
         """

@@ -1,4 +1,4 @@
-"""Refuse a folder that is not a complete causal language model, and say what it is.
+"""Refuse a folder that is not a complete causal language model, and name what it is.
 
 transformers fills what a checkpoint lacks with random values and continues, so an incomplete
 download, a reward model or an EAGLE head would be run and measured. Such folders are recognised by
@@ -48,10 +48,7 @@ GGUF = (
 def check_source(conf: ModelConf, key: str, source: str) -> None:
     """Refuse a model whose small files show that it is not a complete causal language model.
 
-    Args:
-        conf: of the model or draft group.
-        key: "model" or "draft", for error messages.
-        source: folder or hub id. Of a hub id only its small files are asked for.
+    Only the small files of a hub id are fetched.
 
     Raises:
         UserError: a single file, GGUF, a LoRA adapter, a drafting head, a reward model.
@@ -88,17 +85,11 @@ def check_complete(
 ) -> None:
     """Refuse a network any of whose weights were not in the checkpoint.
 
-    Output heads that are tied to the embedding are not in a checkpoint and do not count as missing.
-
-    Args:
-        conf: of the model or draft group.
-        key: "model" or "draft", for error messages.
-        network: as it was loaded.
-        info: transformers' `output_loading_info`.
+    `info` is transformers' `output_loading_info`. Output heads that are tied to the embedding are
+    not in a checkpoint and do not count as missing.
 
     Raises:
-        UserError: tensors are missing or of another shape; the first few are named, with what the
-            folder seems to hold.
+        UserError: tensors are missing or of another shape; with what the folder seems to hold.
     """
     missing = sorted(info["missing_keys"])
     wrong_shape = sorted(entry[0] for entry in info["mismatched_keys"])

@@ -1,12 +1,12 @@
 """Networks with random weights, for timing any model without downloading it.
 
 A step's time depends on the shapes of the weights and hardly on their values, so a network built
-from the figures in `conf/model/*.yaml` is as slow as the released one. What it writes is noise:
+from the sizes in `conf/model/*.yaml` is as slow as the released one. Its text means nothing:
 latencies are real, acceptances are not.
 
 Three things make a random network a fair stand-in:
 
-- It is the released architecture in every figure that costs time: head size, rotary base and
+- It has the released architecture in all that costs time: head size, rotary base and
   scaling, norms, whether the head is tied to the embedding, how many experts a token uses.
 - Its activations stay of the size of one through all layers. Every matrix has standard deviation
   fan_in^-1/2, those that write to the residual stream a further (2 layers)^-1/2 (Radford et al.,
@@ -50,14 +50,14 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "llama": LlamaConfig,
     "qwen2": Qwen2Config,
 }
-# Released figures, where the architecture leaves them out: rotary base, norm epsilon, positions.
+# Released values, where the architecture leaves them out: rotary base, norm epsilon, positions.
 RELEASED: dict[str, tuple[float, float, int]] = {
     "qwen3": (1e6, 1e-6, 40_960),
     "qwen3_moe": (1e6, 1e-6, 40_960),
     "llama": (5e5, 1e-5, 131_072),
     "qwen2": (1e6, 1e-6, 32_768),
 }
-# Kinds of rotary scaling, and what each must say of itself
+# Kinds of rotary scaling, and the entries that each needs
 SCALINGS = {
     "linear": frozenset({"factor"}),
     "llama3": frozenset(
@@ -83,17 +83,12 @@ def build(
 ) -> PreTrainedModel:
     """A causal language model with random weights, in eval mode, made on `device` itself.
 
-    Args:
-        architecture: as in conf/model: family, layers, hidden, heads, ...
-        dtype: of the weights; the rotary tables are float32, as in a loaded model.
-        device: where it is made; on `meta` nothing is allocated, for counting parameters.
-        key: where the architecture stands, for error messages.
-        attention: transformers' attn_implementation; None for what it chooses, sdpa where it can.
-        seed: of the weights; the same architecture and seed give the same network.
+    On the device `meta` nothing is allocated, for counting parameters. The same architecture (as in
+    conf/model) and seed give the same network. `key` names the architecture in error messages.
 
     Raises:
         UserError: the architecture is not one.
-        torch.OutOfMemoryError: it does not fit; `harness.models.memory` says so beforehand.
+        torch.OutOfMemoryError: it does not fit; `harness.models.memory` checks that beforehand.
     """
     config = config_of(architecture, key)
     with torch.device(device), no_init_weights():
@@ -147,8 +142,8 @@ def _scaling(conf: Mapping[str, Any] | None, key: str) -> dict[str, Any]:
     kind = str(conf.get("rope_type"))
     missing = sorted(SCALINGS.get(kind, frozenset()) - conf.keys())
     if kind not in SCALINGS or missing:
-        asked = f"{missing[0]}: missing" if kind in SCALINGS else f"rope_type={kind}: unknown"
-        raise UserError(f"{key}.rope_scaling.{asked}; write it as the model's config.json does")
+        fault = f"{missing[0]}: missing" if kind in SCALINGS else f"rope_type={kind}: unknown"
+        raise UserError(f"{key}.rope_scaling.{fault}; write it as the model's config.json does")
     return dict(conf)
 
 
@@ -195,9 +190,9 @@ def _fill(network: PreTrainedModel, generator: torch.Generator) -> None:
 class StandInTokenizer:
     """Text to ids for a model whose tokenizer was not downloaded: four bytes make one token.
 
-    It is the same for every dummy, whatever the width of its vocabulary, so any two pair; whether
-    the released models' tokenizers match is another question, and not asked. Its ids cannot be
-    turned back into text: `decode` writes them as numbers.
+    It is the same for every dummy, whatever the width of its vocabulary, so any two can be paired;
+    whether the released models' tokenizers match is not checked. Its ids cannot be turned back into
+    text: `decode` writes them as numbers.
     """
 
     bos_token_id: int | None = None

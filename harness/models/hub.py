@@ -1,4 +1,4 @@
-"""Talking to transformers and the hub: without their chatter, and with errors in one line."""
+"""Calls of transformers and the hub without their output, and with errors in one line."""
 
 import logging
 import warnings
@@ -50,7 +50,7 @@ def explained(conf: ModelConf, key: str) -> Iterator[None]:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Keep transformers' and the hub's own progress bars and advice off the screen."""
+    """Switch off the progress bars and advice of transformers and the hub."""
     before = hf_logging.get_verbosity()
     bars = hf_logging.is_progress_bar_enabled()
     hub = logging.getLogger("huggingface_hub")

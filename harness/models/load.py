@@ -88,7 +88,7 @@ class LoadedModel:
         return MemoryNeed.of(shape, network.dtype, network.device, self.key, self.name)
 
     def describe(self) -> dict[str, Any]:
-        """What the manifest says of it."""
+        """The model in the manifest."""
         parameters = list(self.network.parameters())
         return {
             "name": self.name,
@@ -112,7 +112,7 @@ class LoadedModel:
 
 
 def sampled_hash(parameters: Sequence[Tensor]) -> str:
-    """Hash of some numbers of every parameter, which tells other weights in the same folder."""
+    """Hash of some numbers of every parameter, which differs for other weights."""
     digest = hashlib.sha256()
     for tensor in parameters:
         if not tensor.is_meta and tensor.numel():  # offloaded parts are not in memory
@@ -122,16 +122,13 @@ def sampled_hash(parameters: Sequence[Tensor]) -> str:
 
 
 def load(conf: ModelConf, key: str, device: torch.device) -> LoadedModel:
-    """Load what `conf` names onto `device` (or the device or device_map it names itself).
+    """Load what `conf` names onto `device`, unless it names a device or device_map itself.
 
-    Args:
-        conf: one of the model or draft group.
-        key: "model" or "draft", for error messages.
-        device: where it goes by default.
+    `key` is "model" or "draft", for error messages.
 
     Raises:
-        UserError: no such model, something else than a whole causal model, no network, an unknown
-            dtype or one that the device lacks, not enough memory, or a missing optional package.
+        UserError: no such model, not a complete causal model, no network, an unknown dtype or one
+            that the device lacks, not enough memory, or a missing optional package.
     """
     wanted = memory_need(conf, key, device)
     if wanted is not None:
@@ -198,10 +195,10 @@ def open_pair(
 
 
 def memory_need(conf: ModelConf, key: str, device: torch.device) -> MemoryNeed | None:
-    """What memory a model will want, read from its config before its weights.
+    """What memory a model will take, from its config before its weights are read.
 
-    None where that cannot be told: an unfamiliar architecture, or weights that transformers
-    quantizes or spreads over devices.
+    None where that is not known: an unfamiliar architecture, or weights that transformers quantizes
+    or spreads over devices.
 
     Raises:
         UserError: the config cannot be read or is not a causal model's, or the device cannot
@@ -226,11 +223,7 @@ def memory_need(conf: ModelConf, key: str, device: torch.device) -> MemoryNeed |
 
 
 def dummy_dtype(conf: ModelConf, key: str, device: torch.device) -> torch.dtype:
-    """The dtype of a dummy: what the config says; `auto` is bfloat16, and float32 on the CPU.
-
-    Raises:
-        UserError: no dtype by that name.
-    """
+    """The dtype of a dummy; `auto` is bfloat16, and float32 on the CPU."""
     automatic = torch.float32 if device.type == "cpu" else torch.bfloat16
     return _asked_dtype(conf, key) or automatic
 

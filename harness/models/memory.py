@@ -72,7 +72,7 @@ def resolve_device(name: str) -> torch.device:
     """Turn `device=auto|cuda|cuda:1|mps|cpu` into a device that is there.
 
     Raises:
-        UserError: asked for one that is not, with the reason where it is known.
+        UserError: it is not there, with the reason where it is known.
     """
     if name == "auto":
         if torch.cuda.is_available():
@@ -109,7 +109,7 @@ class NvidiaDriver:
 
 
 def nvidia_driver() -> NvidiaDriver | None:
-    """What the NVIDIA driver says of itself; None where there is none."""
+    """This machine's NVIDIA driver; None where there is none."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -167,11 +167,7 @@ def check_fits(
 ) -> None:
     """Refuse what will not fit: weights, and a cache of `cached_tokens` for `batch` sequences.
 
-    Args:
-        needs: the models; those on one device share its memory.
-        cached_tokens: positions in each sequence's cache.
-        batch: sequences side by side.
-        loaded: the weights are there already, so only the caches must fit what is free.
+    Models on one device share its memory. Where `loaded`, only the caches must fit what is free.
 
     Raises:
         UserError: with what is needed, part by part, what is free, and what to change.
@@ -202,7 +198,7 @@ def _way_out(models: Sequence[MemoryNeed], weights_alone: bool) -> str:
 
 
 def free_bytes(device: torch.device) -> float | None:
-    """Memory that can still be allocated on `device`; None where nobody says."""
+    """Memory that can still be allocated on `device`; None where that is not known."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         # What torch holds and does not use will be used before more is asked for
@@ -217,7 +213,7 @@ def free_bytes(device: torch.device) -> float | None:
 def cached_tokens(texts: Iterable[str], new_tokens: int, max_k: int) -> int:
     """About how many positions the longest generation fills: prompt, answer, last drafts.
 
-    Prompts are counted in bytes, because it is asked before any tokenizer is loaded.
+    Prompts are counted in bytes, because no tokenizer is loaded yet.
     """
     longest = max((len(text.encode()) for text in texts), default=0)
     return -(-longest // BYTES_PER_TOKEN) + new_tokens + max_k

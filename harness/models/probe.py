@@ -1,9 +1,9 @@
 """Compare a model's cached logits with uncached ones: a model that fails is refused before timing.
 
-transformers says of some caches that they can be cropped when they cannot, some models ignore the
-argument that carries the cache altogether, and some count positions from zero at every forward.
-All of these show as logits that differ from those of one forward over the same tokens with
-use_cache=False. Every way of running a model is held against that, transformers' own included.
+transformers reports of some caches that they can be cropped when they cannot, some models ignore
+the argument that carries the cache, and some count positions from zero at every forward. All of
+these show as logits that differ from those of one forward over the same tokens with
+use_cache=False. Every way of running a model is compared with that, transformers' own included.
 """
 
 import torch
@@ -31,7 +31,7 @@ TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 COARSE_TOLERANCE = 6e-2
 ATTENTION_KINDS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 CONTEXT, VERIFIED, KEPT = 20, 6, 2
-# A longer text than this is not compared whole; what changes with the length changes before it
+# Of longer texts the beginning is compared; what changes with the length changes before that
 LONGEST_CHECKED, PIECE = 8192, 64
 # Texts cut off here must have the logits that they have within the longer text
 BEGINNINGS = (7, 13, 20)
@@ -46,20 +46,16 @@ STEPS_REASON = (
 def cached_model(
     network: PreTrainedModel, vocab_size: int, name: str, backend: str = "eager"
 ) -> CachedModel:
-    """Wrap `network` in the fastest forward that says the same as its own and can be rewound.
+    """Wrap `network` in the fastest forward that agrees with its own and can be rewound.
 
-    Args:
-        network: transformers' model.
-        vocab_size: logits are cut to it.
-        name: its key and name, for errors.
-        backend: eager, or cuda_graphs, which falls back to eager for a model that cannot; the
-            model's `engine_reason` says why. auto: cuda_graphs on CUDA, else eager.
+    `backend` is eager, cuda_graphs (which falls back to eager for a model that cannot; see its
+    `engine_reason`) or auto (cuda_graphs on CUDA, else eager). `name` is for errors.
 
     Raises:
-        UserError: its logits are not finite, graphs are asked for without a CUDA device, or nothing
+        UserError: its logits are not finite, graphs are requested without a CUDA device, or nothing
             rewinds it.
     """
-    settle_kernels()  # called here because every timed model is opened by this function
+    settle_kernels()  # here because every timed model is opened by this function
     check_causal(network, vocab_size, name)
     no_graphs = None
     on_cuda = next(network.parameters()).device.type == "cuda"
@@ -108,7 +104,7 @@ def allowed_error(network: PreTrainedModel) -> float:
 def lean_model(network: PreTrainedModel, vocab_size: int) -> tuple[LeanModel | None, str | None]:
     """The lean forward for `network` if it can have one, or why not.
 
-    It must say the same as transformers' forward, and rewind as well.
+    It must agree with transformers' forward, and rewind.
     """
     reason = unsupported(network)
     if reason is not None:
@@ -129,8 +125,6 @@ def graphed_model(
     network: PreTrainedModel, vocab_size: int, name: str
 ) -> tuple[StaticModel | None, str | None]:
     """The lean forward as CUDA graphs, or why not; of uncompiled kernels where compiling fails.
-
-    The model's `engine_reason` then says what failed.
 
     Raises:
         UserError: the model is not on a CUDA device.
@@ -160,11 +154,7 @@ def graphed_model(
 
 
 def check_graphs(device: torch.device, name: str) -> None:
-    """Refuse CUDA graphs for a model that is not on a CUDA device.
-
-    Raises:
-        UserError: it is not.
-    """
+    """Refuse CUDA graphs for a model that is not on a CUDA device."""
     if device.type != "cuda":
         raise UserError(
             f"backend=cuda_graphs: {name} is on {device.type}, and graphs need device=cuda; "
@@ -222,17 +212,12 @@ def check_causal(network: PreTrainedModel, vocab_size: int, name: str) -> None:
 
 @torch.inference_mode()
 def check_length(model: CachedModel, tokens: int, name: str) -> None:
-    """Refuse a model whose cached logits leave the uncached ones somewhere in a text so long.
+    """Refuse a model whose cached logits differ from uncached ones in a text of `tokens` tokens.
 
     A rotary embedding that changes with the length (Phi-3's longrope beyond
     original_max_position_embeddings) does that: keys that are cached already keep their old
-    angles. What a run generates there is not what it scores, and neither is a server's text. The
-    lean forward takes no model with such an embedding, so it is not compared.
-
-    Args:
-        model: with a cache; it is empty afterwards.
-        tokens: of the longest text of the run, prompt and answer.
-        name: its key and name, for the error.
+    angles. The lean forward takes no such model, so it is not compared. The cache is empty
+    afterwards.
 
     Raises:
         UserError: the logits differ by more than rounding.
@@ -244,14 +229,14 @@ def check_length(model: CachedModel, tokens: int, name: str) -> None:
     ids = [some[place % len(some)] for place in range(count)]
     kept = {"logits_to_keep": PIECE} if takes(network, "logits_to_keep") else {}
     inputs = torch.tensor([ids], device=network.device)
-    whole = network(input_ids=inputs, use_cache=False, **kept).logits[0, :, : model.vocab_size]
+    reference = network(input_ids=inputs, use_cache=False, **kept).logits[0, :, : model.vocab_size]
     model.prefill(ids[:CONTEXT])
-    logits = whole
+    logits = reference
     for piece in torch.tensor(ids[CONTEXT:]).split(PIECE):
         logits = model.forward(piece)
         model.rewind(0)
     model.prefill([])
-    error = difference(logits, whole[-len(logits) :])
+    error = difference(logits, reference[-len(logits) :])
     allowed = allowed_error(network) * (1 if network.dtype in TOLERANCE else 4)
     if not error <= allowed:
         raise UserError(

@@ -63,10 +63,10 @@ def check_thinking(tokenizer: Any, prompts: Sequence[Prompt], conf: PromptsConf)
     Raises:
         UserError: the tokenizer has no chat template, or its template has no such mode.
     """
-    asked = next((prompt for prompt in prompts if prompt.thinking), None)
-    if asked is None:
+    thinking = next((prompt for prompt in prompts if prompt.thinking), None)
+    if thinking is None:
         return
-    first = asked.up_to(1, ())
+    first = thinking.up_to(1, ())
     plain = Prompt(first.prompt_set, first.id, first.turns, system=first.system)
     if encode(tokenizer, first, conf) == encode(tokenizer, plain, conf):
         raise UserError(

@@ -10,6 +10,6 @@ same arithmetic for Llama, Qwen2, Qwen3 and Qwen3's mixtures of experts, over ca
     pieces.py    a layer in fixed shapes with its cache write inside, compiled or not
     static.py    StaticModel: position on the device, fixed shapes; what a CUDA graph can replay
 
-Nothing is believed: `harness.models.probe` compares the logits with transformers' own before use,
+`harness.models.probe` compares the logits with transformers' own before use,
 and a network that is not understood keeps transformers' forward, with the reason in the manifest.
 """

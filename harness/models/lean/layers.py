@@ -2,9 +2,9 @@
 
 The order of operations and of roundings is that of transformers' Llama and Qwen modules
 (models/llama/modeling_llama.py, models/qwen3/modeling_qwen3.py): norms and softmax in float32, the
-rest in the weights' dtype. What differs is how often Python is asked: query, key and value are one
-product, gate and up another, a residual is added by the product that makes it, and query heads that
-share a key head are folded into rows, so that attention reads each key once.
+rest in the weights' dtype. What differs is how often Python is involved: query, key and value are
+one product, gate and up another, a residual is added by the product that makes it, and query heads
+that share a key head are folded into rows, so that attention reads each key once.
 
 Shapes: B sequences, n positions, H query heads over G = H / KV groups, D the head's width.
 """
@@ -115,7 +115,7 @@ def mixture(x: Tensor, experts: Experts) -> Tensor:
 
     Rows are sorted by expert, and each expert's rows are one product of a grouped matrix product
     where torch has one; elsewhere, and for one row when compiled, the chosen experts' weights are
-    gathered, a few rows at a time. Neither asks the host which experts were chosen.
+    gathered, a few rows at a time. Neither reads on the host which experts were chosen.
     """
     scores = torch.softmax(F.linear(x, experts.router), dim=-1, dtype=torch.float32)
     shares, chosen = torch.topk(scores, experts.top_k, dim=-1)
@@ -129,7 +129,7 @@ def mixture(x: Tensor, experts: Experts) -> Tensor:
     if x.shape[0] <= GATHERED_ROWS:
         return _gathered_mixture(x, experts, shares, chosen)
     parts = zip(*(t.split(GATHERED_ROWS) for t in (x, shares, chosen)), strict=True)
-    return torch.cat([_gathered_mixture(rows, experts, *own) for rows, *own in parts])
+    return torch.cat([_gathered_mixture(rows, experts, *rest) for rows, *rest in parts])
 
 
 # Rows whose experts' weights are copied at once: a prompt's would not fit

@@ -160,7 +160,7 @@ class LeanModel(CachedModel):
         self._cos, self._sin = rotary_tables(self.network, capacity)
 
     def _grow(self, needed: int) -> None:
-        """Move what is cached into a cache with room for `needed` positions and as many again."""
+        """Move what is cached into a cache of twice the `needed` positions."""
         keys, values, length = self._keys, self._values, self._length
         self._allocate(keys[0].shape[0], 2 * needed)
         for new, old in zip([*self._keys, *self._values], [*keys, *values], strict=True):
@@ -175,15 +175,15 @@ def _aligned(count: int) -> int:
 def _causal_attention(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Attention of query [B, KV, G * n, D] over keys and values [B, KV, n, D], without a mask.
 
-    A mask for n positions has G n^2 elements. Each key head is handed in as a sequence of its own
-    whose G heads share it (stride 0), a form that every kernel takes as it is.
+    A mask for n positions has G n^2 elements. Each key head is passed as a sequence whose G
+    heads share it (stride 0), a form that every kernel takes as it is.
     """
     batch, kv_heads, count, width = keys.shape
-    apart = query.reshape(batch * kv_heads, -1, count, width)
+    by_head = query.reshape(batch * kv_heads, -1, count, width)
     attended = F.scaled_dot_product_attention(
-        apart,
-        keys.flatten(0, 1).unsqueeze(1).expand_as(apart),
-        values.flatten(0, 1).unsqueeze(1).expand_as(apart),
+        by_head,
+        keys.flatten(0, 1).unsqueeze(1).expand_as(by_head),
+        values.flatten(0, 1).unsqueeze(1).expand_as(by_head),
         is_causal=True,
     )
     return attended.reshape(batch, kv_heads, -1, width)

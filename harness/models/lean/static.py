@@ -42,7 +42,6 @@ from harness.records import first_line
 PIECE = 128
 WARMUP = 3
 
-
 Recorded = tuple[Tensor | None, ...]
 
 
@@ -84,11 +83,11 @@ class StaticModel(LeanModel):
         """Take the network's weights.
 
         Args:
-            network: one that `unsupported` has nothing against.
+            network: one that `unsupported` accepts.
             vocab_size: logits are cut to it.
             compiled: whether layers, and the last norm with the head, are compiled.
             attention: a key of `ATTENTIONS`. "fused" has never run on a card, so nothing chooses
-                it before the smoke run of benchmarks/gpu.py has held it against the first there.
+                it before the smoke run of benchmarks/gpu.py has compared the two there.
         """
         self._compiled = compiled
         self._pieces = compiled_pieces() if compiled else Pieces(run_layer, finish)
@@ -101,7 +100,7 @@ class StaticModel(LeanModel):
         super().__init__(network, vocab_size)
 
     def describe(self) -> dict[str, Any]:
-        """What the manifest says of how it runs, and whether what is recorded was compiled."""
+        """How it runs, and whether what is recorded was compiled, for the manifest."""
         return {**super().describe(), "compiled": self._compiled}
 
     @property
@@ -176,31 +175,33 @@ class StaticModel(LeanModel):
                 self.recording_s += time.perf_counter() - begin
         if self._length + recording.appended > self._capacity:
             raise ValueError(f"the cache holds {self._capacity} positions; reserve more")
-        for own, given in zip(recording.inputs, inputs, strict=True):
-            if own is not None and given is not None:
-                own.copy_(given, non_blocking=True)
+        for stored, given in zip(recording.inputs, inputs, strict=True):
+            if stored is not None and given is not None:
+                stored.copy_(given, non_blocking=True)
         self._base.fill_(self._length)
         recording.launch()
         self._length += recording.appended
         return tuple(None if output is None else output.clone() for output in recording.outputs)
 
     def _record(self, work: Callable[..., Recorded], inputs: Sequence[Tensor | None]) -> Recording:
-        own = tuple(None if given is None else given.to(self._home, copy=True) for given in inputs)
+        stored = tuple(
+            None if given is None else given.to(self._home, copy=True) for given in inputs
+        )
         self._base.fill_(self._length)
         if self._home.type != "cuda":
-            return self._rerun(work, own)
+            return self._rerun(work, stored)
         # One stream for warm-up and capture: what libraries allocate per stream is there by then
         side = self._stream = self._stream or torch.cuda.Stream(self._home)
         side.wait_stream(torch.cuda.current_stream(self._home))
         with torch.cuda.stream(side):
             for _ in range(WARMUP):  # compiles, and lets libraries take their workspaces
-                self._once(work, own)
+                self._once(work, stored)
         torch.cuda.current_stream(self._home).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with self._capture(graph):
-            outputs, appended = self._once(work, own)
+            outputs, appended = self._once(work, stored)
         self._pool = self._pool or graph.pool()
-        return Recording(own, outputs, graph.replay, appended, work)
+        return Recording(stored, outputs, graph.replay, appended, work)
 
     @contextmanager
     def _capture(self, graph: Any) -> Iterator[None]:
@@ -246,26 +247,26 @@ class StaticModel(LeanModel):
                 gc.enable()
 
     def _once(
-        self, work: Callable[..., Recorded], own: tuple[Tensor | None, ...]
+        self, work: Callable[..., Recorded], stored: tuple[Tensor | None, ...]
     ) -> tuple[Recorded, int]:
         """Do the work from the device's position on; its outputs, and how many tokens it adds."""
         self._offset = 0
         try:
-            outputs = work(*own)
+            outputs = work(*stored)
             return outputs, self._offset
         finally:
             self._offset = None
 
-    def _rerun(self, work: Callable[..., Recorded], own: tuple[Tensor | None, ...]) -> Recording:
+    def _rerun(self, work: Callable[..., Recorded], stored: tuple[Tensor | None, ...]) -> Recording:
         """Without graphs, a launch does the work again on the same inputs and outputs."""
-        outputs, appended = self._once(work, own)
+        outputs, appended = self._once(work, stored)
 
         def launch() -> None:
-            for kept, new in zip(outputs, self._once(work, own)[0], strict=True):
+            for kept, new in zip(outputs, self._once(work, stored)[0], strict=True):
                 if kept is not None and new is not None:
                     kept.copy_(new)
 
-        return Recording(own, outputs, launch, appended, work)
+        return Recording(stored, outputs, launch, appended, work)
 
     def _run(self, tokens: Tensor, logits_to_keep: int = 0) -> Tensor:
         hidden = self._hidden(tokens.to(self._home).unsqueeze(0))

@@ -1,7 +1,7 @@
-"""A network's weights as the lean forward wants them: query, key and value fused, gate and up too.
+"""A network's weights for the lean forward: query, key and value fused, gate and up too.
 
 Fusing does not cost memory: the fused matrix takes the place of its parts, and the network's own
-parameters become views of its rows, so that transformers' forward goes on working beside ours.
+parameters become views of its rows, so that transformers' forward still works.
 """
 
 from dataclasses import dataclass
@@ -95,7 +95,7 @@ class Weights:
 
 
 def unsupported(network: PreTrainedModel) -> str | None:
-    """Why the lean forward cannot stand in for this network's own, or None if it may."""
+    """Why the lean forward cannot replace this network's own, or None if it can."""
     name, config = type(network).__name__, network.config
     if name not in FAMILIES:
         return f"{name} is not of the Llama family"
@@ -117,11 +117,7 @@ def unsupported(network: PreTrainedModel) -> str | None:
 
 @torch.no_grad()
 def weights_of(network: PreTrainedModel, vocab_size: int) -> Weights:
-    """Take the weights, fusing projections in place.
-
-    Args:
-        network: one that `unsupported` has nothing against.
-        vocab_size: width of the logits wanted.
+    """Take the weights, fusing projections in place; the head is cut to `vocab_size`.
 
     Raises:
         AttributeError: the network is not built as its family is in the releases we know.
@@ -199,14 +195,14 @@ def _joined(tensors: list[Tensor]) -> Tensor:
     A network opened twice has its parts joined already: they are then recognised, not copied.
     """
     first, end = tensors[0], 0
-    whole = sum(tensor.shape[0] for tensor in tensors)
+    rows = sum(tensor.shape[0] for tensor in tensors)
     pointer, joined = first.data_ptr(), True
     for tensor in tensors:
         joined = joined and tensor.data_ptr() == pointer + end * first.element_size()
         end += tensor.numel()
     storage = first.untyped_storage().nbytes() // first.element_size() - first.storage_offset()
     if joined and storage >= end:
-        return first.data.as_strided((whole, *first.shape[1:]), first.stride())
+        return first.data.as_strided((rows, *first.shape[1:]), first.stride())
     result = torch.cat([tensor.data for tensor in tensors])
     for tensor, part in zip(
         tensors, result.split([tensor.shape[0] for tensor in tensors]), strict=True

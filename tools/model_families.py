@@ -1,7 +1,7 @@
-"""Every causal model type of transformers, built small and held against an independent greedy loop.
+"""Build every causal model type of transformers small; compare it with a plain greedy loop.
 
     make test-families              # all of them, 4 minutes of CPU time; writes the table
-    python tests/families.py mamba  # some, printed only
+    python tools/model_families.py mamba  # some, printed only
 
 Each type is made small from its config class, given random weights under which its text depends on
 its context, saved, and loaded as a user would load it. Then, on the same network:
@@ -146,7 +146,7 @@ DOTS3 = {
     **_all(8, "swa_qk_nope_head_dim", "swa_v_head_dim", "qk_rope_head_dim"),
 }
 ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
-# What a type needs beside: sizes that must fit each other, or that its config leaves open
+# What a type needs in addition: sizes that must fit each other, or that its config leaves open
 SPECIAL: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1, 3]},
     "cohere_compass_text": {
@@ -358,8 +358,8 @@ def wrong_texts(network: PreTrainedModel, target: CachedModel, ks: Sequence[int]
         if plain_text(target, prompt) != text:
             wrong.append(f"plain text, {where}")
         for k in ks:
-            spoken, loop_rounds[prompt, k], _ = speculative_text(target, draft, prompt, k)
-            if spoken != text:
+            generated, loop_rounds[prompt, k], _ = speculative_text(target, draft, prompt, k)
+            if generated != text:
                 wrong.append(f"K = {k}, {where}")
     texts = generate_texts(target, [_request(prompt) for prompt in PROMPTS], name="model=x")
     wrong += [
@@ -406,8 +406,8 @@ def check(model_type: str, ks: Sequence[int] = KS) -> Row:
                 row["rewinding"] += ", position_ids"
             wrong = wrong_texts(loaded.network, target, ks)
         except UserError as problem:
-            said = str(problem).removeprefix(f"{name}: ").replace(folder, "FOLDER")
-            return Row(**row, result="refused", reason=said)
+            reason = str(problem).removeprefix(f"{name}: ").replace(folder, "FOLDER")
+            return Row(**row, result="refused", reason=reason)
     if wrong:
         return Row(**row, result="WRONG", reason=wrong)
     notes = [f"{what} {how}" for what, how in target.text_batches.items() if how != "padded"]
@@ -467,10 +467,10 @@ def table(rows: Sequence[Row]) -> str:
         "",
         f"Every model type of transformers {transformers.__version__} that is a causal language "
         "model, built small with random",
-        "weights (float32, CPU), loaded, and held against an independent greedy loop without a "
+        "weights (float32, CPU), loaded, and compared with an independent greedy loop without a "
         "cache: plain and",
         "speculative texts at K = 1, 2, 4, 8 across window and chunk edges, and replay. "
-        "`tests/families.py` says how;",
+        "`tools/model_families.py` says how;",
         "`make test-families` writes this table.",
         "",
         ", ".join(f"{count} {result}" for result, count in counts.items()) + ".",
@@ -498,7 +498,7 @@ def rows_of(text: str) -> dict[str, Row]:
 
 def main() -> int:
     """Check the types that are named, or all of them and write the table."""
-    parser = argparse.ArgumentParser(description="hold every model type against a plain loop")
+    parser = argparse.ArgumentParser(description="compare every model type with a plain loop")
     parser.add_argument("types", nargs="*", help="model types; none: all, and write the table")
     default = Path(tempfile.gettempdir()) / "harness_families.json"
     parser.add_argument("--k", type=int, nargs="+", default=KS, help="numbers of draft tokens")
