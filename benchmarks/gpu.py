@@ -53,10 +53,10 @@ from harness.analysis.rates import Rates, conditional, rates_for
 from harness.analysis.synthetic import expected_tokens_per_round
 from harness.cli import compose
 from harness.decoding.sampling import SamplingParameters
-from harness.measurement.bandwidth import copy_bandwidth
-from harness.measurement.clock import Clock
-from harness.measurement.snapshots import compare_texts
-from harness.measurement.trials import Request, run_trial
+from harness.measurement.environment import copy_bandwidth
+from harness.measurement.generations import Request, run_trial
+from harness.measurement.lossless import compare_texts
+from harness.measurement.step_times import Clock
 from harness.models.cached import CachedModel
 from harness.models.dummy import build
 from harness.models.kernels import kernel_settings

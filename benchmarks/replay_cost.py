@@ -24,7 +24,7 @@ from rich.table import Table
 
 from harness.analysis.candidates import replayed
 from harness.decoding.sampling import SamplingParameters
-from harness.measurement.traces import GeneratedText, generate_texts
+from harness.measurement.target_texts import GeneratedText, generate_texts
 from harness.records import RULES, TextTrace
 
 KS = (1, 2, 3, 4, 5, 6, 8, 10)

@@ -41,9 +41,9 @@ from harness.analysis.candidates import replayed
 from harness.config import ModelConf, PromptsConf
 from harness.decoding.ngram import NgramDrafter
 from harness.decoding.sampling import SamplingParameters
-from harness.measurement.scoring import ngram_trace, score_texts
-from harness.measurement.traces import GeneratedText, TextRequest, generate_texts
-from harness.measurement.trials import Draft, Request, run_trial
+from harness.measurement.draft_scores import ngram_trace, score_texts
+from harness.measurement.generations import Draft, Request, run_trial
+from harness.measurement.target_texts import GeneratedText, generate_texts
 from harness.models.cached import CachedModel
 from harness.models.load import LoadedModel, load, open_pair
 from harness.models.tokenizer import encode
@@ -62,7 +62,7 @@ class Family:
 
     target: CachedModel
     drafts: Mapping[str, Draft]
-    prompts: Sequence[TextRequest]
+    prompts: Sequence[Request]
 
     def traces(self, draft: str, texts: Sequence[GeneratedText], k: int) -> list[TextTrace]:
         model = self.drafts[draft]
@@ -71,8 +71,8 @@ class Family:
         assert isinstance(model, CachedModel)
         return score_texts(texts, self.target, model, draft_name=draft)
 
-    def trial(self, asked: TextRequest, draft: str, k: int) -> Trial:
-        return run_trial(loop_request(asked, draft, k), self.target, self.drafts[draft])
+    def trial(self, asked: Request, draft: str, k: int) -> Trial:
+        return run_trial(replace(asked, draft=draft, k=k), self.target, self.drafts[draft])
 
 
 def family(limit: int | None, new_tokens: int) -> Family:
@@ -84,7 +84,8 @@ def family(limit: int | None, new_tokens: int) -> Family:
     assert model is not None
     conf = PromptsConf(limit=limit)
     prompts = [
-        TextRequest(
+        Request(
+            cell="",
             prompt_set=prompt.prompt_set,
             prompt=prompt.id,
             category=prompt.category,
@@ -94,6 +95,7 @@ def family(limit: int | None, new_tokens: int) -> Family:
             budget=new_tokens,
             seed=REPLAY_SEED,
             eos=target.eos,
+            model="tiny",
         )
         for prompt in prompt_sets.load(conf)
     ]
@@ -102,25 +104,6 @@ def family(limit: int | None, new_tokens: int) -> Family:
 
 def _load(name: str, key: str) -> LoadedModel:
     return load(ModelConf(name=name, id=f"embedded:{name}"), key, torch.device("cpu"))
-
-
-def loop_request(asked: TextRequest, draft: str, k: int) -> Request:
-    return Request(
-        cell="",
-        prompt_set=asked.prompt_set,
-        prompt=asked.prompt,
-        category=asked.category,
-        tokens=asked.tokens,
-        k=k,
-        sampling=asked.sampling,
-        rule="ratio",
-        budget=asked.budget,
-        repetition=asked.repetition,
-        seed=asked.seed,
-        eos=asked.eos,
-        model="tiny",
-        draft=draft,
-    )
 
 
 def greedy(house: Family, ks: Sequence[int]) -> tuple[int, list[str]]:
@@ -198,7 +181,7 @@ def p_independent(loop: np.ndarray, replay: np.ndarray, repetitions: int) -> flo
 
 
 def p_own_text(
-    house: Family, draft: str, asked: Sequence[TextRequest], trials: Sequence[Trial], k: int
+    house: Family, draft: str, asked: Sequence[Request], trials: Sequence[Trial], k: int
 ) -> float:
     """Exact two-sided p-value of the loop's total rounds, given the texts that it emitted."""
     texts = [
@@ -206,8 +189,6 @@ def p_own_text(
             request=replace(one, seed=LOOP_SEED),
             tokens=trial.tokens or (),
             stop_reason=trial.stop_reason or "budget",
-            batch_s=0.0,
-            batch_texts=1,
         )
         for one, trial in zip(asked, trials, strict=True)
     ]

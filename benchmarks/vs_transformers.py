@@ -25,7 +25,7 @@ from transformers.utils import logging as hf_logging
 from harness.cli import compose
 from harness.commands.pair import EncodedPrompt, Pair, open_configured
 from harness.commands.requests import request
-from harness.measurement.trials import run_trial
+from harness.measurement.generations import run_trial
 
 Contestant = Callable[[EncodedPrompt, int, float], tuple[float, list[int]]]
 

@@ -12,10 +12,10 @@ import torch
 from random_models import qwen3, save
 
 from harness.cli import compose, draft_conf
-from harness.commands import audition, cast, execute, profile, snapshot, stage, sweep
+from harness.commands import audition, cast, profile, snapshot, stage, sweep
 from harness.commands.outcome import Outcome
 from harness.config import AuditionConfig, ModelConf
-from harness.measurement import parts
+from harness.measurement import round_parts
 from harness.models import probe
 from harness.models.lean.pieces import compiled_pieces
 from harness.models.lean.static import whole_pieces
@@ -40,7 +40,7 @@ def run(root: Path, *overrides: str, drafts: list[str] | None = None) -> Outcome
 def few_samples() -> Any:
     """Step times are not what these tests are about."""
     patch = pytest.MonkeyPatch()
-    patch.setattr(stage, "LATENCY_REPETITIONS", 5)
+    patch.setattr("harness.measurement.step_times.REPETITIONS", 5)
     yield
     patch.undo()
 
@@ -298,7 +298,7 @@ def exhaustive(*values: Any) -> list[Any]:
 def test_graphs_are_timed_at_every_context_near_the_end_of_a_cache(
     room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stage, "LATENCY_REPETITIONS", 1)
+    monkeypatch.setattr("harness.measurement.step_times.REPETITIONS", 1)
     graphs = ["backend=cuda_graphs", "k=[8]", "prompts.limit=1", "prompts.sets=[easy]"]
     prompt = len(stage.open_stage(config(tmp_path)).prompts[0].tokens)
     context = whole_pieces(1) - room
@@ -327,9 +327,8 @@ def test_pieces_that_do_not_compile_go_on_uncompiled_with_a_caveat(
     door: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch, "compile", lambda *_, **__: no_compiler)
-    for module in (execute, stage):
-        monkeypatch.setattr(module, "LATENCY_REPETITIONS", 3)
-    monkeypatch.setattr(parts, "MOST_VISITS", 1)
+    monkeypatch.setattr("harness.measurement.step_times.REPETITIONS", 3)
+    monkeypatch.setattr(round_parts, "MOST_VISITS", 1)
     small = ["backend=cuda_graphs", "k=[1]", "prompts.limit=2", "new_tokens=4", "threads=1"]
     grid = ["contexts=[16]", "batches=[1]"] if door == "profile" else ["temperature=[0]"]
     asked = compose(door, [f"results_root={tmp_path}", *small, *grid])

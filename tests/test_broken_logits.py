@@ -14,13 +14,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from harness.cli import compose, draft_conf
-from harness.commands import audition, execute, physics, profile, snapshot, stage, sweep
+from harness.commands import audition, physics, profile, snapshot, sweep
 from harness.commands.pair import open_configured
 from harness.commands.requests import plan
 from harness.config import ModelConf
 from harness.decoding.sampling import SamplingParameters
-from harness.measurement import parts
-from harness.measurement.trials import run_trial
+from harness.measurement import round_parts
+from harness.measurement.generations import run_trial
 from harness.models.cached import CachedModel
 from harness.models.lean.model import LeanModel
 from harness.models.lean.static import StaticModel
@@ -190,9 +190,8 @@ GRID = ["prompts.sets=[easy]", "prompts.limit=4", "new_tokens=10", "threads=1", 
 def few_samples() -> object:
     """Step times are not what these tests are about."""
     patch = pytest.MonkeyPatch()
-    for module in (stage, execute):
-        patch.setattr(module, "LATENCY_REPETITIONS", 3)
-    patch.setattr(parts, "MOST_VISITS", 4)
+    patch.setattr("harness.measurement.step_times.REPETITIONS", 3)
+    patch.setattr(round_parts, "MOST_VISITS", 4)
     patch.setattr(physics, "copy_bandwidth", lambda *_: CopyBandwidth(10.0, 1, 1))
     yield
     patch.undo()

@@ -13,7 +13,7 @@ from harness import reporting
 from harness.analysis.counts import per_prompt
 from harness.analysis.evidence import evidence_from_trials
 from harness.cli import compose, draft_conf
-from harness.commands import audition, execute, profile, snapshot, stage, sweep, texts
+from harness.commands import audition, profile, snapshot, sweep, texts
 from harness.config import ModelConf, PromptsConf
 from harness.models.load import LoadedModel
 from harness.models.load import load as load_model
@@ -59,8 +59,7 @@ def words(root: Path, *more: str) -> list[str]:
 def few_samples() -> Any:
     """Step times are not what these tests are about."""
     patch = pytest.MonkeyPatch()
-    patch.setattr(stage, "LATENCY_REPETITIONS", 5)
-    patch.setattr(execute, "LATENCY_REPETITIONS", 5)
+    patch.setattr("harness.measurement.step_times.REPETITIONS", 5)
     yield
     patch.undo()
 

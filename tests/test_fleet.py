@@ -11,7 +11,7 @@ from harness.analysis.fleet import card_row, is_card, placed
 from harness.analysis.priced import other_card, prices
 from harness.audition import work
 from harness.cli import compose
-from harness.commands import stage, sweep, texts
+from harness.commands import sweep, texts
 from harness.commands.cost import all_cards
 from harness.config import AuditionConfig
 from harness.records import UserError, Verdict
@@ -173,7 +173,7 @@ def cards(tmp_path_factory: pytest.TempPathFactory) -> tuple[StoredRun, StoredRu
     """An audition on one card, and its texts with one more draft on another."""
     root = tmp_path_factory.mktemp("results")
     patch = pytest.MonkeyPatch()
-    patch.setattr(stage, "LATENCY_REPETITIONS", 5)
+    patch.setattr("harness.measurement.step_times.REPETITIONS", 5)
     first = audition(root, "drafts=[tiny_good]", "gpu=l4")
     patch.setattr(texts, "generate_texts", lambda _, wanted, **__: wanted and pytest.fail("texts"))
     shared = (f"traces_from={first.folder}", "latency.measure=true")

@@ -12,7 +12,7 @@ from transformers import Phi3Config, PreTrainedModel
 
 from harness import audition, report
 from harness.cli import compose
-from harness.commands import execute, physics, snapshot, sweep
+from harness.commands import physics, snapshot, sweep
 from harness.commands.outcome import Outcome
 from harness.models.lean.model import LeanModel
 from harness.records import CopyBandwidth, UserError
@@ -26,7 +26,7 @@ ORIGINAL = 32
 def few_samples() -> Any:
     """Step times are not what these tests are about."""
     patch = pytest.MonkeyPatch()
-    patch.setattr(execute, "LATENCY_REPETITIONS", 3)
+    patch.setattr("harness.measurement.step_times.REPETITIONS", 3)
     patch.setattr(physics, "copy_bandwidth", lambda *_: CopyBandwidth(10.0, 1, 1))
     yield
     patch.undo()

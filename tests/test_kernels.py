@@ -17,10 +17,10 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.cli import compose, draft_conf
-from harness.commands import audition, execute, profile, snapshot, stage, sweep
+from harness.commands import audition, profile, snapshot, sweep
 from harness.decoding.drafters import ModelDrafter
 from harness.decoding.sampling import SamplingParameters
-from harness.measurement.batches import in_batches
+from harness.measurement.target_texts import in_batches
 from harness.models.cached import CachedModel
 from harness.models.kernels import kernel_settings, settle_kernels
 from harness.models.lean.model import CAPACITY, CHUNK, SHORT, LeanModel
@@ -218,8 +218,7 @@ DOORS: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
 def test_no_door_lets_key_lengths_that_vary_reach_cudnn(
     name: str, key_lengths: Lengths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (execute, stage):
-        monkeypatch.setattr(module, "LATENCY_REPETITIONS", 2)
+    monkeypatch.setattr("harness.measurement.step_times.REPETITIONS", 2)
     run, more = DOORS[name]
     small = ["k=[2]", "new_tokens=8", "prompts.limit=1", "threads=1"]
     outcome = run(compose(name, [f"results_root={tmp_path}", *small, *more]))

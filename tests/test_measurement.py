@@ -11,10 +11,9 @@ from stubs import CPU, TableModel
 from harness.analysis.latency import latency_rows, step_times
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement import environment
-from harness.measurement.clock import Clock
-from harness.measurement.latency import Player, plan_forwards, time_forwards
-from harness.measurement.snapshots import chi_square, compare_texts, law_tests
-from harness.measurement.trials import Request, run_trial
+from harness.measurement.generations import Request, run_trial
+from harness.measurement.lossless import chi_square, compare_texts, distribution_tests
+from harness.measurement.step_times import Clock, TimedModel, plan_forwards, time_forwards
 from harness.models.lean.model import LeanModel
 from harness.records import RULES, Rule, UserError
 
@@ -118,8 +117,8 @@ def test_any_other_error_is_not_swallowed() -> None:
 
 def test_every_step_verify_and_prefill_is_timed_as_often_as_asked() -> None:
     players = (
-        Player("target", "big", TableModel()),
-        Player("draft", "small", TableModel(strangeness=0.3)),
+        TimedModel("target", "big", TableModel()),
+        TimedModel("draft", "small", TableModel(strangeness=0.3)),
     )
     timings = time_forwards(players, 4, context=[1, 2, 3, 4, 5, 6], repetitions=3)
     kinds = {(t.role, t.kind, t.tokens) for t in timings}
@@ -164,7 +163,7 @@ def test_draft_steps_are_timed_in_a_row_as_the_loop_runs_them(
 
     monkeypatch.setattr(Clock, "now", reading)
     draft = Recording() if recorded else Counting()
-    timings = time_forwards([Player("draft", "small", draft)], 4, context=[1, 2], repetitions=2)
+    timings = time_forwards([TimedModel("draft", "small", draft)], 4, context=[1, 2], repetitions=2)
     assert {(t.kind, len(t.samples_s)) for t in timings} == {("prefill", 2), ("step", 2)}
     assert set(between) == {0, 4}
     assert len(launches) == (between.count(4) if recorded else 0)
@@ -173,17 +172,20 @@ def test_draft_steps_are_timed_in_a_row_as_the_loop_runs_them(
 
 def test_timing_leaves_the_context_in_the_cache() -> None:
     target = TableModel()
-    time_forwards([Player("target", "big", target)], 2, context=[1, 2, 3], repetitions=2)
+    time_forwards([TimedModel("target", "big", target)], 2, context=[1, 2, 3], repetitions=2)
     assert target.cache == [1, 2, 3]
 
 
 def test_without_a_draft_only_the_target_is_planned() -> None:
-    planned = plan_forwards([Player("target", "big", TableModel())], 2, 10)
-    assert {forward.role for forward in planned} == {"target"}
+    planned = plan_forwards([TimedModel("target", "big", TableModel())], 2, 10)
+    assert {forward.timed.role for forward in planned} == {"target"}
 
 
 def test_latency_rows_and_step_times_are_medians_of_the_samples() -> None:
-    players = (Player("target", "big", TableModel()), Player("draft", "small", TableModel()))
+    players = (
+        TimedModel("target", "big", TableModel()),
+        TimedModel("draft", "small", TableModel()),
+    )
     timings = time_forwards(players, 2, context=[1, 2, 3], repetitions=5)
     rows = {(row.role, row.kind, row.tokens): row for row in latency_rows(timings)}
     times = step_times(timings)
@@ -253,7 +255,7 @@ def test_a_difference_within_the_noise_is_a_tie() -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_the_law_test_passes_the_production_verification(rule: Rule) -> None:
     pair = TableModel(6), TableModel(6, strangeness=0.6)
-    tests = law_tests(
+    tests = distribution_tests(
         *pair,
         PROMPT,
         num_draft_tokens=2,

@@ -28,7 +28,7 @@ from harness.cloud.jobs import (
     container_memory_mib,
     launch_name,
 )
-from harness.commands import execute, report, stage, sweep
+from harness.commands import report, sweep
 from harness.commands.cost import all_cards
 from harness.prompts import load as load_prompts
 from harness.records import UserError
@@ -46,8 +46,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The .* function is executing loc
 @pytest.fixture(autouse=True)
 def few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """Step times are not what these tests are about."""
-    monkeypatch.setattr(stage, "LATENCY_REPETITIONS", 5)
-    monkeypatch.setattr(execute, "LATENCY_REPETITIONS", 5)
+    monkeypatch.setattr("harness.measurement.step_times.REPETITIONS", 5)
 
 
 def modal(tmp_path: Path, entrypoint: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -165,7 +164,8 @@ import harness, modal_app
 assert Path(harness.__file__).is_relative_to(here)
 from harness.commands import execute, stage
 from harness.cloud.jobs import Job
-execute.LATENCY_REPETITIONS = stage.LATENCY_REPETITIONS = 5
+from harness.measurement import step_times
+step_times.REPETITIONS = 5
 small = ("model=tiny", "new_tokens=6", "prompts.limit=1", "k=[1,2]", "threads=1", "temperature=[0]")
 done = {}
 def noted(door, work):

@@ -22,10 +22,11 @@ from harness.commands import physics
 from harness.config import ProfileConfig
 from harness.decoding.drafters import ModelDrafter
 from harness.decoding.sampling import SamplingParameters
-from harness.measurement import clock as measurement_clock
-from harness.measurement import curves, parts
-from harness.measurement.bandwidth import copy_bandwidth
-from harness.measurement.latency import Player
+from harness.measurement import round_parts as timed_rounds
+from harness.measurement import step_times as curves
+from harness.measurement.environment import copy_bandwidth
+from harness.measurement.round_parts import TimedPair, time_rounds
+from harness.measurement.step_times import TimedModel
 from harness.models.cached import CachedModel
 from harness.models.lean import static
 from harness.models.lean.model import LeanModel
@@ -223,7 +224,7 @@ def test_a_typed_context_beyond_the_model_is_refused_and_an_automatic_one_is_lef
 
 
 def player(role, seed=0):
-    return Player(role, role, CachedModel(qwen3(seed), 1024))
+    return TimedModel(role, role, CachedModel(qwen3(seed), 1024))
 
 
 def test_the_copy_bandwidth_counts_what_is_read_and_what_is_written():
@@ -267,7 +268,7 @@ def test_the_drafts_step_is_timed_in_a_row_in_curves_too(monkeypatch):
         return now(self)
 
     monkeypatch.setattr(curves.Clock, "now", reading)
-    curves.time_curves([Player("draft", "small", draft)], 3, [(16, 2)])
+    curves.time_curves([TimedModel("draft", "small", draft)], 3, [(16, 2)])
     # What is recorded is run again at every launch
     assert {((2, 1),) * 3, ((2, 4),)} <= set(between)
     assert ((2, 1),) not in between
@@ -319,12 +320,11 @@ def curves_with_slow_recording(monkeypatch, cells, **budgets):
         return rerun(self, work, own)
 
     monkeypatch.setattr(StaticModel, "_rerun", slow)
-    monkeypatch.setattr(measurement_clock, "perf_counter", clock.perf_counter)
-    for module in (curves, static):
-        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(curves, "perf_counter", clock.perf_counter)
+    monkeypatch.setattr(static, "time", clock)
     said = []
     model = StaticModel(qwen3(), 1024, compiled=False)
-    players = [Player("target", "big", model)]
+    players = [TimedModel("target", "big", model)]
     timings, skipped = curves.time_curves(players, 1, cells, say=said.append, **budgets)
     return {(t.context_tokens, t.batch) for t in timings}, skipped, said
 
@@ -335,7 +335,7 @@ def test_compiling_does_not_use_up_the_time_for_measuring(monkeypatch):
     assert timed == set(cells)
     assert skipped == []
     assert said[0] == "compiling for batch 1 after 8 tokens, the first time takes minutes"
-    assert said[1] == curves.TIMING
+    assert said[1] == curves.TIMING_CURVES
 
 
 def test_compiling_has_a_budget_of_its_own(monkeypatch):
@@ -351,12 +351,12 @@ def test_compiling_has_a_budget_of_its_own(monkeypatch):
 
 
 def rounds_of(synthetic=None, ks=(1, 3)):
-    bench = parts.Bench(TableModel(), TableModel(strangeness=0.3), GREEDY, synthetic=synthetic)
-    return {(t.k, t.part): t for t in parts.time_rounds(bench, [(1, 2, 3), (4, 5)], ks, room=8)}
+    bench = TimedPair(TableModel(), TableModel(strangeness=0.3), GREEDY, synthetic=synthetic or {})
+    return {(t.k, t.part): t for t in time_rounds(bench, [(1, 2, 3), (4, 5)], ks, positions=8)}
 
 
 def test_every_part_is_timed_once_per_whole_round(monkeypatch):
-    monkeypatch.setattr(parts, "MOST_VISITS", 3)
+    monkeypatch.setattr(timed_rounds, "MOST_VISITS", 3)
     found = rounds_of()
     for k in (1, 3):
         whole = found[k, "round"]
@@ -368,25 +368,25 @@ def test_every_part_is_timed_once_per_whole_round(monkeypatch):
 
 def test_the_pieces_go_through_the_rounds_of_the_real_loop(monkeypatch):
     """The same caches after every round, so the same text: any slip changes every later logit."""
-    monkeypatch.setattr(parts, "MOST_VISITS", 1)
+    monkeypatch.setattr(timed_rounds, "MOST_VISITS", 1)
     ends = []
     for arm in ("_whole", "_pieces"):
         target, draft = TableModel(), TableModel(strangeness=0.3)
-        bench = parts.Bench(target, draft, GREEDY)
-        book = parts._Book({}, {})
-        getattr(parts, arm)(bench, (1, 2, 3), 3, 4, parts.Clock(), book)
+        bench = TimedPair(target, draft, GREEDY)
+        book = timed_rounds._Samples()
+        getattr(timed_rounds, arm)(bench, (1, 2, 3), 3, 4, timed_rounds.Clock(), book)
         ends.append((tuple(target.cache), tuple(draft.cache)))
     assert ends[0] == ends[1]
 
 
 def test_imposed_acceptance_is_what_the_rounds_get(monkeypatch):
-    monkeypatch.setattr(parts, "MOST_VISITS", 2)
+    monkeypatch.setattr(timed_rounds, "MOST_VISITS", 2)
     assert set(rounds_of({3: (1.0, 1.0, 1.0)})[3, "round"].tokens) == {4}
     assert set(rounds_of({3: (0.0, 0.0, 0.0)})[3, "round"].tokens) == {1}
 
 
 def test_a_recorded_verify_is_timed_with_its_accept_step_and_says_so(monkeypatch):
-    monkeypatch.setattr(parts, "MOST_VISITS", 1)
+    monkeypatch.setattr(timed_rounds, "MOST_VISITS", 1)
 
     class Recording(TableModel):
         @property
@@ -396,8 +396,8 @@ def test_a_recorded_verify_is_timed_with_its_accept_step_and_says_so(monkeypatch
         def recorded(self, _key, work, *inputs):
             return work(*inputs)
 
-    bench = parts.Bench(Recording(), TableModel(strangeness=0.3), GREEDY)
-    timings = parts.time_rounds(bench, [(1, 2)], [2], room=8)
+    bench = TimedPair(Recording(), TableModel(strangeness=0.3), GREEDY)
+    timings = time_rounds(bench, [(1, 2)], [2], positions=8)
     names = {t.part for t in timings if t.k == 2}
     assert names == {"draft", "verify + accept", "host", "rewind", "round"}
     assert "cannot be timed apart" in " ".join(parts_table(timings).notes)
@@ -405,11 +405,11 @@ def test_a_recorded_verify_is_timed_with_its_accept_step_and_says_so(monkeypatch
 
 def test_a_round_after_a_full_acceptance_is_recorded_before_it_is_timed(monkeypatch):
     """Such a round comes late or never while the rounds are warmed up."""
-    monkeypatch.setattr(parts, "MOST_VISITS", 1)
+    monkeypatch.setattr(timed_rounds, "MOST_VISITS", 1)
     target, draft = (StaticModel(qwen3(seed), 1024, compiled=False) for seed in (0, 1))
     for model in (target, draft):
         model.reserve(64)
-    parts.time_rounds(parts.Bench(target, draft, GREEDY), [(5, 6, 7)], [2], room=8)
+    time_rounds(TimedPair(target, draft, GREEDY), [(5, 6, 7)], [2], positions=8)
     drafter = ModelDrafter(draft, GREEDY)
     assert all(draft.knows(drafter._key(pending, 2)) for pending in (1, 2))
 
@@ -560,24 +560,24 @@ def test_an_unknown_card_is_one_line_that_lists_the_known_ones():
 @pytest.mark.parametrize("engine", ["lean", "static"])
 def test_curves_then_rounds_on_the_models_with_caches_of_their_own(engine, monkeypatch):
     """A fill drops what was recorded and changes the batch; generating must go on all the same."""
-    monkeypatch.setattr(parts, "MOST_VISITS", 2)
+    monkeypatch.setattr(timed_rounds, "MOST_VISITS", 2)
     made = {
         "lean": LeanModel,
         "static": lambda network, vocab: StaticModel(network, vocab, compiled=False),
     }[engine]
     target, draft = made(qwen3(0), 1024), made(qwen3(1), 1024)
-    pair = [Player("target", "big", target), Player("draft", "small", draft)]
+    pair = [TimedModel("target", "big", target), TimedModel("draft", "small", draft)]
     timings, skipped = curves.time_curves(pair, 2, [(16, 2)])
     assert skipped == []
     assert {t.batch for t in timings} == {2}
     for model in (target, draft):
         model.reserve(64)
-    found = parts.time_rounds(parts.Bench(target, draft, GREEDY), [(5, 6, 7)], [2], room=12)
+    found = time_rounds(TimedPair(target, draft, GREEDY), [(5, 6, 7)], [2], positions=12)
     names = {t.part for t in found if t.k == 2}
     assert ("verify + accept" in names) == (engine == "static")
     (whole,) = [t for t in found if (t.k, t.part) == (2, "round")]
     plain = CachedModel(qwen3(0), 1024)
     draft_of = CachedModel(qwen3(1), 1024)
-    again = parts.time_rounds(parts.Bench(plain, draft_of, GREEDY), [(5, 6, 7)], [2], room=12)
+    again = time_rounds(TimedPair(plain, draft_of, GREEDY), [(5, 6, 7)], [2], positions=12)
     (expected,) = [t for t in again if (t.k, t.part) == (2, "round")]
     assert whole.tokens == expected.tokens

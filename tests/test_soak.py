@@ -12,7 +12,7 @@ from harness.cli import compose
 from harness.commands.pair import open_configured
 from harness.commands.requests import plan
 from harness.decoding.verification import rates_on
-from harness.measurement.trials import Request, run_trial
+from harness.measurement.generations import Request, run_trial
 from harness.storage import RunFolder
 
 WARM_UP = 100

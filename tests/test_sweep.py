@@ -15,7 +15,7 @@ from harness.commands.outcome import Outcome
 from harness.commands.pair import open_configured
 from harness.commands.requests import plan
 from harness.config import SweepConfig
-from harness.measurement.trials import run_trial
+from harness.measurement.generations import run_trial
 from harness.models.lean.model import LeanModel
 from harness.records import UserError
 from harness.storage import RESULT_COLUMNS, StoredRun, load

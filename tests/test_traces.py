@@ -20,12 +20,12 @@ from harness.decoding.drafters import ModelDrafter
 from harness.decoding.ngram import NgramDrafter
 from harness.decoding.protocols import Drafter, Generation
 from harness.decoding.sampling import SamplingParameters, Uniforms, sampler_for
-from harness.measurement import scoring
-from harness.measurement.scoring import ngram_trace, score_texts
-from harness.measurement.traces import (
+from harness.measurement import draft_scores
+from harness.measurement.draft_scores import ngram_trace, score_texts
+from harness.measurement.target_texts import (
     BrokenLogitsError,
     GeneratedText,
-    TextRequest,
+    Request,
     generate_texts,
 )
 from harness.models.backbone import SplitNetwork, split_network
@@ -39,7 +39,7 @@ from harness.theory.replay import accept_probabilities
 CPU = torch.device("cpu")
 DRAFTS = ("tiny_good", "tiny_small", "tiny_unrelated")
 BUDGET = 24
-Make = Callable[[TextRequest], Drafter]
+Make = Callable[[Request], Drafter]
 
 
 def embedded(name: str) -> CachedModel:
@@ -58,12 +58,13 @@ def drafts() -> dict[str, CachedModel]:
 
 
 @pytest.fixture(scope="module")
-def requests() -> list[TextRequest]:
+def requests() -> list[Request]:
     """Six prompts of each shipped set, greedy."""
     loaded = load(ModelConf(name="tiny", id="embedded:tiny"), "model", CPU)
     conf = PromptsConf(limit=6)
     return [
-        TextRequest(
+        Request(
+            cell="",
             prompt_set=prompt.prompt_set,
             prompt=prompt.id,
             category=prompt.category,
@@ -73,12 +74,13 @@ def requests() -> list[TextRequest]:
             budget=BUDGET,
             seed=3,
             eos=loaded.eos,
+            model="tiny",
         )
         for prompt in prompt_sets.load(conf)
     ]
 
 
-def generation(request: TextRequest, k: int = 0) -> Generation:
+def generation(request: Request, k: int = 0) -> Generation:
     key = f"{request.prompt_set}/{request.prompt}"
     positions = request.budget + k + 1
     uniforms = Uniforms.keyed(request.seed, key, request.repetition, positions, CPU)
@@ -87,16 +89,16 @@ def generation(request: TextRequest, k: int = 0) -> Generation:
     )
 
 
-def plain(target: CachedModel, request: TextRequest) -> tuple[int, ...]:
+def plain(target: CachedModel, request: Request) -> tuple[int, ...]:
     return tuple(text_of(decoded(target, None, generation(request))))
 
 
-def loop_rounds(target: CachedModel, drafter: Drafter, request: TextRequest, k: int) -> list[int]:
+def loop_rounds(target: CachedModel, drafter: Drafter, request: Request, k: int) -> list[int]:
     """Tokens emitted by each round of the real loop."""
     return [len(entry.tokens) for entry in decoded(target, drafter, generation(request, k))]
 
 
-def at(requests: Sequence[TextRequest], sampling: SamplingParameters) -> list[TextRequest]:
+def at(requests: Sequence[Request], sampling: SamplingParameters) -> list[Request]:
     return [replace(request, sampling=sampling) for request in requests]
 
 
@@ -113,7 +115,7 @@ def at(requests: Sequence[TextRequest], sampling: SamplingParameters) -> list[Te
     ids=str,
 )
 def test_batched_texts_are_plain_decodings(
-    target: CachedModel, requests: list[TextRequest], sampling: SamplingParameters
+    target: CachedModel, requests: list[Request], sampling: SamplingParameters
 ) -> None:
     asked = at(requests, sampling)
     assert len({len(request.tokens) for request in asked}) > 3
@@ -123,7 +125,7 @@ def test_batched_texts_are_plain_decodings(
 
 
 def test_a_text_does_not_depend_on_batch_order_or_company(
-    target: CachedModel, requests: list[TextRequest]
+    target: CachedModel, requests: list[Request]
 ) -> None:
     mixed = [
         *at(requests, SamplingParameters(1.0)),
@@ -136,7 +138,7 @@ def test_a_text_does_not_depend_on_batch_order_or_company(
 
 
 def test_an_end_token_ends_a_row_and_the_others_go_on(
-    target: CachedModel, requests: list[TextRequest]
+    target: CachedModel, requests: list[Request]
 ) -> None:
     whole = generate_texts(target, requests, name="model=tiny")
     eos = frozenset({whole[0].tokens[5], whole[4].tokens[9]})
@@ -149,15 +151,6 @@ def test_an_end_token_ends_a_row_and_the_others_go_on(
         assert (text.tokens[-1] in eos) == (text.stop_reason == "eos")
         assert text.hidden is not None
         assert len(text.hidden) == len(text.tokens) <= text.request.budget
-
-
-def test_batch_seconds_are_shared_by_the_batch(
-    target: CachedModel, requests: list[TextRequest]
-) -> None:
-    texts = generate_texts(target, requests, name="model=tiny", batch=8)
-    assert sorted(text.batch_texts for text in texts) == [4] * 4 + [8] * 8
-    assert len({text.batch_s for text in texts}) == 2
-    assert all(text.batch_s > 0 for text in texts)
 
 
 class Small(CachedModel):
@@ -185,7 +178,7 @@ class Small(CachedModel):
 
 
 def test_running_out_of_memory_halves_the_batch_and_goes_on(
-    target: CachedModel, requests: list[TextRequest]
+    target: CachedModel, requests: list[Request]
 ) -> None:
     small = Small(embedded("tiny").network, 1024)
     texts = generate_texts(small, requests, name="model=tiny", batch=9)
@@ -197,7 +190,7 @@ def test_running_out_of_memory_halves_the_batch_and_goes_on(
     assert all(trace.draft_is_argmax.all() for trace in scored)
 
 
-def test_one_text_beyond_the_memory_is_an_error_that_says_so(requests: list[TextRequest]) -> None:
+def test_one_text_beyond_the_memory_is_an_error_that_says_so(requests: list[Request]) -> None:
     small = Small(embedded("tiny_small").network, 1024)
     small.rows = 0
     with pytest.raises(UserError, match="model=tiny: out of memory with a single text"):
@@ -224,7 +217,7 @@ def spoiled(network: Any, token: int) -> CachedModel:
 
 
 def test_nan_logits_name_the_model_the_prompt_and_the_position(
-    requests: list[TextRequest],
+    requests: list[Request],
 ) -> None:
     request = replace(requests[0], sampling=SamplingParameters(1.0), eos=frozenset())
     name = f"prompt {request.prompt_set}/{request.prompt}"
@@ -265,7 +258,7 @@ def test_a_model_is_taken_apart_only_if_that_is_the_same_model(target: CachedMod
 
 
 def test_a_model_that_cannot_be_taken_apart_is_generated_and_scored_whole(
-    requests: list[TextRequest], drafts: dict[str, CachedModel]
+    requests: list[Request], drafts: dict[str, CachedModel]
 ) -> None:
     capped = soft_capped()
     asked = [*at(requests[:2], SamplingParameters(1.0)), *requests[:2]]
@@ -317,7 +310,7 @@ def recurrent() -> CachedModel:
     return SnapshotModel(random_model(config), 128)
 
 
-def test_padding_that_would_shift_positions_is_not_used(requests: list[TextRequest]) -> None:
+def test_padding_that_would_shift_positions_is_not_used(requests: list[Request]) -> None:
     config = RobertaConfig(
         vocab_size=128,
         hidden_size=32,
@@ -344,7 +337,7 @@ def test_padding_that_would_shift_positions_is_not_used(requests: list[TextReque
 
 
 def test_a_model_that_no_batch_suits_is_generated_and_scored_alone(
-    requests: list[TextRequest],
+    requests: list[Request],
 ) -> None:
     network: Any = qwen3()
 
@@ -369,7 +362,7 @@ def test_a_model_that_no_batch_suits_is_generated_and_scored_alone(
 @pytest.mark.parametrize("make", [sliding, recurrent])
 def test_other_kinds_of_cache_give_plain_decodings_and_the_defined_scores(
     make: Callable[[], CachedModel],
-    requests: list[TextRequest],
+    requests: list[Request],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = make()
@@ -386,7 +379,7 @@ def test_other_kinds_of_cache_give_plain_decodings_and_the_defined_scores(
     ]
     texts = generate_texts(model, asked, name="model=other")
     assert [text.tokens for text in texts] == [plain(model, request) for request in asked]
-    monkeypatch.setattr(scoring, "PREFILL_POSITIONS", 24)
+    monkeypatch.setattr(draft_scores, "PREFILL_POSITIONS", 24)
     again = [replace(text, hidden=None) for text in texts]
     traces = score_texts(again, model, model, draft_name="self", chunk=6)
     for trace, text in zip(traces, texts, strict=True):
@@ -394,10 +387,10 @@ def test_other_kinds_of_cache_give_plain_decodings_and_the_defined_scores(
 
 
 def test_a_model_without_positions_is_batched_by_equal_lengths(
-    requests: list[TextRequest], monkeypatch: pytest.MonkeyPatch
+    requests: list[Request], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = embedded("tiny")
-    monkeypatch.setattr("harness.measurement.traces._pads", lambda _: False)
+    monkeypatch.setattr("harness.measurement.target_texts._pads", lambda _: False)
     texts = generate_texts(target, requests, name="model=tiny")
     by_length: dict[int, set[int]] = {}
     for text in texts:
@@ -464,7 +457,7 @@ def assert_scored(
 def test_scores_are_what_their_definitions_say(
     target: CachedModel,
     drafts: dict[str, CachedModel],
-    requests: list[TextRequest],
+    requests: list[Request],
     sampling: SamplingParameters,
 ) -> None:
     texts = generate_texts(target, at(requests[:5], sampling), name="model=tiny")
@@ -478,14 +471,14 @@ def test_scores_are_what_their_definitions_say(
 def test_chunks_batches_pieces_and_stored_states_do_not_change_a_score(
     target: CachedModel,
     drafts: dict[str, CachedModel],
-    requests: list[TextRequest],
+    requests: list[Request],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     texts = generate_texts(target, at(requests, SamplingParameters(1.0)), name="model=tiny")
     draft = drafts["tiny_good"]
     whole = score_texts(texts, target, draft, draft_name="d", chunk=10_000)
     again = [replace(text, hidden=None) for text in texts]
-    monkeypatch.setattr(scoring, "PREFILL_POSITIONS", 40)
+    monkeypatch.setattr(draft_scores, "PREFILL_POSITIONS", 40)
     pieces = score_texts(again, target, draft, draft_name="d", chunk=11, batch=4)
     for one, other in zip(whole, pieces, strict=True):
         for name in ("target_logprob", "draft_logprob", "last_ratio", "draft_entropy"):
@@ -493,7 +486,7 @@ def test_chunks_batches_pieces_and_stored_states_do_not_change_a_score(
 
 
 def test_logits_are_cut_to_the_narrower_vocabulary(
-    target: CachedModel, drafts: dict[str, CachedModel], requests: list[TextRequest]
+    target: CachedModel, drafts: dict[str, CachedModel], requests: list[Request]
 ) -> None:
     narrow = CachedModel(target.network, 1000)
     texts = generate_texts(narrow, at(requests[:3], SamplingParameters(1.0)), name="model=tiny")
@@ -505,7 +498,7 @@ def test_logits_are_cut_to_the_narrower_vocabulary(
 
 
 def test_greedy_scores_make_every_rule_the_match_bit(
-    target: CachedModel, drafts: dict[str, CachedModel], requests: list[TextRequest]
+    target: CachedModel, drafts: dict[str, CachedModel], requests: list[Request]
 ) -> None:
     texts = generate_texts(target, requests, name="model=tiny")
     traces = score_texts(texts, target, drafts["tiny_small"], draft_name="d")
@@ -522,7 +515,7 @@ def test_greedy_scores_make_every_rule_the_match_bit(
 
 def test_a_long_text_never_has_all_its_logits_at_once(
     drafts: dict[str, CachedModel],
-    requests: list[TextRequest],
+    requests: list[Request],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     draft = drafts["tiny_small"]
@@ -555,7 +548,7 @@ def factories(drafts: dict[str, CachedModel]) -> dict[str, Make]:
 
 @pytest.mark.slow
 def test_greedy_replay_equals_the_loop_for_every_prompt_draft_and_k(
-    target: CachedModel, drafts: dict[str, CachedModel], requests: list[TextRequest]
+    target: CachedModel, drafts: dict[str, CachedModel], requests: list[Request]
 ) -> None:
     ks = (1, 2, 4, 8, 16)
     texts = generate_texts(target, requests, name="model=tiny")
@@ -574,7 +567,7 @@ def test_greedy_replay_equals_the_loop_for_every_prompt_draft_and_k(
 
 @pytest.mark.slow
 def test_sampled_replay_agrees_with_the_loop_and_varies_less(
-    target: CachedModel, drafts: dict[str, CachedModel], requests: list[TextRequest]
+    target: CachedModel, drafts: dict[str, CachedModel], requests: list[Request]
 ) -> None:
     """200 generations of 12 tokens at temperature 1, K = 4; independent texts on both sides."""
     draft = drafts["tiny_small"]
@@ -615,7 +608,7 @@ def assert_same(one: TextTrace, other: TextTrace) -> None:
 def test_traces_come_back_as_they_were(
     target: CachedModel,
     drafts: dict[str, CachedModel],
-    requests: list[TextRequest],
+    requests: list[Request],
     tmp_path: Path,
 ) -> None:
     asked = [

@@ -45,8 +45,9 @@ from transformers.models.auto.modeling_auto import (
 from harness.analysis.candidates import replayed
 from harness.config import ModelConf
 from harness.decoding.sampling import SamplingParameters
-from harness.measurement.scoring import score_texts
-from harness.measurement.traces import TextRequest, generate_texts
+from harness.measurement.draft_scores import score_texts
+from harness.measurement.generations import Request
+from harness.measurement.target_texts import generate_texts
 from harness.models.cached import CachedModel
 from harness.models.hub import quiet_transformers
 from harness.models.load import EMBEDDED, load
@@ -294,9 +295,19 @@ def greedy(network: PreTrainedModel, prompt: Sequence[int]) -> tuple[int, ...]:
     return tuple(whole[len(prompt) :])
 
 
-def _request(prompt: Sequence[int]) -> TextRequest:
-    return TextRequest(
-        "set", str(len(prompt)), None, tuple(prompt), 0, SamplingParameters(0.0), BUDGET, 1, NO_EOS
+def _request(prompt: Sequence[int]) -> Request:
+    return Request(
+        cell="",
+        prompt_set="set",
+        prompt=str(len(prompt)),
+        category=None,
+        tokens=tuple(prompt),
+        sampling=SamplingParameters(0.0),
+        budget=BUDGET,
+        repetition=0,
+        seed=1,
+        eos=NO_EOS,
+        model="target",
     )
 
 

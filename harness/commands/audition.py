@@ -16,7 +16,7 @@ from harness.commands.sources import by_draft, latencies, stored_texts, stored_t
 from harness.commands.validate import validated
 from harness.commands.weights import alike
 from harness.config import AuditionConfig, ModelConf
-from harness.measurement.host import describe_host
+from harness.measurement.environment import describe_host
 from harness.records import DUMMY_CAVEAT, Failure, Summary, TextTrace, UserError
 from harness.reporting.reading import dummies_of
 from harness.stats.intervals import MIN_PROMPTS

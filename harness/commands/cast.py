@@ -14,8 +14,7 @@ from harness.analysis.latency import latency_rows
 from harness.commands.stage import NotEligible, Stage, take_turn
 from harness.commands.texts import text_requests, write_texts
 from harness.config import AuditionConfig, ModelConf
-from harness.measurement.traces import GeneratedText
-from harness.models.tokenizer import stop_rule
+from harness.measurement.target_texts import GeneratedText
 from harness.records import Failure, UserError, in_one_line
 from harness.storage import RunFolder
 
@@ -70,8 +69,7 @@ def _write(
     cast: Cast,
 ) -> list[GeneratedText]:
     begin = time.perf_counter()
-    stop = stop_rule(stage.loaded.tokenizer, config.decode.stop_strings)
-    requests = text_requests(stage.prompts, config, stage.loaded.eos, stop)
+    requests = text_requests(stage.prompts, config, stage.loaded)
     texts = write_texts(folder, requests, stage.model, stage.loaded.name, config.batch)
     cast.count("generation_s", time.perf_counter() - begin)
     return texts

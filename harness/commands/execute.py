@@ -10,13 +10,12 @@ from harness.commands.progress import progress
 from harness.commands.requests import missing
 from harness.commands.running import resumed_run
 from harness.config import PairConfig
-from harness.measurement.latency import time_forwards
-from harness.measurement.trials import Request, run_trial
+from harness.measurement.generations import Request, run_trial
+from harness.measurement.step_times import REPETITIONS, time_forwards
 from harness.models.cached import CachedModel
 from harness.records import StepTiming, Trial, UserError
 from harness.storage import RunFolder
 
-LATENCY_REPETITIONS = 40
 # What of a model's entry in the manifest must stay as it was for a run to be resumed
 WEIGHTS = ("name", "dtype", "commit", "parameters", "weights_sample_sha256")
 ENGINE = ("engine", "compiled")
@@ -107,12 +106,11 @@ def measure_steps(folder: RunFolder, pair: Pair, config: PairConfig) -> list[Ste
     stored = folder.timings()
     if stored:
         return stored
-    with progress("timing steps", LATENCY_REPETITIONS) as tick:
+    with progress("timing steps", REPETITIONS) as tick:
         timings = time_forwards(
-            pair.players,
+            pair.timed,
             max(config.k),
             context=typical_context(pair.prompts, config.new_tokens),
-            repetitions=LATENCY_REPETITIONS,
             tick=tick,
         )
     folder.write_latency(latency_rows(timings), timings)

@@ -2,7 +2,7 @@
 
 In a sweep at temperature 0 the k = 0 trial of a prompt is the plain text, and speculation must emit
 the same. Where it does not, only the models can tell whether that is a tie within rounding
-(`harness.measurement.snapshots`); a run that is finished without them leaves the text OPEN. Nothing
+(`harness.measurement.lossless`); a run that is finished without them leaves the text OPEN. Nothing
 here needs torch.
 """
 

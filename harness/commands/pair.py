@@ -10,7 +10,7 @@ from harness import prompts as prompt_sets
 from harness.commands.progress import opening
 from harness.config import AuditionConfig, ModelConf, PairConfig
 from harness.measurement import environment
-from harness.measurement.latency import Player
+from harness.measurement.step_times import TimedModel
 from harness.models.cached import CachedModel
 from harness.models.load import LoadedModel, load, memory_need, open_pair, resolve_device
 from harness.models.memory import cached_tokens, check_fits
@@ -70,11 +70,11 @@ class Pair:
     threads: int
 
     @property
-    def players(self) -> tuple[Player, Player]:
+    def timed(self) -> tuple[TimedModel, TimedModel]:
         """Both, as the latency measurement wants them."""
         return (
-            Player("target", self.target.name, self.target_model),
-            Player("draft", self.draft.name, self.draft_model),
+            TimedModel("target", self.target.name, self.target_model),
+            TimedModel("draft", self.draft.name, self.draft_model),
         )
 
     @property

@@ -15,8 +15,8 @@ from harness.commands.progress import progress
 from harness.commands.running import unless_broken
 from harness.config import ProfileConfig, SweepConfig
 from harness.decoding.sampling import SamplingParameters
-from harness.measurement import curves, environment, parts
-from harness.measurement.bandwidth import copy_bandwidth
+from harness.measurement import environment, round_parts, step_times
+from harness.measurement.environment import copy_bandwidth
 from harness.models.architecture import shape_of
 from harness.models.load import LoadedModel
 from harness.models.memory import check_fits, is_out_of_memory
@@ -201,7 +201,7 @@ def _in_cache(loaded: LoadedModel, device: torch.device, copied: CopyBandwidth) 
     return own.gb_s if own is not None and own.gb_s > copied.gb_s else None
 
 
-def curve_cells(pair: Pair, config: ProfileConfig) -> list[curves.Cell]:
+def curve_cells(pair: Pair, config: ProfileConfig) -> list[step_times.CurveCell]:
     """(context, batch), cheapest first; typed contexts must fit the models' positions.
 
     Raises:
@@ -231,12 +231,12 @@ def _beyond(pair: Pair, config: ProfileConfig, context: int) -> str | None:
 
 
 def _curves(
-    pair: Pair, config: ProfileConfig, cells: Sequence[curves.Cell]
+    pair: Pair, config: ProfileConfig, cells: Sequence[step_times.CurveCell]
 ) -> tuple[list[StepTiming], list[SkippedCell]]:
     auto = config.contexts == "auto" and config.batches == "auto"
-    with progress(curves.TIMING, curves.VISITS * len(cells)) as tick:
-        return curves.time_curves(
-            pair.players,
+    with progress(step_times.TIMING_CURVES, step_times.CURVE_VISITS * len(cells)) as tick:
+        return step_times.time_curves(
+            pair.timed,
             max(config.k),
             cells,
             refused=_refusal(pair, config),
@@ -270,13 +270,15 @@ def _refusal(pair: Pair, config: ProfileConfig) -> Callable[[int, int], str | No
 def _parts(pair: Pair, config: ProfileConfig) -> list[PartTiming]:
     """Whole rounds and their parts, greedy, on prompts spread over the run's own."""
     ks = sorted(k for k in set(config.k) if k > 0)
-    count = min(parts.MOST_VISITS, len(pair.prompts))
+    count = min(round_parts.MOST_VISITS, len(pair.prompts))
     prompts = [pair.prompts[index * len(pair.prompts) // count].tokens for index in range(count)]
     given = config.decode.acceptance
-    imposed = None if given is None else {k: conditional(rates_for(given, k)) for k in ks}
-    bench = parts.Bench(pair.target_model, pair.draft_model, GREEDY, config.seed, imposed)
-    room = config.new_tokens + max(ks)
+    synthetic = {} if given is None else {k: conditional(rates_for(given, k)) for k in ks}
+    timed = round_parts.TimedPair(
+        pair.target_model, pair.draft_model, GREEDY, config.seed, synthetic
+    )
+    positions = config.new_tokens + max(ks)
     for model in (pair.target_model, pair.draft_model):
         model.reserve(longest_generation(pair.prompts, config.new_tokens, max(config.k)))
-    with progress("timing parts of a round", parts.MOST_VISITS) as tick:
-        return parts.time_rounds(bench, prompts, ks, room=room, tick=tick)
+    with progress("timing parts of a round", round_parts.MOST_VISITS) as tick:
+        return round_parts.time_rounds(timed, prompts, ks, positions=positions, tick=tick)

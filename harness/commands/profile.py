@@ -18,7 +18,7 @@ from harness.commands.running import concluded, running
 from harness.commands.texts import with_pair_turns
 from harness.commands.validate import validated
 from harness.config import ProfileConfig
-from harness.measurement.trials import Request
+from harness.measurement.generations import Request
 from harness.models.cached import CachedModel
 from harness.records import ResultRow, StepTiming, Summary, Trial
 from harness.reporting.reading import latency_of

@@ -9,7 +9,7 @@ from harness.analysis.rates import Cell, Rates, conditional
 from harness.commands.pair import EncodedPrompt, Pair
 from harness.config import DecodeConf, PairConfig
 from harness.decoding.sampling import SamplingParameters
-from harness.measurement.trials import Request
+from harness.measurement.generations import Request
 from harness.models.load import LoadedModel
 from harness.models.tokenizer import stop_rule
 

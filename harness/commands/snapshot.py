@@ -17,7 +17,7 @@ from harness.commands.running import concluded, running
 from harness.commands.texts import compare_greedy, with_pair_turns
 from harness.commands.validate import validated
 from harness.config import SnapshotConfig
-from harness.measurement.snapshots import LawTest, law_tests, most_open
+from harness.measurement.lossless import DistributionTest, distribution_tests, most_open
 from harness.records import (
     DUMMY_CAVEAT,
     BrokenLogitsError,
@@ -105,7 +105,7 @@ def _laws(pair: Pair, config: SnapshotConfig) -> tuple[list[dict[str, Any]], lis
     with progress("drawing", len(cells)) as tick:
         for k, temperature in cells:
             try:
-                tests = _law_tests(pair, config, k, temperature)
+                tests = _distribution_tests(pair, config, k, temperature)
             except BrokenLogitsError as error:
                 broken.append(Failure(f"K={k} temperature={temperature:g}", str(error)))
                 tests = []
@@ -115,7 +115,9 @@ def _laws(pair: Pair, config: SnapshotConfig) -> tuple[list[dict[str, Any]], lis
     return entries, broken
 
 
-def _law_tests(pair: Pair, config: SnapshotConfig, k: int, temperature: float) -> list[LawTest]:
+def _distribution_tests(
+    pair: Pair, config: SnapshotConfig, k: int, temperature: float
+) -> list[DistributionTest]:
     """One test per offset, after the prompt that tests most."""
     sampling = sampling_of(config.decode, temperature)
     prompt = most_open(
@@ -125,7 +127,7 @@ def _law_tests(pair: Pair, config: SnapshotConfig, k: int, temperature: float) -
         sampling=sampling,
         seed=config.seed,
     )
-    return law_tests(
+    return distribution_tests(
         pair.target_model,
         pair.draft_model,
         prompt,

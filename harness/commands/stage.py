@@ -25,16 +25,19 @@ from harness.commands.progress import opening, progress
 from harness.config import AuditionConfig, ModelConf
 from harness.decoding.ngram import NgramDrafter
 from harness.measurement import environment
-from harness.measurement.latency import Player, time_forwards, time_lookups
-from harness.measurement.scoring import ngram_trace, score_texts
-from harness.measurement.traces import GeneratedText
+from harness.measurement.draft_scores import ngram_trace, score_texts
+from harness.measurement.step_times import (
+    REPETITIONS,
+    TimedModel,
+    time_forwards,
+    time_lookups,
+)
+from harness.measurement.target_texts import GeneratedText
 from harness.models.cached import CachedModel
 from harness.models.load import LoadedModel, load, resolve_device
 from harness.models.probe import cached_model, check_length
 from harness.models.tokenizer import tokenizer_difference
 from harness.records import Prompt, StepTiming, TextTrace
-
-LATENCY_REPETITIONS = 40
 
 
 class NotEligible(Exception):
@@ -187,15 +190,14 @@ def _score(
 def _time(stage: Stage, name: str, model: CachedModel, config: AuditionConfig) -> list[StepTiming]:
     """Steps of the draft and of the target, interleaved."""
     players = (
-        Player("target", stage.loaded.name, stage.model),
-        Player("draft", name, model),
+        TimedModel("target", stage.loaded.name, stage.model),
+        TimedModel("draft", name, model),
     )
-    with progress(f"timing {name}", LATENCY_REPETITIONS) as tick:
+    with progress(f"timing {name}", REPETITIONS) as tick:
         return time_forwards(
             players,
             max(config.k),
             context=typical_context(stage.prompts, config.new_tokens),
-            repetitions=LATENCY_REPETITIONS,
             beside=name,
             tick=tick,
         )
@@ -205,11 +207,10 @@ def _time_ngram(stage: Stage, name: str, config: AuditionConfig) -> list[StepTim
     """One look-up of the n-gram drafter stands where other drafts have a step."""
     context = typical_context(stage.prompts, config.new_tokens)
     target = time_forwards(
-        (Player("target", stage.loaded.name, stage.model),),
+        (TimedModel("target", stage.loaded.name, stage.model),),
         max(config.k),
         context=context,
-        repetitions=LATENCY_REPETITIONS,
         beside=name,
     )
     drafter = NgramDrafter(stage.loaded.eos)
-    return [*target, time_lookups(drafter, name, max(config.k), context, LATENCY_REPETITIONS)]
+    return [*target, time_lookups(drafter, name, max(config.k), context)]

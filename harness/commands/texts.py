@@ -1,6 +1,6 @@
 """The target's texts as requests, as lines of trials.jsonl, and back again."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from harness import prompts as prompt_sets
@@ -14,45 +14,57 @@ from harness.commands.pair import (
 from harness.commands.progress import progress
 from harness.commands.requests import sampling_of
 from harness.config import AuditionConfig, PairConfig, SweepConfig
-from harness.decoding.protocols import StopRule
-from harness.measurement.scoring import score_texts
-from harness.measurement.snapshots import compare_texts
-from harness.measurement.traces import GeneratedText, TextRequest, generate_texts
+from harness.measurement.draft_scores import score_texts
+from harness.measurement.generations import Request
+from harness.measurement.lossless import compare_texts
+from harness.measurement.target_texts import GeneratedText, generate_texts
 from harness.models.cached import CachedModel
 from harness.models.load import LoadedModel
 from harness.models.tokenizer import encode, stop_rule
-from harness.records import Prompt, Trial
+from harness.records import Prompt, TextKey, Trial
 from harness.storage import RunFolder, load_traces
 
 BATCH = 32
 
 
 def text_requests(
-    prompts: Sequence[EncodedPrompt],
-    config: AuditionConfig | SweepConfig,
-    eos: Collection[int],
-    stop: StopRule | None,
-) -> list[TextRequest]:
+    prompts: Sequence[EncodedPrompt], config: AuditionConfig | SweepConfig, target: LoadedModel
+) -> list[Request]:
     """One request per (temperature, repetition, prompt)."""
     return [
-        TextRequest(
-            prompt_set=entry.prompt.prompt_set,
-            prompt=entry.prompt.id,
-            category=entry.prompt.category,
-            tokens=entry.tokens,
-            repetition=repetition,
-            sampling=sampling_of(config.decode, temperature),
-            budget=config.new_tokens,
-            seed=config.seed,
-            eos=frozenset(eos),
-            stop=stop,
-            turn=entry.turn,
-        )
+        _request(entry, config, target, temperature, repetition)
         for temperature in config.temperature
         # Greedy texts are all alike: once is enough
         for repetition in range(config.repetitions if temperature else 1)
         for entry in prompts
     ]
+
+
+def _request(
+    entry: EncodedPrompt,
+    config: AuditionConfig | PairConfig,
+    target: LoadedModel,
+    temperature: float,
+    repetition: int,
+) -> Request:
+    """A completion by the target alone."""
+    sampling = sampling_of(config.decode, temperature)
+    key = TextKey(entry.prompt.prompt_set, entry.prompt.id, repetition, sampling.temperature)
+    return Request(
+        cell=str(key),
+        prompt_set=key.prompt_set,
+        prompt=key.prompt,
+        category=entry.prompt.category,
+        tokens=entry.tokens,
+        sampling=sampling,
+        budget=config.new_tokens,
+        repetition=repetition,
+        seed=config.seed,
+        eos=target.eos,
+        model=target.name,
+        stop=stop_rule(target.tokenizer, config.decode.stop_strings),
+        turn=entry.turn,
+    )
 
 
 def with_turns(
@@ -117,22 +129,9 @@ def _answers(
     batch: int,
 ) -> list[tuple[int, ...]]:
     """The greedy answers to one turn of several conversations, generated where not stored."""
-    stop = stop_rule(target.tokenizer, config.decode.stop_strings)
+    budget = prompt_sets.answer_tokens(config)
     requests = [
-        TextRequest(
-            prompt_set=entry.prompt.prompt_set,
-            prompt=entry.prompt.id,
-            category=entry.prompt.category,
-            tokens=entry.tokens,
-            repetition=0,
-            sampling=sampling_of(config.decode, 0.0),
-            budget=prompt_sets.answer_tokens(config),
-            seed=0,
-            eos=target.eos,
-            stop=stop,
-            turn=entry.turn,
-        )
-        for entry in entries
+        replace(_request(entry, config, target, 0.0, 0), budget=budget, seed=0) for entry in entries
     ]
     stored = {trial.key: trial.tokens or () for trial in folder.answers()}
     waiting = [entry for entry in requests if entry.key not in stored]
@@ -142,7 +141,7 @@ def _answers(
         for start in range(0, len(waiting), batch):
             part = waiting[start : start + batch]
             for text in generate_texts(model, part, name=name, batch=batch, tick=tick):
-                folder.append_answer(_trial(text, target.name))
+                folder.append_answer(_trial(text))
                 stored[text.request.key] = text.tokens
     return [stored[entry.key] for entry in requests]
 
@@ -157,7 +156,7 @@ def with_pair_turns(folder: RunFolder, pair: Pair, config: PairConfig) -> Pair:
 
 def write_texts(
     folder: RunFolder,
-    requests: Sequence[TextRequest],
+    requests: Sequence[Request],
     model: CachedModel,
     name: str,
     batch: int = BATCH,
@@ -169,14 +168,13 @@ def write_texts(
         texts = generate_texts(model, waiting, name=f"model={name}", batch=batch, tick=tick)
     fresh = {text.request.key: text for text in texts}
     for text in texts:
-        folder.append_trial(_trial(text, name))
+        folder.append_trial(_trial(text))
     return [fresh.get(entry.key) or from_trial(entry, stored[entry.key]) for entry in requests]
 
 
 def write_pair_texts(folder: RunFolder, pair: Pair, config: SweepConfig) -> None:
     """The texts of a sweep that measures no generation."""
-    stop = stop_rule(pair.target.tokenizer, config.decode.stop_strings)
-    requests = text_requests(pair.prompts, config, pair.eos, stop)
+    requests = text_requests(pair.prompts, config, pair.target)
     write_texts(folder, requests, pair.target_model, pair.target.name)
 
 
@@ -189,8 +187,7 @@ def score_pair(folder: RunFolder, pair: Pair, config: SweepConfig) -> None:
         for trial in folder.trials()
         if trial.k == 0 and trial.status == "ok" and trial.tokens
     }
-    stop = stop_rule(pair.target.tokenizer, config.decode.stop_strings)
-    requests = text_requests(pair.prompts, config, pair.eos, stop)
+    requests = text_requests(pair.prompts, config, pair.target)
     texts = [from_trial(entry, plain[entry.key]) for entry in requests if entry.key in plain]
     with progress("the draft scores", len(texts)) as tick:
         traces = score_texts(
@@ -220,34 +217,20 @@ def compare_greedy(
     return texts
 
 
-def _trial(text: GeneratedText, model: str) -> Trial:
+def _trial(text: GeneratedText) -> Trial:
     """A text as a line of trials.jsonl; made in a batch, so without times of its own."""
-    request = text.request
-    return Trial(
-        cell=str(request.key),
-        prompt_set=request.prompt_set,
-        prompt=request.prompt,
-        repetition=request.repetition,
-        k=0,
-        temperature=request.sampling.temperature,
-        rule=None,
+    return text.request.as_trial(
         status="ok",
-        model=model,
-        category=request.category,
-        prompt_tokens=len(request.tokens),
         new_tokens=len(text.tokens),
         stop_reason=text.stop_reason,
         tokens=text.tokens,
-        turn=request.turn,
     )
 
 
-def from_trial(request: TextRequest, trial: Trial) -> GeneratedText:
+def from_trial(request: Request, trial: Trial) -> GeneratedText:
     """A stored text, without the hidden states that a fresh one carries."""
     return GeneratedText(
         request=request,
         tokens=trial.tokens or (),
         stop_reason=trial.stop_reason or "budget",
-        batch_s=0.0,
-        batch_texts=0,
     )

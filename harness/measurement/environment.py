@@ -1,24 +1,48 @@
-"""What machine is this? Recorded with every run, because a latency means nothing without it."""
+"""What machine is this? Recorded with every run, because a latency means nothing without it.
+
+Only what needs a device imports torch: breakeven and report describe their host without it.
+"""
 
 import os
+import platform
+import re
+import subprocess
+import sys
 from collections.abc import Sequence
-from typing import Any
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import psutil
-import torch
 
-from harness.decoding.protocols import CausalModel
-from harness.measurement.clock import Clock
-from harness.measurement.host import cpu_name, describe_host
-from harness.models.kernels import kernel_settings
-from harness.models.memory import nvidia_driver, why_no_cuda
-from harness.records import UserError
+from harness.records import CopyBandwidth, UserError
 
+if TYPE_CHECKING:
+    import torch
+
+    from harness.decoding.protocols import CausalModel
+
+PACKAGES = ("torch", "transformers", "numpy", "scipy", "pandas", "hydra-core", "modal")
+# Variables whose values are secrets, and secrets that show by their form
+SECRET_NAMES = re.compile(r"TOKEN|SECRET|PASSW|API_?KEY|ACCESS_?KEY|CREDENTIAL", re.IGNORECASE)
+SECRETS = re.compile(r"\b(?:hf_|sk-|ghp_|xox[a-z]-)[\w-]{12,}|(?<=://)[^/@\s]+:[^/@\s]+(?=@)")
+SHORTEST_SECRET = 6
 THREAD_STEPS = 7
+# Well beyond the caches: 50 MB on an H200, some 100 MB on large server processors
+BUFFER_BYTES = {"cuda": 2 * 1024**3, "mps": 512 * 1024**2, "cpu": 512 * 1024**2}
+SHARE_OF_FREE = 1 / 16
+SAMPLES = 9
+LEAST_SAMPLE_BYTES = 64 * 1024**2
 
 
-def describe(device: torch.device) -> dict[str, Any]:
-    """Everything about the machine that a reader of the numbers may ask for."""
+def describe(device: "torch.device") -> dict[str, Any]:
+    """The host and the device: everything that a reader of the numbers may ask for."""
+    import torch
+
+    from harness.models.kernels import kernel_settings
+    from harness.models.memory import nvidia_driver, why_no_cuda
+
     driver = nvidia_driver()
     return {
         **describe_host(),
@@ -35,14 +59,73 @@ def describe(device: torch.device) -> dict[str, Any]:
     }
 
 
-def device_name(device: torch.device) -> str:
+def describe_host() -> dict[str, Any]:
+    """The command line, the software and the machine, for the manifest.
+
+    No environment variable is stored, and secrets that were typed are left out: runs are sent on.
+    """
+    argv = sys.argv[1:]
+    return {
+        "command": ["python", "-m", f"harness.{Path(sys.argv[0]).stem}", *map(_public, argv)],
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "cpu": cpu_name(),
+        "cpu_count": os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "git": _git(),
+    }
+
+
+def device_name(device: "torch.device") -> str:
     """The card's own name, or the processor's."""
     if device.type == "cuda":
+        import torch
+
         return torch.cuda.get_device_name(device)
     return cpu_name() if device.type == "cpu" else f"{device.type} ({cpu_name()})"
 
 
-def settle_threads(setting: Any, models: Sequence[CausalModel], context: Sequence[int]) -> int:
+def cpu_name() -> str:
+    """The processor's own name."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _public(word: str) -> str:
+    """A word of the command line without the secrets in it."""
+    for name, value in os.environ.items():
+        if len(value) >= SHORTEST_SECRET and SECRET_NAMES.search(name):
+            word = word.replace(value, f"${name}")
+    return SECRETS.sub("***", word)
+
+
+def _version(package: str) -> str | None:
+    with suppress(metadata.PackageNotFoundError):
+        return metadata.version(package)
+    return None
+
+
+def _git() -> dict[str, Any] | None:
+    """The checkout's commit and whether it has uncommitted changes; None outside one."""
+    folder = Path(__file__).resolve().parents[2]
+    if not (folder / ".git").exists():
+        return None
+
+    def ask(*words: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(folder), *words], capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    with suppress(OSError, subprocess.CalledProcessError):
+        return {"commit": ask("rev-parse", "HEAD"), "dirty": bool(ask("status", "--porcelain"))}
+    return None
+
+
+def settle_threads(setting: Any, models: "Sequence[CausalModel]", context: Sequence[int]) -> int:
     """Set torch's CPU threads: the number given, or the one that makes these models' steps fastest.
 
     More threads are not faster as a matter of course: an oversubscribed machine ran a 1M-parameter
@@ -59,6 +142,8 @@ def settle_threads(setting: Any, models: Sequence[CausalModel], context: Sequenc
     Raises:
         UserError: neither auto nor a positive integer.
     """
+    import torch
+
     if setting != "auto":
         if isinstance(setting, bool) or not isinstance(setting, int) or setting < 1:
             raise UserError(f"threads={setting}: give auto or a whole number of at least 1")
@@ -74,8 +159,12 @@ def settle_threads(setting: Any, models: Sequence[CausalModel], context: Sequenc
     return best
 
 
-def _step_seconds(threads: int, models: Sequence[CausalModel], context: Sequence[int]) -> float:
-    """Seconds for one step of each model, the best of a few (noise only ever adds)."""
+def _step_seconds(threads: int, models: "Sequence[CausalModel]", context: Sequence[int]) -> float:
+    """Seconds for one step of each model, the best of a few (disturbances only ever add)."""
+    import torch
+
+    from harness.measurement.step_times import Clock
+
     torch.set_num_threads(threads)
     clock = Clock(*models)
     total = 0.0
@@ -90,3 +179,41 @@ def _step_seconds(threads: int, models: Sequence[CausalModel], context: Sequence
             model.rewind(1)
         total += min(durations)
     return total
+
+
+def copy_bandwidth(device: "torch.device", buffer_bytes: int | None = None) -> CopyBandwidth:
+    """How fast the device copies memory: the yardstick under every step time of the same run.
+
+    A copy reads as much as it writes, so its traffic is twice the buffer. A data sheet's bandwidth
+    is never reached, by a copy no more than by a model; compared with a copy, a step that is bound
+    by memory comes close to 1. (On a processor a plain store also reads the line it overwrites,
+    which is not counted, so a step, which only reads, may come out a little above 1.)
+
+    Args:
+        device: whose memory; with the threads now in force.
+        buffer_bytes: of one buffer; by default well beyond the device's caches, but never more than
+            a sixteenth of what is free. A small one that stays in the caches shows how fast a small
+            model can be read.
+    """
+    import torch
+
+    from harness.measurement.step_times import Clock
+    from harness.models.memory import free_bytes
+
+    wanted = BUFFER_BYTES.get(device.type, BUFFER_BYTES["cpu"])
+    if buffer_bytes is not None:
+        wanted = buffer_bytes
+    elif (free := free_bytes(device)) is not None:
+        wanted = min(wanted, int(free * SHARE_OF_FREE))
+    size = max(1, wanted // 4)
+    # Both are written first: memory that was never touched is not there yet
+    source, copy = (torch.full((size,), value, device=device) for value in (1.0, 0.0))
+    clock, repeats = Clock.at(device), max(1, LEAST_SAMPLE_BYTES // (4 * size))
+    seconds: list[float] = []
+    for _ in range(1 + SAMPLES):
+        start = clock.now()
+        for _ in range(repeats):
+            copy.copy_(source)
+        seconds.append((clock.now() - start) / repeats)
+    median = sorted(seconds[1:])[SAMPLES // 2]
+    return CopyBandwidth(2 * 4 * size / median / 1e9, 4 * size, SAMPLES)

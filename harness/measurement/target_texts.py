@@ -1,4 +1,4 @@
-"""The target's own text, generated without any draft, many prompts side by side.
+"""The target's own completions, generated without any draft, many prompts side by side.
 
 Replay needs each text once per (temperature, top-k, top-p), whatever drafts and K are compared on
 it, so this is the expensive part of an audition and it is batched: rows sorted by length, padded on
@@ -17,12 +17,12 @@ the output head alone, no second pass through the target.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from harness.decoding.protocols import StopRule
 from harness.decoding.sampling import (
     SamplingParameters,
     Uniforms,
@@ -31,77 +31,45 @@ from harness.decoding.sampling import (
     sampler_for,
     seen_tokens,
 )
-from harness.measurement.batches import in_batches
-from harness.measurement.clock import Clock
-from harness.measurement.trials import stop_reason
+from harness.measurement.generations import Request, stop_reason
 from harness.models.backbone import SplitNetwork, new_cache, split_network
 from harness.models.cached import CachedModel, takes
+from harness.models.memory import is_out_of_memory
 from harness.models.probe import allowed_error, difference, probe_tokens, uncached_logits
-from harness.records import BrokenLogitsError, StopReason, TextKey, first_line
+from harness.records import BrokenLogitsError, StopReason, UserError, first_line
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 # Prompt lengths of the texts that a way of batching is tried on
 PADDED, EQUAL = (20, 11), (16, 16)
 TRIED_TOKENS = 4
 
 
-@dataclass(frozen=True)
-class TextRequest:
-    """Everything that determines a text of the target.
-
-    Attributes:
-        prompt_set, prompt, category, turn: which prompt.
-        tokens: its ids, at least one.
-        repetition, seed: with the prompt's name, the key of the uniforms.
-        sampling: the law of the text.
-        budget: tokens to emit at most.
-        eos: ids that end the text; the one that does is emitted.
-        stop: ends the text for other reasons than its last token's id.
-    """
-
-    prompt_set: str
-    prompt: str
-    category: str | None
-    tokens: tuple[int, ...]
-    repetition: int
-    sampling: SamplingParameters
-    budget: int
-    seed: int
-    eos: frozenset[int]
-    stop: StopRule | None = None
-    turn: int = 1
-
-    @property
-    def key(self) -> TextKey:
-        """What the text is known by within one run."""
-        return TextKey(self.prompt_set, self.prompt, self.repetition, self.sampling.temperature)
-
-
 @dataclass(frozen=True, eq=False)
 class GeneratedText:
-    """A text that the target wrote.
+    """A completion that the target generated.
 
     Attributes:
         request: what was asked for.
         tokens: n emitted ids.
         stop_reason: how it ended.
-        batch_s: seconds that the whole batch took, prefill included.
-        batch_texts: texts in that batch.
-        hidden: [n, hidden] final hidden states that the laws of the tokens come from, on the host;
-            None where the network could not be taken apart, or for a text read from a file.
+        batch_texts: texts in the batch that it was generated in.
+        hidden: [n, hidden] final hidden states that the tokens' distributions come from, on the
+            host; None where the network could not be taken apart, or for a text read from a file.
     """
 
-    request: TextRequest
+    request: Request
     tokens: tuple[int, ...]
     stop_reason: StopReason
-    batch_s: float
-    batch_texts: int
+    batch_texts: int = 1
     hidden: Tensor | None = None
 
 
 @torch.inference_mode()
 def generate_texts(
     target: CachedModel,
-    requests: Sequence[TextRequest],
+    requests: Sequence[Request],
     *,
     name: str,
     batch: int = 32,
@@ -125,15 +93,25 @@ def generate_texts(
     halves = split_network(target, requests[0].tokens)
     way = settle_batches(target, halves)
 
-    def work(some: Sequence[TextRequest]) -> list[GeneratedText]:
+    def work(some: Sequence[Request]) -> list[GeneratedText]:
         if way == "one by one":
             rows: _Rows = _OwnSteps(target, None, some, name)
         else:
             rows = _Rows(target, halves, some, name)
-        texts = _generated(target, some, rows)
-        for _ in texts:
+        while rows.alive:
+            rows.step()
+        for _ in some:
             tick()
-        return texts
+        return [
+            GeneratedText(
+                request=request,
+                tokens=tuple(tokens),
+                stop_reason=stop_reason(tokens, request.eos, request.stop),
+                batch_texts=len(some),
+                hidden=None if rows.hidden is None else rows.hidden[index, : len(tokens)],
+            )
+            for index, (request, tokens) in enumerate(zip(some, rows.tokens, strict=True))
+        ]
 
     order = sorted(range(len(requests)), key=lambda index: -len(requests[index].tokens))
     texts = in_batches(
@@ -161,7 +139,10 @@ def settle_batches(target: CachedModel, halves: SplitNetwork | None) -> str:
         return known.split(":")[0]
     refused: list[str] = []
     for way, lengths in (("padded", PADDED), ("equal lengths", EQUAL)):
-        reason = _refusal(target, halves, way, lengths)
+        if way == "padded" and not _pads(target):
+            refused.append(f"{way} needs position_ids and a cache that is cropped")
+            continue
+        reason = batch_refusal(target, partial(_batch_error, target, halves, lengths))
         if reason is None:
             break
         refused.append(f"{way} {reason}")
@@ -171,37 +152,39 @@ def settle_batches(target: CachedModel, halves: SplitNetwork | None) -> str:
     return way
 
 
-def _refusal(
-    target: CachedModel, halves: SplitNetwork | None, way: str, lengths: Sequence[int]
-) -> str | None:
-    """Why texts of these lengths may not share a batch; None if they may."""
-    if target.makes_state:
+def batch_refusal(model: CachedModel, error: Callable[[], float]) -> str | None:
+    """Why texts may not share a batch; None if they may.
+
+    Args:
+        model: whose texts.
+        error: how far batched logits are from those of each text alone, relative to the largest.
+    """
+    if model.makes_state:
         return "needs a cache that can be batched"
-    if way == "padded" and not _pads(target):
-        return "needs position_ids and a cache that is cropped"
     try:
-        error = _batch_error(target, halves, lengths)
+        off = error()
     except Exception as problem:  # whatever a model's own code raises when it is used like this
         return f"fails ({type(problem).__name__}: {first_line(problem, 120)})"
-    if error <= allowed_error(target.network):
-        return None
-    return f"is off by {error:.2g} of the logits' range"
+    return (
+        None if off <= allowed_error(model.network) else f"is off by {off:.2g} of the logits' range"
+    )
 
 
 def _batch_error(target: CachedModel, halves: SplitNetwork | None, lengths: Sequence[int]) -> float:
-    """How far batched logits are from those of each text alone, relative to the largest."""
     tokens = probe_tokens(target.network, target.vocab_size)
     requests = [
-        TextRequest(
+        Request(
+            cell="",
             prompt_set="",
             prompt="",
             category=None,
             tokens=tuple(tokens[row : row + length]),
-            repetition=0,
             sampling=SamplingParameters(0.0),
             budget=TRIED_TOKENS - row % 2,
+            repetition=0,
             seed=0,
             eos=frozenset(),
+            model="",
         )
         for row, length in enumerate(lengths)
     ]
@@ -220,33 +203,8 @@ def _batch_error(target: CachedModel, halves: SplitNetwork | None, lengths: Sequ
 
 
 def _pads(model: CachedModel) -> bool:
-    """Whether padding on the left is worth trying.
-
-    It needs a model that is told its positions, and no recurrent state.
-    """
+    """Whether padding on the left is worth trying: with position_ids and no recurrent state."""
     return model.rewinding == "crop" and takes(model.network, "position_ids")
-
-
-def _generated(
-    target: CachedModel, requests: Sequence[TextRequest], rows: "_Rows"
-) -> list[GeneratedText]:
-    """Generate one batch."""
-    clock = Clock(target)
-    begin = clock.now()
-    while rows.alive:
-        rows.step()
-    seconds = clock.now() - begin
-    return [
-        GeneratedText(
-            request=request,
-            tokens=tuple(tokens),
-            stop_reason=stop_reason(tokens, request.eos, request.stop),
-            batch_s=seconds,
-            batch_texts=len(requests),
-            hidden=None if rows.hidden is None else rows.hidden[index, : len(tokens)],
-        )
-        for index, (request, tokens) in enumerate(zip(requests, rows.tokens, strict=True))
-    ]
 
 
 class _Rows:
@@ -256,7 +214,7 @@ class _Rows:
         self,
         target: CachedModel,
         halves: SplitNetwork | None,
-        requests: Sequence[TextRequest],
+        requests: Sequence[Request],
         name: str,
     ) -> None:
         self.tokens: list[list[int]] = [[] for _ in requests]
@@ -284,7 +242,7 @@ class _Rows:
             for index, request in enumerate(requests)
             if request.sampling.repetition_penalty is not None
         }
-        self._laws = {
+        self._samplers = {
             request.sampling: None if request.sampling.greedy else sampler_for(request.sampling)
             for request in requests
         }
@@ -354,13 +312,17 @@ class _Rows:
         self.hidden[self._order, self._position] = last.cpu()
 
     def _choose(self, logits: Tensor) -> Tensor:
-        """Each row's next token by its own law, as plain decoding draws it."""
+        """Each row's next token from its own distribution, as plain decoding draws it."""
         uniforms = self._uniforms[:, self._position]
         chosen = torch.empty(len(logits), dtype=torch.long, device=logits.device)
         for sampling, rows in self._groups.items():
-            law = self._laws[sampling]
-            own = self._penalised(logits[rows], sampling, rows)
-            chosen[rows] = own.argmax(-1) if law is None else inverse_cdf(law(own), uniforms[rows])
+            sampler = self._samplers[sampling]
+            row_logits = self._penalised(logits[rows], sampling, rows)
+            chosen[rows] = (
+                row_logits.argmax(-1)
+                if sampler is None
+                else inverse_cdf(sampler(row_logits), uniforms[rows])
+            )
         return chosen
 
     def _penalised(
@@ -406,7 +368,7 @@ class _GivenRows(_Rows):
         self,
         target: CachedModel,
         halves: SplitNetwork | None,
-        requests: Sequence[TextRequest],
+        requests: Sequence[Request],
         given: Sequence[int],
     ) -> None:
         super().__init__(target, halves, requests, "")
@@ -423,12 +385,62 @@ class _GivenRows(_Rows):
         return torch.full((len(logits),), token, dtype=torch.long, device=logits.device)
 
 
-def _uniforms(request: TextRequest, positions: int, device: torch.device) -> Tensor:
+def _uniforms(request: Request, positions: int, device: torch.device) -> Tensor:
     """The uniforms that decide the target's own token at each position."""
-    key = f"{request.prompt_set}/{request.prompt}"
-    return Uniforms.keyed(request.seed, key, request.repetition, positions, device).resample
+    keyed = Uniforms.keyed(request.seed, request.text_name, request.repetition, positions, device)
+    return keyed.resample
 
 
-def broken_logits(name: str, request: TextRequest, position: int) -> BrokenLogitsError:
+def broken_logits(name: str, request: Request, position: int) -> BrokenLogitsError:
     """The error that names model, prompt and text position of logits that are not finite."""
-    return BrokenLogitsError(name, position, f"prompt {request.prompt_set}/{request.prompt}")
+    return BrokenLogitsError(name, position, f"prompt {request.text_name}")
+
+
+def in_batches(
+    items: Sequence[Item],
+    size: int,
+    together: Callable[[Item, Item], bool],
+    work: Callable[[Sequence[Item]], list[Result]],
+    name: str,
+) -> list[Result]:
+    """Do `work` on consecutive items, halving the batch whenever memory runs out.
+
+    Args:
+        items: in the order they are batched.
+        size: items in a batch at most.
+        together: whether an item may be in one batch with the batch's first.
+        work: one result per item; it is called again with fewer items where memory ran out.
+        name: what the error calls the model.
+
+    Raises:
+        UserError: a single item runs out of memory.
+    """
+    results: list[Result] = []
+    while len(results) < len(items):
+        some = items[len(results) : len(results) + size]
+        count = next((i for i, item in enumerate(some) if not together(some[0], item)), len(some))
+        done = _attempt(work, some[:count])
+        if done is not None:
+            results += done
+        elif count == 1:
+            raise UserError(
+                f"{name}: out of memory with a single text; lower new_tokens or prompts.limit, or "
+                "use a smaller dtype"
+            )
+        else:
+            size = count // 2
+    return results
+
+
+def _attempt(
+    work: Callable[[Sequence[Item]], list[Result]], items: Sequence[Item]
+) -> list[Result] | None:
+    """The results, or None where memory ran out (and what the attempt held is free again)."""
+    try:
+        return work(items)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return None

@@ -1,13 +1,14 @@
-"""Does speculation leave the output unchanged? Texts compared at T = 0, laws at T > 0.
+"""Does speculation leave the output unchanged? Texts at T = 0, distributions at T > 0.
 
 Greedy texts must agree token by token. In 16 bits a verify of K + 1 positions rounds differently
 from K + 1 steps, and a near tie may fall the other way: that is a TIE when both tokens are within
 twice the rounding noise of the best one, and a FAIL otherwise. The noise is measured at that very
 position, from several ways to compute the same logits; noise beyond what rounding can do is a FAIL.
 
-Sampled texts cannot be compared, but laws can. One text is forced; for each offset of a round the
-draft tokens before it are made to stand, so the token there must follow the target's law given that
-text, whether it was drafted, corrected or a bonus: a chi-square against the exact probabilities.
+Sampled texts cannot be compared, but distributions can. One text is forced; for each offset of a
+round the draft tokens before it are made to stand, so the token there must follow the target's
+distribution given that text, whether it was drafted, corrected or a bonus: a chi-square against the
+exact probabilities.
 """
 
 import math
@@ -65,8 +66,8 @@ class TextComparison(NamedTuple):
     noise: float | None = None
 
 
-class LawTest(NamedTuple):
-    """A chi-square of drawn tokens against the target's exact law at one offset of a round.
+class DistributionTest(NamedTuple):
+    """A chi-square of drawn tokens against the target's exact distribution, at one offset.
 
     Attributes:
         offset: 1 for the round's first token, K + 1 for its bonus.
@@ -203,7 +204,7 @@ def _margin(logits: Tensor) -> float:
     return best - second
 
 
-def law_tests(
+def distribution_tests(
     target: CausalModel,
     draft: CausalModel,
     prompt: Sequence[int],
@@ -213,14 +214,14 @@ def law_tests(
     rule: Rule,
     draws: int,
     seed: int,
-) -> list[LawTest]:
-    """Draw the token at every offset 1..K + 1 after one forced text, and test its law.
+) -> list[DistributionTest]:
+    """Draw the token at every offset 1..K + 1 after one forced text, and test its distribution.
 
     The production verification decides every draw; only its uniforms for the forced tokens are
     chosen, so that they stand.
 
     Args:
-        target: whose law is tested.
+        target: whose distribution is tested.
         draft: proposes.
         prompt: token ids; the forced text continues it.
         num_draft_tokens: K.
@@ -237,12 +238,14 @@ def law_tests(
         _probs_along(model, prompt, forced, sampling, who)
         for model, who in ((target, "target"), (draft, "draft"))
     ]
-    laws = _Laws(along[0], along[1][:-1].to(target.device))
-    tests: list[LawTest] = []
+    distributions = _Distributions(along[0], along[1][:-1].to(target.device))
+    tests: list[DistributionTest] = []
     for offset in range(1, num_draft_tokens + 2):
         uniforms = Uniforms.keyed(seed, f"snapshot/{offset}", 0, draws, target.device)
-        drawn = [_draw_at(offset, index, forced, laws, uniforms, rule) for index in range(draws)]
-        tests.append(chi_square(offset, drawn, laws.target[offset - 1]))
+        drawn = [
+            _draw_at(offset, index, forced, distributions, uniforms, rule) for index in range(draws)
+        ]
+        tests.append(chi_square(offset, drawn, distributions.target[offset - 1]))
     return tests
 
 
@@ -256,14 +259,14 @@ def most_open(
 ) -> Sequence[int]:
     """The prompt after which the target is least certain at its most certain offset.
 
-    Where the next token is nearly certain, draws cannot tell one law from another.
+    Where the next token is nearly certain, draws cannot tell one distribution from another.
 
     Args:
         target: whose text.
         prompts: token ids of each.
         num_draft_tokens: K; offsets 1..K + 1 are looked at.
         sampling: temperature above 0, top-k, top-p.
-        seed: of the forced texts, the one that `law_tests` is given.
+        seed: of the forced texts, the one that `distribution_tests` is given.
     """
 
     def openness(prompt: Sequence[int]) -> float:
@@ -274,8 +277,8 @@ def most_open(
     return max(prompts, key=openness)
 
 
-class _Laws(NamedTuple):
-    """Warped laws along the forced text: target [K + 1, vocab], draft [K, vocab]."""
+class _Distributions(NamedTuple):
+    """Distributions along the forced text: target [K + 1, vocab], draft [K, vocab]."""
 
     target: Tensor
     draft: Tensor
@@ -306,7 +309,7 @@ def _forced_text(
     target: CausalModel, prompt: Sequence[int], count: int, sampling: SamplingParameters, seed: int
 ) -> Tensor:
     """The target's own text, so that every token of it can stand. [count]."""
-    law, penalty = sampler_for(sampling), sampling.repetition_penalty
+    sampler, penalty = sampler_for(sampling), sampling.repetition_penalty
     seen = None if penalty is None else seen_tokens(prompt, target.vocab_size, target.device)
     uniforms = Uniforms.keyed(seed, "snapshot/forced", 0, count, target.device)
     target.prefill(prompt[:-1])
@@ -314,7 +317,7 @@ def _forced_text(
     tokens: list[Tensor] = []
     for position in range(count):
         logits = penalised(_finite(target.forward(token), "target", position), seen, penalty)
-        token = inverse_cdf(law(logits), uniforms.resample[position : position + 1])
+        token = inverse_cdf(sampler(logits), uniforms.resample[position : position + 1])
         if seen is not None:
             seen[token] = True
         tokens.append(token)
@@ -334,19 +337,24 @@ def _finite(logits: Tensor, who: str, position: int = 0) -> Tensor:
 
 
 def _draw_at(
-    offset: int, index: int, forced: Tensor, laws: _Laws, uniforms: Uniforms, rule: Rule
+    offset: int,
+    index: int,
+    forced: Tensor,
+    distributions: _Distributions,
+    uniforms: Uniforms,
+    rule: Rule,
 ) -> int:
     """One token at `offset`, from a round whose earlier draft tokens are forced to stand."""
     before = offset - 1
     tokens = forced[:before]
     if offset <= len(forced):
-        row = laws.draft[before]
+        row = distributions.draft[before]
         if rule == "greedy_draft":
             proposed = row.argmax().unsqueeze(0)
         else:
             proposed = inverse_cdf(row, uniforms.draft[index]).unsqueeze(0)
         tokens = torch.cat([tokens, proposed])
-    target = laws.target[: len(tokens) + 1]
+    target = distributions.target[: len(tokens) + 1]
     resample = uniforms.resample[index].expand(len(tokens) + 1).clone()
     if rule == "exact_match":
         resample[:before] = _cell_midpoints(target[:before], forced[:before])
@@ -354,7 +362,7 @@ def _draw_at(
     else:
         accept = torch.full_like(resample[:-1], ALWAYS)
         accept[before:] = uniforms.accept[index]
-        draft = None if rule == "greedy_draft" else laws.draft[: len(tokens)]
+        draft = None if rule == "greedy_draft" else distributions.draft[: len(tokens)]
         decision = verify_sampled(target, tokens, draft, accept, resample)
     accepted = int(decision.accepted)
     return int(tokens[before]) if accepted > before else int(decision.next_token)
@@ -368,17 +376,17 @@ def _cell_midpoints(probs: Tensor, tokens: Tensor) -> Tensor:
     return (upper - mass / 2) / running[:, -1]
 
 
-def chi_square(offset: int, drawn: Sequence[int], law: Tensor) -> LawTest:
-    """Test drawn tokens against `law` [vocab]; rare tokens are pooled into one cell.
+def chi_square(offset: int, drawn: Sequence[int], distribution: Tensor) -> DistributionTest:
+    """Test drawn tokens against `distribution` [vocab]; rare tokens are pooled into one cell.
 
-    A single cell, where the law is nearly certain, cannot be tested and has p = 1; a token drawn
-    that the law gives zero has p = 0 whatever its cell.
+    A single cell, where the distribution is nearly certain, cannot be tested and has p = 1; a drawn
+    token that it gives zero has p = 0 whatever its cell.
     """
-    probs = law.double().cpu().numpy()
+    probs = distribution.double().cpu().numpy()
     counts = np.bincount(np.asarray(drawn), minlength=len(probs)).astype(np.float64)
     expected = probs / probs.sum() * len(drawn)
     if counts[expected == 0].sum() > 0:
-        return LawTest(offset, len(drawn), 1, float("inf"), 0.0)
+        return DistributionTest(offset, len(drawn), 1, float("inf"), 0.0)
     common = expected >= LEAST_EXPECTED
     cells = [*zip(counts[common], expected[common], strict=True)]
     rest = counts[~common].sum(), expected[~common].sum()
@@ -389,7 +397,9 @@ def chi_square(offset: int, drawn: Sequence[int], law: Tensor) -> LawTest:
         rarest = min(range(len(cells)), key=lambda index: cells[index][1])
         cells[rarest] = cells[rarest][0] + rest[0], cells[rarest][1] + rest[1]
     if len(cells) == 1:
-        return LawTest(offset, len(drawn), 1, 0.0, 1.0)
+        return DistributionTest(offset, len(drawn), 1, 0.0, 1.0)
     observed, wanted = zip(*cells, strict=True)
     test = chisquare(observed, wanted)
-    return LawTest(offset, len(drawn), len(cells), float(test.statistic), float(test.pvalue))
+    return DistributionTest(
+        offset, len(drawn), len(cells), float(test.statistic), float(test.pvalue)
+    )

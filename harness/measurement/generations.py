@@ -6,7 +6,8 @@ or meets logits that are not finite is a record with an error, not the end of th
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import psutil
 import torch
@@ -16,9 +17,9 @@ from harness.decoding.drafters import ModelDrafter, ThresholdDrafter
 from harness.decoding.protocols import CausalModel, Drafter, Generation, StopRule
 from harness.decoding.sampling import SamplingParameters, Uniforms
 from harness.decoding.speculative import speculative_rounds
-from harness.measurement.clock import Clock
+from harness.measurement.step_times import Clock
 from harness.models.memory import is_out_of_memory
-from harness.records import BrokenLogitsError, Round, Rule, StopReason, Trial, first_line
+from harness.records import BrokenLogitsError, Round, Rule, StopReason, TextKey, Trial, first_line
 
 
 @dataclass(frozen=True)
@@ -29,11 +30,13 @@ class Request:
         cell: hash of the rest, for resume.
         prompt_set, prompt, category, turn: which prompt.
         tokens: its ids, at least one.
-        k: num_draft_tokens; 0 decodes plainly.
-        sampling, rule: how tokens are drawn and kept.
+        sampling: how tokens are drawn.
         budget: tokens to emit at most.
         repetition, seed: with the prompt's name, the key of the uniforms.
-        eos: ids that end the text.
+        eos: ids that end the text; the one that does is emitted.
+        model, draft: names; no draft where k is 0.
+        k: num_draft_tokens; 0 decodes plainly.
+        rule: how drafted tokens are accepted.
         synthetic: synthetic acceptance, the chance of each drafted position given those before it.
         stop_below: adaptive drafting, the draft's probability below which a round drafts no more.
         stop: ends the text for other reasons than its last token's id.
@@ -44,33 +47,61 @@ class Request:
     prompt: str
     category: str | None
     tokens: tuple[int, ...]
-    k: int
     sampling: SamplingParameters
-    rule: Rule
     budget: int
     repetition: int
     seed: int
     eos: frozenset[int]
     model: str
-    draft: str | None
+    draft: str | None = None
+    k: int = 0
+    rule: Rule = "ratio"
     synthetic: tuple[float, ...] | None = None
     stop_below: float | None = None
     stop: StopRule | None = None
     turn: int = 1
 
+    @property
+    def key(self) -> TextKey:
+        """Which text of the run it is, whatever its K."""
+        return TextKey(self.prompt_set, self.prompt, self.repetition, self.sampling.temperature)
+
+    @property
+    def text_name(self) -> str:
+        """The prompt, as the uniforms are keyed by it."""
+        return f"{self.prompt_set}/{self.prompt}"
+
     def generation(self, device: torch.device) -> Generation:
         """What the loop needs of it, with its uniforms on the target's device."""
-        name, positions = f"{self.prompt_set}/{self.prompt}", self.budget + self.k + 1
+        positions = self.budget + self.k + 1
         return Generation(
             prompt=self.tokens,
             budget=self.budget,
             sampling=self.sampling,
-            uniforms=Uniforms.keyed(self.seed, name, self.repetition, positions, device),
+            uniforms=Uniforms.keyed(self.seed, self.text_name, self.repetition, positions, device),
             num_draft_tokens=self.k,
             eos=self.eos,
             stop=self.stop,
             rule=self.rule,
             synthetic=self.synthetic,
+        )
+
+    def as_trial(self, **measured: Any) -> Trial:
+        """The line of trials.jsonl, with what was measured; counts of a draft only where k > 0."""
+        return Trial(
+            cell=self.cell,
+            prompt_set=self.prompt_set,
+            prompt=self.prompt,
+            repetition=self.repetition,
+            k=self.k,
+            temperature=self.sampling.temperature,
+            rule=self.rule if self.k else None,
+            model=self.model,
+            draft=self.draft if self.k else None,
+            category=self.category,
+            prompt_tokens=len(self.tokens),
+            turn=self.turn,
+            **measured,
         )
 
 
@@ -90,31 +121,39 @@ def run_trial(request: Request, target: CausalModel, draft: Draft | None) -> Tri
     Returns:
         The trial; `failed` with the error where memory ran out or logits were not finite.
     """
-    empty = _empty_trial(request)
     _reset_peak(target.device)
     try:
-        timed = _generate(request, target, draft)
+        rounds, seconds = _generate(request, target, draft)
     except BrokenLogitsError as error:
         names = {"target": f"model={request.model}", "draft": f"draft={request.draft}"}
         named = BrokenLogitsError(names[error.who], error.position)
-        return replace(empty, status="failed", error=str(named))
+        return request.as_trial(status="failed", error=str(named))
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        return _out_of_memory(empty, error, target, draft)
-    return _with_counts(empty, request, timed, _peak_bytes(target.device))
+        for model in _models(target, draft):
+            model.prefill([])  # frees what the failed generation kept
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        reason = f"out of memory: {first_line(error, 285)}"
+        return request.as_trial(status="failed", error=reason)
+    tokens = tuple(token for entry in rounds for token in entry.tokens)
+    return request.as_trial(
+        status="ok",
+        new_tokens=len(tokens),
+        tokens=tokens,
+        from_draft=tuple(int(flag) for entry in rounds for flag in entry.from_draft),
+        stop_reason=stop_reason(tokens, request.eos, request.stop),
+        peak_memory_bytes=_peak_bytes(target.device),
+        **seconds,
+        **(_round_counts(rounds, request.k) if request.k else {}),
+    )
 
 
-@dataclass(frozen=True)
-class _Timed:
-    rounds: tuple[Round, ...]
-    prefill_s: float
-    draft_prefill_s: float | None
-    first_token_s: float
-    decode_s: float
-
-
-def _generate(request: Request, target: CausalModel, draft: Draft | None) -> _Timed:
+def _generate(
+    request: Request, target: CausalModel, draft: Draft | None
+) -> tuple[list[Round], dict[str, float | None]]:
+    """The rounds, and the seconds of a `Trial` by their names."""
     drafter = _drafter(request, draft) if request.k and draft is not None else None
     generation = request.generation(target.device)
     clock = Clock(*_models(target, draft if drafter else None))
@@ -129,13 +168,12 @@ def _generate(request: Request, target: CausalModel, draft: Draft | None) -> _Ti
         draft_prefilled = clock.now()
         rounds = speculative_rounds(target, drafter, generation)
     done, first, end = _drain(rounds, clock)
-    return _Timed(
-        rounds=done,
-        prefill_s=prefilled - begin,
-        draft_prefill_s=None if drafter is None else draft_prefilled - prefilled,
-        first_token_s=first - draft_prefilled,
-        decode_s=end - draft_prefilled,
-    )
+    return done, {
+        "prefill_s": prefilled - begin,
+        "draft_prefill_s": None if drafter is None else draft_prefilled - prefilled,
+        "first_token_s": first - draft_prefilled,
+        "decode_s": end - draft_prefilled,
+    }
 
 
 def _drafter(request: Request, draft: Draft) -> Drafter:
@@ -153,7 +191,7 @@ def _models(target: CausalModel, draft: Draft | None) -> tuple[CausalModel, ...]
     return (target,) if draft is None or callable(draft) else (target, draft)
 
 
-def _drain(rounds: Iterable[Round], clock: Clock) -> tuple[tuple[Round, ...], float, float]:
+def _drain(rounds: Iterable[Round], clock: Clock) -> tuple[list[Round], float, float]:
     """Run a loop to its end; return its rounds and when its first and its last was there."""
     done: list[Round] = []
     first = 0.0
@@ -161,53 +199,7 @@ def _drain(rounds: Iterable[Round], clock: Clock) -> tuple[tuple[Round, ...], fl
         done.append(entry)
         if len(done) == 1:
             first = clock.now()
-    return tuple(done), first, clock.now()
-
-
-def _empty_trial(request: Request) -> Trial:
-    return Trial(
-        cell=request.cell,
-        prompt_set=request.prompt_set,
-        prompt=request.prompt,
-        repetition=request.repetition,
-        k=request.k,
-        temperature=request.sampling.temperature,
-        rule=request.rule if request.k else None,
-        status="ok",
-        model=request.model,
-        draft=request.draft if request.k else None,
-        category=request.category,
-        prompt_tokens=len(request.tokens),
-        turn=request.turn,
-    )
-
-
-def _out_of_memory(
-    trial: Trial, error: BaseException, target: CausalModel, draft: Draft | None
-) -> Trial:
-    """Free what the failed generation held and say what happened in one line."""
-    for model in _models(target, draft):
-        model.prefill([])
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    return replace(trial, status="failed", error=f"out of memory: {first_line(error, 285)}")
-
-
-def _with_counts(trial: Trial, request: Request, timed: _Timed, peak: int) -> Trial:
-    tokens = tuple(token for entry in timed.rounds for token in entry.tokens)
-    trial = replace(
-        trial,
-        new_tokens=len(tokens),
-        tokens=tokens,
-        from_draft=tuple(int(flag) for entry in timed.rounds for flag in entry.from_draft),
-        prefill_s=timed.prefill_s,
-        draft_prefill_s=timed.draft_prefill_s,
-        first_token_s=timed.first_token_s,
-        decode_s=timed.decode_s,
-        stop_reason=stop_reason(tokens, request.eos, request.stop),
-        peak_memory_bytes=peak,
-    )
-    return replace(trial, **_round_counts(timed.rounds, request.k)) if request.k else trial
+    return done, first, clock.now()
 
 
 def stop_reason(tokens: Sequence[int], eos: Collection[int], stop: StopRule | None) -> StopReason:
@@ -218,14 +210,14 @@ def stop_reason(tokens: Sequence[int], eos: Collection[int], stop: StopRule | No
     return "stop_string" if stopped else "budget"
 
 
-def _round_counts(rounds: Sequence[Round], k: int) -> dict[str, object]:
-    lengths = [0] * (k + 1)
-    room = [0] * k
+def _round_counts(rounds: Sequence[Round], k: int) -> dict[str, Any]:
+    """The counts of a speculative `Trial`."""
+    lengths, positions_left = [0] * (k + 1), [0] * k
     left = sum(len(entry.tokens) for entry in rounds)
     for entry in rounds:
         lengths[entry.accepted] += 1
         for offset in range(min(k, left)):
-            room[offset] += 1
+            positions_left[offset] += 1
         left -= len(entry.tokens)
     outcomes = [entry.outcome for entry in rounds]
     return {
@@ -236,7 +228,7 @@ def _round_counts(rounds: Sequence[Round], k: int) -> dict[str, object]:
         "bonus": outcomes.count("bonus"),
         "cut": outcomes.count("cut"),
         "accepted_lengths": tuple(lengths),
-        "room": tuple(room),
+        "room": tuple(positions_left),
     }
 
 

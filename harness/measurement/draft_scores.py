@@ -1,0 +1,409 @@
+"""What a draft makes of the target's texts: all that replay needs to know, in one prefill.
+
+Each text goes through the draft once, with its prompt, and through the output heads chunk by chunk:
+of the vocabulary-wide distributions only a handful of numbers per token is kept, and never are more
+than `chunk` of them in memory at a time. The target is not run again where its final hidden states
+were kept (`harness.measurement.target_texts`).
+
+At temperature 0 the distributions are points: the target's on the emitted token, the draft's on its
+argmax. Then every rule's accept probability is the match bit.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from harness.decoding.ngram import lookups
+from harness.decoding.sampling import (
+    SamplingParameters,
+    penalised,
+    sampler_for,
+    seen_along,
+    seen_tokens,
+)
+from harness.measurement.target_texts import (
+    GeneratedText,
+    batch_refusal,
+    broken_logits,
+    in_batches,
+)
+from harness.models.backbone import SplitNetwork, new_cache, split_network
+from harness.models.cached import CachedModel
+from harness.models.probe import difference, probe_tokens, uncached_logits
+from harness.records import TextTrace
+
+# Positions of all rows that go through a body at once; longer texts are prefilled in pieces.
+PREFILL_POSITIONS = 8192
+# Rows of the vocabulary that are marked at once for a repetition penalty
+SEEN_AT_ONCE = 64
+
+Numbers = NDArray[np.float64]
+
+
+class _Scores(NamedTuple):
+    """Per token of the texts, [n] each: fields of a `TextTrace`, and whether logits are finite."""
+
+    target_logprob: Numbers
+    draft_logprob: Numbers
+    draft_is_argmax: Numbers
+    last_ratio: Numbers
+    last_exact_match: Numbers
+    last_greedy_draft: Numbers
+    target_entropy: Numbers
+    draft_entropy: Numbers
+    target_finite: Numbers
+    draft_finite: Numbers
+
+
+class _Scored(NamedTuple):
+    """A model with its halves (None: it cannot be taken apart) and what errors call it."""
+
+    model: CachedModel
+    halves: SplitNetwork | None
+    name: str
+
+
+@torch.inference_mode()
+def score_texts(
+    texts: Sequence[GeneratedText],
+    target: CachedModel,
+    draft: CachedModel,
+    *,
+    draft_name: str,
+    target_name: str = "the target",
+    batch: int = 32,
+    chunk: int = 512,
+    tick: Callable[[], None] = lambda: None,
+) -> list[TextTrace]:
+    """Score texts of the target with one draft.
+
+    Args:
+        texts: of any temperatures; the draft is sampled like the target.
+        target: the model that generated them; run again only for texts without hidden states.
+        draft: the draft. Distributions are over the narrower vocabulary of the two.
+        draft_name: the draft's name in the traces, and in errors.
+        target_name: what errors call the target.
+        batch: texts side by side at most; halved for good whenever memory runs out.
+        chunk: tokens whose logits are in memory at a time.
+        tick: called once per scored text.
+
+    Returns:
+        One trace per text, in the order given.
+
+    Raises:
+        BrokenLogitsError: logits that are not finite.
+        UserError: one text alone runs out of memory.
+    """
+    if not texts:
+        return []
+    sample = texts[0].request.tokens
+    targets = _Scored(target, _batched(target, split_network(target, sample)), target_name)
+    drafts = _Scored(draft, _batched(draft, split_network(draft, sample)), f"draft={draft_name}")
+    # A model that cannot be taken apart or batched is run text by text through its own cache.
+    size = batch if targets.halves is not None and drafts.halves is not None else 1
+
+    def work(some: Sequence[GeneratedText]) -> list[TextTrace]:
+        scored = _score(some, targets, drafts, draft_name, chunk)
+        for _ in scored:
+            tick()
+        return scored
+
+    # Texts that are sampled alike together, the longest first
+    order = sorted(
+        range(len(texts)),
+        key=lambda index: (
+            repr(texts[index].request.sampling),
+            -len(texts[index].request.tokens) - len(texts[index].tokens),
+        ),
+    )
+    done = in_batches(
+        [texts[index] for index in order],
+        size,
+        lambda a, b: a.request.sampling == b.request.sampling,
+        work,
+        drafts.name,
+    )
+    placed = dict(zip(order, done, strict=True))
+    return [placed[index] for index in range(len(texts))]
+
+
+def ngram_trace(
+    text: GeneratedText, *, num_draft_tokens: int, draft_name: str = "ngram"
+) -> TextTrace:
+    """What the n-gram drafter would propose from every start of a text.
+
+    Its tokens are chosen, not drawn, so under every rule a proposed token stands exactly where it
+    is the text's. The [n] fields describe offset 0 of each start; the target's are NaN.
+
+    Args:
+        text: the target's text.
+        num_draft_tokens: the largest K that is to be replayed.
+        draft_name: the draft's name in the trace.
+    """
+    request = text.request
+    found = lookups(request.tokens, text.tokens, num_draft_tokens=num_draft_tokens, eos=request.eos)
+    match = found.matches[:, 0].astype(np.float64)
+    unknown, one = np.full(len(match), np.nan), np.ones(len(match))
+    with np.errstate(divide="ignore"):
+        logprob = np.log(match)
+    scores = _Scores(
+        unknown, logprob, match, match, match, match, unknown, np.zeros(len(match)), one, one
+    )
+    return _trace(text, draft_name, scores, found.matches, found.proposed)
+
+
+def _batched(model: CachedModel, halves: SplitNetwork | None) -> SplitNetwork | None:
+    """The halves, if rows padded on the right have the scores that each has alone; None if not.
+
+    Tried once per model, with one prefill and with several, and stored on it for the manifest.
+    """
+    known = model.text_batches.get("scoring")
+    if known is None:
+        reason = "its head on its final hidden states does not give its logits"
+        if halves is not None:
+            reason = batch_refusal(model, lambda: _padding_error(model, halves))
+            reason = f"padded {reason}" if reason else None
+        known = "padded" if reason is None else f"one by one: {reason}"
+        model.text_batches["scoring"] = known
+    return halves if known == "padded" else None
+
+
+def _padding_error(model: CachedModel, halves: SplitNetwork) -> float:
+    """How far logits of rows padded on the right are from those of each row alone."""
+    tokens = probe_tokens(model.network, model.vocab_size)
+    rows = [tokens, tokens[: len(tokens) // 2]]
+    alone = torch.cat([uncached_logits(model.network, row, model.vocab_size) for row in rows])
+    errors: list[float] = []
+    for positions in (PREFILL_POSITIONS, len(tokens)):
+        states = _states(model, halves, rows, positions)
+        batched = [halves.logits(row[: len(ids)]) for row, ids in zip(states, rows, strict=True)]
+        errors.append(difference(torch.cat(batched), alone))
+    return max(errors, key=lambda error: (error != error, error))  # NaN before any number
+
+
+def _score(
+    texts: Sequence[GeneratedText], target: _Scored, draft: _Scored, draft_name: str, chunk: int
+) -> list[TextTrace]:
+    """Score one batch of texts that are sampled alike."""
+    sampling = texts[0].request.sampling
+    width = min(target.model.vocab_size, draft.model.vocab_size)
+    token_chunks = torch.tensor([token for text in texts for token in text.tokens]).split(chunk)
+    draft_chunks = _logit_chunks(draft, texts, chunk, kept=False)
+    target_chunks = (
+        [None] * len(token_chunks)
+        if sampling.greedy
+        else _logit_chunks(target, texts, chunk, kept=True)
+    )
+    seen_chunks = _seen_chunks(texts, width, chunk)
+    parts: list[_Scores] = []
+    for tokens, draft_logits, target_logits in zip(
+        token_chunks, draft_chunks, target_chunks, strict=True
+    ):
+        device, seen = draft_logits.device, next(seen_chunks, None)
+        draft_distribution = _Distribution(_cut(draft_logits, width, seen, sampling), sampling)
+        target_distribution = None
+        if target_logits is not None:
+            target_cut = _cut(target_logits.to(device), width, seen, sampling)
+            target_distribution = _Distribution(target_cut, sampling)
+        parts.append(_compare(tokens.to(device), target_distribution, draft_distribution))
+    scores = _Scores(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+    ends = np.cumsum([len(text.tokens) for text in texts])
+    traces: list[TextTrace] = []
+    for text, end in zip(texts, ends, strict=True):
+        part = _Scores(*(column[end - len(text.tokens) : end] for column in scores))
+        for finite, name in ((part.target_finite, target.name), (part.draft_finite, draft.name)):
+            if not finite.all():
+                raise broken_logits(name, text.request, int(finite.argmin()))
+        traces.append(_trace(text, draft_name, part))
+    return traces
+
+
+def _cut(logits: Tensor, width: int, seen: Tensor | None, sampling: SamplingParameters) -> Tensor:
+    """Logits of the tokens that both models have, with the repetition penalty."""
+    seen = None if seen is None else seen.to(logits.device)
+    return penalised(logits[:, :width], seen, sampling.repetition_penalty)
+
+
+class _Distribution:
+    """A model's distributions after some tokens.
+
+    Attributes:
+        probs: [n, vocab] as sampled; None where each is a point, on `best`.
+        best: [n] the most likely token, before sampling parameters apply.
+        finite: [n] whether the logits are.
+    """
+
+    def __init__(self, logits: Tensor, sampling: SamplingParameters) -> None:
+        peak, self.best = logits.max(-1)
+        self.finite = peak.isfinite()
+        self.probs = None if sampling.greedy else sampler_for(sampling)(logits)
+
+    def of(self, tokens: Tensor) -> Tensor:
+        """Probability of one token per row."""
+        if self.probs is None:
+            return (self.best == tokens).float()
+        return self.probs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+
+    def entropy(self) -> Tensor:
+        """Nats, per row."""
+        if self.probs is None:
+            return torch.zeros(len(self.best), device=self.best.device)
+        return torch.special.entr(self.probs).sum(-1)
+
+
+def _compare(tokens: Tensor, target: _Distribution | None, draft: _Distribution) -> _Scores:
+    """Compare both distributions at the target's tokens [n].
+
+    Args:
+        tokens: on the draft's device.
+        target: None where it is greedy, so that its distribution is a point on the token.
+        draft: sampled like the target.
+    """
+    match = (draft.best == tokens).float()
+    one, zero = torch.ones_like(match), torch.zeros_like(match)
+    if target is None or target.probs is None or draft.probs is None:  # all or none
+        columns = [one, match, match, match, match, match, zero, zero, one, draft.finite]
+    else:
+        columns = [
+            target.of(tokens),
+            draft.of(tokens),
+            match,
+            torch.minimum(target.probs, draft.probs).sum(-1).clamp_max(1.0),
+            (target.probs * draft.probs).sum(-1).clamp_max(1.0),
+            target.of(draft.best),
+            target.entropy(),
+            draft.entropy(),
+            target.finite,
+            draft.finite,
+        ]
+    scores = _Scores(*torch.stack([column.float() for column in columns]).cpu().double().numpy())
+    # A token that was drawn has some mass, even where another order of the sums says it has none
+    tiny = float(np.finfo(np.float32).tiny)
+    with np.errstate(divide="ignore"):
+        return scores._replace(
+            target_logprob=np.log(np.maximum(scores.target_logprob, tiny)),
+            draft_logprob=np.log(scores.draft_logprob),
+        )
+
+
+def _seen_chunks(texts: Sequence[GeneratedText], width: int, chunk: int) -> Iterator[Tensor]:
+    """For a repetition penalty: the tokens seen before each token, [at most chunk, width] bool.
+
+    Yields nothing where the texts are drawn without a penalty.
+    """
+    if texts[0].request.sampling.repetition_penalty is None:
+        return
+    waiting: list[Tensor] = []
+    for text in texts:
+        seen = seen_tokens(text.request.tokens, width, torch.device("cpu"))
+        for piece in torch.tensor(text.tokens).split(SEEN_AT_ONCE):
+            *rows, seen = seen_along(seen, piece)
+            waiting += rows
+            while len(waiting) >= chunk:
+                yield torch.stack(waiting[:chunk])
+                waiting = waiting[chunk:]
+    if waiting:
+        yield torch.stack(waiting)
+
+
+def _logit_chunks(
+    scored: _Scored, texts: Sequence[GeneratedText], chunk: int, *, kept: bool
+) -> Iterator[Tensor]:
+    """Logits [at most chunk, vocab] that predict the texts' tokens, text after text.
+
+    Args:
+        scored: whose logits; without halves only a single text is possible.
+        texts: the texts.
+        chunk: rows at a time.
+        kept: whether the texts' stored hidden states are this model's.
+    """
+    if scored.halves is None:
+        (text,) = texts
+        prompt = text.request.tokens
+        scored.model.prefill(prompt[:-1])
+        for piece in torch.tensor([prompt[-1], *text.tokens[:-1]]).split(chunk):
+            yield scored.model.forward(piece)
+        scored.model.prefill([])
+        return
+    stored = [text.hidden for text in texts if text.hidden is not None] if kept else []
+    if len(stored) < len(texts):
+        stored = _prefilled(scored.model, scored.halves, texts)
+    for rows in torch.cat(stored).split(chunk):
+        yield scored.halves.logits(rows)
+
+
+def _prefilled(
+    model: CachedModel, halves: SplitNetwork, texts: Sequence[GeneratedText]
+) -> list[Tensor]:
+    """Hidden states [n, hidden] behind each text's tokens, from one prefill."""
+    fed = [[*text.request.tokens, *text.tokens[:-1]] for text in texts]
+    return [
+        row[len(text.request.tokens) - 1 :][: len(text.tokens)]
+        for row, text in zip(_states(model, halves, fed, PREFILL_POSITIONS), texts, strict=True)
+    ]
+
+
+def _states(
+    model: CachedModel, halves: SplitNetwork, fed: Sequence[Sequence[int]], positions: int
+) -> Tensor:
+    """Final hidden states [rows, width, hidden] of rows that are padded on the right.
+
+    A causal model never looks at what comes after a position, so no mask is needed.
+
+    Args:
+        model: whose states.
+        halves: it, taken apart.
+        fed: token ids of each row.
+        positions: of all rows that go through the body at once.
+    """
+    width = max(len(row) for row in fed)
+    ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in fed])
+    pieces = ids.to(model.network.device).split(max(1, positions // len(fed)), dim=1)
+    if len(pieces) == 1:
+        return halves.hidden(input_ids=pieces[0], use_cache=False)
+    cache, done = new_cache(model), list[Tensor]()
+    for piece in pieces:
+        start = sum(states.shape[1] for states in done)
+        places = torch.arange(start, start + piece.shape[1], device=piece.device)
+        extra = {"position_ids": places.expand(piece.shape)} if model.positions else {}
+        done.append(halves.hidden(input_ids=piece, past_key_values=cache, use_cache=True, **extra))
+    return torch.cat(done, dim=1)
+
+
+def _trace(
+    text: GeneratedText,
+    draft_name: str,
+    scores: _Scores,
+    matches: NDArray[np.bool_] | None = None,
+    proposed: NDArray[np.int64] | None = None,
+) -> TextTrace:
+    request, sampling = text.request, text.request.sampling
+    return TextTrace(
+        draft=draft_name,
+        draft_temperature=sampling.temperature,
+        prompt_set=request.prompt_set,
+        prompt=request.prompt,
+        category=request.category,
+        repetition=request.repetition,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        prompt_tokens=len(request.tokens),
+        stop_reason=text.stop_reason,
+        tokens=np.array(text.tokens, dtype=np.int64),
+        target_logprob=scores.target_logprob,
+        draft_logprob=scores.draft_logprob,
+        draft_is_argmax=scores.draft_is_argmax.astype(np.bool_),
+        last_ratio=scores.last_ratio,
+        last_exact_match=scores.last_exact_match,
+        last_greedy_draft=scores.last_greedy_draft,
+        target_entropy=scores.target_entropy,
+        draft_entropy=scores.draft_entropy,
+        matches=matches,
+        proposed=proposed,
+        turn=request.turn,
+    )

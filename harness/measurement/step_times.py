@@ -1,0 +1,352 @@
+"""Time the forwards that a round is made of: the draft's step, the target's step, the verify.
+
+A verify of n positions is timed for every n = 1..K + 1, because v(n) = verify(n) / step is what
+peers take for 1 and what a mixture of experts or a slow attention makes of it. Kinds are
+interleaved within each repetition and their order rotates, so that drift hits all alike; every raw
+sample is kept.
+
+A round waits only for the target: its K draft steps run one after the other, as one launch where
+the model records graphs. So the draft's steps are timed K in a row, and a sample is their mean.
+Plain decoding reads every token back to the host, so the target's step is timed alone.
+
+`time_forwards` times one text at one context. `time_curves` does so over contexts and batches. The
+forwards of one (context, batch) share a cache that takes a while to fill, and with CUDA graphs a
+fill drops what was recorded; so their samples are taken in a few visits: each fills the caches,
+warms up, and times every forward in turn. A second visit, with every other cell between the two,
+shows the drift of the machine as scatter. New work is compiled and recorded first, which can take
+longer than all the timing, so the two have separate budgets.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from harness.decoding.protocols import CausalModel, Drafter, recorded, recorder_of
+from harness.models.cached import CachedModel
+from harness.models.memory import is_out_of_memory
+from harness.records import SkippedCell, StepTiming
+
+WARMUP = 3
+# Samples of each forward of a pair
+REPETITIONS = 40
+CURVE_VISITS = 2
+CURVE_WARMUP = 2
+# Rounds over all forwards of a cell, per visit: as many as this time allows
+SECONDS_PER_VISIT = 1.0
+LEAST_ROUNDS, MOST_ROUNDS = 3, 10
+TIMING_CURVES = "timing curves"
+
+# Context in tokens and batch
+CurveCell = tuple[int, int]
+
+
+class Clock:
+    """Seconds, read only after the devices have finished their work: the one place that waits."""
+
+    def __init__(self, *models: CausalModel) -> None:
+        """Wait for the devices of `models` at every reading."""
+        self._devices = {model.device for model in models if model.device.type != "cpu"}
+
+    @classmethod
+    def at(cls, device: torch.device) -> "Clock":
+        """A clock that waits for `device`."""
+        clock = cls()
+        clock._devices = set() if device.type == "cpu" else {device}
+        return clock
+
+    def now(self) -> float:
+        """Finish all queued work, then read the clock, seconds."""
+        for device in self._devices:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            elif device.type == "mps":
+                torch.mps.synchronize()
+        return perf_counter()
+
+
+@dataclass(frozen=True)
+class TimedModel:
+    """A model to be timed, with its name and its role in the pair."""
+
+    role: Literal["target", "draft"]
+    name: str
+    model: CausalModel
+
+
+@dataclass(frozen=True)
+class Forward:
+    """One kind of forward: `tokens` new positions per sequence, `times` in a row.
+
+    A sample is the mean over the forwards in a row.
+    """
+
+    timed: TimedModel
+    kind: Literal["step", "verify", "prefill"]
+    tokens: int
+    times: int = 1
+
+    def timing(
+        self, context: int, batch: int, samples: Sequence[float], beside: str | None = None
+    ) -> StepTiming:
+        """The stored record of its samples, seconds."""
+        name, context = self.timed.name, 0 if self.kind == "prefill" else context
+        return StepTiming(
+            self.timed.role, name, self.kind, self.tokens, context, batch, tuple(samples), beside
+        )
+
+
+def plan_forwards(models: Sequence[TimedModel], max_k: int, context_tokens: int) -> list[Forward]:
+    """List what is timed of one text: steps and prefills of each, verifies of the target."""
+    forwards: list[Forward] = []
+    for timed in models:
+        forwards.append(Forward(timed, "prefill", context_tokens))
+        forwards.append(_step(timed, max_k))
+        if timed.role == "target":
+            forwards += [Forward(timed, "verify", count) for count in range(1, max_k + 2)]
+    return forwards
+
+
+def _step(timed: TimedModel, max_k: int) -> Forward:
+    """A step; a round runs K draft steps without waiting in between."""
+    return Forward(timed, "step", 1, max(1, max_k) if timed.role == "draft" else 1)
+
+
+def time_forwards(
+    models: Sequence[TimedModel],
+    max_k: int,
+    *,
+    context: Sequence[int],
+    repetitions: int | None = None,
+    beside: str | None = None,
+    tick: Callable[[], None] = lambda: None,
+) -> list[StepTiming]:
+    """Time every forward `repetitions` times, interleaved.
+
+    Args:
+        models: the target and, if any, the draft.
+        max_k: the largest K; verifies go up to max_k + 1 positions.
+        context: token ids that fill the cache; its length is context_tokens.
+        repetitions: samples of each, after warm-up; None for REPETITIONS.
+        beside: the draft's name, where several are timed one after the other.
+        tick: called after each repetition, for progress.
+    """
+    forwards = plan_forwards(models, max_k, len(context))
+    repetitions = REPETITIONS if repetitions is None else repetitions
+    # Prefills go first: they leave the context in the cache for the rest.
+    prefills = [forward for forward in forwards if forward.kind == "prefill"]
+    others = [forward for forward in forwards if forward.kind != "prefill"]
+    clock = Clock(*(timed.model for timed in models))
+    samples: dict[Forward, list[float]] = {forward: [] for forward in forwards}
+    for repetition in range(-WARMUP, repetitions):
+        first = repetition % len(forwards)
+        for forward in prefills + others[first:] + others[:first]:
+            seconds = _time_one(forward, context, clock)
+            if repetition >= 0:
+                samples[forward].append(seconds)
+        tick()
+    return [
+        forward.timing(len(context), 1, durations, beside) for forward, durations in samples.items()
+    ]
+
+
+def time_lookups(drafter: Drafter, name: str, max_k: int, context: Sequence[int]) -> StepTiming:
+    """Time a drafter that has no model: one proposal of max_k tokens after `context`.
+
+    It stands where a model's draft step does, but costs its time once a round.
+    """
+    clock, seconds = Clock(), list[float]()
+    uniforms = torch.empty(max_k)
+    drafter.begin(context)
+    for repetition in range(-WARMUP, REPETITIONS):
+        start = clock.now()
+        drafter.propose(max_k, uniforms)
+        if repetition >= 0:
+            seconds.append(clock.now() - start)
+    return StepTiming("draft", name, "step", 1, len(context), 1, tuple(seconds), name)
+
+
+def _time_one(forward: Forward, context: Sequence[int], clock: Clock) -> float:
+    """Seconds of one forward after `context`."""
+    model = forward.timed.model
+    if forward.kind == "prefill":
+        start = clock.now()
+        model.prefill(context)
+        return clock.now() - start
+    tokens = torch.tensor(
+        [context[index % len(context)] for index in range(forward.tokens)], device=model.device
+    )
+    model.rewind(0)
+    return _time_in_a_row(forward, model.forward, tokens, clock)
+
+
+def _time_in_a_row(
+    forward: Forward, run: Callable[[Tensor], Tensor], tokens: Tensor, clock: Clock
+) -> float:
+    """Seconds of one of `times` forwards, run as one launch where the model records graphs."""
+    model, times = forward.timed.model, forward.times
+
+    def work(ids: Tensor) -> tuple[Tensor]:
+        for _ in range(times - 1):
+            run(ids)
+        return (run(ids),)
+
+    start = clock.now()
+    if times == 1:
+        run(tokens)
+    else:
+        recorded(model, ("in a row", *tokens.shape, times), work, tokens)
+    seconds = clock.now() - start
+    model.rewind(forward.tokens * times)
+    return seconds / times
+
+
+def curve_forwards(models: Sequence[TimedModel], max_k: int) -> list[Forward]:
+    """Steps of both, verifies of the target, and of the draft the widest one.
+
+    The draft never verifies; how little its time depends on positions shows what bounds its step.
+    """
+    forwards: list[Forward] = []
+    for timed in models:
+        widths = range(1, max_k + 2) if timed.role == "target" else (max_k + 1,)
+        forwards += [_step(timed, max_k), *(Forward(timed, "verify", width) for width in widths)]
+    return forwards
+
+
+@torch.inference_mode()
+def time_curves(
+    models: Sequence[TimedModel],
+    max_k: int,
+    cells: Sequence[CurveCell],
+    *,
+    refused: Callable[[int, int], str | None] = lambda _context, _batch: None,
+    budget_s: float | None = None,
+    recording_budget_s: float | None = None,
+    tick: Callable[[], None] = lambda: None,
+    say: Callable[[str], None] = lambda _label: None,
+) -> tuple[list[StepTiming], list[SkippedCell]]:
+    """Time every forward of every (context_tokens, batch).
+
+    Args:
+        models: target and draft, which fill caches by themselves (CachedModel).
+        max_k: the largest K; verifies go up to max_k + 1 positions.
+        cells: (context_tokens, batch), cheapest first.
+        refused: why a cell must not be tried, or None.
+        budget_s: seconds after which no further cell is begun, recording and compiling not
+            counted; None sets no limit.
+        recording_budget_s: the same for recording and compiling alone.
+        tick: called after each visit of a cell, for progress.
+        say: called with what is being done, for progress.
+
+    Returns:
+        The timings with raw samples, and the cells that were left out: refused, out of memory, or
+        beyond the budget. What a cell had given before it failed is dropped.
+    """
+    samples: dict[CurveCell, dict[Forward, list[float]]] = {cell: {} for cell in cells}
+    skipped: dict[CurveCell, str] = {}
+    spent = _Spent(models)
+    for visit in range(CURVE_VISITS):
+        for cell in [*cells[visit:], *cells[:visit]]:
+            late = spent.beyond(budget_s, recording_budget_s)
+            if late and not samples[cell] and cell not in skipped:
+                skipped[cell] = f"{late}; name it in contexts= and batches= to time it"
+            elif reason := refused(*cell):
+                skipped[cell] = reason
+            if cell not in skipped and not late:
+                reason = _visit(models, max_k, cell, visit, samples[cell], say)
+                if reason:
+                    skipped[cell] = reason
+            tick()
+    _release(models)
+    timings = [
+        forward.timing(*cell, seconds)
+        for cell, by_forward in samples.items()
+        if cell not in skipped
+        for forward, seconds in by_forward.items()
+    ]
+    return timings, [SkippedCell(*cell, reason) for cell, reason in skipped.items()]
+
+
+class _Spent:
+    """Time since this was made, split into recording and compiling, and everything else."""
+
+    def __init__(self, models: Sequence[TimedModel]) -> None:
+        self._models = {id(timed.model): _cached(timed) for timed in models}
+        self._recorded_before = self._recorded_s()
+        self._begin = perf_counter()
+
+    def beyond(self, measuring_s: float | None, recording_s: float | None) -> str | None:
+        """Which of the two budgets is used up, in words; None where neither is."""
+        recorded = self._recorded_s() - self._recorded_before
+        measured = perf_counter() - self._begin - recorded
+        if measuring_s is not None and measured > measuring_s:
+            return f"no time left of the {measuring_s:g} s for timing"
+        if recording_s is not None and recorded > recording_s:
+            return f"no time left of the {recording_s:g} s for recording and compiling"
+        return None
+
+    def _recorded_s(self) -> float:
+        return sum(model.recording_s for model in self._models.values())
+
+
+def _visit(
+    models: Sequence[TimedModel],
+    max_k: int,
+    cell: CurveCell,
+    visit: int,
+    samples: dict[Forward, list[float]],
+    say: Callable[[str], None],
+) -> str | None:
+    """Fill, warm up, and time a cell's forwards in turn; the reason if memory ran out."""
+    context, batch = cell
+    try:
+        for timed in models:
+            _cached(timed).fill(batch, context)
+        forwards = curve_forwards(models, max_k)
+        inputs = {forward: _any_tokens(forward, batch) for forward in forwards}
+        clock = Clock(*(timed.model for timed in models))
+
+        def seconds_of(forward: Forward) -> float:
+            run = _cached(forward.timed).forward_batch
+            return _time_in_a_row(forward, run, inputs[forward], clock)
+
+        once = SECONDS_PER_VISIT
+        if any(recorder_of(timed.model) is not None for timed in models):
+            say(f"compiling for batch {batch} after {context} tokens, the first time takes minutes")
+        for _ in range(CURVE_WARMUP):
+            once = sum(seconds_of(forward) for forward in forwards)
+            say(TIMING_CURVES)
+        rounds = int(min(MOST_ROUNDS, max(LEAST_ROUNDS, SECONDS_PER_VISIT / once)))
+        for number in range(rounds):
+            first = (number + visit) % len(forwards)
+            for forward in forwards[first:] + forwards[:first]:
+                samples.setdefault(forward, []).append(seconds_of(forward))
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        _release(models)
+        return "out of memory"
+    return None
+
+
+def _any_tokens(forward: Forward, batch: int) -> Tensor:
+    """Token ids, which ones does not matter, [batch, n] on the model's device."""
+    model = _cached(forward.timed)
+    ids = torch.arange(batch * forward.tokens, device=model.device) % model.vocab_size
+    return ids.view(batch, forward.tokens)
+
+
+def _cached(timed: TimedModel) -> CachedModel:
+    assert isinstance(timed.model, CachedModel)  # only those fill a cache of several sequences
+    return timed.model
+
+
+def _release(models: Sequence[TimedModel]) -> None:
+    """Let go of large caches; the next prefill makes its own."""
+    for timed in models:
+        _cached(timed).prefill([])
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
