@@ -327,11 +327,10 @@ def checked(
 
     from harness.cli import compose, draft_conf
     from harness.cloud.jobs import check_fits, check_rentable
-    from harness.commands.validate import validated
     from harness.records import UserError
 
     try:
-        config = validated(compose(door, overrides))
+        config = compose(door, overrides)
     except HydraException as error:
         raise UserError(" ".join(str(error).split())) from error
     drafts = [draft_conf(entry) for entry in getattr(config, "drafts", ())]

@@ -49,9 +49,10 @@ from rich.console import Console
 from rich.table import Table
 from transformers import GenerationConfig
 
-from harness.analysis.rates import Rates, conditional, rates_for
 from harness.analysis.synthetic import expected_tokens_per_round
 from harness.cli import compose
+from harness.commands.imposed import Rates
+from harness.config import rates_for
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement.environment import copy_bandwidth
 from harness.measurement.generations import Request, run_trial
@@ -67,7 +68,7 @@ from harness.models.lean.weights import unsupported
 from harness.models.memory import is_out_of_memory
 from harness.models.probe import allowed_error, cached_model, forward_error
 from harness.records import Trial
-from harness.theory.acceptance import alpha_from_acceptance_rate
+from harness.theory.acceptance import alpha_from_acceptance_rate, conditional
 from harness.theory.architecture import Architecture, architecture_of
 from harness.theory.roofline import bandwidth_utilisation
 

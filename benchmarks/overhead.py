@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from harness.analysis.rates import conditional, rates_for
+from harness.config import rates_for
 from harness.decoding.drafters import ModelDrafter
 from harness.decoding.protocols import Generation
 from harness.decoding.sampling import SamplingParameters, Uniforms
@@ -29,6 +29,7 @@ from harness.decoding.speculative import speculative_rounds
 from harness.models.cached import CachedModel
 from harness.models.dummy import build
 from harness.models.probe import cached_model
+from harness.theory.acceptance import conditional
 
 # 4,000 parameters per vocabulary entry; Qwen3-4B has 26,000, so drawing weighs less there
 VOCAB = 4096

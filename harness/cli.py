@@ -21,7 +21,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NoReturn
 
 import hydra
@@ -31,8 +31,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harness.commands.outcome import Interrupted, Outcome
-from harness.commands.validate import check_model, validated
-from harness.config import CONF_DIR, DRAFT_KEYS, ModelConf, register, split_draft
+from harness.config import CONF_DIR, DRAFT_KEYS, ModelConf, checked, register, split_draft
 from harness.records import UserError
 from harness.storage import files, lock
 
@@ -156,8 +155,7 @@ def _flush() -> None:
 def run_job(work: Work, config: DictConfig) -> int:
     """Runs one job, prints its `run:` line or its `error:` line, and returns its status."""
     try:
-        # Checked here as well as in the experiment: before the imports that take seconds.
-        outcome = work(validated(to_dataclass(config)))
+        outcome = work(to_dataclass(config))
     except UserError as error:
         return _report(error, str(error), USER_ERROR, config)
     except OSError as error:
@@ -182,11 +180,11 @@ def run_job(work: Work, config: DictConfig) -> int:
 
 
 def to_dataclass(config: DictConfig) -> Any:
-    """The composed configuration as its door's dataclass, every interpolation resolved.
+    """The composed configuration as its command's dataclass, checked, interpolations resolved.
 
     Raises:
-        UserError: a key that the door does not have was added with `+`, a key without a default
-            was not given, or an interpolation leads nowhere.
+        UserError: a key that the command does not have was added with `+`, a key without a default
+            was not given, an interpolation leads nowhere, or a value cannot be used.
     """
     _refuse_added_keys(config, "")
     try:
@@ -194,9 +192,10 @@ def to_dataclass(config: DictConfig) -> Any:
         if missing:
             give = " ".join(f"{key}=..." for key in missing)
             raise UserError(f"{missing[0]}: no value and no default; give {give}")
-        return OmegaConf.to_object(config)
+        resolved = OmegaConf.to_object(config)
     except OmegaConfBaseException as error:
         raise UserError(_one_line(str(error))) from error
+    return checked(resolved)
 
 
 def _refuse_added_keys(config: DictConfig, prefix: str) -> None:
@@ -240,14 +239,11 @@ def draft_conf(entry: str) -> ModelConf:
             raise UserError(
                 f"drafts: {entry!r} sets {key!r}; a draft may set {', '.join(DRAFT_KEYS)}"
             )
-        if key == "trust_remote_code" and value not in ("true", "false"):
+        flag = isinstance(getattr(conf, key), bool)
+        if flag and value not in ("true", "false"):
             raise UserError(f"drafts: {entry!r}: {key} is true or false")
-    settings: dict[str, Any] = dict(draft.settings)
-    if "trust_remote_code" in settings:
-        settings["trust_remote_code"] = settings["trust_remote_code"] == "true"
-    conf = replace(conf, **settings)
-    check_model(f"draft {conf.name}", conf)
-    return conf
+        setattr(conf, key, value == "true" if flag else value)
+    return checked(conf, f"draft {conf.name}")
 
 
 def _group_draft(name: str) -> ModelConf:

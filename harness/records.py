@@ -25,6 +25,8 @@ Decision = Literal["speculate", "does_not_pay", "undecided"]
 Source = Literal["measured", "replayed", "theory"]
 StopReason = Literal["eos", "stop_string", "budget"]
 
+# Name and id of the draft that looks n-grams up in the text instead of running a model
+NGRAM = "ngram"
 RULES: tuple[Rule, ...] = ("ratio", "exact_match", "greedy_draft")
 
 # How a speculative greedy text compares with plain decoding's, in words

@@ -17,7 +17,6 @@ from harness.analysis.told import caveats
 from harness.cli import compose
 from harness.commands.execute import note_or_check, resumed
 from harness.commands.running import resumed_run
-from harness.commands.validate import validated
 from harness.models import load as loading
 from harness.models import memory, probe
 from harness.models.dummy import config_of
@@ -61,9 +60,9 @@ def test_auto_is_graphs_on_a_card_and_eager_elsewhere(monkeypatch: pytest.Monkey
 
 
 def test_adaptive_drafting_runs_eagerly_where_nothing_else_was_asked_for() -> None:
-    assert validated(compose("sweep", ["decode.stop=threshold"])).backend == "auto"
+    assert compose("sweep", ["decode.stop=threshold"]).backend == "auto"
     with pytest.raises(UserError, match="backend=eager"):
-        validated(compose("sweep", ["decode.stop=threshold", "backend=cuda_graphs"]))
+        compose("sweep", ["decode.stop=threshold", "backend=cuda_graphs"])
 
 
 def test_a_run_begun_with_eager_goes_on_with_eager(tmp_path: Path) -> None:
@@ -178,7 +177,8 @@ def small_card(monkeypatch: pytest.MonkeyPatch) -> torch.device:
 def test_a_model_that_does_not_fit_the_card_is_refused_before_it_is_loaded(
     weights: str, small_card: torch.device, tmp_path: Path
 ) -> None:
-    conf = compose("sweep", ["model=qwen3_32b", f"model.weights={weights}"]).model
+    conf = compose("sweep", ["model=qwen3_32b"]).model
+    conf.weights = weights
     if weights == "pretrained":  # the config.json of a checkpoint that nobody needs to download
         config = config_of(conf.architecture)
         config.dtype = torch.bfloat16

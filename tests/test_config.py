@@ -9,8 +9,7 @@ import pytest
 from hydra.errors import HydraException
 
 from harness.cli import compose
-from harness.commands.validate import validated
-from harness.config import CONF_DIR, SCHEMAS, SweepConfig
+from harness.config import CONF_DIR, SCHEMAS, SweepConfig, checked
 from harness.records import UserError
 
 REQUIRED = {"breakeven": ["draft_ms=22.09", "target_ms=29.92"]}
@@ -45,7 +44,7 @@ def shipped(composed: SweepConfig) -> SweepConfig:
 def test_every_door_composes_to_its_schema_and_is_valid_as_shipped(door: str) -> None:
     config = compose(door, REQUIRED.get(door, []))
     assert type(config) is SCHEMAS[door]
-    assert validated(config) is config
+    assert checked(config) is config
     assert (config.results_root, config.seed, config.debug) == ("results", 0, False)
 
 
@@ -81,7 +80,7 @@ def test_the_mixture_of_experts_says_how_many_experts_a_token_uses() -> None:
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_experiments_keep_the_pair_that_was_asked_for(name: str) -> None:
     config = compose("sweep", [f"experiment={name}", "model=qwen3_4b", "draft=qwen3_0_6b"])
-    assert validated(config).new_tokens == 128
+    assert checked(config).new_tokens == 128
     assert (config.model.name, config.draft.name) == ("qwen3_4b", "qwen3_0_6b")
 
 
@@ -99,9 +98,9 @@ def test_snapshot_is_in_32_bits_unless_told_otherwise() -> None:
 
 
 def test_an_unnamed_model_is_called_by_the_last_part_of_its_id() -> None:
-    config = validated(compose("sweep", ["model=hf", "model.id=Qwen/Qwen3-4B"]))
+    config = checked(compose("sweep", ["model=hf", "model.id=Qwen/Qwen3-4B"]))
     assert config.model.name == "Qwen3-4B"
-    named = validated(compose("sweep", ["model=hf", "model.id=a/b", "model.name=mine"]))
+    named = checked(compose("sweep", ["model=hf", "model.id=a/b", "model.name=mine"]))
     assert named.model.name == "mine"
 
 
@@ -174,9 +173,9 @@ def test_what_the_types_refuse_fails_while_composing(override: str) -> None:
         ("prompts.chat_template", "maybe", "prompts.chat_template: 'maybe'"),
         ("prompts.weights", {"easy": -1.0}, "prompts.weights.easy: -1"),
         ("prompts.weights", {"easy": NAN}, "prompts.weights.easy: nan"),
-        ("prompts.weights", {"easy": "much"}, "prompts.weights.easy: much"),
+        ("prompts.weights", {"easy": "much"}, "prompts.weights.easy: 'much'"),
         ("prompts.weights", {"easy": 0.0}, "prompts.weights: all are 0"),
-        ("prompts.weights", {}, "prompts.weights: all are 0"),
+        ("prompts.weights", {}, "prompts.weights={}"),
         ("prompts.weights", 0.5, "prompts.weights=0.5"),
     ],
 )
@@ -186,7 +185,7 @@ def test_values_that_make_no_sense_are_refused_in_one_line_with_their_key(
     *owners, field = key.split(".")
     setattr(reduce(getattr, owners, shipped), field, value)
     with pytest.raises(UserError) as refused:
-        validated(shipped)
+        checked(shipped)
     assert says in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -194,26 +193,26 @@ def test_values_that_make_no_sense_are_refused_in_one_line_with_their_key(
 def test_a_device_and_a_device_map_exclude_each_other(shipped: SweepConfig) -> None:
     shipped.draft.device, shipped.draft.device_map = "cpu", "auto"
     with pytest.raises(UserError, match=r"draft\.device and draft\.device_map"):
-        validated(shipped)
+        checked(shipped)
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu", "mps", "cuda", "cuda:1"])
 def test_known_devices_are_accepted(device: str, shipped: SweepConfig) -> None:
     shipped.device.name = device
-    assert validated(shipped) is shipped
+    assert checked(shipped) is shipped
 
 
 def test_prompt_weights_can_be_typed_and_are_null_when_they_are_not() -> None:
-    typed = validated(compose("sweep", ["prompts.weights={easy:0.7,hard:0.3}"]))
+    typed = checked(compose("sweep", ["prompts.weights={easy:0.7,hard:0.3}"]))
     assert typed.prompts.weights == {"easy": 0.7, "hard": 0.3}
-    assert validated(compose("sweep")).prompts.weights is None
+    assert checked(compose("sweep")).prompts.weights is None
 
 
 def test_k_0_beside_others_is_allowed_because_the_baseline_always_runs() -> None:
-    assert validated(compose("sweep", ["k=[0,2]"])).k == [0, 2]
+    assert checked(compose("sweep", ["k=[0,2]"])).k == [0, 2]
 
 
 def test_snapshots_own_keys_are_checked() -> None:
-    for override, says in (("show=all", "show: 'all'"), ("draws=4999", "draws=4999")):
+    for override, says in (("show=all", "show: 'all'"), ("draws=4999", "draws: 4999")):
         with pytest.raises(UserError, match=says):
-            validated(compose("snapshot", [override]))
+            checked(compose("snapshot", [override]))

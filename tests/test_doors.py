@@ -16,7 +16,7 @@ from harness import reporting
 from harness.cli import compose, run_door
 from harness.commands import breakeven
 from harness.commands.outcome import Outcome
-from harness.config import SCHEMAS, BreakevenConfig
+from harness.config import SCHEMAS, BreakevenConfig, checked
 from harness.records import UserError
 from harness.storage import RESULT_COLUMNS, load
 
@@ -200,7 +200,10 @@ def test_a_bad_k_ends_a_door_before_anything_is_stored(
 ) -> None:
     ended = door(name, "k=[-1]")
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr == "error: k: -1 is not a number of draft tokens; use whole numbers >= 0\n"
+    assert ended.stderr == (
+        "error: k: -1 is not a whole number of at least 0 and at most 1024 (no engine drafts more "
+        "tokens a round)\n"
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -319,6 +322,6 @@ def test_break_even_refuses_what_cannot_be_and_stores_nothing(
     changes: dict[str, Any], says: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError) as refused:
-        breakeven.run(configured(tmp_path, **changes))
+        breakeven.run(checked(configured(tmp_path, **changes)))
     assert says in str(refused.value)
     assert list(tmp_path.iterdir()) == []

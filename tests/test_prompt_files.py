@@ -17,8 +17,8 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from harness.config import PromptsConf
-from harness.prompts import load, read_file, sources, thinking_modes
+from harness.config import PromptsConf, checked
+from harness.prompts import load, read_file, sources
 from harness.records import Prompt, UserError
 
 DOCS = Path(__file__).parent.parent / "docs" / "prompts.md"
@@ -182,7 +182,7 @@ def test_both_thinking_modes_are_two_prompt_sets() -> None:
     assert (plain.prompt_set, plain.thinking) == ("easy", True)
     for wrong in ([], "yes", [True, True], 1, [[True]]):
         with pytest.raises(UserError, match="enable_thinking"):
-            thinking_modes(wrong)
+            checked(PromptsConf(enable_thinking=wrong))
 
 
 # Damage

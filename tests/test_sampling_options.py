@@ -14,7 +14,6 @@ from harness import audition, snapshot, sweep
 from harness import prompts as prompt_sets
 from harness.cli import compose
 from harness.commands.outcome import Outcome
-from harness.commands.validate import validated
 from harness.decoding.sampling import (
     SamplingParameters,
     penalised,
@@ -207,32 +206,38 @@ def test_what_generation_config_asks_for_and_the_run_did_not_do_is_a_caveat(tmp_
         ("++prompts.wieghts={easy:1}", "similar names: prompts.weights"),
         ("+decode.presence_penalty=1", "similar names: decode.repetition_penalty"),
         ("+zzz=1", "zzz: there is no such key; it takes: "),
-        ("temperature=[1e-39]", "temperature: 1e-39 is out of range"),
-        ("threads=100000", "threads: 100000 is too large"),
-        ("k=[1000000]", "k: 1000000 is too large"),
-        ("repetitions=1000000000", "repetitions: 1000000000 is too large"),
-        ("decode.min_p=1.5", "decode.min_p: 1.5 is not in (0, 1]"),
-        ("decode.repetition_penalty=0", "decode.repetition_penalty: 0.0 is not in"),
+        (
+            "temperature=[1e-39]",
+            "temperature: 1e-39 is not 0 (greedy) or a number of at least 0.01",
+        ),
+        ("threads=100000", "threads: 100000 is not auto or a whole number"),
+        ("k=[1000000]", "k: 1000000 is not a whole number of at least 0 and at most 1024"),
+        (
+            "repetitions=1000000000",
+            "repetitions: 1000000000 is not a whole number of at least 1 and at most 10000",
+        ),
+        ("decode.min_p=1.5", "decode.min_p: 1.5 is not a number above 0 and at most 1"),
+        ("decode.repetition_penalty=0", "decode.repetition_penalty: 0.0 is not a number"),
         ("decode.stop_strings=['']", "decode.stop_strings: an empty string"),
         (r"decode.stop_strings=['\n']", "holds a backslash and an n, not a line break"),
     ],
 )
 def test_a_key_or_value_that_makes_no_sense_is_refused_by_name(override: str, named: str) -> None:
     with pytest.raises(UserError) as refusal:
-        validated(compose("sweep", [override]))
+        compose("sweep", [override])
     assert named in str(refusal.value)
 
 
 def test_so_many_draws_that_memory_runs_out_are_refused() -> None:
-    with pytest.raises(UserError, match="draws: 1000000000 is too large"):
-        validated(compose("snapshot", ["draws=1000000000"]))
+    with pytest.raises(UserError, match="draws: 1000000000 is not a whole number of at least 5000"):
+        compose("snapshot", ["draws=1000000000"])
 
 
 def test_a_profile_takes_no_penalty_since_its_parts_are_timed_without() -> None:
     with pytest.raises(UserError, match=r"decode.repetition_penalty: a profile times"):
-        validated(compose("profile", ["decode.repetition_penalty=1.2"]))
+        compose("profile", ["decode.repetition_penalty=1.2"])
 
 
 def test_groups_and_mappings_of_the_users_own_may_still_be_added() -> None:
     config = compose("sweep", ["experiment=temperature_demo", "prompts.weights={easy:1,hard:2}"])
-    assert validated(config).prompts.weights == {"easy": 1, "hard": 2}
+    assert config.prompts.weights == {"easy": 1, "hard": 2}

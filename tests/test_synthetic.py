@@ -9,18 +9,21 @@ import numpy as np
 import pytest
 import torch
 
-from harness.analysis.rates import conditional, rates_for
 from harness.analysis.synthetic import expected_tokens_per_round as expected_on_texts
 from harness.cli import compose
 from harness.commands import snapshot, sweep
-from harness.commands.validate import validated
+from harness.config import rates_for
 from harness.decoding import speculative
 from harness.decoding.protocols import Proposal
 from harness.decoding.sampling import SamplingParameters
 from harness.decoding.verification import Decision, verify_synthetic
 from harness.records import UserError
 from harness.storage import load
-from harness.theory.acceptance import alpha_from_acceptance_rate, expected_tokens_per_round
+from harness.theory.acceptance import (
+    alpha_from_acceptance_rate,
+    conditional,
+    expected_tokens_per_round,
+)
 from tests.stubs import TableModel, decoded, generation_of
 
 RATES = (0.8, 0.6, 0.6, 0.15)
@@ -191,7 +194,7 @@ def test_synthetic_acceptance_is_refused_where_no_loop_is_measured(tmp_path: Pat
     with pytest.raises(UserError, match=r"decode.acceptance: only a sweep with mode=measure"):
         snapshot.run(compose("snapshot", [f"results_root={tmp_path}", imposed]))
     with pytest.raises(UserError, match=r"decode.acceptance: only a sweep with mode=measure"):
-        validated(compose("audition", [f"results_root={tmp_path}", imposed]))
+        compose("audition", [f"results_root={tmp_path}", imposed])
     with pytest.raises(UserError, match=r"decode.acceptance: only a sweep with mode=measure"):
         sweep.run(compose("sweep", settings(tmp_path, imposed, "mode=replay")))
     both = [imposed, f"decode.acceptance_from={tmp_path}"]

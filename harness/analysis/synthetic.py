@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from harness.analysis.rates import conditional
+from harness.theory.acceptance import conditional
 from harness.theory.replay import replay
 
 

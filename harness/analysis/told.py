@@ -8,7 +8,6 @@ import numpy as np
 from harness.analysis.latency import step_times
 from harness.analysis.priced import other_card
 from harness.commands.running import NOT_MEASURED
-from harness.prompts import thinking_modes
 from harness.records import DUMMY_CAVEAT, IMPOSED_CAVEAT, Failure, ResultRow, StepTiming, Trial
 from harness.reporting.reading import dummies_of, synthetic
 from harness.stats.intervals import MIN_PROMPTS
@@ -75,7 +74,8 @@ def caveats(
     if unused and config["device"]["name"] == "auto":
         notes.append(f"device=auto took the CPU: {unused}")
     prompts = config["prompts"]
-    if True in thinking_modes(prompts["enable_thinking"]):
+    thinking = prompts["enable_thinking"]
+    if True in (thinking if isinstance(thinking, list) else [thinking]):
         notes.append("thinking mode is on: acceptance is that of reasoning text")
     target = stored.manifest.get("models", {}).get("target", {})
     if target.get("chat_template") and prompts["chat_template"] == "never":

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from harness import prompts as prompt_sets
-from harness.commands.cost import BYTES_PER_TOKEN, NGRAM, all_cards, sizes_of
+from harness.commands.cost import BYTES_PER_TOKEN, all_cards, sizes_of
 from harness.config import GpuConf, ModelConf, split_draft
-from harness.records import UserError
+from harness.records import NGRAM, UserError
 
 # What the cloud calls a card, and its file in conf/gpu.
 GPUS = {

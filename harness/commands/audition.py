@@ -13,9 +13,7 @@ from harness.commands.outcome import Outcome
 from harness.commands.plan import print_audition_plan
 from harness.commands.running import concluded, resumed_run, running
 from harness.commands.sources import by_draft, latencies, stored_texts, stored_traces
-from harness.commands.validate import validated
-from harness.commands.weights import alike
-from harness.config import AuditionConfig, ModelConf
+from harness.config import AuditionConfig, ModelConf, like_target
 from harness.measurement.environment import describe_host
 from harness.records import DUMMY_CAVEAT, Failure, Summary, TextTrace, UserError
 from harness.reporting.reading import dummies_of
@@ -53,8 +51,7 @@ def run(config: AuditionConfig, drafts: Sequence[ModelConf]) -> Outcome:
         UserError: a value, the target, a prompt or a run that cannot be used, a draft named twice,
             or no draft left to rank.
     """
-    validated(config)
-    drafts = [alike(config.model, conf) for conf in drafts]
+    drafts = [like_target(config.model, conf) for conf in drafts]
     _check_drafts(drafts)
     if config.dry_run:
         print_audition_plan(config, drafts, prompt_sets.load(config.prompts))
@@ -198,7 +195,7 @@ def caveats_of(folder: RunFolder, config: AuditionConfig, taken: Taken) -> list[
     prompts = len({(t.prompt_set, t.conversation) for t in next(iter(taken.traces.values()))})
     if prompts < MIN_PROMPTS:
         notes.append(f"{prompts} prompts: below {MIN_PROMPTS} there is no interval")
-    if True in prompt_sets.thinking_modes(config.prompts.enable_thinking):
+    if True in config.prompts.thinking_modes:
         notes.append("thinking mode is on: acceptance is that of reasoning text")
     if note := generation_caveat(stored):
         notes.append(note)

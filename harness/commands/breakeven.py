@@ -14,7 +14,6 @@ from harness.analysis.breakeven import iid_rows, inputs_of, measured_rows
 from harness.commands.outcome import Outcome
 from harness.commands.running import shown
 from harness.commands.server_files import measured_inputs
-from harness.commands.validate import validated
 from harness.config import BreakevenConfig
 from harness.measurement.environment import describe_host
 from harness.records import LatencyRow, Summary, Verdict
@@ -31,7 +30,7 @@ def run(config: BreakevenConfig) -> Outcome:
         UserError: a latency <= 0, too few verify times for the largest K, a rate outside [0, 1], or
             a file that cannot be used.
     """
-    measured = measured_inputs(validated(config))
+    measured = measured_inputs(config)
     from_files = {key: value for key, value in asdict(measured).items() if value}
     inputs = inputs_of({**asdict(config), **from_files})
     rows = [*iid_rows(inputs), *measured_rows(inputs)]

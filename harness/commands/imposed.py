@@ -4,12 +4,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.analysis.counts import acceptance_by_position, completed, latest
-from harness.analysis.rates import Cell, Rates, rates_for
 from harness.commands.greedy import distrusted
 from harness.commands.sources import check_drawn_alike
-from harness.config import DecodeConf, SweepConfig
+from harness.config import DecodeConf, SweepConfig, rates_for
 from harness.records import Prompt, UserError
 from harness.storage import StoredRun, load
+
+Rates = tuple[float, ...]
+# Prompt set, temperature, K
+Cell = tuple[str, float, int]
 
 
 def is_imposed(decode: DecodeConf) -> bool:

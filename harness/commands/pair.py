@@ -16,9 +16,7 @@ from harness.models.load import LoadedModel, load, memory_need, open_pair, resol
 from harness.models.memory import cached_tokens, check_fits
 from harness.models.probe import check_length
 from harness.models.tokenizer import check_thinking, encode
-from harness.records import Prompt, UserError
-
-NGRAM = "ngram"
+from harness.records import NGRAM, Prompt, UserError
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,11 @@ import torch
 
 from harness.analysis.fleet import is_card
 from harness.analysis.latency import latency_rows, merged
-from harness.analysis.rates import conditional, rates_for
 from harness.commands import execute
 from harness.commands.pair import Pair, longest_generation
 from harness.commands.progress import progress
 from harness.commands.running import unless_broken
-from harness.config import ProfileConfig, SweepConfig
+from harness.config import ProfileConfig, SweepConfig, rates_for
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement import environment, round_parts, step_times
 from harness.measurement.environment import copy_bandwidth
@@ -22,6 +21,7 @@ from harness.models.load import LoadedModel
 from harness.models.memory import check_fits, is_out_of_memory
 from harness.records import CopyBandwidth, PartTiming, SkippedCell, StepTiming, UserError
 from harness.storage import RunFolder, load
+from harness.theory.acceptance import conditional
 from harness.theory.architecture import Architecture, experts_touched
 from harness.theory.roofline import ReadingModel, with_floors
 

@@ -16,7 +16,6 @@ from harness.commands.planned import modelled_cards, print_cards
 from harness.commands.requests import request
 from harness.commands.running import concluded, running
 from harness.commands.texts import with_pair_turns
-from harness.commands.validate import validated
 from harness.config import ProfileConfig
 from harness.measurement.generations import Request
 from harness.models.cached import CachedModel
@@ -40,7 +39,6 @@ def run(config: ProfileConfig) -> Outcome:
     Raises:
         UserError: a value, a model, a prompt or a folder that cannot be used.
     """
-    validated(config)
     if config.dry_run:
         print_profile_plan(config, prompt_sets.load(config.prompts))
         print_cards(config)

@@ -14,7 +14,6 @@ from harness.analysis.unfinished import derived
 from harness.commands import index
 from harness.commands.outcome import Outcome
 from harness.commands.running import shown
-from harness.commands.validate import validated
 from harness.config import ReportConfig
 from harness.measurement.environment import describe_host
 from harness.records import Summary, UserError
@@ -33,7 +32,6 @@ def run(config: ReportConfig) -> Outcome:
         UserError: no run named, or not a run folder, or one of a newer schema; more than one of
             run, runs and index.
     """
-    validated(config)
     if config.fail_below is not None and not 0 < config.fail_below < math.inf:
         raise UserError(f"fail_below={config.fail_below}: give a ratio above 0, for example 0.95")
     given = [name for name in ("run", "runs", "index") if getattr(config, name)]

@@ -5,13 +5,14 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 
-from harness.analysis.rates import Cell, Rates, conditional
+from harness.commands.imposed import Cell, Rates
 from harness.commands.pair import EncodedPrompt, Pair
 from harness.config import DecodeConf, PairConfig
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement.generations import Request
 from harness.models.load import LoadedModel
 from harness.models.tokenizer import stop_rule
+from harness.theory.acceptance import conditional
 
 NOTHING: Mapping[Cell, Rates] = {}
 

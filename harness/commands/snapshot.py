@@ -15,7 +15,6 @@ from harness.commands.progress import progress
 from harness.commands.requests import plan, sampling_of
 from harness.commands.running import concluded, running
 from harness.commands.texts import compare_greedy, with_pair_turns
-from harness.commands.validate import validated
 from harness.config import SnapshotConfig
 from harness.measurement.lossless import DistributionTest, distribution_tests, most_open
 from harness.records import (
@@ -44,7 +43,6 @@ def run(config: SnapshotConfig) -> Outcome:
     Raises:
         UserError: a value, a model, a prompt or a folder that cannot be used.
     """
-    validated(config)
     if not any(config.k):
         raise UserError(f"k={config.k}: a snapshot needs a K of at least 1")
     if config.dry_run:

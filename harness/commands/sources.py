@@ -8,11 +8,10 @@ from harness import prompts as prompt_sets
 from harness.analysis.predicted import Latency, latency_of
 from harness.commands.greedy import distrusted
 from harness.config import AuditionConfig, DecodeConf
-from harness.records import StepTiming, TextTrace, Trial, UserError
+from harness.records import NGRAM, StepTiming, TextTrace, Trial, UserError
 from harness.storage import RunFolder, StoredRun, load, load_traces, timings_from
 from harness.theory.speedup import StepTimes
 
-NGRAM = "ngram"
 # What of decode.* decides the texts, and the values that leave them as they are
 SAMPLING = ("top_k", "top_p", "min_p", "repetition_penalty", "stop_strings")
 NEUTRAL = {"top_p": 1.0, "repetition_penalty": 1.0}

@@ -10,7 +10,6 @@ import torch
 
 from harness import prompts as prompt_sets
 from harness.commands.pair import (
-    NGRAM,
     EncodedPrompt,
     check_context,
     check_memory,
@@ -37,7 +36,7 @@ from harness.models.cached import CachedModel
 from harness.models.load import LoadedModel, load, resolve_device
 from harness.models.probe import cached_model, check_length
 from harness.models.tokenizer import tokenizer_difference
-from harness.records import Prompt, StepTiming, TextTrace
+from harness.records import NGRAM, Prompt, StepTiming, TextTrace
 
 
 class NotEligible(Exception):

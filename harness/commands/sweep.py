@@ -24,7 +24,6 @@ from harness.commands.texts import (
     with_pair_turns,
     write_pair_texts,
 )
-from harness.commands.validate import validated
 from harness.config import SweepConfig
 from harness.storage import load
 
@@ -38,7 +37,6 @@ def run(config: SweepConfig) -> Outcome:
     Raises:
         UserError: a value, a model, a prompt or a folder that cannot be used.
     """
-    validated(config)
     if config.dry_run:
         print_plan(config, prompt_sets.load(config.prompts), config.temperature)
         return Outcome(None)

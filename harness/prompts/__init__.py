@@ -36,7 +36,7 @@ def load(config: PromptsConf) -> tuple[Prompt, ...]:
         prompts += read_file(Path(file), label=label, skip_unusable=bool(config.skip_unusable))
     if config.hub:
         prompts += read_hub(config)
-    prompts = _modes([_fitted(prompt, config) for prompt in prompts], config.enable_thinking)
+    prompts = _modes([_fitted(prompt, config) for prompt in prompts], config)
     _refuse_repeated_ids(prompts)
     sets = dict.fromkeys(prompt.prompt_set for prompt in prompts)
     unknown = sorted(set(config.weights or {}) - set(sets))
@@ -76,19 +76,6 @@ def prompt_set_hash(prompts: Iterable[Prompt]) -> str:
             fields += [prompt.answers, prompt.system]
         digest.update(json.dumps(fields).encode() + b"\n")
     return digest.hexdigest()
-
-
-def thinking_modes(value: Any) -> tuple[bool, ...]:
-    """The thinking modes that prompts.enable_thinking asks for, one or two.
-
-    Raises:
-        UserError: not a bool, nor a list of different ones.
-    """
-    modes = value if isinstance(value, list | tuple) else [value]
-    known = all(isinstance(mode, bool) for mode in modes)
-    if not modes or not known or len(set(modes)) < len(modes):
-        raise UserError(f"prompts.enable_thinking={value}: use true, false or [false,true]")
-    return tuple(modes)
 
 
 def missing_answers(prompt: Prompt) -> list[int]:
@@ -156,9 +143,9 @@ def _fitted(prompt: Prompt, config: PromptsConf) -> Prompt:
     return replace(prompt, turns=turns, answers=prompt.answers[: len(turns) - 1])
 
 
-def _modes(prompts: Sequence[Prompt], value: Any) -> list[Prompt]:
+def _modes(prompts: Sequence[Prompt], config: PromptsConf) -> list[Prompt]:
     """The prompts once per thinking mode."""
-    modes = thinking_modes(value)
+    modes = config.thinking_modes
     return [
         replace(
             prompt,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.analysis.candidates import ENGINES
 from harness.config import split_draft
+from harness.records import NGRAM
 from harness.reporting import engine_lines as lines
 from harness.reporting import formatting as fmt
 from harness.reporting.reading import door_of, dummies_of, summary_of, synthetic
@@ -18,7 +19,6 @@ from harness.reporting.snippets import Snippet
 if TYPE_CHECKING:
     from harness.storage import StoredRun
 
-NGRAM = "ngram"
 # The longest n-gram that the harness's own look-up searches for
 LOOKUP_TOKENS = 2
 SERVING_DOORS = frozenset({"sweep", "audition"})

@@ -150,3 +150,9 @@ def alpha_from_positions(acceptance_by_position: Sequence[float]) -> float:
     rates = _positions(acceptance_by_position)
     accepted = math.fsum(rates)
     return accepted / (accepted + 1.0 - rates[-1])
+
+
+def conditional(rates: Sequence[float]) -> tuple[float, ...]:
+    """Chance that position j is kept, given that all before it were; 0 where none ever were."""
+    before = (1.0, *rates[:-1])
+    return tuple(rate / last if last > 0 else 0.0 for rate, last in zip(rates, before, strict=True))
