@@ -15,9 +15,6 @@ from harness.analysis.replayed_rows import category_alpha, replayed_rows
 from harness.analysis.requests import request_view
 from harness.analysis.verdict import decide, least_regret
 from harness.records import StepTiming, TextTrace, Trial, UserError
-from harness.theory.architecture import Architecture
-from harness.theory.cost import usd_per_million_tokens
-from harness.theory.planning import memory_view
 from harness.theory.replay import by_start, replay
 from harness.theory.speedup import StepTimes
 
@@ -388,32 +385,6 @@ def test_a_request_gains_less_than_its_decoding(replays, latency):
         request_view(replays, ("good", 4), Latency(TIMES))
     with pytest.raises(UserError, match="draft=good k=99: not replayed"):
         request_view(replays, ("good", 99), latency["good"])
-
-
-def test_a_draft_costs_context_and_sequences():
-    target = Architecture(64, 5120, 64, 8, 128, 25600, 151936, tied=False)
-    draft = Architecture(28, 1024, 16, 8, 128, 3072, 151936, tied=True)
-    plain, small, ngram = memory_view(
-        target, {"small": draft, "ngram": None}, 80e9, context_tokens=8192
-    )
-    assert plain.context_tokens == int((72e9 - 2 * target.parameters) // (2 * 2 * 64 * 8 * 128))
-    assert small.draft_kv_bytes_per_token == 2 * 2 * 28 * 8 * 128
-    assert small.context_tokens + small.context_tokens_lost == plain.context_tokens
-    assert small.sequences < plain.sequences
-    assert (ngram.context_tokens_lost, ngram.sequences_lost) == (0, 0)
-    full = memory_view(target, {}, 24e9, context_tokens=8192)[0]
-    assert (full.fits, full.sequences) == (False, 0)
-    for bad in ({"memory_bytes": 0.0}, {"context_tokens": 0}):
-        arguments = {"memory_bytes": 80e9, "context_tokens": 1, **bad}
-        with pytest.raises(UserError, match=next(iter(bad))):
-            memory_view(target, {}, **arguments)
-
-
-def test_a_million_tokens_cost_their_hours():
-    assert usd_per_million_tokens(0.036, 2.0) == pytest.approx(20.0)
-    for bad in ((0.0, 1.0), (1.0, -1.0)):
-        with pytest.raises(UserError, match="must be"):
-            usd_per_million_tokens(*bad)
 
 
 # Measured beside replayed

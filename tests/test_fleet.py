@@ -18,16 +18,7 @@ from harness.records import UserError, Verdict
 from harness.storage import StoredRun, load
 from harness.theory.architecture import Architecture
 from harness.theory.cost import (
-    LOAD_BYTES_PER_S,
-    SECONDS_PER_LAYER,
-    START_S,
-    Forwards,
     ModelSize,
-    estimate,
-    money,
-    pair_forwards,
-    text_forwards,
-    timing_forwards,
 )
 from harness.theory.roofline import Card
 from harness.theory.speedup import StepTimes
@@ -85,50 +76,6 @@ def test_cards_are_placed_by_price_and_by_time_where_one_has_no_price() -> None:
     bare = card_row("bare", "bare", verdict("speculate", 1.5), 0.020, None)
     assert [(row.place, row.card) for row in placed([fast, slow])] == [(1, "slow"), (2, "fast")]
     assert [row.card for row in placed([slow, bare, fast])] == ["fast", "bare", "slow"]
-
-
-def test_an_hour_costs_the_price_of_an_hour() -> None:
-    assert money(3600.0, 2.5) == 2.5
-    assert money(90.0, 4.0) == pytest.approx(0.1)
-
-
-def test_a_forward_takes_its_floor_or_so_much_a_layer() -> None:
-    work = [Forwards("target", 100.0), Forwards("nobody", 1e9)]
-    found = estimate(work, MODELS, CARD, context_tokens=50)
-    weights = 2 * 2.0 * SHAPE.parameters
-    start = START_S + weights / LOAD_BYTES_PER_S
-    floor = SHAPE.bytes_read(context_tokens=50) / 500e9
-    assert found.start_s == pytest.approx(start)
-    assert found.low_s == pytest.approx(start + 100 * floor)
-    assert found.high_s == pytest.approx(start + 100 * 10 * SECONDS_PER_LAYER)
-    assert found.low_usd == pytest.approx(found.low_s / 1000)
-    assert found.fits
-
-
-def test_many_positions_at_once_are_bound_by_arithmetic() -> None:
-    one = estimate([Forwards("target", 1.0, 10**6)], MODELS, CARD, 0)
-    floor = SHAPE.flops(tokens=10**6) / 100e12
-    assert one.low_s - one.start_s == pytest.approx(floor)
-
-
-def test_weights_beyond_the_memory_do_not_fit_but_drafts_are_loaded_one_by_one() -> None:
-    small = Card("small", 500.0, 100.0, 2.5 * 2 * SHAPE.parameters / 1e9 / 0.9, 1.0)
-    three = {**MODELS, "another": MODELS["draft"]}
-    assert estimate([], three, small, 0).fits
-    tiny = Card("tiny", 500.0, 100.0, 1.5 * 2 * SHAPE.parameters / 1e9 / 0.9, 1.0)
-    assert not estimate([], MODELS, tiny, 0).fits
-
-
-def test_a_sweep_is_plain_decoding_and_rounds_of_every_k() -> None:
-    work = pair_forwards([0, 4], generations=3, new_tokens=10, alpha=1.0)
-    assert work[len(timing_forwards(4, "draft")) :] == [
-        Forwards("target", 30),
-        Forwards("draft", 4 * 6.0),
-        Forwards("target", 6.0, 5),
-    ]
-    assert [(entry.count, entry.batch) for entry in text_forwards(70, 5, 32)] == [
-        *((5, 32), (5, 32), (5, 6))
-    ]
 
 
 def dry(door: Any, capsys: pytest.CaptureFixture[str], *overrides: str) -> str:

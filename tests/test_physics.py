@@ -13,7 +13,7 @@ import pytest
 import torch
 from random_models import qwen3
 from stubs import TableModel
-from test_hardware import QWEN3
+from test_roofline import QWEN3
 
 from harness.analysis.batching import batch_gains, stopping_batches
 from harness.analysis.latency import latency_rows, merged, reference, step_times
@@ -37,11 +37,10 @@ from harness.reporting.tables.bounds import bound_sentences, bounds_table
 from harness.reporting.tables.cards import cards_table
 from harness.reporting.tables.curves import batch_table, curve_table
 from harness.reporting.tables.parts import parts_table, waterfall_table
-from harness.theory.planning import PlanRequest, plan_card, plan_cards
+from harness.theory.planning import PlanRequest, plan_cards
 from harness.theory.roofline import (
     Card,
     ReadingModel,
-    forward_floor,
     shortest_context,
     step_bounds,
     with_floors,
@@ -68,57 +67,9 @@ def reader(name="4B", bandwidth=600.0):
 # Floors and what bounds a step
 
 
-def test_a_row_is_given_the_floor_of_its_weights_and_cache():
-    (filled,) = with_floors([row("target", "step", 1, 26.8, context=1000)], {"target": reader()})
-    kv = 2 * 36 * 8 * 128 * 1000 * 2
-    assert filled.floor_ms == pytest.approx((QWEN3["4B"].bytes_read() + kv) / 600e6)
-    assert filled.mbu == pytest.approx(filled.floor_ms / 26.8)
-    assert filled.bandwidth_source == "measured"
-
-
-def test_the_floor_of_a_verify_counts_the_experts_that_its_positions_touch():
-    rows = with_floors(curve(12, 30), {"target": reader("30B-A3B")})
-    assert rows[1].floor_ms > 4 * rows[0].floor_ms
-    dense = with_floors(curve(12, 30), {"target": reader()})
-    assert dense[1].floor_ms == dense[0].floor_ms
-
-
-def test_a_prefill_and_a_model_of_unknown_size_keep_empty_fields():
-    rows = [row("target", "prefill", 100, 5.0), row("draft", "step", 1, 5.0)]
-    assert with_floors(rows, {"target": reader()}) == rows
-
-
 def bound_of(step_ms, widest_ms, name="4B"):
     (bound,) = step_bounds(with_floors(curve(step_ms, widest_ms), {"target": reader(name)}))
     return bound
-
-
-def test_the_founding_target_is_launch_bound_only_where_it_is_far_above_its_floor():
-    # 4B on an A10G: floor 13.4 ms
-    assert not bound_of(29.92, 30.5).launch_bound  # MBU .45
-    far = bound_of(60.0, 61.0)
-    assert far.launch_bound
-    assert far.bound == "overhead"
-    assert far.mbu + far.arithmetic_share + far.overhead_share == pytest.approx(1.0)
-
-
-def test_a_flat_verify_near_the_floor_waits_for_memory_not_for_launches():
-    bound = bound_of(14.0, 14.1)
-    assert bound.bound == "memory"
-    assert not bound.launch_bound
-
-
-def test_a_step_whose_time_grows_with_every_position_is_arithmetic():
-    bound = bound_of(60.0, 60.0 * 9)
-    assert bound.bound == "arithmetic"
-    assert not bound.launch_bound
-
-
-def test_bytes_that_further_positions_read_are_not_arithmetic():
-    moe = with_floors(curve(12.0, 12.0), {"target": reader("30B-A3B")})
-    grown = replace(moe[1], median_ms=12.0 + moe[1].floor_ms - moe[0].floor_ms)
-    (bound,) = step_bounds([moe[0], grown])
-    assert bound.arithmetic_share == pytest.approx(0.0, abs=1e-9)
 
 
 def test_the_launch_bound_caveat_prints_the_numbers_that_show_it():
@@ -473,61 +424,6 @@ def wanted(target="8B", draft="0.6B", **more):
     return PlanRequest(QWEN3[target], QWEN3[draft], (1, 2, 3, 4), (0.6, 0.8), **more)
 
 
-def test_a_step_is_under_the_memory_roof_and_a_large_batch_under_that_of_arithmetic():
-    one = forward_floor(QWEN3["4B"], H200)
-    assert one.roof == "memory"
-    assert one.seconds == pytest.approx(1.68e-3, abs=5e-6)
-    many = forward_floor(QWEN3["4B"], H200, batch=1024)
-    assert many.roof == "arithmetic"
-    assert many.seconds == pytest.approx(QWEN3["4B"].flops(batch=1024) / 989e12)
-
-
-def test_a_position_costs_two_operations_per_parameter_that_it_uses():
-    dense, moe = QWEN3["4B"], QWEN3["30B-A3B"]
-    assert dense.flops() == pytest.approx(2 * dense.parameters, rel=1e-3)
-    assert moe.flops(tokens=3) == pytest.approx(3 * moe.flops(), rel=1e-3)
-    assert moe.flops() < 0.25 * 2 * moe.parameters
-
-
-def test_a_modelled_gain_is_the_formula_at_the_modelled_times():
-    plan = plan_card(H200, wanted(context_tokens=1))
-    gain = plan.gains[1]
-    assert plan.c == pytest.approx(0.25 / 3.15, rel=0.02)
-    assert gain.speedup == pytest.approx(speedup(0.8, gain.k, plan.c, gain.v))
-    assert gain.ms_per_token == pytest.approx(plan.target_ms / gain.speedup)
-    assert gain.usd_per_million_tokens == pytest.approx(gain.ms_per_token * 4.5 / 3.6)
-
-
-def test_a_card_that_is_too_small_says_how_many_are_needed_and_has_no_price():
-    plan = plan_card(A10G, wanted("32B"))
-    assert not plan.fits
-    assert (plan.cards_needed, plan.sequences) == (4, 0)
-    assert plan.usd_per_million_tokens is None
-    assert plan.gains[0].usd_per_million_tokens is None
-    fits = plan_card(A10G, wanted())
-    assert fits.fits
-    crowded = plan_card(A10G, wanted(batch=fits.sequences + 1))
-    assert not crowded.fits, "weights alone are not all that must fit"
-
-
-def test_speculation_stops_paying_where_verifies_become_arithmetic():
-    short = wanted(context_tokens=64)
-    stops = plan_card(H200, short).gains[0].stops_at_batch
-    assert stops is not None
-    times = plan_card(H200, replace(short, batch=stops))
-    assert times.verify_roof == "arithmetic"
-    assert times.gains[0].k == 0
-    assert plan_card(H200, replace(short, batch=stops // 2)).gains[0].k > 0
-
-
-def test_cards_that_fit_come_first_and_the_cheapest_token_before_the_others():
-    small = Card("small", 4800, 989, 10, 0.1)
-    cheap = Card("cheap", 4800, 989, 141, 1.0)
-    assert [plan.card for plan in plan_cards([small, H200, cheap], wanted())] == [
-        "cheap", "h200", "small",
-    ]  # fmt: skip
-
-
 def test_the_cards_table_is_marked_as_modelled_and_highlights_the_chosen_card():
     stored = {
         "context_tokens": 1024,
@@ -540,13 +436,6 @@ def test_the_cards_table_is_marked_as_modelled_and_highlights_the_chosen_card():
     assert table.title.startswith("Cards (modelled)")
     assert [row.best for row in table.rows] == [True, False]
     assert table.column("fits") == ("yes", "no (4 cards)")
-
-
-def test_cards_and_plans_that_cannot_be_are_refused():
-    with pytest.raises(UserError, match="memory_gb"):
-        replace(H200, memory_gb=0)
-    with pytest.raises(UserError, match="batch=0"):
-        wanted(batch=0)
 
 
 def test_an_unknown_card_is_one_line_that_lists_the_known_ones():

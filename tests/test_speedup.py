@@ -1,6 +1,5 @@
 """The formulas: limits, monotonicity, roots, and what bad input says (tables: test_golden)."""
 
-import itertools
 import math
 
 import pytest
@@ -23,13 +22,9 @@ def by_position(alpha: float, k: int) -> list[float]:
 
 @given(alphas, ks)
 def test_tokens_per_round_are_one_plus_the_chance_of_reaching_each_position(alpha, k):
-    expected = 1.0 + math.fsum(by_position(alpha, k))
-    assert ac.expected_tokens_per_round(alpha, k) == pytest.approx(expected, rel=1e-12)
-
-
-@given(alphas, ks)
-def test_tokens_per_round_lie_between_one_and_k_plus_one(alpha, k):
-    assert 1.0 <= ac.expected_tokens_per_round(alpha, k) <= (k + 1) * (1 + 1e-12)
+    tokens = ac.expected_tokens_per_round(alpha, k)
+    assert tokens == pytest.approx(1.0 + math.fsum(by_position(alpha, k)), rel=1e-12)
+    assert 1.0 <= tokens <= (k + 1) * (1 + 1e-12)
 
 
 def test_tokens_per_round_keep_their_digits_next_to_alpha_one():
@@ -38,32 +33,24 @@ def test_tokens_per_round_keep_their_digits_next_to_alpha_one():
 
 
 @given(alphas, alphas, ks, costs, verifies)
-def test_speedup_grows_with_alpha(one, other, k, c, v):
+def test_speedup_is_tokens_over_cost_grows_with_alpha_and_stays_below_the_ideal(
+    one, other, k, c, v
+):
     low, high = sorted((one, other))
     assert sp.speedup(low, k, c, v) <= sp.speedup(high, k, c, v) * (1 + 1e-12)
-
-
-@given(alphas, ks, costs, verifies)
-def test_speedup_is_tokens_per_round_over_cost_and_below_the_ideal(alpha, k, c, v):
-    tokens = ac.expected_tokens_per_round(alpha, k)
-    assert sp.speedup_from_tokens_per_round(tokens, k, c, v) == sp.speedup(alpha, k, c, v)
-    assert sp.speedup(alpha, k, c, v) <= sp.ideal_speedup(k, c, v) * (1 + 1e-12)
-
-
-@given(alphas, ks)
-def test_a_useless_draft_that_costs_nothing_changes_nothing(alpha, k):
+    tokens = ac.expected_tokens_per_round(low, k)
+    assert sp.speedup_from_tokens_per_round(tokens, k, c, v) == sp.speedup(low, k, c, v)
+    assert sp.speedup(high, k, c, v) <= sp.ideal_speedup(k, c, v) * (1 + 1e-12)
     assert sp.speedup(0.0, k, 0.0) == 1.0
-    assert sp.speedup(alpha, k, 0.0) >= 1.0
 
 
 @given(ks, st.floats(0.001, 3.0), verifies)
 def test_break_even_alpha_is_where_the_speedup_is_one(k, c, v):
     alpha = sp.break_even_alpha(k, c, v)
-    cost = k * c + v
-    if cost > k + 1:
+    if k * c + v > k + 1:
         assert alpha is None
         assert sp.ideal_speedup(k, c, v) < 1.0
-    elif cost <= 1.0:
+    elif k * c + v <= 1.0:
         assert alpha == 0.0
         assert sp.speedup(0.0, k, c, v) >= 1.0
     else:
@@ -71,30 +58,22 @@ def test_break_even_alpha_is_where_the_speedup_is_one(k, c, v):
         assert sp.speedup(alpha, k, c, v) == pytest.approx(1.0, abs=1e-9)
 
 
-@given(st.floats(0.01, 0.9), st.integers(1, 20))
-def test_break_even_alpha_grows_with_k_when_the_draft_costs_something(c, k):
-    here, further = sp.break_even_alpha(k, c), sp.break_even_alpha(k + 1, c)
-    assert here is not None
-    assert further is not None
-    assert here <= further + 1e-12
-
-
-def test_break_even_alpha_at_its_edges():
-    assert sp.break_even_alpha(4, 1.5) is None
-    assert sp.break_even_alpha(4, 1.0) == 1.0
-    assert sp.break_even_alpha(4, 0.1, v=0.6) == 0.0
-    assert sp.break_even_alpha(1, 0.25) == pytest.approx(0.25)
-
-
-@given(alphas, ks, costs)
-def test_the_linear_rule_overstates_when_fed_an_alpha(alpha, k, c):
-    assert sp.linear_speedup(alpha, k, c) >= sp.speedup(alpha, k, c) * (1 - 1e-12)
+@pytest.mark.parametrize(
+    ("k", "c", "v", "root"),
+    [(4, 1.5, 1.0, None), (4, 1.0, 1.0, 1.0), (4, 0.1, 0.6, 0.0), (1, 0.25, 1.0, 0.25)],
+)
+def test_break_even_alpha_at_its_edges(k, c, v, root):
+    assert sp.break_even_alpha(k, c, v) == (None if root is None else pytest.approx(root))
 
 
 @given(alphas, ks, costs, verifies)
-def test_the_linear_rule_is_exact_when_fed_the_acceptance_rate(alpha, k, c, v):
+def test_the_linear_rule_is_exact_for_an_acceptance_rate_and_overstates_for_an_alpha(
+    alpha, k, c, v
+):
+    exact = sp.speedup(alpha, k, c, v)
+    assert sp.linear_speedup(alpha, k, c, v) >= exact * (1 - 1e-12)
     rate = min(1.0, ac.acceptance_rate_from_alpha(alpha, k))
-    assert sp.linear_speedup(rate, k, c, v) == pytest.approx(sp.speedup(alpha, k, c, v), rel=1e-9)
+    assert sp.linear_speedup(rate, k, c, v) == pytest.approx(exact, rel=1e-9)
 
 
 @given(alphas, costs)
@@ -113,43 +92,30 @@ def test_best_k_is_zero_where_every_k_loses_and_takes_no_k_from_an_empty_list():
 
 
 @given(alphas, ks)
-def test_alpha_and_acceptance_rate_convert_both_ways(alpha, k):
+def test_the_forms_of_acceptance_convert_both_ways(alpha, k):
     rate = min(1.0, ac.acceptance_rate_from_alpha(alpha, k))
     back = ac.alpha_from_acceptance_rate(rate, k)
     assert ac.acceptance_rate_from_alpha(back, k) == pytest.approx(rate, abs=1e-9)
     assert ac.alpha_from_tokens_per_round(1.0 + k * rate, k) == back
     assert rate <= alpha + 1e-12
-
-
-@given(alphas, ks)
-def test_positions_of_an_iid_draft_give_back_its_rates(alpha, k):
-    positions = by_position(alpha, k)
-    tokens = ac.expected_tokens_per_round(alpha, k)
+    positions, tokens = by_position(alpha, k), ac.expected_tokens_per_round(alpha, k)
     assert ac.alpha_from_positions(positions) == pytest.approx(alpha, abs=1e-9)
     assert ac.mean_acceptance_length_from_positions(positions) == pytest.approx(tokens)
-    rate = ac.acceptance_rate_from_positions(positions)
-    assert rate == pytest.approx(ac.acceptance_rate_from_alpha(alpha, k), abs=1e-12)
+    assert ac.acceptance_rate_from_positions(positions) == pytest.approx(rate, abs=1e-12)
 
 
-def test_step_times_give_the_ratios_of_the_words():
+def test_step_times_give_c_v_and_the_seconds_of_a_round():
     times = sp.StepTimes(draft_s=0.002, target_s=0.010, verify_s=(0.010, 0.011, 0.013))
     assert times.c == pytest.approx(0.2)
     assert [times.v(k) for k in (1, 2)] == pytest.approx([1.1, 1.3])
     assert times.round_s(2) == pytest.approx(0.017)
     assert times.break_even_alpha(2) == sp.break_even_alpha(2, times.c, times.v(2))
-
-
-def test_step_times_without_a_verify_curve_take_v_as_one():
-    times = sp.StepTimes(0.002, 0.010)
-    assert [times.v(k) for k in (1, 16)] == [1.0, 1.0]
-    assert times.covers(99)
+    assert [sp.StepTimes(0.002, 0.010).v(k) for k in (1, 16)] == [1.0, 1.0]
 
 
 def test_a_verify_curve_that_is_too_short_is_an_error_of_the_user():
     times = sp.StepTimes(0.002, 0.010, (0.010, 0.011))
-    assert times.covers(1)
-    assert not times.covers(2)
-    assert times.break_even_alpha(2) is None
+    assert (times.covers(1), times.covers(2), times.break_even_alpha(2)) == (True, False, None)
     with pytest.raises(UserError, match=r"verify_ms: 2 entries, but k=2 verifies 3 positions"):
         times.v(2)
 
@@ -157,71 +123,31 @@ def test_a_verify_curve_that_is_too_short_is_an_error_of_the_user():
 BAD_K = [0, -1, 1.5, math.nan, math.inf, True, "many", None]
 BAD_SHARE = [-0.1, 1.1, math.nan, math.inf, "much", None]
 BAD_TIME = [0.0, -1.0, math.nan, math.inf]
+REFUSED = [
+    *((sp.speedup, (0.5, k, 0.1), r"k=.*1 or more") for k in BAD_K),
+    *((sp.break_even_alpha, (k, 0.1), r"k=.*1 or more") for k in BAD_K),
+    *((sp.linear_speedup, (0.5, k, 0.1), r"k=.*1 or more") for k in BAD_K),
+    *((sp.speedup_from_tokens_per_round, (1.0, k, 0.1), r"k=.*1 or more") for k in BAD_K),
+    *((ac.alpha_from_acceptance_rate, (0.5, k), r"k=.*1 or more") for k in BAD_K),
+    *((sp.speedup, (x, 4, 0.1), r"alpha=.*between 0 and 1") for x in BAD_SHARE),
+    *((sp.linear_speedup, (x, 4, 0.1), r"acceptance_rate=.*between 0") for x in BAD_SHARE),
+    *((ac.alpha_from_positions, ([x],), r"acceptance_by_position=") for x in BAD_SHARE),
+    *((sp.StepTimes, (x, 1.0), r"draft_ms=") for x in BAD_TIME),
+    *((sp.StepTimes, (1.0, x), r"target_ms=") for x in BAD_TIME),
+    *((sp.StepTimes, (1.0, 1.0, (1.0, x)), r"verify_ms=") for x in BAD_TIME),
+    *((sp.speedup, (0.5, 4, c), r"c=.*must be finite") for c in (-0.1, math.nan)),
+    *((sp.speedup, (0.5, 4, 0.1, v), r"v=.*must be finite") for v in (0.0, math.inf)),
+    (ac.acceptance_rate_from_positions, ([],), "acceptance_by_position=.*one rate per"),
+    (ac.acceptance_rate_from_positions, ([0.5, 0.6],), "acceptance_by_position.*none may exceed"),
+    (sp.speedup_from_tokens_per_round, (5.1, 4, 0.1), "tokens_per_round"),
+    (ac.alpha_from_tokens_per_round, (0.9, 4), "tokens_per_round"),
+    (ac.accepted_over_emitted, (0.5,), "tokens_per_round"),
+    (sp.best_k, (0.5, [4], 0.1, {2: 1.0}), "verify_ms: no verify time for k=4; give one for 5"),
+]
 
 
-@pytest.mark.parametrize("k", BAD_K)
-def test_a_k_that_is_no_count_is_refused_by_name(k):
-    for call in (
-        lambda: ac.expected_tokens_per_round(0.5, k),
-        lambda: sp.break_even_alpha(k, 0.1),
-        lambda: sp.linear_speedup(0.5, k, 0.1),
-        lambda: sp.speedup_from_tokens_per_round(1.0, k, 0.1),
-        lambda: ac.alpha_from_acceptance_rate(0.5, k),
-    ):
-        with pytest.raises(UserError, match=r"^k=.*1 or more"):
-            call()
-
-
-@pytest.mark.parametrize("value", BAD_SHARE)
-def test_a_share_outside_zero_to_one_is_refused_by_name(value):
-    with pytest.raises(UserError, match=r"^alpha=.*between 0 and 1"):
-        sp.speedup(value, 4, 0.1)
-    with pytest.raises(UserError, match=r"^acceptance_rate=.*between 0 and 1"):
-        sp.linear_speedup(value, 4, 0.1)
-    with pytest.raises(UserError, match=r"^acceptance_by_position="):
-        ac.alpha_from_positions([value])
-
-
-@pytest.mark.parametrize("value", BAD_TIME)
-def test_a_time_that_is_not_above_zero_is_refused_by_its_key(value):
-    with pytest.raises(UserError, match=r"^draft_ms="):
-        sp.StepTimes(value, 1.0)
-    with pytest.raises(UserError, match=r"^target_ms="):
-        sp.StepTimes(1.0, value)
-    with pytest.raises(UserError, match=r"^verify_ms="):
-        sp.StepTimes(1.0, 1.0, (1.0, value))
-
-
-@pytest.mark.parametrize(("c", "v"), [(-0.1, 1.0), (math.nan, 1.0), (0.1, 0.0), (0.1, math.inf)])
-def test_a_cost_that_cannot_be_is_refused(c, v):
-    with pytest.raises(UserError, match="must be finite"):
-        sp.speedup(0.5, 4, c, v)
-
-
-@pytest.mark.parametrize(
-    ("positions", "says"), [([], "one rate per"), ([0.5, 0.6], "none may exceed")]
-)
-def test_positions_that_are_not_unconditional_rates_are_refused(positions, says):
-    with pytest.raises(UserError, match=says):
-        ac.acceptance_rate_from_positions(positions)
-
-
-def test_other_impossible_inputs_are_refused():
-    with pytest.raises(UserError, match="tokens_per_round"):
-        sp.speedup_from_tokens_per_round(5.1, 4, 0.1)
-    with pytest.raises(UserError, match="tokens_per_round"):
-        ac.alpha_from_tokens_per_round(0.9, 4)
-    with pytest.raises(UserError, match="tokens_per_round"):
-        ac.accepted_over_emitted(0.5)
-    with pytest.raises(UserError, match="no verify time for k=4; give one for 5 positions"):
-        sp.best_k(0.5, [4], 0.1, {2: 1.0})
-
-
-def test_every_error_is_one_line():
-    calls = itertools.product([0, 4], [2.0, 0.5], [-1.0, 0.1])
-    for k, alpha, c in calls:
-        if (k, alpha, c) == (4, 0.5, 0.1):
-            continue
-        with pytest.raises(UserError) as caught:
-            sp.speedup(alpha, k, c)
-        assert "\n" not in str(caught.value)
+@pytest.mark.parametrize(("call", "arguments", "says"), REFUSED)
+def test_impossible_input_is_refused_by_name_in_one_line(call, arguments, says):
+    with pytest.raises(UserError, match=f"^{says}") as caught:
+        call(*arguments)
+    assert "\n" not in str(caught.value)
