@@ -13,21 +13,28 @@ from harness.models.load import EMBEDDED
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
+SMALL: dict[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+}
+
+
 def qwen3(seed: int = 0, *, layers: int = 2, vocab: int = 1024, **more: Any) -> PreTrainedModel:
-    """A random Qwen3 in eval mode, float32, that the embedded tokenizer fits."""
-    settings: dict[str, Any] = {
-        "vocab_size": vocab,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 16,
-        "max_position_embeddings": 256,
-        "tie_word_embeddings": True,
-        "initializer_range": 0.2,
-    }
-    return random_model(Qwen3Config(**{**settings, **more}), seed)
+    """A random Qwen3 in eval mode, float32; by default the embedded tokenizer fits it."""
+    sizes = {"num_hidden_layers": layers, "vocab_size": vocab, "tie_word_embeddings": True}
+    return small(Qwen3Config, seed, **{**sizes, **more})
+
+
+def small(kind: type[PreTrainedConfig], seed: int = 0, **more: Any) -> PreTrainedModel:
+    """A small random network of a config class, as SMALL and `more` say."""
+    return random_model(kind(**{**SMALL, **more}), seed)
 
 
 def random_model(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:

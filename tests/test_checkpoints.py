@@ -1,8 +1,8 @@
-"""Folders that hold no whole causal language model: one clear line each, at every door."""
+"""Folders that hold no complete causal language model: one clear line each, at every command."""
 
 import json
+import tomllib
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,13 +18,18 @@ from harness.models.load import load
 from harness.records import UserError
 
 CPU = torch.device("cpu")
-WEIGHTS = "model.safetensors"
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
-Change = Callable[[Path], None]
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A complete model."""
+    return save(qwen3(tie_word_embeddings=False), tmp_path / "x")
 
 
-def whole(folder: Path, *, tied: bool = False) -> Path:
-    return save(qwen3(tie_word_embeddings=tied), folder)
+def loaded(folder: Path, **more: object):
+    return load(ModelConf(name="x", id=str(folder), **more), "draft", CPU)  # type: ignore[arg-type]
 
 
 def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
@@ -33,26 +38,27 @@ def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
 
 
+def drop(folder: Path, *names: str) -> None:
+    rewrite(folder, lambda tensors: [tensors.pop(name) for name in names])
+
+
 def configure(folder: Path, **entries: object) -> None:
-    path = folder / "config.json"
+    path = folder / CONFIG
     path.write_text(json.dumps({**json.loads(path.read_text()), **entries}))
 
 
 def without_one_tensor(folder: Path) -> None:
-    rewrite(folder, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
+    drop(folder, "model.layers.1.mlp.up_proj.weight")
 
 
 def without_a_head(folder: Path) -> None:
-    rewrite(folder, lambda tensors: tensors.pop("lm_head.weight"))
+    drop(folder, HEAD)
     configure(folder, architectures=["Qwen3Model"])
 
 
 def without_embedding_and_tied_head(folder: Path) -> None:
+    drop(folder, HEAD, EMBEDDING)
     configure(folder, tie_word_embeddings=True)
-    rewrite(
-        folder,
-        lambda tensors: (tensors.pop("lm_head.weight"), tensors.pop("model.embed_tokens.weight")),
-    )
 
 
 def reward_model(folder: Path) -> None:
@@ -66,7 +72,7 @@ def unnamed_reward_model(folder: Path) -> None:
 
 
 def eagle_1(folder: Path) -> None:
-    """One layer, an fc over token and hidden state, no head; config.json says LlamaForCausalLM."""
+    """One layer, an fc over token and hidden state, no head; config.json names LlamaForCausalLM."""
 
     def change(tensors: dict[str, torch.Tensor]) -> None:
         layer = {k.removeprefix("model."): v for k, v in tensors.items() if ".layers.0." in k}
@@ -83,29 +89,30 @@ def eagle_3(folder: Path) -> None:
 
 def speculators(folder: Path) -> None:
     config = {"speculators_model_type": "eagle3", "architectures": ["Eagle3Speculator"]}
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / CONFIG).write_text(json.dumps(config))
+
+
+def instead_of_the_model(folder: Path, name: str, content: str) -> None:
+    for file in (WEIGHTS, CONFIG):
+        (folder / file).unlink()
+    (folder / name).write_text(content)
 
 
 def lora(folder: Path) -> None:
-    for name in (WEIGHTS, "config.json"):
-        (folder / name).unlink()
     config = {"peft_type": "LORA", "base_model_name_or_path": "org/base"}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
+    instead_of_the_model(folder, "adapter_config.json", json.dumps(config))
 
 
-def lora_beside_its_base(folder: Path) -> None:
+def lora_with_its_base(folder: Path) -> None:
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
 
 
 def gguf(folder: Path) -> None:
-    for name in (WEIGHTS, "config.json"):
-        (folder / name).unlink()
-    (folder / "model-q4_k_m.gguf").write_bytes(b"GGUF")
+    instead_of_the_model(folder, "model-q4_k_m.gguf", "GGUF")
 
 
 def truncated(folder: Path) -> None:
-    path = folder / WEIGHTS
-    path.write_bytes(path.read_bytes()[:5000])
+    (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:5000])
 
 
 def inconsistent_config(folder: Path) -> None:
@@ -116,103 +123,89 @@ def other_sizes(folder: Path) -> None:
     configure(folder, intermediate_size=64)
 
 
-BROKEN: list[tuple[Change, str]] = [
-    (
-        without_one_tensor,
-        r"it lacks 1 of 25 tensors \(model\.layers\.1\.mlp\.up_proj\.weight\).*"
-        "an incomplete checkpoint",
-    ),
-    (without_a_head, r"\(lm_head\.weight\).*a base model without its output head"),
-    (without_embedding_and_tied_head, r"it lacks 2 of 25 tensors \(lm_head"),
-    (reward_model, "a reward model or classifier"),
-    (unnamed_reward_model, r"\(lm_head\.weight\).*a reward model or classifier"),
-    (eagle_1, r"it lacks 3 of 14 tensors.*a head for speculative decoding"),
-    (eagle_3, "a head for speculative decoding"),
-    (speculators, "a head for speculative decoding"),
-    (lora, "a LoRA adapter of org/base, not a whole model; merge"),
-    (lora_beside_its_base, "a LoRA adapter of its base model"),
-    (gguf, "weights in GGUF"),
-    (truncated, "damaged or cut short.*download or save it again"),
-    (inconsistent_config, r"config\.json cannot be used \(`num_hidden_layers` \(1\) must be equal"),
-    (other_sizes, r"6 of 25 tensors have another shape.*another architecture or size"),
-]
-
-
 @pytest.mark.parametrize(
-    ("change", "line"), BROKEN, ids=lambda entry: getattr(entry, "__name__", "")
+    ("change", "line"),
+    [
+        (
+            without_one_tensor,
+            r"it lacks 1 of 25 tensors \(model\.layers\.1\.mlp\.up_proj\.weight\).*incomplete",
+        ),
+        (without_a_head, r"\(lm_head\.weight\).*a base model without its output head"),
+        (without_embedding_and_tied_head, r"it lacks 2 of 25 tensors \(lm_head"),
+        (reward_model, "a reward model or classifier"),
+        (unnamed_reward_model, r"\(lm_head\.weight\).*a reward model or classifier"),
+        (eagle_1, r"it lacks 3 of 14 tensors.*a head for speculative decoding"),
+        (eagle_3, "a head for speculative decoding"),
+        (speculators, "a head for speculative decoding"),
+        (lora, "a LoRA adapter of org/base, not a whole model; merge"),
+        (lora_with_its_base, "a LoRA adapter of its base model"),
+        (gguf, "weights in GGUF"),
+        (truncated, "damaged or cut short.*download or save it again"),
+        (inconsistent_config, r"config\.json cannot be used \(`num_hidden_layers` \(1\) must be"),
+        (other_sizes, r"6 of 25 tensors have another shape.*another architecture or size"),
+    ],
+    ids=lambda entry: getattr(entry, "__name__", ""),
 )
-def test_a_folder_that_is_no_whole_causal_model_is_refused_by_what_it_is(
-    change: Change, line: str, tmp_path: Path
+def test_a_folder_that_is_no_complete_causal_model_is_refused_by_what_it_is(
+    change: Callable[[Path], None], line: str, folder: Path
 ) -> None:
-    folder = whole(tmp_path / "x")
     change(folder)
-    with pytest.raises(UserError, match=line) as caught:
-        load(ModelConf(name="x", id=str(folder)), "draft", CPU)
-    assert str(caught.value).startswith(f"draft.id={folder}: ")
-    assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match=line) as raised:
+        loaded(folder)
+    assert str(raised.value).startswith(f"draft.id={folder}: ")
+    assert "\n" not in str(raised.value)
 
 
-def test_a_single_file_is_refused_by_what_to_give_instead(tmp_path: Path) -> None:
-    folder = whole(tmp_path / "x")
+def test_a_single_file_is_refused_with_what_to_give_instead(folder: Path) -> None:
     with pytest.raises(UserError, match="a file; give the folder"):
-        load(ModelConf(name="x", id=str(folder / WEIGHTS)), "draft", CPU)
+        loaded(folder / WEIGHTS)
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_whole_model_loads_with_its_own_weights_tied_head_or_not(
-    tmp_path: Path, tied: bool
-) -> None:
+def test_a_complete_model_loads_with_its_own_weights(tmp_path: Path, tied: bool) -> None:
+    """A tied head is not in the file; layers for multi-token prediction may be left over."""
     made = qwen3(tie_word_embeddings=tied)
     folder = save(made, tmp_path / "x")
-    assert ("lm_head.weight" in load_file(folder / WEIGHTS)) is not tied
-    loaded = load(ModelConf(name="x", id=str(folder)), "draft", CPU).network
-    ids = torch.tensor([[5, 9, 77, 3]])
-    assert torch.equal(loaded(ids).logits, made(ids).logits)
-
-
-def test_left_over_tensors_alone_are_no_reason_to_refuse(tmp_path: Path) -> None:
-    """Checkpoints carry layers for multi-token prediction that a causal model does not have."""
-    folder = whole(tmp_path / "x")
+    assert (HEAD in load_file(folder / WEIGHTS)) is not tied
     rewrite(folder, lambda tensors: tensors.update({"mtp.fc.weight": torch.zeros(2, 2)}))
-    load(ModelConf(name="x", id=str(folder)), "draft", CPU)
+    ids = torch.tensor([[5, 9, 77, 3]])
+    assert torch.equal(loaded(folder).network(ids).logits, made(ids).logits)
 
 
-def test_every_door_that_loads_refuses_an_incomplete_checkpoint(tmp_path: Path) -> None:
-    folder = whole(tmp_path / "x")
+def test_every_command_that_loads_refuses_an_incomplete_checkpoint(
+    folder: Path, tmp_path: Path
+) -> None:
     without_one_tensor(folder)
     few = [f"results_root={tmp_path}/results", "prompts.limit=1", "new_tokens=4", "threads=1"]
-    line = r"draft\.id=.*: it lacks 1 of 25 tensors"
-    for door, run in (("sweep", sweep.run), ("snapshot", snapshot.run), ("profile", profile.run)):
-        with pytest.raises(UserError, match=line):
-            run(compose(door, [*few, "draft=hf", f"draft.id={folder}", "draft.name=x"]))
+    line = r"\.id=.*: it lacks 1 of 25 tensors"
+    for command in (sweep, snapshot, profile):
+        name = command.__name__.rpartition(".")[2]
+        with pytest.raises(UserError, match=f"draft{line}"):
+            command.run(compose(name, [*few, "draft=hf", f"draft.id={folder}", "draft.name=x"]))
     target = ["model=hf", f"model.id={folder}", "model.name=x"]
-    with pytest.raises(UserError, match=r"model\.id=.*: it lacks 1 of 25 tensors"):
+    with pytest.raises(UserError, match=f"model{line}"):
         audition.run(compose("audition", [*few, *target]), [draft_conf("tiny_good")])
 
 
 @pytest.mark.parametrize(
-    ("setting", "extra"), [("quantization", "quantization"), ("device_map", "accelerate")]
+    ("key", "value", "extra"),
+    [("quantization", "int8", "quantization"), ("device_map", "auto", "accelerate")],
 )
 def test_a_setting_without_its_package_names_the_extra(
-    setting: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    key: str, value: str, extra: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("harness.models.load.find_spec", lambda _name: None)
-    folder = whole(tmp_path / "x")
-    values = {"quantization": "int8", "device_map": "auto"}
-    conf = replace(ModelConf(name="x", id=str(folder)), **{setting: values[setting]})
-    line = (
-        rf"draft\.{setting}={values[setting]}: needs .*`pip install speculation-harness\[{extra}\]`"
-    )
+    pyproject = Path(__file__).parent.parent / "pyproject.toml"
+    project = tomllib.loads(pyproject.read_text())["project"]
+    assert extra in project["optional-dependencies"]
+    line = rf"^draft\.{key}={value}: needs .*`pip install {project['name']}\[{extra}\]`$"
     with pytest.raises(UserError, match=line):
-        load(conf, "draft", CPU)
+        loaded(folder, **{key: value})
 
 
-def test_pickled_weights_are_read_only_where_that_is_allowed(tmp_path: Path) -> None:
-    folder = save(qwen3(), tmp_path / "pickled")
-    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-    conf = ModelConf(name="pickled", id=str(folder))
-    with pytest.raises(UserError, match=r"no \*.safetensors there; .* model.allow_pickle=true"):
-        load(conf, "model", torch.device("cpu"))
-    allowed = load(replace(conf, allow_pickle=True), "model", torch.device("cpu"))
-    assert allowed.vocab_size == 1024
+def test_pickled_weights_are_read_only_where_that_is_allowed(folder: Path) -> None:
+    torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin")
+    (folder / WEIGHTS).unlink()
+    with pytest.raises(UserError, match=r"no \*.safetensors there; .* draft.allow_pickle=true"):
+        loaded(folder)
+    assert loaded(folder, allow_pickle=True).vocab_size == 1024
