@@ -23,12 +23,11 @@ results.csv are compared as they stand, without an interval.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy.special import stdtr
 
 from harness.analysis.counts import (
     accepted,
@@ -42,13 +41,8 @@ from harness.analysis.counts import (
 from harness.commands.greedy import distrusted
 from harness.records import ResultRow, Trial, UserError
 from harness.reporting.reading import dummies_of, ran, results_of, synthetic
-from harness.stats.intervals import (
-    Array,
-    bootstrap_interval,
-    set_weights,
-    strata_indices,
-    workload_ratio,
-)
+from harness.stats.bootstrap import Array, Resamples, bootstrap_interval
+from harness.stats.ratios import Estimate, workload_ratio
 from harness.storage import FREE_KEYS, StoredRun
 from harness.summary import (
     ComparedRun,
@@ -64,8 +58,6 @@ ALL_SETS = "all"
 # Doors whose runs hold speedups of cells.
 DOORS = ("sweep", "audition")
 SIGNIFICANT = 0.05
-# Rounding of sums that are equal on paper.
-ZERO = 1e-12
 SHOWN_HASH = 12
 # Differences shown first, in this order: the ends of dotted names in manifest.json and config.yaml.
 FIRST = (
@@ -264,15 +256,21 @@ def _measured_row(
     baselines: bool,
 ) -> tuple[ComparisonRow, float | None]:
     """The row and the p-value of its speedup ratio, not yet adjusted."""
+    sets = tuple(sums.index.get_level_values("prompt_set"))
+    sides = ["reference", "run", *(["plain_reference", "plain_run"] if baselines else [])]
+    seconds, tokens = (
+        {side: sums[f"{name}_{side}"].to_numpy(dtype=np.float64) for side in sides}
+        for name in ("seconds", "tokens")
+    )
 
-    def time(**powers: int) -> _Ratios:
-        return _Ratios(sums, powers, weights)
+    def time(side: str) -> Estimate:
+        return workload_ratio(seconds[side], tokens[side], sets, weights)
 
     row = replace(
         row,
         prompts=len(sums),
-        reference_ms_per_token=1e3 * time(reference=1).value,
-        ms_per_token=1e3 * time(run=1).value,
+        reference_ms_per_token=1e3 * time("reference").value,
+        ms_per_token=1e3 * time("run").value,
     )
     if not row.k:
         return row, None
@@ -286,84 +284,25 @@ def _measured_row(
     )
     if not baselines:
         return row, None
-    gain = time(plain_run=1, run=-1, plain_reference=-1, reference=1)
-    interval = gain.interval(seed)
+    reference = time("plain_reference").log() - time("reference").log()
+    run = time("plain_run").log() - time("run").log()
+    gain = run - reference
+
+    def gains(resamples: Resamples) -> Array:
+        times = {side: resamples.ratio(seconds[side], tokens[side]) for side in seconds}
+        before = times["plain_reference"] / times["reference"]
+        return times["plain_run"] / times["run"] / before
+
+    interval = bootstrap_interval(gains, sets, weights, seed=seed)
     row = replace(
         row,
-        reference_speedup=time(plain_reference=1, reference=-1).value,
-        speedup=time(plain_run=1, run=-1).value,
-        speedup_ratio=gain.value,
-        speedup_ratio_lo=interval[0] if interval else None,
-        speedup_ratio_hi=interval[1] if interval else None,
+        reference_speedup=math.exp(reference.value),
+        speedup=math.exp(run.value),
+        speedup_ratio=math.exp(gain.value),
+        speedup_ratio_lo=interval.lo if interval else None,
+        speedup_ratio_hi=interval.hi if interval else None,
     )
-    return row, gain.p_value()
-
-
-@dataclass(frozen=True)
-class _Ratios:
-    """A product of powers of a workload's seconds per token.
-
-    Its p-value is Student's on the log, linearised prompt by prompt (Cochran, "Sampling
-    Techniques", 1977, section 6.4).
-
-    Attributes:
-        sums: per prompt, with columns seconds_SIDE and tokens_SIDE.
-        powers: by side.
-        weights: of the prompt sets, equal if None.
-    """
-
-    sums: pd.DataFrame
-    powers: Mapping[str, int]
-    weights: Mapping[str, float] | None
-
-    @property
-    def value(self) -> float:
-        """Over all prompts."""
-        columns = self._columns
-        return float(self._product([columns[at].sum(0) for _, at in strata_indices(self._sets)]))
-
-    def interval(self, seed: int) -> tuple[float, float] | None:
-        """Prompts resampled within their sets; None with too few."""
-        return bootstrap_interval(self._columns, self._sets, self._product, seed=seed)
-
-    def p_value(self) -> float | None:
-        """That the product is 1; None with too few prompts."""
-        parts = strata_indices(self._sets)
-        if min(len(members) for _, members in parts) < 2:
-            return None
-        shares = set_weights(self._sets, self.weights)
-        variance = 0.0
-        for name, members in parts:
-            change = np.zeros(len(members))
-            for side, power in self.powers.items():
-                seconds = self.sums[f"seconds_{side}"].to_numpy()[members]
-                tokens = self.sums[f"tokens_{side}"].to_numpy()[members]
-                slope = seconds - tokens * (seconds.sum() / tokens.sum())
-                whole = _Ratios(self.sums, {side: 1}, self.weights).value
-                change += power * slope * shares[name] / (tokens.sum() * whole)
-            variance += float((change**2).sum()) * len(members) / (len(members) - 1)
-        log, error = math.log(self.value), math.sqrt(variance)
-        if abs(log) < ZERO:
-            return 1.0
-        degrees = len(self._sets) - len(parts)
-        return 2.0 * float(stdtr(degrees, -abs(log) / error)) if error > ZERO else 0.0
-
-    @property
-    def _sets(self) -> list[str]:
-        return list(self.sums.index.get_level_values("prompt_set"))
-
-    @property
-    def _columns(self) -> Array:
-        names = [f"{name}_{side}" for side in self.powers for name in ("seconds", "tokens")]
-        return self.sums[names].to_numpy(dtype=np.float64)
-
-    def _product(self, sums: Sequence[Array]) -> Array:
-        shares = set_weights(self._sets, self.weights)
-        terms = [
-            workload_ratio(sums, shares, 2 * index) ** power
-            for index, power in enumerate(self.powers.values())
-        ]
-        return np.prod(np.stack(terms), axis=0)
+    return row, gain.p_value
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:

@@ -26,7 +26,7 @@ from scipy.special import stdtrit
 from scipy.stats import linregress
 
 from harness.records import UserError
-from harness.stats.intervals import CONFIDENCE
+from harness.stats.bootstrap import CONFIDENCE
 from harness.summary import Caveat, FittedRound, RoundFit
 from harness.theory.speedup import StepTimes
 
