@@ -16,22 +16,19 @@ folders are copied into the local results/. `HF_TOKEN`, where it is set here, go
 models. docs/cloud.md says the rest.
 """
 
-import importlib
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import modal
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the harness and its libraries are imported only where work is done
     from harness.cloud.jobs import Job
     from harness.cloud.remote import Delivery
-    from harness.commands.outcome import Outcome
-    from harness.config import GpuConf
 
 HERE = Path(__file__).resolve().parent
 HUB_CACHE, COMPILED, RUNS = "/cache/huggingface", "/cache/compiled", "/runs"
@@ -84,7 +81,7 @@ def on_gpu(job: "Job", root: str = RUNS) -> "Delivery":
 
     _reload()
     try:
-        return remote.carry_out(job, root, lambda words: do(job.door, words))
+        return remote.carry_out(job, root)
     finally:
         if not modal.is_local():
             for volume in (runs, hub_cache, compiled):
@@ -97,103 +94,50 @@ def in_cloud(jobs: "Sequence[Job]", root: str = RUNS) -> "list[Delivery]":
     from harness.cloud import remote
 
     _reload()
-    return remote.fan_out(jobs, root, lambda job: _each([job], root)[0], lambda s: _each(s, root))
+    return remote.fan_out(jobs, root, lambda several: _each(several, root))
 
 
 def _each(jobs: "Sequence[Job]", root: str) -> "list[Delivery]":
-    """One container per job; a card at a time has its own `starmap`, all cards go side by side."""
+    """One container per job, all at the same time; a job that fails stops no other."""
     from harness.cloud import remote
 
-    by_gpu: dict[str, list[Job]] = {}
-    for job in jobs:
-        by_gpu.setdefault(job.gpu, []).append(job)
-    with ThreadPoolExecutor(len(by_gpu)) as cards:
-        mapped = cards.map(lambda gpu: _on_card(gpu, by_gpu[gpu], root), by_gpu)
-        back = {
-            job.name: entry
-            for gpu_jobs, deliveries in zip(by_gpu.values(), mapped, strict=True)
-            for job, entry in zip(gpu_jobs, deliveries, strict=True)
-        }
+    def on_card(job: "Job") -> "Delivery | Exception":
+        try:
+            card = on_gpu.with_options(gpu=job.gpu, memory=job.memory_mib)
+            return card.remote(job, root)
+        except Exception as error:  # also of a card that is not available
+            return error
+
+    with ThreadPoolExecutor(len(jobs)) as cards:
+        back = list(cards.map(on_card, jobs))
     _reload()  # what a failed job had stored
     return [
-        remote.failed(job, entry, root) if isinstance(entry, BaseException) else entry
-        for job, entry in ((job, back[job.name]) for job in jobs)
+        remote.failed(job, entry, root) if isinstance(entry, Exception) else entry
+        for job, entry in zip(jobs, back, strict=True)
     ]
 
 
-def _on_card(gpu: str, jobs: "Sequence[Job]", root: str) -> "list[Delivery | BaseException]":
-    """Deliveries of the jobs of one card; a job that failed gives its error and stops no other."""
-    try:
-        card = on_gpu.with_options(gpu=gpu, memory=max(job.memory_mib for job in jobs))
-        inputs = [(job, root) for job in jobs]
-        back: Iterable[Any] = card.starmap(
-            inputs, return_exceptions=True, wrap_returned_exceptions=False
-        )
-        return list(back)
-    except Exception as error:  # of the whole card, such as one that is not available
-        return [error] * len(jobs)
+def _pair(name: str, door: str, *words: str) -> modal.app.LocalEntrypoint:
+    """An entrypoint that has one command's work done for a pair on one card."""
+
+    def entrypoint(
+        model: str = "qwen3_4b",
+        draft: str = "qwen3_0_6b",
+        gpu: str = "A10G",
+        overrides: str = "",
+        resume: str = "",
+    ) -> None:
+        _rent(door, [f"model={model}", f"draft={draft}", *words], [gpu], overrides, resume)
+
+    entrypoint.__name__ = entrypoint.__qualname__ = name
+    return app.local_entrypoint(name=name)(entrypoint)
 
 
-@app.local_entrypoint()
-def profile(
-    model: str = "qwen3_4b",
-    draft: str = "qwen3_0_6b",
-    gpu: str = "A10G",
-    overrides: str = "",
-    resume: str = "",
-) -> None:
-    """Times both models on a cloud GPU: what could speculation gain?"""
-    _pair("profile", [f"model={model}", f"draft={draft}"], gpu, overrides, resume)
-
-
-@app.local_entrypoint()
-def sweep(
-    model: str = "qwen3_4b",
-    draft: str = "qwen3_0_6b",
-    gpu: str = "A10G",
-    overrides: str = "",
-    resume: str = "",
-) -> None:
-    """Measures a pair on a cloud GPU: which K to serve, or none?"""
-    _pair("sweep", [f"model={model}", f"draft={draft}"], gpu, overrides, resume)
-
-
-@app.local_entrypoint()
-def snapshot(
-    model: str = "qwen3_4b",
-    draft: str = "qwen3_0_6b",
-    gpu: str = "A10G",
-    overrides: str = "",
-    resume: str = "",
-) -> None:
-    """Checks on a cloud GPU that speculation leaves the output unchanged."""
-    _pair("snapshot", [f"model={model}", f"draft={draft}"], gpu, overrides, resume)
-
-
-@app.local_entrypoint()
-def acceptance_demo(
-    model: str = "qwen3_4b",
-    draft: str = "qwen3_0_6b",
-    gpu: str = "A10G",
-    overrides: str = "",
-    resume: str = "",
-) -> None:
-    """Shows on a cloud GPU how acceptance depends on the task."""
-    words = [f"model={model}", f"draft={draft}", "experiment=acceptance_demo"]
-    _pair("sweep", words, gpu, overrides, resume)
-
-
-@app.local_entrypoint()
-def temperature_demo(
-    model: str = "qwen3_4b",
-    draft: str = "qwen3_0_6b",
-    gpu: str = "A10G",
-    overrides: str = "",
-    resume: str = "",
-) -> None:
-    """Shows on a cloud GPU how acceptance depends on the temperature."""
-    words = [f"model={model}", f"draft={draft}", "experiment=temperature_demo"]
-    _pair("sweep", words, gpu, overrides, resume)
+profile = _pair("profile", "profile")
+sweep = _pair("sweep", "sweep")
+snapshot = _pair("snapshot", "snapshot")
+acceptance_demo = _pair("acceptance_demo", "sweep", "experiment=acceptance_demo")
+temperature_demo = _pair("temperature_demo", "sweep", "experiment=temperature_demo")
 
 
 @app.local_entrypoint()
@@ -201,149 +145,20 @@ def audition(
     model: str = "qwen3_4b",
     drafts: str = "qwen3_0_6b,qwen3_1_7b,ngram",
     gpus: str = "A10G",
-    chunk: int = 4,
     overrides: str = "",
     resume: str = "",
 ) -> None:
-    """Ranks drafts on one or more cloud GPUs: one container per card and `chunk` drafts."""
-    sys.exit(told(lambda: _audition(model, drafts, gpus, chunk, overrides, resume)))
+    """Ranks drafts on one or more cloud GPUs, one container per card, and then the cards."""
+    cards = [gpu for gpu in gpus.split(",") if gpu]
+    _rent("audition", [f"model={model}", f"drafts=[{drafts}]"], cards, overrides, resume)
 
 
-def _pair(door: str, words: list[str], gpu: str, overrides: str, resume: str) -> None:
-    """Has one door's work done on one card and exits with its status."""
-    sys.exit(told(lambda: _single(door, words, gpu, overrides, resume)))
+def _rent(door: str, words: list[str], gpus: list[str], overrides: str, resume: str) -> None:
+    """Has a command's work done on each card and exits with its status."""
+    from harness.cloud import remote
 
-
-def _single(door: str, words: list[str], gpu: str, overrides: str, resume: str) -> int:
-    from harness.cloud.jobs import Job, container_memory_mib, launch_name
-
-    name, card = card_named(gpu)
-    words = [*words, *_priced(door, card), *shlex.split(overrides)]
-    config, prompts = checked(door, words, {name: card})
-    launch = launch_name(door, resume)
-    memory = container_memory_mib([config.model, config.draft])
-    job = Job(launch, f"{door}-{card.name}", door, name, card, tuple(words), prompts, memory)
-    _, status = _brought([job], config)
-    return status
-
-
-def _audition(model: str, drafts: str, gpus: str, chunk: int, overrides: str, resume: str) -> int:
-    from dataclasses import replace
-
-    from harness.cloud.jobs import audition_jobs, container_memory_mib, launch_name
-
-    words = [f"model={model}", *shlex.split(overrides)]
-    names = [name for name in drafts.split(",") if name]
-    cards = dict(card_named(gpu) for gpu in gpus.split(",") if gpu)
-    config, prompts = checked("audition", [*words, f"drafts=[{','.join(names)}]"], cards)
-    launch = launch_name("audition", resume)
-    jobs = audition_jobs(
-        launch,
-        cards,
-        names,
-        chunk,
-        overrides=words,
-        prompts=prompts,
-        memory_mib=container_memory_mib([config.model]),
-    )
-    deliveries, status = _brought(jobs, config)
-    folders = [str(path) for path, entry in deliveries if path and entry.failure is None]
-    if len(jobs) == 1 or not folders:
-        return status
-    from harness.commands import fleet
-
-    failures = [failure for _, entry in deliveries if (failure := entry.failure) is not None]
-    outcome = fleet.run(replace(config, combine=folders), failures)
-    print(f"run: {outcome.folder}")
-    return max(status, outcome.status)
-
-
-def _brought(jobs: "list[Job]", config: Any) -> "tuple[list[tuple[Path | None, Delivery]], int]":
-    """Has jobs done, unpacks what came back and says what it was and cost."""
-    from harness.reporting.cloud import lines
-
-    print(f"launch: {jobs[0].launch} (--resume {jobs[0].launch} goes on with it)", flush=True)
-    found: list[tuple[Path | None, Delivery]] = []
-    for entry in in_cloud.remote(jobs):
-        path = entry.unpack(config.results_root)
-        found.append((path, entry))
-        print(*lines(entry.receipt, path), sep="\n", flush=True)
-    return found, max(entry.status for _, entry in found)
-
-
-def told(work: Callable[[], int]) -> int:
-    """Runs `work` and returns its status; what the user can mend is one line."""
-    from harness.records import UserError
-
-    try:
-        return work()
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-
-
-def do(door: str, words: list[str]) -> "Outcome":
-    """Does a door's work, given its command line.
-
-    Raises:
-        harness.records.UserError: what the user can mend, for example an unknown hub id.
-    """
-    from harness.cli import compose
-
-    return importlib.import_module(f"harness.{door}").work(compose(door, words))
-
-
-def card_named(gpu: str) -> "tuple[str, GpuConf]":
-    """A card's name in the cloud, and its figures.
-
-    Raises:
-        UserError: no such card; the message lists those that there are.
-    """
-    from harness.cli import compose
-    from harness.cloud.jobs import card_of
-
-    name, card = card_of(gpu)
-    return name, compose("sweep", [f"gpu={card}"]).gpu
-
-
-def checked(
-    door: str, overrides: list[str], cards: "Mapping[str, GpuConf] | None" = None
-) -> tuple[Any, tuple[tuple[str, bytes], ...]]:
-    """Composes and checks a configuration before anything is rented.
-
-    Args:
-        door: profile, sweep, ...
-        overrides: its command line.
-        cards: what is to be rented, by the cloud's name of each.
-
-    Returns:
-        It, and the user's own prompt files, which must go along.
-
-    Raises:
-        UserError: an override that does not fit, one that makes no sense on a rented machine, or a
-            card whose memory is too small.
-    """
-    from hydra.errors import HydraException
-
-    from harness.cli import compose, draft_conf
-    from harness.cloud.jobs import check_fits, check_rentable
-    from harness.records import UserError
-
-    try:
-        config = compose(door, overrides)
-    except HydraException as error:
-        raise UserError(" ".join(str(error).split())) from error
-    drafts = [draft_conf(entry) for entry in getattr(config, "drafts", ())]
-    prompts = check_rentable(door, config)
-    check_fits(config, drafts or [config.draft], cards or {})
-    return config, prompts
-
-
-def _priced(door: str, card: "GpuConf") -> list[str]:
-    """The card as an override of those doors that show its price."""
-    from harness.config import SCHEMAS
-
-    return [f"gpu={card.name}"] if "gpu" in SCHEMAS[door].__dataclass_fields__ else []
+    words = [*words, *shlex.split(overrides)]
+    sys.exit(remote.launch(door, words, gpus, resume, in_cloud.remote))
 
 
 def _reload() -> None:

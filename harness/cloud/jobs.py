@@ -1,4 +1,4 @@
-"""What is to be done on rented machines: one job per card and part of the drafts."""
+"""What is to be done on rented machines: one job per card, checked before anything is rented."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,10 +6,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from hydra.errors import HydraException
+
 from harness import prompts as prompt_sets
+from harness.cli import compose, draft_conf
 from harness.commands.cost import BYTES_PER_TOKEN, all_cards, sizes_of
-from harness.config import GpuConf, ModelConf, split_draft
-from harness.records import NGRAM, UserError
+from harness.config import SCHEMAS, GpuConf, ModelConf
+from harness.records import NGRAM, Prompt, UserError
 
 # What the cloud calls a card, and its file in conf/gpu.
 GPUS = {
@@ -25,25 +28,27 @@ GPUS = {
     "H200": "h200",
     "B200": "b200",
 }
-STAMP = "%Y%m%d-%H%M%S"
+LOCAL_KEYS = ("dry_run", "resume", "traces_from", "latency_from", "combine")
 # A container's memory: Python, torch with its CUDA context and the compiler's workers, plus the
 # part of a checkpoint that is being copied to the card, at most MOST_OF_WEIGHTS_MIB
 BASE_MIB, MOST_OF_WEIGHTS_MIB = 12 * 1024, 24 * 1024
 WEIGHTS_SHARE = 0.25
 GIB = 2**30
 
+PromptFiles = tuple[tuple[str, bytes], ...]
+
 
 @dataclass(frozen=True)
 class Job:
-    """One door's work on one card.
+    """One command's work on one card.
 
     Attributes:
         launch: what was started together; the same launch and name find the same stored run.
         name: of this job within the launch.
         door: profile, sweep, ...
         gpu: the card as the cloud calls it.
-        card: its figures and its price.
-        overrides: the door's command line.
+        card: its data sheet and its price.
+        overrides: the command line.
         prompts: the user's own prompt files, name and content; they are not on that machine.
         memory_mib: host memory to request for the container.
     """
@@ -54,7 +59,7 @@ class Job:
     gpu: str
     card: GpuConf
     overrides: tuple[str, ...]
-    prompts: tuple[tuple[str, bytes], ...] = ()
+    prompts: PromptFiles = ()
     memory_mib: int = BASE_MIB
 
     def home(self, root: str | Path) -> Path:
@@ -62,8 +67,57 @@ class Job:
         return Path(root) / self.launch / self.name
 
 
-def card_of(gpu: str) -> tuple[str, str]:
-    """The cloud's name of a card and its name in conf/gpu.
+def plan_jobs(
+    door: str, overrides: Sequence[str], gpus: Sequence[str], resume: str = ""
+) -> tuple[list[Job], Any]:
+    """One job per card, and the configuration that all share.
+
+    Args:
+        door: profile, sweep, ...
+        overrides: its command line.
+        gpus: cards as the cloud calls them.
+        resume: the launch to go on with.
+
+    Raises:
+        UserError: an override that does not fit or makes no sense on a rented machine, an unknown
+            card, one named twice or one whose memory is too small.
+    """
+    cards = dict(card_named(gpu) for gpu in gpus)
+    names = [card.name for card in cards.values()]
+    if len(names) != len(gpus) or len(set(names)) != len(names):
+        raise UserError(f"--gpus {','.join(gpus)}: a card is there twice")
+    if not names:
+        raise UserError("--gpus: name at least one")
+    try:
+        config = compose(door, overrides)
+    except HydraException as error:
+        raise UserError(" ".join(str(error).split())) from error
+    drafts = [draft_conf(entry) for entry in getattr(config, "drafts", ())] or [config.draft]
+    _check_rentable(door, config, drafts)
+    _check_fits(config, prompt_sets.load(config.prompts), drafts, cards)
+    if resume and (Path(resume).name != resume or resume.startswith(".")):
+        raise UserError(f"--resume {resume}: give the launch's name, as it was printed")
+    launch = resume or f"{datetime.now(UTC):%Y%m%d-%H%M%S}_{door}"
+    priced = "gpu" in SCHEMAS[door].__dataclass_fields__
+    memory = container_memory_mib([config.model, *drafts])
+    jobs = [
+        Job(
+            launch=launch,
+            name=f"{door}-{card.name}",
+            door=door,
+            gpu=gpu,
+            card=card,
+            overrides=(*overrides, *([f"gpu={card.name}"] if priced else [])),
+            prompts=_prompt_files(config),
+            memory_mib=memory,
+        )
+        for gpu, card in cards.items()
+    ]
+    return jobs, config
+
+
+def card_named(gpu: str) -> tuple[str, GpuConf]:
+    """A card's name in the cloud, and its data sheet.
 
     Raises:
         UserError: no such card; the message lists those that there are.
@@ -72,98 +126,34 @@ def card_of(gpu: str) -> tuple[str, str]:
     name = known.get(gpu.strip().lower())
     if name is None:
         raise UserError(f"--gpu {gpu}: no such card; there are {', '.join(GPUS)}")
-    return name, GPUS[name]
+    return name, compose("sweep", [f"gpu={GPUS[name]}"]).gpu
 
 
-def launch_name(door: str, resume: str = "") -> str:
-    """A new launch's name, or that of the one to go on with.
-
-    Raises:
-        UserError: `resume` is a path, not a name.
-    """
-    if resume and (Path(resume).name != resume or resume.startswith(".")):
-        raise UserError(f"--resume {resume}: give the launch's name, as it was printed")
-    return resume or f"{datetime.now(UTC).strftime(STAMP)}_{door}"
-
-
-def audition_jobs(
-    launch: str,
-    cards: Mapping[str, GpuConf],
-    drafts: Sequence[str],
-    chunk: int,
-    *,
-    overrides: Sequence[str] = (),
-    prompts: Sequence[tuple[str, bytes]] = (),
-    memory_mib: int = BASE_MIB,
-) -> list[Job]:
-    """One job per card and chunk of drafts, the first card's first.
-
-    Args:
-        launch: its name.
-        cards: by the cloud's name of each.
-        drafts: entries of `drafts=`.
-        chunk: drafts per container.
-        overrides: what all jobs share of the command line.
-        prompts: the user's own prompt files, name and content.
-        memory_mib: of each container.
-
-    Raises:
-        UserError: no card, no draft, a card or draft named twice, or a chunk below 1.
-    """
-    short = [card.name for card in cards.values()]
-    for key, names in (("--gpus", short), ("--drafts", list(drafts))):
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None or not names:
-            raise UserError(f"{key}: {f'{twice} is there twice' if twice else 'name at least one'}")
-    if chunk < 1:
-        raise UserError(f"--chunk {chunk}: give a whole number of at least 1")
-    parts = [drafts[start : start + chunk] for start in range(0, len(drafts), chunk)]
-    return [
-        Job(
-            launch=launch,
-            name=f"audition-{card.name}-{number}",
-            door="audition",
-            gpu=gpu,
-            card=card,
-            overrides=(*overrides, f"drafts=[{','.join(part)}]", f"gpu={card.name}"),
-            prompts=tuple(prompts),
-            memory_mib=memory_mib,
-        )
-        for gpu, card in cards.items()
-        for number, part in enumerate(parts, start=1)
-    ]
-
-
-def check_rentable(door: str, config: Any) -> tuple[tuple[str, bytes], ...]:
-    """Refuse what a rented machine cannot do, and read what must go there.
-
-    Args:
-        door: profile, sweep, ...
-        config: its configuration.
-
-    Returns:
-        The user's own prompt files, name and content.
+def _check_rentable(door: str, config: Any, drafts: Sequence[ModelConf]) -> None:
+    """Refuse what a rented machine cannot do.
 
     Raises:
         UserError: a key for local runs, a model in a local folder, a draft or file that is not.
     """
-    local = ("dry_run", "resume", "traces_from", "latency_from", "combine")
-    given = [key for key in local if getattr(config, key, None)]
+    given = [key for key in LOCAL_KEYS if getattr(config, key, None)]
     if given:
         raise UserError(
             f"{' and '.join(given)}: for local runs, python -m harness.{door} {given[0]}=..."
         )
-    drafts = [split_draft(entry).id or "" for entry in getattr(config, "drafts", ())]
-    drafts += [config.draft.id] if hasattr(config, "draft") else []
-    for source in filter(None, [config.model.id, *drafts]):
-        if Path(source).exists() or source.startswith((".", "/", "~")):
-            raise UserError(f"{source}: a local folder is not on the rented machine; give a hub id")
+    for conf in (config.model, *drafts):
+        if Path(conf.id).exists() or conf.id.startswith((".", "/", "~")):
+            raise UserError(
+                f"{conf.id}: a local folder is not on the rented machine; give a hub id"
+            )
     if config.prompts.hub:
         raise UserError(
             f"prompts.hub={config.prompts.hub}: not on a rented machine; save its prompts to a "
             "file and give prompts.files=[...]"
         )
-    prompt_sets.load(config.prompts)
+
+
+def _prompt_files(config: Any) -> PromptFiles:
+    """The user's own prompt files; they must go along."""
     labels = prompt_sets.file_labels(config.prompts)
     # With the parent folders of their labels, so that files of one name stay distinct sets
     return tuple(
@@ -172,18 +162,19 @@ def check_rentable(door: str, config: Any) -> tuple[tuple[str, bytes], ...]:
     )
 
 
-def check_fits(config: Any, drafts: Sequence[ModelConf], cards: Mapping[str, GpuConf]) -> None:
+def _check_fits(
+    config: Any,
+    prompts: Sequence[Prompt],
+    drafts: Sequence[ModelConf],
+    cards: Mapping[str, GpuConf],
+) -> None:
     """Refuse a card whose memory the weights and the caches of the longest generation exceed.
 
-    Args:
-        config: of the door.
-        drafts: they are loaded one at a time.
-        cards: by the cloud's name of each.
+    Drafts are loaded one at a time.
 
     Raises:
         UserError: with what is needed, part by part, what the card has, and which cards fit.
     """
-    prompts = prompt_sets.load(config.prompts)
     longest = max(
         -(-len(prompt_sets.given_text(prompt).encode()) // BYTES_PER_TOKEN)
         + len(prompt_sets.missing_answers(prompt)) * prompt_sets.answer_tokens(config)

@@ -1,17 +1,19 @@
-"""A door's work on a rented machine: jobs that may be run twice, and what comes back from them.
+"""A command's work on a rented machine: jobs that may be run twice, and what comes back from them.
 
 A rented container can vanish at any moment and its work be given to another one. So a job has a
-folder of its own on a volume that outlives containers, known by the launch and the job's name: who
-takes a job over finds there what was measured, and goes on with it.
+folder of its own on a volume that outlives containers, known by the launch and the job's name: the
+next container finds there what was measured, and goes on with it.
 
-An audition over several cards writes the target's texts once: the first job generates them, all
-others take them from its run (`traces_from`), score what they lack and time their own steps.
-Nothing here knows any cloud: `modal_app.py` does the renting.
+An audition over several cards generates the target's completions once: the first job generates
+them, all others take them from its run (`traces_from`), score what they lack and time their own
+steps. Nothing here knows any cloud: `modal_app.py` does the renting.
 """
 
 import gzip
+import importlib
 import io
 import shutil
+import sys
 import tarfile
 import tempfile
 import time
@@ -19,12 +21,14 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from harness.analysis.fleet import is_card
-from harness.cloud.jobs import Job
+from harness.cli import compose
+from harness.cloud.jobs import Job, plan_jobs
 from harness.commands.outcome import Outcome
 from harness.records import Failure, UserError, in_one_line
-from harness.reporting.cloud import Receipt
+from harness.reporting import formatting as fmt
 from harness.storage import RunFolder, load
 from harness.theory.cost import money
 
@@ -33,11 +37,10 @@ MAX_UNPACKED_BYTES = 16 * 2**30
 
 @dataclass(frozen=True)
 class Delivery:
-    """What came back.
+    """What came back of a job.
 
     Attributes:
-        job: of which.
-        status: as a door exits: 0 complete, 1 cells failed, 2 the user's error.
+        status: as a command exits: 0 complete, 1 cells failed, 2 the user's error.
         folder: the run folder over there; None where there is none.
         archive: it, packed.
         error: what went wrong; the run is then as far as it got.
@@ -63,77 +66,167 @@ class Delivery:
             return None
         return Failure(f"{self.job.name} on {self.job.gpu}", self.error or "nothing came back")
 
-    @property
-    def receipt(self) -> Receipt:
-        """What to tell of it."""
-        return Receipt(
-            name=self.job.name,
-            gpu=self.job.gpu,
-            status=self.status,
-            error=self.error,
-            device=self.device,
-            upgraded=self.upgraded,
-            seconds=self.seconds,
-            usd=self.usd,
-            price_per_hour_usd=self.job.card.price_per_hour_usd,
-            price_date=self.job.card.date,
-        )
-
     def unpack(self, results_root: str | Path) -> Path | None:
         """Write the run into `results_root`, named after its card as well; None without a run.
 
         Raises:
-            UserError: the archive is damaged, or is no run folder, or there is no room for it.
+            UserError: the archive is damaged, or is no run folder, or the disk is full.
         """
         if self.archive is None or self.folder is None:
             return None
-        part = self.job.name.removeprefix(f"{self.job.door}-")
+        name = f"{Path(self.folder).name}_{self.job.card.name}"
         try:
-            return unpack(self.archive, Path(results_root), f"{Path(self.folder).name}_{part}")
+            return unpack(self.archive, Path(results_root), name)
         except (tarfile.TarError, OSError, EOFError, ValueError, zlib.error) as error:
             raise UserError(
                 f"{self.job.name}: what came back cannot be unpacked into {results_root} "
                 f"({error}); --resume {self.job.launch} fetches it again"
             ) from error
 
+    def lines(self, folder: Path | None) -> list[str]:
+        """What to print of it: which card it was, how long it took and what it cost.
 
-def carry_out(job: Job, root: str | Path, work: Callable[[list[str]], Outcome]) -> Delivery:
-    """Do a job, or what is missing of it, and pack its run.
+        Args:
+            folder: where its run lies now; None where nothing came back.
+        """
+        job, card = f"{self.job.name} on {self.job.gpu}", self.job.card
+        if folder is None:
+            return [f"{job}: failed: {self.error}"]
+        price = f"{fmt.dollars(card.price_per_hour_usd)} an hour, {card.date}"
+        spent = f"{fmt.seconds(self.seconds)}, about {fmt.dollars(self.usd)}"
+        lines = [f"{job}: {spent} (the card alone, at {price})"]
+        if self.upgraded:
+            lines.append(
+                f"note: {self.job.gpu} was asked for and {self.device} ran:"
+                f" these are not the latencies of {self.job.gpu}"
+            )
+        if self.error is not None:
+            lines += [
+                f"{job}: failed: {self.error}",
+                f"note: what it had stored came back: python -m harness.report run={folder}",
+            ]
+        elif self.status:
+            lines.append("note: some cells did not complete; --resume runs them again")
+        return [*lines, f"run: {folder}"]
+
+
+def launch(
+    door: str,
+    overrides: Sequence[str],
+    gpus: Sequence[str],
+    resume: str,
+    have_done: Callable[[list[Job]], list[Delivery]],
+) -> int:
+    """Have a command's work done on each card, and bring the runs home.
 
     Args:
-        job: the job.
-        root: the volume.
-        work: does the door's work, given its command line.
+        door: profile, sweep, ...
+        overrides: its command line.
+        gpus: cards as the cloud calls them; several only for an audition, which ranks them.
+        resume: the launch to go on with.
+        have_done: rents the machines.
+
+    Returns:
+        The exit status; what the user can fix is one line on standard error.
+    """
+    try:
+        jobs, config = plan_jobs(door, overrides, gpus, resume)
+        name = jobs[0].launch
+        print(f"launch: {name} (--resume {name} goes on with it)", flush=True)
+        deliveries = have_done(jobs)
+        folders: list[str] = []
+        for delivery in deliveries:
+            folder = delivery.unpack(config.results_root)
+            print(*delivery.lines(folder), sep="\n", flush=True)
+            if folder is not None and delivery.failure is None:
+                folders.append(str(folder))
+        status = max(delivery.status for delivery in deliveries)
+        return max(status, _combine(config, folders, deliveries)) if len(jobs) > 1 else status
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _combine(config: Any, folders: Sequence[str], deliveries: Sequence[Delivery]) -> int:
+    """Rank the cards in one more run, where any came back."""
+    from harness.commands import fleet
+
+    if not folders:
+        return 0
+    failures = [failure for entry in deliveries if (failure := entry.failure) is not None]
+    outcome = fleet.run(replace(config, combine=list(folders)), failures)
+    print(f"run: {outcome.folder}")
+    return outcome.status
+
+
+def work(door: str, overrides: Sequence[str]) -> Outcome:
+    """Do a command's work here, given its command line."""
+    return importlib.import_module(f"harness.{door}").work(compose(door, overrides))
+
+
+def carry_out(job: Job, root: str | Path) -> Delivery:
+    """Do a job, or what is missing of it, and pack its run.
 
     An error after everything is measured would occur again in a retry: the run is packed anyway,
     and the delivery names the error.
 
+    Args:
+        job: the job.
+        root: the volume.
+
     Raises:
-        Exception: what `work` raises, except a UserError: a retry may succeed, and continues from
+        Exception: what the work raises, except a UserError: a retry may succeed, and continues from
             what is stored. `failed` packs that where no retry succeeds.
     """
     begin, home = time.perf_counter(), job.home(root)
+    overrides = [*job.overrides, f"results_root={home}", *_prompts(job, home)]
     stored = stored_run(home)
-    words = [*job.overrides, f"results_root={home}", *_prompts(job, home)]
     if stored is not None:
-        words.append(f"resume={stored}")
+        overrides.append(f"resume={stored}")
     try:
-        outcome = work(words)
+        outcome = work(job.door, overrides)
     except UserError as error:
         return replace(failed(job, error, root), seconds=time.perf_counter() - begin)
     assert outcome.folder is not None, "a dry run is refused before anything is rented"
     _note(outcome.folder, job, time.perf_counter() - begin)
-    if outcome.reason is not None:
-        return replace(deliver(job, outcome.folder), status=1, error=outcome.reason)
-    return deliver(job, outcome.folder)
+    delivery = deliver(job, outcome.folder)
+    if outcome.reason is None:
+        return delivery
+    return replace(delivery, status=1, error=outcome.reason)
 
 
-def delivered(job: Job, root: str | Path) -> Delivery | None:
-    """The job's run where it is complete already, so that nothing need be rented for it."""
-    folder = stored_run(job.home(root))
-    if folder is None or load(folder).manifest.get("status") != "complete":
-        return None
-    return deliver(job, folder)
+def fan_out(
+    jobs: Sequence[Job],
+    root: str | Path,
+    have_done: Callable[[Sequence[Job]], Iterable[Delivery]],
+) -> list[Delivery]:
+    """Have an audition's jobs done: the first generates the texts, all others take them from it.
+
+    Where a job fails the next one is the first; what is complete already is not done again.
+
+    Args:
+        jobs: of one launch.
+        root: the volume.
+        have_done: has jobs done at the same time.
+
+    Returns:
+        As many deliveries as jobs, in their order.
+    """
+    done: dict[str, Delivery] = {}
+    for job in jobs:
+        folder = stored_run(job.home(root))
+        if folder is not None and _complete(folder):
+            done[job.name] = deliver(job, folder)
+    waiting = [job for job in jobs if job.name not in done]
+    source = next(filter(None, map(_texts_of, done.values())), None)
+    while waiting and source is None:
+        job = _sharing(waiting.pop(0), root, None)
+        (done[job.name],) = have_done([job])
+        source = _texts_of(done[job.name])
+    if waiting:
+        found = have_done([_sharing(job, root, source) for job in waiting])
+        done |= dict(zip((job.name for job in waiting), found, strict=True))
+    return [done[job.name] for job in jobs]
 
 
 def stored_run(home: Path) -> Path | None:
@@ -144,75 +237,36 @@ def stored_run(home: Path) -> Path | None:
 
 def deliver(job: Job, folder: Path) -> Delivery:
     """Pack a stored run."""
-    stored = load(folder)
-    environment, cloud = (
-        stored.manifest.get("environment") or {},
-        stored.manifest.get("cloud") or {},
-    )
-    failed = stored.manifest.get("status") != "complete"
+    manifest = load(folder).manifest
+    rented = manifest.get("cloud") or {}
     return Delivery(
         job,
-        status=1 if failed else 0,
+        status=0 if _complete(folder) else 1,
         folder=str(folder),
         archive=pack(folder),
-        device=environment.get("device_name"),
-        upgraded=bool(cloud.get("upgraded")),
-        seconds=cloud.get("seconds", 0.0),
-        usd=cloud.get("usd"),
+        device=(manifest.get("environment") or {}).get("device_name"),
+        upgraded=bool(rented.get("upgraded")),
+        seconds=rented.get("seconds", 0.0),
+        usd=rented.get("usd"),
     )
-
-
-def fan_out(
-    jobs: Sequence[Job],
-    root: str | Path,
-    one: Callable[[Job], Delivery],
-    many: Callable[[Sequence[Job]], Iterable[Delivery]],
-) -> list[Delivery]:
-    """Have an audition's jobs done: the first writes the texts, all others take them from it.
-
-    Where a job fails the next one is the first; what is stored already is not done again.
-
-    Args:
-        jobs: of one launch.
-        root: the volume.
-        one: has a job done.
-        many: has jobs done side by side.
-
-    Returns:
-        As many deliveries as jobs, in their order.
-    """
-    done = {job.name: found for job in jobs if (found := delivered(job, root)) is not None}
-    waiting = [job for job in jobs if job.name not in done]
-    source = next(filter(None, map(_texts_of, done.values())), None)
-    while waiting and source is None:
-        job = _sharing(waiting.pop(0), root, None)
-        done[job.name] = one(job)
-        source = _texts_of(done[job.name])
-    names = [job.name for job in waiting]
-    found = many([_sharing(job, root, source) for job in waiting]) if waiting else ()
-    done |= dict(zip(names, found, strict=True))
-    return [done[job.name] for job in jobs]
 
 
 def failed(job: Job, error: BaseException, root: str | Path) -> Delivery:
-    """The delivery of a job that failed for good, with what it had stored.
-
-    Args:
-        job: the job.
-        error: why.
-        root: the volume.
-    """
+    """The delivery of a job that failed for good, with what it had stored on the volume."""
     folder = stored_run(job.home(root))
     delivery = Delivery(job, 1) if folder is None else deliver(job, folder)
     status = 2 if isinstance(error, UserError) else 1
     return replace(delivery, status=status, error=in_one_line(error))
 
 
+def _complete(folder: str | Path) -> bool:
+    return load(folder).manifest.get("status") == "complete"
+
+
 def _texts_of(entry: Delivery) -> str | None:
     """The folder that other jobs can take the texts from; None where some may be missing."""
-    if entry.folder is None or entry.error is None:
-        return entry.folder
-    return entry.folder if load(entry.folder).manifest.get("status") == "complete" else None
+    whole = entry.folder is not None and (entry.error is None or _complete(entry.folder))
+    return entry.folder if whole else None
 
 
 def _sharing(job: Job, root: str | Path, source: str | None) -> Job:
@@ -227,22 +281,19 @@ def _sharing(job: Job, root: str | Path, source: str | None) -> Job:
 
 
 def _prompts(job: Job, home: Path) -> list[str]:
-    """The user's prompt files, written where the door can read them."""
-    if not job.prompts:
-        return []
-    folder = home / "prompts"
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in job.prompts:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content)
-    return [f"prompts.files=[{','.join(str(folder / name) for name, _ in job.prompts)}]"]
+    """The user's prompt files, written where the command can read them."""
+    files = [home / "prompts" / name for name, _ in job.prompts]
+    for file, (_, content) in zip(files, job.prompts, strict=True):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+    return [f"prompts.files=[{','.join(map(str, files))}]"] if files else []
 
 
 def _note(folder: Path, job: Job, seconds: float) -> None:
     """Write into the manifest what was rented and what ran."""
     manifest = load(folder).manifest
-    here = manifest.get("environment") or {}
-    name, memory = here.get("device_name"), here.get("device_memory_bytes")
+    environment = manifest.get("environment") or {}
+    name, memory = environment.get("device_name"), environment.get("device_memory_bytes")
     rented = {
         "asked_gpu": job.gpu,
         "upgraded": not is_card(job.card.name, job.card.memory_gb, name, memory),
