@@ -22,7 +22,7 @@ from replay_exactness import DRAFTS, Family, family
 from rich.console import Console
 from rich.table import Table
 
-from harness.analysis.candidates import replayed
+from harness.analysis.replayed import replayed
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement.target_texts import GeneratedText, generate_texts
 from harness.records import RULES, TextTrace

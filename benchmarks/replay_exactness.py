@@ -37,7 +37,7 @@ from rich.table import Table
 from scipy.stats import ttest_rel
 
 from harness import prompts as prompt_sets
-from harness.analysis.candidates import replayed
+from harness.analysis.replayed import replayed
 from harness.config import ModelConf, PromptsConf
 from harness.decoding.ngram import NgramDrafter
 from harness.decoding.sampling import SamplingParameters

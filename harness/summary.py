@@ -139,6 +139,7 @@ ComparisonCaveatCode = Literal[
     "texts_differ_by_rounding",
     "counts_differ",
 ]
+Factor = Literal["acceptance", "slow_draft", "expensive_verify", "launch_bound_engine"]
 RuleOfThumbCode = Literal[
     "step_ratio", "parameter_share", "same_vocabulary", "suggested_k", "accepted_over_emitted"
 ]
@@ -519,9 +520,7 @@ class Explanation:
     v: float
     v_allowed: float
     speedup_at_v1: float
-    factors: tuple[
-        Literal["acceptance", "slow_draft", "expensive_verify", "launch_bound_engine"], ...
-    ] = ()
+    factors: tuple[Factor, ...] = ()
     launch_bound: bool = False
     floor_c: float | None = None
     floor_k: int | None = None

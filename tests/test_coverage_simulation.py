@@ -15,8 +15,7 @@ from workloads import (
     rows_of,
 )
 
-from harness.analysis.latency import median_draws
-from harness.analysis.predicted import latency_of
+from harness.analysis.latency import latency_of, median_draws
 
 
 def slack(share, simulations):

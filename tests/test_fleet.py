@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.fleet import card_row, is_card, placed
+from harness.analysis.fleet import card_row, placed
 from harness.analysis.priced import other_card, prices
+from harness.analysis.setup import is_card
 from harness.audition import work
 from harness.cli import compose
 from harness.commands import sweep, texts

@@ -3,7 +3,7 @@
 import csv
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from harness.analysis import analyse
-from harness.storage import load
+from harness.storage import StoredRun, load
 from harness.summary import Summary, from_json, to_json
 
 FROZEN = Path(__file__).parent / "frozen"
-RUNS = ("breakeven", "profile", "snapshot")
+RUNS = ("breakeven", "profile", "snapshot", "sweep", "sweep_replay", "audition")
 
 
 @cache
@@ -60,16 +60,22 @@ def test_results_are_those_that_were_derived_when_the_run_was_made(kind: str) ->
 
 @pytest.mark.parametrize("kind", RUNS)
 def test_verdicts_are_those_that_were_derived(kind: str) -> None:
-    keys = ("speculate", "decision", "draft", "k", "temperature", "prompt_set")
-    numbers = ("speedup", "speedup_lo", "speedup_hi")
+    keys = ("speculate", "decision", "draft", "k", "temperature", "prompt_set", "speedup")
     stored, found = expected(kind), summary(kind)
     verdicts = [*([found.verdict] if found.verdict else []), *found.per_temperature]
     verdicts += found.per_prompt_set
     entries = [*([stored["verdict"]] if stored["verdict"] else []), *stored["per_temperature"]]
     entries += stored["per_prompt_set"]
+    # A replayed sweep resampled its step times with seed 0, whatever the run's seed
+    tolerance = 1e-3 if kind == "sweep_replay" else 1e-9
     assert len(verdicts) == len(entries)
     for verdict, entry in zip(verdicts, entries, strict=True):
-        assert differences(verdict, entry, keys + numbers) == []
+        assert differences(verdict, entry, keys) == []
+        bounds = [verdict.speedup_lo, verdict.speedup_hi]
+        stored_bounds = [entry["speedup_lo"], entry["speedup_hi"]]
+        assert bounds == (
+            [None, None] if kind == "breakeven" else pytest.approx(stored_bounds, rel=tolerance)
+        )
 
 
 @pytest.mark.parametrize("kind", RUNS)
@@ -112,3 +118,92 @@ def test_a_snapshot_has_its_comparisons() -> None:
     assert len(checks) == len(stored)
     for check, entry in zip(checks, stored, strict=True):
         assert differences(check, entry, keys) == []
+
+
+def test_a_sweep_is_checked_against_replay_and_explained() -> None:
+    found, stored = summary("sweep"), expected("sweep")
+    keys = ("prompt_set", "temperature", "k", "prompts", "p_value")
+    keys += ("measured_tokens_per_round", "replayed_tokens_per_round")
+    for check, entry in zip(found.replay_checks, stored["replay_gaps"], strict=True):
+        assert differences(check, entry, keys) == []
+        assert same(check.gap_in_standard_errors, entry["gap_standard_errors"])
+    assert [check.result for check in found.text_checks].count("PASS") == 48
+    headline = stored["headline"]
+    assert found.best_cell is not None
+    assert same(found.best_cell.speedup, headline["best_cell_speedup"])
+    assert found.least_regret[0].k == headline["least_regret_k"]
+    rates = next(
+        entry.non_increasing
+        for entry in found.acceptance_by_position
+        if (entry.prompt_set, entry.temperature, entry.k) == ("all", 0.0, 4)
+    )
+    assert rates == pytest.approx(stored["acceptance_rates"], rel=1e-9)
+    explanation = found.explanation
+    assert explanation is not None
+    assert (explanation.draft, explanation.k, explanation.decision) == ("tiny_good", 4, "speculate")
+    assert f"alpha stays above {explanation.breakeven_alpha:.2f}" in stored["advice"][0]
+    assert f"would be {explanation.floor_c:.2f}" in stored["advice"][1]
+    assert [rule.met for rule in found.rules_of_thumb] == [
+        entry["met"] for entry in stored["rules_of_thumb"]
+    ]
+
+
+@pytest.mark.parametrize("kind", ["sweep", "sweep_replay"])
+def test_a_sweep_has_a_leaderboard_for_every_rule_and_temperature(kind: str) -> None:
+    boards = {(b.rule, b.temperature): b.rows[0] for b in summary(kind).leaderboards}
+    assert len(boards) == 6
+    for entry in expected(kind)["engines"]:  # at temperature 0, where all rules coincide
+        assert boards[entry["rule"], 0.0].draft == entry["draft"]
+    assert boards["exact_match", 1.0].speedup < boards["ratio", 1.0].speedup
+    rules = {answer.rule for answer in summary(kind).answers}
+    assert rules == {"ratio", "exact_match", "greedy_draft"}
+
+
+def test_an_audition_ranks_its_drafts_under_every_rule() -> None:
+    found, stored = summary("audition"), expected("audition")
+    keys = ("rank", "draft", "k", "speedup", "speedup_lo", "speedup_hi", "alpha", "alpha_lo")
+    keys += ("breakeven_alpha", "probability_best")
+    assert len(found.leaderboards) == len(stored["leaderboards"])
+    for board, entry in zip(found.leaderboards, stored["leaderboards"], strict=True):
+        assert differences(board, entry, ("rule", "temperature")) == []
+        for row, ranked in zip(board.rows, entry["rows"], strict=True):
+            assert differences(row, ranked, keys) == []
+            assert row.draft_memory_bytes == ranked["extra_memory_bytes"]
+
+
+def test_an_audition_shows_drafts_by_category_request_and_memory() -> None:
+    found, stored = summary("audition"), expected("audition")
+    keys = ("temperature", "draft", "k", "category", "accepted", "judged", "alpha", "alpha_lo")
+    for row, entry in zip(found.category_alpha, stored["category_alpha"], strict=True):
+        assert differences(row, entry, keys) == []
+    replayed = [e for e in found.acceptance_by_position if e.source == "replayed"]
+    for curve, entry in zip(replayed, stored["acceptance_by_position"], strict=True):
+        assert curve.shares == pytest.approx(entry["positions"], rel=1e-9)
+    assert found.request is not None
+    assert same(found.request.plain_p95_s, stored["request_view"]["p95_baseline_s"])
+    assert same(found.request.slower_share, stored["request_view"]["share_slower"])
+    keys = ("draft", "context_tokens_lost", "sequences_lost", "weights_bytes")
+    for row, entry in zip(found.memory, stored["memory_view"], strict=True):
+        assert differences(row, entry, keys) == []
+    for regret, entry in zip(found.least_regret, stored["least_regret"], strict=True):
+        assert differences(regret, entry, ("draft", "k", "temperature")) == []
+
+
+def interrupted(run: StoredRun, trials: int, traces: int) -> StoredRun:
+    """The run as it would be had it been stopped that early, with the step times or without."""
+    cut = replace(run, trials=run.trials[:trials], parts=(), summary=None)
+    cut.__dict__["traces"] = run.traces[:traces]
+    return cut
+
+
+@pytest.mark.parametrize("kind", ["profile", "snapshot", "sweep", "sweep_replay", "audition"])
+@pytest.mark.parametrize(("trials", "traces"), [(0, 0), (1, 0), (20, 20), (40, 40)])
+def test_a_run_that_stopped_early_is_analysed_as_far_as_it_got(
+    kind: str, trials: int, traces: int
+) -> None:
+    run = interrupted(load(FROZEN / kind), trials, traces)
+    untimed = replace(run, latency=run.latency[:0], latency_samples=run.latency_samples[:0])
+    for early in (run, untimed):
+        found = analyse(early)
+        assert from_json(to_json(found)) == found
+        assert len(found.results) <= len(summary(kind).results)

@@ -14,7 +14,7 @@ from stubs import decoded, text_of
 from transformers import Gemma2Config, MistralConfig, Qwen3NextConfig, RobertaConfig
 
 from harness import prompts as prompt_sets
-from harness.analysis.candidates import replayed
+from harness.analysis.replayed import replayed
 from harness.config import ModelConf, PromptsConf
 from harness.decoding.drafters import ModelDrafter
 from harness.decoding.ngram import NgramDrafter

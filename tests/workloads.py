@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.optimize import brentq
 
-from harness.analysis.candidates import replay_drafts
-from harness.analysis.predicted import Latency, evidence_of, latency_of
-from harness.analysis.replays import Replays
+from harness.analysis.latency import Latency, latency_of
+from harness.analysis.predicted import evidence_of, speedup_draws
+from harness.analysis.replayed import Replays, replay_drafts
 from harness.analysis.verdict import decide
 from harness.records import StepTiming, TextTrace
-from harness.stats.draws import speedup_draws
 
 KS = (1, 2, 3, 4, 5, 6, 7, 8)
 SAMPLES = 30
@@ -211,6 +210,6 @@ def decisions(replays: Replays, steps, size, workloads, *, sampled=True, seed=0)
     for index in range(workloads):
         workload = drawn(replays, rows_of(rng, replays, size))
         known = latencies(rng, steps)
-        given = known if sampled else {draft: own.times for draft, own in known.items()}
+        given = known if sampled else {draft: Latency(own.times) for draft, own in known.items()}
         found[decide(evidence_of(workload, given, seed=index), seed=index).decision] += 1
     return found

@@ -42,7 +42,7 @@ from transformers.models.auto.modeling_auto import (
     AutoModelForCausalLM,
 )
 
-from harness.analysis.candidates import replayed
+from harness.analysis.replayed import replayed
 from harness.config import ModelConf
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement.draft_scores import score_texts

@@ -18,11 +18,14 @@ def analyse(run: StoredRun) -> Summary:
     """
     # numpy, scipy and pandas are imported where they are used, so that --help does not wait
     from harness.analysis.breakeven import analyse_breakeven
+    from harness.analysis.pair import analyse_pair
     from harness.analysis.profile import analyse_profile
     from harness.analysis.setup import Setup
     from harness.analysis.text_checks import analyse_snapshot
 
     commands = {
+        "sweep": analyse_pair,
+        "audition": analyse_pair,
         "profile": analyse_profile,
         "breakeven": analyse_breakeven,
         "snapshot": analyse_snapshot,

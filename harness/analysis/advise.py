@@ -9,10 +9,11 @@ from typing import Any
 
 from harness.analysis.advice import Case, Floors, advice
 from harness.analysis.counts import acceptance_by_position, completed, latest, ratio
-from harness.analysis.engines import EngineCell, engine_cells
+from harness.analysis.leaderboard import ENGINES
+from harness.analysis.replayed import replay_drafts
 from harness.analysis.rules_of_thumb import rules_of_thumb
-from harness.records import LatencyRow, ResultRow, TextTrace, Trial, Verdict
-from harness.theory.speedup import StepTimes
+from harness.records import RULES, LatencyRow, ResultRow, Rule, TextTrace, Trial, Verdict
+from harness.theory.speedup import StepTimes, speedup_from_tokens_per_round
 
 Entry = dict[str, Any]
 
@@ -95,9 +96,16 @@ def engines(
     drafts = {trace.draft for trace in traces}
     draft = verdict.draft or (drafts.pop() if len(drafts) == 1 else None)
     if times is not None and draft is not None:
-        own = [trace for trace in traces if trace.draft == draft]
-        cells = engine_cells(own, draft, verdict.temperature, ks, times)
-        found["engines"] = [asdict(cell) for cell in _best_of_each(cells)]
+        own = [
+            trace
+            for trace in traces
+            if (trace.draft, trace.temperature) == (draft, verdict.temperature)
+        ]
+        covered = sorted(k for k in set(ks) if k > 0 and times.covers(k))
+        found["engines"] = [
+            _best_of_rule(own, draft, verdict.temperature, rule, covered, times)
+            for rule in (RULES if own and covered else ())
+        ]
     mine = [
         trial
         for trial in completed(latest(trials))
@@ -111,9 +119,34 @@ def engines(
     return found
 
 
-def _best_of_each(cells: Sequence[EngineCell]) -> list[EngineCell]:
-    rules = dict.fromkeys(cell.rule for cell in cells)
-    return [max((c for c in cells if c.rule == rule), key=lambda c: c.speedup) for rule in rules]
+def _best_of_rule(
+    traces: Sequence[TextTrace],
+    draft: str,
+    temperature: float,
+    rule: Rule,
+    ks: Sequence[int],
+    times: StepTimes,
+) -> Entry:
+    """One rule's best K, replayed on the whole workload."""
+    candidates = replay_drafts({draft: traces}, rule, ks, temperature).candidates
+    gains = {
+        name: speedup_from_tokens_per_round(
+            counts.tokens_per_round, name.k, times.c, times.v(name.k)
+        )
+        for name, counts in candidates.items()
+    }
+    best = max(gains, key=gains.__getitem__)
+    counts = candidates[best]
+    return {
+        "rule": rule,
+        "engines": ENGINES[rule],
+        "draft": draft,
+        "temperature": temperature,
+        "k": best.k,
+        "tokens_per_round": counts.tokens_per_round,
+        "alpha": ratio(float(counts.accepted.sum()), float(counts.judged.sum())),
+        "speedup": gains[best],
+    }
 
 
 def _cells(

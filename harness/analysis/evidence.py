@@ -6,7 +6,7 @@ they can be compared prompt by prompt and resampled together.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,12 @@ from harness.records import Trial
 from harness.stats.intervals import Array
 from harness.theory.speedup import StepTimes
 
-Candidate = tuple[str, int]
+
+class Candidate(NamedTuple):
+    """What a verdict chooses from: a draft at one K above 0."""
+
+    draft: str
+    k: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,9 +154,11 @@ def evidence_from_trials(
         prompt_sets=tuple(prompt_set for prompt_set, _ in names),
         baseline=Timed(sums_of[0][:, 0], sums_of[0][:, 1]),
         candidates={
-            (draft, k): Timed(sums[:, 0], sums[:, 1]) for k, sums in sums_of.items() if k > 0
+            Candidate(draft, k): Timed(sums[:, 0], sums[:, 1])
+            for k, sums in sums_of.items()
+            if k > 0
         },
-        facts={(draft, k): _facts(sums, k, times) for k, sums in sums_of.items() if k > 0},
+        facts={Candidate(draft, k): _facts(sums, k, times) for k, sums in sums_of.items() if k > 0},
     )
 
 

@@ -5,26 +5,24 @@ it got.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from harness.analysis.advise import engines, followed_up
-from harness.analysis.candidates import replay_drafts
 from harness.analysis.cells import measured_rows, theory_rows
 from harness.analysis.counts import completed, latest
-from harness.analysis.evidence import Evidence, evidence_from_trials
-from harness.analysis.latency import step_times
-from harness.analysis.paired import gap_in_standard_errors, measured_rounds, replayed_rounds
-from harness.analysis.predicted import evidence_of, latency_of
+from harness.analysis.evidence import Candidate, Evidence, evidence_from_trials
+from harness.analysis.latency import latency_of, step_times
+from harness.analysis.predicted import evidence_of, replayed_rows
 from harness.analysis.priced import prices
-from harness.analysis.replayed_rows import replayed_rows
-from harness.analysis.replays import Replays
+from harness.analysis.replayed import Replays, replay_check, replay_drafts
 from harness.analysis.synthetic import expected_tokens_per_round
-from harness.analysis.told import Number, caveats, failures, headline, not_measured
+from harness.analysis.told import Number, caveats, failures, headline, in_words, not_measured
 from harness.analysis.verdict import decide, least_regret
 from harness.commands import greedy
 from harness.commands.imposed import stored_rates
 from harness.records import (
+    Cell,
     ResultRow,
     StepTiming,
     Summary,
@@ -35,8 +33,6 @@ from harness.reporting import reading
 from harness.reporting.reading import dummies_of, synthetic
 from harness.storage import RunFolder, StoredRun, load_traces
 from harness.theory.speedup import StepTimes
-
-LARGE = 1e6
 
 
 def finish_sweep(
@@ -204,9 +200,9 @@ def _verdicts(
 ) -> tuple[Verdict, list[Verdict]]:
     """The whole workload's verdict at one temperature, then each prompt set's."""
     seed = config["seed"]
-    whole = decide(evidence, weights=config["prompts"]["weights"], seed=seed)
+    whole = in_words(decide(evidence, weights=config["prompts"]["weights"], seed=seed))
     sets = sorted(set(evidence.prompt_sets))
-    each = [decide(evidence, prompt_set=name, seed=seed) for name in sets]
+    each = [in_words(decide(evidence, prompt_set=name, seed=seed)) for name in sets]
     return greedy.trusted(whole, texts), [greedy.trusted(verdict, texts) for verdict in each]
 
 
@@ -218,36 +214,14 @@ def _gaps(
     for replay in replays:
         for name in sorted(set(replay.prompt_sets)):
             for k in replay.ks:
-                cell = [
-                    trial
-                    for trial in trials
-                    if (trial.prompt_set, trial.temperature, trial.k)
-                    == (name, replay.temperature, k)
-                ]
-                measured = measured_rounds(cell)
-                if not measured:
-                    continue
-                gap = gap_in_standard_errors(
-                    measured, replayed_rounds(replay.only([name]), draft, k)
-                )
-                entries.append(
-                    {
-                        "prompt_set": name,
-                        "temperature": replay.temperature,
-                        "k": k,
-                        "measured_tokens_per_round": gap.measured,
-                        "replayed_tokens_per_round": gap.replayed,
-                        "gap_standard_errors": _finite(gap.gap_in_standard_errors),
-                        "p_value": gap.p_value,
-                        "prompts": gap.prompts,
-                    }
-                )
+                cell = Cell(name, replay.temperature, k)
+                mine = [trial for trial in trials if trial.cell_key == cell]
+                check = replay_check(cell, mine, replay.only([name]), Candidate(draft, k))
+                if check is not None:
+                    entry = asdict(check)
+                    entry["gap_standard_errors"] = entry.pop("gap_in_standard_errors")
+                    entries.append(entry)
     return entries
-
-
-def _finite(value: float | None) -> float | None:
-    """JSON has no infinity, and an exact cell that is off must not look like an empty one."""
-    return None if value is None else max(-LARGE, min(LARGE, value))
 
 
 def _best_cell(rows: Sequence[ResultRow]) -> dict[str, Number]:

@@ -6,16 +6,12 @@ what the evidence says to serve there: the draft if speculation pays, plain deco
 or is undecided.
 """
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from harness.analysis.ranking import LeaderboardRow
+from harness.analysis.views import LeaderboardRow
 from harness.records import Decision, Rule, Verdict
 from harness.theory.cost import usd_per_million_tokens
-
-# A card's usable memory is up to some percent below the number it is sold by.
-MEMORY_TOLERANCE = 0.15
 
 
 @dataclass(frozen=True)
@@ -160,30 +156,6 @@ def draft_order(rows: Sequence[CardDraftRow]) -> list[CardDraftRow]:
         for value in temperatures
         for row in sorted((row for row in rows if row.temperature == value), key=order)
     ]
-
-
-def is_card(
-    card: str, memory_gb: float, device_name: str | None, memory_bytes: float | None
-) -> bool:
-    """Whether a device can be the card that is called so in conf/gpu.
-
-    By its name ("NVIDIA A100-SXM4-80GB" for a100_80) and, where that is known, by its memory: the
-    same name is sold with different amounts.
-
-    Args:
-        card: a name of conf/gpu, such as `a10g` or `a100_80`.
-        memory_gb: what that card has, GB.
-        device_name: what the device calls itself.
-        memory_bytes: what the device has; None if unknown.
-    """
-    wanted = card.lower().split("_")[0]
-    words = set(re.split(r"[^a-z0-9]+", (device_name or "").lower()))
-    # The A10G is sold as an A10 too, and answers to either name.
-    if not words & {wanted, wanted.removesuffix("g")}:
-        return False
-    if memory_bytes is None:
-        return True
-    return abs(memory_bytes / 1e9 / memory_gb - 1.0) <= MEMORY_TOLERANCE
 
 
 def _price(ms_per_token: float, price_per_hour: float | None) -> float | None:

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.analysis.advise import followed_up
-from harness.analysis.candidates import replay_drafts
-from harness.analysis.predicted import evidence_of
-from harness.analysis.ranking import Ranking, rank
-from harness.analysis.replayed_rows import replayed_rows
+from harness.analysis.leaderboard import Ranking, rank
+from harness.analysis.predicted import evidence_of, replayed_rows
+from harness.analysis.replayed import replay_drafts
+from harness.analysis.told import in_words
 from harness.analysis.verdict import decide
 from harness.analysis.views import Bench, Rankings, views
 from harness.records import Failure, ResultRow, Rule, Summary, Verdict
@@ -80,9 +80,10 @@ def _ranking(bench: Bench, rule: Rule, temperature: float) -> Ranking:
 
 def _verdicts(bench: Bench, ranking: Ranking) -> tuple[Verdict, list[Verdict]]:
     evidence = evidence_of(ranking.replays, bench.latency, seed=bench.seed)
-    whole = decide(evidence, weights=bench.weights, seed=bench.seed)
+    whole = in_words(decide(evidence, weights=bench.weights, seed=bench.seed))
     sets = sorted(set(evidence.prompt_sets))
-    return whole, [decide(evidence, prompt_set=name, seed=bench.seed) for name in sets]
+    each = [decide(evidence, prompt_set=name, seed=bench.seed) for name in sets]
+    return whole, [in_words(verdict) for verdict in each]
 
 
 def _headline(bench: Bench) -> dict[str, float | int | str | None]:

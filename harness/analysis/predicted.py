@@ -1,90 +1,432 @@
-"""Predicted seconds: replayed rounds times what a round costs (`harness.analysis.latency`)."""
+"""Predicted seconds: replayed rounds times what a round costs, and every number that follows.
 
-from collections.abc import Mapping
+Rows of results.csv, workload speedups with their intervals, whole requests, alpha by category.
+Counts are expectations, so they are not whole. Rates are ratios of sums over prompts; percentiles
+are over prompts, a prompt's repetitions taken together.
 
-from harness.analysis.evidence import Candidate, Evidence, Facts, Timed
-from harness.analysis.latency import Latency, break_even, latency_of, round_costs
-from harness.analysis.replays import Replays
-from harness.analysis.step_folds import SampledSteps
-from harness.records import UserError
-from harness.stats.intervals import Array
+Every candidate is judged against a target step that was timed with its own draft; where these
+differ, its seconds are scaled to the first draft's target step, so that a machine whose pace
+changed between drafts does not favour any.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from harness.analysis.counts import ratio
+from harness.analysis.evidence import Candidate, Evidence, Facts, FoldTimes, Timed
+from harness.analysis.latency import (
+    Latency,
+    LatencyDraws,
+    break_even,
+    latency_of,
+    round_costs,
+)
+from harness.analysis.replayed import Replays
+from harness.records import ResultRow, StepTiming, UserError
+from harness.stats.draws import DRAWS, PromptDraws, draw_prompts
+from harness.stats.intervals import Array, Interval
+from harness.summary import CategoryAlpha, RequestSummary
 from harness.theory.replay import Replayed
-from harness.theory.speedup import StepTimes
 
-__all__ = ["Latency", "alpha_of", "check_times", "evidence_of", "latency_of", "predicted_seconds"]
-
-
-def check_times(replays: Replays, times_by_draft: Mapping[str, StepTimes]) -> None:
-    """Check that every candidate has step times.
-
-    Raises:
-        UserError: a draft without, or a K that they do not cover.
-    """
-    for draft, k in replays.candidates:
-        if draft not in times_by_draft:
-            raise UserError(f"latency: no step times for draft {draft!r}; time it or type them in")
-        times_by_draft[draft].v(k)
+Latencies = Mapping[str, Latency]
+# Fewer samples of a step than this in a fold give a median that is worse than no hold-out at all.
+FOLD_SAMPLES = 4
+FOLD_DRAWS = 200
+PERCENTILE = 95
 
 
-def predicted_seconds(
-    replays: Replays, times_by_draft: Mapping[str, StepTimes]
-) -> Mapping[Candidate, Array]:
-    """Decode seconds of every candidate on each prompt, [n] each.
-
-    Every candidate is judged against a target step that was timed beside its own draft; where
-    these differ, its seconds are scaled to the first draft's target step, so that a machine whose
-    pace changed between drafts does not favour any.
-
-    Raises:
-        UserError: as `check_times`.
-    """
-    check_times(replays, times_by_draft)
-    reference = times_by_draft[replays.drafts[0]].target_s
-    seconds: dict[Candidate, Array] = {}
-    for (draft, k), found in replays.candidates.items():
-        times = times_by_draft[draft]
-        costs = round_costs(times, k, lookup=draft in replays.lookups)
-        seconds[draft, k] = found.proposals @ costs * (reference / times.target_s)
-    return seconds
+def alpha_of(counts: Replayed) -> float | None:
+    """Alpha over all prompts; None where nothing was judged."""
+    return counts.alpha if counts.judged.sum() > 0.0 else None
 
 
-def evidence_of(
-    replays: Replays, times_by_draft: Mapping[str, Latency | StepTimes], *, seed: int = 0
-) -> Evidence:
-    """The evidence of replayed candidates, for `verdict.decide` and `verdict.least_regret`.
+def _round_costs(name: Candidate, replays: Replays, latency: Latency) -> Array:
+    return round_costs(latency.times, name.k, lookup=name.draft in replays.lookups)
+
+
+def _check_times(replays: Replays, latencies: Latencies) -> None:
+    """Refuse a draft without step times, or a K that they do not cover."""
+    for name in replays.candidates:
+        if name.draft not in latencies:
+            raise UserError(
+                f"latency: no step times for draft {name.draft!r}; time it or type them in"
+            )
+        latencies[name.draft].times.v(name.k)
+
+
+# ---- what a verdict rests on ---------------------------------------------------------------------
+
+
+def evidence_of(replays: Replays, latencies: Latencies, *, seed: int = 0) -> Evidence:
+    """Predicted decode seconds of every candidate on each prompt.
 
     Args:
         replays: the candidates.
-        times_by_draft: of each draft; StepTimes are taken as exact, a Latency's samples are not.
-        seed: of the resampling of those.
+        latencies: of each draft; one without samples is taken as exact.
+        seed: of the resampling of the samples.
 
     Raises:
         UserError: a draft without step times, or a K that they do not cover.
     """
-    latency = {
-        draft: given if isinstance(given, Latency) else Latency(given)
-        for draft, given in times_by_draft.items()
-    }
-    times = {draft: given.times for draft, given in latency.items()}
-    seconds = predicted_seconds(replays, times)
+    _check_times(replays, latencies)
     tokens = replays.new_tokens
-    noisy = any(latency[draft].timings for draft in replays.drafts)
+    target_s = latencies[replays.drafts[0]].times.target_s
+    seconds = {
+        name: counts.proposals
+        @ _round_costs(name, replays, latencies[name.draft])
+        * (target_s / latencies[name.draft].times.target_s)
+        for name, counts in replays.candidates.items()
+    }
+    sampled = any(latencies[draft].timings for draft in replays.drafts)
     return Evidence(
         temperature=replays.temperature,
         prompts=replays.prompts,
         prompt_sets=replays.prompt_sets,
-        baseline=Timed(tokens * times[replays.drafts[0]].target_s, tokens),
-        candidates={name: Timed(own, tokens) for name, own in seconds.items()},
+        baseline=Timed(tokens * target_s, tokens),
+        candidates={name: Timed(each, tokens) for name, each in seconds.items()},
         facts={
-            (draft, k): Facts(
-                alpha_of(found), break_even(times[draft], k, lookup=draft in replays.lookups)
+            name: Facts(
+                alpha_of(counts),
+                break_even(
+                    latencies[name.draft].times, name.k, lookup=name.draft in replays.lookups
+                ),
             )
-            for (draft, k), found in replays.candidates.items()
+            for name, counts in replays.candidates.items()
         },
-        step_noise=SampledSteps(replays, latency, seed) if noisy else None,
+        step_noise=SampledSteps(replays, latencies, seed) if sampled else None,
     )
 
 
-def alpha_of(found: Replayed) -> float | None:
-    """Alpha over all prompts; None where nothing was judged."""
-    return found.alpha if found.judged.sum() > 0.0 else None
+@dataclass(frozen=True, eq=False)
+class SampledSteps:
+    """How far predicted seconds depend on which samples the steps were timed with, by fold.
+
+    The verdict chooses on some prompts and scores on others; for predicted seconds it must do the
+    same with the samples of the step times, which all prompts share. A step sampled fewer than
+    FOLD_SAMPLES times per fold is not split: then every fold is chosen and scored on all samples,
+    and the scatter alone is counted, once for all folds.
+    """
+
+    replays: Replays
+    latencies: Latencies
+    seed: int = 0
+
+    def by_fold(self, folds: int) -> Mapping[Candidate, FoldTimes]:
+        """Deal every step's samples into folds in turn, so that drift hits all folds alike.
+
+        Returns:
+            By candidate; step times without samples are left out, being taken as exact.
+        """
+        sampled = {draft: each for draft, each in self.latencies.items() if each.timings}
+        timings = [timing for each in sampled.values() for timing in each.timings]
+        split = all(len(timing.samples_s) >= folds * FOLD_SAMPLES for timing in timings)
+        drawn = [LatencyDraws(FOLD_DRAWS, self.seed + fold) for fold in range(folds)]
+        names = [name for name in self.replays.candidates if name.draft in sampled]
+        if not split:
+            return {name: self._not_split(name, drawn[0], folds) for name in names}
+        parts = {draft: _parts(each, folds) for draft, each in sampled.items()}
+        return {name: self._split(name, *parts[name.draft], drawn) for name in names}
+
+    def _not_split(self, name: Candidate, drawn: LatencyDraws, folds: int) -> FoldTimes:
+        """All samples in every fold: one error for all, which does not average out over them."""
+        costs = self._drawn(name, self.latencies[name.draft], drawn)
+        spread = float(np.log(costs).std())
+        return FoldTimes(np.ones(folds), np.ones(folds), np.full(folds, spread * np.sqrt(folds)))
+
+    def _split(
+        self,
+        name: Candidate,
+        inside: Sequence[Latency],
+        outside: Sequence[Latency],
+        drawn: Sequence[LatencyDraws],
+    ) -> FoldTimes:
+        """Each fold's samples, and the others."""
+        every = self._cost(name, self.latencies[name.draft])
+        spreads = [
+            float(np.log(self._drawn(name, part, draws)).std())
+            for part, draws in zip(inside, drawn, strict=True)
+        ]
+        return FoldTimes(
+            np.array([self._cost(name, part) for part in outside]) / every,
+            np.array([self._cost(name, part) for part in inside]) / every,
+            np.array(spreads),
+        )
+
+    def _cost(self, name: Candidate, latency: Latency) -> float:
+        """Seconds of all the candidate's rounds in target steps, at the medians."""
+        proposals = self.replays.candidates[name].proposals.sum(axis=0)
+        return float(proposals @ _round_costs(name, self.replays, latency)) / latency.times.target_s
+
+    def _drawn(self, name: Candidate, latency: Latency, drawn: LatencyDraws) -> Array:
+        """Likewise, at resampled medians, [draws]."""
+        lookup = name.draft in self.replays.lookups
+        costs = drawn.relative_costs(latency, name.k, lookup=lookup)
+        return costs @ self.replays.candidates[name].proposals.sum(axis=0)
+
+
+def _parts(latency: Latency, folds: int) -> tuple[list[Latency], list[Latency]]:
+    """The latency on each fold's samples, and on all but those."""
+
+    def part(timing: StepTiming, fold: int, *, inside: bool) -> StepTiming:
+        kept = [s for i, s in enumerate(timing.samples_s) if (i % folds == fold) == inside]
+        return replace(timing, samples_s=tuple(kept))
+
+    def latencies(*, inside: bool) -> list[Latency]:
+        return [
+            latency_of([part(timing, fold, inside=inside) for timing in latency.timings])
+            for fold in range(folds)
+        ]
+
+    return latencies(inside=True), latencies(inside=False)
+
+
+# ---- speedups with their intervals ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class SpeedupDraws:
+    """Workload speedups of every candidate, from the same resamples.
+
+    Attributes:
+        prompts: the resampled prompts.
+        joint: by candidate, [1 + draws], prompts and step times resampled; entry 0 is the estimate.
+    """
+
+    prompts: PromptDraws
+    joint: Mapping[Candidate, Array]
+
+    def point(self, name: Candidate) -> float:
+        """The speedup itself."""
+        return float(self.joint[name][0])
+
+    def interval(self, name: Candidate) -> Interval | None:
+        """Its interval."""
+        return self.prompts.interval(self.joint[name])
+
+
+def speedup_draws(
+    replays: Replays,
+    latencies: Latencies,
+    weights: Mapping[str, float] | None = None,
+    *,
+    draws: int = DRAWS,
+    seed: int = 0,
+) -> SpeedupDraws:
+    """Resample prompts and step times, and take every candidate's workload speedup.
+
+    A workload's speedup is 1 / the weighted mean over sets of seconds per token in target steps.
+    All candidates are resampled alike, so that "A beats B" is the share of resamples in which it
+    does.
+
+    Raises:
+        UserError: a draft without step times, a K that they do not cover, weights that do not fit.
+    """
+    _check_times(replays, latencies)
+    prompts = draw_prompts(replays.prompt_sets, weights, draws=draws, seed=seed)
+    steps = LatencyDraws(draws, seed)
+    joint: dict[Candidate, Array] = {}
+    for name, counts in replays.candidates.items():
+        latency, lookup = latencies[name.draft], name.draft in replays.lookups
+        medians = steps.relative_costs(Latency(latency.times), name.k, lookup=lookup)
+        resampled = steps.relative_costs(latency, name.k, lookup=lookup)
+        per_token = prompts.ratio(counts.proposals, counts.new_tokens)
+        costs = np.concatenate([medians, np.broadcast_to(resampled, (draws, name.k + 1))])
+        joint[name] = 1.0 / (per_token * costs).sum(axis=1)
+    return SpeedupDraws(prompts, joint)
+
+
+# ---- rows of results.csv -------------------------------------------------------------------------
+
+
+def replayed_rows(
+    replays: Replays, latencies: Latencies, *, model: str, draws: int = DRAWS, seed: int = 0
+) -> list[ResultRow]:
+    """One row per prompt set and candidate, `source` replayed, and a k = 0 row per prompt set.
+
+    The baseline rows use the first draft's step times.
+
+    Raises:
+        UserError: a draft without step times, or a K that they do not cover.
+    """
+    rows: list[ResultRow] = []
+    for prompt_set in sorted(set(replays.prompt_sets)):
+        part = replays.only([prompt_set])
+        gains = speedup_draws(part, latencies, draws=draws, seed=seed)
+        baseline = latencies[part.drafts[0]]
+        rows.append(_baseline_row(part, baseline, model))
+        for name in part.candidates:
+            latency = latencies[name.draft]
+            pace = baseline.times.target_s / latency.times.target_s
+            rows.append(_at_pace(_row(name, part, latency, gains, model), pace))
+    return rows
+
+
+def _at_pace(row: ResultRow, pace: float) -> ResultRow:
+    """A row's times on the machine as it was when the baseline's target step was timed."""
+
+    def scaled(value: float | None) -> float | None:
+        return None if value is None else value * pace
+
+    return replace(
+        row,
+        ms_per_token=scaled(row.ms_per_token),
+        ms_per_token_p50=scaled(row.ms_per_token_p50),
+        ms_per_token_p90=scaled(row.ms_per_token_p90),
+        tokens_per_second=None if row.tokens_per_second is None else row.tokens_per_second / pace,
+        ttft_ms=scaled(row.ttft_ms),
+    )
+
+
+def _timed(part: Replays, k: int, seconds: Array, model: str) -> ResultRow:
+    """What every row has, from decode seconds per prompt."""
+    tokens = part.new_tokens
+    prompt_ms = 1e3 * seconds / tokens
+    ms_per_token = 1e3 * float(seconds.sum() / tokens.sum())
+    return ResultRow(
+        model=model,
+        draft=None,
+        prompt_set=part.prompt_sets[0],
+        temperature=part.temperature,
+        k=k,
+        source="replayed" if k else "theory",
+        status="complete",
+        prompts=len(part.prompts),
+        new_tokens=round(float(tokens.sum())),
+        ms_per_token=ms_per_token,
+        ms_per_token_p50=float(np.percentile(prompt_ms, 50)),
+        ms_per_token_p90=float(np.percentile(prompt_ms, 90)),
+        tokens_per_second=ratio(1e3, ms_per_token),
+    )
+
+
+def _baseline_row(part: Replays, latency: Latency, model: str) -> ResultRow:
+    target_s = latency.times.target_s
+    row = _timed(part, 0, part.new_tokens * target_s, model)
+    prefill = _prefill_seconds(part, latency)
+    if prefill is not None:
+        row = replace(row, ttft_ms=1e3 * float(np.median(prefill / part.texts) + target_s))
+    return replace(row, speedup=1.0, request_speedup=1.0 if prefill is not None else None)
+
+
+def _row(
+    name: Candidate, part: Replays, latency: Latency, gains: SpeedupDraws, model: str
+) -> ResultRow:
+    counts, lookup = part.candidates[name], name.draft in part.lookups
+    seconds = counts.proposals @ _round_costs(name, part, latency)
+    bounds = gains.interval(name)
+    alphas = gains.prompts.interval(gains.prompts.pooled(counts.accepted, counts.judged))
+    accepted, drafted = float(counts.accepted.sum()), float(counts.drafted.sum())
+    row = replace(
+        _timed(part, name.k, seconds, model),
+        draft=name.draft,
+        rounds=float(counts.rounds.sum()),
+        drafted=drafted,
+        accepted=accepted,
+        rejected=float(counts.rejected.sum()),
+        acceptance_rate=ratio(accepted, drafted),
+        alpha=alpha_of(counts),
+        alpha_lo=alphas.lo if alphas else None,
+        alpha_hi=alphas.hi if alphas else None,
+        mean_acceptance_length=counts.mean_acceptance_length,
+        tokens_per_round=counts.tokens_per_round,
+        rule=part.rule,
+        speedup=gains.point(name),
+        speedup_lo=bounds.lo if bounds else None,
+        speedup_hi=bounds.hi if bounds else None,
+        breakeven_alpha=break_even(latency.times, name.k, lookup=lookup),
+    )
+    plain = _prefill_seconds(part, latency)
+    both = _prefill_seconds(part, latency, name.draft)
+    if plain is None or both is None:
+        return row
+    before = plain.sum() + part.new_tokens.sum() * latency.times.target_s
+    round_s = float(seconds.sum() / counts.rounds.sum())
+    return replace(
+        row,
+        ttft_ms=1e3 * float(np.median(both / part.texts) + round_s),
+        request_speedup=float(before / (both.sum() + seconds.sum())),
+    )
+
+
+# ---- whole requests ------------------------------------------------------------------------------
+
+
+def _prefill_seconds(replays: Replays, latency: Latency, draft: str | None = None) -> Array | None:
+    """Prefill seconds of each prompt, its repetitions added up, [n]; None where unknown.
+
+    Taken as linear in the prompt's tokens, which understates a long prompt's attention.
+
+    Args:
+        replays: whose prompt lengths.
+        latency: prefill seconds per token.
+        draft: whose prefill is added to the target's; a look-up has none.
+    """
+    if latency.target_prefill_s is None:
+        return None
+    rate = latency.target_prefill_s
+    if draft is not None and draft not in replays.lookups:
+        if latency.draft_prefill_s is None:
+            return None
+        rate += latency.draft_prefill_s
+    return replays.prompt_tokens * rate
+
+
+def request_summary(replays: Replays, name: Candidate, latency: Latency) -> RequestSummary | None:
+    """Whole requests with one candidate, prefills included: what a user waits for.
+
+    Speculation adds the draft's prefill and saves decoding, so it gains less on a request than on
+    its decoding, and may lose where the prompt is long and the answer short. None where a prefill
+    was not timed.
+    """
+    counts = replays.candidates[name]
+    plain = _prefill_seconds(replays, latency)
+    both = _prefill_seconds(replays, latency, name.draft)
+    if plain is None or both is None:
+        return None
+    before = plain + counts.new_tokens * latency.times.target_s
+    after = both + counts.proposals @ _round_costs(name, replays, latency)
+    return RequestSummary(
+        draft=name.draft,
+        k=name.k,
+        temperature=replays.temperature,
+        prompts=len(replays.prompts),
+        speedup=float(before.sum() / after.sum()),
+        plain_p95_s=float(np.percentile(before / replays.texts, PERCENTILE)),
+        speculative_p95_s=float(np.percentile(after / replays.texts, PERCENTILE)),
+        slower_share=float((after > before).mean()),
+    )
+
+
+# ---- alpha by category ---------------------------------------------------------------------------
+
+
+def category_alpha(
+    replays: Replays, k: int, *, draws: int = DRAWS, seed: int = 0
+) -> tuple[CategoryAlpha, ...]:
+    """Alpha of every draft on every category, at one K for all, since alpha drifts with K."""
+    pairs = zip(replays.categories, replays.prompt_sets, strict=True)
+    names = [category or prompt_set for category, prompt_set in pairs]
+    rows: list[CategoryAlpha] = []
+    for category in sorted(set(names)):
+        part = replays.rows([name == category for name in names])
+        prompts = draw_prompts(("",) * len(part.prompts), None, draws=draws, seed=seed)
+        for draft in part.drafts:
+            counts = part.candidates[Candidate(draft, k)]
+            bounds = prompts.interval(prompts.pooled(counts.accepted, counts.judged))
+            rows.append(
+                CategoryAlpha(
+                    temperature=part.temperature,
+                    draft=draft,
+                    k=k,
+                    category=category,
+                    prompts=len(part.prompts),
+                    accepted=float(counts.accepted.sum()),
+                    judged=float(counts.judged.sum()),
+                    alpha=alpha_of(counts),
+                    alpha_lo=bounds.lo if bounds else None,
+                    alpha_hi=bounds.hi if bounds else None,
+                )
+            )
+    return tuple(rows)

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from harness.analysis.fleet import card_row, is_card
+from harness.analysis.fleet import card_row
+from harness.analysis.setup import is_card
 from harness.records import Verdict
 from harness.storage import StoredRun
 from harness.theory.speedup import StepTimes

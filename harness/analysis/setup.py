@@ -4,16 +4,19 @@ A folder of an older version may lack keys that came later; what is missing gets
 and nowhere else.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from harness.analysis.fleet import is_card
-from harness.records import Failure, ResultRow, Rule
+from harness.records import Failure, ResultRow, Rule, Trial
 from harness.storage import StoredRun
 from harness.summary import ModelFacts, RunFacts, SamplingFacts, Status, Value
+from harness.theory.architecture import Architecture
 
 Entry = Mapping[str, Any]
+# A card's usable memory is up to some percent below the number it is sold by.
+MEMORY_TOLERANCE = 0.15
 
 
 @dataclass(frozen=True)
@@ -151,9 +154,50 @@ class Setup:
         """Of the device, US dollars; None where it is not known to be the named card."""
         return self.gpu.price_per_hour_usd if self.gpu and self.ran_on_gpu else None
 
-    def failures(self) -> tuple[Failure, ...]:
-        """Generations that did not complete, and measurements that met broken logits."""
-        latest = {trial.cell: trial for trial in self.run.trials}
+    @property
+    def memory_bytes(self) -> float | None:
+        """Of the named card, else of the device that ran; None if unknown."""
+        if self.gpu is not None:
+            return self.gpu.memory_gb * 1e9
+        environment = self.environment
+        return environment.get("device_memory_bytes") or environment.get("memory_bytes")
+
+    @property
+    def device_of_memory(self) -> str | None:
+        """Whose memory that is."""
+        return self.gpu.name if self.gpu else self.environment.get("device_name")
+
+    def described_draft(self, name: str) -> Entry:
+        """The manifest's entry of a draft; empty for one without a model."""
+        drafts = (each for role, each in self.described.items() if role != "target")
+        return next((entry for entry in drafts if entry.get("name") == name), {})
+
+    @staticmethod
+    def architecture(described: Entry) -> Architecture | None:
+        """A model's sizes from the manifest's entry; None where it does not say them all."""
+        names = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "tied")
+        if any(described.get(name) is None for name in names):
+            return None
+        return Architecture(
+            **{name: described[name] for name in names},
+            experts=described.get("experts") or 0,
+            experts_per_token=described.get("experts_per_token") or 0,
+            moe_ffn=described.get("moe_ffn") or 0,
+        )
+
+    def parameter_share(self, draft: str) -> float | None:
+        """The draft's parameters / the target's; None if unknown."""
+        share = self.described_draft(draft).get("parameters")
+        whole = (self.described.get("target") or {}).get("parameters")
+        return share / whole if share is not None and whole else None
+
+    def failures(self, trials: Sequence[Trial] | None = None) -> tuple[Failure, ...]:
+        """Generations that did not complete, and measurements that met broken logits.
+
+        Args:
+            trials: in place of the stored ones, where some were marked failed.
+        """
+        latest = {t.cell: t for t in (self.run.trials if trials is None else trials)}
         broken: Mapping[str, str] = self.run.manifest.get("not_measured") or {}
         return (
             *(
@@ -230,6 +274,30 @@ class Setup:
                 engine_reason=entry.get("engine_reason"),
                 compiled=entry.get("compiled"),
             )
+
+
+def is_card(
+    card: str, memory_gb: float, device_name: str | None, memory_bytes: float | None
+) -> bool:
+    """Whether a device can be the card that is called so in conf/gpu.
+
+    By its name ("NVIDIA A100-SXM4-80GB" for a100_80) and, where that is known, by its memory: the
+    same name is sold with different amounts.
+
+    Args:
+        card: a name of conf/gpu, such as `a10g` or `a100_80`.
+        memory_gb: what that card has, GB.
+        device_name: what the device calls itself.
+        memory_bytes: what the device has; None if unknown.
+    """
+    wanted = card.lower().split("_")[0]
+    words = set(re.split(r"[^a-z0-9]+", (device_name or "").lower()))
+    # The A10G is sold as an A10 too, and answers to either name.
+    if not words & {wanted, wanted.removesuffix("g")}:
+        return False
+    if memory_bytes is None:
+        return True
+    return abs(memory_bytes / 1e9 / memory_gb - 1.0) <= MEMORY_TOLERANCE
 
 
 def _flat(entries: Entry, prefix: str = "") -> Iterator[tuple[str, Value]]:

@@ -5,10 +5,19 @@ from typing import Any
 
 import numpy as np
 
+from harness import summary
 from harness.analysis.latency import step_times
 from harness.analysis.priced import other_card
 from harness.commands.running import NOT_MEASURED
-from harness.records import DUMMY_CAVEAT, IMPOSED_CAVEAT, Failure, ResultRow, StepTiming, Trial
+from harness.records import (
+    DUMMY_CAVEAT,
+    IMPOSED_CAVEAT,
+    Failure,
+    ResultRow,
+    StepTiming,
+    Trial,
+    Verdict,
+)
 from harness.reporting.reading import dummies_of, synthetic
 from harness.stats.intervals import MIN_PROMPTS
 from harness.storage import StoredRun
@@ -157,4 +166,59 @@ def _scatter(timings: Sequence[StepTiming]) -> str | None:
         f"{' and '.join(sorted(set(wide)))} step times scatter widely (p90 above "
         f"{NOISY_SPREAD:g} x the median): the machine was busy; trust the ratios measured on "
         "whole generations more than the prediction"
+    )
+
+
+def in_words(verdict: summary.Verdict) -> Verdict:
+    """The verdict with a sentence in place of its code."""
+    values = verdict.reason_values
+    draft = f"{values['draft']} with " if values.get("draft") else ""
+    label = f"{draft}K={values.get('k')}"
+    gain = f"{verdict.speedup or 0:.2f}x"
+    measured = f"{gain} [{verdict.speedup_lo or 0:.2f}, {verdict.speedup_hi or 0:.2f}]"
+    reason = f"the best is {label} at {measured} on held-out prompts"
+    if verdict.reason == "held_out_gain":
+        reason = f"{label} gives {measured} on held-out prompts"
+    elif verdict.reason == "held_out_loss":
+        alpha, needed = values["alpha"], values["breakeven_alpha"]
+        if isinstance(alpha, float) and isinstance(needed, float):
+            reason += (
+                f"; alpha {alpha:.2f} is below the {needed:.2f} it needs"
+                if alpha < needed
+                else f"; alpha {alpha:.2f} is not below the {needed:.2f} that the steps need, so"
+                " the loss is time outside the steps or stretches of low acceptance"
+            )
+        elif isinstance(alpha, float):
+            reason += f"; alpha is {alpha:.2f}"
+    elif verdict.reason == "interval_spans_one":
+        needed = values["prompts_needed"]
+        reason += f" of {values['prompts']}; " + (
+            f"needs about {needed:,} prompts"
+            if needed
+            else f"more than {values['most_prompts']:,} prompts would be needed to tell it from 1"
+        )
+    elif verdict.reason == "too_few_prompts":
+        reason = (
+            f"{values['prompts']} prompts, and below {values['needed']} there is no interval;"
+            f" the best so far is {label} at {gain}, not held out"
+        )
+    elif verdict.reason == "too_few_in_set":
+        reason = (
+            f"prompt set {values['prompt_set']!r} needs at least {values['needed']} prompts that"
+            f" differ; the best so far is {label} at {gain}, not held out"
+        )
+    elif verdict.reason == "no_complete_prompt":
+        name = values["prompt_set"]
+        what = f"prompt set {name!r} has no prompt" if name else "no prompt is"
+        reason = f"{what} complete in every cell"
+    return Verdict(
+        verdict.decision,
+        verdict.draft,
+        verdict.k,
+        verdict.temperature,
+        verdict.prompt_set,
+        verdict.speedup,
+        verdict.speedup_lo,
+        verdict.speedup_hi,
+        reason,
     )

@@ -14,15 +14,15 @@ The draft and K that are named are the best on all prompts.
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
-from harness.analysis.evidence import Candidate, Evidence, Facts, Timed, evidence_from_trials
-from harness.records import Decision, Verdict
+from harness.analysis.evidence import Candidate, Evidence, Facts
+from harness.records import Decision
 from harness.stats.crossfit import Held, cross_fit, workload_of
 from harness.stats.intervals import MIN_PROMPTS, MIN_SET
-
-__all__ = ["Evidence", "Facts", "Timed", "decide", "evidence_from_trials", "least_regret"]
+from harness.summary import Value, Verdict, VerdictReason
 
 FOLDS = 4
 MAX_PROMPTS = 10_000
@@ -53,30 +53,53 @@ def decide(
     """
     if prompt_set != "all":
         evidence, weights = evidence.only([prompt_set]), None
+    undecided = Verdict(
+        decision="undecided",
+        speculate=False,
+        draft=None,
+        k=0,
+        temperature=evidence.temperature,
+        prompt_set=prompt_set,
+        speedup=None,
+        speedup_lo=None,
+        speedup_hi=None,
+        reason="no_complete_prompt",
+        reason_values={"prompt_set": None},
+    )
     asked = [name for name, weight in (weights or {}).items() if weight > 0]
     unseen = [name for name in asked if name not in evidence.prompt_sets]
     if unseen or not evidence.prompts or not evidence.candidates:
-        what = f"prompt set {unseen[0]!r} has no prompt" if unseen else "no prompt is"
-        reason = f"{what} complete in every cell"
-        return Verdict(
-            "undecided", None, 0, evidence.temperature, prompt_set, None, None, None, reason
-        )
+        return replace(undecided, reason_values={"prompt_set": next(iter(unseen), None)})
     workload = workload_of(evidence, weights)
     plain = workload.plain()
     best = workload.candidates[int(np.argmax(plain))]
+    several = len({name.draft for name in evidence.candidates}) > 1
+    named: dict[str, Value] = {"draft": best.draft if several else None, "k": best.k}
     held = cross_fit(workload, folds, seed)
     if held is None:
-        reason = (
-            f"{_too_few(workload.strata)}; the best so far is {_label(best, evidence)} at"
-            f" {plain.max():.2f}x, not held out"
+        reason, values = _too_few(workload.strata)
+        return replace(
+            undecided,
+            draft=best.draft,
+            k=best.k,
+            speedup=float(plain.max()),
+            reason=reason,
+            reason_values={**named, **values},
         )
-        speedup, lo, hi, decision = float(plain.max()), None, None, "undecided"
-    else:
-        decision = _decision(held)
-        reason = _reason(decision, held, len(workload.strata), best, evidence)
-        speedup, (lo, hi) = held.speedup, held.interval
-    draft, k = (None, 0) if decision == "does_not_pay" else best
-    return Verdict(decision, draft, k, evidence.temperature, prompt_set, speedup, lo, hi, reason)
+    decision = _decision(held)
+    reason, values = _reason(decision, held, len(workload.strata), evidence.facts.get(best))
+    return replace(
+        undecided,
+        decision=decision,
+        speculate=decision == "speculate",
+        draft=None if decision == "does_not_pay" else best.draft,
+        k=0 if decision == "does_not_pay" else best.k,
+        speedup=held.speedup,
+        speedup_lo=held.interval.lo,
+        speedup_hi=held.interval.hi,
+        reason=reason,
+        reason_values={**named, **values},
+    )
 
 
 def _decision(held: Held) -> Decision:
@@ -87,58 +110,41 @@ def _decision(held: Held) -> Decision:
     return "undecided"
 
 
-def _too_few(strata: tuple[str, ...]) -> str:
+def _too_few(strata: tuple[str, ...]) -> tuple[VerdictReason, dict[str, Value]]:
     """Why there is no interval."""
     if len(strata) < MIN_PROMPTS:
-        return f"{len(strata)} prompts, and below {MIN_PROMPTS} there is no interval"
+        return "too_few_prompts", {"prompts": len(strata), "needed": MIN_PROMPTS}
     small = next((name for name in strata if strata.count(name) < MIN_SET), strata[0])
-    return f"prompt set {small!r} needs at least {MIN_SET} prompts that differ"
+    return "too_few_in_set", {"prompt_set": small, "needed": MIN_SET}
 
 
-def _label(best: Candidate, evidence: Evidence) -> str:
-    """The candidate in words; its draft only where there are several."""
-    draft, k = best
-    several = len({draft for draft, _ in evidence.candidates}) > 1
-    return f"{draft} with K={k}" if several else f"K={k}"
-
-
-def _reason(decision: Decision, held: Held, n: int, best: Candidate, evidence: Evidence) -> str:
-    """One sentence with the numbers that the decision rests on."""
-    label = _label(best, evidence)
-    measured = f"{held.speedup:.2f}x [{held.interval.lo:.2f}, {held.interval.hi:.2f}]"
+def _reason(
+    decision: Decision, held: Held, prompts: int, facts: Facts | None
+) -> tuple[VerdictReason, dict[str, Value]]:
+    """The code of a held-out verdict, and the numbers that it rests on."""
     if decision == "speculate":
-        return f"{label} gives {measured} on held-out prompts"
+        return "held_out_gain", {}
     if decision == "does_not_pay":
-        return f"the best is {label} at {measured} on held-out prompts{_why(best, evidence)}"
-    return f"the best is {label} at {measured} on held-out prompts of {n}; {_needed(held, n)}"
+        facts = facts or Facts(None, None)
+        return "held_out_loss", {"alpha": facts.alpha, "breakeven_alpha": facts.breakeven_alpha}
+    return "interval_spans_one", {
+        "prompts": prompts,
+        "prompts_needed": _needed(held, prompts),
+        "most_prompts": MAX_PROMPTS,
+    }
 
 
-def _why(best: Candidate, evidence: Evidence) -> str:
-    """How the candidate's alpha stands to the one its step times ask for."""
-    facts = evidence.facts.get(best)
-    if facts is None or facts.alpha is None:
-        return ""
-    if facts.breakeven_alpha is None:
-        return f"; alpha is {facts.alpha:.2f}"
-    if facts.alpha < facts.breakeven_alpha:
-        return f"; alpha {facts.alpha:.2f} is below the {facts.breakeven_alpha:.2f} it needs"
-    return (
-        f"; alpha {facts.alpha:.2f} is not below the {facts.breakeven_alpha:.2f} that the steps"
-        " need, so the loss is time outside the steps or stretches of low acceptance"
-    )
-
-
-def _needed(held: Held, n: int) -> str:
+def _needed(held: Held, prompts: int) -> int | None:
     """About how many prompts would put 1 outside the interval, were the speedup as seen.
 
-    The half width of the log speedup's interval shrinks with the square root of n.
+    The half width of the log speedup's interval shrinks with the square root of the number of
+    prompts. None for more than MAX_PROMPTS.
     """
     half_width = math.log(held.interval.hi / held.interval.lo) / 2.0
     distance = abs(math.log(held.speedup))
-    if half_width >= distance * math.sqrt(MAX_PROMPTS / n):
-        return f"more than {MAX_PROMPTS:,} prompts would be needed to tell it from 1"
-    needed = max(n + 1, math.ceil(n * (half_width / distance) ** 2))
-    return f"needs about {needed:,} prompts"
+    if half_width >= distance * math.sqrt(MAX_PROMPTS / prompts):
+        return None
+    return max(prompts + 1, math.ceil(prompts * (half_width / distance) ** 2))
 
 
 def least_regret(evidences: Mapping[str, Evidence]) -> tuple[str | None, int]:

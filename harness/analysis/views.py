@@ -4,14 +4,12 @@ Plain containers, as they go into summary.json.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from harness.analysis.candidates import ENGINES
-from harness.analysis.predicted import Latency, evidence_of
-from harness.analysis.ranking import LeaderboardRow, Ranking
-from harness.analysis.replayed_rows import category_alpha
-from harness.analysis.requests import request_view
+from harness.analysis.latency import Latency
+from harness.analysis.leaderboard import ENGINES, Ranking
+from harness.analysis.predicted import category_alpha, evidence_of, request_summary
 from harness.analysis.verdict import least_regret
 from harness.records import Rule, TextTrace
 from harness.theory.architecture import Architecture
@@ -20,6 +18,26 @@ from harness.theory.planning import memory_view
 
 Traces = Mapping[str, Sequence[TextTrace]]
 Rankings = Mapping[tuple[Rule, float], Ranking]
+
+
+@dataclass(frozen=True)
+class LeaderboardRow:
+    """A leaderboard's row as summary.json holds it."""
+
+    rank: int
+    draft: str | None
+    k: int
+    rule: Rule
+    temperature: float
+    speedup: float
+    speedup_lo: float | None = None
+    speedup_hi: float | None = None
+    alpha: float | None = None
+    alpha_lo: float | None = None
+    alpha_hi: float | None = None
+    breakeven_alpha: float | None = None
+    draft_step_ms: float | None = None
+    probability_best: float | None = None
 
 
 @dataclass(frozen=True)
@@ -68,19 +86,19 @@ def views(bench: Bench, rankings: Rankings, own: Sequence[Ranking]) -> dict[str,
     return {
         "leaderboards": [_leaderboard(bench, *key, rankings[key]) for key in rankings],
         "category_alpha": [
-            asdict(row)
+            {**asdict(row), "rule": bench.rule}
             for ranking in own
             for row in category_alpha(ranking.replays, _common_k(bench.ks), seed=bench.seed)
         ],
         "acceptance_by_position": [
             {
-                "draft": draft,
+                "draft": name.draft,
                 "temperature": ranking.replays.temperature,
-                "k": k,
-                "positions": list(ranking.replays.candidates[draft, k].acceptance_by_position),
+                "k": name.k,
+                "positions": list(ranking.replays.candidates[name].acceptance_by_position),
             }
             for ranking in own
-            for draft, k in ranking.best
+            for name in ranking.best
         ],
         "request_view": _request_view(bench, own[0]),
         "least_regret": [
@@ -103,7 +121,22 @@ def _leaderboard(bench: Bench, rule: Rule, temperature: float, ranking: Ranking)
         "rule": rule,
         "engines": list(ENGINES[rule]),
         "temperature": temperature,
-        "rows": [_priced(bench, row) for row in ranking.rows],
+        "rows": [
+            _priced(
+                bench,
+                LeaderboardRow(
+                    rule=rule,
+                    temperature=temperature,
+                    draft_step_ms=None if row.draft_step_s is None else row.draft_step_s * 1e3,
+                    **{
+                        field.name: getattr(row, field.name)
+                        for field in fields(LeaderboardRow)
+                        if field.name not in ("rule", "temperature", "draft_step_ms")
+                    },
+                ),
+            )
+            for row in ranking.leaderboard.rows
+        ],
     }
 
 
@@ -132,11 +165,18 @@ def _request_view(bench: Bench, ranking: Ranking) -> dict[str, Any] | None:
     name = next(iter(ranking.best), None)
     if name is None:
         return None
-    latency = bench.latency[name[0]]
-    lookup = name[0] in ranking.replays.lookups
-    if latency.target_prefill_s is None or (latency.draft_prefill_s is None and not lookup):
+    view = request_summary(ranking.replays, name, bench.latency[name.draft])
+    if view is None:
         return None
-    return asdict(request_view(ranking.replays, name, latency))
+    return {
+        "draft": view.draft,
+        "k": view.k,
+        "temperature": view.temperature,
+        "request_speedup": view.speedup,
+        "p95_baseline_s": view.plain_p95_s,
+        "p95_speculative_s": view.speculative_p95_s,
+        "share_slower": view.slower_share,
+    }
 
 
 def _memory(bench: Bench) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness.analysis.fleet import is_card
+from harness.analysis.setup import is_card
 from harness.cli import compose
 from harness.cloud.jobs import Job, plan_jobs
 from harness.commands.outcome import Outcome

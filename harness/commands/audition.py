@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from harness import prompts as prompt_sets
-from harness.analysis.fleet import is_card
 from harness.analysis.judge import Bench, judge
-from harness.analysis.predicted import Latency
+from harness.analysis.latency import Latency
+from harness.analysis.setup import is_card
 from harness.analysis.told import EMBEDDED_CAVEAT, fallbacks, generation_caveat
 from harness.commands.outcome import Outcome
 from harness.commands.plan import print_audition_plan

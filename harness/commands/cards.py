@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 
 from omegaconf import OmegaConf
 
-from harness.analysis.predicted import Latency
+from harness.analysis.latency import Latency
 from harness.analysis.views import Bench
 from harness.commands.audition import Taken, bench_of
 from harness.commands.sources import by_draft, latencies

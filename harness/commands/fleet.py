@@ -14,7 +14,7 @@ from typing import Any
 from harness.analysis.fleet import CardRow, card_draft_rows, card_row, draft_order, placed
 from harness.analysis.judge import judge
 from harness.analysis.latency import latency_rows
-from harness.analysis.ranking import LeaderboardRow
+from harness.analysis.views import LeaderboardRow
 from harness.commands.audition import caveats_of
 from harness.commands.cards import Card, open_cards
 from harness.commands.outcome import Outcome

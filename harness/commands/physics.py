@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from harness.analysis.fleet import is_card
 from harness.analysis.latency import latency_rows, merged
+from harness.analysis.setup import is_card
 from harness.commands import execute
 from harness.commands.pair import Pair, longest_generation
 from harness.commands.progress import progress

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness import prompts as prompt_sets
-from harness.analysis.predicted import Latency, latency_of
+from harness.analysis.latency import Latency, latency_of
 from harness.commands.greedy import distrusted
 from harness.config import AuditionConfig, DecodeConf
 from harness.records import NGRAM, StepTiming, TextTrace, Trial, UserError

@@ -7,7 +7,7 @@ there is anything to serve, under which names, and what the run knows of every r
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from harness.analysis.candidates import ENGINES
+from harness.analysis.leaderboard import ENGINES
 from harness.config import split_draft
 from harness.records import NGRAM
 from harness.reporting import engine_lines as lines

@@ -15,10 +15,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.analysis.evidence import Candidate
-from harness.analysis.latency import Latency, LatencyDraws
-from harness.analysis.predicted import check_times
-from harness.analysis.replays import Replays
 from harness.stats.intervals import (
     MIN_PROMPTS,
     MIN_SET,
@@ -108,65 +104,3 @@ def draw_prompts(
     enough = sum(sizes) >= MIN_PROMPTS and min(sizes) >= MIN_SET
     level = expanded_level(sum(sizes), len(sizes)) if enough else None
     return PromptDraws(tuple(parts), shares, level)
-
-
-@dataclass(frozen=True, eq=False)
-class SpeedupDraws:
-    """Workload speedups of every candidate, from the same resamples.
-
-    Attributes:
-        prompts: the resampled prompts.
-        joint: by candidate, [1 + draws], prompts and step times resampled; entry 0 is the estimate.
-        prompts_only: likewise with the step times held at their medians.
-    """
-
-    prompts: PromptDraws
-    joint: Mapping[Candidate, Array]
-    prompts_only: Mapping[Candidate, Array]
-
-    def point(self, name: Candidate) -> float:
-        """The speedup itself."""
-        return float(self.joint[name][0])
-
-    def interval(self, name: Candidate) -> Interval | None:
-        """Its interval."""
-        return self.prompts.interval(self.joint[name])
-
-
-def speedup_draws(
-    replays: Replays,
-    latency_by_draft: Mapping[str, Latency],
-    weights: Mapping[str, float] | None = None,
-    *,
-    draws: int = DRAWS,
-    seed: int = 0,
-) -> SpeedupDraws:
-    """Resample prompts and step times, and take every candidate's workload speedup.
-
-    A workload's speedup is 1 / the weighted mean over sets of seconds per token in target steps.
-
-    Args:
-        replays: the candidates.
-        latency_by_draft: of each draft.
-        weights: of the prompt sets, equal if None.
-        draws: resamples.
-        seed: of the resampling.
-
-    Raises:
-        UserError: a draft without step times, a K that they do not cover, weights that do not fit.
-    """
-    check_times(replays, {draft: latency.times for draft, latency in latency_by_draft.items()})
-    prompts = draw_prompts(replays.prompt_sets, weights, draws=draws, seed=seed)
-    steps = LatencyDraws(draws, seed)
-    joint: dict[Candidate, Array] = {}
-    alone: dict[Candidate, Array] = {}
-    for (draft, k), found in replays.candidates.items():
-        latency, lookup = latency_by_draft[draft], draft in replays.lookups
-        exact = Latency(latency.times)
-        medians = steps.relative_costs(exact, k, lookup=lookup)
-        resampled = steps.relative_costs(latency, k, lookup=lookup)
-        per_token = prompts.ratio(found.proposals, found.new_tokens)
-        costs = np.concatenate([medians, np.broadcast_to(resampled, (draws, k + 1))])
-        joint[draft, k] = 1.0 / (per_token * costs).sum(axis=1)
-        alone[draft, k] = 1.0 / (per_token @ medians[0])
-    return SpeedupDraws(prompts, joint, alone)

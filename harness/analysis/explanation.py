@@ -1,0 +1,263 @@
+"""Why a verdict is what it is, and what would change it: counterfactuals, one factor at a time.
+
+speedup = tokens_per_round / (K c + v(K)), so speculation loses because too little is accepted, the
+draft is too slow (c), the verify too expensive (v), or because steps are not the models' own time
+at all: a step that is bound by launches makes c a property of the engine. Each factor is set to
+what it would have to be, or could be, with the others left as they were measured. A break-even
+alpha is compared with alpha alone, never with an acceptance_rate at K > 1.
+
+The rules of thumb are a Rust engine's documentation (draft five, better ten times as fast; 5 to
+20 % of the parameters; same vocabulary; K = 2 at low acceptance, 4 by default, 8 above 75 %, 16
+above 85 %; a warning under 40 %). That warning counts accepted / emitted, a third rate besides
+acceptance_rate and alpha (harness/reporting/metrics.md). They are shown, never obeyed.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from harness.analysis.counts import ratio
+from harness.records import Decision, LatencyRow, ResultRow
+from harness.summary import Explanation, Factor, RuleOfThumb, Verdict
+from harness.theory.acceptance import accepted_over_emitted
+from harness.theory.roofline import LAUNCH_BOUND_MBU
+from harness.theory.speedup import StepTimes, break_even_alpha, speedup_from_tokens_per_round
+
+# The rule of thumb of the engines' own documents: a draft five times as fast as its target
+SLOW_DRAFT = 0.2
+LEAST_STEP_RATIO, IDEAL_STEP_RATIO = 5.0, 10.0
+PARAMETER_SHARE = (0.05, 0.20)
+WARNING = 0.40
+# acceptance_rate from which on a K is suggested; below WARNING it is 2
+SUGGESTED_K = ((0.85, 16), (0.75, 8), (WARNING, 4))
+
+
+@dataclass(frozen=True)
+class CellOfK:
+    """One draft at one K, all its prompt sets together."""
+
+    tokens: float
+    rounds: float
+    drafted: float
+    accepted: float
+    rejected: float
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Ratio of sums."""
+        return self.tokens / self.rounds
+
+    @property
+    def alpha(self) -> float | None:
+        """None where nothing was judged."""
+        return ratio(self.accepted, self.accepted + self.rejected)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What an explanation is made from: a verdict's draft on the verdict's workload.
+
+    Attributes:
+        k: the K chosen, or the best-looking one where none pays.
+        cells: by K, measured where there are measured ones, else replayed; holds `k`.
+        floors: memory floors of the draft's and the target's step, seconds; None if unknown.
+    """
+
+    draft: str
+    k: int
+    cells: Mapping[int, CellOfK]
+    times: StepTimes
+    floors: tuple[float, float] | None = None
+
+
+def case_of(
+    verdict: Verdict,
+    draft: str,
+    rows: Sequence[ResultRow],
+    times: StepTimes,
+    latency: Sequence[LatencyRow] = (),
+) -> Case | None:
+    """The case of a verdict; None where nothing was accepted or rejected.
+
+    Args:
+        verdict: of the run, at the temperature that is explained.
+        draft: the verdict's, or the best-looking one where it names none.
+        rows: of results.csv.
+        times: step times of this draft.
+        latency: rows of latency.csv, with floors where known.
+    """
+    cells = _cells(verdict, draft, rows, times)
+    if not cells:
+        return None
+
+    def seconds_per_token(k: int) -> float:
+        return times.round_s(k) / cells[k].tokens_per_round
+
+    k = verdict.k if verdict.k in cells else min(cells, key=seconds_per_token)
+    if cells[k].alpha is None:
+        return None
+    return Case(draft, k, cells, times, _floors(latency, draft))
+
+
+def _cells(
+    verdict: Verdict, draft: str, rows: Sequence[ResultRow], times: StepTimes
+) -> dict[int, CellOfK]:
+    for source in ("measured", "replayed"):
+        by_k: dict[int, list[ResultRow]] = {}
+        for row in rows:
+            if (
+                row.k > 0
+                and row.draft == draft
+                and row.source == source
+                and row.temperature == verdict.temperature
+                and row.rounds
+                and times.covers(row.k)
+                and verdict.prompt_set in ("all", row.prompt_set)
+            ):
+                by_k.setdefault(row.k, []).append(row)
+        if by_k:
+            return {
+                k: CellOfK(
+                    tokens=float(sum(row.new_tokens or 0 for row in each)),
+                    rounds=float(sum(row.rounds or 0 for row in each)),
+                    drafted=float(sum(row.drafted or 0 for row in each)),
+                    accepted=float(sum(row.accepted or 0 for row in each)),
+                    rejected=float(sum(row.rejected or 0 for row in each)),
+                )
+                for k, each in by_k.items()
+            }
+    return {}
+
+
+def _floors(latency: Sequence[LatencyRow], draft: str) -> tuple[float, float] | None:
+    """Floors of the two steps at the context and batch that the step times are of."""
+    steps = [row for row in latency if row.kind == "step" and row.batch == 1 and row.floor_ms]
+    target = next((row.floor_ms for row in steps if row.role == "target"), None)
+    own = next((row.floor_ms for row in steps if row.role == "draft" and row.model == draft), None)
+    return (own / 1e3, target / 1e3) if own and target else None
+
+
+def explain(case: Case, decision: Decision, temperature: float) -> Explanation:
+    """The counterfactuals of a case."""
+    k, times = case.k, case.times
+    c, v, tokens = times.c, times.v(k), case.cells[k].tokens_per_round
+    alpha = case.cells[k].alpha
+    assert alpha is not None  # of `case_of`
+    explanation = Explanation(
+        draft=case.draft,
+        k=k,
+        temperature=temperature,
+        decision=decision,
+        speedup=speedup_from_tokens_per_round(tokens, k, c, v),
+        alpha=alpha,
+        breakeven_alpha=break_even_alpha(k, c, v),
+        ceiling=speedup_from_tokens_per_round(k + 1.0, k, c, v),
+        c=c,
+        c_allowed=(tokens - v) / k,
+        v=v,
+        v_allowed=tokens - k * c,
+        speedup_at_v1=speedup_from_tokens_per_round(tokens, k, c),
+    )
+    return _with_factors(_with_floors(explanation, case))
+
+
+def _with_floors(explanation: Explanation, case: Case) -> Explanation:
+    """What both steps at their memory floors, and v = 1, would give at the best K."""
+    if case.floors is None:
+        return explanation
+    draft_s, target_s = case.floors
+    gains = {
+        k: speedup_from_tokens_per_round(cell.tokens_per_round, k, draft_s / target_s)
+        for k, cell in case.cells.items()
+    }
+    best = max(gains, key=gains.__getitem__)
+    shares = draft_s / case.times.draft_s, target_s / case.times.target_s
+    return replace(
+        explanation,
+        launch_bound=min(shares) < LAUNCH_BOUND_MBU,
+        floor_c=draft_s / target_s,
+        floor_k=best,
+        floor_speedup=gains[best],
+        draft_floor_share=shares[0],
+        target_floor_share=shares[1],
+    )
+
+
+def _with_factors(explanation: Explanation) -> Explanation:
+    """What alone would turn a loss into a gain, the most telling first; none if it gains.
+
+    An engine that is bound by launches comes first, since c and v are then not the models'. Then a
+    verify at the price of a step, then the draft and the acceptance, of which one is as good as the
+    other on paper: the draft is named if it is more than a fifth of the target's step.
+    """
+    if explanation.speedup > 1:
+        return explanation
+    candidates: tuple[tuple[Factor, bool], ...] = (
+        ("launch_bound_engine", explanation.launch_bound and (explanation.floor_speedup or 0) > 1),
+        ("expensive_verify", explanation.speedup_at_v1 > 1),
+        ("slow_draft", explanation.c_allowed > 0 and explanation.c > SLOW_DRAFT),
+        ("acceptance", explanation.breakeven_alpha is not None),
+    )
+    return replace(explanation, factors=tuple(name for name, holds in candidates if holds))
+
+
+def suggested_k(acceptance_rate: float) -> int:
+    """The K that the rule names for this acceptance_rate."""
+    return next((k for bound, k in SUGGESTED_K if acceptance_rate >= bound), 2)
+
+
+def rules_of_thumb(
+    explanation: Explanation,
+    case: Case,
+    *,
+    verdict_k: int | None,
+    parameter_share: float | None,
+    same_vocabulary: bool | None,
+) -> Iterator[RuleOfThumb]:
+    """Every rule that the numbers can be held against.
+
+    Args:
+        explanation, case: of the verdict.
+        verdict_k: the verdict's K; 0 is not to speculate, None is undecided.
+        parameter_share: draft's parameters / target's.
+        same_vocabulary: None where tokenizers were not compared (dummy weights).
+    """
+    k, cell = case.k, case.cells[case.k]
+    step_ratio, needed = 1.0 / explanation.c, explanation.breakeven_alpha
+    yield RuleOfThumb(
+        "step_ratio",
+        step_ratio >= LEAST_STEP_RATIO,
+        step_ratio,
+        {"least": LEAST_STEP_RATIO, "ideal": IDEAL_STEP_RATIO, "k": k, "breakeven_alpha": needed},
+    )
+    if parameter_share is not None:
+        least, most = PARAMETER_SHARE
+        yield RuleOfThumb(
+            "parameter_share",
+            least <= parameter_share <= most,
+            parameter_share,
+            {"least": least, "most": most, "step_share": explanation.c},
+        )
+    yield RuleOfThumb("same_vocabulary", same_vocabulary, None)
+    acceptance_rate = ratio(cell.accepted, cell.drafted)
+    if acceptance_rate is not None:
+        suggested = suggested_k(acceptance_rate)
+        yield RuleOfThumb(
+            "suggested_k",
+            None if verdict_k is None else suggested == verdict_k,
+            acceptance_rate,
+            {"k": k, "suggested_k": suggested, "verdict_k": verdict_k},
+        )
+    if cell.tokens_per_round >= 1:
+        share = accepted_over_emitted(cell.tokens_per_round)
+        yield RuleOfThumb(
+            "accepted_over_emitted",
+            share >= WARNING,
+            share,
+            {
+                "least": WARNING,
+                "k": k,
+                "alpha": explanation.alpha,
+                "breakeven_alpha": needed,
+                "speedup": explanation.speedup,
+            },
+        )

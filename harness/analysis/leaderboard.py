@@ -1,0 +1,178 @@
+"""The leaderboard: every draft at its best K, and not speculating, in order of predicted speedup.
+
+The best K is chosen on the prompts it is shown for, so a row's speedup is a little optimistic; the
+verdict (`harness.analysis.verdict`) is the number without that optimism. Intervals resample prompts
+and step times, and are paired between drafts (`harness.analysis.predicted`).
+
+The acceptance rule belongs to the engine that will serve, so there is one leaderboard per rule.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from harness.analysis.evidence import Candidate
+from harness.analysis.latency import break_even
+from harness.analysis.predicted import Latencies, SpeedupDraws, alpha_of, speedup_draws
+from harness.analysis.replayed import Replays
+from harness.analysis.setup import Setup
+from harness.records import Rule
+from harness.stats.draws import DRAWS
+from harness.summary import DraftMemory, Leaderboard, LeaderboardRow
+from harness.theory.architecture import Architecture
+from harness.theory.cost import usd_per_million_tokens
+from harness.theory.planning import memory_view
+
+# Which engine accepts by which rule
+ENGINES: Mapping[Rule, tuple[str, ...]] = {
+    "ratio": ("transformers", "vLLM with draft_sample_method=probabilistic"),
+    "greedy_draft": ("vLLM (default)", "SGLang STANDALONE at topk 1", "llama.cpp"),
+    "exact_match": ("mlx-lm",),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Ranking:
+    """A leaderboard with the replays that it ranks.
+
+    Attributes:
+        best: each draft at its best K, fastest first.
+    """
+
+    replays: Replays
+    leaderboard: Leaderboard
+
+    @property
+    def best(self) -> tuple[Candidate, ...]:
+        """Each draft at its best K, fastest first."""
+        rows = self.leaderboard.rows
+        return tuple(Candidate(row.draft, row.k) for row in rows if row.draft is not None)
+
+
+def rank(
+    replays: Replays,
+    latencies: Latencies,
+    weights: Mapping[str, float] | None = None,
+    *,
+    draws: int = DRAWS,
+    seed: int = 0,
+) -> Ranking:
+    """The leaderboard of one rule and temperature, "do not speculate" among its rows.
+
+    Args:
+        replays: the candidates.
+        latencies: of each draft with the target.
+        weights: of the prompt sets, equal if None.
+        draws: resamples.
+        seed: of the resampling.
+
+    Raises:
+        UserError: as `speedup_draws`.
+    """
+    gains = speedup_draws(replays, latencies, weights, draws=draws, seed=seed)
+    best = [
+        max(
+            (name for name in replays.candidates if name.draft == draft),
+            key=lambda name: (gains.point(name), -name.k),
+        )
+        for draft in replays.drafts
+    ]
+    rows = [_row(name, replays, latencies, gains) for name in best]
+    rows.append(LeaderboardRow(rank=0, draft=None, k=0, speedup=1.0))
+    chances = _chances_best(best, gains)
+    rows = [replace(row, probability_best=p) for row, p in zip(rows, chances, strict=True)]
+    # On a tie plain decoding comes first.
+    rows.sort(key=lambda row: (-row.speedup, row.draft is not None))
+    ranked = tuple(replace(row, rank=place) for place, row in enumerate(rows, start=1))
+    board = Leaderboard(replays.rule, replays.temperature, ENGINES[replays.rule], ranked)
+    return Ranking(replays, board)
+
+
+def _chances_best(best: Sequence[Candidate], gains: SpeedupDraws) -> list[float | None]:
+    """For each draft's best K, then plain decoding: the share of resamples that it wins."""
+    if gains.prompts.level is None:
+        return [None] * (len(best) + 1)
+    speedups = [gains.joint[name][1:] for name in best]
+    table = np.stack([*speedups, np.ones_like(speedups[0])])
+    # Plain decoding, the last row, wins a tie, and so costs nothing to prefer.
+    winners = len(best) - np.argmax(table[::-1], axis=0)
+    return [float((winners == row).mean()) for row in range(len(best) + 1)]
+
+
+def _row(
+    name: Candidate, replays: Replays, latencies: Latencies, gains: SpeedupDraws
+) -> LeaderboardRow:
+    """One draft's row, not yet ranked."""
+    counts, interval = replays.candidates[name], gains.interval(name)
+    times = latencies[name.draft].times
+    alphas = gains.prompts.interval(gains.prompts.pooled(counts.accepted, counts.judged))
+    return LeaderboardRow(
+        rank=0,
+        draft=name.draft,
+        k=name.k,
+        speedup=gains.point(name),
+        speedup_lo=interval.lo if interval else None,
+        speedup_hi=interval.hi if interval else None,
+        tokens_per_round=counts.tokens_per_round,
+        alpha=alpha_of(counts),
+        alpha_lo=alphas.lo if alphas else None,
+        alpha_hi=alphas.hi if alphas else None,
+        breakeven_alpha=break_even(times, name.k, lookup=name.draft in replays.lookups),
+        draft_step_s=times.draft_s,
+    )
+
+
+def with_costs(board: Leaderboard, setup: Setup, target_s: float) -> Leaderboard:
+    """The leaderboard with what each draft takes of memory, and a token's price where known."""
+    price = setup.price_per_hour
+
+    def costed(row: LeaderboardRow) -> LeaderboardRow:
+        weights = 0 if row.draft is None else setup.described_draft(row.draft).get("weights_bytes")
+        return replace(
+            row,
+            draft_memory_bytes=weights,
+            usd_per_million_tokens=None
+            if price is None
+            else usd_per_million_tokens(target_s / row.speedup, price),
+        )
+
+    return replace(board, rows=tuple(costed(row) for row in board.rows))
+
+
+def draft_memory(setup: Setup, replays: Replays, context_tokens: int) -> tuple[DraftMemory, ...]:
+    """What each draft leaves of the device's memory, where the sizes are known."""
+    described = setup.described.get("target", {})
+    target, available = Setup.architecture(described), setup.memory_bytes
+    if target is None or available is None:
+        return ()
+    drafts: dict[str, Architecture | None] = {}
+    for draft in replays.drafts:
+        sizes = Setup.architecture(setup.described_draft(draft))
+        if draft in replays.lookups:
+            drafts[draft] = None
+        elif sizes is not None:
+            drafts[draft] = sizes
+    width = int(described.get("bytes_per_parameter", 2))
+    rows = memory_view(
+        target,
+        drafts,
+        available,
+        context_tokens=context_tokens,
+        bytes_per_parameter=width,
+    )
+    return tuple(
+        DraftMemory(
+            draft=row.draft,
+            device=setup.device_of_memory,
+            weights_bytes=row.draft_weight_bytes,
+            kv_bytes_per_token=row.draft_kv_bytes_per_token,
+            fits=row.fits,
+            context_tokens=row.context_tokens,
+            context_tokens_lost=row.context_tokens_lost,
+            sequences=row.sequences,
+            sequences_lost=row.sequences_lost,
+        )
+        for row in rows
+        if row.draft is not None
+    )

@@ -1,0 +1,459 @@
+"""A sweep or an audition: which draft and K to serve, from generations, traces and step times.
+
+A sweep is the one-draft case of an audition with generations next to it. Where generations ran they
+are what the verdict rests on, and replay is checked against them; else the verdict rests on
+replay. Rankings under every acceptance rule, alpha by category, whole requests and memory come from
+replay in both. A pair that changes greedy texts gets no verdict.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from harness.analysis.caveats import caveats, greedy_texts_differ
+from harness.analysis.cells import measured_rows, theory_rows
+from harness.analysis.counts import acceptance_by_position, completed, latest
+from harness.analysis.evidence import Candidate, Evidence, evidence_from_trials
+from harness.analysis.explanation import Case, case_of, explain, rules_of_thumb
+from harness.analysis.latency import Latency, latency_of, latency_of_draft, stored_rows
+from harness.analysis.leaderboard import ENGINES, Ranking, draft_memory, rank, with_costs
+from harness.analysis.predicted import (
+    category_alpha,
+    evidence_of,
+    replayed_rows,
+    request_summary,
+)
+from harness.analysis.replayed import replay_check, replay_drafts
+from harness.analysis.setup import Setup
+from harness.analysis.synthetic import expected_tokens_per_round
+from harness.analysis.text_checks import distrust, text_checks, without_faulty
+from harness.analysis.verdict import decide, least_regret
+from harness.records import Cell, Failure, LatencyRow, ResultRow, Rule, StepTiming, TextTrace, Trial
+from harness.summary import (
+    AcceptanceByPosition,
+    Answer,
+    BestCell,
+    DraftMemory,
+    LeastRegret,
+    ReplayCheck,
+    RequestSummary,
+    RuleOfThumb,
+    Summary,
+    TextCheck,
+    Verdict,
+)
+from harness.theory.cost import usd_per_million_tokens
+from harness.theory.speedup import StepTimes
+
+# A look-up in a text of some thousand tokens; typed latencies have no entry for it.
+LOOKUP_S = 1e-5
+# The K at which categories are compared, or the nearest there is
+CATEGORY_K = 4
+
+
+def analyse_pair(setup: Setup) -> Summary:
+    """Everything a sweep or an audition says, as far as what it stored allows."""
+    pair = _Pair(setup)
+    verdicts = [pair.verdicts(evidence) for evidence in pair.evidence]
+    verdict = verdicts[0][0] if verdicts else None
+    case = pair.case(verdict)
+    notes: Mapping[str, Any] = setup.run.manifest.get("audition") or {}
+    costs: Mapping[str, float] = notes.get("costs") or {}
+    summary = Summary(
+        run=setup.facts(pair.results),
+        verdict=verdict,
+        per_temperature=tuple(whole for whole, _ in verdicts),
+        per_prompt_set=tuple(each for _, sets in verdicts for each in sets),
+        answers=tuple(pair.answers(verdicts)),
+        failures=(*setup.failures(pair.trials), *_failures(notes.get("failures"))),
+        caveats=(
+            *greedy_texts_differ(pair.checks),
+            *caveats(setup, pair.results, pair.own_timings, prompts=pair.audition_prompts),
+        ),
+        results=tuple(pair.results),
+        latency=pair.latency,
+        steps=tuple(latency.summary(draft) for draft, latency in pair.latencies.items()),
+        best_cell=None if pair.distrusted else _best_cell(pair.results),
+        leaderboards=tuple(ranking.leaderboard for ranking in pair.rankings.values()),
+        least_regret=() if pair.distrusted else tuple(_least_regret(pair.evidence)),
+        acceptance_by_position=(*_measured_positions(setup, pair.trials), *pair.positions()),
+        category_alpha=tuple(
+            row
+            for ranking in pair.own_rankings
+            for row in category_alpha(
+                ranking.replays, _category_k(ranking.replays.ks), seed=setup.seed
+            )
+        ),
+        replay_checks=tuple(pair.replay_checks()),
+        explanation=explain(case, verdict.decision, verdict.temperature or 0.0)
+        if case and verdict
+        else None,
+        rules_of_thumb=pair.thumbs(case, verdict),
+        request=pair.request(),
+        memory=pair.memory(),
+        ineligible=_failures(notes.get("not_eligible")),
+        generation_s=costs.get("generation_s"),
+        scoring_s=costs.get("scoring_s"),
+        text_checks=tuple(pair.checks),
+    )
+    return pair.priced(summary)
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A run's inputs, derived step by step; each is computed once."""
+
+    setup: Setup
+
+    @cached_property
+    def checks(self) -> list[TextCheck]:
+        """Greedy texts compared with plain decoding's; none where acceptance was set."""
+        if self.setup.synthetic or self.setup.replay_only:
+            return []
+        return text_checks(self.setup.run)
+
+    @property
+    def distrusted(self) -> bool:
+        """Whether speculation changed a text, or may have."""
+        return distrust(self.checks) is not None
+
+    @cached_property
+    def trials(self) -> Sequence[Trial]:
+        """Timed generations; those whose text is not the target's have failed."""
+        if self.setup.replay_only:
+            return ()
+        return without_faulty(self.setup.run.trials, self.checks)
+
+    @property
+    def own_timings(self) -> Sequence[StepTiming]:
+        """The steps whose scatter is looked at: those of a sweep."""
+        return () if self.setup.command == "audition" else self.setup.run.timings
+
+    @cached_property
+    def latency(self) -> tuple[LatencyRow, ...]:
+        """Rows of latency.csv."""
+        return stored_rows(self.setup.run)
+
+    @cached_property
+    def traces(self) -> dict[str, list[TextTrace]]:
+        """The run's traces by draft, in stored order."""
+        by_draft: dict[str, list[TextTrace]] = {}
+        for trace in self.setup.run.traces:
+            by_draft.setdefault(trace.draft, []).append(trace)
+        return by_draft
+
+    @cached_property
+    def latencies(self) -> dict[str, Latency]:
+        """Step times by draft, of those that have any."""
+        timings = self.setup.run.timings
+        if self.setup.command == "sweep":
+            return {self.setup.draft: latency_of(timings)} if timings else {}
+        found = {name: self._latency(name) for name in self.traces}
+        return {name: latency for name, latency in found.items() if latency is not None}
+
+    def _latency(self, draft: str) -> Latency | None:
+        """Typed in where a target's step was, else timed."""
+        typed = self.setup.conf("latency")
+        if not self.setup.typed_latency:
+            return latency_of_draft(draft, self.setup.run.timings)
+        draft_ms = typed.get("draft_ms")
+        if isinstance(draft_ms, Mapping):
+            draft_ms = draft_ms.get(draft)
+        elif self.traces[draft][0].matches is not None:
+            draft_ms = LOOKUP_S * 1e3
+        if draft_ms is None:
+            return None
+        verify = tuple(value / 1e3 for value in typed.get("verify_ms") or ())
+        return Latency(StepTimes(draft_ms / 1e3, typed["target_ms"] / 1e3, verify))
+
+    @property
+    def times(self) -> StepTimes | None:
+        """A sweep's step times."""
+        latency = self.latencies.get(self.setup.draft)
+        return latency.times if latency else None
+
+    @property
+    def target_s(self) -> float | None:
+        """Plain decoding's seconds per token; of the first draft's target steps."""
+        return next((latency.times.target_s for latency in self.latencies.values()), None)
+
+    @property
+    def audition_prompts(self) -> int | None:
+        """How many prompts an audition's drafts were scored on."""
+        if self.setup.command != "audition" or not self.latencies:
+            return None
+        return len(
+            {(t.prompt_set, t.conversation) for t in self.traces[next(iter(self.latencies))]}
+        )
+
+    @cached_property
+    def rankings(self) -> dict[tuple[Rule, float], Ranking]:
+        """By rule, the verdict's first, and temperature; of drafts with traces and step times."""
+        traces = {name: self.traces[name] for name in self.latencies if name in self.traces}
+        ks = [k for k in self.setup.ks if all(t.times.covers(k) for t in self.latencies.values())]
+        if not traces or not ks:
+            return {}
+        rules: list[Rule] = [
+            self.setup.rule,
+            *(rule for rule in ENGINES if rule != self.setup.rule),
+        ]
+        found: dict[tuple[Rule, float], Ranking] = {}
+        for temperature in self.setup.temperatures:
+            if not all(any(t.temperature == temperature for t in own) for own in traces.values()):
+                continue
+            for rule in rules:
+                replays = replay_drafts(traces, rule, ks, temperature)
+                ranking = rank(replays, self.latencies, self.setup.weights, seed=self.setup.seed)
+                board = with_costs(ranking.leaderboard, self.setup, self.target_s or 0.0)
+                found[rule, temperature] = replace(ranking, leaderboard=board)
+        return found
+
+    @property
+    def own_rankings(self) -> list[Ranking]:
+        """Those of the verdict's rule, by temperature."""
+        return [ranking for (rule, _), ranking in self.rankings.items() if rule == self.setup.rule]
+
+    @cached_property
+    def results(self) -> list[ResultRow]:
+        """Rows of results.csv: measured, what steps predict of them, and replayed."""
+        setup = self.setup
+        measured = measured_rows(
+            self.trials, model=setup.model, draft=setup.draft, times=self.times, seed=setup.seed
+        )
+        replayed = [
+            row
+            for ranking in self.own_rankings
+            for row in replayed_rows(
+                ranking.replays, self.latencies, model=setup.model, seed=setup.seed
+            )
+            if row.k > 0 or not measured
+        ]
+        return [*measured, *self._theory(measured), *replayed]
+
+    def _theory(self, measured: Sequence[ResultRow]) -> list[ResultRow]:
+        """What step times predict: from synthetic acceptance where there is one, else the row's.
+
+        A round of adaptive drafting has no fixed length, so its cells have no prediction.
+        """
+        if self.times is None or self.setup.adaptive:
+            return []
+        rates = {
+            Cell(entry["prompt_set"], float(entry["temperature"]), int(entry["k"])): entry["rates"]
+            for entry in self.setup.run.manifest.get("imposed_acceptance") or ()
+        }
+        if not rates:
+            return theory_rows(measured, self.times)
+        expected: list[ResultRow] = []
+        trials = completed(latest(self.trials))
+        for row in measured:
+            cell = Cell(row.prompt_set or "", row.temperature or 0.0, row.k)
+            lengths = [trial.new_tokens or 0 for trial in trials if trial.cell_key == cell]
+            if cell in rates and lengths:
+                tokens = expected_tokens_per_round(rates[cell], lengths)
+                expected.append(replace(row, tokens_per_round=tokens, alpha=None))
+        return theory_rows(expected, self.times)
+
+    @cached_property
+    def evidence(self) -> list[Evidence]:
+        """What each temperature's verdict rests on: generations where they ran, else replay."""
+        setup = self.setup
+        if not setup.replay_only:
+            return [
+                evidence_from_trials(
+                    self.trials, draft=setup.draft, temperature=value, times=self.times
+                )
+                for value in setup.temperatures
+                if any(trial.temperature == value for trial in self.trials)
+            ]
+        return [
+            evidence_of(ranking.replays, self.latencies, seed=setup.seed)
+            for ranking in self.own_rankings
+        ]
+
+    def verdicts(self, evidence: Evidence) -> tuple[Verdict, list[Verdict]]:
+        """The whole workload's at one temperature, then each prompt set's."""
+        seed, sets = self.setup.seed, sorted(set(evidence.prompt_sets))
+        whole = decide(evidence, weights=self.setup.weights, seed=seed)
+        each = [decide(evidence, prompt_set=name, seed=seed) for name in sets]
+        return self._trusted(whole), [self._trusted(verdict) for verdict in each]
+
+    def _trusted(self, verdict: Verdict) -> Verdict:
+        """The verdict; undecided, without a speedup, where texts may differ beyond a tie."""
+        doubt = distrust(self.checks)
+        if doubt is None:
+            return verdict
+        return replace(
+            verdict,
+            decision="undecided",
+            speculate=False,
+            draft=None,
+            k=0,
+            speedup=None,
+            speedup_lo=None,
+            speedup_hi=None,
+            reason=doubt[0],
+            reason_values=doubt[1],
+        )
+
+    def answers(self, verdicts: Sequence[tuple[Verdict, list[Verdict]]]) -> Iterator[Answer]:
+        """What to serve by temperature and rule: verdicts, and for other rules replay's best."""
+        setup, source = self.setup, "replayed" if self.setup.replay_only else "measured"
+        for verdict in (each for whole, sets in verdicts for each in (whole, *sets)):
+            if verdict.speedup is not None and verdict.temperature is not None:
+                yield Answer(
+                    temperature=verdict.temperature,
+                    engine="own",
+                    rule=setup.rule,
+                    prompt_set=verdict.prompt_set,
+                    draft=verdict.draft,
+                    k=verdict.k,
+                    speedup=verdict.speedup,
+                    speedup_lo=verdict.speedup_lo,
+                    speedup_hi=verdict.speedup_hi,
+                    source=source,
+                    decision=verdict.decision,
+                )
+        for (rule, temperature), ranking in self.rankings.items():
+            if rule != setup.rule:
+                best = ranking.leaderboard.rows[0]
+                yield Answer(
+                    temperature=temperature,
+                    engine="own",
+                    rule=rule,
+                    prompt_set="all",
+                    draft=best.draft,
+                    k=best.k,
+                    speedup=best.speedup,
+                    speedup_lo=best.speedup_lo,
+                    speedup_hi=best.speedup_hi,
+                    source="replayed",
+                    decision=None,
+                )
+
+    def positions(self) -> Iterator[AcceptanceByPosition]:
+        """Replayed acceptance by position, of each draft at its best K."""
+        for ranking in self.own_rankings:
+            for name in ranking.best:
+                shares = ranking.replays.candidates[name].acceptance_by_position
+                yield AcceptanceByPosition(
+                    draft=name.draft,
+                    prompt_set="all",
+                    temperature=ranking.replays.temperature,
+                    k=name.k,
+                    source="replayed",
+                    shares=shares,
+                )
+
+    def replay_checks(self) -> Iterator[ReplayCheck]:
+        """Replayed next to measured tokens per round, cell by cell."""
+        for ranking in self.own_rankings if self.trials else ():
+            replays = ranking.replays
+            for name in sorted(set(replays.prompt_sets)):
+                for k in replays.ks:
+                    cell = Cell(name, replays.temperature, k)
+                    trials = [trial for trial in self.trials if trial.cell_key == cell]
+                    name_of_draft = Candidate(self.setup.draft, k)
+                    check = replay_check(cell, trials, replays.only([name]), name_of_draft)
+                    if check is not None:
+                        yield check
+
+    def case(self, verdict: Verdict | None) -> Case | None:
+        """What explains the verdict: its draft, or the best-looking one, at the verdict's K.
+
+        A look-up has no draft step, so that nothing here speaks of it.
+        """
+        if verdict is None or self.distrusted or verdict.temperature is None:
+            return None
+        draft = verdict.draft or self.setup.draft
+        lookups: frozenset[str] = frozenset()
+        for ranking in self.own_rankings[:1]:
+            lookups = ranking.replays.lookups
+            draft = draft or ranking.best[0].draft
+        if draft in lookups or draft not in self.latencies:
+            return None
+        return case_of(verdict, draft, self.results, self.latencies[draft].times, self.latency)
+
+    def thumbs(self, case: Case | None, verdict: Verdict | None) -> tuple[RuleOfThumb, ...]:
+        """The rules of thumb, held against the case."""
+        if case is None or verdict is None:
+            return ()
+        dummy = any(e.get("weights") == "dummy" for e in self.setup.described.values())
+        explanation = explain(case, verdict.decision, verdict.temperature or 0.0)
+        return tuple(
+            rules_of_thumb(
+                explanation,
+                case,
+                verdict_k={"speculate": verdict.k, "does_not_pay": 0}.get(verdict.decision),
+                parameter_share=self.setup.parameter_share(case.draft),
+                same_vocabulary=None if dummy else True,
+            )
+        )
+
+    def request(self) -> RequestSummary | None:
+        """Whole requests with the best draft."""
+        for ranking in self.own_rankings[:1]:
+            best = ranking.best[0]
+            return request_summary(ranking.replays, best, self.latencies[best.draft])
+        return None
+
+    def memory(self) -> tuple[DraftMemory, ...]:
+        """What each draft takes of the device's memory."""
+        for ranking in self.own_rankings[:1]:
+            traces = self.traces[ranking.replays.drafts[0]]
+            longest = max(trace.prompt_tokens + len(trace.tokens) for trace in traces)
+            return draft_memory(self.setup, ranking.replays, longest)
+        return ()
+
+    def priced(self, summary: Summary) -> Summary:
+        """With a token's price, plain and as the verdict says to serve, where one is known."""
+        price, target_s, verdict = self.setup.price_per_hour, self.target_s, summary.verdict
+        if price is None or target_s is None or verdict is None or self.distrusted:
+            return summary
+        plain = usd_per_million_tokens(target_s, price)
+        gain = verdict.speedup if verdict.speculate and verdict.speedup else 1.0
+        return replace(
+            summary,
+            price_per_hour_usd=price,
+            plain_usd_per_million_tokens=plain,
+            usd_per_million_tokens=plain / gain,
+        )
+
+
+def _failures(entries: Sequence[Mapping[str, str]] | None) -> tuple[Failure, ...]:
+    return tuple(Failure(**entry) for entry in entries or ())
+
+
+def _category_k(ks: Sequence[int]) -> int:
+    return min(ks, key=lambda k: (abs(k - CATEGORY_K), k))
+
+
+def _best_cell(rows: Sequence[ResultRow]) -> BestCell | None:
+    """The largest plain speedup of any cell: what a reader will look for, and must distrust."""
+    drafted = [row for row in rows if row.k and row.speedup is not None and row.source != "theory"]
+    candidates = [row for row in drafted if row.source == "measured"] or drafted
+    if not candidates:
+        return None
+    best = max(candidates, key=lambda row: row.speedup or 0.0)
+    return BestCell(best.prompt_set, best.temperature, best.k, best.speedup or 0.0)
+
+
+def _least_regret(evidence: Sequence[Evidence]) -> Iterator[LeastRegret]:
+    """What gives away least if traffic shifts between several prompt sets."""
+    for each in evidence:
+        by_set = each.by_set()
+        if len(by_set) > 1:
+            yield LeastRegret(each.temperature, *least_regret(by_set))
+
+
+def _measured_positions(setup: Setup, trials: Sequence[Trial]) -> Iterator[AcceptanceByPosition]:
+    """By prompt set, temperature and K, and for all sets together."""
+    groups: dict[tuple[str, float, int], list[Trial]] = {}
+    for trial in completed(latest(trials)):
+        if trial.k > 0:
+            for name in (trial.prompt_set, "all"):
+                groups.setdefault((name, trial.temperature, trial.k), []).append(trial)
+    for (name, temperature, k), group in groups.items():
+        shares = acceptance_by_position(group)
+        if shares:
+            yield AcceptanceByPosition(setup.draft, name, temperature, k, "measured", shares)

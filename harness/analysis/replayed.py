@@ -1,0 +1,303 @@
+"""Many drafts, one target: every (draft, K) on the same completions of the target, by replay.
+
+The target's completions are generated once, each draft scores them once (`TextTrace`), and replay
+gives the expected rounds of every K without running the loop (`harness.theory.replay`). So drafts
+are compared prompt by prompt, on the same text. What these rounds cost is `predicted`'s.
+
+The acceptance rule belongs to the engine, so each rule has its own `Replays`.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.special import stdtr
+
+from harness.analysis.counts import completed, latest, new_tokens, per_prompt
+from harness.analysis.evidence import Candidate
+from harness.records import Cell, Rule, TextKey, TextTrace, Trial, UserError
+from harness.stats.intervals import Array
+from harness.summary import ReplayCheck
+from harness.theory.acceptance import check_k
+from harness.theory.replay import Replayed, accept_probabilities, by_start, replay, stacked
+
+# Entries of one (texts, positions, offsets) array; some ten such arrays are alive in a replay.
+CHUNK_ENTRIES = 4_000_000
+# Rounding of sums that are equal on paper, and what a gap without any error counts as
+ZERO, LARGE = 1e-9, 1e6
+
+
+@dataclass(frozen=True, eq=False)
+class Replays:
+    """Replayed candidates on n prompts, repetitions (and turns) of a prompt added up.
+
+    Attributes:
+        rule, temperature: of all of them.
+        prompts, prompt_sets, categories: of each prompt, n.
+        texts: [n] how many texts (repetitions x turns) each prompt has.
+        prompt_tokens: [n] their prompt lengths added up.
+        candidates: by (draft, K), counts of each prompt.
+        lookups: the drafts that cost one look-up per round, rather than a step per token.
+    """
+
+    rule: Rule
+    temperature: float
+    prompts: tuple[str, ...]
+    prompt_sets: tuple[str, ...]
+    categories: tuple[str | None, ...]
+    texts: Array
+    prompt_tokens: Array
+    candidates: Mapping[Candidate, Replayed]
+    lookups: frozenset[str]
+
+    @property
+    def new_tokens(self) -> Array:
+        """[n] tokens of the texts, the same for every candidate."""
+        return next(iter(self.candidates.values())).new_tokens
+
+    @property
+    def drafts(self) -> tuple[str, ...]:
+        """The drafts, in the order they were given."""
+        return tuple(dict.fromkeys(name.draft for name in self.candidates))
+
+    @property
+    def ks(self) -> tuple[int, ...]:
+        """The K of any draft, ascending."""
+        return tuple(sorted({name.k for name in self.candidates}))
+
+    def only(self, prompt_sets: Sequence[str]) -> "Replays":
+        """The prompts of some prompt sets alone."""
+        return self.rows([name in prompt_sets for name in self.prompt_sets])
+
+    def rows(self, keep: Sequence[bool]) -> "Replays":
+        """Some of the prompts, in order."""
+        rows = np.flatnonzero(np.asarray(keep, dtype=bool))
+        return replace(
+            self,
+            prompts=tuple(self.prompts[row] for row in rows),
+            prompt_sets=tuple(self.prompt_sets[row] for row in rows),
+            categories=tuple(self.categories[row] for row in rows),
+            texts=self.texts[rows],
+            prompt_tokens=self.prompt_tokens[rows],
+            candidates={name: counts.rows(rows) for name, counts in self.candidates.items()},
+        )
+
+
+def replay_drafts(
+    by_draft: Mapping[str, Sequence[TextTrace]],
+    rule: Rule,
+    ks: Sequence[int],
+    temperature: float,
+) -> Replays:
+    """Every (draft, K) on the prompts that all drafts scored, repetitions added up.
+
+    Args:
+        by_draft: traces of each draft; other temperatures are left out.
+        rule: the acceptance rule.
+        ks: the K to replay.
+        temperature: of the target's texts.
+
+    Raises:
+        UserError: a draft without a text at this temperature, texts that differ between drafts or
+            were drawn with different top-k or top-p, no text in common, or as `replayed`.
+    """
+    by_text = {draft: _by_text(draft, traces, temperature) for draft, traces in by_draft.items()}
+    if not by_text:
+        raise UserError("traces: no draft to score")
+    first = next(iter(by_text.values()))
+    keys = sorted(key for key in first if all(key in texts for texts in by_text.values()))
+    if not keys:
+        raise UserError(f"traces: no prompt that every draft scored at temperature {temperature:g}")
+    for draft, texts in by_text.items():
+        _check_same(draft, [texts[key] for key in keys], [first[key] for key in keys])
+    counts = {
+        Candidate(draft, k): counts
+        for draft, texts in by_text.items()
+        for k, counts in replayed([texts[key] for key in keys], rule, ks).items()
+    }
+    lookups = frozenset(draft for draft, t in by_text.items() if t[keys[0]].matches is not None)
+    return _by_prompt([first[key] for key in keys], rule, counts, lookups)
+
+
+def _by_text(
+    draft: str, traces: Sequence[TextTrace], temperature: float
+) -> dict[TextKey, TextTrace]:
+    """The traces of one draft by text; a look-up has no temperature of its own."""
+    traces = [
+        trace
+        for trace in traces
+        if trace.temperature == temperature
+        and (trace.matches is not None or trace.draft_temperature == temperature)
+    ]
+    if not traces:
+        raise UserError(f"traces: draft {draft!r} has no text at temperature {temperature:g}")
+    texts = {trace.key: trace for trace in traces}
+    if len(texts) < len(traces):
+        raise UserError(f"traces: draft {draft!r} has a text twice; keep one")
+    return texts
+
+
+def _check_same(draft: str, traces: Sequence[TextTrace], others: Sequence[TextTrace]) -> None:
+    """All drafts must have scored the same texts, drawn from one distribution."""
+    for trace, other in zip(traces, others, strict=True):
+        where = f"traces: draft {draft!r}, prompt {trace.prompt_set}/{trace.prompt}"
+        if not np.array_equal(trace.tokens, other.tokens):
+            raise UserError(f"{where}: not the text that {other.draft!r} scored; use one run")
+        if (trace.top_k, trace.top_p) != (others[0].top_k, others[0].top_p):
+            raise UserError(f"{where}: another top_k or top_p; audition each apart")
+
+
+def _by_prompt(
+    texts: Sequence[TextTrace],
+    rule: Rule,
+    counts: Mapping[Candidate, Replayed],
+    lookups: frozenset[str],
+) -> Replays:
+    """Add the counts of each prompt's texts; a conversation's turns are texts of one prompt."""
+    prompt_of_text = [(text.prompt_set, text.conversation) for text in texts]
+    names = sorted(set(prompt_of_text))
+    place = {name: index for index, name in enumerate(names)}
+    groups = np.array([place[name] for name in prompt_of_text], dtype=np.intp)
+    category = {name: text.category for name, text in zip(prompt_of_text, texts, strict=True)}
+    lengths = np.array([text.prompt_tokens for text in texts], dtype=np.float64)
+    return Replays(
+        rule=rule,
+        temperature=texts[0].temperature,
+        prompts=tuple(prompt for _, prompt in names),
+        prompt_sets=tuple(prompt_set for prompt_set, _ in names),
+        categories=tuple(category[name] for name in names),
+        texts=np.bincount(groups).astype(np.float64),
+        prompt_tokens=np.bincount(groups, lengths).astype(np.float64),
+        candidates={name: each.summed(groups, len(names)) for name, each in counts.items()},
+        lookups=lookups,
+    )
+
+
+def replayed(traces: Sequence[TextTrace], rule: Rule, ks: Sequence[int]) -> Mapping[int, Replayed]:
+    """Replay one draft's traces at every K.
+
+    Args:
+        traces: of one draft, texts of any length; a K beyond a text's length is cut by its end.
+        rule: the acceptance rule; a drafter whose proposals depend on the start chooses its tokens,
+            so all rules are the same for it.
+        ks: the K to replay.
+
+    Returns:
+        By K, expected counts of each text, in the order of the traces.
+
+    Raises:
+        UserError: no traces, a trace that cannot be replayed, or a K that it does not reach.
+    """
+    if not traces or not ks:
+        raise UserError("traces: nothing to replay; give at least one text and one k")
+    depth = max(check_k(k) for k in ks)
+    for trace in traces:
+        _check(trace, traces[0], depth)
+    longest = max(len(trace.tokens) for trace in traces)
+    texts = max(1, CHUNK_ENTRIES // (longest * (depth + 1)))
+    parts = [
+        _replay_some(traces[first : first + texts], rule, ks, depth)
+        for first in range(0, len(traces), texts)
+    ]
+    return {k: stacked([part[k] for part in parts]) for k in parts[0]}
+
+
+def _check(trace: TextTrace, first: TextTrace, depth: int) -> None:
+    """Refuse a trace that replay would misread."""
+    where = f"draft {trace.draft!r}, prompt {trace.prompt_set}/{trace.prompt}"
+    if len(trace.tokens) == 0:
+        raise UserError(f"traces: {where} has no text; leave it out")
+    if (trace.matches is None) != (first.matches is None):
+        raise UserError(f"traces: {where}: some texts say what was proposed and some do not")
+    if trace.matches is not None:
+        if trace.proposed is None or trace.matches.shape[1] < depth:
+            raise UserError(f"k={depth}: {where} proposes {trace.matches.shape[1]}; lower k")
+        return
+    bad = np.isnan(trace.draft_logprob) | ~np.isfinite(trace.target_logprob)
+    if bad.any():
+        raise UserError(
+            f"traces: {where} has no log-probability at position {int(bad.argmax())}; score it"
+            " again or leave the draft out"
+        )
+
+
+def _replay_some(
+    traces: Sequence[TextTrace], rule: Rule, ks: Sequence[int], depth: int
+) -> Mapping[int, Replayed]:
+    """Replay a chunk of texts, padded to its longest."""
+    sizes = [len(trace.tokens) for trace in traces]
+    shape = (len(traces), max(sizes))
+    if traces[0].matches is not None:
+        matches = np.zeros((*shape, depth))
+        proposed = np.zeros(shape, dtype=np.intp)
+        for row, trace in enumerate(traces):
+            assert trace.matches is not None
+            assert trace.proposed is not None
+            matches[row, : sizes[row]] = trace.matches[:, :depth]
+            proposed[row, : sizes[row]] = trace.proposed
+        return replay(matches, sizes, ks, proposed=proposed)
+    chances = np.zeros(shape)
+    for row, trace in enumerate(traces):
+        chances[row, : sizes[row]] = accept_probabilities(
+            rule, trace.target_logprob, trace.draft_logprob, trace.draft_is_argmax
+        )
+    return replay(by_start(chances, depth), sizes, ks)
+
+
+def replay_check(
+    cell: Cell, trials: Sequence[Trial], replays: Replays, name: Candidate
+) -> ReplayCheck | None:
+    """Are the loop's tokens per round those that replay expects?
+
+    Both are ratios of sums over prompts, so their difference has the standard error of a ratio
+    estimator (linearised; Cochran, "Sampling Techniques", 1977, section 6.4), taken prompt by
+    prompt, which cancels what the prompts have in common, whether or not the texts are the same.
+
+    Args:
+        cell: which.
+        trials: its generations.
+        replays: of the cell's prompt set.
+        name: the candidate that the generations are of.
+
+    Returns:
+        None where no prompt is both measured and replayed.
+    """
+    sums = per_prompt(completed(latest(trials)), [new_tokens, lambda trial: trial.rounds or 0])
+    counts = replays.candidates[name]
+    names = zip(replays.prompt_sets, replays.prompts, strict=True)
+    rows = [(row, sums[each]) for row, each in enumerate(names) if each in sums]
+    if not rows:
+        return None
+    kept = [row for row, _ in rows]
+    measured = np.array([each for _, each in rows])
+    expected = np.stack([counts.new_tokens[kept], counts.rounds[kept]], axis=1)
+    rates = [float(side[:, 0].sum() / side[:, 1].sum()) for side in (measured, expected)]
+    gap = rates[0] - rates[1]
+    score = _score(0.0 if abs(gap) < ZERO else gap, _influence(measured) - _influence(expected))
+    return ReplayCheck(
+        prompt_set=cell.prompt_set,
+        temperature=cell.temperature,
+        k=cell.k,
+        prompts=len(rows),
+        measured_tokens_per_round=rates[0],
+        replayed_tokens_per_round=rates[1],
+        gap_in_standard_errors=score,
+        p_value=None if score is None else 2.0 * float(stdtr(len(rows) - 1, -abs(score))),
+    )
+
+
+def _influence(side: Array) -> Array:
+    """How much each prompt moves the ratio of tokens to rounds, times the number of prompts."""
+    tokens, rounds = side[:, 0], side[:, 1]
+    return (tokens - rounds * (tokens.sum() / rounds.sum())) / rounds.mean()
+
+
+def _score(gap: float, influence: Array) -> float | None:
+    """The gap in standard errors; None with fewer than 2 prompts."""
+    if len(influence) < 2:
+        return None
+    error = math.sqrt(float(influence.var(ddof=1)) / len(influence))
+    if gap == 0.0:
+        return 0.0
+    return math.copysign(LARGE, gap) if error < ZERO else gap / error

@@ -1,0 +1,97 @@
+"""What explains a verdict, for the founding experiment and for each factor alone."""
+
+import pytest
+
+from harness.analysis.explanation import Case, CellOfK, explain, rules_of_thumb, suggested_k
+from harness.records import Decision
+from harness.summary import Explanation
+from harness.theory.speedup import StepTimes, speedup, speedup_from_tokens_per_round
+
+
+def cell(tokens_per_round, alpha, acceptance_rate=0.5):
+    accepted = 100.0 * alpha
+    drafted = accepted / acceptance_rate
+    return CellOfK(tokens_per_round * 100.0, 100.0, drafted, accepted, 100.0 - accepted)
+
+
+def case_of(k, alpha, tokens, c, v=1.0, floors=None):
+    times = StepTimes(c, 1.0, tuple([1.0] * k + [v]))
+    return Case("small", k, {k: cell(tokens, alpha)}, times, floors)
+
+
+def explained(case, decision: Decision = "does_not_pay") -> Explanation:
+    return explain(case, decision, 0.0)
+
+
+# Qwen3-4B with 0.6B on one A10G, eager: easy prompts; floors of REFERENCE's memory table
+POST = Case(
+    "small",
+    1,
+    {k: cell(1 + k * rate, 0.429) for k, rate in {1: 0.429, 2: 0.347, 4: 0.342, 8: 0.207}.items()},
+    StepTimes(0.02209, 0.02992),
+    (0.00199, 0.0134),
+)
+
+
+def test_the_founding_post_is_launch_bound_and_would_win_at_its_memory_floor() -> None:
+    found = explained(POST)
+    assert found.factors == ("launch_bound_engine", "slow_draft", "acceptance")
+    assert found.breakeven_alpha == pytest.approx(0.738, abs=1e-3)
+    assert (found.launch_bound, found.floor_k) == (True, 4)
+    assert found.floor_speedup == pytest.approx((1 + 4 * 0.342) / (4 * 1.99 / 13.4 + 1))
+    assert found.draft_floor_share == pytest.approx(0.09, abs=1e-3)
+
+
+def test_each_counterfactual_is_where_the_speedup_turns_one() -> None:
+    needed = explained(POST).breakeven_alpha
+    assert needed is not None
+    assert speedup(needed, 1, POST.times.c) == pytest.approx(1)
+    found = explained(case_of(2, 0.5, 1.7, 0.2, 1.6))
+    assert found.speedup < 1
+    assert speedup_from_tokens_per_round(1.7, 2, found.c_allowed, 1.6) == pytest.approx(1)
+    assert speedup_from_tokens_per_round(1.7, 2, 0.2, found.v_allowed) == pytest.approx(1)
+    assert found.speedup_at_v1 == pytest.approx(1.7 / 1.4)
+
+
+@pytest.mark.parametrize(
+    ("case", "factors"),
+    [
+        (case_of(2, 0.5, 1.7, 0.1, 1.6), ("expensive_verify", "acceptance")),
+        (case_of(1, 0.4, 1.4, 1.2, 1.1), ("slow_draft",)),  # even alpha = 1 loses
+        (case_of(3, 0.8, 2.9, 0.1, 1.1), ()),  # a gain lacks nothing
+        (case_of(1, 0.4, 1.4, 0.5, 1.0, (0.4, 0.8)), ("slow_draft", "acceptance")),  # at its floor
+    ],
+)
+def test_what_alone_would_turn_a_loss_is_named_first(case, factors) -> None:
+    found = explained(case)
+    assert found.factors == factors
+    assert not found.launch_bound
+
+
+@pytest.mark.parametrize(
+    ("rate", "k"), [(0.2, 2), (0.399, 2), (0.4, 4), (0.74, 4), (0.75, 8), (0.84, 8), (0.85, 16)]
+)
+def test_the_rule_of_thumb_for_k_has_its_documented_bounds(rate: float, k: int) -> None:
+    assert suggested_k(rate) == k
+
+
+@pytest.mark.parametrize(("verdict_k", "met"), [(0, False), (2, True), (None, None)])
+def test_rules_of_thumb_are_held_against_the_measurement(verdict_k, met) -> None:
+    case = Case("small", 4, {4: cell(2.368, 0.6, 0.342)}, StepTimes(1 / 1.35, 1.0))
+    rules = rules_of_thumb(
+        explained(case),
+        case,
+        verdict_k=verdict_k,
+        parameter_share=0.15,
+        same_vocabulary=None,
+    )
+    by_code = {rule.code: rule for rule in rules}
+    assert {code: rule.met for code, rule in by_code.items()} == {
+        "step_ratio": False,
+        "parameter_share": True,
+        "same_vocabulary": None,
+        "suggested_k": met,
+        "accepted_over_emitted": True,
+    }
+    assert by_code["suggested_k"].values["suggested_k"] == 2
+    assert by_code["accepted_over_emitted"].value == pytest.approx(1.368 / 2.368)

@@ -1,0 +1,341 @@
+"""Replayed candidates: from texts to seconds, rankings, rows and requests."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from workloads import DRAFTS, KS, Steps, population, timing, trace
+
+from harness.analysis.evidence import Candidate
+from harness.analysis.latency import Latency, latency_of, round_costs
+from harness.analysis.leaderboard import ENGINES, rank
+from harness.analysis.predicted import (
+    category_alpha,
+    evidence_of,
+    replayed_rows,
+    request_summary,
+    speedup_draws,
+)
+from harness.analysis.replayed import replay_check, replay_drafts, replayed
+from harness.analysis.verdict import decide, least_regret
+from harness.records import Cell, StepTiming, TextTrace, Trial, UserError
+from harness.theory.replay import by_start, replay
+from harness.theory.speedup import StepTimes
+
+TIMES = StepTimes(0.1, 1.0, tuple(1.0 + 0.05 * n for n in range(9)))
+EXACT = dict.fromkeys(DRAFTS, Latency(TIMES))
+
+
+def looked_up(matches, proposed, prompt="p00000", prompt_set="easy"):
+    """An n-gram's trace, [n, K] matches and [n] proposed."""
+    text = trace("ngram", prompt_set, prompt, np.full(len(matches), 0.5))
+    return replace(
+        text,
+        draft_temperature=0.0,
+        matches=np.array(matches, dtype=bool),
+        proposed=np.array(proposed),
+    )
+
+
+@pytest.fixture(scope="module")
+def traces() -> dict[str, list[TextTrace]]:
+    return population(3, 24)
+
+
+@pytest.fixture(scope="module")
+def replays(traces):
+    return replay_drafts(traces, "ratio", KS, 1.0)
+
+
+@pytest.fixture(scope="module")
+def latency():
+    rng = np.random.default_rng(0)
+    target = Steps(0.1, 1.0, TIMES.verify_s).target_timings(rng)
+    target.append(StepTiming("target", "target", "prefill", 64, 0, 1, (1.28,)))
+    paces = dict(zip(DRAFTS, (0.2, 0.1, 0.05, 0.1), strict=True))
+    prefill = StepTiming("draft", "draft", "prefill", 64, 0, 1, (0.64,))
+    return {
+        draft: latency_of([*target, timing("draft", "step", 1, pace, rng), prefill])
+        for draft, pace in paces.items()
+    }
+
+
+def test_texts_of_uneven_length_are_replayed_as_if_each_were_alone(traces, monkeypatch):
+    texts = traces["good"][:6]
+    together = replayed(texts, "ratio", [1, 4])
+    for row, text in enumerate(texts):
+        for k in (1, 4):
+            direct = replay(by_start(text.last_ratio[None], k), [len(text.tokens)], [k])[k]
+            assert together[k].rounds[row] == pytest.approx(direct.rounds[0], abs=1e-9)
+    monkeypatch.setattr("harness.analysis.replayed.CHUNK_ENTRIES", 1)
+    assert replayed(texts, "ratio", [4])[4].rounds == pytest.approx(together[4].rounds)
+
+
+def test_a_text_of_one_token_and_a_k_beyond_the_text_are_cut():
+    texts = [trace("d", "easy", "a", np.array([0.5])), trace("d", "easy", "b", np.full(3, 1.0))]
+    counts = replayed(texts, "ratio", [16])[16]
+    assert counts.rounds.tolist() == pytest.approx([1.0, 1.0])
+    assert counts.cut.tolist() == pytest.approx([0.5, 1.0])
+
+
+def test_rules_read_their_own_columns():
+    text = replace(
+        trace("d", "easy", "a", np.array([0.25])),
+        target_logprob=np.log([0.5]),
+        draft_logprob=np.log([0.25]),
+        draft_is_argmax=np.array([True]),
+    )
+    alphas = {rule: replayed([text], rule, [1])[1].accepted[0] for rule in ENGINES}
+    assert alphas == pytest.approx({"ratio": 0.5, "exact_match": 0.25, "greedy_draft": 1.0})
+
+
+def test_an_ngrams_rounds_are_written_out():
+    # Starts 0 and 3 propose: 0 finds 2 of which both match, 3 finds 2 of which the first does.
+    text = looked_up([[1, 1], [0, 0], [0, 0], [1, 0], [0, 0], [0, 0]], [2, 0, 0, 2, 0, 0])
+    for rule in ENGINES:
+        counts = replayed([text], rule, [1, 2])
+        # K = 2: [a a b] from 0, [a c] from 3, [s] from 5: a bonus, a rejection, a plain step.
+        assert counts[2].proposals[0].tolist() == [1, 0, 2]
+        assert (counts[2].accepted[0], counts[2].rejected[0], counts[2].bonus[0]) == (3, 1, 2)
+        # K = 1: only the first of a proposal: [a b], then start 2 steps, [a b] from 3, a step.
+        assert counts[1].proposals[0].tolist() == [2, 2]
+
+
+def without_score(texts):
+    return [texts[0], replace(texts[1], draft_logprob=np.full(len(texts[1].tokens), np.nan))]
+
+
+@pytest.mark.parametrize(
+    ("by_draft", "ks", "temperature", "message"),
+    [
+        (lambda _: {}, [1], 1.0, "no draft to score"),
+        (lambda t: {"good": t["good"]}, [], 1.0, "nothing to replay"),
+        (lambda t: {"good": t["good"]}, [1], 0.7, r"no text at temperature 0\.7"),
+        (lambda t: {"good": [*t["good"], t["good"][0]]}, [1], 1.0, "has a text twice"),
+        (lambda t: {"good": t["good"][:3], "fair": t["fair"][3:]}, [1], 1.0, "no prompt that ev"),
+        (
+            lambda t: {"good": t["good"], "fair": [replace(t["good"][0], tokens=np.arange(1, 3))]},
+            [1],
+            1.0,
+            "not the text that 'good' scored",
+        ),
+        (
+            lambda t: {"good": [t["good"][0], replace(t["good"][1], top_k=5)]},
+            [1],
+            1.0,
+            "another top_k or top_p",
+        ),
+        (lambda t: {"good": without_score(t["good"])}, [2], 1.0, "no log-probability at pos"),
+        (
+            lambda t: {"good": [replace(t["good"][0], tokens=np.array([], dtype=np.int64))]},
+            [2],
+            1.0,
+            "has no text",
+        ),
+        (
+            lambda t: {"good": [t["good"][0], replace(t["good"][1], matches=np.ones((1, 1)))]},
+            [2],
+            1.0,
+            "some texts say what was proposed",
+        ),
+        (lambda _: {"ngram": [looked_up([[1, 0]], [2])]}, [1, 3], 1.0, "k=3: .* proposes 2"),
+    ],
+)
+def test_traces_that_replay_would_misread_are_refused(traces, by_draft, ks, temperature, message):
+    with pytest.raises(UserError, match=message) as caught:
+        replay_drafts(by_draft(traces), "ratio", ks, temperature)
+    assert "\n" not in str(caught.value)
+
+
+def test_candidates_are_on_the_common_prompts_with_repetitions_added(traces):
+    def twice(texts):
+        return [*texts, *(replace(text, repetition=1) for text in texts)]
+
+    others = [replace(t, draft_temperature=0.5) for t in traces["good"]]
+    by_draft = {"good": [*others, *twice(traces["good"])], "fair": twice(traces["fair"][2:])}
+    both = replay_drafts(by_draft, "ratio", [2], 1.0)
+    assert (len(both.prompts), both.texts.tolist()) == (22, [2.0] * 22)
+    alone = replay_drafts({"good": traces["good"][2:]}, "ratio", [2], 1.0)
+    name = Candidate("good", 2)
+    assert both.candidates[name].rounds == pytest.approx(2 * alone.candidates[name].rounds)
+
+
+def test_a_round_costs_its_drafting_and_the_verify_of_what_was_proposed():
+    assert round_costs(TIMES, 2, lookup=False).tolist() == pytest.approx([1.0, 1.15, 1.3])
+    assert round_costs(TIMES, 2, lookup=True).tolist() == pytest.approx([1.1, 1.15, 1.2])
+    with pytest.raises(UserError, match="no draft step was timed"):
+        latency_of([timing("target", "step", 1, 1.0, np.random.default_rng(0))])
+
+
+def test_predicted_seconds_are_rounds_times_the_cost_of_a_round(replays):
+    name = Candidate("small", 3)
+    seconds = evidence_of(replays, EXACT).candidates[name].seconds
+    rounds = replays.candidates[name].rounds
+    assert seconds == pytest.approx(rounds * (3 * TIMES.draft_s + TIMES.verify_s[3]))
+    # A machine that ran at half its pace when this draft was timed favours none
+    slow = StepTimes(0.2, 2.0, tuple(2 * value for value in TIMES.verify_s))
+    other = evidence_of(replays, {**EXACT, "small": Latency(slow)}).candidates[name]
+    assert other.seconds == pytest.approx(seconds)
+
+
+def test_evidence_serves_the_verdict_and_names_what_it_needs(replays):
+    evidence = evidence_of(replays, EXACT)
+    facts = evidence.facts[Candidate("good", 4)]
+    assert facts.breakeven_alpha == pytest.approx(TIMES.break_even_alpha(4))
+    verdict = decide(evidence, weights={"easy": 3, "hard": 1})
+    assert (verdict.decision, verdict.draft) == ("speculate", "good")
+    assert verdict.reason_values["draft"] == "good"
+    assert least_regret(evidence.by_set())[0] == "good"
+    with pytest.raises(UserError, match="no step times for draft 'poor'"):
+        evidence_of(replays, {draft: EXACT[draft] for draft in DRAFTS if draft != "poor"})
+    short = Latency(StepTimes(0.1, 1.0, (1.0, 1.1)))
+    with pytest.raises(UserError, match="verify_ms: 2 entries, but k=2"):
+        evidence_of(replays, {**EXACT, "good": short})
+
+
+def test_scattered_step_times_widen_verdict_and_speedup(replays):
+    sampled = dict.fromkeys(
+        DRAFTS, Steps(0.1, 1.0, TIMES.verify_s).latency(np.random.default_rng(5))
+    )
+    exact = {draft: Latency(each.times) for draft, each in sampled.items()}
+
+    def log_width(lo, hi):
+        assert None not in (lo, hi)
+        return np.log(hi / lo)
+
+    verdicts = [decide(evidence_of(replays, given)) for given in (sampled, exact)]
+    widths = [log_width(verdict.speedup_lo, verdict.speedup_hi) for verdict in verdicts]
+    assert widths[0] > widths[1]
+    wide, narrow = (speedup_draws(replays, given) for given in (sampled, exact))
+    for name in replays.candidates:
+        assert wide.point(name) == pytest.approx(narrow.point(name))
+        assert wide.joint[name].std() > narrow.joint[name].std()
+
+
+def test_the_leaderboard_ranks_every_draft_at_its_best_k_and_not_speculating(replays, latency):
+    rows = rank(replays, latency, seed=1).leaderboard.rows
+    assert [row.rank for row in rows] == [1, 2, 3, 4, 5]
+    assert [row.speedup for row in rows] == sorted((r.speedup for r in rows), reverse=True)
+    assert {row.draft for row in rows} == {None, *DRAFTS}
+    assert sum(row.probability_best or 0.0 for row in rows) == pytest.approx(1.0)
+    best = rows[0]
+    assert best.draft is not None
+    assert None not in (best.speedup_lo, best.speedup_hi, best.alpha_lo, best.alpha)
+    evidence = evidence_of(replays, latency)
+    shares = []
+    for part in evidence.by_set().values():
+        timed = part.candidates[Candidate(best.draft, best.k)]
+        shares.append(timed.seconds.sum() / timed.tokens.sum())
+    assert best.speedup == pytest.approx(latency[best.draft].times.target_s / np.mean(shares))
+
+
+def test_a_losing_draft_ranks_below_not_speculating_and_few_prompts_have_no_interval(traces):
+    few = {draft: texts[:6] for draft, texts in traces.items()}
+    slow = dict.fromkeys(DRAFTS, Latency(StepTimes(0.9, 1.0)))
+    rows = rank(replay_drafts(few, "ratio", KS, 1.0), slow).leaderboard.rows
+    assert rows[0].draft is None
+    assert all(row.speedup < 1.0 for row in rows[1:])
+    assert all(row.speedup_lo is None and row.probability_best is None for row in rows)
+
+
+def test_rows_carry_counts_times_and_requests(replays, latency):
+    rows = replayed_rows(replays, latency, model="target")
+    assert len(rows) == 2 * (1 + len(DRAFTS) * len(KS))
+    plain = [row for row in rows if row.k == 0]
+    assert {(row.source, row.draft, row.speedup) for row in plain} == {("theory", None, 1.0)}
+    row = next(r for r in rows if (r.draft, r.k, r.prompt_set) == ("fair", 4, "hard"))
+    counts = replays.only(["hard"]).candidates[Candidate("fair", 4)]
+    assert (row.source, row.rule) == ("replayed", "ratio")
+    assert row.rounds == pytest.approx(counts.rounds.sum())
+    assert row.acceptance_rate == pytest.approx(counts.acceptance_rate)
+    assert row.ms_per_token is not None
+    assert row.speedup is not None
+    assert row.request_speedup is not None
+    assert row.speedup == pytest.approx(1e3 * latency["fair"].times.target_s / row.ms_per_token)
+    assert row.request_speedup < row.speedup
+    untimed = replayed_rows(replays, EXACT, model="target")
+    assert all(row.ttft_ms is None and row.request_speedup is None for row in untimed)
+
+
+def test_an_ngram_is_ranked_with_models(traces, latency):
+    ngram = [
+        looked_up(np.ones((len(t.tokens), 8)), np.full(len(t.tokens), 3), t.prompt, t.prompt_set)
+        for t in traces["good"]
+    ]
+    replays = replay_drafts({**traces, "ngram": ngram}, "ratio", KS, 1.0)
+    times = StepTimes(0.01, latency["good"].times.target_s, TIMES.verify_s)
+    given = {**latency, "ngram": Latency(times)}
+    best = rank(replays, given).leaderboard.rows[0]
+    assert (best.draft, best.k <= 3) == ("ngram", True)
+    rows = replayed_rows(replays, given, model="target")
+    row = next(row for row in rows if row.draft == "ngram" and row.k == 8)
+    assert row.drafted == pytest.approx(3 * (row.rounds or 0.0))
+
+
+def test_a_draft_that_never_proposes_has_no_alpha(traces):
+    never = [
+        looked_up(np.zeros((len(t.tokens), 2)), np.zeros(len(t.tokens)), t.prompt, t.prompt_set)
+        for t in traces["good"]
+    ]
+    replays = replay_drafts({"ngram": never}, "ratio", [2], 1.0)
+    times = {"ngram": Latency(StepTimes(0.01, 1.0))}
+    plain, row = rank(replays, times).leaderboard.rows
+    assert (plain.draft, row.alpha, row.alpha_lo) == (None, None, None)
+    assert row.speedup == pytest.approx(1 / 1.01)
+    assert replayed_rows(replays, times, model="t")[1].acceptance_rate is None
+
+
+def test_categories_have_their_own_alpha_and_an_interval_from_8_prompts(traces):
+    labelled = [
+        replace(t, category="code" if i < 9 else None) for i, t in enumerate(traces["good"])
+    ]
+    rows = category_alpha(replay_drafts({"good": labelled}, "ratio", [4], 1.0), 4)
+    assert {row.category: row.prompts for row in rows} == {"code": 9, "easy": 7, "hard": 8}
+    assert {row.category for row in rows if row.alpha_lo is not None} == {"code", "hard"}
+    assert all(row.alpha == pytest.approx(row.accepted / row.judged) for row in rows)
+
+
+def test_a_request_gains_less_than_its_decoding(replays, latency):
+    name = Candidate("good", 4)
+    requests = request_summary(replays, name, latency["good"])
+    assert requests is not None
+    assert 1.0 < requests.speedup < speedup_draws(replays, latency).point(name)
+    assert requests.speculative_p95_s < requests.plain_p95_s
+    assert request_summary(replays, name, Latency(TIMES)) is None
+
+
+def looped(replays, name, rng=None):
+    """Trials whose rounds are those that replay expects, scattered where `rng` is given."""
+    counts = replays.candidates[name]
+    rows = zip(replays.prompt_sets, replays.prompts, counts.new_tokens, counts.rounds, strict=True)
+    return [
+        Trial(
+            "c", prompt_set, prompt, 0, name.k, 1.0, "ratio", "ok", new_tokens=int(tokens),
+            rounds=rounds * (1.0 if rng is None else np.exp(rng.normal(0, 0.15))),
+        )
+        for prompt_set, prompt, tokens, rounds in rows
+    ]  # fmt: skip
+
+
+def test_a_loop_is_held_against_its_replay(replays):
+    name, cell = Candidate("fair", 4), Cell("easy", 1.0, 4)
+    equal = replay_check(cell, looped(replays, name), replays, name)
+    assert equal is not None
+    assert (equal.prompts, equal.gap_in_standard_errors, equal.p_value) == (24, 0.0, 1.0)
+    slower = [replace(t, rounds=1.1 * (t.rounds or 0)) for t in looped(replays, name)]
+    check = replay_check(cell, [*slower, replace(slower[0], status="failed")], replays, name)
+    assert check is not None
+    assert (check.gap_in_standard_errors or 0.0) < 0
+    assert replay_check(cell, [], replays, name) is None
+    one = replay_check(cell, looped(replays, name)[:1], replays, name)
+    assert one is not None
+    assert one.p_value is None
+
+
+def test_the_gap_of_loops_that_follow_replay_is_a_standard_normal(replays):
+    """Rounds scattered around what is expected: some 5 % of the gaps lie beyond two errors."""
+    rng, name, cell = np.random.default_rng(0), Candidate("fair", 4), Cell("easy", 1.0, 4)
+    checks = [replay_check(cell, looped(replays, name, rng), replays, name) for _ in range(400)]
+    scores = [check.gap_in_standard_errors for check in checks if check is not None]
+    assert np.mean(np.abs(scores) > 2.07) == pytest.approx(0.05, abs=0.035)  # type: ignore[operator]
+    assert np.std(scores) == pytest.approx(1.0, abs=0.15)  # type: ignore[arg-type]
