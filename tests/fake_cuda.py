@@ -108,10 +108,10 @@ class _WithoutGuards(TorchFunctionMode):
         if func is Tensor.copy_:
             return torch.ops.aten.copy_.default(*args)
         if func is Tensor.__getitem__:
-            return _part(*args)
+            return part_of(*args)
         if func is Tensor.__setitem__:
             tensor, index, value = args
-            part = _part(tensor, index)
+            part = part_of(tensor, index)
             if isinstance(value, Tensor):
                 torch.ops.aten.copy_.default(part, value)
             else:
@@ -120,26 +120,30 @@ class _WithoutGuards(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _part(tensor: Tensor, index: Any) -> Tensor:
-    if isinstance(index, Tensor):
-        return torch.ops.aten.index.Tensor(tensor, [index])
-    index = index if isinstance(index, tuple) else (index,)
-    if Ellipsis in index:
-        at = index.index(Ellipsis)
-        missing = tensor.dim() + 1 - sum(entry is not None for entry in index)
-        index = (*index[:at], *[slice(None)] * missing, *index[at + 1 :])
-    dim = 0
-    for entry in index:
-        if entry is None:
-            tensor, dim = tensor.unsqueeze(dim), dim + 1
-        elif isinstance(entry, slice):
-            if entry != slice(None):
-                bounds = (entry.start, entry.stop, entry.step or 1)
-                tensor = torch.ops.aten.slice.Tensor(tensor, dim, *bounds)
-            dim += 1
+def part_of(tensor: Tensor, index: Any) -> Tensor:
+    """tensor[index] in calls that a CPU build of torch can make for a CUDA tensor.
+
+    Indexing itself enters the tensor's device first, which needs a CUDA build.
+    """
+    parts = index if isinstance(index, tuple) else (index,)
+    if any(isinstance(part, Tensor) for part in parts):
+        indices = [part if isinstance(part, Tensor) else None for part in parts]
+        return torch.ops.aten.index.Tensor(tensor, indices)
+    if Ellipsis in parts:
+        at = parts.index(Ellipsis)
+        missing = tensor.dim() + 1 - sum(part is not None for part in parts)
+        parts = (*parts[:at], *[slice(None)] * missing, *parts[at + 1 :])
+    dimension = 0
+    for part in parts:
+        if isinstance(part, slice):
+            bounds = (part.start, part.stop, part.step or 1)
+            tensor = torch.ops.aten.slice.Tensor(tensor, dimension, *bounds)
+        elif part is None:
+            tensor = tensor.unsqueeze(dimension)
         else:
-            assert isinstance(entry, int), f"indexed with {entry!r}"
-            tensor = torch.ops.aten.select.int(tensor, dim, entry)
+            tensor = torch.ops.aten.select.int(tensor, dimension, part)
+            continue
+        dimension += 1
     return tensor
 
 

@@ -20,6 +20,8 @@ from torch._inductor import config
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor
 
+from tests.fake_cuda import part_of
+
 H100 = types.SimpleNamespace(
     name="NVIDIA H100 80GB HBM3",
     gcnArchName="",
@@ -57,31 +59,8 @@ STAND_INS: dict[str, Any] = {
 SETTINGS = {"force_disable_caches": True, "joint_graph_constant_folding": False}
 
 
-def take(tensor: Tensor, index: Any) -> Tensor:
-    """tensor[index] in calls that a CPU build of torch can make for a CUDA tensor.
-
-    Indexing itself enters the tensor's device first, which needs a CUDA build.
-    """
-    parts = index if isinstance(index, tuple) else (index,)
-    if any(isinstance(part, Tensor) for part in parts):
-        indices = [part if isinstance(part, Tensor) else None for part in parts]
-        return torch.ops.aten.index.Tensor(tensor, indices)
-    dimension = 0
-    for part in parts:
-        if isinstance(part, slice):
-            bounds = (part.start, part.stop, part.step or 1)
-            tensor = torch.ops.aten.slice(tensor, dimension, *bounds)
-        elif part is None:
-            tensor = tensor.unsqueeze(dimension)
-        else:
-            tensor = tensor.select(dimension, part)
-            continue
-        dimension += 1
-    return tensor
-
-
 def put(tensor: Tensor, index: Tensor, value: Tensor) -> None:
-    """tensor[index] = value, likewise."""
+    """tensor[index] = value, as `part_of` reads it."""
     torch.ops.aten.index_put_(tensor, [index], value)
 
 
@@ -142,7 +121,7 @@ def code_for_a_card() -> Iterator[tuple[Callable[[Any], Any], list[str]]]:
         for name, value in STAND_INS.items():
             stack.enter_context(mock.patch(name, value))
         for kind in (FakeTensor, FunctionalTensor):
-            stack.enter_context(mock.patch.object(kind, "__getitem__", take, create=True))
+            stack.enter_context(mock.patch.object(kind, "__getitem__", part_of, create=True))
             stack.enter_context(mock.patch.object(kind, "__setitem__", put, create=True))
             stack.enter_context(mock.patch.object(kind, "copy_", copy, create=True))
         active = "_active" if hasattr(driver, "_active") else "active"  # up to Triton 3.4

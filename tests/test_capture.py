@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from fake_cuda import DEVICE, FakeCuda, fake_cuda, moved
-from random_models import qwen3, random_model
+from random_models import qwen3, small
 from stubs import decoded, generation_of
 from torch._inductor import config as inductor_settings
 from transformers import PreTrainedModel, Qwen3MoeConfig
@@ -33,18 +33,8 @@ def dense(seed: int = 0) -> PreTrainedModel:
 
 
 def mixture(seed: int = 0) -> PreTrainedModel:
-    sizes: dict[str, Any] = {
-        "vocab_size": 128,
-        "hidden_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 16,
-        "num_experts": 8,
-        "num_experts_per_tok": 3,
-        "moe_intermediate_size": 24,
-    }
-    return random_model(Qwen3MoeConfig(**sizes), seed)
+    experts = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+    return small(Qwen3MoeConfig, seed, num_hidden_layers=1, **experts)
 
 
 @pytest.fixture
@@ -74,14 +64,14 @@ SAMPLED = [
     (mixture, SamplingParameters(1.0), "ratio", RATES),
     (mixture, SamplingParameters(0.8, top_k=20, top_p=0.9), "ratio", None),
 ]
-WARPINGS = [
+SAMPLINGS = [
     SamplingParameters(0.0),
     SamplingParameters(1.0),
     SamplingParameters(0.8, top_k=20),
     SamplingParameters(0.8, top_p=0.9),
     SamplingParameters(0.8, top_k=20, top_p=0.9),
 ]
-EVERY = itertools.product([dense, mixture], WARPINGS, RULES, [None, RATES])
+EVERY = itertools.product([dense, mixture], SAMPLINGS, RULES, [None, RATES])
 
 
 @pytest.mark.parametrize(

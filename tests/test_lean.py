@@ -1,4 +1,4 @@
-"""The lean forward says what transformers' own forward says, for every family it claims."""
+"""The lean forward agrees with transformers' own, for every family it accepts."""
 
 import weakref
 from collections.abc import Callable, Iterator
@@ -32,19 +32,14 @@ from harness.models.lean.weights import unsupported
 from harness.models.probe import cached_model, lean_model
 from harness.records import Round, UserError
 from tests.generated_code import code_for_a_card, launches
-from tests.random_models import qwen3, random_model
+from tests.random_models import qwen3, small
 from tests.stubs import decoded, generation_of
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 128,
-    "hidden_size": 48,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 2048,
-    "initializer_range": 0.2,
-}
+
+def grouped(kind: type[PreTrainedConfig], **more: Any) -> PreTrainedModel:
+    """Three query heads for each of two key heads, of 8 numbers each."""
+    heads = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8}
+    return small(kind, **{"hidden_size": 48, "max_position_embeddings": 2048, **heads, **more})
 
 
 def llama() -> PreTrainedModel:
@@ -56,32 +51,25 @@ def llama() -> PreTrainedModel:
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 64,
     }
-    return random_model(LlamaConfig(**SIZES, rope_parameters=rope, tie_word_embeddings=True))
+    return grouped(LlamaConfig, rope_parameters=rope, tie_word_embeddings=True)
 
 
 def biased_llama() -> PreTrainedModel:
-    return shaken(random_model(LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True)))
+    return shaken(grouped(LlamaConfig, attention_bias=True, mlp_bias=True))
 
 
 def qwen2() -> PreTrainedModel:
-    return shaken(random_model(Qwen2Config(**SIZES)))
+    return shaken(grouped(Qwen2Config))
 
 
 def mistral() -> PreTrainedModel:
-    return random_model(MistralConfig(**SIZES, sliding_window=None))
+    return grouped(MistralConfig, sliding_window=None)
 
 
 def mixture(*, normalise: bool = True) -> PreTrainedModel:
-    return random_model(
-        Qwen3MoeConfig(
-            **{**SIZES, "head_dim": 16},
-            num_experts=8,
-            num_experts_per_tok=3,
-            moe_intermediate_size=24,
-            norm_topk_prob=normalise,
-            mlp_only_layers=[1],
-        )
-    )
+    experts = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+    layers = {"norm_topk_prob": normalise, "mlp_only_layers": [1], "head_dim": 16}
+    return grouped(Qwen3MoeConfig, **experts, **layers)
 
 
 def plain_mixture() -> PreTrainedModel:
@@ -102,20 +90,16 @@ def shaken_qwen3() -> PreTrainedModel:
     return shaken(qwen3(vocab=128))
 
 
-FAMILIES = [
-    llama,
-    biased_llama,
-    qwen2,
-    mistral,
-    shaken_qwen3,
-    mixture,
-    plain_mixture,
-]
+FAMILIES = [llama, biased_llama, qwen2, mistral, shaken_qwen3, mixture, plain_mixture]
 TOKENS = [(37 * index + 11) % 101 for index in range(CHUNK + SHORT + 20)]
 
 
 def reference(network: PreTrainedModel, tokens: list[int]) -> torch.Tensor:
     return CachedModel(network, 100).forward(torch.tensor(tokens))
+
+
+def check_close(logits: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(logits, expected, atol=2e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize("build", FAMILIES)
@@ -129,7 +113,7 @@ def test_logits_are_those_of_transformers(build: Callable[[], PreTrainedModel]) 
         pieces = [model.forward(torch.tensor(TOKENS[cut : cut + 1]))]
         pieces.append(model.forward(torch.tensor(TOKENS[cut + 1 : cut + 6])))
         pieces.append(model.forward(torch.tensor(TOKENS[cut + 6 :])))
-        assert torch.allclose(torch.cat(pieces), expected[cut:], atol=2e-4, rtol=1e-3)
+        check_close(torch.cat(pieces), expected[cut:])
 
 
 @pytest.mark.parametrize("build", [shaken_qwen3, mixture])
@@ -141,7 +125,7 @@ def test_a_rewind_forgets_what_was_wrong(build: Callable[[], PreTrainedModel]) -
     model.rewind(3)
     assert model.cached_tokens == 22
     logits = model.forward(torch.tensor(TOKENS[22:24]))
-    assert torch.allclose(logits, reference(network, TOKENS[:24])[22:], atol=2e-4, rtol=1e-3)
+    check_close(logits, reference(network, TOKENS[:24])[22:])
 
 
 def test_a_cache_grows_without_forgetting() -> None:
@@ -154,16 +138,16 @@ def test_a_cache_grows_without_forgetting() -> None:
     assert torch.allclose(logits, expected, atol=1e-3, rtol=1e-3)
 
 
-def test_a_batch_computes_each_row_alone() -> None:
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_batch_computes_each_row_alone(recorded: bool) -> None:
     network = shaken_qwen3()
-    model = LeanModel(network, 100)
+    model = static(network) if recorded else LeanModel(network, 100)
     rows = torch.tensor([TOKENS[:5], TOKENS[30:35]])
     model.fill(2, 0)
-    logits = model.forward_batch(rows)
-    for row, tokens in zip(logits, rows.tolist(), strict=True):
-        assert torch.allclose(row, reference(network, tokens), atol=2e-4, rtol=1e-3)
-    model.prefill(TOKENS[:4])
-    assert model.forward(torch.tensor([7])).shape == (1, 100)
+    for row, tokens in zip(model.forward_batch(rows), rows.tolist(), strict=True):
+        check_close(row, reference(network, tokens))
+    model.prefill(TOKENS[:9])
+    check_close(model.forward(torch.tensor(TOKENS[9:10])), reference(network, TOKENS[:10])[9:])
 
 
 @pytest.mark.parametrize("kind", [CachedModel, LeanModel])
@@ -176,7 +160,7 @@ def test_a_filled_cache_holds_the_context_of_every_row(kind: type[CachedModel]) 
     assert model.cached_tokens == 40
 
 
-def test_fusing_shares_memory_and_leaves_the_network_as_it_was() -> None:
+def test_fusing_shares_memory_and_leaves_the_network_and_its_ties_as_they_were() -> None:
     network = biased_llama()
     before = reference(network, TOKENS[:10])
     first = LeanModel(network, 100)
@@ -189,32 +173,26 @@ def test_fusing_shares_memory_and_leaves_the_network_as_it_was() -> None:
     attention.v_proj.weight.data.zero_()
     attention.v_proj.bias.data.zero_()
     assert not fused[:, -16:].any()
+    tied: Any = llama()
+    LeanModel(tied, 100)
+    assert tied.lm_head.weight.data_ptr() == tied.model.embed_tokens.weight.data_ptr()
 
 
-def test_tied_weights_stay_tied() -> None:
-    network = llama()
-    LeanModel(network, 100)
-    head: Any = network.get_output_embeddings()
-    inner: Any = network.get_input_embeddings()
-    assert head.weight.data_ptr() == inner.weight.data_ptr()
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 
 
 @pytest.mark.parametrize(
-    ("config", "reason"),
+    ("kind", "more", "reason"),
     [
-        (LlamaConfig(**SIZES, hidden_act="gelu"), "activation is gelu"),
-        (MistralConfig(**SIZES, sliding_window=8), "slides"),
-        (
-            LlamaConfig(
-                **SIZES,
-                rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
-            ),
-            "rotary embedding is dynamic",
-        ),
+        (LlamaConfig, {"hidden_act": "gelu"}, "activation is gelu"),
+        (MistralConfig, {"sliding_window": 8}, "slides"),
+        (LlamaConfig, {"rope_parameters": DYNAMIC}, "rotary embedding is dynamic"),
     ],
 )
-def test_what_is_not_understood_keeps_its_own_forward(config: Any, reason: str) -> None:
-    model = cached_model(random_model(config), 100, "x")
+def test_what_the_lean_forward_does_not_compute_keeps_transformers_forward(
+    kind: type[PreTrainedConfig], more: dict[str, Any], reason: str
+) -> None:
+    model = cached_model(small(kind, **more), 100, "x")
     assert model.engine == "transformers"
     assert model.describe()["engine_reason"].endswith(reason)
 
@@ -238,12 +216,12 @@ def static(
 
 
 @pytest.mark.parametrize("build", FAMILIES)
-def test_fixed_shapes_say_what_transformers_says(build: Callable[[], PreTrainedModel]) -> None:
+def test_fixed_shapes_agree_with_transformers(build: Callable[[], PreTrainedModel]) -> None:
     check_static(build(), compiled=False)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_flex_attention_says_what_transformers_says() -> None:
+def test_flex_attention_agrees_with_transformers() -> None:
     check_static(shaken_qwen3(), compiled=False, attention="fused")
 
 
@@ -260,21 +238,7 @@ def check_static(network: PreTrainedModel, *, compiled: bool, attention: str = "
             model.forward(torch.tensor(TOKENS[cut + 5 : cut + 6])),
             model.forward(torch.tensor(TOKENS[cut + 6 : cut + 8])),
         ]
-        logits = torch.cat(pieces)
-        assert torch.allclose(logits, expected[cut : cut + 8], atol=2e-4, rtol=1e-3)
-
-
-def test_a_static_batch_computes_each_row_alone() -> None:
-    network = shaken_qwen3()
-    model = static(network)
-    model.fill(2, 0)
-    rows = torch.tensor([TOKENS[:5], TOKENS[30:35]])
-    logits = model.forward_batch(rows)
-    for row, tokens in zip(logits, rows.tolist(), strict=True):
-        assert torch.allclose(row, reference(network, tokens), atol=2e-4, rtol=1e-3)
-    model.prefill(TOKENS[:9])
-    expected = reference(network, TOKENS[:10])[9:]
-    assert torch.allclose(model.forward(torch.tensor(TOKENS[9:10])), expected, atol=2e-4)
+        check_close(torch.cat(pieces), expected[cut : cut + 8])
 
 
 @pytest.mark.parametrize("penalty", [None, 1.3])
@@ -345,7 +309,7 @@ def test_a_full_static_cache_says_so() -> None:
         model.forward(torch.tensor([1]))
 
 
-def test_what_is_recorded_asks_the_host_nothing() -> None:
+def test_what_is_recorded_reads_nothing_on_the_host() -> None:
     """Fake tensors have no values: a shape or a branch that needs one raises."""
     network = mixture()
     model = static(network)
@@ -375,7 +339,6 @@ def test_graphs_need_a_cuda_device() -> None:
         cached_model(qwen3(), 1024, "model=x", "cuda_graphs")
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("attention", list(ATTENTIONS))
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_attention_is_a_softmax_over_the_positions_seen(attention: str) -> None:
@@ -462,7 +425,7 @@ def test_context_and_positions_share_one_compiled_variant(
 @pytest.mark.compiled
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("build", FAMILIES)
-def test_compiled_pieces_say_what_transformers_says(build: Callable[[], PreTrainedModel]) -> None:
+def test_compiled_pieces_agree_with_transformers(build: Callable[[], PreTrainedModel]) -> None:
     check_static(build(), compiled=True)
 
 
