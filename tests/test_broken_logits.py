@@ -1,6 +1,7 @@
-"""Logits that are NaN or infinite: one clear error per cell, at every temperature and door."""
+"""Logits that are NaN or infinite: one clear error per cell, at every temperature and command."""
 
 import copy
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from transformers import PreTrainedModel
 
 from harness.cli import compose, draft_conf
 from harness.commands import audition, physics, profile, snapshot, sweep
+from harness.commands.outcome import Outcome
 from harness.commands.pair import open_configured
 from harness.commands.requests import plan
 from harness.config import ModelConf
@@ -75,7 +77,7 @@ def test_a_broken_target_fails_the_trial_at_the_position_where_it_breaks(
     ids=str,
 )
 @pytest.mark.parametrize("fault", FAULTS)
-def test_under_every_rule_warping_and_way_of_drafting(fault: str, more: dict[str, object]) -> None:
+def test_under_every_rule_and_way_of_drafting_too(fault: str, more: dict[str, object]) -> None:
     changed = replace(request(4, temperature=1.0), **more)  # type: ignore[arg-type]
     for target, draft, who in (
         (Faulty(fault, 6), TableModel(strangeness=0.2), "model=target"),
@@ -119,35 +121,6 @@ def test_rows_after_a_rejected_token_do_not_matter() -> None:
     text = run_trial(request(0), TableModel(), None).tokens or ()
     trial = run_trial(request(4), Fragile(), TableModel(strangeness=0.6))
     assert trial.tokens == text
-
-
-def test_a_round_reads_the_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    reads: list[str] = []
-    for name in ("tolist", "item", "__bool__", "__int__", "__float__"):
-        own = getattr(Tensor, name)
-
-        def counted(self: Tensor, own: Callable[..., object] = own, name: str = name) -> object:
-            reads.append(name)
-            return own(self)
-
-        monkeypatch.setattr(Tensor, name, counted)
-
-    class Frozen(TableModel):
-        """Looks its prefix up without asking the tensor."""
-
-        def forward(self, tokens: Tensor) -> Tensor:
-            before = len(reads)
-            logits = super().forward(tokens)
-            del reads[before:]
-            return logits
-
-    for temperature in (0.0, 1.0):
-        reads.clear()
-        plain = run_trial(request(0, temperature=temperature), Frozen(), None)
-        assert reads == ["tolist"] * int(plain.new_tokens or 0)
-        reads.clear()
-        trial = run_trial(request(4, temperature=temperature), Frozen(), Frozen(strangeness=0.3))
-        assert reads == ["tolist"] * int(trial.rounds or 0)
 
 
 def breaking_at(network: PreTrainedModel, token: int) -> PreTrainedModel:
@@ -231,96 +204,81 @@ def at_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(network, tmp_path_factory.mktemp("at_once") / "model")
 
 
-def as_(role: str, folder: Path) -> list[str]:
+def loading(role: str, folder: Path) -> list[str]:
     return [f"{role}=hf", f"{role}.id={folder}", f"{role}.name=late"]
 
 
-def stored(folder: Path | None) -> StoredRun:
-    assert folder is not None
-    return load(folder)
+def failed_run(outcome: Outcome) -> tuple[StoredRun, list[Trial], list[str]]:
+    """The run with its failed trials and the errors in its summary."""
+    assert outcome.status == 1
+    assert outcome.folder is not None
+    run = load(outcome.folder)
+    errors = json.loads((outcome.folder / "summary.json").read_text())["failures"]
+    return run, [t for t in run.trials if t.status == "failed"], [e["error"] for e in errors]
 
 
-def errors(run: StoredRun) -> list[str]:
-    assert run.summary is not None
-    return [entry["error"] for entry in run.summary["failures"]]
-
-
-def failed(run: StoredRun) -> list[Trial]:
-    return [trial for trial in run.trials if trial.status == "failed"]
+LINE = "its logits are not finite at position"
 
 
 def test_a_sweep_stores_each_broken_cell_as_failed_and_measures_the_rest(
     late: Path, tmp_path: Path
 ) -> None:
-    asked = [f"results_root={tmp_path}", *GRID, *as_("model", late), "temperature=[0,1]"]
-    outcome = sweep.run(compose("sweep", asked))
-    run = stored(outcome.folder)
-    assert outcome.status == 1
-    assert {(trial.k, trial.temperature) for trial in failed(run)} >= {(0, 0.0), (2, 0.0)}
-    for trial in failed(run):
-        assert str(trial.error).startswith("model=late: its logits are not finite at position")
+    words = [f"results_root={tmp_path}", *GRID, *loading("model", late), "temperature=[0,1]"]
+    run, failed, errors = failed_run(sweep.run(compose("sweep", words)))
+    assert {(trial.k, trial.temperature) for trial in failed} >= {(0, 0.0), (2, 0.0)}
+    assert all(str(trial.error).startswith(f"model=late: {LINE}") for trial in failed)
     assert any(trial.status == "ok" for trial in run.trials)
-    assert len(errors(run)) == len(failed(run))
+    assert len(errors) == len(failed)
 
 
 def test_a_sweep_with_a_broken_draft_names_it_and_keeps_the_plain_texts(
     late: Path, tmp_path: Path
 ) -> None:
-    asked = [f"results_root={tmp_path}", *GRID, *as_("draft", late), "temperature=[0]"]
-    outcome = sweep.run(compose("sweep", asked))
-    run = stored(outcome.folder)
-    assert outcome.status == 1
-    assert failed(run)
-    assert {trial.k for trial in failed(run)} == {2}
-    assert all(line.startswith("draft=late: its logits are not finite") for line in errors(run))
+    words = [f"results_root={tmp_path}", *GRID, *loading("draft", late), "temperature=[0]"]
+    _, failed, errors = failed_run(sweep.run(compose("sweep", words)))
+    assert {trial.k for trial in failed} == {2}
+    assert all(line.startswith(f"draft=late: {LINE}") for line in errors)
     # Nor could the draft score those texts
-    assert len(errors(run)) == len(failed(run)) + 1
+    assert len(errors) == len(failed) + 1
 
 
-def test_a_snapshot_says_so_at_every_temperature(late: Path, tmp_path: Path) -> None:
-    grid = [f"results_root={tmp_path}", *GRID, "k=[8]", "temperature=[0,1]"]
-    outcome = snapshot.run(compose("snapshot", [*grid, *as_("model", late)]))
-    run = stored(outcome.folder)
-    assert outcome.status == 1
-    assert run.summary is not None
-    assert run.summary["headline"]["FAIL"] == 0
-    places = [entry["where"] for entry in run.summary["failures"]]
+def test_a_snapshot_reports_it_at_every_temperature(late: Path, tmp_path: Path) -> None:
+    words = [f"results_root={tmp_path}", *GRID, "k=[8]", "temperature=[0,1]"]
+    run, _, errors = failed_run(
+        snapshot.run(compose("snapshot", [*words, *loading("model", late)]))
+    )
+    summary = json.loads((run.folder / "summary.json").read_text())
+    places = [entry["where"] for entry in summary["failures"]]
     assert any("temperature=0" in place for place in places)
     assert "K=8 temperature=1" in places
-    assert all("its logits are not finite" in line for line in errors(run))
+    assert all(LINE.removesuffix(" at position") in line for line in errors)
 
 
-def test_a_profile_says_so_and_keeps_the_step_times(late: Path, tmp_path: Path) -> None:
-    asked = [f"results_root={tmp_path}", *GRID, *as_("model", late)]
-    sizes = ["contexts=[16]", "batches=[1]"]
-    outcome = profile.run(compose("profile", [*asked, *sizes]))
-    run = stored(outcome.folder)
-    assert outcome.status == 1
-    assert all("model=late: its logits are not finite" in line for line in errors(run))
+def test_a_profile_reports_it_and_keeps_the_step_times(late: Path, tmp_path: Path) -> None:
+    words = [f"results_root={tmp_path}", *GRID, *loading("model", late)]
+    config = compose("profile", [*words, "contexts=[16]", "batches=[1]"])
+    run, _, errors = failed_run(profile.run(config))
+    assert all("model=late: its logits are not finite" in line for line in errors)
     assert not run.latency.empty
 
 
 def test_an_audition_goes_on_without_a_draft_that_breaks_later(late: Path, tmp_path: Path) -> None:
-    asked = [f"results_root={tmp_path}", *GRID, "temperature=[0,1]"]
+    config = compose("audition", [f"results_root={tmp_path}", *GRID, "temperature=[0,1]"])
     drafts = [ModelConf(name="late", id=str(late)), draft_conf("tiny_good")]
-    outcome = audition.run(compose("audition", asked), drafts)
-    run = stored(outcome.folder)
-    assert outcome.status == 1
-    (line,) = errors(run)
-    assert line.startswith("draft=late: its logits are not finite at position")
+    run, _, (line,) = failed_run(audition.run(config, drafts))
+    assert line.startswith(f"draft=late: {LINE}")
     assert set(run.results.draft.dropna()) == {"tiny_good"}
 
 
-def test_a_model_that_is_broken_at_once_is_refused_by_every_door(
+def test_a_model_that_is_broken_at_once_is_refused_by_every_command(
     at_once: Path, tmp_path: Path
 ) -> None:
-    doors = {"sweep": sweep.run, "snapshot": snapshot.run, "profile": profile.run}
-    line = "=late: its logits are not finite at position 0 of the probe's text; check its weights"
-    for door, run in doors.items():
+    line = f"=late: {LINE} 0 of the probe's text; check its weights"
+    words = [f"results_root={tmp_path}", *GRID]
+    for name, run in {"sweep": sweep.run, "snapshot": snapshot.run, "profile": profile.run}.items():
         for role in ("model", "draft"):
-            asked = [f"results_root={tmp_path}", *GRID, *as_(role, at_once)]
             with pytest.raises(UserError, match=f"{role}{line}"):
-                run(compose(door, asked))
-    asked = [f"results_root={tmp_path}", *GRID, *as_("model", at_once)]
+                run(compose(name, [*words, *loading(role, at_once)]))
+    config = compose("audition", [*words, *loading("model", at_once)])
     with pytest.raises(BrokenLogitsError, match=f"model{line}"):
-        audition.run(compose("audition", asked), [draft_conf("tiny_good")])
+        audition.run(config, [draft_conf("tiny_good")])

@@ -90,11 +90,12 @@ def test_target_forwards_are_rounds_and_nothing_else() -> None:
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_round_is_read_back_to_the_host_once(rule: Rule, temperature: float) -> None:
-    """Nothing asks a tensor for a number but the one `tolist` of a round."""
+    """Nothing reads a tensor's number but the one `tolist` of a round, or of a plain step."""
     generation = generation_of(PROMPT, k=4, sampling=SamplingParameters(temperature), rule=rule)
-    with CountReads() as reads:
-        rounds = decoded(TableModel(), TableModel(strangeness=0.4), generation)
-    assert reads.count == len(rounds)
+    for draft in (None, TableModel(strangeness=0.4)):
+        with CountReads() as reads:
+            rounds = decoded(TableModel(), draft, generation)
+        assert reads.count == len(rounds)
 
 
 @pytest.mark.parametrize("k", [1, 4])
