@@ -1,7 +1,6 @@
 """Synthetic acceptance: rates that are set, their prediction, and the sweep that shows both."""
 
 import itertools
-import json
 from collections import defaultdict
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from harness.decoding.protocols import Proposal
 from harness.decoding.sampling import SamplingParameters
 from harness.decoding.verification import Decision, verify_synthetic
 from harness.records import UserError
-from harness.storage import load
+from harness.storage import StoredRun, load
 from harness.theory.acceptance import (
     alpha_from_acceptance_rate,
     conditional,
@@ -31,19 +30,21 @@ RATES = (0.8, 0.6, 0.6, 0.15)
 
 def test_accepted_lengths_have_the_rates_that_were_set_exactly() -> None:
     chances = conditional(RATES)
-    law: dict[int, float] = defaultdict(float)
-    own = torch.eye(5, dtype=torch.float64)
+    shares: dict[int, float] = defaultdict(float)
+    target = torch.eye(5, dtype=torch.float64)
     cells = [[(chance / 2, chance), ((1 + chance) / 2, 1 - chance)] for chance in chances]
     for combination in itertools.product(*cells):
         uniforms = torch.tensor([mid for mid, _ in combination], dtype=torch.float64)
         rates = torch.tensor(chances, dtype=torch.float64)
-        decision = verify_synthetic(own, uniforms, rates, None)
+        decision = verify_synthetic(target, uniforms, rates, None)
         assert int(decision.next_token) == int(decision.accepted)
-        drawn = verify_synthetic(own, uniforms, rates, torch.full((5,), 0.5, dtype=torch.float64))
+        drawn = verify_synthetic(
+            target, uniforms, rates, torch.full((5,), 0.5, dtype=torch.float64)
+        )
         assert drawn == decision
-        law[int(decision.accepted)] += float(np.prod([size for _, size in combination]))
+        shares[int(decision.accepted)] += float(np.prod([size for _, size in combination]))
     for j, rate in enumerate(RATES, start=1):
-        at_least = sum(share for accepted, share in law.items() if accepted >= j)
+        at_least = sum(share for accepted, share in shares.items() if accepted >= j)
         assert at_least == pytest.approx(rate, abs=1e-12)
 
 
@@ -59,12 +60,6 @@ def test_a_loop_needs_the_rounds_that_are_predicted(temperature: float) -> None:
     error = np.std(rounds, ddof=1) / np.sqrt(texts)
     assert abs(np.mean(rounds) - expected) < 4 * error
     assert error < 0.03 * expected
-
-
-def test_long_texts_come_to_the_formula() -> None:
-    assert expected_on_texts(rates_for(0.7, 4), [4000]) == pytest.approx(
-        expected_tokens_per_round(0.7, 4), rel=1e-3
-    )
 
 
 def test_a_recorded_graph_finds_the_rates_of_a_generation_that_is_over(
@@ -89,15 +84,14 @@ def test_a_recorded_graph_finds_the_rates_of_a_generation_that_is_over(
     assert addresses[0] == addresses[1]
 
 
-def test_certain_acceptance_fills_every_round_and_none_leaves_one_token() -> None:
+def test_expected_tokens_per_round_are_those_of_the_formula_where_texts_are_long() -> None:
+    expected = expected_tokens_per_round(0.7, 4)
+    assert expected_on_texts(rates_for(0.7, 4), [4000]) == pytest.approx(expected, rel=1e-3)
     assert expected_on_texts(rates_for(1.0, 3), [40]) == pytest.approx(4.0)
     assert expected_on_texts(rates_for(0.0, 3), [40]) == pytest.approx(1.0)
-
-
-def test_each_k_may_have_its_own_acceptance() -> None:
     alphas = {1: 0.429, 4: alpha_from_acceptance_rate(0.342, 4)}
-    assert rates_for(alphas, 1) == (0.429,)
     assert expected_on_texts(rates_for(alphas, 4), [8000]) == pytest.approx(1 + 4 * 0.342, rel=1e-3)
+    assert rates_for(alphas, 1) == (0.429,)
     assert rates_for({"2": [0.5, 0.25]}, 2) == (0.5, 0.25)
 
 
@@ -118,87 +112,73 @@ def test_rates_that_cannot_be_are_refused(acceptance: object, k: int, message: s
         rates_for(acceptance, k)
 
 
-def settings(tmp_path: Path, *more: str) -> list[str]:
-    return [
-        f"results_root={tmp_path}",
-        "prompts.limit=2",
-        "temperature=[0.0]",
-        "new_tokens=12",
-        "k=[1,2]",
-        "threads=1",
-        *more,
-    ]
-
-
-def test_a_sweep_shows_predicted_beside_measured(tmp_path: Path) -> None:
-    outcome = sweep.run(compose("sweep", settings(tmp_path, "decode.acceptance=[0.9,0.5]")))
+def swept(tmp_path: Path, *more: str) -> StoredRun:
+    words = ["prompts.limit=2", "temperature=[0.0]", "new_tokens=12", "k=[1,2]", "threads=1"]
+    outcome = sweep.run(compose("sweep", [f"results_root={tmp_path}", *words, *more]))
     assert outcome.folder is not None
-    run = load(outcome.folder)
-    rows = run.results
-    theory = rows[rows.source == "theory"].set_index(["prompt_set", "k"])
-    measured = rows[rows.source == "measured"].set_index(["prompt_set", "k"])
+    return load(outcome.folder)
+
+
+def test_a_sweep_predicts_from_rates_that_were_set_and_another_run_can_take_its_own(
+    tmp_path: Path,
+) -> None:
+    run = swept(tmp_path, "decode.acceptance=[0.9,0.5]")
+    rows = run.results.set_index(["source", "prompt_set", "k"])
     lengths = [t.new_tokens or 0 for t in run.trials if t.k == 2 and t.prompt_set == "easy"]
     expected = expected_on_texts((0.9, 0.5), lengths)
-    assert theory.loc[("easy", 2), "tokens_per_round"] == pytest.approx(expected)
-    assert float(str(measured.loc[("easy", 2), "speedup"])) > 0
-    assert not (rows.source == "replayed").any()
-    report = (outcome.folder / "report.md").read_text()
-    assert "Synthetic acceptance: predicted beside measured" in report
-    assert "acceptance was imposed" in report.split("##")[0].lower()
-    summary = json.loads((outcome.folder / "summary.json").read_text())
-    assert any("imposed" in caveat for caveat in summary["caveats"])
-    assert "It holds at the imposed acceptance only." in report
+    assert rows.loc[("theory", "easy", 2), "tokens_per_round"] == pytest.approx(expected)
+    assert float(str(rows.loc[("measured", "easy", 2), "speedup"])) > 0
+    assert "replayed" not in set(run.results.source)
+    assert "Synthetic acceptance" in (run.folder / "report.md").read_text()
 
-    again = compose("sweep", settings(tmp_path, f"decode.acceptance_from={outcome.folder}"))
-    second = sweep.run(again)
-    assert second.folder is not None
-    stored = load(second.folder).manifest["imposed_acceptance"]
-    assert {(entry["prompt_set"], entry["k"]) for entry in stored} == {
-        ("easy", 1),
-        ("easy", 2),
-        ("hard", 1),
-        ("hard", 2),
-    }
-    own = [t for t in run.trials if t.k == 1 and t.prompt_set == "hard"]
-    rate = sum(t.accepted or 0 for t in own) / sum((t.room or (0,))[0] for t in own)
-    (entry,) = [e for e in stored if (e["prompt_set"], e["k"]) == ("hard", 1)]
-    assert entry["rates"] == pytest.approx([rate])
-
+    source = f"decode.acceptance_from={run.folder}"
+    stored = swept(tmp_path, source).manifest["imposed_acceptance"]
+    rates = {(entry["prompt_set"], entry["k"]): entry["rates"] for entry in stored}
+    assert set(rates) == set(itertools.product(("easy", "hard"), (1, 2)))
+    hard = [t for t in run.trials if t.k == 1 and t.prompt_set == "hard"]
+    rate = sum(t.accepted or 0 for t in hard) / sum((t.room or (0,))[0] for t in hard)
+    assert rates["hard", 1] == pytest.approx([rate])
     with pytest.raises(UserError, match="no generations of easy at T=0, K=3; it has easy T=0 K=1"):
-        sweep.run(
-            compose(
-                "sweep", settings(tmp_path, f"decode.acceptance_from={outcome.folder}", "k=[3]")
-            )
-        )
+        swept(tmp_path, source, "k=[3]")
 
 
-def test_texts_too_short_to_show_a_position_are_no_source_of_its_rate(tmp_path: Path) -> None:
-    short = settings(tmp_path, "decode.acceptance=0.5", "new_tokens=2", "k=[4]", "prompts.limit=1")
-    outcome = sweep.run(compose("sweep", short))
-    assert outcome.folder is not None
-    again = settings(tmp_path, f"decode.acceptance_from={outcome.folder}", "k=[4]")
-    with pytest.raises(UserError, match="too short to show more than 2 of K=4 positions"):
-        sweep.run(compose("sweep", again))
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (
+            ("decode.acceptance=0.5", "new_tokens=2", "k=[4]"),
+            "too short to show more than 2 of K=4 positions",
+        ),
+        (
+            ("decode.repetition_penalty=1.5", "new_tokens=4", "k=[1]"),
+            "drawn with decode.repetition_penalty=1.5; give the same",
+        ),
+    ],
+)
+def test_a_run_that_does_not_show_the_acceptance_is_no_source_of_it(
+    source: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    run = swept(tmp_path, *source, "prompts.limit=1")
+    with pytest.raises(UserError, match=message):
+        swept(tmp_path, f"decode.acceptance_from={run.folder}", source[-1])
 
 
-def test_acceptance_under_other_sampling_parameters_is_no_source_either(tmp_path: Path) -> None:
-    penalised = settings(tmp_path, "decode.repetition_penalty=1.5", "k=[1]", "prompts.limit=1")
-    outcome = sweep.run(compose("sweep", [*penalised, "temperature=[0]", "new_tokens=4"]))
-    words = settings(tmp_path, f"decode.acceptance_from={outcome.folder}", "k=[1]")
-    with pytest.raises(UserError, match=r"drawn with decode.repetition_penalty=1.5; give the same"):
-        sweep.run(compose("sweep", [*words, "temperature=[0]"]))
+RATE = "decode.acceptance=0.8"
 
 
-def test_synthetic_acceptance_is_refused_where_no_loop_is_measured(tmp_path: Path) -> None:
-    imposed = "decode.acceptance=0.8"
-    with pytest.raises(UserError, match=r"decode.acceptance: only a sweep with mode=measure"):
-        snapshot.run(compose("snapshot", [f"results_root={tmp_path}", imposed]))
-    with pytest.raises(UserError, match=r"decode.acceptance: only a sweep with mode=measure"):
-        compose("audition", [f"results_root={tmp_path}", imposed])
-    with pytest.raises(UserError, match=r"decode.acceptance: only a sweep with mode=measure"):
-        sweep.run(compose("sweep", settings(tmp_path, imposed, "mode=replay")))
-    both = [imposed, f"decode.acceptance_from={tmp_path}"]
-    with pytest.raises(UserError, match="give one of the two"):
-        sweep.run(compose("sweep", settings(tmp_path, *both)))
-    with pytest.raises(UserError, match="needs 8"):
-        sweep.run(compose("sweep", settings(tmp_path, "decode.acceptance=[0.5]", "k=[8]")))
+@pytest.mark.parametrize(
+    ("command", "words", "message"),
+    [
+        ("snapshot", [RATE], "decode.acceptance: only a sweep with mode=measure"),
+        ("audition", [RATE], "decode.acceptance: only a sweep with mode=measure"),
+        ("sweep", [RATE, "mode=replay"], "decode.acceptance: only a sweep with mode=measure"),
+        ("sweep", [RATE, "decode.acceptance_from=results"], "give one of the two"),
+        ("sweep", ["decode.acceptance=[0.5]", "k=[8]"], "needs 8"),
+    ],
+)
+def test_synthetic_acceptance_is_refused_where_no_loop_is_measured(
+    command: str, words: list[str], message: str, tmp_path: Path
+) -> None:
+    run = {"snapshot": snapshot.run, "sweep": sweep.run}.get(command, lambda _: None)
+    with pytest.raises(UserError, match=message):
+        run(compose(command, [f"results_root={tmp_path}", *words]))
