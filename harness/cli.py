@@ -1,16 +1,17 @@
-"""What all doors share: compose the configuration, do the work, turn errors into exit statuses.
+"""What all commands share: compose the configuration, do the work, turn errors into exit statuses.
 
-The contract: a door that made a run prints `run: <folder>` as its last line. What the user can fix
-is one line on standard error, `error: ...`, and status 2, a full or read-only disk included. Cells
-that failed give 1. Hydra's own composition errors keep Hydra's text and its status 1. SIGINT,
-SIGTERM and SIGHUP end a door with one line as well, and with 128 + the signal's number.
+The contract: a command that made a run prints `run: <folder>` as its last line. What the user can
+fix is one line on standard error, `error: ...`, and status 2, a full or read-only disk included.
+Cells that failed give 1. Hydra's own composition errors keep Hydra's text and its status 1. SIGINT,
+SIGTERM and SIGHUP end a command with one line as well, and with 128 + the signal's number.
 
-Hydra ignores what a job returns, and a SystemExit inside a job would abort the other jobs of a
-multirun (`-m`), so the worst status is kept here and the process exits after Hydra has returned.
-A launcher (joblib, Slurm) runs jobs in other processes, and what they keep is lost with them; but
-what a job returns is pickled and comes back, so a `JobStatus` notes itself where it is unpickled.
-Nothing in this module imports torch: `--help` must answer at once, so a door imports its
-experiment inside its `work` function.
+Hydra drops what a job returns, and an exception inside a job would end the other jobs of a multirun
+(`-m`) or print a line of Hydra's. So the worst status is kept here, and the process exits with it
+after Hydra has returned. A launcher (joblib, Slurm) runs jobs in other processes: what a job
+returns is pickled and comes back, so a `JobStatus` notes itself where it is unpickled.
+
+Nothing in this module imports torch: `--help` must answer at once, so a command imports its
+implementation inside its `work` function.
 """
 
 import difflib
@@ -42,7 +43,7 @@ MOST_CHARACTERS = 300
 Work = Callable[[Any], Outcome]
 
 
-# Of the jobs of this process's door, those that ran elsewhere included.
+# Of this command's jobs, those that ran in other processes included
 _statuses: list[int] = []
 
 
@@ -57,17 +58,17 @@ class JobStatus:
 
 
 def note(status: int) -> JobStatus:
-    """Keeps a job's status for `run_door`, which exits with the worst."""
+    """Keep a job's status for `run_door`."""
     _statuses.append(status)
     return JobStatus(status)
 
 
 def run_door(door: str, work: Work) -> NoReturn:
-    """Runs a door as a Hydra app and exits with the worst status over its jobs.
+    """Runs a command as a Hydra app and exits with the worst status over its jobs.
 
     Args:
         door: name of the primary configuration, conf/<door>.yaml.
-        work: does the door's work, given the configuration as the door's dataclass.
+        work: does the command's work, given the configuration as its dataclass.
     """
     register(door)
     _statuses.clear()
@@ -76,23 +77,27 @@ def run_door(door: str, work: Work) -> NoReturn:
         return note(run_job(work, config))
 
     app = hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=door)(job)
+    before = os.environ.get(FULL_ERROR)
+    shows_all, status = before == "1", OK
+    os.environ[FULL_ERROR] = "1"  # otherwise Hydra prints a traceback of its own for some errors
     try:
-        with _signals(), _raising(FULL_ERROR):
+        with _signals():
             app()
+        status = max(_statuses, default=OK)
     except (HydraException, OmegaConfBaseException) as error:
-        if os.environ.get(FULL_ERROR) == "1":
+        if shows_all:
             raise
         for cause in filter(None, (error, error.__cause__)):
             _say(str(cause))
         _say(f"\nSet the environment variable {FULL_ERROR}=1 for a complete stack trace.")
-        sys.exit(CELLS_FAILED)
+        status = CELLS_FAILED
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         # Hydra's parser raises these for some command lines, with no error type of its own
-        if os.environ.get(FULL_ERROR) == "1":
+        if shows_all:
             raise
         reason = str(error) or "it is nested too deeply"
         _say(f"error: the command line cannot be read: {_one_line(reason)[:MOST_CHARACTERS]}")
-        sys.exit(USER_ERROR)
+        status = USER_ERROR
     except KeyboardInterrupt as stop:
         number = stop.number if isinstance(stop, Interrupted) else signal.SIGINT
         # The traceback keeps the run folder, and so its lock, until this block is left
@@ -101,23 +106,11 @@ def run_door(door: str, work: Work) -> NoReturn:
         if folder is not None:
             consequence = f"finished generations are stored; resume={folder} continues the run"
         _say(f"error: interrupted by {signal.Signals(number).name}; {consequence}")
-        sys.exit(SIGNALLED + number)
-    _flush()
-    sys.exit(max(_statuses, default=OK))
-
-
-@contextmanager
-def _raising(variable: str) -> Iterator[None]:
-    """Have Hydra raise its errors rather than print a traceback of its own for some of them."""
-    before = os.environ.get(variable)
-    os.environ[variable] = "1"
-    try:
-        yield
+        status = SIGNALLED + number
     finally:
-        if before is None:
-            del os.environ[variable]
-        else:
-            os.environ[variable] = before
+        os.environ.pop(FULL_ERROR)
+        os.environ |= {} if before is None else {FULL_ERROR: before}
+    sys.exit(status if status >= SIGNALLED else max(status, _flush()))
 
 
 @contextmanager
@@ -142,14 +135,15 @@ def _signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _flush() -> None:
+def _flush() -> int:
     """Flush standard output; if that fails, keep the interpreter from trying again at exit."""
     try:
         sys.stdout.flush()
     except OSError as error:
-        note(USER_ERROR)
         _say(f"error: standard output cannot be written ({error.strerror})")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return USER_ERROR
+    return OK
 
 
 def run_job(work: Work, config: DictConfig) -> int:
@@ -199,11 +193,7 @@ def to_dataclass(config: DictConfig) -> Any:
 
 
 def _refuse_added_keys(config: DictConfig, prefix: str) -> None:
-    """Refuse keys that were added with `+` and that nothing reads.
-
-    Raises:
-        UserError: the first such key, with those that have a similar name.
-    """
+    """Refuse the first key that was added with `+` and that nothing reads, with similar names."""
     schema = OmegaConf.get_type(config)
     if not is_dataclass(schema):  # a mapping of the user's own, such as prompts.weights
         return

@@ -522,7 +522,7 @@ class BreakevenConfig(DoorConfig):
     alpha: list[float] = key([0.2, 0.4, 0.6, 0.8, 0.9, 1.0])
     k: list[int] = _grid(1, 2, 3, 4, 5, 6, 8, 10)
     acceptance_rate: Any = None
-    acceptance_by_position: list[float] | None = None
+    acceptance_by_position: list[float] | None = key(None, example="[0.7,0.5]")
     acceptance_from: str | None = None
     baseline_from: str | None = None
     latency_from: str | None = None
