@@ -1,4 +1,4 @@
-"""What CUDA's attention kernels ask of their inputs, held without a card.
+"""What CUDA's attention kernels require of their inputs, checked without a card.
 
 On the CPU scaled_dot_product_attention takes any strides and any pointer, so that what a card would
 refuse passes unseen. Here every call is checked against the rules of torch's CUDA kernels first.
@@ -121,7 +121,7 @@ def test_prefills_of_any_length_obey_them(kind: type[LeanModel]) -> None:
 
 
 @pytest.mark.parametrize("start", [0, 5])
-def test_a_long_piece_of_a_batch_says_what_short_ones_say(start: int) -> None:
+def test_a_long_piece_of_a_batch_gets_the_logits_of_short_ones(start: int) -> None:
     model, count = lean(), 2 * CHUNK + 5
     rows = torch.tensor([tokens_of(start + count), tokens_of(start + count + 7)[7:]])
 
@@ -215,7 +215,7 @@ DOORS: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
         *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("sweep", "profile")),
     ],
 )
-def test_no_door_lets_key_lengths_that_vary_reach_cudnn(
+def test_no_command_lets_key_lengths_that_vary_reach_cudnn(
     name: str, key_lengths: Lengths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("harness.measurement.step_times.REPETITIONS", 2)
@@ -255,7 +255,7 @@ def test_transformers_own_forward_does_not_either(
     assert not any(kernel_settings().values())
 
 
-# Errors that say that memory ran out, and errors that name memory
+# Errors of running out of memory, and errors that only name memory
 
 OUT_OF_MEMORY = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
@@ -278,8 +278,8 @@ OTHER = [
 ]
 
 
-def attempts(error: Exception) -> list[int]:
-    """Sizes of the batches that are tried where only one text at a time gets through."""
+@pytest.mark.parametrize("error", [*OUT_OF_MEMORY, *OTHER], ids=str)
+def test_only_a_batch_that_runs_out_of_memory_is_halved(error: Exception) -> None:
     sizes: list[int] = []
 
     def work(items: Any) -> list[int]:
@@ -288,22 +288,15 @@ def attempts(error: Exception) -> list[int]:
             raise error
         return [0]
 
-    in_batches(range(4), 4, lambda _first, _item: True, work, "model=x")
-    return sizes
-
-
-@pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=str)
-def test_a_batch_that_runs_out_of_memory_is_halved(error: Exception) -> None:
-    assert is_out_of_memory(error)
-    assert attempts(error) == [4, 2, 1, 1, 1, 1]
-
-
-@pytest.mark.parametrize("error", OTHER, ids=str)
-def test_an_error_that_only_names_memory_is_not_tried_again(error: Exception) -> None:
-    assert not is_out_of_memory(error)
-    with pytest.raises(type(error)) as raised:
-        attempts(error)
-    assert raised.value is error
+    expected = error in OUT_OF_MEMORY
+    assert is_out_of_memory(error) == expected
+    if expected:
+        in_batches(range(4), 4, lambda _first, _item: True, work, "model=x")
+        assert sizes == [4, 2, 1, 1, 1, 1]
+    else:
+        with pytest.raises(type(error)) as raised:
+            in_batches(range(4), 4, lambda _first, _item: True, work, "model=x")
+        assert raised.value is error
 
 
 def test_what_the_cpu_allocator_raises_now_is_recognised() -> None:
