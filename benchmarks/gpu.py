@@ -49,7 +49,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import GenerationConfig
 
-from harness.analysis.synthetic import expected_tokens_per_round
+from harness.analysis.cells import expected_tokens_per_round
 from harness.cli import compose
 from harness.commands.imposed import Rates
 from harness.config import rates_for

@@ -7,7 +7,7 @@ import pytest
 
 from harness.analysis.cells import acceptance_by_position, measured_rows, theory_rows
 from harness.records import Trial
-from harness.stats.intervals import ratio_interval, speedup_interval
+from harness.stats.bootstrap import ratio_interval, speedup_interval
 from harness.theory.speedup import StepTimes
 
 TIMES = StepTimes(0.001, 0.010, (0.010, 0.011, 0.012))

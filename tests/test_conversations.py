@@ -10,7 +10,7 @@ import torch
 from random_models import qwen3, save
 
 from harness import reporting
-from harness.analysis.counts import per_prompt
+from harness.analysis.cells import per_prompt
 from harness.analysis.evidence import evidence_from_trials
 from harness.cli import compose, draft_conf
 from harness.commands import audition, profile, snapshot, sweep, texts

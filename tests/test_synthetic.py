@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from harness.analysis.synthetic import expected_tokens_per_round as expected_on_texts
+from harness.analysis.cells import expected_tokens_per_round as expected_on_texts
 from harness.cli import compose
 from harness.commands import snapshot, sweep
 from harness.config import rates_for

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from harness.analysis.advice import Case, Floors, advice
-from harness.analysis.counts import acceptance_by_position, completed, latest, ratio
+from harness.analysis.cells import acceptance_by_position, completed, latest, ratio
 from harness.analysis.leaderboard import ENGINES
 from harness.analysis.replayed import replay_drafts
 from harness.analysis.rules_of_thumb import rules_of_thumb

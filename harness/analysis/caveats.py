@@ -10,7 +10,7 @@ import numpy as np
 
 from harness.analysis.setup import Setup
 from harness.records import ResultRow, StepTiming
-from harness.stats.intervals import MIN_PROMPTS
+from harness.stats.bootstrap import MIN_PROMPTS
 from harness.summary import Caveat, StepBound, TextCheck, Value
 from harness.theory.speedup import StepTimes
 

@@ -1,4 +1,4 @@
-"""From generations to the rows of results.csv: one row per prompt set, temperature and K.
+"""From generations to counts, and from counts to rows of results.csv: one row per cell.
 
 Every rate here is a ratio of sums over generations, never a mean of ratios: a long text counts for
 more than a short one, as it does for the machine. A cell's speedup is taken over the generations
@@ -6,34 +6,104 @@ more than a short one, as it does for the machine. A cell's speedup is taken ove
 set and temperature, so that a prompt that failed on one side shifts neither.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from harness.analysis.counts import (
-    acceptance_by_position,
-    accepted,
-    completed,
-    decode_s,
-    judged,
-    latest,
-    new_tokens,
-    per_prompt,
-    ratio,
-    request_s,
-)
-from harness.records import ResultRow, Trial
-from harness.stats.intervals import Array, ratio_interval, speedup_interval
+from harness.records import Cell, ResultRow, Trial
+from harness.stats.bootstrap import Array, ratio_interval, speedup_interval
+from harness.theory.acceptance import conditional
+from harness.theory.replay import replay
 from harness.theory.speedup import StepTimes, speedup_from_tokens_per_round
 
-__all__ = ["acceptance_by_position", "measured_rows", "theory_rows"]
+Count = Callable[[Trial], float]
+PromptId = tuple[str, str]
 
-CellKey = tuple[str, float, int]
+# ---- counts of generations -----------------------------------------------------------------------
+
+
+def decode_s(trial: Trial) -> float:
+    """Seconds from the end of every prefill to the last token."""
+    return trial.decode_s or 0.0
+
+
+def request_s(trial: Trial) -> float:
+    """Seconds of the whole request: both prefills and the decoding."""
+    return (trial.prefill_s or 0.0) + (trial.draft_prefill_s or 0.0) + (trial.decode_s or 0.0)
+
+
+def new_tokens(trial: Trial) -> float:
+    """Tokens emitted."""
+    return trial.new_tokens or 0
+
+
+def accepted(trial: Trial) -> float:
+    """Draft tokens kept."""
+    return trial.accepted or 0
+
+
+def judged(trial: Trial) -> float:
+    """Draft tokens accepted or rejected: the denominator of alpha."""
+    return (trial.accepted or 0) + (trial.rejected or 0)
+
+
+def ratio(numerator: float | None, denominator: float | None) -> float | None:
+    """Their quotient; None where either is missing or the denominator is 0."""
+    return numerator / denominator if numerator is not None and denominator else None
+
+
+def latest(trials: Sequence[Trial]) -> list[Trial]:
+    """One trial per generation, the last recorded: a resumed run's retry replaces the failure."""
+    return list({(trial.key, trial.k): trial for trial in trials}.values())
+
+
+def completed(trials: Sequence[Trial]) -> list[Trial]:
+    """The trials that finished and emitted something."""
+    return [trial for trial in trials if trial.status == "ok" and trial.new_tokens]
+
+
+def per_prompt(trials: Sequence[Trial], counts: Sequence[Count]) -> dict[PromptId, Array]:
+    """For each (prompt set, prompt), in order, its counts summed over repetitions and turns.
+
+    The turns of one conversation share its text, so they are one prompt to every resampling.
+    """
+    sums: dict[PromptId, Array] = {}
+    for trial in sorted(trials, key=lambda trial: (trial.prompt_set, trial.conversation)):
+        values = np.array([count(trial) for count in counts], dtype=np.float64)
+        name = (trial.prompt_set, trial.conversation)
+        sums[name] = sums[name] + values if name in sums else values
+    return sums
+
+
+def acceptance_by_position(trials: Sequence[Trial]) -> tuple[float, ...]:
+    """Entry j - 1: share of rounds with at least j text positions left that accepted at least j.
+
+    Args:
+        trials: of one K; plain and failed ones are left out.
+
+    Returns:
+        Up to K shares; positions that no round had text left for are left out.
+    """
+    counted = [
+        (trial.accepted_lengths, trial.room)
+        for trial in completed(trials)
+        if trial.accepted_lengths is not None and trial.room is not None
+    ]
+    if not counted:
+        return ()
+    lengths = np.sum([lengths for lengths, _ in counted], axis=0)
+    with_text_left = np.sum([rounds for _, rounds in counted], axis=0)
+    at_least = lengths[::-1].cumsum()[::-1][1:]
+    pairs = zip(at_least, with_text_left, strict=True)
+    return tuple(float(kept / rounds) for kept, rounds in pairs if rounds)
+
+
+# ---- measured rows -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _Context:
+class _Pair:
     """What every row of one call shares."""
 
     model: str
@@ -45,7 +115,7 @@ class _Context:
 def measured_rows(
     trials: Sequence[Trial], *, model: str, draft: str, times: StepTimes | None, seed: int = 0
 ) -> list[ResultRow]:
-    """One row per (prompt_set, temperature, k), in that order, from the generations of one pair.
+    """One row per prompt set, temperature and K, in that order, from one pair's generations.
 
     Args:
         trials: every generation of the run, failed ones included.
@@ -54,51 +124,42 @@ def measured_rows(
         times: step times of this run, for breakeven_alpha; None leaves it empty.
         seed: of the bootstrap.
     """
-    cells: dict[CellKey, list[Trial]] = {}
+    cells: dict[Cell, list[Trial]] = {}
     for trial in latest(trials):
-        cells.setdefault((trial.prompt_set, trial.temperature, trial.k), []).append(trial)
-    context = _Context(model, draft, times, seed)
-    return [_measured_row(key, cells, context) for key in sorted(cells)]
+        cells.setdefault(trial.cell_key, []).append(trial)
+    pair = _Pair(model, draft, times, seed)
+    return [_measured_row(cell, cells, pair) for cell in sorted(cells)]
 
 
-def _measured_row(
-    key: CellKey, cells: Mapping[CellKey, Sequence[Trial]], context: _Context
-) -> ResultRow:
-    prompt_set, temperature, k = key
-    done = completed(cells[key])
-    failed = [trial for trial in cells[key] if trial.status == "failed"]
+def _measured_row(cell: Cell, cells: Mapping[Cell, Sequence[Trial]], pair: _Pair) -> ResultRow:
+    trials = cells[cell]
+    done = completed(trials)
+    failed = [trial for trial in trials if trial.status == "failed"]
+    error = f"{len(failed)} of {len(trials)} generations failed, first: " if failed else ""
     row = ResultRow(
-        model=context.model,
-        draft=context.draft,
-        prompt_set=prompt_set,
-        temperature=temperature,
-        k=k,
+        model=pair.model,
+        draft=pair.draft,
+        prompt_set=cell.prompt_set,
+        temperature=cell.temperature,
+        k=cell.k,
         source="measured",
         status="partial" if failed and done else "failed" if failed else "complete",
-        error=_error(failed, len(cells[key])),
-        rule=next((trial.rule for trial in cells[key] if trial.k > 0), None),
+        error=f"{error}{failed[0].error}" if failed else None,
+        rule=next((trial.rule for trial in trials if trial.k > 0), None),
+        breakeven_alpha=pair.times.break_even_alpha(cell.k) if cell.k and pair.times else None,
     )
-    if k > 0 and context.times is not None:
-        row = replace(row, breakeven_alpha=context.times.break_even_alpha(k))
     if not done:
         return row
     row = _with_times(row, done)
-    if k == 0:
+    if cell.k == 0:
         return replace(row, speedup=1.0, request_speedup=1.0)
-    row = _with_acceptance(row, done, context.seed)
-    return _with_speedup(row, done, completed(cells.get((prompt_set, temperature, 0), [])), context)
-
-
-def _error(failed: Sequence[Trial], total: int) -> str | None:
-    """The first error and how many generations failed."""
-    if not failed:
-        return None
-    return f"{len(failed)} of {total} generations failed, first: {failed[0].error}"
+    baseline = completed(cells.get(replace(cell, k=0), []))
+    return _with_speedup(_with_acceptance(row, done, pair.seed), done, baseline, pair.seed)
 
 
 def _with_times(row: ResultRow, done: Sequence[Trial]) -> ResultRow:
     tokens = sum(map(new_tokens, done))
-    own_ms = [1e3 * decode_s(trial) / new_tokens(trial) for trial in done]
+    trial_ms = [1e3 * decode_s(trial) / new_tokens(trial) for trial in done]
     ms_per_token = 1e3 * sum(map(decode_s, done)) / tokens
     first_s = [
         request_s(trial) - decode_s(trial) + trial.first_token_s
@@ -111,8 +172,8 @@ def _with_times(row: ResultRow, done: Sequence[Trial]) -> ResultRow:
         prompts=len({trial.conversation for trial in done}),
         new_tokens=int(tokens),
         ms_per_token=ms_per_token,
-        ms_per_token_p50=float(np.percentile(own_ms, 50)),
-        ms_per_token_p90=float(np.percentile(own_ms, 90)),
+        ms_per_token_p50=float(np.percentile(trial_ms, 50)),
+        ms_per_token_p90=float(np.percentile(trial_ms, 90)),
         tokens_per_second=ratio(1e3, ms_per_token),
         ttft_ms=1e3 * float(np.median(first_s)) if first_s else None,
         peak_memory_bytes=max(peaks, default=None),
@@ -124,8 +185,8 @@ def _with_acceptance(row: ResultRow, done: Sequence[Trial], seed: int) -> Result
     drafted = float(sum(trial.drafted or 0 for trial in done))
     kept = float(sum(map(accepted, done)))
     rejected = float(sum(trial.rejected or 0 for trial in done))
-    columns = np.array(list(per_prompt(done, [accepted, judged]).values()))
-    interval = ratio_interval(columns[:, 0], columns[:, 1], seed=seed)
+    sums = np.array(list(per_prompt(done, [accepted, judged]).values()))
+    interval = ratio_interval(sums[:, 0], sums[:, 1], seed=seed)
     return replace(
         row,
         rounds=rounds,
@@ -142,36 +203,34 @@ def _with_acceptance(row: ResultRow, done: Sequence[Trial], seed: int) -> Result
 
 
 def _with_speedup(
-    row: ResultRow, done: Sequence[Trial], baseline: Sequence[Trial], context: _Context
+    row: ResultRow, done: Sequence[Trial], baseline: Sequence[Trial], seed: int
 ) -> ResultRow:
-    shared = {_generation(trial) for trial in done} & {_generation(trial) for trial in baseline}
+    shared = {trial.key for trial in done} & {trial.key for trial in baseline}
     if not shared:
         return row
-    fields = [decode_s, new_tokens, request_s]
-    plain, speculative = (
-        np.array(list(per_prompt([t for t in side if _generation(t) in shared], fields).values()))
-        for side in (baseline, done)
-    )
-    interval = speedup_interval(
-        plain[:, 0], plain[:, 1], speculative[:, 0], speculative[:, 1], seed=context.seed
-    )
+
+    def sums(trials: Sequence[Trial], count: Count) -> Array:
+        kept = [trial for trial in trials if trial.key in shared]
+        return np.concatenate(list(per_prompt(kept, [count]).values()))
+
+    plain_s, plain_tokens = sums(baseline, decode_s), sums(baseline, new_tokens)
+    seconds, tokens = sums(done, decode_s), sums(done, new_tokens)
+    interval = speedup_interval(plain_s, plain_tokens, seconds, tokens, seed=seed)
+
+    def speedup(before_s: Array, after_s: Array) -> float | None:
+        before = before_s.sum() / plain_tokens.sum()
+        return ratio(float(before), float(after_s.sum() / tokens.sum()))
+
     return replace(
         row,
-        speedup=_speedup(plain, speculative, 0),
+        speedup=speedup(plain_s, seconds),
         speedup_lo=interval.lo if interval else None,
         speedup_hi=interval.hi if interval else None,
-        request_speedup=_speedup(plain, speculative, 2),
+        request_speedup=speedup(sums(baseline, request_s), sums(done, request_s)),
     )
 
 
-def _generation(trial: Trial) -> tuple[str, int]:
-    return trial.prompt, trial.repetition
-
-
-def _speedup(plain: Array, speculative: Array, column: int) -> float | None:
-    """Ratio of seconds per token; the tokens are column 1."""
-    before, after = (side[:, column].sum() / side[:, 1].sum() for side in (plain, speculative))
-    return ratio(float(before), float(after))
+# ---- what step times predict ---------------------------------------------------------------------
 
 
 def theory_rows(measured: Sequence[ResultRow], times: StepTimes) -> list[ResultRow]:
@@ -181,7 +240,7 @@ def theory_rows(measured: Sequence[ResultRow], times: StepTimes) -> list[ResultR
     that the steps do not explain (overhead of the loop, or a step that is slower in context).
 
     Args:
-        measured: rows of `measured_rows`; baselines and rows without rounds are passed over.
+        measured: rows of `measured_rows`; baselines and rows without rounds are left out.
         times: step times of the same run.
     """
     return [
@@ -209,3 +268,20 @@ def _theory_row(row: ResultRow, tokens_per_round: float, times: StepTimes) -> Re
         speedup=speedup_from_tokens_per_round(tokens_per_round, row.k, times.c, times.v(row.k)),
         breakeven_alpha=times.break_even_alpha(row.k),
     )
+
+
+def expected_tokens_per_round(rates: Sequence[float], lengths: Sequence[int]) -> float:
+    """Expected tokens per round at a synthetic acceptance, on all these texts together.
+
+    Rate j is the share of rounds that keep at least j tokens, as in vLLM's
+    `synthetic_acceptance_rates`; given that all before it were, position j is kept with probability
+    rate_j / rate_(j-1). With these chances replay gives the expected rounds of a text exactly, the
+    cut of its last round included.
+
+    Args:
+        rates: unconditional, per position; K = len(rates).
+        lengths: tokens of each text, each at least 1.
+    """
+    k, longest = len(rates), max(lengths)
+    chances = np.broadcast_to(np.array(conditional(rates)), (len(lengths), longest, k))
+    return sum(lengths) / float(replay(chances, lengths, [k])[k].rounds.sum())

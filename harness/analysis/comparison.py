@@ -29,7 +29,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pandas as pd
 
-from harness.analysis.counts import (
+from harness.analysis.cells import (
     accepted,
     completed,
     decode_s,

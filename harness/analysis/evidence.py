@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.counts import (
+from harness.analysis.cells import (
     accepted,
     completed,
     decode_s,
@@ -22,7 +22,7 @@ from harness.analysis.counts import (
     ratio,
 )
 from harness.records import Trial
-from harness.stats.intervals import Array
+from harness.stats.bootstrap import Array
 from harness.theory.speedup import StepTimes
 
 

@@ -15,7 +15,7 @@ acceptance_rate and alpha (harness/reporting/metrics.md). They are shown, never 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from harness.analysis.counts import ratio
+from harness.analysis.cells import ratio
 from harness.records import Decision, LatencyRow, ResultRow
 from harness.summary import Explanation, Factor, RuleOfThumb, Verdict
 from harness.theory.acceptance import accepted_over_emitted

@@ -9,14 +9,18 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from harness.analysis.advise import engines, followed_up
-from harness.analysis.cells import measured_rows, theory_rows
-from harness.analysis.counts import completed, latest
+from harness.analysis.cells import (
+    completed,
+    expected_tokens_per_round,
+    latest,
+    measured_rows,
+    theory_rows,
+)
 from harness.analysis.evidence import Candidate, Evidence, evidence_from_trials
 from harness.analysis.latency import latency_of, step_times
 from harness.analysis.predicted import evidence_of, replayed_rows
 from harness.analysis.priced import prices
 from harness.analysis.replayed import Replays, replay_check, replay_drafts
-from harness.analysis.synthetic import expected_tokens_per_round
 from harness.analysis.told import Number, caveats, failures, headline, in_words, not_measured
 from harness.analysis.verdict import decide, least_regret
 from harness.commands import greedy

@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 
 from harness.records import LatencyRow, StepTiming, UserError
-from harness.stats.intervals import Array
+from harness.stats.bootstrap import Array
 from harness.storage import StoredRun
 from harness.summary import StepSummary
 from harness.theory.speedup import StepTimes, break_even_alpha

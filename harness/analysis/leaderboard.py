@@ -18,7 +18,7 @@ from harness.analysis.predicted import Latencies, SpeedupDraws, alpha_of, speedu
 from harness.analysis.replayed import Replays
 from harness.analysis.setup import Setup
 from harness.records import Rule
-from harness.stats.draws import DRAWS
+from harness.stats.bootstrap import RESAMPLES
 from harness.summary import DraftMemory, Leaderboard, LeaderboardRow
 from harness.theory.architecture import Architecture
 from harness.theory.cost import usd_per_million_tokens
@@ -55,7 +55,7 @@ def rank(
     latencies: Latencies,
     weights: Mapping[str, float] | None = None,
     *,
-    draws: int = DRAWS,
+    draws: int = RESAMPLES,
     seed: int = 0,
 ) -> Ranking:
     """The leaderboard of one rule and temperature, "do not speculate" among its rows.

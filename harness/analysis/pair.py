@@ -12,8 +12,14 @@ from functools import cached_property
 from typing import Any
 
 from harness.analysis.caveats import caveats, greedy_texts_differ
-from harness.analysis.cells import measured_rows, theory_rows
-from harness.analysis.counts import acceptance_by_position, completed, latest
+from harness.analysis.cells import (
+    acceptance_by_position,
+    completed,
+    expected_tokens_per_round,
+    latest,
+    measured_rows,
+    theory_rows,
+)
 from harness.analysis.evidence import Candidate, Evidence, evidence_from_trials
 from harness.analysis.explanation import Case, case_of, explain, rules_of_thumb
 from harness.analysis.latency import Latency, latency_of, latency_of_draft, stored_rows
@@ -26,7 +32,6 @@ from harness.analysis.predicted import (
 )
 from harness.analysis.replayed import replay_check, replay_drafts
 from harness.analysis.setup import Setup
-from harness.analysis.synthetic import expected_tokens_per_round
 from harness.analysis.text_checks import distrust, text_checks, without_faulty
 from harness.analysis.verdict import decide, least_regret
 from harness.records import Cell, Failure, LatencyRow, ResultRow, Rule, StepTiming, TextTrace, Trial

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from harness.analysis.counts import ratio
+from harness.analysis.cells import ratio
 from harness.analysis.evidence import Candidate, Evidence, Facts, FoldTimes, Timed
 from harness.analysis.latency import (
     Latency,
@@ -25,8 +25,7 @@ from harness.analysis.latency import (
 )
 from harness.analysis.replayed import Replays
 from harness.records import ResultRow, StepTiming, UserError
-from harness.stats.draws import DRAWS, PromptDraws, draw_prompts
-from harness.stats.intervals import Array, Interval
+from harness.stats.bootstrap import RESAMPLES, Array, Interval, Resamples, resample
 from harness.summary import CategoryAlpha, RequestSummary
 from harness.theory.replay import Replayed
 
@@ -194,7 +193,7 @@ class SpeedupDraws:
         joint: by candidate, [1 + draws], prompts and step times resampled; entry 0 is the estimate.
     """
 
-    prompts: PromptDraws
+    prompts: Resamples
     joint: Mapping[Candidate, Array]
 
     def point(self, name: Candidate) -> float:
@@ -211,7 +210,7 @@ def speedup_draws(
     latencies: Latencies,
     weights: Mapping[str, float] | None = None,
     *,
-    draws: int = DRAWS,
+    draws: int = RESAMPLES,
     seed: int = 0,
 ) -> SpeedupDraws:
     """Resample prompts and step times, and take every candidate's workload speedup.
@@ -224,7 +223,7 @@ def speedup_draws(
         UserError: a draft without step times, a K that they do not cover, weights that do not fit.
     """
     _check_times(replays, latencies)
-    prompts = draw_prompts(replays.prompt_sets, weights, draws=draws, seed=seed)
+    prompts = resample(replays.prompt_sets, weights, draws=draws, seed=seed)
     steps = LatencyDraws(draws, seed)
     joint: dict[Candidate, Array] = {}
     for name, counts in replays.candidates.items():
@@ -241,7 +240,7 @@ def speedup_draws(
 
 
 def replayed_rows(
-    replays: Replays, latencies: Latencies, *, model: str, draws: int = DRAWS, seed: int = 0
+    replays: Replays, latencies: Latencies, *, model: str, draws: int = RESAMPLES, seed: int = 0
 ) -> list[ResultRow]:
     """One row per prompt set and candidate, `source` replayed, and a k = 0 row per prompt set.
 
@@ -403,7 +402,7 @@ def request_summary(replays: Replays, name: Candidate, latency: Latency) -> Requ
 
 
 def category_alpha(
-    replays: Replays, k: int, *, draws: int = DRAWS, seed: int = 0
+    replays: Replays, k: int, *, draws: int = RESAMPLES, seed: int = 0
 ) -> tuple[CategoryAlpha, ...]:
     """Alpha of every draft on every category, at one K for all, since alpha drifts with K."""
     pairs = zip(replays.categories, replays.prompt_sets, strict=True)
@@ -411,7 +410,7 @@ def category_alpha(
     rows: list[CategoryAlpha] = []
     for category in sorted(set(names)):
         part = replays.rows([name == category for name in names])
-        prompts = draw_prompts(("",) * len(part.prompts), None, draws=draws, seed=seed)
+        prompts = resample(("",) * len(part.prompts), draws=draws, seed=seed)
         for draft in part.drafts:
             counts = part.candidates[Candidate(draft, k)]
             bounds = prompts.interval(prompts.pooled(counts.accepted, counts.judged))

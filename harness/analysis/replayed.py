@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import stdtr
 
-from harness.analysis.counts import completed, latest, new_tokens, per_prompt
+from harness.analysis.cells import completed, latest, new_tokens, per_prompt
 from harness.analysis.evidence import Candidate
 from harness.records import Cell, Rule, TextKey, TextTrace, Trial, UserError
-from harness.stats.intervals import Array
+from harness.stats.bootstrap import Array
 from harness.summary import ReplayCheck
 from harness.theory.acceptance import check_k
 from harness.theory.replay import Replayed, accept_probabilities, by_start, replay, stacked

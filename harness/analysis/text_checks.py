@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from harness.analysis.caveats import caveats, place
-from harness.analysis.cells import measured_rows
-from harness.analysis.counts import latest
+from harness.analysis.cells import latest, measured_rows
 from harness.analysis.setup import Setup
 from harness.records import Failure, Trial
 from harness.storage import StoredRun

@@ -19,7 +19,7 @@ from harness.records import (
     Verdict,
 )
 from harness.reporting.reading import dummies_of, synthetic
-from harness.stats.intervals import MIN_PROMPTS
+from harness.stats.bootstrap import MIN_PROMPTS
 from harness.storage import StoredRun
 
 # A step spread this wide says that something else was using the machine.

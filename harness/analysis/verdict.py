@@ -20,8 +20,8 @@ import numpy as np
 
 from harness.analysis.evidence import Candidate, Evidence, Facts
 from harness.records import Decision
+from harness.stats.bootstrap import MIN_PROMPTS, MIN_SET
 from harness.stats.crossfit import Held, cross_fit, workload_of
-from harness.stats.intervals import MIN_PROMPTS, MIN_SET
 from harness.summary import Value, Verdict, VerdictReason
 
 FOLDS = 4

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from harness.analysis.counts import latest
+from harness.analysis.cells import latest
 from harness.records import GREEDY_RESULTS, Trial, Verdict
 from harness.reporting.reading import synthetic
 from harness.storage import StoredRun

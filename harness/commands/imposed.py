@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from harness.analysis.counts import acceptance_by_position, completed, latest
+from harness.analysis.cells import acceptance_by_position, completed, latest
 from harness.commands.greedy import distrusted
 from harness.commands.sources import check_drawn_alike
 from harness.config import DecodeConf, SweepConfig, rates_for

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from matplotlib.axes import Axes
 
-from harness.analysis.cells import acceptance_by_position
-from harness.analysis.counts import latest
+from harness.analysis.cells import acceptance_by_position, latest
 from harness.records import ResultRow, Trial
 from harness.reporting import formatting as fmt
 from harness.reporting.plots import style

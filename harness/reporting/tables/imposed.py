@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from harness.analysis.counts import ratio
+from harness.analysis.cells import ratio
 from harness.records import ResultRow
 from harness.reporting import formatting as fmt
 from harness.reporting.tables.model import Column, Row, Table
