@@ -1,7 +1,7 @@
 """The run folder: what is written comes back, and a killed process corrupts nothing."""
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from harness.records import (
     UserError,
     Verdict,
 )
-from harness.storage import LATENCY_COLUMNS, RESULT_COLUMNS, RunFolder, load
+from harness.storage import RESULT_COLUMNS, RunFolder, load
 from harness.summary import DistributionTest, TextCheck
 
 CONFIG = {"k": [1, 2], "seed": 0, "model": {"name": "tiny"}, "results_root": "results"}
@@ -79,7 +79,7 @@ def test_the_tables_have_the_contracts_columns_and_empty_means_empty(folder: Run
     )
     stored = load(folder.path)
     assert tuple(stored.results.columns) == RESULT_COLUMNS
-    assert tuple(stored.latency.columns) == LATENCY_COLUMNS
+    assert tuple(stored.latency.columns) == tuple(field.name for field in fields(LatencyRow))
     assert stored.results["ms_per_token"].tolist() == [2.5]
     assert stored.results["alpha"].isna().all()
     header, line = (folder.path / "results.csv").read_text().splitlines()

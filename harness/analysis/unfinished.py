@@ -6,7 +6,7 @@ its status: its report says at the top that it is not whole.
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -157,8 +157,10 @@ def _audition(folder: RunFolder, stored: StoredRun) -> None:
 
 
 def _config(schema: type[C], stored: StoredRun) -> C:
-    """The stored configuration as its door's dataclass; keys that came later get their default."""
-    return cast("C", OmegaConf.to_object(OmegaConf.merge(schema, stored.config)))
+    """The stored configuration; keys that are gone are dropped, later ones get their default."""
+    known = {field.name for field in fields(schema)}
+    given = {key: value for key, value in stored.config.items() if key in known}
+    return cast("C", OmegaConf.to_object(OmegaConf.merge(schema, given)))
 
 
 _DOORS = {"sweep": _sweep, "profile": _profile, "snapshot": _snapshot, "audition": _audition}

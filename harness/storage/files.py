@@ -1,6 +1,6 @@
 """The files of a run folder: written whole, and verified when read.
 
-Writing. A file is written beside its place, fsynced and renamed into it; a line of trials.jsonl is
+Writing. A file is written next to its place, fsynced and renamed into it; a line of trials.jsonl is
 appended and fsynced, and cut off again where it could not be written whole. A full or read-only
 disk therefore leaves what was stored before as it was.
 
@@ -23,7 +23,7 @@ import stat
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,17 +40,20 @@ _SEAL = re.compile(rb', "checksum": "([0-9a-f]{8})"\}')
 NO_LINKS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
-# ---- reading ------------------------------------------------------------------------------------
-
-
 def read(file: Path, limit: int = DATA_BYTES) -> bytes | None:
-    """The content of a regular file; None where there is none.
-
-    Raises:
-        UserError: a link, a device, a directory, larger than `limit`, or it cannot be read.
-    """
+    """The content of a regular file; None where there is none."""
     try:
         handle = os.open(file, os.O_RDONLY | NO_LINKS | getattr(os, "O_NONBLOCK", 0))
+        with os.fdopen(handle, "rb") as opened:
+            known = os.fstat(handle)
+            if not stat.S_ISREG(known.st_mode):
+                raise UserError(f"{file}: cannot be read: not a regular file")
+            if known.st_size > limit:
+                raise UserError(
+                    f"{file}: cannot be read: {known.st_size:,} bytes, and no run writes more than "
+                    f"{limit:,} there"
+                )
+            return opened.read()
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -60,27 +63,10 @@ def read(file: Path, limit: int = DATA_BYTES) -> bytes | None:
                 "the folder; put the file itself there"
             ) from error
         raise UserError(f"{file}: cannot be read ({error.strerror})") from error
-    with os.fdopen(handle, "rb") as opened:
-        known = os.fstat(handle)
-        if not stat.S_ISREG(known.st_mode):
-            raise UserError(f"{file}: cannot be read: not a regular file")
-        if known.st_size > limit:
-            raise UserError(
-                f"{file}: cannot be read: {known.st_size:,} bytes, and no run writes more than "
-                f"{limit:,} there"
-            )
-        try:
-            return opened.read()
-        except OSError as error:
-            raise UserError(f"{file}: cannot be read ({error.strerror})") from error
 
 
 def check_values(value: Any, file: Path) -> None:
-    """Refuse values that are small in a file but huge in memory: aliases of aliases, deep nesting.
-
-    Raises:
-        UserError: it is.
-    """
+    """Refuse what is small in a file but huge in memory: aliases of aliases, deep nesting."""
     count, waiting = 0, [(value, 0)]
     while waiting:
         item, depth = waiting.pop()
@@ -93,16 +79,9 @@ def check_values(value: Any, file: Path) -> None:
             waiting += [(entry, depth + 1) for entry in item]
 
 
-# ---- writing ------------------------------------------------------------------------------------
-
-
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Turn an error of the disk into one line that says what to do.
-
-    Raises:
-        UserError: the folder cannot be written.
-    """
+    """Turn an error of the disk into one line that says what to do."""
     try:
         yield
     except OSError as error:
@@ -115,83 +94,52 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def write(file: Path, content: bytes) -> None:
-    """Replace a file: a reader sees the old one or the new one, never a part.
-
-    Raises:
-        OSError: it cannot be written; the old one is still there.
-    """
+    """Replace a file: a reader sees the old one or the new one, never a part."""
     # With the process id, since a run and a report on it may write the same file at the same time
-    beside = file.with_name(f".{file.name}.{os.getpid()}.new")
-    beside.unlink(missing_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINKS
+    new = file.with_name(f".{file.name}.{os.getpid()}.new")
+    new.unlink(missing_ok=True)
     try:
-        handle = os.open(beside, flags, 0o666)
-        try:
+        with _named(file), _opened(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as handle:
             _write_all(handle, content)
             os.fsync(handle)
-        finally:
-            os.close(handle)
-        os.replace(beside, file)
-    except BaseException as error:
+        os.replace(new, file)
+    except BaseException:
         with suppress(OSError):
-            beside.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename is None:
-            error.filename = str(file)
+            new.unlink(missing_ok=True)
         raise
     _sync_directory(file.parent)
 
 
 def directory(folder: Path) -> None:
-    """Make a directory inside a run folder; one that is a link would lead out of it.
-
-    Raises:
-        UserError: it is a link.
-        OSError: it cannot be made.
-    """
+    """Make a directory inside a run folder; one that is a link would lead out of it."""
     if folder.is_symlink():
         raise UserError(f"{folder}: a symbolic link, which would lead out of the run; remove it")
     folder.mkdir(parents=True, exist_ok=True)
 
 
 def append(file: Path, line: bytes) -> None:
-    """Append a line durably: it is on the disk when this returns, and otherwise not in the file.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Append a line durably: it is on the disk when this returns, and otherwise not in the file."""
     new = not file.exists()
-    handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND | NO_LINKS, 0o666)
-    try:
+    with _opened(file, os.O_RDWR | os.O_CREAT | os.O_APPEND) as handle:
         end = _end_of_lines(handle)
         try:
-            _write_all(handle, line)
-            os.fsync(handle)
-        except BaseException as error:
+            with _named(file):
+                _write_all(handle, line)
+                os.fsync(handle)
+        except BaseException:
             with suppress(OSError):
                 os.ftruncate(handle, end)
-            if isinstance(error, OSError) and error.filename is None:
-                error.filename = str(file)
             raise
-    finally:
-        os.close(handle)
     if new:
         _sync_directory(file.parent)
 
 
 def repair_last_line(file: Path) -> None:
-    """Cut off a half-written last line, and end a whole one that lacks only its line break.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    if not file.exists():
-        return
-    handle = os.open(file, os.O_RDWR | os.O_APPEND | NO_LINKS)
-    try:
-        _end_of_lines(handle)
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    """Cut off a half-written last line, and end a whole one that lacks only its line break."""
+    if file.exists():
+        with _opened(file, os.O_RDWR | os.O_APPEND) as handle:
+            _end_of_lines(handle)
+            os.fsync(handle)
 
 
 def _end_of_lines(handle: int) -> int:
@@ -211,6 +159,26 @@ def _end_of_lines(handle: int) -> int:
     return size - len(torn)
 
 
+@contextmanager
+def _opened(file: Path, flags: int) -> Iterator[int]:
+    """The handle of an open file; a symbolic link is an error."""
+    handle = os.open(file, flags | NO_LINKS, 0o666)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _named(file: Path) -> Iterator[None]:
+    """Put the file's name into an error of the disk that has none."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(file)
+        raise
+
+
 def _write_all(handle: int, content: bytes) -> None:
     waiting = memoryview(content)
     while waiting:
@@ -219,15 +187,8 @@ def _write_all(handle: int, content: bytes) -> None:
 
 def _sync_directory(folder: Path) -> None:
     """Make a rename survive a power failure, where the file system offers it."""
-    with suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-# ---- a checksum in a line -----------------------------------------------------------------------
+    with suppress(OSError), _opened(folder.resolve(), os.O_RDONLY) as handle:
+        os.fsync(handle)
 
 
 def seal(entry: str) -> bytes:
@@ -243,9 +204,6 @@ def sealed(line: bytes) -> bool | None:
         return None
     last = seals[-1]
     return last.end() == len(line) and zlib.crc32(line[: last.start()]) == int(last[1], 16)
-
-
-# ---- checksums of files -------------------------------------------------------------------------
 
 
 @dataclass
@@ -267,11 +225,7 @@ def digest(content: bytes) -> str:
 
 
 def record(folder: Path) -> Record:
-    """Read checksums.json; empty where there is none.
-
-    Raises:
-        UserError: it is damaged.
-    """
+    """Read checksums.json; empty where there is none."""
     file = folder / CHECKSUMS
     content = read(file, TEXT_BYTES)
     if content is None:
@@ -290,11 +244,7 @@ def record(folder: Path) -> Record:
 
 
 def write_record(folder: Path, content: Record) -> None:
-    """Replace checksums.json.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Replace checksums.json."""
     entries = {
         "algorithm": "sha256",
         "files": content.files,
@@ -309,11 +259,7 @@ def _own_digest(files: Any, trials: Any) -> str:
 
 
 def read_verified(folder: Path, name: str, limit: int = DATA_BYTES) -> bytes | None:
-    """The content of a file of the run, held against its digest; None where there is none.
-
-    Raises:
-        UserError: it is not as it was written, or cannot be read.
-    """
+    """The content of a file of the run, held against its digest; None where there is none."""
     while True:
         before = record(folder)
         content = read(folder / name, limit)
@@ -340,11 +286,7 @@ class Files:
         self._replaced: dict[str, str] = {}
 
     def write(self, name: str, content: bytes) -> None:
-        """Replace a file and its digest.
-
-        Raises:
-            UserError: it cannot be written.
-        """
+        """Replace a file and its digest."""
         with writing(self.folder):
             known, new = self._record(), digest(content)
             valid = known.files.get(name)
@@ -357,15 +299,9 @@ class Files:
         self._replaced[name] = new
 
     def end(self, trials: int) -> None:
-        """Store how many generations the run has, now that it has ended.
-
-        Raises:
-            UserError: it cannot be written.
-        """
+        """Store how many generations the run has, now that it has ended."""
         with writing(self.folder):
-            known = self._record()
-            known.trials = trials
-            write_record(self.folder, known)
+            write_record(self.folder, replace(self._record(), trials=trials))
 
     def _record(self) -> Record:
         """The stored digests; of a file that this process replaced only the new one is valid."""

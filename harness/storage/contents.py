@@ -1,0 +1,311 @@
+"""What the files of a run folder hold, read and checked: JSON, YAML, lines of trials, tables.
+
+Every error names the file, and the line where there is one. pandas is imported where it is needed:
+every command's --help imports this module.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import yaml
+
+from harness.records import (
+    SCHEMA_VERSION,
+    LatencyRow,
+    PartTiming,
+    ResultRow,
+    StepTiming,
+    Trial,
+    UserError,
+)
+from harness.storage import files
+from harness.summary import DistributionTest, TextCheck
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Check = TextCheck | DistributionTest
+_KIND_OF_CHECK = {TextCheck: "text", DistributionTest: "distribution"}
+MAX_CONFIG_BYTES = 4 * 2**20
+MAX_LINES_NAMED = 20
+STEP_KEY = ("role", "model", "kind", "tokens", "context_tokens", "batch")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A csv file of the run: its columns, those that hold numbers, those no row may leave empty.
+
+    A run of an earlier version may lack columns that came later, but none of those required.
+    """
+
+    columns: tuple[str, ...]
+    numbers: tuple[str, ...]
+    required: tuple[str, ...]
+
+
+def _of_record(record: type[Any], *required: str) -> Table:
+    kinds = {field.name: str(field.type) for field in fields(record)}
+    numbers = (name for name, kind in kinds.items() if "int" in kind or "float" in kind)
+    return Table(tuple(kinds), tuple(numbers), required)
+
+
+_SAMPLE_NUMBERS = ("tokens", "context_tokens", "batch", "sample", "ms")
+TABLES = {
+    "results.csv": _of_record(ResultRow, "source", "status", "k"),
+    "latency.csv": _of_record(LatencyRow, "role", "kind", "tokens", "median_ms"),
+    "latency_samples.csv": Table(
+        (*STEP_KEY, "beside", "sample", "ms"),
+        _SAMPLE_NUMBERS,
+        ("role", "model", "kind", *_SAMPLE_NUMBERS),
+    ),
+    "parts.csv": Table(
+        ("k", "part", "sample", "tokens", "ms"),
+        ("k", "sample", "tokens", "ms"),
+        ("k", "part", "sample", "ms"),
+    ),
+}
+
+
+def plain(value: Any) -> Any:
+    """Containers of JSON's own types: NaN and infinity become null, paths become text."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float):
+        return value if value == value and abs(value) != float("inf") else None
+    if hasattr(value, "item"):
+        return plain(value.item())
+    return str(value) if isinstance(value, Path) else value
+
+
+def read_json(folder: Path, name: str) -> dict[str, Any] | None:
+    """A JSON object; None where there is no such file."""
+    file = folder / name
+    content = files.read_verified(folder, name, files.TEXT_BYTES)
+    if content is None:
+        return None
+    try:
+        entries = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file}: cannot be read as JSON ({error})") from error
+    if not isinstance(entries, dict):
+        raise UserError(f"{file}: expected a JSON object")
+    files.check_values(entries, file)
+    return entries
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """manifest.json, of a schema that this version reads."""
+    file = folder / "manifest.json"
+    manifest = read_json(folder, file.name)
+    if manifest is None:
+        raise UserError(f"{folder}: not a run folder (it has no manifest.json)")
+    version = manifest.get("schema_version")
+    if not isinstance(version, int):
+        raise UserError(f"{file}: no schema_version; this is not a run's manifest")
+    if version > SCHEMA_VERSION:
+        raise UserError(
+            f"{folder}: written by a newer version (schema {version}; this one reads up to "
+            f"{SCHEMA_VERSION}); upgrade the harness to read it"
+        )
+    for name in ("environment", "models", "cloud"):
+        if not isinstance(manifest.get(name) or {}, dict):
+            raise UserError(f"{file}: {name} is not an object; this is not a run's manifest")
+    if not all(isinstance(entry, dict) for entry in (manifest.get("models") or {}).values()):
+        raise UserError(f"{file}: an entry of models is not an object")
+    return manifest
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.yaml."""
+    file = folder / "config.yaml"
+    content = files.read_verified(folder, file.name, MAX_CONFIG_BYTES)
+    if content is None:
+        raise UserError(f"{folder}: not a whole run folder (it has no config.yaml)")
+    try:
+        config = yaml.safe_load(content.decode()) or {}
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UserError(f"{file}: cannot be read as YAML") from error
+    if not isinstance(config, dict):
+        raise UserError(f"{file}: expected keys and values")
+    files.check_values(config, file)
+    if any("${" in str(value) for value in flattened(config).values()):
+        # OmegaConf would look up environment variables for it, and the report would show them
+        raise UserError(
+            f"{file}: holds an interpolation, ${{...}}; a stored configuration has none"
+        )
+    return config
+
+
+def flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Values by their dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flattened(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def trial_line(trial: Trial) -> bytes:
+    """A trial as a line with a checksum."""
+    return files.seal(json.dumps(plain(asdict(trial)), allow_nan=False))
+
+
+def read_trials(folder: Path, name: str = "trials.jsonl") -> list[Trial]:
+    """The whole lines; a torn last one (the process was killed) is passed over.
+
+    Raises:
+        UserError: damaged lines; all are named, with how to go on.
+    """
+    file = folder / name
+    *lines, torn = (files.read(file) or b"").split(b"\n")
+    # Whole but for its line break; or with another byte in its place, which no kill leaves
+    if files.sealed(torn) is not None:
+        lines.append(torn)
+    known = {field.name for field in fields(Trial)}
+    verified, reasons = False, dict[int, str]()
+    trials: list[Trial] = []
+    for number, line in enumerate(lines, start=1):
+        intact = files.sealed(line)
+        verified = verified or intact is not None
+        if not intact and verified:
+            reasons[number] = "it has no checksum" if intact is None else "its checksum differs"
+            continue
+        try:  # lines of an earlier version come first and have no checksum
+            entry = {key: value for key, value in json.loads(line).items() if key in known}
+            lists = {key: tuple(value) for key, value in entry.items() if isinstance(value, list)}
+            trials.append(Trial(**{**entry, **lists}))
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            reasons[number] = f"not a trial: {error}"
+    if reasons:
+        raise _damaged_lines(file, reasons)
+    return trials
+
+
+def _damaged_lines(file: Path, reasons: Mapping[int, str]) -> UserError:
+    """Names the lines, and the command that deletes these and no others."""
+    first, *others = reasons
+    shown = ", ".join(map(str, others[:MAX_LINES_NAMED]))
+    more = f", and so are {len(others)} more: {shown}" if others else ""
+    ellipsis = ", ..." if len(others) > MAX_LINES_NAMED else ""
+    delete = ";".join(f"{number}d" for number in list(reasons)[: MAX_LINES_NAMED + 1])
+    return UserError(
+        f"{file}, line {first}: damaged ({reasons[first]}){more}{ellipsis}; put back a copy of the "
+        f"file, or delete what is damaged (sed -i.bak '{delete}' {file}) and resume={file.parent}, "
+        "which measures only that again"
+    )
+
+
+def check_lines(checks: Sequence[Check]) -> str:
+    """The checks as lines of JSON, the kind of each first."""
+    lines = ({"kind": _KIND_OF_CHECK[type(check)], **asdict(check)} for check in checks)
+    return "".join(f"{json.dumps(plain(line), allow_nan=False)}\n" for line in lines)
+
+
+def read_checks(folder: Path, name: str) -> tuple[Check, ...]:
+    """The checks of a run's texts and distributions."""
+    content = files.read_verified(folder, name) or b""
+    types = {kind: record for record, kind in _KIND_OF_CHECK.items()}
+    try:
+        entries = [json.loads(line) for line in content.splitlines()]
+        return tuple(types[entry.pop("kind")](**entry) for entry in entries)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise files.damaged(folder / name, f"not the checks of a run: {error}") from error
+
+
+def csv_text(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
+    """A csv file; None is an empty field, and further keys of a row are left out."""
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, columns, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return buffer.getvalue()
+
+
+def read_table(folder: Path, name: str) -> "pd.DataFrame":
+    """A table with every number checked; empty, with the right columns, where there is none."""
+    import pandas as pd
+
+    file, kind = folder / name, TABLES[name]
+    content = files.read_verified(folder, name)
+    if content is None:
+        return pd.DataFrame(columns=list(kind.columns))
+    texts: Any = {column: str for column in kind.columns if column not in kind.numbers}
+    try:
+        table = pd.read_csv(io.BytesIO(content), keep_default_na=False, na_values=[""], dtype=texts)
+    except (ValueError, MemoryError) as error:  # the parser's and the decoder's are ValueErrors
+        raise files.damaged(file, " ".join(str(error).split())) from error
+    missing = [column for column in kind.required if column not in table.columns]
+    if missing:
+        raise files.damaged(file, f"it has no column {missing[0]}")
+    for column in kind.required:
+        _refuse_first(file, table[column], table[column].isna())
+    for column in (column for column in kind.numbers if column in table.columns):
+        values = pd.to_numeric(table[column], errors="coerce")
+        _refuse_first(file, table[column], values.isna() & table[column].notna())
+        table[column] = values
+    if "ms" in kind.columns:
+        _refuse_first(file, table["ms"], ~table["ms"].between(0, float("inf"), inclusive="left"))
+        if not content.endswith(b"\n"):
+            raise files.damaged(file, "it ends in the middle of a line")
+    return table
+
+
+def _refuse_first(file: Path, column: "pd.Series[Any]", bad: "pd.Series[bool]") -> None:
+    """Raise for the first bad value of a column; the header is line 1."""
+    if bad.any():
+        at = int(bad.to_numpy().argmax())
+        value = column.iloc[at]
+        shown = "nothing" if value != value else repr(str(value))  # NaN is no value
+        raise files.damaged(file, f"line {at + 2} holds {shown} as {column.name}")
+
+
+def samples_of(timings: Iterable[StepTiming]) -> Iterable[dict[str, Any]]:
+    """Rows of latency_samples.csv."""
+    for timing in timings:
+        head = {name: getattr(timing, name) for name in (*STEP_KEY, "beside")}
+        for index, seconds in enumerate(timing.samples_s):
+            yield {**head, "sample": index, "ms": seconds * 1e3}
+
+
+def timings_from(samples: "pd.DataFrame") -> list[StepTiming]:
+    """Step timings from the rows of latency_samples.csv, in their stored order."""
+    names = [*STEP_KEY, "beside"]
+    groups = samples.astype({"beside": object}).fillna({"beside": ""}).groupby(names, sort=False)
+    timings: list[StepTiming] = []
+    for key, group in groups:
+        values: dict[str, Any] = dict(zip(names, cast("tuple[Any, ...]", key), strict=True))
+        values["beside"] = values["beside"] or None
+        timings.append(StepTiming(**values, samples_s=_seconds(group)))
+    return timings
+
+
+def part_samples_of(timings: Iterable[PartTiming]) -> Iterable[dict[str, Any]]:
+    """Rows of parts.csv."""
+    for timing in timings:
+        for index, seconds in enumerate(timing.samples_s):
+            tokens = timing.tokens[index] if timing.tokens else None
+            head = {"k": timing.k, "part": timing.part, "sample": index}
+            yield {**head, "tokens": tokens, "ms": seconds * 1e3}
+
+
+def parts_from(samples: "pd.DataFrame") -> tuple[PartTiming, ...]:
+    """Part timings from the rows of parts.csv, in their stored order."""
+    timings: list[PartTiming] = []
+    for key, group in samples.groupby(["k", "part"], sort=False):
+        k, part = cast("tuple[int, str]", key)
+        tokens = tuple(int(count) for count in group["tokens"].dropna())
+        timings.append(PartTiming(int(k), part, _seconds(group), tokens))
+    return tuple(timings)
+
+
+def _seconds(group: "pd.DataFrame") -> tuple[float, ...]:
+    return tuple(float(ms) / 1e3 for ms in group["ms"])
