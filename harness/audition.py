@@ -23,9 +23,9 @@ from harness.config import AuditionConfig
 def work(config: AuditionConfig) -> Outcome:
     """Does the door's work; the import is here so that --help needs no torch."""
     if config.combine:
-        from harness.commands import fleet
+        from harness.commands import combine
 
-        return fleet.run(config)
+        return combine.run(config)
     drafts = [draft_conf(entry) for entry in config.drafts]
     from harness.commands import audition
 

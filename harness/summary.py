@@ -593,6 +593,7 @@ class CardRow:
         place: from 1.
         card, device: its short name, and what it calls itself.
         seconds_per_token: of what the verdict says to serve; plain decoding's unless it pays.
+        rented_s, spent_usd: how long a rented machine took for the run, at the card's price.
     """
 
     place: int
@@ -610,6 +611,8 @@ class CardRow:
     price_per_hour_usd: float | None
     plain_usd_per_million_tokens: float | None
     usd_per_million_tokens: float | None
+    rented_s: float | None = None
+    spent_usd: float | None = None
 
 
 @dataclass(frozen=True)

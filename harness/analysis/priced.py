@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from harness.analysis.fleet import card_row
 from harness.analysis.setup import is_card
 from harness.records import Verdict
 from harness.storage import StoredRun
+from harness.theory.cost import usd_per_million_tokens
 from harness.theory.speedup import StepTimes
 
 
@@ -30,12 +30,12 @@ def prices(
     if verdict is None or times is None or not stored.config.get("gpu") or not _of_card(stored):
         return {}
     price = float(stored.config["gpu"]["price_per_hour_usd"])
-    name = str(stored.config["gpu"]["name"])
-    row = card_row(name, name, verdict, times.target_s, price)
+    plain = usd_per_million_tokens(times.target_s, price)
+    gain = verdict.speedup if verdict.speculate and verdict.speedup else 1.0
     return {
         "price_per_hour_usd": price,
-        "plain_usd_per_million_tokens": row.plain_usd_per_million_tokens,
-        "usd_per_million_tokens": row.usd_per_million_tokens,
+        "plain_usd_per_million_tokens": plain,
+        "usd_per_million_tokens": plain / gain,
     }
 
 

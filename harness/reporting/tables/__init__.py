@@ -16,6 +16,7 @@ from harness.reporting.reading import (
 )
 from harness.reporting.tables.bounds import bounds_table, reads_table
 from harness.reporting.tables.breakeven import ideal_table, measured_table, rules_table
+from harness.reporting.tables.card_ranking import card_tables
 from harness.reporting.tables.cards import cards_table
 from harness.reporting.tables.comparison import comparison_tables
 from harness.reporting.tables.curves import batch_table, curve_table
@@ -24,7 +25,6 @@ from harness.reporting.tables.expense import (
     draft_table,
     not_eligible_table,
 )
-from harness.reporting.tables.fleet import fleet_tables
 from harness.reporting.tables.imposed import imposed_table
 from harness.reporting.tables.latency import profile_table, verify_tables
 from harness.reporting.tables.leaderboard import (
@@ -43,6 +43,7 @@ from harness.reporting.tables.workload import (
     position_tables,
     request_table,
 )
+from harness.summary import CardDraftRow, CardRow
 
 if TYPE_CHECKING:
     from harness.storage import StoredRun
@@ -86,7 +87,10 @@ def _audition(run: "StoredRun") -> list[Table | None]:
         return stored.get(key) or ()
 
     return [
-        *fleet_tables(listed("cards"), listed("card_drafts")),
+        *card_tables(
+            [CardRow(**entry) for entry in listed("cards")],
+            [CardDraftRow(**entry) for entry in listed("card_drafts")],
+        ),
         *leaderboard_tables(listed("leaderboards")),
         not_eligible_table(listed("not_eligible")),
         prompt_set_table(listed("per_prompt_set")),

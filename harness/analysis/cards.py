@@ -1,0 +1,204 @@
+"""One target on several cards: where is a token fastest, and where is it cheapest?
+
+A speedup is a ratio within one card and says nothing between cards: a slow card may have the larger
+one. What compares is a token's time and, where the card has a price, a token's price, each with
+what the evidence says to serve there: the draft if speculation pays, plain decoding if it does not
+or is undecided.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from harness.analysis.setup import Setup
+from harness.records import UserError
+from harness.storage import StoredRun
+from harness.summary import CardDraftRow, CardRow, Summary
+from harness.theory.cost import money, usd_per_million_tokens
+
+# What must be alike for two auditions to be compared.
+ALIKE = ("k", "temperature", "new_tokens", "repetitions", "seed", "decode", "backend")
+ALIKE_MODEL = ("id", "revision", "dtype", "weights", "quantization")
+
+Row = TypeVar("Row", CardRow, CardDraftRow)
+
+
+@dataclass(frozen=True)
+class RankedCards:
+    """Cards by what a token costs on them.
+
+    Attributes:
+        best: index of the run on the best card at the first temperature.
+        cards: by temperature, the best first.
+        drafts: every draft on every card, likewise.
+    """
+
+    best: int
+    cards: tuple[CardRow, ...]
+    drafts: tuple[CardDraftRow, ...]
+
+
+def rank_cards(runs: Sequence[StoredRun], summaries: Sequence[Summary]) -> RankedCards:
+    """Rank the cards of finished auditions.
+
+    Args:
+        runs: one per card.
+        summaries: of them, in the same order.
+
+    Raises:
+        UserError: a run that ranked nothing, or runs that are not of one audition.
+    """
+    _check(runs, summaries)
+    names = _names(runs)
+    cards = [
+        row
+        for name, run, summary in zip(names, runs, summaries, strict=True)
+        for row in _card_rows(name, run, summary)
+    ]
+    drafts = [
+        row
+        for name, summary in zip(names, summaries, strict=True)
+        for row in _draft_rows(name, summary)
+    ]
+    ranked = _by_price(cards)
+    first = [row for row in ranked if row.temperature == ranked[0].temperature]
+    placed = [
+        replace(row, place=1 + sum(other.temperature == row.temperature for other in ranked[:at]))
+        for at, row in enumerate(ranked)
+    ]
+    return RankedCards(names.index(first[0].card), tuple(placed), tuple(_by_price(drafts)))
+
+
+def stored_cards(
+    manifest: Mapping[str, Any],
+) -> tuple[tuple[CardRow, ...], tuple[CardDraftRow, ...]]:
+    """The ranking in the manifest of a combined run; empty in any other."""
+    return (
+        tuple(CardRow(**entry) for entry in manifest.get("cards") or ()),
+        tuple(CardDraftRow(**entry) for entry in manifest.get("card_drafts") or ()),
+    )
+
+
+def _check(runs: Sequence[StoredRun], summaries: Sequence[Summary]) -> None:
+    """Refuse runs whose numbers cannot be compared."""
+    for run, summary in zip(runs, summaries, strict=True):
+        if run.door != "audition":
+            raise UserError(f"combine: {run.folder} was made by {run.door}, not by audition")
+        if not summary.leaderboards or not summary.per_temperature:
+            raise UserError(
+                f"combine: {run.folder} ranked no draft; resume={run.folder} goes on with it"
+            )
+        if run.manifest.get("cards"):
+            raise UserError(
+                f"combine: {run.folder} is combined already; name the runs it was made of"
+            )
+    first = runs[0]
+    for other in runs[1:]:
+        differing = [*_differing(first, other)]
+        if differing:
+            raise UserError(
+                f"combine: {other.folder} and {first.folder} differ in {', '.join(differing)}; "
+                "only runs of one audition can be combined"
+            )
+
+
+def _differing(one: StoredRun, two: StoredRun) -> Iterator[str]:
+    configs = one.config, two.config
+    yield from (key for key in ALIKE if configs[0].get(key) != configs[1].get(key))
+    models = [config["model"] for config in configs]
+    for key in ALIKE_MODEL:
+        if models[0].get(key) != models[1].get(key):
+            yield f"model.{key}"
+    if configs[0]["prompts"].get("weights") != configs[1]["prompts"].get("weights"):
+        yield "prompts.weights"
+    if one.manifest.get("prompts_sha256") != two.manifest.get("prompts_sha256"):
+        yield "prompts"
+
+
+def _names(runs: Sequence[StoredRun]) -> list[str]:
+    """The card's name where that is what ran, else the device's; each once."""
+    names: list[str] = []
+    for run in runs:
+        setup = Setup(run)
+        device = _device(setup)
+        names.append(setup.gpu.name if setup.gpu and setup.ran_on_gpu else device)
+        if names.count(names[-1]) > 1:
+            asked = setup.gpu.name if setup.gpu else "no gpu="
+            names[-1] = f"{names[-1]} (asked for {asked})"
+        if names.count(names[-1]) > 1:
+            raise UserError(
+                f"combine: {run.folder} and another run are both of {names[-1]}; audition all"
+                " drafts in one run"
+            )
+    return names
+
+
+def _device(setup: Setup) -> str:
+    return str(setup.environment.get("device_name") or "typed latencies")
+
+
+def _card_rows(name: str, run: StoredRun, summary: Summary) -> Iterator[CardRow]:
+    """One per temperature, not yet placed."""
+    price, target_s = summary.price_per_hour_usd, summary.steps[0].target_step_s
+    rented = run.manifest.get("cloud") or {}
+    seconds, rate = rented.get("seconds"), rented.get("price_per_hour_usd")
+    for verdict in summary.per_temperature:
+        gain = verdict.speedup if verdict.speculate and verdict.speedup else 1.0
+        yield CardRow(
+            place=0,
+            card=name,
+            device=_device(Setup(run)),
+            temperature=verdict.temperature,
+            decision=verdict.decision,
+            draft=verdict.draft,
+            k=verdict.k,
+            speedup=verdict.speedup,
+            speedup_lo=verdict.speedup_lo,
+            speedup_hi=verdict.speedup_hi,
+            target_step_s=target_s,
+            seconds_per_token=target_s / gain,
+            price_per_hour_usd=price,
+            plain_usd_per_million_tokens=_price(target_s, price),
+            usd_per_million_tokens=_price(target_s / gain, price),
+            rented_s=seconds,
+            spent_usd=None if seconds is None or rate is None else money(seconds, rate),
+        )
+
+
+def _draft_rows(name: str, summary: Summary) -> Iterator[CardDraftRow]:
+    """The card's leaderboard in seconds and money, "do not speculate" among its rows."""
+    price, target_s = summary.price_per_hour_usd, summary.steps[0].target_step_s
+    for board in summary.leaderboards:
+        for row in board.rows if board.rule == summary.run.sampling.rule else ():
+            seconds = target_s / row.speedup
+            yield CardDraftRow(
+                card=name,
+                draft=row.draft,
+                k=row.k,
+                rule=board.rule,
+                temperature=board.temperature,
+                speedup=row.speedup,
+                speedup_lo=row.speedup_lo,
+                speedup_hi=row.speedup_hi,
+                seconds_per_token=seconds,
+                draft_step_s=row.draft_step_s,
+                usd_per_million_tokens=_price(seconds, price),
+            )
+
+
+def _by_price(rows: Sequence[Row]) -> list[Row]:
+    """By temperature, the cheapest first; the fastest, where any card has no price."""
+    priced = all(row.usd_per_million_tokens is not None for row in rows)
+    temperatures = list(dict.fromkeys(row.temperature for row in rows))
+
+    def order(row: Row) -> tuple[int, float, float]:
+        price = (row.usd_per_million_tokens or 0.0) if priced else 0.0
+        return temperatures.index(row.temperature), price, row.seconds_per_token
+
+    return sorted(rows, key=order)
+
+
+def _price(seconds_per_token: float, price_per_hour: float | None) -> float | None:
+    if price_per_hour is None:
+        return None
+    return usd_per_million_tokens(seconds_per_token, price_per_hour)
