@@ -4,7 +4,8 @@
 were; the iid model takes it as one number for every position. `acceptance_rate` is accepted /
 drafted and falls with K by construction: at alpha 0.6 and K = 4 it is 0.33.
 `acceptance_by_position` lists, for j = 1..K, the share of rounds that accept at least j tokens
-(unconditional). Each function names the one it takes.
+(unconditional). Each function names the one it takes, and refuses numbers that cannot be with a
+UserError.
 
 Source: Leviathan, Kalman, Matias, "Fast Inference from Transformers via Speculative Decoding"
 (ICML 2023), cited as LKM.
@@ -45,9 +46,6 @@ def expected_tokens_per_round(alpha: float, k: int) -> float:
     """Tokens a round emits under the iid model: (1 - alpha^(K+1)) / (1 - alpha), K+1 at alpha = 1.
 
     Source: LKM eq. 1.
-
-    Raises:
-        UserError: alpha outside [0, 1], or k below 1 or not whole.
     """
     k, alpha = check_k(k), check_share("alpha", alpha)
     if alpha == 1.0:
@@ -60,11 +58,7 @@ def expected_tokens_per_round(alpha: float, k: int) -> float:
 
 
 def alpha_from_tokens_per_round(tokens_per_round: float, k: int) -> float:
-    """The alpha at which the iid model emits this many tokens per round: LKM eq. 1 inverted.
-
-    Raises:
-        UserError: tokens_per_round outside [1, K+1], or k below 1 or not whole.
-    """
+    """The alpha at which the iid model emits this many tokens per round: LKM eq. 1 inverted."""
     k = check_k(k)
     if not 1.0 <= tokens_per_round <= k + 1:
         raise UserError(f"tokens_per_round={tokens_per_round}: must lie between 1 and {k + 1}, K+1")
@@ -76,30 +70,18 @@ def alpha_from_tokens_per_round(tokens_per_round: float, k: int) -> float:
 
 
 def acceptance_rate_from_alpha(alpha: float, k: int) -> float:
-    """Share of drafted tokens accepted under the iid model, (E[tokens per round] - 1) / K.
-
-    Raises:
-        UserError: as `expected_tokens_per_round`.
-    """
+    """Share of drafted tokens accepted under the iid model, (E[tokens per round] - 1) / K."""
     return (expected_tokens_per_round(alpha, k) - 1.0) / k
 
 
 def alpha_from_acceptance_rate(acceptance_rate: float, k: int) -> float:
-    """The alpha whose iid acceptance_rate at K is this one: the inverse of the function above.
-
-    Raises:
-        UserError: acceptance_rate outside [0, 1], or k below 1 or not whole.
-    """
+    """The alpha whose iid acceptance_rate at K is this one: the inverse of the function above."""
     k = check_k(k)
     return alpha_from_tokens_per_round(1.0 + k * check_share("acceptance_rate", acceptance_rate), k)
 
 
 def accepted_over_emitted(tokens_per_round: float) -> float:
-    """A third rate in the wild, accepted / emitted = 1 - 1 / tokens_per_round, no round cut.
-
-    Raises:
-        UserError: tokens_per_round below 1 or not finite.
-    """
+    """A third rate in the wild, accepted / emitted = 1 - 1 / tokens_per_round, no round cut."""
     if not (math.isfinite(tokens_per_round) and tokens_per_round >= 1.0):
         raise UserError(f"tokens_per_round={tokens_per_round}: must be finite and 1 or more")
     return 1.0 - 1.0 / tokens_per_round
@@ -124,29 +106,18 @@ def mean_acceptance_length_from_positions(acceptance_by_position: Sequence[float
 
     Args:
         acceptance_by_position: entry j - 1 is the share of rounds that accept at least j tokens.
-
-    Raises:
-        UserError: an empty list, a rate outside [0, 1] or above the one before it.
     """
     return 1.0 + math.fsum(_positions(acceptance_by_position))
 
 
 def acceptance_rate_from_positions(acceptance_by_position: Sequence[float]) -> float:
-    """The acceptance_rate, accepted / drafted, as the mean of the unconditional rates.
-
-    Raises:
-        UserError: as `mean_acceptance_length_from_positions`.
-    """
+    """The acceptance_rate, accepted / drafted, as the mean of the unconditional rates."""
     rates = _positions(acceptance_by_position)
     return math.fsum(rates) / len(rates)
 
 
 def alpha_from_positions(acceptance_by_position: Sequence[float]) -> float:
-    """The alpha, accepted / (accepted + rejected): a round rejects unless all K were accepted.
-
-    Raises:
-        UserError: as `mean_acceptance_length_from_positions`.
-    """
+    """The alpha, accepted / (accepted + rejected): a round rejects unless all K were accepted."""
     rates = _positions(acceptance_by_position)
     accepted = math.fsum(rates)
     return accepted / (accepted + 1.0 - rates[-1])

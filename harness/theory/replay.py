@@ -15,16 +15,15 @@ draft token at this drafted position was accepted" is Bernoulli(a), independent 
 Assumptions: the text is drawn from the same target distribution (temperature, top-k, top-p) as in
 `a`, rounds start afresh (no state carries over), and the draft sees only what was emitted.
 
-The variance-reduced form replaces the last factor of each product by its mean over the next token
-given the text so far (sum of min(target, draft); of target x draft; target(argmax draft)). It is
-unbiased for the mean over texts of a workload, not exact per text. Only the last factor may be
-replaced: after an acceptance the text is not target-distributed.
+A trap: the mean of `a` over the next token, sum of min(target, draft) over the vocabulary, must not
+be chained along a text in place of `a`, since after an acceptance the text is not
+target-distributed.
 
 Sources: Leviathan et al. 2023 and Chen et al. 2023 for the rule `ratio` and x ~ target.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -33,7 +32,6 @@ from harness.records import Rule, UserError
 from harness.theory.acceptance import check_k
 
 Array = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 Counts = NDArray[np.intp]
 
 
@@ -167,7 +165,6 @@ def replay(
     lengths: Sequence[int] | NDArray[np.integer],
     ks: Sequence[int],
     *,
-    last_factor: ArrayLike | None = None,
     proposed: ArrayLike | None = None,
 ) -> Mapping[int, Replayed]:
     """Expected counts of the speculative loop on given texts, for every K.
@@ -178,7 +175,6 @@ def replay(
             (texts, positions). Entries beyond a text's end are not read.
         lengths: tokens of each text, (texts,).
         ks: the K to replay, each at most the number of offsets.
-        last_factor: same shape, the means over the next token, for the variance-reduced form.
         proposed: shape (texts, starts), tokens proposed from each start; at a smaller K the first K
             of them. None means K from everywhere.
 
@@ -187,73 +183,67 @@ def replay(
 
     Raises:
         UserError: a K below 1 or beyond the offsets.
-        ValueError: shapes that do not fit, a chance outside [0, 1], or last_factor together with
-            proposed.
+        ValueError: shapes that do not fit, or a chance outside [0, 1].
     """
     chances = np.asarray(accept_prob, dtype=np.float64)
-    means = None if last_factor is None else np.asarray(last_factor, dtype=np.float64)
     sizes = np.asarray(lengths, dtype=np.intp)
     if chances.ndim != 3 or sizes.shape != chances.shape[:1]:
         raise ValueError("accept_prob must be (texts, starts, offsets), lengths (texts,)")
     if sizes.max(initial=0) > chances.shape[1] or sizes.min(initial=1) < 1:
         raise ValueError("a text must have at least one token and no more than there are starts")
-    if means is not None and means.shape != chances.shape:
-        raise ValueError("last_factor must have the shape of accept_prob")
     counts = None if proposed is None else np.asarray(proposed, dtype=np.intp)
-    if counts is not None and (counts.shape != chances.shape[:2] or means is not None):
-        raise ValueError("proposed must be (texts, starts), and last_factor is not for it")
+    if counts is not None and counts.shape != chances.shape[:2]:
+        raise ValueError("proposed must be (texts, starts)")
     results: dict[int, Replayed] = {}
     for k in ks:
         if check_k(k) > chances.shape[2]:
             raise UserError(f"k={k}: the traces reach {chances.shape[2]} draft positions; lower k")
-        results[k] = _replay_one(chances, sizes, k, means, counts)
+        results[k] = _replay_one(chances, sizes, k, counts)
     return results
 
 
-def _replay_one(
-    chances: Array, sizes: Counts, k: int, means: Array | None, proposed: Counts | None
-) -> Replayed:
+def _replay_one(chances: Array, lengths: Counts, k: int, proposed: Counts | None) -> Replayed:
     """One K: the chance of every round length, the renewal recursion, then the sums."""
-    left = np.subtract.outer(sizes, np.arange(int(chances.shape[1]))).astype(np.intp)
+    left = np.subtract.outer(lengths, np.arange(int(chances.shape[1]))).astype(np.intp)
     drafts = np.full_like(left, k) if proposed is None else np.clip(proposed, 0, k)
     # exists[., s, i]: the text has a position at offset i of a round from s, and it is drafted.
-    text = np.greater.outer(left, np.arange(k)).astype(np.bool_)
-    exists = text & np.greater.outer(drafts, np.arange(k))
-    reach = np.concatenate(
-        [np.ones((*left.shape, 1)), _products(chances[:, :, :k], exists)], axis=2
-    )
-    starts = _renewal(reach, left, k)
-    weighted = starts[:, :, None] * reach
-    most = np.clip(left, 0, k).astype(np.intp)[:, :, np.newaxis]
-    cut = np.where(left <= drafts, np.take_along_axis(weighted, most, axis=2)[..., 0], 0.0)
-    if means is None:
-        at_least = weighted[:, :, 1:].sum(axis=1)
-    else:
-        _check(means[:, :, :k], exists)
-        at_least = (weighted[:, :, :k] * np.where(exists, means[:, :, :k], 0.0)).sum(axis=1)
-    tried = np.where(exists, weighted[:, :, :k], 0.0).sum(axis=(1, 2))
-    room = (starts[:, :, None] * text).sum(axis=1)
-    found = _counts(k, sizes, at_least, tried, cut.sum(axis=1), room)
-    return found if proposed is None else _with_proposals(found, starts, drafts)
-
-
-def _with_proposals(found: Replayed, starts: Array, drafts: Counts) -> Replayed:
-    """Count rounds by what they proposed, and the tokens drafted."""
-    by_length = [(starts * (drafts == n)).sum(axis=1) for n in range(found.k + 1)]
-    proposals = np.stack(by_length, axis=1)
-    return replace(found, proposals=proposals, drafted=proposals @ np.arange(found.k + 1.0))
-
-
-def _check(chances: Array, exists: Bools) -> None:
-    """Refuse what is no probability where the text has a position."""
+    in_text = np.greater.outer(left, np.arange(k)).astype(np.bool_)
+    exists = in_text & np.greater.outer(drafts, np.arange(k))
+    chances = chances[:, :, :k]
     if not ((chances >= 0.0) & (chances <= 1.0 + 1e-12))[exists].all():
-        raise ValueError("accept_prob and last_factor must lie between 0 and 1")
-
-
-def _products(chances: Array, exists: Bools) -> Array:
-    """reach[., s, j - 1]: the chance to accept at least j from s; 0 beyond the text."""
-    _check(chances, exists)
-    return np.multiply.accumulate(np.where(exists, chances, 0.0), axis=2)
+        raise ValueError("accept_prob must lie between 0 and 1")
+    # reach[., s, j]: the chance to accept at least j from s; 0 beyond the text.
+    products = np.multiply.accumulate(np.where(exists, chances, 0.0), axis=2)
+    reach = np.concatenate([np.ones((*left.shape, 1)), products], axis=2)
+    starts = _renewal(reach, left, k)
+    kept = starts[:, :, None] * reach
+    most = np.clip(left, 0, k).astype(np.intp)[:, :, np.newaxis]
+    cut_at = np.where(left <= drafts, np.take_along_axis(kept, most, axis=2)[..., 0], 0.0)
+    at_least, cut = kept.sum(axis=1), cut_at.sum(axis=1)
+    tokens = lengths.astype(np.float64)
+    accepted = at_least[:, 1:].sum(axis=1)
+    # Every round that is not cut emits one token beyond the accepted ones.
+    rounds = tokens - accepted + cut
+    at_least[:, 0] = rounds
+    rejected = np.where(exists, kept[:, :, :k], 0.0).sum(axis=(1, 2)) - accepted
+    if proposed is None:
+        proposals = np.zeros((len(tokens), k + 1))
+        proposals[:, k] = rounds
+    else:
+        proposals = np.stack([(starts * (drafts == n)).sum(axis=1) for n in range(k + 1)], axis=1)
+    return Replayed(
+        k=k,
+        new_tokens=tokens,
+        rounds=rounds,
+        drafted=proposals @ np.arange(k + 1.0),
+        accepted=accepted,
+        rejected=rejected,
+        bonus=rounds - rejected - cut,
+        cut=cut,
+        accepted_lengths=at_least - np.pad(at_least[:, 1:], ((0, 0), (0, 1))),
+        room=(starts[:, :, None] * in_text).sum(axis=1),
+        proposals=proposals,
+    )
 
 
 def _renewal(reach: Array, left: Counts, k: int) -> Array:
@@ -267,34 +257,3 @@ def _renewal(reach: Array, left: Counts, k: int) -> Array:
         starts[:, s] *= left[:, s] > 0
         starts[:, s + 1 : s + k + 2] += starts[:, s, None] * emits[:, s]
     return starts[:, :positions]
-
-
-def _counts(
-    k: int, sizes: Counts, at_least: Array, tried: Array, cut: Array, room: Array
-) -> Replayed:
-    """The counts, from rounds keeping at least j, draft tokens judged, cuts, rounds with room.
-
-    Every round that is not cut emits one token beyond the accepted ones, which gives the rounds;
-    so the identities of the counts hold in the variance-reduced form too.
-    """
-    tokens = sizes.astype(np.float64)
-    accepted = at_least.sum(axis=1)
-    rounds = tokens - accepted + cut
-    rejected = tried - accepted
-    at_most = np.concatenate([rounds[:, None], at_least], axis=1)
-    after = np.concatenate([at_least, np.zeros((len(tokens), 1))], axis=1)
-    proposals = np.zeros((len(tokens), k + 1))
-    proposals[:, k] = rounds
-    return Replayed(
-        k=k,
-        new_tokens=tokens,
-        rounds=rounds,
-        drafted=k * rounds,
-        accepted=accepted,
-        rejected=rejected,
-        bonus=rounds - rejected - cut,
-        cut=cut,
-        accepted_lengths=at_most - after,
-        room=room,
-        proposals=proposals,
-    )

@@ -11,7 +11,8 @@ accepted with one probability `alpha`, given that all before it in its round wer
 extrapolates; a decision should use the measured or replayed tokens_per_round instead, since text
 with easy and hard stretches emits up to 6 % fewer tokens than the iid model says.
 
-Acceptance comes in several forms; `harness.theory.acceptance` names and converts them.
+Acceptance comes in several forms; `harness.theory.acceptance` names and converts them. Numbers that
+cannot be (an alpha outside [0, 1], a K below 1, a time that is not above 0) are a UserError.
 
 Sources: Leviathan, Kalman, Matias, "Fast Inference from Transformers via Speculative Decoding"
 (ICML 2023), cited as LKM; Chen et al., "Accelerating Large Language Model Decoding with Speculative
@@ -44,9 +45,6 @@ def speedup(alpha: float, k: int, c: float, v: float = 1.0) -> float:
     """Speedup over plain decoding under the iid model: E[tokens per round] / (K c + v).
 
     Source: LKM theorem 3.8, which is the case v = 1.
-
-    Raises:
-        UserError: alpha outside [0, 1], k below 1 or not whole, c negative, v not positive.
     """
     return expected_tokens_per_round(alpha, k) / _cost(k, c, v)
 
@@ -54,11 +52,7 @@ def speedup(alpha: float, k: int, c: float, v: float = 1.0) -> float:
 def speedup_from_tokens_per_round(
     tokens_per_round: float, k: int, c: float, v: float = 1.0
 ) -> float:
-    """Speedup from measured or replayed tokens_per_round: tokens_per_round / (K c + v), no model.
-
-    Raises:
-        UserError: tokens_per_round outside [0, K+1], or as `speedup`.
-    """
+    """Speedup from measured or replayed tokens_per_round, no model: that over (K c + v)."""
     k = check_k(k)
     if not 0.0 <= tokens_per_round <= k + 1 + 1e-9:
         raise UserError(f"tokens_per_round={tokens_per_round}: must lie between 0 and {k + 1}, K+1")
@@ -66,11 +60,7 @@ def speedup_from_tokens_per_round(
 
 
 def ideal_speedup(k: int, c: float, v: float = 1.0) -> float:
-    """Speedup if every draft token were accepted: (K+1) / (K c + v).
-
-    Raises:
-        UserError: as `speedup`.
-    """
+    """Speedup if every draft token were accepted: (K+1) / (K c + v)."""
     return speedup(1.0, k, c, v)
 
 
@@ -78,9 +68,6 @@ def linear_speedup(acceptance_rate: float, k: int, c: float, v: float = 1.0) -> 
     """The rule of thumb (1 + K a) / (K c + v), exact for a *measured* acceptance_rate at this K.
 
     With an alpha in place of the acceptance_rate it overstates the speedup at every K > 1.
-
-    Raises:
-        UserError: acceptance_rate outside [0, 1], or as `speedup`.
     """
     k = check_k(k)
     return (1.0 + k * check_share("acceptance_rate", acceptance_rate)) / _cost(k, c, v)
@@ -91,9 +78,6 @@ def break_even_alpha(k: int, c: float, v: float = 1.0) -> float | None:
 
     Returns:
         The root; 0.0 where even alpha = 0 does not lose; None where even alpha = 1 loses.
-
-    Raises:
-        UserError: as `speedup`.
     """
     k = check_k(k)
     cost = _cost(k, c, v)
@@ -117,9 +101,6 @@ def best_k(
 
     Returns:
         (K, its speedup).
-
-    Raises:
-        UserError: as `speedup`, or a K that `v` lacks.
     """
     best = (0, 1.0)
     for k in sorted(set(ks)):
@@ -141,9 +122,6 @@ class StepTimes:
         draft_s: one draft step.
         target_s: one target step.
         verify_s: entry i is a target forward over i + 1 positions; empty means v = 1 at every K.
-
-    Raises:
-        UserError: a time that is not finite and above 0.
     """
 
     draft_s: float
@@ -167,11 +145,7 @@ class StepTimes:
         return not self.verify_s or k < len(self.verify_s)
 
     def v(self, k: int) -> float:
-        """Target forward over k + 1 positions / target step.
-
-        Raises:
-            UserError: verify_s holds no time for k + 1 positions.
-        """
+        """Target forward over k + 1 positions / target step."""
         if not self.covers(k):
             raise UserError(
                 f"verify_ms: {len(self.verify_s)} entries, but k={k} verifies {k + 1} positions;"
