@@ -6,7 +6,7 @@ they can be compared prompt by prompt and resampled together.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,8 @@ from harness.analysis.cells import (
     ratio,
 )
 from harness.records import Trial
-from harness.stats.bootstrap import Array
+from harness.stats.bootstrap import Array, set_weights
+from harness.stats.crossfit import StepNoise, Workload
 from harness.theory.speedup import StepTimes
 
 
@@ -47,29 +48,6 @@ class Facts:
 
     alpha: float | None
     breakeven_alpha: float | None
-
-
-@dataclass(frozen=True, eq=False)
-class FoldTimes:
-    """A candidate's predicted seconds had its steps been timed on part of the samples, relative.
-
-    Attributes:
-        chosen: [folds] on the samples outside each fold, which is what a choice may see.
-        scored: [folds] on the fold's own samples, which is what the choice is scored with.
-        spread: [folds] standard deviation of log(scored) that the samples' scatter gives.
-    """
-
-    chosen: Array
-    scored: Array
-    spread: Array
-
-
-class StepNoise(Protocol):
-    """How far predicted seconds depend on which samples the steps were timed with."""
-
-    def by_fold(self, folds: int) -> Mapping[Candidate, FoldTimes]:
-        """Deal the samples of every step into folds; by candidate."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +84,25 @@ class Evidence:
             candidates={name: _rows(timed, keep) for name, timed in self.candidates.items()},
             facts=self.facts,
             step_noise=self.step_noise,
+        )
+
+    def workload(self, weights: Mapping[str, float] | None) -> Workload:
+        """The candidates in their order, prompt sets of weight 0 left out.
+
+        Raises:
+            UserError: weights that do not fit the prompt sets.
+        """
+        shares = set_weights(self.prompt_sets, weights)
+        evidence = self.only([name for name, share in shares.items() if share > 0.0])
+        timed = evidence.candidates.values()
+        return Workload(
+            baseline_s=evidence.baseline.seconds,
+            baseline_tokens=evidence.baseline.tokens,
+            seconds=np.stack([each.seconds for each in timed]),
+            tokens=np.stack([each.tokens for each in timed]),
+            prompt_sets=evidence.prompt_sets,
+            weights={name: shares[name] for name in evidence.prompt_sets},
+            step_noise=evidence.step_noise,
         )
 
     def by_set(self) -> "dict[str, Evidence]":

@@ -9,13 +9,13 @@ differ, its seconds are scaled to the first draft's target step, so that a machi
 changed between drafts does not favour any.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from harness.analysis.cells import ratio
-from harness.analysis.evidence import Candidate, Evidence, Facts, FoldTimes, Timed
+from harness.analysis.evidence import Candidate, Evidence, Facts, Timed
 from harness.analysis.latency import (
     Latency,
     LatencyDraws,
@@ -26,6 +26,7 @@ from harness.analysis.latency import (
 from harness.analysis.replayed import Replays
 from harness.records import ResultRow, StepTiming, UserError
 from harness.stats.bootstrap import RESAMPLES, Array, Interval, Resamples, resample
+from harness.stats.crossfit import FoldTimes
 from harness.summary import CategoryAlpha, RequestSummary
 from harness.theory.replay import Replayed
 
@@ -112,46 +113,31 @@ class SampledSteps:
     latencies: Latencies
     seed: int = 0
 
-    def by_fold(self, folds: int) -> Mapping[Candidate, FoldTimes]:
+    def by_fold(self, folds: int) -> FoldTimes:
         """Deal every step's samples into folds in turn, so that drift hits all folds alike.
 
-        Returns:
-            By candidate; step times without samples are left out, being taken as exact.
+        Step times without samples are taken as exact.
         """
         sampled = {draft: each for draft, each in self.latencies.items() if each.timings}
         timings = [timing for each in sampled.values() for timing in each.timings]
         split = all(len(timing.samples_s) >= folds * FOLD_SAMPLES for timing in timings)
         drawn = [LatencyDraws(FOLD_DRAWS, self.seed + fold) for fold in range(folds)]
-        names = [name for name in self.replays.candidates if name.draft in sampled]
-        if not split:
-            return {name: self._not_split(name, drawn[0], folds) for name in names}
-        parts = {draft: _parts(each, folds) for draft, each in sampled.items()}
-        return {name: self._split(name, *parts[name.draft], drawn) for name in names}
-
-    def _not_split(self, name: Candidate, drawn: LatencyDraws, folds: int) -> FoldTimes:
-        """All samples in every fold: one error for all, which does not average out over them."""
-        costs = self._drawn(name, self.latencies[name.draft], drawn)
-        spread = float(np.log(costs).std())
-        return FoldTimes(np.ones(folds), np.ones(folds), np.full(folds, spread * np.sqrt(folds)))
-
-    def _split(
-        self,
-        name: Candidate,
-        inside: Sequence[Latency],
-        outside: Sequence[Latency],
-        drawn: Sequence[LatencyDraws],
-    ) -> FoldTimes:
-        """Each fold's samples, and the others."""
-        every = self._cost(name, self.latencies[name.draft])
-        spreads = [
-            float(np.log(self._drawn(name, part, draws)).std())
-            for part, draws in zip(inside, drawn, strict=True)
-        ]
-        return FoldTimes(
-            np.array([self._cost(name, part) for part in outside]) / every,
-            np.array([self._cost(name, part) for part in inside]) / every,
-            np.array(spreads),
-        )
+        parts = {draft: _parts(each, folds) for draft, each in sampled.items()} if split else {}
+        shape = (len(self.replays.candidates), folds)
+        times = FoldTimes(np.ones(shape), np.ones(shape), np.zeros(shape))
+        for row, name in enumerate(self.replays.candidates):
+            if not split and name.draft in sampled:
+                # One error for all folds, which does not average out over them
+                costs = self._drawn(name, sampled[name.draft], drawn[0])
+                times.spread[row] = np.log(costs).std() * np.sqrt(folds)
+            elif name.draft in sampled:
+                every = self._cost(name, sampled[name.draft])
+                for fold, (inside, outside) in enumerate(zip(*parts[name.draft], strict=True)):
+                    times.chosen[row, fold] = self._cost(name, outside) / every
+                    times.scored[row, fold] = self._cost(name, inside) / every
+                    costs = self._drawn(name, inside, drawn[fold])
+                    times.spread[row, fold] = np.log(costs).std()
+        return times
 
     def _cost(self, name: Candidate, latency: Latency) -> float:
         """Seconds of all the candidate's rounds in target steps, at the medians."""

@@ -7,16 +7,15 @@ are compared prompt by prompt, on the same text. What these rounds cost is `pred
 The acceptance rule belongs to the engine, so each rule has its own `Replays`.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.special import stdtr
 
 from harness.analysis.cells import completed, latest, new_tokens, per_prompt
 from harness.analysis.evidence import Candidate
 from harness.records import Cell, Rule, TextKey, TextTrace, Trial, UserError
+from harness.stats import ratios
 from harness.stats.bootstrap import Array
 from harness.summary import ReplayCheck
 from harness.theory.acceptance import check_k
@@ -24,8 +23,6 @@ from harness.theory.replay import Replayed, accept_probabilities, by_start, repl
 
 # Entries of one (texts, positions, offsets) array; some ten such arrays are alive in a replay.
 CHUNK_ENTRIES = 4_000_000
-# Rounding of sums that are equal on paper, and what a gap without any error counts as
-ZERO, LARGE = 1e-9, 1e6
 
 
 @dataclass(frozen=True, eq=False)
@@ -270,34 +267,17 @@ def replay_check(
     if not rows:
         return None
     kept = [row for row, _ in rows]
-    measured = np.array([each for _, each in rows])
-    expected = np.stack([counts.new_tokens[kept], counts.rounds[kept]], axis=1)
-    rates = [float(side[:, 0].sum() / side[:, 1].sum()) for side in (measured, expected)]
-    gap = rates[0] - rates[1]
-    score = _score(0.0 if abs(gap) < ZERO else gap, _influence(measured) - _influence(expected))
+    sums_measured = np.array([each for _, each in rows])
+    measured = ratios.ratio(sums_measured[:, 0], sums_measured[:, 1])
+    expected = ratios.ratio(counts.new_tokens[kept], counts.rounds[kept])
+    gap = measured - expected
     return ReplayCheck(
         prompt_set=cell.prompt_set,
         temperature=cell.temperature,
         k=cell.k,
         prompts=len(rows),
-        measured_tokens_per_round=rates[0],
-        replayed_tokens_per_round=rates[1],
-        gap_in_standard_errors=score,
-        p_value=None if score is None else 2.0 * float(stdtr(len(rows) - 1, -abs(score))),
+        measured_tokens_per_round=measured.value,
+        replayed_tokens_per_round=expected.value,
+        gap_in_standard_errors=gap.in_standard_errors,
+        p_value=gap.p_value,
     )
-
-
-def _influence(side: Array) -> Array:
-    """How much each prompt moves the ratio of tokens to rounds, times the number of prompts."""
-    tokens, rounds = side[:, 0], side[:, 1]
-    return (tokens - rounds * (tokens.sum() / rounds.sum())) / rounds.mean()
-
-
-def _score(gap: float, influence: Array) -> float | None:
-    """The gap in standard errors; None with fewer than 2 prompts."""
-    if len(influence) < 2:
-        return None
-    error = math.sqrt(float(influence.var(ddof=1)) / len(influence))
-    if gap == 0.0:
-        return 0.0
-    return math.copysign(LARGE, gap) if error < ZERO else gap / error

@@ -21,7 +21,7 @@ import numpy as np
 from harness.analysis.evidence import Candidate, Evidence, Facts
 from harness.records import Decision
 from harness.stats.bootstrap import MIN_PROMPTS, MIN_SET
-from harness.stats.crossfit import Held, cross_fit, workload_of
+from harness.stats.crossfit import CrossFit, cross_fit
 from harness.summary import Value, Verdict, VerdictReason
 
 FOLDS = 4
@@ -70,14 +70,14 @@ def decide(
     unseen = [name for name in asked if name not in evidence.prompt_sets]
     if unseen or not evidence.prompts or not evidence.candidates:
         return replace(undecided, reason_values={"prompt_set": next(iter(unseen), None)})
-    workload = workload_of(evidence, weights)
-    plain = workload.plain()
-    best = workload.candidates[int(np.argmax(plain))]
+    workload = evidence.workload(weights)
+    plain = workload.speedups()
+    best = list(evidence.candidates)[int(np.argmax(plain))]
     several = len({name.draft for name in evidence.candidates}) > 1
     named: dict[str, Value] = {"draft": best.draft if several else None, "k": best.k}
-    held = cross_fit(workload, folds, seed)
-    if held is None:
-        reason, values = _too_few(workload.strata)
+    fit = cross_fit(workload, folds, seed)
+    if fit is None:
+        reason, values = _too_few(workload.prompt_sets)
         return replace(
             undecided,
             draft=best.draft,
@@ -86,40 +86,42 @@ def decide(
             reason=reason,
             reason_values={**named, **values},
         )
-    decision = _decision(held)
-    reason, values = _reason(decision, held, len(workload.strata), evidence.facts.get(best))
+    decision = _decision(fit)
+    reason, values = _reason(decision, fit, len(workload.prompt_sets), evidence.facts.get(best))
     return replace(
         undecided,
         decision=decision,
         speculate=decision == "speculate",
         draft=None if decision == "does_not_pay" else best.draft,
         k=0 if decision == "does_not_pay" else best.k,
-        speedup=held.speedup,
-        speedup_lo=held.interval.lo,
-        speedup_hi=held.interval.hi,
+        speedup=fit.speedup,
+        speedup_lo=fit.interval.lo,
+        speedup_hi=fit.interval.hi,
         reason=reason,
         reason_values={**named, **values},
     )
 
 
-def _decision(held: Held) -> Decision:
-    if held.chose == held.folds and held.interval.lo > 1.0:
+def _decision(fit: CrossFit) -> Decision:
+    if fit.chose == fit.folds and fit.interval.lo > 1.0:
         return "speculate"
-    if held.ceiling < 1.0 or (held.chose == 0 and held.interval.hi < 1.0):
+    if fit.ceiling < 1.0 or (fit.chose == 0 and fit.interval.hi < 1.0):
         return "does_not_pay"
     return "undecided"
 
 
-def _too_few(strata: tuple[str, ...]) -> tuple[VerdictReason, dict[str, Value]]:
+def _too_few(prompt_sets: tuple[str, ...]) -> tuple[VerdictReason, dict[str, Value]]:
     """Why there is no interval."""
-    if len(strata) < MIN_PROMPTS:
-        return "too_few_prompts", {"prompts": len(strata), "needed": MIN_PROMPTS}
-    small = next((name for name in strata if strata.count(name) < MIN_SET), strata[0])
+    if len(prompt_sets) < MIN_PROMPTS:
+        return "too_few_prompts", {"prompts": len(prompt_sets), "needed": MIN_PROMPTS}
+    small = next(
+        (name for name in prompt_sets if prompt_sets.count(name) < MIN_SET), prompt_sets[0]
+    )
     return "too_few_in_set", {"prompt_set": small, "needed": MIN_SET}
 
 
 def _reason(
-    decision: Decision, held: Held, prompts: int, facts: Facts | None
+    decision: Decision, fit: CrossFit, prompts: int, facts: Facts | None
 ) -> tuple[VerdictReason, dict[str, Value]]:
     """The code of a held-out verdict, and the numbers that it rests on."""
     if decision == "speculate":
@@ -129,19 +131,19 @@ def _reason(
         return "held_out_loss", {"alpha": facts.alpha, "breakeven_alpha": facts.breakeven_alpha}
     return "interval_spans_one", {
         "prompts": prompts,
-        "prompts_needed": _needed(held, prompts),
+        "prompts_needed": _needed(fit, prompts),
         "most_prompts": MAX_PROMPTS,
     }
 
 
-def _needed(held: Held, prompts: int) -> int | None:
+def _needed(fit: CrossFit, prompts: int) -> int | None:
     """About how many prompts would put 1 outside the interval, were the speedup as seen.
 
     The half width of the log speedup's interval shrinks with the square root of the number of
     prompts. None for more than MAX_PROMPTS.
     """
-    half_width = math.log(held.interval.hi / held.interval.lo) / 2.0
-    distance = abs(math.log(held.speedup))
+    half_width = math.log(fit.interval.hi / fit.interval.lo) / 2.0
+    distance = abs(math.log(fit.speedup))
     if half_width >= distance * math.sqrt(MAX_PROMPTS / prompts):
         return None
     return max(prompts + 1, math.ceil(prompts * (half_width / distance) ** 2))

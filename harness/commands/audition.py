@@ -17,7 +17,7 @@ from harness.config import AuditionConfig, ModelConf, like_target
 from harness.measurement.environment import describe_host
 from harness.records import DUMMY_CAVEAT, Failure, Summary, TextTrace, UserError
 from harness.reporting.reading import dummies_of
-from harness.stats.intervals import MIN_PROMPTS
+from harness.stats.bootstrap import MIN_PROMPTS
 from harness.storage import RunFolder, StoredRun, load, load_traces, timings_from
 
 # What texts are generated with; a run on another's traces has it from there, and notes it so

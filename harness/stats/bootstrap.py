@@ -40,6 +40,7 @@ MIN_PROMPTS = 8
 MIN_SET = 4
 CONFIDENCE = 0.95
 RESAMPLES = 4000
+ROUNDING = 1e-12
 
 
 class Interval(NamedTuple):
@@ -240,7 +241,10 @@ def _bca_tails(values: Array, without: Sequence[Array], level: float) -> Array:
         without: by prompt set, the jackknife's values.
     """
     estimate, resampled = values[0], values[1:]
-    below = ((resampled < estimate).mean() + (resampled <= estimate).mean()) / 2.0
+    # Where counts are whole, many resamples equal the estimate but for the rounding of their sums.
+    rounding = ROUNDING * abs(estimate)
+    less, equal_too = resampled < estimate - rounding, resampled <= estimate + rounding
+    below = (less.mean() + equal_too.mean()) / 2.0
     bias = float(ndtri(np.float64(below)))
     cubes, squares = 0.0, 0.0
     for left_out in without:

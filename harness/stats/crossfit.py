@@ -13,84 +13,84 @@ fold, scored with those inside, and the interval widened by their scatter.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from harness.analysis.evidence import Candidate, Evidence, FoldTimes, StepNoise
-from harness.stats.intervals import (
+from harness.stats.bootstrap import (
     Array,
     Index,
     Interval,
-    bootstrap_interval,
-    set_weights,
+    Resamples,
+    only,
+    resample,
+    set_members,
     speedup_interval,
-    strata_indices,
-    workload_ratio,
 )
 
-PART_PROMPTS = 4
+FOLD_PROMPTS = 4
 # Normal quantile of a two-sided 95 % interval.
 NORMAL = 1.96
 
 
 @dataclass(frozen=True, eq=False)
-class Workload:
-    """Evidence as a table: seconds and tokens of the baseline, then of each candidate.
+class FoldTimes:
+    """Predicted seconds had the steps been timed on part of the samples, relative to all of them.
 
     Attributes:
-        columns: shape (n, 2 + 2 C).
-        strata: prompt set of each row, n.
-        shares: weight of each set, in order of name, summing to 1.
-        candidates: C names, in the order of the columns.
+        chosen: [candidate, fold] on the samples outside each fold, which is what a choice may see.
+        scored: [candidate, fold] on the fold's own samples, which the choice is scored with.
+        spread: [candidate, fold] standard deviation of log(scored) from the samples' scatter.
+    """
+
+    chosen: Array
+    scored: Array
+    spread: Array
+
+
+class StepNoise(Protocol):
+    """How far predicted seconds depend on which samples the steps were timed with."""
+
+    def by_fold(self, folds: int) -> FoldTimes:
+        """Deal the samples of every step into folds; candidates as in the workload."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Workload:
+    """What plain decoding and every candidate took, prompt by prompt.
+
+    Attributes:
+        baseline_s, baseline_tokens: [prompt] decode seconds and tokens of plain decoding.
+        seconds, tokens: [candidate, prompt].
+        prompt_sets: the set of each prompt.
+        weights: of the sets, equal if None; none of them 0.
         step_noise: of predicted seconds, or None.
     """
 
-    columns: Array
-    strata: tuple[str, ...]
-    shares: Mapping[str, float]
-    candidates: tuple[Candidate, ...]
+    baseline_s: Array
+    baseline_tokens: Array
+    seconds: Array
+    tokens: Array
+    prompt_sets: tuple[str, ...]
+    weights: Mapping[str, float] | None = None
     step_noise: StepNoise | None = None
 
-    def speedups(self, sums: Sequence[Array]) -> Array:
-        """Each candidate's workload speedup, shape (..., C), from column sums of each set."""
-        baseline = workload_ratio(sums, self.shares, 0)
-        each = [
-            baseline / workload_ratio(sums, self.shares, 2 + 2 * index)
-            for index in range(len(self.candidates))
-        ]
+    def speedups(self, resamples: Resamples | None = None) -> Array:
+        """Each candidate's speedup in each resample, [resample, candidate].
+
+        Over all prompts, [candidate], if None.
+        """
+        if resamples is None:
+            return self.speedups(resample(self.prompt_sets, self.weights, draws=0))[0]
+        plain = resamples.ratio(self.baseline_s, self.baseline_tokens)
+        pairs = zip(self.seconds, self.tokens, strict=True)
+        each = [plain / resamples.ratio(seconds, tokens) for seconds, tokens in pairs]
         return np.stack(each, axis=-1)
-
-    def over(self, rows: Index) -> Array:
-        """Each candidate's speedup over some rows, C; every set must have one among them."""
-        sets = [np.intersect1d(members, rows) for _, members in strata_indices(self.strata)]
-        return self.speedups([self.columns[members].sum(axis=0) for members in sets])
-
-    def plain(self) -> Array:
-        """Each candidate's speedup over all prompts, C."""
-        return self.over(np.arange(len(self.columns)))
-
-
-def workload_of(evidence: Evidence, weights: Mapping[str, float] | None) -> Workload:
-    """The table of an evidence, sets of weight 0 left out.
-
-    Raises:
-        UserError: weights that do not fit the prompt sets.
-    """
-    shares = {name: w for name, w in set_weights(evidence.prompt_sets, weights).items() if w > 0}
-    evidence = evidence.only(list(shares))
-    timed = [evidence.baseline, *evidence.candidates.values()]
-    columns = [column for times in timed for column in (times.seconds, times.tokens)]
-    return Workload(
-        np.stack(columns, axis=1).astype(np.float64),
-        evidence.prompt_sets,
-        shares,
-        tuple(evidence.candidates),
-        evidence.step_noise,
-    )
 
 
 @dataclass(frozen=True)
-class Held:
+class CrossFit:
     """Outcome of a cross-fit.
 
     Attributes:
@@ -108,92 +108,67 @@ class Held:
     ceiling: float
 
 
-def deal(strata: Sequence[str], folds: int, seed: int) -> Index:
-    """The fold of each prompt, n: every set is shuffled and dealt out in turn.
-
-    Args:
-        strata: prompt set of each prompt.
-        folds: how many.
-        seed: of the shuffle.
-    """
+def deal_folds(prompt_sets: Sequence[str], folds: int, seed: int) -> Index:
+    """The fold of each prompt: every set is shuffled and dealt out in turn."""
     rng = np.random.default_rng(seed)
-    fold = np.empty(len(strata), dtype=np.intp)
+    fold = np.empty(len(prompt_sets), dtype=np.intp)
     dealt = 0
-    for _, members in strata_indices(strata):
+    for _, members in set_members(prompt_sets):
         # The next set goes on where the last one stopped, so that folds stay of equal size.
         fold[rng.permutation(members)] = (dealt + np.arange(len(members))) % folds
         dealt += len(members)
     return fold
 
 
-def cross_fit(workload: Workload, folds: int, seed: int) -> Held | None:
+def cross_fit(workload: Workload, folds: int, seed: int) -> CrossFit | None:
     """Score each fold's best candidate, chosen on the other folds.
 
     Args:
         workload: at least 2 prompts in each set.
-        folds: at most so many; fewer, but 2, where a part would hold under PART_PROMPTS prompts.
+        folds: at most so many; fewer, but 2, where a fold would hold under FOLD_PROMPTS prompts.
         seed: of the dealing and of the resampling.
 
     Returns:
         None where there is no interval: see `bootstrap_interval`.
     """
-    columns, strata = workload.columns, workload.strata
-    ceiling = bootstrap_interval(
-        columns,
-        strata,
-        lambda sums: workload.speedups(sums).max(axis=-1),
-        seed=seed,
-        methods=["percentile"],
-    )
+    prompt_sets, weights = workload.prompt_sets, workload.weights
+    resamples = resample(prompt_sets, weights, seed=seed)
+    ceiling = resamples.interval(workload.speedups(resamples).max(axis=-1))
     if ceiling is None:
         return None
-    folds = max(2, min(folds, len(strata) // PART_PROMPTS))
-    fold = deal(strata, folds, seed)
-    scored = columns[:, :4].copy()
-    used = [int(part) for part in np.unique(fold)]
-    noise: Mapping[Candidate, FoldTimes] = {}
+    folds = max(2, min(folds, len(prompt_sets) // FOLD_PROMPTS))
+    fold_of_prompt = deal_folds(prompt_sets, folds, seed)
+    shape = (len(workload.seconds), folds)
+    times = FoldTimes(np.ones(shape), np.ones(shape), np.zeros(shape))
     if workload.step_noise is not None:
-        noise = workload.step_noise.by_fold(folds)
-    exact = FoldTimes(np.ones(folds), np.ones(folds), np.zeros(folds))
-    times = [noise.get(name, exact) for name in workload.candidates]
-    chose, errors = 0, list[float]()
-    for part in used:
-        seen = np.array([time.chosen[part] for time in times])
-        speedups = workload.over(np.flatnonzero(fold != part)) / seen
+        times = workload.step_noise.by_fold(folds)
+    seconds, tokens = np.empty_like(workload.baseline_s), np.empty_like(workload.baseline_s)
+    chose, variances = 0, list[float]()
+    used = [int(fold) for fold in np.unique(fold_of_prompt)]
+    for fold in used:
+        others = only(prompt_sets, weights, np.flatnonzero(fold_of_prompt != fold))
+        speedups = workload.speedups(others)[0] / times.chosen[:, fold]
         best = int(np.argmax(speedups))
         chose += bool(speedups[best] > 1.0)
-        mine = fold == part
-        scored[mine, 2:] = columns[mine, 2 + 2 * best : 4 + 2 * best]
-        scored[mine, 2] *= times[best].scored[part]
-        errors.append(float(times[best].spread[part]))
-    return _held(workload, scored, chose, errors, ceiling.hi, seed)
-
-
-def _held(
-    workload: Workload,
-    scored: Array,
-    chose: int,
-    errors: Sequence[float],
-    ceiling: float,
-    seed: int,
-) -> Held | None:
-    """The held-out speedup with its interval, both bounds widened by the step times' error.
-
-    The folds' step times are independent samples, so their errors average out over the folds.
-    """
-    strata, shares = workload.strata, workload.shares
-    sums = [scored[members].sum(axis=0) for _, members in strata_indices(strata)]
-    speedup = float(workload_ratio(sums, shares, 0) / workload_ratio(sums, shares, 2))
-    before_s, before_tokens, after_s, after_tokens = scored.T
-    interval = speedup_interval(
-        before_s, before_tokens, after_s, after_tokens, strata, shares, seed=seed
-    )
+        held_out = fold_of_prompt == fold
+        seconds[held_out] = workload.seconds[best, held_out] * times.scored[best, fold]
+        tokens[held_out] = workload.tokens[best, held_out]
+        variances.append(float(times.spread[best, fold]) ** 2)
+    before = (workload.baseline_s, workload.baseline_tokens)
+    interval = speedup_interval(*before, seconds, tokens, prompt_sets, weights, seed=seed)
     if interval is None:
         return None
-    error = NORMAL * math.sqrt(sum(value**2 for value in errors)) / len(errors)
-    lo, hi = (_widened(speedup, bound, error) for bound in interval)
-    best = float(workload.plain().max())
-    return Held(chose, len(errors), speedup, Interval(lo, hi), _widened(best, ceiling, error))
+    scored = Workload(*before, seconds[None], tokens[None], prompt_sets, weights)
+    speedup = float(scored.speedups()[0])
+    # The folds' step times are independent samples, so their errors average out over the folds.
+    error = NORMAL * math.sqrt(sum(variances)) / len(used)
+    return CrossFit(
+        chose=chose,
+        folds=len(used),
+        speedup=speedup,
+        interval=Interval(*(_widened(speedup, bound, error) for bound in interval)),
+        ceiling=_widened(float(workload.speedups().max()), ceiling.hi, error),
+    )
 
 
 def _widened(value: float, bound: float, error: float) -> float:

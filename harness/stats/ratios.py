@@ -20,6 +20,8 @@ from harness.stats.bootstrap import Array, set_members, set_weights
 
 # Rounding of sums that are equal on paper.
 ZERO = 1e-9
+# A difference in standard errors of 0.
+LARGE = 1e6
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,16 +67,14 @@ class Estimate:
 
     @property
     def in_standard_errors(self) -> float | None:
-        """The value over its error; 0.0 where both are 0, infinite where only the error is."""
+        """The value over its error; 0.0 where both are 0, +-LARGE where only the error is."""
         if self.standard_error is None:
             return None
         if abs(self.value) < ZERO:
             return 0.0
-        return (
-            self.value / self.standard_error
-            if self.standard_error
-            else (math.copysign(math.inf, self.value))
-        )
+        if self.standard_error == 0.0:
+            return math.copysign(LARGE, self.value)
+        return self.value / self.standard_error
 
     @property
     def p_value(self) -> float | None:
@@ -113,12 +113,3 @@ def workload_ratio(
         value += shares[name] * of_set
         influence[members] = shares[name] * (above - of_set * below) / below.sum()
     return Estimate(value, influence, tuple(prompt_sets))
-
-
-def independent_difference(one: Estimate, other: Estimate) -> Estimate:
-    """The difference of two estimates of different prompts."""
-    return Estimate(
-        one.value - other.value,
-        np.concatenate([one.influence, -other.influence]),
-        (*(f"1 {name}" for name in one.prompt_sets), *(f"2 {name}" for name in other.prompt_sets)),
-    )
