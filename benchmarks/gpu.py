@@ -59,8 +59,8 @@ from harness.measurement.generations import Request, run_trial
 from harness.measurement.lossless import compare_texts
 from harness.measurement.step_times import Clock
 from harness.models.cached import CachedModel
+from harness.models.device import kernel_settings
 from harness.models.dummy import build
-from harness.models.kernels import kernel_settings
 from harness.models.lean import pieces
 from harness.models.lean.model import LeanModel
 from harness.models.lean.static import StaticModel

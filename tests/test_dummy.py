@@ -11,10 +11,11 @@ from transformers import PreTrainedModel
 from harness.cli import compose
 from harness.commands import sweep
 from harness.config import CONF_DIR, ModelConf, like_target
-from harness.models import dummy, memory
+from harness.models import device, dummy, memory
+from harness.models.device import check_dtype
 from harness.models.dummy import StandInTokenizer, build, config_of
 from harness.models.load import load, memory_need, open_pair
-from harness.models.memory import cached_tokens, check_dtype, check_fits
+from harness.models.memory import cached_tokens, check_fits
 from harness.records import UserError
 from harness.storage import load as load_run
 from harness.theory.architecture import architecture_of, experts_touched
@@ -267,14 +268,14 @@ def test_a_dtype_that_the_device_cannot_compute_in_is_named_with_one_that_works(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     check_dtype(torch.float32, CPU, "model")
-    computing = memory.F.scaled_dot_product_attention
+    computing = device.F.scaled_dot_product_attention
 
     def lacking(x: torch.Tensor, *more: Any) -> torch.Tensor:
         if x.dtype in (torch.bfloat16, torch.float64):
             raise TypeError("Cannot convert to a dtype\nthat this device has not")
         return computing(x, *more)
 
-    monkeypatch.setattr(memory.F, "scaled_dot_product_attention", lacking)
+    monkeypatch.setattr(device.F, "scaled_dot_product_attention", lacking)
     for dtype, key in (("bfloat16", "model"), ("float64", "draft")):
         line = rf"^{key}\.dtype={dtype}: cpu cannot.*use {key}\.dtype=float\d+$"
         with pytest.raises(UserError, match=line):

@@ -22,7 +22,7 @@ from harness.decoding.drafters import ModelDrafter
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement.target_texts import in_batches
 from harness.models.cached import CachedModel
-from harness.models.kernels import kernel_settings, settle_kernels
+from harness.models.device import kernel_settings, settle_kernels
 from harness.models.lean.model import CAPACITY, CHUNK, SHORT, LeanModel
 from harness.models.lean.static import StaticModel
 from harness.models.memory import is_out_of_memory

@@ -10,8 +10,9 @@ from hydra.errors import HydraException
 
 from harness import prompts as prompt_sets
 from harness.cli import compose, draft_conf
-from harness.commands.cost import BYTES_PER_TOKEN, all_cards, sizes_of
+from harness.commands.cost import all_cards, sizes_of
 from harness.config import SCHEMAS, GpuConf, ModelConf
+from harness.models.tokenizer import BYTES_PER_TOKEN
 from harness.records import NGRAM, Prompt, UserError
 
 # What the cloud calls a card, and its file in conf/gpu.

@@ -10,6 +10,7 @@ import harness.models
 from harness import prompts as prompt_sets
 from harness.config import CONF_DIR, AuditionConfig, GpuConf, ModelConf, PairConfig, ProfileConfig
 from harness.models.architecture import shape_of
+from harness.models.tokenizer import BYTES_PER_TOKEN
 from harness.records import NGRAM, Prompt, UserError
 from harness.reporting.cost import Costs
 from harness.theory.architecture import architecture_of
@@ -25,7 +26,6 @@ from harness.theory.cost import (
 from harness.theory.roofline import Card
 
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
-BYTES_PER_TOKEN = 4
 REPLAY_BATCH = 32
 
 

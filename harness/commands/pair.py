@@ -12,7 +12,8 @@ from harness.config import AuditionConfig, ModelConf, PairConfig
 from harness.measurement import environment
 from harness.measurement.step_times import TimedModel
 from harness.models.cached import CachedModel
-from harness.models.load import LoadedModel, load, memory_need, open_pair, resolve_device
+from harness.models.device import resolve_device
+from harness.models.load import LoadedModel, load, memory_need, open_pair
 from harness.models.memory import cached_tokens, check_fits
 from harness.models.probe import check_length
 from harness.models.tokenizer import check_thinking, encode

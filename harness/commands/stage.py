@@ -33,7 +33,8 @@ from harness.measurement.step_times import (
 )
 from harness.measurement.target_texts import GeneratedText
 from harness.models.cached import CachedModel
-from harness.models.load import LoadedModel, load, resolve_device
+from harness.models.device import resolve_device
+from harness.models.load import LoadedModel, load
 from harness.models.probe import cached_model, check_length
 from harness.models.tokenizer import tokenizer_difference
 from harness.records import NGRAM, Prompt, StepTiming, TextTrace

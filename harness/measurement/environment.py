@@ -40,8 +40,7 @@ def describe(device: "torch.device") -> dict[str, Any]:
     """The host and the device: everything that a reader of the numbers may ask for."""
     import torch
 
-    from harness.models.kernels import kernel_settings
-    from harness.models.memory import nvidia_driver, why_no_cuda
+    from harness.models.device import kernel_settings, nvidia_driver, why_no_cuda
 
     driver = nvidia_driver()
     return {

@@ -43,6 +43,6 @@ def shape_of(config: Any) -> Architecture | None:
     return Architecture(vocab=config.vocab_size, **sizes)
 
 
-def positions(config: Any) -> int | None:
+def context_tokens(config: Any) -> int | None:
     """How many positions the model was made for, or None if the config does not say."""
     return _size(config.get_text_config(), "max_position_embeddings")

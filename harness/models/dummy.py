@@ -40,6 +40,7 @@ from transformers import (
 from transformers.initialization import no_init_weights
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
+from harness.models.tokenizer import BYTES_PER_TOKEN
 from harness.records import UserError
 from harness.theory.architecture import Architecture, architecture_of
 
@@ -67,8 +68,7 @@ SCALINGS = {
 }
 # The matrices whose results are added to the residual stream
 WRITERS = ("o_proj", "down_proj")
-# Bytes of text per stand-in token: about what a trained tokenizer makes of English
-BYTES_PER_TOKEN = 4
+# Tokens of the stand-in tokenizer
 VOCABULARY = 256
 
 

@@ -24,17 +24,12 @@ from transformers.utils.import_utils import is_accelerate_available
 from harness import PACKAGE
 from harness.config import ModelConf
 from harness.models import dummy
-from harness.models.architecture import model_sizes, positions, shape_of
+from harness.models.architecture import context_tokens, model_sizes, shape_of
 from harness.models.cached import CachedModel, output_weight
 from harness.models.checkpoint import check_complete, check_source
+from harness.models.device import check_dtype, resolve_device
 from harness.models.hub import explained, quiet_transformers
-from harness.models.memory import (
-    MemoryNeed,
-    check_dtype,
-    check_fits,
-    is_out_of_memory,
-    resolve_device,
-)
+from harness.models.memory import MemoryNeed, check_fits, is_out_of_memory
 from harness.models.probe import cached_model
 from harness.models.tokenizer import tokenizer_difference
 from harness.records import UserError
@@ -47,7 +42,14 @@ DTYPES = {
     "float16": torch.float16,
     "float64": torch.float64,
 }
-
+# What a checkpoint's generation_config may hold that changes which tokens a server emits
+GENERATION_SETTINGS = (
+    *("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "top_h"),
+    *("epsilon_cutoff", "eta_cutoff", "repetition_penalty", "no_repeat_ngram_size"),
+    *("bad_words_ids", "sequence_bias", "suppress_tokens", "begin_suppress_tokens"),
+    *("forced_bos_token_id", "forced_eos_token_id", "min_length", "min_new_tokens"),
+    *("exponential_decay_length_penalty", "stop_strings", "guidance_scale", "watermarking_config"),
+)
 # Of each parameter, for `sampled_hash`
 HASHED_NUMBERS = 256
 
@@ -134,7 +136,7 @@ def load(conf: ModelConf, key: str, device: torch.device) -> LoadedModel:
     if wanted is not None:
         check_fits([wanted], 0)
     if conf.weights == "dummy":
-        return _dummy(conf, key, resolve_device(conf.device) if conf.device else device)
+        return _dummy(conf, key, _device(conf, device))
     source = _source(conf, key)
     options = _options(conf, key, device)
     with quiet_transformers(), explained(conf, key):
@@ -150,7 +152,7 @@ def load(conf: ModelConf, key: str, device: torch.device) -> LoadedModel:
         network, info = loaded
         check_complete(conf, key, network, info)
         if conf.device_map is None and conf.quantization is None:
-            network.to(resolve_device(conf.device) if conf.device else device)
+            network.to(_device(conf, device))
     network.eval()
     return LoadedModel(
         key=key,
@@ -158,7 +160,7 @@ def load(conf: ModelConf, key: str, device: torch.device) -> LoadedModel:
         network=network,
         tokenizer=tokenizer,
         eos=_eos(network, tokenizer),
-        context_tokens=positions(network.config),
+        context_tokens=context_tokens(network.config),
         weights="embedded" if conf.id.startswith("embedded:") else "pretrained",
     )
 
@@ -204,7 +206,7 @@ def memory_need(conf: ModelConf, key: str, device: torch.device) -> MemoryNeed |
         UserError: the config cannot be read or is not a causal model's, or the device cannot
             compute in the model's dtype.
     """
-    device = resolve_device(conf.device) if conf.device else device
+    device = _device(conf, device)
     if conf.weights != "dummy":
         with quiet_transformers():
             check_source(conf, key, _source(conf, key))
@@ -253,9 +255,13 @@ def _dummy(conf: ModelConf, key: str, device: torch.device) -> LoadedModel:
         network=network,
         tokenizer=dummy.StandInTokenizer(),
         eos=frozenset(),
-        context_tokens=positions(network.config),
+        context_tokens=context_tokens(network.config),
         weights="dummy",
     )
+
+
+def _device(conf: ModelConf, default: torch.device) -> torch.device:
+    return resolve_device(conf.device) if conf.device else default
 
 
 def _source(conf: ModelConf, key: str) -> str:
@@ -279,7 +285,7 @@ def _options(conf: ModelConf, key: str, device: torch.device) -> dict[str, Any]:
         # None takes safetensors where there are any, and pickled weights elsewhere
         "use_safetensors": None if conf.allow_pickle else True,
     }
-    where = resolve_device(conf.device) if conf.device else device
+    where = _device(conf, device)
     if conf.device_map is not None:
         _require(f"{key}.device_map={conf.device_map}", "accelerate", "accelerate")
         options["device_map"] = conf.device_map
@@ -319,16 +325,6 @@ def _require(setting: str, extra: str, *packages: str) -> None:
     """Refuse a setting whose optional packages are missing, before anything is loaded."""
     if any(find_spec(package) is None for package in packages):
         raise UserError(f"{setting}: needs `pip install {PACKAGE}[{extra}]`")
-
-
-# What a checkpoint's generation_config may hold that changes which tokens a server emits
-GENERATION_SETTINGS = (
-    *("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "top_h"),
-    *("epsilon_cutoff", "eta_cutoff", "repetition_penalty", "no_repeat_ngram_size"),
-    *("bad_words_ids", "sequence_bias", "suppress_tokens", "begin_suppress_tokens"),
-    *("forced_bos_token_id", "forced_eos_token_id", "min_length", "min_new_tokens"),
-    *("exponential_decay_length_penalty", "stop_strings", "guidance_scale", "watermarking_config"),
-)
 
 
 def generation_settings(network: PreTrainedModel) -> dict[str, Any]:

@@ -1,25 +1,19 @@
-"""Devices and memory: which device, does a model fit it, can it compute the dtype.
+"""Does a model fit the device's memory: computed from its architecture before anything is loaded.
 
-Checked before anything is allocated: a model that does not fit fails after minutes of loading, in
-the allocator's words, and a dtype that a device lacks fails inside some kernel. What is needed
-follows from the architecture. Where memory runs out all the same, `is_out_of_memory` recognises it.
+A model that does not fit would fail after minutes of loading, in the allocator's words. Where
+memory runs out all the same, `is_out_of_memory` recognises the error.
 """
 
-import warnings
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import psutil
-import pynvml
 import torch
-from torch.nn import functional as F
 
+from harness.models.tokenizer import BYTES_PER_TOKEN
 from harness.records import UserError
 from harness.theory.architecture import Architecture
 
-# Bytes of text per token, to count a prompt's tokens before its tokenizer is loaded
-BYTES_PER_TOKEN = 4
 # How messages of a plain RuntimeError begin when memory ran out: those of the CPU allocator
 # (torch's and the system's), of Apple's, and of CUDA's libraries, which allocate workspaces of
 # their own. Other errors also name memory ("an illegal memory access was encountered").
@@ -66,92 +60,6 @@ class MemoryNeed:
             weight_bytes=float(shape.parameters) * dtype.itemsize,
             kv_bytes_per_token=shape.kv_bytes_read(1, dtype.itemsize),
         )
-
-
-def resolve_device(name: str) -> torch.device:
-    """Turn `device=auto|cuda|cuda:1|mps|cpu` into a device that is there.
-
-    Raises:
-        UserError: it is not there, with the reason where it is known.
-    """
-    if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UserError(f"device={name}: not a device; use auto, cuda, mps or cpu") from error
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns of an old driver; the error below says more
-        present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if not present.get(device.type, True):
-        reason = why_no_cuda() if device.type == "cuda" else None
-        if reason:
-            raise UserError(f"device={name}: {reason}")
-        raise UserError(f"device={name}: this machine has none; use device=auto or device=cpu")
-    return device
-
-
-@dataclass(frozen=True)
-class NvidiaDriver:
-    """The NVIDIA driver of this machine.
-
-    Attributes:
-        version: its own version, such as 550.54.
-        cuda: the newest (major, minor) of CUDA that it runs.
-        card: the name of the first card; None if there is none.
-    """
-
-    version: str
-    cuda: tuple[int, int]
-    card: str | None
-
-
-def nvidia_driver() -> NvidiaDriver | None:
-    """This machine's NVIDIA driver; None where there is none."""
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    try:
-        cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()
-        card = None
-        with suppress(pynvml.NVMLError):
-            card = _text(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0)))
-        version = _text(pynvml.nvmlSystemGetDriverVersion())
-        return NvidiaDriver(version, (cuda // 1000, cuda % 1000 // 10), card)
-    except pynvml.NVMLError:
-        return None
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _text(name: str | bytes) -> str:
-    return name.decode() if isinstance(name, bytes) else name
-
-
-def why_no_cuda() -> str | None:
-    """Why torch finds no CUDA device on a machine that has a card; None if it has none."""
-    driver = nvidia_driver()
-    if driver is None or driver.card is None:
-        return None
-    if torch.version.cuda is None:
-        return (
-            f"there is a card ({driver.card}), but torch {torch.__version__} is built without "
-            "CUDA; install a build of torch for CUDA"
-        )
-    # A driver runs every CUDA of its major version
-    if int(torch.version.cuda.split(".")[0]) > driver.cuda[0]:
-        return (
-            f"torch {torch.__version__} is built for CUDA {torch.version.cuda}, the NVIDIA driver "
-            f"({driver.version}) supports up to CUDA {driver.cuda[0]}.{driver.cuda[1]}; update the "
-            "driver or install a torch built for it"
-        )
-    return (
-        f"there is a card ({driver.card}), but torch {torch.__version__} cannot use it; look at "
-        "CUDA_VISIBLE_DEVICES and at what torch.cuda.init() says"
-    )
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -217,40 +125,6 @@ def cached_tokens(texts: Iterable[str], new_tokens: int, max_k: int) -> int:
     """
     longest = max((len(text.encode()) for text in texts), default=0)
     return -(-longest // BYTES_PER_TOKEN) + new_tokens + max_k
-
-
-def check_dtype(dtype: torch.dtype, device: torch.device, key: str) -> None:
-    """Refuse a dtype that the device cannot compute in, found by computing a little in it.
-
-    Raises:
-        UserError: naming `key`.dtype, and a dtype that works.
-    """
-    reason = _lacks(dtype, device)
-    if reason is None:
-        return
-    others = (torch.bfloat16, torch.float16, torch.float32)
-    works = next((other for other in others if _lacks(other, device) is None), None)
-    advice = f"use {key}.dtype={_name(works)}" if works else "use device=cpu"
-    raise UserError(f"{key}.dtype={_name(dtype)}: {device} {reason}; {advice}")
-
-
-def _lacks(dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why this device cannot compute in this dtype, or None if it can."""
-    try:
-        x = torch.ones(1, 1, 4, 4, dtype=dtype, device=device)
-        y = F.scaled_dot_product_attention(x, x, x) @ x
-        finite = bool(F.silu(y).float().softmax(-1).isfinite().all())
-    except (RuntimeError, TypeError, NotImplementedError) as error:
-        return f"cannot compute in it ({' '.join(str(error).split())[:100].rstrip('.')})"
-    if dtype == torch.bfloat16 and device.type == "cuda":
-        with torch.cuda.device(device):
-            if not torch.cuda.is_bf16_supported(including_emulation=False):
-                return "only imitates it, slowly"
-    return None if finite else "computes nonsense in it"
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _gb(count: float) -> str:

@@ -18,7 +18,7 @@ from harness.models.cached import (
     cache_argument,
     takes,
 )
-from harness.models.kernels import settle_kernels
+from harness.models.device import settle_kernels
 from harness.models.lean.model import LeanModel
 from harness.models.lean.static import StaticModel
 from harness.models.lean.weights import unsupported

@@ -1,0 +1,157 @@
+"""Devices: which one, why not, can it compute a dtype, and which CUDA kernels may run."""
+
+import warnings
+from contextlib import suppress
+from dataclasses import dataclass
+
+import pynvml
+import torch
+from torch.nn import functional as F
+
+from harness.records import UserError
+
+
+def resolve_device(name: str) -> torch.device:
+    """Turn `device=auto|cuda|cuda:1|mps|cpu` into a device that is there.
+
+    Raises:
+        UserError: it is not there, with the reason where it is known.
+    """
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UserError(f"device={name}: not a device; use auto, cuda, mps or cpu") from error
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of an old driver; the error below says more
+        present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not present.get(device.type, True):
+        reason = why_no_cuda() if device.type == "cuda" else None
+        if reason:
+            raise UserError(f"device={name}: {reason}")
+        raise UserError(f"device={name}: this machine has none; use device=auto or device=cpu")
+    return device
+
+
+@dataclass(frozen=True)
+class NvidiaDriver:
+    """The NVIDIA driver of this machine.
+
+    Attributes:
+        version: its own version, such as 550.54.
+        cuda: the newest (major, minor) of CUDA that it runs.
+        card: the name of the first card; None if there is none.
+    """
+
+    version: str
+    cuda: tuple[int, int]
+    card: str | None
+
+
+def nvidia_driver() -> NvidiaDriver | None:
+    """This machine's NVIDIA driver; None where there is none."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()
+        card = None
+        with suppress(pynvml.NVMLError):
+            card = _text(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0)))
+        version = _text(pynvml.nvmlSystemGetDriverVersion())
+        return NvidiaDriver(version, (cuda // 1000, cuda % 1000 // 10), card)
+    except pynvml.NVMLError:
+        return None
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _text(name: str | bytes) -> str:
+    return name.decode() if isinstance(name, bytes) else name
+
+
+def why_no_cuda() -> str | None:
+    """Why torch finds no CUDA device on a machine that has a card; None if it has none."""
+    driver = nvidia_driver()
+    if driver is None or driver.card is None:
+        return None
+    if torch.version.cuda is None:
+        return (
+            f"there is a card ({driver.card}), but torch {torch.__version__} is built without "
+            "CUDA; install a build of torch for CUDA"
+        )
+    # A driver runs every CUDA of its major version
+    if int(torch.version.cuda.split(".")[0]) > driver.cuda[0]:
+        return (
+            f"torch {torch.__version__} is built for CUDA {torch.version.cuda}, the NVIDIA driver "
+            f"({driver.version}) supports up to CUDA {driver.cuda[0]}.{driver.cuda[1]}; update the "
+            "driver or install a torch built for it"
+        )
+    return (
+        f"there is a card ({driver.card}), but torch {torch.__version__} cannot use it; look at "
+        "CUDA_VISIBLE_DEVICES and at what torch.cuda.init() says"
+    )
+
+
+def check_dtype(dtype: torch.dtype, device: torch.device, key: str) -> None:
+    """Refuse a dtype that the device cannot compute in, found by computing a little in it.
+
+    Raises:
+        UserError: naming `key`.dtype, and a dtype that works.
+    """
+    reason = _lacks(dtype, device)
+    if reason is None:
+        return
+    others = (torch.bfloat16, torch.float16, torch.float32)
+    works = next((other for other in others if _lacks(other, device) is None), None)
+    advice = f"use {key}.dtype={_name(works)}" if works else "use device=cpu"
+    raise UserError(f"{key}.dtype={_name(dtype)}: {device} {reason}; {advice}")
+
+
+def _lacks(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why this device cannot compute in this dtype, or None if it can."""
+    try:
+        x = torch.ones(1, 1, 4, 4, dtype=dtype, device=device)
+        y = F.scaled_dot_product_attention(x, x, x) @ x
+        finite = bool(F.silu(y).float().softmax(-1).isfinite().all())
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        return f"cannot compute in it ({' '.join(str(error).split())[:100].rstrip('.')})"
+    if dtype == torch.bfloat16 and device.type == "cuda":
+        with torch.cuda.device(device):
+            if not torch.cuda.is_bf16_supported(including_emulation=False):
+                return "only imitates it, slowly"
+    return None if finite else "computes nonsense in it"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def settle_kernels() -> None:
+    """Switch cuDNN attention and reduced-precision sums off, once per process.
+
+    Two of torch's defaults make timings or texts worse here, and neither matters on the CPU:
+
+    - From Hopper on, scaled_dot_product_attention prefers cuDNN, which builds a plan for every pair
+      of query and key length. Decoding has a new key length in every step, so the tens of
+      milliseconds that a plan takes would be counted as part of the step.
+    - A matrix product in bfloat16 or float16 may add its partial sums in that dtype. Verifying n
+      positions splits the sums differently from a step of one, so near ties fall differently.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+
+
+def kernel_settings() -> dict[str, bool]:
+    """The current settings, for the manifest."""
+    matmul = torch.backends.cuda.matmul
+    return {
+        "cudnn_attention": torch.backends.cuda.cudnn_sdp_enabled(),
+        "bf16_reduced_precision_sums": bool(matmul.allow_bf16_reduced_precision_reduction),
+        "fp16_reduced_precision_sums": bool(matmul.allow_fp16_reduced_precision_reduction),
+    }
