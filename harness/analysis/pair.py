@@ -63,15 +63,14 @@ def analyse_pair(setup: Setup) -> Summary:
     verdicts = [pair.verdicts(evidence) for evidence in pair.evidence]
     verdict = verdicts[0][0] if verdicts else None
     case = pair.case(verdict)
-    notes: Mapping[str, Any] = setup.run.manifest.get("audition") or {}
-    costs: Mapping[str, float] = notes.get("costs") or {}
+    costs: Mapping[str, float] = setup.audition.get("costs") or {}
     summary = Summary(
         run=setup.facts(pair.results),
         verdict=verdict,
         per_temperature=tuple(whole for whole, _ in verdicts),
         per_prompt_set=tuple(each for _, sets in verdicts for each in sets),
         answers=tuple(pair.answers(verdicts)),
-        failures=(*setup.failures(pair.trials), *_failures(notes.get("failures"))),
+        failures=(*setup.failures(pair.trials), *_failed(setup.audition)),
         caveats=(
             *greedy_texts_differ(pair.checks),
             *caveats(setup, pair.results, pair.own_timings, prompts=pair.audition_prompts),
@@ -97,7 +96,7 @@ def analyse_pair(setup: Setup) -> Summary:
         rules_of_thumb=pair.thumbs(case, verdict),
         request=pair.request(),
         memory=pair.memory(),
-        ineligible=_failures(notes.get("not_eligible")),
+        ineligible=tuple(_ineligible(setup.audition)),
         generation_s=costs.get("generation_s"),
         scoring_s=costs.get("scoring_s"),
         text_checks=tuple(pair.checks),
@@ -142,10 +141,12 @@ class _Pair:
 
     @cached_property
     def traces(self) -> dict[str, list[TextTrace]]:
-        """The run's traces by draft, in stored order."""
+        """The run's traces by draft, in stored order; not of drafts that broke down."""
+        failed = {entry["draft"] for entry in self.setup.audition.get("failures") or ()}
         by_draft: dict[str, list[TextTrace]] = {}
         for trace in self.setup.run.traces:
-            by_draft.setdefault(trace.draft, []).append(trace)
+            if trace.draft not in failed:
+                by_draft.setdefault(trace.draft, []).append(trace)
         return by_draft
 
     @cached_property
@@ -245,7 +246,7 @@ class _Pair:
             return []
         rates = {
             Cell(entry["prompt_set"], float(entry["temperature"]), int(entry["k"])): entry["rates"]
-            for entry in self.setup.run.manifest.get("imposed_acceptance") or ()
+            for entry in self.setup.synthetic_rates
         }
         if not rates:
             return theory_rows(measured, self.times)
@@ -425,8 +426,15 @@ class _Pair:
         )
 
 
-def _failures(entries: Sequence[Mapping[str, str]] | None) -> tuple[Failure, ...]:
-    return tuple(Failure(**entry) for entry in entries or ())
+def _failed(notes: Mapping[str, Any]) -> Iterator[Failure]:
+    """The drafts that broke down while they were scored or timed."""
+    for entry in notes.get("failures") or ():
+        yield Failure(f"draft {entry['draft']}", entry["error"])
+
+
+def _ineligible(notes: Mapping[str, Any]) -> Iterator[Failure]:
+    for entry in notes.get("not_eligible") or ():
+        yield Failure(entry["draft"], entry["reason"])
 
 
 def _category_k(ks: Sequence[int]) -> int:

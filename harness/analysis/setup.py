@@ -56,6 +56,17 @@ class Setup:
         return self.run.manifest.get("models") or {}
 
     @property
+    def audition(self) -> Entry:
+        """The manifest's notes on drafts that could not be used, and on what scoring took."""
+        return self.run.manifest.get("audition") or {}
+
+    @property
+    def synthetic_rates(self) -> Sequence[Entry]:
+        """The acceptance that was set: by prompt set, temperature and K."""
+        manifest = self.run.manifest
+        return manifest.get("synthetic_acceptance") or manifest.get("imposed_acceptance") or ()
+
+    @property
     def model(self) -> str:
         """The target's name."""
         return str(self.conf("model").get("name") or "")
