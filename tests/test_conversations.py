@@ -11,7 +11,7 @@ from random_models import qwen3, save
 
 from harness import reporting
 from harness.analysis.cells import per_prompt
-from harness.analysis.evidence import evidence_from_trials
+from harness.analysis.verdict import evidence_from_trials
 from harness.cli import compose, draft_conf
 from harness.commands import audition, profile, snapshot, sweep, texts
 from harness.config import ModelConf, PromptsConf

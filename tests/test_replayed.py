@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from workloads import DRAFTS, KS, Steps, population, timing, trace
 
-from harness.analysis.evidence import Candidate
 from harness.analysis.latency import Latency, latency_of, round_costs
 from harness.analysis.leaderboard import ENGINES, rank
 from harness.analysis.predicted import (
@@ -17,7 +16,7 @@ from harness.analysis.predicted import (
     speedup_draws,
 )
 from harness.analysis.replayed import replay_check, replay_drafts, replayed
-from harness.analysis.verdict import decide, least_regret
+from harness.analysis.verdict import Candidate, decide, least_regret
 from harness.records import Cell, StepTiming, TextTrace, Trial, UserError
 from harness.theory.replay import by_start, replay
 from harness.theory.speedup import StepTimes

@@ -6,8 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harness.analysis.evidence import Candidate, Evidence, Facts, Timed, evidence_from_trials
-from harness.analysis.verdict import decide, least_regret
+from harness.analysis.verdict import (
+    Candidate,
+    Evidence,
+    Facts,
+    Timed,
+    decide,
+    evidence_from_trials,
+    least_regret,
+)
 from harness.records import Trial, UserError
 from harness.theory.speedup import StepTimes
 

@@ -16,13 +16,12 @@ from harness.analysis.cells import (
     measured_rows,
     theory_rows,
 )
-from harness.analysis.evidence import Candidate, Evidence, evidence_from_trials
 from harness.analysis.latency import latency_of, step_times
 from harness.analysis.predicted import evidence_of, replayed_rows
 from harness.analysis.priced import prices
 from harness.analysis.replayed import Replays, replay_check, replay_drafts
 from harness.analysis.told import Number, caveats, failures, headline, in_words, not_measured
-from harness.analysis.verdict import decide, least_regret
+from harness.analysis.verdict import Candidate, Evidence, decide, evidence_from_trials, least_regret
 from harness.commands import greedy
 from harness.commands.imposed import stored_rates
 from harness.records import (

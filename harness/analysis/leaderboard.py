@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from harness.analysis.evidence import Candidate
 from harness.analysis.latency import break_even
 from harness.analysis.predicted import Latencies, SpeedupDraws, alpha_of, speedup_draws
 from harness.analysis.replayed import Replays
 from harness.analysis.setup import Setup
+from harness.analysis.verdict import Candidate
 from harness.records import Rule
 from harness.stats.bootstrap import RESAMPLES
 from harness.summary import DraftMemory, Leaderboard, LeaderboardRow

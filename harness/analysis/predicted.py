@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from harness.analysis.cells import ratio
-from harness.analysis.evidence import Candidate, Evidence, Facts, Timed
 from harness.analysis.latency import (
     Latency,
     LatencyDraws,
@@ -24,6 +23,7 @@ from harness.analysis.latency import (
     round_costs,
 )
 from harness.analysis.replayed import Replays
+from harness.analysis.verdict import Candidate, Evidence, Facts, Timed
 from harness.records import ResultRow, StepTiming, UserError
 from harness.stats.bootstrap import RESAMPLES, Array, Interval, Resamples, resample
 from harness.stats.crossfit import FoldTimes

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from harness.analysis.cells import completed, latest, new_tokens, per_prompt
-from harness.analysis.evidence import Candidate
+from harness.analysis.verdict import Candidate
 from harness.records import Cell, Rule, TextKey, TextTrace, Trial, UserError
 from harness.stats import ratios
 from harness.stats.bootstrap import Array

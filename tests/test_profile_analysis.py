@@ -1,0 +1,121 @@
+"""What a profile says: the waterfall of a round, and where speculation stops paying by batch."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from harness.analysis.caveats import launch_bound
+from harness.analysis.latency import latency_rows, merged, reference, step_times
+from harness.analysis.profile import batch_gains, round_breakdowns, step_curves, stopping_batches
+from harness.records import LatencyRow, PartTiming, StepTiming
+from harness.summary import StepBound
+from harness.theory.speedup import StepTimes, speedup
+
+
+def timing(role, kind, tokens, seconds, context, batch):
+    return StepTiming(role, role, kind, tokens, context, batch, (seconds,))
+
+
+def test_a_prediction_takes_the_first_context_and_batch_of_a_profile():
+    timings = [timing("target", "prefill", 44, 9.0, 0, 1)]
+    for slower, (context, batch) in enumerate([(44, 1), (512, 16)], start=1):
+        timings += [
+            timing("target", "step", 1, 2.0 * slower, context, batch),
+            timing("draft", "step", 1, 0.5 * slower, context, batch),
+            timing("target", "verify", 2, 3.0 * slower, context, batch),
+        ]
+    times = step_times(timings)
+    assert (times.target_s, times.draft_s, times.verify_s) == (2.0, 0.5, (3.0,))
+    assert len(reference(timings)) == 4
+
+
+def test_timings_of_one_forward_are_merged_with_all_their_samples():
+    one, other = timing("target", "step", 1, 1.0, 44, 1), timing("target", "step", 1, 3.0, 44, 1)
+    (both,) = merged([one, other])
+    assert both.samples_s == (1.0, 3.0)
+    assert len(merged([one, replace(other, batch=2)])) == 2
+    assert latency_rows([one, replace(other, beside="small")])[0].samples == 2
+
+
+def batched(paying, losing):
+    """c .1 everywhere; a verify of n positions costs one step, and at batch `losing` n steps."""
+    rows = []
+    for batch in (paying, losing):
+        steps = {("target", "step", 1): 10.0, ("draft", "step", 1): 1.0}
+        verify = {
+            ("target", "verify", n): 10.0 * (1 if batch == paying else n) for n in range(1, 6)
+        }
+        rows += [
+            LatencyRow(role, role, kind, tokens, 100, batch, ms, ms, ms, 5)
+            for (role, kind, tokens), ms in {**steps, **verify}.items()
+        ]
+    return rows
+
+
+def test_speculation_stops_paying_at_the_batch_whose_verify_costs_its_positions():
+    one, many = batch_gains(batched(1, 16), [0.8])
+    assert (one.k, one.speedup) == (4, pytest.approx(speedup(0.8, 4, 0.1)))
+    assert (many.k, many.speedup, many.v) == (0, 1.0, 5.0)
+    assert (one.tokens_per_second, many.tokens_per_second) == pytest.approx((100, 1600))
+    assert [curve.batch for curve in step_curves(batched(1, 16))] == [1, 16]
+
+
+@pytest.mark.parametrize(
+    ("paying", "losing", "alpha", "stop"),
+    [(1, 16, 0.8, (1, 16, ())), (16, 1, 0.8, (16, None, (1,))), (16, 1, 0.0, (None, 1, ()))],
+)
+def test_the_largest_batch_that_pays_is_named_with_those_that_do_not(paying, losing, alpha, stop):
+    (found,) = stopping_batches(batch_gains(batched(paying, losing), [alpha]))
+    assert (found.pays_up_to, found.stops_at, found.not_at) == stop
+
+
+def timed(round_ms=10.0, rounds=8):
+    """K = 3: draft 4.5, verify 4, accept .5, host .2, rewind .1; step 3, plain token 3.3, ms."""
+    parts = {"draft": 4.5, "verify": 4.0, "accept": 0.5, "host": 0.2, "rewind": 0.1}
+    tokens = (3,) * rounds
+    return [
+        PartTiming(0, "round", (3.3e-3,) * rounds, (1,) * rounds),
+        PartTiming(0, "step", (3e-3,) * rounds),
+        *(PartTiming(3, name, (ms / 1e3,) * rounds) for name, ms in parts.items()),
+        PartTiming(3, "round", (round_ms / 1e3,) * rounds, tokens),
+    ]
+
+
+def test_the_parts_and_what_they_leave_unexplained_make_up_the_round():
+    (entry,) = round_breakdowns(timed())
+    parts = sum(part.seconds for part in entry.parts)
+    assert parts + entry.unexplained_s == pytest.approx(0.010)
+    assert entry.unexplained_share == pytest.approx(0.07)
+    assert entry.speedup == pytest.approx(3 * 3.3 / 10)
+    assert round_breakdowns(timed()[2:]) == []  # without plain decoding
+
+
+def test_the_waterfall_falls_from_the_formulas_to_the_measured_speedup():
+    (entry,) = round_breakdowns(timed())
+    c, v = 1.5 / 3.0, 4.0 / 3.0
+    expected = [speedup(1.0, 3, c), speedup(1.0, 3, c, v), 3 / (3 * c + v)]
+    steps = entry.waterfall
+    assert [step.speedup for step in steps[:3]] == pytest.approx(expected)
+    assert [step.value for step in steps[:3]] == [None, pytest.approx(v), 3]
+    causes = "ideal verify acceptance accept rewind host unexplained plain_overhead"
+    assert [step.cause for step in steps] == causes.split()
+    factors = np.prod([step.factor for step in steps])
+    assert steps[0].speedup * factors == pytest.approx(entry.speedup)
+
+
+def test_rounds_that_the_machine_interrupted_do_not_count():
+    slow = [replace(t, samples_s=(*t.samples_s[:6], 1.0, 1.0)) for t in timed()]
+    assert round_breakdowns(slow)[0].round_s == pytest.approx(0.010)
+
+
+def test_a_launch_bound_step_is_a_caveat_with_its_numbers():
+    bound = StepBound(
+        role="target", model="big", context_tokens=64, batch=1, step_s=0.06, floor_s=0.0134,
+        mbu=0.22, positions=9, positions_ratio=1.02, arithmetic_share=0.0, overhead_share=0.78,
+        bound="overhead", launch_bound=True,
+    )  # fmt: skip
+    near = replace(bound, role="draft", launch_bound=False)
+    (caveat,) = launch_bound([bound, near], StepTimes(0.022, 0.06))
+    assert (caveat.values["role"], caveat.values["mbu"]) == ("target", 0.22)
+    assert caveat.values["c"] == pytest.approx(0.022 / 0.06)
