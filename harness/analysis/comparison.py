@@ -29,6 +29,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pandas as pd
 
+from harness.analysis import analyse
 from harness.analysis.cells import (
     accepted,
     completed,
@@ -38,9 +39,9 @@ from harness.analysis.cells import (
     new_tokens,
     ratio,
 )
-from harness.commands.greedy import distrusted
+from harness.analysis.setup import Setup
+from harness.analysis.text_checks import distrust, text_checks
 from harness.records import ResultRow, Trial, UserError
-from harness.reporting.reading import dummies_of, ran, results_of, synthetic
 from harness.stats.bootstrap import Array, Resamples, bootstrap_interval
 from harness.stats.ratios import Estimate, workload_ratio
 from harness.storage import FREE_KEYS, StoredRun
@@ -159,7 +160,7 @@ def _compare_two(pair: _Runs, seed: int) -> tuple[list[ComparisonRow], list[Comp
         rows = _measured_rows(pair, blank, weights, seed)
     else:
         caveats.append(ComparisonCaveat("unpaired"))
-        rows = _stored_rows(ran(results_of(reference)), ran(results_of(run)), blank)
+        rows = _unpaired_rows(analyse(reference).results, analyse(run).results, blank)
     return [_times_only(row) for row in rows] if unlike else rows, caveats
 
 
@@ -316,13 +317,14 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     return adjusted
 
 
-# ---- rows of other runs, as results.csv has them ----
+# ---- rows of other runs, as they are ----
 
 
-def _stored_rows(
+def _unpaired_rows(
     reference: Sequence[ResultRow], other: Sequence[ResultRow], blank: ComparisonRow
 ) -> list[ComparisonRow]:
     """The cells that both have; of one draft, unless each run has only one."""
+    reference, other = _generated(reference), _generated(other)
     drafts = [{row.draft for row in rows if row.k > 0} for rows in (reference, other)]
     single = all(len(names) == 1 for names in drafts)
 
@@ -355,6 +357,12 @@ def _stored_rows(
     ]
 
 
+def _generated(rows: Sequence[ResultRow]) -> list[ResultRow]:
+    """The rows that were measured or, where none was, replayed, with their baselines."""
+    measured = [row for row in rows if row.source == "measured"]
+    return measured or [row for row in rows if row.source == "replayed" or row.k == 0]
+
+
 def _difference(before: float | None, after: float | None) -> float | None:
     return None if before is None or after is None else after - before
 
@@ -385,8 +393,8 @@ def _compared(
         return ComparedRun(run, row, *counts)
     if row is None or row.speedup_ratio is None:
         raise UserError(
-            f"fail_below={fail_below:g}: no speedup of {run} can be compared with the reference's;"
-            " leave fail_below out to compare times"
+            f"fail_below={fail_below:g}: no speedup of {run} can be compared: acceptance of another"
+            " kind, or greedy texts are not plain decoding's; leave fail_below out to compare times"
         )
     outcome = judge(row.speedup_ratio, row.speedup_ratio_hi, fail_below)
     return ComparedRun(run, row, *counts, fail_below, outcome)
@@ -439,20 +447,23 @@ def _device(run: StoredRun) -> str:
 
 def _unlike(pair: _Runs) -> ComparisonCaveat | None:
     """Why acceptance, and with it speedups, cannot be compared; None where they can."""
-    for name, run in zip(*pair, strict=True):
-        reason = distrusted(run)
-        if reason:
-            return ComparisonCaveat("distrusted", {"run": name, "reason": reason})
-    kinds = [_acceptance(run) for run in pair.runs]
+    setups = [Setup(run) for run in pair.runs]
+    for name, setup in zip(pair.names, setups, strict=True):
+        checks = [] if setup.synthetic or setup.replay_only else text_checks(setup.run)
+        doubt = distrust(checks)
+        if doubt:
+            return ComparisonCaveat("distrusted", {"run": name, "reason": doubt[0]})
+    kinds = [_acceptance(setup) for setup in setups]
     if kinds[0] == kinds[1]:
         return None
     return ComparisonCaveat("other_acceptance", _named(pair, kind=kinds))
 
 
-def _acceptance(run: StoredRun) -> str:
-    if synthetic(run):
+def _acceptance(setup: Setup) -> str:
+    if setup.synthetic:
         return "synthetic"
-    return "dummy" if dummies_of(run) else "measured"
+    dummy = any(entry.get("weights") == "dummy" for entry in setup.described.values())
+    return "dummy" if dummy else "measured"
 
 
 def _named(pair: _Runs, **values: Sequence[Value]) -> dict[str, Value]:

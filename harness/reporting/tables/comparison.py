@@ -38,6 +38,8 @@ KINDS = {
     "synthetic": "synthetic",
     "dummy": "that of dummy weights",
     "measured": "measured on real weights",
+    "greedy_texts_differ": "greedy texts are not plain decoding's",
+    "greedy_texts_unjudged": "greedy texts may not be plain decoding's (resume= judges them)",
 }
 TEXTS = (
     "{differing} of {compared} greedy texts differ between {reference_run} and {run} (first:"
@@ -51,7 +53,7 @@ CAVEATS = {
         " times per token say how the devices differ, not how the code does. Speedups are each"
         " against their own baseline"
     ),
-    "distrusted": "NO SPEEDUPS COMPARED: of {run}, {reason}; only times are",
+    "distrusted": "NO SPEEDUPS COMPARED: {run}'s {reason}; only times are",
     "other_acceptance": (
         "NO SPEEDUPS COMPARED: the acceptance of {reference_run} is {reference_kind}, that of {run}"
         " {kind}; only times are"
