@@ -1,4 +1,4 @@
-"""What an audition costs beside its target generation, and beside running the loop in every cell.
+"""What an audition costs next to its target generation, and to running the loop in every cell.
 
     python benchmarks/replay_cost.py
 
@@ -41,23 +41,23 @@ def timed(work: Callable[[], object]) -> float:
 class Audition:
     """One audition, stage by stage."""
 
-    def __init__(self, house: Family, batch: int) -> None:
-        self.house, self.batch = house, batch
+    def __init__(self, models: Family, batch: int) -> None:
+        self.models, self.batch = models, batch
         self.asked = [
             replace(prompt, sampling=SamplingParameters(temperature))
             for temperature in TEMPERATURES
-            for prompt in house.prompts
+            for prompt in models.prompts
         ]
         self.texts: list[GeneratedText] = []
         self.traces: dict[str, list[TextTrace]] = {}
 
     def generate(self) -> None:
         self.texts = generate_texts(
-            self.house.target, self.asked, name="model=tiny", batch=self.batch
+            self.models.target, self.asked, name="model=tiny", batch=self.batch
         )
 
     def score(self, draft: str) -> None:
-        self.traces[draft] = self.house.traces(draft, self.texts, max(KS))
+        self.traces[draft] = self.models.traces(draft, self.texts, max(KS))
 
     def replay(self) -> None:
         for traces in self.traces.values():
@@ -78,7 +78,7 @@ class Audition:
         return sum(len(text.tokens) for text in self.texts)
 
 
-def loop_seconds(house: Family, tokens: int, stride: int) -> tuple[float, int, int]:
+def loop_seconds(models: Family, tokens: int, stride: int) -> tuple[float, int, int]:
     """(Seconds for the loop in every cell, scaled; cells run; generations run)."""
     per_token: list[float] = []
     generations = 0
@@ -86,9 +86,9 @@ def loop_seconds(house: Family, tokens: int, stride: int) -> tuple[float, int, i
         for temperature in TEMPERATURES:
             for k in SAMPLED_KS:
                 seconds = emitted = 0.0
-                for prompt in house.prompts[::stride]:
+                for prompt in models.prompts[::stride]:
                     begin = perf_counter()
-                    trial = house.trial(
+                    trial = models.trial(
                         replace(prompt, sampling=SamplingParameters(temperature)), draft, k
                     )
                     seconds += perf_counter() - begin
@@ -125,16 +125,16 @@ def main() -> int:
     torch.set_num_threads(1)
     console = Console(width=110)
     console.print("command: python", " ".join(sys.argv), highlight=False)
-    house = family(options.limit, options.new_tokens)
-    warm = replace(house, prompts=[replace(prompt, budget=4) for prompt in house.prompts[:4]])
+    models = family(options.limit, options.new_tokens)
+    warm = replace(models, prompts=[replace(prompt, budget=4) for prompt in models.prompts[:4]])
     Audition(warm, options.batch).stages()
-    audition = Audition(house, options.batch)
+    audition = Audition(models, options.batch)
     runs = [audition.stages() for _ in range(options.runs)]
     stages = [(name, float(np.median([run[name] for run in runs]))) for name in runs[0]]
     total = sum(seconds for _, seconds in stages)
     ratio = float(np.median([sum(run.values()) / run["target generation"] for run in runs]))
     show(console, [*stages, ("total", total)], audition.tokens)
-    loop, cells, generations = loop_seconds(house, audition.tokens, options.stride)
+    loop, cells, generations = loop_seconds(models, audition.tokens, options.stride)
     every = len(DRAFTS) * len(KS) * len(TEMPERATURES)
     console.print(f"total / generation alone: {ratio:.2f}x (must be <= 1.5)")
     console.print(

@@ -1,4 +1,4 @@
-"""Replay against the real loop: the same rounds, from texts that no draft had a part in.
+"""Replay against the real loop: the same rounds, from texts that were generated without a draft.
 
     python benchmarks/replay_exactness.py
 
@@ -9,11 +9,11 @@ twice, p-values adjusted by Holm over all cells, seeds fixed here:
 independent: the loop's rounds against the replayed ones of independently drawn texts of the same
 prompts (paired t-test). Where no two repetitions of a prompt differ in the loop there is no spread
 to test with (a draft token that stands with chance .9999 does so 200 times, yet its mean is not 1):
-such a cell is marked, and its own-text test stands in.
+such a cell is marked, and its own-text test is used instead.
 
-own text: given the texts that the loop emitted, replay says the whole law of the rounds, not only
-their mean. The p-value of the observed total under it is exact, rare events included; for the
-n-gram drafter, whose tokens stand or fall with the text, it is 1 or 0: equal or not.
+own text: given the texts that the loop emitted, replay gives the whole distribution of the rounds,
+not only their mean. The p-value of the observed total under it is exact, rare events included; for
+the n-gram drafter, whose tokens stand or fall with the text, it is 1 or 0: equal or not.
 
 Variance: of rounds per token, prompts held fixed, times the target tokens spent, replay's over the
 loop's. Replay is the loop's mean given the text, so its is the lower one. The n-gram drafter has
@@ -48,6 +48,7 @@ from harness.models.cached import CachedModel
 from harness.models.load import LoadedModel, load, open_pair
 from harness.models.tokenizer import encode
 from harness.records import TextTrace, Trial
+from harness.stats.ratios import holm
 from harness.theory.replay import accept_probabilities, by_start
 
 MODEL_DRAFTS = ("tiny_good", "tiny_small", "tiny_unrelated")
@@ -106,15 +107,15 @@ def _load(name: str, key: str) -> LoadedModel:
     return load(ModelConf(name=name, id=f"embedded:{name}"), key, torch.device("cpu"))
 
 
-def greedy(house: Family, ks: Sequence[int]) -> tuple[int, list[str]]:
+def greedy(models: Family, ks: Sequence[int]) -> tuple[int, list[str]]:
     """(Generations compared, those whose rounds differ)."""
-    texts = generate_texts(house.target, house.prompts, name="model=tiny")
+    texts = generate_texts(models.target, models.prompts, name="model=tiny")
     compared, wrong = 0, []
     for draft in track(DRAFTS, "greedy", transient=True):
-        found = replayed(house.traces(draft, texts, max(ks)), "ratio", ks)
+        found = replayed(models.traces(draft, texts, max(ks)), "ratio", ks)
         for row, text in enumerate(texts):
             for k in ks:
-                trial = house.trial(text.request, draft, k)
+                trial = models.trial(text.request, draft, k)
                 compared += 1
                 if trial.tokens != text.tokens or trial.rounds != found[k].rounds[row]:
                     wrong.append(f"{draft} K={k} {text.request.prompt}")
@@ -137,20 +138,20 @@ class Cell:
     replay_variance: float
 
 
-def sampled(house: Family, ks: Sequence[int], temperature: float, generations: int) -> list[Cell]:
-    repetitions = -(-generations // len(house.prompts))
+def sampled(models: Family, ks: Sequence[int], temperature: float, generations: int) -> list[Cell]:
+    repetitions = -(-generations // len(models.prompts))
     asked = [
         replace(prompt, sampling=SamplingParameters(temperature), repetition=repetition)
         for repetition in range(repetitions)
-        for prompt in house.prompts
+        for prompt in models.prompts
     ]
-    texts = generate_texts(house.target, asked, name="model=tiny")
+    texts = generate_texts(models.target, asked, name="model=tiny")
     lengths = np.array([float(len(text.tokens)) for text in texts])
     cells: list[Cell] = []
     for draft in DRAFTS:
-        found = replayed(house.traces(draft, texts, max(ks)), "ratio", ks)
+        found = replayed(models.traces(draft, texts, max(ks)), "ratio", ks)
         for k in track(ks, f"T = {temperature:g}, {draft}", transient=True):
-            trials = [house.trial(replace(one, seed=LOOP_SEED), draft, k) for one in asked]
+            trials = [models.trial(replace(one, seed=LOOP_SEED), draft, k) for one in asked]
             rounds = np.array([float(trial.rounds or 0) for trial in trials])
             tokens = np.array([float(trial.new_tokens or 0) for trial in trials])
             cells.append(
@@ -162,7 +163,7 @@ def sampled(house: Family, ks: Sequence[int], temperature: float, generations: i
                     loop_rounds=float(rounds.mean()),
                     replayed_rounds=float(found[k].rounds.mean()),
                     p_independent=p_independent(rounds, found[k].rounds, repetitions),
-                    p_own_text=p_own_text(house, draft, asked, trials, k),
+                    p_own_text=p_own_text(models, draft, asked, trials, k),
                     loop_variance=variance(rounds, tokens, repetitions),
                     replay_variance=variance(found[k].rounds, lengths, repetitions),
                 )
@@ -181,7 +182,7 @@ def p_independent(loop: np.ndarray, replay: np.ndarray, repetitions: int) -> flo
 
 
 def p_own_text(
-    house: Family, draft: str, asked: Sequence[Request], trials: Sequence[Trial], k: int
+    models: Family, draft: str, asked: Sequence[Request], trials: Sequence[Trial], k: int
 ) -> float:
     """Exact two-sided p-value of the loop's total rounds, given the texts that it emitted."""
     texts = [
@@ -192,11 +193,11 @@ def p_own_text(
         )
         for one, trial in zip(asked, trials, strict=True)
     ]
-    law = np.ones(1)
-    for trace in house.traces(draft, texts, k):
-        law = np.convolve(law, rounds_law(chances(trace, k)))
-    seen = law[sum(trial.rounds or 0 for trial in trials)]
-    return min(1.0, float(law[law <= seen * (1 + 1e-9)].sum()))
+    shares = np.ones(1)
+    for trace in models.traces(draft, texts, k):
+        shares = np.convolve(shares, rounds_distribution(chances(trace, k)))
+    seen = shares[sum(trial.rounds or 0 for trial in trials)]
+    return min(1.0, float(shares[shares <= seen * (1 + 1e-9)].sum()))
 
 
 def chances(trace: TextTrace, k: int) -> np.ndarray:
@@ -211,33 +212,26 @@ def chances(trace: TextTrace, k: int) -> np.ndarray:
     )[0]
 
 
-def rounds_law(accept: np.ndarray) -> np.ndarray:
-    """Law of the number of rounds on one text, [n + 1], from its end backwards."""
+def rounds_distribution(accept: np.ndarray) -> np.ndarray:
+    """Distribution of the number of rounds on one text, [n + 1], from its end backwards."""
     length, k = accept.shape
-    law = np.zeros((length + 1, length + 1))
-    law[length, 0] = 1.0
+    shares = np.zeros((length + 1, length + 1))
+    shares[length, 0] = 1.0
     for start in range(length - 1, -1, -1):
         reach = 1.0
         for offset in range(min(k, length - start)):
-            law[start, 1:] += reach * (1 - accept[start, offset]) * law[start + offset + 1, :-1]
+            shares[start, 1:] += (
+                reach * (1 - accept[start, offset]) * shares[start + offset + 1, :-1]
+            )
             reach *= accept[start, offset]
-        law[start, 1:] += reach * law[min(start + k + 1, length), :-1]
-    return law[0]
+        shares[start, 1:] += reach * shares[min(start + k + 1, length), :-1]
+    return shares[0]
 
 
 def variance(rounds: np.ndarray, tokens: np.ndarray, repetitions: int) -> float:
     """Variance of rounds per token, prompts held fixed, times the tokens spent on it."""
     residual = (rounds - rounds.sum() / tokens.sum() * tokens).reshape(repetitions, -1)
     return float(residual.var(axis=0, ddof=1).mean() / tokens.mean())
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down adjustment."""
-    adjusted, largest = [0.0] * len(p_values), 0.0
-    for rank, index in enumerate(np.argsort(p_values)):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
-        adjusted[index] = largest
-    return adjusted
 
 
 def show(
@@ -281,20 +275,20 @@ def main() -> int:
     begin = perf_counter()
     compared, wrong = greedy(family(options.limit, options.new_tokens), options.k)
     console.print(f"greedy: {compared - len(wrong)} of {compared} generations have equal rounds")
-    house = family(options.sampled_limit, options.new_tokens)
+    models = family(options.sampled_limit, options.new_tokens)
     cells = [
         cell
         for temperature in options.temperature
-        for cell in sampled(house, options.k, temperature, options.generations)
+        for cell in sampled(models, options.k, temperature, options.generations)
     ]
-    own = holm([cell.p_own_text for cell in cells])
-    independent = holm(
-        [c.p_own_text if c.p_independent is None else c.p_independent for c in cells]
-    )
+    own_text = [cell.p_own_text for cell in cells]
+    both = [cell.p_independent for cell in cells]
+    independent = [p_own if p is None else p for p, p_own in zip(both, own_text, strict=True)]
+    own, independent = ([p for p in holm(ps) if p is not None] for ps in (own_text, independent))
     adjusted = [*independent, *own]
     show(console, cells, independent, own)
-    models = [cell for cell in cells if cell.draft != "ngram"]
-    ratios = [cell.replay_variance / cell.loop_variance for cell in models if cell.loop_variance]
+    drafted = [cell for cell in cells if cell.draft != "ngram"]
+    ratios = [cell.replay_variance / cell.loop_variance for cell in drafted if cell.loop_variance]
     if cells:
         console.print(
             f"least Holm-adjusted p over {len(cells)} cells: {min(independent):.3g} independent, "

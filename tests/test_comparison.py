@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from harness.analysis.comparison import compare, deciding, holm
+from harness.analysis.comparison import compare, deciding
 from harness.commands import report
 from harness.commands.outcome import Outcome
 from harness.config import ReportConfig
@@ -135,10 +135,6 @@ def test_without_a_difference_p_values_are_uniform() -> None:
     # Three p-values are adjusted together, so at most a third of them is below 0.05 / 3
     assert np.mean(np.array(found) < 0.05) < 0.1
     assert np.mean(np.array(found) == 1.0) > 0.2
-
-
-def test_holm_by_hand() -> None:
-    assert holm([0.01, 0.04, 0.03, None]) == pytest.approx([0.03, 0.06, 0.06, None])
 
 
 @pytest.mark.parametrize(

@@ -199,6 +199,10 @@ def test_prompts_that_agree_have_no_error_and_a_single_one_an_unknown_one():
     assert (single.standard_error, single.p_value) == (None, None)
 
 
+def test_holm_by_hand():
+    assert ratios.holm([0.01, 0.04, 0.03, None]) == pytest.approx([0.03, 0.06, 0.06, None])
+
+
 # Cross-fitting
 
 

@@ -6,8 +6,7 @@ either run) are resampled together, and what the prompts have in common cancels.
 taken against its own run's baseline, so a machine that is 10 % slower today cancels as well; the
 times per token show it.
 
-With 40 cells two differ by chance alone, so p-values are adjusted by Holm's method (Holm, "A simple
-sequentially rejective multiple test procedure", 1979).
+With 40 cells two differ by chance alone, so p-values are adjusted by Holm's method.
 
 A comparison has many cells and a build has one exit status. The cell that decides is the one that
 would be served: the whole workload at the temperature and K of the reference's verdict. Where the
@@ -43,7 +42,7 @@ from harness.analysis.setup import Setup
 from harness.analysis.text_checks import distrust, text_checks
 from harness.records import ResultRow, Trial, UserError
 from harness.stats.bootstrap import Array, Resamples, bootstrap_interval
-from harness.stats.ratios import Estimate, workload_ratio
+from harness.stats.ratios import Estimate, holm, workload_ratio
 from harness.storage import FREE_KEYS, StoredRun
 from harness.summary import (
     ComparedRun,
@@ -304,17 +303,6 @@ def _measured_row(
         speedup_ratio_hi=interval.hi if interval else None,
     )
     return row, gain.p_value
-
-
-def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Adjusted by Holm's step-down; None stays None and does not count."""
-    known = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
-    adjusted: list[float | None] = [None] * len(p_values)
-    largest = 0.0
-    for rank, (p, index) in enumerate(known):
-        largest = max(largest, min(1.0, (len(known) - rank) * p))
-        adjusted[index] = largest
-    return adjusted
 
 
 # ---- rows of other runs, as they are ----

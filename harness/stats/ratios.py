@@ -1,4 +1,4 @@
-"""The standard error of a ratio of sums over prompts, and of what is made of such ratios.
+"""The standard error of a ratio of sums over prompts, of what is made of such ratios, and p-values.
 
 A ratio R = sum(y) / sum(x) is linearised prompt by prompt: prompt i moves it by its influence,
 (y_i - R x_i) / sum(x), and the influences of a prompt set sum to 0. So the variance of R is that of
@@ -113,3 +113,17 @@ def workload_ratio(
         value += shares[name] * of_set
         influence[members] = shares[name] * (above - of_set * below) / below.sum()
     return Estimate(value, influence, tuple(prompt_sets))
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """P-values adjusted for how many there are; None stays None and does not count.
+
+    Source: Holm, "A simple sequentially rejective multiple test procedure", 1979.
+    """
+    known = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
+    adjusted: list[float | None] = [None] * len(p_values)
+    largest = 0.0
+    for rank, (p, index) in enumerate(known):
+        largest = max(largest, min(1.0, (len(known) - rank) * p))
+        adjusted[index] = largest
+    return adjusted
