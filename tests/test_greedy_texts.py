@@ -207,7 +207,7 @@ def test_nothing_of_such_a_run_is_used_elsewhere(
     assert outcome.folder is not None
     shown = summary(load(outcome.folder))
     assert says in " ".join(shown["caveats"])
-    assert all(row["speedup_ratio"] is None for row in shown["comparison"])
+    assert all(row["speedup_ratio"] is None for row in shown["comparison"]["rows"])
 
     target, draft = folders
     ranked = [

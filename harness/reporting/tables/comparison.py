@@ -39,7 +39,7 @@ KINDS = {
     "dummy": "that of dummy weights",
     "measured": "measured on real weights",
     "greedy_texts_differ": "greedy texts are not plain decoding's",
-    "greedy_texts_unjudged": "greedy texts may not be plain decoding's (resume= judges them)",
+    "greedy_texts_unjudged": "greedy texts are not plain decoding's (a tie? resume= judges)",
 }
 TEXTS = (
     "{differing} of {compared} greedy texts differ between {reference_run} and {run} (first:"
