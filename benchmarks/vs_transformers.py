@@ -22,9 +22,9 @@ from rich.table import Table
 from transformers import GenerationConfig, LogitsProcessorList, TemperatureLogitsWarper
 from transformers.utils import logging as hf_logging
 
+from harness import prompts as prompt_sets
 from harness.cli import compose
-from harness.commands.pair import EncodedPrompt, Pair, open_configured
-from harness.commands.requests import request
+from harness.commands.pair import EncodedPrompt, Pair, open_pair, request
 from harness.measurement.generations import run_trial
 
 Contestant = Callable[[EncodedPrompt, int, float], tuple[float, list[int]]]
@@ -115,7 +115,7 @@ def main() -> None:
         "sweep",
         [f"prompts.limit={asked.prompts}", f"new_tokens={asked.new_tokens}", "threads=1"],
     )
-    pair = open_configured(config)
+    pair = open_pair(config, prompt_sets.load(config.prompts))
     contestants = {"ours": ours(pair, config), "transformers": peer(pair, asked.new_tokens)}
     table = Table(title="seconds per token, whole requests: transformers / ours")
     for column in ("K", "temperature", "ours ms/tok", "transformers ms/tok", "ratio", "same text"):

@@ -18,6 +18,8 @@ if TYPE_CHECKING:  # every door's --help imports this module, and must not wait 
     from numpy.typing import NDArray
 
 SCHEMA_VERSION = 1
+# Of text, to estimate a length before any tokenizer is loaded
+BYTES_PER_TOKEN = 4
 
 Outcome = Literal["rejected", "bonus", "cut", "step"]
 Rule = Literal["ratio", "exact_match", "greedy_draft"]

@@ -22,7 +22,7 @@ def main() -> None:
         sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5:]
     )  # fmt: skip
     import_module(f"harness.commands.{door}")
-    import_module("harness.commands.cast")
+    import_module("harness.commands.drafts")
     import_module("matplotlib.pyplot")
     attempt = Attempts(door, root, overrides)
     begin = time.monotonic()

@@ -11,9 +11,11 @@ import pytest
 import torch
 from random_models import qwen3, save
 
+from harness import prompts as prompt_sets
 from harness.cli import compose, draft_conf
-from harness.commands import audition, cast, profile, snapshot, stage, sweep
-from harness.commands.outcome import Outcome
+from harness.commands import audition, drafts, profile, snapshot, sweep
+from harness.commands.pair import Target, open_target
+from harness.commands.run import Outcome
 from harness.config import AuditionConfig, ModelConf
 from harness.measurement import round_parts
 from harness.models import probe
@@ -130,7 +132,7 @@ def test_the_ratio_accepts_at_least_as_often_as_exact_match(auditioned: StoredRu
 def test_what_was_stored_is_enough_to_rank_again_without_a_model(
     auditioned: StoredRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stage, "open_stage", lambda _: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("harness.commands.pair.open_target", lambda *_: pytest.fail("loaded"))
     again = run(tmp_path, f"traces_from={auditioned.folder}")
     assert again.folder is not None
     pd.testing.assert_frame_equal(load(again.folder).results, auditioned.results)
@@ -215,7 +217,7 @@ def test_an_audition_that_was_interrupted_goes_on_with_the_drafts_it_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
-    take_turn = cast.take_turn
+    measured = drafts._measured
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
         conf = args[2]
@@ -223,9 +225,9 @@ def test_an_audition_that_was_interrupted_goes_on_with_the_drafts_it_lacks(
             seen.append("interrupted")
             raise KeyboardInterrupt
         seen.append(conf.name)
-        return take_turn(*args, **kwargs)
+        return measured(*args, **kwargs)
 
-    monkeypatch.setattr(cast, "take_turn", interrupted)
+    monkeypatch.setattr(drafts, "_measured", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, drafts=["tiny_good", "tiny_small"])
     (folder,) = tmp_path.iterdir()
@@ -266,7 +268,7 @@ def test_a_replayed_sweep_measures_no_generation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "harness.commands.execute.run_trial", lambda *_: pytest.fail("a generation was run")
+        "harness.commands.pair.run_trial", lambda *_: pytest.fail("a generation was run")
     )
     settings = ["mode=replay", "k=[1,4]", "new_tokens=12", "threads=1"]
     outcome = sweep.run(compose("sweep", [f"results_root={tmp_path}", *settings]))
@@ -293,6 +295,10 @@ def exhaustive(*values: Any) -> list[Any]:
     return [pytest.param(value, marks=pytest.mark.exhaustive) for value in values]
 
 
+def target_of(config: AuditionConfig) -> Target:
+    return open_target(config, prompt_sets.load(config.prompts))
+
+
 @pytest.mark.usefixtures("graphs_on_the_cpu")
 @pytest.mark.parametrize("room", [8, 1, *exhaustive(*range(2, 8))])
 def test_graphs_are_timed_at_every_context_near_the_end_of_a_cache(
@@ -300,13 +306,13 @@ def test_graphs_are_timed_at_every_context_near_the_end_of_a_cache(
 ) -> None:
     monkeypatch.setattr("harness.measurement.step_times.REPETITIONS", 1)
     graphs = ["backend=cuda_graphs", "k=[8]", "prompts.limit=1", "prompts.sets=[easy]"]
-    prompt = len(stage.open_stage(config(tmp_path)).prompts[0].tokens)
+    prompt = len(target_of(config(tmp_path)).prompts[0].tokens)
     context = whole_pieces(1) - room
     asked = config(tmp_path, *graphs, f"new_tokens={2 * (context - prompt)}")
-    opened = stage.open_stage(asked)
-    assert opened.model.engine == "cuda_graphs"
+    opened = target_of(asked)
+    assert opened.target_model.engine == "cuda_graphs"
     for draft in ("tiny_good", "ngram"):
-        turn = stage.take_turn(opened, [], draft_conf(draft), asked, timed=False)
+        turn = drafts._measured(opened, [], draft_conf(draft), asked, timed=False)
         assert {t.context_tokens for t in turn.timings if t.kind != "prefill"} == {context}
 
 
@@ -373,9 +379,9 @@ def test_a_terminal_shows_that_a_model_is_compiled(
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    stage.open_stage(config(tmp_path, "backend=cuda_graphs"))
+    target_of(config(tmp_path, "backend=cuda_graphs"))
     assert "compiling model tiny, the first time takes minutes" in capsys.readouterr().err
-    stage.open_stage(config(tmp_path))
+    target_of(config(tmp_path))
     assert "compiling" not in capsys.readouterr().err
 
 

@@ -15,8 +15,7 @@ from rich.console import Console
 from harness import reporting
 from harness.analysis.told import caveats
 from harness.cli import compose
-from harness.commands.execute import note_or_check, resumed
-from harness.commands.running import resumed_run
+from harness.commands.run import note_or_check, resumed
 from harness.models import load as loading
 from harness.models import memory, probe
 from harness.models.dummy import config_of
@@ -66,17 +65,17 @@ def test_adaptive_drafting_runs_eagerly_where_nothing_else_was_asked_for() -> No
 
 
 def test_a_run_begun_with_eager_goes_on_with_eager(tmp_path: Path) -> None:
-    for door, resume in (("sweep", lambda c: resumed(c, "sweep")), ("audition", audition_resumed)):
+    for door in ("sweep", "audition"):
         words = [f"results_root={tmp_path}", "threads=1"]
         old = compose(door, [*words, "backend=eager", "model.attention=sdpa"])
         run = RunFolder.create(tmp_path, door, ["tiny"], asdict(old))
         config = compose(door, [*words, f"resume={run.path}"])
-        folder = resume(config)
+        folder = resumed(config, door)
         assert folder is not None
         assert (folder.path, config.backend) == (run.path, "eager")
         assert config.model.attention == "sdpa"
         with pytest.raises(UserError, match="differs in backend"):
-            resume(compose(door, [*words, f"resume={run.path}", "backend=cuda_graphs"]))
+            resumed(compose(door, [*words, f"resume={run.path}", "backend=cuda_graphs"]), door)
 
 
 def test_one_run_does_not_mix_two_engines(tmp_path: Path) -> None:
@@ -93,10 +92,6 @@ def test_one_run_does_not_mix_two_engines(tmp_path: Path) -> None:
     older = RunFolder.create(tmp_path, "sweep", ["tiny"], {})
     note_or_check(older, described(), 0)
     note_or_check(older, described(**GRAPHS), 0)
-
-
-def audition_resumed(config: Any) -> RunFolder:
-    return resumed_run(config, "audition")
 
 
 def ran_on(root: Path, target: dict[str, Any], draft: dict[str, Any], device: str) -> StoredRun:

@@ -14,11 +14,11 @@ from test_measurement import PROMPT, request
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from harness import prompts as prompt_sets
 from harness.cli import compose, draft_conf
-from harness.commands import audition, physics, profile, snapshot, sweep
-from harness.commands.outcome import Outcome
-from harness.commands.pair import open_configured
-from harness.commands.requests import plan
+from harness.commands import audition, profile, snapshot, sweep
+from harness.commands.pair import open_pair, plan
+from harness.commands.run import Outcome
 from harness.config import ModelConf
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement import round_parts
@@ -165,7 +165,9 @@ def few_samples() -> object:
     patch = pytest.MonkeyPatch()
     patch.setattr("harness.measurement.step_times.REPETITIONS", 3)
     patch.setattr(round_parts, "MOST_VISITS", 4)
-    patch.setattr(physics, "copy_bandwidth", lambda *_: CopyBandwidth(10.0, 1, 1))
+    patch.setattr(
+        "harness.commands.step_times.copy_bandwidth", lambda *_: CopyBandwidth(10.0, 1, 1)
+    )
     yield
     patch.undo()
 
@@ -174,7 +176,7 @@ def few_samples() -> object:
 def late(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The embedded target, NaN once it has read a token that it emits after some of the prompts."""
     settings = compose("sweep", [*GRID, "temperature=[0]"])
-    pair = open_configured(settings)
+    pair = open_pair(settings, prompt_sets.load(settings.prompts))
     plain = [
         run_trial(entry, pair.target_model, None)
         for entry in plan(pair, settings, [1], [0.0])

@@ -12,7 +12,7 @@ from harness.analysis.setup import is_card
 from harness.audition import work
 from harness.cli import compose
 from harness.commands import sweep
-from harness.commands.cost import all_cards
+from harness.commands.dry_run import all_cards
 from harness.config import AuditionConfig
 from harness.records import UserError
 from harness.storage import RunFolder, StoredRun, load

@@ -13,7 +13,7 @@ from harness import reporting
 from harness.analysis.cells import per_prompt
 from harness.analysis.verdict import evidence_from_trials
 from harness.cli import compose, draft_conf
-from harness.commands import audition, profile, snapshot, sweep, texts
+from harness.commands import audition, completions, profile, snapshot, sweep
 from harness.config import ModelConf, PromptsConf
 from harness.models.load import LoadedModel
 from harness.models.load import load as load_model
@@ -138,13 +138,13 @@ def test_a_resumed_run_asks_for_no_answer_again(
     swept: StoredRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    generate = texts.generate_texts
+    generate = completions.generate_texts
 
     def counted(model: Any, requests: Any, **more: Any) -> Any:
         asked.append(len(requests))
         return generate(model, requests, **more)
 
-    monkeypatch.setattr(texts, "generate_texts", counted)
+    monkeypatch.setattr(completions, "generate_texts", counted)
     lines = (swept.folder / "answers.jsonl").read_bytes()
     again = [*words(swept.folder.parent.parent), f"resume={swept.folder}"]
     sweep.run(compose("sweep", again))

@@ -15,7 +15,7 @@ from conftest import Door
 from harness import reporting
 from harness.cli import compose, run_door
 from harness.commands import breakeven
-from harness.commands.outcome import Outcome
+from harness.commands.run import Outcome
 from harness.config import SCHEMAS, BreakevenConfig, checked
 from harness.records import UserError
 from harness.storage import RESULT_COLUMNS, load

@@ -15,7 +15,7 @@ from harness.models import device, dummy, memory
 from harness.models.device import check_dtype
 from harness.models.dummy import StandInTokenizer, build, config_of
 from harness.models.load import load, memory_need, open_pair
-from harness.models.memory import cached_tokens, check_fits
+from harness.models.memory import check_fits
 from harness.records import UserError
 from harness.storage import load as load_run
 from harness.theory.architecture import architecture_of, experts_touched
@@ -261,7 +261,6 @@ def test_a_dummy_takes_the_memory_that_was_computed_for_it() -> None:
     assert need == loaded.memory_need
     assert need is not None
     assert need.weight_bytes == loaded.describe()["weights_bytes"]
-    assert cached_tokens(["abcde", "ab"], new_tokens=10, max_k=3) == 2 + 10 + 3
 
 
 def test_a_dtype_that_the_device_cannot_compute_in_is_named_with_one_that_works(

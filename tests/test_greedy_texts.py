@@ -12,8 +12,8 @@ from transformers import Phi3Config, PreTrainedModel
 
 from harness import audition, report
 from harness.cli import compose
-from harness.commands import physics, snapshot, sweep
-from harness.commands.outcome import Outcome
+from harness.commands import snapshot, sweep
+from harness.commands.run import Outcome
 from harness.models.lean.model import LeanModel
 from harness.records import CopyBandwidth, UserError
 from harness.reporting.content import content_of
@@ -27,7 +27,9 @@ def few_samples() -> Any:
     """Step times are not what these tests are about."""
     patch = pytest.MonkeyPatch()
     patch.setattr("harness.measurement.step_times.REPETITIONS", 3)
-    patch.setattr(physics, "copy_bandwidth", lambda *_: CopyBandwidth(10.0, 1, 1))
+    patch.setattr(
+        "harness.commands.step_times.copy_bandwidth", lambda *_: CopyBandwidth(10.0, 1, 1)
+    )
     yield
     patch.undo()
 

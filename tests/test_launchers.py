@@ -8,7 +8,7 @@ import pytest
 from conftest import Door
 
 from harness import cli
-from harness.commands.outcome import Outcome
+from harness.commands.run import Outcome
 from harness.config import SweepConfig
 from harness.records import UserError
 from harness.storage import RunFolder, load

@@ -19,7 +19,7 @@ from harness.cli import compose
 from harness.cloud import remote
 from harness.cloud.jobs import GPUS, Job, card_named, container_memory_mib, plan_jobs
 from harness.commands import report
-from harness.commands.cost import all_cards
+from harness.commands.dry_run import all_cards
 from harness.prompts import load as load_prompts
 from harness.records import UserError
 from harness.storage import RunFolder, load, load_traces

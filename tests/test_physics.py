@@ -18,7 +18,8 @@ from test_roofline import QWEN3
 from harness.analysis.batching import batch_gains, stopping_batches
 from harness.analysis.latency import latency_rows, merged, reference, step_times
 from harness.analysis.waterfall import round_parts, undisturbed, waterfall
-from harness.commands import physics
+from harness.commands import profile
+from harness.commands.step_times import enough_memory
 from harness.config import ProfileConfig
 from harness.decoding.drafters import ModelDrafter
 from harness.decoding.sampling import SamplingParameters
@@ -155,9 +156,9 @@ def test_the_curve_table_says_what_was_not_timed_and_why():
 
 def test_running_out_of_memory_is_one_line_of_advice_and_other_errors_stay():
     advice = r"^out of memory while timing single steps; lower"
-    with pytest.raises(UserError, match=advice), physics.enough_memory("single steps"):
+    with pytest.raises(UserError, match=advice), enough_memory("single steps"):
         raise torch.OutOfMemoryError("CUDA out of memory")
-    with pytest.raises(RuntimeError, match="broken"), physics.enough_memory("single steps"):
+    with pytest.raises(RuntimeError, match="broken"), enough_memory("single steps"):
         raise RuntimeError("broken")
 
 
@@ -168,10 +169,10 @@ def test_a_typed_context_beyond_the_model_is_refused_and_an_automatic_one_is_lef
     with pytest.raises(
         UserError, match=r"contexts: 1016 tokens with .* beyond the 1,024 positions"
     ):
-        physics.curve_cells(pair, typed)
-    cells = physics.curve_cells(pair, ProfileConfig(k=[8], contexts=[64, 1015], batches=[2, 1]))
+        profile._curve_cells(pair, typed)
+    cells = profile._curve_cells(pair, ProfileConfig(k=[8], contexts=[64, 1015], batches=[2, 1]))
     assert cells == [(64, 1), (1015, 1), (64, 2), (1015, 2)]
-    assert (2048, 1) in physics.curve_cells(pair, ProfileConfig(k=[8]))
+    assert (2048, 1) in profile._curve_cells(pair, ProfileConfig(k=[8]))
 
 
 def player(role, seed=0):

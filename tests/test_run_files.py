@@ -25,8 +25,7 @@ from harness.cloud import remote
 from harness.cloud.jobs import Job
 from harness.commands import breakeven, report
 from harness.commands.index import _entry as indexed
-from harness.commands.outcome import Interrupted, Outcome
-from harness.commands.running import running
+from harness.commands.run import Interrupted, Outcome, running
 from harness.config import BreakevenConfig, GpuConf, ReportConfig
 from harness.records import SCHEMA_VERSION, LatencyRow, ResultRow, StepTiming, Summary, UserError
 from harness.storage import RESULT_COLUMNS, RunFolder, load, load_traces, lock

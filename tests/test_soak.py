@@ -8,9 +8,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from harness import prompts as prompt_sets
 from harness.cli import compose
-from harness.commands.pair import open_configured
-from harness.commands.requests import plan
+from harness.commands.pair import open_pair, plan
 from harness.decoding.verification import rates_on
 from harness.measurement.generations import Request, run_trial
 from harness.storage import RunFolder
@@ -26,7 +26,7 @@ def soak(generations: int, root: Path, warm_up: int = WARM_UP) -> tuple[list[int
     """
     grid = ["k=[1,2,4]", "temperature=[0,1]", "prompts.limit=4", "new_tokens=4", "threads=1"]
     config = compose("sweep", grid)
-    pair = open_configured(config)
+    pair = open_pair(config, prompt_sets.load(config.prompts))
     imposed = {
         (name, temperature, k): (0.8,) * k
         for name in ("easy", "hard")

@@ -9,11 +9,11 @@ import torch
 from conftest import Door
 from random_models import fill_hub_cache, qwen3, save
 
+from harness import prompts as prompt_sets
 from harness.cli import compose
 from harness.commands import sweep
-from harness.commands.outcome import Outcome
-from harness.commands.pair import open_configured
-from harness.commands.requests import plan
+from harness.commands.pair import open_pair, plan
+from harness.commands.run import Outcome
 from harness.config import SweepConfig
 from harness.measurement.generations import run_trial
 from harness.models.lean.model import LeanModel
@@ -128,7 +128,7 @@ def test_resuming_a_finished_run_generates_nothing_again(
     def forbidden(*_: object) -> None:
         raise AssertionError("nothing is left to run")
 
-    monkeypatch.setattr("harness.commands.execute.run_trial", forbidden)
+    monkeypatch.setattr("harness.commands.pair.run_trial", forbidden)
     again = sweep.run(config(stored.folder.parent, "prompts.limit=8", f"resume={stored.folder}"))
     assert again.status == 0
     assert load(stored.folder).trials == stored.trials
@@ -145,7 +145,7 @@ def test_resuming_with_other_settings_names_them(swept: tuple[Outcome, StoredRun
 def test_every_k_leads_equally_often_at_every_temperature(tmp_path: Path) -> None:
     for grid, temperatures in (("[4]", "[0,1]"), ("[1,2,4]", "[0,1]"), ("[1,2,4,8]", "[0,1,2]")):
         settings = config(tmp_path, f"k={grid}", f"temperature={temperatures}", "prompts.limit=20")
-        pair = open_configured(settings)
+        pair = open_pair(settings, prompt_sets.load(settings.prompts))
         requests = plan(pair, settings, settings.k, settings.temperature)
         size = len(settings.k) + 1
         for temperature in settings.temperature:
@@ -187,11 +187,9 @@ def test_a_cell_out_of_memory_is_recorded_and_the_sweep_goes_on(
         generating = True
         return timings
 
-    from harness.commands import execute
-
-    measure = execute.measure_steps
+    measure = sweep.measure_steps
     monkeypatch.setattr(LeanModel, "forward", limited)
-    monkeypatch.setattr("harness.commands.execute.measure_steps", steps_then)
+    monkeypatch.setattr(sweep, "measure_steps", steps_then)
     outcome = sweep.run(config(tmp_path, "prompts.limit=2", "temperature=[0]"))
     assert outcome.status == 1
     assert outcome.folder is not None
@@ -230,7 +228,7 @@ def test_greedy_text_is_identical_on_every_shipped_prompt(tmp_path: Path, draft:
     ks = "[1,2,4,8,16]" if draft == "tiny_good" else "[4]"
     grid = ["temperature=[0]", f"k={ks}", "new_tokens=24", f"draft={draft}", "prompts.limit=null"]
     settings = config(tmp_path, *grid)
-    pair = open_configured(settings)
+    pair = open_pair(settings, prompt_sets.load(settings.prompts))
     plain: dict[str, tuple[int, ...] | None] = {}
     counts = {"rounds": 0, "rejected": 0, "bonus": 0}
     requests = plan(pair, settings, settings.k, [0.0])

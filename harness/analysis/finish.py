@@ -23,7 +23,7 @@ from harness.analysis.replayed import Replays, replay_check, replay_drafts
 from harness.analysis.told import Number, caveats, failures, headline, in_words, not_measured
 from harness.analysis.verdict import Candidate, Evidence, decide, evidence_from_trials, least_regret
 from harness.commands import greedy
-from harness.commands.imposed import stored_rates
+from harness.commands.synthetic import stored_rates
 from harness.records import (
     Cell,
     ResultRow,
@@ -38,9 +38,7 @@ from harness.storage import RunFolder, StoredRun, load_traces
 from harness.theory.speedup import StepTimes
 
 
-def finish_sweep(
-    folder: RunFolder, stored: StoredRun, compared: Sequence[greedy.GreedyText] | None = None
-) -> Summary:
+def finish_sweep(folder: RunFolder, stored: StoredRun) -> Summary:
     """Derive a sweep's results.csv and summary.json from its trials and timings, and write them.
 
     In a sweep of mode=replay no generation was timed: its rows and verdicts come from the traces.
@@ -50,15 +48,12 @@ def finish_sweep(
     Args:
         folder: the run, written to.
         stored: the same run as loaded.
-        compared: the greedy texts compared with plain decoding's; None where no model is loaded, so
-            that the comparisons stored earlier are used.
     """
     timings, config = folder.timings(), stored.config
     trials: Sequence[Trial] = stored.trials if config["mode"] == "measure" else ()
     texts: list[greedy.GreedyText] = []
     if not synthetic(stored):
-        known = greedy.from_stored(stored.summary) if compared is None else compared
-        texts = greedy.known_texts(trials, known)
+        texts = greedy.known_texts(trials, greedy.judged(stored))
         trials = greedy.without_faulty(trials, texts)
     times = step_times(timings) if timings else None
     names = {"model": config["model"]["name"], "draft": config["draft"]["name"]}
@@ -126,7 +121,7 @@ def _theory(stored: StoredRun, measured: Sequence[ResultRow], times: StepTimes) 
     """
     if stored.config["decode"].get("stop", "none") != "none":
         return []
-    rates = stored_rates(stored)
+    rates = stored_rates(stored.manifest)
     if not rates:
         return theory_rows(measured, times)
     expected: list[ResultRow] = []

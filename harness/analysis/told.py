@@ -8,7 +8,7 @@ import numpy as np
 from harness import summary
 from harness.analysis.latency import step_times
 from harness.analysis.priced import other_card
-from harness.commands.running import NOT_MEASURED
+from harness.commands.run import NOT_MEASURED
 from harness.records import (
     DUMMY_CAVEAT,
     IMPOSED_CAVEAT,

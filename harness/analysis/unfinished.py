@@ -4,6 +4,7 @@ What the doors derive at their end is derived here from what they had stored by 
 its status: its report says at the top that it is not whole.
 """
 
+import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -14,12 +15,10 @@ from omegaconf import OmegaConf
 
 from harness.analysis.cells import measured_rows
 from harness.analysis.finish import finish_sweep
-from harness.analysis.judge import judge
 from harness.analysis.told import caveats, failures, headline
-from harness.commands.sources import by_draft, latencies
 from harness.config import AuditionConfig, DoorConfig, ProfileConfig
 from harness.records import Summary, Trial, UserError
-from harness.storage import RunFolder, StoredRun, copied, load, load_traces, refuse_lost_trials
+from harness.storage import RunFolder, StoredRun, copied, load, refuse_lost_trials
 from harness.storage.lock import Busy
 
 C = TypeVar("C", bound=DoorConfig)
@@ -136,24 +135,14 @@ def _first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
 
 def _audition(folder: RunFolder, stored: StoredRun) -> None:
     """The drafts that were scored and timed by then."""
-    from harness.commands.audition import Taken, bench_of, caveats_of
+    from harness.commands.audition import finish, latencies
 
-    traces, timings = by_draft(load_traces(stored.folder)), folder.timings()
-    timed = {timing.model for timing in timings if timing.role == "draft"}
-    names = [name for name in traces if name in timed]
-    if not names:
-        return
     config = _config(AuditionConfig, stored)
-    if config.latency_from is not None:  # a folder from elsewhere must not name what is read here
-        raise UserError(
-            f"{stored.folder}: stopped early, and its step times are those of another run "
-            f"(latency_from={config.latency_from}); finish it with resume="
-        )
-    taken = Taken({name: traces[name] for name in names}, latencies(config, names, timings))
-    bench = bench_of(folder, config, taken)
-    rows, summary, extra = judge(bench, (), caveats_of(folder, config, taken))
-    folder.write_results(rows)
-    folder.write_summary(summary, {**extra, _DERIVED: True})
+    if not stored.traces or not latencies(config, [t.draft for t in stored.traces], stored.timings):
+        return
+    finish(folder, config)
+    written = load(stored.folder).summary or {}
+    folder._write("summary.json", json.dumps({**written, _DERIVED: True}))
 
 
 def _config(schema: type[C], stored: StoredRun) -> C:

@@ -10,9 +10,8 @@ from hydra.errors import HydraException
 
 from harness import prompts as prompt_sets
 from harness.cli import compose, draft_conf
-from harness.commands.cost import all_cards, sizes_of
+from harness.commands.dry_run import all_cards, sizes_of
 from harness.config import SCHEMAS, GpuConf, ModelConf
-from harness.models.tokenizer import BYTES_PER_TOKEN
 from harness.records import NGRAM, Prompt, UserError
 
 # What the cloud calls a card, and its file in conf/gpu.
@@ -176,12 +175,7 @@ def _check_fits(
     Raises:
         UserError: with what is needed, part by part, what the card has, and which cards fit.
     """
-    longest = max(
-        -(-len(prompt_sets.given_text(prompt).encode()) // BYTES_PER_TOKEN)
-        + len(prompt_sets.missing_answers(prompt)) * prompt_sets.answer_tokens(config)
-        for prompt in prompts
-    )
-    tokens = longest + config.new_tokens + max(config.k)
+    tokens = max(prompt_sets.estimated_tokens(prompts, config)) + config.new_tokens + max(config.k)
     parts = list(_parts([("model", config.model)], tokens))
     parts += sorted(_parts([("draft", conf) for conf in drafts], tokens), key=lambda p: p[1])[-1:]
     needed = sum(size for _, size in parts)

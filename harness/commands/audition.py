@@ -1,44 +1,48 @@
-"""Many drafts, one target: measure what is missing, rank, store, render, show."""
+"""Many drafts, one target: score and time what is missing, rank, store, render, show.
+
+Traces and step times may come from another run (`traces_from`, `latency_from`): they are copied
+into this run's folder, so that it says everything by itself. No torch here: with both from
+elsewhere no model is loaded.
+"""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from harness import prompts as prompt_sets
 from harness.analysis.judge import Bench, judge
-from harness.analysis.latency import Latency
+from harness.analysis.latency import Latency, latency_of, latency_rows
 from harness.analysis.setup import is_card
 from harness.analysis.told import EMBEDDED_CAVEAT, fallbacks, generation_caveat
-from harness.commands.outcome import Outcome
-from harness.commands.plan import print_audition_plan
-from harness.commands.running import concluded, resumed_run, running
-from harness.commands.sources import by_draft, latencies, stored_texts, stored_traces
-from harness.config import AuditionConfig, ModelConf, like_target
+from harness.commands.dry_run import print_audition_plan
+from harness.commands.greedy import distrusted
+from harness.commands.run import Outcome, concluded, note_or_check, resumed, running
+from harness.config import AuditionConfig, DecodeConf, ModelConf, like_target
 from harness.measurement.environment import describe_host
-from harness.records import DUMMY_CAVEAT, Failure, Summary, TextTrace, UserError
+from harness.records import (
+    DUMMY_CAVEAT,
+    NGRAM,
+    Failure,
+    Prompt,
+    StepTiming,
+    Summary,
+    TextTrace,
+    Trial,
+    UserError,
+)
 from harness.reporting.reading import dummies_of
 from harness.stats.bootstrap import MIN_PROMPTS
-from harness.storage import RunFolder, StoredRun, load, load_traces, timings_from
+from harness.storage import RunFolder, StoredRun, load
+from harness.theory.speedup import StepTimes
 
 # What texts are generated with; a run on another's traces has it from there, and notes it so
 BUDGET = ("new_tokens", "repetitions")
 MADE_WITH = "texts_made_with"
-
-
-@dataclass(frozen=True)
-class Taken:
-    """What is ranked: traces and step times by draft, and what went wrong on the way.
-
-    Attributes:
-        traces, latency: by draft, in the order they were named.
-        failures: drafts that broke down.
-        extra: what the measuring half adds to summary.json.
-    """
-
-    traces: Mapping[str, Sequence[TextTrace]]
-    latency: Mapping[str, Latency]
-    failures: Sequence[Failure] = ()
-    extra: Mapping[str, Any] = field(default_factory=dict)
+# What of decode.* decides the texts, and the values that leave them as they are
+SAMPLING = ("top_k", "top_p", "min_p", "repetition_penalty", "stop_strings")
+NEUTRAL = {"top_p": 1.0, "repetition_penalty": 1.0}
+# A look-up in a text of some thousand tokens; typed latencies have no entry for it.
+LOOKUP_S = 1e-5
 
 
 def run(config: AuditionConfig, drafts: Sequence[ModelConf]) -> Outcome:
@@ -53,91 +57,307 @@ def run(config: AuditionConfig, drafts: Sequence[ModelConf]) -> Outcome:
     """
     drafts = [like_target(config.model, conf) for conf in drafts]
     _check_drafts(drafts)
+    prompts = prompt_sets.load(config.prompts)
     if config.dry_run:
-        print_audition_plan(config, drafts, prompt_sets.load(config.prompts))
+        print_audition_plan(config, drafts, prompts)
         return Outcome(None)
-    folder = None if config.resume is None else resumed_run(config, "audition")
+    folder = resumed(config, "audition")
     if config.traces_from is None or config.latency.measure:
-        folder, taken = _measured(config, drafts, folder)
+        folder = _measured(config, drafts, prompts, folder)
     else:
-        folder, taken = _stored(config, drafts, folder)
-    return concluded(folder, lambda: _finish(folder, config, taken))
+        folder = _from_elsewhere(config, [conf.name for conf in drafts], folder)
+    return concluded(folder, lambda: finish(folder, config))
 
 
 def _measured(
-    config: AuditionConfig, drafts: Sequence[ModelConf], resumed: RunFolder | None
-) -> tuple[RunFolder, Taken]:
+    config: AuditionConfig,
+    drafts: Sequence[ModelConf],
+    prompts: Sequence[Prompt],
+    folder: RunFolder | None,
+) -> RunFolder:
     """Generate, score and time what the folder lacks; torch is imported only here."""
-    from harness.commands import cast, execute
-    from harness.commands.stage import describe, open_stage
-    from harness.commands.texts import with_turns
+    from harness.commands.completions import with_turns
+    from harness.commands.drafts import AUDITION, score_drafts
+    from harness.commands.pair import open_target
 
     names = [conf.name for conf in drafts]
-    texts = stored_texts(config, names) if config.latency.measure else None
-    stage = open_stage(config)
-    described = describe(stage)
-    if resumed is not None and "prompts_sha256" in resumed.manifest:
-        execute.check_unchanged(resumed, described)
-    folder = resumed or _create(config)
+    texts = _stored_texts(config, names) if config.latency.measure else None
+    timings = _stored_timings(config, names)
+    target = open_target(config, prompts)
+    folder = folder or _create(config)
+    note_or_check(folder, target.describe(), config.seed)
     with running(folder):
         if texts is not None:
             texts.copy_to(folder)
-        known = folder.manifest.get("models") or {}
-        described["models"] = {**known, **described["models"]}
-        folder.update_manifest({**described, "seed": config.seed})
-        prompts = with_turns(
-            folder,
-            stage.conversations,
-            stage.loaded,
-            stage.model,
-            config,
-            (stage.loaded,),
-            config.batch,
-        )
-        stage = replace(stage, prompts=prompts)
-        players = cast.audition_drafts(folder, stage, drafts, config)
-        # The target again: how its texts are batched is known only now
-        models = {**folder.manifest["models"], **describe(stage)["models"]}
-        folder.update_manifest({"models": {**models, **players.described}})
-        names = [conf.name for conf in drafts if conf.name in players.finished]
-        traces = by_draft(load_traces(folder.path))
-        if not names:
-            reasons = [*players.not_eligible, *players.failures]
-            raise UserError(
-                "drafts: none could be auditioned; "
-                + "; ".join(f"{entry.where}: {entry.error}" for entry in reasons)
-            )
-        return folder, Taken(
-            traces={name: traces[name] for name in names},
-            latency=latencies(config, names, folder.timings()),
-            failures=players.failures,
-            extra=players.extra(),
-        )
+        if timings and not folder.timings():
+            folder.write_latency(latency_rows(timings), timings)
+        target = with_turns(folder, target, config)
+        if not score_drafts(folder, target, drafts, config):
+            noted = folder.manifest[AUDITION]
+            reasons = [f"{entry['draft']}: {entry['reason']}" for entry in noted["not_eligible"]]
+            reasons += [f"draft {entry['draft']}: {entry['error']}" for entry in noted["failures"]]
+            raise UserError("drafts: none could be auditioned; " + "; ".join(reasons))
+    return folder
 
 
-def _stored(
-    config: AuditionConfig, drafts: Sequence[ModelConf], resumed: RunFolder | None
-) -> tuple[RunFolder, Taken]:
+def _from_elsewhere(
+    config: AuditionConfig, drafts: Sequence[str], folder: RunFolder | None
+) -> RunFolder:
     """Another run's traces, with its step times or those that are named here."""
-    names = [conf.name for conf in drafts]
-    traces, source = stored_traces(config, names)
-    latency = latencies(config, names, timings_from(source.latency_samples))
-    folder = resumed or _create(config)
-    made_with = {key: source.config.get(key) for key in BUDGET}
+    traces, source = _stored_traces(config, drafts)
+    timings = _stored_timings(config, drafts, source)
+    folder = folder or _create(config)
+    folder.write_traces(traces)
+    if timings:
+        folder.write_latency(latency_rows(timings), timings)
     kept = {key: source.manifest.get(key) for key in ("models", "prompts", "prompts_sha256")}
     folder.update_manifest(
-        {**kept, "environment": describe_host(), "traces_from": str(source.folder)}
+        {
+            **kept,
+            "environment": describe_host(),
+            "traces_from": str(source.folder),
+            MADE_WITH: {key: source.config.get(key) for key in BUDGET},
+        }
     )
-    folder.update_manifest({MADE_WITH: made_with})
-    return folder, Taken(traces, latency)
+    return folder
 
 
-def _finish(folder: RunFolder, config: AuditionConfig, taken: Taken) -> Summary:
+def _stored_traces(
+    config: AuditionConfig, drafts: Sequence[str], *, partly: bool = False
+) -> tuple[list[TextTrace], StoredRun]:
+    """The traces of `traces_from`, checked to be of this model and these prompts.
+
+    Args:
+        config: names the run, the model and the prompts.
+        drafts: whose traces.
+        partly: those that it has no traces of are left out rather than refused.
+
+    Raises:
+        UserError: not a run with traces, of another model, prompts, top_k or top_p, or without
+            one of the drafts.
+    """
+    key = f"traces_from={config.traces_from}"
+    run = load(str(config.traces_from))
+    if reason := distrusted(run):
+        raise UserError(f"{key}: {reason}; audition a pair whose texts are right")
+    groups = by_draft(run.traces)
+    if not groups:
+        raise UserError(f"{key}: no traces.parquet there; name an audition's folder")
+    model = run.config.get("model", {})
+    if model.get("id") != config.model.id or model.get("revision") != config.model.revision:
+        raise UserError(
+            f"{key}: the text of model={model.get('name')} ({model.get('id')}), not of "
+            f"model={config.model.name} ({config.model.id})"
+        )
+    asked = prompt_sets.prompt_set_hash(prompt_sets.load(config.prompts))
+    if run.manifest.get("prompts_sha256") != asked:
+        raise UserError(f"{key}: other prompts than prompts.* names here; give the same ones")
+    for name in ("chat_template", "enable_thinking", "answer_tokens"):
+        before = (run.config.get("prompts") or {}).get(name)
+        if before != getattr(config.prompts, name):
+            raise UserError(f"{key}: made with prompts.{name}={before}; give the same")
+    absent = [name for name in drafts if name not in groups]
+    if absent and not partly:
+        raise UserError(f"{key}: no traces of draft {absent[0]!r}; it has {', '.join(groups)}")
+    check_drawn_alike(key, run, config.decode)
+    return [trace for name in drafts for trace in groups.get(name, ())], run
+
+
+def check_drawn_alike(key: str, run: StoredRun, decode: DecodeConf) -> None:
+    """Refuse a run whose texts were drawn with other sampling parameters than these.
+
+    Raises:
+        UserError: naming the first that differs.
+    """
+    drawn = run.config.get("decode") or {}
+    for name in SAMPLING:
+        stored, asked = (
+            None if value == NEUTRAL.get(name) else value or None
+            for value in (drawn.get(name), getattr(decode, name))
+        )
+        if stored != asked:
+            raise UserError(f"{key}: drawn with decode.{name}={stored}; give the same")
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """Another run's texts, with the scores that its drafts gave them.
+
+    Attributes:
+        run: where they are from.
+        trials: the target's texts.
+        answers: its answers to earlier turns, which the texts continue.
+        traces: of the drafts that are asked for.
+    """
+
+    run: StoredRun
+    trials: tuple[Trial, ...]
+    answers: tuple[Trial, ...]
+    traces: Sequence[TextTrace]
+
+    def copy_to(self, folder: RunFolder) -> None:
+        """Put them into a run that times its own steps; what is there already stays."""
+        stored = {trial.key for trial in folder.trials()}
+        if not stored:
+            folder.write_traces(self.traces)
+            folder.update_manifest({"traces_from": str(self.run.folder)})
+        answered = {trial.key for trial in folder.answers()}
+        for answer in self.answers:
+            if answer.key not in answered:
+                folder.append_answer(answer)
+        for trial in self.trials:
+            if trial.key not in stored:
+                folder.append_trial(trial)
+
+
+def _stored_texts(config: AuditionConfig, drafts: Sequence[str]) -> _Texts:
+    """The texts of `traces_from`, which are exactly those that this audition would ask for.
+
+    Raises:
+        UserError: as `_stored_traces`; another seed, budget, number of repetitions or temperature;
+            or step times from elsewhere as well.
+    """
+    key = f"traces_from={config.traces_from}"
+    if config.traces_from is None:
+        raise UserError("latency.measure: with traces_from=RUN only; without it steps are timed")
+    if config.latency.target_ms is not None or config.latency_from is not None:
+        raise UserError("latency.measure: not with latency_from or latency.target_ms; give one")
+    traces, run = _stored_traces(config, drafts, partly=True)
+    for name in ("seed", "new_tokens", "repetitions", "temperature"):
+        made, asked = run.config.get(name), getattr(config, name)
+        if made != asked:
+            raise UserError(f"{key}: made with {name}={made}; give the same, not {asked}")
+    trials = tuple(t for t in run.trials if t.k == 0 and t.status == "ok" and t.tokens)
+    answers = tuple(RunFolder(run.folder, run.manifest).answers())
+    return _Texts(run, trials, answers, traces)
+
+
+def _stored_timings(
+    config: AuditionConfig, drafts: Sequence[str], source: StoredRun | None = None
+) -> list[StepTiming]:
+    """Step times of the drafts from another run; none where they are typed in or to be measured.
+
+    Args:
+        config: names the run (`latency_from`), or holds typed times, which are checked.
+        drafts: whose step times, with those of the target that were timed with them.
+        source: taken where `latency_from` names no run.
+
+    Raises:
+        UserError: both kinds given, none there, or a draft without step times.
+    """
+    if config.latency.target_ms is not None:
+        if config.latency_from is not None:
+            raise UserError("latency_from and latency.target_ms: give one of the two")
+        for name in drafts:
+            typed_times(config, name)
+        return []
+    if config.latency.draft_ms is not None or config.latency.verify_ms is not None:
+        raise UserError("latency.target_ms: give it with latency.draft_ms and latency.verify_ms")
+    key = "latency"
+    if config.latency_from is not None:
+        key, source = f"latency_from={config.latency_from}", load(config.latency_from)
+        if not source.timings:
+            raise UserError(
+                f"{key}: no latency_samples.csv there; name a profile, sweep or audition"
+            )
+    if source is None:
+        return []
+    timed = {t.model: t.beside for t in source.timings if t.role == "draft"}
+    absent = next((name for name in drafts if name not in timed), None)
+    if absent is not None:
+        known = ", ".join(sorted(timed))
+        raise UserError(f"{key}: no step times of draft {absent!r}; there are {known}")
+    together = {timed[name] for name in drafts}
+    return [
+        t
+        for t in source.timings
+        if (t.model in drafts if t.role == "draft" else t.beside in together)
+    ]
+
+
+def typed_times(config: AuditionConfig, name: str) -> StepTimes:
+    """The typed step times of one draft with the target.
+
+    Raises:
+        UserError: none for this draft.
+    """
+    typed = config.latency
+    draft_ms: Any = typed.draft_ms
+    if isinstance(draft_ms, Mapping):
+        draft_ms = draft_ms.get(name)
+    elif name == NGRAM:
+        draft_ms = LOOKUP_S * 1e3
+    if draft_ms is None or isinstance(draft_ms, bool) or not isinstance(draft_ms, int | float):
+        raise UserError(
+            f"latency.draft_ms: no time for draft {name!r}; give a number for all, or "
+            f"latency.draft_ms={{{name}:1.5}}"
+        )
+    verify = tuple(value / 1e3 for value in typed.verify_ms or ())
+    assert typed.target_ms is not None
+    return StepTimes(float(draft_ms) / 1e3, typed.target_ms / 1e3, verify)
+
+
+def _check_drafts(drafts: Sequence[ModelConf]) -> None:
+    names = [conf.name for conf in drafts]
+    if not names:
+        raise UserError("drafts=[]: name at least one, for example drafts=[tiny_good,ngram]")
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UserError(f"drafts: {twice!r} is listed twice; name each once")
+
+
+def _create(config: AuditionConfig) -> RunFolder:
+    return RunFolder.create(config.results_root, "audition", [config.model.name], asdict(config))
+
+
+# ---- until summary.json is written as harness.summary has it ----
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What is ranked: traces and step times by draft."""
+
+    traces: Mapping[str, Sequence[TextTrace]]
+    latency: Mapping[str, Latency]
+
+
+def finish(folder: RunFolder, config: AuditionConfig) -> Summary:
+    """Rank the drafts whose traces and step times the folder holds."""
+    traces = by_draft(folder.traces())
+    latency = latencies(config, list(traces), folder.timings())
+    taken = Taken({name: traces[name] for name in latency}, latency)
+    noted = folder.manifest.get("audition") or {}
+    failures = [Failure(f"draft {e['draft']}", e["error"]) for e in noted.get("failures") or ()]
     bench = bench_of(folder, config, taken)
-    rows, summary, extra = judge(bench, taken.failures, caveats_of(folder, config, taken))
+    rows, summary, extra = judge(bench, failures, caveats_of(folder, config, taken))
     folder.write_results(rows)
-    folder.write_summary(summary, {**extra, **taken.extra})
+    costs = {key: noted[key] for key in ("not_eligible", "costs") if key in noted}
+    folder.write_summary(summary, {**extra, **costs})
     return summary
+
+
+def latencies(
+    config: AuditionConfig, drafts: Sequence[str], timings: Sequence[StepTiming]
+) -> dict[str, Latency]:
+    """Step times of every draft that has any: typed in, or from samples of the run itself."""
+    if config.latency.target_ms is not None:
+        return {name: Latency(typed_times(config, name)) for name in drafts}
+    found: dict[str, Latency] = {}
+    for name in drafts:
+        drafted = [t for t in timings if t.role == "draft" and t.model == name]
+        if drafted:
+            beside = drafted[0].beside
+            target = [t for t in timings if t.role == "target" and t.beside == beside]
+            found[name] = latency_of([*target, *drafted])
+    return found
+
+
+def by_draft(traces: Sequence[TextTrace]) -> dict[str, list[TextTrace]]:
+    """Traces grouped by draft, in the order they were stored."""
+    groups: dict[str, list[TextTrace]] = {}
+    for trace in traces:
+        groups.setdefault(trace.draft, []).append(trace)
+    return groups
 
 
 def bench_of(folder: RunFolder, config: AuditionConfig, taken: Taken) -> Bench:
@@ -213,16 +433,3 @@ def _other_budget(stored: StoredRun) -> list[str]:
     ignored = " and ".join(f"{key}={stored.config.get(key)}" for key in apart)
     theirs = " ".join(f"{key}={made_with[key]}" for key in apart)
     return [f"{ignored} had no effect: the texts of traces_from were generated with {theirs}"]
-
-
-def _check_drafts(drafts: Sequence[ModelConf]) -> None:
-    names = [conf.name for conf in drafts]
-    if not names:
-        raise UserError("drafts=[]: name at least one, for example drafts=[tiny_good,ngram]")
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise UserError(f"drafts: {twice!r} is listed twice; name each once")
-
-
-def _create(config: AuditionConfig) -> RunFolder:
-    return RunFolder.create(config.results_root, "audition", [config.model.name], asdict(config))

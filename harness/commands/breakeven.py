@@ -11,8 +11,7 @@ from typing import Any
 from harness import storage
 from harness.analysis import analyse
 from harness.analysis.breakeven import iid_rows, inputs_of, measured_rows
-from harness.commands.outcome import Outcome
-from harness.commands.running import shown
+from harness.commands.run import Outcome, shown
 from harness.commands.server_files import measured_inputs
 from harness.config import BreakevenConfig
 from harness.measurement.environment import describe_host

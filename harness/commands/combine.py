@@ -9,8 +9,7 @@ from dataclasses import asdict
 
 from harness.analysis import analyse
 from harness.analysis.cards import rank_cards
-from harness.commands.outcome import Outcome
-from harness.commands.running import running, shown
+from harness.commands.run import Outcome, running, shown
 from harness.config import AuditionConfig
 from harness.records import Failure, Summary, UserError
 from harness.storage import RunFolder, load

@@ -8,14 +8,14 @@ here needs torch.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from harness.analysis.cells import latest
 from harness.records import GREEDY_RESULTS, Trial, Verdict
 from harness.reporting.reading import synthetic
 from harness.storage import StoredRun
+from harness.summary import CheckResult, TextCheck
 
-Result = Literal["PASS", "TIE", "FAIL", "OPEN"]
 GREEDY = 0.0
 KEY = "greedy_texts"
 
@@ -37,7 +37,7 @@ class GreedyText:
     prompt: str
     repetition: int
     k: int
-    result: Result
+    result: CheckResult
     first_difference: int | None = None
     target_margin: float | None = None
     spec_margin: float | None = None
@@ -135,7 +135,7 @@ def distrusted(run: StoredRun) -> str | None:
     """
     if run.door != "sweep" or run.config.get("mode") != "measure" or synthetic(run):
         return None
-    return distrust(known_texts(run.trials, from_stored(run.summary)))
+    return distrust(known_texts(run.trials, judged(run)))
 
 
 def caveat(texts: Sequence[GreedyText]) -> str | None:
@@ -165,9 +165,18 @@ def as_stored(texts: Sequence[GreedyText]) -> dict[str, Any]:
     }
 
 
-def from_stored(summary: dict[str, Any] | None) -> list[GreedyText]:
-    """The judged differences of a summary.json, if it holds any."""
-    entries = ((summary or {}).get(KEY) or {}).get("differences") or ()
+def judged(run: StoredRun) -> list[GreedyText]:
+    """The comparisons that a run stored; an older run has the differences in its summary.json."""
+    checks = [check for check in run.checks if isinstance(check, TextCheck)]
+    if checks:
+        return [
+            GreedyText(
+                *(c.prompt_set, c.prompt, c.repetition, c.k, c.result, c.first_difference),
+                *(c.target_margin, c.verify_margin, c.rounding),
+            )
+            for c in checks
+        ]
+    entries = ((run.summary or {}).get(KEY) or {}).get("differences") or ()
     return [GreedyText(**entry) for entry in entries if entry["result"] != "OPEN"]
 
 

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from harness import reporting
 from harness.analysis.unfinished import derived
-from harness.commands.outcome import Outcome
+from harness.commands.run import Outcome
 from harness.records import UserError
 from harness.reporting.index import Entry
 from harness.storage import load

@@ -1,23 +1,39 @@
-"""Open a target-draft pair: load, check, encode the prompts, settle the threads."""
+"""Open the models of a run, encode its prompts, plan its generations and run those it lacks.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+A generation is known by a hash of all that determines it, so that a resumed run does only what is
+missing. Generations of a grid are interleaved: baseline and every K follow each other within one
+prompt, and which goes first rotates, so that a machine that drifts hits all of them alike.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import torch
-
 from harness import prompts as prompt_sets
-from harness.commands.progress import opening
-from harness.config import AuditionConfig, ModelConf, PairConfig
+from harness.commands.run import opening, progress
+from harness.commands.synthetic import Cell, Rates
+from harness.config import AuditionConfig, DecodeConf, ModelConf, PairConfig
+from harness.decoding.sampling import SamplingParameters
 from harness.measurement import environment
+from harness.measurement.generations import Request, run_trial
 from harness.measurement.step_times import TimedModel
+from harness.models import load as models
 from harness.models.cached import CachedModel
 from harness.models.device import resolve_device
-from harness.models.load import LoadedModel, load, memory_need, open_pair
-from harness.models.memory import cached_tokens, check_fits
-from harness.models.probe import check_length
-from harness.models.tokenizer import check_thinking, encode
-from harness.records import NGRAM, Prompt, UserError
+from harness.models.load import LoadedModel
+from harness.models.memory import check_fits
+from harness.models.probe import cached_model, check_length
+from harness.models.tokenizer import check_thinking, encode, stop_rule
+from harness.records import NGRAM, Prompt, TextKey, Trial, UserError
+from harness.storage import RunFolder
+from harness.theory.acceptance import conditional
+
+WARMUP_TOKENS = 8
+
+Config = PairConfig | AuditionConfig
+Models = Callable[[Request], tuple[CachedModel, CachedModel | None]]
 
 
 @dataclass(frozen=True)
@@ -46,54 +62,83 @@ class EncodedPrompt:
 
 
 @dataclass(frozen=True)
-class Pair:
-    """A target and a draft that may play together, ready to be timed.
+class Target:
+    """A target that is ready to generate.
 
     Attributes:
-        target, draft: the loaded models.
-        target_model, draft_model: the same with caches, as the loop sees them.
+        target, target_model: the loaded model, and the same with a cache, as the loop sees it.
         conversations: in the order of their prompt sets.
         prompts: their turns, encoded for the target; only the first turns until the answers to
-            them are generated (`harness.commands.texts.with_turns`).
-        device: where the target lives.
-        threads: CPU threads in force.
+            them are generated (`harness.commands.completions.with_turns`).
+        positions: that the longest generation needs, the drafts of its last round included.
     """
 
     target: LoadedModel
-    draft: LoadedModel
     target_model: CachedModel
-    draft_model: CachedModel
     conversations: tuple[Prompt, ...]
     prompts: tuple[EncodedPrompt, ...]
-    device: torch.device
-    threads: int
+    positions: int
 
     @property
-    def timed(self) -> tuple[TimedModel, TimedModel]:
-        """Both, as the latency measurement wants them."""
-        return (
-            TimedModel("target", self.target.name, self.target_model),
-            TimedModel("draft", self.draft.name, self.draft_model),
+    def opened(self) -> Mapping[str, tuple[LoadedModel, CachedModel]]:
+        """The models by role."""
+        return {"target": (self.target, self.target_model)}
+
+    @property
+    def timed(self) -> tuple[TimedModel, ...]:
+        """The models, as the measurement of step times wants them."""
+        return tuple(
+            TimedModel("draft" if role == "draft" else "target", loaded.name, model)
+            for role, (loaded, model) in self.opened.items()
         )
-
-    @property
-    def eos(self) -> frozenset[int]:
-        """Ids that end a text: the target's."""
-        return self.target.eos
 
     def describe(self) -> dict[str, Any]:
         """The manifest's entries about models, prompts and machine."""
+        sets = [prompt.prompt_set for prompt in self.conversations]
         return {
-            "environment": environment.describe(self.device),
+            "environment": environment.describe(self.target_model.device),
             "models": {
-                "target": {**self.target.describe(), **self.target_model.describe()},
-                "draft": {**self.draft.describe(), **self.draft_model.describe()},
+                role: {**loaded.describe(), **model.describe()}
+                for role, (loaded, model) in self.opened.items()
             },
-            **describe_prompts(self.conversations),
+            "prompts": {name: sets.count(name) for name in dict.fromkeys(sets)},
+            "prompts_sha256": prompt_sets.prompt_set_hash(self.conversations),
         }
 
+    def check_lengths(self) -> None:
+        """Refuse models whose texts, at the run's lengths, are not those of uncached forwards.
 
-def open_configured(config: PairConfig) -> Pair:
+        Raises:
+            UserError: see `harness.models.probe.check_length`.
+        """
+        for loaded, model in self.opened.values():
+            check_length(model, self.positions, f"{loaded.key}={loaded.name}")
+
+    def typical_context(self, new_tokens: int) -> list[int]:
+        """Token ids of the length a typical step sees: the median prompt plus half the budget."""
+        lengths = sorted(len(entry.tokens) for entry in self.prompts)
+        length = max(1, lengths[len(lengths) // 2] + new_tokens // 2)
+        ids = [token for entry in self.prompts for token in entry.tokens]
+        return [ids[index % len(ids)] for index in range(length)]
+
+
+@dataclass(frozen=True)
+class Pair(Target):
+    """A target and a draft of the same tokenizer, ready to be timed."""
+
+    draft: LoadedModel
+    draft_model: CachedModel
+
+    @property
+    def opened(self) -> Mapping[str, tuple[LoadedModel, CachedModel]]:
+        """The models by role."""
+        return {**super().opened, "draft": (self.draft, self.draft_model)}
+
+
+# ---- opening -------------------------------------------------------------------------------------
+
+
+def open_pair(config: PairConfig, prompts: Sequence[Prompt]) -> Pair:
     """Load what the configuration names and check all that can be checked before measuring.
 
     Raises:
@@ -102,147 +147,245 @@ def open_configured(config: PairConfig) -> Pair:
     """
     if config.draft.id == NGRAM:
         raise UserError(
-            "draft=ngram: a look-up has no draft steps to time beside the target's; audition it: "
+            "draft=ngram: a look-up has no draft steps to time next to the target's; audition it: "
             "python -m harness.audition drafts=[ngram]"
         )
-    prompts = prompt_sets.load(config.prompts)
     device = resolve_device(config.device.name)
-    roles = {"model": config.model, "draft": config.draft}
-    check_memory(roles, prompts, config, device)
-    target = load(config.model, "model", device)
-    draft = load(config.draft, "draft", device)
+    _check_memory({"model": config.model, "draft": config.draft}, prompts, config, device)
+    target = models.load(config.model, "model", device)
+    draft = models.load(config.draft, "draft", device)
     # Adaptive drafting reads every draft step back, which a recorded graph cannot
     backend = "eager" if config.decode.stop != "none" else config.backend
     with opening(backend, device.type, f"model {target.name}", f"draft {draft.name}"):
-        target_model, draft_model = open_pair(target, draft, backend)
-    conversations = encode_whole(target.tokenizer, prompts, config)
-    check_context(conversations, config.new_tokens, max(config.k), (target, draft))
-    for model in (target_model, draft_model):
-        model.reserve(longest_generation(conversations, config.new_tokens, max(config.k)))
-    first = encode_first(target.tokenizer, prompts, config)
-    threads = environment.settle_threads(
-        config.threads, (target_model, draft_model), longest(first)
-    )
-    return Pair(
-        target, draft, target_model, draft_model, prompts, first, target_model.device, threads
-    )
+        target_model, draft_model = models.open_pair(target, draft, backend)
+    opened = ((target, target_model), (draft, draft_model))
+    first, positions = _first_turns(config, prompts, opened)
+    return Pair(target, target_model, tuple(prompts), first, positions, draft, draft_model)
 
 
-def encode_first(
-    tokenizer: Any, prompts: Sequence[Prompt], config: PairConfig | AuditionConfig
-) -> tuple[EncodedPrompt, ...]:
-    """The first turn of every conversation."""
-    first = [prompt.up_to(1, ()) for prompt in prompts]
-    return tuple(
-        EncodedPrompt(prompt, encode(tokenizer, prompt, config.prompts)) for prompt in first
-    )
-
-
-def encode_whole(
-    tokenizer: Any, prompts: Sequence[Prompt], config: PairConfig | AuditionConfig
-) -> tuple[EncodedPrompt, ...]:
-    """Every conversation up to its last turn, with empty text for answers still to be generated.
+def open_target(config: AuditionConfig, prompts: Sequence[Prompt]) -> Target:
+    """Load the target alone.
 
     Raises:
-        UserError: a conversation cannot be encoded, or the thinking mode makes no difference.
+        UserError: it cannot be loaded or rewound, or a prompt does not fit its context.
     """
-    check_thinking(tokenizer, prompts, config.prompts)
-    encoded: list[EncodedPrompt] = []
-    for prompt in prompts:
-        given = [answer or "" for answer in prompt.answers]
-        tokens = encode(tokenizer, replace(prompt, answers=tuple(given)), config.prompts)
-        pending = len(prompt_sets.missing_answers(prompt)) * prompt_sets.answer_tokens(config)
-        encoded.append(EncodedPrompt(prompt, tokens, pending))
-    return tuple(encoded)
+    device = resolve_device(config.device.name)
+    _check_memory({"model": config.model}, prompts, config, device)
+    target = models.load(config.model, "model", device)
+    with opening(config.backend, device.type, f"model {target.name}"):
+        name = f"model={target.name}"
+        model = cached_model(target.network, target.vocab_size, name, config.backend)
+    first, positions = _first_turns(config, prompts, ((target, model),))
+    opened = Target(target, model, tuple(prompts), first, positions)
+    opened.check_lengths()
+    return opened
 
 
-def check_memory(
-    confs: Mapping[str, ModelConf],
+def _check_memory(
+    confs: Mapping[str, ModelConf], prompts: Sequence[Prompt], config: Config, device: Any
+) -> None:
+    """Refuse models that, with the caches of the longest generation, exceed the memory."""
+    needs = [models.memory_need(conf, role, device) for role, conf in confs.items()]
+    positions = max(prompt_sets.estimated_tokens(prompts, config))
+    positions += config.new_tokens + max(config.k)
+    check_fits([need for need in needs if need is not None], positions)
+
+
+def _first_turns(
+    config: Config,
     prompts: Sequence[Prompt],
-    config: PairConfig | AuditionConfig,
-    device: torch.device,
-) -> None:
-    """Refuse models that, with the caches of the longest generation, exceed the memory.
+    opened: Sequence[tuple[LoadedModel, CachedModel]],
+) -> tuple[tuple[EncodedPrompt, ...], int]:
+    """Every conversation's first turn, encoded, and the positions that the longest text needs.
 
-    Args:
-        confs: the models by their group on the command line.
-        prompts: what is generated from.
-        config: the budget of a generation, and the largest number of draft tokens.
-        device: where models go that name none themselves.
-
-    Raises:
-        UserError: with what is needed and what there is; or a config cannot be read.
+    Caches are reserved for these, and the threads are settled.
     """
-    wanted = [memory_need(conf, role, device) for role, conf in confs.items()]
-    budget = prompt_sets.answer_tokens(config)
-    positions = max(
-        cached_tokens(
-            [prompt_sets.given_text(prompt)],
-            config.new_tokens + len(prompt_sets.missing_answers(prompt)) * budget,
-            max(config.k),
-        )
-        for prompt in prompts
+    tokenizer = opened[0][0].tokenizer
+    check_thinking(tokenizer, prompts, config.prompts)
+    conversations: list[EncodedPrompt] = []
+    for prompt in prompts:
+        # With empty text for answers still to be generated
+        given = replace(prompt, answers=tuple(answer or "" for answer in prompt.answers))
+        pending = len(prompt_sets.missing_answers(prompt)) * prompt_sets.answer_tokens(config)
+        tokens = encode(tokenizer, given, config.prompts)
+        conversations.append(EncodedPrompt(prompt, tokens, pending))
+    positions = reserve(conversations, config, opened)
+    first = tuple(
+        EncodedPrompt(turn, encode(tokenizer, turn, config.prompts))
+        for turn in (prompt.up_to(1, ()) for prompt in prompts)
     )
-    check_fits([entry for entry in wanted if entry is not None], positions)
+    context = max((entry.tokens for entry in first), key=len)
+    environment.settle_threads(config.threads, [model for _, model in opened], context)
+    return first, positions
 
 
-def longest(prompts: Sequence[EncodedPrompt]) -> list[int]:
-    """Token ids of the longest prompt."""
-    return list(max((entry.tokens for entry in prompts), key=len))
-
-
-def longest_generation(prompts: Sequence[EncodedPrompt], new_tokens: int, max_k: int) -> int:
-    """Positions that the longest generation needs, the drafts of its last round included."""
-    return max(entry.length for entry in prompts) + new_tokens + max_k + 1
-
-
-def check_lengths(pair: Pair, config: PairConfig) -> None:
-    """Refuse a pair whose texts, at the run's lengths, are not those of uncached forwards.
-
-    Raises:
-        UserError: see `check_length`.
-    """
-    longest_text = longest_generation(pair.prompts, config.new_tokens, max(config.k))
-    check_length(pair.target_model, longest_text, f"model={pair.target.name}")
-    check_length(pair.draft_model, longest_text, f"draft={pair.draft.name}")
-
-
-def typical_context(prompts: Sequence[EncodedPrompt], new_tokens: int) -> list[int]:
-    """Token ids of the length a typical step sees: the median prompt plus half the budget."""
-    lengths = sorted(len(entry.tokens) for entry in prompts)
-    length = max(1, lengths[len(lengths) // 2] + new_tokens // 2)
-    ids = [token for entry in prompts for token in entry.tokens]
-    return [ids[index % len(ids)] for index in range(length)]
-
-
-def describe_prompts(prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """The manifest's entries about the prompts: how many of each set, and a hash of all."""
-    sets = [prompt.prompt_set for prompt in prompts]
-    return {
-        "prompts": {name: sets.count(name) for name in dict.fromkeys(sets)},
-        "prompts_sha256": prompt_sets.prompt_set_hash(prompts),
-    }
-
-
-def check_context(
+def reserve(
     prompts: Sequence[EncodedPrompt],
-    new_tokens: int,
-    max_k: int,
-    models: Sequence[LoadedModel],
-) -> None:
-    """Refuse a prompt whose budget, or the drafts of its last round, reach beyond a context.
+    config: Config,
+    opened: Sequence[tuple[LoadedModel, CachedModel]],
+) -> int:
+    """Have the caches hold the longest generation; returns the positions that it needs.
 
     Raises:
-        UserError: the first such prompt is named with the numbers.
+        UserError: a prompt whose budget, or the drafts of its last round, reach beyond a context.
     """
+    new_tokens, max_k = config.new_tokens, max(config.k)
     for entry in prompts:
-        for model in models:
-            needed, limit = entry.length + new_tokens + max_k, model.context_tokens
+        for loaded, _ in opened:
+            needed, limit = entry.length + new_tokens + max_k, loaded.context_tokens
             if limit is not None and needed > limit:
                 turns = ", set prompts.max_turns" if len(entry.prompt.turns) > 1 else ""
                 raise UserError(
                     f"new_tokens={new_tokens}: prompt {entry.prompt.prompt_set}/{entry.prompt.id} "
                     f"has {entry.length} tokens, with K={max_k} together {needed}, beyond the "
-                    f"{limit} of "
-                    f"{model.key}={model.name}; lower new_tokens{turns} or leave the prompt out"
+                    f"{limit} of {loaded.key}={loaded.name}; lower new_tokens{turns} or leave the "
+                    "prompt out"
                 )
+    positions = max(entry.length for entry in prompts) + new_tokens + max_k + 1
+    for _, model in opened:
+        model.reserve(positions)
+    return positions
+
+
+# ---- planning ------------------------------------------------------------------------------------
+
+
+def plan(
+    pair: Pair,
+    config: PairConfig,
+    ks: Sequence[int],
+    temperatures: Sequence[float],
+    synthetic: Mapping[Cell, Rates] | None = None,
+) -> list[Request]:
+    """Every generation of a grid, in the order it is run; `synthetic` is synthetic acceptance."""
+    grid = [0, *(k for k in ks if k > 0)]
+    requests: list[Request] = []
+    for repetition in range(config.repetitions):
+        for index, entry in enumerate(pair.prompts):
+            for number, temperature in enumerate(temperatures):
+                # Of each temperature, so that every K leads equally often in each of its cells
+                start = (index + number + repetition) % len(grid)
+                requests += [
+                    request(pair, config, entry, k, temperature, repetition, synthetic=synthetic)
+                    for k in grid[start:] + grid[:start]
+                ]
+    return requests
+
+
+def completion(
+    target: LoadedModel,
+    config: Config,
+    entry: EncodedPrompt,
+    temperature: float,
+    repetition: int,
+) -> Request:
+    """A text by one model alone, known by its key."""
+    sampling = sampling_of(config.decode, temperature)
+    key = TextKey(entry.prompt.prompt_set, entry.prompt.id, repetition, sampling.temperature)
+    return Request(
+        cell=str(key),
+        prompt_set=key.prompt_set,
+        prompt=key.prompt,
+        category=entry.prompt.category,
+        tokens=entry.tokens,
+        sampling=sampling,
+        budget=config.new_tokens,
+        repetition=repetition,
+        seed=config.seed,
+        eos=target.eos,
+        model=target.name,
+        stop=stop_rule(target.tokenizer, config.decode.stop_strings),
+        turn=entry.turn,
+    )
+
+
+def request(
+    pair: Pair,
+    config: PairConfig,
+    entry: EncodedPrompt,
+    k: int,
+    temperature: float,
+    repetition: int,
+    *,
+    decoder: LoadedModel | None = None,
+    synthetic: Mapping[Cell, Rates] | None = None,
+) -> Request:
+    """One timed generation; `decoder` is the model that decodes where that is not the target."""
+    model = decoder or pair.target
+    plain = completion(model, config, entry, temperature, repetition)
+    rates = (synthetic or {}).get((plain.prompt_set, float(temperature), k))
+    stop_below = config.decode.stop_threshold if k and config.decode.stop == "threshold" else None
+    strings = config.decode.stop_strings
+    # Settings that came later are added where they are set, so that a generation without them keeps
+    # the key it always had; `warping` and `imposed` are part of the key too, so they keep the name
+    optional = {"imposed": rates, "stop_below": stop_below, "stop_strings": strings}
+    identity = {
+        "model": _identity(config.model if model is pair.target else config.draft),
+        "draft": _identity(config.draft) if k else None,
+        "prompt": [plain.prompt_set, plain.prompt, list(plain.tokens)],
+        "k": k,
+        "warping": {
+            name: value
+            for name, value in asdict(plain.sampling).items()
+            if name in ("temperature", "top_k", "top_p") or value is not None
+        },
+        "rule": config.decode.rule if k else None,
+        "new_tokens": config.new_tokens,
+        "repetition": repetition,
+        "seed": config.seed,
+        "backend": config.backend,
+        **{name: value for name, value in optional.items() if value or value == 0.0},
+    }
+    return replace(
+        plain,
+        cell=hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16],
+        k=k,
+        draft=pair.draft.name if k else None,
+        rule=config.decode.rule,
+        synthetic=conditional(rates) if rates else None,
+        stop_below=stop_below,
+    )
+
+
+def sampling_of(decode: DecodeConf, temperature: float) -> SamplingParameters:
+    """How a run draws its tokens at one temperature."""
+    penalty = decode.repetition_penalty
+    return SamplingParameters(
+        float(temperature),
+        decode.top_k,
+        decode.top_p,
+        decode.min_p,
+        None if penalty == 1.0 else penalty,
+    )
+
+
+def _identity(conf: ModelConf) -> dict[str, object]:
+    keys = ("id", "revision", "dtype", "weights", "quantization", "attention")
+    return {key: getattr(conf, key) for key in keys}
+
+
+# ---- running -------------------------------------------------------------------------------------
+
+
+def run_requests(
+    folder: RunFolder, requests: Sequence[Request], models: Models, label: str
+) -> list[Trial]:
+    """Run what the folder lacks, one durable line each; return every stored trial of `requests`."""
+    finished = {trial.cell for trial in folder.trials() if trial.status == "ok"}
+    waiting = [entry for entry in requests if entry.cell not in finished]
+    _warm_up(waiting, models)
+    with progress(label, len(waiting)) as tick:
+        for entry in waiting:
+            folder.append_trial(run_trial(entry, *models(entry)))
+            tick()
+    wanted = {entry.cell for entry in requests}
+    return [trial for trial in folder.trials() if trial.cell in wanted]
+
+
+def _warm_up(requests: Sequence[Request], models: Models) -> None:
+    """A few unmeasured tokens of each kind: first calls allocate, compile, record, fill caches."""
+    kinds = {(r.model, r.k, r.sampling, r.rule, r.synthetic): r for r in requests}
+    with progress("warming up (compiling and recording new work)", len(kinds)) as tick:
+        for entry in kinds.values():
+            run_trial(replace(entry, budget=min(entry.budget, WARMUP_TOKENS)), *models(entry))
+            tick()

@@ -1,33 +1,62 @@
-"""How fast is each model here, and what could speculation gain at most?"""
+"""How fast is each model here, and what could speculation gain at most?
 
-from collections.abc import Sequence
-from dataclasses import replace
+Single steps, curves over contexts and batches, the parts of a round, and plain decoding with each
+model.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 
 from harness import prompts as prompt_sets
 from harness.analysis import told
 from harness.analysis.cells import measured_rows
-from harness.analysis.latency import reference, step_times
+from harness.analysis.latency import latency_rows, merged, reference, step_times
 from harness.analysis.waterfall import RoundParts, round_parts
-from harness.commands import execute, physics
-from harness.commands.outcome import Outcome
-from harness.commands.pair import Pair, open_configured
-from harness.commands.plan import print_profile_plan
-from harness.commands.planned import modelled_cards, print_cards
-from harness.commands.requests import request
-from harness.commands.running import concluded, running
-from harness.commands.texts import with_pair_turns
-from harness.config import ProfileConfig
+from harness.commands.completions import with_turns
+from harness.commands.dry_run import modelled_cards, print_profile_plan
+from harness.commands.pair import Pair, open_pair, request, run_requests
+from harness.commands.run import (
+    Outcome,
+    concluded,
+    create,
+    note_or_check,
+    progress,
+    resumed,
+    running,
+    unless_broken,
+)
+from harness.commands.step_times import enough_memory, measure_steps, readers
+from harness.config import ProfileConfig, rates_for
+from harness.decoding.sampling import SamplingParameters
+from harness.measurement import round_parts as parts
+from harness.measurement import step_times as curves
 from harness.measurement.generations import Request
 from harness.models.cached import CachedModel
-from harness.records import ResultRow, StepTiming, Summary, Trial
+from harness.models.memory import check_fits
+from harness.records import (
+    PartTiming,
+    ResultRow,
+    SkippedCell,
+    StepTiming,
+    Summary,
+    Trial,
+    UserError,
+)
 from harness.reporting.reading import latency_of
 from harness.reporting.tables.bounds import bound_sentences
 from harness.storage import RunFolder, StoredRun, load
-from harness.summary import StepBound
-from harness.theory.roofline import shortest_context, step_bounds
+from harness.summary import BytesRead, StepBound
+from harness.theory.acceptance import conditional
+from harness.theory.architecture import experts_touched
+from harness.theory.roofline import ReadingModel, shortest_context, step_bounds, with_floors
 from harness.theory.speedup import StepTimes, ideal_speedup
 
-GREEDY = 0.0
+AUTO_CONTEXTS = (128, 512, 2048)
+AUTO_BATCHES = (1, 4, 16)
+# What the curves may take where nobody asked for any in particular
+AUTO_SECONDS = 45.0
+# What recording and compiling them may take on top of that
+AUTO_RECORDING_SECONDS = 300.0
 
 
 def run(config: ProfileConfig) -> Outcome:
@@ -39,40 +68,175 @@ def run(config: ProfileConfig) -> Outcome:
     Raises:
         UserError: a value, a model, a prompt or a folder that cannot be used.
     """
+    prompts = prompt_sets.load(config.prompts)
     if config.dry_run:
-        print_profile_plan(config, prompt_sets.load(config.prompts))
-        print_cards(config)
+        print_profile_plan(config, prompts)
         return Outcome(None)
-    resumed = execute.resumed(config, "profile")
-    pair = open_configured(config)
-    physics.curve_cells(
-        pair, config
-    )  # typed ones that cannot be are refused before a folder is made
-    folder = resumed or execute.create(config, "profile")
-    execute.note_or_check(folder, pair.describe(), config.seed)
+    folder = resumed(config, "profile")
+    pair = open_pair(config, prompts)
+    cells = _curve_cells(pair, config)  # refuses typed contexts before a folder is made
+    folder = folder or create(config, "profile")
+    note_or_check(folder, pair.describe(), config.seed)
     with running(folder):
-        pair = with_pair_turns(folder, pair, config)
-        timings = physics.measure(folder, pair, config)
+        pair = with_turns(folder, pair, config)
+        timings = _measure(folder, pair, config, cells)
         requests, models = _plan(pair, config)
-        trials = execute.run_requests(
+        trials = run_requests(
             folder, requests, lambda entry: (models[entry.cell], None), "decoding"
         )
     return concluded(folder, lambda: finish_profile(folder, config, timings, trials))
 
 
 def _plan(pair: Pair, config: ProfileConfig) -> tuple[list[Request], dict[str, CachedModel]]:
-    """Plain decoding with each model on every prompt, side by side, and who decodes what."""
+    """Plain decoding with each model on every prompt in turn, and who decodes what."""
     requests: list[Request] = []
     models: dict[str, CachedModel] = {}
-    players = ((pair.target, pair.target_model), (pair.draft, pair.draft_model))
     for repetition in range(config.repetitions):
         for entry in pair.prompts:
-            for loaded, model in players:
-                made = request(pair, config, entry, 0, GREEDY, repetition, decoder=loaded)
+            for loaded, model in pair.opened.values():
+                made = request(pair, config, entry, 0, 0.0, repetition, decoder=loaded)
                 if made.cell not in models:  # a self-draft is one model
                     requests.append(made)
                     models[made.cell] = model
     return requests, models
+
+
+def _measure(
+    folder: RunFolder, pair: Pair, config: ProfileConfig, cells: Sequence[curves.CurveCell]
+) -> list[StepTiming]:
+    """Time steps, curves and parts, unless the folder holds them; store all, floors included.
+
+    Raises:
+        UserError: memory ran out while single steps or parts were timed.
+    """
+    reading = readers(folder, pair, config)
+    timings = measure_steps(folder, pair, config)
+    if "bytes_read" not in folder.manifest:
+        context = next(t.context_tokens for t in timings if t.kind == "step")
+        reads = _bytes_read(pair, reading, context, max(config.k) + 1)
+        folder.update_manifest({"bytes_read": [asdict(entry) for entry in reads]})
+    # An interrupted run may have noted its curves in the manifest but not stored them
+    expected = folder.manifest.get("timed_forwards", len(timings))
+    if "skipped_cells" not in folder.manifest or expected != len(timings):
+        timed, skipped = _time_curves(pair, config, cells)
+        timings = merged([*timings, *timed])
+        entries = [asdict(cell) for cell in skipped]
+        folder.update_manifest({"skipped_cells": entries, "timed_forwards": len(timings)})
+        folder.write_latency(with_floors(latency_rows(timings), reading), timings)
+    if not load(folder.path).parts:
+        what = "the parts of a round"
+        with enough_memory(what), unless_broken(folder, what):
+            folder.write_parts(_time_parts(pair, config))
+    return timings
+
+
+def _bytes_read(
+    pair: Pair, reading: Mapping[str, ReadingModel], context: int, positions: int
+) -> list[BytesRead]:
+    """What a step, and the target's widest verify, must read."""
+    return [
+        BytesRead(
+            role=role,
+            model=pair.opened[role][0].name,
+            tokens=tokens,
+            context_tokens=context,
+            weights_bytes=shape.weight_bytes_read(tokens, reader.bytes_per_parameter),
+            kv_bytes=shape.kv_bytes_read(context, reader.bytes_per_parameter),
+            experts=shape.experts or None,
+            experts_touched=experts_touched(shape.experts, shape.experts_per_token, tokens)
+            if shape.experts
+            else None,
+        )
+        for role, reader in reading.items()
+        for shape in (reader.shape,)
+        for tokens in ((1, positions) if role == "target" else (1,))
+    ]
+
+
+def _curve_cells(pair: Pair, config: ProfileConfig) -> list[curves.CurveCell]:
+    """(context, batch), cheapest first; typed contexts must fit the models' positions.
+
+    Raises:
+        UserError: a typed context does not.
+    """
+    contexts = AUTO_CONTEXTS if config.contexts == "auto" else config.contexts
+    batches = AUTO_BATCHES if config.batches == "auto" else config.batches
+    if config.contexts != "auto":
+        for context in contexts:
+            reason = _beyond(pair, config, context)
+            if reason:
+                raise UserError(f"contexts: {reason}; give fewer")
+    return sorted(
+        ((context, batch) for context in contexts for batch in batches),
+        key=lambda cell: (cell[1], cell[0]),
+    )
+
+
+def _beyond(pair: Pair, config: ProfileConfig, context: int) -> str | None:
+    """Why a context with its drafts does not fit the models' positions; None if it does."""
+    for loaded in (pair.target, pair.draft):
+        limit = loaded.context_tokens
+        if limit is not None and context + max(config.k) + 1 > limit:
+            tokens = f"{context} tokens with K + 1 = {max(config.k) + 1} more"
+            return f"{tokens} are beyond the {limit:,} positions of {loaded.key}={loaded.name}"
+    return None
+
+
+def _time_curves(
+    pair: Pair, config: ProfileConfig, cells: Sequence[curves.CurveCell]
+) -> tuple[list[StepTiming], list[SkippedCell]]:
+    auto = config.contexts == "auto" and config.batches == "auto"
+    with progress(curves.TIMING_CURVES, curves.CURVE_VISITS * len(cells)) as tick:
+        return curves.time_curves(
+            pair.timed,
+            max(config.k),
+            cells,
+            refused=_refusal(pair, config),
+            budget_s=AUTO_SECONDS if auto else None,
+            recording_budget_s=AUTO_RECORDING_SECONDS if auto else None,
+            tick=tick,
+            say=tick.say,
+        )
+
+
+def _refusal(pair: Pair, config: ProfileConfig) -> Callable[[int, int], str | None]:
+    """Says why a cell must not be tried, or None."""
+    needs = [one for one in (pair.target.memory_need, pair.draft.memory_need) if one is not None]
+
+    def refused(context: int, batch: int) -> str | None:
+        for model in (pair.target_model, pair.draft_model):
+            if model.rewinding != "crop":
+                return "a recurrent state cannot be rewound for several sequences"
+        beyond = _beyond(pair, config, context)
+        if beyond:
+            return beyond
+        try:
+            check_fits(needs, context + max(config.k) + 1, batch=batch, loaded=True)
+        except UserError as error:
+            return str(error)
+        return None
+
+    return refused
+
+
+def _time_parts(pair: Pair, config: ProfileConfig) -> list[PartTiming]:
+    """Whole rounds and their parts, greedy, on prompts spread over the run's own."""
+    ks = sorted(k for k in set(config.k) if k > 0)
+    count = min(parts.MOST_VISITS, len(pair.prompts))
+    prompts = [pair.prompts[index * len(pair.prompts) // count].tokens for index in range(count)]
+    given = config.decode.acceptance
+    synthetic = {} if given is None else {k: conditional(rates_for(given, k)) for k in ks}
+    timed = parts.TimedPair(
+        pair.target_model, pair.draft_model, SamplingParameters(0.0), config.seed, synthetic
+    )
+    positions = config.new_tokens + max(ks)
+    for _, model in pair.opened.values():
+        model.reserve(pair.positions)
+    with progress("timing parts of a round", parts.MOST_VISITS) as tick:
+        return parts.time_rounds(timed, prompts, ks, positions=positions, tick=tick)
+
+
+# ---- until summary.json is written as harness.summary has it ----
 
 
 def finish_profile(

@@ -12,8 +12,7 @@ from harness import reporting
 from harness.analysis.comparison import compare
 from harness.analysis.unfinished import derived
 from harness.commands import index
-from harness.commands.outcome import Outcome
-from harness.commands.running import shown
+from harness.commands.run import Outcome, shown
 from harness.config import ReportConfig
 from harness.measurement.environment import describe_host
 from harness.records import Summary, UserError

@@ -1,4 +1,4 @@
-"""Does speculation leave the output unchanged? Texts at T = 0, laws at T > 0."""
+"""Does speculation leave the output unchanged? Texts at T = 0, distributions at T > 0."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -7,35 +7,35 @@ from typing import Any
 from harness import prompts as prompt_sets
 from harness.analysis import told
 from harness.analysis.cells import measured_rows
-from harness.commands import execute
-from harness.commands.outcome import Outcome
-from harness.commands.pair import Pair, open_configured
-from harness.commands.plan import print_snapshot_plan
-from harness.commands.progress import progress
-from harness.commands.requests import plan, sampling_of
-from harness.commands.running import concluded, running
-from harness.commands.texts import compare_greedy, with_pair_turns
-from harness.config import SnapshotConfig
-from harness.measurement.lossless import DistributionTest, distribution_tests, most_open
-from harness.records import (
-    DUMMY_CAVEAT,
-    BrokenLogitsError,
-    Failure,
-    Summary,
-    Trial,
-    UserError,
+from harness.commands.completions import with_turns
+from harness.commands.correctness import check_texts
+from harness.commands.dry_run import print_snapshot_plan
+from harness.commands.pair import Pair, open_pair, plan, run_requests, sampling_of
+from harness.commands.run import (
+    Outcome,
+    concluded,
+    create,
+    note_or_check,
+    progress,
+    resumed,
+    running,
+    unless_broken,
 )
+from harness.config import SnapshotConfig
+from harness.measurement.lossless import distribution_tests, most_open
+from harness.records import DUMMY_CAVEAT, Failure, Summary, Trial, UserError
 from harness.reporting.reading import dummies_of
 from harness.reporting.tokens import MarkedText, Piece, show_tokens
 from harness.storage import RunFolder, load
+from harness.summary import DistributionTest, TextCheck
 
-# Holm's method over all tests of a run; below this a law differs.
+# Holm's method over all tests of a run; below this a distribution differs.
 SIGNIFICANCE = 1e-3
 GREEDY = 0.0
 
 
 def run(config: SnapshotConfig) -> Outcome:
-    """Compare texts and laws over the grid and store, render and show what came out.
+    """Compare texts and distributions over the grid and store, render and show what came out.
 
     Returns:
         The run folder; status 1 where anything is FAIL or did not complete.
@@ -45,75 +45,44 @@ def run(config: SnapshotConfig) -> Outcome:
     """
     if not any(config.k):
         raise UserError(f"k={config.k}: a snapshot needs a K of at least 1")
+    prompts = prompt_sets.load(config.prompts)
     if config.dry_run:
-        print_snapshot_plan(config, prompt_sets.load(config.prompts))
+        print_snapshot_plan(config, prompts)
         return Outcome(None)
-    resumed = execute.resumed(config, "snapshot")
-    pair = open_configured(config)
-    folder = resumed or execute.create(config, "snapshot")
-    execute.note_or_check(folder, pair.describe(), config.seed)
+    folder = resumed(config, "snapshot")
+    pair = open_pair(config, prompts)
+    folder = folder or create(config, "snapshot")
+    note_or_check(folder, pair.describe(), config.seed)
     with running(folder):
-        pair = with_pair_turns(folder, pair, config)
-        trials = _texts(folder, pair, config) if GREEDY in config.temperature else []
-        compared = _compare(trials, pair, config)
-        sampled, broken = _laws(pair, config)
-
-    def derive() -> Summary:
-        folder.write_results(_rows(trials, config))
-        stored = load(folder.path)
-        dummy = DUMMY_CAVEAT if dummies_of(stored) else None
-        notes = (dummy, told.generation_caveat(stored), *told.fallbacks(stored))
-        caveats = tuple(note for note in notes if note)
-        summary = _summary(compared, sampled, trials)
-        summary = replace(summary, failures=(*summary.failures, *broken), caveats=caveats)
-        folder.write_summary(summary, {"prompts": compared, "sampled": sampled})
-        return summary
-
-    outcome = concluded(folder, derive)
+        pair = with_turns(folder, pair, config)
+        trials: list[Trial] = []
+        if GREEDY in config.temperature:
+            requests = plan(pair, config, config.k, [GREEDY])
+            models = (pair.target_model, pair.draft_model)
+            trials = run_requests(folder, requests, lambda _: models, "generating")
+        check_texts(folder, trials, pair, config, _tests(folder, pair, config))
+    outcome = concluded(folder, lambda: _finish(folder, config))
     if config.show == "tokens":
         show_tokens(_marked(trials, pair))
     return outcome
 
 
-def _texts(folder: RunFolder, pair: Pair, config: SnapshotConfig) -> list[Trial]:
-    requests = plan(pair, config, config.k, [GREEDY])
-    models = (pair.target_model, pair.draft_model)
-    return execute.run_requests(folder, requests, lambda _: models, "generating")
+def _tests(folder: RunFolder, pair: Pair, config: SnapshotConfig) -> list[DistributionTest]:
+    """One test per temperature, K and offset, with Holm's result over all of them.
 
-
-def _compare(trials: Sequence[Trial], pair: Pair, config: SnapshotConfig) -> list[dict[str, Any]]:
-    """One entry per prompt and K: PASS, TIE or FAIL with what shows it."""
-    cells = {(t.prompt_set, t.prompt, t.repetition, t.k): t for t in trials}
-    entries: list[dict[str, Any]] = []
-    for text in compare_greedy(trials, pair, config.decode.repetition_penalty):
-        trial = cells[text.prompt_set, text.prompt, text.repetition, text.k]
-        rate = (trial.accepted or 0) / trial.drafted if trial.drafted else None
-        entries.append({**asdict(text), "temperature": GREEDY, "acceptance_rate": rate})
-    return entries
-
-
-def _laws(pair: Pair, config: SnapshotConfig) -> tuple[list[dict[str, Any]], list[Failure]]:
-    """One entry per temperature, K and offset, with Holm's verdict over all of them.
-
-    And the cells that met logits that are not finite.
+    A cell that meets logits that are not finite is noted in the manifest.
     """
     cells = [(k, value) for value in config.temperature if value != GREEDY for k in config.k if k]
-    entries: list[dict[str, Any]] = []
-    broken: list[Failure] = []
+    tests: list[DistributionTest] = []
     with progress("drawing", len(cells)) as tick:
         for k, temperature in cells:
-            try:
-                tests = _distribution_tests(pair, config, k, temperature)
-            except BrokenLogitsError as error:
-                broken.append(Failure(f"K={k} temperature={temperature:g}", str(error)))
-                tests = []
-            entries += [{"k": k, "temperature": temperature, **test._asdict()} for test in tests]
+            with unless_broken(folder, f"K={k} temperature={temperature:g}"):
+                tests += _cell_tests(pair, config, k, temperature)
             tick()
-    _mark_holm(entries)
-    return entries, broken
+    return _with_results(tests)
 
 
-def _distribution_tests(
+def _cell_tests(
     pair: Pair, config: SnapshotConfig, k: int, temperature: float
 ) -> list[DistributionTest]:
     """One test per offset, after the prompt that tests most."""
@@ -125,7 +94,7 @@ def _distribution_tests(
         sampling=sampling,
         seed=config.seed,
     )
-    return distribution_tests(
+    found = distribution_tests(
         pair.target_model,
         pair.draft_model,
         prompt,
@@ -135,23 +104,65 @@ def _distribution_tests(
         draws=config.draws,
         seed=config.seed,
     )
+    return [DistributionTest(temperature, k, **test._asdict(), result="PASS") for test in found]
 
 
-def _mark_holm(entries: list[dict[str, Any]]) -> None:
-    """Write PASS or FAIL into each entry; Holm (1979) keeps the chance of any false FAIL small."""
-    ordered = sorted(entries, key=lambda entry: entry["p_value"])
-    failing = True
-    for rank, entry in enumerate(ordered):
-        failing = failing and entry["p_value"] < SIGNIFICANCE / (len(ordered) - rank)
+def _with_results(tests: Sequence[DistributionTest]) -> list[DistributionTest]:
+    """PASS, FAIL or UNTESTED for each; Holm (1979) keeps the chance of any false FAIL small."""
+    ordered = sorted(range(len(tests)), key=lambda index: tests[index].p_value)
+    results = [replace(test, result="PASS" if test.bins > 1 else "UNTESTED") for test in tests]
+    for rank, index in enumerate(ordered):
+        if tests[index].p_value >= SIGNIFICANCE / (len(tests) - rank):
+            break
         # One cell of draws can show a token outside the support, and nothing else
-        passed = "PASS" if entry["bins"] > 1 else "UNTESTED"
-        entry["result"] = "FAIL" if failing else passed
+        results[index] = replace(tests[index], result="FAIL")
+    return results
 
 
-def _rows(trials: Sequence[Trial], config: SnapshotConfig) -> list[Any]:
-    if not trials:
-        return []
-    return measured_rows(trials, model=config.model.name, draft=config.draft.name, times=None)
+def _marked(trials: Sequence[Trial], pair: Pair) -> list[MarkedText]:
+    """The speculative texts in pieces, each token with whether the draft proposed it."""
+    decode = pair.target.tokenizer.decode
+    return [
+        MarkedText(
+            f"{trial.prompt_set}/{trial.prompt} K={trial.k}",
+            tuple(
+                Piece(decode([token]), bool(drafted))
+                for token, drafted in zip(trial.tokens or (), trial.from_draft or (), strict=True)
+            ),
+        )
+        for trial in trials
+        if trial.k and trial.status == "ok"
+    ]
+
+
+# ---- until summary.json is written as harness.summary has it ----
+
+
+def _finish(folder: RunFolder, config: SnapshotConfig) -> Summary:
+    stored = load(folder.path)
+    model, draft = config.model.name, config.draft.name
+    rows = measured_rows(stored.trials, model=model, draft=draft, times=None)
+    rows = rows if stored.trials else []
+    folder.write_results(rows)
+    dummy = DUMMY_CAVEAT if dummies_of(stored) else None
+    notes = (dummy, told.generation_caveat(stored), *told.fallbacks(stored))
+    compared = [_text_entry(c) for c in stored.checks if isinstance(c, TextCheck)]
+    sampled = [asdict(c) for c in stored.checks if isinstance(c, DistributionTest)]
+    summary = _summary(compared, sampled, stored.trials)
+    failures = (*summary.failures, *told.not_measured(stored.manifest))
+    caveats = tuple(note for note in notes if note)
+    summary = replace(summary, failures=failures, caveats=caveats)
+    folder.write_summary(summary, {"prompts": compared, "sampled": sampled})
+    return summary
+
+
+def _text_entry(check: TextCheck) -> dict[str, Any]:
+    return {
+        **asdict(check),
+        "spec_margin": check.verify_margin,
+        "noise": check.rounding,
+        "temperature": GREEDY,
+    }
 
 
 def _summary(
@@ -184,19 +195,3 @@ def _summary(
         failures=(*failures, *told.failures(trials)),
         headline={name: results.count(name) for name in ("PASS", "TIE", "FAIL", "UNTESTED")},
     )
-
-
-def _marked(trials: Sequence[Trial], pair: Pair) -> list[MarkedText]:
-    """The speculative texts in pieces, each token with whether the draft wrote it."""
-    decode = pair.target.tokenizer.decode
-    return [
-        MarkedText(
-            f"{trial.prompt_set}/{trial.prompt} K={trial.k}",
-            tuple(
-                Piece(decode([token]), bool(drafted))
-                for token, drafted in zip(trial.tokens or (), trial.from_draft or (), strict=True)
-            ),
-        )
-        for trial in trials
-        if trial.k and trial.status == "ok"
-    ]

@@ -2,8 +2,8 @@
 
 Greedy texts must agree token by token. In 16 bits a verify of K + 1 positions rounds differently
 from K + 1 steps, and a near tie may fall the other way: that is a TIE when both tokens are within
-twice the rounding noise of the best one, and a FAIL otherwise. The noise is measured at that very
-position, from several ways to compute the same logits; noise beyond what rounding can do is a FAIL.
+twice the rounding error of the best one, and a FAIL otherwise. The error is measured at that very
+position, from several ways to compute the same logits; more than rounding can do is a FAIL.
 
 Sampled texts cannot be compared, but distributions can. One text is forced; for each offset of a
 round the draft tokens before it are made to stand, so the token there must follow the target's
@@ -36,13 +36,13 @@ from harness.records import BrokenLogitsError, Rule
 Result = Literal["PASS", "TIE", "FAIL"]
 
 LEAST_EXPECTED = 5.0
-NOISE_FACTOR = 2.0
-# Rounding noise is at most MOST_NOISE of the logits' spread in 32 bits, and MOST_NOISE_ULPS times
+ROUNDING_FACTOR = 2.0
+# Rounding changes logits by at most MOST_SHARE of their spread in 32 bits, and MOST_ULPS times
 # eps in 16 (24 random layers in bfloat16 gave 3.3); more means that a cache or a forward is wrong.
-MOST_NOISE, MOST_NOISE_ULPS = 1e-3, 8
+MOST_SHARE, MOST_ULPS = 1e-3, 8
 COARSE_EPS = 1e-4
 # Units in the last place of the best logit by which texts may differ although the compared forwards
-# agree (in 24 random bfloat16 layers, 3 between the best two where the noise was 0)
+# agree (in 24 random bfloat16 layers, 3 between the best two where the forwards agreed)
 LEAST_ULPS = 2
 # A uniform so small that any token of positive probability stands.
 ALWAYS = 1e-300
@@ -55,18 +55,18 @@ class TextComparison(NamedTuple):
         result: PASS, TIE or FAIL.
         first_difference: position of the first token that differs, or None.
         target_margin: between the two best logits there, by a plain step.
-        spec_margin: the same by a forward of K + 1 positions.
-        noise: largest difference there between logits by different forwards.
+        verify_margin: the same by a forward of K + 1 positions.
+        rounding: largest difference there between logits by different forwards.
     """
 
     result: Result
     first_difference: int | None = None
     target_margin: float | None = None
-    spec_margin: float | None = None
-    noise: float | None = None
+    verify_margin: float | None = None
+    rounding: float | None = None
 
 
-class DistributionTest(NamedTuple):
+class ChiSquare(NamedTuple):
     """A chi-square of drawn tokens against the target's exact distribution, at one offset.
 
     Attributes:
@@ -126,16 +126,16 @@ def compare_texts(
     while True:
         rounding = _rounding(computed, dtype or step.dtype)
         # No rounding shortens a text, which ends by a token like any other
-        if len(emitted) < 2 or not rounding.noise <= rounding.most:
+        if len(emitted) < 2 or not rounding.largest <= rounding.most:
             break
         gap = min(_gap(logits.float(), emitted) for logits in computed)
-        if gap <= NOISE_FACTOR * max(rounding.noise, rounding.least):
-            return TextComparison("TIE", position, *margins, rounding.noise)
+        if gap <= ROUNDING_FACTOR * max(rounding.largest, rounding.least):
+            return TextComparison("TIE", position, *margins, rounding.largest)
         another = next(ways, None)
         if another is None:
             break
         computed.append(another)
-    return TextComparison("FAIL", position, *margins, rounding.noise)
+    return TextComparison("FAIL", position, *margins, rounding.largest)
 
 
 def _forward_ways(
@@ -172,12 +172,12 @@ class _Rounding(NamedTuple):
     """How much rounding may change some logits, in their units.
 
     Attributes:
-        noise: largest difference between any two ways to compute them.
-        least: noise to allow for even where they agree, since texts are computed in other ways too.
+        largest: difference between any two ways to compute them.
+        least: to allow for even where they agree, since texts are computed in other ways too.
         most: a difference above this is not rounding.
     """
 
-    noise: float
+    largest: float
     least: float
     most: float
 
@@ -186,12 +186,12 @@ def _rounding(computed: Sequence[Tensor], dtype: torch.dtype) -> _Rounding:
     """Compare logits [vocab] that a model in `dtype` computed in several ways."""
     logits = torch.stack([row.float() for row in computed])
     finite = logits[:, logits.isfinite().all(0)]  # suppressed tokens are -inf every way
-    noise = float((finite.amax(0) - finite.amin(0)).max())
+    largest = float((finite.amax(0) - finite.amin(0)).max())
     top, spread = float(finite.amax(-1).abs().max()), float(finite.max() - finite.min())
     eps = torch.finfo(dtype).eps
     least = LEAST_ULPS * eps * 2.0 ** math.floor(math.log2(max(top, 1e-30)))
-    share = MOST_NOISE_ULPS * eps if eps > COARSE_EPS else MOST_NOISE
-    return _Rounding(noise, least, max(share * spread, least))
+    share = MOST_ULPS * eps if eps > COARSE_EPS else MOST_SHARE
+    return _Rounding(largest, least, max(share * spread, least))
 
 
 def _gap(logits: Tensor, emitted: Sequence[int]) -> float:
@@ -214,7 +214,7 @@ def distribution_tests(
     rule: Rule,
     draws: int,
     seed: int,
-) -> list[DistributionTest]:
+) -> list[ChiSquare]:
     """Draw the token at every offset 1..K + 1 after one forced text, and test its distribution.
 
     The production verification decides every draw; only its uniforms for the forced tokens are
@@ -239,7 +239,7 @@ def distribution_tests(
         for model, who in ((target, "target"), (draft, "draft"))
     ]
     distributions = _Distributions(along[0], along[1][:-1].to(target.device))
-    tests: list[DistributionTest] = []
+    tests: list[ChiSquare] = []
     for offset in range(1, num_draft_tokens + 2):
         uniforms = Uniforms.keyed(seed, f"snapshot/{offset}", 0, draws, target.device)
         drawn = [
@@ -376,7 +376,7 @@ def _cell_midpoints(probs: Tensor, tokens: Tensor) -> Tensor:
     return (upper - mass / 2) / running[:, -1]
 
 
-def chi_square(offset: int, drawn: Sequence[int], distribution: Tensor) -> DistributionTest:
+def chi_square(offset: int, drawn: Sequence[int], distribution: Tensor) -> ChiSquare:
     """Test drawn tokens against `distribution` [vocab]; rare tokens are pooled into one cell.
 
     A single cell, where the distribution is nearly certain, cannot be tested and has p = 1; a drawn
@@ -386,7 +386,7 @@ def chi_square(offset: int, drawn: Sequence[int], distribution: Tensor) -> Distr
     counts = np.bincount(np.asarray(drawn), minlength=len(probs)).astype(np.float64)
     expected = probs / probs.sum() * len(drawn)
     if counts[expected == 0].sum() > 0:
-        return DistributionTest(offset, len(drawn), 1, float("inf"), 0.0)
+        return ChiSquare(offset, len(drawn), 1, float("inf"), 0.0)
     common = expected >= LEAST_EXPECTED
     cells = [*zip(counts[common], expected[common], strict=True)]
     rest = counts[~common].sum(), expected[~common].sum()
@@ -397,9 +397,7 @@ def chi_square(offset: int, drawn: Sequence[int], distribution: Tensor) -> Distr
         rarest = min(range(len(cells)), key=lambda index: cells[index][1])
         cells[rarest] = cells[rarest][0] + rest[0], cells[rarest][1] + rest[1]
     if len(cells) == 1:
-        return DistributionTest(offset, len(drawn), 1, 0.0, 1.0)
+        return ChiSquare(offset, len(drawn), 1, 0.0, 1.0)
     observed, wanted = zip(*cells, strict=True)
     test = chisquare(observed, wanted)
-    return DistributionTest(
-        offset, len(drawn), len(cells), float(test.statistic), float(test.pvalue)
-    )
+    return ChiSquare(offset, len(drawn), len(cells), float(test.statistic), float(test.pvalue))

@@ -40,8 +40,7 @@ from transformers import (
 from transformers.initialization import no_init_weights
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
-from harness.models.tokenizer import BYTES_PER_TOKEN
-from harness.records import UserError
+from harness.records import BYTES_PER_TOKEN, UserError
 from harness.theory.architecture import Architecture, architecture_of
 
 SEED = 20_000

@@ -4,13 +4,12 @@ A model that does not fit would fail after minutes of loading, in the allocator'
 memory runs out all the same, `is_out_of_memory` recognises the error.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import psutil
 import torch
 
-from harness.models.tokenizer import BYTES_PER_TOKEN
 from harness.records import UserError
 from harness.theory.architecture import Architecture
 
@@ -116,15 +115,6 @@ def free_bytes(device: torch.device) -> float | None:
     if device.type == "cpu":
         return float(psutil.virtual_memory().available)
     return None
-
-
-def cached_tokens(texts: Iterable[str], new_tokens: int, max_k: int) -> int:
-    """About how many positions the longest generation fills: prompt, answer, last drafts.
-
-    Prompts are counted in bytes, because no tokenizer is loaded yet.
-    """
-    longest = max((len(text.encode()) for text in texts), default=0)
-    return -(-longest // BYTES_PER_TOKEN) + new_tokens + max_k
 
 
 def _gb(count: float) -> str:

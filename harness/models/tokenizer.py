@@ -16,8 +16,6 @@ from harness.config import PromptsConf
 from harness.records import Prompt, UserError
 
 SEPARATOR = "\n\n"
-# About what a trained tokenizer makes of English; for counting where no tokenizer is loaded
-BYTES_PER_TOKEN = 4
 # Two tokenizers must encode these alike
 COMPARED_TEXTS = (
     "The quick brown fox jumps over 13 lazy dogs.",

@@ -19,7 +19,7 @@ from typing import Any
 from harness.config import AuditionConfig, PairConfig, PromptsConf
 from harness.prompts.entries import checked_text, encodes
 from harness.prompts.sources import hub_label, read_file, read_hub, stem_of
-from harness.records import Prompt, UserError
+from harness.records import BYTES_PER_TOKEN, Prompt, UserError
 
 SHIPPED_DIR = Path(__file__).resolve().parents[1] / "prompt_sets"
 THINKING = "+thinking"
@@ -89,9 +89,21 @@ def answer_tokens(config: PairConfig | AuditionConfig) -> int:
     return config.prompts.answer_tokens or config.new_tokens
 
 
-def given_text(prompt: Prompt) -> str:
-    """All the text of a conversation that its source gives, for an estimate of its length."""
-    return "".join([prompt.system or "", *prompt.turns, *(text or "" for text in prompt.answers)])
+def estimated_tokens(prompts: Sequence[Prompt], config: PairConfig | AuditionConfig) -> list[int]:
+    """About how many tokens each turn of each conversation is generated from.
+
+    Text is counted in bytes, because this is asked before any tokenizer is loaded; answers that
+    the target has yet to give count with their whole budget.
+    """
+    lengths: list[int] = []
+    for prompt in prompts:
+        missing = missing_answers(prompt)
+        for turn in range(1, len(prompt.turns) + 1):
+            answers = prompt.answers[: turn - 1]
+            parts = [prompt.system or "", *prompt.turns[:turn], *(text or "" for text in answers)]
+            size = -(-len("".join(parts).encode()) // BYTES_PER_TOKEN)
+            lengths.append(size + answer_tokens(config) * sum(n < turn for n in missing))
+    return lengths
 
 
 def file_labels(config: PromptsConf) -> list[str]:

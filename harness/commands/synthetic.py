@@ -1,12 +1,12 @@
 """Synthetic acceptance of a run: from the command line, or from what another run measured."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.analysis.cells import acceptance_by_position, completed, latest
+from harness.commands.audition import check_drawn_alike
 from harness.commands.greedy import distrusted
-from harness.commands.sources import check_drawn_alike
-from harness.config import DecodeConf, SweepConfig, rates_for
+from harness.config import SweepConfig, rates_for
 from harness.records import Prompt, UserError
 from harness.storage import StoredRun, load
 
@@ -15,22 +15,16 @@ Rates = tuple[float, ...]
 Cell = tuple[str, float, int]
 
 
-def is_imposed(decode: DecodeConf) -> bool:
-    """Whether the run's acceptance is set rather than found."""
-    return decode.acceptance is not None or decode.acceptance_from is not None
-
-
-def imposed_rates(config: SweepConfig, prompts: Sequence[Prompt]) -> dict[Cell, Rates]:
-    """Unconditional rates for every (prompt set, temperature, K > 0) of the sweep.
+def synthetic_rates(config: SweepConfig, prompts: Sequence[Prompt]) -> dict[Cell, Rates]:
+    """Unconditional rates for every (prompt set, temperature, K > 0); empty where none are set.
 
     Raises:
         UserError: rates that cannot be, or a run that did not measure one of the cells: none other
             stands in for it, since acceptance drifts with the text, the temperature and K alike.
     """
     decode = config.decode
-    if not is_imposed(decode):
+    if decode.acceptance is None and decode.acceptance_from is None:
         return {}
-    source = None if decode.acceptance_from is None else load(decode.acceptance_from)
     cells = [
         (name, float(temperature), k)
         for name in dict.fromkeys(prompt.prompt_set for prompt in prompts)
@@ -38,19 +32,20 @@ def imposed_rates(config: SweepConfig, prompts: Sequence[Prompt]) -> dict[Cell, 
         for k in config.k
         if k > 0
     ]
-    if source is not None and (reason := distrusted(source)):
-        raise UserError(f"decode.acceptance_from={source.folder}: {reason}; take another run")
-    if source is not None:
-        check_drawn_alike(f"decode.acceptance_from={source.folder}", source, decode)
-    if source is None:
+    if decode.acceptance_from is None:
         return {cell: rates_for(decode.acceptance, cell[2]) for cell in cells}
+    source = load(decode.acceptance_from)
+    key = f"decode.acceptance_from={source.folder}"
+    if reason := distrusted(source):
+        raise UserError(f"{key}: {reason}; take another run")
+    check_drawn_alike(key, source, decode)
     return {cell: _measured(source, cell) for cell in cells}
 
 
 def _measured(source: StoredRun, cell: Cell) -> Rates:
     trials = [trial for trial in completed(latest(source.trials)) if trial.k > 0]
-    own = [trial for trial in trials if (trial.prompt_set, trial.temperature, trial.k) == cell]
-    if not own:
+    measured = [t for t in trials if (t.prompt_set, t.temperature, t.k) == cell]
+    if not measured:
         known = sorted({(t.prompt_set, t.temperature, t.k) for t in trials})
         has = ", ".join(f"{name} T={value:g} K={k}" for name, value, k in known)
         raise UserError(
@@ -59,7 +54,7 @@ def _measured(source: StoredRun, cell: Cell) -> Rates:
         )
     # Few rounds can leave a later position a little above the one before it
     falling: list[float] = []
-    for rate in acceptance_by_position(own):
+    for rate in acceptance_by_position(measured):
         falling.append(min(rate, falling[-1]) if falling else rate)
     if len(falling) < cell[2]:
         raise UserError(
@@ -70,17 +65,18 @@ def _measured(source: StoredRun, cell: Cell) -> Rates:
     return tuple(falling)
 
 
-def as_stored(rates: dict[Cell, Rates]) -> list[dict[str, Any]]:
+def as_stored(rates: Mapping[Cell, Rates]) -> list[dict[str, Any]]:
     """The manifest's entry, so that the run explains itself when its source is gone."""
     return [
-        {"prompt_set": name, "temperature": temperature, "k": k, "rates": list(own)}
-        for (name, temperature, k), own in rates.items()
+        {"prompt_set": name, "temperature": temperature, "k": k, "rates": list(shares)}
+        for (name, temperature, k), shares in rates.items()
     ]
 
 
-def stored_rates(run: StoredRun) -> dict[Cell, Rates]:
-    """What `as_stored` wrote; empty where acceptance was found."""
+def stored_rates(manifest: Mapping[str, Any]) -> dict[Cell, Rates]:
+    """What `as_stored` wrote; empty where acceptance was found. An older run has another key."""
+    entries = manifest.get("synthetic_acceptance") or manifest.get("imposed_acceptance") or ()
     return {
         (entry["prompt_set"], float(entry["temperature"]), int(entry["k"])): tuple(entry["rates"])
-        for entry in run.manifest.get("imposed_acceptance") or ()
+        for entry in entries
     }

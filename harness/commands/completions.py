@@ -1,0 +1,158 @@
+"""The target's completions: generated where the folder lacks them, each stored as it is made.
+
+Also the target's answers to the earlier turns of a conversation, which later turns continue.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from harness import prompts as prompt_sets
+from harness.commands.pair import EncodedPrompt, Pair, Target, completion, reserve
+from harness.commands.run import progress, unless_broken
+from harness.config import AuditionConfig, PairConfig, SweepConfig
+from harness.measurement.draft_scores import score_texts
+from harness.measurement.generations import Request
+from harness.measurement.target_texts import GeneratedText, generate_texts
+from harness.models.tokenizer import encode
+from harness.records import Trial
+from harness.storage import RunFolder
+
+BATCH = 32
+
+Opened = TypeVar("Opened", bound=Target)
+
+
+def with_turns(folder: RunFolder, opened: Opened, config: PairConfig | AuditionConfig) -> Opened:
+    """The models with every turn of every conversation, encoded after the answers before it.
+
+    Answers that the conversation does not give are the plain greedy target's. They are generated
+    once, turn by turn, and stored in the run's answers.jsonl, so that every cell, every draft and
+    a resumed run continue the same conversation.
+
+    Raises:
+        UserError: a turn cannot be encoded, or does not fit a context.
+    """
+    tokenizer, conversations = opened.target.tokenizer, opened.conversations
+    answers = [list(prompt.answers) for prompt in conversations]
+    for prompt, given in zip(conversations, answers, strict=True):
+        given += [None] * (len(prompt.turns) - 1 - len(given))
+
+    def turn_of(index: int, turn: int) -> EncodedPrompt:
+        before = [text or "" for text in answers[index][: turn - 1]]
+        prompt = conversations[index].up_to(turn, before)
+        return EncodedPrompt(prompt, encode(tokenizer, prompt, config.prompts))
+
+    for turn in range(1, max(len(prompt.turns) for prompt in conversations)):
+        waiting = [i for i, given in enumerate(answers) if given[turn - 1 : turn] == [None]]
+        texts = _answers(folder, opened, [turn_of(index, turn) for index in waiting], config)
+        for index, tokens in zip(waiting, texts, strict=True):
+            answers[index][turn - 1] = tokenizer.decode(list(tokens), skip_special_tokens=True)
+    prompts = tuple(
+        turn_of(index, turn)
+        for index, prompt in enumerate(conversations)
+        for turn in range(1, len(prompt.turns) + 1)
+    )
+    positions = reserve(prompts, config, list(opened.opened.values()))
+    return replace(opened, prompts=prompts, positions=positions)
+
+
+def _answers(
+    folder: RunFolder,
+    opened: Target,
+    prompts: Sequence[EncodedPrompt],
+    config: PairConfig | AuditionConfig,
+) -> list[tuple[int, ...]]:
+    """The greedy answers to one turn of several conversations, generated where not stored."""
+    batch = _batch(config)
+    budget = prompt_sets.answer_tokens(config)
+    requests = [
+        replace(completion(opened.target, config, entry, 0.0, 0), budget=budget, seed=0)
+        for entry in prompts
+    ]
+    stored = {trial.key: trial.tokens or () for trial in folder.answers()}
+    waiting = [entry for entry in requests if entry.key not in stored]
+    name = f"model={opened.target.name}"
+    with progress("the target answers earlier turns", len(waiting)) as tick:
+        # Stored batch by batch, so that a stopped run goes on with the next
+        for start in range(0, len(waiting), batch):
+            part = waiting[start : start + batch]
+            for text in generate_texts(
+                opened.target_model, part, name=name, batch=batch, tick=tick
+            ):
+                folder.append_answer(_trial(text))
+                stored[text.request.key] = text.tokens
+    return [stored[entry.key] for entry in requests]
+
+
+def completions(
+    folder: RunFolder, opened: Target, config: AuditionConfig | SweepConfig
+) -> list[GeneratedText]:
+    """The completion of every prompt at every temperature, generated where the folder lacks it."""
+    requests = _requests(opened, config)
+    stored = {trial.key: trial for trial in folder.trials()}
+    waiting = [entry for entry in requests if entry.key not in stored]
+    name = f"model={opened.target.name}"
+    with progress("the target generates", len(waiting)) as tick:
+        texts = generate_texts(
+            opened.target_model, waiting, name=name, batch=_batch(config), tick=tick
+        )
+    for text in texts:
+        folder.append_trial(_trial(text))
+    fresh = {text.request.key: text for text in texts}
+    return [fresh.get(entry.key) or _from_trial(entry, stored[entry.key]) for entry in requests]
+
+
+def score_pair(folder: RunFolder, pair: Pair, config: SweepConfig) -> None:
+    """Score the texts of plain decoding with the pair's draft, and store the traces."""
+    if folder.traces():
+        return
+    plain = {
+        trial.key: trial
+        for trial in folder.trials()
+        if trial.k == 0 and trial.status == "ok" and trial.tokens
+    }
+    texts = [
+        _from_trial(entry, plain[entry.key])
+        for entry in _requests(pair, config)
+        if entry.key in plain
+    ]
+    with (
+        unless_broken(folder, "the draft's scores of the target's text"),
+        progress("the draft scores", len(texts)) as tick,
+    ):
+        traces = score_texts(
+            texts, pair.target_model, pair.draft_model, draft_name=pair.draft.name, tick=tick
+        )
+        folder.write_traces(traces)
+
+
+def _requests(opened: Target, config: AuditionConfig | SweepConfig) -> list[Request]:
+    """One request per (temperature, repetition, prompt)."""
+    return [
+        completion(opened.target, config, entry, temperature, repetition)
+        for temperature in config.temperature
+        # Greedy texts are all alike: once is enough
+        for repetition in range(config.repetitions if temperature else 1)
+        for entry in opened.prompts
+    ]
+
+
+def _batch(config: PairConfig | AuditionConfig) -> int:
+    """Texts of the target generated at the same time."""
+    return config.batch if isinstance(config, AuditionConfig) else BATCH
+
+
+def _trial(text: GeneratedText) -> Trial:
+    """A text as a line of trials.jsonl; made in a batch, so without times of its own."""
+    return text.request.as_trial(
+        status="ok",
+        new_tokens=len(text.tokens),
+        stop_reason=text.stop_reason,
+        tokens=text.tokens,
+    )
+
+
+def _from_trial(request: Request, trial: Trial) -> GeneratedText:
+    """A stored text, without the hidden states that a fresh one carries."""
+    return GeneratedText(request, trial.tokens or (), trial.stop_reason or "budget")

@@ -1,0 +1,202 @@
+"""Score and time many drafts on one target's texts, one draft in memory at a time.
+
+Everything is stored as it is made: a text is a line of trials.jsonl, a draft's scores and step
+times are written when it is done, and the manifest notes which drafts could not be used. A resumed
+audition goes on with the first draft that lacks something.
+"""
+
+import gc
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from harness.analysis.latency import latency_rows
+from harness.commands.completions import completions
+from harness.commands.pair import Target, reserve
+from harness.commands.run import opening, progress
+from harness.config import AuditionConfig, ModelConf
+from harness.decoding.ngram import NgramDrafter
+from harness.measurement.draft_scores import ngram_trace, score_texts
+from harness.measurement.step_times import REPETITIONS, TimedModel, time_forwards, time_lookups
+from harness.measurement.target_texts import GeneratedText
+from harness.models.cached import CachedModel
+from harness.models.load import load
+from harness.models.probe import cached_model, check_length
+from harness.models.tokenizer import tokenizer_difference
+from harness.records import NGRAM, StepTiming, TextTrace, UserError, in_one_line
+from harness.storage import RunFolder
+
+# The manifest's entry: drafts that cannot be used and why, and what generating and scoring took
+AUDITION = "audition"
+
+
+class NotEligible(Exception):
+    """A draft that cannot be used with this target; the text says why."""
+
+
+@dataclass(frozen=True)
+class _Result:
+    """What one draft gave.
+
+    Attributes:
+        timings: empty where it had been timed before.
+        scoring_s: what scoring took.
+        described: the manifest's entry; None for a drafter without a model.
+    """
+
+    traces: list[TextTrace]
+    timings: list[StepTiming]
+    scoring_s: float
+    described: dict[str, Any] | None = None
+
+
+def score_drafts(
+    folder: RunFolder, target: Target, drafts: Sequence[ModelConf], config: AuditionConfig
+) -> list[str]:
+    """Generate the texts, then score and time every draft; one that fails stops no other.
+
+    Returns:
+        The drafts that were scored and timed, now or before a resume.
+    """
+    costs = defaultdict[str, float](float, (folder.manifest.get(AUDITION) or {}).get("costs") or {})
+    not_eligible: list[dict[str, str]] = []
+    failures: list[dict[str, str]] = []
+    finished: list[str] = []
+    begin = time.perf_counter()
+    texts = completions(folder, target, config)
+    costs["generation_s"] += time.perf_counter() - begin
+    for conf in drafts:
+        timings = folder.timings()
+        scored = {trace.key for trace in folder.traces() if trace.draft == conf.name}
+        waiting = [text for text in texts if text.request.key not in scored]
+        typed = config.latency.target_ms is not None
+        timed = typed or any(t.role == "draft" and t.model == conf.name for t in timings)
+        if waiting or not timed:  # another run's scores may be here without step times
+            try:
+                result = _measured(target, waiting, conf, config, timed=timed)
+            except NotEligible as reason:
+                not_eligible.append({"draft": conf.name, "reason": str(reason)})
+                continue
+            except Exception as error:  # a draft's own code and files may raise anything
+                if config.debug:
+                    traceback.print_exception(error)
+                failures.append({"draft": conf.name, "error": _reason(error)})
+                continue
+            costs["scoring_s"] += result.scoring_s
+            if result.described is not None:
+                known = folder.manifest["models"]
+                folder.update_manifest({"models": {**known, conf.name: result.described}})
+            timings += result.timings
+            folder.write_latency(latency_rows(timings), timings)
+            folder.add_traces(result.traces)
+        finished.append(conf.name)
+    # The target again: how its texts are batched is known only now
+    models = {**folder.manifest["models"], **target.describe()["models"]}
+    noted = {"not_eligible": not_eligible, "failures": failures, "costs": costs}
+    folder.update_manifest({"models": models, AUDITION: noted})
+    return finished
+
+
+def _measured(
+    target: Target,
+    texts: Sequence[GeneratedText],
+    conf: ModelConf,
+    config: AuditionConfig,
+    *,
+    timed: bool,
+) -> _Result:
+    """One draft's traces, and its step times unless `timed`; it is freed before this returns.
+
+    Raises:
+        NotEligible: another tokenizer than the target's.
+        UserError: it cannot be loaded or rewound, runs out of memory, or its logits are broken.
+    """
+    if conf.id == NGRAM:
+        return _scored(target, texts, conf, None, config, timed)
+    draft = load(conf, f"draft {conf.name}", target.target_model.device)
+    try:
+        difference = tokenizer_difference(target.target.tokenizer, draft.tokenizer)
+        if difference:
+            raise NotEligible(f"another tokenizer than the target's: {difference}")
+        name, device = f"draft={draft.name}", target.target_model.device
+        with opening(config.backend, device.type, f"draft {draft.name}"):
+            model = cached_model(draft.network, draft.vocab_size, name, config.backend)
+        reserve(target.prompts, config, [(draft, model)])
+        check_length(model, target.positions, name)
+        result = _scored(target, texts, conf, model, config, timed)
+        described = {"id": conf.id, **draft.describe(), **model.describe()}
+        return replace(result, described=described)
+    finally:
+        del draft
+        model = None
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def _scored(
+    target: Target,
+    texts: Sequence[GeneratedText],
+    conf: ModelConf,
+    model: CachedModel | None,
+    config: AuditionConfig,
+    timed: bool,
+) -> _Result:
+    begin = time.perf_counter()
+    traces = _score(target, texts, conf, model, config)
+    seconds = time.perf_counter() - begin
+    return _Result(traces, [] if timed else _time(target, conf, model, config), seconds)
+
+
+def _score(
+    target: Target,
+    texts: Sequence[GeneratedText],
+    conf: ModelConf,
+    model: CachedModel | None,
+    config: AuditionConfig,
+) -> list[TextTrace]:
+    if model is None:
+        k = max(config.k)
+        return [ngram_trace(text, num_draft_tokens=k, draft_name=conf.name) for text in texts]
+    with progress(f"{conf.name} scores", len(texts)) as tick:
+        return score_texts(
+            texts,
+            target.target_model,
+            model,
+            draft_name=conf.name,
+            target_name=f"model={target.target.name}",
+            batch=config.batch,
+            tick=tick,
+        )
+
+
+def _time(
+    target: Target,
+    conf: ModelConf,
+    model: CachedModel | None,
+    config: AuditionConfig,
+) -> list[StepTiming]:
+    """Steps of the draft and of the target, interleaved; of an n-gram drafter one look-up."""
+    context, max_k = target.typical_context(config.new_tokens), max(config.k)
+    timed = list(target.timed)
+    if model is not None:
+        timed.append(TimedModel("draft", conf.name, model))
+    with progress(f"timing {conf.name}", REPETITIONS) as tick:
+        timings = time_forwards(timed, max_k, context=context, beside=conf.name, tick=tick)
+    if model is None:
+        drafter = NgramDrafter(target.target.eos)
+        timings.append(time_lookups(drafter, conf.name, max_k, context))
+    return timings
+
+
+def _reason(error: Exception) -> str:
+    """One line; where the error was not written for the user, with the way to its traceback."""
+    text = in_one_line(error)
+    if isinstance(error, UserError):
+        return text
+    return f"{text[:300]} (run again with debug=true for the traceback)"

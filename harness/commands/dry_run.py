@@ -1,0 +1,343 @@
+"""What would be run, how long it would take and what it would cost, without running it.
+
+With `dry_run=true` no model is loaded: sizes come from a model's configuration, times and prices
+from the cards' data sheets (`harness.theory.cost`).
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from omegaconf import OmegaConf
+from rich.console import Console
+from rich.table import Table
+
+import harness.models
+from harness import prompts as prompt_sets
+from harness.analysis.views import architecture
+from harness.config import (
+    CONF_DIR,
+    AuditionConfig,
+    GpuConf,
+    ModelConf,
+    PairConfig,
+    ProfileConfig,
+    SnapshotConfig,
+    SweepConfig,
+)
+from harness.models.architecture import shape_of
+from harness.records import NGRAM, Prompt, UserError
+from harness.reporting.console import print_table
+from harness.reporting.cost import NOTES, Costs, cost_table, unknown_line
+from harness.reporting.tables.cards import cards_table
+from harness.theory.architecture import Architecture, architecture_of
+from harness.theory.cost import (
+    Forwards,
+    ModelSize,
+    estimate,
+    pair_forwards,
+    text_forwards,
+    timing_forwards,
+)
+from harness.theory.planning import PlanRequest, plan_cards
+from harness.theory.roofline import Card
+
+BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
+SERVED_BYTES = 2.0  # bfloat16, what a server would load
+REPLAY_BATCH = 32
+BACKENDS = {
+    "auto": "auto: CUDA graphs on CUDA where the model allows, else eager",
+    "eager": "eager",
+    "cuda_graphs": "CUDA graphs",
+}
+
+Config = PairConfig | AuditionConfig
+Rows = dict[str, object]
+
+
+# ---- plans ---------------------------------------------------------------------------------------
+
+
+def print_sweep_plan(config: SweepConfig, prompts: Sequence[Prompt]) -> None:
+    """Cells, generations and the most tokens they can emit."""
+    ks = [0, *(k for k in config.k if k > 0)]
+    sets = [prompt.prompt_set for prompt in prompts]
+    counts = {name: sets.count(name) for name in dict.fromkeys(sets)}
+    texts = _turns(prompts) * len(config.temperature) * config.repetitions
+    generations = texts * len(ks)
+    rows: Rows = {
+        "K": ", ".join("0 (baseline)" if k == 0 else str(k) for k in ks),
+        "temperature": ", ".join(f"{value:g}" for value in config.temperature),
+        **{f"prompt set {name}": f"{count} prompts" for name, count in counts.items()},
+        **_answer_rows(config, prompts),
+        "cells": len(counts) * len(config.temperature) * len(ks),
+        "generations": f"{generations} (repetitions={config.repetitions})",
+        "tokens, at most": f"{generations * config.new_tokens:,}",
+    }
+    if config.mode == "replay":
+        work = text_forwards(texts, config.new_tokens, REPLAY_BATCH)
+        work += timing_forwards(max(ks), "draft")
+    else:
+        work = pair_forwards(ks, texts, config.new_tokens)
+    _print_plan(config, [config.draft], rows)
+    _print_costs(config, [config.draft], prompts, work, config.gpu)
+
+
+def print_profile_plan(config: ProfileConfig, prompts: Sequence[Prompt]) -> None:
+    """What a profile would generate, plainly with each model, and time; then modelled cards."""
+    models = 1 if config.model == config.draft else 2
+    texts = _turns(prompts) * config.repetitions
+    rows: Rows = {
+        "prompts": len(prompts),
+        **_answer_rows(config, prompts),
+        "generations, plain": f"{texts * models} (each model alone)",
+        "tokens, at most": f"{texts * models * config.new_tokens:,}",
+        "steps and verifies": f"1 to {max(config.k) + 1} positions",
+        "rounds in parts": f"K = {', '.join(str(k) for k in config.k if k > 0)}",
+    }
+    tokens = texts * config.new_tokens
+    work = [Forwards("target", tokens), Forwards("draft", tokens)]
+    work += timing_forwards(max(config.k), "draft")
+    _print_plan(config, [config.draft], rows)
+    _print_costs(config, [config.draft], prompts, work, config.gpu)
+    planned = modelled_cards(config)
+    table = cards_table(planned) if planned else None
+    if table is not None:
+        print_table(table, Console(highlight=False))
+        return
+    Console(highlight=False).print(
+        "cards (modelled): a model's architecture is not in its config; choose one that has it "
+        "(model=qwen3_4b) or give model.architecture={family: qwen3, ...}",
+        soft_wrap=True,
+        markup=False,
+    )
+
+
+def print_snapshot_plan(config: SnapshotConfig, prompts: Sequence[Prompt]) -> None:
+    """What a snapshot would generate and draw: texts at temperature 0 only, draws above."""
+    ks = [k for k in config.k if k > 0]
+    compared = _turns(prompts) * config.repetitions if 0 in config.temperature else 0
+    draws = sum(value > 0 for value in config.temperature) * len(ks) * config.draws
+    rows: Rows = {
+        "K": ", ".join(map(str, ks)),
+        "prompts": len(prompts),
+        **_answer_rows(config, prompts),
+        "generations": f"{compared * (1 + len(ks))} (temperature 0)",
+        "tokens, at most": f"{compared * (1 + len(ks)) * config.new_tokens:,}",
+        "draws from one prefix": f"{draws:,} (temperatures above 0)",
+    }
+    _print_plan(config, [config.draft], rows)
+
+
+def print_audition_plan(
+    config: AuditionConfig, drafts: Sequence[ModelConf], prompts: Sequence[Prompt]
+) -> None:
+    """What an audition would generate and score; scoring is one prefill a text, and not priced."""
+    texts = sum(
+        _turns(prompts) * (config.repetitions if temperature else 1)
+        for temperature in config.temperature
+    )
+    ks = [k for k in config.k if k > 0]
+    cells = len(ks) * len(drafts) * len(config.temperature)
+    rows: Rows = {
+        "temperature": ", ".join(f"{value:g}" for value in config.temperature),
+        **_answer_rows(config, prompts),
+        "texts of the target": texts,
+        "tokens, at most": f"{texts * config.new_tokens:,}",
+        "prefills by the drafts": texts * len(drafts),
+        "cells, replayed": f"{cells} (K = {', '.join(map(str, ks))})",
+    }
+    work = text_forwards(texts, config.new_tokens, config.batch)
+    for conf in drafts:
+        work += timing_forwards(max(config.k), conf.name)
+    _print_plan(config, drafts, rows)
+    _print_costs(config, drafts, prompts, work, config.gpu)
+
+
+def _print_plan(config: Config, drafts: Sequence[ModelConf], rows: Mapping[str, object]) -> None:
+    table = Table(title="plan (nothing is run)", show_header=False)
+    table.add_row("backend", BACKENDS[config.backend])
+    table.add_row("target", _model_line(config.model))
+    for conf in drafts:
+        table.add_row("draft", _model_line(conf))
+    for name, value in rows.items():
+        table.add_row(name, str(value))
+    Console(highlight=False).print(table)
+
+
+def _answer_rows(config: Config, prompts: Sequence[Prompt]) -> Rows:
+    """What conversations of several turns add, where there are any."""
+    if _turns(prompts) == len(prompts):
+        return {}
+    budget = prompt_sets.answer_tokens(config)
+    return {
+        "turns": f"{_turns(prompts)}, one generation for each",
+        "earlier answers": f"{_answers(prompts)} by the target, {budget} tokens at most",
+    }
+
+
+def _turns(prompts: Sequence[Prompt]) -> int:
+    """How many turns the conversations have together; each is a generation."""
+    return sum(len(prompt.turns) for prompt in prompts)
+
+
+def _answers(prompts: Sequence[Prompt]) -> int:
+    """How many answers to earlier turns the target has to give beforehand."""
+    return sum(len(prompt_sets.missing_answers(prompt)) for prompt in prompts)
+
+
+def _model_line(conf: ModelConf) -> str:
+    """A model with its source, and its size in memory where its config states it."""
+    if conf.weights != "dummy":
+        return f"{conf.name} ({conf.id})"
+    weights = architecture_of(conf.architecture or {}).parameters * SERVED_BYTES
+    return f"{conf.name} (dummy weights, {weights / 1e9:,.3g} GB in bfloat16)"
+
+
+# ---- costs ---------------------------------------------------------------------------------------
+
+
+def _print_costs(
+    config: Config,
+    drafts: Sequence[ModelConf],
+    prompts: Sequence[Prompt],
+    work: Sequence[Forwards],
+    gpu: GpuConf | None,
+) -> None:
+    """What the work, and the answers to earlier turns, would take and cost on each card."""
+    batch = config.batch if isinstance(config, AuditionConfig) else REPLAY_BATCH
+    if waiting := _answers(prompts):
+        work = [*work, *text_forwards(waiting, prompt_sets.answer_tokens(config), batch)]
+    models = {"target": config.model}
+    if isinstance(config, AuditionConfig):
+        models |= {conf.name: conf for conf in drafts if conf.id != NGRAM}
+    else:
+        models["draft"] = config.draft
+    costs = _costs(config, models, prompts, work, gpu)
+    console = Console(highlight=False)
+    if costs.unknown:
+        console.print(unknown_line(costs), soft_wrap=True, markup=False)
+        return
+    console.print(cost_table(costs))
+    console.print(NOTES, markup=False)
+
+
+def _costs(
+    config: Config,
+    models: Mapping[str, ModelConf],
+    prompts: Sequence[Prompt],
+    work: Sequence[Forwards],
+    gpu: GpuConf | None,
+) -> Costs:
+    sizes = {name: sizes_of(conf) for name, conf in models.items()}
+    unknown = [models[name].name for name, size in sizes.items() if size is None]
+    if unknown:
+        return Costs((), tuple(unknown))
+    known = {name: size for name, size in sizes.items() if size is not None}
+    # Of a typical step: the mean over all turns, with half of the text generated
+    lengths = prompt_sets.estimated_tokens(prompts, config)
+    context = sum(lengths) // len(lengths) + config.new_tokens // 2
+    cards = [gpu] if gpu is not None else all_cards()
+    found = [estimate(work, known, card_of(card), context) for card in cards]
+    return Costs(tuple(sorted(found, key=lambda entry: entry.high_usd)), ())
+
+
+def all_cards() -> list[GpuConf]:
+    """Every card of conf/gpu."""
+    files = sorted((CONF_DIR / "gpu").glob("*.yaml"))
+    merged = (OmegaConf.merge(OmegaConf.structured(GpuConf), OmegaConf.load(f)) for f in files)
+    return [card for entry in merged if isinstance(card := OmegaConf.to_object(entry), GpuConf)]
+
+
+def card_of(card: GpuConf) -> Card:
+    """A card's configuration as the theory takes it."""
+    return Card(
+        card.name,
+        card.bandwidth_gb_s,
+        card.bf16_tflops,
+        card.memory_gb,
+        card.price_per_hour_usd,
+    )
+
+
+def sizes_of(conf: ModelConf) -> ModelSize | None:
+    """A model's sizes, from its configuration or the config.json next to its weights; else None."""
+    if isinstance(conf.architecture, dict):
+        return ModelSize(architecture_of(conf.architecture), BYTES.get(conf.dtype, SERVED_BYTES))
+    stored = _stored_config(conf)
+    if stored is None:
+        return None
+    text = SimpleNamespace(**stored)
+    text.get_text_config = lambda: text
+    try:
+        shape = shape_of(text)
+    except (UserError, TypeError, KeyError, AttributeError):
+        return None
+    dtype = stored.get("dtype") or stored.get("torch_dtype") if conf.dtype == "auto" else conf.dtype
+    return None if shape is None else ModelSize(shape, BYTES.get(str(dtype), SERVED_BYTES))
+
+
+def _stored_config(conf: ModelConf) -> dict[str, Any] | None:
+    kind, _, name = conf.id.partition(":")
+    embedded = Path(str(harness.models.__file__)).parent / "embedded"
+    folder = embedded / name if kind == "embedded" else Path(conf.id)
+    try:
+        return json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+# ---- cards that are not at hand ------------------------------------------------------------------
+
+
+def modelled_cards(
+    config: ProfileConfig, described: Mapping[str, Any] | None = None
+) -> dict[str, Any] | None:
+    """The pair on every card of conf/gpu, from sizes and data sheets alone.
+
+    Args:
+        config: its models' `architecture`, where they have one, is what is planned with.
+        described: the manifest's entries of the loaded models, for those whose config has none.
+
+    Returns:
+        What was planned for, and a row per card; None where a model's sizes are not known, and for
+        the embedded toys, which nobody would serve.
+    """
+    target = _shape("model", config.model, (described or {}).get("target"))
+    draft = _shape("draft", config.draft, (described or {}).get("draft"))
+    ks = [k for k in config.k if k > 0]
+    if target is None or draft is None or not ks:
+        return None
+    unit = 4.0 if config.model.dtype == "float32" else SERVED_BYTES
+    request = PlanRequest(
+        target,
+        draft,
+        tuple(range(1, max(ks) + 1)),
+        tuple(config.alpha),
+        config.plan.context_tokens,
+        config.plan.batch,
+        unit,
+    )
+    cards = {card.name: card for card in all_cards()}
+    if config.gpu:  # with the numbers that it was given, and first
+        cards = {config.gpu.name: config.gpu, **cards, config.gpu.name: config.gpu}
+    return {
+        "context_tokens": request.context_tokens,
+        "batch": request.batch,
+        "bytes_per_parameter": unit,
+        "chosen": config.gpu.name if config.gpu else None,
+        "rows": [
+            asdict(row) for row in plan_cards([card_of(card) for card in cards.values()], request)
+        ],
+    }
+
+
+def _shape(key: str, conf: ModelConf, described: Mapping[str, Any] | None) -> Architecture | None:
+    if isinstance(conf.architecture, dict):
+        return architecture_of(conf.architecture, f"{key}.architecture")
+    if described is None or described.get("weights") == "embedded":
+        return None
+    return architecture(described)

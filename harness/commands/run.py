@@ -1,0 +1,292 @@
+"""What every command shares: begin or resume a run's folder, note what becomes of it, end it.
+
+A command measures what its folder lacks inside `running`, so that the manifest says what ended an
+unfinished run, and hands the rest to `concluded`: derive, write, render, show. An error in there
+loses no measurement. `Outcome` is what it returns to whoever started it.
+
+Nothing here imports torch: `--help` of every command imports this module.
+"""
+
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.config import AuditionConfig, PairConfig
+from harness.records import BrokenLogitsError, Summary, UserError, in_one_line
+from harness.storage import RunFolder, load
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+INTERRUPTED = "interrupted_by"
+# The manifest's entry for measurements that failed because logits were not finite
+NOT_MEASURED = "not_measured"
+# What of a model's entry in the manifest must stay as it was for a run to be resumed
+WEIGHTS = ("name", "dtype", "commit", "parameters", "weights_sample_sha256")
+ENGINE = ("engine", "compiled")
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal asked the process to end; a file being written is completed or restored first."""
+
+    def __init__(self, number: int) -> None:
+        """For the signal of this number."""
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a command's work.
+
+    Attributes:
+        folder: the run folder, or None when nothing was stored (a dry run).
+        status: 0 when all that was asked for is complete, 1 when cells failed or a check did, 2
+            when the user must fix something.
+        error: what failed after everything was measured: the folder holds the measurements, but not
+            its results or its report.
+    """
+
+    folder: Path | None
+    status: int = 0
+    error: Exception | None = None
+
+    @property
+    def reason(self) -> str | None:
+        """The error in one line; None where there is none."""
+        return None if self.error is None else in_one_line(self.error)
+
+
+# ---- beginning -----------------------------------------------------------------------------------
+
+
+def create(config: PairConfig, door: str) -> RunFolder:
+    """A new folder, made only when everything that can be checked beforehand was.
+
+    Raises:
+        UserError: it cannot be made.
+    """
+    names = [config.model.name, config.draft.name]
+    return RunFolder.create(config.results_root, door, names, asdict(config))
+
+
+def resumed(config: PairConfig | AuditionConfig, door: str) -> RunFolder | None:
+    """The folder to resume, checked before any model is loaded; None for a new run.
+
+    What is auto becomes what the run began with: its backend, and the attention of its models,
+    which was sdpa before auto was the default.
+
+    Raises:
+        UserError: it is not a run of this door with this configuration.
+    """
+    if config.resume is None:
+        return None
+    began = load(config.resume).config
+    if config.backend == "auto":
+        config.backend = began.get("backend", config.backend)
+    for role in ("model", "draft"):
+        model, stored = getattr(config, role, None), began.get(role) or {}
+        if model is not None and model.attention == "auto":
+            model.attention = stored.get("attention", model.attention)
+    return RunFolder.resume(config.resume, door, asdict(config))
+
+
+def note_or_check(folder: RunFolder, described: Mapping[str, Any], seed: int) -> None:
+    """Write a new run's manifest; compare a resumed one's with what it would be now.
+
+    Args:
+        folder: the run; of its models, those that are not described now are passed over.
+        described: the manifest's entries about models, prompts and machine.
+        seed: of the run.
+
+    Raises:
+        UserError: the prompts, the device or a model changed, so the run would mix two workloads.
+    """
+    known = folder.manifest.get("models") or {}
+    if "prompts_sha256" in folder.manifest:
+        _check_unchanged(folder, described)
+    models = {**known, **described["models"]}
+    folder.update_manifest({**described, "models": models, "seed": seed})
+
+
+def _check_unchanged(folder: RunFolder, described: Mapping[str, Any]) -> None:
+    known = folder.manifest
+    models = {role: known["models"][role] for role in described["models"]}
+    stored = {**known, "models": models}
+    now, before = described["environment"], known.get("environment", {})
+    changed = [
+        what
+        for what, one, other in (
+            ("prompts", known["prompts_sha256"], described["prompts_sha256"]),
+            ("device", before.get("device_name"), now["device_name"]),
+            ("models", _noted(WEIGHTS, stored, stored), _noted(WEIGHTS, described, stored)),
+            ("engines", _noted(ENGINE, stored, stored), _noted(ENGINE, described, stored)),
+        )
+        if one != other
+    ]
+    if changed:
+        raise UserError(
+            f"resume={folder.path}: {' and '.join(changed)} changed since; "
+            "one run cannot mix the two, start a new one without resume="
+        )
+
+
+def _noted(
+    names: Sequence[str], manifest: Mapping[str, Any], known: Mapping[str, Any]
+) -> list[tuple[Any, ...]]:
+    """These entries of each model, as far as the run that is resumed noted them."""
+    return [
+        tuple(entry.get(name) for name in names if name in noted)
+        for entry, noted in zip(manifest["models"].values(), known["models"].values(), strict=True)
+    ]
+
+
+# ---- while it is measured ------------------------------------------------------------------------
+
+
+@contextmanager
+def running(folder: RunFolder) -> Iterator[None]:
+    """Mark the run failed if the block raises; what was measured stays.
+
+    A run that was interrupted is not failed: it is unfinished, and its manifest says what ended it.
+    """
+    folder.manifest.pop(INTERRUPTED, None)
+    folder.update_manifest({"status": "running"})
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        name = str(stop) if isinstance(stop, Interrupted) else "SIGINT"
+        _note(folder, {INTERRUPTED: name})
+        raise
+    except BaseException:
+        _note(folder, {"status": "failed"})
+        raise
+
+
+def _note(folder: RunFolder, entries: dict[str, str]) -> None:
+    with suppress(UserError):  # on a full disk what ended the run is the error to show
+        folder.update_manifest(entries)
+
+
+@contextmanager
+def unless_broken(folder: RunFolder, what: str) -> Iterator[None]:
+    """Note in the manifest that `what` met logits that are not finite, and let the run go on.
+
+    `harness.analysis` makes failures of these notes.
+    """
+    notes = dict(folder.manifest.get(NOT_MEASURED) or {})
+    try:
+        yield
+        notes.pop(what, None)  # of the attempt that this one resumes
+    except BrokenLogitsError as error:
+        notes[what] = str(error)
+    if notes != (folder.manifest.get(NOT_MEASURED) or {}):
+        folder.update_manifest({NOT_MEASURED: notes})
+
+
+class Bar:
+    """A progress bar: called, it counts one; it can say what is being done."""
+
+    def __init__(self, bar: "Progress", task: "TaskID") -> None:
+        """Count on `task` of `bar`."""
+        self._bar, self._task = bar, task
+
+    def __call__(self) -> None:
+        """Count one."""
+        self._bar.advance(self._task)
+
+    def say(self, label: str) -> None:
+        """Show another label."""
+        self._bar.update(self._task, description=label)
+
+
+@contextmanager
+def progress(label: str, total: int | None) -> Iterator[Bar]:
+    """Show a bar for `total` ticks (None: unknown) while the block runs; yields what ticks it.
+
+    It goes to standard error, so that standard output stays the command's result; on a terminal
+    only.
+    """
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    )
+    with bar:
+        yield Bar(bar, bar.add_task(label, total=total))
+
+
+@contextmanager
+def opening(backend: str, device: str, *names: str) -> Iterator[None]:
+    """Show that models are compiled while the block opens them, where they may be."""
+    if backend == "eager" or (backend != "cuda_graphs" and device != "cuda"):
+        yield
+        return
+    with progress(f"compiling {' and '.join(names)}, the first time takes minutes", None):
+        yield
+
+
+# ---- ending --------------------------------------------------------------------------------------
+
+
+def concluded(folder: RunFolder, derive: Callable[[], Summary]) -> Outcome:
+    """Derive a measured run's summary, store its status, render and show it.
+
+    An error here loses no measurement: it becomes the outcome's error, and the folder is kept.
+
+    Args:
+        folder: everything measured is in it.
+        derive: writes its results and its summary.
+
+    Raises:
+        UserError: what was measured cannot be used.
+    """
+    try:
+        with running(folder):
+            summary = derive()
+    except UserError:
+        raise
+    except Exception as error:  # the caller reports it: the door, or the delivery of a rented run
+        return Outcome(folder.path, 1, error)
+    folder.update_manifest({"status": "failed" if summary.failures else "complete"})
+    return shown(folder.path, 1 if summary.failures else 0)
+
+
+def shown(folder: Path, status: int = 0) -> Outcome:
+    """Render and show a stored run; an error there becomes the outcome's error.
+
+    Args:
+        folder: the run.
+        status: exit status where there is no error.
+    """
+    from harness import reporting
+
+    try:
+        stored = load(folder)
+        reporting.render(stored)
+        reporting.show(stored)
+    except UserError as error:  # the folder cannot be written any more, or not be read back
+        return Outcome(folder, 2, error)
+    except Exception as error:  # see `concluded`
+        return Outcome(folder, 1, error)
+    return Outcome(folder, status)

@@ -1,0 +1,135 @@
+"""Time the steps of a pair and say how close they come to the memory's speed; stored once.
+
+A floor is the time that reading a forward's bytes takes at the device's bandwidth, which is
+measured on the same run by copying memory (or, where that cannot be, the named card's data sheet).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from harness.analysis.latency import latency_rows
+from harness.analysis.setup import is_card
+from harness.commands.pair import Pair
+from harness.commands.run import progress
+from harness.config import ProfileConfig, SweepConfig
+from harness.measurement import environment
+from harness.measurement.environment import copy_bandwidth
+from harness.measurement.step_times import REPETITIONS, time_forwards
+from harness.models.architecture import shape_of
+from harness.models.load import LoadedModel
+from harness.models.memory import is_out_of_memory
+from harness.records import CopyBandwidth, StepTiming, UserError
+from harness.storage import RunFolder, load
+from harness.theory.roofline import ReadingModel, with_floors
+
+# A model this much smaller than the copied buffer may be read from a cache
+IN_CACHE = 4
+
+
+def measure_steps(
+    folder: RunFolder, pair: Pair, config: ProfileConfig | SweepConfig
+) -> list[StepTiming]:
+    """Time single steps, unless the folder holds them; store them with their floors.
+
+    Raises:
+        UserError: memory ran out.
+    """
+    stored = folder.timings()
+    if stored and "bandwidth" not in folder.manifest:
+        return stored  # from a version that measured no bandwidth
+    found = readers(folder, pair, config)
+    timings = stored
+    if not stored:
+        with enough_memory("single steps"), progress("timing steps", REPETITIONS) as tick:
+            context = pair.typical_context(config.new_tokens)
+            timings = time_forwards(pair.timed, max(config.k), context=context, tick=tick)
+    # Without floors, the run was stopped before they were added
+    if not stored or load(folder.path).latency["floor_ms"].isna().all():
+        folder.write_latency(with_floors(latency_rows(timings), found), timings)
+    return timings
+
+
+@contextmanager
+def enough_memory(doing: str) -> Iterator[None]:
+    """Turn an allocator's error into one line of advice.
+
+    Raises:
+        UserError: memory ran out.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UserError(
+            f"out of memory while timing {doing}; lower new_tokens or k, leave out long prompts "
+            "(prompts.limit), or use a smaller model or model.dtype=bfloat16"
+        ) from error
+
+
+def readers(
+    folder: RunFolder, pair: Pair, config: ProfileConfig | SweepConfig
+) -> dict[str, ReadingModel]:
+    """Target and draft with the bandwidth they are read at; those whose bytes can be counted."""
+    stored = folder.manifest.get("bandwidth")
+    if stored is None:
+        stored = _bandwidth(pair, config)
+        folder.update_manifest({"bandwidth": stored})
+    found: dict[str, ReadingModel] = {}
+    confs = {"target": config.model, "draft": config.draft}
+    for role, (loaded, _) in pair.opened.items():
+        shape = shape_of(loaded.network.config)
+        speed = stored.get(f"{role}_gb_s") or stored.get("gb_s")
+        if shape is None or speed is None or confs[role].quantization is not None:
+            continue
+        unit = float(loaded.network.dtype.itemsize)
+        found[role] = ReadingModel(shape, unit, speed, stored["source"])
+    return found
+
+
+def _bandwidth(pair: Pair, config: ProfileConfig | SweepConfig) -> dict[str, Any]:
+    """The manifest's entry: measured on the target's device, else the named card's data sheet."""
+    device = pair.target_model.device
+    copied = _copied(device)
+    if copied is None:
+        memory = environment.describe(device)["device_memory_bytes"]
+        name = environment.device_name(device)
+        if config.gpu and is_card(config.gpu.name, config.gpu.memory_gb, name, memory):
+            return {"gb_s": config.gpu.bandwidth_gb_s, "source": "datasheet"}
+        return {}
+    entry: dict[str, Any] = {
+        "gb_s": copied.gb_s,
+        "buffer_bytes": copied.buffer_bytes,
+        "samples": copied.samples,
+        "source": "measured",
+    }
+    for role, (loaded, _) in pair.opened.items():
+        speed = _in_cache(loaded, device, copied)
+        if speed is not None:
+            entry[f"{role}_gb_s"] = speed
+    return entry
+
+
+def _copied(device: torch.device, buffer_bytes: int | None = None) -> CopyBandwidth | None:
+    """The copy bandwidth; None where there is no memory for a copy."""
+    try:
+        return copy_bandwidth(device, buffer_bytes)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return None
+
+
+def _in_cache(loaded: LoadedModel, device: torch.device, copied: CopyBandwidth) -> float | None:
+    """The bandwidth at which a small model is read, where that is above the memory's: in GB/s.
+
+    Source and copy together are as large as the model, so they stay where its weights would.
+    """
+    size = sum(weight.numel() * weight.element_size() for weight in loaded.network.parameters())
+    if loaded.network.device != device or size * IN_CACHE > copied.buffer_bytes:
+        return None
+    found = _copied(device, size // 2)
+    return found.gb_s if found is not None and found.gb_s > copied.gb_s else None
