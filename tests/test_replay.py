@@ -16,19 +16,18 @@ from harness.theory.speedup import expected_tokens_per_round
 COUNTS = ("rounds", "drafted", "accepted", "rejected", "bonus", "cut")
 
 
-def loop_over_flags(flag, length, k, proposed=None):
-    """The loop on one text once every flag(start, offset) is known; offsets count from 0."""
+def loop_over_flags(flag, length, k, proposed):
+    """The loop on one text once every flag[start, offset] is known; offsets count from 0."""
     start, counts = 0, Counter()
     while start < length:
-        left = length - start
-        drafts = k if proposed is None else min(k, proposed[start])
+        left, drafts = length - start, min(k, proposed[start])
         counts["rounds"] += 1
         counts["drafted"] += drafts
         counts["proposed", drafts] += 1
         for j in range(1, min(k, left) + 1):
             counts["room", j] += 1
         kept = 0
-        while kept < min(drafts, left) and flag(start, kept):
+        while kept < min(drafts, left) and flag[start, kept]:
             kept += 1
         counts["accepted"] += kept
         counts["kept", kept] += 1
@@ -38,22 +37,17 @@ def loop_over_flags(flag, length, k, proposed=None):
     return counts
 
 
-def expected_over_flags(chances, length, k, proposed=None):
-    """Expectation over all independent flags; chances maps (start, offset) to their probability.
-
-    For an autoregressive draft the flags are those of positions, so a (start, offset) is listed
-    under its position.
-    """
-    names = list(chances)
+def expected_over_flags(chances, length, k, proposed, *, by_position=False):
+    """Expectation over all independent flags; [start, offset] chances, or those of positions."""
+    places = [(s, i) for s in range(length) for i in range(min(k, length - s))]
+    names = {place: sum(place) if by_position else place for place in places}
+    free = sorted(set(names.values()))
+    chance = {names[place]: chances[place] for place in places}
     totals = defaultdict(float)
-    for values in itertools.product((0, 1), repeat=len(names)):
-        flags = dict(zip(names, values, strict=True))
-        weight = math.prod(chances[n] if v else 1 - chances[n] for n, v in flags.items())
-        per_position = not isinstance(names[0], tuple)
-
-        def flag(start, offset, flags=flags, per_position=per_position):
-            return flags[start + offset if per_position else (start, offset)]
-
+    for values in itertools.product((0, 1), repeat=len(free)):
+        drawn = dict(zip(free, values, strict=True))
+        weight = math.prod(chance[n] if v else 1 - chance[n] for n, v in drawn.items())
+        flag = {place: drawn[name] for place, name in names.items()}
         for name, count in loop_over_flags(flag, length, k, proposed).items():
             totals[name] += weight * count
     return totals
@@ -62,12 +56,13 @@ def expected_over_flags(chances, length, k, proposed=None):
 def assert_equal(replayed, text, expected, k):
     for name in COUNTS:
         assert getattr(replayed, name)[text] == pytest.approx(expected[name], abs=1e-10), name
-    lengths = [expected["kept", j] for j in range(k + 1)]
-    assert replayed.accepted_lengths[text] == pytest.approx(lengths, abs=1e-10)
-    room = [expected["room", j] for j in range(1, k + 1)]
-    assert replayed.room[text] == pytest.approx(room, abs=1e-10)
-    proposals = [expected["proposed", n] for n in range(k + 1)]
-    assert replayed.proposals[text] == pytest.approx(proposals, abs=1e-10)
+    for name, key, numbers in (
+        ("accepted_lengths", "kept", range(k + 1)),
+        ("room", "room", range(1, k + 1)),
+        ("proposals", "proposed", range(k + 1)),
+    ):
+        counts = [expected[key, n] for n in numbers]
+        assert getattr(replayed, name)[text] == pytest.approx(counts, abs=1e-10), name
 
 
 @pytest.mark.parametrize("k", range(1, 7))
@@ -76,39 +71,31 @@ def test_replay_equals_the_loop_over_all_flags_on_texts_of_differing_lengths(k):
     lengths = [1, 2, 5, 8, 7]
     chances = rng.uniform(0.0, 1.0, (5, 8))
     chances[1, 0], chances[2, 1] = 0.0, 1.0
-    replayed = replay(by_start(chances, 6), lengths, [k])[k]
+    by_offset = by_start(chances, 6)
+    replayed = replay(by_offset, lengths, [k])[k]
     for text, length in enumerate(lengths):
-        flags = {i: chances[text, i] for i in range(length)}
-        assert_equal(replayed, text, expected_over_flags(flags, length, k), k)
+        expected = expected_over_flags(by_offset[text], length, k, [k] * length, by_position=True)
+        assert_equal(replayed, text, expected, k)
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
-def test_replay_equals_the_loop_for_a_draft_whose_chances_depend_on_the_start(k):
-    rng = np.random.default_rng(10 + k)
-    chances = rng.uniform(0.0, 1.0, (1, 4, 3))
-    replayed = replay(chances, [4], [k])[k]
-    flags = {(s, i): chances[0, s, i] for s in range(4) for i in range(k) if s + i < 4}
-    assert_equal(replayed, 0, expected_over_flags(flags, 4, k), k)
-
-
-@pytest.mark.parametrize("k", [1, 2, 3])
-@pytest.mark.parametrize("proposed", [[0, 3, 1, 2], [2, 0, 0, 1], [0, 0, 0, 0], [3, 3, 3, 3]])
-def test_a_round_that_proposes_fewer_tokens_ends_in_a_bonus_after_them(k, proposed):
-    rng = np.random.default_rng(20 + k)
-    chances = rng.uniform(0.0, 1.0, (2, 4, 3))
-    replayed = replay(chances, [4, 3], [k], proposed=[proposed, proposed])[k]
+@pytest.mark.parametrize(
+    "proposed", [None, [0, 3, 1, 2], [2, 0, 0, 1], [0, 0, 0, 0], [3, 3, 3, 3]], ids=str
+)
+def test_replay_equals_the_loop_for_chances_and_proposals_that_depend_on_the_start(k, proposed):
+    """A round that proposes fewer tokens than K ends in a bonus after them."""
+    chances = np.random.default_rng(20 + k).uniform(0.0, 1.0, (2, 4, 3))
+    both = None if proposed is None else [proposed, proposed]
+    replayed = replay(chances, [4, 3], [k], proposed=both)[k]
     for text, length in enumerate([4, 3]):
-        flags = {
-            (s, i): chances[text, s, i] for s in range(length) for i in range(min(k, length - s))
-        }
-        assert_equal(replayed, text, expected_over_flags(flags, length, k, proposed), k)
+        expected = expected_over_flags(chances[text], length, k, proposed or [k] * length)
+        assert_equal(replayed, text, expected, k)
 
 
 def test_a_drafter_that_never_proposes_decodes_plainly():
     replayed = replay(np.ones((1, 5, 2)), [5], [2], proposed=np.zeros((1, 5)))[2]
     assert (replayed.rounds[0], replayed.drafted[0], replayed.bonus[0]) == (5, 0, 5)
-    assert np.isnan(replayed.alpha)
-    assert np.isnan(replayed.acceptance_rate)
+    assert np.isnan([replayed.alpha, replayed.acceptance_rate]).all()
 
 
 def test_padding_beyond_a_text_is_not_read():
@@ -116,17 +103,17 @@ def test_padding_beyond_a_text_is_not_read():
     short = replay(by_start(chances[:, :2], 3), [2], [1, 3])
     padded = replay(by_start(chances, 3), [2], [1, 3])
     for k in (1, 3):
-        assert padded[k].rounds == pytest.approx(short[k].rounds)
         assert padded[k].accepted_lengths == pytest.approx(short[k].accepted_lengths)
+    assert replay(by_start([[0.25]], 3), [1], [3])[3].acceptance_by_position == (0.25,), "no room"
 
 
-def test_a_draft_that_is_always_right_or_always_wrong():
-    right = replay(by_start(np.ones((1, 12)), 5), [12], [5])[5]
-    assert (right.rounds[0], right.bonus[0], right.cut[0], right.rejected[0]) == (2, 2, 0, 0)
-    cut = replay(by_start(np.ones((1, 11)), 5), [11], [5])[5]
-    assert (cut.rounds[0], cut.bonus[0], cut.cut[0], cut.accepted[0]) == (2, 1, 1, 10)
-    wrong = replay(by_start(np.zeros((1, 12)), 5), [12], [5])[5]
-    assert (wrong.rounds[0], wrong.rejected[0], wrong.tokens_per_round) == (12, 12, 1.0)
+@pytest.mark.parametrize(
+    ("chance", "length", "counts"),
+    [(1, 12, (2, 2, 0, 0)), (1, 11, (2, 1, 1, 0)), (0, 12, (12, 0, 0, 12))],
+)
+def test_a_draft_that_is_always_right_or_always_wrong(chance, length, counts):
+    found = replay(by_start(np.full((1, length), chance), 5), [length], [5])[5]
+    assert (found.rounds[0], found.bonus[0], found.cut[0], found.rejected[0]) == counts
 
 
 @pytest.mark.parametrize("k", [1, 3, 8])
@@ -157,10 +144,6 @@ def test_tokens_emitted_are_the_text():
         assert found.accepted_lengths.sum(axis=1) == pytest.approx(found.rounds)
         assert found.room[:, 0] == pytest.approx(found.rounds)
         assert found.drafted == pytest.approx(k * found.rounds)
-
-
-def test_positions_that_no_round_had_room_for_are_left_out():
-    assert replay(by_start([[0.25]], 3), [1], [3])[3].acceptance_by_position == (0.25,)
 
 
 # The speculative process itself, on a pair of first-order Markov chains over three tokens.
@@ -307,18 +290,20 @@ def test_each_rule_has_its_own_chance_and_at_temperature_zero_all_are_the_match_
         assert greedy.tolist() == [1.0, 0.0]
 
 
-def test_input_that_does_not_fit_is_refused():
-    chances = by_start(np.full((2, 4), 0.5), 3)
-    with pytest.raises(UserError, match=r"k=4: the traces reach 3 draft positions"):
-        replay(chances, [4, 4], [4])
-    with pytest.raises(UserError, match=r"k=0"):
-        replay(chances, [4, 4], [0])
-    for lengths in ([4], [4, 5], [4, 0]):
-        with pytest.raises(ValueError, match=r"lengths|text"):
-            replay(chances, lengths, [1])
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        replay(chances + 0.6, [4, 4], [1])
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        replay(chances * np.nan, [4, 4], [1])
-    with pytest.raises(ValueError, match="proposed must be"):
-        replay(chances, [4, 4], [1], proposed=[[1, 1], [1, 1]])
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        ({"ks": [4]}, UserError, r"k=4: the traces reach 3 draft positions"),
+        ({"ks": [0]}, UserError, r"k=0"),
+        ({"lengths": [4]}, ValueError, "lengths"),
+        ({"lengths": [4, 5]}, ValueError, "text"),
+        ({"lengths": [4, 0]}, ValueError, "text"),
+        ({"accept_prob": np.full((2, 4, 3), 1.1)}, ValueError, "between 0 and 1"),
+        ({"accept_prob": np.full((2, 4, 3), np.nan)}, ValueError, "between 0 and 1"),
+        ({"proposed": [[1, 1], [1, 1]]}, ValueError, "proposed must be"),
+    ],
+)
+def test_input_that_does_not_fit_is_refused(change, error, says):
+    arguments = {"accept_prob": np.full((2, 4, 3), 0.5), "lengths": [4, 4], "ks": [1], **change}
+    with pytest.raises(error, match=says):
+        replay(**arguments)
