@@ -46,11 +46,7 @@ SHIPPED = {
     for path in sorted((CONF_DIR / "model").glob("*.yaml"))
     if "architecture" in (shipped := yaml.safe_load(path.read_text(encoding="utf-8")))
 }
-# GB that a step reads, bf16, and parameters as the releases' names round them.
-GB_READ = {
-    "qwen3_0_6b": 1.19, "qwen3_1_7b": 3.44, "qwen3_4b": 8.04, "qwen3_8b": 15.1, "qwen3_14b": 28.0,
-    "qwen3_32b": 64.0, "qwen3_30b_a3b": 6.1,
-}  # fmt: skip
+# Parameters as the releases' names round them
 BILLIONS = {
     "qwen3_235b_a22b": 235.1, "qwen3_30b_a3b": 30.5, "llama3_1_8b": 8.03, "llama3_1_70b": 70.55,
     "llama3_2_1b": 1.236, "llama3_2_3b": 3.213,
@@ -76,12 +72,6 @@ def test_a_dummy_has_the_parameters_that_the_theory_counts(name: str) -> None:
     assert counted(network) == pytest.approx(theory, rel=allowed)
     if name in BILLIONS:
         assert counted(network) / 1e9 == pytest.approx(BILLIONS[name], rel=2e-3)
-
-
-@pytest.mark.parametrize("name", GB_READ)
-def test_the_shipped_architectures_read_the_bytes_published(name: str) -> None:
-    read = architecture_of(SHIPPED[name]).bytes_read() / 1e9
-    assert read == pytest.approx(GB_READ[name], rel=6e-3)
 
 
 def test_the_released_values_that_config_classes_do_not_default_to_are_set() -> None:

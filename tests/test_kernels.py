@@ -4,7 +4,6 @@ On the CPU scaled_dot_product_attention takes any strides and any pointer, so th
 refuse passes unseen. Here every call is checked against the rules of torch's CUDA kernels first.
 """
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from random_models import qwen3
-from test_benchmarks import script
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -187,59 +185,40 @@ def key_lengths(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lengths]:
     settle_kernels()
 
 
+COMMANDS: dict[str, Callable[[Any], Any]] = {
+    "sweep": sweep.run,
+    "profile": profile.run,
+    "snapshot": snapshot.run,
+}
+
+
 def check_varying_lengths_never_reach_cudnn(seen: Lengths) -> None:
     # One length is that of the call that finds out what a device can compute
     assert len(seen[True]) <= 1
     assert len(seen[False]) > 5
 
 
-DOORS: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
-    "sweep": (sweep.run, ("temperature=[0]",)),
-    "profile": (profile.run, ("contexts=[12]", "batches=[1]")),
-    "snapshot": (snapshot.run, ("temperature=[0]",)),
-    "audition": (
-        lambda config: audition.run(config, [draft_conf("tiny_good")]),
-        ("temperature=[0]",),
-    ),
-}
-
-
-# Snapshot opens a pair as sweep and profile do. Two samples of a step time can be far enough apart
-# that a plot has no room for its axes, which is not what is looked at here.
+# Two samples of a step time can be far enough apart that a plot has no room for its axes
 @pytest.mark.filterwarnings("ignore:constrained_layout not applied")
 @pytest.mark.parametrize(
-    "name",
-    [
-        "snapshot",
-        "audition",
-        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("sweep", "profile")),
-    ],
+    "name", ["audition", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in COMMANDS)]
 )
 def test_no_command_lets_key_lengths_that_vary_reach_cudnn(
     name: str, key_lengths: Lengths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("harness.measurement.step_times.REPETITIONS", 2)
-    run, more = DOORS[name]
-    small = ["k=[2]", "new_tokens=8", "prompts.limit=1", "threads=1"]
-    outcome = run(compose(name, [f"results_root={tmp_path}", *small, *more]))
+    words = ["k=[2]", "new_tokens=8", "prompts.limit=1", "threads=1", f"results_root={tmp_path}"]
+    words += ["contexts=[12]", "batches=[1]"] if name == "profile" else ["temperature=[0]"]
+    config = compose(name, words)
+    if name == "audition":
+        outcome = audition.run(config, [draft_conf("tiny_good")])
+    else:
+        outcome = COMMANDS[name](config)
     assert outcome.folder is not None
     check_varying_lengths_never_reach_cudnn(key_lengths)
-    assert load(outcome.folder).manifest["environment"]["kernels"] == {
-        "cudnn_attention": False,
-        "bf16_reduced_precision_sums": False,
-        "fp16_reduced_precision_sums": False,
-    }
-
-
-@pytest.mark.exhaustive
-def test_the_gpu_benchmark_does_not_either(
-    key_lengths: Lengths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes = ["--context", "12", "--new-tokens", "4", "--prompts", "1", "--samples", "1"]
-    asked = ["--device", "cpu", "--shape", "tiny", "--out", str(tmp_path), *sizes]
-    monkeypatch.setattr(sys, "argv", ["gpu.py", *asked, "--targets", "qwen3_4b"])
-    script("gpu").main()
-    check_varying_lengths_never_reach_cudnn(key_lengths)
+    kernels = load(outcome.folder).manifest["environment"]["kernels"]
+    assert set(kernels) == set(kernel_settings())
+    assert not any(kernels.values())
 
 
 def test_transformers_own_forward_does_not_either(

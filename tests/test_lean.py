@@ -8,7 +8,6 @@ from unittest import mock
 
 import pytest
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.torch_version import TorchVersion
 from transformers import (
     LlamaConfig,
@@ -21,9 +20,7 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
-from harness.decoding.drafters import ModelDrafter
-from harness.decoding.sampling import SamplingParameters, sampler_for
-from harness.decoding.verification import verify_sampled
+from harness.decoding.sampling import SamplingParameters
 from harness.models.cached import CachedModel
 from harness.models.lean.model import CAPACITY, CHUNK, SHORT, LeanModel
 from harness.models.lean.pieces import ATTENTIONS, Positions, compiled_pieces
@@ -261,32 +258,6 @@ def test_recorded_rounds_are_the_rounds_of_the_loop(
     assert rounds(static, 0) == rounds(lean, 0)
 
 
-def test_work_is_recorded_once_per_key_and_replayed() -> None:
-    model = static(shaken_qwen3())
-    model.prefill(TOKENS[:9])
-    recordings = model._recordings
-    for _ in range(5):
-        model.forward(torch.tensor([3]))
-    assert len(recordings) == 1
-    model.forward(torch.tensor([3, 4]))
-    assert len(recordings) == 2
-    assert model.cached_tokens == 16
-
-
-def test_a_drafter_records_both_of_its_rounds_before_the_clock_runs() -> None:
-    model = static(shaken_qwen3())
-    drafter = ModelDrafter(model, SamplingParameters(1.0))
-    drafter.prepare(3)
-    known = set(model._recordings)
-    assert len(known) == 2
-    drafter.begin(TOKENS[:9])
-    uniforms = torch.full((3,), 0.5, dtype=torch.float64)
-    proposal = drafter.propose(3, uniforms)
-    drafter.advance(proposal, 3, torch.tensor([7]))
-    drafter.propose(3, uniforms)
-    assert set(model._recordings) == known
-
-
 def test_what_recorded_work_closed_over_is_kept_alive() -> None:
     model = static(shaken_qwen3())
     held = torch.ones(1)
@@ -307,31 +278,6 @@ def test_a_full_static_cache_says_so() -> None:
     model.forward(torch.tensor([1]))
     with pytest.raises(ValueError, match="holds 256 positions; reserve more"):
         model.forward(torch.tensor([1]))
-
-
-def test_what_is_recorded_reads_nothing_on_the_host() -> None:
-    """Fake tensors have no values: a shape or a branch that needs one raises."""
-    network = mixture()
-    model = static(network)
-    model.prefill(TOKENS[:9])
-    probabilities = sampler_for(SamplingParameters(0.8, top_k=20, top_p=0.9))
-
-    def work(last: torch.Tensor, drafted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        model._offset = 0
-        laws = probabilities(model._run(torch.cat([last, drafted])))
-        uniforms = torch.ones(4, dtype=torch.float64)
-        decision = verify_sampled(laws, drafted, laws[:-1], uniforms[:-1], uniforms)
-        model._offset = None
-        return decision.accepted, decision.next_token
-
-    model._base = torch.zeros((), dtype=torch.long)
-    model._caches = [torch.zeros(cache.shape) for cache in model._caches]
-    with torch.no_grad():
-        traced = make_fx(work, tracing_mode="fake", _allow_non_fake_inputs=True)(
-            torch.tensor([3]), torch.tensor([4, 5, 6])
-        )
-    names = {str(node.target) for node in traced.graph.nodes}
-    assert not {name for name in names if "_local_scalar_dense" in name or "nonzero" in name}
 
 
 def test_graphs_need_a_cuda_device() -> None:
@@ -427,20 +373,6 @@ def test_context_and_positions_share_one_compiled_variant(
 @pytest.mark.parametrize("build", FAMILIES)
 def test_compiled_pieces_agree_with_transformers(build: Callable[[], PreTrainedModel]) -> None:
     check_static(build(), compiled=True)
-
-
-@pytest.mark.compiled
-@pytest.mark.filterwarnings("default")
-def test_positions_and_lengths_compile_nothing_again() -> None:
-    network = shaken_qwen3()
-    check_static(network, compiled=True)
-    counters = torch._dynamo.utils.counters
-    counters.clear()
-    model = static(network, compiled=True)
-    model.prefill(TOKENS[:30])
-    for count in (1, 2, 3, 7, 9, 1, 2):
-        model.forward(torch.tensor(TOKENS[:count]))
-    assert not counters["stats"].get("unique_graphs", 0)
 
 
 WIDE: dict[str, Any] = {
