@@ -28,25 +28,50 @@ THINKING = "+thinking"
 def load(config: PromptsConf) -> tuple[Prompt, ...]:
     """The prompts that a configuration asks for, set by set, each set evenly subsampled.
 
+    They are read once: asked again with the same configuration, and the files as they were, it
+    returns the same prompts.
+
     Raises:
         UserError: an unknown set, a source that cannot be read, or an entry that is not a prompt.
     """
+    labels = file_labels(config)
+    read = (repr(config), *(_version(Path(file)) for file in config.files))
+    if read not in _loaded:
+        _loaded.clear()
+        _loaded[read] = _load(config, labels)
+    return _loaded[read]
+
+
+_loaded: dict[tuple[Any, ...], tuple[Prompt, ...]] = {}
+
+
+def _version(file: Path) -> tuple[int, int] | None:
+    """What changes when a file does; None where there is none."""
+    try:
+        known = file.stat()
+    except OSError:
+        return None
+    return known.st_mtime_ns, known.st_size
+
+
+def _load(config: PromptsConf, labels: Sequence[str]) -> tuple[Prompt, ...]:
     prompts = [prompt for name in config.sets for prompt in _shipped(name)]
-    for file, label in zip(config.files, file_labels(config), strict=True):
+    for file, label in zip(config.files, labels, strict=True):
         prompts += read_file(Path(file), label=label, skip_unusable=bool(config.skip_unusable))
     if config.hub:
         prompts += read_hub(config)
     prompts = _modes([_fitted(prompt, config) for prompt in prompts], config)
     _refuse_repeated_ids(prompts)
-    sets = dict.fromkeys(prompt.prompt_set for prompt in prompts)
-    unknown = sorted(set(config.weights or {}) - set(sets))
-    if unknown:
-        raise UserError(f"prompts.weights: no prompt set {unknown[0]!r}; there are {_names(sets)}")
-    absent = [name for name in sets if config.weights and name not in config.weights]
-    if absent:
-        raise UserError(f"prompts.weights: no weight for prompt set {absent[0]!r}; add one")
-    grouped = ([prompt for prompt in prompts if prompt.prompt_set == name] for name in sets)
-    return tuple(prompt for group in grouped for prompt in spread(group, config.limit))
+    sets: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        sets.setdefault(prompt.prompt_set, []).append(prompt)
+    for name in config.weights or {}:
+        if name not in sets:
+            raise UserError(f"prompts.weights: no prompt set {name!r}; there are {_names(sets)}")
+    for name in sets if config.weights else ():
+        if name not in config.weights:
+            raise UserError(f"prompts.weights: no weight for prompt set {name!r}; add one")
+    return tuple(prompt for group in sets.values() for prompt in spread(group, config.limit))
 
 
 def available_sets() -> tuple[str, ...]:
@@ -59,11 +84,19 @@ def spread(prompts: Sequence[Prompt], limit: int | None) -> tuple[Prompt, ...]:
 
     The first n alone would leave out whole categories of a file that is sorted by them: so every
     category gives its first prompt before any gives its second, in the file's order throughout.
+    Within a category the first comes first, then the middle, then the quarters, ...
     """
     if limit is None or limit >= len(prompts):
         return tuple(prompts)
-    chosen = sorted(_round_robin(prompts)[:limit])
-    return tuple(prompts[index] for index in chosen)
+    by_category: dict[str | None, list[int]] = {}
+    for index, prompt in enumerate(prompts):
+        by_category.setdefault(prompt.category, []).append(index)
+    ranked: list[tuple[int, int, int]] = []
+    for place, indices in enumerate(by_category.values()):
+        bits = max(len(indices) - 1, 1).bit_length()
+        order = sorted(range(len(indices)), key=lambda at: int(f"{at:0{bits}b}"[::-1], 2))
+        ranked += [(rank, place, indices[at]) for rank, at in enumerate(order)]
+    return tuple(prompts[index] for index in sorted(entry[2] for entry in sorted(ranked)[:limit]))
 
 
 def prompt_set_hash(prompts: Iterable[Prompt]) -> str:
@@ -109,11 +142,8 @@ def estimated_tokens(prompts: Sequence[Prompt], config: PairConfig | AuditionCon
 def file_labels(config: PromptsConf) -> list[str]:
     """A name for each of prompts.files that no other has, and no shipped set or hub data set.
 
-    It is the file's stem, with the name of its format where one folder holds two such stems, and
-    behind as many parent folders as tell it from the others.
-
-    Raises:
-        UserError: a file is listed twice, or its name cannot be shown.
+    It is the file's stem, with its suffix where one folder holds two such stems, after as many
+    parent folders as the names need to differ.
     """
     for file in config.files:
         if not file.isprintable() or not encodes(file):
@@ -167,26 +197,6 @@ def _modes(prompts: Sequence[Prompt], config: PromptsConf) -> list[Prompt]:
         for mode in modes
         for prompt in prompts
     ]
-
-
-def _round_robin(prompts: Sequence[Prompt]) -> list[int]:
-    """Indices in the order of choice: category by category, and within one evenly spread."""
-    by_category: dict[str | None, list[int]] = {}
-    for index, prompt in enumerate(prompts):
-        by_category.setdefault(prompt.category, []).append(index)
-    ranked = [
-        (rank, place, index)
-        for place, indices in enumerate(by_category.values())
-        for rank, index in enumerate(_halving(indices))
-    ]
-    return [index for _, _, index in sorted(ranked)]
-
-
-def _halving(indices: Sequence[int]) -> list[int]:
-    """The first, the middle, then the quarters, ...: every beginning of it is evenly spread."""
-    bits = max(len(indices) - 1, 1).bit_length()
-    order = sorted(range(len(indices)), key=lambda place: int(f"{place:0{bits}b}"[::-1], 2))
-    return [indices[place] for place in order]
 
 
 def _refuse_repeated_ids(prompts: Iterable[Prompt]) -> None:

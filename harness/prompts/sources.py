@@ -10,7 +10,6 @@ import logging
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -56,7 +55,9 @@ def read_file(
     Raises:
         UserError: naming the file, the line and what was expected.
     """
-    reader, unit = _READERS.get(_suffix(path), (_jsonl, "line"))
+    reader, unit = _READERS.get(
+        Path(path.name.lower().removesuffix(".gz")).suffix, (_jsonl, "line")
+    )
     source = Source(str(path), label or stem_of(path), unit, prompt_set, skip_unusable)
     try:
         if path.exists() and not path.is_file():
@@ -106,12 +107,7 @@ def read_hub(config: PromptsConf) -> tuple[Prompt, ...]:
 
 
 def _collect(entries: Iterable[tuple[int, Any]], source: Source) -> tuple[Prompt, ...]:
-    """The prompts of a source.
-
-    Raises:
-        UserError: an entry is not a prompt (where they are skipped: most are not), there are
-            none, or too many.
-    """
+    """The prompts of a source; those that are not usable are skipped where that is wanted."""
     prompts: list[Prompt] = []
     unusable: list[str] = []
     for number, entry in entries:
@@ -132,14 +128,9 @@ def _collect(entries: Iterable[tuple[int, Any]], source: Source) -> tuple[Prompt
         raise UserError(f"{source.name}: no prompts in it; {EXPECTED}, one a {source.unit}")
     if unusable:
         total = len(unusable) + len(prompts)
-        _say(f"{source.name}: {len(unusable):,} of {total:,} entries skipped; {unusable[0]}")
+        first = unusable[0]
+        _log.warning("%s: %d of %d entries skipped; %s", source.name, len(unusable), total, first)
     return tuple(prompts)
-
-
-@cache
-def _say(line: str) -> None:
-    """Log a line once, though a run reads its prompts more than once."""
-    _log.warning("%s", line)
 
 
 def _opened(path: Path, newline: str) -> IO[str]:
@@ -230,10 +221,6 @@ def _cells(row: Mapping[str, str], where: str) -> Entry:
     return entry if any(name in entry for name in (*LISTS, *TEXTS)) else {**entry, named: ""}
 
 
-def _tsv(path: Path) -> Iterator[tuple[int, Any]]:
-    return _csv(path, "\t")
-
-
 def _parquet(path: Path) -> Iterator[tuple[int, Any]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -268,16 +255,10 @@ def _bounded(metadata: Any, path: Path) -> None:
 _READERS: dict[str, tuple[Callable[[Path], Iterator[tuple[int, Any]]], str]] = {
     ".json": (_json, "entry"),
     ".csv": (_csv, "line"),
-    ".tsv": (_tsv, "line"),
+    ".tsv": (lambda path: _csv(path, "\t"), "line"),
     ".txt": (_txt, "line"),
     ".parquet": (_parquet, "row"),
 }
-
-
-def _suffix(path: Path) -> str:
-    """The suffix that names the format."""
-    name = path.name.lower()
-    return Path(name.removesuffix(".gz")).suffix
 
 
 def stem_of(path: Path) -> str:
