@@ -21,55 +21,21 @@ from harness.config import SCHEMAS, ModelConf
 SEED_DOORS = ("sweep", "audition", "profile", "snapshot", "breakeven", "report")
 SAMPLE, EXHAUSTIVE = 40, 2500
 
-NUMBERS = (
-    *("0", "1", "-1", "2", "4", "0.5", "1.0", "1e-39", "1e308", "1e309", "nan", "inf", "-inf"),
-    *("100000", "1000000000", "99999999999999999999", "0x10", "1_000", "007", "true", "null"),
+
+def words(text: str) -> list[str]:
+    return text.split()
+
+
+NUMBERS = words(
+    "0 1 -1 2 4 0.5 1.0 1e-39 1e308 1e309 nan inf -inf 100000 1000000000 99999999999999999999 0x10 "
+    "1_000 007 true null"
 )
-TEXTS = (
-    *(
-        "''",
-        "' '",
-        "abc",
-        "'a b'",
-        "ngram",
-        "tiny",
-        "auto",
-        "[]",
-        "{}",
-        "[1,2,4]",
-        "[4,4]",
-        "[[1]]",
-    ),
-    *("{a:1}", "{easy:1,hard:2}", "[1,a]", "[null]", "[-1]", "[0]", "[0.7]", "[nan]", "cuda:9"),
-    *(
-        "'../..'",
-        "/",
-        "~",
-        "'\\0'",
-        "'🙂'",
-        "'\ud800'",
-        "${nothing}",
-        "${oc.env:HOME}",
-        "'${x'",
-        "a=b",
-    ),
-    *(
-        "(",
-        "]",
-        "'",
-        '"',
-        "a,b",
-        "1,2",
-        "*",
-        "eagle3@",
-        "@x",
-        "x@y:z",
-        "none",
-        "easy",
-        "[easy,hard]",
-    ),
-    *("'" + "9" * 400 + "'", "[" * 60 + "]" * 60, "'" + "x" * 3000 + "'"),
-)
+TEXTS = [
+    *words("abc ngram tiny auto [] {} [1,2,4] [4,4] [[1]] {a:1} {easy:1,hard:2} [1,a] [null] [-1]"),
+    *words("[0] [0.7] [nan] cuda:9 / ~ ${nothing} ${oc.env:HOME} a=b ( ] ' \" a,b 1,2 * eagle3@"),
+    *words("@x x@y:z none easy [easy,hard] '' '../..' '\\0' '🙂' '\ud800' '${x'"),
+    *("' '", "'a b'", f"'{'9' * 400}'", "[" * 60 + "]" * 60, f"'{'x' * 3000}'"),
+]
 VALUES = st.one_of(
     st.sampled_from(NUMBERS),
     st.sampled_from(TEXTS),

@@ -1,4 +1,4 @@
-"""Prompt files as users have them: every format of docs/prompts.md, damage, and generated files."""
+"""Prompt sets: what ships, every format of docs/prompts.md, damage, and generated files."""
 
 import csv
 import gzip
@@ -8,6 +8,7 @@ import random
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,12 +19,11 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from harness.config import PromptsConf, checked
-from harness.prompts import load, read_file, sources
+from harness.prompts import available_sets, load, prompt_set_hash, read_file, sources, spread
 from harness.records import Prompt, UserError
 
 DOCS = Path(__file__).parent.parent / "docs" / "prompts.md"
 EXAMPLES = dict(re.findall(r"`([\w.]+)`:\s+```\w+\n(.*?)```", DOCS.read_text("utf-8"), re.DOTALL))
-
 Told = tuple[str, str, str | None, tuple[str, ...], tuple[str | None, ...]]
 
 # Of each example: set, id, system, turns, answers
@@ -66,10 +66,79 @@ def told(prompts: tuple[Prompt, ...]) -> list[Told]:
     return [(p.prompt_set, p.id, p.system, p.turns, p.answers) for p in prompts]
 
 
+def own(path: Path | str) -> PromptsConf:
+    return PromptsConf(sets=[], files=[str(path)])
+
+
 def refused(path: Path) -> str:
+    """The one line that refuses a file."""
     with pytest.raises(UserError) as error:
-        load(PromptsConf(sets=[], files=[str(path)]))
+        load(own(path))
+    assert "\n" not in str(error.value)
     return str(error.value)
+
+
+def made(count: int, categories: int = 1) -> list[Prompt]:
+    return [Prompt("set", str(n), ("text",), f"c{n * categories // count}") for n in range(count)]
+
+
+# What ships, and how much of it is taken
+
+
+def test_the_shipped_sets_are_large_enough_and_a_limit_sees_every_category() -> None:
+    everything, few = load(PromptsConf()), load(PromptsConf(limit=8))
+    assert {"easy", "hard"} <= set(available_sets())
+    assert len({(prompt.prompt_set, prompt.id) for prompt in everything}) == len(everything)
+    assert len({prompt.turns for prompt in everything}) == len(everything)
+    for name in ("easy", "hard"):
+        all_of, some_of = ([p for p in ps if p.prompt_set == name] for ps in (everything, few))
+        assert (len(all_of) >= 24, len(some_of)) == (True, 8)
+        assert {p.category for p in some_of} == {p.category for p in all_of}
+    assert [int(prompt.id) for prompt in spread(made(32), 4)] == [0, 8, 16, 24]
+    for conf, said in (
+        (PromptsConf(sets=["medium"]), "no set 'medium'; there are easy, hard"),
+        (PromptsConf(weights={"code": 1.0}), "prompts.weights: no prompt set 'code'"),
+        (PromptsConf(weights={"easy": 1.0}), "prompts.weights: no weight for prompt set 'hard'"),
+    ):
+        with pytest.raises(UserError, match=re.escape(said)):
+            load(conf)
+
+
+@given(count=st.integers(1, 60), categories=st.integers(1, 5), limit=st.integers(1, 70))
+def test_a_subsample_has_its_size_keeps_the_order_and_sees_the_categories(
+    count: int, categories: int, limit: int
+) -> None:
+    prompts = made(count, categories)
+    chosen = spread(prompts, limit)
+    assert len(chosen) == min(limit, count)
+    assert [int(p.id) for p in chosen] == sorted({int(p.id) for p in chosen})
+    known = {p.category for p in prompts}
+    assert len({p.category for p in chosen}) == min(limit, len(known))
+
+
+@given(count=st.integers(2, 60))
+def test_a_larger_limit_keeps_what_a_smaller_one_chose(count: int) -> None:
+    prompts = made(count, 3)
+    for limit in range(1, count):
+        assert set(spread(prompts, limit)) < set(spread(prompts, limit + 1))
+
+
+def test_the_hash_changes_with_any_field_and_with_the_order() -> None:
+    first, second = Prompt("s", "1", ("a",)), Prompt("s", "2", ("b",))
+    variants = [
+        [first, second],
+        [second, first],
+        [first],
+        [first, replace(second, turns=("b", "c"))],
+        [first, replace(second, category="c")],
+        [first, replace(second, prompt_set="t")],
+    ]
+    hashes = [prompt_set_hash(variant) for variant in variants]
+    assert len(set(hashes)) == len(variants)
+    assert prompt_set_hash([first, second]) == hashes[0]
+
+
+# Formats
 
 
 def test_every_format_of_the_page_has_an_example_and_every_example_a_test() -> None:
@@ -78,42 +147,57 @@ def test_every_format_of_the_page_has_an_example_and_every_example_a_test() -> N
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_is_read_as_its_page_says(name: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_text(EXAMPLES[name], encoding="utf-8")
-    assert told(read_file(tmp_path / name)) == FORMATS[name]
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_every_format_is_read_compressed(name: str, tmp_path: Path) -> None:
+    """As it is, compressed, and from jsonl as a list and a table too."""
+    file, stem = tmp_path / name, Path(name).stem
+    file.write_text(EXAMPLES[name], encoding="utf-8")
     (tmp_path / f"{name}.gz").write_bytes(gzip.compress(EXAMPLES[name].encode()))
-    assert told(read_file(tmp_path / f"{name}.gz")) == FORMATS[name]
+    files = [file, tmp_path / f"{name}.gz"]
+    if name.endswith("jsonl"):
+        entries = [json.loads(line) for line in EXAMPLES[name].splitlines()]
+        files += [tmp_path / f"{stem}.parquet", tmp_path / f"{stem}.json"]
+        pd.DataFrame(entries).to_parquet(files[-2])
+        files[-1].write_text(json.dumps(entries), encoding="utf-8")
+    for written in files:
+        assert told(read_file(written)) == FORMATS[name]
 
 
-@pytest.mark.parametrize("name", [name for name in FORMATS if name.endswith("jsonl")])
-def test_the_same_entries_are_read_from_parquet_and_json(name: str, tmp_path: Path) -> None:
-    entries = [json.loads(line) for line in EXAMPLES[name].splitlines()]
-    stem = Path(name).stem
-    pd.DataFrame(entries).to_parquet(tmp_path / f"{stem}.parquet")
-    (tmp_path / f"{stem}.json").write_text(json.dumps(entries), encoding="utf-8")
-    assert told(read_file(tmp_path / f"{stem}.parquet")) == FORMATS[name]
-    assert told(read_file(tmp_path / f"{stem}.json")) == FORMATS[name]
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        (
+            "mine.jsonl",
+            '{"prompt": "one"}\n\n{"prompt": "two", "category": "code", "id": "second"}\n'
+            '{"turns": ["three", "four"], "id": 7}',
+            [("mine", "mine-01", ("one",)), ("mine", "7", ("three", "four")),
+             ("code", "second", ("two",))],
+        ),
+        ("a.jsonl", '{"conversations": [{"from": "gpt", "value": "the end"}, {"from": "human", '
+         '"value": "Hi"}, {"from": "gpt", "value": "Hello"}]}', [("a", "a-01", ("Hi",))]),
+        ("mt.csv", 'question_id,turns\n81,"[""one"", ""two""]"\n', [("mt", "81", ("one", "two"))]),
+        ("u.jsonl", '{"prompt": "be\u2028fore\x85end"}', [("u", "u-01", ("be\u2028fore\x85end",))]),
+        ("w.jsonl", '\ufeff{"prompt": "one"}\r\n{"prompt": "two"}\r\n',
+         [("w", "w-01", ("one",)), ("w", "w-02", ("two",))]),
+    ],
+)  # fmt: skip
+def test_files_as_users_have_them(
+    name: str, content: str, expected: list[tuple[str, str, tuple[str, ...]]], tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content.encode())
+    assert [(p.prompt_set, p.id, p.turns) for p in load(own(tmp_path / name))] == expected
 
 
-def test_a_list_in_a_csv_cell_is_json(tmp_path: Path) -> None:
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerows([["question_id", "turns"], [81, json.dumps(["one", "two"])]])
-    (tmp_path / "mt.csv").write_text(text.getvalue(), encoding="utf-8")
-    assert told(read_file(tmp_path / "mt.csv")) == [("mt", "81", None, ("one", "two"), (None,))]
-
-
-def test_what_stands_before_the_first_human_message_is_left_out(tmp_path: Path) -> None:
-    talk = [
-        {"from": "gpt", "value": "the end of something"},
-        {"from": "human", "value": "Hi"},
-        {"from": "gpt", "value": "Hello"},
-    ]
-    (tmp_path / "a.jsonl").write_text(json.dumps({"conversations": talk}), encoding="utf-8")
-    assert told(read_file(tmp_path / "a.jsonl")) == [("a", "a-01", None, ("Hi",), ())]
+def test_a_file_is_read_again_only_when_it_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, reads, read = tmp_path / "a.txt", [], read_file
+    file.write_text("one")
+    monkeypatch.setattr(
+        "harness.prompts.read_file", lambda *args, **more: reads.append(1) or read(*args, **more)
+    )
+    assert load(own(file)) is load(own(file))
+    file.write_text("another")
+    assert load(own(file))[0].turns == ("another",)
+    assert len(reads) == 2
 
 
 def test_unusable_entries_are_skipped_where_asked_and_counted(
@@ -165,21 +249,18 @@ def test_a_limit_on_turns_and_a_system_message_are_for_every_conversation(tmp_pa
     for name in ("messages.jsonl", "mt_bench.jsonl"):
         (tmp_path / name).write_text(EXAMPLES[name], encoding="utf-8")
     files = [str(tmp_path / name) for name in ("messages.jsonl", "mt_bench.jsonl")]
-    own, without = load(PromptsConf(sets=[], files=files, system="Rhyme.", max_turns=1))
-    assert (own.system, own.turns, own.answers) == ("Be brief.", ("What is 2 + 2?",), ())
+    given_, without = load(PromptsConf(sets=[], files=files, system="Rhyme.", max_turns=1))
+    assert (given_.system, given_.turns) == ("Be brief.", ("What is 2 + 2?",))
     assert (without.system, len(without.turns)) == ("Rhyme.", 1)
 
 
 def test_both_thinking_modes_are_two_prompt_sets() -> None:
-    prompts = load(PromptsConf(sets=["easy"], limit=2, enable_thinking=[False, True]))
-    assert [(p.prompt_set, p.thinking) for p in prompts] == [
-        ("easy", False),
-        ("easy", False),
-        ("easy+thinking", True),
-        ("easy+thinking", True),
-    ]
-    (plain,) = load(PromptsConf(sets=["easy"], limit=1, enable_thinking=True))
-    assert (plain.prompt_set, plain.thinking) == ("easy", True)
+    for modes, expected in (
+        ([False, True], [("easy", False), ("easy+thinking", True)]),
+        (True, [("easy", True)]),
+    ):
+        prompts = load(PromptsConf(sets=["easy"], limit=1, enable_thinking=modes))
+        assert [(p.prompt_set, p.thinking) for p in prompts] == expected
     for wrong in ([], "yes", [True, True], 1, [[True]]):
         with pytest.raises(UserError, match="enable_thinking"):
             checked(PromptsConf(enable_thinking=wrong))
@@ -188,13 +269,71 @@ def test_both_thinking_modes_are_two_prompt_sets() -> None:
 # Damage
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("{prompt: one}", "not JSON"),
+        ('"just text"', "not a JSON object"),
+        ('{"words": "one", "n": 1}', "no prompt in it, found 'words', 'n'; read are messages"),
+        ('{"id": "a"}', "no prompt in it, found 'id'"),
+        ("{}", "no prompt in it, found nothing"),
+        ('{"prompt": "a", "turns": ["b"]}', "either prompt or turns"),
+        ('{"prompt": 3}', "must be text, not 3"),
+        ('{"prompt": ""}', "an empty prompt"),
+        ('{"prompt": "  \\n"}', "an empty prompt"),
+        ('{"turns": []}', "at least one text"),
+        ('{"turns": "one"}', "at least one text"),
+        ('{"turns": ["one", 2]}', "must be text, not 2"),
+        ('{"turns": [{"role": "user"}]}', "role and content"),
+        ('{"turns": [{"role": "assistant", "content": "a"}]}', "must follow one with role user"),
+        ('{"turns": [{"role": "system", "content": "a"}]}', "no message with role user"),
+        ('{"messages": "a"}', "messages must be a list"),
+        ('{"messages": [{"role": "tool", "content": "a"}]}', "role 'tool' is not read"),
+        ('{"messages": [{"role": "user", "content": null}]}', "must be text, not None"),
+        ('{"messages": [{"role": "user", "content": " "}]}', "an empty user message"),
+        ('{"messages": [{"role": "user", "content": [{"type": "image"}]}]}', "only text is read"),
+        (
+            '{"turns": [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]}',
+            "it must come first",
+        ),
+        (
+            '{"turns": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},'
+            ' {"role": "assistant", "content": "c"}]}',
+            "must follow one with role user",
+        ),
+        ('{"conversations": []}', "conversations must be a list of at least one"),
+        ('{"conversations": [{"from": "gpt", "value": "a"}]}', "no message with role user"),
+        ('{"instruction": "a", "input": 3}', "input must be text, not 3"),
+        ('{"prompt": "a\\u0000b"}', "a NUL character"),
+        ('{"prompt": "a\\ud800b"}', "half a surrogate pair"),
+        ('{"prompt": "a\x00b"}', "not JSON"),
+        ('{"prompt": "a", "id": "' + "7" * 5000 + '"}', "id has 5,000 characters"),
+        ('{"prompt": "a", "id": ' + "7" * 5000 + "}", "a number of more than"),
+        ('{"prompt": "a", "id": "a\\nb"}', "cannot be printed"),
+        ("[" * 100_000, "nested too deep"),
+        ('{"prompt": "a", "x": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested too deep"),
+        (
+            '{"turns": ["FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"]}',
+            "SPEED-Bench's placeholder",
+        ),
+        ('{"prompt": "a", "category": 4}', "category must be text"),
+        ('{"prompt": "a", "id": ""}', "id must be text"),
+    ],
+)
+def test_a_bad_line_is_told_with_file_number_and_reason(
+    line: str, says: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.jsonl"
+    file.write_text(f'{{"prompt": "a good one"}}\n{line}', encoding="utf-8")
+    text = refused(file)
+    assert text.startswith(f"{file}, line 2: ")
+    assert says in text
+
+
 @pytest.mark.parametrize("suffix", ["jsonl", "json", "csv", "txt", "tsv", "parquet", "jsonl.gz"])
 def test_an_empty_file_of_any_format_is_one_line(suffix: str, tmp_path: Path) -> None:
-    path = tmp_path / f"empty.{suffix}"
-    path.write_bytes(b"")
-    text = refused(path)
-    assert str(path) in text
-    assert "\n" not in text
+    (tmp_path / f"empty.{suffix}").write_bytes(b"")
+    assert str(tmp_path / f"empty.{suffix}") in refused(tmp_path / f"empty.{suffix}")
 
 
 @pytest.mark.parametrize(
@@ -218,6 +357,8 @@ def test_an_empty_file_of_any_format_is_one_line(suffix: str, tmp_path: Path) ->
         ("a.json", b"3", "not an object"),
         ("a.json", b'[{"prompt": "a"}, null]', "entry 2: not an object"),
         ("a.json", b'[{"prompt": ["a", []]}]', "must be text, not a list"),
+        ("a.jsonl", b"\n  \n", "no prompts in it"),
+        ("a.jsonl", b"\xff\xfe\x00", "it is not UTF-8 text"),
     ],
 )
 def test_a_damaged_file_is_told_in_one_line(
@@ -227,7 +368,6 @@ def test_a_damaged_file_is_told_in_one_line(
     text = refused(tmp_path / name)
     assert says in text
     assert str(tmp_path / name) in text
-    assert "\n" not in text
 
 
 def test_flipped_bytes_of_parquet_and_gzip_are_one_line_or_whole_prompts(tmp_path: Path) -> None:
@@ -243,7 +383,7 @@ def test_flipped_bytes_of_parquet_and_gzip_are_one_line_or_whole_prompts(tmp_pat
             damaged[dice.randrange(len(whole))] ^= 1 << dice.randrange(8)
             (tmp_path / f"b{name[1:]}").write_bytes(damaged)
             try:
-                assert_sound(load(PromptsConf(sets=[], files=[str(tmp_path / f"b{name[1:]}")])))
+                assert_sound(load(own(tmp_path / f"b{name[1:]}")))
             except UserError as error:
                 assert_plain(str(error))
 
@@ -279,6 +419,19 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
             load(PromptsConf(sets=[], files=[odd]))
     with pytest.raises(UserError, match="cannot read"):
         load(PromptsConf(sets=[], files=["a" * 5000]))
+
+
+def test_ids_are_unique_in_a_set_those_of_later_turns_included(tmp_path: Path) -> None:
+    for other, said in (
+        ('{"prompt": "b", "id": "x"}', "id 'x' occurs twice in set 'mine'"),
+        ('{"prompt": "b", "id": "x/2"}', "id 'x/2' occurs twice in set 'mine'"),
+        ('{"prompt": "b", "id": "x", "category": "other"}', None),
+    ):
+        (tmp_path / "mine.jsonl").write_text(f'{{"turns": ["a", "c"], "id": "x"}}\n{other}')
+        if said is None:
+            assert len(load(own(tmp_path / "mine.jsonl"))) == 2
+        else:
+            assert said in refused(tmp_path / "mine.jsonl")
 
 
 # The hub
@@ -347,58 +500,40 @@ def test_an_unreachable_hub_and_an_absent_library_are_one_line(
 
 # Generated files: nothing raises but one clear line, and nothing senseless is accepted
 
-WORDS = st.one_of(
+TEXTS = st.one_of(
     st.text(max_size=8),
-    st.sampled_from(["", " ", "\n", "\0", "\ud800", "a prompt", "ünïcode \u2028", "x" * 300]),
+    st.sampled_from(
+        ["a prompt", "", " ", "\n", "\0", "\ud800", "ünï \u2028", "x, y\t'z'", "x" * 300]
+    ),
+)
+SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(allow_nan=True), TEXTS, st.just(10**5000)
 )
 ROLES = st.sampled_from(["user", "human", "assistant", "gpt", "system", "tool", "", "User", 3])
-SCALARS = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.floats(allow_nan=True), WORDS, st.just(10**5000)
+MESSAGE = st.one_of(
+    st.fixed_dictionaries({"role": ROLES, "content": st.one_of(TEXTS, SCALARS)}),
+    st.fixed_dictionaries({"from": st.sampled_from(["human", "gpt"]), "value": TEXTS}),
+    TEXTS,
 )
-MESSAGES = st.lists(
-    st.one_of(
-        st.fixed_dictionaries({"role": ROLES, "content": st.one_of(WORDS, SCALARS)}),
-        st.fixed_dictionaries({"from": ROLES, "value": WORDS}),
-        WORDS,
-    ),
-    max_size=5,
-)
-VALUES = st.one_of(
-    WORDS, WORDS, MESSAGES, st.lists(WORDS, max_size=3), SCALARS, st.dictionaries(WORDS, SCALARS)
-)
-FIELDS = st.sampled_from(
-    [
-        *("messages", "conversations", "conversation", "turns", "prompt", "question"),
-        *("instruction", "text", "input", "id", "question_id", "task_id", "category", "other"),
-    ]
-)
-TEXTS = st.one_of(st.sampled_from(["a prompt", "ünïcode \u2028", "two\nlines", "x, y\t'z'"]), WORDS)
-TURNS = st.lists(TEXTS, min_size=1, max_size=3)
-TALKS = st.lists(
-    st.sampled_from(
-        [
-            {"role": "user", "content": "Hi"},
-            {"role": "assistant", "content": "Hello"},
-            {"from": "human", "value": "Hi"},
-            {"from": "gpt", "value": "Hello"},
-        ]
-    ),
-    min_size=1,
-    max_size=5,
-)
-# Entries as users have them, a little wrong at most
+LISTED = st.one_of(st.lists(MESSAGE, max_size=5), st.lists(TEXTS, min_size=1, max_size=3))
+FIELDS = ("messages", "conversations", "conversation", "turns", "prompt", "question", "instruction",
+          "text", "input", "id", "question_id", "task_id", "category", "other")  # fmt: skip
+# Entries as users have them, a little wrong at most, and any others
 USUAL = st.one_of(
-    st.fixed_dictionaries({"prompt": TEXTS}, optional={"id": SCALARS, "category": WORDS}),
-    st.fixed_dictionaries({"instruction": TEXTS, "input": WORDS, "text": WORDS}),
-    st.fixed_dictionaries({"turns": TURNS}, optional={"question_id": SCALARS, "other": VALUES}),
-    st.fixed_dictionaries({"messages": TALKS}),
-    st.fixed_dictionaries({"conversations": TALKS}, optional={"id": WORDS}),
+    st.fixed_dictionaries({"prompt": TEXTS}, optional={"id": SCALARS, "category": TEXTS}),
+    st.fixed_dictionaries({"instruction": TEXTS, "input": TEXTS, "text": TEXTS}),
+    *(st.fixed_dictionaries({name: LISTED}, optional={"id": SCALARS}) for name in FIELDS[:4]),
 )
-UNUSUAL = st.one_of(st.dictionaries(FIELDS, VALUES, max_size=4), SCALARS, MESSAGES)
+UNUSUAL = st.one_of(
+    st.dictionaries(st.sampled_from(FIELDS), st.one_of(SCALARS, LISTED), max_size=4),
+    SCALARS,
+    LISTED,
+)
 ENTRIES = st.one_of(
     st.lists(USUAL, min_size=1, max_size=4), st.lists(st.one_of(USUAL, UNUSUAL), max_size=4)
 )
 SUFFIXES = st.sampled_from(["jsonl", "json", "csv", "tsv", "txt", "parquet", "jsonl.gz", "csv.gz"])
+DAMAGE = st.none() | st.none() | st.tuples(st.integers(0, 10**6), st.integers(0, 255))
 SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)
 NAMES = re.compile(r"Traceback|\b\w+(Error|Exception)\b")
 
@@ -481,33 +616,19 @@ def check_generated(
         assert_sound(prompts)
 
 
-GENERATED = given(
-    entries=ENTRIES,
-    suffix=SUFFIXES,
-    damage=st.one_of(
-        st.none(), st.none(), st.none(), st.tuples(st.integers(0, 10**6), st.integers(0, 255))
-    ),
-)
+def check_many(folder: Path, examples: int) -> None:
+    @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=SLOW)
+    @given(ENTRIES, SUFFIXES, DAMAGE)
+    def one(entries: list[Any], suffix: str, damage: tuple[int, int] | None) -> None:
+        check_generated(folder, entries, suffix, damage)
+
+    one()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=SLOW)
-@GENERATED
-def test_a_generated_file_gives_sound_prompts_or_one_line(
-    tmp_path_factory: pytest.TempPathFactory,
-    entries: list[Any],
-    suffix: str,
-    damage: tuple[int, int] | None,
-) -> None:
-    check_generated(tmp_path_factory.getbasetemp(), entries, suffix, damage)
+def test_a_generated_file_gives_sound_prompts_or_one_line(tmp_path: Path) -> None:
+    check_many(tmp_path, 150)
 
 
 @pytest.mark.exhaustive
-@settings(max_examples=2500, deadline=None, suppress_health_check=SLOW)
-@GENERATED
-def test_2500_generated_files_give_sound_prompts_or_one_line(
-    tmp_path_factory: pytest.TempPathFactory,
-    entries: list[Any],
-    suffix: str,
-    damage: tuple[int, int] | None,
-) -> None:
-    check_generated(tmp_path_factory.getbasetemp(), entries, suffix, damage)
+def test_2500_generated_files_give_sound_prompts_or_one_line(tmp_path: Path) -> None:
+    check_many(tmp_path, 2500)
