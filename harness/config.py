@@ -457,8 +457,8 @@ class AuditionConfig(ModelsConfig):
         traces_from: a run whose stored completions and scores are used instead of models.
         latency_from: a run whose step times are used.
         latency: step times typed in.
-        combine: stored auditions of one target, of several cards or of parts of the drafts, that
-            are put together into one ranking; nothing else is run.
+        combine: stored auditions of one target, one per card, whose cards are ranked; nothing
+            else is run.
     """
 
     drafts: list[str] = field(default_factory=lambda: ["tiny_good"])

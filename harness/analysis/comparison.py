@@ -389,7 +389,7 @@ def _compared(
 
 
 def judge(speedup_ratio: float, upper: float | None, fail_below: float) -> Outcome:
-    """Fail only where the ratio is below the threshold by more than the noise."""
+    """Fail only where the ratio is below the threshold by more than its interval."""
     if speedup_ratio >= fail_below:
         return "pass"
     return "fail" if (speedup_ratio if upper is None else upper) < fail_below else "unclear"
