@@ -221,7 +221,6 @@ def test_a_size_that_differs_between_layers_is_left_out() -> None:
             r"^draft\.id=no-such-org/no-such-model: .*local folder.*HF_HUB_OFFLINE=1$",
         ),
         (ModelConf(name="x", id="embedded:huge"), "tiny_good"),
-        (conf("tiny_good", dtype="int3"), r"draft\.dtype=int3"),
     ],
 )
 def test_a_model_that_is_not_there_is_one_line(wanted: ModelConf, line: str) -> None:

@@ -36,12 +36,6 @@ from harness.records import UserError
 from harness.theory.architecture import Architecture, architecture_of
 
 EMBEDDED = Path(__file__).parent / "embedded"
-DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float64": torch.float64,
-}
 # What a checkpoint's generation_config may hold that changes which tokens a server emits
 GENERATION_SETTINGS = (
     *("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "top_h"),
@@ -65,7 +59,7 @@ class LoadedModel:
         tokenizer: transformers' tokenizer.
         eos: every id that ends a text.
         context_tokens: positions the model was made for, or None if the config does not say.
-        weights: pretrained, dummy (random) or embedded (toys that ship with the package).
+        weights: pretrained, dummy (random) or embedded (small ones that ship with the package).
     """
 
     key: str
@@ -129,8 +123,8 @@ def load(conf: ModelConf, key: str, device: torch.device) -> LoadedModel:
     `key` is "model" or "draft", for error messages.
 
     Raises:
-        UserError: no such model, not a complete causal model, no network, an unknown dtype or one
-            that the device lacks, not enough memory, or a missing optional package.
+        UserError: no such model, not a complete causal model, no network, a dtype that the device
+            lacks, not enough memory, or a missing optional package.
     """
     wanted = memory_need(conf, key, device)
     if wanted is not None:
@@ -213,21 +207,20 @@ def memory_need(conf: ModelConf, key: str, device: torch.device) -> MemoryNeed |
     if conf.device_map is not None or conf.quantization is not None:
         return None
     if conf.weights == "dummy":
-        dtype = dummy_dtype(conf, key, device)
+        dtype = _dummy_dtype(conf, device)
         shape: Architecture | None = architecture_of(conf.architecture or {}, f"{key}.architecture")
     else:
         with quiet_transformers(), explained(conf, key):
             config: Any = AutoConfig.from_pretrained(_source(conf, key), **_hub(conf))
-        dtype = _asked_dtype(conf, key) or getattr(config, "dtype", None) or torch.float32
+        dtype = _dtype(conf) or getattr(config, "dtype", None) or torch.float32
         shape = shape_of(config)
     check_dtype(dtype, device, key)
     return None if shape is None else MemoryNeed.of(shape, dtype, device, key, conf.name)
 
 
-def dummy_dtype(conf: ModelConf, key: str, device: torch.device) -> torch.dtype:
+def _dummy_dtype(conf: ModelConf, device: torch.device) -> torch.dtype:
     """The dtype of a dummy; `auto` is bfloat16, and float32 on the CPU."""
-    automatic = torch.float32 if device.type == "cpu" else torch.bfloat16
-    return _asked_dtype(conf, key) or automatic
+    return _dtype(conf) or (torch.float32 if device.type == "cpu" else torch.bfloat16)
 
 
 def _dummy(conf: ModelConf, key: str, device: torch.device) -> LoadedModel:
@@ -235,7 +228,7 @@ def _dummy(conf: ModelConf, key: str, device: torch.device) -> LoadedModel:
         with quiet_transformers():
             network = dummy.build(
                 conf.architecture or {},
-                dummy_dtype(conf, key, device),
+                _dummy_dtype(conf, device),
                 device,
                 key=f"{key}.architecture",
                 attention=_attention(conf),
@@ -280,7 +273,7 @@ def _hub(conf: ModelConf) -> dict[str, Any]:
 
 def _options(conf: ModelConf, key: str, device: torch.device) -> dict[str, Any]:
     options: dict[str, Any] = {
-        "dtype": _asked_dtype(conf, key) or "auto",
+        "dtype": _dtype(conf) or "auto",
         "attn_implementation": _attention(conf),
         # None takes safetensors where there are any, and pickled weights elsewhere
         "use_safetensors": None if conf.allow_pickle else True,
@@ -303,10 +296,8 @@ def _attention(conf: ModelConf) -> str | None:
     return None if conf.attention == "auto" else conf.attention
 
 
-def _asked_dtype(conf: ModelConf, key: str) -> torch.dtype | None:
-    if conf.dtype != "auto" and conf.dtype not in DTYPES:
-        raise UserError(f"{key}.dtype={conf.dtype}: use auto, {', '.join(DTYPES)}")
-    return DTYPES.get(conf.dtype)
+def _dtype(conf: ModelConf) -> torch.dtype | None:
+    return None if conf.dtype == "auto" else getattr(torch, conf.dtype)
 
 
 def _quantization(conf: ModelConf, key: str) -> Any:
