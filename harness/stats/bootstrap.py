@@ -193,9 +193,9 @@ def resample(
 
 def only(prompt_sets: Sequence[str], weights: Mapping[str, float] | None, rows: Index) -> Resamples:
     """A single resample that holds some of the prompts once; every set must have one among them."""
-    whole = resample(prompt_sets, weights, draws=0)
-    counts = tuple(np.isin(members, rows)[None].astype(np.float64) for members in whole.members)
-    return Resamples(whole.members, counts, whole.shares)
+    once = resample(prompt_sets, weights, draws=0)
+    counts = tuple(np.isin(members, rows)[None].astype(np.float64) for members in once.members)
+    return Resamples(once.members, counts, once.shares)
 
 
 def bootstrap_interval(
