@@ -1,6 +1,6 @@
 """One target on several cards: which card is it, what does a token cost there, what would a run."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from harness.analysis.cards import rank_cards
 from harness.analysis.setup import is_card
 from harness.audition import work
 from harness.cli import compose
+from harness.cloud.jobs import card_named
 from harness.commands import sweep
 from harness.commands.dry_run import all_cards
 from harness.config import AuditionConfig
@@ -51,7 +52,7 @@ def test_a_device_is_distinguished_from_its_relatives_by_name_and_memory(
 
 def on(device: str, card: str, price: float, slower: float = 1.0, **config: Any) -> StoredRun:
     """The stored audition as another card would have made it."""
-    gpu = {"name": card, "memory_gb": 24, "price_per_hour_usd": price}
+    gpu = {**asdict(card_named("L4")[1]), "name": card, "price_per_hour_usd": price}
     environment = {
         **AUDITION.manifest["environment"],
         "device_name": device,

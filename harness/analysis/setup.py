@@ -6,26 +6,18 @@ and nowhere else.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, cast
 
 from harness.records import Failure, ResultRow, Rule, Trial
 from harness.storage import StoredRun
 from harness.summary import ModelFacts, RunFacts, SamplingFacts, Status, Value
 from harness.theory.architecture import Architecture
+from harness.theory.roofline import Card
 
 Entry = Mapping[str, Any]
 # A card's usable memory is up to some percent below the number it is sold by.
 MEMORY_TOLERANCE = 0.15
-
-
-@dataclass(frozen=True)
-class Card:
-    """The card that `gpu` names."""
-
-    name: str
-    memory_gb: float
-    price_per_hour_usd: float
 
 
 @dataclass(frozen=True)
@@ -142,10 +134,7 @@ class Setup:
     def gpu(self) -> Card | None:
         """The card that `gpu` names."""
         gpu = self.conf("gpu")
-        if not gpu:
-            return None
-        price, memory = float(gpu["price_per_hour_usd"]), float(gpu["memory_gb"])
-        return Card(str(gpu["name"]), memory, price)
+        return Card(**{field.name: gpu[field.name] for field in fields(Card)}) if gpu else None
 
     @property
     def ran_on_gpu(self) -> bool:
