@@ -25,7 +25,7 @@ def loop_over_flags(flag, length, k, proposed):
         counts["drafted"] += drafts
         counts["proposed", drafts] += 1
         for j in range(1, min(k, left) + 1):
-            counts["available", j] += 1
+            counts["room", j] += 1
         kept = 0
         while kept < min(drafts, left) and flag[start, kept]:
             kept += 1
@@ -58,7 +58,7 @@ def assert_equal(replayed, text, expected, k):
         assert getattr(replayed, name)[text] == pytest.approx(expected[name], abs=1e-10), name
     for name, key, numbers in (
         ("accepted_lengths", "kept", range(k + 1)),
-        ("available", "available", range(1, k + 1)),
+        ("room", "room", range(1, k + 1)),
         ("proposals", "proposed", range(k + 1)),
     ):
         counts = [expected[key, n] for n in numbers]
@@ -142,7 +142,7 @@ def test_tokens_emitted_are_the_text():
         assert found.accepted + found.rejected + found.bonus == pytest.approx(found.new_tokens)
         assert found.rounds == pytest.approx(found.rejected + found.bonus + found.cut)
         assert found.accepted_lengths.sum(axis=1) == pytest.approx(found.rounds)
-        assert found.available[:, 0] == pytest.approx(found.rounds)
+        assert found.room[:, 0] == pytest.approx(found.rounds)
         assert found.drafted == pytest.approx(k * found.rounds)
 
 

@@ -112,9 +112,6 @@ def test_only_a_mixture_of_experts_reads_more_for_more_positions():
     more = moe.bytes_read(tokens=5) - moe.bytes_read()
     assert more == pytest.approx(48 * moe.expert_parameters * 2 * (experts_touched(128, 8, 5) - 8))
     assert moe.bytes_read(tokens=5) == moe.bytes_read(batch=5)
-
-
-def test_the_experts_touched_follow_the_chance_that_one_is_missed():
     assert experts_touched(128, 8, 1) == pytest.approx(8.0)
     assert experts_touched(128, 8, 2) == pytest.approx(8 + 8 * (1 - 8 / 128))
     assert experts_touched(128, 8, 10_000) == pytest.approx(128.0)

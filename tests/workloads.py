@@ -59,16 +59,16 @@ def trace(draft, prompt_set, prompt, chances):
     )
 
 
-def population(seed, size, *, drafts=DRAFTS, spread=0.7):
+def population(seed, size):
     """Traces of every draft on `size` prompts."""
     rng = np.random.default_rng(seed)
-    traces = {draft: [] for draft in drafts}
+    traces = {draft: [] for draft in DRAFTS}
     for index in range(size):
         prompt_set = SETS[index % 2]
-        ease = rng.normal(0.3 if prompt_set == "easy" else -0.3, spread)
+        ease = rng.normal(0.3 if prompt_set == "easy" else -0.3, 0.7)
         length = int(np.clip(rng.lognormal(np.log(64), 0.5), 8, 256))
         path = 0.8 * stretches(rng, length)
-        for draft, level in drafts.items():
+        for draft, level in DRAFTS.items():
             logit = level + ease + path + rng.normal(0.0, 0.3) + rng.normal(0.0, 1.0, length)
             chances = 1.0 / (1.0 + np.exp(-logit))
             # As with real models: much is certain, and some tokens are never proposed.
@@ -98,22 +98,22 @@ class Steps:
     target_s: float
     verify_s: tuple[float, ...]
 
-    def target_timings(self, rng, samples=SAMPLES):
+    def target_timings(self, rng):
         """Samples of the target's steps, shared by all drafts."""
         named = [("step", 1, self.target_s)]
         named += [("verify", n, value) for n, value in enumerate(self.verify_s, start=1)]
-        return [timing("target", kind, n, value, rng, samples) for kind, n, value in named]
+        return [timing("target", kind, n, value, rng) for kind, n, value in named]
 
-    def latency(self, rng, target_timings=None, samples=SAMPLES) -> Latency:
+    def latency(self, rng, target_timings=None) -> Latency:
         """What a run would know of these."""
-        target = target_timings or self.target_timings(rng, samples)
-        return latency_of([*target, timing("draft", "step", 1, self.draft_s, rng, samples)])
+        target = target_timings or self.target_timings(rng)
+        return latency_of([*target, timing("draft", "step", 1, self.draft_s, rng)])
 
 
-def timing(role, kind, tokens, median_s, rng, samples=SAMPLES):
+def timing(role, kind, tokens, median_s, rng):
     """Noisy samples around a median: lognormal, and now and then much longer."""
-    noise = STEP_NOISE * rng.normal(size=samples)
-    late = np.where(rng.random(samples) < 0.1, rng.exponential(0.3, samples), 0.0)
+    noise = STEP_NOISE * rng.normal(size=SAMPLES)
+    late = np.where(rng.random(SAMPLES) < 0.1, rng.exponential(0.3, SAMPLES), 0.0)
     # The median of noise plus lateness is not the noise's; divide by what it is (simulated).
     values = median_s * np.exp(noise + late) / MEDIAN
     return StepTiming(role, role, kind, tokens, 64, 1, tuple(values.tolist()))
@@ -139,9 +139,9 @@ def tokens_per_round(replays: Replays):
     return rates
 
 
-def population_replays(seed=0, size=4000, **kwargs) -> Replays:
+def population_replays(seed, size) -> Replays:
     """Every draft at every K on the population."""
-    return replay_drafts(population(seed, size, **kwargs), "ratio", KS, 1.0)
+    return replay_drafts(population(seed, size), "ratio", KS, 1.0)
 
 
 def rows_of(rng, replays: Replays, size):

@@ -43,7 +43,7 @@ class Replayed:
         k: num_draft_tokens.
         new_tokens, rounds, drafted, accepted, rejected, bonus, cut: shape (texts,).
         accepted_lengths: shape (texts, K + 1); entry j is the rounds that kept exactly j.
-        available: shape (texts, K); entry j - 1 is the rounds with at least j positions left.
+        room: shape (texts, K); entry j - 1 is the rounds with at least j text positions left.
         proposals: shape (texts, K + 1); entry n is the rounds that proposed n tokens. All are at
             K, but for a drafter that may propose fewer; 0 proposed is a plain step, which counts
             as a bonus after no acceptance.
@@ -58,7 +58,7 @@ class Replayed:
     bonus: Array
     cut: Array
     accepted_lengths: Array
-    available: Array
+    room: Array
     proposals: Array
 
     @property
@@ -92,7 +92,7 @@ class Replayed:
     def acceptance_by_position(self) -> tuple[float, ...]:
         """Over all texts, for j = 1..K; positions that no round reached are left out."""
         at_least = self.accepted_lengths.sum(axis=0)[::-1].cumsum()[::-1][1:]
-        pairs = zip(at_least, self.available.sum(axis=0), strict=True)
+        pairs = zip(at_least, self.room.sum(axis=0), strict=True)
         return tuple(float(kept / rounds) for kept, rounds in pairs if rounds > 0.0)
 
     def summed(self, groups: Sequence[int] | NDArray[np.integer], size: int) -> "Replayed":
@@ -241,7 +241,7 @@ def _replay_one(chances: Array, lengths: Counts, k: int, proposed: Counts | None
         bonus=rounds - rejected - cut,
         cut=cut,
         accepted_lengths=at_least - np.pad(at_least[:, 1:], ((0, 0), (0, 1))),
-        available=(starts[:, :, None] * in_text).sum(axis=1),
+        room=(starts[:, :, None] * in_text).sum(axis=1),
         proposals=proposals,
     )
 
