@@ -68,22 +68,27 @@ class Page:
         """The page as it is printed, base64."""
         return self._call("Page.printToPDF")["data"]
 
+    def screenshot(self, x: float, y: float, width: float, height: float) -> str:
+        """A part of the page as a PNG, base64."""
+        clip = {"x": x, "y": y, "width": width, "height": height, "scale": 1}
+        return self._call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)["data"]
+
     def emulate(self, **media: str) -> None:
         """Another medium or scheme: media="print", scheme="dark"."""
         features = [{"name": "prefers-color-scheme", "value": media.get("scheme", "light")}]
         self._call("Emulation.setEmulatedMedia", media=media.get("media", ""), features=features)
 
-    def heard(self, method: str, told: dict[str, Any]) -> None:
+    def record(self, method: str, event: dict[str, Any]) -> None:
         if method == "Network.requestWillBeSent":
-            self.requests.append(told["request"]["url"])
+            self.requests.append(event["request"]["url"])
         elif method == "Page.loadEventFired":
             self.loaded = True
         elif method == "Log.entryAdded":
-            self.complaints.append(told["entry"]["text"])
+            self.complaints.append(event["entry"]["text"])
         elif method == "Runtime.exceptionThrown":
-            self.complaints.append(str(told["exceptionDetails"]))
+            self.complaints.append(str(event["exceptionDetails"]))
         elif method == "Runtime.consoleAPICalled":
-            self.complaints.append(str(told["args"]))
+            self.complaints.append(str(event["args"]))
 
     def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
         return self.browser.call(method, self.session, **parameters)
@@ -132,7 +137,7 @@ class Browser:
                 return message["result"]
 
     def _take(self, until: float) -> dict[str, Any]:
-        """The next message; one that is an event is told to its page as well."""
+        """The next message; an event is recorded by its page too."""
         while b"\0" not in self._buffer:
             ready, _, _ = select.select([self._read], [], [], max(0.0, until - time.monotonic()))
             assert ready, "Chromium did not answer in time"
@@ -142,7 +147,7 @@ class Browser:
         whole, self._buffer = self._buffer.split(b"\0", 1)
         message: dict[str, Any] = json.loads(whole)
         if "method" in message and (page := self._pages.get(message.get("sessionId", ""))):
-            page.heard(message["method"], message["params"])
+            page.record(message["method"], message["params"])
         return message
 
 
@@ -150,21 +155,21 @@ class Browser:
 def chromium(profile: Path) -> Iterator[Browser]:
     """A browser with a profile of its own; ended with the block."""
     assert BINARY is not None, "install Chromium (apt-get install chromium)"
-    ours_read, theirs_write = _high(os.pipe())
-    theirs_read, ours_write = _high(os.pipe())
-    words = [sys.executable, "-ISc", _EXEC, str(theirs_read), str(theirs_write)]
+    read, child_write = _high(os.pipe())
+    child_read, write = _high(os.pipe())
+    words = [sys.executable, "-ISc", _EXEC, str(child_read), str(child_write)]
     words += [BINARY, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
     quiet: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(words, pass_fds=(theirs_read, theirs_write), **quiet)
-    os.close(theirs_read)
-    os.close(theirs_write)
+    process = subprocess.Popen(words, pass_fds=(child_read, child_write), **quiet)
+    os.close(child_read)
+    os.close(child_write)
     try:
-        browser = Browser(ours_read, ours_write)
+        browser = Browser(read, write)
         yield browser
         browser.call("Browser.close")
     finally:
-        os.close(ours_read)
-        os.close(ours_write)
+        os.close(read)
+        os.close(write)
         try:
             process.wait(timeout=10)
         except subprocess.TimeoutExpired:

@@ -38,6 +38,11 @@ def door(tmp_path: Path) -> Door:
     return run
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds --renew-golden, which writes tests/golden anew instead of comparing with it."""
+    parser.addoption("--renew-golden", action="store_true", help="write tests/golden anew")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skips tests marked gpu on machines without one; torch is only asked if there are any."""
     marked = [item for item in items if item.get_closest_marker("gpu")]

@@ -17,7 +17,7 @@ from harness.commands import report
 from harness.commands.run import Outcome
 from harness.config import ReportConfig
 from harness.records import Trial, UserError
-from harness.reporting.tables.comparison import CAVEATS
+from harness.reporting.sentences.comparison import CAVEATS
 from harness.stats.bootstrap import speedup_interval
 from harness.storage import RunFolder, StoredRun, load
 from harness.summary import Comparison, ComparisonCaveatCode, ComparisonRow

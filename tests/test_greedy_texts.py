@@ -16,7 +16,7 @@ from harness.commands import snapshot, sweep
 from harness.commands.run import Outcome
 from harness.models.lean.model import LeanModel
 from harness.records import CopyBandwidth, UserError
-from harness.reporting.content import content_of
+from harness.reporting.old_content import content_of
 from harness.storage import StoredRun, load
 
 ORIGINAL = 32

@@ -6,37 +6,33 @@ import io
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
-from rich.console import Console
+from PIL import Image
 
 from harness import reporting
+from harness.analysis import analyse
 from harness.records import Failure
-from harness.reporting import definitions, html_report, html_svg
+from harness.reporting import definitions, html
 from harness.reporting.content import Content, content_of
-from harness.reporting.html_table import html_table, sort_value
-from harness.reporting.snippets import Snippet
-from harness.reporting.tables import Column, Row, Table
-from harness.storage import StoredRun, load
+from harness.reporting.serving import Snippet
+from harness.reporting.tables import tables_of
+from harness.storage import load
+from harness.summary import ModelFacts, Summary
 from tests import browser
-from tests import reporting_fixtures as made
 
 ROOT = Path(__file__).resolve().parents[1]
-EXAMPLES = ("embedded_sweep", "embedded_audition")
-RUNS = {
-    "sweep": made.sweep_run,
-    "partial": made.partial_sweep_run,
-    "profile": made.profile_run,
-    "breakeven": made.breakeven_run,
-    "snapshot": made.snapshot_run,
-}
-# Headers that name things rather than quantities
-WORDS = {"rank", "category", "on", "quantity", "scored on", "what", "why", "rule", "prompt"}
-VOID = {"meta", "br", "path", "use", "rect", "stop"}
+RUNS = ("sweep", "audition", "profile", "breakeven", "snapshot")
+VOID = {"meta", "br", "img"}
 HOSTILE = """<script>alert(1)</script><img src=x onerror="alert('2')">&amp;"""
 ELSEWHERE = "http://example.invalid/x.png"
+
+needs_chromium = pytest.mark.skipif(browser.BINARY is None, reason="no Chromium is installed")
+any_run = pytest.mark.parametrize("name", RUNS)
 
 
 class Parsed(HTMLParser):
@@ -56,9 +52,6 @@ class Parsed(HTMLParser):
         if tag not in VOID:
             self.open.append(tag)
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, {name: value or "" for name, value in attrs}))
-
     def handle_endtag(self, tag: str) -> None:
         if not self.open or self.open.pop() != tag:
             self.unbalanced.append(tag)
@@ -73,31 +66,31 @@ class Parsed(HTMLParser):
         return [found[attribute] for _, found in self.elements if attribute in found]
 
 
-def written(run: StoredRun) -> str:
-    reporting.render(run)
-    return (run.folder / "report.html").read_text(encoding="utf-8")
+@cache
+def summary(name: str) -> Summary:
+    return analyse(load(ROOT / "tests/frozen" / name))
 
 
-def undrawn(run: StoredRun) -> str:
-    """The page without its plots, which take most of the time."""
-    return html_report.report(content_of(run), (), run.folder)
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The page of every stored run."""
+    files = {}
+    for name in RUNS:
+        folder = tmp_path_factory.mktemp(name)
+        reporting.render(summary(name), folder)
+        files[name] = folder / "report.html"
+    return files
 
 
-def example(name: str, folder: Path) -> StoredRun:
-    """A copy of a committed run: rendering writes into its folder."""
-    source, copy = ROOT / "results/examples" / name, folder / name
-    copy.mkdir()
-    for file in source.iterdir():
-        if file.is_file() and not file.name.startswith("report."):
-            (copy / file.name).write_bytes(file.read_bytes())
-    return load(copy)
+def parsed(file: Path) -> Parsed:
+    return Parsed(file.read_text(encoding="utf-8"))
 
 
-def full_content(run: StoredRun) -> Content:
+def full_content() -> Content:
     """A report with every section in it."""
     snippet = Snippet("vLLM 9", "vllm serve a --draft 'b'", ("quoted under its own rule",))
     return replace(
-        content_of(run),
+        content_of(summary("sweep")),
         reasons=("Because of the reason.",),
         caveats=("Beware of the caveat.",),
         failures=("the failure: out of memory",),
@@ -105,108 +98,59 @@ def full_content(run: StoredRun) -> Content:
     )
 
 
-def drawn(folder: Path) -> list[tuple[str, str]]:
-    found = sorted((folder / "plots").glob("*.svg"))
-    return [(f"plots/{path.name}", f"caption of {path.stem}") for path in found]
-
-
-@pytest.fixture(scope="module", params=RUNS)
-def any_page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Parsed:
-    return Parsed(written(RUNS[request.param](tmp_path_factory.mktemp("any"))))
-
-
-@pytest.fixture(scope="module")
-def sweep(tmp_path_factory: pytest.TempPathFactory) -> StoredRun:
-    run = made.sweep_run(tmp_path_factory.mktemp("sweep"))
-    reporting.render(run)
-    return run
-
-
-@pytest.fixture(scope="module")
-def examples(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("examples")
-    pages = {}
-    for name in EXAMPLES:
-        run = example(name, folder)
-        reporting.render(run)
-        pages[name] = run.folder / "report.html"
-    return pages
-
-
-def test_every_door_gets_a_whole_page_of_balanced_elements(any_page: Parsed) -> None:
-    assert not any_page.unbalanced
-    assert not any_page.open
-    assert any_page.all("html") == [{"lang": "en"}]
-    assert any_page.all("h1")
-    assert any_page.all("main")
-
-
-def test_nothing_in_a_page_is_loaded_from_elsewhere(any_page: Parsed) -> None:
-    assert not any_page.all("link")
-    assert not any_page.all("img")
-    assert not any_page.all("iframe")
-    assert not any_page.values("src")
-    addresses = [*any_page.values("href"), *any_page.values("xlink:href")]
-    assert addresses
-    assert all(address.startswith("#") for address in addresses)
-    styles = "".join(any_page.words) + " ".join(any_page.values("style"))
+@any_run
+def test_a_page_is_one_balanced_file_that_loads_nothing(name: str, pages: dict[str, Path]) -> None:
+    page = parsed(pages[name])
+    assert not page.unbalanced
+    assert not page.open
+    assert page.all("html") == [{"lang": "en"}]
+    assert page.all("h1")
+    assert page.all("main")
+    assert not page.all("link")
+    assert not page.all("iframe")
+    assert all(image["alt"] for image in page.all("img"))
+    assert all(source.startswith("data:image/svg+xml;base64,") for source in page.values("src"))
+    assert all(address.startswith("#") for address in page.values("href"))
+    styles = "".join(page.words) + " ".join(page.values("style"))
     assert "@import" not in styles
-    assert not re.search(r"url\((?!#)", styles)
+    assert "url(" not in styles
 
 
-def test_the_policy_of_a_page_allows_its_one_script_and_nothing_else(sweep: StoredRun) -> None:
-    text = (sweep.folder / "report.html").read_text(encoding="utf-8")
+def test_the_policy_of_a_page_allows_its_one_script_and_images_inside_it(
+    pages: dict[str, Path],
+) -> None:
+    text = pages["sweep"].read_text(encoding="utf-8")
     (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', text)
-    assert policy.startswith("default-src 'none'; ")
+    assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'; img-src data:; ")
     assert f"script-src 'sha256-{digest}';" in policy
-    assert len(script.splitlines()) < 50
 
 
+@any_run
 def test_every_link_within_a_page_leads_somewhere_and_no_id_is_given_twice(
-    examples: dict[str, Path],
+    name: str, pages: dict[str, Path]
 ) -> None:
-    for file in examples.values():
-        page = Parsed(file.read_text(encoding="utf-8"))
-        ids = page.values("id")
-        assert len(ids) == len(set(ids))
-        targets = {address[1:] for address in page.values("href")}
-        assert len(targets) > 20
-        assert targets <= set(ids)
-        named = {name for value in page.values("aria-labelledby") for name in value.split()}
-        assert named <= set(ids)
+    page = parsed(pages[name])
+    ids = page.values("id")
+    assert len(ids) == len(set(ids))
+    assert {address[1:] for address in page.values("href")} <= set(ids)
+    named = {name for value in page.values("aria-labelledby") for name in value.split()}
+    assert named <= set(ids)
 
 
-def test_every_column_of_numbers_leads_to_its_definition(examples: dict[str, Path]) -> None:
-    heads = [
-        head
-        for file in examples.values()
-        for head in re.findall(
-            r'<th scope="col".*?</th>', file.read_text(encoding="utf-8"), re.DOTALL
-        )
-    ]
-    assert len(heads) > 100
-    undefined = [head for head in heads if 'class="num"' in head and 'href="#m-' not in head]
-    assert not undefined
+@any_run
+def test_every_column_of_numbers_is_defined_in_the_metrics(name: str) -> None:
+    columns = [column for table in tables_of(summary(name)) for column in table.columns]
+    numbers = {column.definition or column.one_line for column in columns if column.text}
+    assert not [title for title in numbers if definitions.lookup(title) is None]
 
 
-@pytest.mark.parametrize("door", RUNS)
-def test_the_columns_of_every_door_are_defined_in_the_metrics(door: str, tmp_path: Path) -> None:
-    tables = content_of(RUNS[door](tmp_path)).tables
-    assert tables
-    columns = [column for table in tables for column in table.columns if column.title]
-    titles = {column.means or column.one_line for column in columns}
-    assert {title for title in titles if definitions.lookup(title) is None} <= WORDS
-
-
-def test_a_tooltip_is_the_text_of_the_metrics(sweep: StoredRun) -> None:
-    page = Parsed((sweep.folder / "report.html").read_text(encoding="utf-8"))
-    tips = {found.get("title", "") for found in page.all("a")}
-    text = " ".join((ROOT / "harness/reporting/metrics.md").read_text(encoding="utf-8").split())
+def test_a_tooltip_is_the_text_of_the_metrics(pages: dict[str, Path]) -> None:
+    tips = {found.get("title", "") for found in parsed(pages["sweep"]).all("a")}
     alpha = next(tip for tip in tips if tip.startswith("alpha: "))
     assert "accepted / (accepted + rejected), share" in alpha
-    assert alpha.removeprefix("alpha: ")[:60] in text
+    assert alpha.removeprefix("alpha: ")[:60] in " ".join(definitions.METRICS.read_text().split())
 
 
 def test_the_metrics_are_parsed_from_headings_rows_and_aliases() -> None:
@@ -247,49 +191,47 @@ def test_a_definition_cannot_carry_markup_into_a_page() -> None:
 
 
 def test_what_a_user_calls_a_model_stays_text(tmp_path: Path) -> None:
-    named = {**made.PAIR, "model": {"name": HOSTILE}, "draft": {"name": HOSTILE}}
-    rows = [replace(row, model=HOSTILE, draft=HOSTILE) for row in made.sweep_rows()]
-    verdict = made.verdict(0.0, draft=HOSTILE, reason=HOSTILE)
-    summary = made.sweep_summary(
-        verdict=verdict,
-        per_temperature=(verdict,),
-        caveats=(HOSTILE,),
+    made = summary("sweep")
+    verdict: Any = made.verdict
+    assert verdict is not None
+    run = replace(
+        made.run,
+        model=HOSTILE,
+        draft=HOSTILE,
+        models=(ModelFacts("target", HOSTILE, HOSTILE), ModelFacts("draft", HOSTILE, HOSTILE)),
+        environment={HOSTILE: HOSTILE},
+    )
+    hostile = replace(
+        made,
+        run=run,
+        verdict=replace(verdict, draft=HOSTILE),
+        results=tuple(replace(row, model=HOSTILE, draft=HOSTILE) for row in made.results),
+        steps=tuple(replace(entry, draft=HOSTILE) for entry in made.steps),
         failures=(Failure(HOSTILE, HOSTILE),),
-        headline={HOSTILE: 1.0},
     )
-    run = made.stored(
-        tmp_path,
-        "sweep",
-        config={**named, "note": HOSTILE},
-        results=rows,
-        latency=[replace(row, model=HOSTILE) for row in made.latency_rows()],
-        summary=summary,
-    )
-    run = replace(run, manifest={**run.manifest, HOSTILE: HOSTILE})
-    page = Parsed(written(run))
+    reporting.render(hostile, tmp_path)
+    page = parsed(tmp_path / "report.html")
     assert len(page.all("script")) == 1
-    assert not page.all("img")
+    assert all(source.startswith("data:") for source in page.values("src"))
     assert not [name for _, found in page.elements for name in found if name.startswith("on")]
     assert not page.unbalanced
-    said = "".join(page.words)
-    assert said.count(HOSTILE) > 5
-    assert "alert(1)" in said
+    assert "".join(page.words).count(HOSTILE) > 5
 
 
 def test_the_verdict_comes_first_then_why_and_caveats_picture_line_and_evidence(
-    sweep: StoredRun,
+    pages: dict[str, Path],
 ) -> None:
-    content = full_content(sweep)
-    verdict = {"decision": "speculate"}
-    page = html_report.report(content, drawn(sweep.folder), sweep.folder, verdict)
+    plots = [("plots/speedup_vs_k.svg", "a picture")]
+    page = html.report(full_content(), plots, pages["sweep"].parent)
     wanted = [
-        "Serve tiny_good at K=2</h2>",
+        'class="card verdict yes"',
+        "Serve tiny_good at K=4</h2>",
         "vllm serve a --draft &#39;b&#39;",
         "quoted under its own rule",
         "Because of the reason.",
         "Beware of the caveat.",
         "the failure: out of memory",
-        "<svg",
+        "<img",
         "llama-server -md b",
         "<table",
         "<details",
@@ -297,138 +239,6 @@ def test_the_verdict_comes_first_then_why_and_caveats_picture_line_and_evidence(
     ]
     places = [page.index(text) for text in wanted]
     assert places == sorted(places)
-
-
-def test_the_same_order_holds_in_markdown(sweep: StoredRun) -> None:
-    from harness.reporting import markdown
-
-    text = markdown.report(full_content(sweep), drawn(sweep.folder), sweep.folder)
-    wanted = [
-        "**Serve tiny",
-        "Because of the reason.",
-        "Beware of the caveat.",
-        "the failure",
-        "![",
-        "```sh\nvllm serve a --draft 'b'\n```",
-        "quoted under",
-        "| ---",
-        "<details>",
-    ]
-    places = [text.index(words) for words in wanted]
-    assert places == sorted(places)
-
-
-def test_the_same_order_holds_in_the_console(tmp_path: Path) -> None:
-    advice = {"advice": ["because of the reason"]}
-    out = io.StringIO()
-    reporting.show(made.sweep_run(tmp_path, extra=advice), Console(file=out, width=80))
-    text = " ".join(out.getvalue().split())
-    wanted = [
-        "Serve tiny_good at K=2",
-        "Because of the reason.",
-        "Note: Embedded models",
-        "vllm serve",
-        "Temperature 0, easy prompts",
-    ]
-    places = [text.index(words) for words in wanted]
-    assert places == sorted(places)
-
-
-@pytest.mark.parametrize(
-    ("decision", "sentence", "mood"),
-    [
-        ("speculate", "Serve it at K=2: 1.3x.", "yes"),
-        ("does_not_pay", "Do not speculate: too slow.", "no"),
-        ("undecided", "Undecided: too few prompts.", "open"),
-        (None, "FAIL: speculation changed the output.", "no"),
-    ],
-)
-def test_the_colour_of_a_verdict_follows_what_it_says(
-    sweep: StoredRun, decision: str | None, sentence: str, mood: str
-) -> None:
-    content = replace(content_of(sweep), verdicts=(sentence,))
-    page = html_report.report(content, (), sweep.folder, {"decision": decision})
-    assert f'class="card verdict {mood}"' in page
-    banner = replace(content, banner="Made up.")
-    assert 'class="card verdict none"' in html_report.report(banner, (), sweep.folder, None)
-
-
-def test_an_unfinished_run_is_marked_above_everything(tmp_path: Path) -> None:
-    page = undrawn(made.sweep_run(tmp_path, status="running"))
-    assert page.index("UNFINISHED RUN") < page.index("Serve tiny_good")
-    failed = undrawn(made.partial_sweep_run(tmp_path))
-    assert "FAILED RUN" in failed
-    assert "hard, temperature 1, K=8: out of memory" in failed
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("1.42x [1.36, 1.48]", "1.42"),
-        ("-", ""),
-        ("none", ""),
-        ("12,345", "12345"),
-        ("+0.31", "0.31"),
-        ("-0.31", "-0.31"),
-        ("> 99 %", "99"),
-        ("2.0 GiB", "2147483648"),
-        ("512 MiB", "536870912"),
-        ("250 ms", "0.25"),
-        ("1.0 s", "1"),
-    ],
-)
-def test_a_cell_sorts_by_its_number_in_one_unit(text: str, value: str) -> None:
-    assert sort_value(text) == value
-
-
-def test_the_mark_of_the_best_row_moves_into_its_name() -> None:
-    columns = (Column("", "left", key=True), Column("K", key=True), Column("alpha"))
-    rows = (Row(("best", "4", "0.9"), best=True), Row(("", "8", "0.8")))
-    table = html_table(Table("t", columns, rows), "t")
-    assert [column.title for column in table.columns] == ["K", "alpha"]
-    assert [row.cells[0].mark for row in table.rows] == ["best", ""]
-    assert table.rows[0].cells[0].heads_row
-
-
-def test_a_drawing_takes_its_colours_from_the_page_and_keeps_its_ids_apart() -> None:
-    svg = (
-        '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
-        ' viewBox="0 0 700 300"><metadata>m</metadata><style>x{}</style><defs><path id="p"/></defs>'
-        '<use xlink:href="#p" style="fill: #0072B2; stroke: #ffffff" clip-path="url(#c)"/>'
-        '<text style="font-family: serif; font-size: 9px">a &lt; b</text></svg>'
-    )
-    drawn = html_svg.inline(svg, 'what "it" shows', "one")
-    text = str(drawn.svg)
-    assert drawn.themed
-    assert drawn.width == 700.0
-    assert "var(--series-0)" in text
-    assert "var(--paper)" in text
-    assert 'id="one-p"' in text
-    assert 'href="#one-p"' in text
-    assert "url(#one-c)" in text
-    assert "metadata" not in text
-    assert "serif" not in text
-    assert "a &lt; b" in text
-    assert 'aria-label="what &quot;it&quot; shows"' in text
-
-
-def test_a_drawing_with_a_colour_of_its_own_keeps_all_of_them() -> None:
-    svg = (
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 7 3">'
-        '<path style="fill: #0072b2"/><path style="fill: #123456"/></svg>'
-    )
-    drawn = html_svg.inline(svg, "c", "p")
-    assert not drawn.themed
-    assert "var(" not in str(drawn.svg)
-
-
-@pytest.mark.parametrize(("name", "shaded"), [("embedded_sweep", 0), ("embedded_audition", 1)])
-def test_every_plot_of_the_examples_but_the_shaded_one_follows_the_scheme(
-    name: str, shaded: int, examples: dict[str, Path]
-) -> None:
-    page = examples[name].read_text(encoding="utf-8")
-    assert page.count('class="plot') >= 4
-    assert page.count('class="plot fixed') == shaded
 
 
 def schemes() -> dict[str, dict[str, str]]:
@@ -452,9 +262,9 @@ def contrast(one: str, other: str) -> float:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark", "print"])
-def test_text_and_series_stand_out_from_the_paper_in_every_scheme(scheme: str) -> None:
+def test_text_stands_out_from_the_paper_in_every_scheme(scheme: str) -> None:
     colours = schemes()[scheme]
-    assert len(colours) > 20
+    assert len(colours) > 10
     texts = ["ink", "muted", "link", "yes", "no", "open", "none"]
     faint = {
         (name, ground): ratio
@@ -463,24 +273,14 @@ def test_text_and_series_stand_out_from_the_paper_in_every_scheme(scheme: str) -
         if (ratio := contrast(colours[name], colours[ground])) < 4.5
     }
     assert not faint
-    lines = [name for name in colours if name.startswith(("series", "shade"))]
-    assert len(lines) == 12
-    # labels beside the lines are bold text of that colour; 3 : 1 is the bound for graphics
-    assert not {name for name in lines if contrast(colours[name], colours["paper"]) < 3.0}
 
 
 # ---- in a browser -------------------------------------------------------------------------------
 
-READ = """(() => { const table = document.querySelector("table.sortable");
-  return [...table.tBodies[0].rows].map(row => row.cells[%d].textContent.trim()); })()"""
-STATE = """[...document.querySelector("table.sortable").tHead.rows[0].cells]
-  .map(head => head.getAttribute("aria-sort"))"""
-CLICK = """document.querySelector("table.sortable").tHead.rows[0].cells[%d]
-  .querySelector("button").%s()"""
-BRIGHTNESS = """(() => { const of = (element, name) =>
-  getComputedStyle(element)[name].match(/\\d+/g).slice(0, 3).reduce((a, b) => +a + +b, 0) / 765;
-  const text = document.querySelector(".plot text"), card = text.closest(".card");
-  return [of(card, "backgroundColor"), of(text, "fill"), of(document.body, "color")]; })()"""
+TABLE = 'document.querySelectorAll("table.sortable")[1]'  # the first is in ascending order
+READ = f"[...{TABLE}.tBodies[0].rows].map(row => row.cells[%d].textContent.trim())"
+STATE = f'[...{TABLE}.tHead.rows[0].cells].map(head => head.getAttribute("aria-sort"))'
+CLICK = f'{TABLE}.tHead.rows[0].cells[%d].querySelector("button").%s()'
 
 
 @pytest.fixture(scope="module")
@@ -489,23 +289,24 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[browser.Brows
         yield running
 
 
-@browser.needs_chromium
-@pytest.mark.parametrize("name", EXAMPLES)
+@needs_chromium
+@pytest.mark.parametrize("name", ["sweep", "audition"])
 def test_a_report_opens_without_a_complaint_and_without_any_request(
-    name: str, examples: dict[str, Path], chromium: browser.Browser
+    name: str, pages: dict[str, Path], chromium: browser.Browser
 ) -> None:
-    page = chromium.page(examples[name])
-    assert page.requests == [examples[name].as_uri()]
+    page = chromium.page(pages[name])
+    assert [url for url in page.requests if not url.startswith("data:")] == [pages[name].as_uri()]
     assert page.complaints == []
-    assert page.evaluate('document.querySelectorAll("svg").length') >= 4
+    drawn = 'document.querySelectorAll(".plot img")'
+    assert page.evaluate(f"[...{drawn}].filter(i => i.naturalWidth > 0).length") >= 4
     assert page.evaluate('document.querySelector(".verdict h2").getBoundingClientRect().top') < 200
 
 
-@browser.needs_chromium
+@needs_chromium
 def test_a_page_that_tries_to_load_or_run_something_is_refused_and_seen(
-    sweep: StoredRun, tmp_path: Path, chromium: browser.Browser
+    pages: dict[str, Path], tmp_path: Path, chromium: browser.Browser
 ) -> None:
-    text = (sweep.folder / "report.html").read_text(encoding="utf-8")
+    text = pages["sweep"].read_text(encoding="utf-8")
     hostile = f'<img src="{ELSEWHERE}" onerror="window.ran = 1"><script>window.ran = 2</script>'
     tampered = tmp_path / "tampered.html"
     tampered.write_text(text.replace("<main", f"{hostile}<main", 1), encoding="utf-8")
@@ -518,114 +319,101 @@ def test_a_page_that_tries_to_load_or_run_something_is_refused_and_seen(
     assert ELSEWHERE in chromium.page(lax).requests
 
 
-@browser.needs_chromium
-def test_a_table_is_sorted_by_a_click_and_comes_back_to_its_own_order(
-    sweep: StoredRun, chromium: browser.Browser
+@needs_chromium
+def test_a_table_is_sorted_by_click_or_key_and_comes_back_to_its_own_order(
+    pages: dict[str, Path], chromium: browser.Browser
 ) -> None:
-    page = chromium.page(sweep.folder / "report.html")
-    title = "Temperature 0, easy prompts"
-    assert page.evaluate('document.querySelector("table.sortable caption").textContent') == title
-    before = page.evaluate(READ % 1)
-    assert before == ["231.5", "311.5", "363.6", "401.6", "336.7"]
-    page.evaluate(CLICK % (1, "click"))
-    assert page.evaluate(READ % 1) == ["401.6", "363.6", "336.7", "311.5", "231.5"]
-    assert page.evaluate(STATE)[1] == "descending"
-    page.evaluate(CLICK % (1, "click"))
-    assert page.evaluate(READ % 1) == ["231.5", "311.5", "336.7", "363.6", "401.6"]
-    assert page.evaluate(STATE)[1] == "ascending"
-    page.evaluate(CLICK % (1, "click"))
-    assert page.evaluate(READ % 1) == before
-    assert set(page.evaluate(STATE)) == {"none"}
+    page = chromium.page(pages["sweep"])
+    stored = page.evaluate(READ % 1)
+    ascending = sorted(stored, key=lambda text: float(text.replace(",", "")))
+    assert stored != ascending
+    for act, order, state in (
+        (lambda: page.evaluate(CLICK % (1, "click")), ascending[::-1], "descending"),
+        (lambda: page.press("Enter"), ascending, "ascending"),
+        (lambda: page.press("Space"), stored, "none"),
+    ):
+        page.evaluate(CLICK % (1, "focus"))
+        act()
+        assert page.evaluate(READ % 1) == order
+        assert page.evaluate(STATE)[1] == state
 
 
-@browser.needs_chromium
+@needs_chromium
 def test_empty_cells_stay_at_the_end_whichever_way_a_table_is_sorted(
-    sweep: StoredRun, chromium: browser.Browser
+    pages: dict[str, Path], chromium: browser.Browser
 ) -> None:
-    page = chromium.page(sweep.folder / "report.html")
+    page = chromium.page(pages["sweep"])
     for _ in range(2):
         page.evaluate(CLICK % (3, "click"))
         assert page.evaluate(READ % 3)[-1] == "-"
-    assert page.evaluate(READ % 3)[0] == "51.9 %"
 
 
-@browser.needs_chromium
-@pytest.mark.parametrize("key", ["Enter", "Space"])
-def test_a_table_is_sorted_from_the_keyboard(
-    key: str, sweep: StoredRun, chromium: browser.Browser
-) -> None:
-    page = chromium.page(sweep.folder / "report.html")
-    page.evaluate(CLICK % (1, "focus"))
-    page.press(key)
-    assert page.evaluate(STATE)[1] == "descending"
-    assert page.evaluate(READ % 1)[0] == "401.6"
-
-
-@browser.needs_chromium
+@needs_chromium
 def test_the_first_stop_of_the_keyboard_leads_past_the_header(
-    sweep: StoredRun, chromium: browser.Browser
+    pages: dict[str, Path], chromium: browser.Browser
 ) -> None:
-    page = chromium.page(sweep.folder / "report.html")
+    page = chromium.page(pages["sweep"])
     page.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to the verdict"
     assert page.evaluate("document.activeElement.getBoundingClientRect().left") >= 0
 
 
-@browser.needs_chromium
-@pytest.mark.parametrize("name", EXAMPLES)
+@needs_chromium
+@pytest.mark.parametrize("name", ["sweep", "audition"])
 def test_a_phone_scrolls_a_report_down_only_and_shows_the_verdict_at_once(
-    name: str, examples: dict[str, Path], chromium: browser.Browser
+    name: str, pages: dict[str, Path], chromium: browser.Browser
 ) -> None:
-    page = chromium.page(examples[name], width=360, height=740)
+    page = chromium.page(pages[name], width=360, height=740)
     assert page.evaluate("document.documentElement.scrollWidth") == 360
     # The verdict and the line to serve it with; what is to be known of the line may follow
     line = page.evaluate('document.querySelector(".verdict pre").getBoundingClientRect().bottom')
     assert line < 740
-    sizes = page.evaluate(
-        '[...document.querySelectorAll(".plot")].map(p => p.querySelector("text")'
-        ".getBoundingClientRect().height)"
+    shrunk = page.evaluate(
+        '[...document.querySelectorAll(".plot img")].map(i => i.width / i.getAttribute("width"))'
     )
-    assert min(sizes) >= 9  # pixels: what is drawn is not shrunk to nothing
+    assert min(shrunk) == 1  # what is drawn is scrolled, not made too small to read
 
 
-@browser.needs_chromium
-def test_the_plots_are_legible_in_the_dark_and_white_again_in_print(
-    examples: dict[str, Path], chromium: browser.Browser
+@needs_chromium
+@pytest.mark.parametrize(
+    ("media", "scheme", "dark"),
+    [("", "light", False), ("", "dark", True), ("print", "dark", False)],
+)
+def test_a_plot_is_ink_on_the_cards_colour_in_every_scheme(
+    media: str, scheme: str, dark: bool, pages: dict[str, Path], chromium: browser.Browser
 ) -> None:
-    page = chromium.page(examples["embedded_sweep"], scheme="dark")
-    card, label, words = page.evaluate(BRIGHTNESS)
-    assert card < 0.2
-    assert label > 0.7
-    assert words > 0.7
-    page.emulate(scheme="light")
-    card, label, words = page.evaluate(BRIGHTNESS)
-    assert card > 0.9
-    assert max(label, words) < 0.2
-    page.emulate(media="print", scheme="dark")
-    card, label, words = page.evaluate(BRIGHTNESS)
-    assert card > 0.9
-    assert max(label, words) < 0.2
+    page = chromium.page(pages["breakeven"], scheme=scheme)
+    page.emulate(media=media, scheme=scheme)
+    box = page.evaluate(
+        '(() => { const b = document.querySelector(".plot img").getBoundingClientRect();'
+        " return [b.left, b.top + scrollY, b.width, b.height]; })()"
+    )
+    picture = Image.open(io.BytesIO(base64.b64decode(page.screenshot(*box)))).convert("L")
+    shades = sorted(picture.get_flattened_data())
+    ground, ink = shades[len(shades) // 2], (shades[-1] if dark else shades[0])
+    assert (ground < 50, ground > 240) == (dark, not dark)
+    assert abs(ink - ground) > 150
 
 
-@browser.needs_chromium
+@needs_chromium
 def test_a_printed_report_is_cut_off_nowhere(
-    examples: dict[str, Path], chromium: browser.Browser
+    pages: dict[str, Path], chromium: browser.Browser
 ) -> None:
-    page = chromium.page(examples["embedded_audition"], width=688)  # A4 less its margins
+    page = chromium.page(pages["audition"], width=688)  # A4 less its margins
     page.emulate(media="print")
     wide = page.evaluate(
-        '[...document.querySelectorAll("table, svg")].filter(e => e.getBoundingClientRect().right'
+        '[...document.querySelectorAll("table, img")].filter(e => e.getBoundingClientRect().right'
         " > innerWidth + 1).map(e => e.textContent.slice(0, 80))"
     )
     assert wide == []
     assert base64.b64decode(page.pdf()).startswith(b"%PDF")
 
 
-@browser.needs_chromium
+@needs_chromium
 def test_the_environment_is_folded_away_until_it_is_asked_for(
-    sweep: StoredRun, chromium: browser.Browser
+    pages: dict[str, Path], chromium: browser.Browser
 ) -> None:
-    page = chromium.page(sweep.folder / "report.html")
+    page = chromium.page(pages["sweep"])
     shown = 'document.querySelector("details .pairs").checkVisibility()'
     assert page.evaluate(shown) is False
     page.evaluate('document.querySelector("details summary").focus()')

@@ -3,8 +3,7 @@
 import ast
 import json
 import shlex
-from pathlib import Path
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,121 +12,149 @@ from transformers import GenerationConfig, GenerationMixin
 
 from harness.decoding import ngram
 from harness.models.load import EMBEDDED
-from harness.reporting.serving import LOOKUP_TOKENS, TOYS, snippets_of
+from harness.reporting import serving
+from harness.reporting.serving import Snippet, snippets_of
+from harness.summary import (
+    AcceptanceByPosition,
+    Leaderboard,
+    LeaderboardRow,
+    ModelFacts,
+    RunFacts,
+    SamplingFacts,
+    Summary,
+    Verdict,
+)
 
 TARGET, DRAFT = "Qwen/Qwen3-4B", "my models/it's a draft"
-ENGINES = [
-    {"rule": "ratio", "k": 4, "speedup": 1.6},
-    {"rule": "greedy_draft", "k": 3, "speedup": 1.4},
-    {"rule": "exact_match", "k": 1, "speedup": 0.9},
-]
+REPLAYED: dict[Any, tuple[int, float]] = {
+    "ratio": (4, 1.6),
+    "greedy_draft": (3, 1.4),
+    "exact_match": (1, 0.9),
+}
+NO_GAIN = {"decision": "does_not_pay", "draft": None, "k": 0}
 
 
-def run(**changes: Any) -> Any:
-    verdict = {
-        "decision": "speculate",
-        "draft": "small",
-        "k": 4,
-        "temperature": 1.0,
-        "prompt_set": "all",
-        "speedup": 1.5,
-    }
-    summary: dict[str, Any] = {
-        "verdict": {**verdict, **changes.pop("verdict", {})},
-        "engines": changes.pop("engines", ENGINES),
-        "acceptance_rates": [0.9, 0.7, 0.65, 0.5],
-    }
-    config = {"model": {"name": "big", "id": TARGET}, "draft": {"name": "small", "id": DRAFT}}
-    return SimpleNamespace(
-        folder=Path("x_sweep_y"),
-        manifest={"door": "sweep", **changes.pop("manifest", {})},
-        config={**config, **changes},
-        summary=summary,
-    )
+def decided(
+    replayed: dict[Any, tuple[int, float]] = REPLAYED,
+    *,
+    verdict: dict[str, Any] | None = None,
+    sampling: dict[str, Any] | None = None,
+    target: str = TARGET,
+    draft: str = DRAFT,
+    **changes: Any,
+) -> Summary:
+    """A sweep that serves the draft "small" at K=4, temperature 1, rule ratio, unless changed."""
+    values: dict[str, Any] = {"decision": "speculate", "draft": "small", "k": 4, "temperature": 1.0}
+    values |= verdict or {}
+    temperature = values["temperature"]
+    models = (ModelFacts("target", "big", target), ModelFacts("draft", "small", draft))
+    facts: dict[str, Any] = {
+        "command": "sweep", "folder": "x", "status": "complete", "created_utc": None,
+        "model": "big", "draft": "small", "models": models,
+        "sampling": SamplingFacts(**sampling or {}), **changes,
+    }  # fmt: skip
+    plain = LeaderboardRow(2, None, 0, 1.0)
+    return Summary(
+        RunFacts(**facts),
+        verdict=Verdict(
+            **values, speculate=True, prompt_set="all", speedup=1.5, speedup_lo=None,
+            speedup_hi=None, reason="held_out_gain",
+        ),
+        leaderboards=tuple(
+            Leaderboard(
+                rule, temperature, (f"engine of {rule}",),
+                (LeaderboardRow(1, "small", k, speedup), plain),
+            )
+            for rule, (k, speedup) in replayed.items()
+        ),
+        acceptance_by_position=(
+            AcceptanceByPosition("small", "all", temperature, 4, "measured", (0.9, 0.7, 0.75, 0.5)),
+        ),
+    )  # fmt: skip
 
 
-def lines(stored: Any) -> dict[str, Any]:
-    return {snippet.title.split()[0].strip(","): snippet for snippet in snippets_of(stored)[::-1]}
+def lines(summary: Summary) -> dict[str, Snippet]:
+    return {snippet.title.split()[0].strip(","): snippet for snippet in snippets_of(summary)[::-1]}
 
 
 def options(code: str) -> dict[str, str]:
     words = shlex.split(code)
-    return dict(
-        zip(
-            [w for w in words if w.startswith("-")],
-            [words[i + 1] for i, w in enumerate(words) if w.startswith("-")],
-            strict=True,
-        )
-    )
+    return {word: words[place + 1] for place, word in enumerate(words) if word.startswith("-")}
+
+
+def speculative_config(snippet: Snippet) -> dict[str, Any]:
+    return json.loads(options(snippet.code)["--speculative-config"])
 
 
 def test_vllm_samples_its_draft_where_that_is_faster() -> None:
-    first, *_ = snippets_of(run())
-    assert first.title == "vLLM 0.33"
+    first, *_ = snippets_of(decided())
     assert shlex.split(first.code)[:3] == ["vllm", "serve", TARGET]
-    assert json.loads(options(first.code)["--speculative-config"]) == {
+    assert speculative_config(first) == {
         "method": "draft_model",
         "model": DRAFT,
         "num_speculative_tokens": 4,
         "draft_sample_method": "probabilistic",
     }
-    assert first.notes[0].startswith("1.50x on held-out prompts, under its rule of acceptance")
-    assert "drafts greedily: 1.40x at K=3" in first.notes[1]
-    greedy = run(engines=[ENGINES[1], {**ENGINES[0], "speedup": 1.2}])
-    assert "1.40x by replay under its rule, greedy_draft" in snippets_of(greedy)[0].notes[0]
-    config = json.loads(options(snippets_of(greedy)[0].code)["--speculative-config"])
-    assert "draft_sample_method" not in config
-    assert config["num_speculative_tokens"] == 3
+    assert first.notes[0].startswith("1.50x on held-out prompts, under its acceptance rule (ratio)")
+    assert "drafts greedily: 1.40x at K=3" in " ".join(first.notes)
+    greedy = snippets_of(decided({**REPLAYED, "ratio": (4, 1.2)}))[0]
+    assert "1.40x by replay under its rule, greedy_draft" in greedy.notes[0]
+    assert speculative_config(greedy)["num_speculative_tokens"] == 3
+    assert "draft_sample_method" not in speculative_config(greedy)
 
 
-def test_vllm_is_validated_without_weights_by_our_acceptance() -> None:
-    (snippet,) = [s for s in snippets_of(run()) if "--load-format" in s.code]
-    found = options(snippet.code)
-    assert found["--load-format"] == "dummy"
-    config = json.loads(found["--speculative-config"])
+def test_vllm_is_checked_without_weights_by_our_acceptance() -> None:
+    (snippet,) = [entry for entry in snippets_of(decided()) if "--load-format" in entry.code]
+    config = speculative_config(snippet)
     assert config["rejection_sample_method"] == "synthetic"
-    assert config["synthetic_acceptance_rates"] == [0.9, 0.7, 0.65, 0.5]
-    assert len(config["synthetic_acceptance_rates"]) == config["num_speculative_tokens"]
+    assert config["synthetic_acceptance_rates"] == [0.9, 0.7, 0.7, 0.5]
+    longer = decided(verdict={"k": 6})
+    assert not any("--load-format" in entry.code for entry in snippets_of(longer))
 
 
-def test_sglang_drafts_its_own_best_k() -> None:
-    found = options(lines(run())["SGLang"].code)
-    assert found["--speculative-algorithm"] == "STANDALONE"
-    assert found["--speculative-draft-model-path"] == DRAFT
-    assert found["--speculative-eagle-topk"] == "1"
-    assert int(found["--speculative-num-draft-tokens"]) == int(found["--speculative-num-steps"]) + 1
-    assert found["--speculative-num-steps"] == "3"
+@pytest.mark.parametrize(
+    ("engine", "expected"),
+    [
+        ("SGLang", {"--speculative-algorithm": "STANDALONE", "--speculative-num-steps": "3",
+                    "--speculative-draft-model-path": DRAFT, "--speculative-eagle-topk": "1",
+                    "--speculative-num-draft-tokens": "4"}),
+        ("llama.cpp", {"--spec-type": "draft-simple", "--spec-draft-n-max": "3"}),
+        ("mlx-lm", {"--model": TARGET, "--draft-model": DRAFT, "--num-draft-tokens": "1",
+                    "--temp": "1"}),
+    ],
+)  # fmt: skip
+def test_an_engine_drafts_the_k_that_is_best_under_its_rule(
+    engine: str, expected: dict[str, str]
+) -> None:
+    assert expected.items() <= options(lines(decided())[engine].code).items()
 
 
-def test_llama_cpp_uses_the_new_names() -> None:
-    found = options(lines(run())["llama.cpp"].code)
-    assert (found["--spec-type"], found["--spec-draft-n-max"]) == ("draft-simple", "3")
-    assert "--draft-max" not in found
-    notes = " ".join(lines(run())["llama.cpp"].notes)
-    assert "--spec-draft-sampling probabilistic" in notes
-    assert "1.60x at K=4 by replay" in notes
-
-
-def test_mlx_says_that_it_does_not_pay_there() -> None:
-    snippet = lines(run())["mlx-lm"]
-    assert options(snippet.code) == {
-        "--model": TARGET,
-        "--draft-model": DRAFT,
-        "--num-draft-tokens": "1",
-        "--temp": "1",
-    }
-    assert "at this run's step times: it does not pay by this rule" in snippet.notes[0]
+def test_a_line_says_what_is_known_of_its_speedup() -> None:
+    found = lines(decided())
+    assert "at this run's step times: it does not pay by this rule" in found["mlx-lm"].notes[0]
+    assert "1.60x at K=4 by replay" in found["llama.cpp"].notes[-1]
+    unknown = lines(decided({}))
+    for engine in ("SGLang", "llama.cpp", "mlx-lm"):
+        assert "speedup is not known" in unknown[engine].notes[0]
+    assert "1.50x on held-out" in unknown["transformers"].notes[0]
+    synthetic = lines(decided(synthetic=True))
+    for engine in ("vLLM", "SGLang", "llama.cpp", "mlx-lm", "transformers"):
+        assert "1.50x at the synthetic acceptance" in synthetic[engine].notes[0]
+    greedy = lines(decided(verdict={"temperature": 0.0, "k": 2}))
+    for engine in ("SGLang", "llama.cpp", "mlx-lm", "transformers"):
+        assert greedy[engine].notes[0].endswith("At temperature 0 all acceptance rules coincide.")
+    assert options(greedy["SGLang"].code)["--speculative-num-steps"] == "2"
 
 
 def test_mlx_lm_parses_its_line() -> None:
     generate = pytest.importorskip("mlx_lm.generate", reason="mlx-lm is not installed")
-    words = shlex.split(lines(run())["mlx-lm"].code)[1:]
+    words = shlex.split(lines(decided())["mlx-lm"].code)[1:]
     parsed = generate.setup_arg_parser().parse_args(words)
     assert (parsed.num_draft_tokens, parsed.temp, parsed.draft_model) == (1, 1.0, DRAFT)
 
 
 @pytest.mark.parametrize(
-    ("temperature", "decode", "sampling"),
+    ("temperature", "sampling", "expected"),
     [
         (0.0, {}, {"do_sample": False}),
         (1.0, {}, {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}),
@@ -135,14 +162,11 @@ def test_mlx_lm_parses_its_line() -> None:
     ],
 )
 def test_the_transformers_snippet_runs_on_the_embedded_pair(
-    temperature: float, decode: dict[str, Any], sampling: dict[str, Any]
+    temperature: float, sampling: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    pair = {
-        "model": {"name": "big", "id": str(EMBEDDED / "tiny")},
-        "draft": {"name": "small", "id": str(EMBEDDED / "tiny_good")},
-    }
-    stored = run(**pair, decode=decode, verdict={"temperature": temperature})
-    code = lines(stored)["transformers"].code
+    pair = {"target": str(EMBEDDED / "tiny"), "draft": str(EMBEDDED / "tiny_good")}
+    made = decided(**pair, sampling=sampling, verdict={"temperature": temperature})
+    code = lines(made)["transformers"].code
     inputs = {"input_ids": torch.tensor([[5, 6, 7]]), "max_new_tokens": 6, "pad_token_id": 0}
     scope: dict[str, Any] = {"inputs": {**inputs, "attention_mask": torch.ones(1, 3).long()}}
     called: dict[str, Any] = {}
@@ -159,14 +183,18 @@ def test_the_transformers_snippet_runs_on_the_embedded_pair(
     settings = scope["draft"].generation_config
     assert {name for name in vars(settings) if name[0] != "_"} <= set(vars(GenerationConfig()))
     assert settings.num_assistant_tokens == 4
-    assert sampling.items() <= called.items()
-    warped = [type(warper).__name__ for warper in called.get("logits_processor", ())]
-    assert warped == (["TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper"]
-                      if temperature == 0.7 else [])  # fmt: skip
+    assert expected.items() <= called.items()
+    processors = [type(processor).__name__ for processor in called.get("logits_processor", ())]
+    assert processors == (["TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper"]
+                          if temperature == 0.7 else [])  # fmt: skip
+
+
+def test_names_are_quoted_in_python_too() -> None:
+    ast.parse(lines(decided(draft="a'b\\c"))["transformers"].code)
 
 
 def test_a_run_that_stopped_drafting_early_is_served_so_where_the_engine_can() -> None:
-    found = lines(run(decode={"stop": "threshold", "stop_threshold": 0.3}, engines=[]))
+    found = lines(decided({}, sampling={"stop_threshold": 0.3}))
     assert "assistant_confidence_threshold = 0.3" in found["transformers"].code
     assert "1.50x on held-out" in found["transformers"].notes[0]
     for engine in ("vLLM", "SGLang", "llama.cpp", "mlx-lm"):
@@ -174,94 +202,46 @@ def test_a_run_that_stopped_drafting_early_is_served_so_where_the_engine_can() -
 
 
 def test_the_sampling_of_the_run_is_on_the_line_or_asked_of_requests() -> None:
-    found = lines(run(decode={"top_k": 40, "top_p": 0.9}, verdict={"temperature": 0.7}))
+    sampling = {"top_k": 40, "top_p": 0.9}
+    found = lines(decided(sampling=sampling, verdict={"temperature": 0.7}))
     given = options(found["mlx-lm"].code)
     assert (given["--temp"], given["--top-k"], given["--top-p"]) == ("0.7", "40", "0.9")
     for engine in ("vLLM", "SGLang", "llama.cpp"):
         (asked,) = [note for note in found[engine].notes if "requests" in note]
         assert "temperature 0.7, top_k 40 and top_p 0.9" in asked
-    plain = lines(run(verdict={"temperature": 0.0}))
-    assert options(plain["mlx-lm"].code)["--temp"] == "0"
-    assert any("requests with temperature 0" in note for note in plain["vLLM"].notes)
-
-
-def test_acceptance_that_was_set_is_no_engines_speedup() -> None:
-    imposed = run(decode={"acceptance": 0.8})
-    for engine in ("vLLM", "SGLang", "llama.cpp", "mlx-lm", "transformers"):
-        assert "1.50x at the acceptance that was set" in lines(imposed)[engine].notes[0]
-    (validation,) = [s for s in snippets_of(imposed) if "--load-format" in s.code]
-    assert "that was set for this run" in validation.notes[0]
-
-
-def test_a_loss_names_the_rule_of_acceptance_that_may_pay() -> None:
-    (snippet,) = snippets_of(run(verdict={"decision": "does_not_pay", "draft": None, "k": 0}))
-    (hint,) = snippet.notes[1:]
-    assert hint.startswith("Under the rule greedy_draft (vLLM (default), SGLang")
-    assert "1.40x at K=3, picked on these prompts; decode.rule=greedy_draft judges it." in hint
-    (greedy,) = snippets_of(
-        run(verdict={"decision": "does_not_pay", "draft": None, "k": 0, "temperature": 0.0})
-    )
-    assert len(greedy.notes) == 1
-
-
-def test_rates_that_do_not_reach_the_k_give_no_validation_line() -> None:
-    longer = run(verdict={"k": 6})
-    assert not any("--load-format" in snippet.code for snippet in snippets_of(longer))
-
-
-def test_names_are_quoted_in_python_too() -> None:
-    ast.parse(lines(run(draft={"name": "small", "id": "a'b\\c"}))["transformers"].code)
-
-
-def test_what_was_not_replayed_is_said_not_to_be_known() -> None:
-    found = lines(run(engines=[]))
-    for engine in ("SGLang", "llama.cpp", "mlx-lm"):
-        assert "speedup is not known" in found[engine].notes[0]
-    assert "1.50x on held-out" in found["transformers"].notes[0]
-
-
-def test_greedily_every_engine_has_the_verdicts_k_and_speedup() -> None:
-    found = lines(run(verdict={"temperature": 0.0, "k": 2}))
-    for engine in ("SGLang", "llama.cpp", "mlx-lm", "transformers"):
-        assert "all rules are one at temperature 0" in found[engine].notes[0]
-    assert options(found["SGLang"].code)["--speculative-num-steps"] == "2"
-
-
-def test_mistral_rs_is_said_to_have_removed_drafts() -> None:
-    assert "removed draft models after v0.8.0" in lines(run())["mistral.rs"].notes[0]
 
 
 @pytest.mark.parametrize("decision", ["does_not_pay", "undecided"])
 def test_no_draft_is_served_where_the_verdict_does_not_say_so(decision: str) -> None:
-    (snippet,) = snippets_of(run(verdict={"decision": decision, "draft": None, "k": 0}))
+    (snippet,) = snippets_of(decided(verdict={**NO_GAIN, "decision": decision}))
     assert snippet.code == f"vllm serve {TARGET}"
+    assert snippet.notes == (
+        serving.NO_DRAFT,
+        "Under the rule greedy_draft (engine of greedy_draft) replay gives 1.40x at K=3, picked on"
+        " these prompts; decode.rule=greedy_draft judges it.",
+    )
+    (greedy,) = snippets_of(decided(verdict={**NO_GAIN, "temperature": 0.0}))
+    assert greedy.notes == (serving.NO_DRAFT,)
 
 
 def test_toys_and_dummies_are_called_so() -> None:
-    toy = run(model={"name": "tiny", "id": "embedded:tiny"})
-    dummy = run(manifest={"models": {"target": {"name": "big", "weights": "dummy"}}})
-    for stored in (toy, dummy):
-        assert TOYS in snippets_of(stored)[0].notes
-    assert TOYS not in snippets_of(run())[0].notes
+    toy = decided(target="embedded:tiny")
+    dummy = decided(models=(ModelFacts("target", "big", TARGET, weights="dummy"),))
+    for summary in (toy, dummy):
+        assert serving.TOYS in snippets_of(summary)[0].notes
+    assert serving.TOYS not in snippets_of(decided())[0].notes
 
 
-def test_an_auditioned_look_up_needs_no_second_model() -> None:
-    (snippet,) = snippets_of(run(verdict={"draft": "ngram", "k": 3}))
-    config = json.loads(options(snippet.code)["--speculative-config"])
-    assert config["method"] == "ngram"
-    assert config["num_speculative_tokens"] == 3
-    assert config["prompt_lookup_max"] == LOOKUP_TOKENS == ngram.LONGEST_NGRAM
+def test_an_n_gram_needs_no_second_model() -> None:
+    (snippet,) = snippets_of(decided(verdict={"draft": "ngram", "k": 3}))
+    assert speculative_config(snippet) == {
+        "method": "ngram",
+        "num_speculative_tokens": 3,
+        "prompt_lookup_max": ngram.LONGEST_NGRAM,
+        "prompt_lookup_min": 1,
+    }
 
 
 def test_a_run_that_decides_nothing_has_no_line() -> None:
-    assert snippets_of(run(manifest={"door": "profile"})) == ()
-    stored = run()
-    stored.summary = None
-    assert snippets_of(stored) == ()
-
-
-def test_an_audition_names_the_drafts_own_id() -> None:
-    stored = run(draft=None, drafts=["other", "small@ORG/draft"])
-    assert "ORG/draft" in snippets_of(stored)[0].code
-    described = run(draft=None, drafts=["small"], manifest={"models": {"small": {"id": "hub/x"}}})
-    assert "hub/x" in snippets_of(described)[0].code
+    assert snippets_of(decided(command="profile")) == ()
+    assert snippets_of(replace(decided(), verdict=None)) == ()

@@ -6,10 +6,8 @@ alike; what a run lacks is left empty. `setup` reads configuration and manifest;
 `leaderboard` and `explanation` decide on it; `caveats` says what to mind.
 """
 
-from dataclasses import replace
-
 from harness.storage import StoredRun
-from harness.summary import Summary
+from harness.summary import Comparison, Summary
 
 
 def analyse(run: StoredRun) -> Summary:
@@ -20,7 +18,6 @@ def analyse(run: StoredRun) -> Summary:
     """
     # numpy, scipy and pandas are imported where they are used, so that --help does not wait
     from harness.analysis.breakeven import analyse_breakeven
-    from harness.analysis.cards import stored_cards
     from harness.analysis.pair import analyse_pair
     from harness.analysis.profile import analyse_profile
     from harness.analysis.setup import Setup
@@ -35,7 +32,13 @@ def analyse(run: StoredRun) -> Summary:
     }
     setup = Setup(run)
     if setup.command not in commands:
-        return Summary(run=setup.facts(()))
-    summary = commands[setup.command](setup)
-    cards, drafts = stored_cards(run.manifest)
-    return replace(summary, cards=cards, card_drafts=drafts)
+        return Summary(run=setup.facts(()), comparison=_comparison(run))
+    return commands[setup.command](setup)
+
+
+def _comparison(run: StoredRun) -> Comparison | None:
+    """The comparison that a report of several runs stored."""
+    from pydantic import TypeAdapter
+
+    stored = (run.summary or {}).get("comparison")
+    return TypeAdapter(Comparison).validate_python(stored) if isinstance(stored, dict) else None

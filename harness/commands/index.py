@@ -6,9 +6,10 @@ from pathlib import Path
 from rich.console import Console
 
 from harness import reporting
-from harness.analysis.unfinished import derived
+from harness.analysis import analyse
 from harness.commands.run import Outcome
 from harness.records import UserError
+from harness.reporting import index
 from harness.reporting.index import Entry
 from harness.storage import load
 
@@ -34,32 +35,31 @@ def run(root: str) -> Outcome:
         raise UserError(f"index={root}: no run folder in it; runs are put there by results_root=")
     entries = sorted((_entry(path) for path in runs), key=_when, reverse=True)
     try:
-        file = reporting.render_index(folder, entries)
+        file = index.render(folder, entries)
     except OSError as error:
         raise UserError(f"index={root}: cannot write there ({error.strerror})") from error
-    unread = sum(entry.run is None for entry in entries)
-    told = f", {unread} of them unreadable" if unread else ""
+    unread = sum(entry.summary is None for entry in entries)
+    unreadable = f", {unread} of them unreadable" if unread else ""
     Console(highlight=False, soft_wrap=True).print(
-        f"{len(entries)} runs{told}: {file}", markup=False
+        f"{len(entries)} runs{unreadable}: {file}", markup=False
     )
     return Outcome(None)
 
 
 def _when(entry: Entry) -> tuple[str, str]:
     """When it was made, as digits; of a run that cannot be read as far as its name tells."""
-    stored = entry.run.manifest.get("created_utc") if entry.run else None
+    stored = entry.summary.run.created_utc if entry.summary else None
     return re.sub(r"\D", "", str(stored or entry.folder.name))[:14], entry.folder.name
 
 
 def _entry(path: Path) -> Entry:
     try:
         stored = load(path)
-        unfinished = stored.manifest.get("status") == "running"
-        if unfinished or not (path / "report.html").is_file():
-            stored = derived(stored)
-            reporting.render(stored)
+        summary = analyse(stored)
+        if summary.run.status == "running" or not (path / "report.html").is_file():
+            reporting.render(summary, path)
     except UserError as error:
         return Entry(path, None, str(error))
     except Exception as error:  # one damaged folder must not hide the others; its row says it
         return Entry(path, None, f"{path}: damaged ({type(error).__name__}: {error})")
-    return Entry(path, stored)
+    return Entry(path, summary)

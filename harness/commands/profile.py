@@ -43,7 +43,6 @@ from harness.records import (
     UserError,
 )
 from harness.reporting.reading import latency_of
-from harness.reporting.tables.bounds import bound_sentences
 from harness.storage import RunFolder, StoredRun, load
 from harness.summary import BytesRead, StepBound
 from harness.theory.acceptance import conditional
@@ -256,10 +255,7 @@ def finish_profile(
     summary = Summary(
         verdict=None,
         failures=(*told.failures(trials), *told.not_measured(stored.manifest)),
-        caveats=(
-            *told.caveats(stored, measured, reference(timings)),
-            *bound_sentences(bounds, times.c),
-        ),
+        caveats=tuple(told.caveats(stored, measured, reference(timings))),
         headline={**told.headline(timings), **_physics_headline(stored, bounds, rounds)},
     )
     planned = modelled_cards(config, folder.manifest.get("models"))

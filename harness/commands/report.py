@@ -9,6 +9,7 @@ from dataclasses import asdict
 from rich.console import Console
 
 from harness import reporting
+from harness.analysis import analyse
 from harness.analysis.comparison import compare
 from harness.analysis.unfinished import derived
 from harness.commands import index
@@ -16,7 +17,6 @@ from harness.commands.run import Outcome, shown
 from harness.config import ReportConfig
 from harness.measurement.environment import describe_host
 from harness.records import Summary, UserError
-from harness.reporting.tables.comparison import caveat
 from harness.storage import RunFolder, StoredRun, load, refuse_lost_trials
 from harness.summary import ComparisonRow
 
@@ -45,8 +45,9 @@ def run(config: ReportConfig) -> Outcome:
     if config.run is None:
         raise UserError("run: name the run folder to render, run=results/...")
     stored = derived(load(config.run))
-    reporting.render(stored)
-    reporting.show(stored)
+    summary = analyse(stored)
+    reporting.render(summary, stored.folder)
+    reporting.show(summary)
     return Outcome(stored.folder, 1 if _below(stored, config.fail_below) else 0)
 
 
@@ -62,8 +63,7 @@ def _compared(config: ReportConfig) -> Outcome:
     comparison = compare(runs, config.fail_below, seed=config.seed)
     folder = RunFolder.create(config.results_root, "report", ("compare",), asdict(config))
     folder.write_table("comparison.csv", ComparisonRow, comparison.rows)
-    caveats = tuple(caveat(entry) for entry in comparison.caveats)
-    folder.write_summary(Summary(verdict=None, caveats=caveats), {"comparison": asdict(comparison)})
+    folder.write_summary(Summary(verdict=None), {"comparison": asdict(comparison)})
     folder.update_manifest({"environment": describe_host(), "status": "complete"})
     return shown(folder.path, int(comparison.failed))
 

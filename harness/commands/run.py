@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.analysis import analyse
 from harness.config import AuditionConfig, PairConfig
 from harness.records import BrokenLogitsError, Summary, UserError, in_one_line
 from harness.storage import RunFolder, load
@@ -282,9 +283,9 @@ def shown(folder: Path, status: int = 0) -> Outcome:
     from harness import reporting
 
     try:
-        stored = load(folder)
-        reporting.render(stored)
-        reporting.show(stored)
+        summary = analyse(load(folder))
+        reporting.render(summary, folder)
+        reporting.show(summary)
     except UserError as error:  # the folder cannot be written any more, or not be read back
         return Outcome(folder, 2, error)
     except Exception as error:  # see `concluded`

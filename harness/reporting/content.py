@@ -1,19 +1,15 @@
-"""What a report says, gathered once; console, markdown and HTML only lay it out."""
+"""What a report says, gathered once from a Summary; console, markdown and HTML only lay it out."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Literal
 
-from harness.records import GREEDY_RESULTS
 from harness.reporting import formatting as fmt
-from harness.reporting import wording
-from harness.reporting.reading import door_of, results_of, summary_of
-from harness.reporting.serving import snippets_of
-from harness.reporting.snippets import Snippet
-from harness.reporting.tables import Table, tables_of
-
-if TYPE_CHECKING:
-    from harness.storage import StoredRun
+from harness.reporting import serving
+from harness.reporting.sentences import caveats, explanation, run, verdict
+from harness.reporting.tables import tables_of
+from harness.reporting.tables.specification import Table
+from harness.summary import Summary
 
 # The lines of "How it was measured", each with the manifest's entry: the end of its dotted name.
 MEASURED_WITH = (
@@ -36,6 +32,10 @@ MEASURED_WITH = (
     ("torch", "packages.torch"),
     ("transformers", "packages.transformers"),
 )
+Answer = Literal["yes", "no", "open", "none"]
+Pairs = tuple[tuple[str, str], ...]
+_DECISIONS: Mapping[str, Answer] = {"speculate": "yes", "does_not_pay": "no", "undecided": "open"}
+_CHECKS: Mapping[str, Answer] = {"PASS": "yes", "TIE": "yes", "FAIL": "no"}
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,9 @@ class Content:
     Attributes:
         title: what the run is.
         banner: what must be read before any number; None where there is no such thing.
-        status: why it is not a whole run; None where it is.
-        verdicts: the decision, main one first; empty for a door that decides nothing.
+        status: why it is not a complete run; None where it is.
+        verdicts: the decision, main one first; empty for a command that decides nothing.
+        answer: the main decision in a word, for its colour.
         engine: what the steps ran on; None where no model ran.
         reasons: why, and what would change it; whole sentences.
         caveats, failures: whole lines.
@@ -61,77 +62,60 @@ class Content:
     banner: str | None
     status: str | None
     verdicts: tuple[str, ...]
+    answer: Answer
     engine: str | None
     reasons: tuple[str, ...]
     caveats: tuple[str, ...]
     failures: tuple[str, ...]
-    snippets: tuple[Snippet, ...]
+    snippets: tuple[serving.Snippet, ...]
     tables: tuple[Table, ...]
     acceptance: str | None
-    measured: tuple[tuple[str, str], ...]
-    environment: tuple[tuple[str, str], ...]
+    measured: Pairs
+    environment: Pairs
 
 
-def content_of(run: "StoredRun") -> Content:
-    """Gather a run's report from what is stored; whatever is missing is left out."""
-    decides = door_of(run) in wording.DECIDING_DOORS
-    measured, environment = measured_with(run)
+def content_of(summary: Summary) -> Content:
+    """Gather a run's report; whatever its summary lacks is left out."""
+    decides = summary.run.command in verdict.DECIDING_COMMANDS
+    measured, environment = measured_with(summary)
     return Content(
-        title=wording.title(run),
-        banner=wording.banner(run),
-        status=wording.status(run),
-        verdicts=wording.verdicts(run),
-        engine=wording.engine(run),
-        reasons=wording.reasons(run),
-        caveats=wording.caveats(run),
-        failures=wording.failures(run),
-        snippets=snippets_of(run),
-        tables=tables_of(run),
-        acceptance=wording.acceptance_paragraph(results_of(run)) if decides else None,
+        title=run.title(summary.run),
+        banner=run.banner(summary.run),
+        status=run.status(summary.run),
+        verdicts=verdict.verdicts(summary),
+        answer=_answer(summary),
+        engine=run.engine(summary.run),
+        reasons=explanation.explanation(summary.explanation),
+        caveats=caveats.caveats(summary),
+        failures=run.failures(summary),
+        snippets=serving.snippets_of(summary),
+        tables=tables_of(summary),
+        acceptance=run.acceptance_paragraph(summary.generated) if decides else None,
         measured=measured,
         environment=environment,
     )
 
 
-Pairs = tuple[tuple[str, str], ...]
-
-
-def measured_with(run: "StoredRun") -> tuple[Pairs, Pairs]:
+def measured_with(summary: Summary) -> tuple[Pairs, Pairs]:
     """What a reader asks first, and the rest of the manifest."""
-    entries = dict(_flat(run.manifest))
-    if "seed" in run.config:
-        entries.setdefault("seed", run.config["seed"])
+    entries = dict(summary.run.environment)
+    entries.setdefault("seed", summary.run.seed)
     shown: dict[str, str] = {}
-    used: set[str] = set()
     for label, name in MEASURED_WITH:
         key = next((key for key in entries if f".{key}".endswith(f".{name}")), None)
-        if key is not None and entries[key] not in (None, ""):
-            shown[label] = (
-                _command(run, entries[key]) if name == "command" else fmt.text(entries[key])
-            )
-            used.add(key)
-    texts = summary_of(run).get("greedy_texts")
-    if texts:
-        shown_results = [key for key in GREEDY_RESULTS if key in texts]
-        counts = ", ".join(f"{texts[key]} {GREEDY_RESULTS[key]}" for key in shown_results)
-        shown["greedy texts against plain decoding"] = counts
-    rest = ((key, fmt.text(value)) for key, value in entries.items() if key not in used)
-    return tuple(shown.items()), tuple(rest)
+        if key is not None and (value := entries.pop(key)) not in (None, ""):
+            shown[label] = fmt.text(value)
+    if summary.run.command == "sweep" and summary.text_checks:
+        shown["greedy texts against plain decoding"] = run.greedy_counts(summary.text_checks)
+    return tuple(shown.items()), tuple((key, fmt.text(value)) for key, value in entries.items())
 
 
-def _command(run: "StoredRun", stored: Any) -> str:
-    """The command line as it can be typed again."""
-    if not isinstance(stored, list):
-        return fmt.text(stored)
-    words = [str(word) for word in stored]
-    if words and words[0] == door_of(run):
-        words = ["python", "-m", f"harness.{words[0]}", *words[1:]]
-    return " ".join(word if "'" in word or " " not in word else f"'{word}'" for word in words)
-
-
-def _flat(entries: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in entries.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+def _answer(summary: Summary) -> Answer:
+    checks = [check.result for check in (*summary.text_checks, *summary.distribution_tests)]
+    if run.banner(summary.run) is not None:
+        return "none"
+    if summary.verdict is not None:
+        return _DECISIONS[summary.verdict.decision]
+    if summary.run.command != "snapshot" or not checks:
+        return "none"
+    return _CHECKS.get(verdict.snapshot_result(checks), "open")

@@ -30,6 +30,11 @@ def milliseconds(value: float | None) -> str:
     return f"{value:.3f}" if abs(value) < 1 else f"{value:,.2f}"
 
 
+def in_ms(seconds: float | None) -> str:
+    """A time in seconds as milliseconds, without the unit: "29.92", "0.318"."""
+    return EMPTY if seconds is None else milliseconds(1e3 * seconds)
+
+
 def rate(value: float | None) -> str:
     """Tokens per second as "42.1"; from 1,000 on without decimals."""
     if value is None:
@@ -78,9 +83,14 @@ def signed(value: float | None, digits: int = 2) -> str:
     return text[1:] if float(text) == 0.0 else text
 
 
-def gain(value: float | None, low: float | None, high: float | None) -> str:
-    """A ratio of two speedups with its interval, or the interval alone: "1.09x [1.04, 1.11]"."""
-    return speedup(value, low, high) if value is not None else _interval(low, high).strip() or EMPTY
+def with_bounds(value: float | None, low: float | None = None, high: float | None = None) -> str:
+    """A number with two decimals and its interval where there is one: "1.42 [1.36, 1.48]"."""
+    return EMPTY if value is None else decimal(value) + _interval(low, high)
+
+
+def p_value(value: float | None) -> str:
+    """A probability with three decimals; below a thousandth as "< 0.001"."""
+    return "< 0.001" if value is not None and value < 1e-3 else decimal(value, 3)
 
 
 def dollars(value: float | None) -> str:

@@ -1,6 +1,6 @@
-"""index.html: every run of a results folder on one page, newest first, and how it went over time.
+"""index.html: every run of a results folder on one page, newest first.
 
-What it says of a run is what the run's own summary and manifest say. A folder that cannot be read
+What it says of a run is what the run's summary says. A folder that cannot be read
 (written by a newer version, say) keeps its row, with the reason.
 """
 
@@ -8,39 +8,52 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from harness.reporting import files, wording
 from harness.reporting import formatting as fmt
 from harness.reporting.content import measured_with
-from harness.reporting.definitions import closure
-from harness.reporting.html_page import drawing, page
-from harness.reporting.html_table import html_table, linked, marked
-from harness.reporting.plots import style, trend
-from harness.reporting.reading import door_of, summary_of
-from harness.reporting.tables.model import Column, Row, Table
-
-if TYPE_CHECKING:
-    from harness.storage import StoredRun
+from harness.reporting.html import glossary, page
+from harness.reporting.sentences import run, verdict
+from harness.reporting.tables.specification import Column, table
+from harness.storage import files
+from harness.summary import Summary
 
 FILE = "index.html"
-COLUMNS = (
-    Column("run", "left", key=True),
-    Column("date", "left"),
-    Column("verdict", "left", flexible=True),
-    Column("temperature"),
-    Column("speedup\n[lo, hi]"),
-    Column("status", "left"),
-    Column("door", "left"),
-    Column("model", "left"),
-    Column("draft", "left"),
-    Column("device", "left"),
-    Column("commit", "left"),
-)
-WHOLE = "complete"
-_SHORT = 10  # characters of a commit
+COMPLETE = "complete"
+_COMMIT = 10  # characters of a commit
 _MINUTES = 16  # characters of an ISO date and time
+
+
+@dataclass(frozen=True)
+class Line:
+    """What the page says of one run; texts are empty and numbers None where it does not say."""
+
+    folder: str
+    status: str
+    date: str = ""
+    verdict: str = ""
+    temperature: float | None = None
+    speedup: tuple[float | None, float | None, float | None] = (None, None, None)
+    command: str = ""
+    model: str = ""
+    draft: str = ""
+    device: str = ""
+    commit: str = ""
+
+
+COLUMNS: tuple[Column[Line], ...] = (
+    Column("run", lambda line: line.folder, key=True),
+    Column("date", lambda line: line.date),
+    Column("verdict", lambda line: line.verdict, flexible=True),
+    Column("temperature", lambda line: line.temperature, fmt.temperature),
+    Column("speedup\n[lo, hi]", lambda line: line.speedup, fmt.speedup),
+    Column("status", lambda line: line.status),
+    Column("command", lambda line: line.command),
+    Column("model", lambda line: line.model),
+    Column("draft", lambda line: line.draft),
+    Column("device", lambda line: line.device),
+    Column("commit", lambda line: line.commit),
+)
 
 
 @dataclass(frozen=True)
@@ -49,12 +62,12 @@ class Entry:
 
     Attributes:
         folder: where it lies.
-        run: what it holds; None where it cannot be read.
+        summary: what it says; None where it cannot be read.
         error: why it cannot be read; empty where it can.
     """
 
     folder: Path
-    run: "StoredRun | None"
+    summary: Summary | None
     error: str = ""
 
 
@@ -71,68 +84,44 @@ def render(root: Path, entries: Sequence[Entry]) -> Path:
     Raises:
         OSError: the folder cannot be written.
     """
-    rows = [_row(entry) for entry in entries]
-    table = html_table(Table("Runs", COLUMNS, tuple(rows)), "runs")
-    table = linked(table, [_link(root, entry) for entry in entries])
-    table = marked(table, "status", {WHOLE: ""}, "bad")
-    readable = [entry.run for entry in entries if entry.run is not None]
-    with style.styled():
-        plot = trend.draw(readable)
+    listed = table("Runs", COLUMNS, [_line(entry) for entry in entries])
     text = page(
         "index.html.j2",
         title=f"Runs in {root.resolve().name}",
         skip_to="the runs",
-        table=table,
-        plots=[drawing(plot.svg, plot.caption, "trend")] if plot else [],
-        definitions=closure(table.definitions),
+        table=listed,
+        links=[_link(root, entry) for entry in entries],
+        definitions=glossary([listed]),
         troubles=[entry.error for entry in entries if entry.error],
     )
     file = root / FILE
-    files.write(file, text)
+    files.write(file, text.encode())
     return file
 
 
-def _row(entry: Entry) -> Row:
-    name = entry.folder.name
-    if entry.run is None:
-        cells = dict.fromkeys((column.title for column in COLUMNS), fmt.EMPTY)
-        return Row((*(cells | {"run": name, "status": "unreadable"}).values(),))
-    run = entry.run
-    known, verdict = dict(measured_with(run)[0]), summary_of(run).get("verdict") or {}
-    bounds = [verdict.get(key) for key in ("speedup", "speedup_lo", "speedup_hi")]
-    return Row(
-        (
-            name,
-            str(run.manifest.get("created_utc") or fmt.EMPTY)[:_MINUTES].replace("T", " "),
-            _said(run),
-            fmt.temperature(verdict.get("temperature")),
-            fmt.speedup(*bounds),
-            _state(run),
-            door_of(run),
-            *(_name(run, role) for role in ("model", "draft")),
-            known.get("device", fmt.EMPTY),
-            known.get("harness commit", fmt.EMPTY)[:_SHORT],
-        )
+def _line(entry: Entry) -> Line:
+    summary = entry.summary
+    if summary is None:
+        return Line(entry.folder.name, "unreadable")
+    facts, decision = summary.run, summary.verdict
+    known, sentences = dict(measured_with(summary)[0]), verdict.verdicts(summary)
+    trouble = run.status(facts)
+    draft = facts.draft or (decision.draft if decision else None)
+    return Line(
+        folder=entry.folder.name,
+        status=trouble.partition(" ")[0].lower() if trouble else COMPLETE,
+        date=(facts.created_utc or "")[:_MINUTES].replace("T", " "),
+        verdict=sentences[0].partition(": ")[0].rstrip(".") if sentences else "",
+        temperature=decision.temperature if decision else None,
+        speedup=(decision.speedup, decision.speedup_lo, decision.speedup_hi)
+        if decision
+        else (None, None, None),
+        command=facts.command,
+        model=facts.model or "",
+        draft=draft or "",
+        device=known.get("device", ""),
+        commit=known.get("harness commit", "")[:_COMMIT],
     )
-
-
-def _name(run: "StoredRun", role: str) -> str:
-    """A model's name; of an audition the draft that its verdict names."""
-    own = run.config.get(role)
-    name = own.get("name") if isinstance(own, dict) else None
-    chosen = (summary_of(run).get("verdict") or {}).get("draft") if role == "draft" else None
-    return fmt.text(name or chosen)
-
-
-def _said(run: "StoredRun") -> str:
-    """What the run decided, in a few words: its first sentence up to the colon."""
-    sentences = wording.verdicts(run)
-    return sentences[0].partition(": ")[0].rstrip(".") if sentences else fmt.EMPTY
-
-
-def _state(run: "StoredRun") -> str:
-    trouble = wording.status(run)
-    return trouble.split(" ")[0].lower() if trouble else WHOLE
 
 
 def _link(root: Path, entry: Entry) -> str:

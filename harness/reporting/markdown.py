@@ -9,7 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from harness.reporting.content import Content
 from harness.reporting.definitions import METRICS
-from harness.reporting.tables import Row, Table
+from harness.reporting.tables.specification import Row, Table
 
 # What markdown would act on; an underscore inside a word (acceptance_rate) is left alone by it.
 _SPECIAL = re.compile(r"([\\`*|<]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
@@ -43,8 +43,7 @@ def table(model: Table) -> str:
     widths = [max(3, *map(len, texts)) for texts in zip(titles, *rows, strict=True)]
     right = [column.align == "right" for column in model.columns]
     rule = ["-" * (width - flush) + ":" * flush for width, flush in zip(widths, right, strict=True)]
-    lines = [titles, rule, *rows]
-    return "\n".join(_line(_padded(cells, widths, right)) for cells in lines)
+    return "\n".join(_line(cells, widths, right) for cells in (titles, rule, *rows))
 
 
 def escape(text: str) -> str:
@@ -60,17 +59,14 @@ def fenced(code: str, language: str) -> str:
 
 
 def _cells(row: Row) -> list[str]:
-    texts = [escape(cell) for cell in row.cells]
+    texts = [escape(cell.text) for cell in row.cells]
     return [f"**{text}**" if row.best and text else text for text in texts]
 
 
-def _padded(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> list[str]:
+def _line(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
     layout = zip(cells, widths, right, strict=True)
-    return [text.rjust(width) if flush else text.ljust(width) for text, width, flush in layout]
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    padded = [text.rjust(width) if flush else text.ljust(width) for text, width, flush in layout]
+    return f"| {' | '.join(padded)} |"
 
 
 def _definitions(folder: Path) -> str:

@@ -1,47 +1,45 @@
-"""Plots as SVG files, one module a plot; a plot whose data is missing is not drawn.
+"""Plots as SVG files; a plot whose data is missing is not drawn.
 
-To add one: a module with `draw(run) -> style.Plot | None`, named in `PLOTS` or, for auditions, in
-`AUDITION_PLOTS`; its file name goes into `NAMES`.
+To add one: a function from `Summary` to `style.Plot | None`, named in `PLOTS` under the commands
+that show it.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from harness.reporting import files
 from harness.reporting.plots import (
     acceptance,
-    batches,
     breakeven,
-    category,
+    latency,
     leaderboard,
     speedup,
-    speedup_by_k,
     style,
-    verify_cost,
     waterfall,
 )
-from harness.reporting.reading import door_of
-from harness.storage.files import directory
+from harness.storage import files
+from harness.summary import Summary
 
-if TYPE_CHECKING:
-    from harness.storage import StoredRun
-
-PLOTS = (
+_DEFAULT = (
     speedup.draw,
     breakeven.draw,
     acceptance.draw_by_position,
     acceptance.draw_by_temperature,
-    verify_cost.draw,
+    latency.draw_verify_cost,
 )
-PROFILE_PLOTS = (waterfall.draw, verify_cost.draw, batches.draw_curves, batches.draw)
-# Many drafts in one plot, where the others have one panel a draft.
-AUDITION_PLOTS = (
-    leaderboard.draw,
-    speedup_by_k.draw,
-    category.draw,
-    acceptance.draw_by_position,
-    verify_cost.draw,
-)
+PLOTS = {
+    "audition": (
+        leaderboard.draw,
+        speedup.draw,
+        acceptance.draw_by_category,
+        acceptance.draw_by_position,
+        latency.draw_verify_cost,
+    ),
+    "profile": (
+        waterfall.draw,
+        latency.draw_verify_cost,
+        latency.draw_verify_curves,
+        latency.draw_batch_gains,
+    ),
+}
 # Only what earlier renderings may have left is removed; a file of the user's stays.
 NAMES = (
     "speedup_vs_k.svg",
@@ -58,12 +56,15 @@ NAMES = (
 )
 
 
-def draw(run: "StoredRun", folder: Path) -> tuple[tuple[str, str], ...]:
-    """Write every plot that the run has data for.
+def drawn(summary: Summary) -> tuple[style.Plot, ...]:
+    """Every plot that the run has data for, in reading order."""
+    makers = PLOTS.get(summary.run.command, _DEFAULT)
+    with style.styled():
+        return tuple(plot for make in makers if (plot := make(summary)) is not None)
 
-    Args:
-        run: what was stored.
-        folder: where the files go, directly under the run folder.
+
+def draw(summary: Summary, folder: Path) -> tuple[tuple[str, str], ...]:
+    """Write the plots directly into `folder`, and remove those whose data is gone.
 
     Returns:
         (file relative to the run folder, caption) of each plot written, in reading order.
@@ -72,12 +73,10 @@ def draw(run: "StoredRun", folder: Path) -> tuple[tuple[str, str], ...]:
         UserError: the folder is a link out of the run.
         OSError: it cannot be written.
     """
-    makers = {"audition": AUDITION_PLOTS, "profile": PROFILE_PLOTS}.get(door_of(run), PLOTS)
-    with style.styled():
-        drawn = [plot for make in makers if (plot := make(run)) is not None]
-    directory(folder)
-    for name in set(NAMES) - {plot.name for plot in drawn}:
+    plots = drawn(summary)
+    files.directory(folder)
+    for name in set(NAMES) - {plot.name for plot in plots}:
         (folder / name).unlink(missing_ok=True)
-    for plot in drawn:
-        files.write(folder / plot.name, plot.svg)
-    return tuple((f"{folder.name}/{plot.name}", plot.caption) for plot in drawn)
+    for plot in plots:
+        files.write(folder / plot.name, plot.svg.encode())
+    return tuple((f"{folder.name}/{plot.name}", plot.caption) for plot in plots)

@@ -1,151 +1,107 @@
-"""acceptance_by_position.svg and acceptance_vs_temperature.svg."""
+"""Acceptance by position, by temperature and by category of prompts, a plot each."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+import numpy as np
+from matplotlib.colors import LinearSegmentedColormap
 
-from matplotlib.axes import Axes
-
-from harness.analysis.cells import acceptance_by_position, latest
-from harness.records import ResultRow, Trial
 from harness.reporting import formatting as fmt
 from harness.reporting.plots import style
-from harness.reporting.reading import drafts_of, ran, results_of, summary_of
-
-if TYPE_CHECKING:
-    from harness.storage import StoredRun
+from harness.reporting.tables.specification import grouped
+from harness.reporting.tables.workload import at_k
+from harness.summary import AcceptanceByPosition, Summary
 
 POSITION_CAPTION = "Share of rounds in which at least j draft tokens were accepted, j = 1..K"
 TEMPERATURE_CAPTION = "acceptance_rate against temperature, one line per K, by prompt set"
 TEMPERATURE_UNDER = "acceptance_rate is accepted / drafted: it falls with K by construction"
-SHADES = ("#440154", "#31688e", "#1f7f6b", "#4f8a10", "#946c00", "#b03a2e")
+CATEGORY_CAPTION = (
+    "alpha of every draft on every category of prompts, written in the cell and shaded by it"
+)
+CATEGORY_UNDER = "alpha, the probability that a draft token is accepted: darker is higher"
+# One hue from light to dark, so that it reads in grey as well.
+SHADES = LinearSegmentedColormap.from_list("alpha", ["#f4f8fb", "#9cc3de", "#0a5a94"])
+DARK = 0.8
+LETTERS = 12  # of a draft's name in one line
 
 
-class Curve(NamedTuple):
-    """acceptance_by_position of one prompt set, or of one draft: shares[j - 1], j = 1..K."""
-
-    name: str
-    temperature: float
-    k: int
-    shares: Sequence[float]
-
-
-def draw_by_position(run: "StoredRun") -> style.Plot | None:
-    """One panel per temperature; None without rounds.
-
-    A curve is a prompt set at the largest K that was run; where drafts were replayed and nothing
-    was run, a curve is a draft at its best K.
-    """
-    curves = _curves_of_trials(run) or _curves_of_summary(run)
+def draw_by_position(summary: Summary) -> style.Plot | None:
+    """A panel per temperature: a curve per prompt set at the largest K, or per replayed draft."""
+    curves = [
+        entry
+        for entry in summary.acceptance_by_position
+        if entry.source == "measured" and entry.prompt_set != "all"
+    ]
+    largest = max((entry.k for entry in curves), default=0)
+    curves = [entry for entry in curves if entry.k == largest]
+    measured = bool(curves)
+    if not curves:
+        curves = [e for e in summary.acceptance_by_position if e.source == "replayed"]
+        largest = max((entry.k for entry in curves), default=0)
     if not curves:
         return None
-    k = max(curve.k for curve in curves)
-    one_k = all(curve.k == k for curve in curves)
-    temperatures = sorted({curve.temperature for curve in curves})
-    found = [curve.name for curve in curves]
-    names = list(dict.fromkeys(name for name in (*drafts_of(run), *found) if name in found))
-    figure, axes = style.panels(len(temperatures))
-    for panel, temperature in zip(axes, temperatures, strict=True):
-        mine = [curve for curve in curves if curve.temperature == temperature]
-        panel.set_ylim(0.0, 1.04)
-        panel.set_xlim(1 - 0.06 * k, k + 0.06 * k)
-        style.number_axis(panel, _ticks(k), "draft position j")
-        _positions(panel, mine, names, name_k=not one_k)
-        at_k = f", K={k}" if one_k else ""
-        panel.set_title(f"temperature {fmt.temperature(temperature)}{at_k}", loc="left")
+
+    def name_of(entry: AcceptanceByPosition) -> str:
+        return entry.prompt_set if measured else entry.draft
+
+    names = list(dict.fromkeys(map(name_of, curves)))
+    panels = grouped(curves, lambda entry: entry.temperature)
+    figure, axes = style.panels(len(panels))
+    style.percent_axis(axes[0])
     axes[0].set_ylabel("rounds that accept at least j")
-    _share_axis(axes[0])
-    return style.Plot("acceptance_by_position.svg", POSITION_CAPTION, style.svg(figure))
+    for panel, temperature in zip(axes, sorted(panels), strict=True):
+        for entry in panels[temperature]:
+            positions = range(1, len(entry.shares) + 1)
+            look = style.look(names.index(name_of(entry)))
+            panel.plot(positions, entry.shares, label=name_of(entry), **look)
+        step = 1 if largest <= 12 else 2 if largest <= 24 else 4
+        style.ticks(panel, range(1, largest + 1, step), "draft position j")
+        at = f", K={largest}" if all(e.k == largest for e in curves) else ", each at its best K"
+        panel.set_title(f"temperature {fmt.temperature(temperature)}{at}")
+    under = "of the rounds with at least j text positions left"
+    return style.plot("acceptance_by_position.svg", POSITION_CAPTION, figure, under)
 
 
-def draw_by_temperature(run: "StoredRun") -> style.Plot | None:
-    """One panel per prompt set, one line per K; None with fewer than two temperatures."""
-    rows = [row for row in ran(results_of(run)) if row.k > 0 and row.acceptance_rate is not None]
+def draw_by_temperature(summary: Summary) -> style.Plot | None:
+    """A panel per prompt set, a line per K; None with fewer than two temperatures."""
+    rows = [row for row in summary.generated if row.k > 0 and row.acceptance_rate is not None]
     temperatures = sorted({row.temperature or 0.0 for row in rows})
     if len(temperatures) < 2:
         return None
-    cells = list(dict.fromkeys((row.draft, row.prompt_set) for row in rows))
-    several = len({draft for draft, _ in cells}) > 1
-    figure, axes = style.panels(len(cells))
-    for panel, (draft, prompt_set) in zip(axes, cells, strict=True):
-        mine = [row for row in rows if (row.draft, row.prompt_set) == (draft, prompt_set)]
-        span = temperatures[-1] - temperatures[0]
-        panel.set_ylim(0.0, 1.04)
-        panel.set_xlim(temperatures[0] - 0.06 * span, temperatures[-1] + 0.06 * span)
-        style.number_axis(panel, temperatures, "temperature")
-        _lines(panel, mine)
-        name = f"{prompt_set or 'all'} prompts"
-        panel.set_title(f"{draft}, {name}" if several else name, loc="left")
-    axes[0].set_ylabel("acceptance_rate")
-    _share_axis(axes[0])
-    style.caption_under(figure, TEMPERATURE_UNDER)
-    return style.Plot("acceptance_vs_temperature.svg", TEMPERATURE_CAPTION, style.svg(figure))
-
-
-def _curves_of_trials(run: "StoredRun") -> list[Curve]:
-    """A curve per prompt set and temperature, at the largest K."""
-    trials = [trial for trial in latest(run.trials) if trial.k > 0 and trial.accepted_lengths]
-    k = max((trial.k for trial in trials), default=0)
-    groups: dict[tuple[str, float], list[Trial]] = {}
-    for trial in trials:
-        if trial.k == k:
-            groups.setdefault((trial.prompt_set, trial.temperature), []).append(trial)
-    return [
-        Curve(name, temperature, k, shares)
-        for (name, temperature), mine in groups.items()
-        if (shares := acceptance_by_position(mine))
-    ]
-
-
-def _curves_of_summary(run: "StoredRun") -> list[Curve]:
-    """A curve per draft and temperature, as replayed."""
-    return [
-        Curve(
-            fmt.text(entry.get("draft")),
-            float(entry.get("temperature") or 0.0),
-            int(entry.get("k") or len(entry["positions"])),
-            tuple(share for share in entry["positions"] if share is not None),
-        )
-        for entry in summary_of(run).get("acceptance_by_position") or ()
-        if entry.get("positions")
-    ]
-
-
-def _positions(axes: Axes, curves: Sequence[Curve], names: Sequence[str], *, name_k: bool) -> None:
-    """The curves of one panel, each named where the longest of them ends."""
-    labels = []
-    end = max(len(curve.shares) for curve in curves)
-    for curve in curves:
-        index = names.index(curve.name)
-        colour = style.COLOURS[index % len(style.COLOURS)]
-        marker = style.MARKERS[index % len(style.MARKERS)]
-        last = len(curve.shares)
-        axes.plot(range(1, last + 1), curve.shares, color=colour, marker=marker)
-        level = [curve.shares[-1], curve.shares[-1]]
-        axes.plot([last, end], level, color=colour, linewidth=1.0, linestyle=":")
-        name = f"{curve.name}, K={curve.k}" if name_k else curve.name
-        labels.append(style.Label(curve.shares[-1], end, name, colour))
-    style.direct_labels(axes, labels)
-
-
-def _lines(axes: Axes, rows: Sequence[ResultRow]) -> None:
-    labels = []
     ks = sorted({row.k for row in rows})
-    for index, k in enumerate(ks):
-        mine = sorted((row for row in rows if row.k == k), key=lambda row: row.temperature or 0.0)
-        colour = SHADES[index % len(SHADES)]
-        temperatures = [row.temperature or 0.0 for row in mine]
-        values = [row.acceptance_rate or 0.0 for row in mine]
-        marker = style.MARKERS[index % len(style.MARKERS)]
-        axes.plot(temperatures, values, color=colour, marker=marker)
-        labels.append(style.Label(values[-1], temperatures[-1], f"K={k}", colour))
-    style.direct_labels(axes, labels)
+    panels = grouped(rows, lambda row: row.prompt_set or "all")
+    figure, axes = style.panels(len(panels))
+    style.percent_axis(axes[0])
+    axes[0].set_ylabel("acceptance_rate")
+    for panel, (prompt_set, cells) in zip(axes, panels.items(), strict=True):
+        for k, series in sorted(grouped(cells, lambda row: row.k).items()):
+            line = sorted((row.temperature or 0.0, row.acceptance_rate or 0.0) for row in series)
+            panel.plot(*zip(*line, strict=True), label=f"K={k}", **style.look(ks.index(k)))
+        style.ticks(panel, temperatures, "temperature")
+        panel.set_title(f"{prompt_set} prompts")
+    name = "acceptance_vs_temperature.svg"
+    return style.plot(name, TEMPERATURE_CAPTION, figure, TEMPERATURE_UNDER)
 
 
-def _ticks(k: int) -> list[int]:
-    """Positions 1..K, thinned from 12 on."""
-    step = 1 if k <= 12 else 2 if k <= 24 else 4
-    return list(range(1, k + 1, step))
-
-
-def _share_axis(axes: Axes) -> None:
-    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+def draw_by_category(summary: Summary) -> style.Plot | None:
+    """A panel per temperature, a row per category, a column per draft; None without alphas."""
+    entries = [entry for entry in summary.category_alpha if entry.alpha is not None]
+    if not entries:
+        return None
+    drafts = list(dict.fromkeys(entry.draft for entry in entries))
+    categories = list(dict.fromkeys(entry.category for entry in entries))
+    panels = grouped(entries, lambda entry: entry.temperature)
+    size = (1.2 + 1.15 * len(drafts), 1.5 + 0.46 * len(categories))
+    figure, axes = style.panels(len(panels), width=size[0], height=size[1])
+    for panel, (temperature, cells) in zip(axes, panels.items(), strict=True):
+        alphas = np.full((len(categories), len(drafts)), np.nan)
+        for entry in cells:
+            column, row = drafts.index(entry.draft), categories.index(entry.category)
+            alphas[row, column] = entry.alpha
+            ink = "white" if alphas[row, column] > DARK else style.INK
+            panel.text(column, row, fmt.decimal(entry.alpha), ha="center", va="center", color=ink)
+        panel.imshow(alphas, cmap=SHADES, vmin=0.0, vmax=1.0, aspect="auto")
+        names = [name.replace("_", "_\n") if len(name) > LETTERS else name for name in drafts]
+        panel.set_xticks(range(len(drafts)), names)
+        panel.set_yticks(range(len(categories)), categories)
+        panel.tick_params(length=0)
+        panel.grid(visible=False)
+        panel.set_title(f"temperature {fmt.temperature(temperature)}{at_k(cells)}")
+    return style.plot("acceptance_by_category.svg", CATEGORY_CAPTION, figure, CATEGORY_UNDER)

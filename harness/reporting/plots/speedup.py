@@ -1,92 +1,66 @@
-"""speedup_vs_k.svg: what was measured, what was predicted, and the line of no speculation."""
-
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-from matplotlib.axes import Axes
+"""speedup_vs_k.svg: what was generated or replayed, what was predicted, and no speculation at 1."""
 
 from harness.records import ResultRow
 from harness.reporting import formatting as fmt
 from harness.reporting.plots import style
-from harness.reporting.reading import ran, replays_only, results_of
-
-if TYPE_CHECKING:
-    from harness.storage import StoredRun
+from harness.reporting.tables.specification import grouped
+from harness.summary import Summary
 
 CAPTION = (
-    "Speedup over plain decoding against K: measured points with their intervals, the prediction"
-    " as a line, and the line at 1 where there is no speculation"
+    "Speedup over plain decoding against K: {points}, and the line at 1 where there is no"
+    " speculation"
 )
+MEASURED = "measured points with their intervals, the prediction as a line"
+REPLAYED = "replayed and not run"
 UNDER = "points: measured, with 95 % interval; lines: predicted from acceptance and step times"
-REPLAYED_CAPTION = (
-    "Speedup over plain decoding against K, replayed and not run, with its interval, and the line"
-    " at 1 where there is no speculation"
-)
-REPLAYED_UNDER = "replayed, not run: acceptance on the target's texts, timed steps; 95 % interval"
+REPLAYED_UNDER = "replayed, not run: acceptance on the target's completions, timed steps{rule}"
 
 
-def draw(run: "StoredRun") -> style.Plot | None:
-    """One panel per draft and temperature, one series per prompt set; None without a speedup."""
-    known = [row for row in results_of(run) if row.speedup is not None]
-    shown = [row for row in ran(known) if row.k > 0]
-    if not shown:
+def draw(summary: Summary) -> style.Plot | None:
+    """A panel per temperature with a series per prompt set; None without a speedup.
+
+    With several drafts a panel per temperature and prompt set, with a series per draft.
+    """
+    points = [row for row in summary.generated if row.k > 0 and row.speedup is not None]
+    if not points:
         return None
-    replayed = replays_only(known)
-    rows = [*shown, *(row for row in known if row.k > 0 and row.source == "theory")]
-    cells = list(dict.fromkeys((row.draft, row.temperature) for row in shown))
-    cells.sort(key=lambda cell: (str(cell[0]), cell[1] or 0.0))
-    sets = list(dict.fromkeys(row.prompt_set for row in shown))
-    figure, axes = style.panels(len(cells))
-    _limits(axes[0], rows)
-    for panel, cell in zip(axes, cells, strict=True):
-        mine = [row for row in rows if (row.draft, row.temperature) == cell]
-        style.k_axis(panel, sorted({row.k for row in mine}))
-        _panel(panel, mine, sets)
-        draft = f"{cell[0]}, " if len({name for name, _ in cells}) > 1 else ""
-        panel.set_title(f"{draft}temperature {fmt.temperature(cell[1])}", loc="left")
+    replayed = summary.run.replay_only
+    points = [row for row in points if not replayed or row.rule == points[0].rule]
+    theory = [row for row in summary.results if row.source == "theory" and row.k > 0]
+    lines = points if replayed else [row for row in theory if row.speedup is not None]
+    drafts = [name for name in summary.drafts if name in {row.draft for row in points}]
+    several = len(drafts) > 1
+
+    def panel_of(row: ResultRow) -> tuple[float, str]:
+        return row.temperature or 0.0, (row.prompt_set or "all") if several else ""
+
+    def series_of(row: ResultRow) -> str:
+        return str(row.draft if several else row.prompt_set or "all")
+
+    names = drafts if several else list(dict.fromkeys(map(series_of, points)))
+    by_panel = grouped(points, panel_of)
+    lines_of = grouped(lines, lambda row: (panel_of(row), series_of(row)))
+    figure, axes = style.panels(len(by_panel))
+    known = [v for r in points + lines for v in (r.speedup, r.speedup_hi) if v is not None]
+    axes[0].set_ylim(0.0, 1.08 * max(1.25, *known))
     axes[0].set_ylabel("speedup")
-    style.caption_under(figure, REPLAYED_UNDER if replayed else UNDER)
-    caption = REPLAYED_CAPTION if replayed else CAPTION
-    return style.Plot("speedup_vs_k.svg", caption, style.svg(figure))
-
-
-def _limits(axes: Axes, rows: Sequence[ResultRow]) -> None:
-    values = [value for row in rows for value in (row.speedup, row.speedup_lo, row.speedup_hi)]
-    known = [value for value in values if value is not None]
-    axes.set_ylim(min(0.0, *known), max(1.25, *known) * 1.08)
-
-
-def _panel(axes: Axes, rows: Sequence[ResultRow], sets: Sequence[str | None]) -> None:
-    first, last = axes.get_xlim()[0], max(row.k for row in rows) * 1.03
-    axes.plot([first, last], [1.0, 1.0], color=style.INK, linewidth=1.2, linestyle=(0, (5, 3)))
-    labels = [style.Label(1.0, last, "no speculation", style.INK, "normal")]
-    for index, prompt_set in enumerate(sets):
-        mine = sorted((row for row in rows if row.prompt_set == prompt_set), key=lambda row: row.k)
-        if not mine:
-            continue
-        colour = style.COLOURS[index % len(style.COLOURS)]
-        replayed = [row for row in mine if row.source == "replayed"]
-        predicted = [row for row in mine if row.source == "theory"] or replayed
-        speedups = [row.speedup or 0.0 for row in predicted]
-        ks = [row.k for row in predicted]
-        marker = "" if replayed else "_"  # replayed points have a marker of their own
-        axes.plot(ks, speedups, color=colour, alpha=0.65, marker=marker, markersize=11)
-        _points(axes, [row for row in mine if row.source != "theory"], index, len(sets))
-        end = max(mine, key=lambda row: (row.k, row.source != "theory"))
-        name = str(prompt_set or "all")
-        labels.append(style.Label(end.speedup or 0.0, end.k * 1.03, name, colour))
-    style.direct_labels(axes, labels)
-
-
-def _points(axes: Axes, rows: Sequence[ResultRow], index: int, number: int) -> None:
-    values = [row.speedup or 0.0 for row in rows]
-    low, high = [row.speedup_lo for row in rows], [row.speedup_hi for row in rows]
-    axes.errorbar(
-        style.dodge([row.k for row in rows], index, number),
-        values,
-        yerr=style.whiskers(values, low, high),
-        fmt=style.MARKERS[index % len(style.MARKERS)],
-        color=style.COLOURS[index % len(style.COLOURS)],
-        capsize=3,
-        elinewidth=1.4,
-    )
+    for panel, where in zip(axes, sorted(by_panel), strict=True):
+        rows = by_panel[where]
+        ks = sorted({row.k for row in rows})
+        style.ticks(panel, ks, "K (draft tokens per round)", log=True)
+        style.no_gain_line(panel)
+        for name, series in grouped(rows, series_of).items():
+            index = names.index(name)
+            look = style.look(index)
+            line = sorted(lines_of.get((where, name), ()), key=lambda row: row.k)
+            speedups = [row.speedup or 0.0 for row in line]
+            panel.plot([row.k for row in line], speedups, color=look["color"], alpha=0.65)
+            at = style.dodge([row.k for row in series], index, len(names))
+            values = [(row.speedup, row.speedup_lo, row.speedup_hi) for row in series]
+            style.points(panel, at, values, label=name, linestyle="none", **look)
+        prompts = f", {where[1]} prompts" if several else ""
+        panel.set_title(f"temperature {fmt.temperature(where[0])}{prompts}")
+    rule = f"; rule {points[0].rule}" if several and points[0].rule else ""
+    under = REPLAYED_UNDER.format(rule=rule) if replayed else UNDER
+    caption = CAPTION.format(points=REPLAYED if replayed else MEASURED)
+    return style.plot("speedup_vs_k.svg", caption, figure, under)

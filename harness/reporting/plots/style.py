@@ -1,29 +1,34 @@
 """How every plot looks, and how it is written so that the same data give the same bytes.
 
-Colours are those of Okabe and Ito, told apart by people with any colour vision; every series has a
-marker of its own and is labelled where it ends, so that none is told by colour alone.
+Colours are those of Okabe and Ito, which people with any colour vision can tell from one another;
+every series has a marker of its own too.
 """
 
 import io
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import numpy as np
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#aa4499", "#806000", "#3a8fb7")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 INK, GREY, FAINT = "#1a1a1a", "#6b6b6b", "#e4e4e4"
-PANEL_INCHES, HEIGHT_INCHES = 4.2, 3.9
+DASHED = (0, (4, 3))
+SMALL = 9.5
+LETTERS_PER_INCH, LEGEND_INCHES = 12, 2.4  # what small text and a legend's entry need
 _RULES: dict[Any, Any] = {
     "svg.hashsalt": "speculative-decoding",  # ids inside the file follow from the content
     "svg.fonttype": "none",  # text stays text: searchable, and sharp at any size
     "font.size": 11,
     "axes.titlesize": 12,
     "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
     "axes.labelsize": 11,
     "axes.edgecolor": GREY,
     "axes.labelcolor": INK,
@@ -38,6 +43,7 @@ _RULES: dict[Any, Any] = {
     "text.color": INK,
     "figure.facecolor": "white",
     "axes.facecolor": "white",
+    "legend.frameon": False,
     "lines.linewidth": 1.8,
     "lines.markersize": 6,
 }
@@ -51,44 +57,21 @@ class Plot(NamedTuple):
     svg: str
 
 
-class Label(NamedTuple):
-    """A direct label at the end of a series: the end's height and place, the name, the colour."""
-
-    y: float
-    x: float
-    text: str
-    colour: str
-    weight: str = "bold"
-
-
 @contextmanager
 def styled() -> Iterator[None]:
     """The project's look while a figure is made; the caller's settings come back after."""
-    from matplotlib import rc_context
-
     with rc_context(_RULES):
         yield
 
 
 def panels(
-    number: int,
-    *,
-    share_y: bool = True,
-    width: float = PANEL_INCHES,
-    height: float = HEIGHT_INCHES,
+    number: int, *, width: float = 4.2, height: float = 3.9, share_y: bool = True
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of `number` panels, at most three in a row, without any global state.
-
-    Args:
-        number: of panels.
-        share_y: whether all have one y axis.
-        width: of a panel, inches.
-        height: of a panel, inches.
-    """
+    """A figure of `number` panels of so many inches, at most three in a row, without pyplot."""
     columns = 2 if number == 4 else min(number, 3)
     rows = -(-number // columns)
-    across = width * columns + (1.6 if columns == 1 else 0.6)
-    figure = Figure(figsize=(across, height * rows), layout="constrained")
+    size = (width * columns + (1.6 if columns == 1 else 0.6), height * rows)
+    figure = Figure(figsize=size, layout="constrained")
     FigureCanvasSVG(figure)
     axes = figure.subplots(rows, columns, sharey=share_y, squeeze=False).ravel().tolist()
     for unused in axes[number:]:
@@ -96,80 +79,73 @@ def panels(
     return figure, axes[:number]
 
 
-def svg(figure: Figure) -> str:
-    """The figure as SVG text: no date, no random ids."""
+def plot(name: str, caption: str, figure: Figure, under: str) -> Plot:
+    """The figure as SVG text without date or random ids.
+
+    Args:
+        name: of the file.
+        caption: what the plot shows.
+        figure: every labelled series of its panels gets one entry in a shared legend.
+        under: how to read it, under the panels.
+    """
+    named: dict[str, Any] = {}
+    for axes in figure.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            named.setdefault(label, handle)
+    width = figure.get_figwidth()
+    if named:
+        columns = max(1, int(width / LEGEND_INCHES))
+        figure.legend(named.values(), named.keys(), loc="outside upper left", ncols=columns)
+    lines = "\n".join(textwrap.wrap(under, int(width * LETTERS_PER_INCH)))
+    figure.supxlabel(lines, fontsize=SMALL, color=GREY)
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
+    text = "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
+    return Plot(name, caption, f"{text}\n")
 
 
-def k_axis(axes: Axes, ks: Sequence[int], *, label: str = "K (draft tokens per round)") -> None:
-    """A logarithmic K axis with a tick at each K that was run."""
-    axes.set_xscale("log", base=2)
-    number_axis(axes, ks, label)
-    axes.set_xlim(min(ks) / 1.4, max(ks) * 1.4)
+def look(index: int) -> dict[str, Any]:
+    """Colour and marker of the series at this place."""
+    return {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
 
 
-def number_axis(axes: Axes, values: Sequence[float], label: str) -> None:
-    """Ticks at these values and nowhere else."""
-    axes.xaxis.set_major_locator(FixedLocator(list(values)))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+def no_gain_line(axes: Axes) -> None:
+    """The line at 1: no speculation."""
+    axes.axhline(1.0, color=INK, linewidth=1.2, linestyle=DASHED, label="no speculation", zorder=1)
+
+
+def ticks(axes: Axes, values: Sequence[float], label: str, *, log: bool = False) -> None:
+    """An x axis with ticks at these values and nowhere else, with room on both sides."""
+    if log:
+        axes.set_xscale("log", base=2)
+        axes.set_xlim(min(values) / 1.4, max(values) * 1.4)
+    axes.set_xticks([], minor=True)
+    axes.set_xticks(list(values), [f"{value:g}" for value in values])
     axes.set_xlabel(label)
 
 
+def percent_axis(axes: Axes) -> None:
+    """A y axis of shares from 0 to 1."""
+    axes.set_ylim(0.0, 1.04)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+
+
+Interval = tuple[float | None, float | None, float | None]
+
+
+def points(axes: Axes, x: Sequence[float], values: Sequence[Interval], **kwargs: Any) -> None:
+    """(value, low, high) with error bars; none where there is no interval."""
+    value, low, high = np.array(values, dtype=float).reshape(-1, 3).T
+    bars = np.clip([value - low, high - value], 0.0, None)
+    axes.errorbar(x, value, yerr=bars, capsize=3, elinewidth=1.4, **kwargs)
+
+
 def dodge(ks: Sequence[int], index: int, number: int) -> list[float]:
-    """The K values, shifted a little per series so that whiskers do not lie on one another."""
+    """The K values, shifted a little per series so that error bars do not lie on one another."""
     return [k * 1.045 ** (index - (number - 1) / 2) for k in ks]
 
 
-def whiskers(
-    values: Sequence[float], low: Sequence[float | None], high: Sequence[float | None]
-) -> list[list[float]]:
-    """Distances for error bars; no whisker where there is no interval."""
-    entries = list(zip(values, low, high, strict=True))
-    return [
-        [0.0 if bound is None else max(0.0, value - bound) for value, bound, _ in entries],
-        [0.0 if bound is None else max(0.0, bound - value) for value, _, bound in entries],
-    ]
-
-
-def direct_labels(axes: Axes, labels: Sequence[Label], *, gap: float = 0.075) -> None:
-    """Names beside the series' ends, in their colours, pushed apart where they would overlap.
-
-    Args:
-        axes: with its limits already set.
-        labels: one per series.
-        gap: least distance between two labels, as a share of the axis.
-    """
-    bottom, top = axes.get_ylim()
-    ordered = sorted(labels)
-    heights = spread([label.y for label in ordered], gap * (top - bottom))
-    for label, height in zip(ordered, heights, strict=True):
-        axes.annotate(
-            label.text,
-            (label.x, height),
-            xytext=(8, 0),
-            textcoords="offset points",
-            va="center",
-            color=label.colour,
-            fontweight=label.weight,
-            annotation_clip=False,
-        )
-
-
-def spread(heights: Sequence[float], least: float) -> list[float]:
-    """Ascending heights moved as little as they need to lie `least` apart (pool adjacent ones)."""
-    blocks: list[tuple[float, int]] = []
-    for index, height in enumerate(heights):
-        blocks.append((height - index * least, 1))
-        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
-            (above, many), (below, few) = blocks.pop(), blocks.pop()
-            blocks.append(((above * many + below * few) / (many + few), many + few))
-    levels = [level for level, size in blocks for _ in range(size)]
-    return [level + index * least for index, level in enumerate(levels)]
-
-
-def caption_under(figure: Figure, text: str) -> None:
-    """One grey line under the panels that says how to read them."""
-    figure.supxlabel(text, fontsize=9.5, color=GREY)
+def note_at(axes: Axes, text: str, where: tuple[float, float], **kwargs: Any) -> None:
+    """Small text a little above a point, or as `kwargs` of `annotate` say."""
+    settings = {"xytext": (0, 6), "ha": "center", "fontsize": SMALL} | kwargs
+    axes.annotate(text, where, textcoords="offset points", **settings)

@@ -1,154 +1,109 @@
-"""Tables as data: which door shows which, in the order a person reads them."""
+"""Tables of a summary: which command shows which, in the order a person reads them.
 
-from collections.abc import Mapping, Sequence
+`specification` says what a table is; every other module holds the tables of one subject. To add a
+column, add a `Column` to the subject's tuple; to add a table, a function from `Summary` to `Table`
+named below. A table without rows is not shown.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
-from harness.reporting.reading import (
-    comparison_of,
-    door_of,
-    headline_of,
-    latency_of,
-    results_of,
-    round_fit_of,
-    summary_of,
-    synthetic,
+from harness.reporting.tables import (
+    batches,
+    breakeven,
+    cards,
+    comparison,
+    latency,
+    leaderboard,
+    rounds,
+    server_measurements,
+    snapshot,
+    sweep,
+    workload,
 )
-from harness.reporting.tables.bounds import bounds_table, reads_table
-from harness.reporting.tables.breakeven import ideal_table, measured_table, rules_table
-from harness.reporting.tables.card_ranking import card_tables
-from harness.reporting.tables.cards import cards_table
-from harness.reporting.tables.comparison import comparison_tables
-from harness.reporting.tables.curves import batch_table, curve_table
-from harness.reporting.tables.expense import (
-    cost_table,
-    draft_table,
-    not_eligible_table,
-)
-from harness.reporting.tables.imposed import imposed_table
-from harness.reporting.tables.latency import profile_table, verify_tables
-from harness.reporting.tables.leaderboard import (
-    leaderboard_tables,
-)
-from harness.reporting.tables.model import Column, Row, Table
-from harness.reporting.tables.parts import parts_table, waterfall_table
-from harness.reporting.tables.rules import thumb_table
-from harness.reporting.tables.server_measurements import server_tables
-from harness.reporting.tables.snapshot import snapshot_tables
-from harness.reporting.tables.sweep import gap_table, sweep_tables
-from harness.reporting.tables.verdicts import headline_table, prompt_set_table
-from harness.reporting.tables.workload import (
-    category_tables,
-    least_regret_table,
-    position_tables,
-    request_table,
-)
-from harness.summary import CardDraftRow, CardRow
-
-if TYPE_CHECKING:
-    from harness.storage import StoredRun
-
-__all__ = ["Column", "Row", "Table", "tables_of"]
+from harness.reporting.tables.specification import Table
+from harness.summary import Summary
 
 
-def tables_of(run: "StoredRun") -> tuple[Table, ...]:
-    """Every table of a run that has at least one row, most important first."""
-    candidates = _DOORS.get(door_of(run), _sweep)(run)
-    tables = [table for table in candidates if table is not None and table.rows]
-    return tuple(
-        replace(
-            table, notes=tuple(note for note in table.notes if not _later(note, tables[index:]))
-        )
-        for index, table in enumerate(tables, start=1)
-    )
-
-
-def _later(note: str, tables: Sequence[Table]) -> bool:
-    """Whether a remark is made again further down; it is then said only there."""
-    return any(note in table.notes for table in tables)
-
-
-def _sweep(run: "StoredRun") -> list[Table | None]:
+def _sweep(summary: Summary) -> list[Table]:
     return [
-        imposed_table(results_of(run)) if synthetic(run) else None,
-        *sweep_tables(results_of(run)),
-        thumb_table(summary_of(run).get("rules_of_thumb") or ()),
-        gap_table(summary_of(run).get("replay_gaps") or ()),
-        prompt_set_table(summary_of(run).get("per_prompt_set") or ()),
-        headline_table(headline_of(run)),
-        *verify_tables(latency_of(run)),
+        *sweep.sweep_tables(summary),
+        leaderboard.thumb_table(summary),
+        sweep.replay_table(summary),
+        leaderboard.prompt_set_table(summary),
+        leaderboard.costs_table(summary),
+        *latency.verify_tables(summary),
     ]
 
 
-def _audition(run: "StoredRun") -> list[Table | None]:
-    stored = summary_of(run)
-
-    def listed(key: str) -> Sequence[Mapping[str, Any]]:
-        return stored.get(key) or ()
-
+def _audition(summary: Summary) -> list[Table]:
     return [
-        *card_tables(
-            [CardRow(**entry) for entry in listed("cards")],
-            [CardDraftRow(**entry) for entry in listed("card_drafts")],
-        ),
-        *leaderboard_tables(listed("leaderboards")),
-        not_eligible_table(listed("not_eligible")),
-        prompt_set_table(listed("per_prompt_set")),
-        thumb_table(listed("rules_of_thumb")),
-        draft_table(listed("leaderboards"), listed("memory_view")),
-        *category_tables(listed("category_alpha")),
-        *position_tables(listed("acceptance_by_position")),
-        request_table(stored.get("request_view")),
-        least_regret_table(listed("least_regret")),
-        headline_table(headline_of(run)),
-        cost_table(stored.get("costs")),
-        *verify_tables(latency_of(run)),
+        *cards.card_tables(summary),
+        *leaderboard.leaderboard_tables(summary),
+        leaderboard.ineligible_table(summary),
+        leaderboard.prompt_set_table(summary),
+        leaderboard.thumb_table(summary),
+        leaderboard.costs_table(summary),
+        *workload.category_tables(summary),
+        *workload.position_tables(summary),
+        workload.request_table(summary),
+        *latency.verify_tables(summary),
     ]
 
 
-def _profile(run: "StoredRun") -> list[Table | None]:
-    results, latency, headline = results_of(run), latency_of(run), headline_of(run)
-    stored, alphas = summary_of(run), [float(value) for value in run.config.get("alpha") or ()]
+def _profile(summary: Summary) -> list[Table]:
     return [
-        profile_table(results, latency, headline),
-        headline_table(headline),
-        bounds_table(latency),
-        reads_table(run.manifest.get("bytes_read") or ()),
-        *verify_tables(latency)[:1],
-        ideal_table(results),
-        waterfall_table(run.parts),
-        parts_table(run.parts),
-        curve_table(latency, stored.get("skipped_cells") or ()),
-        batch_table(latency, alphas),
-        cards_table(stored.get("modelled_cards")),
+        latency.alone_table(summary),
+        leaderboard.costs_table(summary),
+        latency.bounds_table(summary),
+        latency.reads_table(summary),
+        *latency.verify_tables(summary)[:1],
+        breakeven.ideal_table(summary),
+        rounds.waterfall_table(summary),
+        rounds.parts_table(summary),
+        batches.curve_table(summary),
+        batches.batch_table(summary),
     ]
 
 
-def _breakeven(run: "StoredRun") -> list[Table | None]:
-    results, summary = results_of(run), summary_of(run)
-    config = {**run.config, **(summary.get("inputs") or {})}
+def _breakeven(summary: Summary) -> list[Table]:
+    fit = summary.round_fit
     return [
-        *(server_tables(fit) if (fit := round_fit_of(run)) else ()),
-        measured_table(results, config),
-        ideal_table(results, summary.get("by_k") or ()),
-        rules_table(results, config),
-        headline_table(headline_of(run)),
+        *(server_measurements.server_tables(fit) if fit else ()),
+        breakeven.measured_table(summary),
+        breakeven.ideal_table(summary),
+        breakeven.rules_table(summary),
+        leaderboard.costs_table(summary),
     ]
 
 
-def _report(run: "StoredRun") -> list[Table | None]:
-    comparison = comparison_of(run)
-    return [*comparison_tables(comparison)] if comparison else []
+def _snapshot(summary: Summary) -> list[Table]:
+    return [snapshot.text_table(summary), snapshot.distribution_table(summary)]
 
 
-def _snapshot(run: "StoredRun") -> list[Table | None]:
-    return [*snapshot_tables(summary_of(run)), headline_table(headline_of(run))]
+def _report(summary: Summary) -> list[Table]:
+    compared = summary.comparison
+    return list(comparison.comparison_tables(compared)) if compared else []
 
 
-_DOORS = {
+TABLES: dict[str, Callable[[Summary], Sequence[Table]]] = {
+    "sweep": _sweep,
     "audition": _audition,
     "profile": _profile,
     "breakeven": _breakeven,
     "snapshot": _snapshot,
     "report": _report,
 }
+
+
+def tables_of(summary: Summary) -> tuple[Table, ...]:
+    """Every table of a run that has at least one row, most important first.
+
+    A note that several tables share is made under the last of them only.
+    """
+    made = [table for table in TABLES.get(summary.run.command, _sweep)(summary) if table.rows]
+    last = {note: index for index, table in enumerate(made) for note in table.notes}
+    return tuple(
+        replace(table, notes=tuple(note for note in table.notes if last[note] == index))
+        for index, table in enumerate(made)
+    )

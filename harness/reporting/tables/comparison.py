@@ -1,22 +1,26 @@
 """Compared runs: the table of cells, the settings that differ, and the sentences about both."""
 
 from harness.reporting import formatting as fmt
-from harness.reporting.tables.model import Column, Row, Table, without_empty
-from harness.summary import ComparedRun, Comparison, ComparisonCaveat, ComparisonRow
+from harness.reporting.tables.specification import Column, Table, table
+from harness.summary import Comparison, ComparisonRow, Difference
 
-COLUMNS = (
-    Column("prompt set", "left", key=True),
-    Column("temperature", key=True),
-    Column("K", key=True),
-    Column("ms/tok\nreference"),
-    Column("ms/tok\nrun"),
-    Column("speedup\nreference"),
-    Column("speedup\nrun"),
-    Column("speedup ratio\n[lo, hi]"),
-    Column("p, Holm"),
-    Column("alpha\ndifference"),
-    Column("prompts"),
-    Column("", "left"),
+COLUMNS: tuple[Column[ComparisonRow], ...] = (
+    Column("prompt set", lambda row: row.prompt_set, key=True),
+    Column("temperature", lambda row: row.temperature, fmt.temperature, key=True),
+    Column("K", lambda row: row.k, fmt.count, key=True),
+    Column("ms/tok\nreference", lambda row: row.reference_ms_per_token, fmt.milliseconds),
+    Column("ms/tok\nrun", lambda row: row.ms_per_token, fmt.milliseconds),
+    Column("speedup\nreference", lambda row: row.reference_speedup, fmt.speedup),
+    Column("speedup\nrun", lambda row: row.speedup, fmt.speedup),
+    Column(
+        "speedup ratio\n[lo, hi]",
+        lambda row: (row.speedup_ratio, row.speedup_ratio_lo, row.speedup_ratio_hi),
+        fmt.speedup,
+    ),
+    Column("p, Holm", lambda row: row.p_value_holm, fmt.p_value),
+    Column("alpha\ndifference", lambda row: row.alpha_difference, lambda a: fmt.signed(a, 3)),
+    Column("prompts", lambda row: row.prompts, fmt.count),
+    Column("status", lambda row: None if row.status == "complete" else row.status),
 )
 RATIO_NOTE = (
     "The speedup ratio is run / reference, the alpha difference run - reference, over the prompts"
@@ -26,66 +30,6 @@ HOLM_NOTE = (
     "p, Holm: chance of so large a difference in any cell were there none, adjusted for how many"
     " cells are compared. Below 0.05 a cell differs significantly; the intervals are not adjusted."
 )
-OUTCOMES = {
-    "pass": "PASS, the ratio is not below it",
-    "fail": "FAIL, the {bound} is below it",
-    "unclear": (
-        "PASS, but unclear: the ratio is below it, its interval reaches over it; more prompts would"
-        " tell"
-    ),
-}
-KINDS = {
-    "synthetic": "synthetic",
-    "dummy": "that of dummy weights",
-    "measured": "measured on real weights",
-    "greedy_texts_differ": "greedy texts are not plain decoding's",
-    "greedy_texts_unjudged": "greedy texts are not plain decoding's (a tie? resume= judges)",
-}
-TEXTS = (
-    "{differing} of {compared} greedy texts differ between {reference_run} and {run} (first:"
-    " {first}): "
-)
-CAVEATS = {
-    "failed_run": "FAILED RUN: {run}; what it stored is compared",
-    "unfinished_run": "UNFINISHED RUN: {run}; what it stored is compared",
-    "different_devices": (
-        "DIFFERENT DEVICES: {reference_run} ran on {reference_device}, {run} on {device}; their"
-        " times per token say how the devices differ, not how the code does. Speedups are each"
-        " against their own baseline"
-    ),
-    "distrusted": "NO SPEEDUPS COMPARED: {run}'s {reason}; only times are",
-    "other_acceptance": (
-        "NO SPEEDUPS COMPARED: the acceptance of {reference_run} is {reference_kind}, that of {run}"
-        " {kind}; only times are"
-    ),
-    "unpaired": (
-        "not measured in both: cells are compared as they are stored, not paired by prompt and"
-        " without an interval"
-    ),
-    "other_lengths": (
-        "{prompts} prompts have one name and two lengths (an edited file, or another chat"
-        " template): left out"
-    ),
-    "some_prompts": (
-        "only the {prompts} prompts that both have are compared, of {reference_total} in"
-        " {reference_run} and {total} in {run}"
-    ),
-    "other_hash": "the prompts' hashes differ: paired by name and length, their words may differ",
-    "texts_differ_by_setting": f"{TEXTS}decode.{{setting}} differs, which changes texts",
-    "texts_differ_in_float32": (
-        f"{TEXTS}in float32 they must agree: ONE RUN CHANGED ITS OUTPUT, the snapshot command shows"
-        " which"
-    ),
-    "texts_differ_by_rounding": (
-        f"{TEXTS}rounding below float32 or another revision may do that; the snapshot command"
-        " distinguishes a tie from a fault"
-    ),
-    "counts_differ": (
-        "SAME TEXTS, OTHER COUNTS: {differing} of {compared} greedy generations of equal text had"
-        " other rounds or acceptances (first: {first}) with the same draft, K and rule: the draft"
-        " or the loop changed"
-    ),
-}
 
 
 def comparison_tables(comparison: Comparison) -> tuple[Table, ...]:
@@ -93,64 +37,16 @@ def comparison_tables(comparison: Comparison) -> tuple[Table, ...]:
     tables: list[Table] = []
     for run in comparison.runs:
         rows = [row for row in comparison.rows if row.run == run.name]
-        lines = tuple(Row(_cells(row), best=row.prompt_set == "all") for row in rows)
         notes = (RATIO_NOTE, HOLM_NOTE) if run.cells else (RATIO_NOTE,)
-        title = f"{run.name} against {comparison.reference}"
-        tables.append(without_empty(Table(title, COLUMNS, lines, notes), fmt.EMPTY))
-    columns = (
-        Column("setting", "left", key=True),
-        *(Column(name, "left", flexible=True) for name in comparison.names),
+        tables.append(
+            table(f"{run.name} against {comparison.reference}", COLUMNS, rows, notes=notes)
+        )
+    columns: tuple[Column[Difference], ...] = (
+        Column("setting", lambda entry: entry.name, key=True),
+        *(_value_of(index, name) for index, name in enumerate(comparison.names)),
     )
-    differences = tuple(
-        Row((entry.name, *(value or fmt.EMPTY for value in entry.values)))
-        for entry in comparison.differences
-    )
-    return (*tables, Table("What differs around them", columns, differences))
+    return (*tables, table("What differs around them", columns, comparison.differences))
 
 
-def comparison_sentences(comparison: Comparison) -> tuple[str, ...]:
-    """Each compared run in one sentence, the threshold's outcome first where there is one."""
-    return tuple(_sentence(run) for run in comparison.runs)
-
-
-def caveat(entry: ComparisonCaveat) -> str:
-    """What a reader of the comparison must know."""
-    values = {key: KINDS.get(str(value), value) for key, value in entry.values.items()}
-    return CAVEATS[entry.code].format(**values)
-
-
-def _sentence(run: ComparedRun) -> str:
-    row = run.row
-    if row is None or row.speedup_ratio is None:
-        return f"{run.name}: no speedup to compare."
-    outcome = ""
-    unsure = row.speedup_ratio_lo is None
-    if run.outcome is not None:
-        bound = "ratio" if unsure else "whole interval"
-        outcome = f"fail_below={run.threshold:g}: {OUTCOMES[run.outcome].format(bound=bound)}. "
-    workload = "whole workload" if row.prompt_set in (None, "all") else f"{row.prompt_set} prompts"
-    cells = f"; {run.differing} of {run.cells} cells differ significantly" if run.cells else ""
-    gain = fmt.speedup(row.speedup_ratio, row.speedup_ratio_lo, row.speedup_ratio_hi)
-    return (
-        f"{outcome}{run.name} has {gain}{', no interval' if unsure else ''} the speedup of"
-        f" {row.reference} ({workload}, temperature {fmt.temperature(row.temperature)}, K={row.k}):"
-        f" {fmt.speedup(row.speedup)} after {fmt.speedup(row.reference_speedup)}{cells}."
-    )
-
-
-def _cells(row: ComparisonRow) -> tuple[str, ...]:
-    p_value = row.p_value_holm
-    return (
-        fmt.text(row.prompt_set),
-        fmt.temperature(row.temperature),
-        fmt.text(row.k),
-        fmt.milliseconds(row.reference_ms_per_token),
-        fmt.milliseconds(row.ms_per_token),
-        fmt.speedup(row.reference_speedup),
-        fmt.speedup(row.speedup),
-        fmt.speedup(row.speedup_ratio, row.speedup_ratio_lo, row.speedup_ratio_hi),
-        "< 0.001" if p_value is not None and p_value < 1e-3 else fmt.decimal(p_value, 3),
-        fmt.signed(row.alpha_difference, 3),
-        fmt.text(row.prompts),
-        fmt.EMPTY if row.status == "complete" else row.status,
-    )
+def _value_of(index: int, run: str) -> Column[Difference]:
+    return Column(run, lambda entry: entry.values[index], flexible=True)

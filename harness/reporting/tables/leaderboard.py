@@ -1,47 +1,44 @@
-"""The drafts ranked under each acceptance rule, that is for the engines that use it.
+"""Which draft to serve: ranked per acceptance rule, judged per prompt set, with what each takes.
 
-Not speculating is a row like any other. Rules that rank alike to the last digit shown (at
-temperature 0 all do) share one table.
+A leaderboard holds for the engines that accept by its rule, and not speculating is a row of it.
+Rules whose rows are alike to the last digit shown (at temperature 0 all are) share one.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from harness.records import Decision, Failure
 from harness.reporting import formatting as fmt
-from harness.reporting.tables.model import BEST, Column, Row, Table, without_empty
-
-Entry = Mapping[str, Any]
+from harness.reporting.sentences.explanation import rule_of_thumb
+from harness.reporting.tables.specification import Column, Table, Value, table
+from harness.summary import (
+    DraftMemory,
+    LeaderboardRow,
+    RuleOfThumb,
+    StepSummary,
+    Summary,
+    Verdict,
+)
 
 PLAIN = "do not speculate"
-COLUMNS = (
-    Column("rank", "left", key=True),
-    Column("draft", "left", key=True),
-    Column("best\nK"),
-    Column("speedup\n[lo, hi]"),
-    Column("chance\nto be best"),
-    Column("cost per\n10^6 tokens"),
-    Column("alpha\n[lo, hi]"),
-    Column("break-even\nalpha"),
-)
-SPEEDUP_NOTE = (
-    "speedup: predicted (replayed acceptance, timed steps), at the K that looks best on these"
-    " prompts, so a little flattering. The verdict is scored on held-out prompts."
-)
-ALPHA_NOTE = (
-    "break-even: the alpha below which the draft loses at that K, if alpha is the same at every"
-    " position."
-)
-NO_ROOT_NOTE = "none: even alpha = 1 loses."
+DECISIONS: dict[Decision, str] = {
+    "speculate": "speculate",
+    "does_not_pay": PLAIN,
+    "undecided": "undecided",
+}
 
 
 class Board(NamedTuple):
-    """One leaderboard and the rules that it holds for."""
+    """One leaderboard and the rules that it holds for.
+
+    Attributes:
+        every_rule: whether it holds for every rule that was replayed, of several.
+    """
 
     rules: tuple[str, ...]
     every_rule: bool
     engines: tuple[str, ...]
     temperature: float
-    entries: tuple[Entry, ...]
+    rows: tuple[LeaderboardRow, ...]
 
     @property
     def name(self) -> str:
@@ -50,71 +47,190 @@ class Board(NamedTuple):
         return f"temperature {fmt.temperature(self.temperature)}, {rules}"
 
 
-def boards(stored: Iterable[Entry]) -> tuple[Board, ...]:
-    """The stored leaderboards rule by rule, as first listed; those with the same rows as one."""
-    entries = [entry for entry in stored if entry.get("rows")]
-    rules = list(dict.fromkeys(str(entry.get("rule")) for entry in entries))
-    found: dict[tuple[object, ...], list[Entry]] = {}
-    for entry in sorted(entries, key=lambda entry: rules.index(str(entry.get("rule")))):
-        shown = tuple(_cells(row) for row in entry["rows"])
-        found.setdefault((entry.get("temperature"), shown), []).append(entry)
-    return tuple(
+class DraftCosts(NamedTuple):
+    """What one draft takes of time and memory; None where it was not measured."""
+
+    draft: str
+    step: StepSummary | None
+    memory: DraftMemory | None
+    weights_bytes: float | None
+
+
+def _breakeven(row: LeaderboardRow) -> Value:
+    if row.draft is None or row.alpha is None:
+        return None
+    return fmt.NO_ROOT if row.breakeven_alpha is None else row.breakeven_alpha
+
+
+RANKS: tuple[Column[LeaderboardRow], ...] = (
+    Column("rank", lambda row: row.rank, fmt.count, key=True),
+    Column("draft", lambda row: row.draft or PLAIN, key=True),
+    Column("best\nK", lambda row: row.k, fmt.count),
+    Column(
+        "speedup\n[lo, hi]", lambda row: (row.speedup, row.speedup_lo, row.speedup_hi), fmt.speedup
+    ),
+    Column("chance\nto be best", lambda row: row.probability_best, fmt.chance),
+    Column("cost per\n10^6 tokens", lambda row: row.usd_per_million_tokens, fmt.dollars),
+    Column("alpha\n[lo, hi]", lambda row: (row.alpha, row.alpha_lo, row.alpha_hi), fmt.alpha),
+    Column("break-even\nalpha", _breakeven, fmt.alpha),
+)
+SETS: tuple[Column[Verdict], ...] = (
+    Column("prompt set", lambda verdict: verdict.prompt_set, key=True),
+    Column("temperature", lambda verdict: verdict.temperature, fmt.temperature, key=True),
+    Column("decision", lambda verdict: DECISIONS[verdict.decision]),
+    Column("draft", lambda verdict: verdict.draft),
+    Column("K", lambda verdict: verdict.k, fmt.count),
+    Column(
+        "speedup [lo, hi]",
+        lambda verdict: (verdict.speedup, verdict.speedup_lo, verdict.speedup_hi),
+        fmt.speedup,
+    ),
+)
+COSTS: tuple[Column[DraftCosts], ...] = (
+    Column("draft", lambda costs: costs.draft, key=True),
+    Column("draft\nstep ms", lambda costs: costs.step and costs.step.draft_step_s, fmt.in_ms),
+    Column("target\nstep ms", lambda costs: costs.step and costs.step.target_step_s, fmt.in_ms),
+    Column("c", lambda costs: costs.step and costs.step.c, lambda c: fmt.decimal(c, 3)),
+    Column("context\ntokens", lambda costs: costs.step and costs.step.context_tokens, fmt.count),
+    Column("extra\nmemory", lambda costs: costs.weights_bytes, fmt.memory),
+    Column(
+        "cache\nper token",
+        lambda costs: costs.memory and costs.memory.kv_bytes_per_token,
+        fmt.memory,
+    ),
+    Column(
+        "context\ntokens lost",
+        lambda costs: costs.memory and costs.memory.context_tokens_lost,
+        fmt.count,
+    ),
+    Column(
+        "sequences\nlost", lambda costs: costs.memory and costs.memory.sequences_lost, fmt.count
+    ),
+    Column("on", lambda costs: costs.memory and costs.memory.device),
+)
+INELIGIBLE: tuple[Column[Failure], ...] = (
+    Column("draft", lambda failure: failure.where, key=True),
+    Column("why", lambda failure: failure.error, flexible=True),
+)
+MET = {True: "yes", False: "no", None: None}
+THUMBS: tuple[Column[RuleOfThumb], ...] = (
+    Column("rule of thumb", lambda rule: rule_of_thumb(rule).rule, key=True, flexible=True),
+    Column("here", lambda rule: rule_of_thumb(rule).value),
+    Column("met", lambda rule: MET[rule.met]),
+    Column(
+        "what the measurement says", lambda rule: rule_of_thumb(rule).measurement, flexible=True
+    ),
+)
+
+SPEEDUP_NOTE = (
+    "speedup: predicted (replayed acceptance, timed steps), at the K that looks best on these"
+    " prompts, so a little flattering. The verdict is scored on held-out prompts."
+)
+NO_ROOT_NOTE = "none: even alpha = 1 loses."
+SET_NOTE = "Each prompt set judged alone: right only for a server that sees nothing else."
+STEP_NOTE = (
+    "draft step: one draft token; for an n-gram one look-up, whatever it proposes. c: draft step /"
+    " target step."
+)
+MEMORY_NOTE = (
+    "context tokens lost: cached tokens of the target that no longer fit next to the draft;"
+    " sequences lost: concurrent ones of a typical length."
+)
+THUMB_NOTE = (
+    "The rules are in circulation (harness/reporting/metrics.md names them). They are shown to be"
+    " checked, not obeyed: the verdict rests on the measurement."
+)
+
+
+def boards(summary: Summary) -> list[Board]:
+    """The leaderboards rule by rule; those whose rows read alike as one."""
+    ranked = [board for board in summary.leaderboards if board.rows]
+    rules = list(dict.fromkeys(board.rule for board in ranked))
+    alike: dict[object, list[int]] = {}
+    for index, board in sorted(enumerate(ranked), key=lambda item: rules.index(item[1].rule)):
+        shown = tuple(row.cells for row in table("", RANKS, board.rows).rows)
+        alike.setdefault((board.temperature, shown), []).append(index)
+    return [
         Board(
-            rules=tuple(str(entry.get("rule")) for entry in alike),
-            every_rule=1 < len(rules) == len(alike),
-            engines=tuple(str(name) for entry in alike for name in entry.get("engines") or ()),
-            temperature=float(alike[0].get("temperature") or 0.0),
-            entries=tuple(alike[0]["rows"]),
+            rules=tuple(ranked[index].rule for index in indices),
+            every_rule=1 < len(rules) == len(indices),
+            engines=tuple(engine for index in indices for engine in ranked[index].engines),
+            temperature=ranked[indices[0]].temperature,
+            rows=ranked[indices[0]].rows,
         )
-        for alike in found.values()
-    )
+        for indices in alike.values()
+    ]
 
 
-def leaderboard_tables(stored: Iterable[Entry]) -> tuple[Table, ...]:
+def leaderboard_tables(summary: Summary) -> list[Table]:
     """One table per rule and temperature, the verdict's rule first."""
-    tables: list[Table] = []
-    for board in boards(stored):
+    made = []
+    for board in boards(summary):
         title = board.name[0].upper() + board.name[1:]
-        if board.engines and not board.every_rule:
+        notes = [SPEEDUP_NOTE]
+        if any(_breakeven(row) == fmt.NO_ROOT for row in board.rows):
+            notes.insert(0, NO_ROOT_NOTE)
+        if board.engines and board.every_rule:
+            notes.insert(0, f"Holds for every engine: {', '.join(board.engines)}.")
+        elif board.engines:
             title = f"{title}: {', '.join(board.engines)}"
-        rows = tuple(Row(_cells(entry), best=entry.get("rank") == 1) for entry in board.entries)
-        tables.append(without_empty(Table(title, COLUMNS, rows, _notes(board)), fmt.EMPTY))
-    return tuple(tables)
+        best = next((row for row in board.rows if row.rank == 1), None)
+        made.append(table(title, RANKS, board.rows, best=best, notes=notes))
+    return made
 
 
-def name_of(entry: Entry) -> str:
-    """The draft; without one, what the row stands for."""
-    return PLAIN if entry.get("draft") is None else str(entry["draft"])
+def prompt_set_table(summary: Summary) -> Table:
+    """Each prompt set judged alone, and what is safe if traffic shifts between them."""
+    notes = [SET_NOTE]
+    if summary.least_regret:
+        choices = ", ".join(
+            (f"{entry.draft or 'the draft'} at K={entry.k}" if entry.k else PLAIN)
+            + f" (temperature {fmt.temperature(entry.temperature)})"
+            for entry in summary.least_regret
+        )
+        notes.append(
+            "Least regret, the choice that gives away least of the best speedup in any one set"
+            f" should traffic shift between them: {choices}."
+        )
+    return table("Each prompt set alone", SETS, summary.per_prompt_set, notes=notes)
 
 
-def _cells(entry: Entry) -> tuple[str, ...]:
-    rank = fmt.text(entry.get("rank"))
-    bounds = (entry.get("speedup_lo"), entry.get("speedup_hi"))
-    alphas = (entry.get("alpha"), entry.get("alpha_lo"), entry.get("alpha_hi"))
-    return (
-        f"{rank} {BEST}" if entry.get("rank") == 1 else rank,
-        name_of(entry),
-        fmt.text(entry.get("k")),
-        fmt.speedup(entry.get("speedup"), *bounds),
-        fmt.chance(entry.get("probability_best")),
-        fmt.dollars(entry.get("cost_per_million_tokens")),
-        fmt.alpha(*alphas),
-        _root(entry, "breakeven_alpha"),
-    )
+def costs_table(summary: Summary) -> Table:
+    """What each draft takes of time and memory, whatever the rule and the temperature."""
+    steps = {step.draft: step for step in summary.steps}
+    memory = {entry.draft: entry for entry in summary.memory}
+    weights = {
+        row.draft: row.draft_memory_bytes
+        for board in summary.leaderboards
+        for row in board.rows
+        if row.draft is not None
+    }
+    weights |= {draft: entry.weights_bytes for draft, entry in memory.items()}
+    rows = [
+        DraftCosts(draft or "draft", steps.get(draft), memory.get(draft), weights.get(draft))
+        for draft in dict.fromkeys([*weights, *steps])
+    ]
+    notes = [STEP_NOTE, *([MEMORY_NOTE] if memory else ()), *_money(summary)]
+    title = "What each draft takes" if len(rows) > 1 else "What the draft takes"
+    return table(title, COSTS, rows, notes=notes)
 
 
-def _root(entry: Entry, key: str) -> str:
-    """An alpha to reach: "none" where it was looked for and even 1 is not enough."""
-    if entry.get("draft") is None or key not in entry or entry.get("alpha") is None:
-        return fmt.EMPTY
-    return fmt.NO_ROOT if entry[key] is None else fmt.alpha(entry[key])
+def ineligible_table(summary: Summary) -> Table:
+    """The drafts that cannot be used with this target."""
+    return table("Not eligible", INELIGIBLE, summary.ineligible)
 
 
-def _notes(board: Board) -> tuple[str, ...]:
-    notes: list[str] = []
-    if board.every_rule and board.engines:
-        notes.append(f"Holds for every engine: {', '.join(board.engines)}.")
-    cells = [cell for entry in board.entries for cell in _cells(entry)]
-    roots = any(entry.get("breakeven_alpha") is not None for entry in board.entries)
-    no_root = (NO_ROOT_NOTE,) if fmt.NO_ROOT in cells else ()
-    return (*notes, *no_root, *((ALPHA_NOTE,) if roots else ()), SPEEDUP_NOTE)
+def thumb_table(summary: Summary) -> Table:
+    """Rules of thumb in circulation, each next to what was measured."""
+    return table("Rules of thumb", THUMBS, summary.rules_of_thumb, notes=(THUMB_NOTE,))
+
+
+def _money(summary: Summary) -> list[str]:
+    """What a token costs on the card, where its price is known."""
+    if summary.price_per_hour_usd is None or summary.plain_usd_per_million_tokens is None:
+        return []
+    return [
+        f"10^6 tokens at {fmt.dollars(summary.price_per_hour_usd)} an hour:"
+        f" {fmt.dollars(summary.plain_usd_per_million_tokens)} with plain decoding,"
+        f" {fmt.dollars(summary.usd_per_million_tokens)} as the verdict says."
+    ]

@@ -1,23 +1,44 @@
 """A server's log: what a draft step and the rest of a round cost, and how well a line fits."""
 
+from typing import NamedTuple
+
 from harness.reporting import formatting as fmt
-from harness.reporting.tables.model import Column, Row, Table
+from harness.reporting.tables.specification import Column, Table, ValueWithBounds, table
 from harness.summary import FittedRound, RoundFit
 
-PART_COLUMNS = (
-    Column("part of a round", "left", key=True),
-    Column("ms [lo, hi]"),
-    Column("in target steps [lo, hi]"),
+
+class Part(NamedTuple):
+    """One part of a round with its interval, seconds."""
+
+    name: str
+    target_s: float
+    seconds: float
+    lo_s: float | None = None
+    hi_s: float | None = None
+
+    def scaled(self, factor: float) -> ValueWithBounds:
+        """Value and bounds times a factor; without bounds where there is no interval."""
+        if self.lo_s is None or self.hi_s is None:
+            return factor * self.seconds, None, None
+        return factor * self.seconds, factor * self.lo_s, factor * self.hi_s
+
+
+PARTS: tuple[Column[Part], ...] = (
+    Column("part of a round", lambda part: part.name, key=True),
+    Column("ms [lo, hi]", lambda part: part.scaled(1e3), fmt.with_bounds),
+    Column(
+        "in target steps [lo, hi]", lambda part: part.scaled(1 / part.target_s), fmt.with_bounds
+    ),
 )
-LOG_COLUMNS = (
-    Column("K", key=True),
-    Column("tokens/\nround"),
-    Column("acceptance\n_rate"),
-    Column("ms/tok"),
-    Column("speedup"),
-    Column("round,\nms"),
-    Column("round of\nthe fit, ms"),
-    Column("off by"),
+LOG: tuple[Column[FittedRound], ...] = (
+    Column("K", lambda row: row.k, fmt.count, key=True),
+    Column("tokens/\nround", lambda row: row.tokens_per_round, fmt.decimal),
+    Column("acceptance\n_rate", lambda row: row.acceptance_rate, fmt.percent),
+    Column("ms/tok", lambda row: row.seconds_per_token, fmt.in_ms),
+    Column("speedup", lambda row: row.speedup, fmt.speedup),
+    Column("round,\nms", lambda row: row.round_s, fmt.in_ms),
+    Column("round of\nthe fit, ms", lambda row: row.fitted_round_s, fmt.in_ms),
+    Column("off by", lambda row: row.residual, fmt.percent),
 )
 PART_NOTE = (
     "round ms = K x draft step + verify + overhead, by least squares over the rounds of the log"
@@ -28,41 +49,16 @@ TOGETHER_NOTE = (
 )
 
 
-def server_tables(fit: RoundFit) -> tuple[Table, Table]:
+def server_tables(fit: RoundFit) -> list[Table]:
     """The parts of a round, then the log next to the fit."""
     rest = "overhead" if fit.separated else "v + overhead (not separable)"
     parts = (
-        ("target step (K = 0)", (fit.target_s, None, None)),
-        ("draft step", (fit.draft_s, fit.draft_lo_s, fit.draft_hi_s)),
-        (rest, (fit.rest_s, fit.rest_lo_s, fit.rest_hi_s)),
-    )
-    rows = tuple(
-        Row((name, _bounded(1e3, seconds), _bounded(1 / fit.target_s, seconds)))
-        for name, seconds in parts
+        Part("target step (K = 0)", fit.target_s, fit.target_s),
+        Part("draft step", fit.target_s, fit.draft_s, fit.draft_lo_s, fit.draft_hi_s),
+        Part(rest, fit.target_s, fit.rest_s, fit.rest_lo_s, fit.rest_hi_s),
     )
     notes = (PART_NOTE,) if fit.separated else (PART_NOTE, TOGETHER_NOTE)
-    return (
-        Table("What the log's rounds are made of", PART_COLUMNS, rows, notes),
-        Table("The log, and the fit", LOG_COLUMNS, tuple(Row(_cells(row)) for row in fit.rows)),
-    )
-
-
-def _cells(row: FittedRound) -> tuple[str, ...]:
-    return (
-        fmt.text(row.k),
-        fmt.decimal(row.tokens_per_round),
-        fmt.percent(row.acceptance_rate),
-        fmt.milliseconds(1e3 * row.seconds_per_token),
-        fmt.speedup(row.speedup),
-        fmt.decimal(1e3 * row.round_s, 1),
-        fmt.decimal(1e3 * row.fitted_round_s, 1),
-        fmt.percent(row.residual),
-    )
-
-
-def _bounded(scale: float, seconds: tuple[float, float | None, float | None]) -> str:
-    value, low, high = seconds
-    text = fmt.decimal(scale * value)
-    if low is None or high is None:
-        return text
-    return f"{text} [{scale * low:.2f}, {scale * high:.2f}]"
+    return [
+        table("What the log's rounds are made of", PARTS, parts, notes=notes),
+        table("The log, and the fit", LOG, fit.rows),
+    ]

@@ -1,83 +1,56 @@
 """Whether speculation left the output unchanged, prompt by prompt and draw by draw."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any
-
 from harness.reporting import formatting as fmt
-from harness.reporting.tables.model import Column, Row, Table
+from harness.reporting.tables.specification import Column, Table, table
+from harness.summary import DistributionTest, Summary, TextCheck
 
-GREEDY_COLUMNS = (
-    Column("result", "left", key=True),
-    Column("K", key=True),
-    Column("prompt set", "left"),
-    Column("prompt", "left", key=True, flexible=True),
-    Column("acceptance\n_rate"),
-    Column("first\ndifference"),
-    Column("target\nmargin"),
-    Column("speculative\nmargin"),
+
+def _logits(value: float) -> str:
+    return fmt.decimal(value, 4)
+
+
+TEXTS: tuple[Column[TextCheck], ...] = (
+    Column("result", lambda check: check.result, key=True),
+    Column("K", lambda check: check.k, fmt.count, key=True),
+    Column("prompt set", lambda check: check.prompt_set),
+    Column("prompt", lambda check: check.prompt, key=True, flexible=True),
+    Column("acceptance\n_rate", lambda check: check.acceptance_rate, fmt.percent),
+    Column("first\ndifference", lambda check: check.first_difference, fmt.count),
+    Column("target\nmargin", lambda check: check.target_margin, _logits),
+    Column("speculative\nmargin", lambda check: check.verify_margin, _logits),
 )
-SAMPLED_COLUMNS = (
-    Column("result", "left", key=True),
-    Column("K", key=True),
-    Column("temperature", key=True),
-    Column("offset"),
-    Column("draws"),
-    Column("bins"),
-    Column("chi-square"),
-    Column("p-value"),
+DISTRIBUTIONS: tuple[Column[DistributionTest], ...] = (
+    Column("result", lambda test: test.result, key=True),
+    Column("K", lambda test: test.k, fmt.count, key=True),
+    Column("temperature", lambda test: test.temperature, fmt.temperature, key=True),
+    Column("offset", lambda test: test.offset, fmt.count),
+    Column("draws", lambda test: test.draws, fmt.count),
+    Column("bins", lambda test: test.bins, fmt.count),
+    Column("chi-square", lambda test: test.chi2, fmt.decimal),
+    Column("p-value", lambda test: test.p_value, lambda value: f"{value:.3g}"),
 )
-GREEDY_NOTES = (
+TEXT_NOTES = (
     "PASS: the same tokens as plain decoding. TIE: they first differ where both tokens are as"
     " likely as the best one, within rounding. FAIL: they differ elsewhere, or by more than"
     " rounding does.",
     "first difference: the token position; margins: the gap between the two likeliest tokens"
     " there, in logits.",
 )
-SAMPLED_NOTES = (
-    "Tokens drawn by speculative decoding after one forced prefix, against the exact target"
+DISTRIBUTION_NOTES = (
+    "Tokens drawn by speculative decoding after one fixed prefix, against the exact target"
     " probabilities, at each offset of a round.",
 )
 
 
-def snapshot_tables(summary: Mapping[str, Any]) -> tuple[Table, ...]:
-    """The greedy comparison and the sampled test, whichever were made."""
-    greedy = [Row(_greedy(entry)) for entry in _listed(summary, "prompts")]
-    sampled = [Row(_sampled(entry)) for entry in _listed(summary, "sampled")]
-    outputs = "Greedy output, speculative against plain"
-    laws = "Sampled output against the target's law"
-    tables = (
-        Table(outputs, GREEDY_COLUMNS, tuple(greedy), GREEDY_NOTES),
-        Table(laws, SAMPLED_COLUMNS, tuple(sampled), SAMPLED_NOTES),
-    )
-    return tuple(table for table in tables if table.rows)
+def text_table(summary: Summary) -> Table:
+    """The greedy comparison, text by text."""
+    title = "Greedy output, speculative against plain"
+    differ = any(check.first_difference is not None for check in summary.text_checks)
+    notes = TEXT_NOTES if differ else TEXT_NOTES[:1]
+    return table(title, TEXTS, summary.text_checks, notes=notes)
 
 
-def _listed(summary: Mapping[str, Any], key: str) -> Iterable[Mapping[str, Any]]:
-    return summary.get(key) or ()
-
-
-def _greedy(entry: Mapping[str, Any]) -> tuple[str, ...]:
-    return (
-        fmt.text(entry.get("result")),
-        fmt.text(entry.get("k")),
-        fmt.text(entry.get("prompt_set")),
-        fmt.text(entry.get("prompt")),
-        fmt.percent(entry.get("acceptance_rate")),
-        fmt.count(entry.get("first_difference")),
-        fmt.decimal(entry.get("target_margin"), 4),
-        fmt.decimal(entry.get("spec_margin"), 4),
-    )
-
-
-def _sampled(entry: Mapping[str, Any]) -> tuple[str, ...]:
-    p_value = entry.get("p_value")
-    return (
-        fmt.text(entry.get("result")),
-        fmt.text(entry.get("k")),
-        fmt.temperature(entry.get("temperature")),
-        fmt.count(entry.get("offset")),
-        fmt.count(entry.get("draws")),
-        fmt.count(entry.get("bins")),
-        fmt.decimal(entry.get("chi2")),
-        fmt.EMPTY if p_value is None else f"{p_value:.3g}",
-    )
+def distribution_table(summary: Summary) -> Table:
+    """The test of sampled tokens, offset by offset."""
+    title = "Sampled output against the target's distribution"
+    return table(title, DISTRIBUTIONS, summary.distribution_tests, notes=DISTRIBUTION_NOTES)

@@ -1,158 +1,155 @@
-"""The founding post's K-sweep table, with what it missed beside it.
+"""What was generated at each K: one table per draft, temperature and prompt set.
 
-One table per temperature and prompt set. A row is a K; its predicted speedup and break-even alpha
-come from the theory row of the same cell. Where nothing was measured (mode=replay) the replayed
-rows take the measured ones' place and the title says so; where both were made, the replayed ones
-stand beside the measured in a table of their own.
+A row is a K; its predicted speedup and break-even alpha come from the theory row of the same cell.
+Where nothing was generated (mode=replay) replayed rows stand in the measured ones' place and the
+title says so; where both were made, `replay_table` shows them next to each other.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from typing import Any
+from typing import NamedTuple
 
 from harness.records import ResultRow
 from harness.reporting import formatting as fmt
-from harness.reporting.reading import ran, replays_only
-from harness.reporting.tables.model import Column, Row, Table, with_best_column, without_empty
+from harness.reporting.tables.specification import Column, Table, table
+from harness.summary import ReplayCheck, RunFacts, Summary
 
-COLUMNS = (
-    Column("K", key=True),
-    Column("tok/s"),
-    Column("ms/tok"),
-    Column("acceptance\n_rate"),
-    Column("alpha\n[lo, hi]"),
-    Column("speedup\n[lo, hi]"),
-    Column("predicted\nspeedup"),
-    Column("tokens/\nround"),
-    Column("break-even\nalpha"),
+
+class Cell(NamedTuple):
+    """One K's row, and the prediction for it from the step times."""
+
+    row: ResultRow
+    predicted: ResultRow | None
+
+    @property
+    def predicted_speedup(self) -> float | None:
+        """By the step times; None of the baseline."""
+        return self.predicted.speedup if self.predicted and self.row.k else None
+
+    @property
+    def breakeven(self) -> float | str | None:
+        """The alpha this K needs; "none" where step times say that even alpha = 1 loses."""
+        if self.row.k == 0:
+            return None
+        for row in (self.row, self.predicted):
+            if row is not None and row.breakeven_alpha is not None:
+                return row.breakeven_alpha
+        return fmt.NO_ROOT if self.predicted or self.row.source == "replayed" else None
+
+
+CELLS: tuple[Column[Cell], ...] = (
+    Column("K", lambda cell: cell.row.k, fmt.count, key=True),
+    Column("tok/s", lambda cell: cell.row.tokens_per_second, fmt.rate),
+    Column("ms/tok", lambda cell: cell.row.ms_per_token, fmt.milliseconds),
+    Column("acceptance\n_rate", lambda cell: cell.row.acceptance_rate, fmt.percent),
+    Column(
+        "alpha\n[lo, hi]",
+        lambda cell: (cell.row.alpha, cell.row.alpha_lo, cell.row.alpha_hi),
+        fmt.alpha,
+    ),
+    Column(
+        "speedup\n[lo, hi]",
+        lambda cell: (
+            (cell.row.speedup, cell.row.speedup_lo, cell.row.speedup_hi) if cell.row.k else None
+        ),
+        fmt.speedup,
+    ),
+    Column("predicted\nspeedup", lambda cell: cell.predicted_speedup, fmt.speedup),
+    Column(
+        "measured/\npredicted",
+        lambda cell: (
+            cell.row.speedup / cell.predicted_speedup
+            if cell.row.speedup and cell.predicted_speedup
+            else None
+        ),
+        fmt.decimal,
+    ),
+    Column(
+        "tokens/\nround",
+        lambda cell: cell.row.tokens_per_round if cell.row.k else None,
+        fmt.decimal,
+    ),
+    Column("break-even\nalpha", lambda cell: cell.breakeven, fmt.alpha),
 )
+EXPECTED: Column[Cell] = Column(
+    "tokens/round\nexpected",
+    lambda cell: cell.predicted.tokens_per_round if cell.predicted and cell.row.k else None,
+    fmt.decimal,
+)
+REPLAY: tuple[Column[ReplayCheck], ...] = (
+    Column("prompt set", lambda check: check.prompt_set, key=True),
+    Column("temperature", lambda check: check.temperature, fmt.temperature, key=True),
+    Column("K", lambda check: check.k, fmt.count, key=True),
+    Column("tokens/round\nmeasured", lambda check: check.measured_tokens_per_round, fmt.decimal),
+    Column("tokens/round\nreplayed", lambda check: check.replayed_tokens_per_round, fmt.decimal),
+    Column(
+        "gap, in\nstandard errors",
+        lambda check: check.gap_in_standard_errors,
+        lambda gap: fmt.signed(gap, 1),
+    ),
+)
+
 BEST_NOTE = (
     "best: the fastest row of this table. The verdict is scored on held-out prompts and may differ."
 )
 REPLAYED_NOTE = (
-    "Replayed: acceptance from texts of the target that each draft scored, times from the step"
-    " times. No generation was timed."
-)
-GAP_COLUMNS = (
-    Column("prompt set", "left", key=True),
-    Column("temperature", key=True),
-    Column("K", key=True),
-    Column("tokens/round\nmeasured"),
-    Column("tokens/round\nreplayed"),
-    Column("gap, in\nstandard errors"),
-)
-GAP_NOTE = (
-    "The same texts give every K of the replayed column. Of 20 cells about one gap is"
-    " beyond 2 by chance; several, or one far beyond, say that loop and replay disagree."
+    "Replayed: acceptance from completions of the target that the draft scored, times from the step"
+    " times. Nothing was generated with speculation."
 )
 NO_ROOT_NOTE = "Break-even alpha none: even alpha = 1 loses at that K."
+EXPECTED_NOTE = "Expected: by the renewal recursion from the acceptance that was set."
+REPLAY_NOTE = (
+    "The same completions give every K of the replayed column. Of 20 cells about one gap is"
+    " beyond 2 by chance; several, or one far beyond, say that loop and replay disagree."
+)
 
 
-def sweep_tables(rows: Iterable[ResultRow]) -> tuple[Table, ...]:
-    """Every (draft, temperature, prompt set) that was run, temperatures together."""
-    everything = tuple(rows)
-    generations, replayed = ran(everything), replays_only(everything)
-    theory = {_cell(row): row for row in everything if row.source == "theory"}
-    drafts = list(dict.fromkeys(row.draft for row in generations if row.k > 0 and row.draft))
-    tables = []
+def sweep_tables(summary: Summary) -> list[Table]:
+    """Every draft, temperature and prompt set that was run, temperatures ascending."""
+    rows = summary.generated
+    theory = {_where(row): row for row in summary.results if row.source == "theory"}
+    drafts = list(dict.fromkeys(row.draft for row in rows if row.k > 0 and row.draft))
+    made = []
     for draft in drafts or [None]:
-        mine = [row for row in generations if row.k == 0 or row.draft == draft]
-        for temperature in sorted({row.temperature or 0.0 for row in mine}):
-            at_temperature = [row for row in mine if (row.temperature or 0.0) == temperature]
-            for prompt_set in dict.fromkeys(row.prompt_set for row in at_temperature):
-                cells = [row for row in at_temperature if row.prompt_set == prompt_set]
-                several = draft if len(drafts) > 1 else None
-                table = _table(several, temperature, prompt_set, cells, theory)
-                tables.append(_as_replayed(table) if replayed else table)
-    return tuple(tables)
+        cells = [
+            Cell(row, theory.get(_where(row))) for row in rows if row.k == 0 or row.draft == draft
+        ]
+        groups: dict[tuple[float, str], list[Cell]] = {}
+        for cell in cells:
+            where = (cell.row.temperature or 0.0, cell.row.prompt_set or "all")
+            groups.setdefault(where, []).append(cell)
+        for (temperature, prompt_set), group in sorted(groups.items(), key=lambda item: item[0][0]):
+            name = f"temperature {fmt.temperature(temperature)}, {prompt_set} prompts"
+            title = f"{draft}, {name}" if len(drafts) > 1 else name[0].upper() + name[1:]
+            made.append(_cells_table(title, group, summary.run))
+    return made
 
 
-def gap_table(gaps: Iterable[Mapping[str, Any]]) -> Table | None:
+def replay_table(summary: Summary) -> Table:
     """Tokens per round as the loop gave them and as replay expects them, cell by cell."""
-    rows = tuple(
-        Row(
-            (
-                fmt.text(gap.get("prompt_set")),
-                fmt.temperature(gap.get("temperature")),
-                fmt.text(gap.get("k")),
-                fmt.decimal(gap.get("measured_tokens_per_round")),
-                fmt.decimal(gap.get("replayed_tokens_per_round")),
-                fmt.signed(gap.get("gap_standard_errors"), 1),
-            )
-        )
-        for gap in gaps
-    )
-    return Table("Replayed beside measured", GAP_COLUMNS, rows, (GAP_NOTE,)) if rows else None
+    title = "Replayed next to measured"
+    return table(title, REPLAY, summary.replay_checks, notes=(REPLAY_NOTE,))
 
 
-def _as_replayed(table: Table) -> Table:
-    """The table marked as not measured; its speedup is the prediction itself."""
-    marked = replace(table, title=f"{table.title} (replayed)", notes=(*table.notes, REPLAYED_NOTE))
-    return without_empty(marked, fmt.EMPTY)
-
-
-def best_row(cells: Iterable[ResultRow]) -> ResultRow | None:
-    """The row of the largest speedup; the baseline's is 1 by definition."""
-    known = [row for row in cells if row.k == 0 or row.speedup is not None]
-    if not any(row.k > 0 for row in known):
-        return None
-    return max(known, key=lambda row: 1.0 if row.k == 0 else row.speedup or 0.0)
-
-
-def _table(
-    draft: str | None,
-    temperature: float,
-    prompt_set: str | None,
-    cells: list[ResultRow],
-    theory: dict[tuple[object, ...], ResultRow],
-) -> Table:
-    ordered = sorted(cells, key=lambda row: row.k)
-    best = best_row(ordered)
-    rows = [
-        Row(_cells(row, theory.get(_cell(row))), best=best is not None and row.k == best.k)
-        for row in ordered
-    ]
-    columns, marked = with_best_column(COLUMNS, rows)
-    name = f"temperature {fmt.temperature(temperature)}, {prompt_set or 'all'} prompts"
-    title = f"{draft}, {name}" if draft else name[0].upper() + name[1:]
-    return Table(title, columns, marked, _notes(ordered, marked))
-
-
-def _cells(row: ResultRow, predicted: ResultRow | None) -> tuple[str, ...]:
-    return (
-        str(row.k),
-        fmt.rate(row.tokens_per_second),
-        fmt.milliseconds(row.ms_per_token),
-        fmt.percent(row.acceptance_rate),
-        fmt.alpha(row.alpha, row.alpha_lo, row.alpha_hi),
-        fmt.EMPTY if row.k == 0 else fmt.speedup(row.speedup, row.speedup_lo, row.speedup_hi),
-        fmt.EMPTY if row.k == 0 else fmt.speedup(predicted.speedup if predicted else None),
-        fmt.decimal(row.tokens_per_round) if row.k else fmt.EMPTY,
-        break_even(row, predicted),
-    )
-
-
-def break_even(row: ResultRow, predicted: ResultRow | None) -> str:
-    """The alpha this K needs; "none" where step times say that even alpha = 1 loses."""
-    if row.k == 0:
-        return fmt.EMPTY
-    for source in (row, predicted):
-        if source is not None and source.breakeven_alpha is not None:
-            return fmt.alpha(source.breakeven_alpha)
-    known = predicted is not None or row.source == "replayed"
-    return fmt.NO_ROOT if known else fmt.EMPTY
-
-
-def _notes(cells: list[ResultRow], rows: tuple[Row, ...]) -> tuple[str, ...]:
-    troubles = tuple(
+def _cells_table(title: str, cells: list[Cell], run: RunFacts) -> Table:
+    ordered = sorted(cells, key=lambda cell: cell.row.k)
+    best = max(ordered, key=lambda cell: (cell.row.speedup or 0.0) if cell.row.k else 1.0)
+    speculated = any(cell.row.k and cell.row.speedup is not None for cell in ordered)
+    notes = [
         f"K={row.k} is {row.status}" + (f": {row.error}" if row.error else ".")
-        for row in cells
+        for row, _ in ordered
         if row.status != "complete"
-    )
-    no_root = any(row.cells[-1] == fmt.NO_ROOT for row in rows)
-    best = any(row.best for row in rows)
-    return (*troubles, *((NO_ROOT_NOTE,) if no_root else ()), *((BEST_NOTE,) if best else ()))
+    ]
+    if any(cell.breakeven == fmt.NO_ROOT for cell in ordered):
+        notes.append(NO_ROOT_NOTE)
+    if speculated:
+        notes.append(BEST_NOTE)
+    if run.synthetic:
+        notes.append(EXPECTED_NOTE)
+    if run.replay_only:
+        notes.append(REPLAYED_NOTE)
+    columns = (*CELLS, EXPECTED) if run.synthetic else CELLS
+    shown = f"{title} (replayed)" if run.replay_only else title
+    return table(shown, columns, ordered, best=best if speculated else None, notes=notes)
 
 
-def _cell(row: ResultRow) -> tuple[object, ...]:
+def _where(row: ResultRow) -> tuple[object, ...]:
     return (row.model, row.draft, row.prompt_set, row.temperature, row.k)

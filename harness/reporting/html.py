@@ -1,0 +1,160 @@
+"""report.html and index.html: pages that are one file each and open anywhere, in print too.
+
+A report says what report.md says, in the same order. Nothing is loaded from elsewhere, and the
+page's own policy forbids it. Every text goes through the template's escaping, since names of models
+are the user's. Plots are images inside the file: their ids stay apart, nothing in them can run, and
+the style sheet inverts them in a dark scheme. Without script a page is complete; a few lines of it
+sort tables by the values of their cells.
+"""
+
+import base64
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from harness.reporting.content import Content
+from harness.reporting.definitions import Definition, closure, lookup
+from harness.reporting.tables.specification import Cell, Column, Table
+
+# What stands under the title: labels of content.MEASURED_WITH, and how much of each
+_FACTS = (("device", 100), ("when", len("2026-01-31T12:00")), ("harness commit", 10))
+# From this width on (in the drawing's own units) a plot takes the page's width
+_WIDE = 600.0
+_VIEW_BOX = re.compile(r'viewBox="0 0 ([\d.]+) ([\d.]+)"')
+# Columns whose cells name what the rest of the row is about
+_NAMING = ("quantity", "part")
+
+
+class Image(NamedTuple):
+    """A plot in a page: its file as a data address, what it shows, and its size."""
+
+    source: str
+    caption: str
+    width: float
+    height: float
+
+    @property
+    def wide(self) -> bool:
+        """Whether it has several panels next to each other."""
+        return self.width >= _WIDE
+
+
+def report(content: Content, plots: Sequence[tuple[str, str]], folder: Path) -> str:
+    """The text of report.html.
+
+    Args:
+        content: what to say.
+        plots: (file inside the run folder, caption) of every plot that was drawn.
+        folder: the run folder, where the plots lie.
+    """
+    first, _, rest = content.verdicts[0].partition(": ") if content.verdicts else ("", "", "")
+    return page(
+        "report.html.j2",
+        title=content.title,
+        skip_to="the verdict",
+        report=content,
+        verdict=first,
+        verdict_numbers=rest,
+        facts=_facts(content),
+        plots=[image((folder / file).read_text(encoding="utf-8"), text) for file, text in plots],
+        definitions=glossary(content.tables),
+    )
+
+
+def page(template: str, **values: Any) -> str:
+    """A whole HTML page.
+
+    Args:
+        template: a file in templates/ that extends frame.html.j2.
+        values: what it shows; `title` and `skip_to` among them.
+    """
+    environment = _environment()
+    assert environment.loader is not None
+    script, _, _ = environment.loader.get_source(environment, "page.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
+    return environment.get_template(template).render(
+        script=Markup(script), script_hash=f"sha256-{digest}", **values
+    )
+
+
+def image(svg: str, caption: str) -> Image:
+    """A plot's SVG as an image inside the page."""
+    size = _VIEW_BOX.search(svg)
+    width, height = (float(size[1]), float(size[2])) if size else (_WIDE, _WIDE)
+    encoded = base64.b64encode(svg.encode()).decode("ascii")
+    return Image(f"data:image/svg+xml;base64,{encoded}", caption, width, height)
+
+
+def glossary(tables: Iterable[Table]) -> tuple[Definition, ...]:
+    """Every definition that the tables link to, and those which these link to."""
+    found = [
+        definition
+        for table in tables
+        for definition in (
+            *(column_definition(column) for column in table.columns),
+            *(cell_definition(row.cells[0], table.columns[0]) for row in table.rows),
+        )
+        if definition is not None
+    ]
+    return closure(found)
+
+
+def column_definition(column: Column[Any]) -> Definition | None:
+    """What a header links to."""
+    return lookup(column.definition or column.one_line)
+
+
+def cell_definition(cell: Cell, column: Column[Any]) -> Definition | None:
+    """What the name of a row links to, where it names a quantity."""
+    return lookup(cell.text) if column.title in _NAMING else None
+
+
+def _sort_value(cell: Cell) -> str:
+    """What a column of numbers is sorted by; empty cells stay at the end."""
+    return f"{cell.value:.10g}" if isinstance(cell.value, int | float) else ""
+
+
+def _css(column: Column[Any]) -> str:
+    return "num" if column.align == "right" else "words" if column.flexible else ""
+
+
+def _lines(column: Column[Any]) -> list[str]:
+    """The header as it may be folded; an underscore stays with its word."""
+    return column.title.replace("\n_", "_").split("\n")
+
+
+def _facts(content: Content) -> list[str]:
+    """Where, when and with what: the line under the title."""
+    known = dict(content.measured)
+    texts = {label: known[label][:length] for label, length in _FACTS if label in known}
+    if "when" in texts:
+        texts["when"] = f"{texts['when'].replace('T', ' ')} UTC"
+    if "harness commit" in texts:
+        texts["harness commit"] = f"harness commit {texts['harness commit']}"
+    return list(texts.values())
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("harness.reporting", "templates"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=True,
+    )
+    environment.filters.update(
+        css=_css,
+        lines=_lines,
+        sort_value=_sort_value,
+        column_definition=column_definition,
+        cell_definition=cell_definition,
+    )
+    return environment

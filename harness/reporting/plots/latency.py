@@ -1,0 +1,104 @@
+"""verify_cost.svg, verify_curves.svg, speedup_by_batch.svg: forwards, and what batches gain."""
+
+from harness.reporting import formatting as fmt
+from harness.reporting.plots import style
+from harness.reporting.tables.latency import verify_curves
+from harness.reporting.tables.specification import grouped
+from harness.summary import Summary
+
+COST_CAPTION = (
+    "Time of a target forward over n positions, with v(n) written at the points, next to one"
+    " target step and one draft step"
+)
+COST_UNDER = (
+    "points: median, with p10 to p90; the number at a point is v(n) = forward / target step"
+)
+CURVES_CAPTION = "v(n) = target forward over n positions / target step, by context and batch"
+CURVES_UNDER = "dashed: v = 1, a verify that costs one step, as most calculators assume"
+GAIN_CAPTION = "Predicted speedup at the best K by batch size, for each alpha, from the timed steps"
+GAIN_UNDER = "at a point: its best K; on the dashed line: do not speculate"
+POSITIONS = "n (positions in one target forward)"
+POINT_INCHES = 0.48  # what the number at a point needs
+
+
+def draw_verify_cost(summary: Summary) -> style.Plot | None:
+    """A panel per (context, batch) that was timed; None without a verify curve."""
+    curves = verify_curves(summary)
+    if not curves:
+        return None
+    curves = curves if len(curves) <= 3 else curves[:1]  # a profile's have a plot of their own
+    widest = max(len(curve) for curve in curves)
+    figure, axes = style.panels(len(curves), width=max(4.2, POINT_INCHES * widest))
+    highest = max(forward.row.p90_ms for curve in curves for forward in curve)
+    axes[0].set_ylim(0.0, 1.15 * highest)
+    axes[0].set_ylabel("ms")
+    for panel, curve in zip(axes, curves, strict=True):
+        step = curve[0].step
+        rows = [forward.row for forward in curve]
+        values = [(row.median_ms, row.p10_ms, row.p90_ms) for row in rows]
+        ns = [row.tokens for row in rows]
+        style.points(panel, ns, values, label="target forward", **style.look(0))
+        for forward in curve:
+            where = (forward.row.tokens, forward.row.p90_ms)
+            style.note_at(panel, fmt.decimal(forward.v), where, color=style.COLOURS[0])
+        timed = (step.context_tokens, step.batch)
+        drafts = [
+            row
+            for row in summary.latency
+            if (row.role, row.kind) == ("draft", "step")
+            and (row.context_tokens, row.batch) == timed
+        ]
+        levels = {"target step": step} | {f"{row.model or 'draft'} step": row for row in drafts}
+        for index, (name, row) in enumerate(levels.items()):
+            colour = style.GREY if index == 0 else style.COLOURS[index % len(style.COLOURS)]
+            label = f"{name} {fmt.milliseconds(row.median_ms)} ms"
+            panel.axhline(row.median_ms, color=colour, lw=1.0, linestyle=style.DASHED, label=label)
+        style.ticks(panel, ns if len(ns) <= 12 else ns[:: -(-len(ns) // 12)], POSITIONS)
+        batch = f", batch {step.batch}" if step.batch > 1 else ""
+        after = f"after {step.context_tokens} tokens of context{batch}"
+        panel.set_title("step times as typed" if step.samples == 0 else after)
+    return style.plot("verify_cost.svg", COST_CAPTION, figure, COST_UNDER)
+
+
+def draw_verify_curves(summary: Summary) -> style.Plot | None:
+    """A panel per context, a line per batch; None where a single context and batch was timed."""
+    if len(summary.step_curves) < 2:
+        return None
+    panels = grouped(summary.step_curves, lambda curve: curve.context_tokens)
+    batches = sorted({curve.batch for curve in summary.step_curves})
+    figure, axes = style.panels(len(panels))
+    axes[0].set_ylabel("v(n)")
+    for panel, (context, curves) in zip(axes, panels.items(), strict=True):
+        for curve in curves:
+            v = [seconds / curve.target_step_s for seconds in curve.verify_s]
+            look = style.look(batches.index(curve.batch))
+            panel.plot(range(1, len(v) + 1), v, label=f"batch {curve.batch}", **look)
+        panel.axhline(1.0, color=style.GREY, linewidth=1.0, linestyle=style.DASHED)
+        panel.set_xlabel(POSITIONS)
+        panel.set_title(f"{context} tokens of context")
+    axes[0].set_ylim(bottom=0.0)
+    return style.plot("verify_curves.svg", CURVES_CAPTION, figure, CURVES_UNDER)
+
+
+def draw_batch_gains(summary: Summary) -> style.Plot | None:
+    """A panel per context, a line per alpha; None where one batch alone was timed."""
+    contexts = {stop.context_tokens for stop in summary.stopping_batches}
+    gains = [gain for gain in summary.batch_gains if gain.context_tokens in contexts]
+    if not gains:
+        return None
+    panels = grouped(gains, lambda gain: gain.context_tokens)
+    alphas = sorted({gain.alpha for gain in gains})
+    figure, axes = style.panels(len(panels))
+    axes[0].set_ylim(0.0, 1.15 * max(gain.speedup for gain in gains))
+    axes[0].set_ylabel("predicted speedup")
+    for panel, (context, timed) in zip(axes, panels.items(), strict=True):
+        for alpha, line in grouped(timed, lambda gain: gain.alpha).items():
+            look = style.look(alphas.index(alpha))
+            batches = [gain.batch for gain in line]
+            panel.plot(batches, [gain.speedup for gain in line], label=f"alpha {alpha:g}", **look)
+            for gain in line:
+                style.note_at(panel, f"K={gain.k}", (gain.batch, gain.speedup), color=look["color"])
+        panel.axhline(1.0, color=style.GREY, linewidth=1.0, linestyle=style.DASHED)
+        style.ticks(panel, sorted({gain.batch for gain in timed}), "batch (sequences)", log=True)
+        panel.set_title(f"{context} tokens of context")
+    return style.plot("speedup_by_batch.svg", GAIN_CAPTION, figure, GAIN_UNDER)

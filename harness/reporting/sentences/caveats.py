@@ -1,0 +1,144 @@
+"""What a reader must know before acting, most important first."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harness.reporting import formatting as fmt
+from harness.reporting.sentences import as_sentence, comparison
+from harness.summary import Caveat, Summary, Values
+
+
+def caveats(summary: Summary) -> tuple[str, ...]:
+    """What a reader must know before acting; not what `run.banner` says."""
+    apart = {"launch_bound"}
+    if summary.run.dummies or summary.run.synthetic:
+        apart |= {"dummy_weights", "synthetic_acceptance"}
+    shown = [entry for entry in summary.caveats if entry.code not in apart]
+    bound = [entry.values for entry in summary.caveats if entry.code == "launch_bound"]
+    texts = [caveat(entry) for entry in shown]
+    compared = comparison.caveats(summary.comparison) if summary.comparison else ()
+    return (*compared, *(as_sentence(text) for text in [*texts, *_launch_bound(bound)]))
+
+
+def caveat(entry: Caveat) -> str:
+    """One caveat, without a full stop."""
+    words = CAVEATS[entry.code]
+    return words.format(**entry.values) if isinstance(words, str) else words(entry.values)
+
+
+def _generation_settings(values: Values) -> str:
+    with_them = f"; to measure with them: {values['overrides']}" if values["overrides"] else ""
+    return (
+        f"the target's generation_config sets {values['settings']}: a server applies this unless a"
+        f" request says otherwise, and this run did not{with_them}"
+    )
+
+
+def _engine_fallback(values: Values) -> str:
+    cause = f"{values['role']}: {values['reason']}; its steps"
+    if values["compiled"] is False:
+        return f"{cause} launch more kernels than compiled ones, which takes longer"
+    return f"{cause} ran eagerly, likely launch-bound"
+
+
+def _greedy_texts_differ(values: Values) -> str:
+    not_judged = ", {not_judged} not judged" if values["not_judged"] else ""
+    return (
+        "greedy texts against plain decoding: {equal} equal, {tie} tie, {different} different"
+        f"{not_judged}; the first difference is in {{prompt_set}}/{{prompt}} K={{k}} at position"
+        " {position}"
+    ).format(**values)
+
+
+def _server_concurrency(values: Values) -> str:
+    limit = values["max_concurrency"]
+    return (
+        f"{values['file']}: requests ran at the same time (max_concurrency:"
+        f" {'no limit' if limit is None else limit}), so its times are of batches; acceptance does"
+        " not depend on that"
+    )
+
+
+def _launch_bound(bounds: Sequence[Mapping[str, Any]]) -> list[str]:
+    """One sentence for both models, since c is a property of the pair."""
+    if not bounds:
+        return []
+    steps = "; ".join(
+        f"{values['role']} step {fmt.milliseconds(1e3 * values['step_s'])} ms where reading its"
+        f" weights takes {fmt.milliseconds(1e3 * values['floor_s'])} ms (MBU"
+        f" {fmt.decimal(values['mbu'])}), and {values['positions']} positions take"
+        f" {fmt.decimal(values['positions_ratio'])} x one: {fmt.percent(values['overhead_share'])}"
+        " of it is overhead"
+        for values in bounds
+    )
+    return [
+        f"launch-bound (overhead-bound): {steps}. c = {fmt.decimal(bounds[0]['c'])} says more"
+        " about this engine than about the models"
+    ]
+
+
+CAVEATS: Mapping[str, Any] = {
+    "dummy_weights": "dummy weights: latencies are real, acceptances are not",
+    "synthetic_acceptance": (
+        "acceptance is synthetic (decode.acceptance): speedups and the verdict hold at that"
+        " acceptance only, and the texts are not the target's"
+    ),
+    "embedded_models": (
+        "the embedded models are toys that show how the harness works; nothing here says anything"
+        " about a model you would serve"
+    ),
+    "few_prompts": lambda values: (
+        f"{values['prompts']} prompts{' in a cell' if values['in_cell'] else ''}: below"
+        f" {values['needed']} there is no interval"
+    ),
+    "unused_card": "device=auto took the CPU: {card}",
+    "thinking_mode": "thinking mode is on: acceptance is that of reasoning text",
+    "chat_template_unused": ("the model's chat template was not used: served traffic will differ"),
+    "generation_settings": _generation_settings,
+    "engine_fallback": _engine_fallback,
+    "other_card": (
+        "gpu={card} was asked for and {device} ran: the step times are those of what ran, and no"
+        " cost is given"
+    ),
+    "gpu_not_timed": (
+        "gpu={card} is not the device whose steps were timed ({device}), so no cost is given: type"
+        " its step times in (latency.target_ms=...) or name a run on it (latency_from=)"
+    ),
+    "scattered_steps": (
+        "{roles} step times scatter widely (p90 above {spread:g} x the median): the machine was"
+        " busy; trust the ratios measured on whole generations more than the prediction"
+    ),
+    "typed_latency": "step times were typed in: the speedups are as good as those numbers",
+    "latency_from": "step times are those of {run}, not of this run's machine",
+    "other_budget": (
+        "{ignored} had no effect: the texts of traces_from were generated with {made_with}"
+    ),
+    "greedy_texts_differ": _greedy_texts_differ,
+    "verify_assumed_equal_step": (
+        "a verify over K + 1 positions is taken to cost one target step (v = 1); give"
+        " verify_ms=[...] to use measured times"
+    ),
+    "positions_too_short": (
+        "acceptance_by_position is too short for k = {ks}; no row from it there"
+    ),
+    "latency_from_too_short": "latency_from times no verify for k = {ks}; left out",
+    "server_gap": (
+        "the server measured {measured:.2f}x at K={k}, the arithmetic says {predicted:.2f}x: verify"
+        " and overhead are not what was given"
+    ),
+    "server_concurrency": _server_concurrency,
+    "server_failed_requests": "{file}: {requests} requests failed",
+    "round_fit": (
+        "from {file}: draft step, target step and the rest of a round are a line through its"
+        " rounds, which misses one by {residual:.1%} (K={k}) at most"
+    ),
+    "fit_not_separated": (
+        "such a log cannot separate the verify from the loop's overhead: they are one number, v +"
+        " overhead, the same at every K, and what a longer verify adds per position is in the draft"
+        " step; verify_ms=[...] or latency_from=RUN gives the verify's own curve"
+    ),
+    "fit_negative_overhead": (
+        "the overhead comes out below 0: the verify times given are longer than this log's"
+    ),
+    "fit_untested": "two different K: the line goes through both, so nothing tests it",
+}

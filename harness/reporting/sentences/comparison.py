@@ -1,0 +1,101 @@
+"""What a comparison of runs says: each run in one sentence, and what to know before trusting it."""
+
+from harness.reporting import formatting as fmt
+from harness.reporting.sentences import as_sentence
+from harness.summary import ComparedRun, Comparison, ComparisonCaveat
+
+OUTCOMES = {
+    "pass": "PASS, the ratio is not below it",
+    "fail": "FAIL, the {bound} is below it",
+    "unclear": (
+        "PASS, but unclear: the ratio is below it, its interval reaches over it; more prompts would"
+        " tell"
+    ),
+}
+KINDS = {
+    "synthetic": "synthetic",
+    "dummy": "that of dummy weights",
+    "measured": "measured on real weights",
+    "greedy_texts_differ": "greedy texts are not plain decoding's",
+    "greedy_texts_unjudged": "greedy texts are not plain decoding's (a tie? resume= judges)",
+}
+TEXTS = (
+    "{differing} of {compared} greedy texts differ between {reference_run} and {run} (first:"
+    " {first}): "
+)
+CAVEATS = {
+    "failed_run": "FAILED RUN: {run}; what it stored is compared",
+    "unfinished_run": "UNFINISHED RUN: {run}; what it stored is compared",
+    "different_devices": (
+        "DIFFERENT DEVICES: {reference_run} ran on {reference_device}, {run} on {device}; their"
+        " times per token say how the devices differ, not how the code does. Speedups are each"
+        " against their own baseline"
+    ),
+    "distrusted": "NO SPEEDUPS COMPARED: {run}'s {reason}; only times are",
+    "other_acceptance": (
+        "NO SPEEDUPS COMPARED: the acceptance of {reference_run} is {reference_kind}, that of {run}"
+        " {kind}; only times are"
+    ),
+    "unpaired": (
+        "not measured in both: cells are compared as they are stored, not paired by prompt and"
+        " without an interval"
+    ),
+    "other_lengths": (
+        "{prompts} prompts have one name and two lengths (an edited file, or another chat"
+        " template): left out"
+    ),
+    "some_prompts": (
+        "only the {prompts} prompts that both have are compared, of {reference_total} in"
+        " {reference_run} and {total} in {run}"
+    ),
+    "other_hash": "the prompts' hashes differ: paired by name and length, their words may differ",
+    "texts_differ_by_setting": f"{TEXTS}decode.{{setting}} differs, which changes texts",
+    "texts_differ_in_float32": (
+        f"{TEXTS}in float32 they must agree: ONE RUN CHANGED ITS OUTPUT, the snapshot command shows"
+        " which"
+    ),
+    "texts_differ_by_rounding": (
+        f"{TEXTS}rounding below float32 or another revision may do that; the snapshot command"
+        " distinguishes a tie from a fault"
+    ),
+    "counts_differ": (
+        "SAME TEXTS, OTHER COUNTS: {differing} of {compared} greedy generations of equal text had"
+        " other rounds or acceptances (first: {first}) with the same draft, K and rule: the draft"
+        " or the loop changed"
+    ),
+}
+
+
+def verdicts(comparison: Comparison) -> tuple[str, ...]:
+    """Each compared run in one sentence, the threshold's outcome first where there is one."""
+    return tuple(_verdict(run) for run in comparison.runs)
+
+
+def caveats(comparison: Comparison) -> tuple[str, ...]:
+    """What a reader of the comparison must know, most important first."""
+    return tuple(as_sentence(caveat(entry)) for entry in comparison.caveats)
+
+
+def caveat(entry: ComparisonCaveat) -> str:
+    """One of them, without a full stop."""
+    values = {key: KINDS.get(str(value), value) for key, value in entry.values.items()}
+    return CAVEATS[entry.code].format(**values)
+
+
+def _verdict(run: ComparedRun) -> str:
+    row = run.row
+    if row is None or row.speedup_ratio is None:
+        return f"{run.name}: no speedup to compare."
+    outcome = ""
+    unsure = row.speedup_ratio_lo is None
+    if run.outcome is not None:
+        bound = "ratio" if unsure else "whole interval"
+        outcome = f"fail_below={run.threshold:g}: {OUTCOMES[run.outcome].format(bound=bound)}. "
+    workload = "whole workload" if row.prompt_set in (None, "all") else f"{row.prompt_set} prompts"
+    cells = f"; {run.differing} of {run.cells} cells differ significantly" if run.cells else ""
+    gain = fmt.speedup(row.speedup_ratio, row.speedup_ratio_lo, row.speedup_ratio_hi)
+    return (
+        f"{outcome}{run.name} has {gain}{', no interval' if unsure else ''} the speedup of"
+        f" {row.reference} ({workload}, temperature {fmt.temperature(row.temperature)}, K={row.k}):"
+        f" {fmt.speedup(row.speedup)} after {fmt.speedup(row.reference_speedup)}{cells}."
+    )

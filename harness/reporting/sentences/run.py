@@ -1,0 +1,116 @@
+"""What the run is: title, banner, status, engine, failures; why acceptance_rate is not alpha."""
+
+from collections.abc import Iterable
+
+from harness.records import GREEDY_RESULTS, ResultRow
+from harness.reporting import formatting as fmt
+from harness.reporting.sentences import as_sentence
+from harness.reporting.sentences.caveats import CAVEATS
+from harness.summary import RunFacts, Summary, TextCheck
+
+TITLES = {
+    "sweep": "Sweep of {pair}: which K to serve, or none",
+    "profile": "Profile of {pair}: what speculation could gain",
+    "breakeven": "Break-even: the arithmetic of two latencies",
+    "snapshot": "Snapshot of {pair}: does speculation leave the output unchanged?",
+    "audition": "Audition of {pair}: which draft to serve",
+    "report": "Runs compared: did anything change?",
+}
+ENGINES = {
+    "cuda_graphs": "CUDA graphs",
+    "lean": "eager forward of the harness",
+    "transformers": "eager forward of transformers",
+}
+_FAILURES_SHOWN = 8
+
+
+def title(run: RunFacts) -> str:
+    """What the run is, in one line."""
+    pair = " with ".join(name for name in (run.model, run.draft) if name) or "a pair"
+    return TITLES.get(run.command, "Run of {pair}").format(pair=pair)
+
+
+def banner(run: RunFacts) -> str | None:
+    """What must be read before any number; None where weights and acceptance are real."""
+    if not run.dummies:
+        return as_sentence(CAVEATS["synthetic_acceptance"]) if run.synthetic else None
+    warning = f"{CAVEATS['dummy_weights']}.".upper()
+    warning = f"{warning} The weights of {' and '.join(run.dummies)} are random:"
+    if run.synthetic:
+        return f"{warning} acceptance was set (decode.acceptance), and speedups are as good as it."
+    return (
+        f"{warning} what they accept of each other is chance, so nothing here recommends a draft."
+    )
+
+
+def status(run: RunFacts) -> str | None:
+    """Why this is not a complete run, in one line; None where it is complete."""
+    counts = (("failed", run.failed_cells), ("partial", run.partial_cells))
+    cells = ", ".join(f"{number} {name}" for name, number in counts if number)
+    incomplete = f" Cells: {cells} of {run.measured_cells}." if cells else ""
+    if run.status == "complete":
+        return f"PARTIAL RUN: some cells did not complete.{incomplete}" if cells else None
+    if run.status == "failed":
+        return f"FAILED RUN: what follows is what was stored.{incomplete}"
+    if run.status == "running":
+        again = f"resume={run.folder} goes on with it"
+        return f"UNFINISHED RUN: still running, or interrupted ({again}).{incomplete}"
+    return f"UNKNOWN STATUS: the manifest does not say whether the run ended.{incomplete}"
+
+
+def engine(run: RunFacts) -> str | None:
+    """What the steps ran on, model by model where that differs; None where no model ran.
+
+    "engine: CUDA graphs (target); CUDA graphs, uncompiled (draft: no C compiler)"
+    """
+    roles: dict[tuple[str, str | None], list[str]] = {}
+    for model in run.models:
+        if model.engine is None:
+            continue
+        reason = model.engine_reason
+        uncompiled = model.engine == "cuda_graphs" and (reason or model.compiled is False)
+        name = f"{ENGINES.get(model.engine, model.engine)}{', uncompiled' if uncompiled else ''}"
+        roles.setdefault((name, reason), []).append(model.role)
+    if not roles:
+        return None
+    if len(roles) == 1 and not any(reason for _, reason in roles):
+        return f"engine: {next(iter(roles))[0]}"
+    parts = [
+        f"{name} ({', '.join(models)}{f': {reason}' if reason else ''})"
+        for (name, reason), models in roles.items()
+    ]
+    return f"engine: {'; '.join(parts)}"
+
+
+def failures(summary: Summary) -> tuple[str, ...]:
+    """What did not complete, each with its error; the first few where there are many."""
+    lines = [f"{failure.where}: {failure.error}" for failure in summary.failures]
+    if len(lines) <= _FAILURES_SHOWN:
+        return tuple(lines)
+    more = len(lines) - _FAILURES_SHOWN
+    return (*lines[:_FAILURES_SHOWN], f"and {more} more, all listed in summary.json")
+
+
+def greedy_counts(checks: Iterable[TextCheck]) -> str:
+    """How many greedy texts are equal, tie within rounding, differ, or are not judged."""
+    results = [check.result for check in checks]
+    return ", ".join(f"{results.count(key)} {words}" for key, words in GREEDY_RESULTS.items())
+
+
+def acceptance_paragraph(results: Iterable[ResultRow]) -> str | None:
+    """Why acceptance_rate and a break-even alpha do not compare, with this run's own numbers."""
+    rows = [row for row in results if row.k > 1 and None not in (row.alpha, row.acceptance_rate)]
+    if not rows:
+        return None
+    row = max(rows, key=lambda row: row.k)
+    draft = f" with {row.draft}" if len({row.draft for row in rows}) > 1 else ""
+    return (
+        "Compare the break-even alpha with alpha, never with acceptance_rate. acceptance_rate is"
+        " accepted / drafted: all K tokens of a round count as drafted, also those after a"
+        " rejection or beyond the end of the text, which had no chance, so it falls with K by"
+        " construction. alpha is the probability that a draft token is accepted given that all"
+        " before it in its round were, and that is what break-even speaks of. In this run,"
+        f"{draft} at K={row.k} on {row.prompt_set} prompts at temperature"
+        f" {fmt.temperature(row.temperature)}, an acceptance_rate of"
+        f" {fmt.percent(row.acceptance_rate)} goes with an alpha of {fmt.alpha(row.alpha)}."
+    )

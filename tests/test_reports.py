@@ -1,0 +1,186 @@
+"""Whole reports of stored runs against tests/golden, and how every report is laid out.
+
+`pytest tests/test_reports.py --renew-golden` (or `make golden`) writes the golden reports anew;
+read the difference before committing it.
+"""
+
+import io
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from harness import reporting
+from harness.analysis import analyse
+from harness.records import Failure
+from harness.reporting import formatting, markdown
+from harness.reporting.console import fold
+from harness.reporting.content import content_of
+from harness.reporting.tables import tables_of
+from harness.reporting.tables.specification import Column, table
+from harness.storage import load
+from harness.summary import ModelFacts, Summary
+
+HERE = Path(__file__).parent
+GOLDEN = ("sweep", "audition", "profile")
+RUNS = (*GOLDEN, "sweep_replay", "breakeven", "snapshot")
+any_run = pytest.mark.parametrize("name", RUNS)
+
+
+@cache
+def summary(name: str) -> Summary:
+    return analyse(load(HERE / "frozen" / name))
+
+
+@pytest.fixture(scope="module")
+def rendered(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    @cache
+    def folder(name: str) -> Path:
+        made = tmp_path_factory.mktemp(name)
+        reporting.render(summary(name), made)
+        return made
+
+    return folder
+
+
+def printed(made: Summary, width: int = 100) -> str:
+    out = io.StringIO()
+    reporting.show(made, Console(file=out, width=width))
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def compared_with_golden(file: str, text: str, renew: bool) -> None:
+    golden = HERE / "golden" / file
+    text = re.sub(r" results_root=\S+", "", text.replace(str(HERE.parent), "."))
+    if renew:
+        golden.write_text(text, encoding="utf-8")
+    assert text == golden.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_a_report_reads_as_the_golden_one(
+    name: str, rendered: Callable[[str], Path], pytestconfig: pytest.Config
+) -> None:
+    text = (rendered(name) / "report.md").read_text(encoding="utf-8")
+    compared_with_golden(f"{name}.md", text, pytestconfig.getoption("renew_golden"))
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_the_console_prints_the_golden_text(name: str, pytestconfig: pytest.Config) -> None:
+    compared_with_golden(
+        f"{name}.txt", printed(summary(name)), pytestconfig.getoption("renew_golden")
+    )
+
+
+@any_run
+def test_every_picture_of_a_report_is_a_file_next_to_it(
+    name: str, rendered: Callable[[str], Path]
+) -> None:
+    folder = rendered(name)
+    linked = re.findall(r"!\[[^]]+\]\(([^)]+)\)", (folder / "report.md").read_text("utf-8"))
+    assert sorted(linked) == sorted(
+        file.relative_to(folder).as_posix() for file in (folder / "plots").glob("*.svg")
+    )
+    assert linked
+
+
+def test_rendering_again_gives_the_same_bytes_and_leaves_other_files_alone(
+    tmp_path: Path, rendered: Callable[[str], Path]
+) -> None:
+    again = tmp_path / "run"
+    shutil.copytree(rendered("sweep"), again)
+    (again / "plots" / "mine.svg").write_text("mine")
+    (again / "plots" / "leaderboard.svg").write_text("of an earlier rendering")
+    reporting.render(summary("sweep"), again)
+    before = {path.name: path.read_bytes() for path in rendered("sweep").rglob("*.*")}
+    after = {path.name: path.read_bytes() for path in again.rglob("*.*")}
+    assert after.pop("mine.svg") == b"mine"
+    assert after == before
+
+
+@any_run
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_no_line_is_wider_than_the_console(name: str, width: int) -> None:
+    content = content_of(summary(name))
+    pasted = {line.rstrip() for entry in content.snippets for line in entry.code.splitlines()}
+    lines = [line for line in printed(summary(name), width).splitlines() if line not in pasted]
+    assert max(map(len, lines)) <= width
+
+
+@any_run
+def test_a_narrow_console_still_shows_every_column_complete(name: str) -> None:
+    words = " ".join(printed(summary(name), 80).split())
+    for entry in tables_of(summary(name)):
+        for index, column in enumerate(entry.columns):
+            texts = {" ".join(row.cells[index].text.split()) for row in entry.rows}
+            assert column.flexible or all(text in words for text in texts)
+
+
+def test_a_folded_table_repeats_what_names_its_rows() -> None:
+    columns: tuple[Column[int], ...] = (
+        Column("K", lambda k: k, formatting.count, key=True),
+        *(Column(f"a long title {n}", lambda k, n=n: k * n, formatting.count) for n in range(1, 7)),
+    )
+    wide = table("Wide", columns, (1, 2, 4), best=2, notes=("a note",))
+    parts = fold(wide, 60)
+    assert [part.title for part in parts] == ["Wide", "Wide (more columns)"]
+    assert [part.notes for part in parts] == [(), ("a note",)]
+    assert all(part.column("K") == wide.column("K") for part in parts)
+    assert all([row.best for row in part.rows] == [False, True, False] for part in parts)
+    assert fold(wide, 200) == (wide,)
+
+
+@any_run
+def test_markdown_tables_have_as_many_cells_in_every_line(name: str) -> None:
+    for entry in tables_of(summary(name)):
+        lines = markdown.table(entry).splitlines()
+        assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {len(entry.columns) + 1}
+
+
+def test_what_markdown_would_act_on_is_escaped() -> None:
+    columns: tuple[Column[str], ...] = (Column("error", lambda text: text),)
+    assert r"a\|b \<c> \*d\*" in markdown.table(table("t", columns, ["a|b <c> *d*"]))
+    assert markdown.fenced("```", "sh") == "````sh\n```\n````"
+
+
+def test_a_report_in_a_checkout_links_to_the_definitions(tmp_path: Path) -> None:
+    content = content_of(summary("breakeven"))
+    root = HERE.parent
+    assert "](../../harness/reporting/metrics.md)" in markdown.report(
+        content, (), root / "results/run"
+    )
+    assert "harness/reporting/metrics.md of the harness" in markdown.report(content, (), tmp_path)
+
+
+def test_an_unfinished_run_is_marked_above_everything() -> None:
+    made = summary("sweep")
+    failures = tuple(Failure(f"easy/p{index} k=8", "out of memory") for index in range(20))
+    run = replace(made.run, status="running", folder="results/x", failed_cells=1)
+    text = printed(replace(made, run=run, failures=failures))
+    status = text.index("UNFINISHED RUN: still running, or interrupted (resume=results/x goes on")
+    assert status < text.index("Serve tiny_good")
+    assert "Did not complete: easy/p0 k=8: out of memory" in text
+    assert "and 12 more, all listed in summary.json" in text
+
+
+def test_a_run_with_random_weights_recommends_nothing() -> None:
+    made = summary("sweep")
+    dummy = ModelFacts(role="draft", name="big_draft", weights="dummy")
+    content = content_of(replace(made, run=replace(made.run, models=(dummy,))))
+    assert content.answer == "none"
+    assert "The weights of big_draft are random" in str(content.banner)
+    assert all(
+        text.startswith("Not a recommendation (dummy weights): ") for text in content.verdicts
+    )
+
+
+def test_numbers_that_do_not_apply_are_a_dash_and_never_zero() -> None:
+    names = ("count", "milliseconds", "rate", "percent", "alpha", "speedup", "memory", "text")
+    writers = [getattr(formatting, name) for name in names]
+    assert {write(None) for write in writers} == {"-"}
+    assert "-" not in {write(0.0) for write in writers}

@@ -1,0 +1,275 @@
+"""Every code of a Summary has its sentence, with the numbers it quotes."""
+
+from dataclasses import fields, replace
+from typing import Any, get_args
+
+import pytest
+
+from harness.reporting.sentences import caveats, explanation, run, verdict
+from harness.summary import (
+    Caveat,
+    CaveatCode,
+    Explanation,
+    ModelFacts,
+    RuleOfThumb,
+    RunFacts,
+    Summary,
+    Verdict,
+    VerdictReason,
+)
+
+RUN = RunFacts("sweep", "results/x", "complete", None, "big", "small")
+SERVE = Verdict("speculate", True, "small", 3, 1.0, "all", 1.42, 1.36, 1.48, "held_out_gain")
+BEST: dict[str, Any] = {"draft": "small", "k": 3}
+FIRST: dict[str, Any] = {"prompt_set": "easy", "prompt": "p1", "k": 4, "position": 7}
+ALPHA: dict[str, Any] = {"alpha": 0.4, "breakeven_alpha": 0.5}
+
+
+def refusal(reason: VerdictReason, decision: Any = "undecided", **values: Any) -> Verdict:
+    return replace(
+        SERVE, decision=decision, speculate=False, reason=reason, reason_values=values, speedup=0.9,
+        speedup_lo=0.8, speedup_hi=1.1,
+    )  # fmt: skip
+
+
+VERDICTS: dict[str, tuple[Verdict, str]] = {
+    "held_out_gain": (
+        SERVE,
+        "Serve small at K=3: 1.42x [1.36, 1.48] on held-out prompts (whole workload, temperature"
+        " 1).",
+    ),
+    "without an interval": (
+        replace(SERVE, speedup_lo=None, speedup_hi=None, prompt_set="hard"),
+        "Serve small at K=3: 1.42x, no interval on held-out prompts (hard prompts, temperature 1).",
+    ),
+    "held_out_loss": (
+        refusal("held_out_loss", "does_not_pay", **BEST, **ALPHA),
+        "Do not speculate: the best is small with K=3 at 0.90x [0.80, 1.10] on held-out prompts;"
+        " alpha 0.40 is below the 0.50 it needs (whole workload, temperature 1).",
+    ),
+    "a loss that alpha does not explain": (
+        refusal("held_out_loss", "does_not_pay", draft=None, k=3, alpha=0.6, breakeven_alpha=0.5),
+        "Do not speculate: the best is K=3 at 0.90x [0.80, 1.10] on held-out prompts; alpha 0.60 is"
+        " not below the 0.50 that the steps need, so the loss is time outside the steps or"
+        " stretches of low acceptance (whole workload, temperature 1).",
+    ),
+    "interval_spans_one": (
+        refusal("interval_spans_one", **BEST, prompts=16, prompts_needed=1200, most_prompts=10000),
+        "Undecided: the best is small with K=3 at 0.90x [0.80, 1.10] on held-out prompts of 16;"
+        " needs about 1,200 prompts (whole workload, temperature 1).",
+    ),
+    "hopeless": (
+        refusal("interval_spans_one", **BEST, prompts=16, prompts_needed=None, most_prompts=10000),
+        "Undecided: the best is small with K=3 at 0.90x [0.80, 1.10] on held-out prompts of 16;"
+        " more than 10,000 prompts would be needed to distinguish it from 1 (whole workload,"
+        " temperature 1).",
+    ),
+    "too_few_prompts": (
+        refusal("too_few_prompts", **BEST, prompts=2, needed=4),
+        "Undecided: 2 prompts, and below 4 there is no interval; the best so far is small with K=3"
+        " at 0.90x, not held out (whole workload, temperature 1).",
+    ),
+    "too_few_in_set": (
+        refusal("too_few_in_set", **BEST, prompt_set="easy", needed=2),
+        "Undecided: prompt set 'easy' needs at least 2 prompts that differ; the best so far is"
+        " small with K=3 at 0.90x, not held out (whole workload, temperature 1).",
+    ),
+    "no_complete_prompt": (
+        refusal("no_complete_prompt", prompt_set=None),
+        "Undecided: no prompt is complete in every cell (whole workload, temperature 1).",
+    ),
+    "greedy_texts_differ": (
+        refusal("greedy_texts_differ", texts=8, differing=2, **FIRST),
+        "Undecided: 2 of 8 greedy texts are not plain decoding's (first: easy/p1 K=4 from position"
+        " 7 on), so the target's cache or a forward is wrong, and no speedup of this pair is valid"
+        " (whole workload, temperature 1).",
+    ),
+    "greedy_texts_unjudged": (
+        refusal("greedy_texts_unjudged", texts=8, differing=2, **FIRST),
+        "Undecided: 2 of 8 greedy texts differ from plain decoding's (first: easy/p1 K=4 from"
+        " position 7 on), and the run stopped before it was known whether these are ties; resume="
+        " judges them (whole workload, temperature 1).",
+    ),
+    "given_numbers": (
+        replace(
+            refusal("given_numbers", k=3, measured=False, near=0.05, **ALPHA), temperature=None
+        ),
+        "Undecided: the best is K=3 at 0.90x [0.80, 1.10] by arithmetic; K=3 needs alpha >= 0.50"
+        " and has 0.40; within 5% of 1, which numbers without an interval cannot distinguish from"
+        " it (from the numbers given, no interval).",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", VERDICTS)
+def test_a_verdict_says_what_to_do_first_and_then_why(name: str) -> None:
+    entry, sentence = VERDICTS[name]
+    if name == "given_numbers":
+        sentence = sentence.replace(" [0.80, 1.10]", "")
+        entry = replace(entry, speedup_lo=None, speedup_hi=None)
+    assert verdict.verdict(entry) == sentence
+
+
+def test_every_reason_of_a_verdict_has_a_sentence() -> None:
+    assert (
+        set(get_args(VerdictReason)) == {*verdict.VERDICT_REASONS, "held_out_gain"} <= set(VERDICTS)
+    )
+
+
+CAVEATS: dict[str, tuple[dict[str, Any], str]] = {
+    "few_prompts": ({"prompts": 2, "needed": 4, "in_cell": True}, "2 prompts in a cell: below 4"),
+    "generation_settings": (
+        {"settings": "top_k=20", "overrides": "decode.top_k=20"},
+        "sets top_k=20: a server applies this unless a request says otherwise, and this run did"
+        " not; to measure with them: decode.top_k=20",
+    ),
+    "engine_fallback": (
+        {"role": "draft", "reason": "no C compiler", "compiled": False},
+        "Draft: no C compiler; its steps launch more kernels than compiled ones",
+    ),
+    "greedy_texts_differ": (
+        {"equal": 3, "tie": 1, "different": 0, "not_judged": 0, **FIRST},
+        "3 equal, 1 tie, 0 different; the first difference is in easy/p1 K=4 at position 7",
+    ),
+    "server_concurrency": ({"file": "b.json", "max_concurrency": None}, "no limit"),
+    "round_fit": ({"file": "a.log", "residual": 0.031, "k": 4}, "misses one by 3.1% (K=4)"),
+    "server_gap": ({"k": 2, "measured": 1.2, "predicted": 1.5}, "1.20x at K=2"),
+    "launch_bound": (
+        {"role": "target", "step_s": 0.00102, "floor_s": 0.000192, "mbu": 0.19, "positions": 5,
+         "positions_ratio": 1.28, "overhead_share": 0.665, "c": 0.18},
+        "target step 1.02 ms where reading its weights takes 0.192 ms (MBU 0.19), and 5 positions"
+        " take 1.28 x one: 66.5 % of it is overhead. c = 0.18",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("code", CAVEATS)
+def test_a_caveat_quotes_its_values(code: Any) -> None:
+    values, text = CAVEATS[code]
+    (sentence,) = caveats.caveats(Summary(RUN, caveats=(Caveat(code, values),)))
+    assert text in sentence
+    assert sentence[0].isupper() or sentence[0].isdigit()
+    assert sentence.endswith((".", ")"))
+
+
+def test_every_caveat_has_a_sentence() -> None:
+    assert set(get_args(CaveatCode)) == {*caveats.CAVEATS, "launch_bound"}
+
+
+def test_both_launch_bound_steps_are_one_caveat() -> None:
+    values = CAVEATS["launch_bound"][0]
+    both = [Caveat("launch_bound", {**values, "role": role}) for role in ("target", "draft")]
+    (sentence,) = caveats.caveats(Summary(RUN, caveats=tuple(both)))
+    assert sentence.count("c = 0.18") == 1
+    assert "target step" in sentence
+    assert "draft step" in sentence
+
+
+def explained(**changes: Any) -> str:
+    values: dict[str, Any] = {
+        "draft": "small", "k": 4, "temperature": 0.0, "decision": "does_not_pay", "speedup": 0.8,
+        "alpha": 0.5, "breakeven_alpha": 0.6, "ceiling": 1.9, "c": 0.3, "c_allowed": 0.2, "v": 1.5,
+        "v_allowed": 1.1, "speedup_at_v1": 1.05, "factors": ("expensive_verify", "slow_draft"),
+    }  # fmt: skip
+    assert values.keys() <= {field.name for field in fields(Explanation)}
+    return " ".join(explanation.explanation(Explanation(**{**values, **changes})))
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, "What prevents a gain: expensive verify, slow draft. Needs alpha >= 0.60 at K=4;"
+         " measured 0.50. Or a draft step of at most 0.20 of a target step; it is 0.30. The verify"
+         " of 5 positions costs 1.50 steps; at one step it would be 1.05x."),
+        ({"breakeven_alpha": None, "ceiling": 0.9, "factors": (), "speedup_at_v1": 0.9},
+         "No acceptance is enough at K=4: even alpha = 1 gives 0.90x. Or a draft"),
+        ({"alpha": 0.7}, "Alpha is 0.70 at K=4, where 0.60 breaks even on text that is"),
+        ({"c_allowed": -0.1}, "the verify alone costs what it gains"),
+        ({"speedup": 1.2, "alpha": 0.7, "decision": "speculate"},
+         "Speculation gains while alpha stays above 0.60 at K=4; measured 0.70."),
+        ({"speedup": 1.2, "decision": "undecided"}, "No margin at K=4: an alpha of 0.60 breaks"),
+        ({"speedup": 0.98, "decision": "speculate"},
+         "Step times and tokens per round alone give 0.98x at K=4, less than the verdict"),
+        ({"speedup": 1.2}, "alone would give 1.20x at K=4; what a round does in addition"),
+        ({"launch_bound": True, "floor_c": 0.1, "floor_k": 2, "floor_speedup": 1.6,
+          "draft_floor_share": 0.05, "target_floor_share": 0.18},
+         "5% of the draft's step and 18% of the target's); at the memory floor it would be 0.10"),
+    ],
+)  # fmt: skip
+def test_an_explanation_names_what_would_change_the_verdict(
+    changes: dict[str, Any], text: str
+) -> None:
+    assert text in explained(**changes)
+
+
+@pytest.mark.parametrize(
+    ("code", "value", "values", "words"),
+    [
+        ("step_ratio", 5.7, {"least": 5.0, "ideal": 10.0, "k": 4, "breakeven_alpha": None},
+         ("draft at least 5x as fast, ideally 10x", "5.7x", "break-even alpha at K=4 is none")),
+        ("parameter_share", 0.15, {"least": 0.05, "most": 0.2, "step_share": 0.18},
+         ("draft of 5% to 20% of the target's parameters", "15%",
+          "its step is 18% of the target's")),
+        ("same_vocabulary", None, {},
+         ("same vocabulary", "not compared", "checked on encodings, not on sizes")),
+        ("suggested_k", 0.51, {"k": 4, "suggested_k": 4, "verdict_k": 0},
+         ("K by acceptance_rate: 2 low, 4 default, 8 above 75 %, 16 above 85 %",
+          "51% at K=4, so K=4", "the verdict is do not speculate")),
+        ("accepted_over_emitted", 0.66,
+         {"least": 0.4, "k": 4, "alpha": 0.77, "breakeven_alpha": 0.51, "speedup": 1.51},
+         ("at least 40 % accepted / emitted", "66%",
+          "alpha 0.77 against a break-even of 0.51; speedup 1.51x")),
+    ],
+)  # fmt: skip
+def test_a_rule_of_thumb_is_shown_next_to_the_measurement(
+    code: Any, value: float | None, values: dict[str, Any], words: tuple[str, str, str]
+) -> None:
+    assert explanation.rule_of_thumb(RuleOfThumb(code, None, value, values)) == words
+
+
+@pytest.mark.parametrize(
+    ("results", "start"),
+    [
+        (["PASS", "TIE", "FAIL"], "FAIL: speculation changed the output (3 checks: 1 PASS, 1 TIE,"),
+        (["PASS", "TIE"], "TIE: "),
+        (["PASS", "OPEN", "TIE"], "OPEN: "),
+        (
+            ["PASS"],
+            "PASS: speculation left the output unchanged (1 checks: 1 PASS, 0 TIE, 0",
+        ),
+        (["UNTESTED"], "UNTESTED: the target is nearly certain of every token"),
+    ],
+)
+def test_a_snapshot_is_as_good_as_its_worst_check(results: Any, start: str) -> None:
+    assert verdict.snapshot(results).startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, None),
+        ({"partial_cells": 1}, "PARTIAL RUN: some cells did not complete. Cells: 1 partial of 9."),
+        ({"status": "failed", "failed_cells": 2}, "FAILED RUN: what follows is what was stored."),
+        ({"status": "unknown"}, "UNKNOWN STATUS"),
+    ],
+)
+def test_the_status_says_why_a_run_is_not_complete(
+    changes: dict[str, Any], text: str | None
+) -> None:
+    sentence = run.status(replace(RUN, measured_cells=9, **changes))
+    assert sentence is None if text is None else str(sentence).startswith(text)
+
+
+def test_the_engine_is_named_model_by_model_where_they_differ() -> None:
+    target = ModelFacts("target", "big", engine="cuda_graphs")
+    draft = ModelFacts("draft", "small", engine="cuda_graphs", engine_reason="no C compiler")
+    both = run.engine(replace(RUN, models=(target, draft)))
+    assert both == ("engine: CUDA graphs (target); CUDA graphs, uncompiled (draft: no C compiler)")
+    assert run.engine(replace(RUN, models=(target,))) == "engine: CUDA graphs"
+    assert run.engine(RUN) is None
+
+
+def test_synthetic_acceptance_is_said_with_every_verdict() -> None:
+    made = Summary(replace(RUN, synthetic=True), verdict=SERVE, per_temperature=(SERVE,))
+    assert verdict.verdicts(made)[0].endswith(" It holds at the synthetic acceptance only.")
+    assert str(run.banner(made.run)).startswith("Acceptance is synthetic (decode.acceptance)")

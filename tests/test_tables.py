@@ -1,0 +1,277 @@
+"""Tables and plots show what real runs write, and each number under its own name."""
+
+import importlib
+import pkgutil
+import subprocess
+import sys
+from dataclasses import fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from harness.analysis import analyse
+from harness.reporting import formatting as fmt
+from harness.reporting import plots, tables
+from harness.reporting.plots import style
+from harness.reporting.tables import leaderboard, tables_of
+from harness.reporting.tables.specification import Cell, Column, Table, table
+from harness.storage import load
+from harness.summary import Summary
+
+FROZEN = Path(__file__).parent / "frozen"
+RUNS = ("sweep", "sweep_replay", "audition", "profile", "breakeven", "snapshot")
+SMALL = ("prompts.limit=2", "new_tokens=8", "threads=1", "k=[2]")
+LOG = "K,acceptance_rate,ms_per_token\n0,,20\n1,0.8,17\n2,0.7,16\n4,0.5,18\n8,0.3,24\n"
+# Small runs of what the stored ones lack; LOG lies in their folder
+MADE = (
+    ("sweep", *SMALL, "temperature=[0.0]", "decode.acceptance=0.6"),
+    ("snapshot", *SMALL, "temperature=[1.0]"),
+    ("breakeven", "log=log.csv"),
+)
+# Columns that no run here fills, a whole table's by its name; and the run that would
+UNFILLED = {
+    "latency.READS experts touched": "a profile of a mixture of experts",
+    "latency.READS of experts": "a profile of a mixture of experts",
+    "leaderboard.RANKS cost per 10^6 tokens": "an audition on a card with a price",
+    "leaderboard.INELIGIBLE": "an audition with a draft of another tokenizer",
+    "snapshot.TEXTS first difference": "a snapshot whose texts differ",
+    "snapshot.TEXTS target margin": "a snapshot whose texts differ",
+    "snapshot.TEXTS speculative margin": "a snapshot whose texts differ",
+    "cards.CARDS": "auditions on several cards",
+    "cards.DRAFTS": "auditions on several cards",
+    "comparison.COLUMNS": "runs compared",
+}
+# Parts of a summary that no run here has, likewise
+UNWRITTEN = {
+    "an audition on a card with a price": {
+        "price_per_hour_usd", "plain_usd_per_million_tokens", "usd_per_million_tokens",
+    },
+    "auditions on several cards": {"cards", "card_drafts"},
+    "an audition with a draft of another tokenizer": {"ineligible"},
+    "a run of which a part fails": {"failures"},
+    "runs compared": {"comparison"},
+}  # fmt: skip
+
+
+@cache
+def summary(name: str) -> Summary:
+    return analyse(load(FROZEN / name))
+
+
+@pytest.fixture(scope="module")
+def summaries(tmp_path_factory: pytest.TempPathFactory) -> list[Summary]:
+    root = tmp_path_factory.mktemp("made")
+    (root / "log.csv").write_text(LOG)
+    made = []
+    for command, *overrides in MADE:
+        words = [sys.executable, "-m", f"harness.{command}", *overrides]
+        done = subprocess.run(words, cwd=root, capture_output=True, text=True, check=True)
+        folder = done.stdout.strip().splitlines()[-1].removeprefix("run: ")
+        made.append(analyse(load(root / folder)))
+    return [*(summary(name) for name in RUNS), *made]
+
+
+def by_title(made: Summary, start: str) -> Table:
+    return next(entry for entry in tables_of(made) if entry.title.startswith(start))
+
+
+def texts(made: Summary, start: str, column: str) -> list[str]:
+    return [cell.text for cell in by_title(made, start).column(column)]
+
+
+def words(svg: str) -> str:
+    return " | ".join("".join(node.itertext()) for node in ElementTree.fromstring(svg).iter()
+                      if node.tag.endswith("}text"))  # fmt: skip
+
+
+def specified() -> dict[str, list[Column[Any]]]:
+    """Every column that stands in a module of tables, by "module.NAME" of its table."""
+    found: dict[str, list[Column[Any]]] = {}
+    for module in pkgutil.iter_modules(tables.__path__):
+        for name, value in vars(
+            importlib.import_module(f"{tables.__name__}.{module.name}")
+        ).items():
+            columns = value if isinstance(value, tuple) else (value,)
+            if columns and all(isinstance(column, Column) for column in columns):
+                found[f"{module.name}.{name}"] = list(columns)
+    return found
+
+
+def test_every_column_has_a_value_in_some_real_run(summaries: list[Summary]) -> None:
+    made = [entry for one in summaries for entry in tables_of(one)]
+    filled = {id(column) for entry in made for column in entry.columns}
+    unfilled = set[str]()
+    for name, columns in specified().items():
+        empty = [column for column in columns if id(column) not in filled]
+        alone = {f"{name} {column.one_line}" for column in empty}
+        unfilled |= {name} if len(empty) == len(columns) else alone
+    assert unfilled == set(UNFILLED)
+
+
+def test_every_part_of_a_summary_is_written_by_some_real_run(summaries: list[Summary]) -> None:
+    names = {field.name for field in fields(Summary)}
+    written = {name for name in names for made in summaries if getattr(made, name)}
+    assert names - written == set().union(*UNWRITTEN.values())
+
+
+def test_every_plot_is_drawn_of_some_real_run_and_its_bytes_repeat(
+    summaries: list[Summary],
+) -> None:
+    made = {plot.name for one in summaries for plot in plots.drawn(one)}
+    assert made | {"speedup_by_k.svg"} == set(plots.NAMES)  # of an older version
+    for name in ("sweep", "audition", "profile"):
+        assert plots.drawn(summary(name)) == plots.drawn(summary(name))
+
+
+# A table's specification
+
+
+def test_a_cell_carries_its_value_and_its_text() -> None:
+    rows = [("a", 1536.0), ("b", None)]
+    column: Column[tuple[str, float | None]] = Column("size", lambda r: r[1], lambda v: f"{v:g} B")
+    name: Column[tuple[str, float | None]] = Column("name", lambda row: row[0], key=True)
+    made = table("Sizes", (name, column), rows, best=rows[0])
+    assert made.column("size") == (Cell("1536 B", 1536.0), Cell("-"))
+    assert made.column("name") == (Cell("best a", "a"), Cell("b", "b"))
+    assert [row.best for row in made.rows] == [True, False]
+    assert [c.align for c in made.columns] == ["left", "right"]
+
+
+def test_a_column_without_any_value_is_left_out_and_named() -> None:
+    empty: Column[int] = Column("nothing", lambda _: None)
+    number: Column[int] = Column("n", lambda n: (float(n), None, None), fmt.speedup)
+    made = table("Numbers", (number, empty), [1, 2])
+    assert (made.columns, made.empty) == ((number,), (empty,))
+    assert [cell.text for cell in made.column("n")] == ["1.00x", "2.00x"]
+
+
+# What the tables of a run say
+
+
+def test_a_sweep_has_a_table_per_temperature_and_prompt_set() -> None:
+    titles = [entry.title for entry in tables_of(summary("sweep"))]
+    assert titles[:4] == [
+        f"Temperature {temperature}, {prompt_set} prompts"
+        for temperature in (0, 1)
+        for prompt_set in ("easy", "hard")
+    ]
+    assert by_title(summary("sweep_replay"), "Temperature 0, easy").title.endswith("(replayed)")
+
+
+def test_the_best_row_is_the_fastest_and_the_baseline_where_every_k_is_slower() -> None:
+    made = summary("sweep")
+    assert texts(made, "Temperature 0, easy", "K") == ["0", "1", "2", "best 4"]
+    slow = tuple(replace(row, speedup=0.9) if row.k else row for row in made.results)
+    slower = replace(made, results=slow)
+    assert texts(slower, "Temperature 0, easy", "K") == ["best 0", "1", "2", "4"]
+
+
+def test_break_even_is_none_where_even_alpha_1_loses_and_unknown_without_a_prediction() -> None:
+    made = summary("sweep")
+    lost = replace(made, results=tuple(replace(r, breakeven_alpha=None) for r in made.results))
+    assert texts(lost, "Temperature 0, easy", "break-even alpha") == ["-", "none", "none", "none"]
+    measured = tuple(row for row in lost.results if row.source == "measured")
+    unknown = by_title(replace(made, results=measured), "Temperature 0, easy")
+    assert {"break-even alpha", "predicted speedup"} <= {c.one_line for c in unknown.empty}
+
+
+def test_a_cell_that_did_not_complete_is_named_with_its_error() -> None:
+    made = summary("sweep")
+    rows = tuple(
+        replace(row, status="failed", error="out of memory") if row.k == 2 else row
+        for row in made.results
+    )
+    notes = [note for entry in tables_of(replace(made, results=rows)) for note in entry.notes]
+    assert "K=2 is failed: out of memory" in notes
+
+
+def test_rules_that_rank_alike_share_a_leaderboard() -> None:
+    boards = leaderboard.boards(summary("audition"))
+    assert [board.name for board in boards] == [
+        "temperature 0, every rule",
+        "temperature 1, rule ratio",
+        "temperature 1, rule greedy_draft",
+        "temperature 1, rule exact_match",
+    ]
+    assert all(leaderboard.PLAIN in texts(summary("audition"), title, "draft")
+               for title in ("Temperature 0", "Temperature 1"))  # fmt: skip
+
+
+def test_a_note_of_several_tables_is_made_under_the_last_of_them() -> None:
+    for name in RUNS:
+        notes = [note for entry in tables_of(summary(name)) for note in entry.notes]
+        assert len(notes) == len(set(notes))
+
+
+def test_both_rules_of_a_break_even_are_shown_and_the_linear_one_promises_more() -> None:
+    shown = by_title(summary("breakeven"), "Speedup by alpha")
+    assert [cell.value for cell in shown.column("rule")][:2] == ["geometric", "linear"]
+    values = [float(cell.value or 0) for cell in shown.column("K=4")]
+    assert all(
+        linear >= geometric for geometric, linear in zip(values[::2], values[1::2], strict=True)
+    )
+
+
+def test_the_waterfall_ends_at_the_measured_speedup_and_its_factors_lead_there() -> None:
+    shown = by_title(summary("profile"), "From the ideal speedup")
+    speedup = [float(cell.value or 0) for cell in shown.column("speedup")]
+    factors = [float(cell.value or 1) for cell in shown.column("factor")]
+    product = speedup[0]
+    for factor in factors:
+        product *= factor
+    assert product == pytest.approx(speedup[-1])
+    rounds = by_title(summary("profile"), "What a round is made of")
+    measured = [float(cell.value or 0) for cell in rounds.column("measured speedup")]
+    assert max(measured) == pytest.approx(product)
+
+
+# Plots
+
+
+def test_the_plots_name_their_series_and_lines() -> None:
+    drawn = {plot.name: words(plot.svg) for plot in plots.drawn(summary("sweep"))}
+    assert "no speculation" in drawn["speedup_vs_k.svg"]
+    for name in ("speedup_vs_k.svg", "breakeven_vs_measured.svg", "acceptance_by_position.svg"):
+        assert all(label in drawn[name] for label in ("easy", "hard", "temperature 1"))
+    assert all(f"K={k}" in drawn["acceptance_vs_temperature.svg"] for k in (1, 2, 4))
+    assert "tiny_good step" in drawn["verify_cost.svg"]
+    board = words(plots.drawn(summary("audition"))[0].svg)
+    assert all(name in board for name in ("tiny_good, K=2", "ngram", leaderboard.PLAIN))
+
+
+@pytest.mark.parametrize(
+    ("missing", "left_out"),
+    [
+        ("latency", {"verify_cost.svg"}),
+        ("acceptance_by_position", {"acceptance_by_position.svg"}),
+        ("results", {"speedup_vs_k.svg", "breakeven_vs_measured.svg",
+                     "acceptance_vs_temperature.svg"}),
+    ],
+)  # fmt: skip
+def test_a_plot_without_its_data_is_not_drawn_and_an_earlier_one_is_removed(
+    tmp_path: Path, missing: str, left_out: set[str]
+) -> None:
+    made = summary("sweep")
+    folder, without = tmp_path / "plots", replace(made, **{missing: ()})
+    every = {Path(file).name for file, _ in plots.draw(made, folder)}
+    kept = {Path(file).name for file, _ in plots.draw(without, folder)}
+    assert every - kept == left_out
+    assert {file.name for file in folder.iterdir()} == kept
+
+
+def test_a_run_that_stored_nothing_has_no_table_and_no_plot() -> None:
+    for name in RUNS:
+        empty = Summary(run=summary(name).run)
+        assert (tables_of(empty), plots.drawn(empty)) == ((), ())
+
+
+def test_drawing_leaves_the_callers_settings_alone() -> None:
+    import matplotlib
+
+    before = matplotlib.rcParams["font.size"]
+    with style.styled():
+        assert matplotlib.rcParams["svg.fonttype"] == "none"
+    assert matplotlib.rcParams["font.size"] == before
