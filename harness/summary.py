@@ -981,6 +981,7 @@ class Summary:
         replay_checks: a sweep's loop against replay.
         text_checks, distribution_tests: of a snapshot; a sweep's greedy texts.
         ineligible: drafts that cannot be used with this target, and why.
+        generation_s, scoring_s: what an audition's completions and scores took.
         largest_k: the profile's.
         ceilings, best_k: break-even's, and the profile's ceilings.
     """
@@ -1008,6 +1009,8 @@ class Summary:
     request: RequestSummary | None = None
     memory: tuple[DraftMemory, ...] = ()
     ineligible: tuple[Failure, ...] = ()
+    generation_s: float | None = None
+    scoring_s: float | None = None
     price_per_hour_usd: float | None = None
     plain_usd_per_million_tokens: float | None = None
     usd_per_million_tokens: float | None = None

@@ -11,12 +11,13 @@ from random_models import random_model, save
 from transformers import Phi3Config, PreTrainedModel
 
 from harness import audition, report
+from harness.analysis import analyse
 from harness.cli import compose
 from harness.commands import snapshot, sweep
 from harness.commands.run import Outcome
 from harness.models.lean.model import LeanModel
 from harness.records import CopyBandwidth, UserError
-from harness.reporting.old_content import content_of
+from harness.reporting.content import content_of
 from harness.storage import StoredRun, load
 
 ORIGINAL = 32
@@ -127,12 +128,12 @@ def test_the_report_says_so_first_and_again_when_it_is_rendered_without_models(
     assert crossing.folder is not None
     copy = tmp_path / crossing.folder.name
     shutil.copytree(crossing.folder, copy)
-    before = content_of(stored(crossing))
+    before = content_of(analyse(stored(crossing)))
     assert "greedy texts are not plain decoding's" in before.verdicts[0]
     assert before.caveats[0].startswith("Greedy texts against plain decoding: ")
     assert any("greedy texts" in label for label, _ in before.measured)
     report.work(compose("report", [f"run={copy}"]))
-    again = content_of(load(copy))
+    again = content_of(analyse(load(copy)))
     assert (again.verdicts, again.failures) == (before.verdicts, before.failures)
 
 
@@ -166,7 +167,8 @@ def test_texts_that_are_equal_are_counted_and_leave_the_verdict_alone(tmp_path: 
     texts = summary(run)["greedy_texts"]
     assert texts == {"PASS": 8, "TIE": 0, "FAIL": 0, "OPEN": 0, "differences": []}
     assert summary(run)["verdict"]["speedup"] is not None
-    assert dict(content_of(run).measured)["greedy texts against plain decoding"].startswith("8 eq")
+    measured = dict(content_of(analyse(run)).measured)
+    assert measured["greedy texts against plain decoding"].startswith("8 equal")
 
 
 def test_a_tie_is_told_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

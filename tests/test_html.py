@@ -31,7 +31,6 @@ VOID = {"meta", "br", "img"}
 HOSTILE = """<script>alert(1)</script><img src=x onerror="alert('2')">&amp;"""
 ELSEWHERE = "http://example.invalid/x.png"
 
-needs_chromium = pytest.mark.skipif(browser.BINARY is None, reason="no Chromium is installed")
 any_run = pytest.mark.parametrize("name", RUNS)
 
 
@@ -289,7 +288,7 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[browser.Brows
         yield running
 
 
-@needs_chromium
+@browser.needs_chromium
 @pytest.mark.parametrize("name", ["sweep", "audition"])
 def test_a_report_opens_without_a_complaint_and_without_any_request(
     name: str, pages: dict[str, Path], chromium: browser.Browser
@@ -302,7 +301,7 @@ def test_a_report_opens_without_a_complaint_and_without_any_request(
     assert page.evaluate('document.querySelector(".verdict h2").getBoundingClientRect().top') < 200
 
 
-@needs_chromium
+@browser.needs_chromium
 def test_a_page_that_tries_to_load_or_run_something_is_refused_and_seen(
     pages: dict[str, Path], tmp_path: Path, chromium: browser.Browser
 ) -> None:
@@ -319,7 +318,7 @@ def test_a_page_that_tries_to_load_or_run_something_is_refused_and_seen(
     assert ELSEWHERE in chromium.page(lax).requests
 
 
-@needs_chromium
+@browser.needs_chromium
 def test_a_table_is_sorted_by_click_or_key_and_comes_back_to_its_own_order(
     pages: dict[str, Path], chromium: browser.Browser
 ) -> None:
@@ -338,7 +337,7 @@ def test_a_table_is_sorted_by_click_or_key_and_comes_back_to_its_own_order(
         assert page.evaluate(STATE)[1] == state
 
 
-@needs_chromium
+@browser.needs_chromium
 def test_empty_cells_stay_at_the_end_whichever_way_a_table_is_sorted(
     pages: dict[str, Path], chromium: browser.Browser
 ) -> None:
@@ -348,7 +347,7 @@ def test_empty_cells_stay_at_the_end_whichever_way_a_table_is_sorted(
         assert page.evaluate(READ % 3)[-1] == "-"
 
 
-@needs_chromium
+@browser.needs_chromium
 def test_the_first_stop_of_the_keyboard_leads_past_the_header(
     pages: dict[str, Path], chromium: browser.Browser
 ) -> None:
@@ -358,7 +357,7 @@ def test_the_first_stop_of_the_keyboard_leads_past_the_header(
     assert page.evaluate("document.activeElement.getBoundingClientRect().left") >= 0
 
 
-@needs_chromium
+@browser.needs_chromium
 @pytest.mark.parametrize("name", ["sweep", "audition"])
 def test_a_phone_scrolls_a_report_down_only_and_shows_the_verdict_at_once(
     name: str, pages: dict[str, Path], chromium: browser.Browser
@@ -374,7 +373,7 @@ def test_a_phone_scrolls_a_report_down_only_and_shows_the_verdict_at_once(
     assert min(shrunk) == 1  # what is drawn is scrolled, not made too small to read
 
 
-@needs_chromium
+@browser.needs_chromium
 @pytest.mark.parametrize(
     ("media", "scheme", "dark"),
     [("", "light", False), ("", "dark", True), ("print", "dark", False)],
@@ -395,7 +394,7 @@ def test_a_plot_is_ink_on_the_cards_colour_in_every_scheme(
     assert abs(ink - ground) > 150
 
 
-@needs_chromium
+@browser.needs_chromium
 def test_a_printed_report_is_cut_off_nowhere(
     pages: dict[str, Path], chromium: browser.Browser
 ) -> None:
@@ -409,7 +408,7 @@ def test_a_printed_report_is_cut_off_nowhere(
     assert base64.b64decode(page.pdf()).startswith(b"%PDF")
 
 
-@needs_chromium
+@browser.needs_chromium
 def test_the_environment_is_folded_away_until_it_is_asked_for(
     pages: dict[str, Path], chromium: browser.Browser
 ) -> None:

@@ -9,22 +9,26 @@ from typing import Any
 
 import pytest
 
+from harness.analysis import analyse
 from harness.cli import compose
 from harness.commands import report
 from harness.config import ReportConfig
 from harness.records import SCHEMA_VERSION, UserError
-from harness.storage import RunFolder, StoredRun, load
+from harness.storage import RunFolder, load
 from tests import browser
-from tests import reporting_fixtures as made
 
-ROOT = Path(__file__).resolve().parents[1]
-AUDITION = ROOT / "results/examples/embedded_audition"
+FROZEN = Path(__file__).parent / "frozen"
+HOSTILE = """<img src=x onerror="alert('1')">"""
 
 
-def manifest(folder: Path, **changes: Any) -> None:
-    file = folder / "manifest.json"
-    entries = json.loads(file.read_text(encoding="utf-8"))
-    file.write_text(json.dumps({**entries, **changes}), encoding="utf-8")
+def copied(name: str, folder: Path, **manifest: Any) -> Path:
+    """A stored run in another folder, with entries of its manifest changed."""
+    shutil.copytree(FROZEN / name, folder, ignore=shutil.ignore_patterns("expected"))
+    entries = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    text = json.dumps({**entries, **manifest})
+    (folder / "manifest.json").write_text(text, encoding="utf-8")
+    (folder / "checksums.json").unlink()  # of the files as they were
+    return folder
 
 
 def indexed(root: Path) -> str:
@@ -42,21 +46,21 @@ def rows(page: str) -> list[list[str]]:
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A complete sweep, a failed and a stopped one, one of the future, and a damaged one."""
+    """Two complete runs, a failed and a stopped one, one of the future, and a damaged one."""
     root = tmp_path_factory.mktemp("results")
-    days = iter(range(1, 9))
-
-    def dated(run: StoredRun, **changes: Any) -> Path:
-        manifest(run.folder, created_utc=f"2026-03-0{next(days)}T10:00:00+00:00", **changes)
-        return run.folder
-
-    dated(made.sweep_run(root))
-    dated(made.partial_sweep_run(root))
-    dated(made.sweep_run(root, summary=made.sweep_summary(verdict=made.verdict(1.0))))
-    dated(made.snapshot_run(root), status="running")
-    dated(made.profile_run(root), schema_version=SCHEMA_VERSION + 1)
-    damaged = dated(made.breakeven_run(root))
-    (damaged / "results.csv").write_bytes(b"\xff\xfe\x00")
+    newer = SCHEMA_VERSION + 1
+    runs: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("sweep", {}),
+        ("audition", {"status": "failed"}),
+        ("breakeven", {}),
+        ("snapshot", {"status": "running"}),
+        ("profile", {"schema_version": newer}),
+        ("sweep_replay", {}),
+    )
+    for day, (name, changes) in enumerate(runs, start=1):
+        created = f"2026-03-0{day}T10:00:00+00:00"
+        copied(name, root / f"2026030{day}-100000_{name}", created_utc=created, **changes)
+    (root / "20260306-100000_sweep_replay/traces.parquet").write_bytes(b"\xff\xfe\x00")
     (root / "not_a_run").mkdir()
     indexed(root)
     return root
@@ -68,73 +72,43 @@ def page(many: Path) -> str:
 
 
 def test_the_index_has_a_row_for_every_run_newest_first(page: str) -> None:
-    table = rows(page)
-    assert len(table) == 6
-    days = [row[1][:10] for row in table]
-    known = [day for day in days if day != "-"]
-    assert known == sorted(known, reverse=True)
-    assert len(known) == 4
-    assert "not_a_run" not in page
+    days = [re.search(r"2026030(\d)", row[0]) for row in rows(page)]
+    assert [int(day[1]) for day in days if day] == [6, 5, 4, 3, 2, 1]
 
 
 def test_a_row_says_what_the_run_decided_and_on_what(page: str) -> None:
-    (row,) = [row for row in rows(page) if row[1] == "2026-03-01 10:00"]
-    assert row[2:] == [
-        "Serve tiny_good at K=2", "0", "1.35x [1.27, 1.42]", "complete", "sweep", "tiny",
-        "tiny_good", "AMD EPYC 7R13", "0123abc",
+    decided = {row[6]: row[2:] for row in rows(page)}
+    assert decided["sweep"] == [
+        "Serve tiny_good at K=4", "0", "1.73x [1.64, 1.82]", "complete", "sweep", "tiny",
+        "tiny_good", "Intel(R) Xeon(R) Processor", "8100cf86b7",
     ]  # fmt: skip
-    (negative,) = [row for row in rows(page) if row[1] == "2026-03-03 10:00"]
-    assert negative[2] == "Do not speculate"
+    assert decided["audition"][3:7] == ["failed", "audition", "tiny", "tiny_good"]
+    assert decided["breakeven"][:2] == ["Do not speculate", "-"]
 
 
 def test_runs_that_did_not_end_well_are_marked(page: str) -> None:
-    states = [row[5] for row in rows(page)]
-    assert sorted(states) == [
-        "complete", "complete", "failed", "unfinished", "unreadable", "unreadable"
+    assert sorted(row[5] for row in rows(page)) == [
+        "complete", "complete", "failed", "unfinished", "unreadable", "unreadable",
     ]  # fmt: skip
+    assert page.count(' bad">') == 4
     assert f"written by a newer version (schema {SCHEMA_VERSION + 1};" in page
-    assert "breakeven" in page
-    assert "damaged (" in page
+    assert "sweep_replay/traces.parquet" in page
 
 
 def test_every_row_leads_to_a_report_that_exists(many: Path, page: str) -> None:
     links = re.findall(r'<th scope="row"[^>]*>.*?<a href="([^"]+)"', page)
     assert len(links) == 6
     assert all((many / link).exists() for link in links)
-    assert sum(link.endswith("/report.html") for link in links) >= 4
-
-
-def test_the_trend_shows_complete_runs_only(many: Path, page: str) -> None:
-    (drawing,) = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
-    assert "tiny, tiny_good, AMD EPYC 7R13" in drawing
-    alone = many / "alone"
-    shutil.copytree(made_failed(many), alone / "run")
-    assert "<svg" not in indexed(alone)
-    shutil.rmtree(alone)
-
-
-def made_failed(many: Path) -> Path:
-    return next(
-        path
-        for path in many.iterdir()
-        if (path / "manifest.json").is_file() and load_status(path) == "failed"
-    )
-
-
-def load_status(path: Path) -> str:
-    return str(json.loads((path / "manifest.json").read_text(encoding="utf-8"))["status"])
+    assert sum(link.endswith("/report.html") for link in links) == 4
 
 
 def test_names_in_the_index_stay_text(tmp_path: Path) -> None:
-    name = """<img src=x onerror="alert('1')">"""
-    run = made.sweep_run(
-        tmp_path,
-        config={**made.PAIR, "model": {"name": name}},
-        summary=made.sweep_summary(verdict=made.verdict(0.0, draft=name)),
-    )
-    run.folder.rename(tmp_path / """a "quoted" <b>folder #1?""")
+    folder = copied("sweep", tmp_path / """a "quoted" <b>folder #1?""")
+    config = folder / "config.yaml"
+    config.write_text(config.read_text().replace("name: tiny\n", f"name: {json.dumps(HOSTILE)}\n"))
     page = indexed(tmp_path)
     assert "<img" not in page
+    assert "&lt;img" in page
     assert "<b>folder" not in page
     assert "a%20%22quoted%22%20%3Cb%3Efolder%20%231%3F/report.html" in page
 
@@ -156,7 +130,7 @@ def test_the_index_opens_quietly_sorts_and_leads_on(many: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "error"),
     [
         ({"index": "nowhere"}, "index=nowhere: no such folder"),
         ({"index": "."}, "index=.: no run folder in it"),
@@ -164,108 +138,71 @@ def test_the_index_opens_quietly_sorts_and_leads_on(many: Path, tmp_path: Path) 
         ({"index": ".", "fail_below": 0.9}, "fail_below: needs run= or runs="),
         ({"run": "empty"}, "empty: not a run folder (it has no manifest.json)"),
         ({"run": "missing"}, "missing"),
+        ({"run": "newer"}, "newer version"),
     ],
 )
 def test_what_cannot_be_reported_is_refused_in_one_line(
-    settings: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: dict[str, Any], error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    if settings == {"run": "newer"}:
+        copied("sweep", tmp_path / "newer", schema_version=SCHEMA_VERSION + 1)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match=re.escape(said)) as refused:
+    with pytest.raises(UserError, match=re.escape(error)) as refused:
         report.run(ReportConfig(**settings))
     assert "\n" not in str(refused.value)
 
 
-def test_a_newer_run_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    run = made.sweep_run(tmp_path)
-    manifest(run.folder, schema_version=SCHEMA_VERSION + 1)
-    with pytest.raises(UserError, match=r"newer version .* upgrade the harness"):
-        report.run(ReportConfig(run=str(run.folder)))
-
-
 # ---- runs that were stopped ---------------------------------------------------------------------
-
-
-def stopped(root: Path, door: str, *overrides: str) -> RunFolder:
-    """A run folder as a door leaves it when it is killed before it stored anything."""
-    config = asdict(compose(door, overrides))
-    folder = RunFolder.create(root, door, ["tiny", "tiny_good"], config)
-    folder.update_manifest({**made.ENVIRONMENT, "status": "running"})
-    return folder
 
 
 def reported(folder: Path) -> str:
     report.run(ReportConfig(run=str(folder)))
     text = (folder / "report.html").read_text(encoding="utf-8")
     assert "UNFINISHED RUN" in text
-    assert load_status(folder) == "running"
+    assert json.loads((folder / "manifest.json").read_text())["status"] == "running"
     return text
 
 
-@pytest.mark.parametrize("door", ["sweep", "profile", "snapshot", "audition"])
-def test_a_run_killed_before_it_stored_anything_has_a_report(door: str, tmp_path: Path) -> None:
-    folder = stopped(tmp_path, door)
+@pytest.mark.parametrize("command", ["sweep", "profile", "snapshot", "audition"])
+def test_a_run_killed_before_it_stored_anything_has_a_report(command: str, tmp_path: Path) -> None:
+    config = asdict(compose(command))
+    folder = RunFolder.create(tmp_path, command, ["tiny", "tiny_good"], config)
+    folder.update_manifest({"status": "running"})
     assert "<h1>" in reported(folder.path)
 
 
 def test_a_killed_profile_shows_the_steps_it_had_timed(tmp_path: Path) -> None:
-    folder = stopped(tmp_path, "profile", "k=[4]")
-    complete = made.sweep_run(tmp_path / "other")
-    for name in ("latency.csv", "latency_samples.csv"):
-        shutil.copy(complete.folder / name, folder.path / name)
-    page = reported(folder.path)
+    folder = copied("profile", tmp_path / "run", status="running")
+    for name in ("parts.csv", "trials.jsonl"):
+        (folder / name).unlink()
+    page = reported(folder)
     assert "What each K could gain" in page
-    assert "4.20" in page
-    ideal = load(folder.path).results.query("source == 'theory'")
-    assert set(ideal.k) >= {1, 4}
+    assert "From the ideal speedup" not in page
 
 
 def test_a_killed_snapshot_says_which_texts_are_the_same_and_which_are_open(
     tmp_path: Path,
 ) -> None:
-    folder = stopped(tmp_path, "snapshot", "k=[4]")
-    texts = {("same", 0): (1, 2, 3), ("same", 4): (1, 2, 3), ("other", 0): (1, 2, 3),
-             ("other", 4): (1, 9, 3), ("alone", 0): (5, 6)}  # fmt: skip
-    for (prompt, k), tokens in texts.items():
-        entry = made.trial(prompt, "easy", 0.0, k, (1,) * (k + 1))
-        folder.append_trial(replace(entry, tokens=tokens))
-    page = reported(folder.path)
-    assert "OPEN" in page
-    summary = load(folder.path).summary or {}
-    found = {entry["prompt"]: entry for entry in summary["prompts"]}
-    assert {name: entry["result"] for name, entry in found.items()} == {
-        "same": "PASS",
-        "other": "OPEN",
-    }
-    assert found["other"]["first_difference"] == 1
-    # it went on, was stopped again, and is derived anew
-    folder.append_trial(replace(made.trial("alone", "easy", 0.0, 4, (1,) * 5), tokens=(5, 6)))
-    assert "2 PASS" in reported(folder.path)
-
-
-def test_a_snapshot_that_ended_keeps_its_own_judgement(tmp_path: Path) -> None:
-    run = made.snapshot_run(tmp_path)
-    manifest(run.folder, status="failed")
-    report.run(ReportConfig(run=str(run.folder)))
-    assert [entry["result"] for entry in (load(run.folder).summary or {})["prompts"]] == [
-        "PASS", "TIE", "FAIL"
-    ]  # fmt: skip
+    folder = copied("snapshot", tmp_path / "run", status="running")
+    trials = load(folder).trials
+    other = next(trial for trial in trials if trial.k == 4)
+    assert other.tokens is not None
+    changed = replace(other, tokens=(other.tokens[0], -1, *other.tokens[2:]))
+    (folder / "trials.jsonl").unlink()
+    for trial in trials:
+        RunFolder(folder, load(folder).manifest).append_trial(changed if trial is other else trial)
+    assert "47 PASS, 0 TIE, 0 FAIL, 1 OPEN" in reported(folder)
+    (opened,) = [check for check in analyse(load(folder)).text_checks if check.result == "OPEN"]
+    assert (opened.prompt, opened.first_difference) == (other.prompt, 1)
 
 
 def test_a_killed_audition_ranks_the_drafts_that_were_scored_and_timed(tmp_path: Path) -> None:
-    folder = tmp_path / "20260301-100000_audition_tiny"
-    folder.mkdir()
-    kept = ("config.yaml", "manifest.json", "latency.csv", "latency_samples.csv",
-            "traces.parquet", "trials.jsonl")  # fmt: skip
-    for name in kept:
-        shutil.copy(AUDITION / name, folder / name)
-    manifest(folder, status="running")
-    file = folder / "latency_samples.csv"
-    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-    file.write_text("".join(line for line in lines if "tiny_small" not in line), encoding="utf-8")
+    folder = copied("audition", tmp_path / "run", status="running")
+    for name in ("latency_samples.csv", "latency.csv"):
+        lines = (folder / name).read_text().splitlines(keepends=True)
+        (folder / name).write_text("".join(line for line in lines if "tiny_small" not in line))
     page = reported(folder)
-    board = (load(folder).summary or {})["leaderboards"][0]
-    names = {row["draft"] for row in board["rows"]}
-    assert "tiny_good" in names
-    assert "tiny_small" not in names
+    board = analyse(load(folder)).leaderboards[0]
+    assert {row.draft for row in board.rows} == {"tiny_good", "ngram", None}
     assert "Serve tiny_good" in page

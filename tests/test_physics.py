@@ -5,7 +5,7 @@
 # pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
 # pyright: reportOptionalOperand=false
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,7 +17,7 @@ from test_roofline import QWEN3
 
 from harness.analysis.batching import batch_gains, stopping_batches
 from harness.analysis.latency import latency_rows, merged, reference, step_times
-from harness.analysis.waterfall import round_parts, undisturbed, waterfall
+from harness.analysis.waterfall import round_parts, waterfall
 from harness.commands import profile
 from harness.commands.step_times import enough_memory
 from harness.config import ProfileConfig
@@ -34,15 +34,10 @@ from harness.models.lean.model import LeanModel
 from harness.models.lean.static import StaticModel
 from harness.profile import unknown_card
 from harness.records import LatencyRow, PartTiming, StepTiming, UserError
-from harness.reporting.tables.bounds import bound_sentences, bounds_table
-from harness.reporting.tables.cards import cards_table
-from harness.reporting.tables.curves import batch_table, curve_table
-from harness.reporting.tables.parts import parts_table, waterfall_table
-from harness.theory.planning import PlanRequest, plan_cards
+from harness.theory.planning import PlanRequest
 from harness.theory.roofline import (
     Card,
     ReadingModel,
-    shortest_context,
     step_bounds,
     with_floors,
 )
@@ -71,18 +66,6 @@ def reader(name="4B", bandwidth=600.0):
 def bound_of(step_ms, widest_ms, name="4B"):
     (bound,) = step_bounds(with_floors(curve(step_ms, widest_ms), {"target": reader(name)}))
     return bound
-
-
-def test_the_launch_bound_caveat_prints_the_numbers_that_show_it():
-    rows = with_floors([*curve(60.0, 61.0), *curve(22.0, 22.2, "draft")],
-                       {"target": reader(), "draft": reader("0.6B")})  # fmt: skip
-    bounds = step_bounds(rows)
-    (sentence,) = bound_sentences(bounds, 22 / 60)
-    assert [bound.role for bound in shortest_context(bounds)] == ["target", "draft"]
-    for shown in ("launch-bound (overhead-bound)", "MBU 0.22", "MBU 0.09", "c = 0.37"):
-        assert shown in sentence
-    assert bounds_table(rows).column("bound by") == ("launches (overhead)",) * 2
-    assert bound_sentences([bound_of(14.0, 14.1)], 0.1) == ()
 
 
 # Several contexts and batches in one run
@@ -132,8 +115,6 @@ def test_speculation_stops_paying_at_the_batch_whose_verify_costs_its_positions(
     assert gains[1].tokens_per_second == pytest.approx(1600)
     (stop,) = stopping_batches(gains)
     assert (stop.pays_up_to, stop.stops_at) == (1, 16)
-    notes = batch_table(batched(), [0.8]).notes
-    assert any("stops paying at batch 16, after 1" in note for note in notes)
 
 
 def test_a_smaller_batch_at_which_speculation_loses_is_named_beside_the_largest_that_pays():
@@ -142,13 +123,6 @@ def test_a_smaller_batch_at_which_speculation_loses_is_named_beside_the_largest_
     assert (stop.pays_up_to, stop.stops_at, stop.not_at) == (16, None, (1,))
     (nowhere,) = stopping_batches(batch_gains(turned, [0.0]))
     assert (nowhere.pays_up_to, nowhere.stops_at) == (None, 1)
-
-
-def test_the_curve_table_says_what_was_not_timed_and_why():
-    skipped = [{"context_tokens": 4096, "batch": 16, "reason": "out of memory"}]
-    table = curve_table(batched(), skipped)
-    assert table.column("v(5)") == ("1.00", "5.00")
-    assert "not timed (context x batch 4096 x 16): out of memory." in table.notes
 
 
 # Measuring
@@ -352,7 +326,6 @@ def test_a_recorded_verify_is_timed_with_its_accept_step_and_says_so(monkeypatch
     timings = time_rounds(bench, [(1, 2)], [2], positions=8)
     names = {t.part for t in timings if t.k == 2}
     assert names == {"draft", "verify + accept", "host", "rewind", "round"}
-    assert "cannot be timed apart" in " ".join(parts_table(timings).notes)
 
 
 def test_a_round_after_a_full_acceptance_is_recorded_before_it_is_timed(monkeypatch):
@@ -388,9 +361,6 @@ def test_the_parts_and_what_they_leave_unexplained_make_up_the_round():
     assert entry.unexplained_ms == pytest.approx(0.7)
     assert entry.unexplained_share == pytest.approx(0.07)
     assert entry.speedup == pytest.approx(3 * 3.3 / 10)
-    assert "unexplained beyond 3 % of the round at K=3 7.0 %" in parts_table(timed()).notes[-1]
-    quiet = parts_table(timed(round_ms=9.4))
-    assert not any("beyond" in note for note in quiet.notes)
 
 
 def test_the_waterfall_falls_from_the_formulas_to_the_measured_speedup():
@@ -403,19 +373,10 @@ def test_the_waterfall_falls_from_the_formulas_to_the_measured_speedup():
     assert np.prod([fall.factor for fall in falls]) * falls[0].speedup == pytest.approx(
         entry.speedup
     )
-    table = waterfall_table(timed())
-    assert table.title.endswith("K = 3")
-    assert table.rows[-1].best
-
-
-def test_rounds_that_the_machine_interrupted_do_not_count():
-    times = np.array([[1.0, 1.0, 50.0, 9.0], [2.0, 2.5, 2.0, 70.0]])
-    assert undisturbed(times) == [1.0, 2.0]
 
 
 def test_without_plain_decoding_there_is_no_waterfall():
     assert round_parts(timed()[2:]) == []
-    assert waterfall_table([]) is None
 
 
 # Cards that are not at hand
@@ -423,20 +384,6 @@ def test_without_plain_decoding_there_is_no_waterfall():
 
 def wanted(target="8B", draft="0.6B", **more):
     return PlanRequest(QWEN3[target], QWEN3[draft], (1, 2, 3, 4), (0.6, 0.8), **more)
-
-
-def test_the_cards_table_is_marked_as_modelled_and_highlights_the_chosen_card():
-    stored = {
-        "context_tokens": 1024,
-        "batch": 1,
-        "bytes_per_parameter": 2.0,
-        "chosen": "h200",
-        "rows": [asdict(plan) for plan in plan_cards([A10G, H200], wanted("32B"))],
-    }
-    table = cards_table(stored)
-    assert table.title.startswith("Cards (modelled)")
-    assert [row.best for row in table.rows] == [True, False]
-    assert table.column("fits") == ("yes", "no (4 cards)")
 
 
 def test_an_unknown_card_is_one_line_that_lists_the_known_ones():

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness import reporting, sweep
+from harness.analysis import analyse
 from harness.cli import compose
 from harness.storage import load
 
@@ -91,7 +92,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Elements, Elements,
         ]
     )
     tamper(hostile)
-    reporting.render(load(hostile))
+    reporting.render(analyse(load(hostile)), hostile)
     ordinary = ROOT / "results/examples/embedded_sweep"
     read = [Elements((folder / "report.html").read_text()) for folder in (ordinary, hostile)]
     return read[0], read[1], (hostile / "report.md").read_text()

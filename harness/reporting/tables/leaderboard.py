@@ -210,7 +210,7 @@ def costs_table(summary: Summary) -> Table:
         DraftCosts(draft or "draft", steps.get(draft), memory.get(draft), weights.get(draft))
         for draft in dict.fromkeys([*weights, *steps])
     ]
-    notes = [STEP_NOTE, *([MEMORY_NOTE] if memory else ()), *_money(summary)]
+    notes = [STEP_NOTE, *([MEMORY_NOTE] if memory else ()), *_money(summary), *_seconds(summary)]
     title = "What each draft takes" if len(rows) > 1 else "What the draft takes"
     return table(title, COSTS, rows, notes=notes)
 
@@ -233,4 +233,14 @@ def _money(summary: Summary) -> list[str]:
         f"10^6 tokens at {fmt.dollars(summary.price_per_hour_usd)} an hour:"
         f" {fmt.dollars(summary.plain_usd_per_million_tokens)} with plain decoding,"
         f" {fmt.dollars(summary.usd_per_million_tokens)} as the verdict says."
+    ]
+
+
+def _seconds(summary: Summary) -> list[str]:
+    """What an audition's own work took."""
+    if summary.generation_s is None or summary.scoring_s is None:
+        return []
+    return [
+        f"The target's completions took {fmt.seconds(summary.generation_s)}, scoring them with all"
+        f" drafts {fmt.seconds(summary.scoring_s)}."
     ]
