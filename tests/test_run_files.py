@@ -139,6 +139,18 @@ def test_only_the_same_run_of_this_version_is_resumed_or_read(
     assert "newer version" in refusal(lambda: load(folder.path))
 
 
+def test_a_key_that_is_gone_hinders_a_resume_only_where_it_was_used(tmp_path: Path) -> None:
+    for stop in ("none", "sequential"):
+        former = {**CONFIG, "stop": stop, "draft_temperature": None}
+        folder = RunFolder.create(tmp_path, "audition", [], former).path
+        if stop == "none":
+            assert RunFolder.resume(folder, "audition", CONFIG).path == folder
+        else:
+            assert "differs in stop;" in refusal(
+                lambda folder=folder: RunFolder.resume(folder, "audition", CONFIG)
+            )
+
+
 # ---- damage -------------------------------------------------------------------------------------
 
 

@@ -64,6 +64,8 @@ CHECKED = ("config.yaml", "summary.json", TRACES, CHECKS, *TABLES)
 ENDED = ("complete", "failed")
 # Where a run is put, how much of it is done and how loudly it fails do not make it another run.
 FREE_KEYS = frozenset({"resume", "results_root", "debug", "dry_run", "hydra"})
+# Keys of older versions, with the value at which they changed nothing
+FORMER_KEYS = {"stop": "none", "draft_temperature": None}
 
 
 @dataclass(frozen=True)
@@ -386,5 +388,6 @@ def _differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[st
         key
         for key in sorted(left.keys() | right.keys())
         if key.split(".")[0] not in FREE_KEYS
+        and not (key in FORMER_KEYS and key not in right and left[key] == FORMER_KEYS[key])
         and (left[key] != right.get(key) if key in left else bool(right[key]))
     ]
