@@ -18,22 +18,19 @@ from harness.config import ModelConf, PromptsConf
 from harness.models.load import LoadedModel
 from harness.models.load import load as load_model
 from harness.models.tokenizer import encode
-from harness.prompts import load as load_prompts
 from harness.records import Prompt, Trial, UserError
 from harness.storage import RunFolder, StoredRun, load
 
 CPU = torch.device("cpu")
+GIVEN = [
+    {"role": "user", "content": "What is the capital of Italy?"},
+    {"role": "assistant", "content": "Rome."},
+    {"role": "user", "content": "And of Spain?"},
+]
 TALKS = [
     {"id": "a", "turns": ["What is the capital of France?", "And of Spain?", "Count to 5."]},
     {"id": "b", "turns": ["Count from 12 to 20.", "Now to 30."]},
-    {
-        "id": "given",
-        "messages": [
-            {"role": "user", "content": "What is the capital of Italy?"},
-            {"role": "assistant", "content": "Rome."},
-            {"role": "user", "content": "And of Spain?"},
-        ],
-    },
+    {"id": "given", "messages": GIVEN},
     {"id": "single", "prompt": "Name a colour."},
 ]
 TURNS = ["a", "a/2", "a/3", "b", "b/2", "given", "given/2", "single"]
@@ -112,25 +109,16 @@ def test_a_turn_continues_the_greedy_targets_own_answers_in_every_cell(
     whole = "\n\n".join([turns[0], first, turns[1], second, turns[2]])
     expected = len(tiny.tokenizer(whole)["input_ids"])
     assert {t.prompt_tokens for t in swept.trials if t.prompt == "a/3"} == {expected}
-
-
-def test_given_answers_are_used_as_they_are(swept: StoredRun, tiny: LoadedModel) -> None:
-    whole = "What is the capital of Italy?\n\nRome.\n\nAnd of Spain?"
-    expected = len(tiny.tokenizer(whole)["input_ids"])
+    # Answers that are given are used as they are
+    expected = len(tiny.tokenizer("\n\n".join(m["content"] for m in GIVEN))["input_ids"])
     assert {t.prompt_tokens for t in swept.trials if t.prompt == "given/2"} == {expected}
 
 
-def test_the_report_shows_them(swept: StoredRun) -> None:
-    assert "talks" in (swept.folder / "report.md").read_text(encoding="utf-8")
-    assert (swept.folder / "report.html").stat().st_size > 0
-
-
 def test_results_and_manifest_count_conversations(swept: StoredRun) -> None:
-    measured = swept.results[swept.results.source == "measured"]
-    assert (measured.prompts == 4).all()
-    replayed = swept.results[swept.results.source == "replayed"]
-    assert (replayed.prompts == 4).all()
+    results = swept.results[swept.results.source != "theory"]
+    assert (results.prompts == 4).all()
     assert swept.manifest["prompts"] == {"talks": 4}
+    assert "talks" in (swept.folder / "report.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.usefixtures("unrendered")
@@ -236,14 +224,6 @@ def test_the_turns_of_a_conversation_are_one_prompt_to_the_statistics() -> None:
     failed = [t for t in trials if (t.prompt, t.k) != ("a/2", 1)]
     part = evidence_from_trials(failed, draft="d", temperature=0.0, times=None)
     assert part.prompts == ("HumanEval/1", "HumanEval/2")
-
-
-def test_an_id_that_a_later_turn_takes_is_refused(tmp_path: Path) -> None:
-    lines = [{"id": "a", "turns": ["one", "two"]}, {"id": "a/2", "prompt": "three"}]
-    file = tmp_path / "x.jsonl"
-    file.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
-    with pytest.raises(UserError, match="id 'a/2' occurs twice"):
-        load_prompts(PromptsConf(sets=[], files=[str(file)]))
 
 
 # Encoding

@@ -45,45 +45,34 @@ def python(*arguments: str, cwd: Path | None = None, site: Path | None = None) -
     return ended.stdout
 
 
-def test_the_wheel_holds_code_conf_prompts_models_and_type_marker(wheel: Path) -> None:
+def test_the_wheel_holds_code_conf_prompts_models_and_nothing_else(wheel: Path) -> None:
     names = set(ZipFile(wheel).namelist())
-    conf = {f"harness/conf/{path.relative_to(ROOT / 'conf')}" for path in yaml_files()}
-    assert conf <= names
+    conf = [path.relative_to(ROOT / "conf") for path in (ROOT / "conf").rglob("*.yaml")]
+    assert len(conf) > 20
+    assert {f"harness/conf/{path}" for path in conf} <= names
+    tops = {name.split("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"harness"}
     assert "harness/reporting/metrics.md" in names
     assert {"harness/py.typed", "harness/sweep.py", "harness/prompt_sets/easy.jsonl"} <= names
     assert {f"harness/models/embedded/{name}/model.safetensors" for name in EMBEDDED} <= names
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
-def test_the_wheel_holds_nothing_else(wheel: Path) -> None:
-    tops = {name.split("/")[0] for name in ZipFile(wheel).namelist()}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"harness"}
-
-
-def yaml_files() -> list[Path]:
-    found = sorted((ROOT / "conf").rglob("*.yaml"))
-    assert len(found) > 20
-    return found
-
-
-def test_the_installed_package_and_its_conf_are_found_away_from_the_checkout(
-    installed: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("door", "words", "file"),
+    [
+        ("breakeven", ("draft_ms=22.09", "target_ms=29.92", "k=[1]"), "report.html"),
+        ("profile", ("new_tokens=4", "prompts.limit=1", "k=[1]", "threads=1"), "latency.csv"),
+    ],
+)
+def test_an_installed_door_runs_from_another_folder(
+    door: str, words: tuple[str, ...], file: str, installed: Path, tmp_path: Path
 ) -> None:
-    out = python(
-        "-c",
-        "import harness.config as c; print(c.__file__); print(c.CONF_DIR)",
-        cwd=tmp_path,
-        site=installed,
-    )
-    assert out.split() == [str(installed / "harness/config.py"), str(installed / "harness/conf")]
-
-
-def test_an_installed_door_runs_from_another_folder(installed: Path, tmp_path: Path) -> None:
-    words = ("draft_ms=22.09", "target_ms=29.92", "k=[1]")
-    out = python("-m", "harness.breakeven", *words, cwd=tmp_path, site=installed)
-    folder = tmp_path / out.splitlines()[-1].removeprefix("run: ")
-    assert (folder / "results.csv").is_file()
-    assert '<dt id="m-breakeven_alpha">' in (folder / "report.html").read_text()
+    where = "import harness.config as c; print(c.__file__); print(c.CONF_DIR)"
+    found = python("-c", where, cwd=tmp_path, site=installed).split()
+    assert found == [str(installed / "harness/config.py"), str(installed / "harness/conf")]
+    out = python("-m", f"harness.{door}", *words, cwd=tmp_path, site=installed)
+    assert (tmp_path / out.splitlines()[-1].removeprefix("run: ") / file).is_file()
 
 
 def test_own_conf_comes_in_through_config_dir(installed: Path, tmp_path: Path) -> None:
@@ -94,12 +83,3 @@ def test_own_conf_comes_in_through_config_dir(installed: Path, tmp_path: Path) -
     out = python("-m", "harness.sweep", *words, cwd=tmp_path, site=installed)
     assert "id: some/folder" in out
     assert "attention: auto" in out
-
-
-def test_the_installed_embedded_pair_is_measured_from_another_folder(
-    installed: Path, tmp_path: Path
-) -> None:
-    words = ("new_tokens=4", "prompts.limit=1", "k=[1]", "threads=1")
-    out = python("-m", "harness.profile", *words, cwd=tmp_path, site=installed)
-    folder = tmp_path / out.splitlines()[-1].removeprefix("run: ")
-    assert (folder / "latency.csv").is_file()
