@@ -6,6 +6,8 @@ alike; what a run lacks is left empty. `setup` reads configuration and manifest;
 `leaderboard` and `explanation` decide on it; `caveats` says what to mind.
 """
 
+from dataclasses import replace
+
 from harness.storage import StoredRun
 from harness.summary import Comparison, Summary
 
@@ -18,6 +20,7 @@ def analyse(run: StoredRun) -> Summary:
     """
     # numpy, scipy and pandas are imported where they are used, so that --help does not wait
     from harness.analysis.breakeven import analyse_breakeven
+    from harness.analysis.cards import stored_cards
     from harness.analysis.pair import analyse_pair
     from harness.analysis.profile import analyse_profile
     from harness.analysis.setup import Setup
@@ -33,7 +36,8 @@ def analyse(run: StoredRun) -> Summary:
     setup = Setup(run)
     if setup.command not in commands:
         return Summary(run=setup.facts(()), comparison=_comparison(run))
-    return commands[setup.command](setup)
+    cards, drafts = stored_cards(run.manifest)
+    return replace(commands[setup.command](setup), cards=cards, card_drafts=drafts)
 
 
 def _comparison(run: StoredRun) -> Comparison | None:
