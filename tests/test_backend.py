@@ -1,4 +1,4 @@
-"""backend=auto: graphs where they can be, and every report says what ran."""
+"""backend=auto: graphs where they can be, and every report names what ran."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -6,11 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import reporting_fixtures as made
 import torch
 from random_models import qwen3, save
 
-from harness.analysis.told import caveats
+from harness.analysis import analyse
 from harness.cli import compose
 from harness.commands.run import note_or_check, resumed
 from harness.models import load as loading
@@ -20,9 +19,10 @@ from harness.models.lean.model import LeanModel
 from harness.models.load import load
 from harness.models.probe import cached_model
 from harness.records import UserError
-from harness.reporting import wording
-from harness.storage import RunFolder, StoredRun
+from harness.reporting.sentences import run as sentences
+from harness.storage import RunFolder
 from harness.storage import load as load_run
+from harness.summary import Summary
 
 CUDA = torch.device("cuda")
 GRAPHS = {"engine": "cuda_graphs", "compiled": True}
@@ -91,18 +91,22 @@ def test_one_run_does_not_mix_two_engines(tmp_path: Path) -> None:
     note_or_check(older, described(**GRAPHS), 0)
 
 
-def ran_on(root: Path, target: dict[str, Any], draft: dict[str, Any], device: str) -> StoredRun:
-    run = made.sweep_run(root)
-    models = {"target": {"name": "t", **target}, "draft": {"name": "d", **draft}}
-    environment = {**run.manifest["environment"], "device": device}
-    folder = RunFolder(run.folder, run.manifest)
-    folder.update_manifest({"models": models, "environment": environment})
-    return load_run(run.folder)
+def ran_on(target: dict[str, Any], draft: dict[str, Any], **environment: Any) -> Summary:
+    """The frozen sweep, had it run on these engines."""
+    run = load_run(Path(__file__).parent / "frozen" / "sweep")
+    described = run.manifest["models"]
+    for role, ran in (("target", target), ("draft", draft)):
+        engine = {"engine": None, "engine_reason": None, "compiled": None, **ran}
+        described = {**described, role: {**described[role], **engine}}
+    machine = {**run.manifest["environment"], **environment}
+    manifest = {**run.manifest, "models": described, "environment": machine}
+    return analyse(replace(run, manifest=manifest))
 
 
 @pytest.mark.parametrize(
-    ("target", "draft", "says"),
+    ("target", "draft", "line"),
     [
+        ({}, {}, None),  # runs of before engines were stored
         (GRAPHS, GRAPHS, "engine: CUDA graphs"),
         ({"engine": "lean"}, {"engine": "lean"}, "engine: eager forward of the harness"),
         (
@@ -119,21 +123,19 @@ def ran_on(root: Path, target: dict[str, Any], draft: dict[str, Any], device: st
     ],
 )
 def test_what_ran_is_named_model_by_model_where_it_differs(
-    target: dict[str, Any], draft: dict[str, Any], says: str, tmp_path: Path
+    target: dict[str, Any], draft: dict[str, Any], line: str | None
 ) -> None:
-    assert wording.engine(ran_on(tmp_path, target, draft, "cuda")) == says
-    # Runs of before engines were stored
-    assert wording.engine(ran_on(tmp_path / "older", {}, {}, "cuda")) is None
+    assert sentences.engine(ran_on(target, draft).run) == line
 
 
-@pytest.mark.parametrize(("device", "told"), [("cuda", True), ("cpu", False)])
-def test_a_fallback_of_auto_is_a_caveat_on_a_card_only(
-    device: str, told: bool, tmp_path: Path
-) -> None:
-    reason = "no CUDA graphs, its weights are quantized"
-    run = ran_on(tmp_path, {"engine": "lean", "engine_reason": reason}, GRAPHS, device)
-    run = replace(run, config=asdict(compose("sweep")))
-    assert any(reason in caveat for caveat in caveats(run, (), ())) == told
+def test_a_fallback_of_auto_or_an_unused_card_is_a_caveat() -> None:
+    lean = {"engine": "lean", "engine_reason": "no CUDA graphs, its weights are quantized"}
+    on_card = ran_on(lean, GRAPHS, device="cuda")
+    assert "engine_fallback" in {caveat.code for caveat in on_card.caveats}
+    on_cpu = ran_on(lean, GRAPHS, device="cpu", unused_card="there is a card (X), but")
+    codes = {caveat.code for caveat in on_cpu.caveats}
+    assert "unused_card" in codes
+    assert "engine_fallback" not in codes
 
 
 @pytest.fixture
@@ -179,11 +181,3 @@ def test_with_accelerate_weights_go_straight_to_the_card(
         with pytest.raises(UserError, match="no card here"):
             load(conf, "model", device)
     assert asked == [{"": small_card}, None, None]
-
-
-def test_a_card_that_device_auto_passed_over_is_a_caveat() -> None:
-    stored = load_run(Path(__file__).resolve().parents[1] / "results/examples/embedded_sweep")
-    machine = {**stored.manifest["environment"], "unused_card": "there is a card (X), but"}
-    passed_over = replace(stored, manifest={**stored.manifest, "environment": machine})
-    assert any("there is a card (X)" in note for note in caveats(passed_over, (), ()))
-    assert not any("there is a card (X)" in note for note in caveats(stored, (), ()))

@@ -225,7 +225,7 @@ def test_equal_texts_pass_and_a_wide_margin_fails() -> None:
     wrong = [*plain[:6], (plain[6] + 1) % 11, *plain[7:]]
     failed = compare_texts(target, PROMPT, plain, wrong, 4)
     assert (failed.result, failed.first_difference) == ("FAIL", 6)
-    assert failed.noise == 0.0
+    assert failed.rounding == 0.0
     shorter = compare_texts(target, PROMPT, plain, plain[:4], 4)
     assert (shorter.result, shorter.first_difference) == ("FAIL", 4)
 
@@ -308,8 +308,8 @@ def test_noise_that_no_rounding_makes_excuses_nothing() -> None:
     second = int(target.forward(torch.tensor(plain[2:3]))[0].topk(2).indices[1])
     failed = compare_texts(target, PROMPT, plain, [*plain[:3], second], 4)
     assert failed.result == "FAIL"
-    assert failed.noise is not None
-    assert failed.noise > 0.1
+    assert failed.rounding is not None
+    assert failed.rounding > 0.1
 
 
 SIXTEEN_BITS = [(torch.bfloat16, 8, 2, 0), (torch.bfloat16, 8, 1, 2), (torch.float16, 8, 1, 1)]
