@@ -1,6 +1,5 @@
 """A sweep holds its greedy texts against plain decoding, and trusts no pair that changes them."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -143,13 +142,11 @@ def test_a_run_that_stopped_before_anyone_could_judge_is_not_trusted_either(
     assert crossing.folder is not None
     copy = tmp_path / crossing.folder.name
     shutil.copytree(crossing.folder, copy)
-    (copy / "summary.json").unlink()
-    manifest = json.loads((copy / "manifest.json").read_text())
-    (copy / "manifest.json").write_text(json.dumps({**manifest, "status": "running"}))
-    report.work(compose("report", [f"run={copy}"]))
-    verdict = summary(load(copy))["verdict"]
-    assert verdict["decision"] == "undecided"
-    assert "before it was known whether these are ties" in verdict["reason"]
+    for name in ("summary.json", "checks.jsonl", "checksums.json"):
+        (copy / name).unlink(missing_ok=True)
+    verdict = analyse(load(copy)).verdict
+    assert verdict is not None
+    assert (verdict.decision, verdict.reason) == ("undecided", "greedy_texts_unjudged")
 
 
 @pytest.mark.exhaustive
@@ -209,9 +206,10 @@ def test_nothing_of_such_a_run_is_used_elsewhere(
         report.work(compose("report", [*compared, "fail_below=0.5"]))
     outcome = report.work(compose("report", compared))
     assert outcome.folder is not None
-    shown = summary(load(outcome.folder))
-    assert says in " ".join(shown["caveats"])
-    assert all(row["speedup_ratio"] is None for row in shown["comparison"]["rows"])
+    shown = analyse(load(outcome.folder))
+    assert shown.comparison is not None
+    assert says in " ".join(content_of(shown).caveats)
+    assert all(row.speedup_ratio is None for row in shown.comparison.rows)
 
     target, draft = folders
     ranked = [

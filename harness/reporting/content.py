@@ -111,7 +111,7 @@ def measured_with(summary: Summary) -> tuple[Pairs, Pairs]:
 
 
 def _answer(summary: Summary) -> Answer:
-    checks = [check.result for check in (*summary.text_checks, *summary.distribution_tests)]
+    checks = verdict.snapshot_checks(summary)
     if run.banner(summary.run) is not None:
         return "none"
     if summary.verdict is not None:

@@ -1,6 +1,5 @@
 """Why the verdict is what it is, and what would change it; and rules of thumb."""
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from harness.reporting import formatting as fmt
@@ -14,6 +13,8 @@ _FACTORS = {
     "launch_bound_engine": "launch-bound engine",
 }
 
+_UNSERVED = {None: "undecided", 0: "do not speculate"}
+
 
 def explanation(entry: Explanation | None) -> tuple[str, ...]:
     """Why the verdict is what it is, and what would change it."""
@@ -23,50 +24,63 @@ def explanation(entry: Explanation | None) -> tuple[str, ...]:
 
 
 def _because(entry: Explanation) -> list[str]:
-    steps_alone = f"step times and tokens per round alone {{}} {fmt.speedup(entry.speedup)}"
-    k, alpha, needed = entry.k, entry.alpha, entry.breakeven_alpha
     if entry.decision == "does_not_pay" and entry.speedup > 1:
         return [
-            f"{steps_alone.format('would give')} at K={k}; what a round does in addition to its"
-            " forwards (sampling, acceptance, rewinding), or the weights of the prompt sets, costs"
-            " more than that"
+            f"step times and tokens per round alone would give {entry.speedup:.2f}x at K={entry.k};"
+            " what a round does in addition to its forwards (sampling, acceptance, rewinding), or"
+            " the weights of the prompt sets, costs more than that"
         ]
+    if entry.decision == "speculate" or entry.speedup > 1:
+        return [_margin(entry)]
+    factors = ", ".join(_FACTORS[factor] for factor in entry.factors)
+    return [
+        *([f"what prevents a gain: {factors}"] if factors else ()),
+        _acceptance_needed(entry),
+        *_draft_and_verify_needed(entry),
+    ]
+
+
+def _margin(entry: Explanation) -> str:
+    k, alpha, needed = entry.k, entry.alpha, entry.breakeven_alpha
+    if needed is None or entry.speedup <= 1:
+        return (
+            f"step times and tokens per round alone give {entry.speedup:.2f}x at K={k}, less than"
+            " the verdict: mind the interval"
+        )
+    if needed >= alpha:
+        return (
+            f"no margin at K={k}: an alpha of {needed:.2f} breaks even on text that is evenly hard;"
+            f" measured {alpha:.2f}"
+        )
+    return f"speculation gains while alpha stays above {needed:.2f} at K={k}; measured {alpha:.2f}"
+
+
+def _acceptance_needed(entry: Explanation) -> str:
+    k, alpha, needed = entry.k, entry.alpha, entry.breakeven_alpha
     if needed is None:
-        enough = f"no acceptance is enough at K={k}: even alpha = 1 gives {entry.ceiling:.2f}x"
-    elif needed <= alpha:
-        enough = (
+        return f"no acceptance is enough at K={k}: even alpha = 1 gives {entry.ceiling:.2f}x"
+    if needed <= alpha:
+        return (
             f"alpha is {alpha:.2f} at K={k}, where {needed:.2f} breaks even on text that is evenly"
             " hard; hard stretches and cut rounds cost the rest"
         )
-    else:
-        enough = f"needs alpha >= {needed:.2f} at K={k}; measured {alpha:.2f}"
-    if entry.speedup > 1:
-        if needed is not None and needed < alpha:
-            margin = f"speculation gains while alpha stays above {needed:.2f} at K={k}"
-            return [f"{margin}; measured {alpha:.2f}"]
-        if needed is not None:
-            return [
-                f"no margin at K={k}: an alpha of {needed:.2f} breaks even on text that is evenly"
-                f" hard; measured {alpha:.2f}"
-            ]
-    if entry.decision == "speculate" or entry.speedup > 1:
-        return [f"{steps_alone.format('give')} at K={k}, less than the verdict: mind the interval"]
-    factors = ", ".join(_FACTORS[factor] for factor in entry.factors)
-    clauses = [f"what prevents a gain: {factors}"] if factors else []
-    clauses.append(enough)
+    return f"needs alpha >= {needed:.2f} at K={k}; measured {alpha:.2f}"
+
+
+def _draft_and_verify_needed(entry: Explanation) -> list[str]:
+    draft = "no draft is fast enough for this acceptance: the verify alone costs what it gains"
     if entry.c_allowed > 0:
-        allowed = f"or a draft step of at most {entry.c_allowed:.2f} of a target step"
-        clauses.append(f"{allowed}; it is {entry.c:.2f}")
-    else:
-        clauses.append(
-            "no draft is fast enough for this acceptance: the verify alone costs what it gains"
+        draft = (
+            f"or a draft step of at most {entry.c_allowed:.2f} of a target step; it is"
+            f" {entry.c:.2f}"
         )
-    if entry.speedup_at_v1 > 1:
-        clauses.append(
-            f"the verify of {k + 1} positions costs {entry.v:.2f} steps; at one step it would be"
-            f" {entry.speedup_at_v1:.2f}x"
-        )
-    return clauses
+    if entry.speedup_at_v1 <= 1:
+        return [draft]
+    return [
+        draft,
+        f"the verify of {entry.k + 1} positions costs {entry.v:.2f} steps; at one step it would be"
+        f" {entry.speedup_at_v1:.2f}x",
+    ]
 
 
 def _launch_bound_steps(entry: Explanation) -> list[str]:
@@ -91,36 +105,36 @@ class RuleText(NamedTuple):
 
 def rule_of_thumb(entry: RuleOfThumb) -> RuleText:
     """The words of one rule."""
-    values: Mapping[str, Any] = entry.values
+    values: Any = entry.values
     value: Any = entry.value
     if entry.code == "step_ratio":
-        rule = f"draft at least {values['least']:g}x as fast, ideally {values['ideal']:g}x"
-        needed = _or_none(values["breakeven_alpha"])
-        return RuleText(rule, f"{value:.1f}x", f"break-even alpha at K={values['k']} is {needed}")
-    if entry.code == "parameter_share":
-        rule = f"draft of {values['least']:.0%} to {values['most']:.0%} of the target's parameters"
         return RuleText(
-            rule, f"{value:.0%}", f"its step is {values['step_share']:.0%} of the target's"
+            f"draft at least {values['least']:g}x as fast, ideally {values['ideal']:g}x",
+            f"{value:.1f}x",
+            f"break-even alpha at K={values['k']} is {_or_none(values['breakeven_alpha'])}",
+        )
+    if entry.code == "parameter_share":
+        return RuleText(
+            f"draft of {values['least']:.0%} to {values['most']:.0%} of the target's parameters",
+            f"{value:.0%}",
+            f"its step is {values['step_share']:.0%} of the target's",
         )
     if entry.code == "same_vocabulary":
         met = {None: "not compared", True: "yes", False: "no"}[entry.met]
         return RuleText("same vocabulary", met, "checked on encodings, not on sizes")
     if entry.code == "suggested_k":
         k = values["verdict_k"]
-        decided = {None: "undecided", 0: "do not speculate"}.get(k, f"K={k}")
         return RuleText(
             "K by acceptance_rate: 2 low, 4 default, 8 above 75 %, 16 above 85 %",
             f"{value:.0%} at K={values['k']}, so K={values['suggested_k']}",
-            f"the verdict is {decided}",
+            f"the verdict is {_UNSERVED.get(k, f'K={k}')}",
         )
-    alpha, needed = (
-        "-" if values["alpha"] is None else f"{values['alpha']:.2f}",
-        _or_none(values["breakeven_alpha"]),
-    )
+    alpha = fmt.decimal(values["alpha"])
     return RuleText(
         f"at least {100 * values['least']:.0f} % accepted / emitted",
         f"{value:.0%}",
-        f"alpha {alpha} against a break-even of {needed}; speedup {fmt.speedup(values['speedup'])}",
+        f"alpha {alpha} against a break-even of {_or_none(values['breakeven_alpha'])};"
+        f" speedup {fmt.speedup(values['speedup'])}",
     )
 
 

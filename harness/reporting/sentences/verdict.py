@@ -135,7 +135,7 @@ VERDICT_REASONS: Mapping[str, Callable[[Verdict, Values], str]] = {
 
 def _without_verdict(summary: Summary) -> tuple[str, ...]:
     command = summary.run.command
-    checks = [check.result for check in (*summary.text_checks, *summary.distribution_tests)]
+    checks = snapshot_checks(summary)
     if command == "snapshot" and checks:
         return (snapshot(checks),)
     if summary.comparison is not None:
@@ -145,12 +145,17 @@ def _without_verdict(summary: Summary) -> tuple[str, ...]:
     return ()
 
 
+def snapshot_checks(summary: Summary) -> list[CheckResult]:
+    """The results of all checks of texts and distributions."""
+    return [check.result for check in (*summary.text_checks, *summary.distribution_tests)]
+
+
 def snapshot_result(results: Sequence[CheckResult]) -> CheckResult:
     """FAIL if any check fails, else OPEN, else TIE if any ties, else PASS."""
     if set(results) == {"UNTESTED"}:
         return "UNTESTED"
-    worst: Sequence[CheckResult] = ("FAIL", "OPEN", "TIE")
-    return next((result for result in worst if result in results), "PASS")
+    worst_first: tuple[CheckResult, ...] = ("FAIL", "OPEN", "TIE", "PASS")
+    return next(result for result in worst_first if result in {*results, "PASS"})
 
 
 def snapshot(results: Sequence[CheckResult]) -> str:
