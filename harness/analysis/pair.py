@@ -141,7 +141,7 @@ class _Pair:
     @cached_property
     def traces(self) -> dict[str, list[TextTrace]]:
         """The run's traces by draft, in stored order; not of drafts that broke down."""
-        failed = {entry["draft"] for entry in self.setup.audition.get("failures") or ()}
+        failed = {entry.get("draft") for entry in self.setup.audition.get("failures") or ()}
         by_draft: dict[str, list[TextTrace]] = {}
         for trace in self.setup.run.traces:
             if trace.draft not in failed:
@@ -428,7 +428,7 @@ class _Pair:
 def _failed(notes: Mapping[str, Any]) -> Iterator[Failure]:
     """The drafts that broke down while they were scored or timed."""
     for entry in notes.get("failures") or ():
-        yield Failure(f"draft {entry['draft']}", entry["error"])
+        yield Failure(entry.get("where") or f"draft {entry['draft']}", entry["error"])
 
 
 def _ineligible(notes: Mapping[str, Any]) -> Iterator[Failure]:
