@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,7 +13,6 @@ from harness.analysis import analyse
 from harness.cli import compose
 from harness.storage import load
 
-ROOT = Path(__file__).resolve().parents[1]
 PAYLOADS = (
     "<script>alert(1)</script>",
     '"><img src=x onerror=alert(1)>',
@@ -57,46 +57,25 @@ class Elements(HTMLParser):
 def pages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Elements, Elements, str]:
     """report.html of an ordinary sweep, of a hostile one, and the hostile one's report.md."""
     root = tmp_path_factory.mktemp("security")
-
-    def rendered(words: list[str]) -> Path:
-        config = compose(
-            "sweep",
-            [
-                f"results_root={root}",
-                "threads=1",
-                "k=[1]",
-                "temperature=[0]",
-                "new_tokens=4",
-                *words,
-            ],
-        )
-        outcome = sweep.work(config)
-        assert outcome.folder is not None
-        return outcome.folder
-
     file = root / "hostile.jsonl"
-    ids = [payload.replace("\n", " ") for payload in PAYLOADS]
     lines = [
-        {"prompt": f"Say {payload}", "id": ids[index], "category": PAYLOADS[index // 4]}
-        for index, payload in enumerate(PAYLOADS)
+        {"prompt": f"Say {text}", "id": text.replace("\n", " "), "category": PAYLOADS[index // 4]}
+        for index, text in enumerate(PAYLOADS)
     ]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    names = json.dumps(PAYLOADS[0]), json.dumps(PAYLOADS[6])
-    hostile = rendered(
-        [
-            "prompts.sets=[]",
-            f"prompts.files=[{file}]",
-            "new_tokens=4",
-            f"model.name={names[0]}",
-            f"draft.name={names[1]}",
-        ]
-    )
+    words = [
+        *(f"results_root={root}", "prompts.sets=[]", f"prompts.files=[{file}]", "threads=1"),
+        *("k=[1]", "temperature=[0]", "new_tokens=4"),
+        *(f"model.name={json.dumps(PAYLOADS[0])}", f"draft.name={json.dumps(PAYLOADS[6])}"),
+    ]
+    hostile = sweep.work(compose("sweep", words)).folder
+    assert hostile is not None
     tamper(hostile)
-    reporting.render(analyse(load(hostile)), hostile)
-    ordinary = tmp_path_factory.mktemp("ordinary")
-    reporting.render(analyse(load(ROOT / "tests/frozen/sweep")), ordinary)
-    read = [Elements((folder / "report.html").read_text()) for folder in (ordinary, hostile)]
-    return read[0], read[1], (hostile / "report.md").read_text()
+    ordinary = shutil.copytree(Path(__file__).parent / "frozen" / "sweep", root / "ordinary")
+    for folder in (ordinary, hostile):
+        reporting.render(analyse(load(folder)), folder)
+    plain, read = (Elements((path / "report.html").read_text()) for path in (ordinary, hostile))
+    return plain, read, (hostile / "report.md").read_text()
 
 
 def tamper(folder: Path) -> None:
@@ -118,7 +97,9 @@ def test_a_hostile_run_adds_no_element_no_attribute_and_no_link_to_its_page(
     plain, hostile, _ = pages
     added = hostile.found - plain.found
     assert not {name for name in added if ".on" in name or name in ("script", "iframe", "img")}
-    assert added <= {"li", "ul", "p", "p.class", "details", "summary", "code", "section.id"}
+    assert added <= {"li", "ul", "p", "p.class", "details", "summary", "code", "section.id"} | {
+        name for name in added if name.split(".")[0] in ("g", "path", "use", "svg", "text", "rect")
+    }
     for link in hostile.links:
         assert link.startswith(("#", "data:image/", "report.", "plots/")), link
     assert PAYLOADS[0] in hostile.text

@@ -19,16 +19,9 @@ IDS = ("id", "question_id", "task_id", "prompt_id", "conversation_id")
 READ = frozenset({*LISTS, *TEXTS, *IDS, "input", "category"})
 EXPECTED = f"read are {', '.join(LISTS)}, {', '.join(TEXTS)} (docs/prompts.md)"
 ROLES = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "human": "user",
-    "assistant": "assistant",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "model": "assistant",
-    "bing": "assistant",
-    "bard": "assistant",
+    **dict.fromkeys(("system", "developer"), "system"),
+    **dict.fromkeys(("user", "human"), "user"),
+    **dict.fromkeys(("assistant", "gpt", "chatgpt", "model", "bing", "bard"), "assistant"),
 }
 # SPEED-Bench's text where its licence forbids the prompt
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"
@@ -57,12 +50,7 @@ class Source:
 
 
 def prompt_of(entry: Any, number: int, source: Source) -> Prompt:
-    """The prompt of one entry.
-
-    Args:
-        entry: as its file was parsed.
-        number: of the line, row or entry, for errors and for an id where it has none.
-        source: where it comes from.
+    """The prompt of one entry; its number, of the line or row, is its id where it has none.
 
     Raises:
         UserError: it is not a prompt.
@@ -72,7 +60,12 @@ def prompt_of(entry: Any, number: int, source: Source) -> Prompt:
         raise UserError(f"{where}: not an object; {EXPECTED}")
     category = _label(entry.get("category"), "category", where)
     key = next((key for key in IDS if entry.get(key) is not None), "id")
-    name = _label(_number(entry.get(key)), key, where)
+    value = entry.get(key)
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        value = int(value)  # as a table with gaps has whole numbers
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    name = _label(value, key, where)
     system, turns, answers = _conversation(entry, where)
     return Prompt(
         prompt_set=source.prompt_set or category or source.label,
@@ -85,11 +78,7 @@ def prompt_of(entry: Any, number: int, source: Source) -> Prompt:
 
 
 def decoded(text: str, where: str) -> Any:
-    """Parsed JSON.
-
-    Raises:
-        UserError: it is not JSON, or nested or long beyond what is read.
-    """
+    """Parsed JSON, refused where it is none, or nested or long beyond what is read."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
@@ -179,10 +168,9 @@ def checked_text(value: Any, name: str, where: str) -> str:
     """A prompt's text, refused if it is empty or not valid text for a tokenizer."""
     if not isinstance(value, str):
         raise UserError(f"{where}: {name} must be text, not {_shown(value)}; {EXPECTED}")
-    if not value.strip() and name.endswith("message"):
-        raise UserError(f"{where}: an empty {name}")
     if not value.strip():
-        raise UserError(f"{where}: an empty prompt; there is nothing to generate from")
+        what = name if name.endswith("message") else "prompt; there is nothing to generate from"
+        raise UserError(f"{where}: an empty {what}")
     if "\0" in value:
         raise UserError(f"{where}: {name} holds a NUL character; is the file text?")
     if not encodes(value):
@@ -206,13 +194,6 @@ def _label(value: Any, name: str, where: str) -> str | None:
     if not value.isprintable() or not encodes(value):
         raise UserError(f"{where}: {name} holds a character that cannot be printed")
     return value
-
-
-def _number(value: Any) -> Any:
-    """A whole number as text; anything else as it is."""
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
-        value = int(value)
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def encodes(text: str) -> bool:

@@ -45,12 +45,9 @@ def read_file(
 ) -> tuple[Prompt, ...]:
     """Every prompt of one file, in its order; empty lines are skipped.
 
-    Args:
-        path: the file; its suffix names its format, and any other than those below is read as
-            jsonl. All but parquet may be compressed with gzip (.gz).
-        prompt_set: the set all of them belong to; None takes an entry's category, else `label`.
-        label: stands for the file in names; None takes its stem.
-        skip_unusable: pass over entries that are not prompts, where they are the fewer.
+    Its suffix names its format, and any other than those of `_READERS` is read as jsonl. All but
+    parquet may be compressed with gzip (.gz). The arguments are those of `Source`; without a
+    `label` the file's stem is one.
 
     Raises:
         UserError: naming the file, the line and what was expected.
