@@ -12,7 +12,7 @@ TORCH_VERSION ?= 2.13.0
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep test test-all test-families check bench embedded clean
+.PHONY: help setup sweep test golden test-all test-families check bench embedded clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ sweep: $(STAMP) ## measure one pair and write its report (ARGS="model=... draft=
 # A file's tests stay in one process, since they share what it measured once
 test: $(STAMP) ## every test, and a sample of those that take long
 	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile $(ARGS)
+
+golden: $(STAMP) ## write tests/golden anew after a wanted change of a report; read the difference
+	$(BIN)/python -m pytest tests/test_reports.py -q --renew-golden
 
 test-all: $(STAMP) ## the checks that take long too: compiled forwards, every model type, full counts (ARGS=...)
 	$(BIN)/python -m pytest -m "" $(ARGS)

@@ -1,4 +1,4 @@
-"""metrics.md, beside this module, as data: the definition behind every word and column of a report.
+"""metrics.md, next to this module, as data: the definition of every word and column of a report.
 
 The file is the one place where a quantity is defined; report.html inlines what it needs of it. A
 definition is a heading that names it in backticks with the text below, or a row of a table whose
@@ -19,19 +19,14 @@ METRICS = Path(__file__).resolve().with_name("metrics.md")
 _HEADING = re.compile(r"^(#{1,4}) +(.+?)\s*$")
 _NAMES = re.compile(r"`([^`]+)`")
 _LINK = re.compile(r"\[([^\]]+)\]\(#([^)]+)\)")
-_NUMBER = re.compile(r"=[\d.]+|^[\d,.]+\s+")
+_MARKS = re.compile(r"\*\*|`|(?<!\w)\*|\*(?!\w)")
 _INTERVAL = re.compile(r"\s*\[lo, hi\]")
+_NUMBER = re.compile(r"=[\d.]+|^[\d,.]+\s+")  # "j=3" is j, "48 new tokens" are new tokens
 
 
 @dataclass(frozen=True)
 class Definition:
-    """One entry.
-
-    Attributes:
-        name: as metrics.md writes it.
-        anchor: of its place in a page.
-        source: its text, in markdown.
-    """
+    """One entry: its name as metrics.md writes it, its place in a page, its text in markdown."""
 
     name: str
     anchor: str
@@ -40,13 +35,12 @@ class Definition:
     @property
     def text(self) -> str:
         """Plain words, as a tooltip shows them."""
-        return re.sub(r"\*\*|`|(?<!\w)\*|\*(?!\w)", "", _LINK.sub(r"\1", self.source))
+        return _MARKS.sub("", _LINK.sub(r"\1", self.source))
 
     @property
     def html(self) -> Markup:
         """The same with its code, emphasis and links within the page."""
-        text = str(escape(self.source))
-        text = _LINK.sub(lambda found: f'<a href="#{_id(found[2])}">{found[1]}</a>', text)
+        text = _LINK.sub(r'<a href="#m-\2">\1</a>', str(escape(self.source)))
         text = _NAMES.sub(r"<code>\1</code>", text)
         text = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", text)
         return Markup(re.sub(r"(?<!\w)\*(.+?)\*(?!\w)", r"<em>\1</em>", text))
@@ -54,7 +48,7 @@ class Definition:
     @property
     def refers_to(self) -> tuple[str, ...]:
         """Anchors that its text links to."""
-        return tuple(_id(anchor) for _, anchor in _LINK.findall(self.source))
+        return tuple(f"m-{anchor}" for _, anchor in _LINK.findall(self.source))
 
 
 @cache
@@ -68,15 +62,14 @@ def parse(text: str) -> dict[str, Definition]:
     found: dict[str, Definition] = {}
     for names, source in _entries(text.splitlines()):
         for name in names:
-            found.setdefault(name.lower(), Definition(name, _id(_slug(name)), source))
+            # As code hosts make anchors: lower case, punctuation gone, spaces as hyphens
+            anchor = re.sub(r"[^\w\- ]", "", name.lower()).replace(" ", "-")
+            found.setdefault(name.lower(), Definition(name, f"m-{anchor}", source))
     return found
 
 
 def lookup(title: str) -> Definition | None:
-    """The definition of a column or a named quantity; None where there is none.
-
-    An alias gives what it points to.
-    """
+    """The definition of a column or a named quantity; of an alias, what it points to."""
     known = definitions()
     entry = next((known[name] for name in _spellings(title) if name in known), None)
     if entry is not None and _LINK.fullmatch(entry.source):
@@ -87,11 +80,10 @@ def lookup(title: str) -> Definition | None:
 
 def _spellings(title: str) -> Iterator[str]:
     """What a title may be defined as: as it stands; without interval, number, unit or remark."""
-    whole = title.lower().strip()
-    plain = _INTERVAL.sub("", whole)
-    general = _NUMBER.sub("", plain).strip()  # "j=3" is j, "48 new tokens" are new tokens
+    plain = _INTERVAL.sub("", title.lower())
+    general = _NUMBER.sub("", plain)
     shorter = (general.split(mark)[0] for mark in (":", ",", "(", " ms"))
-    for name in (whole, plain, general, *shorter, general.rpartition(":")[2]):
+    for name in (title.lower(), plain, general, *shorter, general.rpartition(":")[2]):
         yield name.strip()
         yield name.strip().replace(" ", "_")
 
@@ -115,33 +107,19 @@ def _entries(lines: Iterable[str]) -> Iterator[tuple[list[str], str]]:
     level = ""
     for line in [*lines, "# end"]:
         heading = _HEADING.match(line)
-        if heading is None:
-            if line.startswith("|"):
-                yield from _row(line)
-            else:
-                body.append(line.strip())
-            continue
-        source = " ".join(part for part in body if part)
-        if source and names:
-            yield names, source
-        if source or heading[1] != level:  # headings in a row share the text below the last
-            names = []
-        body, level = [], heading[1]
-        names += _NAMES.findall(heading[2]) or [heading[2]]
-
-
-def _row(line: str) -> Iterator[tuple[list[str], str]]:
-    cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
-    names = _NAMES.findall(cells[0])
-    if names and len(cells) > 1 and cells[1]:
-        unit = f" ({cells[2]})" if len(cells) > 2 and cells[2] else ""
-        yield names, cells[1] + unit
-
-
-def _slug(name: str) -> str:
-    """As code hosts make anchors: lower case, punctuation gone, spaces as hyphens."""
-    return re.sub(r"[^\w\- ]", "", name.lower()).replace(" ", "-")
-
-
-def _id(anchor: str) -> str:
-    return f"m-{anchor}"
+        if heading is not None:
+            source = " ".join(part for part in body if part)
+            if source and names:
+                yield names, source
+            if source or heading[1] != level:  # headings in a row share the text below the last
+                names = []
+            body, level = [], heading[1]
+            names += _NAMES.findall(heading[2]) or [heading[2]]
+        elif line.startswith("|"):
+            cells = [cell.strip() for cell in line.strip("| ").split("|")]
+            row, text = _NAMES.findall(cells[0]), cells[1:2]
+            if row and text and text[0]:
+                unit = f" ({cells[2]})" if len(cells) > 2 and cells[2] else ""
+                yield row, text[0] + unit
+        else:
+            body.append(line.strip())

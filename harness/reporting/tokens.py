@@ -1,4 +1,4 @@
-"""A text with its drafted tokens told apart from the target's own, by colour and by marks."""
+"""A generated text with the draft's tokens and the target's own marked by colour and brackets."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
