@@ -126,7 +126,7 @@ def test_a_folded_table_repeats_what_names_its_rows() -> None:
         Column("K", lambda k: k, formatting.count, key=True),
         *(Column(f"a long title {n}", lambda k, n=n: k * n, formatting.count) for n in range(1, 7)),
     )
-    wide = table("Wide", columns, (1, 2, 4), best=2, notes=("a note",))
+    wide = table("Wide", columns, (1, 2, 4), best=lambda k: k == 2, notes=("a note",))
     parts = fold(wide, 60)
     assert [part.title for part in parts] == ["Wide", "Wide (more columns)"]
     assert [part.notes for part in parts] == [(), ("a note",)]

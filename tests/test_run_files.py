@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from harness import cli, reporting
+from harness.analysis import analyse
 from harness.analysis.latency import latency_rows
 from harness.cli import compose
 from harness.cloud import remote
@@ -389,7 +390,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(
 ) -> None:
     stored, traces = load(folder.path), load_traces(folder.path)
     files = {path.name: path.read_bytes() for path in folder.path.iterdir() if path.is_file()}
-    extra = replace(stored.trials[0], cell="extra")
+    extra, summary = replace(stored.trials[0], cell="extra"), analyse(stored)
     broken(number, call)
     for write in (
         lambda: folder.append_trial(extra),
@@ -397,7 +398,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(
         lambda: folder.write_traces(traces[:1]),
         lambda: folder.write_latency((), folder.timings()[:1]),
         lambda: folder.update_manifest({"status": "complete"}),
-        lambda: reporting.render(stored),
+        lambda: reporting.render(summary, stored.folder),
     ):
         said = refusal(write)
         assert str(folder.path) in said

@@ -30,6 +30,7 @@ MADE = (
     ("sweep", *SMALL, "temperature=[0.0]", "decode.acceptance=0.6"),
     ("snapshot", *SMALL, "temperature=[1.0]"),
     ("breakeven", "log=log.csv"),
+    ("audition", *SMALL, "temperature=[0.0]", "drafts=[ngram]"),
 )
 # Columns that no run here fills, a whole table's by its name; and the run that would
 UNFILLED = {
@@ -134,7 +135,7 @@ def test_a_cell_carries_its_value_and_its_text() -> None:
     rows = [("a", 1536.0), ("b", None)]
     column: Column[tuple[str, float | None]] = Column("size", lambda r: r[1], lambda v: f"{v:g} B")
     name: Column[tuple[str, float | None]] = Column("name", lambda row: row[0], key=True)
-    made = table("Sizes", (name, column), rows, best=rows[0])
+    made = table("Sizes", (name, column), rows, best=lambda row: row[0] == "a")
     assert made.column("size") == (Cell("1536 B", 1536.0), Cell("-"))
     assert made.column("name") == (Cell("best a", "a"), Cell("b", "b"))
     assert [row.best for row in made.rows] == [True, False]

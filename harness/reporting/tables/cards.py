@@ -31,6 +31,8 @@ CARDS: tuple[Column[CardRow], ...] = (
     Column("USD per\n10^6 tokens", lambda row: row.usd_per_million_tokens, fmt.dollars),
     Column("plain USD per\n10^6 tokens", lambda row: row.plain_usd_per_million_tokens, fmt.dollars),
     Column("USD per\nhour", lambda row: row.price_per_hour_usd, fmt.dollars),
+    Column("rented", lambda row: row.rented_s, fmt.seconds),
+    Column("spent", lambda row: row.spent_usd, fmt.dollars),
     Column("device", lambda row: row.device),
 )
 DRAFTS: tuple[Column[CardDraftRow], ...] = (
@@ -48,7 +50,11 @@ PLACE_NOTE = (
     "place: by USD per 10^6 tokens, of one sequence at a time; by ms/token where a card has no"
     " price. A server that batches pays less for a token, and gains less from speculation."
 )
-SERVE_NOTE = "serve: the card's own verdict, on held-out prompts; plain where it does not pay."
+SERVE_NOTE = (
+    "serve: the card's own verdict, on held-out prompts; plain where it does not pay. The verdict"
+    " of this report is that of {card}."
+)
+SPENT_NOTE = "rented, spent: of the containers that measured this, at the card's price alone."
 MODELLED_NOTES = (
     "modelled, not measured: every forward at the longer of bytes read / bandwidth and operations /"
     " bf16 rate (both from the data sheet), experts touched under uniform routing. Engines are"
@@ -61,9 +67,10 @@ MODELLED_NOTES = (
 
 def card_tables(summary: Summary) -> list[Table]:
     """The cards, best first, and every draft on every card, temperature by temperature."""
-    first = next((row for row in summary.cards if row.place == 1), None)
-    notes = (PLACE_NOTE, SERVE_NOTE)
-    ranked = table("Which card", CARDS, summary.cards, best=first, notes=notes)
+    notes = [PLACE_NOTE, *(SERVE_NOTE.format(card=row.card) for row in summary.cards[:1])]
+    if any(row.rented_s is not None for row in summary.cards):
+        notes.append(SPENT_NOTE)
+    ranked = table("Which card", CARDS, summary.cards, best=lambda row: row.place == 1, notes=notes)
     drafts = grouped(summary.card_drafts, lambda row: row.temperature)
     title = "Every draft on every card, temperature {}"
     return [

@@ -174,8 +174,7 @@ def leaderboard_tables(summary: Summary) -> list[Table]:
             notes.insert(0, f"Holds for every engine: {', '.join(board.engines)}.")
         elif board.engines:
             title = f"{title}: {', '.join(board.engines)}"
-        best = next((row for row in board.rows if row.rank == 1), None)
-        made.append(table(title, RANKS, board.rows, best=best, notes=notes))
+        made.append(table(title, RANKS, board.rows, best=lambda row: row.rank == 1, notes=notes))
     return made
 
 

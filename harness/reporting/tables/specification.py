@@ -9,7 +9,7 @@ compare) and its text (to read), so that no renderer parses a formatted number b
         Column("best\nK", lambda row: row.k, fmt.count),
         Column("speedup\n[lo, hi]", lambda row: (row.speedup, row.lo, row.hi), fmt.speedup),
     )
-    table("Drafts", COLUMNS, rows, best=rows[0], notes=("speedup: predicted.",))
+    table("Drafts", COLUMNS, rows, best=lambda row: row.rank == 1, notes=("speedup: predicted.",))
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -117,7 +117,7 @@ def table(
     columns: Sequence[Column[Record]],
     records: Iterable[Record],
     *,
-    best: Record | None = None,
+    best: Callable[[Record], bool] | None = None,
     notes: Sequence[str] = (),
 ) -> Table:
     """One row per record; columns that are empty in every row are left out.
@@ -126,7 +126,7 @@ def table(
         title: its heading.
         columns: the specification.
         records: in the order of the rows; without any the table has no rows.
-        best: the record whose row is marked, in words too: "best 4" in its first cell.
+        best: whether a record's row is marked, in words too: "best 4" in its first cell.
         notes: remarks under the table.
     """
     listed = tuple(records)
@@ -137,7 +137,7 @@ def table(
         if any(cells[index].text != fmt.EMPTY for cells in made)
     ]
     rows = tuple(
-        _row([cells[index] for index in kept], best is not None and record is best)
+        _row([cells[index] for index in kept], best is not None and best(record))
         for record, cells in zip(listed, made, strict=True)
     )
     return Table(

@@ -131,7 +131,7 @@ def replay_table(summary: Summary) -> Table:
 
 def _cells_table(title: str, cells: list[Cell], run: RunFacts) -> Table:
     ordered = sorted(cells, key=lambda cell: cell.row.k)
-    best = max(ordered, key=lambda cell: (cell.row.speedup or 0.0) if cell.row.k else 1.0)
+    fastest = max(ordered, key=lambda cell: (cell.row.speedup or 0.0) if cell.row.k else 1.0)
     speculated = any(cell.row.k and cell.row.speedup is not None for cell in ordered)
     notes = [
         f"K={row.k} is {row.status}" + (f": {row.error}" if row.error else ".")
@@ -148,7 +148,9 @@ def _cells_table(title: str, cells: list[Cell], run: RunFacts) -> Table:
         notes.append(REPLAYED_NOTE)
     columns = (*CELLS, EXPECTED) if run.synthetic else CELLS
     shown = f"{title} (replayed)" if run.replay_only else title
-    return table(shown, columns, ordered, best=best if speculated else None, notes=notes)
+    return table(
+        shown, columns, ordered, best=lambda cell: speculated and cell is fastest, notes=notes
+    )
 
 
 def _where(row: ResultRow) -> tuple[object, ...]:
