@@ -51,7 +51,6 @@ UNWRITTEN = {
         "price_per_hour_usd", "plain_usd_per_million_tokens", "usd_per_million_tokens",
     },
     "auditions on several cards": {"cards", "card_drafts"},
-    "an audition that notes its costs in the manifest": {"generation_s", "scoring_s"},
     "an audition with a draft of another tokenizer": {"ineligible"},
     "a run of which a part fails": {"failures"},
     "runs compared": {"comparison"},
