@@ -129,7 +129,7 @@ def test_a_sweep_predicts_from_rates_that_were_set_and_another_run_can_take_its_
     assert rows.loc[("theory", "easy", 2), "tokens_per_round"] == pytest.approx(expected)
     assert float(str(rows.loc[("measured", "easy", 2), "speedup"])) > 0
     assert "replayed" not in set(run.results.source)
-    assert "Synthetic acceptance" in (run.folder / "report.md").read_text()
+    assert "Acceptance is synthetic" in (run.folder / "report.md").read_text()
 
     source = f"decode.acceptance_from={run.folder}"
     stored = swept(tmp_path, source).manifest["imposed_acceptance"]
