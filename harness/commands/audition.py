@@ -10,28 +10,21 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from harness import prompts as prompt_sets
-from harness.analysis.judge import Bench, judge
-from harness.analysis.latency import Latency, latency_of, latency_rows
-from harness.analysis.setup import is_card
-from harness.analysis.told import EMBEDDED_CAVEAT, fallbacks, generation_caveat
+from harness.analysis.latency import latency_rows
+from harness.analysis.setup import Setup
+from harness.analysis.text_checks import distrust, text_checks
 from harness.commands.dry_run import print_audition_plan
-from harness.commands.greedy import distrusted
 from harness.commands.run import Outcome, concluded, note_or_check, resumed, running
 from harness.config import AuditionConfig, DecodeConf, ModelConf, like_target
 from harness.measurement.environment import describe_host
 from harness.records import (
-    DUMMY_CAVEAT,
     NGRAM,
-    Failure,
     Prompt,
     StepTiming,
-    Summary,
     TextTrace,
     Trial,
     UserError,
 )
-from harness.reporting.reading import dummies_of
-from harness.stats.bootstrap import MIN_PROMPTS
 from harness.storage import RunFolder, StoredRun, load
 from harness.theory.speedup import StepTimes
 
@@ -66,7 +59,7 @@ def run(config: AuditionConfig, drafts: Sequence[ModelConf]) -> Outcome:
         folder = _measured(config, drafts, prompts, folder)
     else:
         folder = _from_elsewhere(config, [conf.name for conf in drafts], folder)
-    return concluded(folder, lambda: finish(folder, config))
+    return concluded(folder)
 
 
 def _measured(
@@ -138,9 +131,10 @@ def _stored_traces(
     """
     key = f"traces_from={config.traces_from}"
     run = load(str(config.traces_from))
-    if reason := distrusted(run):
-        raise UserError(f"{key}: {reason}; audition a pair whose texts are right")
-    groups = by_draft(run.traces)
+    check_trusted(key, run)
+    groups: dict[str, list[TextTrace]] = {}
+    for trace in run.traces:
+        groups.setdefault(trace.draft, []).append(trace)
     if not groups:
         raise UserError(f"{key}: no traces.parquet there; name an audition's folder")
     model = run.config.get("model", {})
@@ -161,6 +155,25 @@ def _stored_traces(
         raise UserError(f"{key}: no traces of draft {absent[0]!r}; it has {', '.join(groups)}")
     check_drawn_alike(key, run, config.decode)
     return [trace for name in drafts for trace in groups.get(name, ())], run
+
+
+def check_trusted(key: str, run: StoredRun) -> None:
+    """Refuse a sweep whose speculation changed greedy texts, or may have.
+
+    Raises:
+        UserError: with how many texts.
+    """
+    setup = Setup(run)
+    if setup.command != "sweep" or setup.replay_only or setup.synthetic:
+        return
+    doubt = distrust(text_checks(run))
+    if doubt is not None:
+        code, values = doubt
+        how = "are not" if code == "greedy_texts_differ" else "may not be"
+        raise UserError(
+            f"{key}: {values['differing']} of {values['texts']} greedy texts {how} plain "
+            "decoding's, so nothing of that pair is used; take another run"
+        )
 
 
 def check_drawn_alike(key: str, run: StoredRun, decode: DecodeConf) -> None:
@@ -308,128 +321,3 @@ def _check_drafts(drafts: Sequence[ModelConf]) -> None:
 
 def _create(config: AuditionConfig) -> RunFolder:
     return RunFolder.create(config.results_root, "audition", [config.model.name], asdict(config))
-
-
-# ---- until summary.json is written as harness.summary has it ----
-
-
-@dataclass(frozen=True)
-class Taken:
-    """What is ranked: traces and step times by draft."""
-
-    traces: Mapping[str, Sequence[TextTrace]]
-    latency: Mapping[str, Latency]
-
-
-def finish(folder: RunFolder, config: AuditionConfig) -> Summary:
-    """Rank the drafts whose traces and step times the folder holds."""
-    traces = by_draft(folder.traces())
-    latency = latencies(config, list(traces), folder.timings())
-    taken = Taken({name: traces[name] for name in latency}, latency)
-    noted = folder.manifest.get("audition") or {}
-    failures = [Failure(f"draft {e['draft']}", e["error"]) for e in noted.get("failures") or ()]
-    bench = bench_of(folder, config, taken)
-    rows, summary, extra = judge(bench, failures, caveats_of(folder, config, taken))
-    folder.write_results(rows)
-    costs = {key: noted[key] for key in ("not_eligible", "costs") if key in noted}
-    folder.write_summary(summary, {**extra, **costs})
-    return summary
-
-
-def latencies(
-    config: AuditionConfig, drafts: Sequence[str], timings: Sequence[StepTiming]
-) -> dict[str, Latency]:
-    """Step times of every draft that has any: typed in, or from samples of the run itself."""
-    if config.latency.target_ms is not None:
-        return {name: Latency(typed_times(config, name)) for name in drafts}
-    found: dict[str, Latency] = {}
-    for name in drafts:
-        drafted = [t for t in timings if t.role == "draft" and t.model == name]
-        if drafted:
-            beside = drafted[0].beside
-            target = [t for t in timings if t.role == "target" and t.beside == beside]
-            found[name] = latency_of([*target, *drafted])
-    return found
-
-
-def by_draft(traces: Sequence[TextTrace]) -> dict[str, list[TextTrace]]:
-    """Traces grouped by draft, in the order they were stored."""
-    groups: dict[str, list[TextTrace]] = {}
-    for trace in traces:
-        groups.setdefault(trace.draft, []).append(trace)
-    return groups
-
-
-def bench_of(folder: RunFolder, config: AuditionConfig, taken: Taken) -> Bench:
-    """What is ranked, with what the manifest and the configuration say of models and card."""
-    manifest, gpu = folder.manifest, config.gpu
-    environment = manifest.get("environment", {})
-    memory = environment.get("device_memory_bytes") or environment.get("memory_bytes")
-    lengths = [t.prompt_tokens + len(t.tokens) for t in next(iter(taken.traces.values()))]
-    return Bench(
-        model=config.model.name,
-        traces=taken.traces,
-        latency=taken.latency,
-        ks=[k for k in config.k if k > 0],
-        temperatures=config.temperature,
-        rule=config.decode.rule,  # type: ignore[arg-type]  # validated
-        weights=config.prompts.weights,
-        seed=config.seed,
-        described=manifest.get("models") or {},
-        context_tokens=max(lengths),
-        memory_bytes=gpu.memory_gb * 1e9 if gpu else memory,
-        gpu=gpu.name if gpu else environment.get("device_name"),
-        price_per_hour=gpu.price_per_hour_usd if gpu and _of_card(folder, config) else None,
-    )
-
-
-def _of_card(folder: RunFolder, config: AuditionConfig) -> bool:
-    """Whether the step times can be those of the card that `gpu` names: only then is its price one.
-
-    Times that were typed in, or are another run's, are taken at the user's word.
-    """
-    if config.gpu is None or config.latency.target_ms is not None or config.latency_from:
-        return config.gpu is not None
-    here = folder.manifest.get("environment", {})
-    name, memory = here.get("device_name"), here.get("device_memory_bytes")
-    return is_card(config.gpu.name, config.gpu.memory_gb, name, memory)
-
-
-def caveats_of(folder: RunFolder, config: AuditionConfig, taken: Taken) -> list[str]:
-    """What a reader must know before acting on the ranking."""
-    stored = load(folder.path)
-    notes = [DUMMY_CAVEAT] if dummies_of(stored) else []
-    if config.model.id.startswith("embedded:"):
-        notes.append(EMBEDDED_CAVEAT)
-    if config.latency.target_ms is not None:
-        notes.append("step times were typed in: the speedups are as good as those numbers")
-    elif config.gpu is not None and not _of_card(folder, config):
-        device = folder.manifest.get("environment", {}).get("device_name") or "another"
-        notes.append(
-            f"gpu={config.gpu.name} is not the device whose steps were timed ({device}), so no "
-            "cost is given: type its step times in (latency.target_ms=...) or name a run on it "
-            "(latency_from=)"
-        )
-    if config.latency_from is not None:
-        notes.append(f"step times are those of {config.latency_from}, not of this run's machine")
-    prompts = len({(t.prompt_set, t.conversation) for t in next(iter(taken.traces.values()))})
-    if prompts < MIN_PROMPTS:
-        notes.append(f"{prompts} prompts: below {MIN_PROMPTS} there is no interval")
-    if True in config.prompts.thinking_modes:
-        notes.append("thinking mode is on: acceptance is that of reasoning text")
-    if note := generation_caveat(stored):
-        notes.append(note)
-    notes += _other_budget(stored)
-    timed = config.latency.target_ms is None and config.latency_from is None
-    return [*notes, *fallbacks(stored)] if timed else notes
-
-
-def _other_budget(stored: StoredRun) -> list[str]:
-    """What the command asks for, but the texts of another run were not generated with."""
-    made_with = stored.manifest.get(MADE_WITH) or {}
-    apart = [key for key in made_with if made_with[key] != stored.config.get(key)]
-    if not apart:
-        return []
-    ignored = " and ".join(f"{key}={stored.config.get(key)}" for key in apart)
-    theirs = " ".join(f"{key}={made_with[key]}" for key in apart)
-    return [f"{ignored} had no effect: the texts of traces_from were generated with {theirs}"]

@@ -9,9 +9,9 @@ from dataclasses import asdict
 
 from harness.analysis import analyse
 from harness.analysis.cards import rank_cards
-from harness.commands.run import Outcome, running, shown
+from harness.commands.run import Outcome, concluded, running
 from harness.config import AuditionConfig
-from harness.records import Failure, Summary, UserError
+from harness.records import Failure, UserError
 from harness.storage import RunFolder, load
 
 KEPT = ("environment", "models", "prompts", "prompts_sha256", "seed")
@@ -64,15 +64,4 @@ def run(config: AuditionConfig, failures: Sequence[Failure] = ()) -> Outcome:
                 folder.append_trial(trial)
         folder.write_traces(best.traces)
         folder.write_latency(summaries[ranked.best].latency, best.timings)
-        folder.write_results(summaries[ranked.best].results)
-        folder.write_summary(
-            Summary(verdict=None),
-            {
-                **(best.summary or {}),
-                "cards": [asdict(row) for row in ranked.cards],
-                "card_drafts": [asdict(row) for row in ranked.drafts],
-                "failures": failed,
-            },
-        )
-    folder.update_manifest({"status": "failed" if failed else "complete"})
-    return shown(folder.path, 1 if failed else 0)
+    return concluded(folder)

@@ -5,15 +5,12 @@ model.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 from harness import prompts as prompt_sets
-from harness.analysis import told
-from harness.analysis.cells import measured_rows
-from harness.analysis.latency import latency_rows, merged, reference, step_times
-from harness.analysis.waterfall import RoundParts, round_parts
+from harness.analysis.latency import latency_rows, merged
 from harness.commands.completions import with_turns
-from harness.commands.dry_run import modelled_cards, print_profile_plan
+from harness.commands.dry_run import print_profile_plan
 from harness.commands.pair import Pair, open_pair, request, run_requests
 from harness.commands.run import (
     Outcome,
@@ -35,20 +32,15 @@ from harness.models.cached import CachedModel
 from harness.models.memory import check_fits
 from harness.records import (
     PartTiming,
-    ResultRow,
     SkippedCell,
     StepTiming,
-    Summary,
-    Trial,
     UserError,
 )
-from harness.reporting.reading import latency_of
-from harness.storage import RunFolder, StoredRun, load
-from harness.summary import BytesRead, StepBound
+from harness.storage import RunFolder, load
+from harness.summary import BytesRead
 from harness.theory.acceptance import conditional
 from harness.theory.architecture import experts_touched
-from harness.theory.roofline import ReadingModel, shortest_context, step_bounds, with_floors
-from harness.theory.speedup import StepTimes, ideal_speedup
+from harness.theory.roofline import ReadingModel, with_floors
 
 AUTO_CONTEXTS = (128, 512, 2048)
 AUTO_BATCHES = (1, 4, 16)
@@ -78,12 +70,10 @@ def run(config: ProfileConfig) -> Outcome:
     note_or_check(folder, pair.describe(), config.seed)
     with running(folder):
         pair = with_turns(folder, pair, config)
-        timings = _measure(folder, pair, config, cells)
+        _measure(folder, pair, config, cells)
         requests, models = _plan(pair, config)
-        trials = run_requests(
-            folder, requests, lambda entry: (models[entry.cell], None), "decoding"
-        )
-    return concluded(folder, lambda: finish_profile(folder, config, timings, trials))
+        run_requests(folder, requests, lambda entry: (models[entry.cell], None), "decoding")
+    return concluded(folder)
 
 
 def _plan(pair: Pair, config: ProfileConfig) -> tuple[list[Request], dict[str, CachedModel]]:
@@ -102,7 +92,7 @@ def _plan(pair: Pair, config: ProfileConfig) -> tuple[list[Request], dict[str, C
 
 def _measure(
     folder: RunFolder, pair: Pair, config: ProfileConfig, cells: Sequence[curves.CurveCell]
-) -> list[StepTiming]:
+) -> None:
     """Time steps, curves and parts, unless the folder holds them; store all, floors included.
 
     Raises:
@@ -126,7 +116,6 @@ def _measure(
         what = "the parts of a round"
         with enough_memory(what), unless_broken(folder, what):
             folder.write_parts(_time_parts(pair, config))
-    return timings
 
 
 def _bytes_read(
@@ -233,85 +222,3 @@ def _time_parts(pair: Pair, config: ProfileConfig) -> list[PartTiming]:
         model.reserve(pair.positions)
     with progress("timing parts of a round", parts.MOST_VISITS) as tick:
         return parts.time_rounds(timed, prompts, ks, positions=positions, tick=tick)
-
-
-# ---- until summary.json is written as harness.summary has it ----
-
-
-def finish_profile(
-    folder: RunFolder,
-    config: ProfileConfig,
-    timings: Sequence[StepTiming],
-    trials: Sequence[Trial],
-) -> Summary:
-    """Derive results.csv and summary.json and write them; a model without trials has no row."""
-    times, stored = step_times(timings), load(folder.path)
-    measured = [
-        row for conf in (config.model, config.draft) for row in _plain_row(trials, conf.name)
-    ]
-    folder.write_results([*measured, *_ceilings(config, times)])
-    bounds = step_bounds(latency_of(stored))
-    rounds = round_parts(stored.parts)
-    summary = Summary(
-        verdict=None,
-        failures=(*told.failures(trials), *told.not_measured(stored.manifest)),
-        caveats=tuple(told.caveats(stored, measured, reference(timings))),
-        headline={**told.headline(timings), **_physics_headline(stored, bounds, rounds)},
-    )
-    planned = modelled_cards(config, folder.manifest.get("models"))
-    folder.write_summary(
-        summary,
-        {"modelled_cards": planned, "skipped_cells": folder.manifest.get("skipped_cells")},
-    )
-    return summary
-
-
-def _physics_headline(
-    stored: StoredRun, bounds: Sequence[StepBound], rounds: Sequence[RoundParts]
-) -> dict[str, told.Number]:
-    """The bandwidth and what it makes of the steps, where they were timed."""
-    numbers: dict[str, told.Number] = {}
-    bandwidth = stored.manifest.get("bandwidth") or {}
-    if bandwidth:
-        numbers[f"{bandwidth['source']}_bandwidth_gb_s"] = bandwidth["gb_s"]
-    for bound in shortest_context(bounds):
-        numbers[f"{bound.role}_mbu"] = bound.mbu
-        numbers[f"{bound.role}_step_overhead_share"] = bound.overhead_share
-    if rounds:
-        numbers["largest_unexplained_share"] = max(
-            (entry.unexplained_share for entry in rounds), key=abs
-        )
-    return numbers
-
-
-def _plain_row(trials: Sequence[Trial], model: str) -> list[ResultRow]:
-    """One row for a model over all prompt sets together; none where it decoded nothing."""
-    own = [
-        replace(trial, prompt_set="all", prompt=f"{trial.prompt_set}/{trial.prompt}")
-        for trial in trials
-        if trial.model == model
-    ]
-    rows = measured_rows(own, model=model, draft="", times=None)
-    return [replace(row, draft=None) for row in rows]
-
-
-def _ceilings(config: ProfileConfig, times: StepTimes) -> list[ResultRow]:
-    """For each K: the speedup if all of the draft were accepted, and the alpha that breaks even."""
-    return [
-        ResultRow(
-            model=config.model.name,
-            draft=config.draft.name,
-            prompt_set=None,
-            temperature=None,
-            k=k,
-            source="theory",
-            status="complete",
-            alpha=1.0,
-            tokens_per_round=k + 1.0,
-            ms_per_token=1e3 * times.round_s(k) / (k + 1),
-            tokens_per_second=(k + 1) / times.round_s(k),
-            speedup=ideal_speedup(k, times.c, times.v(k)),
-            breakeven_alpha=times.break_even_alpha(k),
-        )
-        for k in range(1, max(config.k) + 1)
-    ]

@@ -1,24 +1,26 @@
 """Render stored runs again, compare them, or list them all; no model is loaded.
 
-A run that was killed has trials but no results yet: they are derived first, from what is there.
+A run is analysed again from its raw files, whether it is complete or unfinished, new or old.
 """
 
 import math
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
 
 from rich.console import Console
 
 from harness import reporting
 from harness.analysis import analyse
 from harness.analysis.comparison import compare
-from harness.analysis.unfinished import derived
 from harness.commands import index
-from harness.commands.run import Outcome, shown
+from harness.commands.run import Outcome, shown, write_analysis
 from harness.config import ReportConfig
 from harness.measurement.environment import describe_host
-from harness.records import Summary, UserError
+from harness.records import UserError
 from harness.storage import RunFolder, StoredRun, load, refuse_lost_trials
-from harness.summary import ComparisonRow
+from harness.storage.lock import Busy
+from harness.summary import ComparisonRow, Summary
 
 
 def run(config: ReportConfig) -> Outcome:
@@ -44,11 +46,38 @@ def run(config: ReportConfig) -> Outcome:
         return _compared(config)
     if config.run is None:
         raise UserError("run: name the run folder to render, run=results/...")
-    stored = derived(load(config.run))
+    return _rendered(config.run, config.fail_below)
+
+
+def _rendered(name: str, least: float | None) -> Outcome:
+    """Analyse a stored run again and render it, however far it got.
+
+    What an unfinished run comes to is stored in it too, unless another process is writing it.
+    """
+    stored = load(name)
+    refuse_lost_trials(stored)
     summary = analyse(stored)
+    if len(stored.results) and not summary.results:
+        raise UserError(
+            f"{stored.folder}: its results.csv has rows, but the raw files that they come from are "
+            "not there (trials.jsonl, traces.parquet, latency_samples.csv); put them back"
+        )
+    if _lacks_summary(stored):
+        with suppress(Busy):
+            write_analysis(RunFolder.reopen(stored), summary)
     reporting.render(summary, stored.folder)
     reporting.show(summary)
-    return Outcome(stored.folder, 1 if _below(stored, config.fail_below) else 0)
+    return Outcome(stored.folder, int(_below(summary, stored.folder, least)))
+
+
+def _lacks_summary(stored: StoredRun) -> bool:
+    """Whether the run has no summary.json that is up to date.
+
+    One of an older version stays as it is: it may hold what no raw file of that version does.
+    """
+    if stored.summary is None:
+        return True
+    return stored.manifest.get("status") != "complete" and "run" in stored.summary
 
 
 def _compared(config: ReportConfig) -> Outcome:
@@ -63,12 +92,13 @@ def _compared(config: ReportConfig) -> Outcome:
     comparison = compare(runs, config.fail_below, seed=config.seed)
     folder = RunFolder.create(config.results_root, "report", ("compare",), asdict(config))
     folder.write_table("comparison.csv", ComparisonRow, comparison.rows)
-    folder.write_summary(Summary(verdict=None), {"comparison": asdict(comparison)})
     folder.update_manifest({"environment": describe_host(), "status": "complete"})
-    return shown(folder.path, int(comparison.failed))
+    summary = replace(analyse(load(folder.path)), comparison=comparison)
+    folder.write_summary(summary)
+    return shown(summary, folder.path, int(comparison.failed))
 
 
-def _below(stored: StoredRun, least: float | None) -> bool:
+def _below(summary: Summary, folder: Path, least: float | None) -> bool:
     """Whether the headline verdict's speedup is below what was asked for.
 
     Raises:
@@ -76,13 +106,12 @@ def _below(stored: StoredRun, least: float | None) -> bool:
     """
     if least is None:
         return False
-    verdict = (stored.summary or {}).get("verdict") or {}
-    speedup = verdict.get("speedup")
-    if speedup is None:
-        raise UserError(f"fail_below={least:g}: {stored.folder} has no verdict with a speedup")
-    below = bool(speedup < least)
-    said = "FAIL, the verdict's speedup is below it" if below else "PASS, it is not below it"
+    verdict = summary.verdict
+    if verdict is None or verdict.speedup is None:
+        raise UserError(f"fail_below={least:g}: {folder} has no verdict with a speedup")
+    below = verdict.speedup < least
+    outcome = "FAIL, the verdict's speedup is below it" if below else "PASS, it is not below it"
     Console(highlight=False, soft_wrap=True).print(
-        f"fail_below={least:g}: {said}: {speedup:.2f}x at K={verdict.get('k')}"
+        f"fail_below={least:g}: {outcome}: {verdict.speedup:.2f}x at K={verdict.k}"
     )
     return below

@@ -1,7 +1,7 @@
 """What every command shares: begin or resume a run's folder, note what becomes of it, end it.
 
 A command measures what its folder lacks inside `running`, so that the manifest says what ended an
-unfinished run, and hands the rest to `concluded`: derive, write, render, show. An error in there
+unfinished run, and hands the rest to `concluded`: analyse, write, render, show. An error in there
 loses no measurement. `Outcome` is what it returns to whoever started it.
 
 Nothing here imports torch: `--help` of every command imports this module.
@@ -9,16 +9,17 @@ Nothing here imports torch: `--help` of every command imports this module.
 
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.analysis import analyse
 from harness.config import AuditionConfig, PairConfig
-from harness.records import BrokenLogitsError, Summary, UserError, in_one_line
+from harness.records import BrokenLogitsError, UserError, in_one_line
 from harness.storage import RunFolder, load
+from harness.summary import Summary
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -250,43 +251,50 @@ def opening(backend: str, device: str, *names: str) -> Iterator[None]:
 # ---- ending --------------------------------------------------------------------------------------
 
 
-def concluded(folder: RunFolder, derive: Callable[[], Summary]) -> Outcome:
-    """Derive a measured run's summary, store its status, render and show it.
+def concluded(folder: RunFolder) -> Outcome:
+    """Analyse a measured run; write results.csv, summary.json and its status; render and show it.
 
     An error here loses no measurement: it becomes the outcome's error, and the folder is kept.
-
-    Args:
-        folder: everything measured is in it.
-        derive: writes its results and its summary.
 
     Raises:
         UserError: what was measured cannot be used.
     """
     try:
         with running(folder):
-            summary = derive()
+            summary = analyse(load(folder.path))
+            status = "failed" if summary.failures else "complete"
+            environment = {**summary.run.environment, "status": status}
+            facts = replace(summary.run, status=status, environment=environment)
+            summary = replace(summary, run=facts)
+            write_analysis(folder, summary)
     except UserError:
         raise
     except Exception as error:  # the caller reports it: the door, or the delivery of a rented run
         return Outcome(folder.path, 1, error)
-    folder.update_manifest({"status": "failed" if summary.failures else "complete"})
-    return shown(folder.path, 1 if summary.failures else 0)
+    folder.update_manifest({"status": status})
+    return shown(summary, folder.path, int(bool(summary.failures)))
 
 
-def shown(folder: Path, status: int = 0) -> Outcome:
-    """Render and show a stored run; an error there becomes the outcome's error.
+def write_analysis(folder: RunFolder, summary: Summary) -> None:
+    """Store what the analysis of a run gave."""
+    folder.write_results(summary.results)
+    folder.write_summary(summary)
+
+
+def shown(summary: Summary, folder: Path, status: int = 0) -> Outcome:
+    """Render a run's report and show it; an error there becomes the outcome's error.
 
     Args:
-        folder: the run.
+        summary: of the run.
+        folder: where the report goes.
         status: exit status where there is no error.
     """
     from harness import reporting
 
     try:
-        summary = analyse(load(folder))
         reporting.render(summary, folder)
         reporting.show(summary)
-    except UserError as error:  # the folder cannot be written any more, or not be read back
+    except UserError as error:  # the folder cannot be written any more
         return Outcome(folder, 2, error)
     except Exception as error:  # see `concluded`
         return Outcome(folder, 1, error)

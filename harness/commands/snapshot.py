@@ -1,12 +1,9 @@
 """Does speculation leave the output unchanged? Texts at T = 0, distributions at T > 0."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import replace
 
 from harness import prompts as prompt_sets
-from harness.analysis import told
-from harness.analysis.cells import measured_rows
 from harness.commands.completions import with_turns
 from harness.commands.correctness import check_texts
 from harness.commands.dry_run import print_snapshot_plan
@@ -23,11 +20,10 @@ from harness.commands.run import (
 )
 from harness.config import SnapshotConfig
 from harness.measurement.lossless import distribution_tests, most_open
-from harness.records import DUMMY_CAVEAT, Failure, Summary, Trial, UserError
-from harness.reporting.reading import dummies_of
+from harness.records import Trial, UserError
 from harness.reporting.tokens import MarkedText, Piece, show_tokens
-from harness.storage import RunFolder, load
-from harness.summary import DistributionTest, TextCheck
+from harness.storage import RunFolder
+from harness.summary import DistributionTest
 
 # Holm's method over all tests of a run; below this a distribution differs.
 SIGNIFICANCE = 1e-3
@@ -61,7 +57,7 @@ def run(config: SnapshotConfig) -> Outcome:
             models = (pair.target_model, pair.draft_model)
             trials = run_requests(folder, requests, lambda _: models, "generating")
         check_texts(folder, trials, pair, config, _tests(folder, pair, config))
-    outcome = concluded(folder, lambda: _finish(folder, config))
+    outcome = concluded(folder)
     if config.show == "tokens":
         show_tokens(_marked(trials, pair))
     return outcome
@@ -133,65 +129,3 @@ def _marked(trials: Sequence[Trial], pair: Pair) -> list[MarkedText]:
         for trial in trials
         if trial.k and trial.status == "ok"
     ]
-
-
-# ---- until summary.json is written as harness.summary has it ----
-
-
-def _finish(folder: RunFolder, config: SnapshotConfig) -> Summary:
-    stored = load(folder.path)
-    model, draft = config.model.name, config.draft.name
-    rows = measured_rows(stored.trials, model=model, draft=draft, times=None)
-    rows = rows if stored.trials else []
-    folder.write_results(rows)
-    dummy = DUMMY_CAVEAT if dummies_of(stored) else None
-    notes = (dummy, told.generation_caveat(stored), *told.fallbacks(stored))
-    compared = [_text_entry(c) for c in stored.checks if isinstance(c, TextCheck)]
-    sampled = [asdict(c) for c in stored.checks if isinstance(c, DistributionTest)]
-    summary = _summary(compared, sampled, stored.trials)
-    failures = (*summary.failures, *told.not_measured(stored.manifest))
-    caveats = tuple(note for note in notes if note)
-    summary = replace(summary, failures=failures, caveats=caveats)
-    folder.write_summary(summary, {"prompts": compared, "sampled": sampled})
-    return summary
-
-
-def _text_entry(check: TextCheck) -> dict[str, Any]:
-    return {
-        **asdict(check),
-        "spec_margin": check.verify_margin,
-        "noise": check.rounding,
-        "temperature": GREEDY,
-    }
-
-
-def _summary(
-    compared: Sequence[dict[str, Any]], sampled: Sequence[dict[str, Any]], trials: Sequence[Trial]
-) -> Summary:
-    failures = [
-        Failure(
-            f"{entry['prompt_set']}/{entry['prompt']} K={entry['k']}",
-            f"texts differ from position {entry['first_difference']} on; top-2 margins "
-            f"{entry['target_margin']:.3g} (target) and {entry['spec_margin']:.3g} (verify)",
-        )
-        for entry in compared
-        if entry["result"] == "FAIL"
-    ]
-    failures += [
-        Failure(
-            f"K={entry['k']} temperature={entry['temperature']:g} offset {entry['offset']}",
-            f"drawn tokens do not follow the target's law (p = {entry['p_value']:.2g})",
-        )
-        for entry in sampled
-        if entry["result"] == "FAIL"
-    ]
-    results = [entry["result"] for entry in [*compared, *sampled]]
-    if results and set(results) == {"UNTESTED"}:
-        failures.append(
-            Failure("temperature > 0", "every law is nearly certain: nothing could be tested")
-        )
-    return Summary(
-        verdict=None,
-        failures=(*failures, *told.failures(trials)),
-        headline={name: results.count(name) for name in ("PASS", "TIE", "FAIL", "UNTESTED")},
-    )

@@ -7,7 +7,6 @@ batches, and no speculative generation is run.
 """
 
 from harness import prompts as prompt_sets
-from harness.analysis.finish import finish_sweep
 from harness.commands.completions import completions, score_pair, with_turns
 from harness.commands.correctness import check_texts
 from harness.commands.dry_run import print_sweep_plan
@@ -16,7 +15,6 @@ from harness.commands.run import Outcome, concluded, create, note_or_check, resu
 from harness.commands.step_times import measure_steps
 from harness.commands.synthetic import as_stored, stored_rates, synthetic_rates
 from harness.config import SweepConfig
-from harness.storage import load
 
 
 def run(config: SweepConfig) -> Outcome:
@@ -55,4 +53,4 @@ def run(config: SweepConfig) -> Outcome:
                 check_texts(folder, trials, pair, config)
         if not synthetic and config.decode.stop == "none":
             score_pair(folder, pair, config)
-    return concluded(folder, lambda: finish_sweep(folder, load(folder.path)))
+    return concluded(folder)

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.analysis.cells import acceptance_by_position, completed, latest
-from harness.commands.audition import check_drawn_alike
-from harness.commands.greedy import distrusted
+from harness.commands.audition import check_drawn_alike, check_trusted
 from harness.config import SweepConfig, rates_for
 from harness.records import Prompt, UserError
 from harness.storage import StoredRun, load
@@ -36,8 +35,7 @@ def synthetic_rates(config: SweepConfig, prompts: Sequence[Prompt]) -> dict[Cell
         return {cell: rates_for(decode.acceptance, cell[2]) for cell in cells}
     source = load(decode.acceptance_from)
     key = f"decode.acceptance_from={source.folder}"
-    if reason := distrusted(source):
-        raise UserError(f"{key}: {reason}; take another run")
+    check_trusted(key, source)
     check_drawn_alike(key, source, decode)
     return {cell: _measured(source, cell) for cell in cells}
 

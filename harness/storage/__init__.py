@@ -25,11 +25,9 @@ from harness.records import (
     PartTiming,
     ResultRow,
     StepTiming,
-    Summary,
     TextTrace,
     Trial,
     UserError,
-    Verdict,
 )
 from harness.storage import files
 from harness.storage.contents import (
@@ -38,6 +36,7 @@ from harness.storage.contents import (
     check_lines,
     csv_text,
     flattened,
+    older_checks,
     part_samples_of,
     parts_from,
     plain,
@@ -52,6 +51,7 @@ from harness.storage.contents import (
     trial_line,
 )
 from harness.storage.lock import Lock, take
+from harness.summary import Summary, to_json
 
 if TYPE_CHECKING:  # every command's --help imports this module, and must not wait for pandas
     import pandas as pd
@@ -238,19 +238,9 @@ class RunFolder:
         columns = [field.name for field in fields(record)]
         self._write(name, csv_text(columns, map(asdict, rows)))
 
-    def write_summary(self, summary: Summary, extra: Mapping[str, Any] | None = None) -> None:
-        """Write summary.json: the contract's keys first, then `extra`."""
-        content = {
-            "schema_version": SCHEMA_VERSION,
-            "verdict": _verdict(summary.verdict) if summary.verdict else None,
-            "per_prompt_set": [_verdict(verdict) for verdict in summary.per_prompt_set],
-            "per_temperature": [_verdict(verdict) for verdict in summary.per_temperature],
-            "failures": [asdict(failure) for failure in summary.failures],
-            "caveats": list(summary.caveats),
-            "headline": dict(summary.headline),
-            **(extra or {}),
-        }
-        self._write("summary.json", json.dumps(plain(content), indent=2) + "\n")
+    def write_summary(self, summary: Summary) -> None:
+        """Write summary.json, as `harness.summary` serialises it."""
+        self._write("summary.json", to_json(summary))
 
     def traces(self) -> list[TextTrace]:
         """Every stored trace, in order; read from the file once."""
@@ -301,6 +291,7 @@ def load(folder: str | Path) -> StoredRun:
     manifest = read_manifest(path)
     trials = tuple(read_trials(path))
     known = files.record(path)
+    summary = read_json(path, "summary.json")
     lost = (known.trials or 0) - len(trials) if manifest.get("status") == "complete" else 0
     return StoredRun(
         folder=path,
@@ -310,9 +301,9 @@ def load(folder: str | Path) -> StoredRun:
         latency=read_table(path, "latency.csv"),
         latency_samples=read_table(path, "latency_samples.csv"),
         trials=trials,
-        summary=read_json(path, "summary.json"),
+        summary=summary,
         parts=parts_from(read_table(path, "parts.csv")),
-        checks=read_checks(path, CHECKS),
+        checks=read_checks(path, CHECKS) or older_checks(summary),
         unverified=tuple(
             name for name in CHECKED if name not in known.files and (path / name).exists()
         ),
@@ -372,10 +363,6 @@ def _new_folder(root: Path, stem: str) -> Path:
 def _safe(name: str) -> str:
     """A name that is one path component everywhere."""
     return "".join(char if char.isalnum() or char in "-." else "_" for char in name).strip("._")
-
-
-def _verdict(verdict: Verdict) -> dict[str, Any]:
-    return {"speculate": verdict.speculate, **asdict(verdict)}
 
 
 def _differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:

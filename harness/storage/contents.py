@@ -221,6 +221,37 @@ def read_checks(folder: Path, name: str) -> tuple[Check, ...]:
         raise files.damaged(folder / name, f"not the checks of a run: {error}") from error
 
 
+def older_checks(summary: Mapping[str, Any] | None) -> tuple[Check, ...]:
+    """The checks of a run that was made before there was checks.jsonl, from its summary.json."""
+    stored = summary or {}
+    texts = [
+        *(stored.get("prompts") or ()),
+        *(stored.get("greedy_texts") or {}).get("differences", ()),
+    ]
+    tests = stored.get("sampled") or ()
+    try:
+        return (
+            *(
+                TextCheck(
+                    prompt_set=entry["prompt_set"],
+                    prompt=entry["prompt"],
+                    repetition=entry.get("repetition") or 0,
+                    k=entry["k"],
+                    result=entry["result"],
+                    first_difference=entry.get("first_difference"),
+                    target_margin=entry.get("target_margin"),
+                    verify_margin=entry.get("spec_margin"),
+                    rounding=entry.get("noise"),
+                )
+                for entry in texts
+                if entry["result"] != "OPEN"
+            ),
+            *(DistributionTest(**entry) for entry in tests),
+        )
+    except (TypeError, KeyError, AttributeError):
+        return ()
+
+
 def csv_text(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
     """A csv file; None is an empty field, and further keys of a row are left out."""
     buffer = io.StringIO()
