@@ -1,6 +1,5 @@
 """The main job, end to end on the embedded pair: contract, verdict, resume, failures."""
 
-import json
 import os
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from conftest import Door
 from random_models import fill_hub_cache, qwen3, save
 
 from harness import prompts as prompt_sets
+from harness.analysis import analyse
 from harness.cli import compose
 from harness.commands import sweep
 from harness.commands.pair import open_pair, plan
@@ -19,6 +19,7 @@ from harness.measurement.generations import run_trial
 from harness.models.lean.model import LeanModel
 from harness.records import UserError
 from harness.storage import RESULT_COLUMNS, StoredRun, load
+from harness.summary import from_json
 
 KS, TEMPERATURES = [1, 4], [0.0, 1.0]
 
@@ -28,118 +29,107 @@ def config(root: Path, *overrides: str) -> SweepConfig:
     return compose("sweep", [f"results_root={root}", *grid, *overrides])
 
 
-@pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, StoredRun]:
-    root = tmp_path_factory.mktemp("results")
-    outcome = sweep.run(config(root, "prompts.limit=8"))
+def stored(outcome: Outcome) -> StoredRun:
     assert outcome.folder is not None
-    return outcome, load(outcome.folder)
+    return load(outcome.folder)
 
 
-def test_a_sweep_completes_with_status_zero(swept: tuple[Outcome, StoredRun]) -> None:
-    outcome, stored = swept
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> StoredRun:
+    outcome = sweep.run(config(tmp_path_factory.mktemp("results"), "prompts.limit=8"))
     assert outcome.status == 0
-    assert stored.manifest["status"] == "complete"
-    assert stored.summary is not None
-    assert stored.summary["failures"] == []
+    return stored(outcome)
 
 
-def test_every_cell_has_one_measured_row(swept: tuple[Outcome, StoredRun]) -> None:
-    _, stored = swept
-    assert tuple(stored.results.columns) == RESULT_COLUMNS
-    measured = stored.results[stored.results.source == "measured"]
-    cells = list(measured[["prompt_set", "temperature", "k"]].itertuples(index=False, name=None))
-    assert sorted(cells) == [
-        (name, temperature, k)
-        for name in ("easy", "hard")
-        for temperature in TEMPERATURES
-        for k in (0, *KS)
-    ]
+def test_a_sweep_measures_predicts_and_replays_every_cell(swept: StoredRun) -> None:
+    assert swept.manifest["status"] == "complete"
+    assert tuple(swept.results.columns) == RESULT_COLUMNS
+    names = ["prompt_set", "temperature", "k"]
+    cells = {
+        source: sorted(rows[names].itertuples(index=False, name=None))
+        for source, rows in swept.results.groupby("source")
+    }
+    grid = [(name, t, k) for name in ("easy", "hard") for t in TEMPERATURES for k in (0, *KS)]
+    drafted = [cell for cell in grid if cell[2]]
+    assert cells == {"measured": grid, "theory": drafted, "replayed": drafted}
+    measured = swept.results[swept.results.source == "measured"]
     assert (measured.prompts == 8).all()
-
-
-def test_rates_follow_from_the_counts_of_the_trials(swept: tuple[Outcome, StoredRun]) -> None:
-    _, stored = swept
-    measured = stored.results[(stored.results.source == "measured") & (stored.results.k > 0)]
-    for row in measured.itertuples():
-        own = [
-            trial
-            for trial in stored.trials
-            if (trial.prompt_set, trial.temperature, trial.k)
-            == (row.prompt_set, row.temperature, row.k)
+    for row in measured[measured.k > 0].itertuples():
+        trials = [
+            t
+            for t in swept.trials
+            if (t.prompt_set, t.temperature, t.k) == (row.prompt_set, row.temperature, row.k)
         ]
-        accepted = sum(trial.accepted or 0 for trial in own)
-        drafted = sum(trial.drafted or 0 for trial in own)
-        rejected = sum(trial.rejected or 0 for trial in own)
-        assert row.acceptance_rate == pytest.approx(accepted / drafted)
+        accepted, drafts, rejected = (
+            sum(getattr(trial, name) for trial in trials)
+            for name in ("accepted", "drafted", "rejected")
+        )
+        assert row.acceptance_rate == pytest.approx(accepted / drafts)
         assert row.alpha == pytest.approx(accepted / (accepted + rejected))
-    for value in ("alpha", "speedup"):
-        assert (measured[f"{value}_lo"] <= measured[value]).all()
-        assert (measured[value] <= measured[f"{value}_hi"]).all()
+    assert swept.latency[swept.latency.kind == "verify"].tokens.tolist() == [1, 2, 3, 4, 5]
+    plots = sorted(path.name for path in (swept.folder / "plots").glob("*.svg"))
+    report = (swept.folder / "report.md").read_text()
+    assert plots
+    assert all(name in report for name in plots)
 
 
-def test_baseline_and_speculation_emit_the_same_greedy_text(
-    swept: tuple[Outcome, StoredRun],
+def test_the_summary_is_what_the_analysis_of_the_folder_gives(swept: StoredRun) -> None:
+    written = from_json((swept.folder / "summary.json").read_bytes())
+    again = analyse(swept)
+    assert written.run.status == again.run.status == "complete"
+    assert (written.verdict, written.answers) == (again.verdict, again.answers)
+    assert written.verdict == written.per_temperature[0]
+    assert [verdict.temperature for verdict in written.per_temperature] == TEMPERATURES
+    assert len(written.per_prompt_set) == 2 * len(TEMPERATURES)
+    assert len(written.replay_checks) == 8
+    for check in written.replay_checks:
+        if check.temperature == 0:
+            assert check.measured_tokens_per_round == pytest.approx(
+                check.replayed_tokens_per_round, abs=1e-9
+            )
+        else:
+            assert abs(check.gap_in_standard_errors or 0.0) < 5
+
+
+def test_a_replayed_sweep_measures_no_generation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, stored = swept
-    texts: dict[tuple[str, str], set[tuple[int, ...]]] = {}
-    for trial in stored.trials:
-        if trial.temperature == 0.0:
-            texts.setdefault((trial.prompt_set, trial.prompt), set()).add(trial.tokens or ())
-    assert len(texts) == 16
-    assert all(len(seen) == 1 for seen in texts.values())
+    monkeypatch.setattr("harness.commands.pair.run_trial", lambda *_: pytest.fail("it ran one"))
+    run = stored(sweep.run(config(tmp_path, "mode=replay", "prompts.limit=4")))
+    assert set(run.results.source) == {"replayed", "theory"}
+    assert analyse(run).verdict is not None
 
 
-def test_predictions_stand_beside_the_measurements(swept: tuple[Outcome, StoredRun]) -> None:
-    _, stored = swept
-    theory = stored.results[stored.results.source == "theory"]
-    assert len(theory) == 2 * len(TEMPERATURES) * len(KS)
-    assert (theory.speedup > 0).all()
-    steps = stored.latency[stored.latency.kind == "verify"]
-    assert steps.tokens.tolist() == [1, 2, 3, 4, 5]
-
-
-def test_the_summary_gives_one_verdict_per_temperature_and_per_set(
-    swept: tuple[Outcome, StoredRun],
+def test_resuming_runs_what_is_missing_and_nothing_else(
+    swept: StoredRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, stored = swept
-    assert stored.summary is not None
-    assert stored.summary["verdict"] == stored.summary["per_temperature"][0]
-    assert [v["temperature"] for v in stored.summary["per_temperature"]] == TEMPERATURES
-    assert len(stored.summary["per_prompt_set"]) == 2 * len(TEMPERATURES)
-    for verdict in [stored.summary["verdict"], *stored.summary["per_prompt_set"]]:
-        assert verdict["speculate"] == (verdict["decision"] == "speculate")
-        assert verdict["decision"] in {"speculate", "does_not_pay", "undecided"}
-
-
-def test_the_report_and_its_plots_are_there(swept: tuple[Outcome, StoredRun]) -> None:
-    _, stored = swept
-    report = (stored.folder / "report.md").read_text()
-    for plot in (stored.folder / "plots").glob("*.svg"):
-        assert plot.name in report
-    assert len(list((stored.folder / "plots").glob("*.svg"))) == 5
-
-
-def test_resuming_a_finished_run_generates_nothing_again(
-    swept: tuple[Outcome, StoredRun], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, stored = swept
-
-    def forbidden(*_: object) -> None:
-        raise AssertionError("nothing is left to run")
-
-    monkeypatch.setattr("harness.commands.pair.run_trial", forbidden)
-    again = sweep.run(config(stored.folder.parent, "prompts.limit=8", f"resume={stored.folder}"))
-    assert again.status == 0
-    assert load(stored.folder).trials == stored.trials
-
-
-def test_resuming_with_other_settings_names_them(swept: tuple[Outcome, StoredRun]) -> None:
-    _, stored = swept
-    other = ["seed=5", "prompts.limit=9", f"resume={stored.folder}"]
-    changed = config(stored.folder.parent, *other)
+    same = ["prompts.limit=8", f"resume={swept.folder}"]
+    monkeypatch.setattr("harness.commands.pair.run_trial", lambda *_: pytest.fail("it ran one"))
+    assert sweep.run(config(swept.folder.parent, *same)).status == 0
+    assert load(swept.folder).trials == swept.trials
     with pytest.raises(UserError, match=r"differs in prompts\.limit, seed;"):
-        sweep.run(changed)
+        sweep.run(config(swept.folder.parent, "seed=5", "prompts.limit=9", same[1]))
+
+
+def test_a_run_is_not_resumed_with_other_prompts_or_other_weights(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    models = [save(qwen3(seed), tmp_path / name) for seed, name in ((1, "one"), (2, "two"))]
+    asked = [
+        *("model=hf", f"model.id={models[0]}", "draft=hf", f"draft.id={models[1]}"),
+        *(f"prompts.files=[{file}]", "prompts.sets=[]", "k=[1]", "temperature=[0]"),
+    ]
+    file.write_text('{"prompt": "Count from 1 to 9."}\n')
+    before = sweep.run(config(tmp_path / "results", *asked))
+    again = [*asked, f"resume={before.folder}"]
+    assert sweep.run(config(tmp_path / "results", *again)).status == 0
+    save(qwen3(3), models[1])
+    with pytest.raises(UserError, match="models changed since"):
+        sweep.run(config(tmp_path / "results", *again))
+    save(qwen3(2), models[1])
+    file.write_text('{"prompt": "Count from 2 to 8."}\n')
+    with pytest.raises(UserError, match="prompts changed since"):
+        sweep.run(config(tmp_path / "results", *again))
+    assert stored(before).manifest["status"] == "complete"
 
 
 def test_every_k_leads_equally_often_at_every_temperature(tmp_path: Path) -> None:
@@ -147,33 +137,17 @@ def test_every_k_leads_equally_often_at_every_temperature(tmp_path: Path) -> Non
         settings = config(tmp_path, f"k={grid}", f"temperature={temperatures}", "prompts.limit=20")
         pair = open_pair(settings, prompt_sets.load(settings.prompts))
         requests = plan(pair, settings, settings.k, settings.temperature)
-        size = len(settings.k) + 1
+        groups = list(zip(*[iter(requests)] * (len(settings.k) + 1), strict=True))
         for temperature in settings.temperature:
-            leaders = [
-                group[0].k
-                for group in zip(*[iter(requests)] * size, strict=True)
-                if group[0].sampling.temperature == temperature
-            ]
+            leaders = [g[0].k for g in groups if g[0].sampling.temperature == temperature]
             counts = [leaders.count(k) for k in (0, *settings.k)]
             assert max(counts) - min(counts) <= 1
-
-
-def test_resuming_after_the_prompts_changed_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "mine.jsonl"
-    settings = [f"prompts.files=[{file}]", "prompts.sets=[]", "k=[1]", "temperature=[0]"]
-    file.write_text('{"prompt": "Count from 1 to 9."}\n')
-    first = sweep.run(config(tmp_path / "results", *settings))
-    file.write_text('{"prompt": "Count from 2 to 8."}\n')
-    with pytest.raises(UserError, match="prompts changed since"):
-        sweep.run(config(tmp_path / "results", *settings, f"resume={first.folder}"))
-    assert first.folder is not None
-    assert load(first.folder).manifest["status"] == "complete"
 
 
 def test_a_cell_out_of_memory_is_recorded_and_the_sweep_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forward = LeanModel.forward
+    forward, measure = LeanModel.forward, sweep.measure_steps
     generating = False
 
     def limited(self: LeanModel, tokens: torch.Tensor) -> torch.Tensor:
@@ -181,43 +155,32 @@ def test_a_cell_out_of_memory_is_recorded_and_the_sweep_goes_on(
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
         return forward(self, tokens)
 
-    def steps_then(*args: object, **kwargs: object) -> object:
+    def steps_then(*args: object) -> object:
         nonlocal generating
-        timings = measure(*args, **kwargs)  # type: ignore[arg-type]
+        timings = measure(*args)  # type: ignore[arg-type]
         generating = True
         return timings
 
-    measure = sweep.measure_steps
     monkeypatch.setattr(LeanModel, "forward", limited)
     monkeypatch.setattr(sweep, "measure_steps", steps_then)
     outcome = sweep.run(config(tmp_path, "prompts.limit=2", "temperature=[0]"))
-    assert outcome.status == 1
-    assert outcome.folder is not None
-    stored = load(outcome.folder)
-    measured = stored.results[stored.results.source == "measured"]
+    run = stored(outcome)
+    assert (outcome.status, run.manifest["status"]) == (1, "failed")
+    measured = run.results[run.results.source == "measured"]
     status = dict(measured.groupby("k").status.first())
     assert status == {0: "complete", 1: "complete", 4: "failed"}
-    failed = measured[measured.k == 4]
-    assert failed.error.str.contains("out of memory").all()
-    assert failed.speedup.isna().all()
-    assert stored.summary is not None
-    assert len(stored.summary["failures"]) == 4
-    assert stored.manifest["status"] == "failed"
+    assert measured[measured.k == 4].error.str.contains("out of memory").all()
+    assert len(analyse(run).failures) == 4
 
 
-def test_a_prompt_beyond_the_context_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"new_tokens=100000: prompt \w+/\S+ has \d+ tokens"):
-        sweep.run(config(tmp_path, "new_tokens=100000"))
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_dry_run_prints_the_plan_and_stores_nothing(
+def test_nothing_is_stored_where_nothing_can_be_or_is_to_be_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    with pytest.raises(UserError, match=r"new_tokens=100000: prompt \w+/\S+ has \d+ tokens"):
+        sweep.run(config(tmp_path, "new_tokens=100000"))
     outcome = sweep.run(config(tmp_path, "dry_run=true", "prompts.limit=3", "repetitions=2"))
     assert outcome == Outcome(None, 0)
-    shown = capsys.readouterr().out
-    assert "72 (repetitions=2)" in shown
+    assert "72 (repetitions=2)" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
 
 
@@ -229,54 +192,31 @@ def test_greedy_text_is_identical_on_every_shipped_prompt(tmp_path: Path, draft:
     grid = ["temperature=[0]", f"k={ks}", "new_tokens=24", f"draft={draft}", "prompts.limit=null"]
     settings = config(tmp_path, *grid)
     pair = open_pair(settings, prompt_sets.load(settings.prompts))
-    plain: dict[str, tuple[int, ...] | None] = {}
-    counts = {"rounds": 0, "rejected": 0, "bonus": 0}
     requests = plan(pair, settings, settings.k, [0.0])
-    for request in sorted(requests, key=lambda entry: entry.k):
-        trial = run_trial(request, pair.target_model, pair.draft_model)
-        name = f"{trial.prompt_set}/{trial.prompt}"
-        if trial.k == 0:
-            plain[name] = trial.tokens
-            continue
-        assert trial.tokens == plain[name], (name, trial.k)
-        for key in counts:
-            counts[key] += getattr(trial, key)
+    trials = [run_trial(request, pair.target_model, pair.draft_model) for request in requests]
+    plain = {trial.key: trial.tokens for trial in trials if trial.k == 0}
+    drafted = [trial for trial in trials if trial.k]
     assert len(plain) >= 48
-    assert counts["bonus"] >= 1
-    assert counts["rejected"] / counts["rounds"] >= 0.3
+    assert [t.key for t in drafted if t.tokens != plain[t.key]] == []
+    rounds, rejected, bonus = (
+        sum(getattr(trial, name) for trial in drafted) for name in ("rounds", "rejected", "bonus")
+    )
+    assert bonus >= 1
+    assert rejected / rounds >= 0.3
 
 
 @pytest.mark.slow
 def test_the_headline_command_runs_from_a_filled_hub_cache(tmp_path: Path, door: Door) -> None:
     """`python -m harness.sweep model=qwen3_4b draft=qwen3_0_6b`, literally, without a network."""
     home = tmp_path / "hf"
-    fill_hub_cache(home, "Qwen/Qwen3-4B", qwen3(1, layers=1))
-    fill_hub_cache(home, "Qwen/Qwen3-0.6B", qwen3(1, layers=1))
-    done = door(
-        "sweep",
-        "model=qwen3_4b",
-        "draft=qwen3_0_6b",
-        env={"HF_HOME": str(home), "HF_HUB_OFFLINE": "1"},
-    )
+    for name in ("Qwen/Qwen3-4B", "Qwen/Qwen3-0.6B"):
+        fill_hub_cache(home, name, qwen3(1, layers=1))
+    offline = {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
+    done = door("sweep", "model=qwen3_4b", "draft=qwen3_0_6b", env=offline)
     assert done.returncode == 0, done.stderr
     last = done.stdout.strip().splitlines()[-1]
     assert last.startswith("run: results/")
     assert last.endswith("sweep_qwen3_4b_qwen3_0_6b")
-    folder = tmp_path / last.removeprefix("run: ")
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["verdict"]["decision"] in {"speculate", "does_not_pay", "undecided"}
+    assert from_json((tmp_path / last[5:] / "summary.json").read_bytes()).verdict is not None
     assert "Traceback" not in done.stderr
     assert set(os.listdir(tmp_path)) == {"results", "hf"}
-
-
-def test_a_run_whose_model_folder_holds_other_weights_is_not_resumed(tmp_path: Path) -> None:
-    pair = [save(qwen3(seed), tmp_path / name) for seed, name in ((1, "one"), (2, "two"))]
-    small = ["prompts.sets=[easy]", "prompts.limit=1", "k=[1]", "temperature=[0]"]
-    names = [f"model=hf model.id={pair[0]} draft=hf draft.id={pair[1]}".split(), small]
-    asked = [word for words in names for word in words]
-    before = sweep.run(config(tmp_path, *asked))
-    assert before.folder is not None
-    assert sweep.run(config(tmp_path, *asked, f"resume={before.folder}")).status == 0
-    save(qwen3(3), pair[1])
-    with pytest.raises(UserError, match="models changed since"):
-        sweep.run(config(tmp_path, *asked, f"resume={before.folder}"))

@@ -7,7 +7,7 @@ Latencies and acceptance are typed in, or come from a server's files (`server_fi
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from harness.analysis.breakeven import inputs_of
+from harness.analysis.breakeven import iid_rows, inputs_of, measured_rows
 from harness.commands.run import Outcome, concluded
 from harness.commands.server_files import measured_inputs
 from harness.config import BreakevenConfig
@@ -27,6 +27,8 @@ def run(config: BreakevenConfig) -> Outcome:
     measured = measured_inputs(config)
     from_files = {key: value for key, value in asdict(measured).items() if value}
     inputs = inputs_of({**asdict(config), **from_files})
+    for _ in (*iid_rows(inputs), *measured_rows(inputs)):
+        pass  # refuses what cannot be before a folder is made
     folder = RunFolder.create(config.results_root, "breakeven", (), asdict(config))
     folder.write_latency(list(_typed_latency(inputs.times)), ())
     folder.update_manifest({"environment": describe_host(), "inputs": from_files})
