@@ -153,8 +153,6 @@ def test_an_audition_scores_every_draft_on_the_same_conversations(tmp_path: Path
     outcome = audition.run(asked, drafts)
     assert outcome.folder is not None
     run = load(outcome.folder)
-    assert run.summary is not None
-    assert run.summary["headline"]["prompts"] == 4
     assert (run.results[run.results.source == "replayed"].prompts == 4).all()
     assert len(answers_of(run)) == 3
     # The same texts elsewhere continue the same answers

@@ -1,6 +1,5 @@
 """min_p, repetition_penalty, stop_strings: the same text with a draft and without; refusals."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from transformers import GenerationConfig
 
 from harness import audition, snapshot, sweep
 from harness import prompts as prompt_sets
+from harness.analysis import analyse
 from harness.cli import compose
 from harness.commands.pair import open_pair, plan
 from harness.decoding.sampling import (
@@ -23,6 +23,7 @@ from harness.decoding.sampling import (
 from harness.models.load import load
 from harness.models.tokenizer import StopStrings, stop_rule
 from harness.records import UserError
+from harness.reporting.content import content_of
 from harness.storage import StoredRun
 from harness.storage import load as load_run
 
@@ -164,8 +165,8 @@ def test_what_generation_config_asks_for_and_the_run_did_not_do_is_a_caveat(tmp_
 
     def caveat(*overrides: str) -> str:
         stored = work(sweep, tmp_path / "runs", *short, *overrides)
-        notes = json.loads((stored.folder / "summary.json").read_text())["caveats"]
-        return " ".join(note for note in notes if "generation_config" in note)
+        caveats = content_of(analyse(stored)).caveats
+        return " ".join(line for line in caveats if "generation_config" in line)
 
     both = caveat("temperature=[0.0,1.0]")
     assert "temperature=0.6, top_k=20, repetition_penalty=1.05, suppress_tokens=[3]" in both
