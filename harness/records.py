@@ -10,7 +10,7 @@ The words are those of harness/reporting/metrics.md: a *round* is one draft-veri
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:  # every door's --help imports this module, and must not wait for numpy
@@ -33,13 +33,6 @@ RULES: tuple[Rule, ...] = ("ratio", "exact_match", "greedy_draft")
 
 # How a speculative greedy text compares with plain decoding's, in words
 GREEDY_RESULTS = {"PASS": "equal", "TIE": "tie", "FAIL": "different", "OPEN": "not judged"}
-
-# Said first wherever a run with random weights is read
-DUMMY_CAVEAT = "dummy weights: latencies are real, acceptances are not"
-IMPOSED_CAVEAT = (
-    "acceptance was imposed (decode.acceptance): speedups and the verdict hold at that acceptance "
-    "only, and the texts are not the target's"
-)
 
 
 class UserError(Exception):
@@ -411,62 +404,8 @@ class ResultRow:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What to serve for one workload at one temperature.
-
-    Attributes:
-        decision: "speculate" only when the cross-fitted speedup's lower bound is above 1.
-        draft, k: the choice, or the best-looking candidate where undecided; None and 0 where
-            speculation does not pay.
-        temperature: None where the numbers came from elsewhere and do not say.
-        prompt_set: a set's name, or "all" for the whole weighted workload.
-        speedup, speedup_lo, speedup_hi: cross-fitted, so free of the selection's optimism; with
-            too few prompts to hold any out, the plain speedup without bounds.
-        reason: one sentence with the numbers it rests on.
-    """
-
-    decision: Decision
-    draft: str | None
-    k: int
-    temperature: float | None
-    prompt_set: str
-    speedup: float | None
-    speedup_lo: float | None
-    speedup_hi: float | None
-    reason: str
-
-    @property
-    def speculate(self) -> bool:
-        """Whether the evidence says to serve with this draft."""
-        return self.decision == "speculate"
-
-
-@dataclass(frozen=True)
 class Failure:
     """A cell, or a draft, that could not be finished, and why."""
 
     where: str
     error: str
-
-
-@dataclass(frozen=True)
-class Summary:
-    """summary.json: the headline verdict, then every other one.
-
-    Attributes:
-        verdict: the whole workload at the first listed temperature.
-        per_temperature: the whole workload, every temperature.
-        per_prompt_set: each set alone, every temperature.
-        failures: what did not complete.
-        caveats: what a reader must know before acting on the verdict.
-        headline: named numbers shown beside the verdict (step_ratio, ideal_speedup, ...).
-    """
-
-    verdict: Verdict | None
-    per_temperature: tuple[Verdict, ...] = ()
-    per_prompt_set: tuple[Verdict, ...] = ()
-    failures: tuple[Failure, ...] = ()
-    caveats: tuple[str, ...] = ()
-    headline: dict[str, float | int | str | None] = field(
-        default_factory=dict[str, float | int | str | None]
-    )

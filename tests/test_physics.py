@@ -1,23 +1,17 @@
-"""Latency physics: floors, what bounds a step, curves, the parts of a round, and modelled cards."""
+"""Measuring what a step costs: memory, copy bandwidth, curves, and the parts of a round."""
 
 # Tables that may be None and stand-ins for pairs: a wrong one fails the test that reads it
 # pyright: reportOptionalMemberAccess=false, reportArgumentType=false
 # pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
 # pyright: reportOptionalOperand=false
 
-from dataclasses import replace
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from random_models import qwen3
 from stubs import TableModel
-from test_roofline import QWEN3
 
-from harness.analysis.batching import batch_gains, stopping_batches
-from harness.analysis.latency import latency_rows, merged, reference, step_times
-from harness.analysis.waterfall import round_parts, waterfall
 from harness.commands import profile
 from harness.commands.step_times import enough_memory
 from harness.config import ProfileConfig
@@ -33,96 +27,9 @@ from harness.models.lean import static
 from harness.models.lean.model import LeanModel
 from harness.models.lean.static import StaticModel
 from harness.profile import unknown_card
-from harness.records import LatencyRow, PartTiming, StepTiming, UserError
-from harness.theory.planning import PlanRequest
-from harness.theory.roofline import (
-    Card,
-    ReadingModel,
-    step_bounds,
-    with_floors,
-)
-from harness.theory.speedup import speedup
+from harness.records import UserError
 
-A10G = Card("a10g", 600, 70, 24, 1.1)
-H200 = Card("h200", 4800, 989, 141, 4.5)
 GREEDY = SamplingParameters(0.0)
-
-
-def row(role, kind, tokens, ms, context=100, batch=1):
-    return LatencyRow(role, role, kind, tokens, context, batch, ms, ms, ms, 5)
-
-
-def curve(step_ms, widest_ms, role="target", **where):
-    return [row(role, "step", 1, step_ms, **where), row(role, "verify", 9, widest_ms, **where)]
-
-
-def reader(name="4B", bandwidth=600.0):
-    return ReadingModel(QWEN3[name], 2.0, bandwidth, "measured")
-
-
-# Floors and what bounds a step
-
-
-def bound_of(step_ms, widest_ms, name="4B"):
-    (bound,) = step_bounds(with_floors(curve(step_ms, widest_ms), {"target": reader(name)}))
-    return bound
-
-
-# Several contexts and batches in one run
-
-
-def timing(role, kind, tokens, seconds, context, batch):
-    return StepTiming(role, role, kind, tokens, context, batch, (seconds,))
-
-
-def test_a_prediction_takes_the_first_context_and_batch_of_a_profile():
-    cells = [(44, 1), (512, 16)]
-    timings = [timing("target", "prefill", 44, 9.0, 0, 1)]
-    for slower, (context, batch) in enumerate(cells, start=1):
-        timings += [
-            timing("target", "step", 1, 2.0 * slower, context, batch),
-            timing("draft", "step", 1, 0.5 * slower, context, batch),
-            timing("target", "verify", 2, 3.0 * slower, context, batch),
-        ]
-    times = step_times(timings)
-    assert (times.target_s, times.draft_s, times.verify_s) == (2.0, 0.5, (3.0,))
-    assert len(reference(timings)) == 4
-
-
-def test_timings_of_one_forward_are_merged_with_all_their_samples():
-    one, other = timing("target", "step", 1, 1.0, 44, 1), timing("target", "step", 1, 3.0, 44, 1)
-    (both,) = merged([one, other])
-    assert both.samples_s == (1.0, 3.0)
-    assert len(merged([one, replace(other, batch=2)])) == 2
-    assert latency_rows([one, other])[0].samples == 2
-
-
-def batched():
-    """c .1 everywhere; a verify of n positions costs one step, and at batch 16 n steps."""
-    rows = []
-    for batch, v in ((1, lambda _: 1.0), (16, float)):
-        rows += [row("target", "step", 1, 10.0, batch=batch)]
-        rows += [row("draft", "step", 1, 1.0, batch=batch)]
-        rows += [row("target", "verify", n, 10.0 * v(n), batch=batch) for n in range(1, 6)]
-    return rows
-
-
-def test_speculation_stops_paying_at_the_batch_whose_verify_costs_its_positions():
-    gains = batch_gains(batched(), [0.8])
-    assert (gains[0].k, gains[0].speedup) == (4, pytest.approx(speedup(0.8, 4, 0.1)))
-    assert (gains[1].k, gains[1].speedup) == (0, 1.0)
-    assert gains[0].tokens_per_second == pytest.approx(100)
-    assert gains[1].tokens_per_second == pytest.approx(1600)
-    (stop,) = stopping_batches(gains)
-    assert (stop.pays_up_to, stop.stops_at) == (1, 16)
-
-
-def test_a_smaller_batch_at_which_speculation_loses_is_named_beside_the_largest_that_pays():
-    turned = [replace(row, batch=17 - row.batch) for row in batched()]
-    (stop,) = stopping_batches(batch_gains(turned, [0.8]))
-    assert (stop.pays_up_to, stop.stops_at, stop.not_at) == (16, None, (1,))
-    (nowhere,) = stopping_batches(batch_gains(turned, [0.0]))
-    assert (nowhere.pays_up_to, nowhere.stops_at) == (None, 1)
 
 
 # Measuring
@@ -337,53 +244,6 @@ def test_a_round_after_a_full_acceptance_is_recorded_before_it_is_timed(monkeypa
     time_rounds(TimedPair(target, draft, GREEDY), [(5, 6, 7)], [2], positions=8)
     drafter = ModelDrafter(draft, GREEDY)
     assert all(draft.knows(drafter._key(pending, 2)) for pending in (1, 2))
-
-
-# A round in parts, and the waterfall
-
-
-def timed(round_ms=10.0, rounds=8):
-    """K = 3: draft 4.5, verify 4, accept .5, host .2, rewind .1; step 3, plain turn 3.3, ms."""
-    given = {
-        "draft": 4.5, "verify": 4.0, "accept": 0.5, "host": 0.2, "rewind": 0.1, "round": round_ms
-    }  # fmt: skip
-    own = [
-        PartTiming(3, name, (ms / 1e3,) * rounds, (3,) * rounds if name == "round" else ())
-        for name, ms in given.items()
-    ]
-    plain = PartTiming(0, "round", (3.3e-3,) * rounds, (1,) * rounds)
-    return [plain, PartTiming(0, "step", (3e-3,) * rounds), *own]
-
-
-def test_the_parts_and_what_they_leave_unexplained_make_up_the_round():
-    (entry,) = round_parts(timed())
-    assert sum(ms for _, ms in entry.parts) + entry.unexplained_ms == pytest.approx(10.0)
-    assert entry.unexplained_ms == pytest.approx(0.7)
-    assert entry.unexplained_share == pytest.approx(0.07)
-    assert entry.speedup == pytest.approx(3 * 3.3 / 10)
-
-
-def test_the_waterfall_falls_from_the_formulas_to_the_measured_speedup():
-    (entry,) = round_parts(timed())
-    falls = waterfall(entry)
-    c, v = 1.5 / 3.0, 4.0 / 3.0
-    expected = [speedup(1.0, 3, c), speedup(1.0, 3, c, v), 3 / (3 * c + v)]
-    assert [fall.speedup for fall in falls[:3]] == pytest.approx(expected)
-    assert falls[-1].speedup == pytest.approx(entry.speedup)
-    assert np.prod([fall.factor for fall in falls]) * falls[0].speedup == pytest.approx(
-        entry.speedup
-    )
-
-
-def test_without_plain_decoding_there_is_no_waterfall():
-    assert round_parts(timed()[2:]) == []
-
-
-# Cards that are not at hand
-
-
-def wanted(target="8B", draft="0.6B", **more):
-    return PlanRequest(QWEN3[target], QWEN3[draft], (1, 2, 3, 4), (0.6, 0.8), **more)
 
 
 def test_an_unknown_card_is_one_line_that_lists_the_known_ones():

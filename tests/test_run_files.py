@@ -28,15 +28,18 @@ from harness.commands import breakeven, report
 from harness.commands.index import _entry as indexed
 from harness.commands.run import Interrupted, Outcome, running
 from harness.config import BreakevenConfig, GpuConf, ReportConfig
-from harness.records import SCHEMA_VERSION, LatencyRow, ResultRow, StepTiming, Summary, UserError
+from harness.records import SCHEMA_VERSION, LatencyRow, ResultRow, StepTiming, UserError
 from harness.storage import RESULT_COLUMNS, RunFolder, load, load_traces, lock
-from harness.summary import DistributionTest, TextCheck
+from harness.summary import DistributionTest, RunFacts, Summary, TextCheck
 
 FROZEN = Path(__file__).parent / "frozen"
 EXAMPLE = Path(__file__).resolve().parents[1] / "results/examples/embedded_audition"
 CONFIG = load(FROZEN / "sweep").config
 TRIAL = load(FROZEN / "sweep").trials[1]
 TABLES = ("results.csv", "latency.csv", "latency_samples.csv")
+
+
+SUMMARY = Summary(RunFacts("sweep", "run", "running", None, "tiny", "tiny_good"))
 
 
 @pytest.fixture
@@ -46,7 +49,7 @@ def folder(tmp_path: Path) -> RunFolder:
     run = RunFolder.resume(path, "sweep", CONFIG)
     names = ("tiny", "tiny_good", "easy", 0.0, 0, "measured", "complete")
     run.write_results([ResultRow(*names, ms_per_token=2.5)])  # type: ignore[arg-type]
-    run.write_summary(Summary(None, headline={"step_ratio": 4.5}))
+    run.write_summary(SUMMARY)
     return run
 
 
@@ -299,7 +302,7 @@ def test_a_kill_between_two_writes_is_not_taken_for_damage(
             patch.setattr(os, "replace", killed_at(count, bool(after)))
             try:
                 again.write_latency(latency_rows(new), new)
-                again.write_summary(Summary(None))
+                again.write_summary(SUMMARY)
             except SystemExit:
                 pass
         stored = load(folder.path)

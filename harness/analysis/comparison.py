@@ -373,8 +373,8 @@ def _times_only(row: ComparisonRow) -> ComparisonRow:
 def _compared(
     run: str, rows: Sequence[ComparisonRow], reference: StoredRun, fail_below: float | None
 ) -> ComparedRun:
-    verdict = (reference.summary or {}).get("verdict") or {}
-    row = deciding(rows, verdict.get("temperature"), verdict.get("k") or 0)
+    verdict = analyse(reference).verdict
+    row = deciding(rows, verdict and verdict.temperature, verdict.k if verdict else 0)
     p_values = [entry.p_value_holm for entry in rows if entry.p_value_holm is not None]
     counts = len(p_values), sum(value < SIGNIFICANT for value in p_values)
     if fail_below is None:

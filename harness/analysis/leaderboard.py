@@ -15,7 +15,7 @@ import numpy as np
 from harness.analysis.latency import break_even
 from harness.analysis.predicted import Latencies, SpeedupDraws, alpha_of, speedup_draws
 from harness.analysis.replayed import Replays
-from harness.analysis.setup import Setup
+from harness.analysis.setup import Setup, architecture
 from harness.analysis.verdict import Candidate
 from harness.records import Rule
 from harness.stats.bootstrap import RESAMPLES
@@ -143,12 +143,12 @@ def with_costs(board: Leaderboard, setup: Setup, target_s: float) -> Leaderboard
 def draft_memory(setup: Setup, replays: Replays, context_tokens: int) -> tuple[DraftMemory, ...]:
     """What each draft leaves of the device's memory, where the sizes are known."""
     described = setup.described.get("target", {})
-    target, available = Setup.architecture(described), setup.memory_bytes
+    target, available = architecture(described), setup.memory_bytes
     if target is None or available is None:
         return ()
     drafts: dict[str, Architecture | None] = {}
     for draft in replays.drafts:
-        sizes = Setup.architecture(setup.described_draft(draft))
+        sizes = architecture(setup.described_draft(draft))
         if draft in replays.lookups:
             drafts[draft] = None
         elif sizes is not None:

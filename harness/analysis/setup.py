@@ -172,19 +172,6 @@ class Setup:
         drafts = (each for role, each in self.described.items() if role != "target")
         return next((entry for entry in drafts if entry.get("name") == name), {})
 
-    @staticmethod
-    def architecture(described: Entry) -> Architecture | None:
-        """A model's sizes from the manifest's entry; None where it does not say them all."""
-        names = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "tied")
-        if any(described.get(name) is None for name in names):
-            return None
-        return Architecture(
-            **{name: described[name] for name in names},
-            experts=described.get("experts") or 0,
-            experts_per_token=described.get("experts_per_token") or 0,
-            moe_ffn=described.get("moe_ffn") or 0,
-        )
-
     def parameter_share(self, draft: str) -> float | None:
         """The draft's parameters / the target's; None if unknown."""
         share = self.described_draft(draft).get("parameters")
@@ -274,6 +261,19 @@ class Setup:
                 engine_reason=entry.get("engine_reason"),
                 compiled=entry.get("compiled"),
             )
+
+
+def architecture(described: Entry) -> Architecture | None:
+    """A model's sizes from the manifest's entry; None where it does not say them all."""
+    names = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "tied")
+    if any(described.get(name) is None for name in names):
+        return None
+    return Architecture(
+        **{name: described[name] for name in names},
+        experts=described.get("experts") or 0,
+        experts_per_token=described.get("experts_per_token") or 0,
+        moe_ffn=described.get("moe_ffn") or 0,
+    )
 
 
 def is_card(

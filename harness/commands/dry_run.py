@@ -17,7 +17,7 @@ from rich.table import Table
 
 import harness.models
 from harness import prompts as prompt_sets
-from harness.analysis.views import architecture
+from harness.analysis.setup import architecture
 from harness.config import (
     CONF_DIR,
     AuditionConfig,
