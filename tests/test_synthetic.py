@@ -132,7 +132,7 @@ def test_a_sweep_predicts_from_rates_that_were_set_and_another_run_can_take_its_
     assert "Acceptance is synthetic" in (run.folder / "report.md").read_text()
 
     source = f"decode.acceptance_from={run.folder}"
-    stored = swept(tmp_path, source).manifest["imposed_acceptance"]
+    stored = swept(tmp_path, source).manifest["synthetic_acceptance"]
     rates = {(entry["prompt_set"], entry["k"]): entry["rates"] for entry in stored}
     assert set(rates) == set(itertools.product(("easy", "hard"), (1, 2)))
     hard = [t for t in run.trials if t.k == 1 and t.prompt_set == "hard"]
