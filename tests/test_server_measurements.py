@@ -272,8 +272,10 @@ def test_what_cannot_be_used_is_refused_and_nothing_is_stored(
         "PLAIN": write(tmp_path / "plain.json", json.dumps({"mean_tpot_ms": 13.4})),
         **{text: write(tmp_path / f"{len(text)}.json", text) for text in ("{}{}", "[1]")},
     }
-    used = {key: files.get(value, value) if isinstance(value, str) else value
-            for key, value in settings.items()}  # fmt: skip
+    used: dict[str, Any] = {
+        key: files.get(value, value) if isinstance(value, str) else value
+        for key, value in settings.items()
+    }
     with pytest.raises(UserError) as refused:
         breakeven.run(BreakevenConfig(results_root=str(tmp_path / "out"), **used))
     assert says in str(refused.value)
