@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import platform
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from weakref import WeakValueDictionary, finalize
@@ -57,12 +57,7 @@ def held() -> list[Path]:
 
 
 def take(folder: Path) -> Lock:
-    """Take the run's lock; a process that has it already shares it with itself.
-
-    Raises:
-        Busy: another process has it.
-        UserError: the folder cannot be written.
-    """
+    """Take the run's lock, or raise Busy; a process that has it already shares it with itself."""
     key = (os.getpid(), folder.resolve())
     known = _held.get(key)
     if known is None:
@@ -77,27 +72,25 @@ def _locked(folder: Path) -> Lock:
     file = folder / LOCK
     while True:
         handle = os.open(file, os.O_RDWR | os.O_CREAT | NO_LINKS, 0o666)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(handle), os.stat(file, follow_symlinks=False)):
-                _sign(handle)
-                return Lock(folder, handle)
-        except BlockingIOError as error:
-            who = _holder(handle)
-            os.close(handle)
-            raise Busy(
-                f"resume={folder}: {who} is writing this run, and only one process may: wait "
-                "until it ends, or stop it"
-            ) from error
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                os.close(handle)
-                raise
-            os.close(handle)
-            return _without(folder, f"flock: {error.strerror}")
-        os.close(handle)  # the last holder has just removed the file: try again with a new one
+        with ExitStack() as unless_held:
+            unless_held.callback(os.close, handle)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise Busy(
+                    f"resume={folder}: {_holder(handle)} is writing this run, and only one process "
+                    "may: wait until it ends, or stop it"
+                ) from error
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+                return _without(folder, f"flock: {error.strerror}")
+            # Otherwise the last holder has just removed the file: try again with a new one
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(handle), os.lstat(file)):
+                    _sign(handle)
+                    unless_held.pop_all()
+                    return Lock(folder, handle)
 
 
 def _without(folder: Path, reason: str) -> Lock:
