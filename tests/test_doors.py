@@ -124,7 +124,7 @@ def test_a_missing_value_is_told_with_what_to_type(run: RunDoor, capsys: Capture
 def test_a_run_that_cannot_be_rendered_stays_and_says_how_to_render_it(
     run: RunDoor, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(_: Any) -> None:
+    def broken(*_: Any) -> None:
         raise FileNotFoundError("no definitions")
 
     monkeypatch.setattr(reporting, "render", broken)
