@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from harness import cli, reporting
 from harness.analysis import analyse
@@ -499,7 +500,7 @@ def test_a_second_process_is_refused_with_the_first_ones_id_until_it_ends(
     assert not (path / "run.lock").exists()
 
 
-def test_a_report_on_a_run_being_written_derives_it_in_a_copy(
+def test_a_report_on_a_run_being_written_writes_only_the_report(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder.update_manifest({"status": "running"})
@@ -619,8 +620,10 @@ def plots_lead_out(run: Path, outside: Path) -> None:
 
 def reports_lead_out(run: Path, outside: Path) -> None:
     """The reports, what they are written into before they are renamed, and names with paths."""
-    names = f"model: {{name: ../../{outside}/made, id: /etc/passwd}}\ndraft: {{name: /{outside}/m}}"
-    (run / "config.yaml").write_text(f"{names}\ntraces_from: {outside}\n")
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["model"] |= {"name": f"../../{outside}/made", "id": "/etc/passwd"}
+    config["traces_from"] = str(outside)
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
     for name in ("report.md", "report.html"):
         (run / name).unlink(missing_ok=True)
         for file in (name, f".{name}.new", f".{name}.{os.getpid()}.new"):

@@ -9,7 +9,6 @@ nothing that was measured is dropped, or measured again, unless you ask for it.
 """
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
@@ -327,21 +326,6 @@ def load_traces(folder: str | Path) -> list[TextTrace]:
 
     content = files.read_verified(Path(folder), TRACES)
     return [] if content is None else read(content, Path(folder) / TRACES)
-
-
-def copied(stored: StoredRun, into: Path) -> StoredRun:
-    """A copy of a run as it is now, in a separate folder; another process may be writing the run.
-
-    Raises:
-        UserError: it cannot be read or copied.
-    """
-    with files.writing(into):
-        for name in ("manifest.json", TRIALS, *CHECKED):
-            content = files.read(stored.folder / name)
-            if content is not None:
-                files.write(into / name, content)
-        shutil.copymode(stored.folder, into)
-    return load(into)
 
 
 def _new_folder(root: Path, stem: str) -> Path:
