@@ -65,7 +65,7 @@ def few_samples() -> Any:
 def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
     """The report is looked at once, with `swept`."""
     for name in ("render", "show"):
-        monkeypatch.setattr(reporting, name, lambda _: None)
+        monkeypatch.setattr(reporting, name, lambda *_: None)
 
 
 @pytest.fixture(scope="module")
