@@ -52,6 +52,7 @@ from harness.summary import (
     ComparisonRow,
     Difference,
     Value,
+    Verdict,
 )
 
 ALL_SETS = "all"
@@ -89,6 +90,7 @@ def compare(
             threshold where no speedup can be compared.
     """
     names = _names(runs)
+    verdict = analyse(runs[0]).verdict
     rows: list[ComparisonRow] = []
     caveats: list[ComparisonCaveat] = []
     compared: list[ComparedRun] = []
@@ -99,7 +101,7 @@ def compare(
             raise UserError(f"runs: {names[0]} and {name} have no cell in common")
         rows += pair_rows
         caveats += [caveat for caveat in pair_caveats if caveat not in caveats]
-        compared.append(_compared(name, pair_rows, runs[0], fail_below))
+        compared.append(_compared(name, pair_rows, verdict, fail_below))
     return Comparison(
         reference=names[0],
         folders=tuple(str(run.folder) for run in runs),
@@ -371,9 +373,8 @@ def _times_only(row: ComparisonRow) -> ComparisonRow:
 
 
 def _compared(
-    run: str, rows: Sequence[ComparisonRow], reference: StoredRun, fail_below: float | None
+    run: str, rows: Sequence[ComparisonRow], verdict: Verdict | None, fail_below: float | None
 ) -> ComparedRun:
-    verdict = analyse(reference).verdict
     row = deciding(rows, verdict and verdict.temperature, verdict.k if verdict else 0)
     p_values = [entry.p_value_holm for entry in rows if entry.p_value_holm is not None]
     counts = len(p_values), sum(value < SIGNIFICANT for value in p_values)
