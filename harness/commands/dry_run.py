@@ -6,7 +6,6 @@ from the cards' data sheets (`harness.theory.cost`).
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +16,6 @@ from rich.table import Table
 
 import harness.models
 from harness import prompts as prompt_sets
-from harness.analysis.setup import architecture
 from harness.config import (
     CONF_DIR,
     AuditionConfig,
@@ -33,7 +31,7 @@ from harness.records import NGRAM, Prompt, UserError
 from harness.reporting.console import print_table
 from harness.reporting.cost import NOTES, Costs, cost_table, unknown_line
 from harness.reporting.tables.cards import cards_table
-from harness.theory.architecture import Architecture, architecture_of
+from harness.theory.architecture import architecture_of
 from harness.theory.cost import (
     Forwards,
     ModelSize,
@@ -103,10 +101,14 @@ def print_profile_plan(config: ProfileConfig, prompts: Sequence[Prompt]) -> None
     work += timing_forwards(max(config.k), "draft")
     _print_plan(config, [config.draft], rows)
     _print_costs(config, [config.draft], prompts, work, config.gpu)
-    planned = modelled_cards(config)
-    table = cards_table(planned) if planned else None
-    if table is not None:
-        print_table(table, Console(highlight=False))
+    request = _cards_request(config)
+    if request is not None:
+        cards = {card.name: card for card in all_cards()}
+        chosen = config.gpu.name if config.gpu else None
+        if config.gpu:  # with the numbers that it was given
+            cards[config.gpu.name] = config.gpu
+        planned = plan_cards([card_of(card) for card in cards.values()], request)
+        print_table(cards_table(planned, request, chosen), Console(highlight=False))
         return
     Console(highlight=False).print(
         "cards (modelled): a model's architecture is not in its config; choose one that has it "
@@ -293,51 +295,19 @@ def _stored_config(conf: ModelConf) -> dict[str, Any] | None:
 # ---- cards that are not at hand ------------------------------------------------------------------
 
 
-def modelled_cards(
-    config: ProfileConfig, described: Mapping[str, Any] | None = None
-) -> dict[str, Any] | None:
-    """The pair on every card of conf/gpu, from sizes and data sheets alone.
-
-    Args:
-        config: its models' `architecture`, where they have one, is what is planned with.
-        described: the manifest's entries of the loaded models, for those whose config has none.
-
-    Returns:
-        What was planned for, and a row per card; None where a model's sizes are not known, and for
-        the embedded toys, which nobody would serve.
-    """
-    target = _shape("model", config.model, (described or {}).get("target"))
-    draft = _shape("draft", config.draft, (described or {}).get("draft"))
+def _cards_request(config: ProfileConfig) -> PlanRequest | None:
+    """What cards are modelled for; None where a config does not say its model's sizes."""
+    sizes = [(key, getattr(config, key).architecture) for key in ("model", "draft")]
     ks = [k for k in config.k if k > 0]
-    if target is None or draft is None or not ks:
+    if not ks or not all(isinstance(size, dict) for _, size in sizes):
         return None
-    unit = 4.0 if config.model.dtype == "float32" else SERVED_BYTES
-    request = PlanRequest(
+    target, draft = (architecture_of(size, f"{key}.architecture") for key, size in sizes)
+    return PlanRequest(
         target,
         draft,
         tuple(range(1, max(ks) + 1)),
         tuple(config.alpha),
         config.plan.context_tokens,
         config.plan.batch,
-        unit,
+        4.0 if config.model.dtype == "float32" else SERVED_BYTES,
     )
-    cards = {card.name: card for card in all_cards()}
-    if config.gpu:  # with the numbers that it was given, and first
-        cards = {config.gpu.name: config.gpu, **cards, config.gpu.name: config.gpu}
-    return {
-        "context_tokens": request.context_tokens,
-        "batch": request.batch,
-        "bytes_per_parameter": unit,
-        "chosen": config.gpu.name if config.gpu else None,
-        "rows": [
-            asdict(row) for row in plan_cards([card_of(card) for card in cards.values()], request)
-        ],
-    }
-
-
-def _shape(key: str, conf: ModelConf, described: Mapping[str, Any] | None) -> Architecture | None:
-    if isinstance(conf.architecture, dict):
-        return architecture_of(conf.architecture, f"{key}.architecture")
-    if described is None or described.get("weights") == "embedded":
-        return None
-    return architecture(described)

@@ -1,14 +1,12 @@
 """One target on several cards: ranked by what was measured on each, and modelled by data sheets."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
 
 from harness.reporting import formatting as fmt
 from harness.reporting.tables.leaderboard import PLAIN
 from harness.reporting.tables.specification import Column, Table, grouped, table
 from harness.summary import CardDraftRow, CardRow, Summary
-
-Planned = Mapping[str, Any]
+from harness.theory.planning import PlannedCard, PlanRequest
 
 
 def _serve(row: CardRow) -> str:
@@ -79,47 +77,46 @@ def card_tables(summary: Summary) -> list[Table]:
     ]
 
 
-def cards_table(planned: Planned) -> Table:
-    """The pair on cards that are not at hand; the one that gpu= names says so.
+def cards_table(cards: Sequence[PlannedCard], request: PlanRequest, chosen: str | None) -> Table:
+    """The pair on cards that are not at hand.
 
     Args:
-        planned: what was planned for, and the rows.
+        cards: each card's plan.
+        request: what was planned for.
+        chosen: the card that gpu= names, which says so.
     """
-    rows: list[Planned] = planned["rows"]
-    chosen = {planned["chosen"]: " (gpu=)"}
-    columns: tuple[Column[Planned], ...] = (
-        Column("card", lambda row: f"{row['card']}{chosen.get(row['card'], '')}", key=True),
-        Column("fits", lambda row: "yes" if row["fits"] else f"no ({row['cards_needed']} cards)"),
-        Column("needed", lambda row: row["needed_bytes"], lambda b: f"{b / 1e9:,.3g} GB"),
-        Column("target\nms", lambda row: row["target_ms"], fmt.milliseconds),
-        Column("draft\nms", lambda row: row["draft_ms"], fmt.milliseconds),
-        Column("c", lambda row: row["c"], lambda c: fmt.decimal(c, 3)),
-        Column(f"v(K={rows[0]['largest_k']})", lambda row: row["v"], fmt.decimal),
-        Column("USD,\nplain", lambda row: row["usd_per_million_tokens"], fmt.dollars),
+    columns: tuple[Column[PlannedCard], ...] = (
+        Column("card", lambda p: f"{p.card} (gpu=)" if p.card == chosen else p.card, key=True),
+        Column("fits", lambda plan: "yes" if plan.fits else f"no ({plan.cards_needed} cards)"),
+        Column("needed", lambda plan: plan.needed_bytes, lambda size: f"{size / 1e9:,.3g} GB"),
+        Column("target\nms", lambda plan: plan.target_ms, fmt.milliseconds),
+        Column("draft\nms", lambda plan: plan.draft_ms, fmt.milliseconds),
+        Column("c", lambda plan: plan.c, lambda c: fmt.decimal(c, 3)),
+        Column(f"v(K={max(request.ks)})", lambda plan: plan.v, fmt.decimal),
+        Column("USD,\nplain", lambda plan: plan.usd_per_million_tokens, fmt.dollars),
         *(
             column
-            for index, gain in enumerate(rows[0]["gains"])
-            for column in _gain_columns(index, gain["alpha"])
+            for index, alpha in enumerate(request.alphas)
+            for column in _gain_columns(index, alpha)
         ),
     )
-    several = f" x {planned['batch']} sequences" if planned["batch"] > 1 else ""
-    dtype = "bf16" if planned["bytes_per_parameter"] == 2 else "float32"
-    title = f"Cards (modelled): {planned['context_tokens']} tokens of context{several}, {dtype}"
-    return table(title, columns, rows, notes=MODELLED_NOTES)
+    several = f" x {request.batch} sequences" if request.batch > 1 else ""
+    dtype = "bf16" if request.bytes_per_parameter == 2 else "float32"
+    title = f"Cards (modelled): {request.context_tokens} tokens of context{several}, {dtype}"
+    return table(title, columns, cards, notes=MODELLED_NOTES)
 
 
-def _gain_columns(index: int, alpha: float) -> tuple[Column[Planned], ...]:
+def _gain_columns(index: int, alpha: float) -> tuple[Column[PlannedCard], ...]:
     """What speculation gains on each card at one alpha."""
     at = f"alpha {alpha:g}:\n"
 
-    def stops_at(row: Planned) -> float | str | None:
-        if not row["sequences"]:
-            return None
-        return row["gains"][index]["stops_at_batch"] or f"> {row['largest_batch']}"
+    def stops_at(plan: PlannedCard) -> float | str | None:
+        stops = plan.gains[index].stops_at_batch or f"> {plan.largest_batch}"
+        return stops if plan.sequences else None
 
     return (
-        Column(f"{at}best K", lambda row: row["gains"][index]["k"], fmt.count),
-        Column(f"{at}speedup", lambda row: row["gains"][index]["speedup"], fmt.speedup),
-        Column(f"{at}USD", lambda row: row["gains"][index]["usd_per_million_tokens"], fmt.dollars),
+        Column(f"{at}best K", lambda plan: plan.gains[index].k, fmt.count),
+        Column(f"{at}speedup", lambda plan: plan.gains[index].speedup, fmt.speedup),
+        Column(f"{at}USD", lambda plan: plan.gains[index].usd_per_million_tokens, fmt.dollars),
         Column(f"{at}stops at", stops_at, fmt.count),
     )
