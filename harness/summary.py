@@ -982,7 +982,6 @@ class Summary:
         text_checks, distribution_tests: of a snapshot; a sweep's greedy texts.
         ineligible: drafts that cannot be used with this target, and why.
         generation_s, scoring_s: what an audition's completions and scores took.
-        largest_k: the profile's.
         ceilings, best_k: break-even's, and the profile's ceilings.
     """
 
