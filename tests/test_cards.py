@@ -224,12 +224,12 @@ def test_a_dry_run_prints_the_modelled_cost_of_one_card_or_of_all(
         return capsys.readouterr().out
 
     one = dry("model=qwen3_4b", "draft=qwen3_0_6b", "gpu=a10g")
-    assert "time and cost (modelled)" in one
+    assert "Time and cost (modelled)" in one
     assert "a10g" in one
     assert "$1.10" in one
     assert "h100" not in one
     every = dry()
-    assert all(f" {card.name} " in every for card in all_cards())
+    assert all(f"\n{card.name} " in every for card in all_cards())
     assert "does not fit" in dry("model=qwen3_32b", "draft=qwen3_0_6b", "gpu=l4")
     unknown = dry("model=hf", "model.id=org/some", "draft=tiny_good")
     assert "estimated cost: unknown; the sizes of some are not in its config" in unknown

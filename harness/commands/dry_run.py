@@ -29,8 +29,8 @@ from harness.config import (
 from harness.models.architecture import shape_of
 from harness.records import NGRAM, Prompt, UserError
 from harness.reporting.console import print_table
-from harness.reporting.cost import NOTES, Costs, cost_table, unknown_line
 from harness.reporting.tables.cards import cards_table
+from harness.reporting.tables.cost import cost_table
 from harness.theory.architecture import architecture_of
 from harness.theory.cost import (
     Forwards,
@@ -218,33 +218,24 @@ def _print_costs(
         models |= {conf.name: conf for conf in drafts if conf.id != NGRAM}
     else:
         models["draft"] = config.draft
-    costs = _costs(config, models, prompts, work, gpu)
     console = Console(highlight=False)
-    if costs.unknown:
-        console.print(unknown_line(costs), soft_wrap=True, markup=False)
-        return
-    console.print(cost_table(costs))
-    console.print(NOTES, markup=False)
-
-
-def _costs(
-    config: Config,
-    models: Mapping[str, ModelConf],
-    prompts: Sequence[Prompt],
-    work: Sequence[Forwards],
-    gpu: GpuConf | None,
-) -> Costs:
     sizes = {name: sizes_of(conf) for name, conf in models.items()}
-    unknown = [models[name].name for name, size in sizes.items() if size is None]
+    unknown = " and ".join(models[name].name for name, size in sizes.items() if size is None)
     if unknown:
-        return Costs((), tuple(unknown))
+        console.print(
+            f"estimated cost: unknown; the sizes of {unknown} are not in its config"
+            " (model.architecture={family: ..., layers: ...} gives them)",
+            soft_wrap=True,
+            markup=False,
+        )
+        return
     known = {name: size for name, size in sizes.items() if size is not None}
     # Of a typical step: the mean over all turns, with half of the text generated
     lengths = prompt_sets.estimated_tokens(prompts, config)
     context = sum(lengths) // len(lengths) + config.new_tokens // 2
     cards = [gpu] if gpu is not None else all_cards()
     found = [estimate(work, known, card_of(card), context) for card in cards]
-    return Costs(tuple(sorted(found, key=lambda entry: entry.high_usd)), ())
+    print_table(cost_table(sorted(found, key=lambda entry: entry.high_usd)), console)
 
 
 def all_cards() -> list[GpuConf]:
