@@ -388,7 +388,7 @@ def test_a_plot_is_ink_on_the_cards_colour_in_every_scheme(
         " return [b.left, b.top + scrollY, b.width, b.height]; })()"
     )
     picture = Image.open(io.BytesIO(base64.b64decode(page.screenshot(*box)))).convert("L")
-    shades = sorted(picture.get_flattened_data())
+    shades: list[int] = sorted(picture.tobytes())
     ground, ink = shades[len(shades) // 2], (shades[-1] if dark else shades[0])
     assert (ground < 50, ground > 240) == (dark, not dark)
     assert abs(ink - ground) > 150

@@ -67,13 +67,13 @@ def test_a_report_reads_as_the_golden_one(
     name: str, rendered: Callable[[str], Path], pytestconfig: pytest.Config
 ) -> None:
     text = (rendered(name) / "report.md").read_text(encoding="utf-8")
-    compared_with_golden(f"{name}.md", text, pytestconfig.getoption("renew_golden"))
+    compared_with_golden(f"{name}.md", text, bool(pytestconfig.getoption("renew_golden")))
 
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_the_console_prints_the_golden_text(name: str, pytestconfig: pytest.Config) -> None:
     compared_with_golden(
-        f"{name}.txt", printed(summary(name)), pytestconfig.getoption("renew_golden")
+        f"{name}.txt", printed(summary(name)), bool(pytestconfig.getoption("renew_golden"))
     )
 
 

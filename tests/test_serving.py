@@ -164,8 +164,12 @@ def test_mlx_lm_parses_its_line() -> None:
 def test_the_transformers_snippet_runs_on_the_embedded_pair(
     temperature: float, sampling: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    pair = {"target": str(EMBEDDED / "tiny"), "draft": str(EMBEDDED / "tiny_good")}
-    made = decided(**pair, sampling=sampling, verdict={"temperature": temperature})
+    made = decided(
+        target=str(EMBEDDED / "tiny"),
+        draft=str(EMBEDDED / "tiny_good"),
+        sampling=sampling,
+        verdict={"temperature": temperature},
+    )
     code = lines(made)["transformers"].code
     inputs = {"input_ids": torch.tensor([[5, 6, 7]]), "max_new_tokens": 6, "pad_token_id": 0}
     scope: dict[str, Any] = {"inputs": {**inputs, "attention_mask": torch.ones(1, 3).long()}}
