@@ -44,6 +44,7 @@ UNFILLED = {
     "snapshot.TEXTS speculative margin": "a snapshot whose texts differ",
     "cards.CARDS": "auditions on several cards",
     "cards.DRAFTS": "auditions on several cards",
+    "cost.COLUMNS": "no run: what a dry run prints",
     "comparison.COLUMNS status": "a comparison with a cell that did not complete",
 }
 # Parts of a summary that no run here has, likewise
