@@ -23,9 +23,9 @@ from torch import Tensor
 
 from harness.config import rates_for
 from harness.decoding.drafters import ModelDrafter
+from harness.decoding.loops import speculative_rounds
 from harness.decoding.protocols import Generation
 from harness.decoding.sampling import SamplingParameters, Uniforms
-from harness.decoding.speculative import speculative_rounds
 from harness.models.cached import CachedModel
 from harness.models.dummy import build
 from harness.models.probe import cached_model

@@ -9,11 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.decoding.autoregressive import autoregressive_rounds
 from harness.decoding.drafters import ModelDrafter
+from harness.decoding.loops import autoregressive_rounds, speculative_rounds
 from harness.decoding.protocols import CausalModel, Drafter, Generation
 from harness.decoding.sampling import SamplingParameters, Uniforms
-from harness.decoding.speculative import speculative_rounds
 from harness.records import Round
 
 CPU = torch.device("cpu")

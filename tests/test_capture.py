@@ -14,7 +14,7 @@ from stubs import decoded, generation_of
 from torch._inductor import config as inductor_settings
 from transformers import PreTrainedModel, Qwen3MoeConfig
 
-from harness.decoding import autoregressive, speculative
+from harness.decoding import loops
 from harness.decoding.drafters import ModelDrafter
 from harness.decoding.sampling import SamplingParameters, sampler_for
 from harness.decoding.verification import rates_on
@@ -40,8 +40,7 @@ def mixture(seed: int = 0) -> PreTrainedModel:
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     """Fake CUDA, on which a loop's host read says that every draft token was rejected."""
-    for module in (autoregressive, speculative):
-        monkeypatch.setattr(module, "host_tokens", lambda tokens: [0] * len(tokens))
+    monkeypatch.setattr(loops, "host_tokens", lambda tokens: [0] * len(tokens))
     caches = (rates_on, sampler_for)  # of tensors, which are fake in here and real elsewhere
     for kept in caches:
         kept.cache_clear()

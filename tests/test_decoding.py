@@ -12,8 +12,8 @@ from stubs import CPU, GREEDY, TableModel, decoded, generation_of, text_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.decoding.drafters import ModelDrafter
+from harness.decoding.loops import emitted_round
 from harness.decoding.sampling import SamplingParameters, Uniforms, sampler_for
-from harness.decoding.speculative import emitted_round
 from harness.records import RULES, Round, Rule
 from harness.theory.replay import accept_probabilities, by_start, replay
 

@@ -22,12 +22,11 @@ from transformers import (
 )
 
 from harness.config import ModelConf, PromptsConf
-from harness.models.architecture import model_sizes
-from harness.models.backbone import SplitNetwork, split_network
-from harness.models.cached import CachedModel, SnapshotModel
+from harness.models.cached import CachedModel, SnapshotModel, SplitNetwork, split_network
 from harness.models.device import resolve_device
 from harness.models.lean.model import LeanModel
 from harness.models.load import LoadedModel, load, open_pair
+from harness.models.memory import model_sizes
 from harness.models.probe import cache_error, cached_model, rewind_error
 from harness.models.tokenizer import encode, tokenizer_difference
 from harness.records import Prompt, UserError

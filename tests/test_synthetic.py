@@ -12,7 +12,7 @@ from harness.analysis.cells import expected_tokens_per_round as expected_on_text
 from harness.cli import compose
 from harness.commands import snapshot, sweep
 from harness.config import rates_for
-from harness.decoding import speculative
+from harness.decoding import loops
 from harness.decoding.protocols import Proposal
 from harness.decoding.sampling import SamplingParameters
 from harness.decoding.verification import Decision, verify_synthetic
@@ -71,10 +71,10 @@ def test_a_recorded_graph_finds_the_rates_of_a_generation_that_is_over(
         addresses.append(rates.data_ptr())
         return verify_synthetic(target, accept, rates, resample)
 
-    monkeypatch.setattr(speculative, "verify_synthetic", watched)
+    monkeypatch.setattr(loops, "verify_synthetic", watched)
     for seed in range(2):
         generation = generation_of([1], 4, 4, seed=seed, synthetic=RATES)
-        verifier = speculative.Verifier(TableModel(5), generation)
+        verifier = loops.Verifier(TableModel(5), generation)
         proposal = Proposal(torch.zeros(4, dtype=torch.long), None)
         verifier.decide(torch.eye(5), proposal, *verifier.uniforms(0, 4))
         del verifier

@@ -27,8 +27,7 @@ from harness.measurement.target_texts import (
     Request,
     generate_texts,
 )
-from harness.models.backbone import SplitNetwork, split_network
-from harness.models.cached import CachedModel, SnapshotModel
+from harness.models.cached import CachedModel, SnapshotModel, SplitNetwork, split_network
 from harness.models.load import load
 from harness.models.tokenizer import encode
 from harness.records import TextTrace, UserError

@@ -49,7 +49,7 @@ from harness.measurement.draft_scores import score_texts
 from harness.measurement.generations import Request
 from harness.measurement.target_texts import generate_texts
 from harness.models.cached import CachedModel
-from harness.models.hub import quiet_transformers
+from harness.models.checkpoint import quiet_transformers
 from harness.models.load import EMBEDDED, load
 from harness.models.probe import cached_model
 from harness.records import UserError

@@ -26,7 +26,7 @@ from harness.config import (
     SnapshotConfig,
     SweepConfig,
 )
-from harness.models.architecture import shape_of
+from harness.models.memory import shape_of
 from harness.records import NGRAM, Prompt, UserError
 from harness.reporting.console import print_table
 from harness.reporting.tables.cards import cards_table

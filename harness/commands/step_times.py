@@ -18,9 +18,8 @@ from harness.config import ProfileConfig, SweepConfig
 from harness.measurement import environment
 from harness.measurement.environment import copy_bandwidth
 from harness.measurement.step_times import REPETITIONS, time_forwards
-from harness.models.architecture import shape_of
 from harness.models.load import LoadedModel
-from harness.models.memory import is_out_of_memory
+from harness.models.memory import is_out_of_memory, shape_of
 from harness.records import CopyBandwidth, StepTiming, UserError
 from harness.storage import RunFolder, load
 from harness.theory.roofline import ReadingModel, with_floors

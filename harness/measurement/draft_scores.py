@@ -31,8 +31,7 @@ from harness.measurement.target_texts import (
     broken_logits,
     in_batches,
 )
-from harness.models.backbone import SplitNetwork, new_cache, split_network
-from harness.models.cached import CachedModel
+from harness.models.cached import CachedModel, SplitNetwork, new_cache, split_network
 from harness.models.probe import difference, probe_tokens, uncached_logits
 from harness.records import TextTrace
 

@@ -12,11 +12,10 @@ from typing import Any
 import psutil
 import torch
 
-from harness.decoding.autoregressive import autoregressive_rounds
 from harness.decoding.drafters import ModelDrafter, ThresholdDrafter
+from harness.decoding.loops import autoregressive_rounds, speculative_rounds
 from harness.decoding.protocols import CausalModel, Drafter, Generation, StopRule
 from harness.decoding.sampling import SamplingParameters, Uniforms
-from harness.decoding.speculative import speculative_rounds
 from harness.measurement.step_times import Clock
 from harness.models.memory import is_out_of_memory
 from harness.records import BrokenLogitsError, Round, Rule, StopReason, TextKey, Trial, first_line

@@ -17,18 +17,18 @@ from time import perf_counter
 
 import torch
 
-from harness.decoding.autoregressive import autoregressive_rounds
 from harness.decoding.drafters import ModelDrafter
-from harness.decoding.protocols import CausalModel, Generation
-from harness.decoding.sampling import SamplingParameters, Uniforms, host_tokens
-from harness.decoding.speculative import (
+from harness.decoding.loops import (
     Verifier,
+    autoregressive_rounds,
     check_logits,
     emitted_round,
     outcome_of,
     speculative_rounds,
     verified,
 )
+from harness.decoding.protocols import CausalModel, Generation
+from harness.decoding.sampling import SamplingParameters, Uniforms, host_tokens
 from harness.measurement.step_times import Clock
 from harness.records import PartTiming
 

@@ -32,8 +32,7 @@ from harness.decoding.sampling import (
     seen_tokens,
 )
 from harness.measurement.generations import Request, stop_reason
-from harness.models.backbone import SplitNetwork, new_cache, split_network
-from harness.models.cached import CachedModel, takes
+from harness.models.cached import CachedModel, SplitNetwork, new_cache, split_network, takes
 from harness.models.memory import is_out_of_memory
 from harness.models.probe import allowed_error, difference, probe_tokens, uncached_logits
 from harness.records import BrokenLogitsError, StopReason, UserError, first_line

@@ -6,6 +6,10 @@ there, raises nothing, and the text is wrong from then on. Such models are rewou
 a copy taken at the start of the round and feeding the kept tokens again. Some models (Mamba-1)
 also start from an empty state at every forward of several tokens: they are fed one token at a time.
 A probe finds which of these a model needs (`harness.models.probe`).
+
+`split_network` takes a network apart into backbone and output head. A final hidden state is some
+thousand numbers, a row of logits some hundred thousand: texts can be kept as hidden states and
+turned into logits a few rows at a time.
 """
 
 import copy
@@ -17,11 +21,18 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from harness.models.memory import is_out_of_memory
+
 # The names under which a forward may take its cache. Under the first it is a transformers cache;
 # under the others (Mamba, xLSTM; RWKV) the model makes its state itself and returns it.
 CACHE_ARGUMENTS = ("past_key_values", "cache_params", "state")
 # Positions per chunk while a cache is filled for timing, all sequences together
 FILL_POSITIONS = 4096
+# The head on the same hidden states repeats the same sums; soft caps and scales are far from that.
+SAME_LOGITS = {torch.float32: 1e-5, torch.float64: 1e-10}
+COARSE_SAME_LOGITS = 1e-3
+# Enough to compare, and never the logits of a long prompt.
+SAMPLE_TOKENS = 16
 
 
 def output_weight(network: PreTrainedModel) -> Tensor:
@@ -231,3 +242,54 @@ class SteppedModel(SnapshotModel):
             return super()._run_batch(tokens, logits_to_keep)
         steps = [super(SteppedModel, self)._run_batch(token) for token in tokens.split(1, dim=1)]
         return torch.cat(steps, dim=1)
+
+
+class SplitNetwork:
+    """A network as backbone and output head; `split_network` checks that they are the network."""
+
+    def __init__(self, model: CachedModel) -> None:
+        """Take the backbone and the head of `model`'s network."""
+        self._backbone: Any = model.network.base_model
+        self._head: Any = model.network.get_output_embeddings()
+        self._vocab = model.vocab_size
+        self.device = model.device
+
+    def hidden(self, **inputs: Any) -> Tensor:
+        """Final hidden states [rows, positions, hidden]."""
+        return self._backbone(**inputs).last_hidden_state
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [..., vocab] of hidden states from anywhere."""
+        return self._head(hidden.to(self.device))[..., : self._vocab]
+
+
+@torch.inference_mode()
+def split_network(model: CachedModel, sample: Sequence[int]) -> SplitNetwork | None:
+    """Backbone and head of a network, or None where together they are not the network.
+
+    Soft-capped or scaled logits (Gemma 2, Granite, Cohere) are such a case, and backbones that
+    cannot run alone or take other arguments. Both ways are computed once, on the last tokens of
+    `sample`, and compared.
+    """
+    network: Any = model.network
+    ids = torch.tensor([list(sample)[-SAMPLE_TOKENS:]], device=network.device)
+    try:
+        split = SplitNetwork(model)
+        logits = split.logits(split.hidden(input_ids=ids, use_cache=False))
+    except Exception as problem:  # whatever a model's code raises when its backbone is used alone
+        if is_out_of_memory(problem):
+            raise
+        return None
+    expected = network(input_ids=ids, use_cache=False).logits[..., : model.vocab_size]
+    if logits.shape != expected.shape:
+        return None
+    allowed = SAME_LOGITS.get(network.dtype, COARSE_SAME_LOGITS) * expected.abs().amax()
+    # With NaN logits the comparison is false: the network itself is used, and its error says where
+    return split if bool((logits - expected).abs().amax() <= allowed) else None
+
+
+def new_cache(model: CachedModel) -> Any:
+    """An empty cache of the kind that `model` uses."""
+    if model.rewinding == "crop":
+        return DynamicCache()
+    return DynamicCache(config=model.network.config)

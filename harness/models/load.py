@@ -24,12 +24,17 @@ from transformers.utils.import_utils import is_accelerate_available
 from harness import PACKAGE
 from harness.config import ModelConf
 from harness.models import dummy
-from harness.models.architecture import context_tokens, model_sizes, shape_of
 from harness.models.cached import CachedModel, output_weight
-from harness.models.checkpoint import check_complete, check_source
+from harness.models.checkpoint import check_complete, check_source, explained, quiet_transformers
 from harness.models.device import check_dtype, resolve_device
-from harness.models.hub import explained, quiet_transformers
-from harness.models.memory import MemoryNeed, check_fits, is_out_of_memory
+from harness.models.memory import (
+    MemoryNeed,
+    check_fits,
+    context_tokens,
+    is_out_of_memory,
+    model_sizes,
+    shape_of,
+)
 from harness.models.probe import cached_model
 from harness.models.tokenizer import tokenizer_difference
 from harness.records import UserError

@@ -1,4 +1,4 @@
-"""Does a model fit the device's memory: computed from its architecture before anything is loaded.
+"""A model's sizes, and whether it fits the device's memory: computed before anything is loaded.
 
 A model that does not fit would fail after minutes of loading, in the allocator's words. Where
 memory runs out all the same, `is_out_of_memory` recognises the error.
@@ -6,6 +6,7 @@ memory runs out all the same, `is_out_of_memory` recognises the error.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import psutil
 import torch
@@ -13,6 +14,21 @@ import torch
 from harness.records import UserError
 from harness.theory.architecture import Architecture
 
+# Sizes that decide step time and memory: our names, and those of transformers' configs
+NAMES = {
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "ffn": "intermediate_size",
+    "tied": "tie_word_embeddings",
+    "experts": "num_experts",
+    "experts_per_token": "num_experts_per_tok",
+    "moe_ffn": "moe_intermediate_size",
+}
+# Architectures whose parameters the theory counts right
+COUNTED = frozenset({"llama", "mistral", "qwen2", "qwen3", "qwen3_moe"})
 # How messages of a plain RuntimeError begin when memory ran out: those of the CPU allocator
 # (torch's and the system's), of Apple's, and of CUDA's libraries, which allocate workspaces of
 # their own. Other errors also name memory ("an illegal memory access was encountered").
@@ -27,6 +43,34 @@ OUT_OF_MEMORY = (
     "cublas_status_alloc_failed",
     "cudnn_status_alloc_failed",
 )
+
+
+def model_sizes(config: Any) -> dict[str, Any]:
+    """The sizes under the manifest's names; None where the config has none, or one per layer."""
+    text = config.get_text_config()
+    return {name: _size(text, entry) for name, entry in NAMES.items()}
+
+
+def _size(config: Any, name: str) -> Any:
+    try:
+        value = getattr(config, name, None)
+    except RuntimeError:  # transformers refuses to read what differs between layers (Gemma 4)
+        return None
+    return value if isinstance(value, int | float) else None
+
+
+def shape_of(config: Any) -> Architecture | None:
+    """The sizes of a family whose parameters the theory counts; None of any other."""
+    if getattr(config, "model_type", None) not in COUNTED:
+        return None
+    sizes = {name: value for name, value in model_sizes(config).items() if value is not None}
+    sizes.setdefault("head_dim", sizes["hidden"] // sizes["heads"])
+    return Architecture(vocab=config.vocab_size, **sizes)
+
+
+def context_tokens(config: Any) -> int | None:
+    """How many positions the model was made for, or None if the config does not say."""
+    return _size(config.get_text_config(), "max_position_embeddings")
 
 
 @dataclass(frozen=True)

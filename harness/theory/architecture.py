@@ -5,7 +5,7 @@ verify forward reads the same weights for more positions, which is why it costs 
 step; in a mixture of experts it touches more experts and does read more.
 
 The sizes come from `conf/model/*.yaml` (`architecture_of`) or from a model's own configuration
-(`harness.models.architecture`). Layout: Qwen3 ("Qwen3 Technical Report", 2025) and its
+(`harness.models.memory`). Layout: Qwen3 ("Qwen3 Technical Report", 2025) and its
 mixture-of-experts variant, which cover Llama-like models closely: grouped-query attention, gated
 feed-forward, RMS norms.
 """

@@ -1,6 +1,8 @@
-"""Speculative decoding: K draft steps, one target forward over K + 1 positions, accept, rewind.
+"""The two loops, plain and speculative decoding.
 
-One value is read back to the host per round: the accepted length with the tokens.
+Plain: one target step per token, the baseline. Speculative: K draft steps, one target forward over
+K + 1 positions, accept, rewind. One value is read back to the host per round: the accepted length
+with the tokens.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,6 +20,8 @@ from harness.decoding.protocols import (
 )
 from harness.decoding.sampling import (
     host_tokens,
+    inverse_cdf,
+    most_likely,
     penalised,
     sampler_for,
     seen_along,
@@ -32,6 +36,45 @@ from harness.decoding.verification import (
     verify_synthetic,
 )
 from harness.records import BrokenLogitsError, Round
+
+
+def autoregressive_rounds(target: CausalModel, generation: Generation) -> Iterator[Round]:
+    """Yield one step per emitted token until an end of text or the budget.
+
+    The target's cache must hold prompt[:-1].
+
+    Raises:
+        BrokenLogitsError: the target's logits are not finite.
+    """
+    sampling, resample = generation.sampling, generation.uniforms.resample
+    probabilities = None if sampling.greedy else sampler_for(sampling)
+    penalty = sampling.repetition_penalty
+    seen = seen_by(target, generation.prompt, sampling)
+
+    def step(last: Tensor, uniform: Tensor, seen: Tensor | None) -> tuple[Tensor]:
+        logits = penalised(target.forward(last), seen, penalty)
+        if probabilities is None:
+            return (most_likely(logits),)
+        probs = probabilities(logits)
+        return (unless_broken(inverse_cdf(probs, uniform), probs[:, 0]),)
+
+    last = torch.tensor(generation.prompt[-1:], device=target.device)
+    text: list[int] = []
+    while True:
+        uniform = resample[len(text) : len(text) + 1]
+        (last,) = recorded(target, ("step", probabilities, penalty), step, last, uniform, seen)
+        assert last is not None
+        if seen is not None:
+            seen.index_fill_(0, last, True)
+        # The step's one host read
+        (token,) = host_tokens(last)
+        if token < 0:
+            raise BrokenLogitsError("target", len(text))
+        target.rewind(0)
+        yield Round((token,), 0, 0, "step")
+        if generation.ends(text, (token,)):
+            return
+        text.append(token)
 
 
 def speculative_rounds(
