@@ -10,7 +10,7 @@ something is wrong on this card. Every model is opened with two of its layers, w
 kernels as the full model:
 
 - it runs as compiled CUDA graphs, and did not fall back;
-- every forward (eager, recorded, recorded and compiled) has the logits of
+- every forward (eager, recorded, recorded and compiled, each kind of attention) has the logits of
   transformers' own forward; error and time of each are printed;
 - eager attention has them for 1 to 17 positions over short and long contexts;
 - speculative text equals plain text at temperature 0, with a poor draft and with the target itself;
@@ -40,6 +40,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,7 @@ from harness.measurement.step_times import Clock
 from harness.models.cached import CachedModel
 from harness.models.device import kernel_settings
 from harness.models.dummy import build
+from harness.models.lean import pieces
 from harness.models.lean.model import LeanModel
 from harness.models.lean.static import StaticModel
 from harness.models.lean.weights import unsupported
@@ -217,8 +219,11 @@ def implementations(opened_model: Opened) -> dict[str, Callable[[], CachedModel]
         return forwards
     forwards["eager"] = lambda: LeanModel(network, width)
     forwards["fixed shapes"] = lambda: StaticModel(network, width, compiled=False)
-    if opened_model.model.device.type == "cuda":  # compiled on a card only
-        forwards["compiled"] = lambda: StaticModel(network, width)
+    # Compiled on a card only
+    for name in pieces.ATTENTIONS if opened_model.model.device.type == "cuda" else ():
+        forwards[f"compiled, {name} attention"] = partial(
+            StaticModel, network, width, attention=name
+        )
     return forwards
 
 

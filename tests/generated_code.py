@@ -2,7 +2,7 @@
 
 Inductor asks torch.cuda for a card's properties and Triton for its target; both are answered here.
 The code is kept, and what it would compute is done on fake tensors, so that a whole forward goes
-through every compiled part. Needs the Triton wheel (3.5 or later), no CUDA build of torch.
+through every compiled part of it. Needs the Triton wheel, no CUDA build of torch.
 """
 
 import re
@@ -59,8 +59,13 @@ STAND_INS: dict[str, Any] = {
 SETTINGS = {"force_disable_caches": True, "joint_graph_constant_folding": False}
 
 
+def put(tensor: Tensor, index: Tensor, value: Tensor) -> None:
+    """tensor[index] = value, as `part_of` reads it."""
+    torch.ops.aten.index_put_(tensor, [index], value)
+
+
 def copy(tensor: Tensor, value: Tensor, non_blocking: bool = False) -> Tensor:
-    """tensor.copy_(value), as `part_of` reads it."""
+    """tensor.copy_(value), likewise."""
     return torch.ops.aten.copy_.default(tensor, value, non_blocking)
 
 
@@ -101,8 +106,9 @@ def code_for_a_card() -> Iterator[tuple[Callable[[Any], Any], list[str]]]:
                     value.shape, value.stride(), dtype=value.dtype, device="cuda:0"
                 )
         if is_dataclass(value) and not isinstance(value, type):
-            parts = {field.name: on_card(getattr(value, field.name)) for field in fields(value)}
-            return replace(value, **parts)
+            return replace(
+                value, **{f.name: on_card(getattr(value, f.name)) for f in fields(value)}
+            )
         if isinstance(value, tuple | list):
             return type(value)(on_card(part) for part in value)
         return value
@@ -116,8 +122,10 @@ def code_for_a_card() -> Iterator[tuple[Callable[[Any], Any], list[str]]]:
             stack.enter_context(mock.patch(name, value))
         for kind in (FakeTensor, FunctionalTensor):
             stack.enter_context(mock.patch.object(kind, "__getitem__", part_of, create=True))
+            stack.enter_context(mock.patch.object(kind, "__setitem__", put, create=True))
             stack.enter_context(mock.patch.object(kind, "copy_", copy, create=True))
-        stack.enter_context(mock.patch.object(driver, "_active", target))
+        active = "_active" if hasattr(driver, "_active") else "active"  # up to Triton 3.4
+        stack.enter_context(mock.patch.object(driver, active, target))
         stack.enter_context(mock.patch.object(GraphLowering, "compile_to_module", keep_code))
         stack.enter_context(config.patch(SETTINGS))
         stack.enter_context(fake)

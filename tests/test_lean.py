@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -22,7 +23,7 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 from harness.decoding.sampling import SamplingParameters
 from harness.models.cached import CachedModel
 from harness.models.lean.model import CAPACITY, CHUNK, SHORT, LeanModel
-from harness.models.lean.pieces import compiled_pieces, split_attention
+from harness.models.lean.pieces import ATTENTIONS, Positions, compiled_pieces
 from harness.models.lean.static import PIECE, StaticModel
 from harness.models.lean.weights import unsupported
 from harness.models.probe import cached_model, lean_model
@@ -203,8 +204,10 @@ def test_a_forward_that_differs_is_not_used(monkeypatch: pytest.MonkeyPatch) -> 
     assert cached_model(qwen3(), 1024, "x").engine == "transformers"
 
 
-def static(network: PreTrainedModel, *, compiled: bool = False) -> StaticModel:
-    model = StaticModel(network, 100, compiled=compiled)
+def static(
+    network: PreTrainedModel, *, compiled: bool = False, attention: str = "split"
+) -> StaticModel:
+    model = StaticModel(network, 100, compiled=compiled, attention=attention)
     model.reserve(3 * PIECE)
     return model
 
@@ -214,9 +217,14 @@ def test_fixed_shapes_agree_with_transformers(build: Callable[[], PreTrainedMode
     check_static(build(), compiled=False)
 
 
-def check_static(network: PreTrainedModel, *, compiled: bool) -> None:
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_agrees_with_transformers() -> None:
+    check_static(shaken_qwen3(), compiled=False, attention="fused")
+
+
+def check_static(network: PreTrainedModel, *, compiled: bool, attention: str = "split") -> None:
     expected = reference(network, TOKENS)
-    model = static(network, compiled=compiled)
+    model = static(network, compiled=compiled, attention=attention)
     for cut in (1, PIECE - 3):
         model.prefill(TOKENS[:cut])
         pieces = [model.forward(torch.tensor(TOKENS[cut : cut + 1]))]
@@ -277,17 +285,23 @@ def test_graphs_need_a_cuda_device() -> None:
         cached_model(qwen3(), 1024, "model=x", "cuda_graphs")
 
 
-def test_attention_is_a_softmax_over_the_positions_seen() -> None:
+@pytest.mark.parametrize("attention", list(ATTENTIONS))
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_attention_is_a_softmax_over_the_positions_seen(attention: str) -> None:
     batch, kv_heads, groups, count, splits, width = 2, 3, 4, 5, 3, 16
     query = torch.randn(batch, kv_heads, groups * count, width)
     keys, values = torch.randn(2, batch, kv_heads, splits, PIECE, width).unbind(0)
     for first in (0, PIECE - 2, splits * PIECE - count):
         index = torch.arange(first, first + count)
+        reached = (index[-1:] // PIECE + 1).to(torch.int32).view(1, 1, 1)
+        order = torch.arange(splits, dtype=torch.int32).view(1, 1, 1, splits)
+        positions = Positions(index, torch.empty(0), torch.empty(0), reached, order)
         seen = torch.arange(splits * PIECE) <= index.repeat(groups).unsqueeze(1)
         expected = torch.nn.functional.scaled_dot_product_attention(
             query, keys.flatten(2, 3), values.flatten(2, 3), attn_mask=seen
         )
-        assert torch.allclose(split_attention(query, keys, values, index), expected, atol=1e-5)
+        found = ATTENTIONS[attention](query, keys, values, positions)
+        assert torch.allclose(found, expected, atol=1e-5)
 
 
 @pytest.fixture
@@ -361,36 +375,68 @@ def test_compiled_pieces_agree_with_transformers(build: Callable[[], PreTrainedM
     check_static(build(), compiled=True)
 
 
-@pytest.mark.compiled
-@pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize(("count", "most"), [(1, 12), (9, 15)])
-def test_a_layer_takes_few_launches(count: int, most: int) -> None:
-    """What an H100 would launch for one layer of Qwen3-4B, and for what follows the last one."""
-    pytest.importorskip("triton", reason="needs the Triton wheel (extra gpu-tests)")
-    if torch.__version__ < TorchVersion("2.13"):
-        pytest.skip(f"torch {torch.__version__} compiles for no fake tensors of another's mode")
-    config = Qwen3Config(
-        vocab_size=1024,
-        num_hidden_layers=1,
-        hidden_size=2560,
-        intermediate_size=9728,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=128,
-    )
+WIDE: dict[str, Any] = {
+    "vocab_size": 1024,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 32,
+    "head_dim": 128,
+}
+QWEN3_4B = Qwen3Config(**WIDE, hidden_size=2560, intermediate_size=9728, num_key_value_heads=8)
+QWEN3_30B_A3B = Qwen3MoeConfig(
+    **WIDE,
+    hidden_size=2048,
+    num_key_value_heads=4,
+    num_experts=128,
+    num_experts_per_tok=8,
+    moe_intermediate_size=768,
+    norm_topk_prob=True,
+)
+
+
+def generated_launches(config: PreTrainedConfig, attention: str, count: int) -> list[list[str]]:
+    """What an H100 would launch for one layer, and for what follows the last one."""
     with torch.device("meta"):
         network = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
-    model = StaticModel(network, 1000)
+    model = StaticModel(network, 1000, attention=attention)
     model.reserve(1100)
     with code_for_a_card() as (on_card, codes), torch.inference_mode():
-        for name in ("weights", "_caches", "_cos", "_sin", "_places", "_base"):
+        model.weights, model._caches = on_card(model.weights), on_card(model._caches)
+        for name in ("_cos", "_sin", "_places", "_order", "_base"):
             setattr(model, name, on_card(getattr(model, name)))
+        experts = model.weights.layers[0].experts
+        if experts is not None:
+            layer = replace(model.weights.layers[0], experts=replace(experts, grouped=True))
+            model.weights = replace(model.weights, layers=(layer,))
         with mock.patch("torch.cuda.is_available", return_value=True):
             model._pieces = compiled_pieces.__wrapped__()
         model._offset = 0
         logits = model._logits(model._hidden(on_card(torch.zeros(1, count, dtype=torch.long))))
         assert logits.shape == (count, 1000)
-    layer, finish = (launches(code) for code in codes)
+    return [launches(code) for code in codes]
+
+
+@pytest.mark.compiled
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    ("config", "attention", "count", "most"),
+    [
+        (QWEN3_4B, "split", 1, 12),
+        (QWEN3_4B, "split", 9, 15),
+        (QWEN3_4B, "fused", 1, 11),
+        (QWEN3_4B, "fused", 9, 15),
+        (QWEN3_30B_A3B, "split", 1, 17),
+        (QWEN3_30B_A3B, "split", 9, 24),
+    ],
+)
+def test_a_layer_takes_few_launches(
+    config: PreTrainedConfig, attention: str, count: int, most: int
+) -> None:
+    pytest.importorskip("triton", reason="needs the Triton wheel (extra gpu-tests)")
+    if torch.__version__ < TorchVersion("2.13"):
+        pytest.skip(f"torch {torch.__version__} compiles for no fake tensors of another's mode")
+    layer, finish = generated_launches(config, attention, count)
     assert 0 < len(layer) <= most, layer
     assert 0 < len(finish) <= 2, finish
-    assert any("bmm_dtype" in name for name in layer), "scores leave their product in float32"
+    # Scores leave their product in float32, and one row of a mixture reads its experts in place
+    assert any("bmm_dtype" in name for name in layer) == (attention == "split")
+    assert any("_grouped_mm" in name for name in layer) == (config is QWEN3_30B_A3B and count > 1)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from harness.models.lean.layers import (
     heads_of,
@@ -24,6 +25,8 @@ from harness.models.lean.weights import Layer, Projection
 
 # One code object serves every layer of every model; each kind of layer and batch is a variant
 COMPILED_VARIANTS = 64
+# Positions that the fused kernel takes at once, at most
+FUSED_ROWS = 128
 # Score of a hidden position: finite, so that a piece in which all are hidden has no 0 / 0
 HIDDEN = -1e30
 
@@ -35,11 +38,18 @@ class Positions(NamedTuple):
         places: [n] in the cache.
         cos: [n, 1, D].
         sin: [n, 1, D], see `layers.rotate`.
+        reached: [1, 1, 1] pieces of the cache up to the last of them, for the fused kernel alone.
+        order: [1, 1, 1, S] the pieces' numbers, likewise.
     """
 
     places: Tensor
     cos: Tensor
     sin: Tensor
+    reached: Tensor | None = None
+    order: Tensor | None = None
+
+
+Attention = Callable[[Tensor, Tensor, Tensor, Positions], Tensor]
 
 
 class Pieces(NamedTuple):
@@ -56,6 +66,7 @@ def run_layer(
     positions: Positions,
     sizes: tuple[int, int, int],
     eps: float,
+    attention: str,
 ) -> Tensor:
     """Run x [B, n, hidden] through a layer, writing its keys and values into the cache.
 
@@ -66,6 +77,7 @@ def run_layer(
         positions: of x.
         sizes: (heads, kv_heads, D).
         eps: of the norms.
+        attention: a key of `ATTENTIONS`.
 
     Returns:
         [B, n, hidden].
@@ -80,7 +92,7 @@ def run_layer(
     # Not torch.stack, which for one position would be three kernels
     is_key = torch.arange(2, device=x.device).view(2, 1, 1, 1, 1) == 0
     cache.flatten(3, 4).index_copy_(3, index, torch.where(is_key, key, value))
-    attended = split_attention(query, cache[0], cache[1], index)
+    attended = ATTENTIONS[attention](query, cache[0], cache[1], positions)
     flat = project_onto(flat, unfold(attended, count), layer.output)
     return mlp(flat, layer, eps).view(batch, count, width)
 
@@ -90,7 +102,7 @@ def finish(x: Tensor, norm: Tensor, head: Projection, eps: float) -> Tensor:
     return project(rms_norm(x, norm, eps), head)
 
 
-def split_attention(query: Tensor, keys: Tensor, values: Tensor, index: Tensor) -> Tensor:
+def split_attention(query: Tensor, keys: Tensor, values: Tensor, positions: Positions) -> Tensor:
     """Attention over a whole cache, piece by piece, in matrix products and what a compiler fuses.
 
     Each piece has a softmax of its own, and the pieces are then weighted, so that a long context
@@ -100,13 +112,13 @@ def split_attention(query: Tensor, keys: Tensor, values: Tensor, index: Tensor) 
         query: [B, KV, G * n, D], rows (group, position).
         keys: [B, KV, S, P, D].
         values: the same.
-        index: [n] places of the query's positions, which see these and what is before them.
+        positions: of the query, which sees these and what is before them.
 
     Returns:
         [B, KV, G * n, D].
     """
     batch, kv_heads, rows, width = query.shape
-    splits, piece = keys.shape[2:4]
+    (splits, piece), index = keys.shape[2:4], positions.places
     scores = product(query.flatten(0, 1), keys.flatten(2, 3).flatten(0, 1).transpose(1, 2))
     by_piece = scores.view(batch * kv_heads, rows, splits, piece).transpose(1, 2)
     places = torch.arange(splits * piece, device=index.device).view(splits, 1, piece)
@@ -123,6 +135,44 @@ def split_attention(query: Tensor, keys: Tensor, values: Tensor, index: Tensor) 
     weights = torch.exp(highest - highest.amax(1, keepdim=True))
     attended = (parts * weights).sum(1) / (sums * weights).sum(1)
     return attended.to(query.dtype).view(batch, kv_heads, rows, width)
+
+
+def fused_attention(query: Tensor, keys: Tensor, values: Tensor, positions: Positions) -> Tensor:
+    """The same in torch's flex attention: one kernel, and the sum over its splits.
+
+    It leaves out the pieces that no position has reached.
+    """
+    batch, kv_heads, rows, width = query.shape
+    splits, piece = keys.shape[2:4]
+    index, reached, order = positions.places, positions.reached, positions.order
+    assert reached is not None
+    assert order is not None
+    assert order.shape[3] == splits
+
+    def causal(_batch: Tensor, _head: Tensor, row: Tensor, place: Tensor) -> Tensor:
+        return place <= index[row]
+
+    mask = BlockMask(
+        (len(index), splits * piece),
+        reached,
+        order,
+        None,
+        None,
+        # Read in a backward pass alone
+        q_num_blocks=reached,
+        q_indices=order,
+        full_q_num_blocks=None,
+        full_q_indices=None,
+        BLOCK_SIZE=(FUSED_ROWS, piece),
+        mask_mod=causal,
+    )
+    heads = query.view(batch, kv_heads * rows // len(index), len(index), width)
+    flat_keys, flat_values = keys.flatten(2, 3), values.flatten(2, 3)
+    attended: Any = flex_attention(heads, flat_keys, flat_values, block_mask=mask, enable_gqa=True)
+    return attended.reshape(batch, kv_heads, rows, width)
+
+
+ATTENTIONS: dict[str, Attention] = {"split": split_attention, "fused": fused_attention}
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:

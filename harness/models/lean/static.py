@@ -78,6 +78,7 @@ class StaticModel(LeanModel):
         vocab_size: int,
         *,
         compiled: bool = True,
+        attention: str = "split",
     ) -> None:
         """Take the network's weights.
 
@@ -85,9 +86,12 @@ class StaticModel(LeanModel):
             network: one that `unsupported` accepts.
             vocab_size: logits are cut to it.
             compiled: whether layers, and the last norm with the head, are compiled.
+            attention: a key of `ATTENTIONS`. "fused" has never run on a card, so nothing chooses
+                it before the smoke run of benchmarks/gpu.py has compared the two there.
         """
         self._compiled = compiled
         self._pieces = compiled_pieces() if compiled else Pieces(run_layer, finish)
+        self._attention = attention
         self._recordings: dict[Hashable, Recording] = {}
         self._reserved = PIECE
         self._offset: int | None = None
@@ -277,16 +281,28 @@ class StaticModel(LeanModel):
         # What does not fit is refused after the launch; it must not be written elsewhere
         index = (self._base + places).clamp(max=self._capacity - 1)
         self._offset += count
-        cos, sin = self._cos.index_select(0, index), self._sin.index_select(0, index)
-        for tensor in (index, cos, sin):
-            let_vary(tensor, 0)
-        positions = Positions(index, cos, sin)
+        positions = self._positions(index)
+        # The fused kernel sizes its tiles by the positions and the batch that it is compiled for
+        fixed = self._attention == "fused"
         x = F.embedding(tokens, weights.embedding)
         for layer, cache in zip(weights.layers, self._caches, strict=True):
-            let_vary(x, 0, 1)
-            let_vary(cache, 1, 3)
-            x = self._pieces.layer(x, layer, cache, positions, self._sizes, weights.eps)
+            let_vary(x, *(() if fixed else (0, 1)))
+            let_vary(cache, *((3,) if fixed else (1, 3)))
+            x = self._pieces.layer(
+                x, layer, cache, positions, self._sizes, weights.eps, self._attention
+            )
         return x.flatten(0, 1)
+
+    def _positions(self, index: Tensor) -> Positions:
+        """What every layer needs to know of the cache places `index` [n]."""
+        cos, sin = self._cos.index_select(0, index), self._sin.index_select(0, index)
+        if self._attention == "fused":
+            reached = (index.narrow(0, -1, 1) // PIECE + 1).to(torch.int32).view(1, 1, 1)
+            let_vary(self._order, 3)
+            return Positions(index, cos, sin, reached, self._order)
+        for tensor in (index, cos, sin):
+            let_vary(tensor, 0)
+        return Positions(index, cos, sin)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         if self._offset is None:
@@ -311,6 +327,9 @@ class StaticModel(LeanModel):
         self._masks = {}
         self._cos, self._sin = rotary_tables(self.network, self._capacity)
         self._places = torch.arange(self._capacity, device=self._home)
+        splits = self._capacity // PIECE
+        order = torch.arange(splits, dtype=torch.int32, device=self._home)
+        self._order = order.view(1, 1, 1, splits)
         self._base = torch.zeros((), dtype=torch.long, device=self._home)
 
 
