@@ -16,7 +16,7 @@ Runs on several cards are put together with `combine`: what does a token cost on
 from typing import NoReturn
 
 from harness.cli import draft_conf, run_door
-from harness.commands.run import Outcome
+from harness.commands.run_lifecycle import Outcome
 from harness.config import AuditionConfig
 
 

@@ -20,7 +20,7 @@ verify + overhead are fitted.
 from typing import NoReturn
 
 from harness.cli import run_door
-from harness.commands.run import Outcome
+from harness.commands.run_lifecycle import Outcome
 from harness.config import BreakevenConfig
 
 

@@ -31,7 +31,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from harness.commands.run import Interrupted, Outcome
+from harness.commands.run_lifecycle import Interrupted, Outcome
 from harness.config import CONF_DIR, DRAFT_KEYS, ModelConf, checked, register, split_draft
 from harness.records import UserError
 from harness.storage import files, lock

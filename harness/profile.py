@@ -13,7 +13,7 @@ import sys
 from typing import NoReturn
 
 from harness.cli import USER_ERROR, run_door
-from harness.commands.run import Outcome
+from harness.commands.run_lifecycle import Outcome
 from harness.config import CONF_DIR, ProfileConfig
 
 

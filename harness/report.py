@@ -14,7 +14,7 @@ files, so it works wherever the folder lies.
 from typing import NoReturn
 
 from harness.cli import run_door
-from harness.commands.run import Outcome
+from harness.commands.run_lifecycle import Outcome
 from harness.config import ReportConfig
 
 

@@ -12,7 +12,7 @@ At a temperature above 0, draws from one forced prefix are tested against the ex
 from typing import NoReturn
 
 from harness.cli import run_door
-from harness.commands.run import Outcome
+from harness.commands.run_lifecycle import Outcome
 from harness.config import SnapshotConfig
 
 

@@ -12,7 +12,7 @@ sets the prediction from acceptance and latency beside what was measured.
 from typing import NoReturn
 
 from harness.cli import run_door
-from harness.commands.run import Outcome
+from harness.commands.run_lifecycle import Outcome
 from harness.config import SweepConfig
 
 

@@ -16,7 +16,7 @@ from harness.analysis import analyse
 from harness.cli import compose, draft_conf
 from harness.commands import audition, drafts, profile, snapshot, sweep
 from harness.commands.pair import Target, open_target
-from harness.commands.run import Outcome
+from harness.commands.run_lifecycle import Outcome
 from harness.config import AuditionConfig
 from harness.measurement import round_parts
 from harness.models import probe

@@ -11,7 +11,7 @@ from random_models import qwen3, save
 
 from harness.analysis import analyse
 from harness.cli import compose
-from harness.commands.run import note_or_check, resumed
+from harness.commands.run_lifecycle import note_or_check, resumed
 from harness.models import load as loading
 from harness.models import memory, probe
 from harness.models.dummy import config_of

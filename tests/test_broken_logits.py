@@ -18,7 +18,7 @@ from harness import prompts as prompt_sets
 from harness.cli import compose, draft_conf
 from harness.commands import audition, profile, snapshot, sweep
 from harness.commands.pair import open_pair, plan
-from harness.commands.run import Outcome
+from harness.commands.run_lifecycle import Outcome
 from harness.config import ModelConf
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement import round_parts
@@ -166,7 +166,7 @@ def few_samples() -> object:
     patch.setattr("harness.measurement.step_times.REPETITIONS", 3)
     patch.setattr(round_parts, "MOST_VISITS", 4)
     patch.setattr(
-        "harness.commands.step_times.copy_bandwidth", lambda *_: CopyBandwidth(10.0, 1, 1)
+        "harness.commands.time_steps.copy_bandwidth", lambda *_: CopyBandwidth(10.0, 1, 1)
     )
     yield
     patch.undo()

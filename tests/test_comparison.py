@@ -14,7 +14,7 @@ import pytest
 
 from harness.analysis.comparison import compare, deciding
 from harness.commands import report
-from harness.commands.run import Outcome
+from harness.commands.run_lifecycle import Outcome
 from harness.config import ReportConfig
 from harness.records import Trial, UserError
 from harness.reporting.sentences.comparison import CAVEATS

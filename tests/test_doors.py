@@ -15,7 +15,7 @@ from conftest import Door
 from harness import cli, reporting
 from harness.cli import compose, run_door
 from harness.commands import breakeven
-from harness.commands.run import Outcome
+from harness.commands.run_lifecycle import Outcome
 from harness.config import SCHEMAS, BreakevenConfig, SweepConfig, checked
 from harness.records import UserError
 from harness.storage import RESULT_COLUMNS, load

@@ -18,7 +18,7 @@ from harness import audition, report
 from harness.analysis import analyse
 from harness.cli import compose
 from harness.commands import snapshot, sweep
-from harness.commands.run import Outcome
+from harness.commands.run_lifecycle import Outcome
 from harness.models.lean.model import LeanModel
 from harness.records import CopyBandwidth, UserError
 from harness.reporting.content import content_of
@@ -34,7 +34,7 @@ def few_samples() -> Any:
     patch = pytest.MonkeyPatch()
     patch.setattr("harness.measurement.step_times.REPETITIONS", 3)
     bandwidth = CopyBandwidth(10.0, 1, 1)
-    patch.setattr("harness.commands.step_times.copy_bandwidth", lambda *_: bandwidth)
+    patch.setattr("harness.commands.time_steps.copy_bandwidth", lambda *_: bandwidth)
     yield
     patch.undo()
 

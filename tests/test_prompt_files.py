@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from harness.config import PromptsConf, checked
-from harness.prompts import available_sets, load, prompt_set_hash, read_file, sources, spread
+from harness.prompts import available_sets, load, prompt_set_hash, read_file, spread
 from harness.records import Prompt, UserError
 
 DOCS = Path(__file__).parent.parent / "docs" / "prompts.md"
@@ -391,9 +391,9 @@ def test_flipped_bytes_of_parquet_and_gzip_are_one_line_or_whole_prompts(tmp_pat
 def test_a_source_beyond_the_bounds_is_refused_and_not_read_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "MAX_CHARACTERS", 5000)
-    monkeypatch.setattr(sources, "MAX_LINE", 1000)
-    monkeypatch.setattr(sources, "MAX_PROMPTS", 50)
+    monkeypatch.setattr(readers, "MAX_CHARACTERS", 5000)
+    monkeypatch.setattr(readers, "MAX_LINE", 1000)
+    monkeypatch.setattr(readers, "MAX_PROMPTS", 50)
     bomb = gzip.compress(b"a" * 50_000_000)
     many = [{"prompt": "a"}] * 51
     contents: dict[str, bytes] = {

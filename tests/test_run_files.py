@@ -27,7 +27,7 @@ from harness.cloud import remote
 from harness.cloud.jobs import Job
 from harness.commands import breakeven, report
 from harness.commands.index import _entry as indexed
-from harness.commands.run import Interrupted, Outcome, running
+from harness.commands.run_lifecycle import Interrupted, Outcome, running
 from harness.config import BreakevenConfig, GpuConf, ReportConfig
 from harness.records import SCHEMA_VERSION, LatencyRow, ResultRow, StepTiming, UserError
 from harness.storage import RESULT_COLUMNS, RunFolder, load, load_traces, lock

@@ -13,7 +13,7 @@ from harness.analysis import analyse
 from harness.cli import compose
 from harness.commands import sweep
 from harness.commands.pair import open_pair, plan
-from harness.commands.run import Outcome
+from harness.commands.run_lifecycle import Outcome
 from harness.config import SweepConfig
 from harness.measurement.generations import run_trial
 from harness.models.lean.model import LeanModel

@@ -2,7 +2,7 @@
 
 `analyse` is the one way there, for every command, and for complete, interrupted and resumed runs
 alike; what a run lacks is left empty. `setup` reads configuration and manifest; `cells`,
-`replayed`, `latency` and `text_checks` turn what was measured into rows and counts; `verdict`,
+`replayed`, `latency` and `lossless` turn what was measured into rows and counts; `verdict`,
 `leaderboard` and `explanation` decide on it; `caveats` says what to mind.
 """
 
@@ -21,10 +21,10 @@ def analyse(run: StoredRun) -> Summary:
     # numpy, scipy and pandas are imported where they are used, so that --help does not wait
     from harness.analysis.breakeven import analyse_breakeven
     from harness.analysis.cards import stored_cards
-    from harness.analysis.pair import analyse_pair
+    from harness.analysis.lossless import analyse_snapshot
     from harness.analysis.profile import analyse_profile
     from harness.analysis.setup import Setup
-    from harness.analysis.text_checks import analyse_snapshot
+    from harness.analysis.sweep_and_audition import analyse_pair
 
     commands = {
         "sweep": analyse_pair,

@@ -38,8 +38,8 @@ from harness.analysis.cells import (
     new_tokens,
     ratio,
 )
+from harness.analysis.lossless import distrust, text_checks
 from harness.analysis.setup import Setup
-from harness.analysis.text_checks import distrust, text_checks
 from harness.records import ResultRow, Trial, UserError
 from harness.stats.bootstrap import Array, Resamples, bootstrap_interval
 from harness.stats.ratios import Estimate, holm, workload_ratio

@@ -26,7 +26,7 @@ from typing import Any
 from harness.analysis.setup import is_card
 from harness.cli import compose
 from harness.cloud.jobs import Job, plan_jobs
-from harness.commands.run import Outcome
+from harness.commands.run_lifecycle import Outcome
 from harness.records import Failure, UserError, in_one_line
 from harness.reporting import formatting as fmt
 from harness.storage import RunFolder, load

@@ -11,10 +11,10 @@ from typing import Any
 
 from harness import prompts as prompt_sets
 from harness.analysis.latency import latency_rows
+from harness.analysis.lossless import distrust, text_checks
 from harness.analysis.setup import Setup
-from harness.analysis.text_checks import distrust, text_checks
 from harness.commands.dry_run import print_audition_plan
-from harness.commands.run import Outcome, concluded, note_or_check, resumed, running
+from harness.commands.run_lifecycle import Outcome, concluded, note_or_check, resumed, running
 from harness.config import AuditionConfig, DecodeConf, ModelConf, like_target
 from harness.measurement.environment import describe_host
 from harness.records import (

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from harness.analysis.breakeven import iid_rows, inputs_of, measured_rows
-from harness.commands.run import Outcome, concluded
+from harness.commands.run_lifecycle import Outcome, concluded
 from harness.commands.server_files import measured_inputs
 from harness.config import BreakevenConfig
 from harness.measurement.environment import describe_host

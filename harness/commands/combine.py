@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 from harness.analysis import analyse
 from harness.analysis.cards import rank_cards
-from harness.commands.run import Outcome, concluded, running
+from harness.commands.run_lifecycle import Outcome, concluded, running
 from harness.config import AuditionConfig
 from harness.records import Failure, UserError
 from harness.storage import RunFolder, load

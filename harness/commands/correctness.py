@@ -7,7 +7,7 @@ the same. Where it does not, only the models can tell whether that is a tie with
 
 from collections.abc import Sequence
 
-from harness.analysis.text_checks import with_plain
+from harness.analysis.lossless import with_plain
 from harness.commands.pair import Pair
 from harness.config import SnapshotConfig, SweepConfig
 from harness.measurement.lossless import compare_texts

@@ -18,7 +18,7 @@ import torch
 from harness.analysis.latency import latency_rows
 from harness.commands.completions import completions
 from harness.commands.pair import Target, reserve
-from harness.commands.run import opening, progress
+from harness.commands.run_lifecycle import opening, progress
 from harness.config import AuditionConfig, ModelConf
 from harness.decoding.ngram import NgramDrafter
 from harness.measurement.draft_scores import ngram_trace, score_texts

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from harness import reporting
 from harness.analysis import analyse
-from harness.commands.run import Outcome
+from harness.commands.run_lifecycle import Outcome
 from harness.records import UserError
 from harness.reporting import index
 from harness.reporting.index import Entry

@@ -12,7 +12,7 @@ from harness.analysis.latency import latency_rows, merged
 from harness.commands.completions import with_turns
 from harness.commands.dry_run import print_profile_plan
 from harness.commands.pair import Pair, open_pair, request, run_requests
-from harness.commands.run import (
+from harness.commands.run_lifecycle import (
     Outcome,
     concluded,
     create,
@@ -22,7 +22,7 @@ from harness.commands.run import (
     running,
     unless_broken,
 )
-from harness.commands.step_times import enough_memory, measure_steps, readers
+from harness.commands.time_steps import enough_memory, measure_steps, readers
 from harness.config import ProfileConfig, rates_for
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement import round_parts as parts

@@ -14,7 +14,7 @@ from harness import reporting
 from harness.analysis import analyse
 from harness.analysis.comparison import compare
 from harness.commands import index
-from harness.commands.run import Outcome, shown, write_analysis
+from harness.commands.run_lifecycle import Outcome, shown, write_analysis
 from harness.config import ReportConfig
 from harness.measurement.environment import describe_host
 from harness.records import UserError

@@ -8,7 +8,7 @@ from harness.commands.completions import with_turns
 from harness.commands.correctness import check_texts
 from harness.commands.dry_run import print_snapshot_plan
 from harness.commands.pair import Pair, open_pair, plan, run_requests, sampling_of
-from harness.commands.run import (
+from harness.commands.run_lifecycle import (
     Outcome,
     concluded,
     create,

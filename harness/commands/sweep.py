@@ -11,9 +11,16 @@ from harness.commands.completions import completions, score_pair, with_turns
 from harness.commands.correctness import check_texts
 from harness.commands.dry_run import print_sweep_plan
 from harness.commands.pair import open_pair, plan, run_requests
-from harness.commands.run import Outcome, concluded, create, note_or_check, resumed, running
-from harness.commands.step_times import measure_steps
+from harness.commands.run_lifecycle import (
+    Outcome,
+    concluded,
+    create,
+    note_or_check,
+    resumed,
+    running,
+)
 from harness.commands.synthetic import as_stored, stored_rates, synthetic_rates
+from harness.commands.time_steps import measure_steps
 from harness.config import SweepConfig
 
 

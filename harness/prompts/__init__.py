@@ -18,7 +18,7 @@ from typing import Any
 
 from harness.config import AuditionConfig, PairConfig, PromptsConf
 from harness.prompts.entries import checked_text, encodes
-from harness.prompts.sources import hub_label, read_file, read_hub, stem_of
+from harness.prompts.readers import hub_label, read_file, read_hub, stem_of
 from harness.records import BYTES_PER_TOKEN, Prompt, UserError
 
 SHIPPED_DIR = Path(__file__).resolve().parents[1] / "prompt_sets"

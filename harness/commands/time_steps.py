@@ -13,7 +13,7 @@ import torch
 from harness.analysis.latency import latency_rows
 from harness.analysis.setup import is_card
 from harness.commands.pair import Pair
-from harness.commands.run import progress
+from harness.commands.run_lifecycle import progress
 from harness.config import ProfileConfig, SweepConfig
 from harness.measurement import environment
 from harness.measurement.environment import copy_bandwidth

@@ -23,6 +23,7 @@ from harness.analysis.cells import (
 from harness.analysis.explanation import Case, case_of, explain, rules_of_thumb
 from harness.analysis.latency import Latency, latency_of, latency_of_draft, stored_rows
 from harness.analysis.leaderboard import ENGINES, Ranking, draft_memory, rank, with_costs
+from harness.analysis.lossless import distrust, text_checks, without_faulty
 from harness.analysis.predicted import (
     category_alpha,
     evidence_of,
@@ -31,7 +32,6 @@ from harness.analysis.predicted import (
 )
 from harness.analysis.replayed import replay_check, replay_drafts
 from harness.analysis.setup import Setup
-from harness.analysis.text_checks import distrust, text_checks, without_faulty
 from harness.analysis.verdict import Candidate, Evidence, decide, evidence_from_trials, least_regret
 from harness.records import Cell, Failure, LatencyRow, ResultRow, Rule, StepTiming, TextTrace, Trial
 from harness.summary import (
