@@ -6,64 +6,8 @@ in seconds, except in `ResultRow` and `LatencyRow`, which are rows of csv files 
 
 Reading order: `Summary` at the end of this module, then the records of the command in question.
 
-Codes and the values each carries; `harness.reporting.sentences` has a sentence for each.
-
-Verdict reasons, of an undecided verdict unless said. `draft` and `k` name the best-looking
-candidate; `draft` is None where the run has one draft only, so that it need not be named.
-
-| reason | values | when |
-|---|---|---|
-| held_out_gain | draft, k | speculate |
-| held_out_loss | draft, k, alpha, breakeven_alpha (either may be None) | does_not_pay |
-| interval_spans_one | draft, k, prompts, prompts_needed (None: > most_prompts), most_prompts | |
-| too_few_prompts | draft, k, prompts, needed | speedup not held out |
-| too_few_in_set | draft, k, prompt_set, needed | likewise |
-| no_complete_prompt | prompt_set: the set without one; None where no prompt at all | |
-| greedy_texts_differ | texts, differing; of the first: prompt_set, prompt, k, position | |
-| greedy_texts_unjudged | the same; resuming the run judges them | |
-| given_numbers | k, measured (by a server), alpha, breakeven_alpha, near | break-even |
-
-Caveats.
-
-| code | values |
-|---|---|
-| dummy_weights | |
-| synthetic_acceptance | |
-| embedded_models | |
-| few_prompts | prompts, needed, in_cell: whether of one prompt set (a sweep) or of all |
-| unused_card | card: why device=auto took the CPU |
-| thinking_mode | |
-| chat_template_unused | |
-| generation_settings | settings ("top_k=20, min_p=0.1"), overrides ("decode.top_k=20", or "") |
-| engine_fallback | role, reason, compiled: False if only compiling failed, None: ran eagerly |
-| other_card | card, device: another card ran than gpu= names, so no cost is given |
-| gpu_not_timed | card, device: of an audition, likewise |
-| scattered_steps | roles ("draft and target"), spread: p90 / median above it |
-| typed_latency | |
-| latency_from | run: the folder whose step times these are |
-| other_budget | ignored ("new_tokens=64 and repetitions=2"), made_with ("new_tokens=32 ...") |
-| greedy_texts_differ | equal, tie, different, not_judged; prompt_set, prompt, k, position |
-| launch_bound | role, step_s, floor_s, mbu, positions, positions_ratio, overhead_share, c |
-| verify_assumed_equal_step | |
-| positions_too_short | ks ("4, 8"): without a row from acceptance_by_position |
-| latency_from_too_short | ks: left out, since latency_from times no verify for them |
-| server_gap | k, measured, predicted: speedups |
-| server_concurrency | file, max_concurrency (None: no limit) |
-| server_failed_requests | file, requests |
-| round_fit | file, residual, k: of the worst row |
-| fit_not_separated | verify and overhead are one number |
-| fit_negative_overhead | |
-| fit_untested | two K: the line goes through both |
-
-Rules of thumb: `value` is the pair's number under the rule.
-
-| code | value | values |
-|---|---|---|
-| step_ratio | target step / draft step | least, ideal, k, breakeven_alpha |
-| parameter_share | draft / target | least, most, step_share |
-| same_vocabulary | None | |
-| suggested_k | acceptance_rate | k, suggested_k, verdict_k (0: do not speculate; None: undecided) |
-| accepted_over_emitted | that share | least, k, alpha, breakeven_alpha, speedup |
+Behind each code stand the values that it carries; `harness.reporting.sentences` has a sentence for
+each code.
 """
 
 from collections.abc import Mapping
@@ -84,45 +28,46 @@ from harness.records import (
 Value = float | int | str | bool | None
 Values = dict[str, Value]
 Status = Literal["complete", "running", "failed", "unknown"]
+# `draft` and `k` name the best-looking candidate; `draft` is None where the run has one draft only.
 VerdictReason = Literal[
-    "held_out_gain",
-    "held_out_loss",
-    "interval_spans_one",
-    "too_few_prompts",
-    "too_few_in_set",
-    "no_complete_prompt",
-    "greedy_texts_differ",
-    "greedy_texts_unjudged",
-    "given_numbers",
+    "held_out_gain",  # speculate; draft, k
+    "held_out_loss",  # does_not_pay; draft, k, alpha, breakeven_alpha (either may be None)
+    "interval_spans_one",  # draft, k, prompts, prompts_needed (None: > most_prompts), most_prompts
+    "too_few_prompts",  # speedup not held out; draft, k, prompts, needed
+    "too_few_in_set",  # likewise; draft, k, prompt_set, needed
+    "no_complete_prompt",  # prompt_set: the set without one; None where no prompt at all
+    "greedy_texts_differ",  # texts, differing; of the first: prompt_set, prompt, k, position
+    "greedy_texts_unjudged",  # the same; resuming the run judges them
+    "given_numbers",  # break-even; k, measured (by a server), alpha, breakeven_alpha, near
 ]
 CaveatCode = Literal[
     "dummy_weights",
     "synthetic_acceptance",
     "embedded_models",
-    "few_prompts",
-    "unused_card",
+    "few_prompts",  # prompts, needed, in_cell: whether of one prompt set (a sweep) or of all
+    "unused_card",  # card: why device=auto took the CPU
     "thinking_mode",
     "chat_template_unused",
-    "generation_settings",
-    "engine_fallback",
-    "other_card",
-    "gpu_not_timed",
-    "scattered_steps",
+    "generation_settings",  # settings ("top_k=20, min_p=0.1"), overrides ("decode.top_k=20", or "")
+    "engine_fallback",  # role, reason, compiled: False if only compiling failed, None: ran eagerly
+    "other_card",  # card, device: another card ran than gpu= names, so no cost is given
+    "gpu_not_timed",  # card, device: of an audition, likewise
+    "scattered_steps",  # roles ("draft and target"), spread: p90 / median above it
     "typed_latency",
-    "latency_from",
-    "other_budget",
-    "greedy_texts_differ",
-    "launch_bound",
+    "latency_from",  # run: the folder whose step times these are
+    "other_budget",  # ignored ("new_tokens=64 and repetitions=2"), made_with ("new_tokens=32 ...")
+    "greedy_texts_differ",  # equal, tie, different, not_judged; prompt_set, prompt, k, position
+    "launch_bound",  # role, step_s, floor_s, mbu, positions, positions_ratio, overhead_share, c
     "verify_assumed_equal_step",
-    "positions_too_short",
-    "latency_from_too_short",
-    "server_gap",
-    "server_concurrency",
-    "server_failed_requests",
-    "round_fit",
-    "fit_not_separated",
+    "positions_too_short",  # ks ("4, 8"): without a row from acceptance_by_position
+    "latency_from_too_short",  # ks: left out, since latency_from times no verify for them
+    "server_gap",  # k, measured, predicted: speedups
+    "server_concurrency",  # file, max_concurrency (None: no limit)
+    "server_failed_requests",  # file, requests
+    "round_fit",  # file, residual, k: of the worst row
+    "fit_not_separated",  # verify and overhead are one number
     "fit_negative_overhead",
-    "fit_untested",
+    "fit_untested",  # two K: the line goes through both
 ]
 ComparisonCaveatCode = Literal[
     "failed_run",
@@ -141,32 +86,29 @@ ComparisonCaveatCode = Literal[
 ]
 Factor = Literal["acceptance", "slow_draft", "expensive_verify", "launch_bound_engine"]
 RuleOfThumbCode = Literal[
-    "step_ratio", "parameter_share", "same_vocabulary", "suggested_k", "accepted_over_emitted"
+    "step_ratio",  # value is target step / draft step: least, ideal, k, breakeven_alpha
+    "parameter_share",  # value is draft / target: least, most, step_share
+    "same_vocabulary",
+    # value is acceptance_rate: k, suggested_k, verdict_k (0: do not speculate; None: undecided)
+    "suggested_k",
+    "accepted_over_emitted",  # value is that share: least, k, alpha, breakeven_alpha, speedup
 ]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What to serve for one workload at one temperature.
+    """What to serve for one workload at one temperature."""
 
-    Attributes:
-        decision: "speculate" only when the cross-fitted speedup's lower bound is above 1.
-        speculate: whether `decision` is "speculate".
-        draft, k: the choice, or the best-looking candidate where undecided; None and 0 where
-            speculation does not pay.
-        temperature: None where the numbers came from elsewhere and do not say.
-        prompt_set: a set's name, or "all" for the whole weighted workload.
-        speedup, speedup_lo, speedup_hi: cross-fitted, so free of the selection's optimism; with
-            too few prompts to hold any out, the plain speedup without bounds.
-        reason, reason_values: see the table of codes above.
-    """
-
-    decision: Decision
-    speculate: bool
+    decision: Decision  # "speculate" only when the cross-fitted speedup's lower bound is above 1
+    speculate: bool  # whether `decision` is "speculate"
+    # draft, k: the choice, or the best-looking candidate where undecided; None and 0 where
+    # speculation does not pay.
     draft: str | None
     k: int
-    temperature: float | None
-    prompt_set: str
+    temperature: float | None  # None where the numbers came from elsewhere and do not say
+    prompt_set: str  # a set's name, or "all" for the whole weighted workload
+    # speedup, speedup_lo, speedup_hi: cross-fitted, so free of the selection's optimism; with too
+    # few prompts to hold any out, the plain speedup without bounds.
     speedup: float | None
     speedup_lo: float | None
     speedup_hi: float | None
@@ -176,15 +118,10 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Answer:
-    """One cell of the answer: what to serve at one temperature on engines of one acceptance rule.
-
-    Attributes:
-        engine: "own" for the run's own loop; later the server that was measured.
-        decision: None where the cell was predicted by replay and not cross-fitted.
-    """
+    """What to serve at one temperature on engines of one acceptance rule."""
 
     temperature: float
-    engine: str
+    engine: str  # "own" for the run's own loop; later the server that was measured
     rule: Rule
     prompt_set: str
     draft: str | None
@@ -193,7 +130,7 @@ class Answer:
     speedup_lo: float | None
     speedup_hi: float | None
     source: Source
-    decision: Decision | None
+    decision: Decision | None  # None where the cell was predicted by replay and not cross-fitted
 
 
 @dataclass(frozen=True)
@@ -206,25 +143,18 @@ class Caveat:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """One loaded model, as the manifest describes it.
+    """One loaded model, as the manifest describes it."""
 
-    Attributes:
-        role: "target", "draft", or in an audition the draft's name.
-        id: hub id, folder or `embedded:<name>`.
-        weights: "pretrained", "dummy" or "embedded".
-        engine: what ran its steps: "cuda_graphs", "lean" or "transformers"; None if unknown.
-        engine_reason: why it is not the requested engine, or not all of it.
-        compiled: whether a CUDA graph's work was compiled; None where that does not apply.
-    """
-
-    role: str
+    role: str  # "target", "draft", or in an audition the draft's name
     name: str
-    id: str | None = None
-    weights: str | None = None
+    id: str | None = None  # hub id, folder or `embedded:<name>`
+    weights: str | None = None  # "pretrained", "dummy" or "embedded"
     parameters: int | None = None
     weights_bytes: int | None = None
+    # What ran its steps: "cuda_graphs", "lean" or "transformers"; None if unknown.
     engine: str | None = None
-    engine_reason: str | None = None
+    engine_reason: str | None = None  # why it is not the requested engine, or not all of it
+    # Whether a CUDA graph's work was compiled; None where that does not apply.
     compiled: bool | None = None
 
 
@@ -242,37 +172,29 @@ class SamplingFacts:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """Which run this is: what a report says of it apart from numbers.
+    """Which run this is: what a report says of it apart from numbers."""
 
-    Attributes:
-        command: which one made it: sweep, audition, profile, breakeven, snapshot or report.
-        folder: the run folder's path as it was given.
-        status: of the manifest.
-        measured_cells, failed_cells, partial_cells: rows of results.csv that were run.
-        model, draft: names; draft is None for several drafts.
-        models: the target first.
-        synthetic: whether acceptance was set (`decode.acceptance`) instead of found.
-        replay_only: whether no speculative generation was timed (`mode=replay`, an audition).
-        environment: every entry of the manifest under its dotted name, in its order.
-    """
-
-    command: str
-    folder: str
+    command: str  # which one made it: sweep, audition, profile, breakeven, snapshot or report
+    folder: str  # the run folder's path as it was given
     status: Status
     created_utc: str | None
+    # model, draft: names; draft is None for several drafts.
     model: str | None
     draft: str | None
-    models: tuple[ModelFacts, ...] = ()
+    models: tuple[ModelFacts, ...] = ()  # the target first
     sampling: SamplingFacts = field(default_factory=SamplingFacts)
     ks: tuple[int, ...] = ()
     temperatures: tuple[float, ...] = ()
     seed: int | None = None
     prompts: int | None = None
-    synthetic: bool = False
+    synthetic: bool = False  # whether acceptance was set (`decode.acceptance`) instead of found
+    # Whether no speculative generation was timed (`mode=replay`, an audition).
     replay_only: bool = False
+    # measured_cells, failed_cells, partial_cells: rows of results.csv that were run.
     measured_cells: int = 0
     failed_cells: int = 0
     partial_cells: int = 0
+    # Every entry of the manifest under its dotted name, in its order.
     environment: Mapping[str, Value] = field(default_factory=dict[str, Value])
 
     @property
@@ -283,24 +205,18 @@ class RunFacts:
 
 @dataclass(frozen=True)
 class StepSummary:
-    """Median step times of one draft with the target, measured, typed in or of another run.
+    """Median step times of one draft with the target, measured, typed in or of another run."""
 
-    Attributes:
-        draft: its name; "" where latencies were typed.
-        verify_s: entry i is a target forward over i + 1 positions; empty where v = 1 is assumed.
-        context_tokens: in the cache before the timed step; None where typed.
-        target_prefill_s, draft_prefill_s: per prompt token.
-        typed: whether the times were typed in.
-    """
-
-    draft: str
+    draft: str  # its name; "" where latencies were typed
     draft_step_s: float
     target_step_s: float
+    # Entry i is a target forward over i + 1 positions; empty where v = 1 is assumed.
     verify_s: tuple[float, ...] = ()
-    context_tokens: int | None = None
+    context_tokens: int | None = None  # in the cache before the timed step; None where typed
+    # target_prefill_s, draft_prefill_s: per prompt token.
     target_prefill_s: float | None = None
     draft_prefill_s: float | None = None
-    typed: bool = False
+    typed: bool = False  # whether the times were typed in
 
     @property
     def c(self) -> float:
@@ -329,47 +245,34 @@ class LeastRegret:
 
 @dataclass(frozen=True)
 class LeaderboardRow:
-    """One draft at its best K, or plain decoding (draft None, k 0, speedup 1).
+    """One draft at its best K, or plain decoding (draft None, k 0, speedup 1)."""
 
-    Attributes:
-        rank: from 1.
-        speedup, speedup_lo, speedup_hi: of the weighted workload, by replay.
-        alpha, alpha_lo, alpha_hi: at this K, over all prompts.
-        breakeven_alpha: the iid formula's; None where even alpha = 1 loses.
-        draft_step_s: one draft step (one look-up for an n-gram).
-        probability_best: share of resamples in which no other row is faster.
-        draft_memory_bytes: weights of the draft; None if unknown.
-        usd_per_million_tokens: None without a price.
-    """
-
-    rank: int
+    rank: int  # from 1
     draft: str | None
     k: int
+    # speedup, speedup_lo, speedup_hi: of the weighted workload, by replay.
     speedup: float
     speedup_lo: float | None = None
     speedup_hi: float | None = None
     tokens_per_round: float | None = None
+    # alpha, alpha_lo, alpha_hi: at this K, over all prompts.
     alpha: float | None = None
     alpha_lo: float | None = None
     alpha_hi: float | None = None
-    breakeven_alpha: float | None = None
-    draft_step_s: float | None = None
-    probability_best: float | None = None
-    draft_memory_bytes: float | None = None
-    usd_per_million_tokens: float | None = None
+    breakeven_alpha: float | None = None  # the iid formula's; None where even alpha = 1 loses
+    draft_step_s: float | None = None  # one draft step (one look-up for an n-gram)
+    probability_best: float | None = None  # share of resamples in which no other row is faster
+    draft_memory_bytes: float | None = None  # weights of the draft; None if unknown
+    usd_per_million_tokens: float | None = None  # None without a price
 
 
 @dataclass(frozen=True)
 class Leaderboard:
-    """The drafts under one acceptance rule at one temperature, fastest first.
-
-    Attributes:
-        engines: who accepts by this rule.
-    """
+    """The drafts under one acceptance rule at one temperature, fastest first."""
 
     rule: Rule
     temperature: float
-    engines: tuple[str, ...]
+    engines: tuple[str, ...]  # who accepts by this rule
     rows: tuple[LeaderboardRow, ...]
 
 
@@ -379,19 +282,14 @@ class AcceptanceByPosition:
 
     Measured ones are there for every prompt set, temperature and K that ran, and for all sets
     together; replayed ones for each draft at its best K, all sets together.
-
-    Attributes:
-        prompt_set: "all" for all sets together.
-        source: "measured" (the loop) or "replayed".
-        shares: entry j - 1 for position j.
     """
 
     draft: str
-    prompt_set: str
+    prompt_set: str  # "all" for all sets together
     temperature: float
     k: int
-    source: Source
-    shares: tuple[float, ...]
+    source: Source  # "measured" (the loop) or "replayed"
+    shares: tuple[float, ...]  # entry j - 1 for position j
 
     @property
     def non_increasing(self) -> tuple[float, ...]:
@@ -401,18 +299,14 @@ class AcceptanceByPosition:
 
 @dataclass(frozen=True)
 class CategoryAlpha:
-    """Alpha of one draft on one category of prompts (their prompt set where they have none).
-
-    Attributes:
-        prompts: how many; too few give no interval.
-        accepted, judged: expected counts; alpha is their quotient.
-    """
+    """Alpha of one draft on one category of prompts (their prompt set where they have none)."""
 
     temperature: float
     draft: str
     k: int
     category: str
-    prompts: int
+    prompts: int  # how many; too few give no interval
+    # accepted, judged: expected counts; alpha is their quotient.
     accepted: float
     judged: float
     alpha: float | None
@@ -422,12 +316,7 @@ class CategoryAlpha:
 
 @dataclass(frozen=True)
 class ReplayCheck:
-    """One cell's tokens per round as the loop measured and as replay expects them.
-
-    Attributes:
-        gap_in_standard_errors: None with fewer than 2 prompts.
-        p_value: two-sided, Student's.
-    """
+    """One cell's tokens per round as the loop measured and as replay expects them."""
 
     prompt_set: str
     temperature: float
@@ -435,8 +324,8 @@ class ReplayCheck:
     prompts: int
     measured_tokens_per_round: float
     replayed_tokens_per_round: float
-    gap_in_standard_errors: float | None
-    p_value: float | None
+    gap_in_standard_errors: float | None  # None with fewer than 2 prompts
+    p_value: float | None  # two-sided, Student's
 
 
 CheckResult = Literal["PASS", "TIE", "FAIL", "OPEN", "UNTESTED"]
@@ -444,159 +333,118 @@ CheckResult = Literal["PASS", "TIE", "FAIL", "OPEN", "UNTESTED"]
 
 @dataclass(frozen=True)
 class TextCheck:
-    """One speculative greedy text compared with plain decoding's.
-
-    Attributes:
-        result: PASS equal; TIE different within rounding; FAIL different; OPEN different and not
-            judged, since no model was loaded.
-        first_difference: position of the first token that differs; None where none does.
-        target_margin, verify_margin: between the two best logits there, by a plain step and by a
-            forward of K + 1 positions.
-        rounding: largest difference there between logits by different forwards.
-    """
+    """One speculative greedy text compared with plain decoding's."""
 
     prompt_set: str
     prompt: str
     repetition: int
     k: int
+    # PASS equal; TIE different within rounding; FAIL different; OPEN different and not judged,
+    # since no model was loaded.
     result: CheckResult
+    # Position of the first token that differs; None where none does.
     first_difference: int | None = None
+    # target_margin, verify_margin: between the two best logits there, by a plain step and by a
+    # forward of K + 1 positions.
     target_margin: float | None = None
     verify_margin: float | None = None
-    rounding: float | None = None
+    rounding: float | None = None  # largest difference there between logits by different forwards
     acceptance_rate: float | None = None
 
 
 @dataclass(frozen=True)
 class DistributionTest:
-    """A chi-square of drawn tokens against the target's exact distribution at one offset.
-
-    Attributes:
-        offset: 1 for the round's first token, K + 1 for its bonus.
-        bins: cells of at least 5 expected draws, the rest pooled into one; 1 tests nothing.
-        p_value: upper tail with bins - 1 degrees of freedom; `result` applies Holm's correction.
-    """
+    """A chi-square of drawn tokens against the target's exact distribution at one offset."""
 
     temperature: float
     k: int
-    offset: int
+    offset: int  # 1 for the round's first token, K + 1 for its bonus
     draws: int
-    bins: int
+    bins: int  # cells of at least 5 expected draws, the rest pooled into one; 1 tests nothing
     chi2: float
+    # Upper tail with bins - 1 degrees of freedom; `result` applies Holm's correction.
     p_value: float
     result: CheckResult
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why the verdict is what it is, for its draft: counterfactuals, one factor at a time.
+    """Why the verdict is what it is, for its draft: counterfactuals, one factor at a time."""
 
-    Attributes:
-        draft, k, temperature: the cell they are of.
-        decision: the verdict's.
-        speedup: what step times and tokens per round give.
-        alpha: measured or replayed at this K.
-        breakeven_alpha: None where even alpha = 1 loses.
-        ceiling: the speedup at alpha = 1.
-        c, c_allowed: draft step / target step, and the largest at which it breaks even.
-        v, v_allowed: verify / target step, likewise.
-        speedup_at_v1: if a verify cost one step.
-        factors: what alone would turn a loss into a gain, the most telling first.
-        launch_bound: whether steps take far longer than their bytes need.
-        floor_c, floor_k, floor_speedup: with both steps at their memory floors; None if unknown.
-        draft_floor_share, target_floor_share: memory floor / measured step.
-    """
-
+    # draft, k, temperature: the cell they are of.
     draft: str
     k: int
     temperature: float
-    decision: Decision
-    speedup: float
-    alpha: float
-    breakeven_alpha: float | None
-    ceiling: float
+    decision: Decision  # the verdict's
+    speedup: float  # what step times and tokens per round give
+    alpha: float  # measured or replayed at this K
+    breakeven_alpha: float | None  # None where even alpha = 1 loses
+    ceiling: float  # the speedup at alpha = 1
+    # c, c_allowed: draft step / target step, and the largest at which it breaks even.
     c: float
     c_allowed: float
+    # v, v_allowed: verify / target step, likewise.
     v: float
     v_allowed: float
-    speedup_at_v1: float
+    speedup_at_v1: float  # if a verify cost one step
+    # What alone would turn a loss into a gain, the most telling first.
     factors: tuple[Factor, ...] = ()
-    launch_bound: bool = False
+    launch_bound: bool = False  # whether steps take far longer than their bytes need
+    # floor_c, floor_k, floor_speedup: with both steps at their memory floors; None if unknown.
     floor_c: float | None = None
     floor_k: int | None = None
     floor_speedup: float | None = None
+    # draft_floor_share, target_floor_share: memory floor / measured step.
     draft_floor_share: float | None = None
     target_floor_share: float | None = None
 
 
 @dataclass(frozen=True)
 class RuleOfThumb:
-    """A rule in circulation, held against this pair; shown, never obeyed.
-
-    Attributes:
-        met: None where it cannot be told.
-        value: this pair's number under the rule; None where not compared.
-        values: what the measurement says instead.
-    """
+    """A rule in circulation, held against this pair; shown, never obeyed."""
 
     code: RuleOfThumbCode
-    met: bool | None
-    value: float | None
-    values: Values = field(default_factory=dict[str, Value])
+    met: bool | None  # None where it cannot be told
+    value: float | None  # this pair's number under the rule; None where not compared
+    values: Values = field(default_factory=dict[str, Value])  # what the measurement says instead
 
 
 @dataclass(frozen=True)
 class RequestSummary:
-    """Whole requests (prefill included) with the best draft, at the prompts' own lengths.
-
-    Attributes:
-        plain_p95_s, speculative_p95_s: 95th percentile of request latency over the prompts.
-        slower_share: share of the prompts whose request gets slower.
-        speedup: ratio of the sums.
-    """
+    """Whole requests (prefill included) with the best draft, at the prompts' own lengths."""
 
     draft: str
     k: int
     temperature: float
     prompts: int
-    speedup: float
+    speedup: float  # ratio of the sums
+    # plain_p95_s, speculative_p95_s: 95th percentile of request latency over the prompts.
     plain_p95_s: float
     speculative_p95_s: float
-    slower_share: float
+    slower_share: float  # share of the prompts whose request gets slower
 
 
 @dataclass(frozen=True)
 class DraftMemory:
-    """What a draft takes of the device's memory, in context and concurrency lost.
-
-    Attributes:
-        context_tokens: tokens of cache that fit, of one sequence or all together.
-        sequences: concurrent sequences at the asked context.
-    """
+    """What a draft takes of the device's memory, in context and concurrency lost."""
 
     draft: str
     device: str | None
     weights_bytes: float
     kv_bytes_per_token: float
     fits: bool
-    context_tokens: int
+    context_tokens: int  # tokens of cache that fit, of one sequence or all together
     context_tokens_lost: int
-    sequences: int
+    sequences: int  # concurrent sequences at the asked context
     sequences_lost: int
 
 
 @dataclass(frozen=True)
 class CardRow:
-    """What to serve with on one card at one temperature; cheapest token first.
+    """What to serve with on one card at one temperature; cheapest token first."""
 
-    Attributes:
-        place: from 1.
-        card, device: its short name, and what it calls itself.
-        seconds_per_token: of what the verdict says to serve; plain decoding's unless it pays.
-        rented_s, spent_usd: how long a rented machine took for the run, at the card's price.
-    """
-
-    place: int
+    place: int  # from 1
+    # card, device: its short name, and what it calls itself.
     card: str
     device: str
     temperature: float | None
@@ -607,10 +455,11 @@ class CardRow:
     speedup_lo: float | None
     speedup_hi: float | None
     target_step_s: float
-    seconds_per_token: float
+    seconds_per_token: float  # of what the verdict says to serve; plain decoding's unless it pays
     price_per_hour_usd: float | None
     plain_usd_per_million_tokens: float | None
     usd_per_million_tokens: float | None
+    # rented_s, spent_usd: how long a rented machine took for the run, at the card's price.
     rented_s: float | None = None
     spent_usd: float | None = None
 
@@ -634,14 +483,11 @@ class CardDraftRow:
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """Memory bandwidth that floors are computed with, 10^9 bytes per second.
-
-    Attributes:
-        target_gb_s, draft_gb_s: at each model's own working set, where measured.
-    """
+    """Memory bandwidth that floors are computed with, 10^9 bytes per second."""
 
     gb_s: float
     source: Literal["measured", "datasheet"]
+    # target_gb_s, draft_gb_s: at each model's own working set, where measured.
     target_gb_s: float | None = None
     draft_gb_s: float | None = None
 
@@ -662,30 +508,22 @@ class BytesRead:
 
 @dataclass(frozen=True)
 class StepBound:
-    """What a step's time goes to.
-
-    Attributes:
-        step_s, floor_s, mbu: as in latency.csv.
-        positions: the most positions in one forward that were timed.
-        positions_ratio: that forward / the step: how little the time depends on the work.
-        arithmetic_share: of the step, by what a further position adds at most.
-        overhead_share: what neither reading nor arithmetic explains.
-        launch_bound: MBU below 0.4 and overhead above one half.
-    """
+    """What a step's time goes to."""
 
     role: str
     model: str
     context_tokens: int
     batch: int
+    # step_s, floor_s, mbu: as in latency.csv.
     step_s: float
     floor_s: float
     mbu: float
-    positions: int
-    positions_ratio: float
-    arithmetic_share: float
-    overhead_share: float
+    positions: int  # the most positions in one forward that were timed
+    positions_ratio: float  # that forward / the step: how little the time depends on the work
+    arithmetic_share: float  # of the step, by what a further position adds at most
+    overhead_share: float  # what neither reading nor arithmetic explains
     bound: Literal["memory", "arithmetic", "overhead"]
-    launch_bound: bool
+    launch_bound: bool  # MBU below 0.4 and overhead above one half
 
 
 @dataclass(frozen=True)
@@ -698,37 +536,27 @@ class RoundPart:
 
 @dataclass(frozen=True)
 class WaterfallStep:
-    """One step from the ideal speedup to the measured one.
+    """One step from the ideal speedup to the measured one."""
 
-    Attributes:
-        cause: a code: ideal, verify, acceptance, accept, rewind, host, unexplained, plain_overhead.
-        speedup: after it.
-        factor: that it brought.
-        value: what the cause's sentence quotes: verify in steps, tokens per round; else None.
-    """
-
+    # A code: ideal, verify, acceptance, accept, rewind, host, unexplained, plain_overhead.
     cause: str
-    speedup: float
-    factor: float
+    speedup: float  # after it
+    factor: float  # that it brought
+    # What the cause's sentence quotes: verify in steps, tokens per round; else None.
     value: float | None = None
 
 
 @dataclass(frozen=True)
 class RoundBreakdown:
-    """One K's round of the real loop in parts, and the waterfall that follows.
-
-    Attributes:
-        rounds: how many were timed.
-        unexplained_s: round_s - the sum of the parts.
-        step_s, plain_s: a bare target step, and one token of plain decoding.
-    """
+    """One K's round of the real loop in parts, and the waterfall that follows."""
 
     k: int
-    rounds: int
+    rounds: int  # how many were timed
     round_s: float
     parts: tuple[RoundPart, ...]
-    unexplained_s: float
+    unexplained_s: float  # round_s - the sum of the parts
     tokens_per_round: float
+    # step_s, plain_s: a bare target step, and one token of plain decoding.
     step_s: float
     plain_s: float
     speedup: float
@@ -742,18 +570,15 @@ class RoundBreakdown:
 
 @dataclass(frozen=True)
 class StepCurve:
-    """Step times at one context and batch at which both models were timed.
-
-    Attributes:
-        verify_s: entry i is a target forward over i + 1 positions, up to the first that is missing.
-        target_mbu, draft_mbu: None where no floor is known.
-    """
+    """Step times at one context and batch at which both models were timed."""
 
     context_tokens: int
     batch: int
     target_step_s: float
     draft_step_s: float
+    # Entry i is a target forward over i + 1 positions, up to the first that is missing.
     verify_s: tuple[float, ...]
+    # target_mbu, draft_mbu: None where no floor is known.
     target_mbu: float | None
     draft_mbu: float | None
 
@@ -765,41 +590,31 @@ class StepCurve:
 
 @dataclass(frozen=True)
 class BatchGain:
-    """The best K at one context, batch and assumed alpha, from measured steps.
-
-    Attributes:
-        k, speedup: 0 and 1 where speculation does not pay.
-        largest_k, v: verify of largest_k + 1 positions / target step.
-        tokens_per_second: of all sequences together, plain.
-    """
+    """The best K at one context, batch and assumed alpha, from measured steps."""
 
     context_tokens: int
     batch: int
     alpha: float
     c: float
+    # k, speedup: 0 and 1 where speculation does not pay.
     k: int
     speedup: float
+    # largest_k, v: verify of largest_k + 1 positions / target step.
     largest_k: int
     v: float
-    tokens_per_second: float
+    tokens_per_second: float  # of all sequences together, plain
     speculative_tokens_per_second: float
 
 
 @dataclass(frozen=True)
 class StoppingBatch:
-    """Where speculation stops paying along the timed batches.
-
-    Attributes:
-        pays_up_to: the largest timed batch at which it pays; None if at none.
-        stops_at: the next larger timed batch; None if it pays at the largest.
-        not_at: smaller batches at which it does not pay.
-    """
+    """Where speculation stops paying along the timed batches."""
 
     context_tokens: int
     alpha: float
-    pays_up_to: int | None
-    stops_at: int | None
-    not_at: tuple[int, ...] = ()
+    pays_up_to: int | None  # the largest timed batch at which it pays; None if at none
+    stops_at: int | None  # the next larger timed batch; None if it pays at the largest
+    not_at: tuple[int, ...] = ()  # smaller batches at which it does not pay
 
 
 @dataclass(frozen=True)
@@ -824,11 +639,7 @@ class BestKAtAlpha:
 
 @dataclass(frozen=True)
 class FittedRound:
-    """A speculative row of a server's log next to what the fitted line says of it.
-
-    Attributes:
-        residual: round_s / fitted_round_s - 1.
-    """
+    """A speculative row of a server's log next to what the fitted line says of it."""
 
     k: int
     tokens_per_round: float
@@ -837,19 +648,16 @@ class FittedRound:
     speedup: float
     round_s: float
     fitted_round_s: float
-    residual: float
+    residual: float  # round_s / fitted_round_s - 1
 
 
 @dataclass(frozen=True)
 class RoundFit:
-    """What the rounds of a server's log are made of: a line in K.
-
-    Attributes:
-        draft_s: slope; rest_s: intercept (verify and overhead, or, where `separated` by a verify
-            curve, the overhead alone); bounds are None without spare points.
-    """
+    """What the rounds of a server's log are made of: a line in K."""
 
     target_s: float
+    # Slope; rest_s: intercept (verify and overhead, or, where `separated` by a verify curve, the
+    # overhead alone); bounds are None without spare points.
     draft_s: float
     draft_lo_s: float | None
     draft_hi_s: float | None
@@ -862,27 +670,21 @@ class RoundFit:
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One cell in two runs: a row of comparison.csv, in this column order.
+    """One cell in two runs: a row of comparison.csv, in this column order."""
 
-    Attributes:
-        reference, run: names of the two run folders; a ratio is run / reference, a difference
-            run - reference.
-        reference_draft, draft: the drafts in either; they may differ.
-        prompt_set: a set, or "all" for the weighted workload.
-        source: measured, or replayed or theory where a side was not measured (then unpaired).
-        prompts: prompts that both runs have; None where results.csv alone was compared.
-        p_value_holm: of speedup_ratio = 1, two-sided, adjusted for all cells compared.
-    """
-
+    # reference, run: names of the two run folders; a ratio is run / reference, a difference run -
+    # reference.
     reference: str
     run: str
+    # reference_draft, draft: the drafts in either; they may differ.
     reference_draft: str | None
     draft: str | None
-    prompt_set: str | None
+    prompt_set: str | None  # a set, or "all" for the weighted workload
     temperature: float | None
     k: int
-    source: Source
+    source: Source  # measured, or replayed or theory where a side was not measured (then unpaired)
     status: Literal["complete", "partial"] = "complete"
+    # Prompts that both runs have; None where results.csv alone was compared.
     prompts: int | None = None
     reference_ms_per_token: float | None = None
     ms_per_token: float | None = None
@@ -891,6 +693,7 @@ class ComparisonRow:
     speedup_ratio: float | None = None
     speedup_ratio_lo: float | None = None
     speedup_ratio_hi: float | None = None
+    # Of speedup_ratio = 1, two-sided, adjusted for all cells compared.
     p_value_holm: float | None = None
     reference_alpha: float | None = None
     alpha: float | None = None
@@ -899,20 +702,13 @@ class ComparisonRow:
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """One run against the reference.
+    """One run against the reference."""
 
-    Attributes:
-        name: of its folder.
-        row: the cell that decides; None where no speedup can be compared.
-        cells: how many cells have a p-value.
-        differing: how many of them differ significantly, by the adjusted p-value.
-        threshold, outcome: `fail_below` and whether the ratio passes; None where not asked for.
-    """
-
-    name: str
-    row: ComparisonRow | None
-    cells: int
-    differing: int
+    name: str  # of its folder
+    row: ComparisonRow | None  # the cell that decides; None where no speedup can be compared
+    cells: int  # how many cells have a p-value
+    differing: int  # how many of them differ significantly, by the adjusted p-value
+    # threshold, outcome: `fail_below` and whether the ratio passes; None where not asked for.
     threshold: float | None = None
     outcome: Literal["pass", "fail", "unclear"] | None = None
 
@@ -935,19 +731,13 @@ class ComparisonCaveat:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs compared with the first of them.
+    """Runs compared with the first of them."""
 
-    Attributes:
-        reference: name of the first run.
-        folders: of all runs, the reference first.
-        caveats: most important first.
-    """
-
-    reference: str
-    folders: tuple[str, ...]
+    reference: str  # name of the first run
+    folders: tuple[str, ...]  # of all runs, the reference first
     runs: tuple[ComparedRun, ...]
     rows: tuple[ComparisonRow, ...]
-    caveats: tuple[ComparisonCaveat, ...]
+    caveats: tuple[ComparisonCaveat, ...]  # most important first
     differences: tuple[Difference, ...]
 
     @property
@@ -969,45 +759,34 @@ class Summary:
     and a break-even with a measured acceptance have verdicts; a sweep is the one-draft case of an
     audition with generations next to it, so both fill the same fields. What does not apply is
     empty.
-
-    Attributes:
-        verdict: the whole workload at the first listed temperature.
-        per_temperature, per_prompt_set: the whole workload, and each set alone, every temperature.
-        answers: what to serve by temperature and acceptance rule.
-        results: rows of results.csv.
-        latency: rows of latency.csv, with memory floors where known.
-        steps: one entry per draft.
-        leaderboards: one per acceptance rule and temperature, the verdict's rule first.
-        replay_checks: a sweep's loop against replay.
-        text_checks, distribution_tests: of a snapshot; a sweep's greedy texts.
-        ineligible: drafts that cannot be used with this target, and why.
-        generation_s, scoring_s: what an audition's completions and scores took.
-        ceilings, best_k: break-even's, and the profile's ceilings.
     """
 
     run: RunFacts
     schema_version: int = SCHEMA_VERSION
-    verdict: Verdict | None = None
+    verdict: Verdict | None = None  # the whole workload at the first listed temperature
+    # per_temperature, per_prompt_set: the whole workload, and each set alone, every temperature.
     per_temperature: tuple[Verdict, ...] = ()
     per_prompt_set: tuple[Verdict, ...] = ()
-    answers: tuple[Answer, ...] = ()
+    answers: tuple[Answer, ...] = ()  # what to serve by temperature and acceptance rule
     failures: tuple[Failure, ...] = ()
     caveats: tuple[Caveat, ...] = ()
-    results: tuple[ResultRow, ...] = ()
-    latency: tuple[LatencyRow, ...] = ()
-    steps: tuple[StepSummary, ...] = ()
+    results: tuple[ResultRow, ...] = ()  # rows of results.csv
+    latency: tuple[LatencyRow, ...] = ()  # rows of latency.csv, with memory floors where known
+    steps: tuple[StepSummary, ...] = ()  # one entry per draft
     # Sweep and audition
     best_cell: BestCell | None = None
+    # One per acceptance rule and temperature, the verdict's rule first.
     leaderboards: tuple[Leaderboard, ...] = ()
     least_regret: tuple[LeastRegret, ...] = ()
     acceptance_by_position: tuple[AcceptanceByPosition, ...] = ()
     category_alpha: tuple[CategoryAlpha, ...] = ()
-    replay_checks: tuple[ReplayCheck, ...] = ()
+    replay_checks: tuple[ReplayCheck, ...] = ()  # a sweep's loop against replay
     explanation: Explanation | None = None
     rules_of_thumb: tuple[RuleOfThumb, ...] = ()
     request: RequestSummary | None = None
     memory: tuple[DraftMemory, ...] = ()
-    ineligible: tuple[Failure, ...] = ()
+    ineligible: tuple[Failure, ...] = ()  # drafts that cannot be used with this target, and why
+    # generation_s, scoring_s: what an audition's completions and scores took.
     generation_s: float | None = None
     scoring_s: float | None = None
     price_per_hour_usd: float | None = None
@@ -1016,6 +795,7 @@ class Summary:
     cards: tuple[CardRow, ...] = ()
     card_drafts: tuple[CardDraftRow, ...] = ()
     # Snapshot, and a sweep's greedy texts
+    # text_checks, distribution_tests: of a snapshot; a sweep's greedy texts.
     text_checks: tuple[TextCheck, ...] = ()
     distribution_tests: tuple[DistributionTest, ...] = ()
     # Profile
@@ -1028,6 +808,7 @@ class Summary:
     stopping_batches: tuple[StoppingBatch, ...] = ()
     skipped_cells: tuple[SkippedCell, ...] = ()
     # Break-even
+    # ceilings, best_k: break-even's, and the profile's ceilings.
     ceilings: tuple[CeilingAtK, ...] = ()
     best_k: tuple[BestKAtAlpha, ...] = ()
     alphas: tuple[float, ...] = ()

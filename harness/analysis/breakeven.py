@@ -30,24 +30,17 @@ NEAR = 0.05
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a break-even is computed from.
+    """What a break-even is computed from."""
 
-    Attributes:
-        times: draft step, target step and, where known, the verify curve.
-        ks: above 0, ascending.
-        alphas: to tabulate.
-        acceptance_rate: by the K that it was measured at.
-        acceptance_by_position: empty where none was given.
-        served: K to the speedup that a server itself measured.
-        caveats, round_fit: of the files that the numbers came from.
-    """
-
-    times: StepTimes
-    ks: tuple[int, ...]
+    times: StepTimes  # draft step, target step and, where known, the verify curve
+    ks: tuple[int, ...]  # above 0, ascending
     alphas: tuple[float, ...]
+    # By the K that it was measured at.
     acceptance_rate: Mapping[int, float] = field(default_factory=dict[int, float])
-    acceptance_by_position: tuple[float, ...] = ()
+    acceptance_by_position: tuple[float, ...] = ()  # empty where none was given
+    # K to the speedup that a server itself measured.
     served: Mapping[int, float] = field(default_factory=dict[int, float])
+    # caveats, round_fit: of the files that the numbers came from.
     caveats: tuple[Caveat, ...] = ()
     round_fit: RoundFit | None = None
 

@@ -25,17 +25,11 @@ Row = TypeVar("Row", CardRow, CardDraftRow)
 
 @dataclass(frozen=True)
 class RankedCards:
-    """Cards by what a token costs on them.
+    """Cards by what a token costs on them."""
 
-    Attributes:
-        best: index of the run on the best card at the first temperature.
-        cards: by temperature, the best first.
-        drafts: every draft on every card, likewise.
-    """
-
-    best: int
-    cards: tuple[CardRow, ...]
-    drafts: tuple[CardDraftRow, ...]
+    best: int  # index of the run on the best card at the first temperature
+    cards: tuple[CardRow, ...]  # by temperature, the best first
+    drafts: tuple[CardDraftRow, ...]  # every draft on every card, likewise
 
 
 def rank_cards(runs: Sequence[StoredRun], summaries: Sequence[Summary]) -> RankedCards:

@@ -54,18 +54,14 @@ class CellOfK:
 
 @dataclass(frozen=True)
 class Case:
-    """What an explanation is made from: a verdict's draft on the verdict's workload.
-
-    Attributes:
-        k: the K chosen, or the best-looking one where none pays.
-        cells: by K, measured where there are measured ones, else replayed; holds `k`.
-        floors: memory floors of the draft's and the target's step, seconds; None if unknown.
-    """
+    """What an explanation is made from: a verdict's draft on the verdict's workload."""
 
     draft: str
-    k: int
+    k: int  # the K chosen, or the best-looking one where none pays
+    # By K, measured where there are measured ones, else replayed; holds `k`.
     cells: Mapping[int, CellOfK]
     times: StepTimes
+    # Memory floors of the draft's and the target's step, seconds; None if unknown.
     floors: tuple[float, float] | None = None
 
 

@@ -32,17 +32,13 @@ VERIFY = ("target", "verify")
 
 @dataclass(frozen=True)
 class Latency:
-    """Step times of one draft with the target, and what is known of their accuracy.
-
-    Attributes:
-        times: medians.
-        timings: the raw samples behind them; none where the times were typed in, and then an
-            interval takes them as exact.
-        target_prefill_s, draft_prefill_s: prefill seconds per prompt token; None if unknown.
-    """
+    """Step times of one draft with the target, and what is known of their accuracy."""
 
     times: StepTimes
+    # The raw samples behind them; none where the times were typed in, and then an interval takes
+    # them as exact.
     timings: tuple[StepTiming, ...] = ()
+    # target_prefill_s, draft_prefill_s: prefill seconds per prompt token; None if unknown.
     target_prefill_s: float | None = None
     draft_prefill_s: float | None = None
 

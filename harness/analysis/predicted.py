@@ -172,14 +172,10 @@ def _parts(latency: Latency, folds: int) -> tuple[list[Latency], list[Latency]]:
 
 @dataclass(frozen=True, eq=False)
 class SpeedupDraws:
-    """Workload speedups of every candidate, from the same resamples.
-
-    Attributes:
-        prompts: the resampled prompts.
-        joint: by candidate, [1 + draws], prompts and step times resampled; entry 0 is the estimate.
-    """
+    """Workload speedups of every candidate, from the same resamples."""
 
     prompts: Resamples
+    # By candidate, [1 + draws], prompts and step times resampled; entry 0 is the estimate.
     joint: Mapping[Candidate, Array]
 
     def point(self, name: Candidate) -> float:

@@ -27,25 +27,18 @@ CHUNK_ENTRIES = 4_000_000
 
 @dataclass(frozen=True, eq=False)
 class Replays:
-    """Replayed candidates on n prompts, repetitions (and turns) of a prompt added up.
-
-    Attributes:
-        rule, temperature: of all of them.
-        prompts, prompt_sets, categories: of each prompt, n.
-        texts: [n] how many texts (repetitions x turns) each prompt has.
-        prompt_tokens: [n] their prompt lengths added up.
-        candidates: by (draft, K), counts of each prompt.
-        lookups: the drafts that cost one look-up per round, rather than a step per token.
-    """
+    """Replayed candidates on n prompts, repetitions (and turns) of a prompt added up."""
 
     rule: Rule
     temperature: float
+    # prompts, prompt_sets, categories: of each prompt, n.
     prompts: tuple[str, ...]
     prompt_sets: tuple[str, ...]
     categories: tuple[str | None, ...]
-    texts: Array
-    prompt_tokens: Array
-    candidates: Mapping[Candidate, Replayed]
+    texts: Array  # [n] how many texts (repetitions x turns) each prompt has
+    prompt_tokens: Array  # [n] their prompt lengths added up
+    candidates: Mapping[Candidate, Replayed]  # by (draft, K), counts of each prompt
+    # The drafts that cost one look-up per round, rather than a step per token.
     lookups: frozenset[str]
 
     @property

@@ -47,43 +47,30 @@ class ServerRound:
 
 @dataclass(frozen=True)
 class ServerBenchmark:
-    """What a server's benchmark says.
+    """What a server's benchmark says."""
 
-    Attributes:
-        file: where it was read.
-        k: None where the server did not speculate.
-        positions: acceptance by position, K shares; empty where the file has none.
-        acceptance_rate: accepted / drafted.
-        seconds_per_token: None where the file has none.
-        concurrency: most requests at once; None where the client did not limit them.
-        failed: requests that failed.
-    """
-
-    file: str
-    k: int | None
-    positions: tuple[float, ...]
-    acceptance_rate: float | None
-    seconds_per_token: float | None
-    concurrency: int | None
+    file: str  # where it was read
+    k: int | None  # None where the server did not speculate
+    positions: tuple[float, ...]  # acceptance by position, K shares; empty where the file has none
+    acceptance_rate: float | None  # accepted / drafted
+    seconds_per_token: float | None  # None where the file has none
+    concurrency: int | None  # most requests at once; None where the client did not limit them
     failed: int
 
 
 @dataclass(frozen=True)
 class MeasuredInputs:
-    """What files of elsewhere say, under the keys of break-even's configuration that they fill.
+    """What files of elsewhere say, under the keys of break-even's configuration that they fill."""
 
-    Attributes:
-        draft_ms, target_ms, verify_ms, k, acceptance_rate, acceptance_by_position: None where no
-            file said it.
-        served: K to the speedup that the server itself measured.
-    """
-
+    # draft_ms, target_ms, verify_ms, k, acceptance_rate, acceptance_by_position: None where no file
+    # said it.
     draft_ms: float | None = None
     target_ms: float | None = None
     verify_ms: tuple[float, ...] | None = None
     k: tuple[int, ...] | None = None
     acceptance_rate: dict[int, float] | None = None
     acceptance_by_position: tuple[float, ...] | None = None
+    # K to the speedup that the server itself measured.
     served: dict[int, float] = field(default_factory=dict[int, float])
     caveats: tuple[Caveat, ...] = ()
     round_fit: RoundFit | None = None

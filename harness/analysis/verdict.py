@@ -68,25 +68,16 @@ class Facts:
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """One temperature's measurements on the prompts that every cell completed.
-
-    Attributes:
-        temperature: of all of them.
-        prompts: prompt ids, n.
-        prompt_sets: the set of each prompt, n.
-        baseline: plain decoding.
-        candidates: by (draft, K), K > 0.
-        facts: by (draft, K); may lack any.
-        step_noise: for predicted seconds, what the scatter of the step times does to them; None
-            where the seconds were measured, or the step times are taken as exact.
-    """
+    """One temperature's measurements on the prompts that every cell completed."""
 
     temperature: float
-    prompts: tuple[str, ...]
-    prompt_sets: tuple[str, ...]
+    prompts: tuple[str, ...]  # prompt ids, n
+    prompt_sets: tuple[str, ...]  # the set of each prompt, n
     baseline: Timed
-    candidates: Mapping[Candidate, Timed]
-    facts: Mapping[Candidate, Facts]
+    candidates: Mapping[Candidate, Timed]  # by (draft, K), K > 0
+    facts: Mapping[Candidate, Facts]  # by (draft, K); may lack any
+    # For predicted seconds, what the scatter of the step times does to them; None where the seconds
+    # were measured, or the step times are taken as exact.
     step_noise: StepNoise | None = None
 
     def only(self, prompt_sets: Sequence[str]) -> "Evidence":

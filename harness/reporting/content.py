@@ -40,38 +40,26 @@ _CHECKS: Mapping[str, Answer] = {"PASS": "yes", "TIE": "yes", "FAIL": "no"}
 
 @dataclass(frozen=True)
 class Content:
-    """One report, in the order it is read.
-
-    Attributes:
-        title: what the run is.
-        banner: what must be read before any number; None where there is no such thing.
-        status: why it is not a complete run; None where it is.
-        verdicts: the decision, main one first; empty for a command that decides nothing.
-        answer: the main decision in a word, for its colour.
-        engine: what the steps ran on; None where no model ran.
-        reasons: why, and what would change it; whole sentences.
-        caveats, failures: whole lines.
-        snippets: what to paste into a server; empty where nothing is to be served.
-        tables: most important first.
-        acceptance: the paragraph on acceptance_rate and break-even alpha; None where not needed.
-        measured: (name, value) pairs on how it was measured.
-        environment: every other entry of the manifest, dotted name and value.
-    """
+    """One report, in the order it is read."""
 
     title: str
-    banner: str | None
-    status: str | None
+    banner: str | None  # what must be read before any number; None where there is no such thing
+    status: str | None  # why it is not a complete run; None where it is
+    # The decision, main one first; empty for a command that decides nothing.
     verdicts: tuple[str, ...]
-    answer: Answer
-    engine: str | None
-    reasons: tuple[str, ...]
+    answer: Answer  # the main decision in a word, for its colour
+    engine: str | None  # what the steps ran on; None where no model ran
+    reasons: tuple[str, ...]  # why, and what would change it; whole sentences
+    # caveats, failures: whole lines.
     caveats: tuple[str, ...]
     failures: tuple[str, ...]
+    # What to paste into a server; empty where nothing is to be served.
     snippets: tuple[serving.Snippet, ...]
-    tables: tuple[Table, ...]
+    tables: tuple[Table, ...]  # most important first
+    # The paragraph on acceptance_rate and break-even alpha; None where not needed.
     acceptance: str | None
-    measured: Pairs
-    environment: Pairs
+    measured: Pairs  # (name, value) pairs on how it was measured
+    environment: Pairs  # every other entry of the manifest, dotted name and value
 
 
 def content_of(summary: Summary) -> Content:

@@ -58,17 +58,11 @@ COLUMNS: tuple[Column[Line], ...] = (
 
 @dataclass(frozen=True)
 class Entry:
-    """A folder of the results folder.
-
-    Attributes:
-        folder: where it lies.
-        summary: what it says; None where it cannot be read.
-        error: why it cannot be read; empty where it can.
-    """
+    """A folder of the results folder."""
 
     folder: Path
-    summary: Summary | None
-    error: str = ""
+    summary: Summary | None  # what it says; None where it cannot be read
+    error: str = ""  # why it cannot be read; empty where it can
 
 
 def render(root: Path, entries: Sequence[Entry]) -> Path:

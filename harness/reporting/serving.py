@@ -42,38 +42,27 @@ STEP_TIMES = ", at this run's step times"
 
 @dataclass(frozen=True)
 class Snippet:
-    """What to paste, and what to know of it.
+    """What to paste, and what to know of it."""
 
-    Attributes:
-        title: for whom: the engine, and the version whose syntax it is.
-        code: the text to paste, line breaks included; empty where there is nothing to paste.
-        notes: whole sentences on it: the speedup under the engine's own rule, caveats.
-        language: of the code, as a code host names it.
-    """
-
-    title: str
-    code: str
+    title: str  # for whom: the engine, and the version whose syntax it is
+    code: str  # the text to paste, line breaks included; empty where there is nothing to paste
+    # Whole sentences on it: the speedup under the engine's own rule, caveats.
     notes: tuple[str, ...] = ()
-    language: str = "sh"
+    language: str = "sh"  # of the code, as a code host names it
 
 
 @dataclass(frozen=True)
 class Served:
-    """What the verdict says to serve, and what the run knows of other acceptance rules.
+    """What the verdict says to serve, and what the run knows of other acceptance rules."""
 
-    Attributes:
-        target, draft: ids or folders.
-        gain: the verdict's speedup in words, interval included.
-        best: by rule, the draft at its best K by replay.
-    """
-
+    # target, draft: ids or folders.
     target: str
     draft: str
     k: int
     temperature: float
-    gain: str
+    gain: str  # the verdict's speedup in words, interval included
     sampling: SamplingFacts
-    best: Mapping[Rule, LeaderboardRow]
+    best: Mapping[Rule, LeaderboardRow]  # by rule, the draft at its best K by replay
     synthetic: bool
 
     def under(self, engine: "Engine") -> tuple[int, str]:
@@ -129,24 +118,15 @@ class Served:
 
 @dataclass(frozen=True)
 class Engine:
-    """What is known of an engine.
-
-    Attributes:
-        version: whose syntax `line` writes.
-        rule: by which it accepts.
-        line: the text to paste, for a draft and a K.
-        stops_early: whether it can stop drafting at a threshold, as our loop can.
-        sampling_in_requests: whether requests say how to sample, and not the line.
-        notes: more on this line.
-    """
+    """What is known of an engine."""
 
     name: str
-    version: str
+    version: str  # whose syntax `line` writes
     rule: Rule
-    line: Callable[[Served, int], str]
-    stops_early: bool = False
-    sampling_in_requests: bool = True
-    notes: Callable[[Served], Sequence[str]] = lambda _: ()
+    line: Callable[[Served, int], str]  # the text to paste, for a draft and a K
+    stops_early: bool = False  # whether it can stop drafting at a threshold, as our loop can
+    sampling_in_requests: bool = True  # whether requests say how to sample, and not the line
+    notes: Callable[[Served], Sequence[str]] = lambda _: ()  # more on this line
     language: str = "sh"
 
     @property

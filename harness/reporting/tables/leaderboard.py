@@ -28,14 +28,10 @@ DECISIONS: dict[Decision, str] = {
 
 
 class Board(NamedTuple):
-    """One leaderboard and the rules that it holds for.
-
-    Attributes:
-        every_rule: whether it holds for every rule that was replayed, of several.
-    """
+    """One leaderboard and the rules that it holds for."""
 
     rules: tuple[str, ...]
-    every_rule: bool
+    every_rule: bool  # whether it holds for every rule that was replayed, of several
     engines: tuple[str, ...]
     temperature: float
     rows: tuple[LeaderboardRow, ...]

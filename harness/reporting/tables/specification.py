@@ -29,38 +29,26 @@ BEST = "best"
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell.
-
-    Attributes:
-        text: what is shown.
-        value: what it is sorted by, in one unit per column; None where there is no value.
-    """
+    """One cell."""
 
     text: str
+    # What it is sorted by, in one unit per column; None where there is no value.
     value: Value = None
 
 
 @dataclass(frozen=True)
 class Column(Generic[R]):
-    """One column over records of one type.
+    """One column over records of one type."""
 
-    Attributes:
-        title: its header; a line break says where a narrow header may fold.
-        value: of a record; with an interval (value, low, high). A word is shown as it is, and
-            None as a dash.
-        text: how a number is written, with its bounds where there are any; None for a column of
-            words.
-        key: names the row; repeated when a wide table is folded into parts.
-        flexible: long words, which may be broken over lines.
-        definition: the quantity's name in metrics.md where the title is not it.
-    """
-
-    title: str
+    title: str  # its header; a line break says where a narrow header may fold
+    # Of a record; with an interval (value, low, high). A word is shown as it is, and None as a
+    # dash.
     value: Callable[[R], Value | ValueWithBounds]
+    # How a number is written, with its bounds where there are any; None for a column of words.
     text: Callable[..., str] | None = None
-    key: bool = False
-    flexible: bool = False
-    definition: str = ""
+    key: bool = False  # names the row; repeated when a wide table is folded into parts
+    flexible: bool = False  # long words, which may be broken over lines
+    definition: str = ""  # the quantity's name in metrics.md where the title is not it
 
     @property
     def align(self) -> Literal["left", "right"]:
@@ -94,16 +82,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A titled table with the remarks that belong under it.
-
-    Attributes:
-        empty: columns that were left out, since no row has anything in them.
-    """
+    """A titled table with the remarks that belong under it."""
 
     title: str
     columns: tuple[Column[Any], ...]
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
+    # Columns that were left out, since no row has anything in them.
     empty: tuple[Column[Any], ...] = ()
 
     def column(self, title: str) -> tuple[Cell, ...]:
