@@ -46,12 +46,7 @@ class Inputs:
 
 
 def inputs_of(config: Mapping[str, Any]) -> Inputs:
-    """The inputs from the configuration's keys, with those of the manifest's `inputs` over them.
-
-    Raises:
-        UserError: a latency that is not above 0, an alpha given twice, or a rate that belongs to no
-            K that is asked for.
-    """
+    """The inputs from the configuration's keys, with those of the manifest's `inputs` over them."""
     verify = config.get("verify_ms")
     if verify is not None and not verify:
         raise UserError("verify_ms=[]: give the times for 1, 2, ... positions, or leave it out")

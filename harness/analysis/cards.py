@@ -33,15 +33,7 @@ class RankedCards:
 
 
 def rank_cards(runs: Sequence[StoredRun], summaries: Sequence[Summary]) -> RankedCards:
-    """Rank the cards of finished auditions.
-
-    Args:
-        runs: one per card.
-        summaries: of them, in the same order.
-
-    Raises:
-        UserError: a run that ranked nothing, or runs that are not of one audition.
-    """
+    """Rank the cards of finished auditions."""
     _check(runs, summaries)
     names = _names(runs)
     cards = [

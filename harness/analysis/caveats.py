@@ -35,11 +35,7 @@ def caveats(
 
     The most important first. A snapshot measures no speed, so it has only those on texts.
 
-    Args:
-        setup: the run.
-        results: rows, whose numbers of prompts are looked at.
-        timings: steps, whose scatter is looked at.
-        prompts: of the whole workload; where given it is looked at in place of the rows'.
+    `prompts`, of the whole workload, is looked at in place of the rows' numbers.
     """
     return (
         *_of_the_models(setup),

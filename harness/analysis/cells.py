@@ -79,11 +79,7 @@ def per_prompt(trials: Sequence[Trial], counts: Sequence[Count]) -> dict[PromptI
 def acceptance_by_position(trials: Sequence[Trial]) -> tuple[float, ...]:
     """Entry j - 1: share of rounds with at least j text positions left that accepted at least j.
 
-    Args:
-        trials: of one K; plain and failed ones are left out.
-
-    Returns:
-        Up to K shares; positions that no round had text left for are left out.
+    The trials are of one K. Positions that no round had text left for are left out.
     """
     counted = [
         (trial.accepted_lengths, trial.room)
@@ -117,12 +113,7 @@ def measured_rows(
 ) -> list[ResultRow]:
     """One row per prompt set, temperature and K, in that order, from one pair's generations.
 
-    Args:
-        trials: every generation of the run, failed ones included.
-        model: the target's name.
-        draft: the draft's name; baseline rows carry it too, so that a pair's rows stay together.
-        times: step times of this run, for breakeven_alpha; None leaves it empty.
-        seed: of the bootstrap.
+    Baseline rows carry the draft's name too, so that a pair's rows stay together.
     """
     cells: dict[Cell, list[Trial]] = {}
     for trial in latest(trials):
@@ -239,9 +230,7 @@ def theory_rows(measured: Sequence[ResultRow], times: StepTimes) -> list[ResultR
     speedup = tokens_per_round / (K c + v(K)): no iid model, so a gap between the two rows is time
     that the steps do not explain (overhead of the loop, or a step that is slower in context).
 
-    Args:
-        measured: rows of `measured_rows`; baselines and rows without rounds are left out.
-        times: step times of the same run.
+    Baselines and rows without rounds are left out.
     """
     return [
         _theory_row(row, row.tokens_per_round, times)
@@ -277,10 +266,6 @@ def expected_tokens_per_round(rates: Sequence[float], lengths: Sequence[int]) ->
     `synthetic_acceptance_rates`; given that all before it were, position j is kept with probability
     rate_j / rate_(j-1). With these chances replay gives the expected rounds of a text exactly, the
     cut of its last round included.
-
-    Args:
-        rates: unconditional, per position; K = len(rates).
-        lengths: tokens of each text, each at least 1.
     """
     k, longest = len(rates), max(lengths)
     chances = np.broadcast_to(np.array(conditional(rates)), (len(lengths), longest, k))

@@ -80,14 +80,7 @@ def compare(
 ) -> Comparison:
     """Compare every run with the first.
 
-    Args:
-        runs: two or more, of one target.
-        fail_below: the least ratio of speedups that passes.
-        seed: of the bootstrap; the same runs give the same numbers.
-
-    Raises:
-        UserError: fewer than two runs, one of them twice, runs that cannot be compared, or a
-            threshold where no speedup can be compared.
+    `fail_below` is the least ratio of speedups that passes.
     """
     names = _names(runs)
     verdict = analyse(runs[0]).verdict
@@ -120,11 +113,7 @@ class _Runs(NamedTuple):
 
 
 def _names(runs: Sequence[StoredRun]) -> tuple[str, ...]:
-    """Folder names, whole paths where those are the same.
-
-    Raises:
-        UserError: fewer than two runs, one twice, or one that holds no cells to compare.
-    """
+    """Folder names, whole paths where those are the same."""
     if len(runs) < 2:
         raise UserError("runs: give at least two run folders, runs=[results/A,results/B]")
     paths = [run.folder.resolve() for run in runs]
@@ -463,11 +452,7 @@ def _named(pair: _Runs, **values: Sequence[Value]) -> dict[str, Value]:
 
 
 def _shared_prompts(pair: _Runs) -> Iterator[ComparisonCaveat]:
-    """Where not every prompt is shared. A name with two lengths is two prompts.
-
-    Raises:
-        UserError: none is shared.
-    """
+    """Where not every prompt is shared. A name with two lengths is two prompts."""
     lengths = [
         {(trial.prompt_set, trial.prompt): trial.prompt_tokens for trial in completed(run.trials)}
         for run in pair.runs

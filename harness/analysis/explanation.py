@@ -72,15 +72,7 @@ def case_of(
     times: StepTimes,
     latency: Sequence[LatencyRow] = (),
 ) -> Case | None:
-    """The case of a verdict; None where nothing was accepted or rejected.
-
-    Args:
-        verdict: of the run, at the temperature that is explained.
-        draft: the verdict's, or the best-looking one where it names none.
-        rows: of results.csv.
-        times: step times of this draft.
-        latency: rows of latency.csv, with floors where known.
-    """
+    """The case of a verdict; None where nothing was accepted or rejected."""
     cells = _cells(verdict, draft, rows, times)
     if not cells:
         return None
@@ -211,11 +203,8 @@ def rules_of_thumb(
 ) -> Iterator[RuleOfThumb]:
     """Every rule that the numbers can be held against.
 
-    Args:
-        explanation, case: of the verdict.
-        verdict_k: the verdict's K; 0 is not to speculate, None is undecided.
-        parameter_share: draft's parameters / target's.
-        same_vocabulary: None where tokenizers were not compared (dummy weights).
+    A `verdict_k` of 0 is not to speculate, None is undecided; `same_vocabulary` is None where
+    tokenizers were not compared (dummy weights).
     """
     k, cell = case.k, case.cells[case.k]
     step_ratio, needed = 1.0 / explanation.c, explanation.breakeven_alpha

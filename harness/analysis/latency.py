@@ -129,11 +129,7 @@ def reference(timings: Sequence[StepTiming]) -> list[StepTiming]:
 
 
 def step_times(timings: Sequence[StepTiming]) -> StepTimes:
-    """Medians as the formulas want them; of several contexts or batches the first counts.
-
-    Raises:
-        UserError: no draft step or no target step among them.
-    """
+    """Medians as the formulas want them; of several contexts or batches the first counts."""
     medians = {
         (timing.role, timing.kind, timing.tokens): float(np.median(timing.samples_s))
         for timing in reference(timings)
@@ -150,11 +146,7 @@ def step_times(timings: Sequence[StepTiming]) -> StepTimes:
 
 
 def latency_of(timings: Sequence[StepTiming]) -> Latency:
-    """The latency of one pair from its raw samples.
-
-    Raises:
-        UserError: as `step_times`.
-    """
+    """The latency of one pair from its raw samples."""
     timings = reference(timings)
     prefill = {
         t.role: float(np.median(t.samples_s)) / t.tokens
@@ -179,13 +171,7 @@ def latency_of_draft(name: str, timings: Sequence[StepTiming]) -> Latency | None
 def round_costs(times: StepTimes, k: int, *, lookup: bool) -> Array:
     """Seconds of a round by how many tokens it proposes, n = 0..k, shape (k + 1,).
 
-    Args:
-        times: step times; where `lookup`, draft_s is one look-up.
-        k: num_draft_tokens.
-        lookup: whether the drafter looks its proposal up.
-
-    Raises:
-        UserError: a verify that the times do not cover.
+    Where `lookup`, draft_s is one look-up.
     """
     verify = [times.target_s, *(times.v(n) * times.target_s for n in range(1, k + 1))]
     steps = np.ones(k + 1) if lookup else np.arange(k + 1.0)

@@ -58,18 +58,7 @@ def rank(
     draws: int = RESAMPLES,
     seed: int = 0,
 ) -> Ranking:
-    """The leaderboard of one rule and temperature, "do not speculate" among its rows.
-
-    Args:
-        replays: the candidates.
-        latencies: of each draft with the target.
-        weights: of the prompt sets, equal if None.
-        draws: resamples.
-        seed: of the resampling.
-
-    Raises:
-        UserError: as `speedup_draws`.
-    """
+    """The leaderboard of one rule and temperature, "do not speculate" among its rows."""
     gains = speedup_draws(replays, latencies, weights, draws=draws, seed=seed)
     best = [
         max(

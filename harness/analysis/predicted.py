@@ -62,13 +62,7 @@ def _check_times(replays: Replays, latencies: Latencies) -> None:
 def evidence_of(replays: Replays, latencies: Latencies, *, seed: int = 0) -> Evidence:
     """Predicted decode seconds of every candidate on each prompt.
 
-    Args:
-        replays: the candidates.
-        latencies: of each draft; one without samples is taken as exact.
-        seed: of the resampling of the samples.
-
-    Raises:
-        UserError: a draft without step times, or a K that they do not cover.
+    A latency without samples is taken as exact.
     """
     _check_times(replays, latencies)
     tokens = replays.new_tokens
@@ -200,9 +194,6 @@ def speedup_draws(
     A workload's speedup is 1 / the weighted mean over sets of seconds per token in target steps.
     All candidates are resampled alike, so that "A beats B" is the share of resamples in which it
     does.
-
-    Raises:
-        UserError: a draft without step times, a K that they do not cover, weights that do not fit.
     """
     _check_times(replays, latencies)
     prompts = resample(replays.prompt_sets, weights, draws=draws, seed=seed)
@@ -227,9 +218,6 @@ def replayed_rows(
     """One row per prompt set and candidate, `source` replayed, and a k = 0 row per prompt set.
 
     The baseline rows use the first draft's step times.
-
-    Raises:
-        UserError: a draft without step times, or a K that they do not cover.
     """
     rows: list[ResultRow] = []
     for prompt_set in sorted(set(replays.prompt_sets)):
@@ -339,10 +327,7 @@ def _prefill_seconds(replays: Replays, latency: Latency, draft: str | None = Non
 
     Taken as linear in the prompt's tokens, which understates a long prompt's attention.
 
-    Args:
-        replays: whose prompt lengths.
-        latency: prefill seconds per token.
-        draft: whose prefill is added to the target's; a look-up has none.
+    A draft's prefill is added to the target's; a look-up has none.
     """
     if latency.target_prefill_s is None:
         return None

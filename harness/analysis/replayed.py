@@ -80,18 +80,7 @@ def replay_drafts(
     ks: Sequence[int],
     temperature: float,
 ) -> Replays:
-    """Every (draft, K) on the prompts that all drafts scored, repetitions added up.
-
-    Args:
-        by_draft: traces of each draft; other temperatures are left out.
-        rule: the acceptance rule.
-        ks: the K to replay.
-        temperature: of the target's texts.
-
-    Raises:
-        UserError: a draft without a text at this temperature, texts that differ between drafts or
-            were drawn with different top-k or top-p, no text in common, or as `replayed`.
-    """
+    """Every (draft, K) on the prompts that all drafts scored, repetitions added up."""
     by_text = {draft: _by_text(draft, traces, temperature) for draft, traces in by_draft.items()}
     if not by_text:
         raise UserError("traces: no draft to score")
@@ -167,17 +156,8 @@ def _by_prompt(
 def replayed(traces: Sequence[TextTrace], rule: Rule, ks: Sequence[int]) -> Mapping[int, Replayed]:
     """Replay one draft's traces at every K.
 
-    Args:
-        traces: of one draft, texts of any length; a K beyond a text's length is cut by its end.
-        rule: the acceptance rule; a drafter whose proposals depend on the start chooses its tokens,
-            so all rules are the same for it.
-        ks: the K to replay.
-
-    Returns:
-        By K, expected counts of each text, in the order of the traces.
-
-    Raises:
-        UserError: no traces, a trace that cannot be replayed, or a K that it does not reach.
+    A K beyond a text's length is cut by its end. A drafter whose proposals depend on the start
+    chooses its tokens, so all rules are the same for it.
     """
     if not traces or not ks:
         raise UserError("traces: nothing to replay; give at least one text and one k")
@@ -244,14 +224,7 @@ def replay_check(
     estimator (linearised; Cochran, "Sampling Techniques", 1977, section 6.4), taken prompt by
     prompt, which cancels what the prompts have in common, whether or not the texts are the same.
 
-    Args:
-        cell: which.
-        trials: its generations.
-        replays: of the cell's prompt set.
-        name: the candidate that the generations are of.
-
-    Returns:
-        None where no prompt is both measured and replayed.
+    None where no prompt is both measured and replayed.
     """
     sums = per_prompt(completed(latest(trials)), [new_tokens, lambda trial: trial.rounds or 0])
     counts = replays.candidates[name]

@@ -81,14 +81,7 @@ def from_log(
 ) -> MeasuredInputs:
     """Everything from a log; a verify curve separates the verify from the overhead.
 
-    Args:
-        file: its name, for the caveats.
-        rounds: its rows.
-        ks: further K to answer.
-        verify_s: entry i is the target's time over i + 1 positions, where known.
-
-    Raises:
-        UserError: as `fit_rounds`.
+    `ks` are further K to answer.
     """
     fit = fit_rounds(rounds, verify_s)
     logged = sorted({row.k for row in fit.rows})
@@ -119,11 +112,7 @@ def from_log(
 
 
 def from_step_times(run: str, times: StepTimes, ks: Sequence[int]) -> MeasuredInputs:
-    """The step times of a run; K whose verify it did not time are left out.
-
-    Raises:
-        UserError: none is left.
-    """
+    """The step times of a run; K whose verify it did not time are left out."""
     covered = tuple(k for k in ks if times.covers(k))
     if not covered:
         raise UserError(f"latency_from={run}: times no verify for k={list(ks)}")
@@ -138,11 +127,7 @@ def from_step_times(run: str, times: StepTimes, ks: Sequence[int]) -> MeasuredIn
 
 
 def with_baseline(inputs: MeasuredInputs, baseline: ServerBenchmark) -> MeasuredInputs:
-    """The target's time per token from a benchmark of the server without speculation.
-
-    Raises:
-        UserError: that server speculated.
-    """
+    """The target's time per token from a benchmark of the server without speculation."""
     if baseline.k is not None:
         raise UserError(
             f"baseline_from={baseline.file}: that server speculated; give one that did not"
@@ -158,11 +143,7 @@ def with_acceptance(
     ks: Sequence[int],
     baseline: ServerBenchmark | None = None,
 ) -> MeasuredInputs:
-    """The acceptance of a benchmark, and the server's own speedup where its baseline is known.
-
-    Raises:
-        UserError: that server did not speculate.
-    """
+    """The acceptance of a benchmark, and the server's own speedup where its baseline is known."""
     k, rate = speculative.k, speculative.acceptance_rate
     if k is None or rate is None:
         raise UserError(
@@ -195,13 +176,8 @@ def _load(benchmark: ServerBenchmark) -> Iterator[Caveat]:
 def fit_rounds(rounds: Sequence[ServerRound], verify_s: Sequence[float] = ()) -> RoundFit:
     """Fit draft step and verify + overhead to a log's rounds.
 
-    Args:
-        rounds: at least one with K = 0 and two different K above 0; several of one K count each.
-        verify_s: entry i is the target's time over i + 1 positions, where known.
-
-    Raises:
-        UserError: no baseline, fewer than two K, impossible tokens per round or times, a verify
-            curve too short for the log's K, or a line that no draft step could have drawn.
+    Needs a row with K = 0 and two different K above 0; several of one K count each. Entry i of
+    `verify_s` is the target's time over i + 1 positions, where known.
     """
     _check(rounds)
     target_s = float(np.mean([row.seconds_per_token for row in rounds if row.k == 0]))

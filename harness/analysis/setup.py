@@ -181,8 +181,7 @@ class Setup:
     def failures(self, trials: Sequence[Trial] | None = None) -> tuple[Failure, ...]:
         """Generations that did not complete, and measurements that met broken logits.
 
-        Args:
-            trials: in place of the stored ones, where some were marked failed.
+        `trials` stand in for the stored ones, where some were marked failed.
         """
         latest = {t.cell: t for t in (self.run.trials if trials is None else trials)}
         broken: Mapping[str, str] = self.run.manifest.get("not_measured") or {}
@@ -283,12 +282,6 @@ def is_card(
 
     By its name ("NVIDIA A100-SXM4-80GB" for a100_80) and, where that is known, by its memory: the
     same name is sold with different amounts.
-
-    Args:
-        card: a name of conf/gpu, such as `a10g` or `a100_80`.
-        memory_gb: what that card has, GB.
-        device_name: what the device calls itself.
-        memory_bytes: what the device has; None if unknown.
     """
     wanted = card.lower().split("_")[0]
     words = set(re.split(r"[^a-z0-9]+", (device_name or "").lower()))

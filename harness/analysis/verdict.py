@@ -94,11 +94,7 @@ class Evidence:
         )
 
     def workload(self, weights: Mapping[str, float] | None) -> Workload:
-        """The candidates in their order, prompt sets of weight 0 left out.
-
-        Raises:
-            UserError: weights that do not fit the prompt sets.
-        """
+        """The candidates in their order, prompt sets of weight 0 left out."""
         shares = set_weights(self.prompt_sets, weights)
         evidence = self.only([name for name, share in shares.items() if share > 0.0])
         timed = evidence.candidates.values()
@@ -129,12 +125,6 @@ def evidence_from_trials(
     A prompt is complete in a cell when every repetition seen at this temperature, of every turn
     where it is a conversation, finished there. A K that completed fewer than half of the baseline's
     prompts (out of memory, say) is left out, rather than every prompt that it failed.
-
-    Args:
-        trials: of the run; other temperatures are passed over.
-        draft: the draft's name.
-        temperature: which one.
-        times: step times of the run, for the break-even alphas.
     """
     here = [trial for trial in latest(trials) if trial.temperature == temperature]
     repetitions = len({trial.repetition for trial in here})
@@ -187,15 +177,8 @@ def decide(
     With fewer than MIN_PROMPTS prompts, or a set of one, nothing can be held out: the verdict is
     `undecided`, and its speedup the plain one of the best-looking candidate.
 
-    Args:
-        evidence: of one temperature.
-        prompt_set: "all" for the weighted workload, or the name of one set.
-        weights: of the sets in the workload, equal if None; not used for one set.
-        folds: parts that the prompts are dealt into; fewer where prompts are few.
-        seed: of the dealing and the resampling.
-
-    Raises:
-        UserError: weights that do not fit the prompt sets.
+    `prompt_set` is "all" for the weighted workload, or one set, to which weights do not apply.
+    Prompts are dealt into `folds` parts, fewer where they are few.
     """
     if prompt_set != "all":
         evidence, weights = evidence.only([prompt_set]), None
@@ -302,11 +285,7 @@ def least_regret(evidences: Mapping[str, Evidence]) -> tuple[str | None, int]:
     set. No mix of sets can be worse than the worst set: the regret on a mix is a ratio of two sums
     that are linear in the mix. K = 0, speedup 1, is a candidate; plain speedups, no interval.
 
-    Args:
-        evidences: by prompt set, such as `Evidence.by_set()`.
-
-    Returns:
-        (None, 0) if not speculating is the safest, or if nothing was measured.
+    (None, 0) if not speculating is the safest, or if nothing was measured.
     """
     filled = [evidence for evidence in evidences.values() if evidence.prompts]
     if not filled:

@@ -22,12 +22,7 @@ _NARROWEST = 12
 
 
 def show(content: Content, console: Console | None = None) -> None:
-    """Print a report.
-
-    Args:
-        content: what to say.
-        console: where to; a new one on standard output by default.
-    """
+    """Print a report."""
     out = console or Console(highlight=False)
     _line(out, content.title, "bold underline")
     for warning in (content.banner, content.status):

@@ -48,10 +48,7 @@ class Image(NamedTuple):
 def report(content: Content, plots: Sequence[tuple[str, str]], folder: Path) -> str:
     """The text of report.html.
 
-    Args:
-        content: what to say.
-        plots: (file inside the run folder, caption) of every plot that was drawn.
-        folder: the run folder, where the plots lie.
+    A plot is (file inside the run folder, caption).
     """
     first, _, rest = content.verdicts[0].partition(": ") if content.verdicts else ("", "", "")
     return page(
@@ -68,12 +65,7 @@ def report(content: Content, plots: Sequence[tuple[str, str]], folder: Path) -> 
 
 
 def page(template: str, **values: Any) -> str:
-    """A whole HTML page.
-
-    Args:
-        template: a file in templates/ that extends frame.html.j2.
-        values: what it shows; `title` and `skip_to` among them.
-    """
+    """A whole HTML page."""
     environment = _environment()
     assert environment.loader is not None
     script, _, _ = environment.loader.get_source(environment, "page.js")

@@ -68,15 +68,7 @@ class Entry:
 def render(root: Path, entries: Sequence[Entry]) -> Path:
     """Write index.html into `root`, replacing an earlier one.
 
-    Args:
-        root: the results folder.
-        entries: its runs, newest first.
-
-    Returns:
-        The file.
-
-    Raises:
-        OSError: the folder cannot be written.
+    Entries are in the order of the page, newest first.
     """
     listed = table("Runs", COLUMNS, [_line(entry) for entry in entries])
     text = page(

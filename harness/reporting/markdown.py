@@ -18,10 +18,7 @@ _SPECIAL = re.compile(r"([\\`*|<]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
 def report(content: Content, plots: Sequence[tuple[str, str]], folder: Path) -> str:
     """The text of report.md.
 
-    Args:
-        content: what to say.
-        plots: (file inside the run folder, caption) of every plot that was drawn.
-        folder: the run folder, from which links are relative.
+    A plot is (file inside the run folder, caption).
     """
     environment = Environment(
         loader=PackageLoader("harness.reporting", "templates"),

@@ -22,12 +22,7 @@ class MarkedText(NamedTuple):
 
 
 def show_tokens(texts: Sequence[MarkedText], console: Console | None = None) -> None:
-    """Print each text: drafted tokens green, the target's own in [brackets] and magenta.
-
-    Args:
-        texts: what to print.
-        console: where to; a new one on standard output by default.
-    """
+    """Print each text: drafted tokens green, the target's own in [brackets] and magenta."""
     out = console or Console(highlight=False)
     legend = Text("\nTokens: ")
     legend.append("drafted and kept", style="green")

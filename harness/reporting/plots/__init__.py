@@ -66,12 +66,7 @@ def drawn(summary: Summary) -> tuple[style.Plot, ...]:
 def draw(summary: Summary, folder: Path) -> tuple[tuple[str, str], ...]:
     """Write the plots directly into `folder`, and remove those whose data is gone.
 
-    Returns:
-        (file relative to the run folder, caption) of each plot written, in reading order.
-
-    Raises:
-        UserError: the folder is a link out of the run.
-        OSError: it cannot be written.
+    Returns (file relative to the run folder, caption) of each, in reading order.
     """
     plots = drawn(summary)
     files.directory(folder)

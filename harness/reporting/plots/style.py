@@ -82,11 +82,8 @@ def panels(
 def plot(name: str, caption: str, figure: Figure, under: str) -> Plot:
     """The figure as SVG text without date or random ids.
 
-    Args:
-        name: of the file.
-        caption: what the plot shows.
-        figure: every labelled series of its panels gets one entry in a shared legend.
-        under: how to read it, under the panels.
+    Every labelled series of its panels gets one entry in a shared legend; `under` says how to read
+    it.
     """
     named: dict[str, Any] = {}
     for axes in figure.axes:

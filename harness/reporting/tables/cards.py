@@ -80,10 +80,7 @@ def card_tables(summary: Summary) -> list[Table]:
 def cards_table(cards: Sequence[PlannedCard], request: PlanRequest, chosen: str | None) -> Table:
     """The pair on cards that are not at hand.
 
-    Args:
-        cards: each card's plan.
-        request: what was planned for.
-        chosen: the card that gpu= names, which says so.
+    `chosen` is the card that gpu= names, which says so.
     """
     columns: tuple[Column[PlannedCard], ...] = (
         Column("card", lambda p: f"{p.card} (gpu=)" if p.card == chosen else p.card, key=True),

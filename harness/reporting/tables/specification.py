@@ -107,12 +107,7 @@ def table(
 ) -> Table:
     """One row per record; columns that are empty in every row are left out.
 
-    Args:
-        title: its heading.
-        columns: the specification.
-        records: in the order of the rows; without any the table has no rows.
-        best: whether a record's row is marked, in words too: "best 4" in its first cell.
-        notes: remarks under the table.
+    The row that is `best` says so in words too: "best 4" in its first cell.
     """
     listed = tuple(records)
     made = [[column.cell(record) for column in columns] for record in listed]
