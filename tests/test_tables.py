@@ -39,12 +39,12 @@ UNFILLED = {
     "latency.READS of experts": "a profile of a mixture of experts",
     "leaderboard.RANKS cost per 10^6 tokens": "an audition on a card with a price",
     "leaderboard.INELIGIBLE": "an audition with a draft of another tokenizer",
-    "snapshot.TEXTS first difference": "a snapshot whose texts differ",
-    "snapshot.TEXTS target margin": "a snapshot whose texts differ",
-    "snapshot.TEXTS speculative margin": "a snapshot whose texts differ",
+    "sweep.TEXTS first difference": "a snapshot whose texts differ",
+    "sweep.TEXTS target margin": "a snapshot whose texts differ",
+    "sweep.TEXTS speculative margin": "a snapshot whose texts differ",
     "cards.CARDS": "auditions on several cards",
     "cards.DRAFTS": "auditions on several cards",
-    "cost.COLUMNS": "no run: what a dry run prints",
+    "cards.COSTS": "no run: what a dry run prints",
     "comparison.COLUMNS status": "a comparison with a cell that did not complete",
 }
 # Parts of a summary that no run here has, likewise

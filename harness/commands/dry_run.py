@@ -29,8 +29,7 @@ from harness.config import (
 from harness.models.memory import shape_of
 from harness.records import NGRAM, Prompt, UserError
 from harness.reporting.console import print_table
-from harness.reporting.tables.cards import cards_table
-from harness.reporting.tables.cost import cost_table
+from harness.reporting.tables.cards import cards_table, cost_table
 from harness.theory.architecture import architecture_of
 from harness.theory.cost import (
     Forwards,

@@ -21,7 +21,7 @@ from harness.commands.run_lifecycle import (
 from harness.config import SnapshotConfig
 from harness.measurement.lossless import distribution_tests, most_open
 from harness.records import Trial, UserError
-from harness.reporting.tokens import MarkedText, Piece, show_tokens
+from harness.reporting.console import MarkedText, Piece, show_tokens
 from harness.storage import RunFolder
 from harness.summary import DistributionTest
 

@@ -1,4 +1,4 @@
-"""What a person reads at the end of a command: the verdict, the tables, and the verdict again.
+"""What a person reads at the end of a command: verdict, tables, verdict; texts token by token.
 
 Nothing depends on colour. A table too wide for the terminal is folded into parts that each repeat
 the columns naming the row, rather than wrapped inside its cells.
@@ -6,6 +6,7 @@ the columns naming the row, rather than wrapped inside its cells.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from rich import box
 from rich.console import Console
@@ -140,3 +141,36 @@ def _notes(out: Console, notes: Sequence[str]) -> None:
 
 def _line(out: Console, text: str, style: str = "") -> None:
     out.print(Text(text, style=style), overflow="fold")
+
+
+class Piece(NamedTuple):
+    """One token's text, and whether the draft proposed it."""
+
+    text: str
+    from_draft: bool
+
+
+class MarkedText(NamedTuple):
+    """A generation in pieces, with the name it is shown under."""
+
+    name: str
+    pieces: tuple[Piece, ...]
+
+
+def show_tokens(texts: Sequence[MarkedText], console: Console | None = None) -> None:
+    """Print each text: drafted tokens green, the target's own in [brackets] and magenta."""
+    out = console or Console(highlight=False)
+    legend = Text("\nTokens: ")
+    legend.append("drafted and kept", style="green")
+    legend.append(", ")
+    legend.append("[the target's own: a correction or a bonus]", style="bold magenta")
+    out.print(legend, soft_wrap=True)
+    for name, pieces in texts:
+        line = Text(f"{name}: ", style="bold")
+        for piece in pieces:
+            shown = piece.text.replace("\n", "\\n")
+            if piece.from_draft:
+                line.append(shown, style="not bold green")
+            else:
+                line.append(f"[{shown}]", style="bold magenta")
+        out.print(line, soft_wrap=True)

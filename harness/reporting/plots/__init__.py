@@ -8,19 +8,17 @@ from pathlib import Path
 
 from harness.reporting.plots import (
     acceptance,
-    breakeven,
     latency,
     leaderboard,
     speedup,
     style,
-    waterfall,
 )
 from harness.storage import files
 from harness.summary import Summary
 
 _DEFAULT = (
-    speedup.draw,
-    breakeven.draw,
+    speedup.draw_by_k,
+    speedup.draw_alpha,
     acceptance.draw_by_position,
     acceptance.draw_by_temperature,
     latency.draw_verify_cost,
@@ -28,13 +26,13 @@ _DEFAULT = (
 PLOTS = {
     "audition": (
         leaderboard.draw,
-        speedup.draw,
+        speedup.draw_by_k,
         acceptance.draw_by_category,
         acceptance.draw_by_position,
         latency.draw_verify_cost,
     ),
     "profile": (
-        waterfall.draw,
+        latency.draw_waterfall,
         latency.draw_verify_cost,
         latency.draw_verify_curves,
         latency.draw_batch_gains,

@@ -9,17 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from harness.reporting.tables import (
-    batches,
     breakeven,
     cards,
     comparison,
     latency,
     leaderboard,
-    rounds,
-    server_measurements,
-    snapshot,
     sweep,
-    workload,
 )
 from harness.reporting.tables.specification import Table
 from harness.summary import Summary
@@ -44,9 +39,9 @@ def _audition(summary: Summary) -> list[Table]:
         leaderboard.prompt_set_table(summary),
         leaderboard.thumb_table(summary),
         leaderboard.costs_table(summary),
-        *workload.category_tables(summary),
-        *workload.position_tables(summary),
-        workload.request_table(summary),
+        *leaderboard.category_tables(summary),
+        *leaderboard.position_tables(summary),
+        leaderboard.request_table(summary),
         *latency.verify_tables(summary),
     ]
 
@@ -59,17 +54,17 @@ def _profile(summary: Summary) -> list[Table]:
         latency.reads_table(summary),
         *latency.verify_tables(summary)[:1],
         breakeven.ideal_table(summary),
-        rounds.waterfall_table(summary),
-        rounds.parts_table(summary),
-        batches.curve_table(summary),
-        batches.batch_table(summary),
+        latency.waterfall_table(summary),
+        latency.parts_table(summary),
+        latency.curve_table(summary),
+        latency.batch_table(summary),
     ]
 
 
 def _breakeven(summary: Summary) -> list[Table]:
     fit = summary.round_fit
     return [
-        *(server_measurements.server_tables(fit) if fit else ()),
+        *(breakeven.server_tables(fit) if fit else ()),
         breakeven.measured_table(summary),
         breakeven.ideal_table(summary),
         breakeven.rules_table(summary),
@@ -78,7 +73,7 @@ def _breakeven(summary: Summary) -> list[Table]:
 
 
 def _snapshot(summary: Summary) -> list[Table]:
-    return [snapshot.text_table(summary), snapshot.distribution_table(summary)]
+    return [sweep.text_table(summary), sweep.distribution_table(summary)]
 
 
 def _report(summary: Summary) -> list[Table]:

@@ -1,4 +1,4 @@
-"""What steps and forwards cost: each model alone, the verify curve v(n), bounds, bytes read.
+"""What steps cost: each model alone, the verify curve v(n), bounds, rounds in parts, batches.
 
 v(n) is a target forward over n positions / a target step of the same context and batch.
 """
@@ -8,7 +8,16 @@ from typing import NamedTuple
 from harness.records import LatencyRow, ResultRow
 from harness.reporting import formatting as fmt
 from harness.reporting.tables.specification import Column, Table, table
-from harness.summary import BytesRead, StepBound, Summary
+from harness.summary import (
+    BatchGain,
+    BytesRead,
+    RoundBreakdown,
+    StepBound,
+    StepCurve,
+    StoppingBatch,
+    Summary,
+    WaterfallStep,
+)
 from harness.theory.roofline import LAUNCH_BOUND_MBU, LAUNCH_BOUND_OVERHEAD
 
 
@@ -162,3 +171,179 @@ def _floor_note(summary: Summary) -> str:
     at_its_size = f"; at each model's own size: {', '.join(own)}" if own else ""
     source = "measured" if bandwidth.source == "measured" else "data sheet"
     return f"{note} ({fmt.decimal(bandwidth.gb_s)} GB/s, {source}{at_its_size})."
+
+
+MOST_UNEXPLAINED = 0.03
+CAUSES = {"plain_overhead": "plain decoding's own overhead"}
+FALL: tuple[Column[tuple[str, WaterfallStep]], ...] = (
+    Column("cause", lambda named: named[0], key=True),
+    Column("speedup", lambda named: named[1].speedup, fmt.speedup),
+    Column(
+        "factor",
+        lambda named: None if named[1].cause == "ideal" else named[1].factor,
+        lambda factor: fmt.decimal(factor, 3),
+    ),
+)
+PARTS_NOTE = (
+    "each part was timed alone, and whole rounds of the real loop next to them: the same rounds in"
+    " the same run; means over the fastest quarter of them, ms, since a machine only ever adds."
+)
+TOGETHER_NOTE = (
+    "verify + accept is one recorded graph: the two run as one launch, and cannot be timed apart."
+)
+
+
+def fastest_round(summary: Summary) -> RoundBreakdown | None:
+    """The K whose rounds were fastest: the one that the waterfall is of."""
+    return max(summary.rounds, key=lambda entry: entry.speedup, default=None)
+
+
+def named_waterfall(entry: RoundBreakdown) -> list[tuple[str, WaterfallStep]]:
+    """Each step of the waterfall with its cause in words."""
+    verify = next((p.name for p in entry.parts if p.name.startswith("verify")), "verify")
+    causes = CAUSES | {
+        "verify": f"{verify} costs {{}} steps",
+        "acceptance": f"{{}} tokens a round, not {entry.k + 1}",
+    }
+    return [
+        (causes.get(step.cause, step.cause).format(fmt.decimal(step.value)), step)
+        for step in entry.waterfall
+    ]
+
+
+def waterfall_table(summary: Summary) -> Table:
+    """From ideal to measured, for the K whose rounds were fastest."""
+    entry = fastest_round(summary)
+    if entry is None:
+        return table("", FALL, ())
+    notes = (
+        "each row puts in one more thing that was measured; the factor is what it brought. The last"
+        " row is the measured speedup.",
+        f"over {entry.rounds} rounds, of the first tokens after the run's prompts: for the"
+        " acceptance of a workload run a sweep.",
+    )
+    title = f"From the ideal speedup to the measured one, K = {entry.k}"
+    return table(title, FALL, named_waterfall(entry), notes=notes)
+
+
+def parts_table(summary: Summary) -> Table:
+    """One row per K, one column per part."""
+    names = dict.fromkeys(part.name for entry in summary.rounds for part in entry.parts)
+    columns: tuple[Column[RoundBreakdown], ...] = (
+        Column("K", lambda entry: entry.k, fmt.count, key=True),
+        *(_part(name) for name in names),
+        Column("unex-\nplained ms", lambda entry: entry.unexplained_s, fmt.in_ms),
+        Column("unexplained,\nshare", lambda entry: entry.unexplained_share, fmt.percent),
+        Column("whole\nround ms", lambda entry: entry.round_s, fmt.in_ms),
+        Column("rounds\ntimed", lambda entry: entry.rounds, fmt.count),
+        Column("tokens\nper round", lambda entry: entry.tokens_per_round, fmt.decimal),
+        Column("measured\nspeedup", lambda entry: entry.speedup, fmt.speedup),
+    )
+    notes = [PARTS_NOTE]
+    if summary.rounds:
+        first = summary.rounds[0]
+        notes.append(
+            f"plain decoding, timed in between: {fmt.in_ms(first.plain_s)} ms a token, of which the"
+            f" bare target step is {fmt.in_ms(first.step_s)} ms."
+        )
+    if "verify + accept" in names:
+        notes.append(TOGETHER_NOTE)
+    wide = [e for e in summary.rounds if abs(e.unexplained_share) > MOST_UNEXPLAINED]
+    if wide:
+        shares = ", ".join(f"K={e.k} {fmt.percent(e.unexplained_share)}" for e in wide)
+        notes.append(
+            f"unexplained beyond {100 * MOST_UNEXPLAINED:.0f} % of the round at {shares}: a busy"
+            " machine, or work of the loop that no part stands for."
+        )
+    return table("What a round is made of", columns, summary.rounds, notes=notes)
+
+
+def _part(name: str) -> Column[RoundBreakdown]:
+    return Column(
+        f"{name}\nms",
+        lambda entry: next((part.seconds for part in entry.parts if part.name == name), None),
+        fmt.in_ms,
+        definition="ms",
+    )
+
+
+GAINS: tuple[Column[BatchGain], ...] = (
+    Column("context", lambda gain: gain.context_tokens, fmt.count, key=True),
+    Column("alpha", lambda gain: gain.alpha, lambda alpha: f"{alpha:g}", key=True),
+    Column("batch", lambda gain: gain.batch, fmt.count, key=True),
+    Column("c", lambda gain: gain.c, fmt.decimal),
+    Column("v", lambda gain: gain.v, fmt.decimal),
+    Column("best\nK", lambda gain: gain.k, fmt.count),
+    Column("speedup", lambda gain: gain.speedup, fmt.speedup),
+    Column("tok/s,\nplain", lambda gain: gain.tokens_per_second, fmt.rate),
+    Column("tok/s,\nbest K", lambda gain: gain.speculative_tokens_per_second, fmt.rate),
+)
+CURVE_NOTE = (
+    "v(n): a target forward over n positions / a target step of the same context and batch."
+)
+GAIN_NOTE = (
+    "predicted from the timed steps: tokens per round (iid) / (K c + v) at the best K; K 0: do not"
+    " speculate. All sequences are taken to advance alike; a batch whose sequences wait for one"
+    " another does worse."
+)
+
+
+def curve_table(summary: Summary) -> Table:
+    """One row per timed context and batch, where there are several: both steps and the curve."""
+    curves = summary.step_curves
+    if len(curves) < 2 and not summary.skipped_cells:
+        curves = ()
+    longest = max((len(curve.verify_s) for curve in curves), default=0)
+    columns: tuple[Column[StepCurve], ...] = (
+        Column("context", lambda curve: curve.context_tokens, fmt.count, key=True),
+        Column("batch", lambda curve: curve.batch, fmt.count, key=True),
+        Column("target\nstep ms", lambda curve: curve.target_step_s, fmt.in_ms),
+        Column("draft\nstep ms", lambda curve: curve.draft_step_s, fmt.in_ms),
+        Column("target\nMBU", lambda curve: curve.target_mbu, fmt.decimal),
+        Column("draft\nMBU", lambda curve: curve.draft_mbu, fmt.decimal),
+        Column("c", lambda curve: curve.c, fmt.decimal),
+        *(_v(n) for n in range(2, longest + 1)),
+    )
+    skipped: dict[str, list[str]] = {}
+    for cell in summary.skipped_cells:
+        skipped.setdefault(cell.reason, []).append(f"{cell.context_tokens} x {cell.batch}")
+    not_timed = (
+        f"not timed (context x batch {', '.join(cells)}): {reason}."
+        for reason, cells in skipped.items()
+    )
+    title = "Steps and verifies by context and batch"
+    return table(title, columns, curves, notes=(CURVE_NOTE, *not_timed))
+
+
+def batch_table(summary: Summary) -> Table:
+    """The best K and its predicted speedup by batch, where several were timed."""
+    contexts = {stop.context_tokens for stop in summary.stopping_batches}
+    gains = sorted(
+        (gain for gain in summary.batch_gains if gain.context_tokens in contexts),
+        key=lambda gain: (gain.context_tokens, gain.alpha, gain.batch),
+    )
+    largest = max((gain.largest_k for gain in gains), default=0)
+    v_note = f"v: of a verify of {largest + 1} positions, K = {largest}."
+    stops = map(_stop_sentence, summary.stopping_batches)
+    return table("Predicted speedup by batch", GAINS, gains, notes=(GAIN_NOTE, v_note, *stops))
+
+
+def _v(n: int) -> Column[StepCurve]:
+    return Column(
+        f"v({n})",
+        lambda curve: (
+            curve.verify_s[n - 1] / curve.target_step_s if n <= len(curve.verify_s) else None
+        ),
+        fmt.decimal,
+        definition="v(n)",
+    )
+
+
+def _stop_sentence(stop: StoppingBatch) -> str:
+    where = f"{stop.context_tokens} tokens of context, alpha {stop.alpha:g}: speculation"
+    if stop.pays_up_to is None:
+        return f"{where} pays at no batch that was timed."
+    but = f" (not at batch {', '.join(map(str, stop.not_at))})" if stop.not_at else ""
+    if stop.stops_at is not None:
+        return f"{where} stops paying at batch {stop.stops_at}, after {stop.pays_up_to}{but}."
+    return f"{where} pays up to batch {stop.pays_up_to}, the largest that was timed{but}."
