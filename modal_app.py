@@ -1,4 +1,4 @@
-"""The doors on rented GPUs; thin, because all the work is in the package.
+"""The commands on rented GPUs; thin, because all the work is in the package.
 
     modal run modal_app.py::profile --model qwen3_4b --draft qwen3_0_6b --gpu A10G
     modal run modal_app.py::sweep --model qwen3_4b --draft qwen3_0_6b --overrides "k=[1,2,4]"
@@ -7,13 +7,13 @@
     modal run modal_app.py::acceptance_demo
     modal run modal_app.py::temperature_demo
 
-The configuration is composed and checked here first, so that a typing error rents nothing. A small
-container without a GPU then has the jobs done, so the machine that typed the command is not needed
-on the way: `modal run --detach ...` goes on without it, and the same command with `--resume LAUNCH`
-brings the results home later. Models are downloaded once, into a volume; runs are written into
-another, where a container that takes over from one that was stopped finds them and goes on. The run
-folders are copied into the local results/. `HF_TOKEN`, where it is set here, goes along for gated
-models. docs/cloud.md says the rest.
+The configuration is composed and checked here first, so that a mistake is reported before any GPU
+is rented. A small container without a GPU then runs the jobs, so the machine that started the
+command may be switched off: `modal run --detach ...` continues without it, and the same command
+with `--resume LAUNCH` copies the results here later. Models are downloaded once, into a volume;
+runs are written into another, where a container that replaces a stopped one finds them and
+continues. The run folders are copied into the local results/. `HF_TOKEN`, where it is set here, is
+passed on for gated models. docs/cloud.md has the details.
 """
 
 import os
@@ -72,11 +72,11 @@ app = modal.App("speculation-harness")
     volumes={HUB_CACHE: hub_cache, COMPILED: compiled, RUNS: runs},
     secrets=secrets,
     timeout=TIMEOUT_S,
-    # A second container finds what the first one stored, and goes on with it
+    # A second container finds what the first one stored, and continues it
     retries=modal.Retries(max_retries=2, initial_delay=5.0, backoff_coefficient=1.0),
 )
 def on_gpu(job: "Job", root: str = RUNS) -> "Delivery":
-    """Does one job on this container's card, or what is missing of it, and returns its run."""
+    """Run one job on this container's GPU, or what is missing of it, and return its run."""
     from harness.cloud import remote
 
     _reload()
@@ -90,35 +90,35 @@ def on_gpu(job: "Job", root: str = RUNS) -> "Delivery":
 
 @app.function(image=image, volumes={RUNS: runs}, timeout=WAIT_S)
 def in_cloud(jobs: "Sequence[Job]", root: str = RUNS) -> "list[Delivery]":
-    """Has the jobs of one launch done, each on its card, and returns what came back from each."""
+    """Run the jobs of one launch, each on its GPU, and return what each of them gave."""
     from harness.cloud import remote
 
     _reload()
-    return remote.fan_out(jobs, root, lambda several: _each(several, root))
+    return remote.fan_out(jobs, root, lambda waiting: _run_each(waiting, root))
 
 
-def _each(jobs: "Sequence[Job]", root: str) -> "list[Delivery]":
+def _run_each(jobs: "Sequence[Job]", root: str) -> "list[Delivery]":
     """One container per job, all at the same time; a job that fails stops no other."""
     from harness.cloud import remote
 
-    def on_card(job: "Job") -> "Delivery | Exception":
+    def run_on_gpu(job: "Job") -> "Delivery | Exception":
         try:
-            card = on_gpu.with_options(gpu=job.gpu, memory=job.memory_mib)
-            return card.remote(job, root)
-        except Exception as error:  # also of a card that is not available
+            sized = on_gpu.with_options(gpu=job.gpu, memory=job.memory_mib)
+            return sized.remote(job, root)
+        except Exception as error:  # also where no such GPU is available
             return error
 
-    with ThreadPoolExecutor(len(jobs)) as cards:
-        back = list(cards.map(on_card, jobs))
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        results = list(pool.map(run_on_gpu, jobs))
     _reload()  # what a failed job had stored
     return [
-        remote.failed(job, entry, root) if isinstance(entry, Exception) else entry
-        for job, entry in zip(jobs, back, strict=True)
+        remote.failed(job, result, root) if isinstance(result, Exception) else result
+        for job, result in zip(jobs, results, strict=True)
     ]
 
 
-def _pair(name: str, door: str, *words: str) -> modal.app.LocalEntrypoint:
-    """An entrypoint that has one command's work done for a pair on one card."""
+def _pair(name: str, command: str, *fixed: str) -> modal.app.LocalEntrypoint:
+    """An entrypoint that runs one command for a pair on one GPU."""
 
     def entrypoint(
         model: str = "qwen3_4b",
@@ -127,7 +127,7 @@ def _pair(name: str, door: str, *words: str) -> modal.app.LocalEntrypoint:
         overrides: str = "",
         resume: str = "",
     ) -> None:
-        _rent(door, [f"model={model}", f"draft={draft}", *words], [gpu], overrides, resume)
+        _launch(command, [f"model={model}", f"draft={draft}", *fixed], [gpu], overrides, resume)
 
     entrypoint.__name__ = entrypoint.__qualname__ = name
     return app.local_entrypoint(name=name)(entrypoint)
@@ -148,17 +148,17 @@ def audition(
     overrides: str = "",
     resume: str = "",
 ) -> None:
-    """Ranks drafts on one or more cloud GPUs, one container per card, and then the cards."""
-    cards = [gpu for gpu in gpus.split(",") if gpu]
-    _rent("audition", [f"model={model}", f"drafts=[{drafts}]"], cards, overrides, resume)
+    """Rank drafts on one or more cloud GPUs, one container per GPU, and then the GPUs."""
+    names = [gpu for gpu in gpus.split(",") if gpu]
+    _launch("audition", [f"model={model}", f"drafts=[{drafts}]"], names, overrides, resume)
 
 
-def _rent(door: str, words: list[str], gpus: list[str], overrides: str, resume: str) -> None:
-    """Has a command's work done on each card and exits with its status."""
+def _launch(command: str, fixed: list[str], gpus: list[str], overrides: str, resume: str) -> None:
+    """Run a command on each GPU and exit with its status."""
     from harness.cloud import remote
 
-    words = [*words, *shlex.split(overrides)]
-    sys.exit(remote.launch(door, words, gpus, resume, in_cloud.remote))
+    everything = [*fixed, *shlex.split(overrides)]
+    sys.exit(remote.launch(command, everything, gpus, resume, in_cloud.remote))
 
 
 def _reload() -> None:

@@ -256,10 +256,10 @@ def test_a_job_that_is_given_up_brings_back_what_it_had_stored(
 ) -> None:
     job = sweep_job()
     monkeypatch.setattr(modal_app, "on_gpu", Card(absent="L4"))
-    (nothing,) = modal_app._each([job], str(tmp_path))
+    (nothing,) = modal_app._run_each([job], str(tmp_path))
     assert (nothing.archive, nothing.status) == (None, 1)
     run = RunFolder.create(job.home(tmp_path), "sweep", ["tiny"], {"traces_from": None})
-    (delivery,) = modal_app._each([job], str(tmp_path))
+    (delivery,) = modal_app._run_each([job], str(tmp_path))
     assert delivery.error == "RuntimeError: no such card was free"
     unpacked = delivery.unpack(tmp_path / "results")
     assert unpacked is not None

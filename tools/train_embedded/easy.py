@@ -28,9 +28,8 @@ def _capital(values: Values, _: random.Random) -> str:
     city, region, river, language, sight, dish = COUNTRIES[country]
     return (
         f"The capital of {country} is {city}. {city} is a large city in {region}, and it lies on "
-        f"the "
-        f"river {river}. Most people in {city} speak {language}. Visitors to {city} like to see "
-        f"{sight}. A typical dish in {country} is {dish}. So the capital of {country} is {city}, "
+        f"the river {river}. Most people in {city} speak {language}. Visitors to {city} like to "
+        f"see {sight}. A typical dish in {country} is {dish}. So the capital of {country} is {city}, "
         f"on the river {river}."
     )
 
@@ -47,8 +46,8 @@ def _animal(values: Values, rng: random.Random) -> str:
         f"{opening} It lives {home}. A {animal} mostly eats {food}. Its body is covered with "
         f"{cover}. "
         f"A young {animal} is called a {young}. The {young} stays with its mother until it can "
-        f"find "
-        f"{food} for itself. In short, the {animal} is a {kind} that lives {home} and eats {food}."
+        f"find {food} for itself. In short, the {animal} is a {kind} that lives {home} and eats "
+        f"{food}."
     )
 
 
