@@ -29,6 +29,8 @@ StopReason = Literal["eos", "stop_string", "budget"]
 
 # Name and id of the draft that looks n-grams up in the text instead of running a model
 NGRAM = "ngram"
+# The temperature at which the likeliest token is taken
+GREEDY = 0.0
 RULES: tuple[Rule, ...] = ("ratio", "exact_match", "greedy_draft")
 
 # How a speculative greedy text compares with plain decoding's, in words
@@ -341,6 +343,10 @@ class SkippedCell:
     context_tokens: int
     batch: int
     reason: str
+
+
+# The part of a round in which a recorded verify and accept are one launch
+VERIFY_AND_ACCEPT = "verify + accept"
 
 
 @dataclass(frozen=True)

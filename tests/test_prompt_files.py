@@ -19,7 +19,14 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from harness.config import PromptsConf, checked
-from harness.prompts import available_sets, load, prompt_set_hash, read_file, spread
+from harness.prompts import (
+    available_sets,
+    load,
+    prompt_set_hash,
+    read_file,
+    readers,
+    spread,
+)
 from harness.records import Prompt, UserError
 
 DOCS = Path(__file__).parent.parent / "docs" / "prompts.md"

@@ -12,11 +12,10 @@ from dataclasses import replace
 from harness.analysis.caveats import caveats, place
 from harness.analysis.cells import latest, measured_rows
 from harness.analysis.setup import Setup
-from harness.records import Failure, Trial
+from harness.records import GREEDY, Failure, Trial
 from harness.storage import StoredRun
 from harness.summary import DistributionTest, Summary, TextCheck, Value, VerdictReason
 
-GREEDY = 0.0
 TextId = tuple[str, str, int, int]
 
 

@@ -32,7 +32,7 @@ from harness.analysis.caveats import caveats, launch_bound
 from harness.analysis.cells import measured_rows
 from harness.analysis.latency import latency_of, reference, stored_rows
 from harness.analysis.setup import Setup
-from harness.records import LatencyRow, PartTiming, ResultRow, SkippedCell, Trial
+from harness.records import VERIFY_AND_ACCEPT, LatencyRow, PartTiming, ResultRow, SkippedCell, Trial
 from harness.summary import (
     Bandwidth,
     BatchGain,
@@ -49,8 +49,7 @@ from harness.theory.roofline import shortest_context, step_bounds
 from harness.theory.speedup import StepTimes, best_k, ideal_speedup
 
 # Parts in the order of a round; recorded as one graph, verify and accept cannot be timed apart.
-TOGETHER = "verify + accept"
-ORDER = ("draft", "verify", "accept", TOGETHER, "host", "rewind")
+ORDER = ("draft", "verify", "accept", VERIFY_AND_ACCEPT, "host", "rewind")
 NOT_FORWARDS = ("accept", "rewind", "host")
 FASTEST = 4
 
@@ -205,7 +204,7 @@ def _waterfall(
 ) -> tuple[WaterfallStep, ...]:
     """The speedup from ideal to measured."""
     drafting = parts.get("draft", 0.0)
-    verifying = parts.get("verify") or parts.get(TOGETHER, 0.0)
+    verifying = parts.get("verify") or parts.get(VERIFY_AND_ACCEPT, 0.0)
     cost = drafting + verifying
     speeds: list[tuple[str, float, float | None]] = [
         ("ideal", (k + 1) * step_s / (drafting + step_s), None),

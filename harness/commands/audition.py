@@ -13,6 +13,7 @@ from harness import prompts as prompt_sets
 from harness.analysis.latency import latency_rows
 from harness.analysis.lossless import distrust, text_checks
 from harness.analysis.setup import Setup
+from harness.analysis.sweep_and_audition import LOOKUP_S
 from harness.commands.dry_run import print_audition_plan
 from harness.commands.run_lifecycle import Outcome, concluded, note_or_check, resumed, running
 from harness.config import AuditionConfig, DecodeConf, ModelConf, like_target
@@ -34,8 +35,6 @@ MADE_WITH = "texts_made_with"
 # What of decode.* decides the texts, and the values that leave them as they are
 SAMPLING = ("top_k", "top_p", "min_p", "repetition_penalty", "stop_strings")
 NEUTRAL = {"top_p": 1.0, "repetition_penalty": 1.0}
-# A look-up in a text of some thousand tokens; typed latencies have no entry for it.
-LOOKUP_S = 1e-5
 
 
 def run(config: AuditionConfig, drafts: Sequence[ModelConf]) -> Outcome:

@@ -20,14 +20,13 @@ from harness.commands.run_lifecycle import (
 )
 from harness.config import SnapshotConfig
 from harness.measurement.lossless import distribution_tests, most_open
-from harness.records import Trial, UserError
+from harness.records import GREEDY, Trial, UserError
 from harness.reporting.console import MarkedText, Piece, show_tokens
 from harness.storage import RunFolder
 from harness.summary import DistributionTest
 
 # Holm's method over all tests of a run; below this a distribution differs.
 SIGNIFICANCE = 1e-3
-GREEDY = 0.0
 
 
 def run(config: SnapshotConfig) -> Outcome:

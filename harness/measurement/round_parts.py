@@ -30,9 +30,8 @@ from harness.decoding.loops import (
 from harness.decoding.protocols import CausalModel, Generation
 from harness.decoding.sampling import SamplingParameters, Uniforms, host_tokens
 from harness.measurement.step_times import Clock
-from harness.records import PartTiming
+from harness.records import VERIFY_AND_ACCEPT, PartTiming
 
-TOGETHER = "verify + accept"
 # Few rounds a visit: a round and its parts are to be timed within moments of one another
 MOST_ROUNDS = 2
 LEAST_VISITS, MOST_VISITS = 2, 60
@@ -202,7 +201,7 @@ def _pieces(
         if together:
             outcome = verified(target, last, proposal, verifier, position)
             decided = clock.now()
-            samples.add(k, TOGETHER, decided - drafted)
+            samples.add(k, VERIFY_AND_ACCEPT, decided - drafted)
         else:
             logits = target.forward(torch.cat([last, proposal.tokens]))
             forwarded = clock.now()

@@ -29,8 +29,8 @@ def _capital(values: Values, _: random.Random) -> str:
     return (
         f"The capital of {country} is {city}. {city} is a large city in {region}, and it lies on "
         f"the river {river}. Most people in {city} speak {language}. Visitors to {city} like to "
-        f"see {sight}. A typical dish in {country} is {dish}. So the capital of {country} is {city}, "
-        f"on the river {river}."
+        f"see {sight}. A typical dish in {country} is {dish}. So the capital of {country} is "
+        f"{city}, on the river {river}."
     )
 
 
