@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -36,6 +36,20 @@ def door(tmp_path: Path) -> Door:
         )
 
     return run
+
+
+@pytest.fixture(scope="module")
+def few_samples() -> Iterator[None]:
+    """For tests that run commands and are not about times: each step is timed three times."""
+    from harness.records import CopyBandwidth
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("harness.measurement.step_times.REPETITIONS", 3)
+        patch.setattr("harness.measurement.round_parts.MOST_VISITS", 4)
+        patch.setattr(
+            "harness.commands.time_steps.copy_bandwidth", lambda *_: CopyBandwidth(10.0, 1, 1)
+        )
+        yield
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

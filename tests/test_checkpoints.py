@@ -3,6 +3,7 @@
 import json
 import tomllib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -61,14 +62,10 @@ def without_embedding_and_tied_head(folder: Path) -> None:
     configure(folder, tie_word_embeddings=True)
 
 
-def reward_model(folder: Path) -> None:
+def reward_model(folder: Path, **entries: object) -> None:
     config = Qwen3Config.from_pretrained(folder, num_labels=1)
     AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
-
-
-def unnamed_reward_model(folder: Path) -> None:
-    reward_model(folder)
-    configure(folder, architectures=None)
+    configure(folder, **entries)
 
 
 def eagle_1(folder: Path) -> None:
@@ -81,10 +78,6 @@ def eagle_1(folder: Path) -> None:
 
     rewrite(folder, change)
     configure(folder, num_hidden_layers=1, layer_types=["full_attention"])
-
-
-def eagle_3(folder: Path) -> None:
-    configure(folder, architectures=["LlamaForCausalLMEagle3"], draft_vocab_size=512)
 
 
 def speculators(folder: Path) -> None:
@@ -115,14 +108,6 @@ def truncated(folder: Path) -> None:
     (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:5000])
 
 
-def inconsistent_config(folder: Path) -> None:
-    configure(folder, num_hidden_layers=1)
-
-
-def other_sizes(folder: Path) -> None:
-    configure(folder, intermediate_size=64)
-
-
 @pytest.mark.parametrize(
     ("change", "line"),
     [
@@ -133,16 +118,28 @@ def other_sizes(folder: Path) -> None:
         (without_a_head, r"\(lm_head\.weight\).*a base model without its output head"),
         (without_embedding_and_tied_head, r"it lacks 2 of 25 tensors \(lm_head"),
         (reward_model, "a reward model or classifier"),
-        (unnamed_reward_model, r"\(lm_head\.weight\).*a reward model or classifier"),
+        (
+            partial(reward_model, architectures=None),
+            r"\(lm_head\.weight\).*a reward model",
+        ),
         (eagle_1, r"it lacks 3 of 14 tensors.*a head for speculative decoding"),
-        (eagle_3, "a head for speculative decoding"),
+        (
+            partial(configure, architectures=["LlamaForCausalLMEagle3"], draft_vocab_size=512),
+            "a head for speculative decoding",
+        ),
         (speculators, "a head for speculative decoding"),
         (lora, "a LoRA adapter of org/base, not a whole model; merge"),
         (lora_with_its_base, "a LoRA adapter of its base model"),
         (gguf, "weights in GGUF"),
         (truncated, "damaged or cut short.*download or save it again"),
-        (inconsistent_config, r"config\.json cannot be used \(`num_hidden_layers` \(1\) must be"),
-        (other_sizes, r"6 of 25 tensors have another shape.*another architecture or size"),
+        (
+            partial(configure, num_hidden_layers=1),
+            r"config\.json cannot be used \(`num_hid",
+        ),
+        (
+            partial(configure, intermediate_size=64),
+            r"6 of 25 .*another architecture or size",
+        ),
     ],
     ids=lambda entry: getattr(entry, "__name__", ""),
 )

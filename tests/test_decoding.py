@@ -66,9 +66,8 @@ def test_greedy_speculative_text_is_the_greedy_text(k: int, rule: Rule, strangen
 
 
 def test_the_greedy_identity_covers_rejections_and_full_acceptances() -> None:
-    rounds = speculative(2)
-    outcomes = Counter(entry.outcome for entry in rounds)
-    assert outcomes["rejected"] / len(rounds) >= 0.3
+    outcomes = Counter(entry.outcome for entry in speculative(2))
+    assert outcomes["rejected"] / outcomes.total() >= 0.3
     assert outcomes["bonus"] >= 1
 
 
@@ -101,9 +100,10 @@ def test_a_round_is_read_back_to_the_host_once(rule: Rule, temperature: float) -
 @pytest.mark.parametrize("k", [1, 4])
 @pytest.mark.parametrize("budget", [1, 2, 3, 7, 40])
 def test_the_budget_is_met_exactly(k: int, budget: int) -> None:
-    tokens = text_of(speculative(k, 0.2, budget=budget))
-    assert tokens == plain(budget=budget)
-    assert len(tokens) == budget
+    for prompt in (PROMPT, (2,)):  # one token needs no prefill
+        tokens = text_of(speculative(k, 0.2, budget=budget, prompt=prompt))
+        assert tokens == plain(budget=budget, prompt=prompt)
+        assert len(tokens) == budget
 
 
 @pytest.mark.parametrize("k", [1, 2, 4, 8])
@@ -114,10 +114,6 @@ def test_the_text_ends_with_the_first_end_token(k: int, strangeness: float) -> N
         tokens = text_of(speculative(k, strangeness, eos=eos))
         assert tokens == plain(eos=eos)
         assert tokens[-1] == end
-
-
-def test_a_one_token_prompt_needs_no_prefill() -> None:
-    assert text_of(speculative(4, prompt=(2,))) == plain(prompt=(2,))
 
 
 @pytest.mark.parametrize(
@@ -206,15 +202,12 @@ def test_a_uniform_does_not_depend_on_how_many_are_asked_for() -> None:
     "sampling", [SamplingParameters(1.0, top_k=3), SamplingParameters(0.7, top_p=0.6)]
 )
 def test_top_k_and_top_p_bound_what_is_emitted(sampling: SamplingParameters) -> None:
+    assert text_of(speculative(4, sampling=SamplingParameters(1.0, top_k=1))) == plain()
     probabilities, target = sampler_for(sampling), TableModel()
     prefix: list[int] = [*PROMPT]
     for token in text_of(speculative(4, 0.5, sampling=sampling)):
         assert probabilities(target.logits(tuple(prefix)).unsqueeze(0))[0, token] > 0
         prefix.append(token)
-
-
-def test_top_k_one_is_greedy() -> None:
-    assert text_of(speculative(4, sampling=SamplingParameters(1.0, top_k=1))) == plain()
 
 
 def test_temperature_scales_logits_and_zero_has_no_distribution() -> None:

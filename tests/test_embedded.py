@@ -26,7 +26,6 @@ from tools.train_embedded.recipes import (
     TARGET,
     UNRELATED,
 )
-from tools.train_embedded.tasks import Document
 from tools.train_embedded.vocabulary import END_TOKEN, PAD_TOKEN
 
 FAMILY_LIMIT_BYTES = 8_000_000
@@ -71,26 +70,14 @@ def test_a_model_agrees_with_its_tokenizer_and_sets_no_sampling_defaults(recipe)
     assert set(settings) <= {"_from_model_config", "pad_token_id", "transformers_version"}
 
 
-def test_tokenizer_decodes_any_text_back_to_itself():
+def test_the_tokenizer_decodes_any_text_and_encodes_a_prompt_as_the_start_of_its_document():
     tokenizer = load_tokenizer(TARGET)
     for text in ("Count from 12 to 40.", "Größe: 10 €\n\ttab", "  two  spaces ", "猫"):
         assert tokenizer.decode(tokenizer(text).input_ids) == text
-
-
-def test_a_prompt_encodes_to_the_start_of_its_document():
-    tokenizer = load_tokenizer(TARGET)
     for kind in TASKS:
         for document in islice(documents({kind: 1.0}, seed=3), 100):
             prompt_ids = tokenizer(document.prompt).input_ids
             assert tokenizer(document.text).input_ids[: len(prompt_ids)] == prompt_ids
-
-
-def test_the_same_seed_gives_the_same_corpus_and_another_seed_another():
-    def first(seed: int) -> list[Document]:
-        return list(islice(documents({"easy": 0.5, "hard": 0.4, "unrelated": 0.1}, seed), 50))
-
-    assert first(1) == first(1)
-    assert first(1) != first(2)
 
 
 def test_the_corpus_is_the_one_the_weights_were_trained_on():
@@ -98,16 +85,6 @@ def test_the_corpus_is_the_one_the_weights_were_trained_on():
         document.text for kind in TASKS for document in islice(documents({kind: 1.0}, seed=1), 200)
     )
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == "fa9518deb92ea121"
-
-
-@pytest.mark.parametrize("kind", ["easy", "hard"])
-def test_every_task_accepts_the_prompts_it_makes(kind):
-    for task in TASKS[kind]:
-        for document in islice(documents({kind: 1.0}, seed=5), 100):
-            found = find_task(document.prompt, kind)
-            assert found is not None
-            assert found.category == document.category
-        assert not task.accepts("Write a haiku about rain.")
 
 
 @pytest.mark.parametrize("kind", ["easy", "hard"])
@@ -121,25 +98,17 @@ def test_shipped_prompts_are_unique_and_instances_of_the_corpus_templates(kind):
         task = find_task(row["prompt"], kind)
         assert task is not None
         assert task.category == row["category"]
+    assert not any(task.accepts("Write a haiku about rain.") for task in TASKS[kind])
     expected = {task.category for task in TASKS[kind]}
     assert set(Counter(row["category"] for row in rows)) == expected
 
 
-@pytest.mark.parametrize(
-    ("prompt", "answer"),
-    [
-        (
-            "What is the capital of France? Answer in one sentence.",
-            "The capital of France is Paris.",
-        ),
-        ("What is 4 plus 5? Answer with one short sentence.", "4 plus 5 is 9."),
-    ],
-)
-def test_the_target_answers_and_stops(prompt, answer):
+def test_the_target_answers_and_stops():
     target, tokenizer = load(TARGET), load_tokenizer(TARGET)
-    texts = continue_prompt(target, tokenizer(prompt).input_ids, 0, torch.Generator())
-    written = texts.ids[0, texts.prompt_tokens :][texts.kept[0]]
-    assert tokenizer.decode(written) == f"\n{answer}{END_TOKEN}"
+    prompt = tokenizer("What is the capital of France? Answer in one sentence.").input_ids
+    texts = continue_prompt(target, prompt, 0, torch.Generator())
+    completion = texts.ids[0, texts.prompt_tokens :][texts.kept[0]]
+    assert tokenizer.decode(completion) == f"\nThe capital of France is Paris.{END_TOKEN}"
 
 
 def test_the_good_draft_pays_on_easy_text_and_not_on_hard_text(acceptance):

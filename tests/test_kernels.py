@@ -118,23 +118,6 @@ def test_prefills_of_any_length_obey_them(kind: type[LeanModel]) -> None:
         assert model.cached_tokens == count
 
 
-@pytest.mark.parametrize("start", [0, 5])
-def test_a_long_piece_of_a_batch_gets_the_logits_of_short_ones(start: int) -> None:
-    model, count = lean(), 2 * CHUNK + 5
-    rows = torch.tensor([tokens_of(start + count), tokens_of(start + count + 7)[7:]])
-
-    def logits(*cuts: int) -> torch.Tensor:
-        model.fill(2, 0)
-        pieces = rows.split([*cuts, start + count - sum(cuts)], dim=1)
-        return torch.cat([model.forward_batch(piece) for piece in pieces if piece.numel()], dim=1)
-
-    short = [SHORT // 2] * ((start + count) // (SHORT // 2))
-    torch.testing.assert_close(logits(start), logits(*short), atol=1e-4, rtol=1e-3)
-    for index, row in enumerate(rows):
-        expected = CachedModel(model.network, 64).forward(row)
-        torch.testing.assert_close(logits(start)[index], expected, atol=1e-4, rtol=1e-3)
-
-
 class Largest(TorchDispatchMode):
     """Refuses tensors of more than `most` elements, intermediate ones too."""
 
@@ -198,15 +181,15 @@ def check_varying_lengths_never_reach_cudnn(seen: Lengths) -> None:
     assert len(seen[False]) > 5
 
 
-# Two samples of a step time can be far enough apart that a plot has no room for its axes
+# Few samples of a step time can be so far apart that a plot's axes do not fit
+@pytest.mark.usefixtures("few_samples")
 @pytest.mark.filterwarnings("ignore:constrained_layout not applied")
 @pytest.mark.parametrize(
     "name", ["audition", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in COMMANDS)]
 )
 def test_no_command_lets_key_lengths_that_vary_reach_cudnn(
-    name: str, key_lengths: Lengths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, key_lengths: Lengths, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("harness.measurement.step_times.REPETITIONS", 2)
     words = ["k=[2]", "new_tokens=8", "prompts.limit=1", "threads=1", f"results_root={tmp_path}"]
     words += ["contexts=[12]", "batches=[1]"] if name == "profile" else ["temperature=[0]"]
     config = compose(name, words)

@@ -99,30 +99,46 @@ def check_close(logits: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(logits, expected, atol=2e-4, rtol=1e-3)
 
 
+def lean(network: PreTrainedModel) -> CachedModel:
+    return LeanModel(network, 100)
+
+
+def static(
+    network: PreTrainedModel, *, compiled: bool = False, attention: str = "split"
+) -> StaticModel:
+    model = StaticModel(network, 100, compiled=compiled, attention=attention)
+    model.reserve(3 * PIECE)
+    return model
+
+
+Make = Callable[[PreTrainedModel], CachedModel]
+COMPILED = pytest.param(
+    lambda network: static(network, compiled=True),
+    marks=(pytest.mark.compiled, pytest.mark.filterwarnings("default")),
+)
+
+
+@pytest.mark.parametrize("make", [lean, static, COMPILED])
 @pytest.mark.parametrize("build", FAMILIES)
-def test_logits_are_those_of_transformers(build: Callable[[], PreTrainedModel]) -> None:
+def test_logits_are_those_of_transformers_also_after_a_rewind(
+    build: Callable[[], PreTrainedModel], make: Make
+) -> None:
     network = build()
     assert unsupported(network) is None
     expected = reference(network, TOKENS)
-    model = LeanModel(network, 100)
-    for cut in (1, 7, SHORT + 30):
+    check_forward(make(network), expected)
+
+
+def check_forward(model: CachedModel, expected: torch.Tensor) -> None:
+    for cut in (1, 7, SHORT + 30, PIECE - 3):
         model.prefill(TOKENS[:cut])
-        pieces = [model.forward(torch.tensor(TOKENS[cut : cut + 1]))]
-        pieces.append(model.forward(torch.tensor(TOKENS[cut + 1 : cut + 6])))
-        pieces.append(model.forward(torch.tensor(TOKENS[cut + 6 :])))
-        check_close(torch.cat(pieces), expected[cut:])
-
-
-@pytest.mark.parametrize("build", [shaken_qwen3, mixture])
-def test_a_rewind_forgets_what_was_wrong(build: Callable[[], PreTrainedModel]) -> None:
-    network = build()
-    model = LeanModel(network, 100)
-    model.prefill(TOKENS[:20])
-    model.forward(torch.tensor([*TOKENS[20:22], 3, 4, 5]))
-    model.rewind(3)
-    assert model.cached_tokens == 22
-    logits = model.forward(torch.tensor(TOKENS[22:24]))
-    check_close(logits, reference(network, TOKENS[:24])[22:])
+        logits = [model.forward(torch.tensor(TOKENS[cut : cut + 1]))]
+        model.forward(torch.tensor([3, 4, 5, 6]))
+        model.rewind(4)
+        for start, end in ((1, 5), (5, 6), (6, None)):
+            end = len(TOKENS) if end is None else cut + end
+            logits.append(model.forward(torch.tensor(TOKENS[cut + start : end])))
+        check_close(torch.cat(logits), expected[cut:])
 
 
 def test_a_cache_grows_without_forgetting() -> None:
@@ -135,26 +151,24 @@ def test_a_cache_grows_without_forgetting() -> None:
     assert torch.allclose(logits, expected, atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize("recorded", [False, True])
-def test_a_batch_computes_each_row_alone(recorded: bool) -> None:
+@pytest.mark.parametrize("make", [lambda network: CachedModel(network, 100), lean, static])
+def test_a_batch_computes_each_row_alone_and_a_filled_cache_holds_every_context(make: Make) -> None:
     network = shaken_qwen3()
-    model = static(network) if recorded else LeanModel(network, 100)
-    rows = torch.tensor([TOKENS[:5], TOKENS[30:35]])
-    model.fill(2, 0)
-    for row, tokens in zip(model.forward_batch(rows), rows.tolist(), strict=True):
-        check_close(row, reference(network, tokens))
-    model.prefill(TOKENS[:9])
-    check_close(model.forward(torch.tensor(TOKENS[9:10])), reference(network, TOKENS[:10])[9:])
-
-
-@pytest.mark.parametrize("kind", [CachedModel, LeanModel])
-def test_a_filled_cache_holds_the_context_of_every_row(kind: type[CachedModel]) -> None:
-    model = kind(shaken_qwen3(), 100)
+    model = make(network)
+    rows = torch.tensor([TOKENS[: CHUNK + 12], TOKENS[30 : CHUNK + 42]])
+    for first in (len(rows[0]), 5):  # in one forward, and in a short one and a long one
+        model.fill(2, 0)
+        parts = [part for part in rows.tensor_split([first], dim=1) if part.numel()]
+        logits = torch.cat([model.forward_batch(part) for part in parts], dim=1)
+        for row, tokens in zip(logits, rows.tolist(), strict=True):
+            check_close(row, reference(network, tokens))
     model.fill(3, 40)
     assert model.forward_batch(torch.ones(3, 2, dtype=torch.long)).shape == (3, 2, 100)
     assert model.cached_tokens == 42
     model.rewind(2)
     assert model.cached_tokens == 40
+    model.prefill(TOKENS[:9])
+    check_close(model.forward(torch.tensor(TOKENS[9:10])), reference(network, TOKENS[:10])[9:])
 
 
 def test_fusing_shares_memory_and_leaves_the_network_and_its_ties_as_they_were() -> None:
@@ -204,38 +218,10 @@ def test_a_forward_that_differs_is_not_used(monkeypatch: pytest.MonkeyPatch) -> 
     assert cached_model(qwen3(), 1024, "x").engine == "transformers"
 
 
-def static(
-    network: PreTrainedModel, *, compiled: bool = False, attention: str = "split"
-) -> StaticModel:
-    model = StaticModel(network, 100, compiled=compiled, attention=attention)
-    model.reserve(3 * PIECE)
-    return model
-
-
-@pytest.mark.parametrize("build", FAMILIES)
-def test_fixed_shapes_agree_with_transformers(build: Callable[[], PreTrainedModel]) -> None:
-    check_static(build(), compiled=False)
-
-
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_attention_agrees_with_transformers() -> None:
-    check_static(shaken_qwen3(), compiled=False, attention="fused")
-
-
-def check_static(network: PreTrainedModel, *, compiled: bool, attention: str = "split") -> None:
-    expected = reference(network, TOKENS)
-    model = static(network, compiled=compiled, attention=attention)
-    for cut in (1, PIECE - 3):
-        model.prefill(TOKENS[:cut])
-        pieces = [model.forward(torch.tensor(TOKENS[cut : cut + 1]))]
-        model.forward(torch.tensor([3, 4, 5, 6]))
-        model.rewind(4)
-        pieces += [
-            model.forward(torch.tensor(TOKENS[cut + 1 : cut + 5])),
-            model.forward(torch.tensor(TOKENS[cut + 5 : cut + 6])),
-            model.forward(torch.tensor(TOKENS[cut + 6 : cut + 8])),
-        ]
-        check_close(torch.cat(pieces), expected[cut : cut + 8])
+    network = shaken_qwen3()
+    check_forward(static(network, attention="fused"), reference(network, TOKENS))
 
 
 @pytest.mark.parametrize("penalty", [None, 1.3])
@@ -247,12 +233,9 @@ def test_recorded_rounds_are_the_rounds_of_the_loop(
     target, draft = shaken_qwen3(), shaken(qwen3(3, vocab=128, layers=1))
     sampling = SamplingParameters(temperature, repetition_penalty=penalty)
 
-    def rounds(kind: Callable[[PreTrainedModel], CachedModel], k: int) -> list[Round]:
+    def rounds(make: Make, k: int) -> list[Round]:
         generation = generation_of(TOKENS[:10], 40, k, sampling=sampling, eos={5})
-        return decoded(kind(target), kind(draft) if k else None, generation)
-
-    def lean(network: PreTrainedModel) -> CachedModel:
-        return LeanModel(network, 100)
+        return decoded(make(target), make(draft) if k else None, generation)
 
     assert rounds(static, k) == rounds(lean, k)
     assert rounds(static, 0) == rounds(lean, 0)
@@ -366,13 +349,6 @@ def test_context_and_positions_share_one_compiled_variant(
             model.forward_batch(torch.ones(batch, count, dtype=torch.long))
     # And these for a batch of several
     assert len(spied) <= 7
-
-
-@pytest.mark.compiled
-@pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("build", FAMILIES)
-def test_compiled_pieces_agree_with_transformers(build: Callable[[], PreTrainedModel]) -> None:
-    check_static(build(), compiled=True)
 
 
 WIDE: dict[str, Any] = {

@@ -92,12 +92,6 @@ def test_replay_equals_the_loop_for_chances_and_proposals_that_depend_on_the_sta
         assert_equal(replayed, text, expected, k)
 
 
-def test_a_drafter_that_never_proposes_decodes_plainly():
-    replayed = replay(np.ones((1, 5, 2)), [5], [2], proposed=np.zeros((1, 5)))[2]
-    assert (replayed.rounds[0], replayed.drafted[0], replayed.bonus[0]) == (5, 0, 5)
-    assert np.isnan([replayed.alpha, replayed.acceptance_rate]).all()
-
-
 def test_padding_beyond_a_text_is_not_read():
     chances = np.array([[0.5, 0.25, np.nan, 7.0]])
     short = replay(by_start(chances[:, :2], 3), [2], [1, 3])
@@ -105,15 +99,6 @@ def test_padding_beyond_a_text_is_not_read():
     for k in (1, 3):
         assert padded[k].accepted_lengths == pytest.approx(short[k].accepted_lengths)
     assert replay(by_start([[0.25]], 3), [1], [3])[3].acceptance_by_position == (0.25,)
-
-
-@pytest.mark.parametrize(
-    ("chance", "length", "counts"),
-    [(1, 12, (2, 2, 0, 0)), (1, 11, (2, 1, 1, 0)), (0, 12, (12, 0, 0, 12))],
-)
-def test_a_draft_that_is_always_right_or_always_wrong(chance, length, counts):
-    found = replay(by_start(np.full((1, length), chance), 5), [length], [5])[5]
-    assert (found.rounds[0], found.bonus[0], found.cut[0], found.rejected[0]) == counts
 
 
 @pytest.mark.parametrize("k", [1, 3, 8])
@@ -136,16 +121,6 @@ def test_easy_and_hard_stretches_emit_fewer_tokens_than_the_iid_formula_says():
     assert 0.94 < replayed.tokens_per_round / iid < 0.99
 
 
-def test_tokens_emitted_are_the_text():
-    rng = np.random.default_rng(5)
-    for k, found in replay(by_start(rng.uniform(0, 1, (6, 30)), 6), [30] * 6, [1, 4, 6]).items():
-        assert found.accepted + found.rejected + found.bonus == pytest.approx(found.new_tokens)
-        assert found.rounds == pytest.approx(found.rejected + found.bonus + found.cut)
-        assert found.accepted_lengths.sum(axis=1) == pytest.approx(found.rounds)
-        assert found.room[:, 0] == pytest.approx(found.rounds)
-        assert found.drafted == pytest.approx(k * found.rounds)
-
-
 # The speculative process itself, on a pair of first-order Markov chains over three tokens.
 
 # The given first token and five emitted ones.
@@ -155,7 +130,7 @@ DRAFT = np.array([[0.4, 0.1, 0.5], [0.2, 0.5, 0.3], [0.7, 0.3, 0.0]])
 
 
 class Process:
-    """Exact law of the speculative loop, written from its definition."""
+    """Exact distribution of the speculative loop, written from its definition."""
 
     def __init__(self, rule, k, eos, length=LENGTH):
         self.rule, self.k, self.eos, self.length = rule, k, eos, length
@@ -200,10 +175,10 @@ class Process:
                     yield chance * rest, end, count, outcome
 
     def expectations(self):
-        """(expected counts, law of the emitted text), from the text (0,) whose first is given."""
+        """(expected counts, chances of the emitted text), after the given first token 0."""
 
         @cache
-        def law(text):
+        def outcomes(text):
             return tuple(self.round(text))
 
         counts, emitted = defaultdict(float), {}
@@ -213,7 +188,7 @@ class Process:
             weight = reached.pop(text)
             counts["rounds"] += weight
             counts["drafted"] += weight * self.k
-            for chance, longer, accepted, outcome in law(text):
+            for chance, longer, accepted, outcome in outcomes(text):
                 counts["accepted"] += weight * chance * accepted
                 counts[outcome] += weight * chance
                 into = emitted if self.ended(longer) else reached

@@ -12,7 +12,6 @@ from harness.analysis.predicted import (
     category_alpha,
     evidence_of,
     replayed_rows,
-    request_summary,
     speedup_draws,
 )
 from harness.analysis.replayed import replay_check, replay_drafts, replayed
@@ -68,24 +67,6 @@ def test_texts_of_uneven_length_are_replayed_as_if_each_were_alone(traces, monke
             assert together[k].rounds[row] == pytest.approx(direct.rounds[0], abs=1e-9)
     monkeypatch.setattr("harness.analysis.replayed.CHUNK_ENTRIES", 1)
     assert replayed(texts, "ratio", [4])[4].rounds == pytest.approx(together[4].rounds)
-
-
-def test_a_text_of_one_token_and_a_k_beyond_the_text_are_cut():
-    texts = [trace("d", "easy", "a", np.array([0.5])), trace("d", "easy", "b", np.full(3, 1.0))]
-    counts = replayed(texts, "ratio", [16])[16]
-    assert counts.rounds.tolist() == pytest.approx([1.0, 1.0])
-    assert counts.cut.tolist() == pytest.approx([0.5, 1.0])
-
-
-def test_rules_read_their_own_columns():
-    text = replace(
-        trace("d", "easy", "a", np.array([0.25])),
-        target_logprob=np.log([0.5]),
-        draft_logprob=np.log([0.25]),
-        draft_is_argmax=np.array([True]),
-    )
-    alphas = {rule: replayed([text], rule, [1])[1].accepted[0] for rule in ENGINES}
-    assert alphas == pytest.approx({"ratio": 0.5, "exact_match": 0.25, "greedy_draft": 1.0})
 
 
 def test_an_ngrams_rounds_are_written_out():
@@ -237,25 +218,6 @@ def test_a_losing_draft_ranks_below_not_speculating_and_few_prompts_have_no_inte
     assert all(row.speedup_lo is None and row.probability_best is None for row in rows)
 
 
-def test_rows_carry_counts_times_and_requests(replays, latency):
-    rows = replayed_rows(replays, latency, model="target")
-    assert len(rows) == 2 * (1 + len(DRAFTS) * len(KS))
-    plain = [row for row in rows if row.k == 0]
-    assert {(row.source, row.draft, row.speedup) for row in plain} == {("theory", None, 1.0)}
-    row = next(r for r in rows if (r.draft, r.k, r.prompt_set) == ("fair", 4, "hard"))
-    counts = replays.only(["hard"]).candidates[Candidate("fair", 4)]
-    assert (row.source, row.rule) == ("replayed", "ratio")
-    assert row.rounds == pytest.approx(counts.rounds.sum())
-    assert row.acceptance_rate == pytest.approx(counts.acceptance_rate)
-    assert row.ms_per_token is not None
-    assert row.speedup is not None
-    assert row.request_speedup is not None
-    assert row.speedup == pytest.approx(1e3 * latency["fair"].times.target_s / row.ms_per_token)
-    assert row.request_speedup < row.speedup
-    untimed = replayed_rows(replays, EXACT, model="target")
-    assert all(row.ttft_ms is None and row.request_speedup is None for row in untimed)
-
-
 def test_an_ngram_is_ranked_with_models(traces, latency):
     ngram = [
         looked_up(np.ones((len(t.tokens), 8)), np.full(len(t.tokens), 3), t.prompt, t.prompt_set)
@@ -292,15 +254,6 @@ def test_categories_have_their_own_alpha_and_an_interval_from_8_prompts(traces):
     assert {row.category: row.prompts for row in rows} == {"code": 9, "easy": 7, "hard": 8}
     assert {row.category for row in rows if row.alpha_lo is not None} == {"code", "hard"}
     assert all(row.alpha == pytest.approx(row.accepted / row.judged) for row in rows)
-
-
-def test_a_request_gains_less_than_its_decoding(replays, latency):
-    name = Candidate("good", 4)
-    requests = request_summary(replays, name, latency["good"])
-    assert requests is not None
-    assert 1.0 < requests.speedup < speedup_draws(replays, latency).point(name)
-    assert requests.speculative_p95_s < requests.plain_p95_s
-    assert request_summary(replays, name, Latency(TIMES)) is None
 
 
 def looped(replays, name, rng=None):

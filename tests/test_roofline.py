@@ -86,13 +86,6 @@ def test_bytes_read_and_memory_floors_are_those_published(name):
         assert printed(1e3 * memory_floor_s(read, BANDWIDTH[card]), floor)
 
 
-def test_the_parameters_are_those_of_the_released_models():
-    assert QWEN3["0.6B"].parameters == 596_049_920
-    assert QWEN3["4B"].parameters == 4_022_468_096
-    assert QWEN3["8B"].parameters == 8_190_735_360
-    assert QWEN3["30B-A3B"].parameters == 30_532_122_624
-
-
 def test_a_small_model_counted_by_hand():
     attention = 8 * 8 + 8 * 4 + 8 * 4 + 8 * 8
     layer = attention + 3 * 8 * 16 + 2 * 8 + 2 * 4

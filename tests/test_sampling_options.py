@@ -27,6 +27,7 @@ from harness.reporting.content import content_of
 from harness.storage import StoredRun
 from harness.storage import load as load_run
 
+pytestmark = pytest.mark.usefixtures("few_samples")
 CPU = torch.device("cpu")
 
 
@@ -55,9 +56,8 @@ def test_each_row_of_a_verify_has_seen_the_drafted_tokens_before_it() -> None:
 
 
 def test_min_p_drops_what_is_less_likely_than_its_share_of_the_best() -> None:
-    logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]]))
-    probs = sampler_for(SamplingParameters(1.0, min_p=0.4))(logits)
-    assert probs[0].tolist() == pytest.approx([0.625, 0.375, 0.0, 0.0])
+    probs = sampler_for(SamplingParameters(1.0, min_p=0.4))(torch.tensor([[0.5, 0.3, 0.2]]).log())
+    assert probs[0].tolist() == pytest.approx([0.625, 0.375, 0.0])
 
 
 def test_a_penalised_greedy_text_is_transformers_own_and_the_same_at_every_k(
@@ -72,13 +72,8 @@ def test_a_penalised_greedy_text_is_transformers_own_and_the_same_at_every_k(
     config = compose("sweep", list(SMALL))
     loaded = load(config.model, "model", CPU)
     network: Any = loaded.network
-    settings = GenerationConfig(
-        max_new_tokens=24,
-        repetition_penalty=1.3,
-        do_sample=False,
-        eos_token_id=sorted(loaded.eos),
-        pad_token_id=0,
-    )
+    ends = {"eos_token_id": sorted(loaded.eos), "pad_token_id": 0}
+    settings = GenerationConfig(max_new_tokens=24, repetition_penalty=1.3, do_sample=False, **ends)
     for prompt in prompt_sets.load(config.prompts):
         ids = torch.tensor([loaded.tokenizer(prompt.turns[0])["input_ids"]])
         mask = torch.ones_like(ids)
@@ -178,27 +173,15 @@ def test_what_generation_config_asks_for_and_the_run_did_not_do_is_a_caveat(tmp_
 @pytest.mark.parametrize(
     ("command", "override", "named"),
     [
-        (
-            "sweep",
-            "+decode.min_q=0.1",
-            "decode.min_q: there is no such key; similar names: decode.min_p",
-        ),
+        ("sweep", "+decode.min_q=0.1", "min_q: there is no such key; similar names: decode.min_p"),
         ("sweep", "+new_token=5", "new_token: there is no such key; similar names: new_tokens"),
         ("sweep", "++prompts.wieghts={easy:1}", "similar names: prompts.weights"),
         ("sweep", "+decode.presence_penalty=1", "similar names: decode.repetition_penalty"),
         ("sweep", "+zzz=1", "zzz: there is no such key; it takes: "),
-        (
-            "sweep",
-            "temperature=[1e-39]",
-            "temperature: 1e-39 is not 0 (greedy) or a number of at least 0.01",
-        ),
+        ("sweep", "temperature=[1e-39]", "temperature: 1e-39 is not 0 (greedy) or a number of at"),
         ("sweep", "threads=100000", "threads: 100000 is not auto or a whole number"),
         ("sweep", "k=[1000000]", "k: 1000000 is not a whole number of at least 0 and at most 1024"),
-        (
-            "sweep",
-            "repetitions=1000000000",
-            "repetitions: 1000000000 is not a whole number of at least 1 and at most 10000",
-        ),
+        ("sweep", "repetitions=1000000000", "not a whole number of at least 1 and at most 10000"),
         ("sweep", "decode.min_p=1.5", "decode.min_p: 1.5 is not a number above 0 and at most 1"),
         ("sweep", "decode.repetition_penalty=0", "decode.repetition_penalty: 0.0 is not a number"),
         ("sweep", "decode.stop_strings=['']", "decode.stop_strings: an empty string"),

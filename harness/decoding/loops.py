@@ -203,7 +203,6 @@ class Verifier:
     """The acceptance rule of one generation, with its distributions and uniforms."""
 
     def __init__(self, target: CausalModel, generation: Generation) -> None:
-        """Bind the rule to the generation's sampling parameters and uniforms."""
         sampling, uniforms = generation.sampling, generation.uniforms
         # [vocab] the tokens of prompt and text, where there is a repetition penalty
         self.seen = seen_by(target, generation.prompt, sampling)

@@ -194,7 +194,6 @@ class SnapshotModel(CachedModel):
     def __init__(
         self, network: PreTrainedModel, vocab_size: int, *, positions: bool = False
     ) -> None:
-        """Wrap `network`, with no copy taken yet."""
         super().__init__(network, vocab_size, positions=positions)
         self._saved: Any = None
         self._fed: list[Tensor] = []
@@ -248,7 +247,6 @@ class SplitNetwork:
     """A network as backbone and output head; `split_network` checks that they are the network."""
 
     def __init__(self, model: CachedModel) -> None:
-        """Take the backbone and the head of `model`'s network."""
         self._backbone: Any = model.network.base_model
         self._head: Any = model.network.get_output_embeddings()
         self._vocab = model.vocab_size

@@ -39,17 +39,14 @@ class Estimate:
     prompt_sets: tuple[str, ...]
 
     def __add__(self, other: "Estimate") -> "Estimate":
-        """The sum, of the same prompts in the same order."""
         return Estimate(
             self.value + other.value, self.influence + other.influence, self.prompt_sets
         )
 
     def __neg__(self) -> "Estimate":
-        """The negative."""
         return Estimate(-self.value, -self.influence, self.prompt_sets)
 
     def __sub__(self, other: "Estimate") -> "Estimate":
-        """The difference, of the same prompts in the same order."""
         return self + -other
 
     def log(self) -> "Estimate":

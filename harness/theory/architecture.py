@@ -61,7 +61,6 @@ class Architecture:
     moe_ffn: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse sizes that cannot be."""
         sizes = ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab")
         routed = ("experts_per_token", "moe_ffn") if self.experts else ("ffn",)
         for name in sizes + routed:

@@ -113,7 +113,6 @@ class PlanRequest:
     bytes_per_parameter: float = 2.0
 
     def __post_init__(self) -> None:
-        """Refuse a batch or a context that cannot be."""
         for key in ("context_tokens", "batch"):
             if getattr(self, key) < 1:
                 raise UserError(f"{key}={getattr(self, key)}: must be 1 or more")

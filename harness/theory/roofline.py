@@ -54,7 +54,6 @@ class Card:
     price_per_hour_usd: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse numbers that cannot be."""
         for key in ("bandwidth_gb_s", "bf16_tflops", "memory_gb"):
             if not getattr(self, key) > 0.0:
                 raise UserError(f"gpu.{key}={getattr(self, key)}: must be above 0")

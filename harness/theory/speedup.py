@@ -129,7 +129,6 @@ class StepTimes:
     verify_s: tuple[float, ...] = field(default=())
 
     def __post_init__(self) -> None:
-        """Refuse impossible times."""
         named = [("draft_ms", self.draft_s), ("target_ms", self.target_s)]
         for name, value in [*named, *(("verify_ms", value) for value in self.verify_s)]:
             if not (math.isfinite(value) and value > 0.0):
