@@ -51,7 +51,7 @@ from transformers import GenerationConfig
 
 from harness.analysis.cells import expected_tokens_per_round
 from harness.cli import compose
-from harness.commands.synthetic import Rates
+from harness.commands.other_runs import Rates
 from harness.config import rates_for
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement.environment import copy_bandwidth

@@ -1,4 +1,4 @@
-"""Many drafts, one target: who gets the part?
+"""Many drafts, one target: which one is worth serving?
 
     python -m harness.audition                                     the embedded family
     python -m harness.audition model=qwen3_32b drafts=[qwen3_0_6b,qwen3_1_7b,qwen3_4b,ngram]
@@ -6,9 +6,9 @@
     python -m harness.audition traces_from=RUN latency.measure=true      the same texts, this card
     python -m harness.audition combine=[RUN_ON_ONE_CARD,RUN_ON_ANOTHER]  which card?
 
-The target writes its text once per temperature, without any draft; each draft scores that text in
-one prefill; replay then gives the exact expected rounds for every K. So four drafts at eight K cost
-little more than the text itself. With `traces_from` nothing is loaded: stored acceptance meets
+The target generates its text once per temperature, without any draft; each draft scores that text
+in one prefill; replay then gives the exact expected rounds for every K. So four drafts at eight K
+cost little more than the text itself. With `traces_from` nothing is loaded: stored acceptance meets
 other step times, of another GPU or engine; with `latency.measure` the steps are timed on this one.
 Runs on several cards are put together with `combine`: what does a token cost on each?
 """
@@ -21,19 +21,16 @@ from harness.config import AuditionConfig
 
 
 def work(config: AuditionConfig) -> Outcome:
-    """Does the door's work; the import is here so that --help needs no torch."""
-    if config.combine:
-        from harness.commands import combine
-
-        return combine.run(config)
-    drafts = [draft_conf(entry) for entry in config.drafts]
+    """Do the command's work; the import waits until --help has been answered without torch."""
     from harness.commands import audition
 
-    return audition.run(config, drafts)
+    if config.combine:
+        return audition.combine(config)
+    return audition.run(config, [draft_conf(entry) for entry in config.drafts])
 
 
 def main() -> NoReturn:
-    """Runs the door and exits with its status."""
+    """Run the command and exit with its status."""
     run_door("audition", work)
 
 

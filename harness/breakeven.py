@@ -25,14 +25,14 @@ from harness.config import BreakevenConfig
 
 
 def work(config: BreakevenConfig) -> Outcome:
-    """Does the door's work."""
+    """Do the command's work."""
     from harness.commands import breakeven
 
     return breakeven.run(config)
 
 
 def main() -> NoReturn:
-    """Runs the door and exits with its status."""
+    """Run the command and exit with its status."""
     run_door("breakeven", work)
 
 

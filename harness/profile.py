@@ -18,7 +18,7 @@ from harness.config import CONF_DIR, ProfileConfig
 
 
 def work(config: ProfileConfig) -> Outcome:
-    """Does the door's work; the import is here so that --help needs no torch."""
+    """Do the command's work; the import waits until --help has been answered without torch."""
     from harness.commands import profile
 
     return profile.run(config)
@@ -34,7 +34,7 @@ def unknown_card(word: str) -> str | None:
 
 
 def main() -> NoReturn:
-    """Runs the door and exits with its status."""
+    """Run the command and exit with its status."""
     for word in sys.argv[1:]:
         refused = unknown_card(word)
         if refused:

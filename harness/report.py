@@ -6,7 +6,7 @@
     python -m harness.report index=results                          index.html over every run there
     python -m harness.report runs=[results/A,results/B] fail_below=0.95
 
-The last one is for builds: it exits 1 when B's speedup is below 0.95 of A's by more than the noise
+The last one is for builds: it exits 1 when B's speedup is below 0.95 of A's beyond its uncertainty
 (the whole interval, over the prompts that both have). Everything shown comes from the folder's own
 files, so it works wherever the folder lies.
 """
@@ -19,14 +19,14 @@ from harness.config import ReportConfig
 
 
 def work(config: ReportConfig) -> Outcome:
-    """Does the door's work."""
+    """Do the command's work."""
     from harness.commands import report
 
     return report.run(config)
 
 
 def main() -> NoReturn:
-    """Runs the door and exits with its status."""
+    """Run the command and exit with its status."""
     run_door("report", work)
 
 

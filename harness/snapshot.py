@@ -1,12 +1,12 @@
 """Does speculation leave the output unchanged?
 
     python -m harness.snapshot                          the embedded pair, greedy, K = 4
-    python -m harness.snapshot temperature=[1.0]        the law of what is drawn, by chi-square
-    python -m harness.snapshot show=tokens              which tokens the draft wrote
+    python -m harness.snapshot temperature=[1.0]        the distribution drawn from, by chi-square
+    python -m harness.snapshot show=tokens              which tokens the draft proposed
 
 Greedy: the speculative text must equal the plain one, token by token, on every prompt (PASS), or
 differ first where two logits are closer than rounding (TIE); anything else is FAIL and exit 1.
-At a temperature above 0, draws from one forced prefix are tested against the exact probabilities.
+At a temperature above 0, draws after one fixed prefix are tested against the exact probabilities.
 """
 
 from typing import NoReturn
@@ -17,14 +17,14 @@ from harness.config import SnapshotConfig
 
 
 def work(config: SnapshotConfig) -> Outcome:
-    """Does the door's work; the import is here so that --help needs no torch."""
+    """Do the command's work; the import waits until --help has been answered without torch."""
     from harness.commands import snapshot
 
     return snapshot.run(config)
 
 
 def main() -> NoReturn:
-    """Runs the door and exits with its status."""
+    """Run the command and exit with its status."""
     run_door("snapshot", work)
 
 

@@ -6,7 +6,7 @@
 
 Step times first, then plain decoding and every K are run, interleaved, on the same prompts: so the
 speedup is a ratio within one run. The report says which K to serve with, or that none pays, and
-sets the prediction from acceptance and latency beside what was measured.
+shows the prediction from acceptance and latency next to what was measured.
 """
 
 from typing import NoReturn
@@ -17,14 +17,14 @@ from harness.config import SweepConfig
 
 
 def work(config: SweepConfig) -> Outcome:
-    """Does the door's work; the import is here so that --help needs no torch."""
+    """Do the command's work; the import waits until --help has been answered without torch."""
     from harness.commands import sweep
 
     return sweep.run(config)
 
 
 def main() -> NoReturn:
-    """Runs the door and exits with its status."""
+    """Run the command and exit with its status."""
     run_door("sweep", work)
 
 

@@ -190,9 +190,10 @@ def test_nothing_of_such_a_run_is_used_elsewhere(
 def test_where_no_greedy_texts_are_compared_the_lengths_of_the_run_are_tried_first(
     more: str, tmp_path: Path, models: list[str]
 ) -> None:
+    if more == "audition":
+        words = [f"results_root={tmp_path}", *models[:2], *SMALL, "drafts=[ngram]"]
+        command, config = audition.work, compose("audition", [*words, "new_tokens=40"])
+    else:
+        command, config = sweep.run, compose("sweep", asked(tmp_path, models, more))
     with pytest.raises(UserError, match=r"^model=.*: in a text of .* its cached logits differ"):
-        if more == "audition":
-            words = [f"results_root={tmp_path}", *models[:2], *SMALL, "drafts=[ngram]"]
-            audition.work(compose("audition", [*words, "new_tokens=40"]))
-        else:
-            sweep.run(compose("sweep", asked(tmp_path, models, more)))
+        command(config)

@@ -26,7 +26,7 @@ from harness.cli import compose
 from harness.cloud import remote
 from harness.cloud.jobs import Job
 from harness.commands import breakeven, report
-from harness.commands.index import _entry as indexed
+from harness.commands.report import _entry as indexed
 from harness.commands.run_lifecycle import Interrupted, Outcome, running
 from harness.config import BreakevenConfig, GpuConf, ReportConfig
 from harness.records import SCHEMA_VERSION, LatencyRow, ResultRow, StepTiming, UserError

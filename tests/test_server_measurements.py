@@ -11,7 +11,7 @@ import pytest
 
 from harness.analysis.server_measurements import ServerRound, fit_rounds
 from harness.commands import breakeven
-from harness.commands.server_files import read_benchmark, read_log
+from harness.commands.breakeven import read_benchmark, read_log
 from harness.config import BreakevenConfig
 from harness.records import UserError
 from harness.storage import load

@@ -149,12 +149,12 @@ def launch(
 
 def _combine(config: Any, folders: Sequence[str], deliveries: Sequence[Delivery]) -> int:
     """Rank the cards in one more run, where any came back."""
-    from harness.commands import combine
+    from harness.commands import audition
 
     if not folders:
         return 0
     failures = [failure for entry in deliveries if (failure := entry.failure) is not None]
-    outcome = combine.run(replace(config, combine=list(folders)), failures)
+    outcome = audition.combine(replace(config, combine=list(folders)), failures)
     print(f"run: {outcome.folder}")
     return outcome.status
 

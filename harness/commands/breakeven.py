@@ -1,20 +1,62 @@
 """The arithmetic alone: from two latencies to speedups, without a model and without torch.
 
-Latencies and acceptance are typed in, or come from a server's files (`server_files`);
-`harness.analysis.breakeven` does the arithmetic.
+Latencies and acceptance are typed in, or come from a run's step times, a server's log of rounds, or
+what `vllm bench serve --save-result` wrote. Its fields, as vLLM computes them from its counters
+over the benchmark (vllm/benchmarks/serve.py):
+
+    spec_decode_acceptance_rate                100 x accepted / drafted, percent
+    spec_decode_acceptance_length              1 + accepted / drafts
+    spec_decode_num_drafts                     rounds
+    spec_decode_draft_tokens                   drafted
+    spec_decode_accepted_tokens                accepted
+    spec_decode_per_position_acceptance_rates  accepted at position j / drafts: shares, not percent
+    mean_tpot_ms                               (latency - TTFT) / (output tokens - 1), per request
+
+A server without speculation writes the last one only.
 """
 
-from collections.abc import Iterator
+import csv
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 from harness.analysis.breakeven import iid_rows, inputs_of, measured_rows
+from harness.analysis.latency import step_times
+from harness.analysis.server_measurements import (
+    MeasuredInputs,
+    ServerBenchmark,
+    ServerRound,
+    from_log,
+    from_step_times,
+    with_acceptance,
+    with_baseline,
+)
 from harness.commands.run_lifecycle import Outcome, concluded
-from harness.commands.server_files import measured_inputs
 from harness.config import BreakevenConfig
 from harness.measurement.environment import describe_host
-from harness.records import LatencyRow
-from harness.storage import RunFolder
+from harness.records import LatencyRow, UserError
+from harness.storage import RunFolder, load
+from harness.theory.acceptance import (
+    acceptance_rate_from_positions,
+    check_share,
+    mean_acceptance_length_from_positions,
+)
 from harness.theory.speedup import StepTimes
+
+ACCEPTANCE_KEYS = ("acceptance_rate", "acceptance_by_position", "acceptance_from")
+RATE, LENGTH = "spec_decode_acceptance_rate", "spec_decode_acceptance_length"
+DRAFTS, DRAFTED = "spec_decode_num_drafts", "spec_decode_draft_tokens"
+ACCEPTED = "spec_decode_accepted_tokens"
+POSITIONS = "spec_decode_per_position_acceptance_rates"
+TPOT = ("mean_tpot_ms", "median_tpot_ms")
+# Fields of one file must agree within 2 %: they are rounded.
+TOLERANCE = 0.02
+# A share where percent belong makes K a hundred times what it was.
+MOST_K = 64
+LOG_COLUMNS = "k,tokens_per_round (or acceptance_rate),ms_per_token"
 
 
 def run(config: BreakevenConfig) -> Outcome:
@@ -42,3 +84,240 @@ def _typed_latency(times: StepTimes) -> Iterator[LatencyRow]:
     for role, kind, tokens, seconds in steps:
         ms = 1e3 * seconds
         yield LatencyRow(role, "", kind, tokens, 0, 1, ms, ms, ms, samples=0)
+
+
+# ---- files of a server or a run ------------------------------------------------------------------
+
+
+def measured_inputs(config: BreakevenConfig) -> MeasuredInputs:
+    """Read the files that the configuration names.
+
+    Raises:
+        UserError: two sources of one number, none of a latency, or a file that cannot be used.
+    """
+    _only_one(config, ACCEPTANCE_KEYS)
+    _only_one(config, ("target_ms", "baseline_from", "latency_from", "log"))
+    _only_one(config, ("draft_ms", "latency_from", "log"))
+    _only_one(config, ("verify_ms", "latency_from"))
+    if config.log is not None:
+        also = next((key for key in ACCEPTANCE_KEYS if getattr(config, key) is not None), None)
+        if also:
+            raise UserError(f"log and {also}: the log has its own acceptance; leave out {also}")
+        rounds = read_log(config.log)
+        verify_s = [value / 1e3 for value in config.verify_ms or ()]
+        if config.latency_from is not None:
+            verify_s = _scaled_verify(config.latency_from, rounds)
+        return from_log(config.log, rounds, config.k, verify_s)
+    inputs, baseline = MeasuredInputs(), None
+    if config.latency_from is not None:
+        run = config.latency_from
+        inputs = from_step_times(run, run_times(run), config.k)
+    if config.baseline_from is not None:
+        baseline = read_benchmark("baseline_from", config.baseline_from)
+        inputs = with_baseline(inputs, baseline)
+    missing = [
+        key
+        for key in ("draft_ms", "target_ms")
+        if getattr(config, key) is None and getattr(inputs, key) is None
+    ]
+    if missing:
+        give = " ".join(f"{key}=..." for key in missing)
+        raise UserError(
+            f"{missing[0]}: no value and no default; give {give} (or latency_from=RUN, or log=CSV)"
+        )
+    if config.acceptance_from is None:
+        return inputs
+    speculative = read_benchmark("acceptance_from", config.acceptance_from)
+    return with_acceptance(inputs, speculative, config.k, baseline)
+
+
+def _only_one(config: BreakevenConfig, keys: Sequence[str]) -> None:
+    """Refuse two sources; with a log, a run's times are its verify curve and no second source."""
+    given = [key for key in keys if getattr(config, key) is not None]
+    if "log" in given and "latency_from" in given:
+        given.remove("latency_from")
+    if len(given) > 1:
+        raise UserError(f"{given[0]} and {given[1]}: give one of the two")
+
+
+def run_times(folder: str) -> StepTimes:
+    """The step times of a run with one draft.
+
+    Raises:
+        UserError: not a run with step times, or one with several drafts.
+    """
+    timings = load(folder).timings
+    drafts = sorted({timing.model for timing in timings if timing.role == "draft"})
+    if not drafts or not any(timing.role == "target" for timing in timings):
+        raise UserError(f"latency_from={folder}: no step times there; name a profile or a sweep")
+    if len(drafts) > 1:
+        raise UserError(
+            f"latency_from={folder}: times of {', '.join(drafts)}; name a run with one draft"
+        )
+    return step_times(timings)
+
+
+def _scaled_verify(folder: str, rounds: Sequence[ServerRound]) -> list[float]:
+    """The run's verify times, scaled so that its target step is the log's time per token.
+
+    Raises:
+        UserError: as `run_times`, or a run that timed no verify as long as the log's.
+    """
+    times = run_times(folder)
+    longest = max((row.k for row in rounds), default=0)
+    if len(times.verify_s) <= longest:
+        raise UserError(
+            f"latency_from={folder}: times verifies of up to {len(times.verify_s)} positions, but"
+            f" the log's k={longest} verifies {longest + 1}; leave latency_from out, or name a run"
+            " with a larger k"
+        )
+    plain = [row.seconds_per_token for row in rounds if row.k == 0]
+    mean = sum(plain) / max(1, len(plain))  # none at all is refused by the fit
+    return [mean * value / times.target_s for value in times.verify_s]
+
+
+def read_log(file: str) -> list[ServerRound]:
+    """Read `log=`: columns k, ms_per_token, and tokens_per_round or acceptance_rate.
+
+    A row of k = 0 is the baseline and needs neither of the two. Other columns are passed over.
+
+    Raises:
+        UserError: not a file, a column missing, or an entry that is not a number.
+    """
+    where = f"log={file}"
+    try:
+        text = Path(file).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{where}: cannot be read as text; give a csv of {LOG_COLUMNS}") from error
+    reader = csv.DictReader(text.splitlines(), skipinitialspace=True)
+    names = [name.strip().lower() for name in reader.fieldnames or ()]
+    lacking = [name for name in ("k", "ms_per_token") if name not in names]
+    if not {"tokens_per_round", "acceptance_rate"} & set(names):
+        lacking.append("tokens_per_round or acceptance_rate")
+    if lacking:
+        raise UserError(
+            f"{where}: no column {', '.join(lacking)}; the first line must name {LOG_COLUMNS}"
+        )
+    reader.fieldnames = names
+    return [
+        _round(f"{where}, line {reader.line_num}", entry) for entry in reader if any(entry.values())
+    ]
+
+
+def _round(where: str, entry: Mapping[str, str | None]) -> ServerRound:
+    def number(name: str) -> float:
+        try:
+            value = float(entry.get(name) or "")
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise UserError(f"{where}: {name}={entry.get(name)!r} is not a number")
+        return value
+
+    k = number("k")
+    if k < 0 or not k.is_integer():
+        raise UserError(f"{where}: k={k:g} is not a number of draft tokens")
+    seconds, tokens = number("ms_per_token") / 1e3, 1.0
+    if k and (entry.get("tokens_per_round") or "").strip():
+        tokens = number("tokens_per_round")
+    elif k:
+        tokens = 1.0 + k * check_share(f"{where}: acceptance_rate", number("acceptance_rate"))
+    return ServerRound(int(k), tokens, seconds)
+
+
+def read_benchmark(key: str, file: str) -> ServerBenchmark:
+    """Read what `vllm bench serve --save-result` wrote.
+
+    Args:
+        key: the setting that named it, for messages.
+        file: its path.
+
+    Raises:
+        UserError: not a file, not JSON, not such a benchmark, or numbers that cannot be.
+    """
+    where = f"{key}={file}"
+    try:
+        fields = json.loads(Path(file).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{where}: cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise UserError(f"{where}: not JSON ({error})") from error
+    if not isinstance(fields, dict):
+        raise UserError(f"{where}: not a JSON object; give one benchmark's result")
+    positions = _positions(where, fields)
+    k, rate = _acceptance(where, fields, positions)
+    tpot_ms = next((_number(where, fields, name) for name in TPOT if fields.get(name)), None)
+    if k is None and tpot_ms is None:
+        raise UserError(
+            f"{where}: has neither {TPOT[0]} nor {RATE}; give what vllm bench serve --save-result"
+            " writes"
+        )
+    concurrency = fields.get("max_concurrency")
+    return ServerBenchmark(
+        file=file,
+        k=k,
+        positions=positions,
+        acceptance_rate=rate,
+        seconds_per_token=None if tpot_ms is None else tpot_ms / 1e3,
+        concurrency=concurrency if isinstance(concurrency, int) else None,
+        failed=int(fields.get("failed") or 0),
+    )
+
+
+def _number(where: str, fields: Mapping[str, Any], name: str) -> float:
+    value = fields.get(name)
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf:
+        return float(value)
+    raise UserError(f"{where}: {name}={value!r} is not a number of 0 or more")
+
+
+def _positions(where: str, fields: Mapping[str, Any]) -> tuple[float, ...]:
+    shares = fields.get(POSITIONS) or []
+    if not isinstance(shares, list):
+        raise UserError(f"{where}: {POSITIONS} is not a list")
+    if not shares:
+        return ()
+    try:
+        acceptance_rate_from_positions(shares)
+    except UserError as error:
+        reason = str(error).removeprefix("acceptance_by_position").lstrip(":=")
+        raise UserError(f"{where}: {POSITIONS}={reason.strip()}") from error
+    return tuple(float(value) for value in shares)
+
+
+def _acceptance(
+    where: str, fields: Mapping[str, Any], positions: tuple[float, ...]
+) -> tuple[int | None, float | None]:
+    """K and acceptance_rate, by the first of positions, counts, rate and length that is whole."""
+    names = (DRAFTS, DRAFTED, ACCEPTED, RATE, LENGTH)
+    numbers = {name: _number(where, fields, name) for name in names if name in fields}
+    percent, reported = numbers.get(RATE), numbers.get(LENGTH)
+    if percent is not None and percent > 100:
+        raise UserError(f"{where}: {RATE}={percent:g} is not a percentage")
+    if positions:
+        k, length = len(positions), mean_acceptance_length_from_positions(positions)
+    elif numbers.get(DRAFTS) and numbers.get(DRAFTED) and ACCEPTED in numbers:
+        k = math.ceil(numbers[DRAFTED] / numbers[DRAFTS] - 1e-9)
+        length = 1.0 + numbers[ACCEPTED] / numbers[DRAFTS]
+    elif percent and reported:
+        drafted = (reported - 1.0) / (percent / 100.0)
+        k, length = round(drafted), reported
+        if not 1 <= k <= MOST_K or abs(drafted - k) > TOLERANCE * drafted:
+            raise UserError(
+                f"{where}: {RATE}={percent:g} (percent) and {LENGTH}={length:g} give"
+                f" K={drafted:.4g}, which is not a whole number from 1 to {MOST_K}"
+            )
+    elif numbers:
+        lacking = ", ".join(name for name in names if not numbers.get(name))
+        raise UserError(f"{where}: no {POSITIONS}, and without it {lacking} would be needed")
+    else:
+        return None, None
+    rate = (length - 1.0) / k
+    if not 0.0 <= rate <= 1.0 + TOLERANCE:
+        raise UserError(f"{where}: {length - 1:g} tokens accepted of {k} drafted per round")
+    if reported is not None and abs(reported - length) > TOLERANCE * length:
+        raise UserError(
+            f"{where}: {LENGTH}={reported:g} does not agree with the {length:.3f} that its other"
+            " fields give"
+        )
+    return k, min(rate, 1.0)

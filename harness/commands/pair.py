@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from harness import prompts as prompt_sets
+from harness.commands.other_runs import Cell, Rates
 from harness.commands.run_lifecycle import opening, progress
-from harness.commands.synthetic import Cell, Rates
 from harness.config import AuditionConfig, DecodeConf, ModelConf, PairConfig
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement import environment

@@ -25,8 +25,7 @@ from harness.commands.run_lifecycle import (
 from harness.commands.time_steps import enough_memory, measure_steps, readers
 from harness.config import ProfileConfig, rates_for
 from harness.decoding.sampling import SamplingParameters
-from harness.measurement import round_parts as parts
-from harness.measurement import step_times as curves
+from harness.measurement import round_parts, step_times
 from harness.measurement.generations import Request
 from harness.models.cached import CachedModel
 from harness.models.memory import check_fits
@@ -51,14 +50,7 @@ AUTO_RECORDING_SECONDS = 300.0
 
 
 def run(config: ProfileConfig) -> Outcome:
-    """Time the steps of both models, decode plainly with each, store and show the ceilings.
-
-    Returns:
-        The run folder; status 1 where a generation failed.
-
-    Raises:
-        UserError: a value, a model, a prompt or a folder that cannot be used.
-    """
+    """Time the steps of both models, decode plainly with each; status 1 where that failed."""
     prompts = prompt_sets.load(config.prompts)
     if config.dry_run:
         print_profile_plan(config, prompts)
@@ -91,13 +83,9 @@ def _plan(pair: Pair, config: ProfileConfig) -> tuple[list[Request], dict[str, C
 
 
 def _measure(
-    folder: RunFolder, pair: Pair, config: ProfileConfig, cells: Sequence[curves.CurveCell]
+    folder: RunFolder, pair: Pair, config: ProfileConfig, cells: Sequence[step_times.CurveCell]
 ) -> None:
-    """Time steps, curves and parts, unless the folder holds them; store all, floors included.
-
-    Raises:
-        UserError: memory ran out while single steps or parts were timed.
-    """
+    """Time steps, curves and parts, unless the folder has them; store all, floors included."""
     reading = readers(folder, pair, config)
     timings = measure_steps(folder, pair, config)
     if "bytes_read" not in folder.manifest:
@@ -141,12 +129,8 @@ def _bytes_read(
     ]
 
 
-def _curve_cells(pair: Pair, config: ProfileConfig) -> list[curves.CurveCell]:
-    """(context, batch), cheapest first; typed contexts must fit the models' positions.
-
-    Raises:
-        UserError: a typed context does not.
-    """
+def _curve_cells(pair: Pair, config: ProfileConfig) -> list[step_times.CurveCell]:
+    """(context, batch), cheapest first; typed contexts must fit the models' positions."""
     contexts = AUTO_CONTEXTS if config.contexts == "auto" else config.contexts
     batches = AUTO_BATCHES if config.batches == "auto" else config.batches
     if config.contexts != "auto":
@@ -171,11 +155,11 @@ def _beyond(pair: Pair, config: ProfileConfig, context: int) -> str | None:
 
 
 def _time_curves(
-    pair: Pair, config: ProfileConfig, cells: Sequence[curves.CurveCell]
+    pair: Pair, config: ProfileConfig, cells: Sequence[step_times.CurveCell]
 ) -> tuple[list[StepTiming], list[SkippedCell]]:
     auto = config.contexts == "auto" and config.batches == "auto"
-    with progress(curves.TIMING_CURVES, curves.CURVE_VISITS * len(cells)) as tick:
-        return curves.time_curves(
+    with progress(step_times.TIMING_CURVES, step_times.CURVE_VISITS * len(cells)) as tick:
+        return step_times.time_curves(
             pair.timed,
             max(config.k),
             cells,
@@ -210,15 +194,15 @@ def _refusal(pair: Pair, config: ProfileConfig) -> Callable[[int, int], str | No
 def _time_parts(pair: Pair, config: ProfileConfig) -> list[PartTiming]:
     """Whole rounds and their parts, greedy, on prompts spread over the run's own."""
     ks = sorted(k for k in set(config.k) if k > 0)
-    count = min(parts.MOST_VISITS, len(pair.prompts))
+    count = min(round_parts.MOST_VISITS, len(pair.prompts))
     prompts = [pair.prompts[index * len(pair.prompts) // count].tokens for index in range(count)]
     given = config.decode.acceptance
     synthetic = {} if given is None else {k: conditional(rates_for(given, k)) for k in ks}
-    timed = parts.TimedPair(
+    timed = round_parts.TimedPair(
         pair.target_model, pair.draft_model, SamplingParameters(0.0), config.seed, synthetic
     )
     positions = config.new_tokens + max(ks)
     for _, model in pair.opened.values():
         model.reserve(pair.positions)
-    with progress("timing parts of a round", parts.MOST_VISITS) as tick:
-        return parts.time_rounds(timed, prompts, ks, positions=positions, tick=tick)
+    with progress("timing parts of a round", round_parts.MOST_VISITS) as tick:
+        return round_parts.time_rounds(timed, prompts, ks, positions=positions, tick=tick)

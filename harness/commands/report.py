@@ -4,6 +4,7 @@ A run is analysed again from its raw files, whether it is complete or unfinished
 """
 
 import math
+import re
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,14 +14,17 @@ from rich.console import Console
 from harness import reporting
 from harness.analysis import analyse
 from harness.analysis.comparison import compare
-from harness.commands import index
 from harness.commands.run_lifecycle import Outcome, shown, write_analysis
 from harness.config import ReportConfig
 from harness.measurement.environment import describe_host
 from harness.records import UserError
+from harness.reporting import index
+from harness.reporting.index import Entry
 from harness.storage import RunFolder, StoredRun, load, refuse_lost_trials
 from harness.storage.lock import Busy
 from harness.summary import ComparisonRow, Summary
+
+RUN_FILES = ("manifest.json", "config.yaml")
 
 
 def run(config: ReportConfig) -> Outcome:
@@ -41,7 +45,7 @@ def run(config: ReportConfig) -> Outcome:
     if config.index is not None:
         if config.fail_below is not None:
             raise UserError("fail_below: needs run= or runs=; an index judges nothing")
-        return index.run(config.index)
+        return _index(config.index)
     if config.runs:
         return _compared(config)
     if config.run is None:
@@ -115,3 +119,49 @@ def _below(summary: Summary, folder: Path, least: float | None) -> bool:
         f"fail_below={least:g}: {outcome}: {verdict.speedup:.2f}x at K={verdict.k}"
     )
     return below
+
+
+# ---- the page over all runs of a folder ----------------------------------------------------------
+
+
+def _index(root: str) -> Outcome:
+    """Write index.html over the runs of a results folder; a run without a report gets one first.
+
+    A run that cannot be read keeps a row that says so; it stops no other.
+    """
+    folder = Path(root)
+    if not folder.is_dir():
+        raise UserError(f"index={root}: no such folder; name the one that your runs are in")
+    runs = [path for path in folder.iterdir() if any((path / name).is_file() for name in RUN_FILES)]
+    if not runs:
+        raise UserError(f"index={root}: no run folder in it; runs are put there by results_root=")
+    entries = sorted((_entry(path) for path in runs), key=_when, reverse=True)
+    try:
+        file = index.render(folder, entries)
+    except OSError as error:
+        raise UserError(f"index={root}: cannot write there ({error.strerror})") from error
+    unread = sum(entry.summary is None for entry in entries)
+    unreadable = f", {unread} of them unreadable" if unread else ""
+    Console(highlight=False, soft_wrap=True).print(
+        f"{len(entries)} runs{unreadable}: {file}", markup=False
+    )
+    return Outcome(None)
+
+
+def _when(entry: Entry) -> tuple[str, str]:
+    """When it was made, as digits; of a run that cannot be read as far as its name tells."""
+    stored = entry.summary.run.created_utc if entry.summary else None
+    return re.sub(r"\D", "", str(stored or entry.folder.name))[:14], entry.folder.name
+
+
+def _entry(path: Path) -> Entry:
+    try:
+        stored = load(path)
+        summary = analyse(stored)
+        if summary.run.status == "running" or not (path / "report.html").is_file():
+            reporting.render(summary, path)
+    except UserError as error:
+        return Entry(path, None, str(error))
+    except Exception as error:  # one damaged folder must not hide the others; its row says it
+        return Entry(path, None, f"{path}: damaged ({type(error).__name__}: {error})")
+    return Entry(path, summary)

@@ -66,24 +66,24 @@ class Outcome:
 # ---- beginning -----------------------------------------------------------------------------------
 
 
-def create(config: PairConfig, door: str) -> RunFolder:
+def create(config: PairConfig, command: str) -> RunFolder:
     """A new folder, made only when everything that can be checked beforehand was.
 
     Raises:
         UserError: it cannot be made.
     """
     names = [config.model.name, config.draft.name]
-    return RunFolder.create(config.results_root, door, names, asdict(config))
+    return RunFolder.create(config.results_root, command, names, asdict(config))
 
 
-def resumed(config: PairConfig | AuditionConfig, door: str) -> RunFolder | None:
+def resumed(config: PairConfig | AuditionConfig, command: str) -> RunFolder | None:
     """The folder to resume, checked before any model is loaded; None for a new run.
 
     What is auto becomes what the run began with: its backend, and the attention of its models,
     which was sdpa before auto was the default.
 
     Raises:
-        UserError: it is not a run of this door with this configuration.
+        UserError: it is not a run of this command with this configuration.
     """
     if config.resume is None:
         return None
@@ -94,7 +94,7 @@ def resumed(config: PairConfig | AuditionConfig, door: str) -> RunFolder | None:
         model, stored = getattr(config, role, None), began.get(role) or {}
         if model is not None and model.attention == "auto":
             model.attention = stored.get("attention", model.attention)
-    return RunFolder.resume(config.resume, door, asdict(config))
+    return RunFolder.resume(config.resume, command, asdict(config))
 
 
 def note_or_check(folder: RunFolder, described: Mapping[str, Any], seed: int) -> None:
@@ -269,7 +269,7 @@ def concluded(folder: RunFolder) -> Outcome:
             write_analysis(folder, summary)
     except UserError:
         raise
-    except Exception as error:  # the caller reports it: the door, or the delivery of a rented run
+    except Exception as error:  # the caller reports it
         return Outcome(folder.path, 1, error)
     folder.update_manifest({"status": status})
     return shown(summary, folder.path, int(bool(summary.failures)))

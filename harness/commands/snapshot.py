@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from harness import prompts as prompt_sets
+from harness.analysis.lossless import with_plain
 from harness.commands.completions import with_turns
-from harness.commands.correctness import check_texts
 from harness.commands.dry_run import print_snapshot_plan
 from harness.commands.pair import Pair, open_pair, plan, run_requests, sampling_of
 from harness.commands.run_lifecycle import (
@@ -18,12 +18,12 @@ from harness.commands.run_lifecycle import (
     running,
     unless_broken,
 )
-from harness.config import SnapshotConfig
-from harness.measurement.lossless import distribution_tests, most_open
+from harness.config import SnapshotConfig, SweepConfig
+from harness.measurement.lossless import compare_texts, distribution_tests, most_open
 from harness.records import GREEDY, Trial, UserError
 from harness.reporting.console import MarkedText, Piece, show_tokens
 from harness.storage import RunFolder
-from harness.summary import DistributionTest
+from harness.summary import DistributionTest, TextCheck
 
 # Holm's method over all tests of a run; below this a distribution differs.
 SIGNIFICANCE = 1e-3
@@ -60,6 +60,44 @@ def run(config: SnapshotConfig) -> Outcome:
     if config.show == "tokens":
         show_tokens(_marked(trials, pair))
     return outcome
+
+
+def check_texts(
+    folder: RunFolder,
+    trials: Sequence[Trial],
+    pair: Pair,
+    config: SweepConfig | SnapshotConfig,
+    tests: Sequence[DistributionTest] = (),
+) -> list[TextCheck]:
+    """Compare every speculative greedy text with the plain one of its prompt: checks.jsonl.
+
+    Where they differ, only the models can tell whether that is a tie within rounding
+    (`harness.measurement.lossless`). A snapshot's `tests` of distributions are stored after them.
+    """
+    prompts = {(e.prompt.prompt_set, e.prompt.id): e.tokens for e in pair.prompts}
+    checks: list[TextCheck] = []
+    for trial, plain in with_plain(trials):
+        comparison = compare_texts(
+            pair.target_model,
+            prompts[trial.prompt_set, trial.prompt],
+            plain.tokens or (),
+            trial.tokens or (),
+            trial.k,
+            pair.target.network.dtype,
+            config.decode.repetition_penalty,
+        )
+        checks.append(
+            TextCheck(
+                trial.prompt_set,
+                trial.prompt,
+                trial.repetition,
+                trial.k,
+                **comparison._asdict(),
+                acceptance_rate=(trial.accepted or 0) / trial.drafted if trial.drafted else None,
+            )
+        )
+    folder.write_checks([*checks, *tests])
+    return checks
 
 
 def _tests(folder: RunFolder, pair: Pair, config: SnapshotConfig) -> list[DistributionTest]:

@@ -8,8 +8,8 @@ batches, and no speculative generation is run.
 
 from harness import prompts as prompt_sets
 from harness.commands.completions import completions, score_pair, with_turns
-from harness.commands.correctness import check_texts
 from harness.commands.dry_run import print_sweep_plan
+from harness.commands.other_runs import as_stored, stored_rates, synthetic_rates
 from harness.commands.pair import open_pair, plan, run_requests
 from harness.commands.run_lifecycle import (
     Outcome,
@@ -19,7 +19,7 @@ from harness.commands.run_lifecycle import (
     resumed,
     running,
 )
-from harness.commands.synthetic import as_stored, stored_rates, synthetic_rates
+from harness.commands.snapshot import check_texts
 from harness.commands.time_steps import measure_steps
 from harness.config import SweepConfig
 

@@ -31,33 +31,28 @@ IN_CACHE = 4
 def measure_steps(
     folder: RunFolder, pair: Pair, config: ProfileConfig | SweepConfig
 ) -> list[StepTiming]:
-    """Time single steps, unless the folder holds them; store them with their floors.
-
-    Raises:
-        UserError: memory ran out.
-    """
-    stored = folder.timings()
-    if stored and "bandwidth" not in folder.manifest:
-        return stored  # from a version that measured no bandwidth
-    found = readers(folder, pair, config)
-    timings = stored
-    if not stored:
-        with enough_memory("single steps"), progress("timing steps", REPETITIONS) as tick:
+    """Time single steps, unless the folder has them; store them with their floors."""
+    timings = folder.timings()
+    if timings and "bandwidth" not in folder.manifest:
+        return timings  # from a version that measured no bandwidth
+    reading = readers(folder, pair, config)
+    # Without floors, the run was stopped before they were added
+    lacks_floors = not timings or load(folder.path).latency["floor_ms"].isna().all()
+    if not timings:
+        with (
+            enough_memory("single steps"),
+            progress("timing steps", REPETITIONS) as tick,
+        ):
             context = pair.typical_context(config.new_tokens)
             timings = time_forwards(pair.timed, max(config.k), context=context, tick=tick)
-    # Without floors, the run was stopped before they were added
-    if not stored or load(folder.path).latency["floor_ms"].isna().all():
-        folder.write_latency(with_floors(latency_rows(timings), found), timings)
+    if lacks_floors:
+        folder.write_latency(with_floors(latency_rows(timings), reading), timings)
     return timings
 
 
 @contextmanager
 def enough_memory(doing: str) -> Iterator[None]:
-    """Turn an allocator's error into one line of advice.
-
-    Raises:
-        UserError: memory ran out.
-    """
+    """Turn an allocator's error into one line of advice."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -77,7 +72,7 @@ def readers(
     if stored is None:
         stored = _bandwidth(pair, config)
         folder.update_manifest({"bandwidth": stored})
-    found: dict[str, ReadingModel] = {}
+    by_role: dict[str, ReadingModel] = {}
     confs = {"target": config.model, "draft": config.draft}
     for role, (loaded, _) in pair.opened.items():
         shape = shape_of(loaded.network.config)
@@ -85,8 +80,8 @@ def readers(
         if shape is None or speed is None or confs[role].quantization is not None:
             continue
         unit = float(loaded.network.dtype.itemsize)
-        found[role] = ReadingModel(shape, unit, speed, stored["source"])
-    return found
+        by_role[role] = ReadingModel(shape, unit, speed, stored["source"])
+    return by_role
 
 
 def _bandwidth(pair: Pair, config: ProfileConfig | SweepConfig) -> dict[str, Any]:
@@ -130,5 +125,5 @@ def _in_cache(loaded: LoadedModel, device: torch.device, copied: CopyBandwidth) 
     size = sum(weight.numel() * weight.element_size() for weight in loaded.network.parameters())
     if loaded.network.device != device or size * IN_CACHE > copied.buffer_bytes:
         return None
-    found = _copied(device, size // 2)
-    return found.gb_s if found is not None and found.gb_s > copied.gb_s else None
+    cached = _copied(device, size // 2)
+    return cached.gb_s if cached is not None and cached.gb_s > copied.gb_s else None

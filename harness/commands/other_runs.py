@@ -1,0 +1,268 @@
+"""What a run takes from another one: texts with their scores, step times, acceptance.
+
+All of it is checked to be of the same model, prompts and sampling parameters, and to come from a
+run whose speculation left the greedy texts alone. No torch here.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness import prompts as prompt_sets
+from harness.analysis.cells import acceptance_by_position, completed, latest
+from harness.analysis.lossless import distrust, text_checks
+from harness.analysis.setup import Setup
+from harness.analysis.sweep_and_audition import LOOKUP_S
+from harness.config import AuditionConfig, DecodeConf, SweepConfig, rates_for
+from harness.records import NGRAM, Prompt, StepTiming, TextTrace, Trial, UserError
+from harness.storage import RunFolder, StoredRun, load
+from harness.theory.speedup import StepTimes
+
+Rates = tuple[float, ...]
+# Prompt set, temperature, K
+Cell = tuple[str, float, int]
+
+# What of decode.* decides the texts, and the values that leave them as they are
+SAMPLING = ("top_k", "top_p", "min_p", "repetition_penalty", "stop_strings")
+NEUTRAL = {"top_p": 1.0, "repetition_penalty": 1.0}
+
+
+def check_source(key: str, run: StoredRun, decode: DecodeConf) -> None:
+    """Refuse a run with other sampling parameters, or a sweep whose greedy texts are in doubt."""
+    setup = Setup(run)
+    if setup.command == "sweep" and not setup.replay_only and not setup.synthetic:
+        doubt = distrust(text_checks(run))
+        if doubt is not None:
+            code, values = doubt
+            how = "are not" if code == "greedy_texts_differ" else "may not be"
+            raise UserError(
+                f"{key}: {values['differing']} of {values['texts']} greedy texts {how} plain "
+                "decoding's, so nothing of that pair is used; take another run"
+            )
+    drawn = run.config.get("decode") or {}
+    for name in SAMPLING:
+        stored, asked = (
+            None if value == NEUTRAL.get(name) else value or None
+            for value in (drawn.get(name), getattr(decode, name))
+        )
+        if stored != asked:
+            raise UserError(f"{key}: drawn with decode.{name}={stored}; give the same")
+
+
+# ---- texts and their scores ----------------------------------------------------------------------
+
+
+def stored_traces(
+    config: AuditionConfig, drafts: Sequence[str], *, partly: bool = False
+) -> tuple[list[TextTrace], StoredRun]:
+    """The drafts' traces in `traces_from`; with `partly` a draft may have none there.
+
+    Raises:
+        UserError: a run without traces, or of another model, other prompts or sampling parameters.
+    """
+    key = f"traces_from={config.traces_from}"
+    run = load(str(config.traces_from))
+    check_source(key, run, config.decode)
+    by_draft: dict[str, list[TextTrace]] = {}
+    for trace in run.traces:
+        by_draft.setdefault(trace.draft, []).append(trace)
+    if not by_draft:
+        raise UserError(f"{key}: no traces.parquet there; name an audition's folder")
+    model = run.config.get("model", {})
+    if model.get("id") != config.model.id or model.get("revision") != config.model.revision:
+        raise UserError(
+            f"{key}: the text of model={model.get('name')} ({model.get('id')}), not of "
+            f"model={config.model.name} ({config.model.id})"
+        )
+    asked = prompt_sets.prompt_set_hash(prompt_sets.load(config.prompts))
+    if run.manifest.get("prompts_sha256") != asked:
+        raise UserError(f"{key}: other prompts than prompts.* names here; give the same ones")
+    for name in ("chat_template", "enable_thinking", "answer_tokens"):
+        before = (run.config.get("prompts") or {}).get(name)
+        if before != getattr(config.prompts, name):
+            raise UserError(f"{key}: made with prompts.{name}={before}; give the same")
+    absent = [name for name in drafts if name not in by_draft]
+    if absent and not partly:
+        raise UserError(f"{key}: no traces of draft {absent[0]!r}; it has {', '.join(by_draft)}")
+    return [trace for name in drafts for trace in by_draft.get(name, ())], run
+
+
+@dataclass(frozen=True)
+class StoredTexts:
+    """Another run's texts, with the scores that its drafts gave them.
+
+    Attributes:
+        run: where they are from.
+        trials: the target's texts.
+        answers: its answers to earlier turns, which the texts continue.
+        traces: of the drafts that are asked for.
+    """
+
+    run: StoredRun
+    trials: tuple[Trial, ...]
+    answers: tuple[Trial, ...]
+    traces: Sequence[TextTrace]
+
+    def copy_to(self, folder: RunFolder) -> None:
+        """Put them into a run that times its own steps; what is stored there stays."""
+        stored = {trial.key for trial in folder.trials()}
+        if not stored:
+            folder.write_traces(self.traces)
+            folder.update_manifest({"traces_from": str(self.run.folder)})
+        answered = {trial.key for trial in folder.answers()}
+        for answer in self.answers:
+            if answer.key not in answered:
+                folder.append_answer(answer)
+        for trial in self.trials:
+            if trial.key not in stored:
+                folder.append_trial(trial)
+
+
+def stored_texts(config: AuditionConfig, drafts: Sequence[str]) -> StoredTexts:
+    """The texts of `traces_from`, which are exactly those that this audition would ask for.
+
+    Raises:
+        UserError: as `stored_traces`; another seed, budget, number of repetitions or temperature;
+            or step times from elsewhere as well.
+    """
+    key = f"traces_from={config.traces_from}"
+    if config.traces_from is None:
+        raise UserError("latency.measure: with traces_from=RUN only; without it steps are timed")
+    if config.latency.target_ms is not None or config.latency_from is not None:
+        raise UserError("latency.measure: not with latency_from or latency.target_ms; give one")
+    traces, run = stored_traces(config, drafts, partly=True)
+    for name in ("seed", "new_tokens", "repetitions", "temperature"):
+        made, asked = run.config.get(name), getattr(config, name)
+        if made != asked:
+            raise UserError(f"{key}: made with {name}={made}; give the same, not {asked}")
+    trials = tuple(t for t in run.trials if t.k == 0 and t.status == "ok" and t.tokens)
+    answers = tuple(RunFolder(run.folder, run.manifest).answers())
+    return StoredTexts(run, trials, answers, traces)
+
+
+# ---- step times ----------------------------------------------------------------------------------
+
+
+def stored_timings(
+    config: AuditionConfig, drafts: Sequence[str], source: StoredRun | None = None
+) -> list[StepTiming]:
+    """Step times of the drafts and the target from `latency_from`, or from `source`.
+
+    None where they are typed in, which is checked, or where they are to be measured.
+
+    Raises:
+        UserError: both kinds given, none there, or a draft without step times.
+    """
+    typed = config.latency
+    if typed.target_ms is not None:
+        if config.latency_from is not None:
+            raise UserError("latency_from and latency.target_ms: give one of the two")
+        for name in drafts:
+            _check_typed(config, name, typed.target_ms)
+        return []
+    if typed.draft_ms is not None or typed.verify_ms is not None:
+        raise UserError("latency.target_ms: give it with latency.draft_ms and latency.verify_ms")
+    key = "latency"
+    if config.latency_from is not None:
+        key, source = f"latency_from={config.latency_from}", load(config.latency_from)
+        if not source.timings:
+            raise UserError(
+                f"{key}: no latency_samples.csv there; name a profile, sweep or audition"
+            )
+    if source is None:
+        return []
+    timed = {t.model: t.beside for t in source.timings if t.role == "draft"}
+    absent = next((name for name in drafts if name not in timed), None)
+    if absent is not None:
+        known = ", ".join(sorted(timed))
+        raise UserError(f"{key}: no step times of draft {absent!r}; there are {known}")
+    interleaved = {timed[name] for name in drafts}
+    return [
+        t
+        for t in source.timings
+        if (t.model in drafts if t.role == "draft" else t.beside in interleaved)
+    ]
+
+
+def _check_typed(config: AuditionConfig, draft: str, target_ms: float) -> None:
+    """Refuse typed step times that are none, or that lack this draft."""
+    draft_ms: Any = config.latency.draft_ms
+    if isinstance(draft_ms, Mapping):
+        draft_ms = draft_ms.get(draft)
+    elif draft == NGRAM:
+        draft_ms = LOOKUP_S * 1e3
+    if draft_ms is None or isinstance(draft_ms, bool) or not isinstance(draft_ms, int | float):
+        raise UserError(
+            f"latency.draft_ms: no time for draft {draft!r}; give a number for all, or "
+            f"latency.draft_ms={{{draft}:1.5}}"
+        )
+    verify = tuple(value / 1e3 for value in config.latency.verify_ms or ())
+    StepTimes(float(draft_ms) / 1e3, target_ms / 1e3, verify)
+
+
+# ---- synthetic acceptance ------------------------------------------------------------------------
+
+
+def synthetic_rates(config: SweepConfig, prompts: Sequence[Prompt]) -> dict[Cell, Rates]:
+    """Unconditional rates for every (prompt set, temperature, K > 0); empty where none are set.
+
+    Raises:
+        UserError: rates that cannot be, or a run that did not measure one of the cells: none other
+            stands in for it, since acceptance drifts with the text, the temperature and K alike.
+    """
+    decode = config.decode
+    if decode.acceptance is None and decode.acceptance_from is None:
+        return {}
+    cells = [
+        (name, float(temperature), k)
+        for name in dict.fromkeys(prompt.prompt_set for prompt in prompts)
+        for temperature in config.temperature
+        for k in config.k
+        if k > 0
+    ]
+    if decode.acceptance_from is None:
+        return {cell: rates_for(decode.acceptance, cell[2]) for cell in cells}
+    source = load(decode.acceptance_from)
+    key = f"decode.acceptance_from={source.folder}"
+    check_source(key, source, decode)
+    return {cell: _measured_rates(key, source, cell) for cell in cells}
+
+
+def _measured_rates(key: str, source: StoredRun, cell: Cell) -> Rates:
+    trials = [trial for trial in completed(latest(source.trials)) if trial.k > 0]
+    measured = [t for t in trials if (t.prompt_set, t.temperature, t.k) == cell]
+    if not measured:
+        known = sorted({(t.prompt_set, t.temperature, t.k) for t in trials})
+        has = ", ".join(f"{name} T={value:g} K={k}" for name, value, k in known)
+        raise UserError(
+            f"{key}: no generations of {cell[0]} at T={cell[1]:g}, K={cell[2]}; "
+            f"it has {has or 'none with a draft'}"
+        )
+    # Few rounds can leave a later position a little above the one before it
+    falling: list[float] = []
+    for rate in acceptance_by_position(measured):
+        falling.append(min([rate, *falling[-1:]]))
+    if len(falling) < cell[2]:
+        raise UserError(
+            f"{key}: its texts of {cell[0]} at T={cell[1]:g} are "
+            f"too short to show more than {len(falling)} of K={cell[2]} positions; lower k or take "
+            "a run with a larger new_tokens"
+        )
+    return tuple(falling)
+
+
+def as_stored(rates: Mapping[Cell, Rates]) -> list[dict[str, Any]]:
+    """The manifest's entry, so that the run explains itself when its source is gone."""
+    return [
+        {"prompt_set": name, "temperature": temperature, "k": k, "rates": list(shares)}
+        for (name, temperature, k), shares in rates.items()
+    ]
+
+
+def stored_rates(manifest: Mapping[str, Any]) -> dict[Cell, Rates]:
+    """What `as_stored` wrote; empty where acceptance was measured. An older run has another key."""
+    entries = manifest.get("synthetic_acceptance") or manifest.get("imposed_acceptance") or ()
+    return {
+        (entry["prompt_set"], float(entry["temperature"]), int(entry["k"])): tuple(entry["rates"])
+        for entry in entries
+    }
