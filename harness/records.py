@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # every door's --help imports this module, and must not wait 
     import numpy as np
     from numpy.typing import NDArray
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 # Of text, to estimate a length before any tokenizer is loaded
 BYTES_PER_TOKEN = 4
 

@@ -12,7 +12,8 @@ each code.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import cache
+from typing import TYPE_CHECKING, Literal
 
 from harness.records import (
     SCHEMA_VERSION,
@@ -24,6 +25,9 @@ from harness.records import (
     SkippedCell,
     Source,
 )
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 Value = float | int | str | bool | None
 Values = dict[str, Value]
@@ -837,9 +841,7 @@ class Summary:
 
 def to_json(summary: Summary) -> str:
     """The summary as the text of summary.json; NaN and infinity become null."""
-    from pydantic import TypeAdapter  # --help of every command imports this module
-
-    return TypeAdapter(Summary).dump_json(summary, indent=2).decode() + "\n"
+    return _adapter().dump_json(summary, indent=2).decode() + "\n"
 
 
 def from_json(text: str | bytes) -> Summary:
@@ -848,6 +850,11 @@ def from_json(text: str | bytes) -> Summary:
     Raises:
         ValueError: other fields or types than this version writes.
     """
-    from pydantic import TypeAdapter
+    return _adapter().validate_json(text)
 
-    return TypeAdapter(Summary).validate_json(text)
+
+@cache
+def _adapter() -> "TypeAdapter[Summary]":
+    from pydantic import TypeAdapter  # --help of every command imports this module
+
+    return TypeAdapter(Summary)

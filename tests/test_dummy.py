@@ -285,5 +285,6 @@ def test_every_output_of_a_run_with_dummies_begins_with_a_warning(
         assert "LATENCIES ARE REAL, ACCEPTANCES ARE NOT" in lines[1]
         assert "Not a recommendation (dummy weights): " in text
     stored = load_run(folder)
-    assert (stored.summary or {})["caveats"][0]["code"] == "dummy_weights"
+    assert stored.summary is not None
+    assert stored.summary.caveats[0].code == "dummy_weights"
     assert [trial.new_tokens for trial in stored.trials] == [4] * 4

@@ -120,8 +120,13 @@ def test_a_run_that_stopped_before_anyone_could_judge_is_not_trusted_either(
     manifest = json.loads((copy / "manifest.json").read_text())
     (copy / "manifest.json").write_text(json.dumps({**manifest, "status": "running"}))
     report.work(compose("report", [f"run={copy}"]))
-    verdict = (load(copy).summary or {})["verdict"]
-    assert (verdict["decision"], verdict["reason"]) == ("undecided", "greedy_texts_unjudged")
+    summary = load(copy).summary
+    assert summary is not None
+    assert summary.verdict is not None
+    assert (summary.verdict.decision, summary.verdict.reason) == (
+        "undecided",
+        "greedy_texts_unjudged",
+    )
 
 
 @pytest.mark.exhaustive

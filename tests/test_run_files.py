@@ -233,6 +233,14 @@ def test_a_folder_of_an_earlier_version_is_read_and_said_to_be_unverified(tmp_pa
     folder = RunFolder(old, stored.manifest)
     folder.append_trial(replace(stored.trials[0], cell="new"))
     assert len(load(old).trials) == len(lines) + 1
+    # What that version derived is derived again; its summary stays, for what no raw file holds
+    summary = (
+        (old / "summary.json").read_text().replace('"schema_version": 2', '"schema_version": 1')
+    )
+    (old / "summary.json").write_text(summary)
+    assert load(old).summary is None
+    report.run(ReportConfig(run=str(old)))
+    assert (old / "summary.json").read_text() == summary
     with (old / "trials.jsonl").open("a") as file:
         file.write(json.dumps(plain[0]) + "\n")
     assert f"line {len(lines) + 2}: damaged (it has no checksum)" in refusal(lambda: load(old))
@@ -665,11 +673,13 @@ HOSTILE: dict[str, tuple[Change, str | None]] = {
     )},
     **{what: (rewritten(name, text), said) for what, name, text, said in (
         ("nested manifest", "manifest.json", "[" * 100_000, "cannot be read as JSON"),
+        ("deep manifest", "manifest.json", '{"a": ' + "[" * 90 + "]" * 90 + "}", "nested too deep"),
+        ("5,000 digits in it", "manifest.json", '{"a": ' + "9" * 5000 + "}", "be read as JSON"),
         ("a list for a manifest", "manifest.json", "[1, 2]", "expected a JSON object"),
         ("models of another shape", "manifest.json", '{"schema_version": 1, "models": [1]}',
          "models is not an object"),
-        ("deep summary", "summary.json", '{"a": ' + "[" * 90 + "]" * 90 + "}", "nested too deeply"),
-        ("5,000 digits", "summary.json", '{"a": ' + "9" * 5000 + "}", "cannot be read as JSON"),
+        ("deep summary", "summary.json", '{"a": ' + "[" * 9000 + "]" * 9000 + "}", None),
+        ("5,000 digits", "summary.json", '{"run": ' + "9" * 5000 + "}", None),
     )},
     "step times elsewhere": (times_elsewhere, None),
     "names and reports that lead out": (reports_lead_out, None),

@@ -9,7 +9,7 @@ alike; what a run lacks is left empty. `setup` reads configuration and manifest;
 from dataclasses import replace
 
 from harness.storage import StoredRun
-from harness.summary import Comparison, Summary
+from harness.summary import Summary
 
 
 def analyse(run: StoredRun) -> Summary:
@@ -35,14 +35,6 @@ def analyse(run: StoredRun) -> Summary:
     }
     setup = Setup(run)
     if setup.command not in commands:
-        return Summary(run=setup.facts(()), comparison=_comparison(run))
+        return Summary(setup.facts(()), comparison=run.summary and run.summary.comparison)
     cards, drafts = stored_cards(run.manifest)
     return replace(commands[setup.command](setup), cards=cards, card_drafts=drafts)
-
-
-def _comparison(run: StoredRun) -> Comparison | None:
-    """The comparison that a report of several runs stored."""
-    from pydantic import TypeAdapter
-
-    stored = (run.summary or {}).get("comparison")
-    return TypeAdapter(Comparison).validate_python(stored) if isinstance(stored, dict) else None

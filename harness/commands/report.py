@@ -79,9 +79,9 @@ def _lacks_summary(stored: StoredRun) -> bool:
 
     One of an older version stays as it is: it may hold what no raw file of that version does.
     """
-    if stored.summary is None:
+    if not (stored.folder / "summary.json").exists():
         return True
-    return stored.manifest.get("status") != "complete" and "run" in stored.summary
+    return stored.manifest.get("status") != "complete" and stored.summary is not None
 
 
 def _compared(config: ReportConfig) -> Outcome:

@@ -41,11 +41,11 @@ from harness.storage.contents import (
     plain,
     read_checks,
     read_config,
-    read_json,
     read_manifest,
     read_table,
     read_trials,
     samples_of,
+    summary_from,
     timings_from,
     trial_line,
 )
@@ -77,7 +77,7 @@ class StoredRun:
         manifest: environment, status, schema_version.
         results, latency, latency_samples: the tables; empty with the right columns where missing.
         trials: every whole line of trials.jsonl, in the order they were run.
-        summary: summary.json, or None while there is none.
+        summary: summary.json; None while there is none, or where another version wrote it.
         parts: parts.csv, where the parts of a round were timed.
         checks: checks.jsonl: greedy texts and distributions as the models judged them.
         unverified: the files that had no checksum to hold them against: those of an earlier
@@ -92,7 +92,7 @@ class StoredRun:
     latency: "pd.DataFrame"
     latency_samples: "pd.DataFrame"
     trials: tuple[Trial, ...]
-    summary: dict[str, Any] | None
+    summary: Summary | None
     parts: tuple[PartTiming, ...] = ()
     checks: tuple[Check, ...] = ()
     unverified: tuple[str, ...] = ()
@@ -290,7 +290,8 @@ def load(folder: str | Path) -> StoredRun:
     manifest = read_manifest(path)
     trials = tuple(read_trials(path))
     known = files.record(path)
-    summary = read_json(path, "summary.json")
+    content = files.read_verified(path, "summary.json", files.TEXT_BYTES) or b""
+    summary = summary_from(content)
     lost = (known.trials or 0) - len(trials) if manifest.get("status") == "complete" else 0
     return StoredRun(
         folder=path,
@@ -302,7 +303,7 @@ def load(folder: str | Path) -> StoredRun:
         trials=trials,
         summary=summary,
         parts=parts_from(read_table(path, "parts.csv")),
-        checks=read_checks(path, CHECKS) or older_checks(summary),
+        checks=read_checks(path, CHECKS) or (() if summary else older_checks(content)),
         unverified=tuple(
             name for name in CHECKED if name not in known.files and (path / name).exists()
         ),

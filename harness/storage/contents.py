@@ -24,7 +24,7 @@ from harness.records import (
     UserError,
 )
 from harness.storage import files
-from harness.summary import DistributionTest, TextCheck
+from harness.summary import DistributionTest, Summary, TextCheck, from_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,28 +84,19 @@ def plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def read_json(folder: Path, name: str) -> dict[str, Any] | None:
-    """A JSON object; None where there is no such file."""
-    file = folder / name
-    content = files.read_verified(folder, name, files.TEXT_BYTES)
-    if content is None:
-        return None
-    try:
-        entries = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{file}: cannot be read as JSON ({error})") from error
-    if not isinstance(entries, dict):
-        raise UserError(f"{file}: expected a JSON object")
-    files.check_values(entries, file)
-    return entries
-
-
 def read_manifest(folder: Path) -> dict[str, Any]:
     """manifest.json, of a schema that this version reads."""
     file = folder / "manifest.json"
-    manifest = read_json(folder, file.name)
-    if manifest is None:
+    content = files.read(file, files.TEXT_BYTES)
+    if content is None:
         raise UserError(f"{folder}: not a run folder (it has no manifest.json)")
+    try:
+        manifest = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file}: cannot be read as JSON ({error})") from error
+    if not isinstance(manifest, dict):
+        raise UserError(f"{file}: expected a JSON object")
+    files.check_values(manifest, file)
     version = manifest.get("schema_version")
     if not isinstance(version, int):
         raise UserError(f"{file}: no schema_version; this is not a run's manifest")
@@ -221,15 +212,22 @@ def read_checks(folder: Path, name: str) -> tuple[Check, ...]:
         raise files.damaged(folder / name, f"not the checks of a run: {error}") from error
 
 
-def older_checks(summary: Mapping[str, Any] | None) -> tuple[Check, ...]:
-    """The checks of a run that was made before there was checks.jsonl, from its summary.json."""
-    stored = summary or {}
-    texts = [
-        *(stored.get("prompts") or ()),
-        *(stored.get("greedy_texts") or {}).get("differences", ()),
-    ]
-    tests = stored.get("sampled") or ()
+def summary_from(content: bytes) -> Summary | None:
+    """summary.json; None where another version wrote it, since analysis derives it all again."""
     try:
+        summary = from_json(content)
+    except ValueError:
+        return None
+    return summary if summary.schema_version == SCHEMA_VERSION else None
+
+
+def older_checks(content: bytes) -> tuple[Check, ...]:
+    """The checks in the summary.json of a version that had no checks.jsonl."""
+    try:
+        stored = {"prompts": (), "greedy_texts": None, "sampled": (), **json.loads(content)}
+        texts = [*stored["prompts"]]
+        if stored["greedy_texts"]:
+            texts += stored["greedy_texts"]["differences"]
         return (
             *(
                 TextCheck(
@@ -246,9 +244,9 @@ def older_checks(summary: Mapping[str, Any] | None) -> tuple[Check, ...]:
                 for entry in texts
                 if entry["result"] != "OPEN"
             ),
-            *(DistributionTest(**entry) for entry in tests),
+            *(DistributionTest(**entry) for entry in stored["sampled"]),
         )
-    except (TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return ()
 
 
