@@ -51,12 +51,6 @@ def test_auto_is_graphs_on_a_card_and_eager_elsewhere(monkeypatch: pytest.Monkey
     assert fallen.engine_reason == "no CUDA graphs, it is quantized"
 
 
-def test_adaptive_drafting_runs_eagerly_where_nothing_else_was_asked_for() -> None:
-    assert compose("sweep", ["decode.stop=threshold"]).backend == "auto"
-    with pytest.raises(UserError, match="backend=eager"):
-        compose("sweep", ["decode.stop=threshold", "backend=cuda_graphs"])
-
-
 def test_a_run_begun_with_eager_goes_on_with_eager(tmp_path: Path) -> None:
     for door in ("sweep", "audition"):
         words = [f"results_root={tmp_path}", "threads=1"]

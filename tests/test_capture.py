@@ -172,8 +172,8 @@ def test_a_capture_that_fails_names_the_cause_and_leaves_the_model_usable(
 def test_what_would_compile_inside_a_capture_raises(cuda: FakeCuda) -> None:
     model = static(dense())
     compiled = torch.compile(lambda x, count: x * count, backend="eager", dynamic=False)
-    held = torch.ones(2, device=DEVICE)
-    work = Failing(model, lambda: compiled(held, 3))
+    values = torch.ones(2, device=DEVICE)
+    work = Failing(model, lambda: compiled(values, 3))
     with pytest.raises(RuntimeError, match=r"recording a CUDA graph failed.*fail_on_recompile"):
         model.recorded("compiles", work, torch.tensor([3], device=DEVICE))
     assert not cuda.captured

@@ -37,8 +37,8 @@ def test_intervals_of_replayed_speedups_and_alphas_cover_at_24_prompts(replays):
 
 def test_the_selection_over_all_drafts_and_k_seldom_speculates_on_a_null(replays):
     simulations = 60
-    found = decisions(replays, null_steps(replays), 24, simulations)
-    assert found["speculate"] <= simulations * (0.05 + slack(0.05, simulations))
+    counts = decisions(replays, null_steps(replays), 24, simulations)
+    assert counts["speculate"] <= simulations * (0.05 + slack(0.05, simulations))
 
 
 def test_step_times_taken_as_exact_would_speculate_on_nulls_more_often(replays):
@@ -51,8 +51,8 @@ def test_step_times_taken_as_exact_would_speculate_on_nulls_more_often(replays):
 def test_a_real_gain_is_found(replays):
     verify = tuple(1.0 + 0.02 * n for n in range(9))
     steps = {draft: Steps(0.25, 1.0, verify) for draft in replays.drafts}
-    found = decisions(replays, steps, 24, 15)
-    assert found["speculate"] >= 12
+    counts = decisions(replays, steps, 24, 15)
+    assert counts["speculate"] >= 12
 
 
 def test_a_median_resampled_from_order_statistics_has_the_distribution_of_resampled_samples():

@@ -15,7 +15,7 @@ from test_verification import cells, emitted_after, random_distribution, sequenc
 
 from harness.cli import compose
 from harness.commands import sweep
-from harness.decoding.drafters import ThresholdDrafter
+from harness.decoding.drafters import ModelDrafter
 from harness.decoding.ngram import NgramDrafter, lookups
 from harness.decoding.sampling import SamplingParameters
 from harness.records import RULES, Round, Rule, UserError
@@ -30,7 +30,7 @@ SAMPLED = SamplingParameters(1.0)
 
 def proposals(probabilities, threshold: float) -> dict[tuple[int, ...], float]:
     """What the production drafter proposes and how often, by the midpoints of its draws' cells."""
-    found: dict[tuple[int, ...], float] = defaultdict(float)
+    chances: dict[tuple[int, ...], float] = defaultdict(float)
     grids = [
         cells(
             value
@@ -40,12 +40,12 @@ def proposals(probabilities, threshold: float) -> dict[tuple[int, ...], float]:
         for index in range(K)
     ]
     for combination in itertools.product(*grids):
-        drafter = ThresholdDrafter(FunctionModel(probabilities), SAMPLED, "ratio", threshold)
+        drafter = ModelDrafter(FunctionModel(probabilities), SAMPLED, "ratio", threshold)
         drafter.begin([0])
         uniforms = torch.tensor([middle for middle, _ in combination], dtype=torch.float64)
         tokens = tuple(drafter.propose(K, uniforms).tokens.tolist())
-        found[tokens] += float(np.prod([size for _, size in combination]))
-    return found
+        chances[tokens] += float(np.prod([size for _, size in combination]))
+    return chances
 
 
 def test_emitted_tokens_of_an_adaptive_draft_have_the_target_distribution_exactly() -> None:
@@ -62,7 +62,7 @@ def test_emitted_tokens_of_an_adaptive_draft_have_the_target_distribution_exactl
 
 def adaptive(threshold: float, temperature: float = 0.0) -> list[Round]:
     sampling = SamplingParameters(temperature)
-    drafter = ThresholdDrafter(TableModel(strangeness=0.3), sampling, "ratio", threshold)
+    drafter = ModelDrafter(TableModel(strangeness=0.3), sampling, "ratio", threshold)
     return decoded(TableModel(), drafter, generation_of([1, 2, 3], 60, 4, sampling=sampling))
 
 

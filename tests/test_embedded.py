@@ -39,13 +39,15 @@ def acceptance():
     torch.set_num_threads(1)
     target, *drafts = [load(recipe) for recipe in RECIPES]
     tokenizer = load_tokenizer(TARGET)
-    found = {}
+    acceptances = {}
     for kind in ("easy", "hard"):
         prompts = read_prompts(kind)[:PROMPTS_MEASURED]
         measured = measure_acceptance(target, drafts, tokenizer, prompts, samples=4, seed=7)
-        found |= {(draft.name, kind): value for draft, value in zip(DRAFTS, measured, strict=True)}
+        acceptances |= {
+            (draft.name, kind): value for draft, value in zip(DRAFTS, measured, strict=True)
+        }
     torch.set_num_threads(threads)
-    return found
+    return acceptances
 
 
 def test_the_models_are_small_and_share_one_tokenizer() -> None:

@@ -1,6 +1,6 @@
 """Published tables as golden cases, with the entries that do not follow from their own formulas.
 
-`shown(value, printed)` holds a value against a figure as it was printed, to its last digit.
+`shown(value, printed)` compares a value with a number as it was printed, to its last digit.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ from harness.theory import speedup as sp
 
 
 def shown(value, printed):
-    """Whether `value` rounds to the printed figure (a tie may go either way)."""
+    """Whether `value` rounds to the printed number (a tie may go either way)."""
     digits = len(printed.partition(".")[2])
     return abs(value - float(printed)) <= 0.5001 * 10.0**-digits
 
@@ -75,7 +75,7 @@ def test_the_averages_of_acceptance_by_task():
 
 @pytest.mark.parametrize("rate", [*SNAPSHOT_RATES, 0.468, 0.2455, 0.336, 0.366, 0.380, 0.254])
 def test_an_acceptance_rate_at_k_4_is_far_below_the_alpha_it_stands_for(rate):
-    """The post holds these rates against a break-even alpha; as alphas they are 1.5-2.5 as large.
+    """The post compares these rates with a break-even alpha; as alphas they are 1.5-2.5 as large.
 
     Here the conclusion happens to stand: the alphas too are below the .882 that K = 4 needs.
     """

@@ -61,8 +61,8 @@ def check_rules(query: Any, key: Any, value: Any, attn_mask: Any = None, **more:
         assert attn_mask.stride(0) % MASK_STRIDE == 0, "the mask would be copied in every layer"
         # The last vector of the last row reads beyond the last column
         read = (rows - 1) * attn_mask.stride(0) + -(-columns // MASK_STRIDE) * MASK_STRIDE
-        held = attn_mask.untyped_storage().nbytes() // attn_mask.element_size()
-        assert attn_mask.storage_offset() + read <= held
+        stored = attn_mask.untyped_storage().nbytes() // attn_mask.element_size()
+        assert attn_mask.storage_offset() + read <= stored
     return computing(query, key, value, attn_mask=attn_mask, **more)
 
 

@@ -243,14 +243,14 @@ def test_recorded_rounds_are_the_rounds_of_the_loop(
 
 def test_what_recorded_work_closed_over_is_kept_alive() -> None:
     model = static(shaken_qwen3())
-    held = torch.ones(1)
-    alive = weakref.ref(held)
+    kept = torch.ones(1)
+    alive = weakref.ref(kept)
 
-    def work(tokens: torch.Tensor, held: torch.Tensor = held) -> tuple[torch.Tensor]:
-        return (model.forward(tokens) * held,)
+    def work(tokens: torch.Tensor, kept: torch.Tensor = kept) -> tuple[torch.Tensor]:
+        return (model.forward(tokens) * kept,)
 
     model.recorded("x", work, torch.tensor([3]))
-    del work, held
+    del work, kept
     assert alive() is not None
 
 
@@ -283,8 +283,8 @@ def test_attention_is_a_softmax_over_the_positions_seen(attention: str) -> None:
         expected = torch.nn.functional.scaled_dot_product_attention(
             query, keys.flatten(2, 3), values.flatten(2, 3), attn_mask=seen
         )
-        found = ATTENTIONS[attention](query, keys, values, positions)
-        assert torch.allclose(found, expected, atol=1e-5)
+        attended = ATTENTIONS[attention](query, keys, values, positions)
+        assert torch.allclose(attended, expected, atol=1e-5)
 
 
 @pytest.fixture

@@ -286,13 +286,6 @@ def test_a_device_that_torch_cannot_use_is_refused_with_the_reason(
 # Tokenizers and pairs
 
 
-def test_padded_embeddings_share_the_narrower_width(tiny: LoadedModel) -> None:
-    padded = LoadedModel("draft", "x", qwen3(vocab=1088), tiny.tokenizer, frozenset(), 256)
-    for model in open_pair(tiny, padded):
-        model.prefill([])
-        assert model.forward(torch.tensor([5])).shape[-1] == min(tiny.vocab_size, 1088)
-
-
 @pytest.mark.parametrize(
     ("change", "difference"),
     [

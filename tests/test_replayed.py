@@ -12,7 +12,6 @@ from harness.analysis.predicted import (
     category_alpha,
     evidence_of,
     replayed_rows,
-    speedup_draws,
 )
 from harness.analysis.replayed import replay_check, replay_drafts, replayed
 from harness.analysis.verdict import Candidate, decide, least_regret
@@ -171,25 +170,6 @@ def test_evidence_serves_the_verdict_and_names_what_it_needs(replays):
     short = Latency(StepTimes(0.1, 1.0, (1.0, 1.1)))
     with pytest.raises(UserError, match="verify_ms: 2 entries, but k=2"):
         evidence_of(replays, {**EXACT, "good": short})
-
-
-def test_scattered_step_times_widen_verdict_and_speedup(replays):
-    sampled = dict.fromkeys(
-        DRAFTS, Steps(0.1, 1.0, TIMES.verify_s).latency(np.random.default_rng(5))
-    )
-    exact = {draft: Latency(each.times) for draft, each in sampled.items()}
-
-    def log_width(lo, hi):
-        assert None not in (lo, hi)
-        return np.log(hi / lo)
-
-    verdicts = [decide(evidence_of(replays, given)) for given in (sampled, exact)]
-    widths = [log_width(verdict.speedup_lo, verdict.speedup_hi) for verdict in verdicts]
-    assert widths[0] > widths[1]
-    wide, narrow = (speedup_draws(replays, given) for given in (sampled, exact))
-    for name in replays.candidates:
-        assert wide.point(name) == pytest.approx(narrow.point(name))
-        assert wide.joint[name].std() > narrow.joint[name].std()
 
 
 def test_the_leaderboard_ranks_every_draft_at_its_best_k_and_not_speculating(replays, latency):

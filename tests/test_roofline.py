@@ -189,9 +189,9 @@ def test_a_row_is_given_the_floor_of_its_weights_and_cache():
     ],
 )
 def test_a_step_is_launch_bound_only_far_above_its_floor(step_ms, widest_ms, bound, launch_bound):
-    found = bound_of(step_ms, widest_ms)
-    assert (found.bound, found.launch_bound) == (bound, launch_bound)
-    assert found.mbu == pytest.approx(13.41 / step_ms, rel=2e-3)
+    bounds = bound_of(step_ms, widest_ms)
+    assert (bounds.bound, bounds.launch_bound) == (bound, launch_bound)
+    assert bounds.mbu == pytest.approx(13.41 / step_ms, rel=2e-3)
 
 
 def test_the_founding_pair_is_launch_bound():

@@ -21,7 +21,7 @@ from harness.stats.bootstrap import (
 )
 from harness.stats.crossfit import Workload, cross_fit, deal_folds
 
-HALVES = ("easy",) * 12 + ("hard",) * 20
+SETS = ("easy",) * 12 + ("hard",) * 20
 
 
 def prompts(rng, size, effect=1.0, noise=0.1):
@@ -39,7 +39,7 @@ def width(interval: Interval | None) -> float:
 # The bootstrap
 
 
-@pytest.mark.parametrize("sets", [("",) * 32, HALVES])
+@pytest.mark.parametrize("sets", [("",) * 32, SETS])
 def test_the_interval_is_the_bca_of_scipy_at_the_expanded_level(sets):
     rng = np.random.default_rng(0)
     accepted, judged = rng.gamma(2.0, 1.0, 32), rng.gamma(9.0, 1.0, 32)
@@ -99,22 +99,22 @@ def test_weights_move_a_workloads_ratio_and_its_interval():
     one, two, seconds, tokens = (np.concatenate(pair) for pair in zip(easy, hard, strict=True))
     columns = (one, two, seconds, tokens)
     by_weight = {
-        share: speedup_interval(*columns, HALVES, {"easy": share, "hard": 10 - share}, seed=1)
+        share: speedup_interval(*columns, SETS, {"easy": share, "hard": 10 - share}, seed=1)
         for share in (1.0, 5.0, 9.0)
     }
     low, equal, high = by_weight.values()
     assert low is not None
     assert high is not None
     assert low.hi < high.lo
-    assert speedup_interval(*columns, HALVES, seed=1) == equal
-    assert speedup_interval(*columns, HALVES, seed=2) != equal
+    assert speedup_interval(*columns, SETS, seed=1) == equal
+    assert speedup_interval(*columns, SETS, seed=2) != equal
     parts = [seconds[:12].sum() / tokens[:12].sum(), seconds[12:].sum() / tokens[12:].sum()]
-    resamples = resample(HALVES, {"easy": 1.0, "hard": 3.0}, draws=5)
+    resamples = resample(SETS, {"easy": 1.0, "hard": 3.0}, draws=5)
     assert resamples.ratio(seconds, tokens)[0] == pytest.approx(0.25 * parts[0] + 0.75 * parts[1])
-    some = only(HALVES, None, np.array([0, 1, 31]))
+    some = only(SETS, None, np.array([0, 1, 31]))
     expected = (seconds[:2].sum() / tokens[:2].sum() + seconds[31] / tokens[31]) / 2
     assert some.ratio(seconds, tokens) == pytest.approx([expected])
-    assert len(resample(HALVES, {"easy": 1.0, "hard": 0.0}).members) == 1
+    assert len(resample(SETS, {"easy": 1.0, "hard": 0.0}).members) == 1
 
 
 def test_too_few_prompts_or_too_few_of_a_set_have_no_interval():
@@ -167,9 +167,9 @@ def test_the_error_of_a_difference_on_the_same_prompts_is_the_paired_one():
 
 def test_the_error_of_a_workloads_log_ratio_is_the_bootstraps():
     before_s, tokens, after_s, _ = prompts(np.random.default_rng(2), 32, 1.2)
-    one = ratios.workload_ratio(before_s, tokens, HALVES)
-    gain = one.log() - ratios.workload_ratio(after_s, tokens, HALVES).log()
-    draws = resample(HALVES)
+    one = ratios.workload_ratio(before_s, tokens, SETS)
+    gain = one.log() - ratios.workload_ratio(after_s, tokens, SETS).log()
+    draws = resample(SETS)
     logs = np.log(draws.ratio(before_s, tokens) / draws.ratio(after_s, tokens))
     assert gain.value == pytest.approx(logs[0])
     assert gain.standard_error == pytest.approx(logs.std(), rel=0.05)
@@ -201,7 +201,7 @@ def test_folds_hold_every_set_in_equal_parts():
 
 
 def test_held_out_times_are_those_of_the_candidate_the_other_folds_chose():
-    """Each half prefers what the other half loses with: held out, the choice loses."""
+    """Each fold prefers what the other loses with, so a choice loses on the other fold."""
     sets, ones = ("easy",) * 8, np.ones(8)
     fold = deal_folds(sets, 2, 0)
     seconds = np.stack([np.where(fold == good, 0.5, 4.0) for good in (0, 1)])
@@ -219,9 +219,7 @@ def test_the_best_of_eight_nulls_would_win_far_more_often_on_the_prompts_it_was_
         tokens, noise = np.full(size, 48.0), rng.normal(0.0, 0.2, (8, size))
         baseline = np.exp(rng.normal(0.0, 0.1, size))
         seconds = np.exp(rng.normal(0.0, 0.1, size) + noise)
-        workload = Workload(
-            baseline, tokens, seconds, np.tile(tokens, (8, 1)), HALVES[4 : 4 + size]
-        )
+        workload = Workload(baseline, tokens, seconds, np.tile(tokens, (8, 1)), SETS[4 : 4 + size])
         best = seconds[int(np.argmax(workload.speedups()))]
         chosen = speedup_interval(baseline, tokens, best, tokens, workload.prompt_sets, seed=seed)
         fit = cross_fit(workload, 4, seed)

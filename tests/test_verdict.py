@@ -59,15 +59,15 @@ def test_null_effects_seldom_speculate(size, speedups):
 
 
 def test_a_real_effect_is_usually_found_with_16_prompts():
-    found = decisions(60, 16, [0.9, 1.1, 1.2, 1.15, 1.1, 1.0, 0.9, 0.8], noise=0.1)
-    assert found["speculate"] >= 45
-    assert found["does_not_pay"] == 0
+    counts = decisions(60, 16, [0.9, 1.1, 1.2, 1.15, 1.1, 1.0, 0.9, 0.8], noise=0.1)
+    assert counts["speculate"] >= 45
+    assert counts["does_not_pay"] == 0
 
 
 def test_every_k_losing_is_seen_even_if_a_fold_was_fooled():
     """The ceiling: one lucky fold does not excuse candidates that all lose."""
-    found = decisions(20, 48, [0.93], noise=0.15)
-    assert set(found) == {"does_not_pay", "undecided"}
+    counts = decisions(20, 48, [0.93], noise=0.15)
+    assert set(counts) == {"does_not_pay", "undecided"}
 
 
 @pytest.mark.parametrize(

@@ -112,15 +112,15 @@ def round_outcomes(
     """Of (accepted, next token), by calling the production function once per cell."""
     k = len(drafted)
     tokens = torch.tensor(drafted)
-    found: dict[tuple[int, int], float] = defaultdict(float)
+    chances: dict[tuple[int, int], float] = defaultdict(float)
     if rule == "exact_match":
         rows = (cells((row.cumsum(0) / row.sum()).tolist()) for row in target)
         for combination in itertools.product(*rows):
             uniforms = torch.tensor([mid for mid, _ in combination], dtype=torch.float64)
             decision = verify_exact_match(target, tokens, uniforms)
             share = float(np.prod([length for _, length in combination]))
-            found[int(decision.accepted), int(decision.next_token)] += share
-        return found
+            chances[int(decision.accepted), int(decision.next_token)] += share
+        return chances
     certain = rule == "greedy_draft"
     if certain:
         draft = torch.zeros_like(draft).scatter_(1, tokens.unsqueeze(1), 1.0)
@@ -134,8 +134,8 @@ def round_outcomes(
             decision = verify_sampled(target, tokens, probs, accept, uniforms)
             assert decision.accepted == probe.accepted
             share = length * float(np.prod([size for _, size in flags]))
-            found[int(decision.accepted), int(decision.next_token)] += share
-    return found
+            chances[int(decision.accepted), int(decision.next_token)] += share
+    return chances
 
 
 CASES = [

@@ -86,7 +86,7 @@ def drawn(replays: Replays, rows) -> Replays:
         categories=tuple(replays.categories[row] for row in rows),
         texts=replays.texts[rows],
         prompt_tokens=replays.prompt_tokens[rows],
-        candidates={name: found.rows(rows) for name, found in replays.candidates.items()},
+        candidates={name: replayed.rows(rows) for name, replayed in replays.candidates.items()},
     )
 
 
@@ -132,9 +132,11 @@ MEDIAN = _noise_median()
 def tokens_per_round(replays: Replays):
     """By candidate, the population's workload tokens per round, sets weighted equally."""
     rates = {}
-    for name, found in replays.candidates.items():
+    for name, replayed in replays.candidates.items():
         members = [np.array(replays.prompt_sets) == prompt_set for prompt_set in SETS]
-        per_set = [found.rounds[rows].sum() / found.new_tokens[rows].sum() for rows in members]
+        per_set = [
+            replayed.rounds[rows].sum() / replayed.new_tokens[rows].sum() for rows in members
+        ]
         rates[name] = 1.0 / float(np.mean(per_set))
     return rates
 
@@ -182,10 +184,10 @@ def coverage(replays: Replays, sizes, workloads, *, draws=2000, seed=0):
     shown = [name for name in replays.candidates if name[1] in (1, 4, 8)]
     truth = {n: rates[n] / (n[1] * steps[n[0]].draft_s + verify[n[1]]) for n in shown}
     alphas = {name: replays.candidates[name].alpha for name in shown}
-    found = {}
+    shares = {}
     for size in sizes:
         rng = np.random.default_rng([seed, size])
-        held = []
+        covered = []
         for index in range(workloads):
             workload = drawn(replays, rows_of(rng, replays, size))
             workload = replace(workload, candidates={n: workload.candidates[n] for n in shown})
@@ -196,20 +198,20 @@ def coverage(replays: Replays, sizes, workloads, *, draws=2000, seed=0):
                 own = prompts.interval(prompts.pooled(counts.accepted, counts.judged))
                 assert bounds is not None
                 assert own is not None
-                held.append(
+                covered.append(
                     (bounds.lo <= truth[name] <= bounds.hi, own.lo <= alphas[name] <= own.hi)
                 )
-        found[size] = tuple(np.mean(held, axis=0).tolist())
-    return found
+        shares[size] = tuple(np.mean(covered, axis=0).tolist())
+    return shares
 
 
 def decisions(replays: Replays, steps, size, workloads, *, sampled=True, seed=0):
     """How often the whole selection over every draft and K says what."""
     rng = np.random.default_rng([seed, size])
-    found = Counter()
+    counts = Counter()
     for index in range(workloads):
         workload = drawn(replays, rows_of(rng, replays, size))
         known = latencies(rng, steps)
         given = known if sampled else {draft: Latency(own.times) for draft, own in known.items()}
-        found[decide(evidence_of(workload, given, seed=index), seed=index).decision] += 1
-    return found
+        counts[decide(evidence_of(workload, given, seed=index), seed=index).decision] += 1
+    return counts

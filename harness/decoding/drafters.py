@@ -1,4 +1,4 @@
-"""Drafters that are models, behind the `Drafter` protocol; `ngram.py` has the one without a model.
+"""The drafter that is a model, behind the `Drafter` protocol; `ngram.py` has the one without.
 
 A new way of drafting is one more class with `begin`, `propose` and `advance`.
 """
@@ -19,13 +19,26 @@ class ModelDrafter:
     Its cache holds every token it has been fed. Between rounds it lags the text by one token (the
     correction), or by two after a full acceptance (the last draft token was never fed, then the
     bonus); these are `pending` and go in together as the next round's first forward.
+
+    With a threshold above 0 it drafts adaptively: up to K tokens, and no more after one that got
+    less probability than that, the rule of transformers' `assistant_confidence_threshold`
+    (generation/stopping_criteria.py, `ConfidenceCriteria`). It costs one host read per draft step,
+    where a draft of fixed length needs none. Whether a later position is drafted depends on what
+    was drafted before it alone, the unsure token included, which is still proposed. So every
+    proposed token is kept or corrected by the same rule as ever, and the emitted text has the
+    target's distribution. (Dropping the unsure token would keep only draws that the draft was sure
+    of, and bias the distribution.)
     """
 
     def __init__(
-        self, model: CausalModel, sampling: SamplingParameters, rule: Rule = "ratio"
+        self,
+        model: CausalModel,
+        sampling: SamplingParameters,
+        rule: Rule = "ratio",
+        threshold: float = 0.0,
     ) -> None:
         """Wrap `model`; `greedy_draft` proposes the argmax at any temperature."""
-        self._model, self._sampling = model, sampling
+        self._model, self._sampling, self._threshold = model, sampling, threshold
         chooses = sampling.greedy or rule == "greedy_draft"
         self._probabilities = None if chooses else sampler_for(sampling)
         self._pending = torch.empty(0, dtype=torch.long, device=model.device)
@@ -54,10 +67,13 @@ class ModelDrafter:
         self._pending = torch.tensor(prompt[-1:], device=self._model.device)
 
     def propose(self, count: int, uniforms: Tensor) -> Proposal:
-        """Propose exactly `count` tokens, on the uniforms' device; nothing is read to the host."""
+        """Propose `count` tokens on the uniforms' device, or fewer where there is a threshold."""
         feed, draws = self._pending, uniforms.to(self._model.device)
-        key = self._key(len(feed), count)
-        tokens, probs, checks = recorded(self._model, key, self._steps, feed, draws, self._seen)
+        key, inputs = self._key(len(feed), count), (feed, draws, self._seen)
+        if self._threshold:
+            tokens, probs, checks = self._steps(*inputs)
+        else:
+            tokens, probs, checks = recorded(self._model, key, self._steps, *inputs)
         assert tokens is not None
         assert checks is not None
         device = uniforms.device
@@ -71,7 +87,7 @@ class ModelDrafter:
     def _steps(
         self, feed: Tensor, draws: Tensor, seen: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """One forward per draw: tokens [count], probabilities [count, vocab] if drawn, checks.
+        """A forward per draw: tokens [n], probabilities [n, vocab] if drawn, checks [n].
 
         Where logits are not finite the token is still a valid id, which can be fed.
         """
@@ -93,6 +109,10 @@ class ModelDrafter:
             if seen is not None:
                 seen = seen.index_fill(0, feed, True)
             tokens.append(feed)
+            if self._threshold and len(tokens) < len(draws):
+                row = rows[-1] if rows else torch.softmax(logits.float(), dim=-1)
+                if float(row[0, feed].item()) < self._threshold:
+                    break
         if not rows:
             return torch.cat(tokens), None, torch.cat(peaks)
         probs = torch.cat(rows)
@@ -111,56 +131,3 @@ class ModelDrafter:
         else:
             self._model.rewind(count - 1 - accepted)
             self._pending = next_token.to(device)
-
-
-class ThresholdDrafter(ModelDrafter):
-    """Adaptive drafting: up to K tokens, and no more after one that got little probability.
-
-    The rule of transformers' `assistant_confidence_threshold`
-    (generation/stopping_criteria.py, `ConfidenceCriteria`). It costs one host read per draft step,
-    where a draft of fixed length needs none.
-
-    Whether a later position is drafted depends on what was drafted before it alone, the unsure
-    token included, which is still proposed. So every proposed token is kept or corrected by the
-    same rule as ever, and the emitted text has the target's distribution. (Dropping the unsure
-    token would keep only draws that the draft was sure of, and bias the distribution.)
-    """
-
-    def __init__(
-        self,
-        model: CausalModel,
-        sampling: SamplingParameters,
-        rule: Rule = "ratio",
-        threshold: float = 0.4,
-    ) -> None:
-        """Wrap `model`; `threshold` is in [0, 1], and 0 never stops."""
-        super().__init__(model, sampling, rule)
-        self._threshold = threshold
-
-    def propose(self, count: int, uniforms: Tensor) -> Proposal:
-        """Propose 1 to `count` tokens."""
-        feed, draws, seen = self._pending, uniforms.to(self._model.device), self._seen
-        tokens: list[Tensor] = []
-        rows: list[Tensor] = []
-        checks: list[Tensor] = []
-        for index in range(count):
-            logits = penalised(self._model.forward(feed)[-1:], seen, self._penalty)
-            if self._probabilities is None:
-                row = torch.softmax(logits.float(), dim=-1)
-                feed = logits.argmax(-1)
-            else:
-                row = self._probabilities(logits)
-                feed = inverse_cdf(row, draws[index : index + 1])
-                rows.append(row)
-            if seen is not None:
-                seen = seen.index_fill(0, feed, True)
-            tokens.append(feed)
-            checks.append(row[:, 0])
-            if index + 1 < count and float(row[0, feed].item()) < self._threshold:
-                break
-        device = uniforms.device
-        return Proposal(
-            torch.cat(tokens).to(device),
-            torch.cat(rows).to(device) if rows else None,
-            torch.cat(checks).to(device),
-        )

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import torch
 
-from harness.decoding.drafters import ModelDrafter, ThresholdDrafter
+from harness.decoding.drafters import ModelDrafter
 from harness.decoding.loops import autoregressive_rounds, speculative_rounds
 from harness.decoding.protocols import CausalModel, Drafter, Generation, StopRule
 from harness.decoding.sampling import SamplingParameters, Uniforms
@@ -178,10 +178,9 @@ def _generate(
 def _drafter(request: Request, draft: Draft) -> Drafter:
     if callable(draft):
         return draft(request)
-    if request.stop_below is not None:
-        return ThresholdDrafter(draft, request.sampling, request.rule, request.stop_below)
-    drafter = ModelDrafter(draft, request.sampling, request.rule)
-    drafter.prepare(request.k)
+    drafter = ModelDrafter(draft, request.sampling, request.rule, request.stop_below or 0.0)
+    if request.stop_below is None:
+        drafter.prepare(request.k)
     return drafter
 
 

@@ -124,7 +124,7 @@ class CachedModel:
         return self._run(tokens)
 
     def reserve(self, tokens: int) -> None:
-        """Make room for a generation of so many tokens, the drafts of its last round included.
+        """Prepare for a generation of so many tokens, the drafts of its last round included.
 
         Caches of a fixed size are allocated here; this one grows by itself.
         """

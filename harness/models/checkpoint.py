@@ -57,9 +57,6 @@ def check_source(conf: ModelConf, key: str, source: str) -> None:
     """Refuse a model whose small files show that it is not a complete causal language model.
 
     Only the small files of a hub id are fetched.
-
-    Raises:
-        UserError: a single file, GGUF, a LoRA adapter, a drafting head, a reward model.
     """
     path = Path(source)
     if path.is_file():
@@ -95,9 +92,6 @@ def check_complete(
 
     `info` is transformers' `output_loading_info`. Output heads that are tied to the embedding are
     not in a checkpoint and do not count as missing.
-
-    Raises:
-        UserError: tensors are missing or of another shape; with what the folder seems to hold.
     """
     missing = sorted(info["missing_keys"])
     wrong_shape = sorted(entry[0] for entry in info["mismatched_keys"])

@@ -12,11 +12,7 @@ from harness.records import UserError
 
 
 def resolve_device(name: str) -> torch.device:
-    """Turn `device=auto|cuda|cuda:1|mps|cpu` into a device that is there.
-
-    Raises:
-        UserError: it is not there, with the reason where it is known.
-    """
+    """Turn `device=auto|cuda|cuda:1|mps|cpu` into a device that is there."""
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -98,11 +94,7 @@ def why_no_cuda() -> str | None:
 
 
 def check_dtype(dtype: torch.dtype, device: torch.device, key: str) -> None:
-    """Refuse a dtype that the device cannot compute in, found by computing a little in it.
-
-    Raises:
-        UserError: naming `key`.dtype, and a dtype that works.
-    """
+    """Refuse a dtype that the device cannot compute in, found by computing a little in it."""
     reason = _lacks(dtype, device)
     if reason is None:
         return

@@ -102,11 +102,7 @@ def build(
 
 
 def config_of(architecture: Mapping[str, Any], key: str = "model.architecture") -> PreTrainedConfig:
-    """The transformers config of an architecture, with the released values of its family.
-
-    Raises:
-        UserError: the architecture is not one.
-    """
+    """The transformers config of an architecture, with the released values of its family."""
     shape = architecture_of(architecture, key)
     if shape.vocab < VOCABULARY:
         raise UserError(

@@ -126,10 +126,6 @@ def load(conf: ModelConf, key: str, device: torch.device) -> LoadedModel:
     """Load what `conf` names onto `device`, unless it names a device or device_map itself.
 
     `key` is "model" or "draft", for error messages.
-
-    Raises:
-        UserError: no such model, not a complete causal model, no network, a dtype that the device
-            lacks, not enough memory, or a missing optional package.
     """
     wanted = memory_need(conf, key, device)
     if wanted is not None:
@@ -171,10 +167,6 @@ def open_pair(
 
     Embeddings padded to different widths are fine: no tokenizer id lies in the padding, and both
     distributions are cut to the narrower one.
-
-    Raises:
-        UserError: the tokenizers differ in vocabulary, special tokens or encodings, or a cache
-            cannot be rewound.
     """
     difference = tokenizer_difference(target.tokenizer, draft.tokenizer)
     if difference:
@@ -200,10 +192,6 @@ def memory_need(conf: ModelConf, key: str, device: torch.device) -> MemoryNeed |
 
     None where that is not known: an unfamiliar architecture, or weights that transformers quantizes
     or spreads over devices.
-
-    Raises:
-        UserError: the config cannot be read or is not a causal model's, or the device cannot
-            compute in the model's dtype.
     """
     device = _device(conf, device)
     if conf.weights != "dummy":

@@ -119,9 +119,6 @@ def check_fits(
     """Refuse what will not fit: weights, and a cache of `cached_tokens` for `batch` sequences.
 
     Models on one device share its memory. Where `loaded`, only the caches must fit what is free.
-
-    Raises:
-        UserError: with what is needed, part by part, what is free, and what to change.
     """
     for device in dict.fromkeys(need.device for need in needs):
         models = [need for need in needs if need.device == device]

@@ -50,10 +50,6 @@ def cached_model(
 
     `backend` is eager, cuda_graphs (which falls back to eager for a model that cannot; see its
     `engine_reason`) or auto (cuda_graphs on CUDA, else eager). `name` is for errors.
-
-    Raises:
-        UserError: its logits are not finite, graphs are requested without a CUDA device, or nothing
-            rewinds it.
     """
     settle_kernels()  # here because every timed model is opened by this function
     check_causal(network, vocab_size, name)
@@ -124,11 +120,7 @@ def lean_model(network: PreTrainedModel, vocab_size: int) -> tuple[LeanModel | N
 def graphed_model(
     network: PreTrainedModel, vocab_size: int, name: str
 ) -> tuple[StaticModel | None, str | None]:
-    """The lean forward as CUDA graphs, or why not; of uncompiled kernels where compiling fails.
-
-    Raises:
-        UserError: the model is not on a CUDA device.
-    """
+    """The lean forward as CUDA graphs, or why not; of uncompiled kernels where compiling fails."""
     check_graphs(next(network.parameters()).device, name)
     reason = unsupported(network)
     if reason is not None:
@@ -218,9 +210,6 @@ def check_length(model: CachedModel, tokens: int, name: str) -> None:
     original_max_position_embeddings) does that: keys that are cached already keep their old
     angles. The lean forward takes no such model, so it is not compared. The cache is empty
     afterwards.
-
-    Raises:
-        UserError: the logits differ by more than rounding.
     """
     network, count = model.network, min(tokens, LONGEST_CHECKED)
     if model.engine != "transformers" or count <= CONTEXT:

@@ -26,12 +26,7 @@ COMPARED_TEXTS = (
 
 
 def encode(tokenizer: Any, prompt: Prompt, conf: PromptsConf) -> tuple[int, ...]:
-    """Token ids of a prompt up to its last turn, in the form that the model expects.
-
-    Raises:
-        UserError: a chat template is demanded and there is none, there is a system message and no
-            chat template to put it through, the template fails, or the prompt has no tokens.
-    """
+    """Token ids of a prompt up to its last turn, in the form that the model expects."""
     where = f"prompt {prompt.prompt_set}/{prompt.id}"
     has_template = bool(getattr(tokenizer, "chat_template", None))
     if conf.chat_template == "always" and not has_template:
@@ -58,11 +53,7 @@ def encode(tokenizer: Any, prompt: Prompt, conf: PromptsConf) -> tuple[int, ...]
 
 
 def check_thinking(tokenizer: Any, prompts: Sequence[Prompt], conf: PromptsConf) -> None:
-    """Refuse a thinking mode that the chat template ignores.
-
-    Raises:
-        UserError: the tokenizer has no chat template, or its template has no such mode.
-    """
+    """Refuse a thinking mode that the chat template ignores."""
     thinking = next((prompt for prompt in prompts if prompt.thinking), None)
     if thinking is None:
         return

@@ -59,11 +59,7 @@ def set_members(prompt_sets: Sequence[str]) -> list[tuple[str, Index]]:
 def set_weights(
     prompt_sets: Sequence[str], weights: Mapping[str, float] | None
 ) -> dict[str, float]:
-    """The weight of each prompt set in the workload, summing to 1; equal weights if None.
-
-    Raises:
-        UserError: a set without weight, a weight below 0 or not finite, or all weights 0.
-    """
+    """The weight of each prompt set in the workload, summing to 1; equal weights if None."""
     names = sorted(set(prompt_sets))
     if weights is None:
         return {name: 1.0 / len(names) for name in names}
@@ -171,9 +167,6 @@ def resample(
         prompt_sets: the set of each prompt.
         weights: of the sets, equal if None; a set of weight 0 is left out.
         draws: how many resamples; the same seed draws the same ones.
-
-    Raises:
-        UserError: weights that do not fit the prompt sets.
     """
     shares = set_weights(prompt_sets, weights)
     sets = [(name, members) for name, members in set_members(prompt_sets) if shares[name] > 0.0]
@@ -214,9 +207,6 @@ def bootstrap_interval(
 
     Returns:
         None with too few prompts, or where the statistic is not finite in every resample.
-
-    Raises:
-        UserError: as `resample`.
     """
     resamples = resample(prompt_sets, weights, seed=seed)
     if resamples.level is None:
@@ -297,9 +287,6 @@ def speedup_interval(
 
     Returns:
         None as `bootstrap_interval`.
-
-    Raises:
-        UserError: as `set_weights`.
     """
 
     def speedup(resamples: Resamples) -> Array:

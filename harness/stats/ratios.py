@@ -98,9 +98,6 @@ def workload_ratio(
         numerator, denominator: [prompt].
         prompt_sets: the set of each prompt.
         weights: of the sets, equal if None.
-
-    Raises:
-        UserError: weights that do not fit the prompt sets.
     """
     shares = set_weights(prompt_sets, weights)
     value, influence = 0.0, np.zeros(len(numerator))

@@ -43,9 +43,6 @@ class Architecture:
         vocab: rows of the embedding table, padding included.
         tied: whether the output head is the embedding table.
         experts, experts_per_token, moe_ffn: of a mixture of experts in every layer; 0 if dense.
-
-    Raises:
-        UserError: a size that cannot be.
     """
 
     layers: int
@@ -139,10 +136,7 @@ class Architecture:
     def flops(self, *, tokens: int = 1, context_tokens: int = 0, batch: int = 1) -> float:
         """Operations of a forward: two per parameter that a position uses, four per attended value.
 
-        Args:
-            tokens: new positions per sequence.
-            context_tokens: cached positions that each new one attends to.
-            batch: sequences side by side.
+        Arguments as those of `bytes_read`.
         """
         experts = self.experts_per_token if self.experts else 1
         layer = self.shared_layer_parameters + experts * self.expert_parameters
@@ -157,9 +151,6 @@ def architecture_of(conf: Mapping[str, Any], key: str = "model.architecture") ->
     Args:
         conf: the mapping. `ffn` of a mixture of experts is one expert's, unless `moe_ffn` is given.
         key: where it stands, for error messages.
-
-    Raises:
-        UserError: an unknown family or entry, a size that is missing, no whole number or cannot be.
     """
     family = conf.get("family")
     if family not in FAMILIES:

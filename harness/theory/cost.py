@@ -37,11 +37,7 @@ def money(seconds: float, price_per_hour: float) -> float:
 
 
 def usd_per_million_tokens(seconds_per_token: float, price_per_hour: float) -> float:
-    """Price of 10^6 emitted tokens of one sequence at a time, in the currency of the price.
-
-    Raises:
-        UserError: a time that is not above 0, or a price below 0.
-    """
+    """Price of 10^6 emitted tokens of one sequence at a time, in the currency of the price."""
     if not (math.isfinite(seconds_per_token) and seconds_per_token > 0.0):
         raise UserError(f"seconds_per_token={seconds_per_token}: must be above 0")
     if not (math.isfinite(price_per_hour) and price_per_hour >= 0.0):

@@ -61,9 +61,6 @@ def memory_view(
         memory_bytes: of the device; USABLE_SHARE of it may be filled.
         context_tokens: of each concurrent sequence, prompt and answer.
         bytes_per_parameter: of weights and cache alike.
-
-    Raises:
-        UserError: a memory or context that cannot be.
     """
     if not (math.isfinite(memory_bytes) and memory_bytes > 0.0):
         raise UserError(f"memory_bytes={memory_bytes}: must be above 0")
@@ -99,9 +96,6 @@ class PlanRequest:
         context_tokens: positions in each sequence's cache, prompt and answer.
         batch: sequences side by side.
         bytes_per_parameter: 2 for bf16, of weights and cache alike.
-
-    Raises:
-        UserError: a batch or context below 1.
     """
 
     target: Architecture

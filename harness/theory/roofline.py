@@ -42,9 +42,6 @@ class Card:
         bf16_tflops: dense matrix rate, 10^12 operations per second.
         memory_gb: 10^9 bytes.
         price_per_hour_usd: on demand; None if unknown.
-
-    Raises:
-        UserError: a number that is not above 0.
     """
 
     name: str
@@ -68,22 +65,14 @@ class ForwardFloor:
 
 
 def memory_floor_s(bytes_read: float, bandwidth_gb_s: float) -> float:
-    """The shortest time in which that much can be read.
-
-    Raises:
-        UserError: a bandwidth that is not above 0.
-    """
+    """The shortest time in which that much can be read."""
     if not bandwidth_gb_s > 0.0:
         raise UserError(f"bandwidth_gb_s={bandwidth_gb_s}: must be above 0")
     return bytes_read / bandwidth_gb_s / 1e9
 
 
 def bandwidth_utilisation(bytes_read: float, step_s: float, bandwidth_gb_s: float) -> float:
-    """MBU: the memory floor of a step / the time it took; 1 is the ceiling.
-
-    Raises:
-        UserError: a time or bandwidth that is not above 0.
-    """
+    """MBU: the memory floor of a step / the time it took; 1 is the ceiling."""
     if not step_s > 0.0:
         raise UserError(f"step_s={step_s}: must be above 0")
     return memory_floor_s(bytes_read, bandwidth_gb_s) / step_s

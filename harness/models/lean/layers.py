@@ -57,12 +57,8 @@ def heads_of(
     """Query, key and value of one layer.
 
     Args:
-        x: the layer's input [B * n, hidden]; cos and sin say what n is.
-        layer: its weights.
-        cos: [n, 1, D].
-        sin: [n, 1, D], see `rotate`.
+        x: the layer's input [B * n, hidden]; cos and sin [n, 1, D] say what n is.
         sizes: (heads, kv_heads, D).
-        eps: of the norms.
 
     Returns:
         query [B, KV, G * n, D] with rows (group, position), key and value [B, KV, n, D].

@@ -33,11 +33,6 @@ class LeanModel(CachedModel):
     engine = "lean"
 
     def __init__(self, network: PreTrainedModel, vocab_size: int) -> None:
-        """Take the network's weights; logits are cut to `vocab_size`.
-
-        Raises:
-            AttributeError: the network is not built as its family is.
-        """
         super().__init__(network, vocab_size)
         self.weights: Weights = weights_of(network, vocab_size)
         self._sizes = (self.weights.heads, self.weights.kv_heads, self.weights.head_dim)

@@ -71,16 +71,9 @@ def run_layer(
     """Run x [B, n, hidden] through a layer, writing its keys and values into the cache.
 
     Args:
-        x: the layer's input.
-        layer: its weights.
         cache: keys, then values [2, B, KV, S, P, D], in S pieces of P positions.
-        positions: of x.
         sizes: (heads, kv_heads, D).
-        eps: of the norms.
         attention: a key of `ATTENTIONS`.
-
-    Returns:
-        [B, n, hidden].
     """
     batch, count, width = x.shape
     index, cos, sin = positions.places, positions.cos, positions.sin
@@ -109,13 +102,9 @@ def split_attention(query: Tensor, keys: Tensor, values: Tensor, positions: Posi
     keeps the whole card busy (Dao et al. 2023, "Flash-Decoding").
 
     Args:
-        query: [B, KV, G * n, D], rows (group, position).
-        keys: [B, KV, S, P, D].
-        values: the same.
+        query: [B, KV, G * n, D], rows (group, position); the result has its shape.
+        keys, values: [B, KV, S, P, D].
         positions: of the query, which sees these and what is before them.
-
-    Returns:
-        [B, KV, G * n, D].
     """
     batch, kv_heads, rows, width = query.shape
     (splits, piece), index = keys.shape[2:4], positions.places

@@ -83,8 +83,6 @@ class StaticModel(LeanModel):
         """Take the network's weights.
 
         Args:
-            network: one that `unsupported` accepts.
-            vocab_size: logits are cut to it.
             compiled: whether layers, and the last norm with the head, are compiled.
             attention: a key of `ATTENTIONS`. "fused" has never run on a card, so nothing chooses
                 it before the smoke run of benchmarks/gpu.py has compared the two there.
