@@ -29,6 +29,7 @@ StopReason = Literal["eos", "stop_string", "budget"]
 
 # Name and id of the draft that looks n-grams up in the text instead of running a model
 NGRAM = "ngram"
+LONGEST_NGRAM = 2
 # The temperature at which the likeliest token is taken
 GREEDY = 0.0
 RULES: tuple[Rule, ...] = ("ratio", "exact_match", "greedy_draft")
@@ -345,6 +346,7 @@ class SkippedCell:
     reason: str
 
 
+# The part of a round that verify and accept are together, where they were recorded as one graph
 # The part of a round in which a recorded verify and accept are one launch
 VERIFY_AND_ACCEPT = "verify + accept"
 

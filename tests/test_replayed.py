@@ -230,7 +230,7 @@ def test_categories_have_their_own_alpha_and_an_interval_from_8_prompts(traces):
     labelled = [
         replace(t, category="code" if i < 9 else None) for i, t in enumerate(traces["good"])
     ]
-    rows = category_alpha(replay_drafts({"good": labelled}, "ratio", [4], 1.0), 4)
+    rows = category_alpha(replay_drafts({"good": labelled}, "ratio", [4], 1.0))
     assert {row.category: row.prompts for row in rows} == {"code": 9, "easy": 7, "hard": 8}
     assert {row.category for row in rows if row.alpha_lo is not None} == {"code", "hard"}
     assert all(row.alpha == pytest.approx(row.accepted / row.judged) for row in rows)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import GenerationConfig, GenerationMixin
 
-from harness.decoding import ngram
 from harness.models.load import EMBEDDED
+from harness.records import LONGEST_NGRAM
 from harness.reporting import serving
 from harness.reporting.serving import Snippet, snippets_of
 from harness.summary import (
@@ -241,7 +241,7 @@ def test_an_n_gram_needs_no_second_model() -> None:
     assert speculative_config(snippet) == {
         "method": "ngram",
         "num_speculative_tokens": 3,
-        "prompt_lookup_max": ngram.LONGEST_NGRAM,
+        "prompt_lookup_max": LONGEST_NGRAM,
         "prompt_lookup_min": 1,
     }
 

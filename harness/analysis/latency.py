@@ -28,6 +28,8 @@ from harness.summary import StepSummary
 from harness.theory.speedup import StepTimes, break_even_alpha
 
 VERIFY = ("target", "verify")
+# Of a look-up in a text of some thousand tokens, where step times were typed in
+LOOKUP_S = 1e-5
 
 
 @dataclass(frozen=True)

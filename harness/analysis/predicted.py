@@ -35,6 +35,8 @@ Latencies = Mapping[str, Latency]
 FOLD_SAMPLES = 4
 FOLD_DRAWS = 200
 PERCENTILE = 95
+# The K at which categories are compared, or the nearest there is
+CATEGORY_K = 4
 
 
 def alpha_of(counts: Replayed) -> float | None:
@@ -369,9 +371,10 @@ def request_summary(replays: Replays, name: Candidate, latency: Latency) -> Requ
 
 
 def category_alpha(
-    replays: Replays, k: int, *, draws: int = RESAMPLES, seed: int = 0
+    replays: Replays, *, draws: int = RESAMPLES, seed: int = 0
 ) -> tuple[CategoryAlpha, ...]:
     """Alpha of every draft on every category, at one K for all, since alpha drifts with K."""
+    k = min(replays.ks, key=lambda k: (abs(k - CATEGORY_K), k))
     pairs = zip(replays.categories, replays.prompt_sets, strict=True)
     names = [category or prompt_set for category, prompt_set in pairs]
     rows: list[CategoryAlpha] = []

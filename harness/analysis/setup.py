@@ -53,6 +53,14 @@ class Setup:
         return self.run.manifest.get("audition") or {}
 
     @property
+    def draft_failures(self) -> tuple[Failure, ...]:
+        """The drafts that broke down while they were scored or timed."""
+        entries: Sequence[Entry] = self.audition.get("failures") or ()
+        # Earlier versions named the draft in place of `where`
+        where = (entry.get("where") or f"draft {entry['draft']}" for entry in entries)
+        return tuple(Failure(w, entry["error"]) for w, entry in zip(where, entries, strict=True))
+
+    @property
     def synthetic_rates(self) -> Sequence[Entry]:
         """The acceptance that was set: by prompt set, temperature and K."""
         manifest = self.run.manifest

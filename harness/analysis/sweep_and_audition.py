@@ -9,7 +9,6 @@ replay in both. A pair that changes greedy texts gets no verdict.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from harness.analysis.caveats import caveats, greedy_texts_differ
 from harness.analysis.cells import (
@@ -21,7 +20,7 @@ from harness.analysis.cells import (
     theory_rows,
 )
 from harness.analysis.explanation import Case, case_of, explain, rules_of_thumb
-from harness.analysis.latency import Latency, latency_of, latency_of_draft, stored_rows
+from harness.analysis.latency import LOOKUP_S, Latency, latency_of, latency_of_draft, stored_rows
 from harness.analysis.leaderboard import ENGINES, Ranking, draft_memory, rank, with_costs
 from harness.analysis.lossless import distrust, text_checks, without_faulty
 from harness.analysis.predicted import (
@@ -33,12 +32,25 @@ from harness.analysis.predicted import (
 from harness.analysis.replayed import replay_check, replay_drafts
 from harness.analysis.setup import Setup
 from harness.analysis.verdict import Candidate, Evidence, decide, evidence_from_trials, least_regret
-from harness.records import Cell, Failure, LatencyRow, ResultRow, Rule, StepTiming, TextTrace, Trial
+from harness.records import (
+    Cell,
+    Decision,
+    Failure,
+    LatencyRow,
+    ResultRow,
+    Rule,
+    Source,
+    StepTiming,
+    TextTrace,
+    Trial,
+)
 from harness.summary import (
     AcceptanceByPosition,
     Answer,
     BestCell,
     DraftMemory,
+    Explanation,
+    LeaderboardRow,
     LeastRegret,
     ReplayCheck,
     RequestSummary,
@@ -50,29 +62,22 @@ from harness.summary import (
 from harness.theory.cost import usd_per_million_tokens
 from harness.theory.speedup import StepTimes
 
-# A look-up in a text of some thousand tokens; typed latencies have no entry for it.
-LOOKUP_S = 1e-5
-# The K at which categories are compared, or the nearest there is
-CATEGORY_K = 4
-
 
 def analyse_pair(setup: Setup) -> Summary:
     """Everything a sweep or an audition says, as far as what it stored allows."""
     pair = _Pair(setup)
-    verdicts = [pair.verdicts(evidence) for evidence in pair.evidence]
-    verdict = verdicts[0][0] if verdicts else None
-    case = pair.case(verdict)
+    explanation, rules = pair.explained()
     costs: Mapping[str, float] = setup.audition.get("costs") or {}
     summary = Summary(
         run=setup.facts(pair.results),
-        verdict=verdict,
-        per_temperature=tuple(whole for whole, _ in verdicts),
-        per_prompt_set=tuple(each for _, sets in verdicts for each in sets),
-        answers=tuple(pair.answers(verdicts)),
-        failures=(*setup.failures(pair.trials), *_failed(setup.audition)),
+        verdict=pair.verdict,
+        per_temperature=tuple(workload for workload, _ in pair.verdicts),
+        per_prompt_set=tuple(verdict for _, sets in pair.verdicts for verdict in sets),
+        answers=tuple(pair.answers()),
+        failures=(*setup.failures(pair.trials), *setup.draft_failures),
         caveats=(
             *greedy_texts_differ(pair.checks),
-            *caveats(setup, pair.results, pair.own_timings, prompts=pair.audition_prompts),
+            *caveats(setup, pair.results, pair.sweep_timings, prompts=pair.audition_prompts),
         ),
         results=tuple(pair.results),
         latency=pair.latency,
@@ -83,19 +88,18 @@ def analyse_pair(setup: Setup) -> Summary:
         acceptance_by_position=(*_measured_positions(setup, pair.trials), *pair.positions()),
         category_alpha=tuple(
             row
-            for ranking in pair.own_rankings
-            for row in category_alpha(
-                ranking.replays, _category_k(ranking.replays.ks), seed=setup.seed
-            )
+            for ranking in pair.rule_rankings
+            for row in category_alpha(ranking.replays, seed=setup.seed)
         ),
         replay_checks=tuple(pair.replay_checks()),
-        explanation=explain(case, verdict.decision, verdict.temperature or 0.0)
-        if case and verdict
-        else None,
-        rules_of_thumb=pair.thumbs(case, verdict),
+        explanation=explanation,
+        rules_of_thumb=rules,
         request=pair.request(),
         memory=pair.memory(),
-        ineligible=tuple(_ineligible(setup.audition)),
+        ineligible=tuple(
+            Failure(entry["draft"], entry["reason"])
+            for entry in setup.audition.get("not_eligible") or ()
+        ),
         generation_s=costs.get("generation_s"),
         scoring_s=costs.get("scoring_s"),
         text_checks=tuple(pair.checks),
@@ -129,7 +133,7 @@ class _Pair:
         return without_faulty(self.setup.run.trials, self.checks)
 
     @property
-    def own_timings(self) -> Sequence[StepTiming]:
+    def sweep_timings(self) -> Sequence[StepTiming]:
         """The steps whose scatter is looked at: those of a sweep."""
         return () if self.setup.command == "audition" else self.setup.run.timings
 
@@ -141,7 +145,7 @@ class _Pair:
     @cached_property
     def traces(self) -> dict[str, list[TextTrace]]:
         """The run's traces by draft, in stored order; not of drafts that broke down."""
-        failed = {entry.get("draft") for entry in self.setup.audition.get("failures") or ()}
+        failed = {entry.where.removeprefix("draft ") for entry in self.setup.draft_failures}
         by_draft: dict[str, list[TextTrace]] = {}
         for trace in self.setup.run.traces:
             if trace.draft not in failed:
@@ -154,8 +158,8 @@ class _Pair:
         timings = self.setup.run.timings
         if self.setup.command == "sweep":
             return {self.setup.draft: latency_of(timings)} if timings else {}
-        found = {name: self._latency(name) for name in self.traces}
-        return {name: latency for name, latency in found.items() if latency is not None}
+        by_draft = {name: self._latency(name) for name in self.traces}
+        return {name: latency for name, latency in by_draft.items() if latency is not None}
 
     def _latency(self, draft: str) -> Latency | None:
         """Typed in where a target's step was, else timed."""
@@ -203,19 +207,21 @@ class _Pair:
             self.setup.rule,
             *(rule for rule in ENGINES if rule != self.setup.rule),
         ]
-        found: dict[tuple[Rule, float], Ranking] = {}
+        rankings: dict[tuple[Rule, float], Ranking] = {}
         for temperature in self.setup.temperatures:
-            if not all(any(t.temperature == temperature for t in own) for own in traces.values()):
+            if not all(
+                any(t.temperature == temperature for t in scored) for scored in traces.values()
+            ):
                 continue
             for rule in rules:
                 replays = replay_drafts(traces, rule, ks, temperature)
                 ranking = rank(replays, self.latencies, self.setup.weights, seed=self.setup.seed)
                 board = with_costs(ranking.leaderboard, self.setup, self.target_s or 0.0)
-                found[rule, temperature] = replace(ranking, leaderboard=board)
-        return found
+                rankings[rule, temperature] = replace(ranking, leaderboard=board)
+        return rankings
 
     @property
-    def own_rankings(self) -> list[Ranking]:
+    def rule_rankings(self) -> list[Ranking]:
         """Those of the verdict's rule, by temperature."""
         return [ranking for (rule, _), ranking in self.rankings.items() if rule == self.setup.rule]
 
@@ -228,7 +234,7 @@ class _Pair:
         )
         replayed = [
             row
-            for ranking in self.own_rankings
+            for ranking in self.rule_rankings
             for row in replayed_rows(
                 ranking.replays, self.latencies, model=setup.model, seed=setup.seed
             )
@@ -273,15 +279,28 @@ class _Pair:
             ]
         return [
             evidence_of(ranking.replays, self.latencies, seed=setup.seed)
-            for ranking in self.own_rankings
+            for ranking in self.rule_rankings
         ]
 
-    def verdicts(self, evidence: Evidence) -> tuple[Verdict, list[Verdict]]:
-        """The whole workload's at one temperature, then each prompt set's."""
-        seed, sets = self.setup.seed, sorted(set(evidence.prompt_sets))
-        whole = decide(evidence, weights=self.setup.weights, seed=seed)
-        each = [decide(evidence, prompt_set=name, seed=seed) for name in sets]
-        return self._trusted(whole), [self._trusted(verdict) for verdict in each]
+    @cached_property
+    def verdicts(self) -> list[tuple[Verdict, list[Verdict]]]:
+        """By temperature: that of the workload, and those of its prompt sets."""
+        seed = self.setup.seed
+        return [
+            (
+                self._trusted(decide(evidence, weights=self.setup.weights, seed=seed)),
+                [
+                    self._trusted(decide(evidence, prompt_set=name, seed=seed))
+                    for name in sorted(set(evidence.prompt_sets))
+                ],
+            )
+            for evidence in self.evidence
+        ]
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The workload's at the first temperature."""
+        return self.verdicts[0][0] if self.verdicts else None
 
     def _trusted(self, verdict: Verdict) -> Verdict:
         """The verdict; undecided, without a speedup, where texts may differ beyond a tie."""
@@ -301,58 +320,31 @@ class _Pair:
             reason_values=doubt[1],
         )
 
-    def answers(self, verdicts: Sequence[tuple[Verdict, list[Verdict]]]) -> Iterator[Answer]:
+    def answers(self) -> Iterator[Answer]:
         """What to serve by temperature and rule: verdicts, and for other rules replay's best."""
-        setup, source = self.setup, "replayed" if self.setup.replay_only else "measured"
-        for verdict in (each for whole, sets in verdicts for each in (whole, *sets)):
+        source = "replayed" if self.setup.replay_only else "measured"
+        for verdict in (entry for workload, sets in self.verdicts for entry in (workload, *sets)):
             if verdict.speedup is not None and verdict.temperature is not None:
-                yield Answer(
-                    temperature=verdict.temperature,
-                    engine="own",
-                    rule=setup.rule,
-                    prompt_set=verdict.prompt_set,
-                    draft=verdict.draft,
-                    k=verdict.k,
-                    speedup=verdict.speedup,
-                    speedup_lo=verdict.speedup_lo,
-                    speedup_hi=verdict.speedup_hi,
-                    source=source,
-                    decision=verdict.decision,
-                )
+                scope = verdict.temperature, self.setup.rule, verdict.prompt_set
+                yield _answer(verdict, scope, source, verdict.decision)
         for (rule, temperature), ranking in self.rankings.items():
-            if rule != setup.rule:
-                best = ranking.leaderboard.rows[0]
-                yield Answer(
-                    temperature=temperature,
-                    engine="own",
-                    rule=rule,
-                    prompt_set="all",
-                    draft=best.draft,
-                    k=best.k,
-                    speedup=best.speedup,
-                    speedup_lo=best.speedup_lo,
-                    speedup_hi=best.speedup_hi,
-                    source="replayed",
-                    decision=None,
-                )
+            if rule != self.setup.rule:
+                fastest = ranking.leaderboard.rows[0]
+                yield _answer(fastest, (temperature, rule, "all"), "replayed", None)
 
     def positions(self) -> Iterator[AcceptanceByPosition]:
         """Replayed acceptance by position, of each draft at its best K."""
-        for ranking in self.own_rankings:
+        for ranking in self.rule_rankings:
             for name in ranking.best:
                 shares = ranking.replays.candidates[name].acceptance_by_position
+                temperature = ranking.replays.temperature
                 yield AcceptanceByPosition(
-                    draft=name.draft,
-                    prompt_set="all",
-                    temperature=ranking.replays.temperature,
-                    k=name.k,
-                    source="replayed",
-                    shares=shares,
+                    name.draft, "all", temperature, name.k, "replayed", shares
                 )
 
     def replay_checks(self) -> Iterator[ReplayCheck]:
         """Replayed next to measured tokens per round, cell by cell."""
-        for ranking in self.own_rankings if self.trials else ():
+        for ranking in self.rule_rankings if self.trials else ():
             replays = ranking.replays
             for name in sorted(set(replays.prompt_sets)):
                 for k in replays.ks:
@@ -363,48 +355,49 @@ class _Pair:
                     if check is not None:
                         yield check
 
-    def case(self, verdict: Verdict | None) -> Case | None:
+    def case(self) -> Case | None:
         """What explains the verdict: its draft, or the best-looking one, at the verdict's K.
 
         A look-up has no draft step, so that nothing here speaks of it.
         """
+        verdict = self.verdict
         if verdict is None or self.distrusted or verdict.temperature is None:
             return None
         draft = verdict.draft or self.setup.draft
         lookups: frozenset[str] = frozenset()
-        for ranking in self.own_rankings[:1]:
+        for ranking in self.rule_rankings[:1]:
             lookups = ranking.replays.lookups
             draft = draft or ranking.best[0].draft
         if draft in lookups or draft not in self.latencies:
             return None
         return case_of(verdict, draft, self.results, self.latencies[draft].times, self.latency)
 
-    def thumbs(self, case: Case | None, verdict: Verdict | None) -> tuple[RuleOfThumb, ...]:
-        """The rules of thumb, held against the case."""
+    def explained(self) -> tuple[Explanation | None, tuple[RuleOfThumb, ...]]:
+        """Why the verdict is what it is, and the rules of thumb next to it."""
+        case, verdict = self.case(), self.verdict
         if case is None or verdict is None:
-            return ()
-        dummy = any(e.get("weights") == "dummy" for e in self.setup.described.values())
+            return None, ()
+        dummy = any(entry.get("weights") == "dummy" for entry in self.setup.described.values())
         explanation = explain(case, verdict.decision, verdict.temperature or 0.0)
-        return tuple(
-            rules_of_thumb(
-                explanation,
-                case,
-                verdict_k={"speculate": verdict.k, "does_not_pay": 0}.get(verdict.decision),
-                parameter_share=self.setup.parameter_share(case.draft),
-                same_vocabulary=None if dummy else True,
-            )
+        rules = rules_of_thumb(
+            explanation,
+            case,
+            verdict_k={"speculate": verdict.k, "does_not_pay": 0}.get(verdict.decision),
+            parameter_share=self.setup.parameter_share(case.draft),
+            same_vocabulary=None if dummy else True,
         )
+        return explanation, tuple(rules)
 
     def request(self) -> RequestSummary | None:
         """Whole requests with the best draft."""
-        for ranking in self.own_rankings[:1]:
+        for ranking in self.rule_rankings[:1]:
             best = ranking.best[0]
             return request_summary(ranking.replays, best, self.latencies[best.draft])
         return None
 
     def memory(self) -> tuple[DraftMemory, ...]:
         """What each draft takes of the device's memory."""
-        for ranking in self.own_rankings[:1]:
+        for ranking in self.rule_rankings[:1]:
             traces = self.traces[ranking.replays.drafts[0]]
             longest = max(trace.prompt_tokens + len(trace.tokens) for trace in traces)
             return draft_memory(self.setup, ranking.replays, longest)
@@ -425,19 +418,27 @@ class _Pair:
         )
 
 
-def _failed(notes: Mapping[str, Any]) -> Iterator[Failure]:
-    """The drafts that broke down while they were scored or timed."""
-    for entry in notes.get("failures") or ():
-        yield Failure(entry.get("where") or f"draft {entry['draft']}", entry["error"])
-
-
-def _ineligible(notes: Mapping[str, Any]) -> Iterator[Failure]:
-    for entry in notes.get("not_eligible") or ():
-        yield Failure(entry["draft"], entry["reason"])
-
-
-def _category_k(ks: Sequence[int]) -> int:
-    return min(ks, key=lambda k: (abs(k - CATEGORY_K), k))
+def _answer(
+    best: Verdict | LeaderboardRow,
+    scope: tuple[float, Rule, str],
+    source: Source,
+    decision: Decision | None,
+) -> Answer:
+    """What is best at a temperature, under a rule, for a prompt set."""
+    temperature, rule, prompt_set = scope
+    return Answer(
+        temperature=temperature,
+        engine="own",
+        rule=rule,
+        prompt_set=prompt_set,
+        draft=best.draft,
+        k=best.k,
+        speedup=best.speedup or 0.0,
+        speedup_lo=best.speedup_lo,
+        speedup_hi=best.speedup_hi,
+        source=source,
+        decision=decision,
+    )
 
 
 def _best_cell(rows: Sequence[ResultRow]) -> BestCell | None:
@@ -452,10 +453,10 @@ def _best_cell(rows: Sequence[ResultRow]) -> BestCell | None:
 
 def _least_regret(evidence: Sequence[Evidence]) -> Iterator[LeastRegret]:
     """What gives away least if traffic shifts between several prompt sets."""
-    for each in evidence:
-        by_set = each.by_set()
+    for at_temperature in evidence:
+        by_set = at_temperature.by_set()
         if len(by_set) > 1:
-            yield LeastRegret(each.temperature, *least_regret(by_set))
+            yield LeastRegret(at_temperature.temperature, *least_regret(by_set))
 
 
 def _measured_positions(setup: Setup, trials: Sequence[Trial]) -> Iterator[AcceptanceByPosition]:

@@ -85,7 +85,7 @@ def score_drafts(
             except Exception as error:  # a draft's own code and files may raise anything
                 if config.debug:
                     traceback.print_exception(error)
-                failures.append({"draft": conf.name, "error": _reason(error)})
+                failures.append({"where": f"draft {conf.name}", "error": _reason(error)})
                 continue
             costs["scoring_s"] += result.scoring_s
             if result.described is not None:

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from harness.decoding.protocols import Proposal
+from harness.records import LONGEST_NGRAM
 
-LONGEST_NGRAM = 2
 # Far beyond any context; the loop itself keeps the budget.
 NO_LIMIT = 1 << 40
 

@@ -30,12 +30,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.records import NGRAM, Rule
+from harness.records import LONGEST_NGRAM, NGRAM, Rule
 from harness.reporting import formatting as fmt
 from harness.summary import LeaderboardRow, SamplingFacts, Summary, Verdict
 
-# The longest n-gram that the harness's own look-up searches for
-LOOKUP_TOKENS = 2
 SERVING_COMMANDS = frozenset({"sweep", "audition"})
 STEP_TIMES = ", at this run's step times"
 
@@ -415,7 +413,7 @@ def _look_up(target: str, verdict: Verdict) -> Snippet:
     config = {
         "method": "ngram",
         "num_speculative_tokens": verdict.k,
-        "prompt_lookup_max": LOOKUP_TOKENS,
+        "prompt_lookup_max": LONGEST_NGRAM,
         "prompt_lookup_min": 1,
     }
     gain = fmt.speedup(verdict.speedup, verdict.speedup_lo, verdict.speedup_hi)

@@ -5,7 +5,7 @@ v(n) is a target forward over n positions / a target step of the same context an
 
 from typing import NamedTuple
 
-from harness.records import LatencyRow, ResultRow
+from harness.records import VERIFY_AND_ACCEPT, LatencyRow, ResultRow
 from harness.reporting import formatting as fmt
 from harness.reporting.tables.specification import Column, Table, table
 from harness.summary import (
@@ -188,9 +188,7 @@ PARTS_NOTE = (
     "each part was timed alone, and whole rounds of the real loop next to them: the same rounds in"
     " the same run; means over the fastest quarter of them, ms, since a machine only ever adds."
 )
-TOGETHER_NOTE = (
-    "verify + accept is one recorded graph: the two run as one launch, and cannot be timed apart."
-)
+TOGETHER_NOTE = f"{VERIFY_AND_ACCEPT} is one recorded graph: the two run as one launch, and cannot be timed apart."
 
 
 def fastest_round(summary: Summary) -> RoundBreakdown | None:
@@ -246,7 +244,7 @@ def parts_table(summary: Summary) -> Table:
             f"plain decoding, timed in between: {fmt.in_ms(first.plain_s)} ms a token, of which the"
             f" bare target step is {fmt.in_ms(first.step_s)} ms."
         )
-    if "verify + accept" in names:
+    if VERIFY_AND_ACCEPT in names:
         notes.append(TOGETHER_NOTE)
     wide = [e for e in summary.rounds if abs(e.unexplained_share) > MOST_UNEXPLAINED]
     if wide:
