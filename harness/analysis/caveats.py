@@ -45,7 +45,7 @@ def caveats(
 
 
 def _of_the_models(setup: Setup) -> Iterator[Caveat]:
-    if any(entry.get("weights") == "dummy" for entry in setup.described.values()):
+    if setup.dummy:
         yield Caveat("dummy_weights")
     if setup.command == "snapshot":
         return

@@ -38,7 +38,7 @@ from harness.analysis.cells import (
     new_tokens,
     ratio,
 )
-from harness.analysis.lossless import distrust, text_checks
+from harness.analysis.lossless import GREEDY, distrust, text_checks
 from harness.analysis.setup import Setup
 from harness.records import ResultRow, Trial, UserError
 from harness.stats.bootstrap import Array, Resamples, bootstrap_interval
@@ -48,7 +48,6 @@ from harness.summary import (
     ComparedRun,
     Comparison,
     ComparisonCaveat,
-    ComparisonCaveatCode,
     ComparisonRow,
     Difference,
     Value,
@@ -56,8 +55,8 @@ from harness.summary import (
 )
 
 ALL_SETS = "all"
-# Doors whose runs hold speedups of cells.
-DOORS = ("sweep", "audition")
+# Commands whose runs hold speedups of cells.
+COMMANDS = ("sweep", "audition")
 SIGNIFICANT = 0.05
 SHOWN_HASH = 12
 # Differences shown first, in this order: the ends of dotted names in manifest.json and config.yaml.
@@ -66,7 +65,7 @@ FIRST = (
     *("draft.id", "revision", "commit", "dtype", "weights", "rule", "prompts_sha256"),
     *("new_tokens", "seed", "dirty"),
 )
-# What differs between any two runs, or is said by another entry.
+# What differs between any two runs, or stands in another entry.
 PASSED_OVER = ("created_utc", "environment.command", "status", "memory_bytes")
 
 TEXT_SETTINGS = ("repetition_penalty", "stop_strings")
@@ -88,7 +87,7 @@ def compare(
     caveats: list[ComparisonCaveat] = []
     compared: list[ComparedRun] = []
     for name, run in zip(names[1:], runs[1:], strict=True):
-        pair = _Runs((names[0], name), (runs[0], run))
+        pair = _Pair((names[0], name), (Setup(runs[0]), Setup(run)))
         pair_rows, pair_caveats = _compare_two(pair, seed)
         if not pair_rows:
             raise UserError(f"runs: {names[0]} and {name} have no cell in common")
@@ -105,11 +104,27 @@ def compare(
     )
 
 
-class _Runs(NamedTuple):
+class _Pair(NamedTuple):
     """Two runs with the names they go by, the reference first."""
 
     names: tuple[str, str]
-    runs: tuple[StoredRun, StoredRun]
+    setups: tuple[Setup, Setup]
+
+    @property
+    def runs(self) -> tuple[StoredRun, StoredRun]:
+        """The stored runs themselves."""
+        return self.setups[0].run, self.setups[1].run
+
+    def values(self, **values: Sequence[Value]) -> dict[str, Value]:
+        """Both names and, for each value, the reference's under its name behind `reference_`."""
+        both: dict[str, Sequence[Value]] = {"run": self.names, **values}
+        reference = {f"reference_{key}": value for key, (value, _) in both.items()}
+        return reference | {key: value for key, (_, value) in both.items()}
+
+    def differing_key(self, group: str, keys: Sequence[str]) -> str | None:
+        """The first of some keys of a group of the configuration in which they differ."""
+        one, two = (setup.conf(group) for setup in self.setups)
+        return next((key for key in keys if one.get(key) != two.get(key)), None)
 
 
 def _names(runs: Sequence[StoredRun]) -> tuple[str, ...]:
@@ -123,10 +138,10 @@ def _names(runs: Sequence[StoredRun]) -> tuple[str, ...]:
     short = [path.name for path in paths]
     names = short if len(set(short)) == len(short) else [str(run.folder) for run in runs]
     for name, run in zip(names, runs, strict=True):
-        if run.door not in DOORS:
+        if run.door not in COMMANDS:
             raise UserError(
                 f"runs: {name} was made by {run.door} and holds no measured cells; compare runs of"
-                f" {' or '.join(DOORS)}"
+                f" {' or '.join(COMMANDS)}"
             )
         if not run.trials and run.results.empty:
             raise UserError(
@@ -135,30 +150,27 @@ def _names(runs: Sequence[StoredRun]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _compare_two(pair: _Runs, seed: int) -> tuple[list[ComparisonRow], list[ComparisonCaveat]]:
+def _compare_two(pair: _Pair, seed: int) -> tuple[list[ComparisonRow], list[ComparisonCaveat]]:
     _check_target(pair)
-    reference, run = pair.runs
-    drafts = [_draft(run) for run in pair.runs]
-    blank = ComparisonRow(*pair.names, drafts[0], drafts[1], None, None, 0, "measured")
-    measured = all(r.door == "sweep" and r.config.get("mode") == "measure" for r in pair.runs)
+    one, two = pair.setups
+    drafts = one.draft or None, two.draft or None
+    blank = ComparisonRow(*pair.names, *drafts, None, None, 0, "measured")
     caveats = [*_unfinished(pair), *_devices(pair)]
     unlike = _unlike(pair)
     caveats += [unlike] if unlike else []
-    if measured:
+    if all(r.command == "sweep" and r.run.config.get("mode") == "measure" for r in pair.setups):
         caveats += [*_shared_prompts(pair), *_changed_texts(pair)]
-        weights = (reference.config.get("prompts") or {}).get("weights")
-        rows = _measured_rows(pair, blank, weights, seed)
+        rows = _measured_rows(pair, blank, seed)
     else:
         caveats.append(ComparisonCaveat("unpaired"))
-        rows = _unpaired_rows(analyse(reference).results, analyse(run).results, blank)
+        rows = _unpaired_rows(analyse(one.run).generated, analyse(two.run).generated, blank)
     return [_times_only(row) for row in rows] if unlike else rows, caveats
 
 
-def _check_target(pair: _Runs) -> None:
+def _check_target(pair: _Pair) -> None:
     """Refuse two targets; one model in two folders, as in two checkouts, is one target."""
-    models = [run.config.get("model") or {} for run in pair.runs]
-    described = [(run.manifest.get("models") or {}).get("target") or {} for run in pair.runs]
-    sizes = [entry.get("parameters") for entry in described]
+    models = [setup.conf("model") for setup in pair.setups]
+    sizes = [setup.described.get("target", {}).get("parameters") for setup in pair.setups]
     alike = models[0].get("name") == models[1].get("name") and sizes[0] == sizes[1]
     if models[0].get("id") != models[1].get("id") and not alike:
         both = " and ".join(
@@ -190,9 +202,7 @@ def _generations(run: StoredRun) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[*GENERATION, "k", *QUANTITIES])
 
 
-def _measured_rows(
-    pair: _Runs, blank: ComparisonRow, weights: Mapping[str, float] | None, seed: int
-) -> list[ComparisonRow]:
+def _measured_rows(pair: _Pair, blank: ComparisonRow, seed: int) -> list[ComparisonRow]:
     """By temperature, K and prompt set, the whole workload ("all") last in its group."""
     one, two = (_generations(run) for run in pair.runs)
     shared = one.merge(two, on=[*GENERATION, "k"], suffixes=("_reference", "_run"))
@@ -225,8 +235,8 @@ def _measured_rows(
                 k=int(k),
                 status="partial" if partial else "complete",
             )
-            chosen = weights if name == ALL_SETS else None
-            row, p_value = _measured_row(row, sums.loc[members], chosen, seed, baselines=baselines)
+            weights = pair.setups[0].weights if name == ALL_SETS else None
+            row, p_value = _measured_row(row, sums.loc[members], weights, seed, baselines=baselines)
             rows.append(row)
             p_values.append(p_value)
     return [replace(r, p_value_holm=p) for r, p in zip(rows, holm(p_values), strict=True)]
@@ -303,7 +313,6 @@ def _unpaired_rows(
     reference: Sequence[ResultRow], other: Sequence[ResultRow], blank: ComparisonRow
 ) -> list[ComparisonRow]:
     """The cells that both have; of one draft, unless each run has only one."""
-    reference, other = _generated(reference), _generated(other)
     drafts = [{row.draft for row in rows if row.k > 0} for rows in (reference, other)]
     single = all(len(names) == 1 for names in drafts)
 
@@ -336,18 +345,8 @@ def _unpaired_rows(
     ]
 
 
-def _generated(rows: Sequence[ResultRow]) -> list[ResultRow]:
-    """The rows that were measured or, where none was, replayed, with their baselines."""
-    measured = [row for row in rows if row.source == "measured"]
-    return measured or [row for row in rows if row.source == "replayed" or row.k == 0]
-
-
 def _difference(before: float | None, after: float | None) -> float | None:
     return None if before is None or after is None else after - before
-
-
-def _draft(run: StoredRun) -> str | None:
-    return (run.config.get("draft") or {}).get("name")
 
 
 def _times_only(row: ComparisonRow) -> ComparisonRow:
@@ -390,9 +389,9 @@ def deciding(
 ) -> ComparisonRow | None:
     """The cell of the verdict at this temperature and K, or the next best (see above)."""
     known = [row for row in rows if row.speedup_ratio is not None]
-    whole = [row for row in known if row.prompt_set == ALL_SETS] or known
-    at_temperature = [row for row in whole if row.temperature == temperature] or [
-        row for row in whole if row.temperature == whole[0].temperature
+    workload = [row for row in known if row.prompt_set == ALL_SETS] or known
+    at_temperature = [row for row in workload if row.temperature == temperature] or [
+        row for row in workload if row.temperature == workload[0].temperature
     ]
     pool = [row for row in at_temperature if row.k == k] or at_temperature
     return max(pool, key=lambda row: row.reference_speedup or 0.0, default=None)
@@ -401,57 +400,43 @@ def deciding(
 # ---- what a reader must know ----
 
 
-def _unfinished(pair: _Runs) -> Iterator[ComparisonCaveat]:
-    for name, run in zip(*pair, strict=True):
+def _unfinished(pair: _Pair) -> Iterator[ComparisonCaveat]:
+    for name, run in zip(pair.names, pair.runs, strict=True):
         status = run.manifest.get("status")
         if status != "complete":
-            yield ComparisonCaveat(
-                "failed_run" if status == "failed" else "unfinished_run", {"run": name}
-            )
+            code = "failed_run" if status == "failed" else "unfinished_run"
+            yield ComparisonCaveat(code, {"run": name})
 
 
-def _devices(pair: _Runs) -> Iterator[ComparisonCaveat]:
-    devices = [_device(run) for run in pair.runs]
+def _devices(pair: _Pair) -> Iterator[ComparisonCaveat]:
+    devices: list[str] = []
+    for environment in (setup.environment for setup in pair.setups):
+        name = environment.get("device_name") or environment.get("cpu")
+        kind = environment.get("device", "an unknown device")
+        devices.append(f"{kind} ({name})" if name else "an unknown device")
     if devices[0] != devices[1]:
-        yield ComparisonCaveat("different_devices", _named(pair, device=devices))
+        yield ComparisonCaveat("different_devices", pair.values(device=devices))
 
 
-def _device(run: StoredRun) -> str:
-    environment = run.manifest.get("environment") or {}
-    name = environment.get("device_name") or environment.get("cpu")
-    unknown = "an unknown device"
-    return f"{environment.get('device', unknown)} ({name})" if name else unknown
-
-
-def _unlike(pair: _Runs) -> ComparisonCaveat | None:
+def _unlike(pair: _Pair) -> ComparisonCaveat | None:
     """Why acceptance, and with it speedups, cannot be compared; None where they can."""
-    setups = [Setup(run) for run in pair.runs]
-    for name, setup in zip(pair.names, setups, strict=True):
+    for name, setup in zip(pair.names, pair.setups, strict=True):
         checks = [] if setup.synthetic or setup.replay_only else text_checks(setup.run)
         doubt = distrust(checks)
         if doubt:
             return ComparisonCaveat("distrusted", {"run": name, "reason": doubt[0]})
-    kinds = [_acceptance(setup) for setup in setups]
-    if kinds[0] == kinds[1]:
-        return None
-    return ComparisonCaveat("other_acceptance", _named(pair, kind=kinds))
+    kinds = [
+        "synthetic" if setup.synthetic else "dummy" if setup.dummy else "measured"
+        for setup in pair.setups
+    ]
+    return (
+        None
+        if kinds[0] == kinds[1]
+        else ComparisonCaveat("other_acceptance", pair.values(kind=kinds))
+    )
 
 
-def _acceptance(setup: Setup) -> str:
-    if setup.synthetic:
-        return "synthetic"
-    dummy = any(entry.get("weights") == "dummy" for entry in setup.described.values())
-    return "dummy" if dummy else "measured"
-
-
-def _named(pair: _Runs, **values: Sequence[Value]) -> dict[str, Value]:
-    """Both names and, for each value, the reference's under its name behind `reference_`."""
-    both: dict[str, Sequence[Value]] = {"run": pair.names, **values}
-    reference = {f"reference_{key}": value for key, (value, _) in both.items()}
-    return reference | {key: value for key, (_, value) in both.items()}
-
-
-def _shared_prompts(pair: _Runs) -> Iterator[ComparisonCaveat]:
+def _shared_prompts(pair: _Pair) -> Iterator[ComparisonCaveat]:
     """Where not every prompt is shared. A name with two lengths is two prompts."""
     lengths = [
         {(trial.prompt_set, trial.prompt): trial.prompt_tokens for trial in completed(run.trials)}
@@ -468,62 +453,51 @@ def _shared_prompts(pair: _Runs) -> Iterator[ComparisonCaveat]:
     totals = [len({(t.prompt_set, t.prompt) for t in run.trials}) for run in pair.runs]
     hashes = [run.manifest.get("prompts_sha256") for run in pair.runs]
     if totals != [same, same]:
-        yield ComparisonCaveat("some_prompts", {"prompts": same, **_named(pair, total=totals)})
+        yield ComparisonCaveat("some_prompts", {"prompts": same, **pair.values(total=totals)})
     elif hashes[0] != hashes[1]:
         yield ComparisonCaveat("other_hash")
 
 
-def _changed_texts(pair: _Runs) -> Iterator[ComparisonCaveat]:
+def _changed_texts(pair: _Pair) -> Iterator[ComparisonCaveat]:
     """Greedy texts, and counts of rounds, that ought to agree between the runs and do not.
 
     Greedy text depends on the target and on rounding alone, whatever drafts for it; with the same
     draft, K and rule the rounds must agree as well. A comparison of speeds shows neither, and both
     break silently when an engine is changed.
     """
-    sides = [
+    reference, other = (
         {
             (t.prompt_set, t.k, t.prompt, t.repetition, t.prompt_tokens): t
             for t in completed(latest(run.trials))
-            if t.temperature == 0
+            if t.temperature == GREEDY
         }
         for run in pair.runs
-    ]
-    texts = [(t, sides[1][key]) for key, t in sorted(sides[0].items()) if key in sides[1]]
-    setting = _differs([run.config.get("decode") for run in pair.runs], TEXT_SETTINGS)
+    )
+    texts = [(t, other[key]) for key, t in sorted(reference.items()) if key in other]
+    setting = pair.differing_key("decode", TEXT_SETTINGS)
     changed = [one for one, two in texts if not _same_text(one, two)]
     if changed:
-        models = [run.config.get("model") for run in pair.runs]
-        dtypes = {
-            str(((run.manifest.get("models") or {}).get("target") or {}).get("dtype"))
-            for run in pair.runs
-        }
-        exact = dtypes == {"float32"} and _differs(models, MODEL_SETTINGS) is None
-        code: ComparisonCaveatCode = (
-            "texts_differ_in_float32" if exact else "texts_differ_by_rounding"
-        )
-        if setting is not None:
-            code = "texts_differ_by_setting"
+        dtypes = {str(setup.described.get("target", {}).get("dtype")) for setup in pair.setups}
+        exact = dtypes == {"float32"} and pair.differing_key("model", MODEL_SETTINGS) is None
+        code = "texts_differ_in_float32" if exact else "texts_differ_by_rounding"
         values = {"setting": setting, "first": _where(changed[0])}
         counts = {"differing": len(changed), "compared": len(texts)}
-        yield ComparisonCaveat(code, {**_named(pair), **counts, **values})
-    drafting = [((run.config.get("draft") or {}).get("id"), _rule(run)) for run in pair.runs]
-    if setting is not None or drafting[0] != drafting[1]:
+        yield ComparisonCaveat(
+            code if setting is None else "texts_differ_by_setting",
+            {**pair.values(), **counts, **values},
+        )
+    if setting or pair.differing_key("draft", ["id"]) or pair.differing_key("decode", ["rule"]):
         return
     equal = [(one, two) for one, two in texts if one.k and one.tokens == two.tokens]
-    recounted = [one for one, two in equal if _counts(one) != _counts(two)]
+    recounted = [
+        one
+        for one, two in equal
+        if (one.rounds, one.accepted, one.accepted_lengths)
+        != (two.rounds, two.accepted, two.accepted_lengths)
+    ]
     if recounted:
         counts = {"differing": len(recounted), "compared": len(equal)}
         yield ComparisonCaveat("counts_differ", {**counts, "first": _where(recounted[0])})
-
-
-def _differs(entries: Sequence[Any], keys: Sequence[str]) -> str | None:
-    """The first of some keys in which two mappings differ."""
-    one, two = (entry or {} for entry in entries)
-    return next((key for key in keys if one.get(key) != two.get(key)), None)
-
-
-def _rule(run: StoredRun) -> str | None:
-    return (run.config.get("decode") or {}).get("rule")
 
 
 def _same_text(one: Trial, two: Trial) -> bool:
@@ -531,12 +505,8 @@ def _same_text(one: Trial, two: Trial) -> bool:
     texts = one.tokens or (), two.tokens or ()
     length = min(map(len, texts))
     ends = {trial.stop_reason for trial in (one, two) if len(trial.tokens or ()) == length}
-    whole = len(texts[0]) == len(texts[1]) or "budget" in ends
-    return whole and texts[0][:length] == texts[1][:length]
-
-
-def _counts(trial: Trial) -> tuple[object, ...]:
-    return trial.rounds, trial.accepted, trial.accepted_lengths
+    comparable = len(texts[0]) == len(texts[1]) or "budget" in ends
+    return comparable and texts[0][:length] == texts[1][:length]
 
 
 def _where(trial: Trial) -> str:
@@ -549,7 +519,12 @@ def _differences(runs: Sequence[StoredRun]) -> tuple[Difference, ...]:
     names = dict.fromkeys(name for entry in entries for name in entry)
     every = [Difference(name, tuple(entry.get(name, "") for entry in entries)) for name in names]
     differing = [entry for entry in every if len(set(entry.values)) > 1]
-    return tuple(sorted(differing, key=lambda entry: _place(entry.name)))
+
+    def place(entry: Difference) -> tuple[int, str]:
+        ends = (index for index, end in enumerate(FIRST) if f".{entry.name}".endswith(f".{end}"))
+        return next(ends, len(FIRST)), entry.name
+
+    return tuple(sorted(differing, key=place))
 
 
 def _entries(run: StoredRun) -> Iterator[tuple[str, str]]:
@@ -566,8 +541,3 @@ def _flat(entries: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def _place(name: str) -> tuple[int, str]:
-    ends = (index for index, end in enumerate(FIRST) if f".{name}".endswith(f".{end}"))
-    return next(ends, len(FIRST)), name

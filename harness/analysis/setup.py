@@ -118,6 +118,11 @@ class Setup:
         return any(decode.get(key) is not None for key in ("acceptance", "acceptance_from"))
 
     @property
+    def dummy(self) -> bool:
+        """Whether a model has random weights."""
+        return any(entry.get("weights") == "dummy" for entry in self.described.values())
+
+    @property
     def replay_only(self) -> bool:
         """Whether the run timed no speculative generation."""
         return self.command == "audition" or self.run.config.get("mode") == "replay"

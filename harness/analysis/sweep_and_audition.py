@@ -377,14 +377,13 @@ class _Pair:
         case, verdict = self.case(), self.verdict
         if case is None or verdict is None:
             return None, ()
-        dummy = any(entry.get("weights") == "dummy" for entry in self.setup.described.values())
         explanation = explain(case, verdict.decision, verdict.temperature or 0.0)
         rules = rules_of_thumb(
             explanation,
             case,
             verdict_k={"speculate": verdict.k, "does_not_pay": 0}.get(verdict.decision),
             parameter_share=self.setup.parameter_share(case.draft),
-            same_vocabulary=None if dummy else True,
+            same_vocabulary=None if self.setup.dummy else True,
         )
         return explanation, tuple(rules)
 

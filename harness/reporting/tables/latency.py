@@ -188,7 +188,10 @@ PARTS_NOTE = (
     "each part was timed alone, and whole rounds of the real loop next to them: the same rounds in"
     " the same run; means over the fastest quarter of them, ms, since a machine only ever adds."
 )
-TOGETHER_NOTE = f"{VERIFY_AND_ACCEPT} is one recorded graph: the two run as one launch, and cannot be timed apart."
+TOGETHER_NOTE = (
+    f"{VERIFY_AND_ACCEPT} is one recorded graph: the two run as one launch, and cannot be timed"
+    " apart."
+)
 
 
 def fastest_round(summary: Summary) -> RoundBreakdown | None:
