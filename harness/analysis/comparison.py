@@ -38,9 +38,9 @@ from harness.analysis.cells import (
     new_tokens,
     ratio,
 )
-from harness.analysis.lossless import GREEDY, distrust, text_checks
+from harness.analysis.lossless import distrust, text_checks
 from harness.analysis.setup import Setup
-from harness.records import ResultRow, Trial, UserError
+from harness.records import GREEDY, ResultRow, Trial, UserError
 from harness.stats.bootstrap import Array, Resamples, bootstrap_interval
 from harness.stats.ratios import Estimate, holm, workload_ratio
 from harness.storage import FREE_KEYS, StoredRun

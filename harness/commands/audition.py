@@ -78,7 +78,7 @@ def _measured(
         if not score_drafts(folder, target, drafts, config):
             noted = folder.manifest[AUDITION]
             reasons = [f"{entry['draft']}: {entry['reason']}" for entry in noted["not_eligible"]]
-            reasons += [f"draft {entry['draft']}: {entry['error']}" for entry in noted["failures"]]
+            reasons += [f"{entry['where']}: {entry['error']}" for entry in noted["failures"]]
             raise UserError("drafts: none could be auditioned; " + "; ".join(reasons))
     return folder
 

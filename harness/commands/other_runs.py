@@ -10,9 +10,9 @@ from typing import Any
 
 from harness import prompts as prompt_sets
 from harness.analysis.cells import acceptance_by_position, completed, latest
+from harness.analysis.latency import LOOKUP_S
 from harness.analysis.lossless import distrust, text_checks
 from harness.analysis.setup import Setup
-from harness.analysis.sweep_and_audition import LOOKUP_S
 from harness.config import AuditionConfig, DecodeConf, SweepConfig, rates_for
 from harness.records import NGRAM, Prompt, StepTiming, TextTrace, Trial, UserError
 from harness.storage import RunFolder, StoredRun, load
