@@ -4,6 +4,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stubs import FunctionModel, ScriptedModel, TableModel, decoded, generation_of, text_of
 from test_verification import cells, emitted_after, random_distribution, sequence_probabilities
+from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 from harness.cli import compose
 from harness.commands import sweep
@@ -146,17 +148,23 @@ def test_at_a_temperature_it_decodes_to_the_budget(rule: Rule) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(IDS, IDS, st.integers(1, 5), st.sets(st.integers(0, 4), max_size=1), st.integers(1, 3))
-def test_lookups_are_the_drafters_proposals_from_every_start(
+def test_lookups_are_the_proposals_of_transformers_from_every_start(
     prompt: list[int], text: list[int], k: int, eos: set[int], ngram: int
 ) -> None:
     along = lookups(prompt, text, num_draft_tokens=k, eos=eos, ngram=ngram)
     smaller = lookups(prompt, text, num_draft_tokens=1, eos=eos, ngram=ngram)
     assert np.array_equal(smaller.matches, along.matches[:, :1])
     assert np.array_equal(smaller.proposed, np.minimum(along.proposed, 1))
+    generator: Any = PromptLookupCandidateGenerator(
+        eos_token_id=torch.tensor(sorted(eos), dtype=torch.long),
+        num_output_tokens=k,
+        max_matching_ngram_size=ngram,
+        max_length=1 << 40,  # without one it proposes nothing
+    )
     for start in range(len(text)):
-        drafter = NgramDrafter(eos, ngram)
-        drafter.begin([*prompt, *text[:start]])
-        draft = drafter.propose(k, torch.ones(k)).tokens.tolist()
+        before = [*prompt, *text[:start]]
+        longer, _ = generator.get_candidates(torch.tensor([before]))
+        draft = longer[0].tolist()[len(before) :]
         assert along.proposed[start] == len(draft)
         padded, rest = [*draft, *[-1] * k][:k], [*text[start:], *[-2] * k][:k]
         assert along.matches[start].tolist() == [a == b for a, b in zip(padded, rest, strict=True)]

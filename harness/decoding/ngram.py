@@ -1,16 +1,18 @@
-"""Drafting without a model: transformers' prompt lookup behind the drafter protocol.
+"""Drafting without a model: prompt lookup, as transformers' generate does it.
 
 The last two tokens of the text (or else the last one) are looked for earlier in the prompt and the
 text; what followed their first occurrence is proposed (PLD, Saxena 2023). It costs next to nothing,
 so it is the baseline that every draft model must beat. It may propose fewer than K tokens, or none:
-such a round verifies what there is, and ends in a bonus if all of it stands.
+such a round verifies what there is, and ends in a bonus if all of it stands. It never proposes an
+end of text.
 
-Two facts of transformers' generator: without `max_length` it proposes nothing, and it wants its
-end-of-text ids as a tensor. It never proposes an end-of-text.
+The proposals are those of transformers' PromptLookupCandidateGenerator (a test compares them), but
+from an index of first occurrences that grows with the text, where that searches the whole text
+again in every round.
 """
 
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,10 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from harness.decoding.protocols import Proposal
+from harness.decoding.sampling import host_tokens
 from harness.records import LONGEST_NGRAM
-
-# Far beyond any context; the loop itself keeps the budget.
-NO_LIMIT = 1 << 40
 
 
 class NgramDrafter:
@@ -29,31 +29,43 @@ class NgramDrafter:
 
     def __init__(self, eos: Collection[int], ngram: int = LONGEST_NGRAM) -> None:
         """Look for n-grams of at most `ngram` tokens; `eos` are the ids that end a text."""
-        self._eos = torch.tensor(sorted(eos), dtype=torch.long)
-        self._ngram = ngram
-        self._text = torch.empty(0, dtype=torch.long)
+        self._eos, self._ngram = frozenset(eos), ngram
+        self._text: list[int] = []
+        # Where each n-gram's first occurrence goes on
+        self._after: dict[tuple[int, ...], int] = {}
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Start with the prompt as the text; there is nothing to prefill."""
-        self._text = torch.tensor(prompt, dtype=torch.long)
+        self._text, self._after = [], {}
+        self.append(prompt)
 
     def propose(self, count: int, uniforms: Tensor) -> Proposal:
         """Propose up to `count` tokens, perhaps none, on the uniforms' device; all chosen."""
-        from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
-
-        lookup: Any = PromptLookupCandidateGenerator(
-            eos_token_id=self._eos,
-            num_output_tokens=count,
-            max_matching_ngram_size=self._ngram,
-            max_length=NO_LIMIT,
-        )
-        longer: Tensor = lookup.get_candidates(self._text.unsqueeze(0))[0][0]
-        return Proposal(longer[len(self._text) :].to(uniforms.device), None)
+        tokens = torch.tensor(self.draft(count), dtype=torch.long, device=uniforms.device)
+        return Proposal(tokens, None)
 
     def advance(self, proposal: Proposal, accepted: int, next_token: Tensor) -> None:
         """Append what was emitted to the text that is searched."""
-        emitted = torch.cat([proposal.tokens[:accepted], next_token]).to(self._text.device)
-        self._text = torch.cat([self._text, emitted])
+        self.append(host_tokens(torch.cat([proposal.tokens[:accepted], next_token])))
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Let the text go on."""
+        text = self._text
+        for token in tokens:
+            # Only now: an n-gram at the very end is followed by nothing, and is no occurrence yet
+            for size in range(1, min(self._ngram, len(text)) + 1):
+                self._after.setdefault(tuple(text[-size:]), len(text))
+            text.append(token)
+
+    def draft(self, count: int) -> list[int]:
+        """What is proposed after the text, at most `count` tokens."""
+        text = self._text
+        sizes = range(min(self._ngram, len(text) - 1), 0, -1)
+        places = (self._after.get(tuple(text[-size:])) for size in sizes)
+        place = next((place for place in places if place is not None), len(text))
+        draft = text[place : place + count]
+        end = next((n for n, token in enumerate(draft) if token in self._eos), len(draft))
+        return draft[:end]
 
 
 class Lookups(NamedTuple):
@@ -78,9 +90,7 @@ def lookups(
 ) -> Lookups:
     """What `NgramDrafter` proposes from prompt + text[:s], for every s, compared with the text.
 
-    The same proposals (a test compares them), but from an index of first occurrences that grows
-    with the text: transformers' generator searches the whole text again from every start. A smaller
-    K proposes a beginning of the same tokens, so one call serves every K.
+    A smaller K proposes a beginning of the same tokens, so one call serves every K.
 
     Args:
         prompt: at least one token.
@@ -89,35 +99,14 @@ def lookups(
         eos: ids that are never proposed, nor anything after them.
         ngram: tokens of the longest n-gram looked for.
     """
-    tokens = [*prompt, *text]
-    first: dict[tuple[int, ...], int] = {}
+    drafter = NgramDrafter(eos, ngram)
+    drafter.begin(prompt)
     matches = np.zeros((len(text), num_draft_tokens), dtype=np.bool_)
     proposed = np.zeros(len(text), dtype=np.int64)
-    for length in range(1, len(tokens)):
-        start = length - len(prompt)
-        if start >= 0:
-            begin = _continuation(tokens, length, first, ngram)
-            draft = _until(tokens[begin : min(begin + num_draft_tokens, length)], eos)
-            proposed[start] = len(draft)
-            for offset, (drafted, emitted) in enumerate(zip(draft, text[start:], strict=False)):
-                matches[start, offset] = drafted == emitted
-        # Only now: an n-gram at the very end is followed by nothing, and is no occurrence yet.
-        for size in range(1, min(ngram, length) + 1):
-            first.setdefault(tuple(tokens[length - size : length]), length)
+    for start, token in enumerate(text):
+        draft = drafter.draft(num_draft_tokens)
+        proposed[start] = len(draft)
+        for offset, (drafted, emitted) in enumerate(zip(draft, text[start:], strict=False)):
+            matches[start, offset] = drafted == emitted
+        drafter.append([token])
     return Lookups(matches, proposed)
-
-
-def _continuation(
-    tokens: Sequence[int], length: int, first: dict[tuple[int, ...], int], ngram: int
-) -> int:
-    """Where the first occurrence of the longest last n-gram goes on; `length` if there is none."""
-    for size in range(min(ngram, length - 1), 0, -1):
-        place = first.get(tuple(tokens[length - size : length]))
-        if place is not None:
-            return place
-    return length
-
-
-def _until(tokens: Sequence[int], eos: Collection[int]) -> Sequence[int]:
-    end = next((index for index, token in enumerate(tokens) if token in eos), len(tokens))
-    return tokens[:end]
