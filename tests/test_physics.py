@@ -20,7 +20,7 @@ from harness.decoding.sampling import SamplingParameters
 from harness.measurement import round_parts as timed_rounds
 from harness.measurement import step_times as curves
 from harness.measurement.environment import copy_bandwidth
-from harness.measurement.round_parts import TimedPair, time_rounds
+from harness.measurement.round_parts import RoundTimer, TimedPair, time_rounds
 from harness.measurement.step_times import TimedModel
 from harness.models.cached import CachedModel
 from harness.models.lean import static
@@ -56,7 +56,7 @@ def test_a_typed_context_beyond_the_model_is_refused_and_an_automatic_one_is_lef
     assert (2048, 1) in profile._curve_cells(pair, ProfileConfig(k=[8]))
 
 
-def player(role, seed=0):
+def timed_model(role, seed=0):
     return TimedModel(role, role, CachedModel(qwen3(seed), 1024))
 
 
@@ -67,7 +67,7 @@ def test_the_copy_bandwidth_counts_what_is_read_and_what_is_written():
 
 
 def test_curves_time_every_forward_of_every_cell_and_leave_the_models_usable():
-    pair = [player("target"), player("draft", 1)]
+    pair = [timed_model("target"), timed_model("draft", 1)]
     timings, skipped = curves.time_curves(pair, 2, [(16, 1), (16, 3)])
     assert skipped == []
     found = {(t.role, t.kind, t.tokens, t.batch) for t in timings}
@@ -116,7 +116,7 @@ def test_a_cell_out_of_memory_is_skipped_with_its_reason_and_the_others_go_on(mo
         fill(self, batch, context)
 
     monkeypatch.setattr(CachedModel, "fill", full)
-    timings, skipped = curves.time_curves([player("target")], 1, [(8, 2), (8, 1)])
+    timings, skipped = curves.time_curves([timed_model("target")], 1, [(8, 2), (8, 1)])
     assert [(cell.batch, cell.reason) for cell in skipped] == [(2, "out of memory")]
     assert {t.batch for t in timings} == {1}
 
@@ -126,7 +126,7 @@ def test_a_cell_that_is_refused_or_late_is_never_filled():
         return "does not fit" if batch == 2 else None
 
     timings, skipped = curves.time_curves(
-        [player("target")], 1, [(8, 2), (8, 1)], refused=refused, budget_s=0.0
+        [timed_model("target")], 1, [(8, 2), (8, 1)], refused=refused, budget_s=0.0
     )
     assert timings == []
     assert skipped[0].reason == "does not fit"
@@ -134,7 +134,7 @@ def test_a_cell_that_is_refused_or_late_is_never_filled():
 
 
 class Clockwork:
-    """Time that passes only where it is told to."""
+    """Time that passes only where a test lets it."""
 
     now = 0.0
 
@@ -157,8 +157,8 @@ def curves_with_slow_recording(monkeypatch, cells, **budgets):
     monkeypatch.setattr(static, "time", clock)
     said = []
     model = StaticModel(qwen3(), 1024, compiled=False)
-    players = [TimedModel("target", "big", model)]
-    timings, skipped = curves.time_curves(players, 1, cells, say=said.append, **budgets)
+    timed = [TimedModel("target", "big", model)]
+    timings, skipped = curves.time_curves(timed, 1, cells, say=said.append, **budgets)
     return {(t.context_tokens, t.batch) for t in timings}, skipped, said
 
 
@@ -184,8 +184,8 @@ def test_compiling_has_a_budget_of_its_own(monkeypatch):
 
 
 def rounds_of(synthetic=None, ks=(1, 3)):
-    bench = TimedPair(TableModel(), TableModel(strangeness=0.3), GREEDY, synthetic=synthetic or {})
-    return {(t.k, t.part): t for t in time_rounds(bench, [(1, 2, 3), (4, 5)], ks, positions=8)}
+    pair = TimedPair(TableModel(), TableModel(strangeness=0.3), GREEDY, synthetic=synthetic or {})
+    return {(t.k, t.part): t for t in time_rounds(pair, [(1, 2, 3), (4, 5)], ks, positions=8)}
 
 
 def test_every_part_is_timed_once_per_whole_round(monkeypatch):
@@ -199,20 +199,17 @@ def test_every_part_is_timed_once_per_whole_round(monkeypatch):
     assert len(found[0, "step"].samples_s) == len(found[0, "round"].samples_s)
 
 
-def test_the_pieces_go_through_the_rounds_of_the_real_loop(monkeypatch):
+def test_the_parts_go_through_the_rounds_of_the_real_loop():
     """The same caches after every round, so the same text: any slip changes every later logit."""
-    monkeypatch.setattr(timed_rounds, "MOST_VISITS", 1)
     ends = []
-    for arm in ("_whole", "_pieces"):
+    for method in (RoundTimer.whole_rounds, RoundTimer.parts):
         target, draft = TableModel(), TableModel(strangeness=0.3)
-        bench = TimedPair(target, draft, GREEDY)
-        book = timed_rounds._Samples()
-        getattr(timed_rounds, arm)(bench, (1, 2, 3), 3, 4, timed_rounds.Clock(), book)
+        method(RoundTimer(TimedPair(target, draft, GREEDY)), (1, 2, 3), 3, 4)
         ends.append((tuple(target.cache), tuple(draft.cache)))
     assert ends[0] == ends[1]
 
 
-def test_imposed_acceptance_is_what_the_rounds_get(monkeypatch):
+def test_synthetic_acceptance_is_what_the_rounds_get(monkeypatch):
     monkeypatch.setattr(timed_rounds, "MOST_VISITS", 2)
     assert set(rounds_of({3: (1.0, 1.0, 1.0)})[3, "round"].tokens) == {4}
     assert set(rounds_of({3: (0.0, 0.0, 0.0)})[3, "round"].tokens) == {1}
@@ -229,8 +226,8 @@ def test_a_recorded_verify_is_timed_with_its_accept_step_and_says_so(monkeypatch
         def recorded(self, _key, work, *inputs):
             return work(*inputs)
 
-    bench = TimedPair(Recording(), TableModel(strangeness=0.3), GREEDY)
-    timings = time_rounds(bench, [(1, 2)], [2], positions=8)
+    pair = TimedPair(Recording(), TableModel(strangeness=0.3), GREEDY)
+    timings = time_rounds(pair, [(1, 2)], [2], positions=8)
     names = {t.part for t in timings if t.k == 2}
     assert names == {"draft", "verify + accept", "host", "rewind", "round"}
 

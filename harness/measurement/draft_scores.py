@@ -59,10 +59,10 @@ class _Scores(NamedTuple):
 
 
 class _Scored(NamedTuple):
-    """A model with its halves (None: it cannot be taken apart) and what errors call it."""
+    """A model, its body and head (None: it cannot be taken apart) and what errors call it."""
 
     model: CachedModel
-    halves: SplitNetwork | None
+    split: SplitNetwork | None
     name: str
 
 
@@ -86,7 +86,7 @@ def score_texts(
         draft: the draft. Distributions are over the narrower vocabulary of the two.
         draft_name: the draft's name in the traces, and in errors.
         target_name: what errors call the target.
-        batch: texts side by side at most; halved for good whenever memory runs out.
+        batch: texts in a batch at most; halved for good whenever memory runs out.
         chunk: tokens whose logits are in memory at a time.
         tick: called once per scored text.
 
@@ -103,7 +103,7 @@ def score_texts(
     targets = _Scored(target, _batched(target, split_network(target, sample)), target_name)
     drafts = _Scored(draft, _batched(draft, split_network(draft, sample)), f"draft={draft_name}")
     # A model that cannot be taken apart or batched is run text by text through its own cache.
-    size = batch if targets.halves is not None and drafts.halves is not None else 1
+    size = batch if targets.split is not None and drafts.split is not None else 1
 
     def work(some: Sequence[GeneratedText]) -> list[TextTrace]:
         scored = _score(some, targets, drafts, draft_name, chunk)
@@ -155,31 +155,31 @@ def ngram_trace(
     return _trace(text, draft_name, scores, found.matches, found.proposed)
 
 
-def _batched(model: CachedModel, halves: SplitNetwork | None) -> SplitNetwork | None:
-    """The halves, if rows padded on the right have the scores that each has alone; None if not.
+def _batched(model: CachedModel, split: SplitNetwork | None) -> SplitNetwork | None:
+    """The split network, if rows padded on the right score as each does alone; else None.
 
     Tried once per model, with one prefill and with several, and stored on it for the manifest.
     """
     known = model.text_batches.get("scoring")
     if known is None:
         reason = "its head on its final hidden states does not give its logits"
-        if halves is not None:
-            reason = batch_refusal(model, lambda: _padding_error(model, halves))
+        if split is not None:
+            reason = batch_refusal(model, lambda: _padding_error(model, split))
             reason = f"padded {reason}" if reason else None
         known = "padded" if reason is None else f"one by one: {reason}"
         model.text_batches["scoring"] = known
-    return halves if known == "padded" else None
+    return split if known == "padded" else None
 
 
-def _padding_error(model: CachedModel, halves: SplitNetwork) -> float:
+def _padding_error(model: CachedModel, split: SplitNetwork) -> float:
     """How far logits of rows padded on the right are from those of each row alone."""
     tokens = probe_tokens(model.network, model.vocab_size)
     rows = [tokens, tokens[: len(tokens) // 2]]
     alone = torch.cat([uncached_logits(model.network, row, model.vocab_size) for row in rows])
     errors: list[float] = []
     for positions in (PREFILL_POSITIONS, len(tokens)):
-        states = _states(model, halves, rows, positions)
-        batched = [halves.logits(row[: len(ids)]) for row, ids in zip(states, rows, strict=True)]
+        states = _states(model, split, rows, positions)
+        batched = [split.logits(row[: len(ids)]) for row, ids in zip(states, rows, strict=True)]
         errors.append(difference(torch.cat(batched), alone))
     return max(errors, key=lambda error: (error != error, error))  # NaN before any number
 
@@ -315,12 +315,12 @@ def _logit_chunks(
     """Logits [at most chunk, vocab] that predict the texts' tokens, text after text.
 
     Args:
-        scored: whose logits; without halves only a single text is possible.
+        scored: whose logits; without a split only a single text is possible.
         texts: the texts.
         chunk: rows at a time.
         kept: whether the texts' stored hidden states are this model's.
     """
-    if scored.halves is None:
+    if scored.split is None:
         (text,) = texts
         prompt = text.request.tokens
         scored.model.prefill(prompt[:-1])
@@ -330,24 +330,24 @@ def _logit_chunks(
         return
     stored = [text.hidden for text in texts if text.hidden is not None] if kept else []
     if len(stored) < len(texts):
-        stored = _prefilled(scored.model, scored.halves, texts)
+        stored = _prefilled(scored.model, scored.split, texts)
     for rows in torch.cat(stored).split(chunk):
-        yield scored.halves.logits(rows)
+        yield scored.split.logits(rows)
 
 
 def _prefilled(
-    model: CachedModel, halves: SplitNetwork, texts: Sequence[GeneratedText]
+    model: CachedModel, split: SplitNetwork, texts: Sequence[GeneratedText]
 ) -> list[Tensor]:
     """Hidden states [n, hidden] behind each text's tokens, from one prefill."""
     fed = [[*text.request.tokens, *text.tokens[:-1]] for text in texts]
     return [
         row[len(text.request.tokens) - 1 :][: len(text.tokens)]
-        for row, text in zip(_states(model, halves, fed, PREFILL_POSITIONS), texts, strict=True)
+        for row, text in zip(_states(model, split, fed, PREFILL_POSITIONS), texts, strict=True)
     ]
 
 
 def _states(
-    model: CachedModel, halves: SplitNetwork, fed: Sequence[Sequence[int]], positions: int
+    model: CachedModel, split: SplitNetwork, fed: Sequence[Sequence[int]], positions: int
 ) -> Tensor:
     """Final hidden states [rows, width, hidden] of rows that are padded on the right.
 
@@ -355,7 +355,7 @@ def _states(
 
     Args:
         model: whose states.
-        halves: it, taken apart.
+        split: it, taken apart.
         fed: token ids of each row.
         positions: of all rows that go through the body at once.
     """
@@ -363,13 +363,13 @@ def _states(
     ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in fed])
     pieces = ids.to(model.network.device).split(max(1, positions // len(fed)), dim=1)
     if len(pieces) == 1:
-        return halves.hidden(input_ids=pieces[0], use_cache=False)
+        return split.hidden(input_ids=pieces[0], use_cache=False)
     cache, done = new_cache(model), list[Tensor]()
     for piece in pieces:
         start = sum(states.shape[1] for states in done)
         places = torch.arange(start, start + piece.shape[1], device=piece.device)
         extra = {"position_ids": places.expand(piece.shape)} if model.positions else {}
-        done.append(halves.hidden(input_ids=piece, past_key_values=cache, use_cache=True, **extra))
+        done.append(split.hidden(input_ids=piece, past_key_values=cache, use_cache=True, **extra))
     return torch.cat(done, dim=1)
 
 

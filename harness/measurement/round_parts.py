@@ -1,14 +1,15 @@
 """What a round is made of: its parts timed on their own, next to whole rounds of the real loop.
 
 For each prompt the loop generates a few rounds with nothing but a clock around each; then the same
-rounds (same tokens, same caches) are gone through once more in pieces, with the clock read, and the
-device waited for, between one piece and the next. Both come from the same public pieces of
-`harness.decoding`, so what the pieces leave unexplained is the loop's own doing, or what the waits
-between them cost or hide. Plain decoding and a bare target step are timed with them: the unit and
-the baseline of every ratio. All are interleaved prompt by prompt, and their order rotates.
+rounds (same tokens, same caches) are gone through once more part by part, with the clock read, and
+the device waited for, between one part and the next. Both come from the same public functions of
+`harness.decoding`, so what the parts leave unexplained is what the loop itself costs, or what the
+waits between them cost or hide. Plain decoding and a bare target step are timed with them: the unit
+and the baseline of every ratio. All are interleaved prompt by prompt, and their order rotates.
 
-Where the model records a verify and its accept step as one launch, the two cannot be separated,
-and their common part is called "verify + accept".
+Each (K, part) is one record: `harness.records.PartTiming`, as `StepTiming` is of a forward alone.
+Where the model records a verify and its accept step as one launch, the two cannot be separated, and
+their common part is called "verify + accept".
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -41,12 +42,9 @@ BUDGET_S = 20.0
 
 @dataclass(frozen=True)
 class TimedPair:
-    """The pair whose rounds are timed.
+    """The pair whose rounds are timed, with how it draws its tokens.
 
     Attributes:
-        target, draft: with caches.
-        sampling: how tokens are drawn.
-        seed: of the uniforms.
         synthetic: synthetic acceptance by K, chances given what came before; else empty.
     """
 
@@ -67,19 +65,6 @@ class TimedPair:
             num_draft_tokens=k,
             synthetic=self.synthetic.get(k),
         )
-
-
-class _Samples:
-    """What has been timed so far, by (K, part)."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[tuple[int, str], list[float]] = {}
-        self.tokens: dict[tuple[int, str], list[int]] = {}
-
-    def add(self, k: int, part: str, seconds: float, tokens: int | None = None) -> None:
-        self.seconds.setdefault((k, part), []).append(seconds)
-        if tokens is not None:
-            self.tokens.setdefault((k, part), []).append(tokens)
 
 
 @torch.inference_mode()
@@ -107,116 +92,116 @@ def time_rounds(
     Raises:
         BrokenLogitsError: logits of the target or the draft are not finite.
     """
-    clock = Clock(pair.target, pair.draft)
     for k in ks:  # a round after a full acceptance may come late, and must not be recorded then
         ModelDrafter(pair.draft, pair.sampling).prepare(k)
-    visit_s = min(  # of two: the first warms up
-        _visit(pair, prompts[0], ks, positions, 0, clock, _Samples()) for _ in range(2)
-    )
-    samples = _Samples()
+    warm_up = RoundTimer(pair)  # twice: the first visit compiles and fills caches
+    visit_s = min(warm_up.visit(prompts[0], ks, positions, 0) for _ in range(2))
+    timer = RoundTimer(pair)
     for number in range(min(MOST_VISITS, max(LEAST_VISITS, int(BUDGET_S / visit_s)))):
-        _visit(pair, prompts[number % len(prompts)], ks, positions, number, clock, samples)
+        timer.visit(prompts[number % len(prompts)], ks, positions, number)
         tick()
     return [
-        PartTiming(k, part, tuple(seconds), tuple(samples.tokens.get((k, part), ())))
-        for (k, part), seconds in sorted(samples.seconds.items())
+        PartTiming(k, part, tuple(seconds), tuple(timer.tokens.get((k, part), ())))
+        for (k, part), seconds in sorted(timer.seconds.items())
     ]
 
 
-def _visit(
-    pair: TimedPair,
-    prompt: Sequence[int],
-    ks: Sequence[int],
-    positions: int,
-    number: int,
-    clock: Clock,
-    samples: _Samples,
-) -> float:
-    """Everything once on one prompt; returns the seconds it took."""
-    begin = perf_counter()
-    first = number % (len(ks) + 1)
-    order = [0, *ks]
-    for k in order[first:] + order[:first]:
-        if k == 0:
-            _plain(pair, prompt, min(MOST_ROUNDS, positions - 1), clock, samples)
-            continue
-        rounds = max(1, min(MOST_ROUNDS, positions // (k + 1)))
-        # Which of the two goes first alternates, so that what warms up or drifts hits both alike
-        for timed in (_whole, _pieces) if number % 2 else (_pieces, _whole):
-            timed(pair, prompt, k, rounds, clock, samples)
-    return perf_counter() - begin
+class RoundTimer:
+    """Times rounds of a pair and keeps every sample, by (K, part)."""
 
+    def __init__(self, pair: TimedPair) -> None:
+        """Begin without samples."""
+        self.seconds: dict[tuple[int, str], list[float]] = {}
+        self.tokens: dict[tuple[int, str], list[int]] = {}
+        self._pair, self._clock = pair, Clock(pair.target, pair.draft)
+        self._since = 0.0
 
-def _plain(
-    pair: TimedPair, prompt: Sequence[int], rounds: int, clock: Clock, samples: _Samples
-) -> None:
-    """Steps of the plain loop, each followed by a bare forward at the same place."""
-    target = pair.target
-    target.prefill(prompt[:-1])
-    token = torch.tensor(prompt[-1:], device=target.device)
-    loop = autoregressive_rounds(target, pair.generation(prompt, 0, rounds))
-    for _ in range(rounds):
-        start = clock.now()
-        next(loop)
-        samples.add(0, "round", clock.now() - start, 1)
-        target.rewind(0)
-        start = clock.now()
-        target.forward(token)
-        samples.add(0, "step", clock.now() - start)
-        target.rewind(1)
+    def _start(self) -> None:
+        self._since = self._clock.now()
 
+    def _stop(self, k: int, part: str) -> None:
+        """Keep the seconds since the last start or stop as a sample of a part."""
+        now = self._clock.now()
+        self.seconds.setdefault((k, part), []).append(now - self._since)
+        self._since = now
 
-def _whole(
-    pair: TimedPair, prompt: Sequence[int], k: int, rounds: int, clock: Clock, samples: _Samples
-) -> None:
-    """Rounds of the real loop, a clock around each."""
-    drafter = ModelDrafter(pair.draft, pair.sampling)
-    pair.target.prefill(prompt[:-1])
-    drafter.begin(prompt)
-    loop = speculative_rounds(pair.target, drafter, pair.generation(prompt, k, rounds))
-    for _ in range(rounds):
-        start = clock.now()
-        done = next(loop)
-        samples.add(k, "round", clock.now() - start, len(done.tokens))
+    def visit(self, prompt: Sequence[int], ks: Sequence[int], positions: int, number: int) -> float:
+        """Everything once on one prompt; returns the seconds it took."""
+        begin = perf_counter()
+        first = number % (len(ks) + 1)
+        order = [0, *ks]
+        for k in order[first:] + order[:first]:
+            if k == 0:
+                self.plain_rounds(prompt, min(MOST_ROUNDS, positions - 1))
+                continue
+            rounds = max(1, min(MOST_ROUNDS, positions // (k + 1)))
+            both = (self.whole_rounds, self.parts)
+            # Which goes first alternates, so that what warms up or drifts hits both alike
+            for timed in both if number % 2 else both[::-1]:
+                timed(prompt, k, rounds)
+        return perf_counter() - begin
 
+    def plain_rounds(self, prompt: Sequence[int], rounds: int) -> None:
+        """Steps of the plain loop, each followed by a bare forward at the same place."""
+        target = self._pair.target
+        target.prefill(prompt[:-1])
+        token = torch.tensor(prompt[-1:], device=target.device)
+        loop = autoregressive_rounds(target, self._pair.generation(prompt, 0, rounds))
+        for _ in range(rounds):
+            self._start()
+            next(loop)
+            self._stop(0, "round")
+            self.tokens.setdefault((0, "round"), []).append(1)
+            target.rewind(0)
+            self._start()
+            target.forward(token)
+            self._stop(0, "step")
+            target.rewind(1)
 
-def _pieces(
-    pair: TimedPair, prompt: Sequence[int], k: int, rounds: int, clock: Clock, samples: _Samples
-) -> None:
-    """The same rounds piece by piece."""
-    target, generation = pair.target, pair.generation(prompt, k, rounds)
-    drafter = ModelDrafter(pair.draft, pair.sampling)
-    verifier = Verifier(target, generation)
-    together = getattr(target, "recorder", None) is not None
-    target.prefill(prompt[:-1])
-    drafter.begin(prompt)
-    last = torch.tensor(prompt[-1:], device=target.device)
-    text: list[int] = []
-    for _ in range(rounds):
-        position = len(text)
-        start = clock.now()
-        proposal = drafter.propose(k, generation.uniforms.draft[position : position + k])
-        drafted = clock.now()
-        samples.add(k, "draft", drafted - start)
-        if together:
-            outcome = verified(target, last, proposal, verifier, position)
-            decided = clock.now()
-            samples.add(k, VERIFY_AND_ACCEPT, decided - drafted)
-        else:
-            logits = target.forward(torch.cat([last, proposal.tokens]))
-            forwarded = clock.now()
-            outcome = outcome_of(
-                proposal, verifier.decide(logits, proposal, *verifier.uniforms(position, k))
-            )
-            decided = clock.now()
-            samples.add(k, "verify", forwarded - drafted)
-            samples.add(k, "accept", decided - forwarded)
-        kept, *tokens = host_tokens(outcome)
-        check_logits(tokens, kept, position)
-        last = outcome[-1:]
-        text += emitted_round(generation, text, tokens, kept).tokens
-        read = clock.now()
-        samples.add(k, "host", read - decided)
-        target.rewind(len(tokens) - 1 - kept)
-        drafter.advance(proposal, kept, last)
-        samples.add(k, "rewind", clock.now() - read)
+    def whole_rounds(self, prompt: Sequence[int], k: int, rounds: int) -> None:
+        """Rounds of the real loop, a clock around each."""
+        pair = self._pair
+        drafter = ModelDrafter(pair.draft, pair.sampling)
+        pair.target.prefill(prompt[:-1])
+        drafter.begin(prompt)
+        loop = speculative_rounds(pair.target, drafter, pair.generation(prompt, k, rounds))
+        for _ in range(rounds):
+            self._start()
+            done = next(loop)
+            self._stop(k, "round")
+            self.tokens.setdefault((k, "round"), []).append(len(done.tokens))
+
+    def parts(self, prompt: Sequence[int], k: int, rounds: int) -> None:
+        """The same rounds part by part."""
+        pair, target = self._pair, self._pair.target
+        generation = pair.generation(prompt, k, rounds)
+        drafter = ModelDrafter(pair.draft, pair.sampling)
+        verifier = Verifier(target, generation)
+        one_launch = getattr(target, "recorder", None) is not None
+        target.prefill(prompt[:-1])
+        drafter.begin(prompt)
+        last = torch.tensor(prompt[-1:], device=target.device)
+        text: list[int] = []
+        for _ in range(rounds):
+            position = len(text)
+            self._start()
+            proposal = drafter.propose(k, generation.uniforms.draft[position : position + k])
+            self._stop(k, "draft")
+            if one_launch:
+                outcome = verified(target, last, proposal, verifier, position)
+                self._stop(k, VERIFY_AND_ACCEPT)
+            else:
+                logits = target.forward(torch.cat([last, proposal.tokens]))
+                self._stop(k, "verify")
+                outcome = outcome_of(
+                    proposal, verifier.decide(logits, proposal, *verifier.uniforms(position, k))
+                )
+                self._stop(k, "accept")
+            kept, *tokens = host_tokens(outcome)
+            check_logits(tokens, kept, position)
+            last = outcome[-1:]
+            text += emitted_round(generation, text, tokens, kept).tokens
+            self._stop(k, "host")
+            target.rewind(len(tokens) - 1 - kept)
+            drafter.advance(proposal, kept, last)
+            self._stop(k, "rewind")

@@ -1,4 +1,4 @@
-"""The target's own completions, generated without any draft, many prompts side by side.
+"""The target's own completions, generated without any draft, many prompts in a batch.
 
 Replay needs each text once per (temperature, top-k, top-p), whatever drafts and K are compared on
 it, so this is the expensive part of an audition and it is batched: rows sorted by length, padded on
@@ -80,7 +80,7 @@ def generate_texts(
         target: the model whose texts they are; its logits are cut to its `vocab_size`.
         requests: prompts, temperatures, repetitions in any order and mixture.
         name: what errors call the target, such as "model=tiny".
-        batch: texts side by side at most; halved for good whenever memory runs out.
+        batch: texts in a batch at most; halved for good whenever memory runs out.
         tick: called once per finished text.
 
     Raises:
@@ -89,14 +89,14 @@ def generate_texts(
     """
     if not requests:
         return []
-    halves = split_network(target, requests[0].tokens)
-    way = settle_batches(target, halves)
+    split = split_network(target, requests[0].tokens)
+    way = settle_batches(target, split)
 
     def work(some: Sequence[Request]) -> list[GeneratedText]:
         if way == "one by one":
             rows: _Rows = _OwnSteps(target, None, some, name)
         else:
-            rows = _Rows(target, halves, some, name)
+            rows = _Rows(target, split, some, name)
         while rows.alive:
             rows.step()
         for _ in some:
@@ -124,7 +124,7 @@ def generate_texts(
     return [placed[index] for index in range(len(requests))]
 
 
-def settle_batches(target: CachedModel, halves: SplitNetwork | None) -> str:
+def settle_batches(target: CachedModel, split: SplitNetwork | None) -> str:
     """How texts of `target` may share a batch; tried once, stored on the model for the manifest.
 
     A few given tokens are fed in a batch whose rows end at different steps, and the logits are
@@ -141,7 +141,7 @@ def settle_batches(target: CachedModel, halves: SplitNetwork | None) -> str:
         if way == "padded" and not _pads(target):
             refused.append(f"{way} needs position_ids and a cache that is cropped")
             continue
-        reason = batch_refusal(target, partial(_batch_error, target, halves, lengths))
+        reason = batch_refusal(target, partial(_batch_error, target, split, lengths))
         if reason is None:
             break
         refused.append(f"{way} {reason}")
@@ -169,7 +169,7 @@ def batch_refusal(model: CachedModel, error: Callable[[], float]) -> str | None:
     )
 
 
-def _batch_error(target: CachedModel, halves: SplitNetwork | None, lengths: Sequence[int]) -> float:
+def _batch_error(target: CachedModel, split: SplitNetwork | None, lengths: Sequence[int]) -> float:
     tokens = probe_tokens(target.network, target.vocab_size)
     requests = [
         Request(
@@ -187,7 +187,7 @@ def _batch_error(target: CachedModel, halves: SplitNetwork | None, lengths: Sequ
         )
         for row, length in enumerate(lengths)
     ]
-    rows = _GivenRows(target, halves, requests, tokens[::-1])
+    rows = _GivenRows(target, split, requests, tokens[::-1])
     while rows.alive:
         rows.step()
     batched: list[Tensor] = []
@@ -212,13 +212,13 @@ class _Rows:
     def __init__(
         self,
         target: CachedModel,
-        halves: SplitNetwork | None,
+        split: SplitNetwork | None,
         requests: Sequence[Request],
         name: str,
     ) -> None:
         self.tokens: list[list[int]] = [[] for _ in requests]
         self.hidden: Tensor | None = None
-        self._target, self._halves, self._requests, self._name = target, halves, requests, name
+        self._target, self._split, self._requests, self._name = target, split, requests, name
         # Which request each row of the batch belongs to; fewer and fewer of them
         self._order = list(range(len(requests)))
         self.alive = set(self._order)
@@ -281,14 +281,14 @@ class _Rows:
             "use_cache": True,
             **self._places(),
         }
-        if self._halves is None:
+        if self._split is None:
             if takes(self._target.network, "logits_to_keep"):
                 inputs["logits_to_keep"] = 1
             output = self._target.network(**inputs)
             return output.logits[:, -1, : self._target.vocab_size]
-        last = self._halves.hidden(**inputs)[:, -1]
+        last = self._split.hidden(**inputs)[:, -1]
         self._keep(last)
-        return self._halves.logits(last)
+        return self._split.logits(last)
 
     def _places(self) -> dict[str, Tensor]:
         """Mask and positions; without padding no mask is needed, and mostly no positions."""
@@ -366,11 +366,11 @@ class _GivenRows(_Rows):
     def __init__(
         self,
         target: CachedModel,
-        halves: SplitNetwork | None,
+        split: SplitNetwork | None,
         requests: Sequence[Request],
         given: Sequence[int],
     ) -> None:
-        super().__init__(target, halves, requests, "")
+        super().__init__(target, split, requests, "")
         self.logits: list[Tensor] = []
         self._given = given
 
