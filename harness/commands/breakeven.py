@@ -60,12 +60,7 @@ LOG_COLUMNS = "k,tokens_per_round (or acceptance_rate),ms_per_token"
 
 
 def run(config: BreakevenConfig) -> Outcome:
-    """Computes every row, stores the run and prints it.
-
-    Raises:
-        UserError: a latency <= 0, too few verify times for the largest K, a rate outside [0, 1], or
-            a file that cannot be used.
-    """
+    """Compute every row, store the run and print it."""
     measured = measured_inputs(config)
     from_files = {key: value for key, value in asdict(measured).items() if value}
     inputs = inputs_of({**asdict(config), **from_files})
@@ -90,11 +85,7 @@ def _typed_latency(times: StepTimes) -> Iterator[LatencyRow]:
 
 
 def measured_inputs(config: BreakevenConfig) -> MeasuredInputs:
-    """Read the files that the configuration names.
-
-    Raises:
-        UserError: two sources of one number, none of a latency, or a file that cannot be used.
-    """
+    """Read the files that the configuration names: one source of each number."""
     _only_one(config, ACCEPTANCE_KEYS)
     _only_one(config, ("target_ms", "baseline_from", "latency_from", "log"))
     _only_one(config, ("draft_ms", "latency_from", "log"))
@@ -141,11 +132,7 @@ def _only_one(config: BreakevenConfig, keys: Sequence[str]) -> None:
 
 
 def run_times(folder: str) -> StepTimes:
-    """The step times of a run with one draft.
-
-    Raises:
-        UserError: not a run with step times, or one with several drafts.
-    """
+    """The step times of a run with one draft."""
     timings = load(folder).timings
     drafts = sorted({timing.model for timing in timings if timing.role == "draft"})
     if not drafts or not any(timing.role == "target" for timing in timings):
@@ -158,11 +145,7 @@ def run_times(folder: str) -> StepTimes:
 
 
 def _scaled_verify(folder: str, rounds: Sequence[ServerRound]) -> list[float]:
-    """The run's verify times, scaled so that its target step is the log's time per token.
-
-    Raises:
-        UserError: as `run_times`, or a run that timed no verify as long as the log's.
-    """
+    """The run's verify times, scaled so that its target step is the log's time per token."""
     times = run_times(folder)
     longest = max((row.k for row in rounds), default=0)
     if len(times.verify_s) <= longest:
@@ -180,9 +163,6 @@ def read_log(file: str) -> list[ServerRound]:
     """Read `log=`: columns k, ms_per_token, and tokens_per_round or acceptance_rate.
 
     A row of k = 0 is the baseline and needs neither of the two. Other columns are passed over.
-
-    Raises:
-        UserError: not a file, a column missing, or an entry that is not a number.
     """
     where = f"log={file}"
     try:
@@ -226,15 +206,7 @@ def _round(where: str, entry: Mapping[str, str | None]) -> ServerRound:
 
 
 def read_benchmark(key: str, file: str) -> ServerBenchmark:
-    """Read what `vllm bench serve --save-result` wrote.
-
-    Args:
-        key: the setting that named it, for messages.
-        file: its path.
-
-    Raises:
-        UserError: not a file, not JSON, not such a benchmark, or numbers that cannot be.
-    """
+    """Read what `vllm bench serve --save-result` wrote to the file that setting `key` names."""
     where = f"{key}={file}"
     try:
         fields = json.loads(Path(file).read_text(encoding="utf-8"))

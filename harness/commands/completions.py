@@ -29,9 +29,6 @@ def with_turns(folder: RunFolder, opened: Opened, config: PairConfig | AuditionC
     Answers that the conversation does not give are the plain greedy target's. They are generated
     once, turn by turn, and stored in the run's answers.jsonl, so that every cell, every draft and
     a resumed run continue the same conversation.
-
-    Raises:
-        UserError: a turn cannot be encoded, or does not fit a context.
     """
     tokenizer, conversations = opened.target.tokenizer, opened.conversations
     answers = [list(prompt.answers) for prompt in conversations]

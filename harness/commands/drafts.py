@@ -147,32 +147,22 @@ def _scored(
     config: AuditionConfig,
     timed: bool,
 ) -> _Result:
-    begin = time.perf_counter()
-    traces = _score(target, texts, conf, model, config)
+    begin, k = time.perf_counter(), max(config.k)
+    if model is None:
+        traces = [ngram_trace(text, num_draft_tokens=k, draft_name=conf.name) for text in texts]
+    else:
+        with progress(f"{conf.name} scores", len(texts)) as tick:
+            traces = score_texts(
+                texts,
+                target.target_model,
+                model,
+                draft_name=conf.name,
+                target_name=f"model={target.target.name}",
+                batch=config.batch,
+                tick=tick,
+            )
     seconds = time.perf_counter() - begin
     return _Result(traces, [] if timed else _time(target, conf, model, config), seconds)
-
-
-def _score(
-    target: Target,
-    texts: Sequence[GeneratedText],
-    conf: ModelConf,
-    model: CachedModel | None,
-    config: AuditionConfig,
-) -> list[TextTrace]:
-    if model is None:
-        k = max(config.k)
-        return [ngram_trace(text, num_draft_tokens=k, draft_name=conf.name) for text in texts]
-    with progress(f"{conf.name} scores", len(texts)) as tick:
-        return score_texts(
-            texts,
-            target.target_model,
-            model,
-            draft_name=conf.name,
-            target_name=f"model={target.target.name}",
-            batch=config.batch,
-            tick=tick,
-        )
 
 
 def _time(

@@ -233,8 +233,8 @@ def _print_costs(
     lengths = prompt_sets.estimated_tokens(prompts, config)
     context = sum(lengths) // len(lengths) + config.new_tokens // 2
     cards = [gpu] if gpu is not None else all_cards()
-    found = [estimate(work, known, card_of(card), context) for card in cards]
-    print_table(cost_table(sorted(found, key=lambda entry: entry.high_usd)), console)
+    estimates = [estimate(work, known, card_of(card), context) for card in cards]
+    print_table(cost_table(sorted(estimates, key=lambda entry: entry.high_usd)), console)
 
 
 def all_cards() -> list[GpuConf]:

@@ -106,11 +106,7 @@ class Target:
         }
 
     def check_lengths(self) -> None:
-        """Refuse models whose texts, at the run's lengths, are not those of uncached forwards.
-
-        Raises:
-            UserError: see `harness.models.probe.check_length`.
-        """
+        """Refuse models whose texts, at the run's lengths, are not those of uncached forwards."""
         for loaded, model in self.opened.values():
             check_length(model, self.positions, f"{loaded.key}={loaded.name}")
 
@@ -139,12 +135,7 @@ class Pair(Target):
 
 
 def open_pair(config: PairConfig, prompts: Sequence[Prompt]) -> Pair:
-    """Load what the configuration names and check all that can be checked before measuring.
-
-    Raises:
-        UserError: a model cannot be loaded, the pair does not fit together, or a prompt with its
-            budget does not fit the context.
-    """
+    """Load what the configuration names and check all that can be checked before measuring."""
     if config.draft.id == NGRAM:
         raise UserError(
             "draft=ngram: a look-up has no draft steps to time next to the target's; audition it: "
@@ -164,11 +155,7 @@ def open_pair(config: PairConfig, prompts: Sequence[Prompt]) -> Pair:
 
 
 def open_target(config: AuditionConfig, prompts: Sequence[Prompt]) -> Target:
-    """Load the target alone.
-
-    Raises:
-        UserError: it cannot be loaded or rewound, or a prompt does not fit its context.
-    """
+    """Load the target alone, with the same checks."""
     device = resolve_device(config.device.name)
     _check_memory({"model": config.model}, prompts, config, device)
     target = models.load(config.model, "model", device)
@@ -205,9 +192,9 @@ def _first_turns(
     conversations: list[EncodedPrompt] = []
     for prompt in prompts:
         # With empty text for answers still to be generated
-        given = replace(prompt, answers=tuple(answer or "" for answer in prompt.answers))
+        answered = replace(prompt, answers=tuple(answer or "" for answer in prompt.answers))
         pending = len(prompt_sets.missing_answers(prompt)) * prompt_sets.answer_tokens(config)
-        tokens = encode(tokenizer, given, config.prompts)
+        tokens = encode(tokenizer, answered, config.prompts)
         conversations.append(EncodedPrompt(prompt, tokens, pending))
     positions = reserve(conversations, config, opened)
     first = tuple(
@@ -224,11 +211,7 @@ def reserve(
     config: Config,
     opened: Sequence[tuple[LoadedModel, CachedModel]],
 ) -> int:
-    """Have the caches hold the longest generation; returns the positions that it needs.
-
-    Raises:
-        UserError: a prompt whose budget, or the drafts of its last round, reach beyond a context.
-    """
+    """Make the caches long enough for the longest generation; returns the positions it needs."""
     new_tokens, max_k = config.new_tokens, max(config.k)
     for entry in prompts:
         for loaded, _ in opened:

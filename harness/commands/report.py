@@ -28,15 +28,7 @@ RUN_FILES = ("manifest.json", "config.yaml")
 
 
 def run(config: ReportConfig) -> Outcome:
-    """Render a run's report and show it, compare several, or write the index of a folder.
-
-    Returns:
-        The run folder; status 1 where its speedup is below `fail_below`.
-
-    Raises:
-        UserError: no run named, or not a run folder, or one of a newer schema; more than one of
-            run, runs and index.
-    """
+    """Render a run, compare several, or write a folder's index; status 1 below `fail_below`."""
     if config.fail_below is not None and not 0 < config.fail_below < math.inf:
         raise UserError(f"fail_below={config.fail_below}: give a ratio above 0, for example 0.95")
     given = [name for name in ("run", "runs", "index") if getattr(config, name)]
@@ -85,11 +77,7 @@ def _lacks_summary(stored: StoredRun) -> bool:
 
 
 def _compared(config: ReportConfig) -> Outcome:
-    """Compare `runs`, store the comparison as a run of its own, render and show it.
-
-    Returns:
-        Its folder; status 1 where a run's speedup fell below `fail_below` of the reference's.
-    """
+    """Compare `runs` and store the comparison as a run; status 1 below `fail_below`."""
     runs = [load(folder) for folder in config.runs]
     for run in runs:
         refuse_lost_trials(run)
@@ -103,11 +91,7 @@ def _compared(config: ReportConfig) -> Outcome:
 
 
 def _below(summary: Summary, folder: Path, least: float | None) -> bool:
-    """Whether the headline verdict's speedup is below what was asked for.
-
-    Raises:
-        UserError: asked for, and the run has no verdict with a speedup.
-    """
+    """Whether the headline verdict's speedup is below what was asked for."""
     if least is None:
         return False
     verdict = summary.verdict

@@ -67,11 +67,7 @@ class Outcome:
 
 
 def create(config: PairConfig, command: str) -> RunFolder:
-    """A new folder, made only when everything that can be checked beforehand was.
-
-    Raises:
-        UserError: it cannot be made.
-    """
+    """A new folder, made only when everything that can be checked beforehand was."""
     names = [config.model.name, config.draft.name]
     return RunFolder.create(config.results_root, command, names, asdict(config))
 
@@ -81,9 +77,6 @@ def resumed(config: PairConfig | AuditionConfig, command: str) -> RunFolder | No
 
     What is auto becomes what the run began with: its backend, and the attention of its models,
     which was sdpa before auto was the default.
-
-    Raises:
-        UserError: it is not a run of this command with this configuration.
     """
     if config.resume is None:
         return None
@@ -98,15 +91,9 @@ def resumed(config: PairConfig | AuditionConfig, command: str) -> RunFolder | No
 
 
 def note_or_check(folder: RunFolder, described: Mapping[str, Any], seed: int) -> None:
-    """Write a new run's manifest; compare a resumed one's with what it would be now.
+    """Write a new run's manifest entries; refuse to resume one whose prompts or models changed.
 
-    Args:
-        folder: the run; of its models, those that are not described now are passed over.
-        described: the manifest's entries about models, prompts and machine.
-        seed: of the run.
-
-    Raises:
-        UserError: the prompts, the device or a model changed, so the run would mix two workloads.
+    Of the run's models, those that are not in `described` are passed over.
     """
     known = folder.manifest.get("models") or {}
     if "prompts_sha256" in folder.manifest:
@@ -255,9 +242,6 @@ def concluded(folder: RunFolder) -> Outcome:
     """Analyse a measured run; write results.csv, summary.json and its status; render and show it.
 
     An error here loses no measurement: it becomes the outcome's error, and the folder is kept.
-
-    Raises:
-        UserError: what was measured cannot be used.
     """
     try:
         with running(folder):
@@ -282,13 +266,7 @@ def write_analysis(folder: RunFolder, summary: Summary) -> None:
 
 
 def shown(summary: Summary, folder: Path, status: int = 0) -> Outcome:
-    """Render a run's report and show it; an error there becomes the outcome's error.
-
-    Args:
-        summary: of the run.
-        folder: where the report goes.
-        status: exit status where there is no error.
-    """
+    """Render a run's report and show it; an error there becomes the outcome's error."""
     from harness import reporting
 
     try:

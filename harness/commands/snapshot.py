@@ -30,14 +30,7 @@ SIGNIFICANCE = 1e-3
 
 
 def run(config: SnapshotConfig) -> Outcome:
-    """Compare texts and distributions over the grid and store, render and show what came out.
-
-    Returns:
-        The run folder; status 1 where anything is FAIL or did not complete.
-
-    Raises:
-        UserError: a value, a model, a prompt or a folder that cannot be used.
-    """
+    """Compare texts and distributions; status 1 where anything is FAIL or did not complete."""
     if not any(config.k):
         raise UserError(f"k={config.k}: a snapshot needs a K of at least 1")
     prompts = prompt_sets.load(config.prompts)
@@ -127,7 +120,7 @@ def _cell_tests(
         sampling=sampling,
         seed=config.seed,
     )
-    found = distribution_tests(
+    tests = distribution_tests(
         pair.target_model,
         pair.draft_model,
         prompt,
@@ -137,7 +130,7 @@ def _cell_tests(
         draws=config.draws,
         seed=config.seed,
     )
-    return [DistributionTest(temperature, k, **test._asdict(), result="PASS") for test in found]
+    return [DistributionTest(temperature, k, **test._asdict(), result="PASS") for test in tests]
 
 
 def _with_results(tests: Sequence[DistributionTest]) -> list[DistributionTest]:

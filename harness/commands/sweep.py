@@ -25,14 +25,7 @@ from harness.config import SweepConfig
 
 
 def run(config: SweepConfig) -> Outcome:
-    """Measure a pair over the grid and store, render and show what came out.
-
-    Returns:
-        The run folder; status 1 where a generation failed, or a greedy text is not the target's.
-
-    Raises:
-        UserError: a value, a model, a prompt or a folder that cannot be used.
-    """
+    """Measure the grid; status 1 where a generation failed or speculation changed a greedy text."""
     prompts = prompt_sets.load(config.prompts)
     if config.dry_run:
         print_sweep_plan(config, prompts)

@@ -137,22 +137,20 @@ def ngram_trace(
 
     Its tokens are chosen, not drawn, so under every rule a proposed token stands exactly where it
     is the text's. The [n] fields describe offset 0 of each start; the target's are NaN.
-
-    Args:
-        text: the target's text.
-        num_draft_tokens: the largest K that is to be replayed.
-        draft_name: the draft's name in the trace.
+    `num_draft_tokens` is the largest K that is to be replayed.
     """
     request = text.request
-    found = lookups(request.tokens, text.tokens, num_draft_tokens=num_draft_tokens, eos=request.eos)
-    match = found.matches[:, 0].astype(np.float64)
+    looked_up = lookups(
+        request.tokens, text.tokens, num_draft_tokens=num_draft_tokens, eos=request.eos
+    )
+    match = looked_up.matches[:, 0].astype(np.float64)
     unknown, one = np.full(len(match), np.nan), np.ones(len(match))
     with np.errstate(divide="ignore"):
         logprob = np.log(match)
     scores = _Scores(
         unknown, logprob, match, match, match, match, unknown, np.zeros(len(match)), one, one
     )
-    return _trace(text, draft_name, scores, found.matches, found.proposed)
+    return _trace(text, draft_name, scores, looked_up.matches, looked_up.proposed)
 
 
 def _batched(model: CachedModel, split: SplitNetwork | None) -> SplitNetwork | None:
@@ -255,12 +253,9 @@ class _Distribution:
 
 
 def _compare(tokens: Tensor, target: _Distribution | None, draft: _Distribution) -> _Scores:
-    """Compare both distributions at the target's tokens [n].
+    """Compare both distributions at the target's tokens [n], on the draft's device.
 
-    Args:
-        tokens: on the draft's device.
-        target: None where it is greedy, so that its distribution is a point on the token.
-        draft: sampled like the target.
+    A greedy target, whose distribution is a point on the token, is None.
     """
     match = (draft.best == tokens).float()
     one, zero = torch.ones_like(match), torch.zeros_like(match)
@@ -314,11 +309,8 @@ def _logit_chunks(
 ) -> Iterator[Tensor]:
     """Logits [at most chunk, vocab] that predict the texts' tokens, text after text.
 
-    Args:
-        scored: whose logits; without a split only a single text is possible.
-        texts: the texts.
-        chunk: rows at a time.
-        kept: whether the texts' stored hidden states are this model's.
+    Without a split only a single text is possible. `kept`: the texts' stored hidden states are this
+    model's.
     """
     if scored.split is None:
         (text,) = texts
@@ -351,13 +343,8 @@ def _states(
 ) -> Tensor:
     """Final hidden states [rows, width, hidden] of rows that are padded on the right.
 
-    A causal model never looks at what comes after a position, so no mask is needed.
-
-    Args:
-        model: whose states.
-        split: it, taken apart.
-        fed: token ids of each row.
-        positions: of all rows that go through the body at once.
+    A causal model never looks at what comes after a position, so no mask is needed. `positions` is
+    how many, of all rows, go through the body at once.
     """
     width = max(len(row) for row in fed)
     ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in fed])

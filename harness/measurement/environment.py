@@ -137,9 +137,6 @@ def settle_threads(setting: Any, models: "Sequence[CausalModel]", context: Seque
 
     Returns:
         The number of threads now in force.
-
-    Raises:
-        UserError: neither auto nor a positive integer.
     """
     import torch
 

@@ -110,15 +110,9 @@ Draft = CausalModel | Callable[[Request], Drafter]
 
 @torch.inference_mode()
 def run_trial(request: Request, target: CausalModel, draft: Draft | None) -> Trial:
-    """Generate once and time it.
+    """Generate once and time it; `failed` where memory ran out or logits were not finite.
 
-    Args:
-        request: what to generate.
-        target: the model whose text it is.
-        draft: the draft model, or a function that makes the drafter; not used where request.k is 0.
-
-    Returns:
-        The trial; `failed` with the error where memory ran out or logits were not finite.
+    The draft is not used where request.k is 0.
     """
     _reset_peak(target.device)
     try:

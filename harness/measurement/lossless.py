@@ -95,14 +95,8 @@ def compare_texts(
 ) -> TextComparison:
     """Compare two greedy texts of one prompt and, where they differ, ask whether it is a tie.
 
-    Args:
-        target: the model both are of.
-        prompt: token ids.
-        plain: the ids that plain decoding emitted.
-        speculative: the ids that speculation emitted.
-        num_draft_tokens: K, for the width of the verify.
-        dtype: that the target computes in; None for that of its logits.
-        repetition_penalty: of both texts.
+    `num_draft_tokens` is for the width of the verify; `dtype` is what the target computes in, None
+    for that of its logits.
     """
     if tuple(plain) == tuple(speculative):
         return TextComparison("PASS")
@@ -217,18 +211,8 @@ def distribution_tests(
 ) -> list[ChiSquare]:
     """Draw the token at every offset 1..K + 1 after one forced text, and test its distribution.
 
-    The production verification decides every draw; only its uniforms for the forced tokens are
-    chosen, so that they stand.
-
-    Args:
-        target: whose distribution is tested.
-        draft: proposes.
-        prompt: token ids; the forced text continues it.
-        num_draft_tokens: K.
-        sampling: temperature above 0, top-k, top-p.
-        rule: the acceptance rule.
-        draws: per offset.
-        seed: of the forced text and of all draws.
+    The production verification decides each of the `draws` per offset; only its uniforms for the
+    forced tokens are chosen, so that they stand.
 
     Raises:
         BrokenLogitsError: logits of the target or the draft are not finite.
@@ -259,14 +243,8 @@ def most_open(
 ) -> Sequence[int]:
     """The prompt after which the target is least certain at its most certain offset.
 
-    Where the next token is nearly certain, draws cannot tell one distribution from another.
-
-    Args:
-        target: whose text.
-        prompts: token ids of each.
-        num_draft_tokens: K; offsets 1..K + 1 are looked at.
-        sampling: temperature above 0, top-k, top-p.
-        seed: of the forced texts, the one that `distribution_tests` is given.
+    Where the next token is nearly certain, draws cannot tell one distribution from another. The
+    seed is the one that `distribution_tests` is given.
     """
 
     def openness(prompt: Sequence[int]) -> float:
@@ -291,7 +269,7 @@ def _probs_along(
     sampling: SamplingParameters,
     who: str,
 ) -> Tensor:
-    """Warped probabilities after the prompt and after each forced token, [len(forced) + 1, vocab].
+    """Sampling probabilities after the prompt and each forced token, [len(forced) + 1, vocab].
 
     The model's cache then holds the prompt and the forced tokens.
     """

@@ -124,11 +124,11 @@ def time_forwards(
     beside: str | None = None,
     tick: Callable[[], None] = lambda: None,
 ) -> list[StepTiming]:
-    """Time every forward `repetitions` times, interleaved.
+    """Time every forward `repetitions` times, interleaved; verifies go up to max_k + 1 positions.
 
     Args:
         models: the target and, if any, the draft.
-        max_k: the largest K; verifies go up to max_k + 1 positions.
+        max_k: the largest K.
         context: token ids that fill the cache; its length is context_tokens.
         repetitions: samples of each, after warm-up; None for REPETITIONS.
         beside: the draft's name, where several are timed one after the other.

@@ -74,11 +74,11 @@ def generate_texts(
     batch: int = 32,
     tick: Callable[[], None] = lambda: None,
 ) -> list[GeneratedText]:
-    """Generate every text, in the order of the requests.
+    """Generate every text, in the order of the requests, which may be in any mixture.
 
     Args:
         target: the model whose texts they are; its logits are cut to its `vocab_size`.
-        requests: prompts, temperatures, repetitions in any order and mixture.
+        requests: what to generate.
         name: what errors call the target, such as "model=tiny".
         batch: texts in a batch at most; halved for good whenever memory runs out.
         tick: called once per finished text.
@@ -154,9 +154,7 @@ def settle_batches(target: CachedModel, split: SplitNetwork | None) -> str:
 def batch_refusal(model: CachedModel, error: Callable[[], float]) -> str | None:
     """Why texts may not share a batch; None if they may.
 
-    Args:
-        model: whose texts.
-        error: how far batched logits are from those of each text alone, relative to the largest.
+    `error` gives how far batched logits are from those of each text alone, relative to the largest.
     """
     if model.makes_state:
         return "needs a cache that can be batched"
