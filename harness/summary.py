@@ -405,10 +405,10 @@ class Explanation:
 
 @dataclass(frozen=True)
 class RuleOfThumb:
-    """A rule in circulation, held against this pair; shown, never obeyed."""
+    """A rule in circulation, and this pair's number under it; shown, never obeyed."""
 
     code: RuleOfThumbCode
-    met: bool | None  # None where it cannot be told
+    met: bool | None  # None where it is not known
     value: float | None  # this pair's number under the rule; None where not compared
     values: Values = field(default_factory=dict[str, Value])  # what the measurement says instead
 
@@ -633,6 +633,21 @@ class CeilingAtK:
 
 
 @dataclass(frozen=True)
+class SpeedupByK:
+    """The speedup at one alpha by one rule, by K."""
+
+    alpha: float
+    rule: Literal["geometric", "linear"]
+    speedups: dict[int, float]
+
+    @property
+    def best_k(self) -> int:
+        """The K of the largest speedup; 0 where none is above 1."""
+        best = max(self.speedups, key=lambda k: self.speedups[k])
+        return best if self.speedups[best] > 1.0 else 0
+
+
+@dataclass(frozen=True)
 class BestKAtAlpha:
     """The best K at one alpha, 0 (do not speculate) included."""
 
@@ -815,6 +830,8 @@ class Summary:
     # ceilings, best_k: break-even's, and the profile's ceilings.
     ceilings: tuple[CeilingAtK, ...] = ()
     best_k: tuple[BestKAtAlpha, ...] = ()
+    speedups_by_k: tuple[SpeedupByK, ...] = ()  # at each alpha, by either rule
+    from_acceptance: tuple[ResultRow, ...] = ()  # those of `results` that a measured one gave
     alphas: tuple[float, ...] = ()
     round_fit: RoundFit | None = None
     # Report of several runs

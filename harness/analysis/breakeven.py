@@ -21,9 +21,17 @@ from harness.analysis.latency import Latency, stored_rows
 from harness.analysis.profile import ceilings
 from harness.analysis.setup import Setup
 from harness.records import Decision, ResultRow, UserError
-from harness.summary import BestKAtAlpha, Caveat, FittedRound, RoundFit, Summary, Verdict
+from harness.summary import (
+    BestKAtAlpha,
+    Caveat,
+    FittedRound,
+    RoundFit,
+    SpeedupByK,
+    Summary,
+    Verdict,
+)
 from harness.theory import acceptance as theory
-from harness.theory.speedup import StepTimes, best_k, speedup_from_tokens_per_round
+from harness.theory.speedup import StepTimes, best_k, linear_speedup, speedup_from_tokens_per_round
 
 NEAR = 0.05
 
@@ -106,7 +114,8 @@ def analyse_breakeven(setup: Setup) -> Summary:
     run = setup.run
     inputs = inputs_of({**run.config, **(run.manifest.get("inputs") or {})})
     measured = list(measured_rows(inputs))
-    rows = (*iid_rows(inputs), *measured)
+    iid = list(iid_rows(inputs))
+    rows = (*iid, *measured)
     v = {k: inputs.times.v(k) for k in inputs.ks}
     return Summary(
         run=setup.facts(rows),
@@ -120,9 +129,21 @@ def analyse_breakeven(setup: Setup) -> Summary:
             BestKAtAlpha(alpha, *best_k(alpha, inputs.ks, inputs.times.c, v))
             for alpha in inputs.alphas
         ),
+        speedups_by_k=tuple(_by_each_rule(iid, inputs)),
+        from_acceptance=tuple(measured),
         alphas=inputs.alphas,
         round_fit=inputs.round_fit,
     )
+
+
+def _by_each_rule(iid: Sequence[ResultRow], inputs: Inputs) -> Iterator[SpeedupByK]:
+    """The geometric rule takes an alpha, the linear one an acceptance_rate: it promises more."""
+    times = inputs.times
+    for alpha in sorted(inputs.alphas):
+        geometric = {row.k: row.speedup or 0.0 for row in iid if row.alpha == alpha}
+        linear = {k: linear_speedup(alpha, k, times.c, times.v(k)) for k in inputs.ks}
+        yield SpeedupByK(alpha, "geometric", geometric)
+        yield SpeedupByK(alpha, "linear", linear)
 
 
 def iid_rows(inputs: Inputs) -> Iterator[ResultRow]:

@@ -1,6 +1,6 @@
 """What a reader must know before acting on a run's numbers: codes with their values.
 
-Which values each code carries is said in `harness.summary`; its sentence is made in
+`harness.summary` lists the values of each code; its sentence is made in
 `harness.reporting`.
 """
 

@@ -31,6 +31,9 @@ WARNING = 0.40
 SUGGESTED_K = ((0.85, 16), (0.75, 8), (WARNING, 4))
 
 
+COUNTS = ("new_tokens", "rounds", "drafted", "accepted", "rejected")
+
+
 @dataclass(frozen=True)
 class CellOfK:
     """One draft at one K, all its prompt sets together."""
@@ -105,13 +108,9 @@ def _cells(
         if by_k:
             return {
                 k: CellOfK(
-                    tokens=float(sum(row.new_tokens or 0 for row in each)),
-                    rounds=float(sum(row.rounds or 0 for row in each)),
-                    drafted=float(sum(row.drafted or 0 for row in each)),
-                    accepted=float(sum(row.accepted or 0 for row in each)),
-                    rejected=float(sum(row.rejected or 0 for row in each)),
+                    *(float(sum(getattr(row, name) or 0 for row in cell)) for name in COUNTS)
                 )
-                for k, each in by_k.items()
+                for k, cell in by_k.items()
             }
     return {}
 
@@ -120,8 +119,8 @@ def _floors(latency: Sequence[LatencyRow], draft: str) -> tuple[float, float] | 
     """Floors of the two steps at the context and batch that the step times are of."""
     steps = [row for row in latency if row.kind == "step" and row.batch == 1 and row.floor_ms]
     target = next((row.floor_ms for row in steps if row.role == "target"), None)
-    own = next((row.floor_ms for row in steps if row.role == "draft" and row.model == draft), None)
-    return (own / 1e3, target / 1e3) if own and target else None
+    drafting = [row.floor_ms for row in steps if row.role == "draft" and row.model == draft]
+    return (drafting[0] / 1e3, target / 1e3) if drafting and drafting[0] and target else None
 
 
 def explain(case: Case, decision: Decision, temperature: float) -> Explanation:
@@ -201,7 +200,7 @@ def rules_of_thumb(
     parameter_share: float | None,
     same_vocabulary: bool | None,
 ) -> Iterator[RuleOfThumb]:
-    """Every rule that the numbers can be held against.
+    """Every rule that there are numbers for.
 
     A `verdict_k` of 0 is not to speculate, None is undecided; `same_vocabulary` is None where
     tokenizers were not compared (dummy weights).

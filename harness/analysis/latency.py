@@ -102,14 +102,14 @@ def latency_rows(timings: Sequence[StepTiming]) -> list[LatencyRow]:
 
 def stored_rows(run: StoredRun) -> tuple[LatencyRow, ...]:
     """The rows of latency.csv, in stored order; an empty field is None."""
-    whole = {"tokens", "context_tokens", "batch", "samples"}
+    integers = {"tokens", "context_tokens", "batch", "samples"}
     names = [field.name for field in fields(LatencyRow)]
     rows: list[LatencyRow] = []
     for entry in run.latency.to_dict("records"):
         values: dict[str, Any] = {
             name: None if pd.isna(entry.get(name)) else entry.get(name) for name in names
         }
-        values |= {name: int(values[name]) for name in whole if values[name] is not None}
+        values |= {name: int(values[name]) for name in integers if values[name] is not None}
         rows.append(LatencyRow(**{**values, "model": values["model"] or ""}))
     return tuple(rows)
 

@@ -2,7 +2,7 @@
 
 In a run at temperature 0 the k = 0 trial of a prompt is the plain text, and speculation must emit
 the same. Where it does not, only the models can tell whether that is a tie within rounding: the run
-stores what they said in checks.jsonl. A text that they did not judge is PASS where the tokens are
+stores their judgement in checks.jsonl. A text that they did not judge is PASS where the tokens are
 equal, and OPEN where they are not. A pair that changes greedy texts gets no verdict.
 """
 

@@ -81,7 +81,7 @@ def evidence_of(replays: Replays, latencies: Latencies, *, seed: int = 0) -> Evi
         prompts=replays.prompts,
         prompt_sets=replays.prompt_sets,
         baseline=Timed(tokens * target_s, tokens),
-        candidates={name: Timed(each, tokens) for name, each in seconds.items()},
+        candidates={name: Timed(decode_s, tokens) for name, decode_s in seconds.items()},
         facts={
             name: Facts(
                 alpha_of(counts),
@@ -114,11 +114,13 @@ class SampledSteps:
 
         Step times without samples are taken as exact.
         """
-        sampled = {draft: each for draft, each in self.latencies.items() if each.timings}
-        timings = [timing for each in sampled.values() for timing in each.timings]
+        sampled = {draft: latency for draft, latency in self.latencies.items() if latency.timings}
+        timings = [timing for latency in sampled.values() for timing in latency.timings]
         split = all(len(timing.samples_s) >= folds * FOLD_SAMPLES for timing in timings)
         drawn = [LatencyDraws(FOLD_DRAWS, self.seed + fold) for fold in range(folds)]
-        parts = {draft: _parts(each, folds) for draft, each in sampled.items()} if split else {}
+        parts = (
+            {draft: _parts(latency, folds) for draft, latency in sampled.items()} if split else {}
+        )
         shape = (len(self.replays.candidates), folds)
         times = FoldTimes(np.ones(shape), np.ones(shape), np.zeros(shape))
         for row, name in enumerate(self.replays.candidates):

@@ -89,8 +89,8 @@ def analyse_profile(setup: Setup) -> Summary:
     timed = reference(run.timings)
     if not timed:
         return replace(base, caveats=caveats(setup, measured))
-    found = latency_of(timed)
-    times, ks = found.times, range(1, max(setup.ks, default=0) + 1)
+    latency_of_pair = latency_of(timed)
+    times, ks = latency_of_pair.times, range(1, max(setup.ks, default=0) + 1)
     return replace(
         base,
         results=(*measured, *(_ceiling_row(setup, k, times) for k in ks if times.covers(k))),
@@ -98,19 +98,19 @@ def analyse_profile(setup: Setup) -> Summary:
             *caveats(setup, measured, timed),
             *launch_bound(shortest_context(bounds), times),
         ),
-        steps=(found.summary(setup.draft),),
+        steps=(latency_of_pair.summary(setup.draft),),
         ceilings=ceilings(times, ks),
     )
 
 
 def _plain_rows(trials: Sequence[Trial], model: str) -> list[ResultRow]:
     """One row for a model over all prompt sets together; none where it decoded nothing."""
-    own = [
+    trials_of_model = [
         replace(trial, prompt_set="all", prompt=f"{trial.prompt_set}/{trial.prompt}")
         for trial in trials
         if trial.model == model
     ]
-    rows = measured_rows(own, model=model, draft="", times=None)
+    rows = measured_rows(trials_of_model, model=model, draft="", times=None)
     return [replace(row, draft=None) for row in rows]
 
 

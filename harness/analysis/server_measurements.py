@@ -1,6 +1,6 @@
 """Numbers that a server measured: step times and acceptance from its log or its benchmark.
 
-A server that reports, for several K, its tokens per round and its time per token has said what its
+A server that reports, for several K, its tokens per round and its time per token says what its
 rounds cost, for a round takes tokens_per_round x seconds_per_token. A round drafts K tokens and
 verifies once:
 
@@ -13,7 +13,7 @@ first and the intercept is the overhead. Without a curve, what one more position
 in the slope as well: the slope is then what one more draft token costs in all.
 
 The line is fitted by ordinary least squares, and its intervals are Student's with n - 2 degrees of
-freedom: they hold if the noise is in the times and rounds are linear in K. The residuals, in
+freedom: they hold if the scatter is in the times and rounds are linear in K. The residuals, in
 percent of each round, show where they are not.
 """
 
@@ -62,8 +62,8 @@ class ServerBenchmark:
 class MeasuredInputs:
     """What files of elsewhere say, under the keys of break-even's configuration that they fill."""
 
-    # draft_ms, target_ms, verify_ms, k, acceptance_rate, acceptance_by_position: None where no file
-    # said it.
+    # draft_ms, target_ms, verify_ms, k, acceptance_rate, acceptance_by_position: None where no
+    # file has it.
     draft_ms: float | None = None
     target_ms: float | None = None
     verify_ms: tuple[float, ...] | None = None

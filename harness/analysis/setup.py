@@ -182,14 +182,14 @@ class Setup:
 
     def described_draft(self, name: str) -> Entry:
         """The manifest's entry of a draft; empty for one without a model."""
-        drafts = (each for role, each in self.described.items() if role != "target")
+        drafts = (entry for role, entry in self.described.items() if role != "target")
         return next((entry for entry in drafts if entry.get("name") == name), {})
 
     def parameter_share(self, draft: str) -> float | None:
         """The draft's parameters / the target's; None if unknown."""
-        share = self.described_draft(draft).get("parameters")
-        whole = (self.described.get("target") or {}).get("parameters")
-        return share / whole if share is not None and whole else None
+        parameters = self.described_draft(draft).get("parameters")
+        of_target = (self.described.get("target") or {}).get("parameters")
+        return parameters / of_target if parameters is not None and of_target else None
 
     def failures(self, trials: Sequence[Trial] | None = None) -> tuple[Failure, ...]:
         """Generations that did not complete, and measurements that met broken logits.

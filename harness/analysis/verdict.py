@@ -83,14 +83,12 @@ class Evidence:
     def only(self, prompt_sets: Sequence[str]) -> "Evidence":
         """The evidence of some prompt sets alone."""
         keep = np.array([name in prompt_sets for name in self.prompt_sets], dtype=bool)
-        return Evidence(
-            temperature=self.temperature,
+        return replace(
+            self,
             prompts=tuple(np.array(self.prompts, dtype=object)[keep]),
             prompt_sets=tuple(np.array(self.prompt_sets, dtype=object)[keep]),
             baseline=_rows(self.baseline, keep),
             candidates={name: _rows(timed, keep) for name, timed in self.candidates.items()},
-            facts=self.facts,
-            step_noise=self.step_noise,
         )
 
     def workload(self, weights: Mapping[str, float] | None) -> Workload:
@@ -101,8 +99,8 @@ class Evidence:
         return Workload(
             baseline_s=evidence.baseline.seconds,
             baseline_tokens=evidence.baseline.tokens,
-            seconds=np.stack([each.seconds for each in timed]),
-            tokens=np.stack([each.tokens for each in timed]),
+            seconds=np.stack([candidate.seconds for candidate in timed]),
+            tokens=np.stack([candidate.tokens for candidate in timed]),
             prompt_sets=evidence.prompt_sets,
             weights={name: shares[name] for name in evidence.prompt_sets},
             step_noise=evidence.step_noise,
@@ -126,14 +124,14 @@ def evidence_from_trials(
     where it is a conversation, finished there. A K that completed fewer than half of the baseline's
     prompts (out of memory, say) is left out, rather than every prompt that it failed.
     """
-    here = [trial for trial in latest(trials) if trial.temperature == temperature]
-    repetitions = len({trial.repetition for trial in here})
-    turns = {(t.prompt_set, t.conversation): 0 for t in here}
-    for prompt_set, conversation, _ in {(t.prompt_set, t.conversation, t.turn) for t in here}:
+    considered = [trial for trial in latest(trials) if trial.temperature == temperature]
+    repetitions = len({trial.repetition for trial in considered})
+    turns = {(t.prompt_set, t.conversation): 0 for t in considered}
+    for prompt_set, conversation, _ in {(t.prompt_set, t.conversation, t.turn) for t in considered}:
         turns[prompt_set, conversation] += 1
     done: dict[int, dict[tuple[str, str], Array]] = {0: {}}
-    for k in sorted({trial.k for trial in here}):
-        cell = completed([trial for trial in here if trial.k == k])
+    for k in sorted({trial.k for trial in considered}):
+        cell = completed([trial for trial in considered if trial.k == k])
         sums = per_prompt(cell, [decode_s, new_tokens, accepted, judged, lambda _: 1.0])
         done[k] = {name: row for name, row in sums.items() if row[-1] == repetitions * turns[name]}
     kept = {k: cell for k, cell in done.items() if 2 * len(cell) >= len(done[0])}

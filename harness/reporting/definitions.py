@@ -59,13 +59,13 @@ def definitions() -> Mapping[str, Definition]:
 
 def parse(text: str) -> dict[str, Definition]:
     """The definitions of a text written as metrics.md is."""
-    found: dict[str, Definition] = {}
+    by_name: dict[str, Definition] = {}
     for names, source in _entries(text.splitlines()):
         for name in names:
             # As code hosts make anchors: lower case, punctuation gone, spaces as hyphens
             anchor = re.sub(r"[^\w\- ]", "", name.lower()).replace(" ", "-")
-            found.setdefault(name.lower(), Definition(name, f"m-{anchor}", source))
-    return found
+            by_name.setdefault(name.lower(), Definition(name, f"m-{anchor}", source))
+    return by_name
 
 
 def lookup(title: str) -> Definition | None:

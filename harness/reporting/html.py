@@ -85,7 +85,7 @@ def image(svg: str, caption: str) -> Image:
 
 def glossary(tables: Iterable[Table]) -> tuple[Definition, ...]:
     """Every definition that the tables link to, and those which these link to."""
-    found = [
+    linked = [
         definition
         for table in tables
         for definition in (
@@ -94,7 +94,7 @@ def glossary(tables: Iterable[Table]) -> tuple[Definition, ...]:
         )
         if definition is not None
     ]
-    return closure(found)
+    return closure(linked)
 
 
 def column_definition(column: Column[Any]) -> Definition | None:

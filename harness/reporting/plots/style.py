@@ -112,7 +112,7 @@ def no_gain_line(axes: Axes) -> None:
 
 
 def ticks(axes: Axes, values: Sequence[float], label: str, *, log: bool = False) -> None:
-    """An x axis with ticks at these values and nowhere else, with room on both sides."""
+    """An x axis with ticks at these values and nowhere else, with space on both sides."""
     if log:
         axes.set_xscale("log", base=2)
         axes.set_xlim(min(values) / 1.4, max(values) * 1.4)

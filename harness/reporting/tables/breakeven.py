@@ -4,33 +4,14 @@ Two rules are shown under their names. The geometric rule takes an alpha. The li
 takes an acceptance_rate; given an alpha, as people do, it promises too much at every K above 1.
 """
 
-import math
 from typing import NamedTuple
 
 from harness.records import ResultRow
 from harness.reporting import formatting as fmt
 from harness.reporting.tables.specification import Column, Table, ValueWithBounds, table
-from harness.summary import CeilingAtK, FittedRound, RoundFit, Summary
-from harness.theory.speedup import linear_speedup
+from harness.summary import CeilingAtK, FittedRound, RoundFit, SpeedupByK, Summary
 
 NO_ROOT = "none: even alpha = 1 loses"
-
-
-class SpeedupByK(NamedTuple):
-    """The speedup at one alpha by one rule, by K."""
-
-    alpha: float
-    rule: str
-    speedups: dict[int, float | None]
-
-    @property
-    def best_k(self) -> int | None:
-        """The K of the largest speedup; 0 where none is above 1, None where none is known."""
-        known = {k: value for k, value in self.speedups.items() if value is not None}
-        best = max(known, key=lambda k: known[k], default=None)
-        return best if best is None or known[best] > 1.0 else 0
-
-
 IDEAL: tuple[Column[CeilingAtK], ...] = (
     Column("K", lambda ceiling: ceiling.k, fmt.count, key=True),
     Column("ideal ms/tok", lambda ceiling: ceiling.ideal_seconds_per_token, fmt.in_ms),
@@ -76,22 +57,13 @@ def ideal_table(summary: Summary) -> Table:
 def measured_table(summary: Summary) -> Table:
     """What an acceptance measured elsewhere comes to; no model of the text behind it."""
     title = "From the acceptance that was measured"
-    return table(title, MEASURED, _split(summary)[1], notes=(MEASURED_NOTE,))
+    return table(title, MEASURED, summary.from_acceptance, notes=(MEASURED_NOTE,))
 
 
 def rules_table(summary: Summary) -> Table:
     """Speedup per alpha and K by both rules, and the best K of each."""
-    asked, _ = _split(summary)
-    ks = sorted({row.k for row in asked})
-    v = {ceiling.k: ceiling.v for ceiling in summary.ceilings}
-    rows: list[SpeedupByK] = []
-    for alpha in sorted({row.alpha for row in asked if row.alpha is not None}):
-        geometric = {row.k: row.speedup for row in asked if row.alpha == alpha}
-        rows.append(SpeedupByK(alpha, "geometric", geometric))
-        if summary.steps:
-            c = summary.steps[0].c
-            linear = {k: linear_speedup(alpha, k, c, v[k]) for k in ks if k in v}
-            rows.append(SpeedupByK(alpha, "linear", dict(linear)))
+    rows = summary.speedups_by_k
+    ks = sorted({k for row in rows for k in row.speedups})
     columns: tuple[Column[SpeedupByK], ...] = (
         Column("alpha", lambda row: row.alpha, lambda alpha: f"{alpha:.4g}", key=True),
         Column("rule", lambda row: row.rule, key=True),
@@ -103,24 +75,6 @@ def rules_table(summary: Summary) -> Table:
 
 def _speedup_at(k: int) -> Column[SpeedupByK]:
     return Column(f"K={k}", lambda row: row.speedups.get(k), fmt.speedup, definition="speedup")
-
-
-def _split(summary: Summary) -> tuple[list[ResultRow], list[ResultRow]]:
-    """The rows at the alphas that were asked for, and those from a measured acceptance.
-
-    A measured acceptance may happen to have an alpha that was asked for; its row comes second.
-    """
-    asked: dict[tuple[int, float], ResultRow] = {}
-    measured: list[ResultRow] = []
-    for row in summary.results:
-        if row.source != "theory" or row.k < 1 or row.alpha is None:
-            continue
-        listed = any(math.isclose(row.alpha, alpha) for alpha in summary.alphas)
-        if listed and (row.k, row.alpha) not in asked:
-            asked[row.k, row.alpha] = row
-        else:
-            measured.append(row)
-    return list(asked.values()), measured
 
 
 class Part(NamedTuple):

@@ -163,12 +163,12 @@ def _floor_note(summary: Summary) -> str:
     bandwidth = summary.bandwidth
     if bandwidth is None:
         return f"{note}."
-    own = [
+    by_model = [
         f"{role} {fmt.decimal(value)}"
         for role, value in (("target", bandwidth.target_gb_s), ("draft", bandwidth.draft_gb_s))
         if value is not None
     ]
-    at_its_size = f"; at each model's own size: {', '.join(own)}" if own else ""
+    at_its_size = f"; at each model's own size: {', '.join(by_model)}" if by_model else ""
     source = "measured" if bandwidth.source == "measured" else "data sheet"
     return f"{note} ({fmt.decimal(bandwidth.gb_s)} GB/s, {source}{at_its_size})."
 
