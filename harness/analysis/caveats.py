@@ -1,19 +1,20 @@
-"""What a reader must know before acting on a run's numbers: codes with their values.
+"""What a reader must know before acting on a run: caveats (codes with their values), failures.
 
 `harness.summary` lists the values of each code; its sentence is made in
 `harness.reporting`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from harness.analysis.setup import Setup
-from harness.records import ResultRow, StepTiming
+from harness.records import Failure, ResultRow, StepTiming, Trial
 from harness.stats.bootstrap import MIN_PROMPTS
-from harness.summary import Caveat, StepBound, TextCheck, Value
+from harness.summary import Caveat, DistributionTest, StepBound, TextCheck, Value
 from harness.theory.speedup import StepTimes
 
+NOTHING_TESTED = "every distribution is nearly certain: nothing could be tested"
 # A step spread this wide says that something else was using the machine.
 WIDE_SPREAD = 1.5
 # Settings that mean nothing at temperature 0, where the likeliest token is taken
@@ -198,3 +199,55 @@ def place(check: TextCheck) -> dict[str, Value]:
         "k": check.k,
         "position": check.first_difference,
     }
+
+
+# ---- what did not complete -----------------------------------------------------------------------
+
+
+def failures(
+    setup: Setup,
+    trials: Sequence[Trial] | None = None,
+    *,
+    checks: Sequence[TextCheck] = (),
+    tests: Sequence[DistributionTest] = (),
+) -> tuple[Failure, ...]:
+    """Checks that failed, generations that did not complete, what met broken logits, and drafts.
+
+    `trials` stand in for the stored ones, where some were marked failed.
+    """
+    latest = {t.cell: t for t in (setup.run.trials if trials is None else trials)}
+    broken: Mapping[str, str] = setup.run.manifest.get("not_measured") or {}
+    untested = tests and not checks and all(test.result == "UNTESTED" for test in tests)
+    failed = [
+        *((f"{c.prompt_set}/{c.prompt} K={c.k}", fault(c)) for c in checks if c.result == "FAIL"),
+        *(
+            (
+                f"K={test.k} temperature={test.temperature:g} offset {test.offset}",
+                f"drawn tokens do not follow the target's distribution (p = {test.p_value:.2g})",
+            )
+            for test in tests
+            if test.result == "FAIL"
+        ),
+        *([("temperature > 0", NOTHING_TESTED)] if untested else ()),
+        *(
+            (
+                f"{t.prompt_set}/{t.prompt} k={t.k} temperature={t.temperature:g}",
+                t.error or "failed",
+            )
+            for t in latest.values()
+            if t.status == "failed"
+        ),
+        *broken.items(),
+    ]
+    return (*(Failure(where, error) for where, error in failed), *setup.draft_failures)
+
+
+def fault(check: TextCheck) -> str:
+    """What is wrong with a text, for results.csv and the list of failures."""
+    line = f"text differs from plain decoding's from position {check.first_difference} on"
+    if check.target_margin is None or check.rounding is None:
+        return line
+    return (
+        f"{line}, beyond rounding (top-2 margin {check.target_margin:.3g}, "
+        f"rounding {check.rounding:.3g})"
+    )

@@ -9,10 +9,10 @@ equal, and OPEN where they are not. A pair that changes greedy texts gets no ver
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from harness.analysis.caveats import caveats, place
+from harness.analysis.caveats import caveats, failures, fault, place
 from harness.analysis.cells import latest, measured_rows
 from harness.analysis.setup import Setup
-from harness.records import GREEDY, Failure, Trial
+from harness.records import GREEDY, Trial
 from harness.storage import StoredRun
 from harness.summary import DistributionTest, Summary, TextCheck, Value, VerdictReason
 
@@ -27,38 +27,11 @@ def analyse_snapshot(setup: Setup) -> Summary:
     rows = measured_rows(run.trials, model=setup.model, draft=setup.draft, times=None)
     return Summary(
         run=setup.facts(rows),
-        failures=(*_failures(checks, tests), *setup.failures()),
+        failures=failures(setup, checks=checks, tests=tests),
         caveats=caveats(setup),
         results=tuple(rows),
         text_checks=tuple(checks),
         distribution_tests=tests,
-    )
-
-
-def _failures(checks: Iterable[TextCheck], tests: Sequence[DistributionTest]) -> Iterator[Failure]:
-    checks = list(checks)
-    for check in checks:
-        if check.result == "FAIL":
-            yield Failure(f"{check.prompt_set}/{check.prompt} K={check.k}", fault(check))
-    for test in tests:
-        if test.result == "FAIL":
-            yield Failure(
-                f"K={test.k} temperature={test.temperature:g} offset {test.offset}",
-                f"drawn tokens do not follow the target's distribution (p = {test.p_value:.2g})",
-            )
-    if tests and not checks and all(test.result == "UNTESTED" for test in tests):
-        error = "every distribution is nearly certain: nothing could be tested"
-        yield Failure("temperature > 0", error)
-
-
-def fault(check: TextCheck) -> str:
-    """What is wrong with a text, for results.csv and the list of failures."""
-    line = f"text differs from plain decoding's from position {check.first_difference} on"
-    if check.target_margin is None or check.rounding is None:
-        return line
-    return (
-        f"{line}, beyond rounding (top-2 margin {check.target_margin:.3g}, "
-        f"rounding {check.rounding:.3g})"
     )
 
 

@@ -28,7 +28,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.caveats import caveats, launch_bound
+from harness.analysis.caveats import caveats, failures, launch_bound
 from harness.analysis.cells import measured_rows
 from harness.analysis.latency import latency_of, reference, stored_rows
 from harness.analysis.setup import Setup
@@ -64,7 +64,7 @@ def analyse_profile(setup: Setup) -> Summary:
     bandwidth = run.manifest.get("bandwidth")
     base = Summary(
         run=setup.facts(measured),
-        failures=setup.failures(),
+        failures=failures(setup),
         results=tuple(measured),
         latency=latency,
         alphas=setup.alphas,

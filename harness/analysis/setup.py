@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, cast
 
-from harness.records import Failure, ResultRow, Rule, Trial
+from harness.records import Failure, ResultRow, Rule
 from harness.storage import StoredRun
 from harness.summary import ModelFacts, RunFacts, SamplingFacts, Status, Value
 from harness.theory.architecture import Architecture
@@ -190,25 +190,6 @@ class Setup:
         parameters = self.described_draft(draft).get("parameters")
         of_target = (self.described.get("target") or {}).get("parameters")
         return parameters / of_target if parameters is not None and of_target else None
-
-    def failures(self, trials: Sequence[Trial] | None = None) -> tuple[Failure, ...]:
-        """Generations that did not complete, and measurements that met broken logits.
-
-        `trials` stand in for the stored ones, where some were marked failed.
-        """
-        latest = {t.cell: t for t in (self.run.trials if trials is None else trials)}
-        broken: Mapping[str, str] = self.run.manifest.get("not_measured") or {}
-        return (
-            *(
-                Failure(
-                    f"{t.prompt_set}/{t.prompt} k={t.k} temperature={t.temperature:g}",
-                    t.error or "failed",
-                )
-                for t in latest.values()
-                if t.status == "failed"
-            ),
-            *(Failure(what, error) for what, error in broken.items()),
-        )
 
     def facts(self, results: Sequence[ResultRow]) -> RunFacts:
         """Which run this is, with what became of the rows that stand for generations."""

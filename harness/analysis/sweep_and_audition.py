@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from harness.analysis.caveats import caveats, greedy_texts_differ
+from harness.analysis.caveats import caveats, failures, greedy_texts_differ
 from harness.analysis.cells import (
     acceptance_by_position,
     completed,
@@ -74,7 +74,7 @@ def analyse_pair(setup: Setup) -> Summary:
         per_temperature=tuple(workload for workload, _ in pair.verdicts),
         per_prompt_set=tuple(verdict for _, sets in pair.verdicts for verdict in sets),
         answers=tuple(pair.answers()),
-        failures=(*setup.failures(pair.trials), *setup.draft_failures),
+        failures=failures(setup, pair.trials),
         caveats=(
             *greedy_texts_differ(pair.checks),
             *caveats(setup, pair.results, pair.sweep_timings, prompts=pair.audition_prompts),

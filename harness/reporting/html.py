@@ -15,11 +15,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup
 
 from harness.reporting.content import Content
 from harness.reporting.definitions import Definition, closure, lookup
+from harness.reporting.markdown import environment_of
 from harness.reporting.tables.specification import Cell, Column, Table
 
 # What stands under the title: labels of content.MEASURED_WITH, and how much of each
@@ -134,19 +135,11 @@ def _facts(content: Content) -> list[str]:
 
 @cache
 def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("harness.reporting", "templates"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
+    return environment_of(
         autoescape=True,
-    )
-    environment.filters.update(
         css=_css,
         lines=_lines,
         sort_value=_sort_value,
         column_definition=column_definition,
         cell_definition=cell_definition,
     )
-    return environment

@@ -2,8 +2,9 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -20,17 +21,24 @@ def report(content: Content, plots: Sequence[tuple[str, str]], folder: Path) -> 
 
     A plot is (file inside the run folder, caption).
     """
+    # Markdown, not HTML: `escape` below knows its special characters
+    environment = environment_of(autoescape=False, escape_md=escape, table=table, fenced=fenced)
+    template = environment.get_template("report.md.j2")
+    return template.render(report=content, plots=plots, definitions=_definitions(folder))
+
+
+def environment_of(*, autoescape: bool, **filters: Callable[..., Any]) -> Environment:
+    """The templates of reports, with these filters."""
     environment = Environment(
         loader=PackageLoader("harness.reporting", "templates"),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,  # markdown, not HTML: `escape` below knows its special characters
+        autoescape=autoescape,
     )
-    environment.filters.update(escape_md=escape, table=table, fenced=fenced)
-    template = environment.get_template("report.md.j2")
-    return template.render(report=content, plots=plots, definitions=_definitions(folder))
+    environment.filters.update(filters)
+    return environment
 
 
 def table(model: Table) -> str:
