@@ -238,18 +238,9 @@ def replayed_rows(
 
 def _at_pace(row: ResultRow, pace: float) -> ResultRow:
     """A row's times on the machine as it was when the baseline's target step was timed."""
-
-    def scaled(value: float | None) -> float | None:
-        return None if value is None else value * pace
-
-    return replace(
-        row,
-        ms_per_token=scaled(row.ms_per_token),
-        ms_per_token_p50=scaled(row.ms_per_token_p50),
-        ms_per_token_p90=scaled(row.ms_per_token_p90),
-        tokens_per_second=None if row.tokens_per_second is None else row.tokens_per_second / pace,
-        ttft_ms=scaled(row.ttft_ms),
-    )
+    names = ("ms_per_token", "ms_per_token_p50", "ms_per_token_p90", "ttft_ms")
+    times = {name: value * pace for name in names if (value := getattr(row, name)) is not None}
+    return replace(row, **times, tokens_per_second=ratio(row.tokens_per_second, pace))
 
 
 def _timed(part: Replays, k: int, seconds: Array, model: str) -> ResultRow:
