@@ -22,6 +22,8 @@ from harness.summary import Summary
 AUDITION = load(Path(__file__).parent / "frozen" / "audition")
 SMALL = ["k=[1,4]", "temperature=[0]", "new_tokens=8", "prompts.limit=4", "threads=1"]
 
+pytestmark = pytest.mark.usefixtures("few_samples")
+
 
 @pytest.mark.parametrize(
     ("card", "memory_gb", "device", "gib", "is_it"),
@@ -146,12 +148,9 @@ def audition(root: Path, *overrides: str) -> StoredRun:
 def two_cards(tmp_path_factory: pytest.TempPathFactory) -> tuple[StoredRun, StoredRun]:
     """An audition on one card, and its texts with one more draft on another."""
     root = tmp_path_factory.mktemp("results")
-    patch = pytest.MonkeyPatch()
-    patch.setattr("harness.measurement.step_times.REPETITIONS", 5)
     first = audition(root, "drafts=[tiny_good]", "gpu=l4")
     shared = (f"traces_from={first.folder}", "latency.measure=true")
     second = audition(root, "drafts=[tiny_good,ngram]", "gpu=a10g", *shared)
-    patch.undo()
     for run, name, memory in ((first, "NVIDIA L4", 23.6e9), (second, "NVIDIA A10G", 23.8e9)):
         device = {"device_name": name, "device_memory_bytes": memory}
         environment = {**run.manifest["environment"], **device}

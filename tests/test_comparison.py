@@ -307,20 +307,6 @@ def test_a_comparison_is_a_run_of_its_own(
     assert len(list((tmp_path / "out").iterdir())) == 4, "nothing is stored of what is refused"
 
 
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"run": "a", "runs": ["b", "c"]}, "run and runs"),
-        ({"run": "a", "fail_below": -1.0}, "fail_below=-1.0"),
-        ({"run": "a", "fail_below": float("nan")}, "fail_below=nan"),
-        ({}, "run: name the run folder"),
-    ],
-)
-def test_report_settings_that_cannot_be_are_refused(settings: dict[str, Any], says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        report.run(ReportConfig(**settings))
-
-
 def test_a_threshold_on_one_run_says_why_it_failed(
     folders: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,6 +22,7 @@ from harness.records import Prompt, Trial, UserError
 from harness.storage import RunFolder, StoredRun, load
 
 CPU = torch.device("cpu")
+pytestmark = pytest.mark.usefixtures("few_samples")
 GIVEN = [
     {"role": "user", "content": "What is the capital of Italy?"},
     {"role": "assistant", "content": "Rome."},
@@ -50,15 +51,6 @@ def words(root: Path, *more: str) -> list[str]:
         *("temperature=[0,1]", "new_tokens=8", "threads=1", "k=[2]"),
         *more,
     ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def few_samples() -> Any:
-    """Step times are not what these tests are about."""
-    patch = pytest.MonkeyPatch()
-    patch.setattr("harness.measurement.step_times.REPETITIONS", 5)
-    yield
-    patch.undo()
 
 
 @pytest.fixture

@@ -1,11 +1,9 @@
 """The cloud app, as far as it goes without a cloud: help, no token, the work itself run here."""
 
-import io
 import json
 import os
 import subprocess
 import sys
-import tarfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -24,18 +22,14 @@ from harness.records import UserError
 from harness.storage import RunFolder, load, load_traces
 
 ROOT = Path(__file__).resolve().parents[1]
-ENTRYPOINTS = ("profile", "sweep", "snapshot", "audition", "acceptance_demo", "temperature_demo")
 ONE_AT_A_TIME = threading.Lock()
 SMALL = ("model=tiny", "new_tokens=6", "prompts.limit=1", "k=[1,2]", "threads=1")
 SWEEP = (*SMALL, "draft=tiny_good", "temperature=[0]")
 
-pytestmark = pytest.mark.filterwarnings("ignore:The .* function is executing locally")
-
-
-@pytest.fixture(autouse=True)
-def few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Step times are not what these tests are about."""
-    monkeypatch.setattr("harness.measurement.step_times.REPETITIONS", 5)
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .* function is executing locally"),
+    pytest.mark.usefixtures("few_samples"),
+]
 
 
 def modal(tmp_path: Path, entrypoint: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -105,7 +99,7 @@ def cloud(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Card:
     return card
 
 
-@pytest.mark.parametrize("entrypoint", ENTRYPOINTS)
+@pytest.mark.parametrize("entrypoint", ["temperature_demo", "audition"])
 def test_help_works_without_a_token_and_names_the_parameters(
     entrypoint: str, tmp_path: Path
 ) -> None:
@@ -149,10 +143,13 @@ others = [entry for entry in sys.path if not (Path(entry) / "harness").is_dir()]
 sys.path[:] = [str(here), *others]
 import harness, modal_app
 assert Path(harness.__file__).is_relative_to(here)
-from harness.measurement import step_times
+from harness.commands import time_steps
+from harness.measurement import round_parts, step_times
+from harness.records import CopyBandwidth
 from harness.cloud.jobs import plan_jobs
 from harness.cloud.remote import work
-step_times.REPETITIONS = 5
+step_times.REPETITIONS, round_parts.MOST_VISITS = 3, 4
+time_steps.copy_bandwidth = lambda *_: CopyBandwidth(10.0, 1, 1)
 small = ("model=tiny", "new_tokens=6", "prompts.limit=1", "k=[1,2]", "threads=1", "temperature=[0]")
 done = {}
 def noted(door, work):
@@ -290,16 +287,6 @@ def test_what_the_user_can_fix_is_not_tried_again(tmp_path: Path) -> None:
     assert delivery.status == 2
     assert (delivery.error or "").startswith("new_tokens=100000")
     assert delivery.unpack(tmp_path / "results") is None
-
-
-def test_an_archive_cannot_write_outside_the_results(tmp_path: Path) -> None:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        archive.addfile(tarfile.TarInfo("../escaped"))
-    with pytest.raises(tarfile.TarError):
-        remote.unpack(buffer.getvalue(), tmp_path / "results", "name")
-    assert not (tmp_path / "results" / "name").exists()
-    assert not (tmp_path / "escaped").exists()
 
 
 @pytest.mark.parametrize("weights", ["pretrained", "dummy"])

@@ -31,10 +31,10 @@ from harness.records import Prompt, UserError
 
 DOCS = Path(__file__).parent.parent / "docs" / "prompts.md"
 EXAMPLES = dict(re.findall(r"`([\w.]+)`:\s+```\w+\n(.*?)```", DOCS.read_text("utf-8"), re.DOTALL))
-Told = tuple[str, str, str | None, tuple[str, ...], tuple[str | None, ...]]
+Read = tuple[str, str, str | None, tuple[str, ...], tuple[str | None, ...]]
 
 # Of each example: set, id, system, turns, answers
-FORMATS: dict[str, list[Told]] = {
+FORMATS: dict[str, list[Read]] = {
     "messages.jsonl": [
         ("messages", "messages-01", "Be brief.", ("What is 2 + 2?", "And doubled?"), ("4.",))
     ],
@@ -69,7 +69,7 @@ FORMATS: dict[str, list[Told]] = {
 }
 
 
-def told(prompts: tuple[Prompt, ...]) -> list[Told]:
+def as_read(prompts: tuple[Prompt, ...]) -> list[Read]:
     return [(p.prompt_set, p.id, p.system, p.turns, p.answers) for p in prompts]
 
 
@@ -112,22 +112,16 @@ def test_the_shipped_sets_are_large_enough_and_a_limit_sees_every_category() -> 
 
 
 @given(count=st.integers(1, 60), categories=st.integers(1, 5), limit=st.integers(1, 70))
-def test_a_subsample_has_its_size_keeps_the_order_and_sees_the_categories(
+def test_a_subsample_keeps_the_order_the_categories_and_what_a_smaller_one_chose(
     count: int, categories: int, limit: int
 ) -> None:
     prompts = made(count, categories)
     chosen = spread(prompts, limit)
     assert len(chosen) == min(limit, count)
     assert [int(p.id) for p in chosen] == sorted({int(p.id) for p in chosen})
+    assert set(chosen) <= set(spread(prompts, limit + 1))
     known = {p.category for p in prompts}
     assert len({p.category for p in chosen}) == min(limit, len(known))
-
-
-@given(count=st.integers(2, 60))
-def test_a_larger_limit_keeps_what_a_smaller_one_chose(count: int) -> None:
-    prompts = made(count, 3)
-    for limit in range(1, count):
-        assert set(spread(prompts, limit)) < set(spread(prompts, limit + 1))
 
 
 def test_the_hash_changes_with_any_field_and_with_the_order() -> None:
@@ -165,7 +159,7 @@ def test_every_format_is_read_as_its_page_says(name: str, tmp_path: Path) -> Non
         pd.DataFrame(entries).to_parquet(files[-2])
         files[-1].write_text(json.dumps(entries), encoding="utf-8")
     for written in files:
-        assert told(read_file(written)) == FORMATS[name]
+        assert as_read(read_file(written)) == FORMATS[name]
 
 
 @pytest.mark.parametrize(
@@ -282,15 +276,11 @@ def test_both_thinking_modes_are_two_prompt_sets() -> None:
         ("{prompt: one}", "not JSON"),
         ('"just text"', "not a JSON object"),
         ('{"words": "one", "n": 1}', "no prompt in it, found 'words', 'n'; read are messages"),
-        ('{"id": "a"}', "no prompt in it, found 'id'"),
         ("{}", "no prompt in it, found nothing"),
         ('{"prompt": "a", "turns": ["b"]}', "either prompt or turns"),
         ('{"prompt": 3}', "must be text, not 3"),
         ('{"prompt": ""}', "an empty prompt"),
-        ('{"prompt": "  \\n"}', "an empty prompt"),
-        ('{"turns": []}', "at least one text"),
         ('{"turns": "one"}', "at least one text"),
-        ('{"turns": ["one", 2]}', "must be text, not 2"),
         ('{"turns": [{"role": "user"}]}', "role and content"),
         ('{"turns": [{"role": "assistant", "content": "a"}]}', "must follow one with role user"),
         ('{"turns": [{"role": "system", "content": "a"}]}', "no message with role user"),
@@ -308,7 +298,6 @@ def test_both_thinking_modes_are_two_prompt_sets() -> None:
             ' {"role": "assistant", "content": "c"}]}',
             "must follow one with role user",
         ),
-        ('{"conversations": []}', "conversations must be a list of at least one"),
         ('{"conversations": [{"from": "gpt", "value": "a"}]}', "no message with role user"),
         ('{"instruction": "a", "input": 3}', "input must be text, not 3"),
         ('{"prompt": "a\\u0000b"}', "a NUL character"),
@@ -317,17 +306,15 @@ def test_both_thinking_modes_are_two_prompt_sets() -> None:
         ('{"prompt": "a", "id": "' + "7" * 5000 + '"}', "id has 5,000 characters"),
         ('{"prompt": "a", "id": ' + "7" * 5000 + "}", "a number of more than"),
         ('{"prompt": "a", "id": "a\\nb"}', "cannot be printed"),
-        ("[" * 100_000, "nested too deep"),
         ('{"prompt": "a", "x": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested too deep"),
         (
             '{"turns": ["FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"]}',
             "SPEED-Bench's placeholder",
         ),
         ('{"prompt": "a", "category": 4}', "category must be text"),
-        ('{"prompt": "a", "id": ""}', "id must be text"),
     ],
 )
-def test_a_bad_line_is_told_with_file_number_and_reason(
+def test_a_bad_line_is_refused_with_its_number_and_the_reason(
     line: str, says: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "mine.jsonl"
@@ -337,15 +324,11 @@ def test_a_bad_line_is_told_with_file_number_and_reason(
     assert says in text
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "json", "csv", "txt", "tsv", "parquet", "jsonl.gz"])
-def test_an_empty_file_of_any_format_is_one_line(suffix: str, tmp_path: Path) -> None:
-    (tmp_path / f"empty.{suffix}").write_bytes(b"")
-    assert str(tmp_path / f"empty.{suffix}") in refused(tmp_path / f"empty.{suffix}")
-
-
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
+        *((f"a.{kind}", b"", "a.") for kind in ("jsonl", "json", "csv", "txt", "tsv", "jsonl.gz")),
+        ("a.parquet", b"", "not a parquet file"),
         ("a.jsonl.gz", b"not compressed", "cannot read"),
         ("a.jsonl.gz", gzip.compress(b'{"prompt": "a"}' * 99, mtime=0)[:-20], "cannot read"),
         ("a.parquet", b"PAR1 and no more PAR1", "damaged, or not a parquet file"),
@@ -361,14 +344,12 @@ def test_an_empty_file_of_any_format_is_one_line(suffix: str, tmp_path: Path) ->
         ("a.json", b"[" * 100_000, "nested too deep"),
         ("a.json", b'{"a": [], "b": []}', "an object with 2 lists"),
         ("a.json", b'{"data": [3]}', "entry 1: not an object"),
-        ("a.json", b"3", "not an object"),
-        ("a.json", b'[{"prompt": "a"}, null]', "entry 2: not an object"),
         ("a.json", b'[{"prompt": ["a", []]}]', "must be text, not a list"),
         ("a.jsonl", b"\n  \n", "no prompts in it"),
         ("a.jsonl", b"\xff\xfe\x00", "it is not UTF-8 text"),
     ],
 )
-def test_a_damaged_file_is_told_in_one_line(
+def test_an_empty_or_damaged_file_is_one_line(
     name: str, content: bytes, says: str, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_bytes(content)

@@ -38,8 +38,6 @@ EXAMPLE = Path(__file__).resolve().parents[1] / "results/examples/embedded_audit
 CONFIG = load(FROZEN / "sweep").config
 TRIAL = load(FROZEN / "sweep").trials[1]
 TABLES = ("results.csv", "latency.csv", "latency_samples.csv")
-
-
 SUMMARY = Summary(RunFacts("sweep", "run", "running", None, "tiny", "tiny_good"))
 
 
@@ -234,9 +232,8 @@ def test_a_folder_of_an_earlier_version_is_read_and_said_to_be_unverified(tmp_pa
     folder.append_trial(replace(stored.trials[0], cell="new"))
     assert len(load(old).trials) == len(lines) + 1
     # What that version derived is derived again; its summary stays, for what no raw file holds
-    summary = (
-        (old / "summary.json").read_text().replace('"schema_version": 2', '"schema_version": 1')
-    )
+    now, former = (f'"schema_version": {number}' for number in (SCHEMA_VERSION, 1))
+    summary = (old / "summary.json").read_text().replace(now, former)
     (old / "summary.json").write_text(summary)
     assert load(old).summary is None
     report.run(ReportConfig(run=str(old)))
@@ -600,8 +597,6 @@ def test_a_generation_interrupted_while_it_is_stored_is_stored_whole_or_not_at_a
 # ---- a folder from elsewhere --------------------------------------------------------------------
 
 SECRET = "only-this-machine-knows"
-
-
 Change = Callable[[Path, Path], Any]
 LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{new}: &{new} [{','.join(['*' + old] * 10)}]\n"

@@ -27,7 +27,7 @@ def soak(generations: int, root: Path, warm_up: int = WARM_UP) -> tuple[list[int
     grid = ["k=[1,2,4]", "temperature=[0,1]", "prompts.limit=4", "new_tokens=4", "threads=1"]
     config = compose("sweep", grid)
     pair = open_pair(config, prompt_sets.load(config.prompts))
-    imposed = {
+    synthetic = {
         (name, temperature, k): (0.8,) * k
         for name in ("easy", "hard")
         for temperature in (0.0, 1.0)
@@ -35,7 +35,7 @@ def soak(generations: int, root: Path, warm_up: int = WARM_UP) -> tuple[list[int
     }
     requests = [
         *plan(pair, config, config.k, config.temperature),
-        *plan(pair, config, config.k, config.temperature, imposed),
+        *plan(pair, config, config.k, config.temperature, synthetic),
     ]
     folder = RunFolder.create(root, "sweep", ["tiny"], {})
     process = psutil.Process()
