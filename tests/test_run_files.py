@@ -34,7 +34,7 @@ from harness.storage import RESULT_COLUMNS, RunFolder, load, load_traces, lock
 from harness.summary import DistributionTest, RunFacts, Summary, TextCheck
 
 FROZEN = Path(__file__).parent / "frozen"
-EXAMPLE = Path(__file__).resolve().parents[1] / "results/examples/embedded_audition"
+EXAMPLES = Path(__file__).resolve().parents[1] / "results/examples"
 CONFIG = load(FROZEN / "sweep").config
 TRIAL = load(FROZEN / "sweep").trials[1]
 TABLES = ("results.csv", "latency.csv", "latency_samples.csv")
@@ -220,7 +220,7 @@ def test_a_file_that_was_edited_on_purpose_can_be_read_after_all(folder: RunFold
 
 
 def test_a_folder_of_an_earlier_version_is_read_and_said_to_be_unverified(tmp_path: Path) -> None:
-    old = Path(shutil.copytree(EXAMPLE, tmp_path / "old"))
+    old = Path(shutil.copytree(EXAMPLES / "embedded_audition", tmp_path / "old"))
     (old / "checksums.json").unlink(missing_ok=True)
     lines = [json.loads(line) for line in (old / "trials.jsonl").read_text().splitlines()]
     plain = [{k: v for k, v in line.items() if k != "checksum"} for line in lines]
@@ -691,7 +691,9 @@ def test_a_run_from_elsewhere_reads_and_writes_nothing_outside_itself(
     outside.mkdir()
     (outside / "private.txt").write_text(SECRET)
     (outside / "verify_cost.svg").write_text(SECRET)
-    shutil.copytree(EXAMPLE, run)
+    # A profile is analysed fast; only an audition may take its step times from elsewhere
+    example = "embedded_audition" if change is times_elsewhere else "embedded_profile"
+    shutil.copytree(EXAMPLES / example, run)
     (run / "checksums.json").unlink(missing_ok=True)
     change(run, outside)
     before = {path: path.read_bytes() for path in outside.rglob("*") if path.is_file()}
