@@ -64,12 +64,7 @@ def note(status: int) -> JobStatus:
 
 
 def run_door(door: str, work: Work) -> NoReturn:
-    """Runs a command as a Hydra app and exits with the worst status over its jobs.
-
-    Args:
-        door: name of the primary configuration, conf/<door>.yaml.
-        work: does the command's work, given the configuration as its dataclass.
-    """
+    """Runs a command, conf/<door>.yaml, as a Hydra app; exits with its jobs' worst status."""
     register(door)
     _statuses.clear()
 

@@ -117,11 +117,7 @@ def plan_jobs(
 
 
 def card_named(gpu: str) -> tuple[str, GpuConf]:
-    """A card's name in the cloud, and its data sheet.
-
-    Raises:
-        UserError: no such card; the message lists those that there are.
-    """
+    """A card's name in the cloud, and its data sheet."""
     known = {name.lower(): name for name in GPUS}
     name = known.get(gpu.strip().lower())
     if name is None:
@@ -130,11 +126,7 @@ def card_named(gpu: str) -> tuple[str, GpuConf]:
 
 
 def _check_rentable(door: str, config: Any, drafts: Sequence[ModelConf]) -> None:
-    """Refuse what a rented machine cannot do.
-
-    Raises:
-        UserError: a key for local runs, a model in a local folder, a draft or file that is not.
-    """
+    """Refuse keys for local runs, models in a local folder and prompts of the hub."""
     given = [key for key in LOCAL_KEYS if getattr(config, key, None)]
     if given:
         raise UserError(
@@ -171,9 +163,6 @@ def _check_fits(
     """Refuse a card whose memory the weights and the caches of the longest generation exceed.
 
     Drafts are loaded one at a time.
-
-    Raises:
-        UserError: with what is needed, part by part, what the card has, and which cards fit.
     """
     tokens = max(prompt_sets.estimated_tokens(prompts, config)) + config.new_tokens + max(config.k)
     parts = list(_parts([("model", config.model)], tokens))

@@ -170,10 +170,6 @@ def carry_out(job: Job, root: str | Path) -> Delivery:
     An error after everything is measured would occur again in a retry: the run is packed anyway,
     and the delivery names the error.
 
-    Args:
-        job: the job.
-        root: the volume.
-
     Raises:
         Exception: what the work raises, except a UserError: a retry may succeed, and continues from
             what is stored. `failed` packs that where no retry succeeds.
@@ -203,11 +199,6 @@ def fan_out(
     """Have an audition's jobs done: the first generates the texts, all others take them from it.
 
     Where a job fails the next one is the first; what is complete already is not done again.
-
-    Args:
-        jobs: of one launch.
-        root: the volume.
-        have_done: has jobs done at the same time.
 
     Returns:
         As many deliveries as jobs, in their order.

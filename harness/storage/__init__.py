@@ -139,13 +139,9 @@ class RunFolder:
     def create(
         cls, root: str | Path, door: str, names: Sequence[str], config: Mapping[str, Any]
     ) -> "RunFolder":
-        """Make a new folder for `door` and write its configuration.
+        """Make a new folder in the results folder, named after the time, `door` and `names`.
 
-        Args:
-            root: the results folder; made if absent.
-            door: profile, sweep, ...
-            names: what the folder is named after besides the time: the model, and the draft if any.
-            config: the resolved configuration, plain containers only.
+        The configuration is resolved, in plain containers.
         """
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
         stem = "_".join([stamp, door, *(_safe(name) for name in names if name)])

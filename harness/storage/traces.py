@@ -65,15 +65,7 @@ def content(traces: Sequence[TextTrace], before: bytes | None = None) -> bytes:
 
 
 def read(content: bytes, file: Path) -> list[TextTrace]:
-    """Read the traces back, in the order they were written.
-
-    Args:
-        content: of the file.
-        file: where it is from, for the error.
-
-    Raises:
-        UserError: not such a file.
-    """
+    """Read the traces back, in the order they were written; an error names the file."""
     try:
         rows = parquet.ParquetFile(io.BytesIO(content)).metadata.num_rows
         if rows > MAX_ROWS:  # a few bytes can say that a value is repeated
