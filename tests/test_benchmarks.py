@@ -83,14 +83,14 @@ class OffByOne(LeanModel):
 def test_the_smoke_run_accepts_nothing_but_compiled_graphs_on_a_card() -> None:
     gpu = script("gpu")
     card, graphs = torch.device("cuda"), {"engine": "cuda_graphs"}
-    for found, passes in (
+    for described, passes in (
         (graphs, True),
         ({**graphs, "compiled": True}, True),
         ({**graphs, "compiled": False}, False),
         ({**graphs, "engine_reason": "compiled graphs: no C compiler"}, False),
         ({"engine": "lean", "engine_reason": "no CUDA graphs"}, False),
     ):
-        model = SimpleNamespace(describe=lambda found=found: found)
+        model = SimpleNamespace(describe=lambda described=described: described)
         gpu.check_engine("x", model, torch.device("cpu"))
         if passes:
             gpu.check_engine("x", model, card)

@@ -92,16 +92,16 @@ def test_such_a_pair_has_no_verdict_and_each_such_generation_has_failed(
 ) -> None:
     assert crossing.manifest["status"] == "failed"
     summary = analyse(crossing)
-    found = results(summary)
-    assert found["FAIL"] >= 1
-    assert found.total() == 4
+    counts = results(summary)
+    assert counts["FAIL"] >= 1
+    assert counts.total() == 4
     for verdict in (summary.verdict, *summary.per_temperature, *summary.per_prompt_set):
         assert verdict is not None
         assert (verdict.decision, verdict.speedup, verdict.k) == ("undecided", None, 0)
         assert verdict.reason == "greedy_texts_differ"
-        assert verdict.reason_values["differing"] == found["FAIL"]
+        assert verdict.reason_values["differing"] == counts["FAIL"]
     assert summary.best_cell is None
-    assert len(summary.failures) == found["FAIL"]
+    assert len(summary.failures) == counts["FAIL"]
     for failure in summary.failures:
         assert "k=4 temperature=0" in failure.where
         assert "text differs from plain decoding's from position" in failure.error
@@ -159,10 +159,10 @@ def test_equal_texts_and_ties_leave_the_verdict_alone(
         monkeypatch.setattr(LeanModel, "forward", rounding)
     outcome = sweep.run(config)
     summary = analyse(stored(outcome))
-    found = results(summary)
+    counts = results(summary)
     assert outcome.status == 0
-    assert (found["TIE"] > 0) == tie
-    assert found["PASS"] + found["TIE"] == 8
+    assert (counts["TIE"] > 0) == tie
+    assert counts["PASS"] + counts["TIE"] == 8
     assert summary.verdict is not None
     assert summary.verdict.speedup is not None
 

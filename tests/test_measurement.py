@@ -67,6 +67,15 @@ def test_rounds_are_counted_by_the_text_left_to_them() -> None:
     assert (trial.bonus, trial.cut, trial.stop_reason) == (2, 1, "budget")
 
 
+class Failing(TableModel):
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+        raise self.error
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -76,26 +85,14 @@ def test_rounds_are_counted_by_the_text_left_to_them() -> None:
     ],
 )
 def test_running_out_of_memory_is_a_record_not_a_crash(error: Exception) -> None:
-    class Full(TableModel):
-        def forward(self, tokens: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
-            raise error
-
-    target = Full()
-    trial = run_trial(request(4), target, TableModel())
+    target = Failing(error)
+    trial: Any = run_trial(request(4), target, TableModel())
     assert trial.status == "failed"
-    assert trial.error is not None
     assert trial.error.startswith("out of memory")
     assert "\n" not in trial.error
     assert target.cache == []
-
-
-def test_any_other_error_is_not_swallowed() -> None:
-    class Broken(TableModel):
-        def forward(self, tokens: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
-            raise RuntimeError("index out of range")
-
-    with pytest.raises(RuntimeError, match="index out of range"):
-        run_trial(request(4), Broken(), TableModel())
+    with pytest.raises(RuntimeError, match="index out of range"):  # any other error is not
+        run_trial(request(4), Failing(RuntimeError("index out of range")), TableModel())
 
 
 def test_every_step_verify_and_prefill_is_timed_as_often_as_asked() -> None:
@@ -180,26 +177,41 @@ def test_equal_texts_pass_and_a_wide_margin_fails() -> None:
     assert (shorter.result, shorter.first_difference) == ("FAIL", 4)
 
 
+class Close(TableModel):
+    """The two best tokens nearly tie; a verify may round by more, or be another function."""
+
+    def __init__(self, rounding: float, *, stateless: bool = False) -> None:
+        super().__init__()
+        self.rounding, self.stateless = rounding, stateless
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        if self.stateless:  # looks no further back than the tokens it is fed
+            self.cache = []
+        logits = super().forward(tokens)
+        first, second = logits.topk(2).indices.T
+        rows = torch.arange(len(logits))
+        above = self.rounding if len(tokens) > 1 and not self.stateless else -self.rounding
+        logits[rows, second] = logits[rows, first] + above
+        return logits
+
+
 def test_a_difference_within_rounding_is_a_tie() -> None:
-    class Rounding(TableModel):
-        """A verify rounds otherwise than a step, by more than the top two differ."""
-
-        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-            logits = super().forward(tokens)
-            top = logits.topk(2).indices
-            close = logits.clone()
-            rows = torch.arange(len(logits))
-            close[rows, top[:, 1]] = close[rows, top[:, 0]] - 1e-3
-            if len(tokens) > 1:
-                close[rows, top[:, 1]] += 2e-3
-            return close
-
-    target = Rounding()
+    target = Close(1e-3)
     plain = list(run_trial(request(0, budget=10), target, None).tokens or ())
     second = int(target.logits((*PROMPT, *plain[:3])).topk(2).indices[1])
     assert compare_texts(target, PROMPT, plain, [*plain[:3], second], 4).result == "TIE"
     third = next(token for token in range(11) if token not in (plain[3], second))
     assert compare_texts(target, PROMPT, plain, [*plain[:3], third], 4).result == "FAIL"
+
+
+def test_a_difference_that_no_rounding_makes_excuses_nothing() -> None:
+    target = Close(1e-9, stateless=True)
+    plain = list(run_trial(request(0, budget=10), target, None).tokens or ())
+    second = int(target.forward(torch.tensor(plain[2:3]))[0].topk(2).indices[1])
+    failed = compare_texts(target, PROMPT, plain, [*plain[:3], second], 4)
+    assert failed.result == "FAIL"
+    assert failed.rounding is not None
+    assert failed.rounding > 0.1
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -235,29 +247,6 @@ def test_draws_are_tested_against_a_distribution_in_cells_of_at_least_five(
     test = chi_square(1, drawn, torch.tensor(distribution))
     assert test.bins == bins
     assert test.p_value == pytest.approx(p_value, abs=1e-6)
-
-
-def test_a_difference_that_no_rounding_makes_excuses_nothing() -> None:
-    """Both tokens nearly tie, but a step and a verify compute different functions."""
-
-    class Stateless(TableModel):
-        """Looks no further back than the tokens it is fed."""
-
-        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-            self.cache = []
-            logits = super().forward(tokens)
-            top = logits.topk(2).indices
-            rows = torch.arange(len(logits))
-            logits[rows, top[:, 1]] = logits[rows, top[:, 0]] - 1e-9
-            return logits
-
-    target = Stateless()
-    plain = list(run_trial(request(0, budget=10), target, None).tokens or ())
-    second = int(target.forward(torch.tensor(plain[2:3]))[0].topk(2).indices[1])
-    failed = compare_texts(target, PROMPT, plain, [*plain[:3], second], 4)
-    assert failed.result == "FAIL"
-    assert failed.rounding is not None
-    assert failed.rounding > 0.1
 
 
 SIXTEEN_BITS = [(torch.bfloat16, 8, 2, 0), (torch.bfloat16, 8, 1, 2), (torch.float16, 8, 1, 1)]

@@ -70,8 +70,8 @@ def test_curves_time_every_forward_of_every_cell_and_leave_the_models_usable():
     pair = [timed_model("target"), timed_model("draft", 1)]
     timings, skipped = curves.time_curves(pair, 2, [(16, 1), (16, 3)])
     assert skipped == []
-    found = {(t.role, t.kind, t.tokens, t.batch) for t in timings}
-    assert found == {
+    measured = {(t.role, t.kind, t.tokens, t.batch) for t in timings}
+    assert measured == {
         (role, kind, tokens, batch)
         for batch in (1, 3)
         for role, kind, tokens in (
@@ -190,13 +190,13 @@ def rounds_of(synthetic=None, ks=(1, 3)):
 
 def test_every_part_is_timed_once_per_whole_round(monkeypatch):
     monkeypatch.setattr(timed_rounds, "MOST_VISITS", 3)
-    found = rounds_of()
+    measured = rounds_of()
     for k in (1, 3):
-        whole = found[k, "round"]
-        assert len(whole.samples_s) == len(whole.tokens) == 3 * 2
+        round_timing = measured[k, "round"]
+        assert len(round_timing.samples_s) == len(round_timing.tokens) == 3 * 2
         for name in ("draft", "verify", "accept", "host", "rewind"):
-            assert len(found[k, name].samples_s) == len(whole.samples_s)
-    assert len(found[0, "step"].samples_s) == len(found[0, "round"].samples_s)
+            assert len(measured[k, name].samples_s) == len(round_timing.samples_s)
+    assert len(measured[0, "step"].samples_s) == len(measured[0, "round"].samples_s)
 
 
 def test_the_parts_go_through_the_rounds_of_the_real_loop():
@@ -266,12 +266,12 @@ def test_curves_then_rounds_on_the_models_with_caches_of_their_own(engine, monke
     assert {t.batch for t in timings} == {2}
     for model in (target, draft):
         model.reserve(64)
-    found = time_rounds(TimedPair(target, draft, GREEDY), [(5, 6, 7)], [2], positions=12)
-    names = {t.part for t in found if t.k == 2}
+    measured = time_rounds(TimedPair(target, draft, GREEDY), [(5, 6, 7)], [2], positions=12)
+    names = {t.part for t in measured if t.k == 2}
     assert ("verify + accept" in names) == (engine == "static")
-    (whole,) = [t for t in found if (t.k, t.part) == (2, "round")]
+    (round_timing,) = [t for t in measured if (t.k, t.part) == (2, "round")]
     plain = CachedModel(qwen3(0), 1024)
     draft_of = CachedModel(qwen3(1), 1024)
     again = time_rounds(TimedPair(plain, draft_of, GREEDY), [(5, 6, 7)], [2], positions=12)
     (expected,) = [t for t in again if (t.k, t.part) == (2, "round")]
-    assert whole.tokens == expected.tokens
+    assert round_timing.tokens == expected.tokens

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from random_models import qwen3, random_model
-from stubs import decoded, text_of
+from stubs import CPU, GREEDY, decoded, text_of
 from transformers import Gemma2Config, MistralConfig, Qwen3NextConfig, RobertaConfig
 
 from harness import prompts as prompt_sets
@@ -33,9 +33,18 @@ from harness.models.tokenizer import encode
 from harness.records import TextTrace, UserError
 from harness.storage import RunFolder, load_traces
 
-CPU = torch.device("cpu")
 DRAFTS = ("tiny_good", "tiny_small", "tiny_unrelated")
 BUDGET = 24
+SAMPLED = SamplingParameters(1.0)
+# Of a small network, whatever its family
+SMALL: dict[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "initializer_range": 0.3,
+}
 Make = Callable[[Request], Drafter]
 
 
@@ -67,7 +76,7 @@ def requests() -> list[Request]:
             category=prompt.category,
             tokens=encode(loaded.tokenizer, prompt, conf),
             repetition=0,
-            sampling=SamplingParameters(0.0),
+            sampling=GREEDY,
             budget=BUDGET,
             seed=3,
             eos=loaded.eos,
@@ -104,11 +113,7 @@ def at(requests: Sequence[Request], sampling: SamplingParameters) -> list[Reques
 
 @pytest.mark.parametrize(
     "sampling",
-    [
-        SamplingParameters(0.0),
-        SamplingParameters(1.0),
-        SamplingParameters(0.8, top_k=20, top_p=0.9),
-    ],
+    [GREEDY, SAMPLED, SamplingParameters(0.8, top_k=20, top_p=0.9)],
     ids=str,
 )
 def test_batched_texts_are_plain_decodings(
@@ -126,8 +131,8 @@ def test_batched_texts_are_plain_decodings(
 def test_an_end_token_ends_a_row_and_the_others_go_on(
     target: CachedModel, requests: list[Request]
 ) -> None:
-    whole = generate_texts(target, requests, name="model=tiny")
-    eos = frozenset({whole[0].tokens[5], whole[4].tokens[9]})
+    uninterrupted = generate_texts(target, requests, name="model=tiny")
+    eos = frozenset({uninterrupted[0].tokens[5], uninterrupted[4].tokens[9]})
     asked = [replace(request, eos=eos, budget=BUDGET - i) for i, request in enumerate(requests)]
     texts = generate_texts(target, asked, name="model=tiny")
     assert {text.stop_reason for text in texts} == {"eos", "budget"}
@@ -140,7 +145,7 @@ def test_an_end_token_ends_a_row_and_the_others_go_on(
 
 
 class Small(CachedModel):
-    """A model on a device with room for `rows` rows."""
+    """A model on a device with memory for `rows` rows."""
 
     rows = 2
 
@@ -198,10 +203,8 @@ def spoiled(network: Any, token: int) -> CachedModel:
     return CachedModel(network, 1024)
 
 
-def test_nan_logits_name_the_model_the_prompt_and_the_position(
-    requests: list[Request],
-) -> None:
-    request = replace(requests[0], sampling=SamplingParameters(1.0), eos=frozenset())
+def test_nan_logits_name_the_model_the_prompt_and_the_position(requests: list[Request]) -> None:
+    request = replace(requests[0], sampling=SAMPLED, eos=frozenset())
     name = f"prompt {request.prompt_set}/{request.prompt}"
     good = CachedModel(qwen3(), 1024)
     (text,) = generate_texts(good, [request], name="model=good")
@@ -219,17 +222,11 @@ def test_nan_logits_name_the_model_the_prompt_and_the_position(
 
 
 def soft_capped() -> CachedModel:
+    shape = {"vocab_size": 1024, "intermediate_size": 48, "initializer_range": 0.2}
     config = Gemma2Config(
-        vocab_size=1024,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
+        **{**SMALL, **shape, "num_key_value_heads": 1, "head_dim": 16},
         final_logit_softcapping=2.0,
         max_position_embeddings=256,
-        initializer_range=0.2,
     )
     return CachedModel(random_model(config), 1024)
 
@@ -239,7 +236,7 @@ def test_a_model_that_cannot_be_taken_apart_is_generated_and_scored_whole(
 ) -> None:
     capped = soft_capped()
     assert split_network(capped, [5, 6, 7]) is None
-    asked = [*at(requests[:2], SamplingParameters(1.0)), *requests[:2]]
+    asked = [*at(requests[:2], SAMPLED), *requests[:2]]
     texts = generate_texts(capped, asked, name="model=capped")
     assert [text.tokens for text in texts] == [plain(capped, request) for request in asked]
     assert all(text.hidden is None for text in texts)
@@ -251,55 +248,27 @@ def test_a_model_that_cannot_be_taken_apart_is_generated_and_scored_whole(
 
 def sliding() -> CachedModel:
     """Attention over the last 8 positions only."""
-    config = MistralConfig(
-        vocab_size=128,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        sliding_window=8,
-        initializer_range=0.3,
-    )
+    config = MistralConfig(**SMALL, num_key_value_heads=1, head_dim=16, sliding_window=8)
     return CachedModel(random_model(config), 128)
 
 
 def recurrent() -> CachedModel:
     """Gated delta rule layers with a recurrent state, and one attention layer."""
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
     config = Qwen3NextConfig(
-        vocab_size=128,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=4,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
+        **{**SMALL, **experts, "num_hidden_layers": 4, "num_key_value_heads": 1, "head_dim": 16},
         linear_num_value_heads=2,
         linear_num_key_heads=1,
         linear_key_head_dim=8,
         linear_value_head_dim=8,
-        num_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=16,
         shared_expert_intermediate_size=16,
-        initializer_range=0.3,
     )
     return SnapshotModel(random_model(config), 128)
 
 
 def test_padding_that_would_shift_positions_is_not_used(requests: list[Request]) -> None:
-    config = RobertaConfig(
-        vocab_size=128,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=256,
-        pad_token_id=127,
-        initializer_range=0.3,
-        is_decoder=True,
-    )
+    shape = {**SMALL, "intermediate_size": 48, "max_position_embeddings": 256}
+    config = RobertaConfig(**shape, pad_token_id=127, is_decoder=True)
     model = CachedModel(random_model(config), 120)
     asked = [
         replace(requests[0], tokens=tuple(range(3, 3 + length)), eos=frozenset())
@@ -314,9 +283,7 @@ def test_padding_that_would_shift_positions_is_not_used(requests: list[Request])
         assert_scored(trace, text, model, model, 120)
 
 
-def test_a_model_that_no_batch_suits_is_generated_and_scored_alone(
-    requests: list[Request],
-) -> None:
+def test_a_model_that_no_batch_suits_is_generated_and_scored_alone(requests: list[Request]) -> None:
     network: Any = qwen3()
 
     def confused(_module: Any, _args: Any, inputs: dict[str, Any], output: Any) -> Any:
@@ -326,7 +293,7 @@ def test_a_model_that_no_batch_suits_is_generated_and_scored_alone(
 
     network.base_model.register_forward_hook(confused, with_kwargs=True)
     model = CachedModel(network, 1024)
-    asked = [*requests[:3], *at(requests[:1], SamplingParameters(1.0))]
+    asked = [*requests[:3], *at(requests[:1], SAMPLED)]
     texts = generate_texts(model, asked, name="model=x")
     assert [text.tokens for text in texts] == [plain(model, request) for request in asked]
     traces = score_texts(texts, model, model, draft_name="self")
@@ -339,9 +306,7 @@ def test_a_model_that_no_batch_suits_is_generated_and_scored_alone(
 
 @pytest.mark.parametrize("make", [sliding, recurrent])
 def test_other_kinds_of_cache_give_plain_decodings_and_the_defined_scores(
-    make: Callable[[], CachedModel],
-    requests: list[Request],
-    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[[], CachedModel], requests: list[Request], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = make()
     prompts = [tuple(range(3, 3 + length)) for length in (12, 5, 12, 9, 1)]
@@ -349,7 +314,7 @@ def test_other_kinds_of_cache_give_plain_decodings_and_the_defined_scores(
         replace(
             requests[0],
             tokens=tokens,
-            sampling=SamplingParameters(1.0),
+            sampling=SAMPLED,
             repetition=index,
             budget=8 + index,
         )
@@ -375,18 +340,11 @@ def fresh_logits(model: CachedModel, text: GeneratedText, width: int) -> torch.T
 
 
 def assert_scored(
-    trace: TextTrace,
-    text: GeneratedText,
-    target: CachedModel,
-    draft: CachedModel,
-    width: int,
+    trace: TextTrace, text: GeneratedText, target: CachedModel, draft: CachedModel, width: int
 ) -> None:
     """The trace's numbers are what the definitions give on fresh forwards."""
     tokens = torch.tensor(text.tokens)
-    target_logits, draft_logits = (
-        fresh_logits(target, text, width),
-        fresh_logits(draft, text, width),
-    )
+    target_logits, draft_logits = (fresh_logits(model, text, width) for model in (target, draft))
     best = draft_logits.argmax(-1)
     rows = torch.arange(len(tokens))
     sampling = text.request.sampling
@@ -410,17 +368,13 @@ def assert_scored(
     }
     assert trace.tokens.tolist() == list(text.tokens)
     for name, values in expected.items():
-        found = getattr(trace, name).astype(float)
-        np.testing.assert_allclose(found, values.numpy(), atol=3e-5, rtol=2e-4, err_msg=name)
+        scores = getattr(trace, name).astype(float)
+        np.testing.assert_allclose(scores, values.numpy(), atol=3e-5, rtol=2e-4, err_msg=name)
 
 
 @pytest.mark.parametrize(
     "sampling",
-    [
-        SamplingParameters(0.0),
-        SamplingParameters(1.0),
-        SamplingParameters(0.7, top_k=12, top_p=0.9),
-    ],
+    [GREEDY, SAMPLED, SamplingParameters(0.7, top_k=12, top_p=0.9)],
     ids=str,
 )
 def test_scores_are_what_their_definitions_say(
@@ -443,13 +397,13 @@ def test_chunks_batches_pieces_and_stored_states_do_not_change_a_score(
     requests: list[Request],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    texts = generate_texts(target, at(requests, SamplingParameters(1.0)), name="model=tiny")
+    texts = generate_texts(target, at(requests, SAMPLED), name="model=tiny")
     draft = drafts["tiny_good"]
-    whole = score_texts(texts, target, draft, draft_name="d", chunk=10_000)
+    at_once = score_texts(texts, target, draft, draft_name="d", chunk=10_000)
     again = [replace(text, hidden=None) for text in texts]
     monkeypatch.setattr(draft_scores, "PREFILL_POSITIONS", 40)
     pieces = score_texts(again, target, draft, draft_name="d", chunk=11, batch=4)
-    for one, other in zip(whole, pieces, strict=True):
+    for one, other in zip(at_once, pieces, strict=True):
         for name in ("target_logprob", "draft_logprob", "last_ratio", "draft_entropy"):
             np.testing.assert_allclose(getattr(one, name), getattr(other, name), atol=2e-4)
 
@@ -458,7 +412,7 @@ def test_logits_are_cut_to_the_narrower_vocabulary(
     target: CachedModel, drafts: dict[str, CachedModel], requests: list[Request]
 ) -> None:
     narrow = CachedModel(target.network, 1000)
-    texts = generate_texts(narrow, at(requests[:3], SamplingParameters(1.0)), name="model=tiny")
+    texts = generate_texts(narrow, at(requests[:3], SAMPLED), name="model=tiny")
     for draft in (CachedModel(drafts["tiny_good"].network, 990), drafts["tiny_good"]):
         for trace, text in zip(
             score_texts(texts, narrow, draft, draft_name="d"), texts, strict=True
@@ -467,12 +421,10 @@ def test_logits_are_cut_to_the_narrower_vocabulary(
 
 
 def test_a_long_text_never_has_all_its_logits_at_once(
-    drafts: dict[str, CachedModel],
-    requests: list[Request],
-    monkeypatch: pytest.MonkeyPatch,
+    drafts: dict[str, CachedModel], requests: list[Request], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draft = drafts["tiny_small"]
-    request = replace(requests[0], budget=400, eos=frozenset(), sampling=SamplingParameters(1.0))
+    request = replace(requests[0], budget=400, eos=frozenset(), sampling=SAMPLED)
     texts = generate_texts(draft, [request, replace(request, repetition=1)], name="model=t")
     sizes: list[int] = []
     logits = SplitNetwork.logits
@@ -510,11 +462,11 @@ def test_greedy_replay_equals_the_loop_for_every_prompt_draft_and_k(
             traces = [ngram_trace(text, num_draft_tokens=16) for text in texts]
         else:
             traces = score_texts(texts, target, drafts[name], draft_name=name)
-        found = replayed(traces, "ratio", ks)
+        by_k = replayed(traces, "ratio", ks)
         for row, request in enumerate(requests):
             for k in ks:
                 rounds = loop_rounds(target, make(request), request, k)
-                assert found[k].rounds[row] == len(rounds), (name, request.prompt, k)
+                assert by_k[k].rounds[row] == len(rounds), (name, request.prompt, k)
                 assert sum(rounds) == len(texts[row].tokens)
 
 
@@ -530,10 +482,7 @@ def assert_same(one: TextTrace, other: TextTrace) -> None:
 
 
 def test_traces_come_back_as_they_were(
-    target: CachedModel,
-    drafts: dict[str, CachedModel],
-    requests: list[Request],
-    tmp_path: Path,
+    target: CachedModel, drafts: dict[str, CachedModel], requests: list[Request], tmp_path: Path
 ) -> None:
     asked = [
         *requests[:2],

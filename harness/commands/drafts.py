@@ -177,7 +177,7 @@ def _time(
     if model is not None:
         timed.append(TimedModel("draft", conf.name, model))
     with progress(f"timing {conf.name}", REPETITIONS) as tick:
-        timings = time_forwards(timed, max_k, context=context, beside=conf.name, tick=tick)
+        timings = time_forwards(timed, max_k, context=context, paired_with=conf.name, tick=tick)
     if model is None:
         drafter = NgramDrafter(target.target.eos)
         timings.append(time_lookups(drafter, conf.name, max_k, context))

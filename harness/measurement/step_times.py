@@ -90,12 +90,19 @@ class Forward:
     times: int = 1
 
     def timing(
-        self, context: int, batch: int, samples: Sequence[float], beside: str | None = None
+        self, context: int, batch: int, samples: Sequence[float], paired_with: str | None = None
     ) -> StepTiming:
         """The stored record of its samples, seconds."""
         name, context = self.timed.name, 0 if self.kind == "prefill" else context
         return StepTiming(
-            self.timed.role, name, self.kind, self.tokens, context, batch, tuple(samples), beside
+            self.timed.role,
+            name,
+            self.kind,
+            self.tokens,
+            context,
+            batch,
+            tuple(samples),
+            paired_with,
         )
 
 
@@ -121,7 +128,7 @@ def time_forwards(
     *,
     context: Sequence[int],
     repetitions: int | None = None,
-    beside: str | None = None,
+    paired_with: str | None = None,
     tick: Callable[[], None] = lambda: None,
 ) -> list[StepTiming]:
     """Time every forward `repetitions` times, interleaved; verifies go up to max_k + 1 positions.
@@ -131,7 +138,7 @@ def time_forwards(
         max_k: the largest K.
         context: token ids that fill the cache; its length is context_tokens.
         repetitions: samples of each, after warm-up; None for REPETITIONS.
-        beside: the draft's name, where several are timed one after the other.
+        paired_with: the draft's name, where several are timed one after the other.
         tick: called after each repetition, for progress.
     """
     forwards = plan_forwards(models, max_k, len(context))
@@ -149,7 +156,8 @@ def time_forwards(
                 samples[forward].append(seconds)
         tick()
     return [
-        forward.timing(len(context), 1, durations, beside) for forward, durations in samples.items()
+        forward.timing(len(context), 1, durations, paired_with)
+        for forward, durations in samples.items()
     ]
 
 
