@@ -55,8 +55,13 @@ STAND_INS: dict[str, Any] = {
     # Patterns for attention, padding and shuffles: traced on a real card, and nothing of ours
     "torch._inductor.fx_passes.joint_graph.lazy_init": lambda *_: None,
 }
-# Folding constants would compute them on the card
-SETTINGS = {"force_disable_caches": True, "joint_graph_constant_folding": False}
+# Folding constants would compute them on the card; padding products would time them there, where an
+# earlier compilation of this process has registered its pattern
+SETTINGS = {
+    "force_disable_caches": True,
+    "joint_graph_constant_folding": False,
+    "shape_padding": False,
+}
 
 
 def put(tensor: Tensor, index: Tensor, value: Tensor) -> None:
