@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 #   make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
 TORCH_VERSION ?= 2.13.0
-# Overrides of the door, for example ARGS="model=qwen3_4b draft=qwen3_0_6b k=[1,2,4]"
+# Overrides of the command, for example ARGS="model=qwen3_4b draft=qwen3_0_6b k=[1,2,4]"
 ARGS ?=
 
 .DEFAULT_GOAL := help

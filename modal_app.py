@@ -81,7 +81,7 @@ def on_gpu(job: "Job", root: str = RUNS) -> "Delivery":
 
     _reload()
     try:
-        return remote.carry_out(job, root)
+        return remote.run_job(job, root)
     finally:
         if not modal.is_local():
             for volume in (runs, hub_cache, compiled):

@@ -15,7 +15,7 @@ Runs on several cards are put together with `combine`: what does a token cost on
 
 from typing import NoReturn
 
-from harness.cli import draft_conf, run_door
+from harness.cli import draft_conf, run_app
 from harness.commands.run_lifecycle import Outcome
 from harness.config import AuditionConfig
 
@@ -31,7 +31,7 @@ def work(config: AuditionConfig) -> Outcome:
 
 def main() -> NoReturn:
     """Run the command and exit with its status."""
-    run_door("audition", work)
+    run_app("audition", work)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ verify + overhead are fitted.
 
 from typing import NoReturn
 
-from harness.cli import run_door
+from harness.cli import run_app
 from harness.commands.run_lifecycle import Outcome
 from harness.config import BreakevenConfig
 
@@ -33,7 +33,7 @@ def work(config: BreakevenConfig) -> Outcome:
 
 def main() -> NoReturn:
     """Run the command and exit with its status."""
-    run_door("breakeven", work)
+    run_app("breakeven", work)
 
 
 if __name__ == "__main__":

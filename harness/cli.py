@@ -58,20 +58,20 @@ class JobStatus:
 
 
 def note(status: int) -> JobStatus:
-    """Keep a job's status for `run_door`."""
+    """Keep a job's status for `run_app`."""
     _statuses.append(status)
     return JobStatus(status)
 
 
-def run_door(door: str, work: Work) -> NoReturn:
-    """Runs a command, conf/<door>.yaml, as a Hydra app; exits with its jobs' worst status."""
-    register(door)
+def run_app(command: str, work: Work) -> NoReturn:
+    """Runs a command, conf/<command>.yaml, as a Hydra app; exits with its jobs' worst status."""
+    register(command)
     _statuses.clear()
 
     def job(config: DictConfig) -> JobStatus:
         return note(run_job(work, config))
 
-    app = hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=door)(job)
+    app = hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=command)(job)
     before = os.environ.get(FULL_ERROR)
     shows_all, status = before == "1", OK
     os.environ[FULL_ERROR] = "1"  # otherwise Hydra prints a traceback of its own for some errors
@@ -249,16 +249,16 @@ def _group_draft(name: str) -> ModelConf:
     return composed.draft
 
 
-def compose(door: str, overrides: Sequence[str] = ()) -> Any:
-    """A door's configuration as its dataclass, without a command line (for tests and other apps).
+def compose(command: str, overrides: Sequence[str] = ()) -> Any:
+    """A command's configuration as its dataclass, without a command line (for tests, other apps).
 
     Raises:
         UserError: a key without a default was not given.
         hydra.errors.HydraException: an override does not fit.
     """
-    register(door)
+    register(command)
     with hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)):
-        config = hydra.compose(config_name=door, overrides=list(overrides))
+        config = hydra.compose(config_name=command, overrides=list(overrides))
     return to_dataclass(config)
 
 

@@ -280,8 +280,8 @@ class GpuConf:
 
 
 @dataclass
-class DoorConfig:
-    """What every door takes: where runs go, the seed, and whether errors show their traceback."""
+class CommandConfig:
+    """What every command takes: where runs go, the seed, whether errors show a traceback."""
 
     results_root: str = "results"
     seed: int = key(0, least=0, most=2**63 - 1)
@@ -289,7 +289,7 @@ class DoorConfig:
 
 
 @dataclass
-class ModelsConfig(DoorConfig):
+class ModelsConfig(CommandConfig):
     """What every command takes that runs models.
 
     Attributes:
@@ -498,7 +498,7 @@ class SnapshotConfig(PairConfig):
 
 
 @dataclass
-class BreakevenConfig(DoorConfig):
+class BreakevenConfig(CommandConfig):
     """Keys of `python -m harness.breakeven`: arithmetic from latencies, no model.
 
     Attributes:
@@ -530,7 +530,7 @@ class BreakevenConfig(DoorConfig):
 
 
 @dataclass
-class ReportConfig(DoorConfig):
+class ReportConfig(CommandConfig):
     """Keys of `python -m harness.report`.
 
     Attributes:
@@ -722,7 +722,7 @@ def like_target(target: ModelConf, draft: ModelConf) -> ModelConf:
     return replace(draft, weights="dummy")
 
 
-SCHEMAS: dict[str, type[DoorConfig]] = {
+SCHEMAS: dict[str, type[CommandConfig]] = {
     "profile": ProfileConfig,
     "breakeven": BreakevenConfig,
     "sweep": SweepConfig,
@@ -732,9 +732,9 @@ SCHEMAS: dict[str, type[DoorConfig]] = {
 }
 
 
-def register(door: str) -> None:
-    """Make a door's schema known to Hydra as `<door>_schema`, which conf/<door>.yaml builds on.
+def register(command: str) -> None:
+    """Register a command's schema with Hydra as `<command>_schema`, which its yaml file builds on.
 
     Only that one: Hydra copies all it knows for every group that --help lists.
     """
-    ConfigStore.instance().store(name=f"{door}_schema", node=SCHEMAS[door])
+    ConfigStore.instance().store(name=f"{command}_schema", node=SCHEMAS[command])

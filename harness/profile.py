@@ -12,7 +12,7 @@ speedup and the alpha that a draft must reach to break even. Acceptance is not m
 import sys
 from typing import NoReturn
 
-from harness.cli import USER_ERROR, run_door
+from harness.cli import USER_ERROR, run_app
 from harness.commands.run_lifecycle import Outcome
 from harness.config import CONF_DIR, ProfileConfig
 
@@ -40,7 +40,7 @@ def main() -> NoReturn:
         if refused:
             print(f"error: {refused}", file=sys.stderr)
             sys.exit(USER_ERROR)
-    run_door("profile", work)
+    run_app("profile", work)
 
 
 if __name__ == "__main__":

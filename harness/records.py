@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-if TYPE_CHECKING:  # every door's --help imports this module, and must not wait for numpy
+if TYPE_CHECKING:  # every command's --help imports this module, and must not wait for numpy
     import numpy as np
     from numpy.typing import NDArray
 

@@ -13,7 +13,7 @@ files, so it works wherever the folder lies.
 
 from typing import NoReturn
 
-from harness.cli import run_door
+from harness.cli import run_app
 from harness.commands.run_lifecycle import Outcome
 from harness.config import ReportConfig
 
@@ -27,7 +27,7 @@ def work(config: ReportConfig) -> Outcome:
 
 def main() -> NoReturn:
     """Run the command and exit with its status."""
-    run_door("report", work)
+    run_app("report", work)
 
 
 if __name__ == "__main__":

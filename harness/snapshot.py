@@ -11,7 +11,7 @@ At a temperature above 0, draws after one fixed prefix are tested against the ex
 
 from typing import NoReturn
 
-from harness.cli import run_door
+from harness.cli import run_app
 from harness.commands.run_lifecycle import Outcome
 from harness.config import SnapshotConfig
 
@@ -25,7 +25,7 @@ def work(config: SnapshotConfig) -> Outcome:
 
 def main() -> NoReturn:
     """Run the command and exit with its status."""
-    run_door("snapshot", work)
+    run_app("snapshot", work)
 
 
 if __name__ == "__main__":

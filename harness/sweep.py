@@ -11,7 +11,7 @@ shows the prediction from acceptance and latency next to what was measured.
 
 from typing import NoReturn
 
-from harness.cli import run_door
+from harness.cli import run_app
 from harness.commands.run_lifecycle import Outcome
 from harness.config import SweepConfig
 
@@ -25,7 +25,7 @@ def work(config: SweepConfig) -> Outcome:
 
 def main() -> NoReturn:
     """Run the command and exit with its status."""
-    run_door("sweep", work)
+    run_app("sweep", work)
 
 
 if __name__ == "__main__":

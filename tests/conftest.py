@@ -1,4 +1,4 @@
-"""What every test may count on: no network, one CPU thread, and doors as subprocesses."""
+"""What every test may count on: no network, one CPU thread, and commands as subprocesses."""
 
 import os
 import subprocess

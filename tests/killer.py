@@ -1,8 +1,8 @@
-"""Runs doors and kills them at seeded moments; started by test_kills.py, prints what it saw.
+"""Runs commands and kills them at seeded moments; started by test_kills.py, prints what it saw.
 
-    python tests/killer.py DOOR ROOT SEED SIGNALS OVERRIDES...
+    python tests/killer.py COMMAND ROOT SEED SIGNALS OVERRIDES...
 
-Torch is imported once here and every attempt is a fork, so an attempt costs what its door does.
+Torch is imported once here and every attempt is a fork, so an attempt costs what its command does.
 A run that comes to its end before its signal does is followed by a new one.
 """
 
@@ -18,13 +18,13 @@ from typing import Any
 
 
 def main() -> None:
-    door, root, seed, names, overrides = (
+    command, root, seed, names, overrides = (
         sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5:]
     )  # fmt: skip
-    import_module(f"harness.commands.{door}")
+    import_module(f"harness.commands.{command}")
     import_module("harness.commands.drafts")
     import_module("matplotlib.pyplot")
-    attempt = Attempts(door, root, overrides)
+    attempt = Attempts(command, root, overrides)
     begin = time.monotonic()
     calm = attempt.run(None, None, "calm")
     longest = time.monotonic() - begin
@@ -45,10 +45,10 @@ def main() -> None:
 
 
 class Attempts:
-    """Attempts of one door with one configuration."""
+    """Attempts of one command with one configuration."""
 
-    def __init__(self, door: str, root: Path, overrides: list[str]) -> None:
-        self.door, self.root, self.overrides = door, root, overrides
+    def __init__(self, command: str, root: Path, overrides: list[str]) -> None:
+        self.command, self.root, self.overrides = command, root, overrides
 
     def unfinished(self, name: str) -> list[str]:
         """The key that resumes the run which has not ended, if there is one."""
@@ -64,7 +64,7 @@ class Attempts:
         said = self.root / "stderr"
         child = os.fork()
         if child == 0:
-            self._become_door(name, said, extra)
+            self._become_command(name, said, extra)
         ended, status = False, 0
         if number is not None and wait is not None:
             deadline = time.monotonic() + wait
@@ -84,14 +84,14 @@ class Attempts:
             "left_running": group_exists(child),
         }
 
-    def _become_door(self, name: str, said: Path, extra: tuple[str, ...]) -> None:
+    def _become_command(self, name: str, said: Path, extra: tuple[str, ...]) -> None:
         os.setsid()
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), 2)
-        sys.argv = [self.door, f"results_root={self.root / name}", *self.overrides, *extra]
+        sys.argv = [self.command, f"results_root={self.root / name}", *self.overrides, *extra]
         status = 1
         try:
-            import_module(f"harness.{self.door}").main()
+            import_module(f"harness.{self.command}").main()
         except SystemExit as end:
             status = end.code if isinstance(end.code, int) else 1
         finally:

@@ -339,28 +339,28 @@ def no_compiler(*_: Any) -> Any:
 
 
 UNCOMPILED = "compiling failed (NoCompilerError: no C compiler): graphs of uncompiled kernels"
-DOORS = {"sweep": sweep, "profile": profile, "snapshot": snapshot}
+COMMANDS = {"sweep": sweep, "profile": profile, "snapshot": snapshot}
 
 
 @pytest.mark.usefixtures("graphs_on_the_cpu")
-@pytest.mark.parametrize("door", ["audition", "sweep", "snapshot", *exhaustive("profile")])
+@pytest.mark.parametrize("command", ["audition", "sweep", "snapshot", *exhaustive("profile")])
 @pytest.mark.parametrize("compiles", [False, *exhaustive(True)])
 def test_pieces_that_do_not_compile_go_on_uncompiled_with_a_caveat(
-    compiles: bool, door: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    compiles: bool, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not compiles:
         monkeypatch.setattr(torch, "compile", lambda *_, **__: no_compiler)
     monkeypatch.setattr("harness.measurement.step_times.REPETITIONS", 3)
     monkeypatch.setattr(round_parts, "MOST_VISITS", 1)
     small = ["backend=cuda_graphs", "k=[1]", "prompts.limit=2", "new_tokens=4", "threads=1"]
-    grid = ["contexts=[16]", "batches=[1]"] if door == "profile" else ["temperature=[0]"]
-    asked = compose(door, [f"results_root={tmp_path}", *small, *grid])
-    if door == "audition":
+    grid = ["contexts=[16]", "batches=[1]"] if command == "profile" else ["temperature=[0]"]
+    asked = compose(command, [f"results_root={tmp_path}", *small, *grid])
+    if command == "audition":
         outcome = audition.run(asked, [draft_conf("tiny_good")])
     else:
-        outcome = DOORS[door].run(asked)
+        outcome = COMMANDS[command].run(asked)
     run = stored(outcome)
-    roles = ("target", "tiny_good" if door == "audition" else "draft")
+    roles = ("target", "tiny_good" if command == "audition" else "draft")
     described = [run.manifest["models"][role] for role in roles]
     assert all(model["engine"] == "cuda_graphs" for model in described)
     assert all(model["compiled"] is compiles for model in described)

@@ -42,7 +42,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, backend: str, graphed: Any, why: str
 
 
 def test_auto_is_graphs_on_a_card_and_eager_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert {compose(door).backend for door in ("profile", "sweep", "snapshot")} == {"auto"}
+    assert {compose(command).backend for command in ("profile", "sweep", "snapshot")} == {"auto"}
     assert isinstance(cached_model(qwen3(), 1024, "model=x", "auto"), LeanModel)
     graphs = SimpleNamespace()
     assert opened(monkeypatch, "auto", graphs, None) is graphs
@@ -52,17 +52,19 @@ def test_auto_is_graphs_on_a_card_and_eager_elsewhere(monkeypatch: pytest.Monkey
 
 
 def test_a_run_begun_with_eager_goes_on_with_eager(tmp_path: Path) -> None:
-    for door in ("sweep", "audition"):
+    for command in ("sweep", "audition"):
         words = [f"results_root={tmp_path}", "threads=1"]
-        old = compose(door, [*words, "backend=eager", "model.attention=sdpa"])
-        run = RunFolder.create(tmp_path, door, ["tiny"], asdict(old))
-        config = compose(door, [*words, f"resume={run.path}"])
-        folder = resumed(config, door)
+        old = compose(command, [*words, "backend=eager", "model.attention=sdpa"])
+        run = RunFolder.create(tmp_path, command, ["tiny"], asdict(old))
+        config = compose(command, [*words, f"resume={run.path}"])
+        folder = resumed(config, command)
         assert folder is not None
         assert (folder.path, config.backend) == (run.path, "eager")
         assert config.model.attention == "sdpa"
         with pytest.raises(UserError, match="differs in backend"):
-            resumed(compose(door, [*words, f"resume={run.path}", "backend=cuda_graphs"]), door)
+            resumed(
+                compose(command, [*words, f"resume={run.path}", "backend=cuda_graphs"]), command
+            )
 
 
 def test_one_run_does_not_mix_two_engines(tmp_path: Path) -> None:

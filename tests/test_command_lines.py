@@ -1,4 +1,4 @@
-"""Generated command lines, each run in process through a door's own main."""
+"""Generated command lines, each run in process through a command's own main."""
 
 import importlib
 import io
@@ -69,7 +69,7 @@ def values_of(kind: str) -> st.SearchStrategy[str]:
 
 
 def keys_of(schema: Any, prefix: str = "") -> dict[str, str]:
-    """Every dotted key of a door, with its type."""
+    """Every dotted key of a command, with its type."""
     found: dict[str, str] = {}
     for key in fields(schema):
         nested = key.default_factory() if callable(key.default_factory) else None
@@ -86,21 +86,21 @@ def not_harmful(key: str) -> bool:
 
 
 KEYS = {
-    door: {key: kind for key, kind in keys_of(keys).items() if not_harmful(key)}
-    for door, keys in SCHEMAS.items()
+    command: {key: kind for key, kind in keys_of(keys).items() if not_harmful(key)}
+    for command, keys in SCHEMAS.items()
 }
 GROUPS = ("model", "draft", "prompts", "device", "decode", "gpu", "experiment")
 
 
 @st.composite
-def overrides(draw: st.DrawFn, door: str) -> list[str]:
-    known = st.sampled_from(sorted(KEYS[door]))
+def overrides(draw: st.DrawFn, command: str) -> list[str]:
+    known = st.sampled_from(sorted(KEYS[command]))
     misspelt = known.map(lambda key: key[:-1] + key[-1:] * 2)
     key = st.one_of(known, known, known, misspelt, st.sampled_from(GROUPS))
     sign = st.sampled_from(["", "", "", "", "", "+", "++"])
     one = st.tuples(sign, key, VALUES).map(lambda parts: f"{parts[0]}{parts[1]}={parts[2]}")
     typed = known.flatmap(
-        lambda key: values_of(KEYS[door][key]).map(lambda value: f"{key}={value}")
+        lambda key: values_of(KEYS[command][key]).map(lambda value: f"{key}={value}")
     )
     bare = st.one_of(known.map("~{}".format), st.text(max_size=8), known)
     words = draw(
@@ -113,12 +113,12 @@ def overrides(draw: st.DrawFn, door: str) -> list[str]:
     return [word for word in words if not word.startswith("-")]
 
 
-def run(door: str, words: list[str], root: Path) -> tuple[int, str]:
-    """Run a door as its module does; its status and what it said on standard error."""
+def run(command: str, words: list[str], root: Path) -> tuple[int, str]:
+    """Run a command as its module does; its status and what it said on standard error."""
     fixed = [f"results_root={root}"]
-    if door in ("sweep", "audition", "profile", "snapshot"):
+    if command in ("sweep", "audition", "profile", "snapshot"):
         fixed.append("dry_run=true")
-    if door == "breakeven":
+    if command == "breakeven":
         fixed = ["draft_ms=2", "target_ms=10", *fixed]
     seen: list[Any] = []
 
@@ -126,12 +126,12 @@ def run(door: str, words: list[str], root: Path) -> tuple[int, str]:
         seen.append(config)
         return real(config)
 
-    real = importlib.import_module(f"harness.{door}").work
+    real = importlib.import_module(f"harness.{command}").work
     out, err = io.StringIO(), io.StringIO()
-    argv = [f"harness/{door}.py", *words, *fixed]
+    argv = [f"harness/{command}.py", *words, *fixed]
     with patch.object(sys, "argv", argv), redirect_stdout(out), redirect_stderr(err):
         try:
-            cli.run_door(door, watched)
+            cli.run_app(command, watched)
         except SystemExit as done:
             status = done.code if isinstance(done.code, int) else 1
     if status == 0:
@@ -141,7 +141,7 @@ def run(door: str, words: list[str], root: Path) -> tuple[int, str]:
 
 
 def check_sense(config: Any) -> None:
-    """What a door may not accept, said without its own checks."""
+    """What a command may not accept, said without its own checks."""
     for key, low, high in (
         ("new_tokens", 1, 1e8),
         ("repetitions", 1, 1e5),
@@ -165,8 +165,8 @@ def check_sense(config: Any) -> None:
             assert model.name.strip()
 
 
-def hold(door: str, words: list[str], root: Path) -> str:
-    status, said = run(door, words, root)
+def hold(command: str, words: list[str], root: Path) -> str:
+    status, said = run(command, words, root)
     assert "Traceback" not in said, (words, said)
     assert "run again with debug=true" not in said, (words, said)
     assert status in (0, 1, 2), (words, status)
@@ -179,7 +179,7 @@ def hold(door: str, words: list[str], root: Path) -> str:
     return {0: "accepted", 1: "refused by Hydra", 2: "refused"}[status]
 
 
-def check(root: Path, examples: int, doors: tuple[str, ...]) -> Counter[str]:
+def check(root: Path, examples: int, commands: tuple[str, ...]) -> Counter[str]:
     counts: Counter[str] = Counter()
 
     @settings(
@@ -191,8 +191,8 @@ def check(root: Path, examples: int, doors: tuple[str, ...]) -> Counter[str]:
     )
     @given(st.data())
     def one(data: st.DataObject) -> None:
-        door = data.draw(st.sampled_from(doors))
-        counts[hold(door, data.draw(overrides(door)), root)] += 1
+        command = data.draw(st.sampled_from(commands))
+        counts[hold(command, data.draw(overrides(command)), root)] += 1
 
     one()
     return counts

@@ -40,10 +40,10 @@ def shipped(composed: SweepConfig) -> SweepConfig:
     return deepcopy(composed)
 
 
-@pytest.mark.parametrize("door", SCHEMAS)
-def test_every_door_composes_to_its_schema_and_is_valid_as_shipped(door: str) -> None:
-    config = compose(door, REQUIRED.get(door, []))
-    assert type(config) is SCHEMAS[door]
+@pytest.mark.parametrize("command", SCHEMAS)
+def test_every_command_composes_to_its_schema_and_is_valid_as_shipped(command: str) -> None:
+    config = compose(command, REQUIRED.get(command, []))
+    assert type(config) is SCHEMAS[command]
     assert (config.results_root, config.seed, config.debug) == ("results", 0, False)
 
 
@@ -74,7 +74,7 @@ def test_experiments_keep_the_pair_that_was_asked_for(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("door", "overrides", "key", "value"),
+    ("command", "overrides", "key", "value"),
     [
         ("sweep", ["experiment=temperature_demo", "k=[2]"], "k", [2]),
         ("sweep", ["experiment=temperature_demo", "k=[2]"], "temperature", [0, 0.3, 0.7, 1, 1.5]),
@@ -90,12 +90,12 @@ def test_experiments_keep_the_pair_that_was_asked_for(name: str) -> None:
     ],
 )
 def test_what_overrides_make_of_a_key(
-    door: str, overrides: list[str], key: str, value: object
+    command: str, overrides: list[str], key: str, value: object
 ) -> None:
     def part(owner: object, name: str) -> object:
         return owner[name] if isinstance(owner, dict) else getattr(owner, name)
 
-    assert reduce(part, key.split("."), compose(door, overrides)) == value
+    assert reduce(part, key.split("."), compose(command, overrides)) == value
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_values_that_make_no_sense_are_refused_in_one_line_with_their_key(
 
 
 @pytest.mark.parametrize(
-    ("door", "overrides", "says"),
+    ("command", "overrides", "says"),
     [
         ("sweep", ["model=hf", "draft=hf"], r"model\.id: .*draft\.id=|draft\.id: .*model\.id="),
         (
@@ -191,7 +191,7 @@ def test_values_that_make_no_sense_are_refused_in_one_line_with_their_key(
     ],
 )
 def test_values_that_exclude_each_other_are_refused(
-    door: str, overrides: list[str], says: str
+    command: str, overrides: list[str], says: str
 ) -> None:
     with pytest.raises(UserError, match=says):
-        compose(door, overrides)
+        compose(command, overrides)

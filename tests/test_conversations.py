@@ -158,30 +158,30 @@ def test_an_audition_scores_every_draft_on_the_same_conversations(tmp_path: Path
 
 
 @pytest.mark.usefixtures("unrendered")
-@pytest.mark.parametrize("door", ["profile", "snapshot"])
-def test_profile_and_snapshot_run_every_turn(door: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["profile", "snapshot"])
+def test_profile_and_snapshot_run_every_turn(command: str, tmp_path: Path) -> None:
     settings = [word for word in words(tmp_path) if not word.startswith("temperature")]
-    if door == "profile":
+    if command == "profile":
         settings += ["contexts=[16]", "batches=[1]"]
-    outcome = {"profile": profile, "snapshot": snapshot}[door].run(compose(door, settings))
+    outcome = {"profile": profile, "snapshot": snapshot}[command].run(compose(command, settings))
     assert outcome.folder is not None
     run = load(outcome.folder)
     assert {trial.prompt for trial in run.trials} == set(TURNS)
     assert outcome.status == 0
 
 
-@pytest.mark.parametrize("door", ["sweep", "audition", "profile", "snapshot"])
+@pytest.mark.parametrize("command", ["sweep", "audition", "profile", "snapshot"])
 def test_a_dry_run_counts_turns_and_answers(
-    door: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = [*words(tmp_path, "dry_run=true")]
-    if door == "profile":
+    if command == "profile":
         settings = [word for word in settings if not word.startswith("temperature")]
-    asked = compose(door, settings)
-    if door == "audition":
+    asked = compose(command, settings)
+    if command == "audition":
         audition.run(asked, [draft_conf("tiny_good")])
     else:
-        {"sweep": sweep, "profile": profile, "snapshot": snapshot}[door].run(asked)
+        {"sweep": sweep, "profile": profile, "snapshot": snapshot}[command].run(asked)
     shown = " ".join(capsys.readouterr().out.split())
     assert "8, one generation for each" in shown
     assert "3 by the target, 8 tokens at most" in shown

@@ -1,4 +1,4 @@
-"""Doors that are killed at seeded moments and resumed lose nothing and measure nothing twice."""
+"""Commands that are killed at seeded moments and resumed lose nothing and measure nothing twice."""
 
 import json
 import subprocess
@@ -22,9 +22,9 @@ TIMED = ("ms", "second", "speedup", "peak", "breakeven")
 COUNTS = [name for name in RESULT_COLUMNS if not any(word in name for word in TIMED)]
 
 
-def killed(door: str, root: Path, seed: int, signals: str, *overrides: str) -> dict[str, Any]:
+def killed(command: str, root: Path, seed: int, signals: str, *overrides: str) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, str(KILLER), door, str(root), str(seed), signals, *overrides],
+        [sys.executable, str(KILLER), command, str(root), str(seed), signals, *overrides],
         capture_output=True,
         text=True,
         check=False,
@@ -74,8 +74,8 @@ def check_counts(calm: StoredRun, run: StoredRun) -> None:
     assert len(load_traces(calm.folder)) == len(load_traces(run.folder))
 
 
-def check(door: str, root: Path, seed: int, signals: str, *overrides: str) -> None:
-    check_ends(killed(door, root, seed, signals, *overrides), signals)
+def check(command: str, root: Path, seed: int, signals: str, *overrides: str) -> None:
+    check_ends(killed(command, root, seed, signals, *overrides), signals)
     (calm,) = (load(path) for path in (root / "calm").iterdir())
     runs = [path for path in (root / "killed").iterdir() if (path / "manifest.json").exists()]
     assert runs
@@ -91,7 +91,7 @@ def test_two_kills_lose_and_double_nothing(tmp_path: Path) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    ("door", "rounds", "overrides"),
+    ("command", "rounds", "overrides"),
     [
         ("sweep", 4, ("k=[1,4]", *GRID)),
         ("audition", 3, ("k=[1,4]", "drafts=[tiny_good,tiny_small,ngram]", *GRID)),
@@ -99,7 +99,7 @@ def test_two_kills_lose_and_double_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_forty_kills_lose_and_double_nothing(
-    door: str, rounds: int, overrides: tuple[str, ...], tmp_path: Path
+    command: str, rounds: int, overrides: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Ten of each signal over the three doors."""
-    check(door, tmp_path, 7, ",".join([EVERY] * rounds), *overrides)
+    """Ten of each signal over the three commands."""
+    check(command, tmp_path, 7, ",".join([EVERY] * rounds), *overrides)

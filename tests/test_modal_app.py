@@ -77,7 +77,7 @@ class Card:
             raise RuntimeError("no such card\nwas free")
         with ONE_AT_A_TIME:  # containers share no process, and so no Hydra
             self.done.append(job)
-            return remote.carry_out(job, root)
+            return remote.run_job(job, root)
 
 
 class Cloud:
@@ -147,24 +147,24 @@ from harness.commands import time_steps
 from harness.measurement import round_parts, step_times
 from harness.records import CopyBandwidth
 from harness.cloud.jobs import plan_jobs
-from harness.cloud.remote import work
+from harness.cloud.remote import run_command
 step_times.REPETITIONS, round_parts.MOST_VISITS = 3, 4
 time_steps.copy_bandwidth = lambda *_: CopyBandwidth(10.0, 1, 1)
 small = ("model=tiny", "new_tokens=6", "prompts.limit=1", "k=[1,2]", "threads=1", "temperature=[0]")
 done = {}
-def noted(door, work):
+def noted(command, work):
     try:
-        done[door] = work()
+        done[command] = work()
     except Exception as error:
-        done[door] = f"{type(error).__name__}: {error}"
-def rented(door, *words):
-    words = [*(word for word in small if door != "profile" or "temperature" not in word), *words]
-    (job,), _ = plan_jobs(door, words, ["L4"])
+        done[command] = f"{type(error).__name__}: {error}"
+def rented(command, *words):
+    words = [*(word for word in small if command != "profile" or "temperature" not in word), *words]
+    (job,), _ = plan_jobs(command, words, ["L4"])
     delivery = modal_app.on_gpu.local(job, str(here / "volume"))
     assert delivery.status == 0, delivery.error
     return str(delivery.unpack(here / "results"))
-def local(door, *words):
-    return str(work(door, [*words, f"results_root={here / 'results'}"]).folder)
+def local(command, *words):
+    return str(run_command(command, [*words, f"results_root={here / 'results'}"]).folder)
 noted("sweep", lambda: rented("sweep", "draft=tiny_good"))
 noted("profile", lambda: rented("profile", "draft=tiny_good"))
 noted("snapshot", lambda: rented("snapshot", "draft=tiny_good"))
@@ -178,7 +178,7 @@ Path("done.json").write_text(json.dumps(done))
 
 @pytest.fixture(scope="module")
 def container(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What each door made of exactly the files that the image mounts: a run folder, or an error."""
+    """Each command's run folder, or error, from exactly the files that the image mounts."""
     root = tmp_path_factory.mktemp("container")
     files = mounted(modal_app.image)
     assert not any("__pycache__" in name for name in files)
@@ -202,19 +202,19 @@ def container(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "door", ["sweep", "profile", "snapshot", "audition", "breakeven", "report"]
+    "command", ["sweep", "profile", "snapshot", "audition", "breakeven", "report"]
 )
-def test_every_door_runs_to_a_report_from_exactly_the_files_that_the_image_mounts(
-    door: str, container: dict[str, str]
+def test_every_command_runs_to_a_report_from_exactly_the_files_that_the_image_mounts(
+    command: str, container: dict[str, str]
 ) -> None:
-    folder = Path(container[door])
-    assert folder.is_dir(), container[door]
+    folder = Path(container[command])
+    assert folder.is_dir(), container[command]
     page = (folder / "report.html").read_text()
     assert '<dt id="m-' in page
     stored = load(folder)
     assert stored.manifest["status"] == "complete"
-    if door not in ("breakeven", "report"):
-        assert stored.door == door
+    if command not in ("breakeven", "report"):
+        assert stored.door == command
         assert folder.name.endswith("_l4")
         assert stored.manifest["cloud"]["asked_gpu"] == "L4"
         assert stored.manifest["cloud"]["upgraded"]
@@ -306,7 +306,7 @@ def test_a_model_that_the_card_cannot_hold_is_refused_before_anything_is_rented(
 
 
 @pytest.mark.parametrize(
-    ("door", "overrides", "gpus", "says"),
+    ("command", "overrides", "gpus", "says"),
     [
         ("profile", ["model=no_such_model"], ["L4"], "no_such_model"),
         ("sweep", ["k=[-1]"], ["L4"], "k: -1"),
@@ -324,10 +324,10 @@ def test_a_model_that_the_card_cannot_hold_is_refused_before_anything_is_rented(
     ],
 )
 def test_a_typing_error_is_refused_before_anything_is_rented(
-    door: str, overrides: list[str], gpus: list[str], says: str
+    command: str, overrides: list[str], gpus: list[str], says: str
 ) -> None:
     with pytest.raises(UserError) as refused:
-        plan_jobs(door, overrides, gpus)
+        plan_jobs(command, overrides, gpus)
     assert says in str(refused.value)
     assert "\n" not in str(refused.value)
     with pytest.raises(UserError, match="give the launch's name"):
@@ -443,8 +443,8 @@ def test_the_first_card_that_there_is_generates_the_texts_and_a_launch_goes_on(
     deliveries, rented = fanned_out(tmp_path)
     assert rented == [("audition-h100", "audition-l4")], "only what is missing"
     assert all(entry.archive for entry in deliveries)
-    begun = remote.stored_run(deliveries[2].job.home(tmp_path))
-    assert begun is not None
-    RunFolder(begun, load(begun).manifest).update_manifest({"status": "failed"})
+    previous_run = remote.stored_run(deliveries[2].job.home(tmp_path))
+    assert previous_run is not None
+    RunFolder(previous_run, load(previous_run).manifest).update_manifest({"status": "failed"})
     _, rented = fanned_out(tmp_path)
     assert rented == [("audition-a10g", "audition-l4")], "the texts that it began with"

@@ -1,4 +1,4 @@
-"""The wheel, installed away from the checkout: everything a door needs is in it."""
+"""The wheel, installed away from the checkout: everything a command needs is in it."""
 
 import os
 import subprocess
@@ -59,19 +59,19 @@ def test_the_wheel_holds_code_conf_prompts_models_and_nothing_else(wheel: Path) 
 
 
 @pytest.mark.parametrize(
-    ("door", "words", "file"),
+    ("command", "words", "file"),
     [
         ("breakeven", ("draft_ms=22.09", "target_ms=29.92", "k=[1]"), "report.html"),
         ("profile", ("new_tokens=4", "prompts.limit=1", "k=[1]", "threads=1"), "latency.csv"),
     ],
 )
-def test_an_installed_door_runs_from_another_folder(
-    door: str, words: tuple[str, ...], file: str, installed: Path, tmp_path: Path
+def test_an_installed_command_runs_from_another_folder(
+    command: str, words: tuple[str, ...], file: str, installed: Path, tmp_path: Path
 ) -> None:
     where = "import harness.config as c; print(c.__file__); print(c.CONF_DIR)"
     found = python("-c", where, cwd=tmp_path, site=installed).split()
     assert found == [str(installed / "harness/config.py"), str(installed / "harness/conf")]
-    out = python("-m", f"harness.{door}", *words, cwd=tmp_path, site=installed)
+    out = python("-m", f"harness.{command}", *words, cwd=tmp_path, site=installed)
     assert (tmp_path / out.splitlines()[-1].removeprefix("run: ") / file).is_file()
 
 

@@ -54,13 +54,13 @@ def folder(tmp_path: Path) -> RunFolder:
 
 @pytest.fixture
 def door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """Runs a door's work from its command line, in an empty folder; its exit status."""
+    """Runs a command's work from its command line, in an empty folder; its exit status."""
     monkeypatch.setattr(sys, "argv", ["door", "draft_ms=1", "target_ms=10"])
     monkeypatch.chdir(tmp_path)
 
     def run(work: Callable[[BreakevenConfig], Outcome]) -> int:
         with pytest.raises(SystemExit) as end:
-            cli.run_door("breakeven", work)
+            cli.run_app("breakeven", work)
         return int(end.value.code or 0)
 
     return run
@@ -77,7 +77,7 @@ def refusal(act: Callable[[], Any]) -> str:
 # ---- what is written comes back -----------------------------------------------------------------
 
 
-def test_folders_are_named_by_time_door_and_models_and_never_shared(tmp_path: Path) -> None:
+def test_folders_are_named_by_time_command_and_models_and_never_shared(tmp_path: Path) -> None:
     made = [RunFolder.create(tmp_path, "sweep", ["a/b", "c"], {"n": n}).path for n in range(20)]
     assert len(set(made)) == 20
     assert [load(path).config["n"] for path in made] == list(range(20))
@@ -438,7 +438,7 @@ def test_what_a_full_disk_left_of_a_line_does_not_join_the_next(
 
 
 @pytest.mark.parametrize("during", ["a generation", "anything else"])
-def test_a_door_on_a_full_disk_ends_with_status_2(
+def test_a_command_on_a_full_disk_ends_with_status_2(
     during: str, tmp_path: Path, door: Callable[..., int], broken: Break, capsys: Any
 ) -> None:
     run = RunFolder.create(tmp_path / "results", "sweep", ["tiny"], {})
@@ -539,7 +539,7 @@ def test_a_file_system_without_locks_is_written_without_and_says_so(
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
-def test_a_signal_ends_a_door_with_one_line_and_the_manifest_says_so(
+def test_a_signal_ends_a_command_with_one_line_and_the_manifest_says_so(
     name: str, tmp_path: Path, door: Callable[..., int], capsys: Any
 ) -> None:
     number = signal.Signals[name]

@@ -4,8 +4,8 @@ For each K and alpha the iid model's speedup (Leviathan et al. 2023, theorem 3.8
 verify times are given), for each K the ideal speedup and the alpha that breaks even. A measured
 acceptance, a rate at one K or a list by position, needs no model of the text: its speedup is
 tokens_per_round / (K c + v) exactly, and its row carries that acceptance_rate. With one there is a
-verdict. Nobody knows how sure such numbers are: a rate without its rounds and a latency without its
-samples have no interval. A speedup within NEAR of 1 is therefore undecided.
+verdict. The uncertainty of such numbers is unknown: a rate without its rounds and a latency without
+its samples have no interval. A speedup within UNDECIDED_MARGIN of 1 is therefore undecided.
 
 Numbers that a server's files gave are in the manifest's entry `inputs`: the keys of the
 configuration that they filled in (draft_ms, target_ms, verify_ms, k, acceptance_rate,
@@ -33,7 +33,7 @@ from harness.summary import (
 from harness.theory import acceptance as theory
 from harness.theory.speedup import StepTimes, best_k, linear_speedup, speedup_from_tokens_per_round
 
-NEAR = 0.05
+UNDECIDED_MARGIN = 0.05
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Inputs:
     acceptance_rate: Mapping[int, float] = field(default_factory=dict[int, float])
     acceptance_by_position: tuple[float, ...] = ()  # empty where none was given
     # K to the speedup that a server itself measured.
-    served: Mapping[int, float] = field(default_factory=dict[int, float])
+    server_speedups: Mapping[int, float] = field(default_factory=dict[int, float])
     # caveats, round_fit: of the files that the numbers came from.
     caveats: tuple[Caveat, ...] = ()
     round_fit: RoundFit | None = None
@@ -78,31 +78,31 @@ def inputs_of(config: Mapping[str, Any]) -> Inputs:
         alphas=alphas,
         acceptance_rate=_rates(config.get("acceptance_rate"), ks),
         acceptance_by_position=positions,
-        served={int(k): float(gain) for k, gain in (config.get("served") or {}).items()},
+        server_speedups={int(k): float(x) for k, x in (config.get("served") or {}).items()},
         caveats=tuple(Caveat(**entry) for entry in config.get("caveats") or ()),
         round_fit=None if fit is None else _fit(fit),
     )
 
 
-def _fit(entry: Mapping[str, Any]) -> RoundFit:
-    rows = tuple(FittedRound(**row) for row in entry["rows"])
-    return RoundFit(**{**entry, "rows": rows})
+def _fit(raw_fit: Mapping[str, Any]) -> RoundFit:
+    rows = tuple(FittedRound(**row) for row in raw_fit["rows"])
+    return RoundFit(**{**raw_fit, "rows": rows})
 
 
-def _rates(given: Any, ks: Sequence[int]) -> dict[int, float]:
+def _rates(value: Any, ks: Sequence[int]) -> dict[int, float]:
     """acceptance_rate by K: what was typed is {K: rate}, or one number where k holds one K."""
-    if given is None:
+    if value is None:
         return {}
-    if isinstance(given, int | float) and not isinstance(given, bool):
+    if isinstance(value, int | float) and not isinstance(value, bool):
         if len(ks) != 1:
             raise UserError(
-                f"acceptance_rate={given}: a rate belongs to the K it was measured at; give that"
+                f"acceptance_rate={value}: a rate belongs to the K it was measured at; give that"
                 " K alone as k=[K], or a rate for each as 'acceptance_rate={4:0.34,8:0.21}'"
             )
-        return {ks[0]: float(given)}
-    if not isinstance(given, Mapping):
-        raise UserError(f"acceptance_rate={given}: give a number, or {{K: rate}}")
-    entries = cast("Mapping[Any, Any]", given)
+        return {ks[0]: float(value)}
+    if not isinstance(value, Mapping):
+        raise UserError(f"acceptance_rate={value}: give a number, or {{K: rate}}")
+    entries = cast("Mapping[Any, Any]", value)
     wrong = next((k for k in entries if not str(k).isdigit() or int(k) not in ks), None)
     if wrong is not None:
         raise UserError(f"acceptance_rate: {wrong} is not among k={list(ks)}")
@@ -119,7 +119,7 @@ def analyse_breakeven(setup: Setup) -> Summary:
     v = {k: inputs.times.v(k) for k in inputs.ks}
     return Summary(
         run=setup.facts(rows),
-        verdict=_verdict(measured, inputs.served),
+        verdict=_verdict(measured, inputs.server_speedups),
         caveats=tuple(_caveats(inputs, measured)),
         results=rows,
         latency=stored_rows(run),
@@ -156,7 +156,7 @@ def iid_rows(inputs: Inputs) -> Iterator[ResultRow]:
 
 
 def measured_rows(inputs: Inputs) -> Iterator[ResultRow]:
-    """A row for each K whose acceptance was measured; its alpha is derived from what was.
+    """A row for each K whose acceptance was measured; its alpha is derived from the measured value.
 
     From a rate, alpha is the one that gives this rate under the iid model. From a list by position
     it is accepted / (accepted + rejected), and K up to the list's length are answered.
@@ -172,8 +172,8 @@ def measured_rows(inputs: Inputs) -> Iterator[ResultRow]:
 
 
 def _row(times: StepTimes, k: int, alpha: float, rate: float, tokens: float) -> ResultRow:
-    gain = speedup_from_tokens_per_round(tokens, k, times.c, times.v(k))
-    ms_per_token = times.target_s * 1e3 / gain
+    speedup = speedup_from_tokens_per_round(tokens, k, times.c, times.v(k))
+    ms_per_token = times.target_s * 1e3 / speedup
     return ResultRow(
         model=None,
         draft=None,
@@ -188,25 +188,25 @@ def _row(times: StepTimes, k: int, alpha: float, rate: float, tokens: float) -> 
         tokens_per_round=tokens,
         ms_per_token=ms_per_token,
         tokens_per_second=1e3 / ms_per_token,
-        speedup=gain,
+        speedup=speedup,
         breakeven_alpha=times.break_even_alpha(k),
     )
 
 
-def _verdict(measured: Sequence[ResultRow], served: Mapping[int, float]) -> Verdict | None:
-    """What the acceptance comes to; what a server itself measured goes before the arithmetic."""
-    gains = {
-        row.k: served.get(row.k, row.speedup or 0.0)
+def _verdict(measured: Sequence[ResultRow], server_speedups: Mapping[int, float]) -> Verdict | None:
+    """The verdict. Speedups measured by a server take precedence over computed ones."""
+    speedups = {
+        row.k: server_speedups.get(row.k, row.speedup or 0.0)
         for row in measured
-        if row.k in served or not served
+        if row.k in server_speedups or not server_speedups
     }
-    if not gains:
+    if not speedups:
         return None
-    k = max(gains, key=lambda number: (gains[number], -number))
-    gain, row = gains[k], next(row for row in reversed(measured) if row.k == k)
+    k = max(speedups, key=lambda number: (speedups[number], -number))
+    speedup, row = speedups[k], next(row for row in reversed(measured) if row.k == k)
     decision: Decision = "undecided"
-    if abs(gain - 1.0) > NEAR:
-        decision = "speculate" if gain > 1.0 else "does_not_pay"
+    if abs(speedup - 1.0) > UNDECIDED_MARGIN:
+        decision = "speculate" if speedup > 1.0 else "does_not_pay"
     return Verdict(
         decision=decision,
         speculate=decision == "speculate",
@@ -214,16 +214,16 @@ def _verdict(measured: Sequence[ResultRow], served: Mapping[int, float]) -> Verd
         k=0 if decision == "does_not_pay" else k,
         temperature=None,
         prompt_set="all",
-        speedup=gain,
+        speedup=speedup,
         speedup_lo=None,
         speedup_hi=None,
         reason="given_numbers",
         reason_values={
             "k": k,
-            "measured": k in served,
+            "measured": k in server_speedups,
             "alpha": row.alpha,
             "breakeven_alpha": row.breakeven_alpha,
-            "near": NEAR,
+            "near": UNDECIDED_MARGIN,
         },
     )
 
@@ -238,7 +238,7 @@ def _caveats(inputs: Inputs, measured: Sequence[ResultRow]) -> Iterator[Caveat]:
     if inputs.round_fit is not None:
         return  # the fit's own residuals say how far it is off
     for row in measured:
-        served, predicted = inputs.served.get(row.k), row.speedup or 0.0
-        if served is not None and abs(served - predicted) > NEAR * predicted:
+        served, predicted = inputs.server_speedups.get(row.k), row.speedup or 0.0
+        if served is not None and abs(served - predicted) > UNDECIDED_MARGIN * predicted:
             values = {"k": row.k, "measured": served, "predicted": predicted}
             yield Caveat("server_gap", values)

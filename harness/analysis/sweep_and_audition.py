@@ -1,9 +1,9 @@
 """A sweep or an audition: which draft and K to serve, from generations, traces and step times.
 
-A sweep is the one-draft case of an audition with generations next to it. Where generations ran they
-are what the verdict rests on, and replay is checked against them; else the verdict rests on
-replay. Rankings under every acceptance rule, alpha by category, whole requests and memory come from
-replay in both. A pair that changes greedy texts gets no verdict.
+A sweep has one draft and also runs generations. Where generations ran the verdict rests on them,
+and replay is checked against them; else the verdict rests on replay. Rankings under every
+acceptance rule, alpha by category, whole requests and memory come from replay in both. A pair
+that changes greedy texts gets no verdict.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -71,7 +71,7 @@ def analyse_pair(setup: Setup) -> Summary:
     summary = Summary(
         run=setup.facts(pair.results),
         verdict=pair.verdict,
-        per_temperature=tuple(workload for workload, _ in pair.verdicts),
+        per_temperature=tuple(whole_workload for whole_workload, _ in pair.verdicts),
         per_prompt_set=tuple(verdict for _, sets in pair.verdicts for verdict in sets),
         answers=tuple(pair.answers()),
         failures=failures(setup, pair.trials),
@@ -82,13 +82,13 @@ def analyse_pair(setup: Setup) -> Summary:
         results=tuple(pair.results),
         latency=pair.latency,
         steps=tuple(latency.summary(draft) for draft, latency in pair.latencies.items()),
-        best_cell=None if pair.distrusted else _best_cell(pair.results),
+        best_cell=None if pair.texts_differ else _best_cell(pair.results),
         leaderboards=tuple(ranking.leaderboard for ranking in pair.rankings.values()),
-        least_regret=() if pair.distrusted else tuple(_least_regret(pair.evidence)),
+        least_regret=() if pair.texts_differ else tuple(_least_regret(pair.evidence)),
         acceptance_by_position=(*_measured_positions(setup, pair.trials), *pair.positions()),
         category_alpha=tuple(
             row
-            for ranking in pair.rule_rankings
+            for ranking in pair.rankings_of_run_rule
             for row in category_alpha(ranking.replays, seed=setup.seed)
         ),
         replay_checks=tuple(pair.replay_checks()),
@@ -104,7 +104,7 @@ def analyse_pair(setup: Setup) -> Summary:
         scoring_s=costs.get("scoring_s"),
         text_checks=tuple(pair.checks),
     )
-    return pair.priced(summary)
+    return pair.with_cost(summary)
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class _Pair:
         return text_checks(self.setup.run)
 
     @property
-    def distrusted(self) -> bool:
+    def texts_differ(self) -> bool:
         """Whether speculation changed a text, or may have."""
         return distrust(self.checks) is not None
 
@@ -144,7 +144,7 @@ class _Pair:
 
     @cached_property
     def traces(self) -> dict[str, list[TextTrace]]:
-        """The run's traces by draft, in stored order; not of drafts that broke down."""
+        """The run's traces by draft, in stored order; not of drafts that failed."""
         failed = {entry.where.removeprefix("draft ") for entry in self.setup.draft_failures}
         by_draft: dict[str, list[TextTrace]] = {}
         for trace in self.setup.run.traces:
@@ -162,7 +162,7 @@ class _Pair:
         return {name: latency for name, latency in by_draft.items() if latency is not None}
 
     def _latency(self, draft: str) -> Latency | None:
-        """Typed in where a target's step was, else timed."""
+        """From the configuration if target_ms is given, otherwise timed."""
         typed = self.setup.conf("latency")
         if not self.setup.typed_latency:
             return latency_of_draft(draft, self.setup.run.timings)
@@ -221,8 +221,8 @@ class _Pair:
         return rankings
 
     @property
-    def rule_rankings(self) -> list[Ranking]:
-        """Those of the verdict's rule, by temperature."""
+    def rankings_of_run_rule(self) -> list[Ranking]:
+        """The rankings under the verdict's rule, by temperature."""
         return [ranking for (rule, _), ranking in self.rankings.items() if rule == self.setup.rule]
 
     @cached_property
@@ -234,7 +234,7 @@ class _Pair:
         )
         replayed = [
             row
-            for ranking in self.rule_rankings
+            for ranking in self.rankings_of_run_rule
             for row in replayed_rows(
                 ranking.replays, self.latencies, model=setup.model, seed=setup.seed
             )
@@ -279,7 +279,7 @@ class _Pair:
             ]
         return [
             evidence_of(ranking.replays, self.latencies, seed=setup.seed)
-            for ranking in self.rule_rankings
+            for ranking in self.rankings_of_run_rule
         ]
 
     @cached_property
@@ -288,9 +288,11 @@ class _Pair:
         seed = self.setup.seed
         return [
             (
-                self._trusted(decide(evidence, weights=self.setup.weights, seed=seed)),
+                self._undecided_if_texts_differ(
+                    decide(evidence, weights=self.setup.weights, seed=seed)
+                ),
                 [
-                    self._trusted(decide(evidence, prompt_set=name, seed=seed))
+                    self._undecided_if_texts_differ(decide(evidence, prompt_set=name, seed=seed))
                     for name in sorted(set(evidence.prompt_sets))
                 ],
             )
@@ -302,10 +304,10 @@ class _Pair:
         """The workload's at the first temperature."""
         return self.verdicts[0][0] if self.verdicts else None
 
-    def _trusted(self, verdict: Verdict) -> Verdict:
+    def _undecided_if_texts_differ(self, verdict: Verdict) -> Verdict:
         """The verdict; undecided, without a speedup, where texts may differ beyond a tie."""
-        doubt = distrust(self.checks)
-        if doubt is None:
+        reason = distrust(self.checks)
+        if reason is None:
             return verdict
         return replace(
             verdict,
@@ -316,14 +318,14 @@ class _Pair:
             speedup=None,
             speedup_lo=None,
             speedup_hi=None,
-            reason=doubt[0],
-            reason_values=doubt[1],
+            reason=reason[0],
+            reason_values=reason[1],
         )
 
     def answers(self) -> Iterator[Answer]:
         """What to serve by temperature and rule: verdicts, and for other rules replay's best."""
         source = "replayed" if self.setup.replay_only else "measured"
-        for verdict in (entry for workload, sets in self.verdicts for entry in (workload, *sets)):
+        for verdict in (v for whole, per_set in self.verdicts for v in (whole, *per_set)):
             if verdict.speedup is not None and verdict.temperature is not None:
                 scope = verdict.temperature, self.setup.rule, verdict.prompt_set
                 yield _answer(verdict, scope, source, verdict.decision)
@@ -334,38 +336,38 @@ class _Pair:
 
     def positions(self) -> Iterator[AcceptanceByPosition]:
         """Replayed acceptance by position, of each draft at its best K."""
-        for ranking in self.rule_rankings:
-            for name in ranking.best:
-                shares = ranking.replays.candidates[name].acceptance_by_position
+        for ranking in self.rankings_of_run_rule:
+            for candidate in ranking.best:
+                shares = ranking.replays.candidates[candidate].acceptance_by_position
                 temperature = ranking.replays.temperature
                 yield AcceptanceByPosition(
-                    name.draft, "all", temperature, name.k, "replayed", shares
+                    candidate.draft, "all", temperature, candidate.k, "replayed", shares
                 )
 
     def replay_checks(self) -> Iterator[ReplayCheck]:
         """Replayed next to measured tokens per round, cell by cell."""
-        for ranking in self.rule_rankings if self.trials else ():
+        for ranking in self.rankings_of_run_rule if self.trials else ():
             replays = ranking.replays
-            for name in sorted(set(replays.prompt_sets)):
+            for prompt_set in sorted(set(replays.prompt_sets)):
                 for k in replays.ks:
-                    cell = Cell(name, replays.temperature, k)
+                    cell = Cell(prompt_set, replays.temperature, k)
                     trials = [trial for trial in self.trials if trial.cell_key == cell]
-                    name_of_draft = Candidate(self.setup.draft, k)
-                    check = replay_check(cell, trials, replays.only([name]), name_of_draft)
+                    candidate = Candidate(self.setup.draft, k)
+                    check = replay_check(cell, trials, replays.only([prompt_set]), candidate)
                     if check is not None:
                         yield check
 
     def case(self) -> Case | None:
         """What explains the verdict: its draft, or the best-looking one, at the verdict's K.
 
-        A look-up has no draft step, so that nothing here speaks of it.
+        A look-up has no draft step, so the explanation does not apply to it.
         """
         verdict = self.verdict
-        if verdict is None or self.distrusted or verdict.temperature is None:
+        if verdict is None or self.texts_differ or verdict.temperature is None:
             return None
         draft = verdict.draft or self.setup.draft
         lookups: frozenset[str] = frozenset()
-        for ranking in self.rule_rankings[:1]:
+        for ranking in self.rankings_of_run_rule[:1]:
             lookups = ranking.replays.lookups
             draft = draft or ranking.best[0].draft
         if draft in lookups or draft not in self.latencies:
@@ -389,31 +391,33 @@ class _Pair:
 
     def request(self) -> RequestSummary | None:
         """Whole requests with the best draft."""
-        for ranking in self.rule_rankings[:1]:
-            best = ranking.best[0]
-            return request_summary(ranking.replays, best, self.latencies[best.draft])
-        return None
+        if not self.rankings_of_run_rule:
+            return None
+        ranking = self.rankings_of_run_rule[0]
+        best = ranking.best[0]
+        return request_summary(ranking.replays, best, self.latencies[best.draft])
 
     def memory(self) -> tuple[DraftMemory, ...]:
-        """What each draft takes of the device's memory."""
-        for ranking in self.rule_rankings[:1]:
-            traces = self.traces[ranking.replays.drafts[0]]
-            longest = max(trace.prompt_tokens + len(trace.tokens) for trace in traces)
-            return draft_memory(self.setup, ranking.replays, longest)
-        return ()
+        """Memory of the device used by each draft."""
+        if not self.rankings_of_run_rule:
+            return ()
+        replays = self.rankings_of_run_rule[0].replays
+        traces = self.traces[replays.drafts[0]]
+        longest = max(trace.prompt_tokens + len(trace.tokens) for trace in traces)
+        return draft_memory(self.setup, replays, longest)
 
-    def priced(self, summary: Summary) -> Summary:
-        """With a token's price, plain and as the verdict says to serve, where one is known."""
+    def with_cost(self, summary: Summary) -> Summary:
+        """The summary with the cost of a token, plain and as the verdict says to serve."""
         price, target_s, verdict = self.setup.price_per_hour, self.target_s, summary.verdict
-        if price is None or target_s is None or verdict is None or self.distrusted:
+        if price is None or target_s is None or verdict is None or self.texts_differ:
             return summary
         plain = usd_per_million_tokens(target_s, price)
-        gain = verdict.speedup if verdict.speculate and verdict.speedup else 1.0
+        speedup = verdict.speedup if verdict.speculate and verdict.speedup else 1.0
         return replace(
             summary,
             price_per_hour_usd=price,
             plain_usd_per_million_tokens=plain,
-            usd_per_million_tokens=plain / gain,
+            usd_per_million_tokens=plain / speedup,
         )
 
 
@@ -451,11 +455,11 @@ def _best_cell(rows: Sequence[ResultRow]) -> BestCell | None:
 
 
 def _least_regret(evidence: Sequence[Evidence]) -> Iterator[LeastRegret]:
-    """What gives away least if traffic shifts between several prompt sets."""
-    for at_temperature in evidence:
-        by_set = at_temperature.by_set()
+    """What loses the least speedup if traffic shifts between several prompt sets."""
+    for evidence_at_temperature in evidence:
+        by_set = evidence_at_temperature.by_set()
         if len(by_set) > 1:
-            yield LeastRegret(at_temperature.temperature, *least_regret(by_set))
+            yield LeastRegret(evidence_at_temperature.temperature, *least_regret(by_set))
 
 
 def _measured_positions(setup: Setup, trials: Sequence[Trial]) -> Iterator[AcceptanceByPosition]:

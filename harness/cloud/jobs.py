@@ -45,7 +45,7 @@ class Job:
     Attributes:
         launch: what was started together; the same launch and name find the same stored run.
         name: of this job within the launch.
-        door: profile, sweep, ...
+        command: profile, sweep, ...
         gpu: the card as the cloud calls it.
         card: its data sheet and its price.
         overrides: the command line.
@@ -55,7 +55,7 @@ class Job:
 
     launch: str
     name: str
-    door: str
+    command: str
     gpu: str
     card: GpuConf
     overrides: tuple[str, ...]
@@ -68,15 +68,15 @@ class Job:
 
 
 def plan_jobs(
-    door: str, overrides: Sequence[str], gpus: Sequence[str], resume: str = ""
+    command: str, overrides: Sequence[str], gpus: Sequence[str], resume: str = ""
 ) -> tuple[list[Job], Any]:
     """One job per card, and the configuration that all share.
 
     Args:
-        door: profile, sweep, ...
+        command: profile, sweep, ...
         overrides: its command line.
         gpus: cards as the cloud calls them.
-        resume: the launch to go on with.
+        resume: the launch to continue.
 
     Raises:
         UserError: an override that does not fit or makes no sense on a rented machine, an unknown
@@ -89,22 +89,22 @@ def plan_jobs(
     if not names:
         raise UserError("--gpus: name at least one")
     try:
-        config = compose(door, overrides)
+        config = compose(command, overrides)
     except HydraException as error:
         raise UserError(" ".join(str(error).split())) from error
     drafts = [draft_conf(entry) for entry in getattr(config, "drafts", ())] or [config.draft]
-    _check_rentable(door, config, drafts)
+    _check_rentable(command, config, drafts)
     _check_fits(config, prompt_sets.load(config.prompts), drafts, cards)
     if resume and (Path(resume).name != resume or resume.startswith(".")):
         raise UserError(f"--resume {resume}: give the launch's name, as it was printed")
-    launch = resume or f"{datetime.now(UTC):%Y%m%d-%H%M%S}_{door}"
-    priced = "gpu" in SCHEMAS[door].__dataclass_fields__
+    launch = resume or f"{datetime.now(UTC):%Y%m%d-%H%M%S}_{command}"
+    priced = "gpu" in SCHEMAS[command].__dataclass_fields__
     memory = container_memory_mib([config.model, *drafts])
     jobs = [
         Job(
             launch=launch,
-            name=f"{door}-{card.name}",
-            door=door,
+            name=f"{command}-{card.name}",
+            command=command,
             gpu=gpu,
             card=card,
             overrides=(*overrides, *([f"gpu={card.name}"] if priced else [])),
@@ -125,12 +125,12 @@ def card_named(gpu: str) -> tuple[str, GpuConf]:
     return name, compose("sweep", [f"gpu={GPUS[name]}"]).gpu
 
 
-def _check_rentable(door: str, config: Any, drafts: Sequence[ModelConf]) -> None:
+def _check_rentable(command: str, config: Any, drafts: Sequence[ModelConf]) -> None:
     """Refuse keys for local runs, models in a local folder and prompts of the hub."""
     given = [key for key in LOCAL_KEYS if getattr(config, key, None)]
     if given:
         raise UserError(
-            f"{' and '.join(given)}: for local runs, python -m harness.{door} {given[0]}=..."
+            f"{' and '.join(given)}: for local runs, python -m harness.{command} {given[0]}=..."
         )
     for conf in (config.model, *drafts):
         if Path(conf.id).exists() or conf.id.startswith((".", "/", "~")):

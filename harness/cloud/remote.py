@@ -1,12 +1,12 @@
 """A command's work on a rented machine: jobs that may be run twice, and what comes back from them.
 
-A rented container can vanish at any moment and its work be given to another one. So a job has a
-folder of its own on a volume that outlives containers, known by the launch and the job's name: the
-next container finds there what was measured, and goes on with it.
+A rented container can vanish at any moment; its job is then reassigned to another one. So a job has
+a folder of its own on a volume that stays when a container ends, known by the launch and the job's
+name: the next container finds there what was measured, and continues.
 
 An audition over several cards generates the target's completions once: the first job generates
 them, all others take them from its run (`traces_from`), score what they lack and time their own
-steps. Nothing here knows any cloud: `modal_app.py` does the renting.
+steps. This module is independent of the provider: `modal_app.py` does the renting.
 """
 
 import gzip
@@ -41,10 +41,10 @@ class Delivery:
 
     Attributes:
         status: as a command exits: 0 complete, 1 cells failed, 2 the user's error.
-        folder: the run folder over there; None where there is none.
-        archive: it, packed.
+        folder: the run folder on the rented machine; None where there is none.
+        archive: the run folder as a tar.gz.
         error: what went wrong; the run is then as far as it got.
-        device: what the card called itself.
+        device: the device name that the driver reports.
         upgraded: whether that is another card than was asked for.
         seconds, usd: what the container that finished the job was rented for, and its price.
     """
@@ -93,8 +93,8 @@ class Delivery:
         if folder is None:
             return [f"{job}: failed: {self.error}"]
         price = f"{fmt.dollars(card.price_per_hour_usd)} an hour, {card.date}"
-        spent = f"{fmt.seconds(self.seconds)}, about {fmt.dollars(self.usd)}"
-        lines = [f"{job}: {spent} (the card alone, at {price})"]
+        time_and_price = f"{fmt.seconds(self.seconds)}, about {fmt.dollars(self.usd)}"
+        lines = [f"{job}: {time_and_price} (the card alone, at {price})"]
         if self.upgraded:
             lines.append(
                 f"note: {self.job.gpu} was asked for and {self.device} ran:"
@@ -111,29 +111,29 @@ class Delivery:
 
 
 def launch(
-    door: str,
+    command: str,
     overrides: Sequence[str],
     gpus: Sequence[str],
     resume: str,
-    have_done: Callable[[list[Job]], list[Delivery]],
+    run_jobs: Callable[[list[Job]], list[Delivery]],
 ) -> int:
-    """Have a command's work done on each card, and bring the runs home.
+    """Run a command on each card, and copy the runs here.
 
     Args:
-        door: profile, sweep, ...
+        command: profile, sweep, ...
         overrides: its command line.
         gpus: cards as the cloud calls them; several only for an audition, which ranks them.
-        resume: the launch to go on with.
-        have_done: rents the machines.
+        resume: the launch to continue.
+        run_jobs: rents the machines and runs the jobs on them.
 
     Returns:
         The exit status; what the user can fix is one line on standard error.
     """
     try:
-        jobs, config = plan_jobs(door, overrides, gpus, resume)
+        jobs, config = plan_jobs(command, overrides, gpus, resume)
         name = jobs[0].launch
-        print(f"launch: {name} (--resume {name} goes on with it)", flush=True)
-        deliveries = have_done(jobs)
+        print(f"launch: {name} (--resume {name} continues it)", flush=True)
+        deliveries = run_jobs(jobs)
         folders: list[str] = []
         for delivery in deliveries:
             folder = delivery.unpack(config.results_root)
@@ -159,20 +159,20 @@ def _combine(config: Any, folders: Sequence[str], deliveries: Sequence[Delivery]
     return outcome.status
 
 
-def work(door: str, overrides: Sequence[str]) -> Outcome:
-    """Do a command's work here, given its command line."""
-    return importlib.import_module(f"harness.{door}").work(compose(door, overrides))
+def run_command(command: str, overrides: Sequence[str]) -> Outcome:
+    """Run a command on this machine, given its command line."""
+    return importlib.import_module(f"harness.{command}").work(compose(command, overrides))
 
 
-def carry_out(job: Job, root: str | Path) -> Delivery:
-    """Do a job, or what is missing of it, and pack its run.
+def run_job(job: Job, root: str | Path) -> Delivery:
+    """Run a job, or what is missing of it, and pack its run.
 
     An error after everything is measured would occur again in a retry: the run is packed anyway,
     and the delivery names the error.
 
     Raises:
-        Exception: what the work raises, except a UserError: a retry may succeed, and continues from
-            what is stored. `failed` packs that where no retry succeeds.
+        Exception: what the command raises, except a UserError: a retry may succeed, and continues
+            from what is stored. `failed` packs that where no retry succeeds.
     """
     begin, home = time.perf_counter(), job.home(root)
     overrides = [*job.overrides, f"results_root={home}", *_prompts(job, home)]
@@ -180,11 +180,11 @@ def carry_out(job: Job, root: str | Path) -> Delivery:
     if stored is not None:
         overrides.append(f"resume={stored}")
     try:
-        outcome = work(job.door, overrides)
+        outcome = run_command(job.command, overrides)
     except UserError as error:
         return replace(failed(job, error, root), seconds=time.perf_counter() - begin)
     assert outcome.folder is not None, "a dry run is refused before anything is rented"
-    _note(outcome.folder, job, time.perf_counter() - begin)
+    _record_rental(outcome.folder, job, time.perf_counter() - begin)
     delivery = deliver(job, outcome.folder)
     if outcome.reason is None:
         return delivery
@@ -194,9 +194,9 @@ def carry_out(job: Job, root: str | Path) -> Delivery:
 def fan_out(
     jobs: Sequence[Job],
     root: str | Path,
-    have_done: Callable[[Sequence[Job]], Iterable[Delivery]],
+    run_jobs: Callable[[Sequence[Job]], Iterable[Delivery]],
 ) -> list[Delivery]:
-    """Have an audition's jobs done: the first generates the texts, all others take them from it.
+    """Run an audition's jobs: the first generates the texts, all others take them from it.
 
     Where a job fails the next one is the first; what is complete already is not done again.
 
@@ -209,19 +209,19 @@ def fan_out(
         if folder is not None and _complete(folder):
             done[job.name] = deliver(job, folder)
     waiting = [job for job in jobs if job.name not in done]
-    source = next(filter(None, map(_texts_of, done.values())), None)
+    source = next(filter(None, map(_folder_with_texts, done.values())), None)
     while waiting and source is None:
-        job = _sharing(waiting.pop(0), root, None)
-        (done[job.name],) = have_done([job])
-        source = _texts_of(done[job.name])
+        job = _with_texts_from(waiting.pop(0), root, None)
+        (done[job.name],) = run_jobs([job])
+        source = _folder_with_texts(done[job.name])
     if waiting:
-        found = have_done([_sharing(job, root, source) for job in waiting])
-        done |= dict(zip((job.name for job in waiting), found, strict=True))
+        deliveries = run_jobs([_with_texts_from(job, root, source) for job in waiting])
+        done |= dict(zip((job.name for job in waiting), deliveries, strict=True))
     return [done[job.name] for job in jobs]
 
 
 def stored_run(home: Path) -> Path | None:
-    """The latest run under a job's folder that got as far as a manifest; None if none did."""
+    """The latest run under a job's folder that has a manifest; None if none has."""
     runs = sorted(path.parent for path in home.glob("*/manifest.json"))
     return runs[-1] if runs else None
 
@@ -229,16 +229,16 @@ def stored_run(home: Path) -> Path | None:
 def deliver(job: Job, folder: Path) -> Delivery:
     """Pack a stored run."""
     manifest = load(folder).manifest
-    rented = manifest.get("cloud") or {}
+    rental = manifest.get("cloud") or {}
     return Delivery(
         job,
         status=0 if _complete(folder) else 1,
         folder=str(folder),
         archive=pack(folder),
         device=(manifest.get("environment") or {}).get("device_name"),
-        upgraded=bool(rented.get("upgraded")),
-        seconds=rented.get("seconds", 0.0),
-        usd=rented.get("usd"),
+        upgraded=bool(rental.get("upgraded")),
+        seconds=rental.get("seconds", 0.0),
+        usd=rental.get("usd"),
     )
 
 
@@ -254,17 +254,17 @@ def _complete(folder: str | Path) -> bool:
     return load(folder).manifest.get("status") == "complete"
 
 
-def _texts_of(entry: Delivery) -> str | None:
+def _folder_with_texts(entry: Delivery) -> str | None:
     """The folder that other jobs can take the texts from; None where some may be missing."""
-    whole = entry.folder is not None and (entry.error is None or _complete(entry.folder))
-    return entry.folder if whole else None
+    complete = entry.folder is not None and (entry.error is None or _complete(entry.folder))
+    return entry.folder if complete else None
 
 
-def _sharing(job: Job, root: str | Path, source: str | None) -> Job:
-    """The job with the run to take texts from: the one it began with, where it was begun before."""
-    begun = stored_run(job.home(root))
-    if begun is not None:
-        source = load(begun).config.get("traces_from")
+def _with_texts_from(job: Job, root: str | Path, source: str | None) -> Job:
+    """The job with the run to take texts from: that of its previous run, where it has one."""
+    previous_run = stored_run(job.home(root))
+    if previous_run is not None:
+        source = load(previous_run).config.get("traces_from")
     if source is None:
         return job
     shared = (f"traces_from={source}", "latency.measure=true")
@@ -280,12 +280,12 @@ def _prompts(job: Job, home: Path) -> list[str]:
     return [f"prompts.files=[{','.join(map(str, files))}]"] if files else []
 
 
-def _note(folder: Path, job: Job, seconds: float) -> None:
+def _record_rental(folder: Path, job: Job, seconds: float) -> None:
     """Write into the manifest what was rented and what ran."""
     manifest = load(folder).manifest
     environment = manifest.get("environment") or {}
     name, memory = environment.get("device_name"), environment.get("device_memory_bytes")
-    rented = {
+    rental = {
         "asked_gpu": job.gpu,
         "upgraded": not is_card(job.card.name, job.card.memory_gb, name, memory),
         "seconds": seconds,
@@ -293,7 +293,7 @@ def _note(folder: Path, job: Job, seconds: float) -> None:
         "price_date": job.card.date,
         "usd": money(seconds, job.card.price_per_hour_usd),
     }
-    RunFolder(folder, manifest).update_manifest({"cloud": rented})
+    RunFolder(folder, manifest).update_manifest({"cloud": rental})
 
 
 def pack(folder: Path) -> bytes:

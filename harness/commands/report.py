@@ -36,7 +36,7 @@ def run(config: ReportConfig) -> Outcome:
         raise UserError(f"{' and '.join(given)}: give one of them")
     if config.index is not None:
         if config.fail_below is not None:
-            raise UserError("fail_below: needs run= or runs=; an index judges nothing")
+            raise UserError("fail_below: needs run= or runs=; it has no effect on an index")
         return _index(config.index)
     if config.runs:
         return _compared(config)
@@ -45,10 +45,10 @@ def run(config: ReportConfig) -> Outcome:
     return _rendered(config.run, config.fail_below)
 
 
-def _rendered(name: str, least: float | None) -> Outcome:
-    """Analyse a stored run again and render it, however far it got.
+def _rendered(name: str, fail_below: float | None) -> Outcome:
+    """Analyse a stored run again and render it, complete or not.
 
-    What an unfinished run comes to is stored in it too, unless another process is writing it.
+    The analysis of an unfinished run is stored in it too, unless another process is writing it.
     """
     stored = load(name)
     refuse_lost_trials(stored)
@@ -63,7 +63,7 @@ def _rendered(name: str, least: float | None) -> Outcome:
             write_analysis(RunFolder.reopen(stored), summary)
     reporting.render(summary, stored.folder)
     reporting.show(summary)
-    return Outcome(stored.folder, int(_below(summary, stored.folder, least)))
+    return Outcome(stored.folder, int(_below(summary, stored.folder, fail_below)))
 
 
 def _lacks_summary(stored: StoredRun) -> bool:
@@ -90,17 +90,17 @@ def _compared(config: ReportConfig) -> Outcome:
     return shown(summary, folder.path, int(comparison.failed))
 
 
-def _below(summary: Summary, folder: Path, least: float | None) -> bool:
+def _below(summary: Summary, folder: Path, fail_below: float | None) -> bool:
     """Whether the headline verdict's speedup is below what was asked for."""
-    if least is None:
+    if fail_below is None:
         return False
     verdict = summary.verdict
     if verdict is None or verdict.speedup is None:
-        raise UserError(f"fail_below={least:g}: {folder} has no verdict with a speedup")
-    below = verdict.speedup < least
+        raise UserError(f"fail_below={fail_below:g}: {folder} has no verdict with a speedup")
+    below = verdict.speedup < fail_below
     outcome = "FAIL, the verdict's speedup is below it" if below else "PASS, it is not below it"
     Console(highlight=False, soft_wrap=True).print(
-        f"fail_below={least:g}: {outcome}: {verdict.speedup:.2f}x at K={verdict.k}"
+        f"fail_below={fail_below:g}: {outcome}: {verdict.speedup:.2f}x at K={verdict.k}"
     )
     return below
 

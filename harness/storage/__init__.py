@@ -1,7 +1,7 @@
 """The run folder: append, resume, load.
 
-One run is one folder (`results/<UTC yyyymmdd-hhmmss>_<door>_<model>[_<draft>]/`) whose files are a
-contract that notebooks and other tools read. A generation is one line of trials.jsonl, written
+One run is one folder (`results/<UTC yyyymmdd-hhmmss>_<command>_<model>[_<draft>]/`) whose files are
+a contract that notebooks and other tools read. A generation is one line of trials.jsonl, written
 whole and fsynced before the next begins, so a killed process loses at most the generation in
 flight; every other file is replaced as a whole. All carry checksums, which are verified whenever a
 run is read (`harness.storage.files` says how). A file that is damaged is an error that names it;
@@ -121,7 +121,7 @@ class StoredRun:
 class RunFolder:
     """A run being written; every method that writes raises UserError where it cannot.
 
-    Create one with `RunFolder.create`, go on with one by `RunFolder.resume`, or derive results
+    Create one with `RunFolder.create`, continue one by `RunFolder.resume`, or derive results
     of a stored one anew with `RunFolder.reopen`: these hold the run's lock while they exist.
     """
 
@@ -154,12 +154,12 @@ class RunFolder:
 
     @classmethod
     def resume(cls, folder: str | Path, door: str, config: Mapping[str, Any]) -> "RunFolder":
-        """Go on with a stored run of the same door and configuration.
+        """Continue a stored run of the same command and configuration.
 
         Raises:
-            UserError: not a run folder, another door's, a newer schema's, one whose configuration
-                differs (every differing key is named), one with a damaged generation, or one that
-                another process is writing.
+            UserError: not a run folder, another command's, a newer schema's, one whose
+                configuration differs (every differing key is named), one with a damaged
+                generation, or one that another process is writing.
         """
         path = Path(folder)
         read_manifest(path)

@@ -1,4 +1,4 @@
-"""The doors: help without torch, exit statuses, error lines, many jobs, break-even arithmetic."""
+"""Commands: help without torch, exit statuses, error lines, many jobs, break-even arithmetic."""
 
 import math
 import pickle
@@ -13,7 +13,7 @@ import pytest
 from conftest import Door
 
 from harness import cli, reporting
-from harness.cli import compose, run_door
+from harness.cli import compose, run_app
 from harness.commands import breakeven
 from harness.commands.run_lifecycle import Outcome
 from harness.config import SCHEMAS, BreakevenConfig, SweepConfig, checked
@@ -22,7 +22,7 @@ from harness.storage import RESULT_COLUMNS, load
 
 POST = {"draft_ms": 22.09, "target_ms": 29.92}
 
-# Runs a door in this process's stead and prints what it left in sys.modules.
+# Runs a command in this process's stead and prints what it left in sys.modules.
 WITHOUT_TORCH = """
 import runpy, sys
 try:
@@ -40,14 +40,14 @@ Captured = pytest.CaptureFixture[str]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> RunDoor:
-    """Runs a door with other work in it, in this process, and returns its status."""
+    """Runs a command with other work in it, in this process, and returns its status."""
     monkeypatch.chdir(tmp_path)
 
     def run_it(work: Callable[[Any], Outcome], *overrides: str, door: str = "breakeven") -> int:
         times = ["draft_ms=1", "target_ms=10"] if door == "breakeven" else []
         monkeypatch.setattr(sys, "argv", ["door", *overrides, *times])
         with pytest.raises(SystemExit) as end:
-            run_door(door, work)
+            run_app(door, work)
         assert isinstance(end.value.code, int)
         return end.value.code
 
@@ -80,7 +80,7 @@ def test_breakeven_runs_without_torch(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text("\n".join(lines))
     out = python("breakeven", "log=log.csv", cwd=tmp_path)
     loaded = out.splitlines()[-1].split()
-    assert "pandas" in loaded, "the door did its work"
+    assert "pandas" in loaded, "the command did its work"
     assert not {"torch", "transformers"} & set(loaded)
 
 
@@ -93,7 +93,7 @@ def test_the_last_line_is_the_run_and_the_status_is_the_works(
 ) -> None:
     assert run(lambda _: Outcome(Path("results/a_run"), status)) == status
     assert capsys.readouterr() == ("run: results/a_run\n", "")
-    assert run(lambda _: Outcome(None)) == 0, "not the status of the door before it"
+    assert run(lambda _: Outcome(None)) == 0, "not the status of the command before it"
     assert capsys.readouterr() == ("", "")
 
 
@@ -149,7 +149,7 @@ def test_a_run_that_cannot_be_rendered_stays_and_says_how_to_render_it(
         ("sweep", "k=[-1]", 2, "error: k: -1 is not a whole number"),
     ],
 )
-def test_a_bad_word_ends_a_door_before_anything_is_stored(
+def test_a_bad_word_ends_a_command_before_anything_is_stored(
     name: str, override: str, status: int, said: str, door: Door, tmp_path: Path
 ) -> None:
     ended = door(name, override)
