@@ -2,7 +2,7 @@
 
 Values come from the YAML files under conf/ and from the command line; Hydra merges them into the
 dataclasses below, so a misspelt key or a word where a number belongs fails while composing. What a
-type cannot say stands beside its field (`key(1, least=1)`), and what several fields must agree on
+type cannot say stands next to its field (`key(1, least=1)`), and what several fields must agree on
 in the schema's `check`. `checked` applies both, once per run, before any model is loaded; every
 refusal is one line that names the key, what it holds and what would be accepted.
 

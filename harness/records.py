@@ -2,7 +2,7 @@
 
 Every record here is written to disk somewhere in a run folder, so a field's name is part of the
 contract and carries its unit (`_ms`, `_s`, `_bytes`, `_tokens`). Rates are derived from the counts
-where they are shown (`harness.theory`), never stored beside them in a trial.
+where they are shown (`harness.theory`), never stored with them in a trial.
 
 The words are those of harness/reporting/metrics.md: a *round* is one draft-verify cycle; it ends
 *rejected* (a correction follows the accepted tokens), with a *bonus* (all K accepted) or *cut*
@@ -229,7 +229,7 @@ class TextTrace:
         draft, draft_temperature: whose probabilities; a draft temperature other than the target's
             is the free knob of the `ratio` rule.
         prompt_set, prompt, category, repetition: which prompt the text answers.
-        temperature, top_k, top_p: the law the text was drawn from; each is its own text.
+        temperature, top_k, top_p: the distribution the text was drawn from; each is its own text.
         prompt_tokens: length of the prompt.
         turn: which turn of its conversation the prompt ends with.
         stop_reason: how the text ended.

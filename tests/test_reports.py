@@ -162,7 +162,7 @@ def test_an_unfinished_run_is_marked_above_everything() -> None:
     failures = tuple(Failure(f"easy/p{index} k=8", "out of memory") for index in range(20))
     run = replace(made.run, status="running", folder="results/x", failed_cells=1)
     text = printed(replace(made, run=run, failures=failures))
-    status = text.index("UNFINISHED RUN: still running, or interrupted (resume=results/x goes on")
+    status = text.index("UNFINISHED RUN: still running, or interrupted (resume=results/x continues")
     assert status < text.index("Serve tiny_good")
     assert "Did not complete: easy/p0 k=8: out of memory" in text
     assert "and 12 more, all listed in summary.json" in text

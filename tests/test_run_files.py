@@ -43,7 +43,7 @@ SUMMARY = Summary(RunFacts("sweep", "run", "running", None, "tiny", "tiny_good")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
-    """A sweep as it is stored, with some results, to go on with."""
+    """A sweep as it is stored, with some results, to continue."""
     path = shutil.copytree(FROZEN / "sweep", tmp_path / "run", ignore=lambda *_: ["expected"])
     run = RunFolder.resume(path, "sweep", CONFIG)
     names = ("tiny", "tiny_good", "easy", 0.0, 0, "measured", "complete")

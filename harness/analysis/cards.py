@@ -72,7 +72,7 @@ def _check(runs: Sequence[StoredRun], summaries: Sequence[Summary]) -> None:
             raise UserError(f"combine: {run.folder} was made by {run.door}, not by audition")
         if not summary.leaderboards or not summary.per_temperature:
             raise UserError(
-                f"combine: {run.folder} ranked no draft; resume={run.folder} goes on with it"
+                f"combine: {run.folder} ranked no draft; resume={run.folder} continues it"
             )
         if run.manifest.get("cards"):
             raise UserError(

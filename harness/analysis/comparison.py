@@ -144,9 +144,7 @@ def _names(runs: Sequence[StoredRun]) -> tuple[str, ...]:
                 f" {' or '.join(COMMANDS)}"
             )
         if not run.trials and run.results.empty:
-            raise UserError(
-                f"runs: {name} holds no results yet; resume={run.folder} goes on with it"
-            )
+            raise UserError(f"runs: {name} holds no results yet; resume={run.folder} continues it")
     return tuple(names)
 
 

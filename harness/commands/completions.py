@@ -71,7 +71,7 @@ def _answers(
     waiting = [entry for entry in requests if entry.key not in stored]
     name = f"model={opened.target.name}"
     with progress("the target answers earlier turns", len(waiting)) as tick:
-        # Stored batch by batch, so that a stopped run goes on with the next
+        # Stored batch by batch, so that a stopped run continues with the next
         for start in range(0, len(waiting), batch):
             part = waiting[start : start + batch]
             for text in generate_texts(

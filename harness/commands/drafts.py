@@ -2,7 +2,7 @@
 
 Everything is stored as it is made: a text is a line of trials.jsonl, a draft's scores and step
 times are written when it is done, and the manifest notes which drafts could not be used. A resumed
-audition goes on with the first draft that lacks something.
+audition continues with the first draft that lacks something.
 """
 
 import gc

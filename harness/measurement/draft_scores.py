@@ -1,4 +1,4 @@
-"""What a draft makes of the target's texts: all that replay needs to know, in one prefill.
+"""Score the target's texts with a draft: all that replay needs to know, in one prefill.
 
 Each text goes through the draft once, with its prompt, and through the output heads chunk by chunk:
 of the vocabulary-wide distributions only a handful of numbers per token is kept, and never are more
@@ -6,7 +6,7 @@ than `chunk` of them in memory at a time. The target is not run again where its 
 were kept (`harness.measurement.target_texts`).
 
 At temperature 0 the distributions are points: the target's on the emitted token, the draft's on its
-argmax. Then every rule's accept probability is the match bit.
+argmax. Then every rule's accept probability is 1 if the tokens match, else 0.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -59,7 +59,7 @@ class _Scores(NamedTuple):
 
 
 class _Scored(NamedTuple):
-    """A model, its body and head (None: it cannot be taken apart) and what errors call it."""
+    """A model, its body and head (None: it cannot be split) and what errors call it."""
 
     model: CachedModel
     split: SplitNetwork | None
@@ -86,7 +86,7 @@ def score_texts(
         draft: the draft. Distributions are over the narrower vocabulary of the two.
         draft_name: the draft's name in the traces, and in errors.
         target_name: what errors call the target.
-        batch: texts in a batch at most; halved for good whenever memory runs out.
+        batch: texts in a batch at most; halved, and kept so, whenever memory runs out.
         chunk: tokens whose logits are in memory at a time.
         tick: called once per scored text.
 
@@ -102,7 +102,7 @@ def score_texts(
     sample = texts[0].request.tokens
     targets = _Scored(target, _batched(target, split_network(target, sample)), target_name)
     drafts = _Scored(draft, _batched(draft, split_network(draft, sample)), f"draft={draft_name}")
-    # A model that cannot be taken apart or batched is run text by text through its own cache.
+    # A model that cannot be split into body and head, or batched, is run text by text
     size = batch if targets.split is not None and drafts.split is not None else 1
 
     def work(some: Sequence[GeneratedText]) -> list[TextTrace]:
@@ -201,10 +201,12 @@ def _score(
         token_chunks, draft_chunks, target_chunks, strict=True
     ):
         device, seen = draft_logits.device, next(seen_chunks, None)
-        draft_distribution = _Distribution(_cut(draft_logits, width, seen, sampling), sampling)
+        draft_distribution = _Distribution(
+            _common_vocabulary_logits(draft_logits, width, seen, sampling), sampling
+        )
         target_distribution = None
         if target_logits is not None:
-            target_cut = _cut(target_logits.to(device), width, seen, sampling)
+            target_cut = _common_vocabulary_logits(target_logits.to(device), width, seen, sampling)
             target_distribution = _Distribution(target_cut, sampling)
         parts.append(_compare(tokens.to(device), target_distribution, draft_distribution))
     scores = _Scores(*(np.concatenate(column) for column in zip(*parts, strict=True)))
@@ -219,7 +221,9 @@ def _score(
     return traces
 
 
-def _cut(logits: Tensor, width: int, seen: Tensor | None, sampling: SamplingParameters) -> Tensor:
+def _common_vocabulary_logits(
+    logits: Tensor, width: int, seen: Tensor | None, sampling: SamplingParameters
+) -> Tensor:
     """Logits of the tokens that both models have, with the repetition penalty."""
     seen = None if seen is None else seen.to(logits.device)
     return penalised(logits[:, :width], seen, sampling.repetition_penalty)
@@ -331,24 +335,26 @@ def _prefilled(
     model: CachedModel, split: SplitNetwork, texts: Sequence[GeneratedText]
 ) -> list[Tensor]:
     """Hidden states [n, hidden] behind each text's tokens, from one prefill."""
-    fed = [[*text.request.tokens, *text.tokens[:-1]] for text in texts]
+    input_ids = [[*text.request.tokens, *text.tokens[:-1]] for text in texts]
     return [
         row[len(text.request.tokens) - 1 :][: len(text.tokens)]
-        for row, text in zip(_states(model, split, fed, PREFILL_POSITIONS), texts, strict=True)
+        for row, text in zip(
+            _states(model, split, input_ids, PREFILL_POSITIONS), texts, strict=True
+        )
     ]
 
 
 def _states(
-    model: CachedModel, split: SplitNetwork, fed: Sequence[Sequence[int]], positions: int
+    model: CachedModel, split: SplitNetwork, input_ids: Sequence[Sequence[int]], positions: int
 ) -> Tensor:
     """Final hidden states [rows, width, hidden] of rows that are padded on the right.
 
     A causal model never looks at what comes after a position, so no mask is needed. `positions` is
     how many, of all rows, go through the body at once.
     """
-    width = max(len(row) for row in fed)
-    ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in fed])
-    pieces = ids.to(model.network.device).split(max(1, positions // len(fed)), dim=1)
+    width = max(len(row) for row in input_ids)
+    ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in input_ids])
+    pieces = ids.to(model.network.device).split(max(1, positions // len(input_ids)), dim=1)
     if len(pieces) == 1:
         return split.hidden(input_ids=pieces[0], use_cache=False)
     cache, done = new_cache(model), list[Tensor]()

@@ -9,10 +9,10 @@ forward / target step, and it emits between 1 and K+1 tokens. So, exactly and wh
 What needs a model of the text is tokens_per_round. The iid model says that every draft token is
 accepted with one probability `alpha`, given that all before it in its round were. It explains and
 extrapolates; a decision should use the measured or replayed tokens_per_round instead, since text
-with easy and hard stretches emits up to 6 % fewer tokens than the iid model says.
+with easy and hard passages emits up to 6 % fewer tokens than the iid model says.
 
-Acceptance comes in several forms; `harness.theory.acceptance` names and converts them. Numbers that
-cannot be (an alpha outside [0, 1], a K below 1, a time that is not above 0) are a UserError.
+Acceptance comes in several forms; `harness.theory.acceptance` names and converts them. Impossible
+values (an alpha outside [0, 1], a K below 1, a time that is not above 0) are a UserError.
 
 Sources: Leviathan, Kalman, Matias, "Fast Inference from Transformers via Speculative Decoding"
 (ICML 2023), cited as LKM; Chen et al., "Accelerating Large Language Model Decoding with Speculative
@@ -52,7 +52,7 @@ def speedup(alpha: float, k: int, c: float, v: float = 1.0) -> float:
 def speedup_from_tokens_per_round(
     tokens_per_round: float, k: int, c: float, v: float = 1.0
 ) -> float:
-    """Speedup from measured or replayed tokens_per_round, no model: that over (K c + v)."""
+    """Speedup from measured or replayed tokens_per_round, no model: divided by (K c + v)."""
     k = check_k(k)
     if not 0.0 <= tokens_per_round <= k + 1 + 1e-9:
         raise UserError(f"tokens_per_round={tokens_per_round}: must lie between 0 and {k + 1}, K+1")

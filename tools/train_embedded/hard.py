@@ -3,9 +3,9 @@
 What happens in a story is looked up in fixed tables keyed on (name, thing), (name, place) and
 (place, thing), and so is the wording of each sentence. The tables are random but never change: a
 model with enough room and steps learns them and is sure of every word; one that saw few stories
-can only guess. Independent random words would not do: both models would know the law they are
-drawn from, and agree. What is chosen early returns late (a friend, a colour), so local context
-does not help either.
+can only guess. Independent random words would not do: both models would know the distribution they
+are drawn from, and agree. What is chosen early is repeated later (a friend, a colour), so local
+context does not help either.
 """
 
 import random

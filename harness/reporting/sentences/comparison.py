@@ -8,16 +8,18 @@ OUTCOMES = {
     "pass": "PASS, the ratio is not below it",
     "fail": "FAIL, the {bound} is below it",
     "unclear": (
-        "PASS, but unclear: the ratio is below it, its interval reaches over it; more prompts would"
-        " tell"
+        "PASS, but unclear: the ratio is below it, but the interval includes the threshold;"
+        " use more prompts"
     ),
 }
 KINDS = {
     "synthetic": "synthetic",
-    "dummy": "that of dummy weights",
+    "dummy": "measured on dummy weights",
     "measured": "measured on real weights",
     "greedy_texts_differ": "greedy texts are not plain decoding's",
-    "greedy_texts_unjudged": "greedy texts are not plain decoding's (a tie? resume= judges)",
+    "greedy_texts_unjudged": (
+        "greedy texts are not plain decoding's (rerun with resume= to check for a tie)"
+    ),
 }
 TEXTS = (
     "{differing} of {compared} greedy texts differ between {reference_run} and {run} (first:"
@@ -31,18 +33,18 @@ CAVEATS = {
         " times per token say how the devices differ, not how the code does. Speedups are each"
         " against their own baseline"
     ),
-    "distrusted": "NO SPEEDUPS COMPARED: {run}'s {reason}; only times are",
+    "distrusted": "NO SPEEDUPS COMPARED: {run}'s {reason}; only times are compared",
     "other_acceptance": (
         "NO SPEEDUPS COMPARED: the acceptance of {reference_run} is {reference_kind}, that of {run}"
-        " {kind}; only times are"
+        " {kind}; only times are compared"
     ),
     "unpaired": (
         "not measured in both: cells are compared as they are stored, not paired by prompt and"
         " without an interval"
     ),
     "other_lengths": (
-        "{prompts} prompts have one name and two lengths (an edited file, or another chat"
-        " template): left out"
+        "{prompts} prompts have the same name but different lengths (an edited file, or another"
+        " chat template): left out"
     ),
     "some_prompts": (
         "only the {prompts} prompts that both have are compared, of {reference_total} in"
@@ -87,15 +89,15 @@ def _verdict(run: ComparedRun) -> str:
     if row is None or row.speedup_ratio is None:
         return f"{run.name}: no speedup to compare."
     outcome = ""
-    unsure = row.speedup_ratio_lo is None
+    no_interval = row.speedup_ratio_lo is None
     if run.outcome is not None:
-        bound = "ratio" if unsure else "whole interval"
+        bound = "ratio" if no_interval else "whole interval"
         outcome = f"fail_below={run.threshold:g}: {OUTCOMES[run.outcome].format(bound=bound)}. "
     workload = "whole workload" if row.prompt_set in (None, "all") else f"{row.prompt_set} prompts"
     cells = f"; {run.differing} of {run.cells} cells differ significantly" if run.cells else ""
     gain = fmt.speedup(row.speedup_ratio, row.speedup_ratio_lo, row.speedup_ratio_hi)
     return (
-        f"{outcome}{run.name} has {gain}{', no interval' if unsure else ''} the speedup of"
+        f"{outcome}{run.name} has {gain}{', no interval' if no_interval else ''} the speedup of"
         f" {row.reference} ({workload}, temperature {fmt.temperature(row.temperature)}, K={row.k}):"
-        f" {fmt.speedup(row.speedup)} after {fmt.speedup(row.reference_speedup)}{cells}."
+        f" {fmt.speedup(row.speedup)} against {fmt.speedup(row.reference_speedup)}{cells}."
     )

@@ -53,7 +53,7 @@ def status(run: RunFacts) -> str | None:
     if run.status == "failed":
         return f"FAILED RUN: what follows is what was stored.{incomplete}"
     if run.status == "running":
-        again = f"resume={run.folder} goes on with it"
+        again = f"resume={run.folder} continues it"
         return f"UNFINISHED RUN: still running, or interrupted ({again}).{incomplete}"
     return f"UNKNOWN STATUS: the manifest does not say whether the run ended.{incomplete}"
 
