@@ -737,7 +737,7 @@ class Difference:
     """A setting or fact of the environment in which runs differ, and its value in each run."""
 
     name: str
-    values: tuple[str, ...]
+    values: tuple[Value, ...]
 
 
 @dataclass(frozen=True)

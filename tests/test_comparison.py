@@ -261,7 +261,7 @@ def test_differences_name_what_differs_and_not_what_always_does() -> None:
     found = compare([SWEEP, other(config=config, manifest=manifest)]).differences
     assert [(entry.name, entry.values[1]) for entry in found] == [
         ("device_name", "Xeon"),
-        ("new_tokens", "64"),
+        ("new_tokens", 64),
     ]
 
 

@@ -6,13 +6,14 @@ more than a short one, as it does for the machine. A cell's speedup is taken ove
 set and temperature, so that a prompt that failed on one side shifts neither.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from harness.records import Cell, ResultRow, Trial
 from harness.stats.bootstrap import Array, ratio_interval, speedup_interval
+from harness.summary import AcceptanceByPosition
 from harness.theory.acceptance import conditional
 from harness.theory.replay import replay
 from harness.theory.speedup import StepTimes, speedup_from_tokens_per_round
@@ -270,3 +271,16 @@ def expected_tokens_per_round(rates: Sequence[float], lengths: Sequence[int]) ->
     k, longest = len(rates), max(lengths)
     chances = np.broadcast_to(np.array(conditional(rates)), (len(lengths), longest, k))
     return sum(lengths) / float(replay(chances, lengths, [k])[k].rounds.sum())
+
+
+def measured_positions(draft: str, trials: Sequence[Trial]) -> Iterator[AcceptanceByPosition]:
+    """By prompt set, temperature and K, and for all sets together."""
+    groups: dict[tuple[str, float, int], list[Trial]] = {}
+    for trial in completed(latest(trials)):
+        if trial.k > 0:
+            for name in (trial.prompt_set, "all"):
+                groups.setdefault((name, trial.temperature, trial.k), []).append(trial)
+    for (name, temperature, k), group in groups.items():
+        shares = acceptance_by_position(group)
+        if shares:
+            yield AcceptanceByPosition(draft, name, temperature, k, "measured", shares)

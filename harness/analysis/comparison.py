@@ -515,7 +515,7 @@ def _differences(runs: Sequence[StoredRun]) -> tuple[Difference, ...]:
     """Every setting and every fact of the environment in which the runs differ."""
     entries = [dict(_entries(run)) for run in runs]
     names = dict.fromkeys(name for entry in entries for name in entry)
-    every = [Difference(name, tuple(entry.get(name, "") for entry in entries)) for name in names]
+    every = [Difference(name, tuple(entry.get(name) for entry in entries)) for name in names]
     differing = [entry for entry in every if len(set(entry.values)) > 1]
 
     def place(entry: Difference) -> tuple[int, str]:
@@ -525,12 +525,13 @@ def _differences(runs: Sequence[StoredRun]) -> tuple[Difference, ...]:
     return tuple(sorted(differing, key=place))
 
 
-def _entries(run: StoredRun) -> Iterator[tuple[str, str]]:
+def _entries(run: StoredRun) -> Iterator[tuple[str, Value]]:
     for name, value in (*_flat(run.config), *_flat(run.manifest)):
         if name.split(".")[0] not in FREE_KEYS and not name.endswith(PASSED_OVER):
-            text = "" if value is None else str(value)
-            short = text[:SHOWN_HASH] if name == "prompts_sha256" else text
-            yield name.removeprefix("environment."), short
+            if isinstance(value, list | tuple):
+                value = ", ".join(map(str, value))
+            shown = str(value)[:SHOWN_HASH] if name == "prompts_sha256" else value
+            yield name.removeprefix("environment."), shown
 
 
 def _flat(entries: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from harness.analysis.caveats import caveats, failures, fault, place
-from harness.analysis.cells import latest, measured_rows
+from harness.analysis.cells import latest, measured_positions, measured_rows
 from harness.analysis.setup import Setup
 from harness.records import GREEDY, Trial
 from harness.storage import StoredRun
@@ -30,6 +30,7 @@ def analyse_snapshot(setup: Setup) -> Summary:
         failures=failures(setup, checks=checks, tests=tests),
         caveats=caveats(setup),
         results=tuple(rows),
+        acceptance_by_position=tuple(measured_positions(setup.draft, run.trials)),
         text_checks=tuple(checks),
         distribution_tests=tests,
     )

@@ -12,10 +12,10 @@ from functools import cached_property
 
 from harness.analysis.caveats import caveats, failures, greedy_texts_differ
 from harness.analysis.cells import (
-    acceptance_by_position,
     completed,
     expected_tokens_per_round,
     latest,
+    measured_positions,
     measured_rows,
     theory_rows,
 )
@@ -85,7 +85,7 @@ def analyse_pair(setup: Setup) -> Summary:
         best_cell=None if pair.texts_differ else _best_cell(pair.results),
         leaderboards=tuple(ranking.leaderboard for ranking in pair.rankings.values()),
         least_regret=() if pair.texts_differ else tuple(_least_regret(pair.evidence)),
-        acceptance_by_position=(*_measured_positions(setup, pair.trials), *pair.positions()),
+        acceptance_by_position=(*measured_positions(setup.draft, pair.trials), *pair.positions()),
         category_alpha=tuple(
             row
             for ranking in pair.rankings_of_run_rule
@@ -460,16 +460,3 @@ def _least_regret(evidence: Sequence[Evidence]) -> Iterator[LeastRegret]:
         by_set = evidence_at_temperature.by_set()
         if len(by_set) > 1:
             yield LeastRegret(evidence_at_temperature.temperature, *least_regret(by_set))
-
-
-def _measured_positions(setup: Setup, trials: Sequence[Trial]) -> Iterator[AcceptanceByPosition]:
-    """By prompt set, temperature and K, and for all sets together."""
-    groups: dict[tuple[str, float, int], list[Trial]] = {}
-    for trial in completed(latest(trials)):
-        if trial.k > 0:
-            for name in (trial.prompt_set, "all"):
-                groups.setdefault((name, trial.temperature, trial.k), []).append(trial)
-    for (name, temperature, k), group in groups.items():
-        shares = acceptance_by_position(group)
-        if shares:
-            yield AcceptanceByPosition(setup.draft, name, temperature, k, "measured", shares)

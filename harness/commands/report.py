@@ -51,19 +51,36 @@ def _rendered(name: str, fail_below: float | None) -> Outcome:
     The analysis of an unfinished run is stored in it too, unless another process is writing it.
     """
     stored = load(name)
-    refuse_lost_trials(stored)
-    summary = analyse(stored)
-    if len(stored.results) and not summary.results:
-        raise UserError(
-            f"{stored.folder}: its results.csv has rows, but the raw files that they come from are "
-            "not there (trials.jsonl, traces.parquet, latency_samples.csv); put them back"
-        )
+    summary = _analysed(stored)
     if _lacks_summary(stored):
         with suppress(Busy):
             write_analysis(RunFolder.reopen(stored), summary)
     reporting.render(summary, stored.folder)
     reporting.show(summary)
     return Outcome(stored.folder, int(_below(summary, stored.folder, fail_below)))
+
+
+def _analysed(stored: StoredRun) -> Summary:
+    """What a run comes to, refused where its own raw files do not hold what it rests on."""
+    refuse_lost_trials(stored)
+    # Since schema 2 an audition stores what it takes from another run
+    other_runs = [
+        f"{key}={stored.config[key]}"
+        for key in ("traces_from", "latency_from")
+        if stored.door == "audition" and stored.config.get(key)
+    ]
+    if other_runs and stored.manifest.get("schema_version") == 1:
+        raise UserError(
+            f"{stored.folder}: an audition of an older version, which did not store what it took "
+            f"from another run ({' '.join(other_runs)}); make it again with the same command"
+        )
+    summary = analyse(stored)
+    if len(stored.results) and not summary.results:
+        raise UserError(
+            f"{stored.folder}: its results.csv has rows, but the raw files that they come from are "
+            "not there (trials.jsonl, traces.parquet, latency_samples.csv); put them back"
+        )
+    return summary
 
 
 def _lacks_summary(stored: StoredRun) -> bool:
@@ -141,7 +158,7 @@ def _when(entry: Entry) -> tuple[str, str]:
 def _entry(path: Path) -> Entry:
     try:
         stored = load(path)
-        summary = analyse(stored)
+        summary = _analysed(stored)
         if summary.run.status == "running" or not (path / "report.html").is_file():
             reporting.render(summary, path)
     except UserError as error:

@@ -49,4 +49,4 @@ def comparison_tables(comparison: Comparison) -> tuple[Table, ...]:
 
 
 def _value_of(index: int, run: str) -> Column[Difference]:
-    return Column(run, lambda entry: entry.values[index], flexible=True)
+    return Column(run, lambda entry: fmt.text(entry.values[index]), flexible=True)
