@@ -209,7 +209,7 @@ class RunFolder:
 
     def write_latency(self, rows: Sequence[LatencyRow], timings: Sequence[StepTiming]) -> None:
         """Write latency.csv and the raw samples behind it."""
-        self._write_table("latency.csv", map(asdict, rows))
+        self._write_table("latency.csv", (asdict(row) for row in rows))
         self._write_table("latency_samples.csv", samples_of(timings))
 
     def timings(self) -> list[StepTiming]:

@@ -52,7 +52,7 @@ def speedup(alpha: float, k: int, c: float, v: float = 1.0) -> float:
 def speedup_from_tokens_per_round(
     tokens_per_round: float, k: int, c: float, v: float = 1.0
 ) -> float:
-    """Speedup from measured or replayed tokens_per_round, no model: divided by (K c + v)."""
+    """The speedup tokens_per_round / (K c + v), from measured or replayed tokens: no iid model."""
     k = check_k(k)
     if not 0.0 <= tokens_per_round <= k + 1 + 1e-9:
         raise UserError(f"tokens_per_round={tokens_per_round}: must lie between 0 and {k + 1}, K+1")
