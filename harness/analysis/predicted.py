@@ -11,6 +11,7 @@ changed between drafts does not favour any.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -91,62 +92,56 @@ def evidence_of(replays: Replays, latencies: Latencies, *, seed: int = 0) -> Evi
             )
             for name, counts in replays.candidates.items()
         },
-        step_noise=SampledSteps(replays, latencies, seed) if sampled else None,
+        times_by_fold=partial(times_by_fold, replays=replays, latencies=latencies, seed=seed)
+        if sampled
+        else None,
     )
 
 
-@dataclass(frozen=True, eq=False)
-class SampledSteps:
+def times_by_fold(
+    folds: int, *, replays: Replays, latencies: Latencies, seed: int = 0
+) -> FoldTimes:
     """How far predicted seconds depend on which samples the steps were timed with, by fold.
 
     The verdict chooses on some prompts and scores on others; for predicted seconds it must do the
-    same with the samples of the step times, which all prompts share. A step sampled fewer than
-    FOLD_SAMPLES times per fold is not split: then every fold is chosen and scored on all samples,
-    and the scatter alone is counted, once for all folds.
+    same with the samples of the step times, which all prompts share. Every step's samples are dealt
+    into folds in turn, so that drift hits all folds alike. A step sampled fewer than FOLD_SAMPLES
+    times per fold is not split: then every fold is chosen and scored on all samples, and the
+    scatter alone is counted, once for all folds. Step times without samples are taken as exact.
     """
+    sampled = {draft: latency for draft, latency in latencies.items() if latency.timings}
+    timings = [timing for latency in sampled.values() for timing in latency.timings]
+    split = all(len(timing.samples_s) >= folds * FOLD_SAMPLES for timing in timings)
+    draws = [LatencyDraws(FOLD_DRAWS, seed + fold) for fold in range(folds)]
+    parts = {draft: _parts(latency, folds) for draft, latency in sampled.items()} if split else {}
+    shape = (len(replays.candidates), folds)
+    times = FoldTimes(np.ones(shape), np.ones(shape), np.zeros(shape))
+    for row, name in enumerate(replays.candidates):
+        if name.draft not in sampled:
+            continue
+        if not split:
+            # One error for all folds, which does not average out over them
+            scatter = _scatter(name, replays, sampled[name.draft], draws[0])
+            times.spread[row] = scatter * np.sqrt(folds)
+            continue
+        every = _cost(name, replays, sampled[name.draft])
+        for fold, (inside, outside) in enumerate(zip(*parts[name.draft], strict=True)):
+            times.chosen[row, fold] = _cost(name, replays, outside) / every
+            times.scored[row, fold] = _cost(name, replays, inside) / every
+            times.spread[row, fold] = _scatter(name, replays, inside, draws[fold])
+    return times
 
-    replays: Replays
-    latencies: Latencies
-    seed: int = 0
 
-    def by_fold(self, folds: int) -> FoldTimes:
-        """Deal every step's samples into folds in turn, so that drift hits all folds alike.
+def _cost(name: Candidate, replays: Replays, latency: Latency) -> float:
+    """Seconds of all the candidate's rounds in target steps, at the medians."""
+    proposals = replays.candidates[name].proposals.sum(axis=0)
+    return float(proposals @ _round_costs(name, replays, latency)) / latency.times.target_s
 
-        Step times without samples are taken as exact.
-        """
-        sampled = {draft: latency for draft, latency in self.latencies.items() if latency.timings}
-        timings = [timing for latency in sampled.values() for timing in latency.timings]
-        split = all(len(timing.samples_s) >= folds * FOLD_SAMPLES for timing in timings)
-        drawn = [LatencyDraws(FOLD_DRAWS, self.seed + fold) for fold in range(folds)]
-        parts = (
-            {draft: _parts(latency, folds) for draft, latency in sampled.items()} if split else {}
-        )
-        shape = (len(self.replays.candidates), folds)
-        times = FoldTimes(np.ones(shape), np.ones(shape), np.zeros(shape))
-        for row, name in enumerate(self.replays.candidates):
-            if not split and name.draft in sampled:
-                # One error for all folds, which does not average out over them
-                costs = self._drawn(name, sampled[name.draft], drawn[0])
-                times.spread[row] = np.log(costs).std() * np.sqrt(folds)
-            elif name.draft in sampled:
-                every = self._cost(name, sampled[name.draft])
-                for fold, (inside, outside) in enumerate(zip(*parts[name.draft], strict=True)):
-                    times.chosen[row, fold] = self._cost(name, outside) / every
-                    times.scored[row, fold] = self._cost(name, inside) / every
-                    costs = self._drawn(name, inside, drawn[fold])
-                    times.spread[row, fold] = np.log(costs).std()
-        return times
 
-    def _cost(self, name: Candidate, latency: Latency) -> float:
-        """Seconds of all the candidate's rounds in target steps, at the medians."""
-        proposals = self.replays.candidates[name].proposals.sum(axis=0)
-        return float(proposals @ _round_costs(name, self.replays, latency)) / latency.times.target_s
-
-    def _drawn(self, name: Candidate, latency: Latency, drawn: LatencyDraws) -> Array:
-        """Likewise, at resampled medians, [draws]."""
-        lookup = name.draft in self.replays.lookups
-        costs = drawn.relative_costs(latency, name.k, lookup=lookup)
-        return costs @ self.replays.candidates[name].proposals.sum(axis=0)
+def _scatter(name: Candidate, replays: Replays, latency: Latency, draws: LatencyDraws) -> float:
+    """Standard deviation of the logarithm of `_cost` over resampled medians."""
+    costs = draws.relative_costs(latency, name.k, lookup=name.draft in replays.lookups)
+    return float(np.log(costs @ replays.candidates[name].proposals.sum(axis=0)).std())
 
 
 def _parts(latency: Latency, folds: int) -> tuple[list[Latency], list[Latency]]:

@@ -33,7 +33,7 @@ from harness.analysis.cells import (
 )
 from harness.records import Decision, Trial
 from harness.stats.bootstrap import MIN_PROMPTS, MIN_SET, Array, set_weights
-from harness.stats.crossfit import CrossFit, StepNoise, Workload, cross_fit
+from harness.stats.crossfit import CrossFit, TimesByFold, Workload, cross_fit
 from harness.summary import Value, Verdict, VerdictReason
 from harness.theory.speedup import StepTimes
 
@@ -78,7 +78,7 @@ class Evidence:
     facts: Mapping[Candidate, Facts]  # by (draft, K); may lack any
     # For predicted seconds, what the scatter of the step times does to them; None where the seconds
     # were measured, or the step times are taken as exact.
-    step_noise: StepNoise | None = None
+    times_by_fold: TimesByFold | None = None
 
     def only(self, prompt_sets: Sequence[str]) -> "Evidence":
         """The evidence of some prompt sets alone."""
@@ -103,7 +103,7 @@ class Evidence:
             tokens=np.stack([candidate.tokens for candidate in timed]),
             prompt_sets=evidence.prompt_sets,
             weights={name: shares[name] for name in evidence.prompt_sets},
-            step_noise=evidence.step_noise,
+            times_by_fold=evidence.times_by_fold,
         )
 
     def by_set(self) -> "dict[str, Evidence]":

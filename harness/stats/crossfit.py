@@ -11,9 +11,8 @@ fold, scored with those inside, and the interval widened by their scatter.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -48,12 +47,8 @@ class FoldTimes:
     spread: Array
 
 
-class StepNoise(Protocol):
-    """How far predicted seconds depend on which samples the steps were timed with."""
-
-    def by_fold(self, folds: int) -> FoldTimes:
-        """Deal the samples of every step into folds; candidates as in the workload."""
-        ...
+# Deals the samples of every step into so many folds; candidates as in the workload
+TimesByFold = Callable[[int], FoldTimes]
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +60,7 @@ class Workload:
         seconds, tokens: [candidate, prompt].
         prompt_sets: the set of each prompt.
         weights: of the sets, equal if None; none of them 0.
-        step_noise: of predicted seconds, or None.
+        times_by_fold: of predicted seconds, or None.
     """
 
     baseline_s: Array
@@ -74,7 +69,7 @@ class Workload:
     tokens: Array
     prompt_sets: tuple[str, ...]
     weights: Mapping[str, float] | None = None
-    step_noise: StepNoise | None = None
+    times_by_fold: TimesByFold | None = None
 
     def speedups(self, resamples: Resamples | None = None) -> Array:
         """Each candidate's speedup in each resample, [resample, candidate].
@@ -140,8 +135,8 @@ def cross_fit(workload: Workload, folds: int, seed: int) -> CrossFit | None:
     fold_of_prompt = deal_folds(prompt_sets, folds, seed)
     shape = (len(workload.seconds), folds)
     times = FoldTimes(np.ones(shape), np.ones(shape), np.zeros(shape))
-    if workload.step_noise is not None:
-        times = workload.step_noise.by_fold(folds)
+    if workload.times_by_fold is not None:
+        times = workload.times_by_fold(folds)
     seconds, tokens = np.empty_like(workload.baseline_s), np.empty_like(workload.baseline_s)
     chose, variances = 0, list[float]()
     used = [int(fold) for fold in np.unique(fold_of_prompt)]
