@@ -43,7 +43,7 @@ def ours(pair: Pair, config) -> Contestant:
 
 def peer(pair: Pair, new_tokens: int, *, double_warp: bool = False) -> Contestant:
     target, draft = pair.target.network, pair.draft.network
-    eos = sorted(pair.eos)
+    eos = sorted(pair.target.eos)
 
     def run(entry: EncodedPrompt, k: int, temperature: float) -> tuple[float, list[int]]:
         settings: dict = {"max_new_tokens": new_tokens, "eos_token_id": eos, "pad_token_id": eos[0]}

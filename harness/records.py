@@ -1,4 +1,4 @@
-"""What passes between the rooms: frozen records, counts rather than rates.
+"""What passes between the packages: frozen records, counts rather than rates.
 
 Every record here is written to disk somewhere in a run folder, so a field's name is part of the
 contract and carries its unit (`_ms`, `_s`, `_bytes`, `_tokens`). Rates are derived from the counts
