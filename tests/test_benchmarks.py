@@ -116,3 +116,15 @@ def test_overhead_is_a_share_of_the_round(monkeypatch: pytest.MonkeyPatch, tmp_p
     script("overhead").main()
     (row,) = json.loads((tmp_path / "o.json").read_text())
     assert 0 < row["overhead"] < 1
+
+
+def test_texts_are_those_of_transformers_assisted_generation(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    out = tmp_path / "ratios.json"
+    words = ["--k", "2", "--temperature", "0", "--prompts", "1", "--new-tokens", "8"]
+    words += ["--repetitions", "1", "--json", str(out)]
+    monkeypatch.setattr(sys, "argv", ["vs_transformers.py", *words])
+    script("vs_transformers").main()
+    rows = json.loads(out.read_text())
+    assert [(row["k"], row["same"]) for row in rows] == [(0, True), (2, True)]
