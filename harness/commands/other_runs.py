@@ -76,7 +76,10 @@ def stored_traces(
         )
     asked = prompt_sets.prompt_set_hash(prompt_sets.load(config.prompts))
     if run.manifest.get("prompts_sha256") != asked:
-        raise UserError(f"{key}: other prompts than prompts.* names here; give the same ones")
+        raise UserError(
+            f"{key}: other prompts than these; repeat that run's prompts.* keys, which its "
+            "config.yaml holds"
+        )
     for name in ("chat_template", "enable_thinking", "answer_tokens"):
         before = (run.config.get("prompts") or {}).get(name)
         if before != getattr(config.prompts, name):

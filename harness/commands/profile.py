@@ -43,9 +43,9 @@ from harness.theory.roofline import ReadingModel, with_floors
 
 AUTO_CONTEXTS = (128, 512, 2048)
 AUTO_BATCHES = (1, 4, 16)
-# What the curves may take where nobody asked for any in particular
+# Time budget of the curves where no contexts or batches are given, seconds
 AUTO_SECONDS = 45.0
-# What recording and compiling them may take on top of that
+# Time budget of capturing and compiling their CUDA graphs, in addition to it
 AUTO_RECORDING_SECONDS = 300.0
 
 

@@ -97,7 +97,7 @@ def _verdict(run: ComparedRun) -> str:
     cells = f"; {run.differing} of {run.cells} cells differ significantly" if run.cells else ""
     gain = fmt.speedup(row.speedup_ratio, row.speedup_ratio_lo, row.speedup_ratio_hi)
     return (
-        f"{outcome}{run.name} has {gain}{', no interval' if no_interval else ''} the speedup of"
+        f"{outcome}{run.name} has {gain}{' (no interval)' if no_interval else ''} the speedup of"
         f" {row.reference} ({workload}, temperature {fmt.temperature(row.temperature)}, K={row.k}):"
         f" {fmt.speedup(row.speedup)} against {fmt.speedup(row.reference_speedup)}{cells}."
     )
