@@ -305,6 +305,38 @@ class StepTiming:
 
 
 @dataclass(frozen=True)
+class RoundTiming:
+    """Consecutive rounds of the running loop, timed together: a line of rounds.jsonl.
+
+    They belong to no measured cell: their prompts are made for them, so that a prediction from
+    their times can be held against the cells.
+
+    Attributes:
+        visit: from 0; timings of one draft and visit were taken within moments of one another, so
+            that their ratios are free of the machine's drift.
+        model, draft: names; the draft is that of the pair, also where k is 0.
+        k: tokens proposed in every round; 0 is plain decoding.
+        temperature: of target and draft.
+        context_tokens: of the prompt.
+        batch: sequences side by side.
+        rounds: how many, at least 16; the tokens where k is 0.
+        new_tokens: emitted by them.
+        seconds: from the end of every prefill to the last round's end.
+    """
+
+    visit: int
+    model: str
+    draft: str
+    k: int
+    temperature: float
+    context_tokens: int
+    batch: int
+    rounds: int
+    new_tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class LatencyRow:
     """One row of latency.csv, in the contract's column order."""
 
@@ -346,7 +378,6 @@ class SkippedCell:
     reason: str
 
 
-# The part of a round that verify and accept are together, where they were recorded as one graph
 # The part of a round in which a recorded verify and accept are one launch
 VERIFY_AND_ACCEPT = "verify + accept"
 

@@ -159,3 +159,88 @@ class StepTimes:
     def break_even_alpha(self, k: int) -> float | None:
         """`break_even_alpha` at these times; None also where v(k) is unknown."""
         return break_even_alpha(k, self.c, self.v(k)) if self.covers(k) else None
+
+
+@dataclass(frozen=True)
+class RoundTimes:
+    """What a plain token and a round cost in a running loop, seconds: R(0) and R(n).
+
+    A prediction is tokens_per_round x R(0) / R(K). R is measured on consecutive rounds of the loop
+    that will serve, or follows from typed step times (`from_steps`), which leave out what a loop
+    does beside its forwards.
+
+    Attributes:
+        plain_s: R(0), one plain token.
+        round_s: (tokens proposed, seconds of such a round), ascending, at least one; rounds between
+            two of them, and below the first, lie on the line through the nearest two.
+        lookup: whether a round may propose fewer than K tokens, so that `at` is asked for n < K.
+    """
+
+    plain_s: float
+    round_s: tuple[tuple[int, float], ...]
+    lookup: bool = False
+
+    @property
+    def largest(self) -> int:
+        """The most tokens proposed in a round whose time is known."""
+        return self.round_s[-1][0]
+
+    def covers(self, k: int) -> bool:
+        """Whether R(k) is known."""
+        return 0 <= k <= self.largest
+
+    def at(self, n: int) -> float:
+        """Seconds of a round that proposes n tokens; R(0) is the plain token's.
+
+        Raises:
+            UserError: beyond the largest that was timed.
+        """
+        if n == 0:
+            return self.plain_s
+        if not self.covers(n):
+            raise UserError(f"latency: rounds were timed up to k={self.largest}, not at k={n}")
+        known = dict(self.round_s)
+        if n in known:
+            return known[n]
+        points = self.round_s if len(self.round_s) > 1 else ((0, self.plain_s), *self.round_s)
+        above = next(i for i, (k, _) in enumerate(points) if k > n)
+        (k0, s0), (k1, s1) = points[max(0, above - 1)], points[max(1, above)]
+        return s0 + (s1 - s0) * (n - k0) / (k1 - k0)
+
+    def relative(self, n: int) -> float:
+        """R(n) / R(0): what a round costs in plain tokens."""
+        return self.at(n) / self.plain_s
+
+    def speedup(self, tokens_per_round: float, k: int) -> float:
+        """tokens_per_round x R(0) / R(k): no model of the text."""
+        return tokens_per_round / self.relative(k)
+
+    def break_even_alpha(self, k: int) -> float | None:
+        """The iid alpha at which E[tokens per round] = R(k) / R(0).
+
+        Returns:
+            0.0 where even alpha = 0 does not lose; None where even alpha = 1 loses, or R(k) is
+            unknown.
+        """
+        if not self.covers(k):
+            return None
+        cost = self.relative(k)
+        if cost <= 1.0:
+            return 0.0
+        return None if cost > k + 1 else alpha_from_tokens_per_round(cost, k)
+
+    @classmethod
+    def from_steps(
+        cls, times: StepTimes, ks: Sequence[int], *, lookup: bool = False
+    ) -> "RoundTimes":
+        """R(n) = n c + v(n) from single steps, in the unit of `times`; a look-up costs one draft_s.
+
+        Args:
+            times: step times, typed or measured.
+            ks: the n to list.
+            lookup: the draft's time is one look-up, however much it proposes.
+        """
+        steps = [
+            (n, (1 if lookup else n) * times.draft_s + times.v(n) * times.target_s) for n in ks
+        ]
+        return cls(times.target_s, tuple(sorted(steps)), lookup)
