@@ -29,7 +29,14 @@ from harness.commands import breakeven, report
 from harness.commands.report import _entry as indexed
 from harness.commands.run_lifecycle import Interrupted, Outcome, running
 from harness.config import BreakevenConfig, GpuConf, ReportConfig
-from harness.records import SCHEMA_VERSION, LatencyRow, ResultRow, StepTiming, UserError
+from harness.records import (
+    SCHEMA_VERSION,
+    LatencyRow,
+    ResultRow,
+    RoundTiming,
+    StepTiming,
+    UserError,
+)
 from harness.storage import RESULT_COLUMNS, RunFolder, load, load_traces, lock
 from harness.summary import DistributionTest, RunFacts, Summary, TextCheck
 
@@ -37,6 +44,7 @@ FROZEN = Path(__file__).parent / "frozen"
 EXAMPLES = Path(__file__).resolve().parents[1] / "results/examples"
 CONFIG = load(FROZEN / "sweep").config
 TRIAL = load(FROZEN / "sweep").trials[1]
+TIMING = RoundTiming(0, "tiny", "tiny_good", 2, 0.0, 40, 1, 16, 29, 0.0123)
 TABLES = ("results.csv", "latency.csv", "latency_samples.csv")
 SUMMARY = Summary(RunFacts("sweep", "run", "running", None, "tiny", "tiny_good"))
 
@@ -258,6 +266,23 @@ def test_damaged_trials_are_all_named_and_only_they_are_measured_again(folder: R
     kept = RunFolder.resume(folder.path, "sweep", CONFIG).trials()
     assert kept == [trial for index, trial in enumerate(before) if index not in (2, 7)]
     assert (folder.path / "trials.jsonl.bak").read_bytes() == b"".join(lines)
+
+
+def test_round_times_come_back_and_a_killed_writers_half_line_is_cut_off(folder: RunFolder) -> None:
+    assert load(folder.path).rounds == (), "an earlier version timed none"
+    timings = [replace(TIMING, visit=visit, k=k) for visit in range(2) for k in (0, 2)]
+    for timing in timings:
+        folder.append_round(timing)
+    file = folder.path / "rounds.jsonl"
+    content = file.read_bytes()
+    file.write_bytes(content[:-9])
+    assert load(folder.path).rounds == tuple(timings[:-1])
+    again = RunFolder.resume(folder.path, "sweep", CONFIG)
+    again.append_round(timings[-1])
+    assert file.read_bytes() == content
+    assert load(folder.path).rounds == tuple(again.rounds()) == tuple(timings)
+    file.write_bytes(content.replace(b'"rounds": 16', b'"rounds": 17', 1))
+    assert "rounds.jsonl, line 1: damaged" in refusal(folder.rounds)
 
 
 def test_a_lost_line_break_or_a_lost_line_is_not_passed_over(folder: RunFolder) -> None:

@@ -23,6 +23,7 @@ from harness.records import (
     LatencyRow,
     PartTiming,
     ResultRow,
+    RoundTiming,
     StepTiming,
     TextTrace,
     Trial,
@@ -41,13 +42,13 @@ from harness.storage.contents import (
     plain,
     read_checks,
     read_config,
+    read_lines,
     read_manifest,
     read_table,
-    read_trials,
     samples_of,
+    sealed_line,
     summary_from,
     timings_from,
-    trial_line,
 )
 from harness.storage.lock import Lock, take
 from harness.summary import Summary, to_json
@@ -56,7 +57,9 @@ if TYPE_CHECKING:  # every command's --help imports this module, and must not wa
     import pandas as pd
 
 RESULT_COLUMNS = TABLES["results.csv"].columns
-TRIALS, ANSWERS = "trials.jsonl", "answers.jsonl"
+TRIALS, ANSWERS, ROUNDS = "trials.jsonl", "answers.jsonl", "rounds.jsonl"
+# Files of lines that are stored as they are made
+APPENDED = ((TRIALS, Trial), (ANSWERS, Trial), (ROUNDS, RoundTiming))
 TRACES, CHECKS = "traces.parquet", "checks.jsonl"
 # What a reader of a run needs of it, with a checksum
 CHECKED = ("config.yaml", "summary.json", TRACES, CHECKS, *TABLES)
@@ -79,6 +82,7 @@ class StoredRun:
         trials: every whole line of trials.jsonl, in the order they were run.
         summary: summary.json; None while there is none, or where another version wrote it.
         parts: parts.csv, where the parts of a round were timed.
+        rounds: rounds.jsonl: what plain tokens and rounds took; empty before they were timed.
         checks: checks.jsonl: greedy texts and distributions as the models judged them.
         unverified: the files that had no checksum to hold them against: those of an earlier
             version, or of a run whose checksums.json was deleted.
@@ -94,6 +98,7 @@ class StoredRun:
     trials: tuple[Trial, ...]
     summary: Summary | None
     parts: tuple[PartTiming, ...] = ()
+    rounds: tuple[RoundTiming, ...] = ()
     checks: tuple[Check, ...] = ()
     unverified: tuple[str, ...] = ()
     lost_trials: int = 0
@@ -173,10 +178,10 @@ class RunFolder:
                 f"resume={folder}: its configuration differs in {', '.join(differing)}; "
                 "run with the same settings, or start a new run without resume="
             )
-        for name in (TRIALS, ANSWERS):
-            read_trials(path, name)  # damage is an error before anything is cut off or appended
+        for name, kind in APPENDED:
+            read_lines(path, name, kind)  # damage is an error before anything is cut off or added
         with files.writing(path):
-            for name in (TRIALS, ANSWERS):
+            for name, _ in APPENDED:
                 files.repair_last_line(path / name)
         return cls(path, manifest, lock)
 
@@ -191,21 +196,31 @@ class RunFolder:
 
     def append_trial(self, trial: Trial) -> None:
         """Store one generation durably: one line, fsynced before this returns, or none."""
-        with files.writing(self.path):
-            files.append(self.path / TRIALS, trial_line(trial))
+        self._append(TRIALS, trial)
 
     def append_answer(self, answer: Trial) -> None:
         """Store the target's answer to an earlier turn, likewise durably, in answers.jsonl."""
+        self._append(ANSWERS, answer)
+
+    def append_round(self, timing: RoundTiming) -> None:
+        """Store what consecutive rounds took, likewise durably, in rounds.jsonl."""
+        self._append(ROUNDS, timing)
+
+    def _append(self, name: str, entry: Trial | RoundTiming) -> None:
         with files.writing(self.path):
-            files.append(self.path / ANSWERS, trial_line(answer))
+            files.append(self.path / name, sealed_line(entry))
 
     def trials(self) -> list[Trial]:
         """Every whole stored generation, in order; a torn last line is left out."""
-        return read_trials(self.path)
+        return read_lines(self.path, TRIALS, Trial)
 
     def answers(self) -> list[Trial]:
         """Every whole stored answer to an earlier turn, in order."""
-        return read_trials(self.path, ANSWERS)
+        return read_lines(self.path, ANSWERS, Trial)
+
+    def rounds(self) -> list[RoundTiming]:
+        """Every whole stored line of rounds.jsonl, in order."""
+        return read_lines(self.path, ROUNDS, RoundTiming)
 
     def write_latency(self, rows: Sequence[LatencyRow], timings: Sequence[StepTiming]) -> None:
         """Write latency.csv and the raw samples behind it."""
@@ -284,7 +299,7 @@ def load(folder: str | Path) -> StoredRun:
     """
     path = Path(folder)
     manifest = read_manifest(path)
-    trials = tuple(read_trials(path))
+    trials = tuple(read_lines(path, TRIALS, Trial))
     known = files.record(path)
     content = files.read_verified(path, "summary.json", files.TEXT_BYTES) or b""
     summary = summary_from(content)
@@ -299,6 +314,7 @@ def load(folder: str | Path) -> StoredRun:
         trials=trials,
         summary=summary,
         parts=parts_from(read_table(path, "parts.csv")),
+        rounds=tuple(read_lines(path, ROUNDS, RoundTiming)),
         checks=read_checks(path, CHECKS) or (() if summary else older_checks(content)),
         unverified=tuple(
             name for name in CHECKED if name not in known.files and (path / name).exists()

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import yaml
 
@@ -19,6 +19,7 @@ from harness.records import (
     LatencyRow,
     PartTiming,
     ResultRow,
+    RoundTiming,
     StepTiming,
     Trial,
     UserError,
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Check = TextCheck | DistributionTest
+# What is stored as it is made, a line each
+Line = TypeVar("Line", bound=Trial | RoundTiming)
 _KIND_OF_CHECK = {TextCheck: "text", DistributionTest: "distribution"}
 MAX_CONFIG_BYTES = 4 * 2**20
 MAX_LINES_NAMED = 20
@@ -145,13 +148,13 @@ def flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def trial_line(trial: Trial) -> bytes:
-    """A trial as a line with a checksum."""
-    return files.seal(json.dumps(plain(asdict(trial)), allow_nan=False))
+def sealed_line(entry: Trial | RoundTiming) -> bytes:
+    """A record as a line with a checksum."""
+    return files.seal(json.dumps(plain(asdict(entry)), allow_nan=False))
 
 
-def read_trials(folder: Path, name: str = "trials.jsonl") -> list[Trial]:
-    """The whole lines; a torn last one (the process was killed) is passed over.
+def read_lines(folder: Path, name: str, kind: type[Line]) -> list[Line]:
+    """The records of the whole lines; a torn last one (the process was killed) is passed over.
 
     Raises:
         UserError: damaged lines; all are named, with how to go on.
@@ -161,9 +164,9 @@ def read_trials(folder: Path, name: str = "trials.jsonl") -> list[Trial]:
     # Whole but for its line break; or with another byte in its place, which no kill leaves
     if files.sealed(torn) is not None:
         lines.append(torn)
-    known = {field.name for field in fields(Trial)}
+    known = {field.name for field in fields(kind)}
     verified, reasons = False, dict[int, str]()
-    trials: list[Trial] = []
+    records: list[Line] = []
     for number, line in enumerate(lines, start=1):
         intact = files.sealed(line)
         verified = verified or intact is not None
@@ -173,12 +176,12 @@ def read_trials(folder: Path, name: str = "trials.jsonl") -> list[Trial]:
         try:  # lines of an earlier version come first and have no checksum
             entry = {key: value for key, value in json.loads(line).items() if key in known}
             lists = {key: tuple(value) for key, value in entry.items() if isinstance(value, list)}
-            trials.append(Trial(**{**entry, **lists}))
+            records.append(kind(**{**entry, **lists}))
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            reasons[number] = f"not a trial: {error}"
+            reasons[number] = f"not a {kind.__name__}: {error}"
     if reasons:
         raise _damaged_lines(file, reasons)
-    return trials
+    return records
 
 
 def _damaged_lines(file: Path, reasons: Mapping[int, str]) -> UserError:
