@@ -57,6 +57,13 @@ CaveatCode = Literal[
     "other_card",  # card, device: another card ran than gpu= names, so no cost is given
     "gpu_not_timed",  # card, device: of an audition, likewise
     "scattered_steps",  # roles ("draft and target"), spread: p90 / median above it
+    "busy_machine",  # load: processors that other work kept busy, on average; processors: of them
+    "unstable_timings",  # timings: how many entries `Summary.unstable` has
+    # cells: how many `Summary.outlier_cells` has; prompt_set, temperature, k, speedup,
+    # trimmed_speedup, generations: of the one that differs most
+    "outlier_generations",
+    "priced_from_steps",  # a run of a version that timed no rounds
+    "rounds_at_other_temperature",  # temperature, timed_at: whose rounds were timed
     "typed_latency",
     "latency_from",  # run: the folder whose step times these are
     "other_budget",  # ignored ("new_tokens=64 and repetitions=2"), made_with ("new_tokens=32 ...")
@@ -77,6 +84,8 @@ ComparisonCaveatCode = Literal[
     "failed_run",
     "unfinished_run",
     "different_devices",
+    # reference_ms, ms: of a plain token (K = 0) on the shared prompts; temperature; and both names
+    "machine_changed",
     "distrusted",
     "other_acceptance",
     "unpaired",
@@ -226,6 +235,57 @@ class StepSummary:
     def c(self) -> float:
         """Draft step / target step."""
         return self.draft_step_s / self.target_step_s
+
+
+@dataclass(frozen=True)
+class RoundSummary:
+    """What a plain token and a round cost with one draft at one temperature: R(0) and R(K)."""
+
+    draft: str  # its name; "" where latencies were typed
+    temperature: float | None  # at which rounds were timed; None where none were
+    # "rounds" of the running loop were timed; "steps" by the formula from timed steps (a run that
+    # timed no rounds); "typed" by the formula from typed latencies.
+    source: Literal["rounds", "steps", "typed"]
+    plain_s: float  # R(0), one plain token
+    round_s: dict[int, float]  # R(K) by K, where it was timed; rounds in between lie on a line
+    visits: int = 0  # how often they were timed
+
+    def relative(self, k: int) -> float:
+        """R(K) / R(0): what a round costs in plain tokens."""
+        return self.round_s[k] / self.plain_s
+
+
+@dataclass(frozen=True)
+class Unstable:
+    """A timing that cannot be right, after it was repeated: marked in tables, left out of plots."""
+
+    reason: Literal[
+        "verify_below_step",  # value: v(tokens), below 1 beyond its interval
+        "verify_falls",  # value: this verify / a shorter one, below 1 beyond its interval
+        "step_unlike_plain_token",  # value: target step / R(0), more than 15 % away from 1
+        "speedup_above_most",  # value: a cell's speedup, above K + 1
+    ]
+    value: float
+    role: Literal["target", "draft"]
+    kind: Literal["step", "verify", "cell"]
+    tokens: int  # positions of the forward; of a cell its K
+    # context_tokens, batch: of a forward; prompt_set, temperature: of a cell.
+    context_tokens: int | None = None
+    batch: int | None = None
+    prompt_set: str | None = None
+    temperature: float | None = None
+
+
+@dataclass(frozen=True)
+class OutlierCell:
+    """A measured cell whose speedup a few generations decide."""
+
+    prompt_set: str
+    temperature: float
+    k: int
+    speedup: float  # the ratio of sums, as in results.csv
+    trimmed_speedup: float  # the same without the 10 % slowest and fastest generations
+    generations: int  # how many took far longer, or far less, than the others' rounds
 
 
 @dataclass(frozen=True)
@@ -792,7 +852,10 @@ class Summary:
     results: tuple[ResultRow, ...] = ()  # rows of results.csv
     latency: tuple[LatencyRow, ...] = ()  # rows of latency.csv, with memory floors where known
     steps: tuple[StepSummary, ...] = ()  # one entry per draft
+    round_times: tuple[RoundSummary, ...] = ()  # what prices predictions: by draft, temperature
+    unstable: tuple[Unstable, ...] = ()  # timings that cannot be right, though they were repeated
     # Sweep and audition
+    outlier_cells: tuple[OutlierCell, ...] = ()
     best_cell: BestCell | None = None
     # One per acceptance rule and temperature, the verdict's rule first.
     leaderboards: tuple[Leaderboard, ...] = ()

@@ -134,6 +134,16 @@ CAVEATS: dict[str, tuple[dict[str, Any], str]] = {
     "server_concurrency": ({"file": "b.json", "max_concurrency": None}, "no limit"),
     "round_fit": ({"file": "a.log", "residual": 0.031, "k": 4}, "misses one by 3.1% (K=4)"),
     "server_gap": ({"k": 2, "measured": 1.2, "predicted": 1.5}, "1.20x at K=2"),
+    "busy_machine": ({"load": 1.26, "processors": 2}, "kept 1.3 of 2 processors busy"),
+    "unstable_timings": ({"timings": 2}, "2 timings cannot be right"),
+    "outlier_generations": (
+        {"cells": 1, "prompt_set": "easy", "temperature": 0.0, "k": 2, "speedup": 0.35,
+         "trimmed_speedup": 1.31, "generations": 1},
+        "easy at temperature 0, K=2, is 0.35x, and 1.31x without its slowest",
+    ),
+    "rounds_at_other_temperature": (
+        {"temperature": 0.7, "timed_at": 1.0}, "at temperature 1, and price temperature 0.7 too",
+    ),
     "launch_bound": (
         {"role": "target", "step_s": 0.00102, "floor_s": 0.000192, "mbu": 0.19, "positions": 5,
          "positions_ratio": 1.28, "overhead_share": 0.665, "c": 0.18},

@@ -15,7 +15,7 @@ The draft and K that are named are the best on all prompts.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -79,6 +79,10 @@ class Evidence:
     # For predicted seconds, what the scatter of the step times does to them; None where the seconds
     # were measured, or the step times are taken as exact.
     times_by_fold: TimesByFold | None = None
+    # By (draft, K), [visit]: what its rounds cost in plain tokens as each visit timed them, over
+    # the same from all visits. Candidates of one draft share visits. Empty where the seconds were
+    # measured, or no rounds were timed.
+    visit_costs: Mapping[Candidate, Array] = field(default_factory=dict[Candidate, Array])
 
     def only(self, prompt_sets: Sequence[str]) -> "Evidence":
         """The evidence of some prompt sets alone."""

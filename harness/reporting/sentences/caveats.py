@@ -108,6 +108,26 @@ CAVEATS: Mapping[str, Any] = {
         "{roles} step times scatter widely (p90 above {spread:g} x the median): the machine was"
         " busy; trust the ratios measured on whole generations more than the prediction"
     ),
+    "busy_machine": (
+        "other work kept {load:.1f} of {processors} processors busy while this run was timed: time"
+        " it again on a quiet machine"
+    ),
+    "unstable_timings": (
+        "{timings} timings cannot be right, though they were repeated; they are marked in the"
+        " tables and left out of plots: time them again on a quiet machine, with threads= set"
+    ),
+    "outlier_generations": (
+        "in {cells} cells a few generations decide the speedup: {prompt_set} at temperature"
+        " {temperature:g}, K={k}, is {speedup:.2f}x, and {trimmed_speedup:.2f}x without its slowest"
+        " and fastest generations; repetitions= or a quieter machine settles it"
+    ),
+    "priced_from_steps": (
+        "this run timed single steps and no rounds, so its predictions leave out what a loop does"
+        " besides its forwards (some 5 to 15 % of a round): run it again to time rounds"
+    ),
+    "rounds_at_other_temperature": (
+        "rounds were timed at temperature {timed_at:g}, and price temperature {temperature:g} too"
+    ),
     "typed_latency": "step times were typed in: the speedups are as good as those numbers",
     "latency_from": "step times are those of {run}, not of this run's machine",
     "other_budget": (

@@ -33,6 +33,11 @@ CAVEATS = {
         " times per token say how the devices differ, not how the code does. Speedups are each"
         " against their own baseline"
     ),
+    "machine_changed": (
+        "THE MACHINE CHANGED: a plain token at temperature {temperature:g} took {reference_ms:.3g}"
+        " ms in {reference_run} and {ms:.3g} ms in {run}, which chance does not explain; speedups"
+        " are each against their own baseline, but a slower machine may change them as well"
+    ),
     "distrusted": "NO SPEEDUPS COMPARED: {run}'s {reason}; only times are compared",
     "other_acceptance": (
         "NO SPEEDUPS COMPARED: the acceptance of {reference_run} is {reference_kind}, that of {run}"
