@@ -16,13 +16,15 @@ Runs on several cards are put together with `combine`: what does a token cost on
 from typing import NoReturn
 
 from harness.cli import draft_conf, run_app
+from harness.commands.progress import progress
 from harness.commands.run_lifecycle import Outcome
 from harness.config import AuditionConfig
 
 
 def work(config: AuditionConfig) -> Outcome:
     """Do the command's work; the import waits until --help has been answered without torch."""
-    from harness.commands import audition
+    with progress("starting"):
+        from harness.commands import audition
 
     if config.combine:
         return audition.combine(config)

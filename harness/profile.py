@@ -13,13 +13,15 @@ import sys
 from typing import NoReturn
 
 from harness.cli import USER_ERROR, run_app
+from harness.commands.progress import progress
 from harness.commands.run_lifecycle import Outcome
 from harness.config import CONF_DIR, ProfileConfig
 
 
 def work(config: ProfileConfig) -> Outcome:
     """Do the command's work; the import waits until --help has been answered without torch."""
-    from harness.commands import profile
+    with progress("starting"):
+        from harness.commands import profile
 
     return profile.run(config)
 

@@ -12,13 +12,15 @@ shows the prediction from acceptance and latency next to what was measured.
 from typing import NoReturn
 
 from harness.cli import run_app
+from harness.commands.progress import progress
 from harness.commands.run_lifecycle import Outcome
 from harness.config import SweepConfig
 
 
 def work(config: SweepConfig) -> Outcome:
     """Do the command's work; the import waits until --help has been answered without torch."""
-    from harness.commands import sweep
+    with progress("starting"):
+        from harness.commands import sweep
 
     return sweep.run(config)
 

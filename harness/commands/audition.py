@@ -8,13 +8,19 @@ elsewhere no model is loaded.
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from harness import prompts as prompt_sets
 from harness.analysis import analyse
 from harness.analysis.cards import rank_cards
 from harness.analysis.latency import latency_rows
 from harness.commands.dry_run import print_audition_plan
 from harness.commands.other_runs import stored_texts, stored_timings, stored_traces
-from harness.commands.run_lifecycle import Outcome, concluded, note_or_check, resumed, running
+from harness.commands.run_lifecycle import (
+    Outcome,
+    concluded,
+    load_prompts,
+    note_or_check,
+    resumed,
+    running,
+)
 from harness.config import AuditionConfig, ModelConf, like_target
 from harness.measurement.environment import describe_host
 from harness.records import Failure, Prompt, UserError
@@ -40,7 +46,7 @@ def run(config: AuditionConfig, drafts: Sequence[ModelConf]) -> Outcome:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise UserError(f"drafts: {twice!r} is listed twice; name each once")
-    prompts = prompt_sets.load(config.prompts)
+    prompts = load_prompts(config)
     if config.dry_run:
         print_audition_plan(config, drafts, prompts)
         return Outcome(None)

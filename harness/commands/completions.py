@@ -9,7 +9,8 @@ from typing import TypeVar
 
 from harness import prompts as prompt_sets
 from harness.commands.pair import EncodedPrompt, Pair, Target, completion, reserve
-from harness.commands.run_lifecycle import progress, unless_broken
+from harness.commands.progress import progress
+from harness.commands.run_lifecycle import unless_broken
 from harness.config import AuditionConfig, PairConfig, SweepConfig
 from harness.measurement.draft_scores import score_texts
 from harness.measurement.generations import Request

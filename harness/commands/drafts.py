@@ -17,15 +17,14 @@ import torch
 
 from harness.analysis.latency import latency_rows
 from harness.commands.completions import completions
-from harness.commands.pair import Target, reserve
-from harness.commands.run_lifecycle import opening, progress
+from harness.commands.pair import Target, load_model, opening, reserve
+from harness.commands.progress import progress
 from harness.config import AuditionConfig, ModelConf
 from harness.decoding.ngram import NgramDrafter
 from harness.measurement.draft_scores import ngram_trace, score_texts
 from harness.measurement.step_times import REPETITIONS, TimedModel, time_forwards, time_lookups
 from harness.measurement.target_texts import GeneratedText
 from harness.models.cached import CachedModel
-from harness.models.load import load
 from harness.models.probe import cached_model, check_length
 from harness.models.tokenizer import tokenizer_difference
 from harness.records import NGRAM, StepTiming, TextTrace, UserError, in_one_line
@@ -118,7 +117,7 @@ def _measured(
     """
     if conf.id == NGRAM:
         return _scored(target, texts, conf, None, config, timed)
-    draft = load(conf, f"draft {conf.name}", target.target_model.device)
+    draft = load_model(conf, f"draft {conf.name}", target.target_model.device)
     try:
         difference = tokenizer_difference(target.target.tokenizer, draft.tokenizer)
         if difference:

@@ -8,12 +8,13 @@ prompt, and which goes first rotates, so that a machine that drifts hits all of 
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from harness import prompts as prompt_sets
 from harness.commands.other_runs import Cell, Rates
-from harness.commands.run_lifecycle import opening, progress
+from harness.commands.progress import Bar, fetching, progress
 from harness.config import AuditionConfig, DecodeConf, ModelConf, PairConfig
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement import environment
@@ -23,7 +24,7 @@ from harness.models import load as models
 from harness.models.cached import CachedModel
 from harness.models.device import resolve_device
 from harness.models.load import LoadedModel
-from harness.models.memory import check_fits
+from harness.models.memory import MemoryNeed, check_fits
 from harness.models.probe import cached_model, check_length
 from harness.models.tokenizer import check_thinking, encode, stop_rule
 from harness.records import NGRAM, Prompt, TextKey, Trial, UserError
@@ -107,8 +108,9 @@ class Target:
 
     def check_lengths(self) -> None:
         """Refuse models whose texts, at the run's lengths, are not those of uncached forwards."""
-        for loaded, model in self.opened.values():
-            check_length(model, self.positions, f"{loaded.key}={loaded.name}")
+        for opened, model in self.opened.values():
+            with progress(f"checking the longest text of {opened.name}"):
+                check_length(model, self.positions, f"{opened.key}={opened.name}")
 
     def typical_context(self, new_tokens: int) -> list[int]:
         """Token ids of the length a typical step sees: the median prompt plus half the budget."""
@@ -143,8 +145,8 @@ def open_pair(config: PairConfig, prompts: Sequence[Prompt]) -> Pair:
         )
     device = resolve_device(config.device.name)
     _check_memory({"model": config.model, "draft": config.draft}, prompts, config, device)
-    target = models.load(config.model, "model", device)
-    draft = models.load(config.draft, "draft", device)
+    target = load_model(config.model, "model", device)
+    draft = load_model(config.draft, "draft", device)
     # Adaptive drafting reads every draft step back, which a recorded graph cannot
     backend = "eager" if config.decode.stop != "none" else config.backend
     with opening(backend, device.type, f"model {target.name}", f"draft {draft.name}"):
@@ -158,7 +160,7 @@ def open_target(config: AuditionConfig, prompts: Sequence[Prompt]) -> Target:
     """Load the target alone, with the same checks."""
     device = resolve_device(config.device.name)
     _check_memory({"model": config.model}, prompts, config, device)
-    target = models.load(config.model, "model", device)
+    target = load_model(config.model, "model", device)
     with opening(config.backend, device.type, f"model {target.name}"):
         name = f"model={target.name}"
         model = cached_model(target.network, target.vocab_size, name, config.backend)
@@ -168,11 +170,35 @@ def open_target(config: AuditionConfig, prompts: Sequence[Prompt]) -> Target:
     return opened
 
 
+def load_model(conf: ModelConf, key: str, device: Any) -> LoadedModel:
+    """A model in memory; errors call it `key`."""
+    dummy = conf.weights == "dummy"
+    doing = f"filling {conf.name} with random weights" if dummy else f"loading {conf.name}"
+    with fetching(doing, _hub_id(conf)):
+        return models.load(conf, key, device)
+
+
+def _hub_id(conf: ModelConf) -> str | None:
+    """What the hub may be asked for; None for a model that is on this machine."""
+    return None if conf.weights == "dummy" or conf.id.startswith("embedded:") else conf.id
+
+
+def opening(backend: str, device: str, *names: str) -> AbstractContextManager[Bar]:
+    """Show that models are checked, or compiled where they may be, while a block opens them."""
+    models = " and ".join(names)
+    if backend == "cuda_graphs" or (backend == "auto" and device == "cuda"):
+        return progress(f"compiling {models}, the first time takes minutes")
+    return progress(f"checking that {models} can be rewound")
+
+
 def _check_memory(
     confs: Mapping[str, ModelConf], prompts: Sequence[Prompt], config: Config, device: Any
 ) -> None:
     """Refuse models that, with the caches of the longest generation, exceed the memory."""
-    needs = [models.memory_need(conf, role, device) for role, conf in confs.items()]
+    needs: list[MemoryNeed | None] = []
+    for role, conf in confs.items():
+        with fetching(f"reading the sizes of {conf.name}", _hub_id(conf)):
+            needs.append(models.memory_need(conf, role, device))
     positions = max(prompt_sets.estimated_tokens(prompts, config))
     positions += config.new_tokens + max(config.k)
     check_fits([need for need in needs if need is not None], positions)
@@ -202,7 +228,8 @@ def _first_turns(
         for turn in (prompt.up_to(1, ()) for prompt in prompts)
     )
     context = max((entry.tokens for entry in first), key=len)
-    environment.settle_threads(config.threads, [model for _, model in opened], context)
+    with progress("choosing the number of threads"):
+        environment.settle_threads(config.threads, [model for _, model in opened], context)
     return first, positions
 
 

@@ -7,17 +7,17 @@ model.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
-from harness import prompts as prompt_sets
 from harness.analysis.latency import latency_rows, merged
 from harness.commands.completions import with_turns
 from harness.commands.dry_run import print_profile_plan
 from harness.commands.pair import Pair, open_pair, request, run_requests
+from harness.commands.progress import progress
 from harness.commands.run_lifecycle import (
     Outcome,
     concluded,
     create,
+    load_prompts,
     note_or_check,
-    progress,
     resumed,
     running,
     unless_broken,
@@ -51,7 +51,7 @@ AUTO_RECORDING_SECONDS = 300.0
 
 def run(config: ProfileConfig) -> Outcome:
     """Time the steps of both models, decode plainly with each; status 1 where that failed."""
-    prompts = prompt_sets.load(config.prompts)
+    prompts = load_prompts(config)
     if config.dry_run:
         print_profile_plan(config, prompts)
         return Outcome(None)

@@ -8,21 +8,19 @@ Nothing here imports torch: `--help` of every command imports this module.
 """
 
 import signal
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from harness import prompts as prompt_sets
 from harness.analysis import analyse
+from harness.commands.progress import fetching, progress
 from harness.config import AuditionConfig, PairConfig
-from harness.records import BrokenLogitsError, UserError, in_one_line
+from harness.records import BrokenLogitsError, Prompt, UserError, in_one_line
 from harness.storage import RunFolder, load
 from harness.summary import Summary
-
-if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
 
 INTERRUPTED = "interrupted_by"
 # The manifest's entry for measurements that failed because logits were not finite
@@ -64,6 +62,12 @@ class Outcome:
 
 
 # ---- beginning -----------------------------------------------------------------------------------
+
+
+def load_prompts(config: PairConfig | AuditionConfig) -> tuple[Prompt, ...]:
+    """The prompts that a configuration asks for."""
+    with fetching("reading the prompts", config.prompts.hub):
+        return prompt_sets.load(config.prompts)
 
 
 def create(config: PairConfig, command: str) -> RunFolder:
@@ -177,64 +181,6 @@ def unless_broken(folder: RunFolder, what: str) -> Iterator[None]:
         folder.update_manifest({NOT_MEASURED: notes})
 
 
-class Bar:
-    """A progress bar: called, it counts one; it can say what is being done."""
-
-    def __init__(self, bar: "Progress", task: "TaskID") -> None:
-        """Count on `task` of `bar`."""
-        self._bar, self._task = bar, task
-
-    def __call__(self) -> None:
-        """Count one."""
-        self._bar.advance(self._task)
-
-    def say(self, label: str) -> None:
-        """Show another label."""
-        self._bar.update(self._task, description=label)
-
-
-@contextmanager
-def progress(label: str, total: int | None) -> Iterator[Bar]:
-    """Show a bar for `total` ticks (None: unknown) while the block runs; yields what ticks it.
-
-    It goes to standard error, so that standard output stays the command's result; on a terminal
-    only.
-    """
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    )
-    with bar:
-        yield Bar(bar, bar.add_task(label, total=total))
-
-
-@contextmanager
-def opening(backend: str, device: str, *names: str) -> Iterator[None]:
-    """Show that models are compiled while the block opens them, where they may be."""
-    if backend == "eager" or (backend != "cuda_graphs" and device != "cuda"):
-        yield
-        return
-    with progress(f"compiling {' and '.join(names)}, the first time takes minutes", None):
-        yield
-
-
 # ---- ending --------------------------------------------------------------------------------------
 
 
@@ -244,7 +190,7 @@ def concluded(folder: RunFolder) -> Outcome:
     An error here loses no measurement: it becomes the outcome's error, and the folder is kept.
     """
     try:
-        with running(folder):
+        with running(folder), progress("analysing what was measured"):
             summary = analyse(load(folder.path))
             status = "failed" if summary.failures else "complete"
             environment = {**summary.run.environment, "status": status}
@@ -270,7 +216,8 @@ def shown(summary: Summary, folder: Path, status: int = 0) -> Outcome:
     from harness import reporting
 
     try:
-        reporting.render(summary, folder)
+        with progress("writing the report"):
+            reporting.render(summary, folder)
         reporting.show(summary)
     except UserError as error:  # the folder cannot be written any more
         return Outcome(folder, 2, error)

@@ -3,17 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from harness import prompts as prompt_sets
 from harness.analysis.lossless import with_plain
 from harness.commands.completions import with_turns
 from harness.commands.dry_run import print_snapshot_plan
 from harness.commands.pair import Pair, open_pair, plan, run_requests, sampling_of
+from harness.commands.progress import progress
 from harness.commands.run_lifecycle import (
     Outcome,
     concluded,
     create,
+    load_prompts,
     note_or_check,
-    progress,
     resumed,
     running,
     unless_broken,
@@ -33,7 +33,7 @@ def run(config: SnapshotConfig) -> Outcome:
     """Compare texts and distributions; status 1 where anything is FAIL or did not complete."""
     if not any(config.k):
         raise UserError(f"k={config.k}: a snapshot needs a K of at least 1")
-    prompts = prompt_sets.load(config.prompts)
+    prompts = load_prompts(config)
     if config.dry_run:
         print_snapshot_plan(config, prompts)
         return Outcome(None)

@@ -6,7 +6,6 @@ every cell is replayed next to its measurement. With `mode=replay` only the text
 batches, and no speculative generation is run.
 """
 
-from harness import prompts as prompt_sets
 from harness.commands.completions import completions, score_pair, with_turns
 from harness.commands.dry_run import print_sweep_plan
 from harness.commands.other_runs import as_stored, stored_rates, synthetic_rates
@@ -15,6 +14,7 @@ from harness.commands.run_lifecycle import (
     Outcome,
     concluded,
     create,
+    load_prompts,
     note_or_check,
     resumed,
     running,
@@ -26,7 +26,7 @@ from harness.config import SweepConfig
 
 def run(config: SweepConfig) -> Outcome:
     """Measure the grid; status 1 where a generation failed or speculation changed a greedy text."""
-    prompts = prompt_sets.load(config.prompts)
+    prompts = load_prompts(config)
     if config.dry_run:
         print_sweep_plan(config, prompts)
         return Outcome(None)

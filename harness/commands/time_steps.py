@@ -13,7 +13,7 @@ import torch
 from harness.analysis.latency import latency_rows
 from harness.analysis.setup import is_card
 from harness.commands.pair import Pair
-from harness.commands.run_lifecycle import progress
+from harness.commands.progress import progress
 from harness.config import ProfileConfig, SweepConfig
 from harness.measurement import environment
 from harness.measurement.environment import copy_bandwidth
@@ -70,7 +70,8 @@ def readers(
     """Target and draft with the bandwidth they are read at; those whose bytes can be counted."""
     stored = folder.manifest.get("bandwidth")
     if stored is None:
-        stored = _bandwidth(pair, config)
+        with progress("measuring the bandwidth of the memory"):
+            stored = _bandwidth(pair, config)
         folder.update_manifest({"bandwidth": stored})
     by_role: dict[str, ReadingModel] = {}
     confs = {"target": config.model, "draft": config.draft}

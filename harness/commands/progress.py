@@ -1,0 +1,202 @@
+"""What is being done and how long it will take, on standard error.
+
+On a terminal every block that is under way has a bar, all of them in one display. Elsewhere, where
+standard error is a file or a pipe, at least every ten seconds a line says the same: the time since
+the command began, what is done, how many of how many, and about how long that will take.
+
+Nothing here imports torch or rich at the top: `--help` of every command imports this module.
+"""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.table import Table
+
+# Seconds between two lines, and to the first line of something that may wait for the network
+EVERY_S, SOON_S = 10.0, 2.0
+# How often a bar is drawn, or looked at whether a line is due: rarely, since models are being timed
+LOOKS_PER_S = 2
+
+
+class Bar:
+    """What is under way: called, it counts one; it can say what is being done.
+
+    Attributes:
+        label: what is being done.
+        total: how many there are to count; None: unknown.
+        done: how many are counted.
+        due: when a line about it must be written at the latest, on the monotonic clock.
+    """
+
+    def __init__(self, display: "_Display", label: str, total: int | None) -> None:
+        """Begin with nothing counted."""
+        self.label, self.total, self.done, self.due = label, total, 0, float("inf")
+        self._display = display
+        self._began = self._counted = time.monotonic()
+
+    def __call__(self) -> None:
+        """Count one."""
+        self.done, self._counted = self.done + 1, time.monotonic()
+
+    def say(self, label: str, *, soon: bool = False) -> None:
+        """Show another label; `soon`: within seconds, because it may wait for the network."""
+        self.label, self.due = label, time.monotonic() + (SOON_S if soon else float("inf"))
+        self._display.refresh()
+
+    @property
+    def counts(self) -> str:
+        """How many of how many; empty where the total is unknown."""
+        return f"{self.done}/{self.total}" if self.total else ""
+
+    @property
+    def left(self) -> str:
+        """About how long it takes, from the mean of what is counted; empty before the first."""
+        if not self.total or not self.done:
+            return ""
+        seconds = (self._counted - self._began) / self.done * (self.total - self.done)
+        return f"about {_clock(seconds - (time.monotonic() - self._counted))} left"
+
+    def __str__(self) -> str:
+        counted = f"{self.label} {self.counts}".strip()
+        return f"{counted}, {self.left}" if self.left else counted
+
+
+class _Display:
+    """The bars that are under way, outermost first, drawn or written as lines."""
+
+    def __init__(self) -> None:
+        """Begin with none; the command began about now, since its start imports this module."""
+        self._bars: list[Bar] = []
+        self._began = self._written = self._ended = time.monotonic()
+        self._live: Live | None = None
+        self._over = threading.Event()
+        self._writer: threading.Thread | None = None
+
+    def push(self, bar: Bar) -> None:
+        """Show a further bar; the first begins the display."""
+        self._bars.append(bar)
+        if len(self._bars) == 1:
+            self._begin()
+        self.refresh()
+
+    def pop(self, bar: Bar) -> None:
+        """Show it no more; the last one ends the display."""
+        self._bars.remove(bar)
+        if self._bars:
+            self.refresh()
+            return
+        self._ended = time.monotonic()
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        if self._writer is not None:
+            self._over.set()
+            self._writer.join()
+            self._writer = None
+
+    def refresh(self) -> None:
+        """Draw the bars as they are now, on a terminal."""
+        if self._live is not None:
+            self._live.refresh()
+
+    def _begin(self) -> None:
+        if sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown"):
+            from rich.console import Console
+            from rich.live import Live
+
+            # Standard output is not redirected: it carries the answer
+            self._live = Live(
+                console=Console(stderr=True),
+                get_renderable=self._drawn,
+                refresh_per_second=LOOKS_PER_S,
+                transient=True,
+                redirect_stdout=False,
+            )
+            self._live.start()
+            return
+        if time.monotonic() - self._ended > EVERY_S:  # another command in the same process
+            self._began = self._written = time.monotonic()
+        self._over.clear()
+        self._writer = threading.Thread(target=self._write, daemon=True)
+        self._writer.start()
+
+    def _shown(self) -> list[Bar]:
+        """The innermost bar, and those around it that count."""
+        bars = list(self._bars)
+        return [bar for bar in bars[:-1] if bar.total] + bars[-1:]
+
+    def _drawn(self) -> "Table":
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table.grid(padding=(0, 1))
+        for bar in self._shown():
+            cells: list[Any] = [Text(bar.label)]
+            if bar.total:
+                cells.append(ProgressBar(bar.total, bar.done, width=30))
+            cells += [Text(text) for text in (bar.counts, bar.left) if text]
+            table.add_row(*cells)
+        table.add_row(Text(_clock(time.monotonic() - self._began)))
+        return table
+
+    def _write(self) -> None:
+        while not self._over.wait(1 / LOOKS_PER_S):
+            now, bars = time.monotonic(), self._shown()
+            if not bars or now < min(self._written + EVERY_S, *(bar.due for bar in bars)):
+                continue
+            self._written = now
+            for bar in bars:
+                bar.due = float("inf")
+            with suppress(OSError, ValueError):  # nobody reads it any more
+                sys.stderr.write(f"{_clock(now - self._began)} {'; '.join(map(str, bars))}\n")
+                sys.stderr.flush()
+
+
+_DISPLAY = _Display()
+
+
+@contextmanager
+def progress(label: str, total: int | None = None, *, soon: bool = False) -> Iterator[Bar]:
+    """Show what is being done while the block runs; yields what counts to `total`.
+
+    Blocks may be nested. `soon` is that of `Bar.say`.
+    """
+    bar = Bar(_DISPLAY, label, total)
+    if soon:
+        bar.say(label, soon=True)
+    _DISPLAY.push(bar)
+    try:
+        yield bar
+    finally:
+        _DISPLAY.pop(bar)
+
+
+@contextmanager
+def fetching(doing: str, source: str | None) -> Iterator[None]:
+    """Show that the block reads from `source`, and what that waits for if it is an id of the hub.
+
+    None is a source that is on this machine, as a folder is.
+    """
+    offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+    asks = source is not None and not offline and not Path(source).exists()
+    if asks:
+        doing = (
+            f"{doing}: asking the Hugging Face hub for {source} "
+            "(to skip it: a local folder, or HF_HUB_OFFLINE=1 and what is in the cache)"
+        )
+    with progress(doing, soon=asks):
+        yield
+
+
+def _clock(seconds: float) -> str:
+    return str(timedelta(seconds=round(max(0.0, seconds))))

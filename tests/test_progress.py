@@ -1,0 +1,105 @@
+"""Progress on standard error: bars on a terminal, lines elsewhere."""
+
+import re
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.commands import progress as shown
+from harness.commands.progress import fetching, progress
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines are due after fractions of a second."""
+    monkeypatch.setattr(shown, "EVERY_S", 0.2)
+    monkeypatch.setattr(shown, "SOON_S", 0.05)
+    monkeypatch.setattr(shown, "LOOKS_PER_S", 100)
+    monkeypatch.setattr(shown, "_DISPLAY", shown._Display())
+
+
+def waited(condition: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 10
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return condition()
+
+
+@pytest.mark.usefixtures("fast")
+def test_a_pipe_gets_lines_with_what_is_done_how_many_and_the_time_left(capsys: Captured) -> None:
+    with progress("generating", 4) as tick, progress("timing rounds") as inner:
+        begin = time.monotonic()
+        time.sleep(0.3)
+        tick()
+        inner.say("timing K=2")
+        time.sleep(0.5)
+        seconds = time.monotonic() - begin
+    out, err = capsys.readouterr()
+    first, *others = err.splitlines()
+    assert out == ""
+    assert re.fullmatch(r"0:00:00 generating 0/4; timing rounds", first)
+    assert 1 <= len(others) <= seconds / 0.2
+    for line in others:
+        assert re.fullmatch(r"0:00:0\d generating 1/4, about 0:00:0\d left; timing K=2", line)
+    with progress("too short for a line"):
+        pass
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("fast")
+def test_the_time_left_is_that_of_the_mean_tick_less_what_has_passed_since(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    bar = shown.Bar(shown._Display(), "generating", 10)
+    assert str(bar) == "generating 0/10"
+    for _ in range(2):
+        now += 60
+        bar()
+    assert str(bar) == "generating 2/10, about 0:08:00 left"
+    now += 30
+    assert bar.left == "about 0:07:30 left"
+    now += 3600
+    assert bar.left == "about 0:00:00 left"
+
+
+@pytest.mark.usefixtures("fast")
+@pytest.mark.parametrize("offline", ["0", "1"])
+def test_what_waits_for_the_hub_says_so_at_once_and_how_to_do_without(
+    offline: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", offline)
+    monkeypatch.setattr(shown, "EVERY_S", 1000.0)
+    for source in (str(tmp_path), None):
+        with fetching("loading mine", source):
+            time.sleep(0.1)
+    assert capsys.readouterr().err == "", "a folder waits for nothing"
+    with fetching("loading mine", "org/mine"):
+        time.sleep(0.2)
+    err = capsys.readouterr().err
+    assert ("asking the Hugging Face hub for org/mine" in err) == (offline == "0")
+    assert ("HF_HUB_OFFLINE=1" in err) == (offline == "0")
+
+
+@pytest.mark.usefixtures("fast")
+def test_nested_blocks_share_one_display_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with progress("generating", 4) as tick:
+        tick()
+        with progress("timing rounds", 12):
+            pass
+    out, err = capsys.readouterr()
+    assert out == ""
+    (frame,) = [part for part in err.split("timing rounds")[:1] if "generating" in part]
+    assert "1/4" in frame
+    assert "about 0:00:00 left" in frame
