@@ -35,7 +35,7 @@ def render(summary: Summary, folder: Path) -> None:
         drawn = plots.draw(summary, folder / "plots")
         content = content_of(summary)
         files.write(folder / "report.md", markdown.report(content, drawn, folder).encode())
-        files.write(folder / "report.html", html.report(content, drawn, folder).encode())
+        files.write(folder / "report.html", html.report(content, drawn).encode())
 
 
 def show(summary: Summary, out: "Console | None" = None) -> None:

@@ -12,8 +12,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from functools import cache
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jinja2 import Environment
 from markupsafe import Markup
@@ -21,7 +20,11 @@ from markupsafe import Markup
 from harness.reporting.content import Content
 from harness.reporting.definitions import Definition, closure, lookup
 from harness.reporting.markdown import environment_of
+from harness.reporting.serving import cards_of
 from harness.reporting.tables.specification import Cell, Column, Table
+
+if TYPE_CHECKING:  # matplotlib takes a second
+    from harness.reporting.plots import Drawn
 
 # What stands under the title: labels of content.MEASURED_WITH, and how much of each
 _FACTS = (("device", 100), ("when", len("2026-01-31T12:00")), ("harness commit", 10))
@@ -32,26 +35,44 @@ _VIEW_BOX = re.compile(r'viewBox="0 0 ([\d.]+) ([\d.]+)"')
 _NAMING = ("quantity", "part")
 
 
-class Image(NamedTuple):
-    """A plot in a page: its file as a data address, what it shows, and its size."""
+class Picture(NamedTuple):
+    """A drawing as a data address, and its size in its own units."""
 
     source: str
-    caption: str
     width: float
     height: float
+
+
+class Image(NamedTuple):
+    """A plot in a page: what it shows, and its drawing for a page and for a phone."""
+
+    caption: str
+    page: Picture
+    phone: Picture
 
     @property
     def wide(self) -> bool:
         """Whether it has several panels next to each other."""
-        return self.width >= _WIDE
+        return self.page.width >= _WIDE
 
 
-def report(content: Content, plots: Sequence[tuple[str, str]], folder: Path) -> str:
-    """The text of report.html.
+class Term(NamedTuple):
+    """An entry of the definitions at the end of a page."""
 
-    A plot is (file inside the run folder, caption).
-    """
+    definition: Definition
+    titles: tuple[str, ...]  # how the page calls it; its name in metrics.md where only that does
+
+    @property
+    def name_in_files(self) -> str:
+        """Its name in metrics.md and in a run's files where the page uses another."""
+        return "" if self.definition.name in self.titles else self.definition.name
+
+
+def report(content: Content, plots: "Sequence[Drawn]") -> str:
+    """The text of report.html."""
     first, _, rest = content.verdicts[0].partition(": ") if content.verdicts else ("", "", "")
+    shown = content.snippets[:1] if first else ()
+    first_line = shown[0] if shown and shown[0].code else None
     return page(
         "report.html.j2",
         title=content.title,
@@ -60,7 +81,10 @@ def report(content: Content, plots: Sequence[tuple[str, str]], folder: Path) -> 
         verdict=first,
         verdict_numbers=rest,
         facts=_facts(content),
-        plots=[image((folder / file).read_text(encoding="utf-8"), text) for file, text in plots],
+        cards=cards_of(content.snippets[1:] if first_line else content.snippets),
+        first_line=first_line,
+        remarks=[snippet for snippet in content.snippets if not snippet.code],
+        plots=[Image(plot.caption, picture(plot.svg), picture(plot.narrow)) for plot in plots],
         definitions=glossary(content.tables),
     )
 
@@ -76,26 +100,32 @@ def page(template: str, **values: Any) -> str:
     )
 
 
-def image(svg: str, caption: str) -> Image:
-    """A plot's SVG as an image inside the page."""
+def picture(svg: str) -> Picture:
+    """A plot's SVG as an address inside the page."""
     size = _VIEW_BOX.search(svg)
     width, height = (float(size[1]), float(size[2])) if size else (_WIDE, _WIDE)
     encoded = base64.b64encode(svg.encode()).decode("ascii")
-    return Image(f"data:image/svg+xml;base64,{encoded}", caption, width, height)
+    return Picture(f"data:image/svg+xml;base64,{encoded}", width, height)
 
 
-def glossary(tables: Iterable[Table]) -> tuple[Definition, ...]:
+def glossary(tables: Iterable[Table]) -> tuple[Term, ...]:
     """Every definition that the tables link to, and those which these link to."""
-    linked = [
-        definition
-        for table in tables
-        for definition in (
-            *(column_definition(column) for column in table.columns),
-            *(cell_definition(row.cells[0], table.columns[0]) for row in table.rows),
-        )
-        if definition is not None
-    ]
-    return closure(linked)
+    titles: dict[Definition, dict[str, None]] = {}
+    for table in tables:
+        linked = [(column_definition(column), _term(column)) for column in table.columns]
+        for row in table.rows:
+            linked.append((cell_definition(row.cells[0], table.columns[0]), row.cells[0].text))
+        for definition, title in linked:
+            if definition is not None:
+                titles.setdefault(definition, {})[title] = None
+    return tuple(
+        Term(entry, tuple(titles.get(entry, {entry.name: None}))) for entry in closure(titles)
+    )
+
+
+def _term(column: Column[Any]) -> str:
+    """What a column is about, without its interval."""
+    return column.definition or column.one_line.removesuffix(" [lo, hi]")
 
 
 def column_definition(column: Column[Any]) -> Definition | None:

@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -12,15 +12,15 @@ from harness.reporting.content import Content
 from harness.reporting.definitions import METRICS
 from harness.reporting.tables.specification import Row, Table
 
+if TYPE_CHECKING:  # matplotlib takes a second
+    from harness.reporting.plots import Drawn
+
 # What markdown would act on; an underscore inside a word (acceptance_rate) is left alone by it.
 _SPECIAL = re.compile(r"([\\`*|<]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
 
 
-def report(content: Content, plots: Sequence[tuple[str, str]], folder: Path) -> str:
-    """The text of report.md.
-
-    A plot is (file inside the run folder, caption).
-    """
+def report(content: Content, plots: "Sequence[Drawn]", folder: Path) -> str:
+    """The text of report.md in a run's folder."""
     # Markdown, not HTML: `escape` below knows its special characters
     environment = environment_of(autoescape=False, escape_md=escape, table=table, fenced=fenced)
     template = environment.get_template("report.md.j2")

@@ -50,6 +50,48 @@ class Snippet:
 
 
 @dataclass(frozen=True)
+class Card:
+    """Lines of engines of which the same is said."""
+
+    known: str  # what is known of the speedup: one sentence for all of them
+    notes: tuple[str, ...]  # what several of them share beyond it, each with their names
+    snippets: tuple[Snippet, ...]  # each with the notes that it has alone
+
+    @property
+    def title(self) -> str:
+        """The engines."""
+        return ", ".join(snippet.title for snippet in self.snippets)
+
+
+def cards_of(snippets: Sequence[Snippet]) -> tuple[Card, ...]:
+    """The lines to paste, those that share their first sentence together."""
+    by_sentence: dict[str, list[Snippet]] = {}
+    for snippet in snippets:
+        if snippet.code:
+            by_sentence.setdefault("".join(snippet.notes[:1]), []).append(snippet)
+    return tuple(_card(known, group) for known, group in by_sentence.items())
+
+
+def _card(known: str, snippets: Sequence[Snippet]) -> Card:
+    who: dict[str, list[str]] = {}
+    for snippet in snippets:
+        for note in snippet.notes[1:]:
+            who.setdefault(note, []).append(snippet.title)
+    shared = {note: titles for note, titles in who.items() if len(titles) > 1}
+    return Card(
+        known,
+        tuple(
+            note if len(titles) == len(snippets) else f"{', '.join(titles)}: {note}"
+            for note, titles in shared.items()
+        ),
+        tuple(
+            replace(entry, notes=tuple(note for note in entry.notes[1:] if note not in shared))
+            for entry in snippets
+        ),
+    )
+
+
+@dataclass(frozen=True)
 class Served:
     """What the verdict says to serve, and what the run knows of other acceptance rules."""
 

@@ -1,10 +1,11 @@
 """Plots as SVG files; a plot whose data is missing is not drawn.
 
-To add one: a function from `Summary` to `style.Plot | None`, named in `PLOTS` under the commands
-that show it.
+To add one: a function from `Summary` and the most panels in a row to `style.Plot | None`, named in
+`PLOTS` under the commands that show it.
 """
 
 from pathlib import Path
+from typing import NamedTuple
 
 from harness.reporting.plots import (
     acceptance,
@@ -54,17 +55,26 @@ NAMES = (
 )
 
 
-def drawn(summary: Summary) -> tuple[style.Plot, ...]:
-    """Every plot that the run has data for, in reading order."""
+class Drawn(NamedTuple):
+    """A plot that was written: as its file has it, and as a phone shows it."""
+
+    file: str  # relative to the run folder
+    caption: str
+    svg: str
+    narrow: str  # the same with its panels in one column
+
+
+def drawn(summary: Summary, across: int = style.WIDE) -> tuple[style.Plot, ...]:
+    """Every plot that the run has data for, in reading order, so many panels in a row."""
     makers = PLOTS.get(summary.run.command, _DEFAULT)
     with style.styled():
-        return tuple(plot for make in makers if (plot := make(summary)) is not None)
+        return tuple(plot for make in makers if (plot := make(summary, across)) is not None)
 
 
-def draw(summary: Summary, folder: Path) -> tuple[tuple[str, str], ...]:
+def draw(summary: Summary, folder: Path) -> tuple[Drawn, ...]:
     """Write the plots directly into `folder`, and remove those whose data is gone.
 
-    Returns (file relative to the run folder, caption) of each, in reading order.
+    Returns them in reading order.
     """
     plots = drawn(summary)
     files.directory(folder)
@@ -72,4 +82,7 @@ def draw(summary: Summary, folder: Path) -> tuple[tuple[str, str], ...]:
         (folder / name).unlink(missing_ok=True)
     for plot in plots:
         files.write(folder / plot.name, plot.svg.encode())
-    return tuple((f"{folder.name}/{plot.name}", plot.caption) for plot in plots)
+    return tuple(
+        Drawn(f"{folder.name}/{plot.name}", plot.caption, plot.svg, narrow.svg)
+        for plot, narrow in zip(plots, drawn(summary, style.NARROW), strict=True)
+    )

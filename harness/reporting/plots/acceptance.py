@@ -22,7 +22,7 @@ DARK = 0.8
 LETTERS = 12  # of a draft's name in one line
 
 
-def draw_by_position(summary: Summary) -> style.Plot | None:
+def draw_by_position(summary: Summary, across: int) -> style.Plot | None:
     """A panel per temperature: a curve per prompt set at the largest K, or per replayed draft."""
     curves = [
         entry
@@ -43,9 +43,8 @@ def draw_by_position(summary: Summary) -> style.Plot | None:
 
     names = list(dict.fromkeys(map(name_of, curves)))
     panels = grouped(curves, lambda entry: entry.temperature)
-    figure, axes = style.panels(len(panels))
+    figure, axes = style.panels(len(panels), across, y="rounds that accept at least j")
     style.percent_axis(axes[0])
-    axes[0].set_ylabel("rounds that accept at least j")
     for panel, temperature in zip(axes, sorted(panels), strict=True):
         for entry in panels[temperature]:
             positions = range(1, len(entry.shares) + 1)
@@ -59,7 +58,7 @@ def draw_by_position(summary: Summary) -> style.Plot | None:
     return style.plot("acceptance_by_position.svg", POSITION_CAPTION, figure, under)
 
 
-def draw_by_temperature(summary: Summary) -> style.Plot | None:
+def draw_by_temperature(summary: Summary, across: int) -> style.Plot | None:
     """A panel per prompt set, a line per K; None with fewer than two temperatures."""
     rows = [row for row in summary.generated if row.k > 0 and row.acceptance_rate is not None]
     temperatures = sorted({row.temperature or 0.0 for row in rows})
@@ -67,9 +66,8 @@ def draw_by_temperature(summary: Summary) -> style.Plot | None:
         return None
     ks = sorted({row.k for row in rows})
     panels = grouped(rows, lambda row: row.prompt_set or "all")
-    figure, axes = style.panels(len(panels))
+    figure, axes = style.panels(len(panels), across, y="acceptance_rate")
     style.percent_axis(axes[0])
-    axes[0].set_ylabel("acceptance_rate")
     for panel, (prompt_set, cells) in zip(axes, panels.items(), strict=True):
         for k, series in sorted(grouped(cells, lambda row: row.k).items()):
             line = sorted((row.temperature or 0.0, row.acceptance_rate or 0.0) for row in series)
@@ -80,7 +78,7 @@ def draw_by_temperature(summary: Summary) -> style.Plot | None:
     return style.plot(name, TEMPERATURE_CAPTION, figure, TEMPERATURE_UNDER)
 
 
-def draw_by_category(summary: Summary) -> style.Plot | None:
+def draw_by_category(summary: Summary, across: int) -> style.Plot | None:
     """A panel per temperature, a row per category, a column per draft; None without alphas."""
     entries = [entry for entry in summary.category_alpha if entry.alpha is not None]
     if not entries:
@@ -89,7 +87,8 @@ def draw_by_category(summary: Summary) -> style.Plot | None:
     categories = list(dict.fromkeys(entry.category for entry in entries))
     panels = grouped(entries, lambda entry: entry.temperature)
     size = (1.2 + 1.15 * len(drafts), 1.5 + 0.46 * len(categories))
-    figure, axes = style.panels(len(panels), width=size[0], height=size[1])
+    figure, axes = style.panels(len(panels), across, width=size[0], height=size[1])
+    letters = LETTERS if across == style.WIDE else int(2 * LETTERS / len(drafts))
     for panel, (temperature, cells) in zip(axes, panels.items(), strict=True):
         alphas = np.full((len(categories), len(drafts)), np.nan)
         for entry in cells:
@@ -98,7 +97,7 @@ def draw_by_category(summary: Summary) -> style.Plot | None:
             ink = "white" if alphas[row, column] > DARK else style.INK
             panel.text(column, row, fmt.decimal(entry.alpha), ha="center", va="center", color=ink)
         panel.imshow(alphas, cmap=SHADES, vmin=0.0, vmax=1.0, aspect="auto")
-        names = [name.replace("_", "_\n") if len(name) > LETTERS else name for name in drafts]
+        names = [style.folded(name, letters) for name in drafts]
         panel.set_xticks(range(len(drafts)), names)
         panel.set_yticks(range(len(categories)), categories)
         panel.tick_params(length=0)

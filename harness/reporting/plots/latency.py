@@ -21,26 +21,28 @@ GAIN_CAPTION = "Predicted speedup at the best K by batch size, for each alpha, f
 GAIN_UNDER = "at a point: its best K; on the dashed line: do not speculate"
 POSITIONS = "n (positions in one target forward)"
 POINT_INCHES = 0.48  # what the number at a point needs
+NARROW_POINTS = 6  # numbers next to each other on a phone
 
 
-def draw_verify_cost(summary: Summary) -> style.Plot | None:
+def draw_verify_cost(summary: Summary, across: int) -> style.Plot | None:
     """A panel per (context, batch) that was timed; None without a verify curve."""
     curves = verify_curves(summary)
     if not curves:
         return None
     curves = curves if len(curves) <= 3 else curves[:1]  # a profile's have a plot of their own
     widest = max(len(curve) for curve in curves)
-    figure, axes = style.panels(len(curves), width=max(4.2, POINT_INCHES * widest))
+    width = max(4.2, POINT_INCHES * widest)
+    figure, axes = style.panels(len(curves), across, width=width, y="ms")
+    every = 1 if across == style.WIDE else -(-widest // NARROW_POINTS)
     highest = max(forward.row.p90_ms for curve in curves for forward in curve)
     axes[0].set_ylim(0.0, 1.15 * highest)
-    axes[0].set_ylabel("ms")
     for panel, curve in zip(axes, curves, strict=True):
         step = curve[0].step
         rows = [forward.row for forward in curve]
         values = [(row.median_ms, row.p10_ms, row.p90_ms) for row in rows]
         ns = [row.tokens for row in rows]
         style.points(panel, ns, values, label="target forward", **style.look(0))
-        for forward in curve:
+        for forward in curve[::every]:
             where = (forward.row.tokens, forward.row.p90_ms)
             style.note_at(panel, fmt.decimal(forward.v), where, color=style.COLOURS[0])
         timed = (step.context_tokens, step.batch)
@@ -62,14 +64,13 @@ def draw_verify_cost(summary: Summary) -> style.Plot | None:
     return style.plot("verify_cost.svg", COST_CAPTION, figure, COST_UNDER)
 
 
-def draw_verify_curves(summary: Summary) -> style.Plot | None:
+def draw_verify_curves(summary: Summary, across: int) -> style.Plot | None:
     """A panel per context, a line per batch; None where a single context and batch was timed."""
     if len(summary.step_curves) < 2:
         return None
     panels = grouped(summary.step_curves, lambda curve: curve.context_tokens)
     batches = sorted({curve.batch for curve in summary.step_curves})
-    figure, axes = style.panels(len(panels))
-    axes[0].set_ylabel("v(n)")
+    figure, axes = style.panels(len(panels), across, y="v(n)")
     for panel, (context, curves) in zip(axes, panels.items(), strict=True):
         for curve in curves:
             v = [seconds / curve.target_step_s for seconds in curve.verify_s]
@@ -82,7 +83,7 @@ def draw_verify_curves(summary: Summary) -> style.Plot | None:
     return style.plot("verify_curves.svg", CURVES_CAPTION, figure, CURVES_UNDER)
 
 
-def draw_batch_gains(summary: Summary) -> style.Plot | None:
+def draw_batch_gains(summary: Summary, across: int) -> style.Plot | None:
     """A panel per context, a line per alpha; None where one batch alone was timed."""
     contexts = {stop.context_tokens for stop in summary.stopping_batches}
     gains = [gain for gain in summary.batch_gains if gain.context_tokens in contexts]
@@ -90,9 +91,8 @@ def draw_batch_gains(summary: Summary) -> style.Plot | None:
         return None
     panels = grouped(gains, lambda gain: gain.context_tokens)
     alphas = sorted({gain.alpha for gain in gains})
-    figure, axes = style.panels(len(panels))
+    figure, axes = style.panels(len(panels), across, y="predicted speedup")
     axes[0].set_ylim(0.0, 1.15 * max(gain.speedup for gain in gains))
-    axes[0].set_ylabel("predicted speedup")
     for panel, (context, timed) in zip(axes, panels.items(), strict=True):
         for alpha, line in grouped(timed, lambda gain: gain.alpha).items():
             look = style.look(alphas.index(alpha))
@@ -112,16 +112,19 @@ WATERFALL_CAPTION = (
 )
 FALL_UNDER = "grey: speedups; orange: what a cause takes away; green: what it adds; dashed: no gain"
 BAR_WIDTH = 0.62
+NARROW_LETTERS = 18  # of a cause's name in one line on a phone
 
 
-def draw_waterfall(summary: Summary) -> style.Plot | None:
+def draw_waterfall(summary: Summary, across: int) -> style.Plot | None:
     """Horizontal bars, top to bottom; None where the parts of a round were not timed."""
     entry = fastest_round(summary)
     if entry is None:
         return None
     names, steps = zip(*named_waterfall(entry), strict=True)
     last = len(steps)
-    figure, (axes,) = style.panels(1, width=7.4, height=0.42 * (last + 1) + 1.1)
+    narrow = across == style.NARROW
+    height = (0.5 if narrow else 0.42) * (last + 1) + 1.1
+    figure, (axes,) = style.panels(1, across, width=7.4, height=height)
     bars = [(0, 0.0, steps[0].speedup, style.GREY, fmt.speedup(steps[0].speedup))]
     for index, (before, after) in enumerate(pairwise(steps), start=1):
         low, high = sorted((before.speedup, after.speedup))
@@ -131,11 +134,12 @@ def draw_waterfall(summary: Summary) -> style.Plot | None:
     for place, low, high, colour, text in bars:
         axes.barh(place, high - low, BAR_WIDTH, left=low, color=colour)
         style.note_at(axes, text, (high, place), xytext=(4, 0), ha="left", va="center")
-    axes.set_yticks(range(last + 1), [*names, "measured"])
+    folded = [style.folded(name, NARROW_LETTERS) if narrow else name for name in names]
+    axes.set_yticks(range(last + 1), [*folded, "measured"])
     axes.invert_yaxis()
     axes.grid(visible=False)
     axes.axvline(1.0, color=style.INK, linewidth=1.0, linestyle=style.DASHED)
-    axes.set_xlim(0.0, 1.18 * max(step.speedup for step in steps))
+    axes.set_xlim(0.0, (1.5 if narrow else 1.18) * max(step.speedup for step in steps))
     axes.set_xlabel("speedup over plain decoding")
     axes.set_title(f"K = {entry.k}, {entry.rounds} rounds")
     return style.plot("waterfall.svg", WATERFALL_CAPTION.format(k=entry.k), figure, FALL_UNDER)

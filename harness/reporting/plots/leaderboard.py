@@ -1,6 +1,5 @@
 """leaderboard.svg: each draft's speedup at its best K, and not speculating, in order of rank."""
 
-import textwrap
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -15,29 +14,31 @@ CAPTION = (
     " speculating at 1"
 )
 UNDER = "predicted, with 95 % interval; filled: the best; the dashed line: no speculation"
-ENGINE_LETTERS = 46  # of one line above a panel
+LETTERS, NARROW_LETTERS = 23, 16  # of a draft's name in one line; engines have twice as many
 
 
-def draw(summary: Summary) -> style.Plot | None:
+def draw(summary: Summary, across: int) -> style.Plot | None:
     """A panel per leaderboard, all on one scale; None without a leaderboard."""
     ranked = boards(summary)
     if not ranked:
         return None
     longest = max(len(board.rows) for board in ranked)
     height = 1.9 + 0.4 * longest
-    figure, axes = style.panels(len(ranked), share_y=False, width=5.2, height=height)
+    figure, axes = style.panels(len(ranked), across, share_y=False, width=5.2, height=height)
+    narrow = across == style.NARROW
     ends = [
         value for board in ranked for row in board.rows for value in (row.speedup, row.speedup_hi)
     ]
     for panel, board in zip(axes, ranked, strict=True):
-        _panel(panel, board, summary.drafts)
+        _panel(panel, board, summary.drafts, NARROW_LETTERS if narrow else LETTERS)
         # The numbers stand to the right of the intervals
-        panel.set_xlim(0.0, 1.3 * max(value for value in (1.0, *ends) if value is not None))
+        most = max(value for value in (1.0, *ends) if value is not None)
+        panel.set_xlim(0.0, (1.6 if narrow else 1.3) * most)
         panel.set_ylim(longest - 0.4, -0.6)
     return style.plot("leaderboard.svg", CAPTION, figure, UNDER)
 
 
-def _panel(axes: Axes, board: Board, drafts: tuple[str, ...]) -> None:
+def _panel(axes: Axes, board: Board, drafts: tuple[str, ...], letters: int) -> None:
     axes.axvline(1.0, color=style.INK, linewidth=1.2, linestyle=style.DASHED, zorder=1)
     for place, row in enumerate(board.rows):
         _row(
@@ -49,24 +50,27 @@ def _panel(axes: Axes, board: Board, drafts: tuple[str, ...]) -> None:
             else style.look(drafts.index(row.draft)),
         )
     names = [PLAIN if row.draft is None else f"{row.draft}, K={row.k}" for row in board.rows]
-    axes.set_yticks(range(len(names)), names)
+    axes.set_yticks(range(len(names)), [style.folded(name, letters) for name in names])
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
     axes.grid(visible=True, axis="x")
     axes.set_xlabel("speedup")
     engines = "every engine" if board.every_rule else ", ".join(board.engines)
-    lines = "\n".join(textwrap.wrap(engines, ENGINE_LETTERS))
-    axes.set_title(board.name, pad=9 + 13 * (lines.count("\n") + 1))
+    lines = style.folded(engines, 2 * letters)
+    axes.set_title(style.folded(board.name, 2 * letters - 6), pad=9 + 13 * (lines.count("\n") + 1))
     style.note_at(axes, lines, (0, 1), xycoords="axes fraction", ha="left", color=style.GREY)
 
 
 def _row(axes: Axes, place: int, row: LeaderboardRow, look: dict[str, Any]) -> None:
     best = row.rank == 1
-    low, high = row.speedup_lo or row.speedup, row.speedup_hi or row.speedup
+    low, high = row.speedup_lo, row.speedup_hi
+    bar = None
+    if low is not None and high is not None:
+        bar = [[max(0.0, row.speedup - low)], [max(0.0, high - row.speedup)]]
     axes.errorbar(
         [row.speedup],
         [place],
-        xerr=[[max(0.0, row.speedup - low)], [max(0.0, high - row.speedup)]],
+        xerr=bar,
         markersize=8,
         markeredgewidth=1.4,
         markerfacecolor=look["color"] if best else "white",
@@ -78,4 +82,4 @@ def _row(axes: Axes, place: int, row: LeaderboardRow, look: dict[str, Any]) -> N
     text = fmt.speedup(row.speedup) + (" best" if best else "")
     weight = "bold" if best else "normal"
     settings = {"xytext": (9, 0), "ha": "left", "va": "center", "fontweight": weight}
-    style.note_at(axes, text, (high, place), color=look["color"], **settings)
+    style.note_at(axes, text, (high or row.speedup, place), color=look["color"], **settings)

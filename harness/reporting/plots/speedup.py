@@ -1,5 +1,6 @@
 """Speedup against K, measured and predicted; and alpha against the alpha that each K needs."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 from matplotlib.axes import Axes
@@ -15,12 +16,16 @@ GAIN_CAPTION = (
     " speculation"
 )
 BY_MEASUREMENT = "measured points with their intervals, the prediction as a line"
-BY_REPLAY = "replayed and not run"
-GAIN_UNDER = "points: measured, with 95 % interval; lines: predicted from acceptance and step times"
-REPLAYED_UNDER = "replayed, not run: acceptance on the target's completions, timed steps{rule}"
+BY_REPLAY = "predicted by replay, not run"
+GAIN_UNDER = (
+    "points: measured, with 95 % interval; lines: predicted, tokens per round by replay x R(0) /"
+    " R(K)"
+)
+REPLAYED_UNDER = "predicted: tokens per round by replay x R(0) / R(K){rule}"
+DRAFT_TOKENS = "K (draft tokens per round)"
 
 
-def draw_by_k(summary: Summary) -> style.Plot | None:
+def draw_by_k(summary: Summary, across: int) -> style.Plot | None:
     """A panel per temperature with a series per prompt set; None without a speedup.
 
     With several drafts a panel per temperature and prompt set, with a series per draft.
@@ -30,8 +35,7 @@ def draw_by_k(summary: Summary) -> style.Plot | None:
         return None
     replayed = summary.run.replay_only
     points = [row for row in points if not replayed or row.rule == points[0].rule]
-    theory = [row for row in summary.results if row.source == "theory" and row.k > 0]
-    lines = points if replayed else [row for row in theory if row.speedup is not None]
+    lines = points if replayed else _predicted(summary)
     drafts = [name for name in summary.drafts if name in {row.draft for row in points}]
     several = len(drafts) > 1
 
@@ -44,21 +48,18 @@ def draw_by_k(summary: Summary) -> style.Plot | None:
     names = drafts if several else list(dict.fromkeys(map(series_of, points)))
     by_panel = grouped(points, panel_of)
     lines_of = grouped(lines, lambda row: (panel_of(row), series_of(row)))
-    figure, axes = style.panels(len(by_panel))
+    figure, axes = style.panels(len(by_panel), across, y="speedup")
     known = [v for r in points + lines for v in (r.speedup, r.speedup_hi) if v is not None]
     axes[0].set_ylim(0.0, 1.08 * max(1.25, *known))
-    axes[0].set_ylabel("speedup")
     for panel, where in zip(axes, sorted(by_panel), strict=True):
         rows = by_panel[where]
         ks = sorted({row.k for row in rows})
-        style.ticks(panel, ks, "K (draft tokens per round)", log=True)
+        style.ticks(panel, ks, DRAFT_TOKENS, log=True)
         style.no_gain_line(panel)
         for name, series in grouped(rows, series_of).items():
             index = names.index(name)
             look = style.look(index)
-            line = sorted(lines_of.get((where, name), ()), key=lambda row: row.k)
-            speedups = [row.speedup or 0.0 for row in line]
-            panel.plot([row.k for row in line], speedups, color=look["color"], alpha=0.65)
+            _line(panel, lines_of.get((where, name), ()), look["color"])
             at = style.dodge([row.k for row in series], index, len(names))
             values = [(row.speedup, row.speedup_lo, row.speedup_hi) for row in series]
             style.points(panel, at, values, label=name, linestyle="none", **look)
@@ -70,34 +71,50 @@ def draw_by_k(summary: Summary) -> style.Plot | None:
     return style.plot("speedup_vs_k.svg", caption, figure, under)
 
 
+def _predicted(summary: Summary) -> list[ResultRow]:
+    """What was predicted for cells that were measured as well."""
+    return [
+        row
+        for row in summary.results
+        if row.source != "measured" and row.k > 0 and row.speedup is not None
+    ]
+
+
+def _line(axes: Axes, rows: Sequence[ResultRow], colour: str) -> None:
+    """The prediction, a line through every K."""
+    ordered = sorted(rows, key=lambda row: row.k)
+    speedups = [row.speedup or 0.0 for row in ordered]
+    axes.plot([row.k for row in ordered], speedups, color=colour, alpha=0.65)
+
+
 ALPHA_CAPTION = (
     "{} alpha with its interval against the alpha that each K needs to break even:"
-    " for a point inside its bar the step times predict a loss"
+    " for a point inside its bar a loss is predicted"
 )
 ALPHA_UNDER = (
-    "points: {} alpha, with 95 % interval; bars: the alpha each K needs"
-    " (none: even alpha = 1 loses). For a point inside its bar the step times predict a loss."
+    "points: {} alpha, with 95 % interval; bars: the alpha each K needs, in brackets below"
+    " (none: even alpha = 1 loses). For a point inside its bar a loss is predicted."
 )
 
 
-def draw_alpha(summary: Summary) -> style.Plot | None:
+def draw_alpha(summary: Summary, across: int) -> style.Plot | None:
     """A panel per temperature; None without an alpha or a break-even alpha to compare it with."""
     points = [row for row in summary.generated if row.k > 0 and row.alpha is not None]
-    theory = [row for row in summary.results if row.k > 0 and row.source == "theory"]
-    needs = points if summary.run.replay_only else theory  # a replayed row has its own break-even
+    # A replayed row has its own break-even
+    needs = points if summary.run.replay_only else _predicted(summary)
     if not points or not needs:
         return None
     panels = grouped(points, lambda row: row.temperature or 0.0)
     sets = list(dict.fromkeys(row.prompt_set for row in points))
-    figure, axes = style.panels(len(panels))
+    figure, axes = style.panels(len(panels), across, y="alpha")
     style.percent_axis(axes[0])
     axes[0].yaxis.set_major_formatter("{x:g}")  # an alpha is never written in percent
-    axes[0].set_ylabel("alpha")
     for panel, temperature in zip(axes, sorted(panels), strict=True):
         needed = {r.k: r.breakeven_alpha for r in needs if (r.temperature or 0.0) == temperature}
         rows = panels[temperature]
         ks = sorted({row.k for row in rows} | set(needed))
-        style.ticks(panel, ks, "K (draft tokens per round)", log=True)
+        style.ticks(panel, ks, "K [alpha it needs]", log=True)
+        panel.set_xticklabels([f"{k}{_needs(needed[k]) if k in needed else ''}" for k in ks])
         _bars(panel, needed)
         for prompt_set, series in grouped(rows, lambda row: row.prompt_set).items():
             index = sets.index(prompt_set)
@@ -111,8 +128,12 @@ def draw_alpha(summary: Summary) -> style.Plot | None:
     return style.plot("breakeven_vs_measured.svg", caption, figure, ALPHA_UNDER.format(how))
 
 
+def _needs(root: float | None) -> str:
+    return f"\n[{fmt.NO_ROOT if root is None else fmt.decimal(root)}]"
+
+
 def _bars(axes: Axes, needed: dict[int, float | None]) -> None:
-    """A bar per K up to the alpha it needs, its value at the foot; full where none is enough."""
+    """A bar per K up to the alpha it needs; full where none is enough."""
     closest = min((high / low for low, high in pairwise(sorted(needed))), default=2.0)
     half = min(closest, 2.0) ** 0.4
     for k, root in sorted(needed.items()):
@@ -120,5 +141,3 @@ def _bars(axes: Axes, needed: dict[int, float | None]) -> None:
         axes.bar(k / half, top, k * half - k / half, align="edge", color=style.FAINT, linewidth=0)
         if root is not None:
             axes.plot([k / half, k * half], [top, top], color=style.INK, linewidth=1.6)
-        text = fmt.NO_ROOT if root is None else fmt.decimal(root)
-        style.note_at(axes, text, (k, 0.0), color=style.GREY)

@@ -5,6 +5,7 @@ every series has a marker of its own too.
 """
 
 import io
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,11 @@ MARKERS = ("o", "s", "^", "D", "v", "P")
 INK, GREY, FAINT = "#1a1a1a", "#6b6b6b", "#e4e4e4"
 DASHED = (0, (4, 3))
 SMALL = 9.5
-LETTERS_PER_INCH, LEGEND_INCHES = 12, 2.4  # what small text and a legend's entry need
+LETTERS_PER_INCH = 12  # of small text
+LEGEND_LETTERS_PER_INCH, LEGEND_KEY_INCHES = 11, 0.75  # what a legend's entry needs
+# How many panels stand next to each other, in the files and on a phone
+WIDE, NARROW = 3, 1
+NARROW_INCHES = 4.2
 _RULES: dict[Any, Any] = {
     "svg.hashsalt": "speculative-decoding",  # ids inside the file follow from the content
     "svg.fonttype": "none",  # text stays text: searchable, and sharp at any size
@@ -65,18 +70,33 @@ def styled() -> Iterator[None]:
 
 
 def panels(
-    number: int, *, width: float = 4.2, height: float = 3.9, share_y: bool = True
+    number: int,
+    across: int,
+    *,
+    width: float = 4.2,
+    height: float = 3.9,
+    y: str = "",
+    share_y: bool = True,
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of `number` panels of so many inches, at most three in a row, without pyplot."""
-    columns = 2 if number == 4 else min(number, 3)
+    """A figure of `number` panels of so many inches, without pyplot.
+
+    At most `across` of them stand in a row; a single column is as narrow as a phone. `y` is the
+    label of the y axis.
+    """
+    columns = 2 if number == 4 <= across + 1 else min(number, across)
     rows = -(-number // columns)
-    size = (width * columns + (1.6 if columns == 1 else 0.6), height * rows)
-    figure = Figure(figsize=size, layout="constrained")
+    wide = width * columns + (1.6 if columns == 1 else 0.6)
+    figure = Figure(
+        figsize=(NARROW_INCHES if across == NARROW else wide, height * rows), layout="constrained"
+    )
     FigureCanvasSVG(figure)
-    axes = figure.subplots(rows, columns, sharey=share_y, squeeze=False).ravel().tolist()
-    for unused in axes[number:]:
+    grid = figure.subplots(rows, columns, sharey=share_y, squeeze=False)
+    for axes in grid[:, 0]:
+        axes.set_ylabel(y)
+    listed = grid.ravel().tolist()
+    for unused in listed[number:]:
         unused.set_visible(False)
-    return figure, axes[:number]
+    return figure, listed[:number]
 
 
 def plot(name: str, caption: str, figure: Figure, under: str) -> Plot:
@@ -91,7 +111,8 @@ def plot(name: str, caption: str, figure: Figure, under: str) -> Plot:
             named.setdefault(label, handle)
     width = figure.get_figwidth()
     if named:
-        columns = max(1, int(width / LEGEND_INCHES))
+        entry = LEGEND_KEY_INCHES + max(map(len, named)) / LEGEND_LETTERS_PER_INCH
+        columns = max(1, int(width / entry))
         figure.legend(named.values(), named.keys(), loc="outside upper left", ncols=columns)
     lines = "\n".join(textwrap.wrap(under, int(width * LETTERS_PER_INCH)))
     figure.supxlabel(lines, fontsize=SMALL, color=GREY)
@@ -131,7 +152,7 @@ Interval = tuple[float | None, float | None, float | None]
 
 
 def points(axes: Axes, x: Sequence[float], values: Sequence[Interval], **kwargs: Any) -> None:
-    """(value, low, high) with error bars; none where there is no interval."""
+    """(value, low, high) with error bars; no bar where there is no interval."""
     value, low, high = np.array(values, dtype=float).reshape(-1, 3).T
     bars = np.clip([value - low, high - value], 0.0, None)
     axes.errorbar(x, value, yerr=bars, capsize=3, elinewidth=1.4, **kwargs)
@@ -142,7 +163,19 @@ def dodge(ks: Sequence[int], index: int, number: int) -> list[float]:
     return [k * 1.045 ** (index - (number - 1) / 2) for k in ks]
 
 
+def folded(name: str, letters: int) -> str:
+    """A name over several lines of so many letters, broken at spaces, underscores and hyphens."""
+    parts = re.findall(r"[^\s_/-]*[\s_/-]?", name)
+    lines = [""]
+    for part in parts:
+        if lines[-1] and len((lines[-1] + part).rstrip()) > letters:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(line.rstrip(" ") for line in lines)
+
+
 def note_at(axes: Axes, text: str, where: tuple[float, float], **kwargs: Any) -> None:
-    """Small text a little above a point, or as `kwargs` of `annotate` say."""
-    settings = {"xytext": (0, 6), "ha": "center", "fontsize": SMALL} | kwargs
+    """Small text a little above a point, or as `kwargs` of `annotate` say; no line crosses it."""
+    paper = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
+    settings = {"xytext": (0, 6), "ha": "center", "fontsize": SMALL, "bbox": paper} | kwargs
     axes.annotate(text, where, textcoords="offset points", **settings)
