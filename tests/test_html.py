@@ -4,6 +4,7 @@ import base64
 import hashlib
 import io
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -19,6 +20,7 @@ from harness.analysis import analyse
 from harness.records import Failure
 from harness.reporting import definitions, html
 from harness.reporting.content import Content, content_of
+from harness.reporting.plots import Drawn
 from harness.reporting.serving import Snippet
 from harness.reporting.tables import tables_of
 from harness.storage import load
@@ -27,7 +29,7 @@ from tests import browser
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ("sweep", "audition", "profile", "breakeven", "snapshot")
-VOID = {"meta", "br", "img"}
+VOID = {"meta", "br", "img", "source"}
 HOSTILE = """<script>alert(1)</script><img src=x onerror="alert('2')">&amp;"""
 ELSEWHERE = "http://example.invalid/x.png"
 
@@ -108,7 +110,8 @@ def test_a_page_is_one_balanced_file_that_loads_nothing(name: str, pages: dict[s
     assert not page.all("link")
     assert not page.all("iframe")
     assert all(image["alt"] for image in page.all("img"))
-    assert all(source.startswith("data:image/svg+xml;base64,") for source in page.values("src"))
+    pictures = [*page.values("src"), *page.values("srcset")]
+    assert all(source.startswith("data:image/svg+xml;base64,") for source in pictures)
     assert all(address.startswith("#") for address in page.values("href"))
     styles = "".join(page.words) + " ".join(page.values("style"))
     assert "@import" not in styles
@@ -211,7 +214,8 @@ def test_what_a_user_calls_a_model_stays_text(tmp_path: Path) -> None:
     reporting.render(hostile, tmp_path)
     page = parsed(tmp_path / "report.html")
     assert len(page.all("script")) == 1
-    assert all(source.startswith("data:") for source in page.values("src"))
+    pictures = [*page.values("src"), *page.values("srcset")]
+    assert all(source.startswith("data:") for source in pictures)
     assert not [name for _, found in page.elements for name in found if name.startswith("on")]
     assert not page.unbalanced
     assert "".join(page.words).count(HOSTILE) > 5
@@ -220,8 +224,8 @@ def test_what_a_user_calls_a_model_stays_text(tmp_path: Path) -> None:
 def test_the_verdict_comes_first_then_why_and_caveats_picture_line_and_evidence(
     pages: dict[str, Path],
 ) -> None:
-    plots = [("plots/speedup_vs_k.svg", "a picture")]
-    page = html.report(full_content(), plots, pages["sweep"].parent)
+    drawing = (pages["sweep"].parent / "plots/speedup_vs_k.svg").read_text(encoding="utf-8")
+    page = html.report(full_content(), [Drawn("a.svg", "a picture", drawing, drawing)])
     wanted = [
         'class="card verdict yes"',
         "Serve tiny_good at K=4</h2>",
@@ -347,6 +351,37 @@ def test_empty_cells_stay_at_the_end_whichever_way_a_table_is_sorted(
         assert page.evaluate(READ % 3)[-1] == "-"
 
 
+COPY = 'document.querySelector(".verdict button.copy")'
+CODE = 'document.querySelector(".verdict pre > code").textContent'
+NO_CLIPBOARD = 'Object.defineProperty(navigator, "clipboard", { value: undefined })'
+CLIPBOARD = (
+    'Object.defineProperty(navigator, "clipboard",'
+    " { value: { writeText: async text => { window.copied = text; } } })"
+)
+SELECTED = 'addEventListener("copy", () => { window.copied = getSelection().toString(); })'
+
+
+@browser.needs_chromium
+@pytest.mark.parametrize("before", [CLIPBOARD, f"{NO_CLIPBOARD}; {SELECTED}"])
+def test_a_button_copies_the_line_to_serve_also_where_a_file_has_no_clipboard(
+    before: str, pages: dict[str, Path], chromium: browser.Browser
+) -> None:
+    page = chromium.page(pages["sweep"])
+    page.evaluate(f"{before}; {COPY}.focus()")
+    page.press("Enter")
+    until = time.monotonic() + browser.PATIENCE_S
+    while page.evaluate(f"{COPY}.textContent") != "Copied":
+        assert time.monotonic() < until
+    assert page.evaluate("window.copied") == page.evaluate(CODE)
+    assert page.complaints == []
+
+
+def test_a_page_without_its_script_has_no_button(pages: dict[str, Path]) -> None:
+    page = parsed(pages["sweep"])
+    assert not page.all("button")
+    assert page.all("pre")
+
+
 @browser.needs_chromium
 def test_the_first_stop_of_the_keyboard_leads_past_the_header(
     pages: dict[str, Path], chromium: browser.Browser
@@ -367,10 +402,14 @@ def test_a_phone_scrolls_a_report_down_only_and_shows_the_verdict_at_once(
     # The verdict and the line to serve it with; what is to be known of the line may follow
     line = page.evaluate('document.querySelector(".verdict pre").getBoundingClientRect().bottom')
     assert line < 740
-    shrunk = page.evaluate(
-        '[...document.querySelectorAll(".plot img")].map(i => i.width / i.getAttribute("width"))'
+    boxes = page.evaluate(
+        '[...document.querySelectorAll(".plot")].map(plot => [plot.querySelector("img").width,'
+        ' plot.querySelector("source").getAttribute("width"), plot.clientWidth])'
     )
-    assert min(shrunk) == 1  # what is drawn is scrolled, not made too small to read
+    assert len(boxes) >= 4
+    for shown, drawn, room in boxes:
+        assert shown <= room  # nothing is cut off,
+        assert shown >= 0.9 * float(drawn)  # and text of 10 units stays text of 9 pixels
 
 
 @browser.needs_chromium
@@ -395,10 +434,11 @@ def test_a_plot_is_ink_on_the_cards_colour_in_every_scheme(
 
 
 @browser.needs_chromium
+@any_run
 def test_a_printed_report_is_cut_off_nowhere(
-    pages: dict[str, Path], chromium: browser.Browser
+    name: str, pages: dict[str, Path], chromium: browser.Browser
 ) -> None:
-    page = chromium.page(pages["audition"], width=688)  # A4 less its margins
+    page = chromium.page(pages[name], width=688)  # A4 less its margins
     page.emulate(media="print")
     wide = page.evaluate(
         '[...document.querySelectorAll("table, img")].filter(e => e.getBoundingClientRect().right'

@@ -55,6 +55,7 @@ UNWRITTEN = {
     "auditions on several cards": {"cards", "card_drafts"},
     "an audition with a draft of another tokenizer": {"ineligible"},
     "a run of which a part fails": {"failures"},
+    "a run on a busy machine": {"unstable", "outlier_cells"},
 }  # fmt: skip
 
 
@@ -257,8 +258,8 @@ def test_a_plot_without_its_data_is_not_drawn_and_an_earlier_one_is_removed(
 ) -> None:
     made = summary("sweep")
     folder, without = tmp_path / "plots", replace(made, **{missing: ()})
-    every = {Path(file).name for file, _ in plots.draw(made, folder)}
-    kept = {Path(file).name for file, _ in plots.draw(without, folder)}
+    every = {Path(plot.file).name for plot in plots.draw(made, folder)}
+    kept = {Path(plot.file).name for plot in plots.draw(without, folder)}
     assert every - kept == left_out
     assert {file.name for file in folder.iterdir()} == kept
 

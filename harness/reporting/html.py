@@ -20,7 +20,7 @@ from markupsafe import Markup
 from harness.reporting.content import Content
 from harness.reporting.definitions import Definition, closure, lookup
 from harness.reporting.markdown import environment_of
-from harness.reporting.serving import cards_of
+from harness.reporting.serving import cards_of, without_line
 from harness.reporting.tables.specification import Cell, Column, Table
 
 if TYPE_CHECKING:  # matplotlib takes a second
@@ -83,7 +83,7 @@ def report(content: Content, plots: "Sequence[Drawn]") -> str:
         facts=_facts(content),
         cards=cards_of(content.snippets[1:] if first_line else content.snippets),
         first_line=first_line,
-        remarks=[snippet for snippet in content.snippets if not snippet.code],
+        remarks=without_line(content.snippets),
         plots=[Image(plot.caption, picture(plot.svg), picture(plot.narrow)) for plot in plots],
         definitions=glossary(content.tables),
     )
@@ -148,8 +148,8 @@ def _css(column: Column[Any]) -> str:
 
 
 def _lines(column: Column[Any]) -> list[str]:
-    """The header as it may be folded; an underscore stays with its word."""
-    return column.title.replace("\n_", "_").split("\n")
+    """The header as it may be folded, after an underscore rather than before it."""
+    return column.title.replace("\n_", "_\n").split("\n")
 
 
 def _facts(content: Content) -> list[str]:

@@ -53,14 +53,9 @@ class Snippet:
 class Card:
     """Lines of engines of which the same is said."""
 
-    known: str  # what is known of the speedup: one sentence for all of them
+    known: str  # what is known of the speedup: one sentence for all of them; "" for a single one
     notes: tuple[str, ...]  # what several of them share beyond it, each with their names
     snippets: tuple[Snippet, ...]  # each with the notes that it has alone
-
-    @property
-    def title(self) -> str:
-        """The engines."""
-        return ", ".join(snippet.title for snippet in self.snippets)
 
 
 def cards_of(snippets: Sequence[Snippet]) -> tuple[Card, ...]:
@@ -72,7 +67,18 @@ def cards_of(snippets: Sequence[Snippet]) -> tuple[Card, ...]:
     return tuple(_card(known, group) for known, group in by_sentence.items())
 
 
+def without_line(snippets: Sequence[Snippet]) -> dict[str, list[str]]:
+    """What is said of engines that have nothing to paste, each sentence with their names."""
+    said: dict[str, list[str]] = {}
+    for snippet in snippets:
+        for note in () if snippet.code else snippet.notes:
+            said.setdefault(note, []).append(snippet.title)
+    return said
+
+
 def _card(known: str, snippets: Sequence[Snippet]) -> Card:
+    if len(snippets) == 1:
+        return Card("", (), tuple(snippets))
     who: dict[str, list[str]] = {}
     for snippet in snippets:
         for note in snippet.notes[1:]:
@@ -337,7 +343,7 @@ ENGINES = (
 REMOVED = Snippet(
     "mistral.rs",
     "",
-    ("mistral.rs removed draft models after v0.8.0; its old setting was [speculative] gamma = K.",),
+    ("draft models were removed after v0.8.0; the old setting was [speculative] gamma = K.",),
 )
 TOYS = "These names are of models that ship with this package or have random weights: put your own."
 NO_DRAFT = "No draft: serve the target as it is."

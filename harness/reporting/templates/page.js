@@ -44,5 +44,5 @@ for (const code of document.querySelectorAll("pre > code")) {
     button.textContent = "Copied";
     setTimeout(() => { button.textContent = "Copy"; }, 2000);
   });
-  code.parentElement.before(button);
+  code.parentElement.previousElementSibling.append(button);
 }
