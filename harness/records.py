@@ -338,7 +338,10 @@ class RoundTiming:
 
 @dataclass(frozen=True)
 class LatencyRow:
-    """One row of latency.csv, in the contract's column order."""
+    """One row of latency.csv, in the contract's column order.
+
+    Of `kind` round, `tokens` is K, 0 for a plain token, and `temperature` is set.
+    """
 
     role: str
     model: str
@@ -353,6 +356,7 @@ class LatencyRow:
     floor_ms: float | None = None
     mbu: float | None = None
     bandwidth_source: Literal["measured", "datasheet"] | None = None
+    temperature: float | None = None
 
 
 @dataclass(frozen=True)

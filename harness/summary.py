@@ -97,7 +97,7 @@ ComparisonCaveatCode = Literal[
     "texts_differ_by_rounding",
     "counts_differ",
 ]
-Factor = Literal["acceptance", "slow_draft", "expensive_verify", "launch_bound_engine"]
+Factor = Literal["acceptance", "slow_draft", "expensive_verify", "slow_loop", "launch_bound_engine"]
 RuleOfThumbCode = Literal[
     "step_ratio",  # value is target step / draft step: least, ideal, k, breakeven_alpha
     "parameter_share",  # value is draft / target: least, most, step_share
@@ -440,10 +440,13 @@ class Explanation:
     k: int
     temperature: float
     decision: Decision  # the verdict's
-    speedup: float  # what step times and tokens per round give
+    speedup: float  # what R(K) and the workload's tokens per round give
     alpha: float  # measured or replayed at this K
     breakeven_alpha: float | None  # None where even alpha = 1 loses
     ceiling: float  # the speedup at alpha = 1
+    # K c + v + loop = R(K), in target steps, so speedup = tokens per round x plain / (K c + v +
+    # loop).
+    plain: float  # R(0) / target step
     # c, c_allowed: draft step / target step, and the largest at which it breaks even.
     c: float
     c_allowed: float
@@ -451,6 +454,8 @@ class Explanation:
     v: float
     v_allowed: float
     speedup_at_v1: float  # if a verify cost one step
+    loop: float  # what steps do not explain of R(K): accepting, sampling, host work
+    speedup_without_loop: float  # if rounds and plain tokens took no more than their forwards
     # What alone would turn a loss into a gain, the most telling first.
     factors: tuple[Factor, ...] = ()
     launch_bound: bool = False  # whether steps take far longer than their bytes need
@@ -600,13 +605,13 @@ class RoundPart:
 
 @dataclass(frozen=True)
 class WaterfallStep:
-    """One step from the ideal speedup to the measured one."""
+    """One step from K + 1, a round at the price of a plain token, to the measured speedup."""
 
-    # A code: ideal, verify, acceptance, accept, rewind, host, unexplained, plain_overhead.
+    # A code: free (K + 1), draft, verify, accept, rewind, host, unexplained, acceptance.
     cause: str
     speedup: float  # after it
     factor: float  # that it brought
-    # What the cause's sentence quotes: verify in steps, tokens per round; else None.
+    # What the cause's sentence quotes: draft, verify in plain tokens; tokens per round; or None.
     value: float | None = None
 
 
@@ -615,12 +620,12 @@ class RoundBreakdown:
     """One K's round of the real loop in parts, and the waterfall that follows."""
 
     k: int
-    rounds: int  # how many were timed
-    round_s: float
+    rounds: int  # how many were timed in parts
+    round_s: float  # R(K)
     parts: tuple[RoundPart, ...]
     unexplained_s: float  # round_s - the sum of the parts
     tokens_per_round: float
-    # step_s, plain_s: a bare target step, and one token of plain decoding.
+    # step_s, plain_s: a bare target step, and one token of plain decoding, R(0).
     step_s: float
     plain_s: float
     speedup: float
@@ -686,8 +691,8 @@ class CeilingAtK:
     """What a K could give at best, and needs at least."""
 
     k: int
-    v: float
-    ideal_speedup: float
+    v: float | None  # None where no verify was timed
+    ideal_speedup: float  # (K + 1) R(0) / R(K): every draft token accepted
     ideal_seconds_per_token: float
     breakeven_alpha: float | None
 
@@ -904,12 +909,10 @@ class Summary:
     def generated(self) -> tuple[ResultRow, ...]:
         """The rows of results.csv that stand for generations, each cell once.
 
-        Those that were measured; where nothing was, those that were replayed, and the baseline
-        (k = 0) that their step times predict.
+        Those that were measured; where nothing was, those that were replayed.
         """
-        if not self.run.replay_only:
-            return tuple(row for row in self.results if row.source == "measured")
-        return tuple(row for row in self.results if row.source == "replayed" or row.k == 0)
+        source = "replayed" if self.run.replay_only else "measured"
+        return tuple(row for row in self.results if row.source == source)
 
     @property
     def drafts(self) -> tuple[str, ...]:

@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harness.analysis.cells import acceptance_by_position, measured_rows, theory_rows
+from harness.analysis.cells import acceptance_by_position, measured_rows
 from harness.records import Trial
 from harness.stats.bootstrap import ratio_interval, speedup_interval
-from harness.theory.speedup import StepTimes
+from harness.theory.speedup import RoundTimes
 
-TIMES = StepTimes(0.001, 0.010, (0.010, 0.011, 0.012))
+TIMES = RoundTimes(0.010, ((1, 0.012), (2, 0.014)))
 
 
 def plain(prompt, seconds, tokens=10, *, prompt_set="easy", repetition=0, temperature=0.0):
@@ -60,8 +60,8 @@ def failed(trial):
     return replace(trial, status="failed", error="out of memory", **nothing)
 
 
-def rows(trials, times: StepTimes | None = TIMES):
-    return measured_rows(trials, model="big", draft="small", times=times)
+def rows(trials):
+    return measured_rows(trials, model="big", draft="small", times={0.0: TIMES, 1.0: TIMES})
 
 
 def test_a_baseline_row_is_ratios_of_sums_and_leaves_every_draft_column_empty():
@@ -165,13 +165,11 @@ def test_acceptance_by_position_divides_by_the_rounds_with_text_left():
     assert acceptance_by_position([plain("a", 1.0)]) == ()
 
 
-def test_theory_rows_predict_each_measured_cell_from_its_tokens_per_round():
-    beyond = drafted("a", 1.0, lengths=(1, 1, 1, 1), k=3)  # the verify curve ends at K = 2
-    measured = rows(
-        [plain("a", 2.0), drafted("a", 1.0, 12), failed(drafted("a", 1.0, k=1)), beyond]
-    )
-    (row,) = theory_rows(measured, TIMES)
-    assert (row.source, row.k, row.rule) == ("theory", 2, "ratio")
-    assert row.speedup == pytest.approx(2.4 / (2 * 0.1 + 1.2))
-    assert row.ms_per_token == pytest.approx(1e3 * (2 * 0.001 + 0.012) / 2.4)
-    assert (row.rounds, row.accepted, row.prompts, row.ttft_ms) == (None, None, None, None)
+def test_acceptance_by_position_of_a_workload_counts_sets_by_their_weights():
+    """Not by their tokens: the hard set has ten times as many."""
+    easy = replace(drafted("a", 1.0, 10, lengths=(1, 1, 3)), room=(5, 5))
+    hard = replace(drafted("b", 1.0, 100, lengths=(40, 5, 5), prompt_set="hard"), room=(50, 50))
+    both, equal = [easy, hard], ((4 / 10 + 10 / 100) / (5 / 10 + 50 / 100))
+    assert acceptance_by_position(both)[0] == pytest.approx(equal)
+    assert acceptance_by_position(both, {"easy": 1.0, "hard": 0.0})[0] == pytest.approx(4 / 5)
+    assert acceptance_by_position([hard], {"easy": 1.0, "hard": 0.0}) == ()

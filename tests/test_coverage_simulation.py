@@ -4,7 +4,6 @@ CI size; benchmarks/interval_coverage.py runs the same with thousands of workloa
 what the benchmark must reach, less three standard errors of the smaller simulation.
 """
 
-import numpy as np
 import pytest
 from workloads import (
     Steps,
@@ -13,8 +12,6 @@ from workloads import (
     null_steps,
     population_replays,
 )
-
-from harness.analysis.latency import median_draws
 
 
 def slack(share, simulations):
@@ -53,14 +50,3 @@ def test_a_real_gain_is_found(replays):
     steps = {draft: Steps(0.25, 1.0, verify) for draft in replays.drafts}
     counts = decisions(replays, steps, 24, 15)
     assert counts["speculate"] >= 12
-
-
-def test_a_median_resampled_from_order_statistics_has_the_distribution_of_resampled_samples():
-    for size in (1, 2, 5, 8, 30):
-        rng = np.random.default_rng(size)
-        samples = rng.exponential(1.0, size)
-        direct = np.median(samples[rng.integers(size, size=(20_000, size))], axis=1)
-        drawn = median_draws(samples.tolist(), 20_000, rng)
-        for level in (0.1, 0.25, 0.5, 0.75, 0.9):
-            below = (direct <= np.quantile(direct, level)).mean()
-            assert (drawn <= np.quantile(direct, level)).mean() == pytest.approx(below, abs=0.02)

@@ -1,11 +1,20 @@
 """What explains a verdict, for the founding experiment and for each factor alone."""
 
+from dataclasses import replace
+
 import pytest
 
 from harness.analysis.explanation import Case, CellOfK, explain, rules_of_thumb, suggested_k
-from harness.records import Decision
-from harness.summary import Explanation
-from harness.theory.speedup import StepTimes, speedup, speedup_from_tokens_per_round
+from harness.analysis.explanation import case_of as case_of_verdict
+from harness.analysis.latency import typed_latency
+from harness.records import Decision, ResultRow
+from harness.summary import Explanation, Verdict
+from harness.theory.speedup import (
+    RoundTimes,
+    StepTimes,
+    speedup,
+    speedup_from_tokens_per_round,
+)
 
 
 def cell(tokens_per_round, alpha, acceptance_rate=0.5):
@@ -16,7 +25,8 @@ def cell(tokens_per_round, alpha, acceptance_rate=0.5):
 
 def case_of(k, alpha, tokens, c, v=1.0, floors=None):
     times = StepTimes(c, 1.0, tuple([1.0] * k + [v]))
-    return Case("small", k, {k: cell(tokens, alpha)}, times, floors)
+    rounds = RoundTimes.from_steps(times, k)
+    return Case("small", k, {k: cell(tokens, alpha)}, rounds, times, floors)
 
 
 def explained(case, decision: Decision = "does_not_pay") -> Explanation:
@@ -24,11 +34,13 @@ def explained(case, decision: Decision = "does_not_pay") -> Explanation:
 
 
 # Qwen3-4B with 0.6B on one A10G, eager: easy prompts; floors of REFERENCE's memory table
+STEPS = StepTimes(0.02209, 0.02992)
 POST = Case(
     "small",
     1,
     {k: cell(1 + k * rate, 0.429) for k, rate in {1: 0.429, 2: 0.347, 4: 0.342, 8: 0.207}.items()},
-    StepTimes(0.02209, 0.02992),
+    RoundTimes.from_steps(STEPS, 8),
+    STEPS,
     (0.00199, 0.0134),
 )
 
@@ -45,12 +57,52 @@ def test_the_founding_post_is_launch_bound_and_would_win_at_its_memory_floor() -
 def test_each_counterfactual_is_where_the_speedup_turns_one() -> None:
     needed = explained(POST).breakeven_alpha
     assert needed is not None
-    assert speedup(needed, 1, POST.times.c) == pytest.approx(1)
+    assert speedup(needed, 1, STEPS.c) == pytest.approx(1)
     found = explained(case_of(2, 0.5, 1.7, 0.2, 1.6))
     assert found.speedup < 1
     assert speedup_from_tokens_per_round(1.7, 2, found.c_allowed, 1.6) == pytest.approx(1)
     assert speedup_from_tokens_per_round(1.7, 2, 0.2, found.v_allowed) == pytest.approx(1)
     assert found.speedup_at_v1 == pytest.approx(1.7 / 1.4)
+
+
+def test_drafting_verify_and_loop_add_up_to_the_round_that_was_timed() -> None:
+    """Forwards alone would gain; the loop, 0.5 target steps a round, takes it."""
+    steps = StepTimes(0.2, 1.0, (1.0, 1.1, 1.2))
+    rounds = RoundTimes(1.05, ((2, 2.1),))
+    found = explained(Case("small", 2, {2: cell(1.75, 0.6)}, rounds, steps))
+    assert 2 * found.c + found.v + found.loop == pytest.approx(2.1)
+    assert (found.loop, found.plain) == (pytest.approx(0.5), 1.05)
+    assert found.speedup == pytest.approx(1.75 * 1.05 / 2.1)
+    assert found.speedup_without_loop == pytest.approx(1.75 / 1.6)
+    assert found.factors == ("slow_loop", "acceptance")
+    cost = 2 * found.c_allowed + found.v + found.loop
+    assert 1.75 * found.plain / cost == pytest.approx(1)
+
+
+WEIGHTED = Verdict("undecided", False, "small", 2, 0.0, "all", 1.1, None, None, "too_few_prompts")
+
+
+@pytest.mark.parametrize(
+    ("weights", "tokens", "alpha"),
+    [
+        (None, 2 / (50 / 100 + 400 / 1000), (60 / 100 + 300 / 1000) / (90 / 100 + 600 / 1000)),
+        ({"easy": 1, "hard": 0}, 2.0, 60 / 90),
+        ({"easy": 0, "hard": 2}, 2.5, 300 / 600),
+    ],
+)
+def test_prompt_sets_count_by_their_weights_not_by_their_tokens(weights, tokens, alpha) -> None:
+    row = ResultRow(
+        "big", "small", "easy", 0.0, 2, "measured", "complete", new_tokens=100, rounds=50,
+        drafted=100, accepted=60, rejected=30,
+    )  # fmt: skip
+    hard = replace(
+        row, prompt_set="hard", new_tokens=1000, rounds=400, drafted=800, accepted=300, rejected=300
+    )
+    latency = typed_latency(StepTimes(0.1, 1.0), 2)
+    case = case_of_verdict(WEIGHTED, "small", [row, hard], latency, weights=weights)
+    assert case is not None
+    assert case.cells[2].tokens_per_round == pytest.approx(tokens)
+    assert case.cells[2].alpha == pytest.approx(alpha)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +129,9 @@ def test_the_rule_of_thumb_for_k_has_its_documented_bounds(rate: float, k: int) 
 
 @pytest.mark.parametrize(("verdict_k", "met"), [(0, False), (2, True), (None, None)])
 def test_rules_of_thumb_are_held_against_the_measurement(verdict_k, met) -> None:
-    case = Case("small", 4, {4: cell(2.368, 0.6, 0.342)}, StepTimes(1 / 1.35, 1.0))
+    times = StepTimes(1 / 1.35, 1.0)
+    rounds = RoundTimes.from_steps(times, 4)
+    case = Case("small", 4, {4: cell(2.368, 0.6, 0.342)}, rounds, times)
     rules = rules_of_thumb(
         explained(case),
         case,

@@ -10,7 +10,7 @@ from harness.analysis.latency import latency_rows, merged, reference, step_times
 from harness.analysis.profile import batch_gains, round_breakdowns, step_curves, stopping_batches
 from harness.records import LatencyRow, PartTiming, StepTiming
 from harness.summary import StepBound
-from harness.theory.speedup import StepTimes, speedup
+from harness.theory.speedup import RoundTimes, StepTimes, speedup
 
 
 def timing(role, kind, tokens, seconds, context, batch):
@@ -91,17 +91,31 @@ def test_the_parts_and_what_they_leave_unexplained_make_up_the_round():
     assert round_breakdowns(timed()[2:]) == []  # without plain decoding
 
 
-def test_the_waterfall_falls_from_the_formulas_to_the_measured_speedup():
+def test_the_waterfall_falls_from_a_free_round_to_the_largest_and_the_measured_speedup():
     (entry,) = round_breakdowns(timed())
-    c, v = 1.5 / 3.0, 4.0 / 3.0
-    expected = [speedup(1.0, 3, c), speedup(1.0, 3, c, v), 3 / (3 * c + v)]
+    plain = 3.3
+    expected = [4.0, 4 * plain / (4.5 + plain), 4 * plain / 8.5]
     steps = entry.waterfall
     assert [step.speedup for step in steps[:3]] == pytest.approx(expected)
-    assert [step.value for step in steps[:3]] == [None, pytest.approx(v), 3]
-    causes = "ideal verify acceptance accept rewind host unexplained plain_overhead"
+    assert [step.value for step in steps[:3]] == [
+        None,
+        pytest.approx(4.5 / plain),
+        pytest.approx(4.0 / plain),
+    ]
+    causes = "free draft verify accept rewind host unexplained acceptance"
     assert [step.cause for step in steps] == causes.split()
+    assert steps[-2].speedup == pytest.approx(4 * plain / 10)  # (K + 1) R(0) / R(K)
     factors = np.prod([step.factor for step in steps])
     assert steps[0].speedup * factors == pytest.approx(entry.speedup)
+
+
+def test_parts_explain_the_round_of_the_running_loop_at_its_pace():
+    """R is of a machine half as fast as when the parts were timed, and a round is a bit longer."""
+    (entry,) = round_breakdowns(timed(), RoundTimes(6.6e-3, ((3, 19e-3),)))
+    assert (entry.plain_s, entry.round_s) == (pytest.approx(6.6e-3), 19e-3)
+    assert sum(part.seconds for part in entry.parts) == pytest.approx(2 * 9.3e-3)
+    assert entry.unexplained_s == pytest.approx(0.4e-3)
+    assert entry.speedup == pytest.approx(3 * 6.6 / 19)
 
 
 def test_rounds_that_the_machine_interrupted_do_not_count():

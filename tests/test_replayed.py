@@ -4,23 +4,34 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from workloads import DRAFTS, KS, Steps, population, timing, trace
+from workloads import DRAFTS, KS, Steps, population, trace
 
-from harness.analysis.latency import Latency, latency_of, round_costs
+from harness.analysis.latency import Visits, latency_of, typed_latency, visits_of
 from harness.analysis.leaderboard import ENGINES, rank
 from harness.analysis.predicted import (
     category_alpha,
     evidence_of,
     replayed_rows,
+    request_summary,
+    speedup_draws,
+    synthetic_rows,
 )
 from harness.analysis.replayed import replay_check, replay_drafts, replayed
 from harness.analysis.verdict import Candidate, decide, least_regret
-from harness.records import Cell, StepTiming, TextTrace, Trial, UserError
+from harness.records import (
+    Cell,
+    ResultRow,
+    RoundTiming,
+    StepTiming,
+    TextTrace,
+    Trial,
+    UserError,
+)
 from harness.theory.replay import by_start, replay
 from harness.theory.speedup import StepTimes
 
 TIMES = StepTimes(0.1, 1.0, tuple(1.0 + 0.05 * n for n in range(9)))
-EXACT = dict.fromkeys(DRAFTS, Latency(TIMES))
+EXACT = dict.fromkeys(DRAFTS, typed_latency(TIMES, 8))
 
 
 def looked_up(matches, proposed, prompt="p00000", prompt_set="easy"):
@@ -47,14 +58,8 @@ def replays(traces):
 @pytest.fixture(scope="module")
 def latency():
     rng = np.random.default_rng(0)
-    target = Steps(0.1, 1.0, TIMES.verify_s).target_timings(rng)
-    target.append(StepTiming("target", "target", "prefill", 64, 0, 1, (1.28,)))
     paces = dict(zip(DRAFTS, (0.2, 0.1, 0.05, 0.1), strict=True))
-    prefill = StepTiming("draft", "draft", "prefill", 64, 0, 1, (0.64,))
-    return {
-        draft: latency_of([*target, timing("draft", "step", 1, pace, rng), prefill])
-        for draft, pace in paces.items()
-    }
+    return {draft: Steps(pace, 1.0, TIMES.verify_s).latency(rng) for draft, pace in paces.items()}
 
 
 def test_texts_of_uneven_length_are_replayed_as_if_each_were_alone(traces, monkeypatch):
@@ -133,17 +138,61 @@ def test_candidates_are_on_the_common_prompts_with_repetitions_added(traces):
     others = [replace(t, draft_temperature=0.5) for t in traces["good"]]
     by_draft = {"good": [*others, *twice(traces["good"])], "fair": twice(traces["fair"][2:])}
     both = replay_drafts(by_draft, "ratio", [2], 1.0)
-    assert (len(both.prompts), both.texts.tolist()) == (22, [2.0] * 22)
+    assert list(map(len, both.prompt_tokens)) == [2] * 22
     alone = replay_drafts({"good": traces["good"][2:]}, "ratio", [2], 1.0)
     name = Candidate("good", 2)
     assert both.candidates[name].rounds == pytest.approx(2 * alone.candidates[name].rounds)
 
 
-def test_a_round_costs_its_drafting_and_the_verify_of_what_was_proposed():
-    assert round_costs(TIMES, 2, lookup=False).tolist() == pytest.approx([1.0, 1.15, 1.3])
-    assert round_costs(TIMES, 2, lookup=True).tolist() == pytest.approx([1.1, 1.15, 1.2])
-    with pytest.raises(UserError, match="no draft step was timed"):
-        latency_of([timing("target", "step", 1, 1.0, np.random.default_rng(0))])
+def visit(number, seconds, draft="small", temperature=1.0, **changes):
+    """A visit's lines: K and the seconds of one of its 16 rounds, plain tokens at K = 0."""
+    return [
+        replace(
+            RoundTiming(number, "big", draft, k, temperature, 60, 1, 16, 16 * (k + 1), 16 * each),
+            **({} if k else {"new_tokens": 16}),
+            **changes,
+        )
+        for k, each in seconds.items()
+    ]
+
+
+def test_a_round_costs_the_trimmed_ratio_to_the_plain_token_of_its_own_visit():
+    """The machine's pace drifts threefold; one visit in twelve was disturbed."""
+    paces = np.linspace(1.0, 3.0, 12)
+    lines = [
+        line
+        for number, pace in enumerate(paces)
+        for line in visit(number, {0: pace, 1: 1.5 * pace, 4: (90.0 if number == 5 else 3) * pace})
+    ]
+    lines += visit(12, {0: 9.0, 1: 99.0})  # stopped before it was whole
+    lines += visit(0, {0: 1.0, 1: 50.0, 4: 50.0}, draft="other")
+    lines += visit(0, {0: 1.0, 1: 7.0, 4: 7.0}, temperature=0.0)
+    visits = visits_of(lines, "small", 0.7)
+    assert visits is not None
+    assert (visits.temperature, visits.ks, len(visits.plain_s)) == (1.0, (1, 4), 12)
+    rounds = latency_of((), visits).rounds
+    assert rounds.plain_s == pytest.approx(2.0)
+    assert [rounds.relative(k) for k in (1, 2, 4)] == pytest.approx([1.5, 2.0, 3.0])
+    assert visits_of(lines, "small", 0.0).ratios.tolist() == [[7.0, 7.0]]  # type: ignore[union-attr]
+    assert visits_of(lines[:2], "small", 1.0).ks == (1,)  # type: ignore[union-attr]
+    assert visits_of(lines, "absent", 1.0) is None
+
+
+def test_intervals_and_verdicts_see_how_much_visits_differ(replays):
+    name, rng = Candidate("good", 4), np.random.default_rng(0)
+    ratios = 1.8 * np.exp(0.1 * rng.normal(size=(12, 1)))
+    noisy = latency_of((), Visits(1.0, np.ones(12), (4,), ratios))
+    exact = latency_of((), Visits(1.0, np.ones(12), (4,), np.full((12, 1), ratios.mean())))
+    one = replace(replays, candidates={name: replays.candidates[name]})
+    widths = []
+    for known in (exact, noisy):
+        interval = speedup_draws(one, {"good": known}, draws=1000).interval(name)
+        assert interval is not None
+        widths.append(np.log(interval.hi / interval.lo))
+    assert widths[1] > 1.1 * widths[0]
+    costs = evidence_of(one, {"good": noisy}).visit_costs[name]
+    assert costs == pytest.approx(ratios[:, 0] / noisy.rounds.relative(4))
+    assert evidence_of(one, {"good": EXACT["good"]}).visit_costs == {}
 
 
 def test_predicted_seconds_are_rounds_times_the_cost_of_a_round(replays):
@@ -153,22 +202,71 @@ def test_predicted_seconds_are_rounds_times_the_cost_of_a_round(replays):
     assert seconds == pytest.approx(rounds * (3 * TIMES.draft_s + TIMES.verify_s[3]))
     # A machine that ran at half its pace when this draft was timed favours none
     slow = StepTimes(0.2, 2.0, tuple(2 * value for value in TIMES.verify_s))
-    other = evidence_of(replays, {**EXACT, "small": Latency(slow)}).candidates[name]
+    other = evidence_of(replays, {**EXACT, "small": typed_latency(slow, 8)}).candidates[name]
     assert other.seconds == pytest.approx(seconds)
+
+
+PREFILLS = [
+    StepTiming(role, role, "prefill", tokens, 0, 1, (seconds,))
+    for role, scale in (("target", 1.0), ("draft", 0.5))
+    for tokens, seconds in ((20, 2.0 * scale), (30, 4.0 * scale), (50, 10.0 * scale))
+]
+
+
+def test_prefills_lie_between_the_lengths_that_were_timed_and_nowhere_else(replays):
+    known = replace(EXACT["good"], timings=tuple(PREFILLS))
+    assert known.prefill_s("target", np.array([20.0, 25.0, 40.0])) == pytest.approx([2, 3, 7])
+    assert known.prefill_s("target", np.array([25.0, 51.0])) is None
+    assert known.prefill_s("target", np.array([19.0])) is None
+    assert EXACT["good"].prefill_s("target", np.array([25.0])) is None
+    name = Candidate("good", 4)
+    whole = request_summary(replays, name, known)
+    assert whole is not None
+    lengths = np.array([each[0] for each in replays.prompt_tokens])  # one text each
+    prefill = np.interp(lengths, [20, 30, 50], [2.0, 4.0, 10.0])
+    counts = replays.candidates[name]
+    before = prefill + counts.new_tokens
+    after = 1.5 * prefill + counts.rounds * known.rounds.at(4)
+    assert whole.speedup == pytest.approx(before.sum() / after.sum())  # two sets of 12 prompts
+    easy = np.array(replays.prompt_sets) == "easy"
+    alone = request_summary(replays, name, known, {"easy": 1.0, "hard": 0.0})
+    assert alone is not None
+    assert alone.speedup == pytest.approx(before[easy].sum() / after[easy].sum())
+    short = replace(known, timings=tuple(PREFILLS[:2]))
+    assert request_summary(replays, name, short) is None
+
+
+def test_synthetic_acceptance_predicts_each_measured_cell():
+    row = ResultRow("big", "small", "easy", 0.0, 2, "measured", "complete", new_tokens=40)
+    plain = replace(row, k=0, draft="small")
+    trials = [
+        Trial("c", "easy", f"{i}", 0, k, 0.0, "ratio", "ok", new_tokens=20)
+        for i in range(2)
+        for k in (0, 2)
+    ]
+    cell = Cell("easy", 0.0, 2)
+    latency = typed_latency(TIMES, 8)
+    rows = synthetic_rows([plain, row], trials, {cell: (1.0, 1.0)}, {0.0: latency})
+    assert [(each.k, each.source) for each in rows] == [(0, "replayed"), (2, "replayed")]
+    assert (rows[0].speedup, rows[0].ms_per_token) == (1.0, 1e3)
+    # Seven rounds of a text of 20 tokens, the last one cut
+    assert rows[1].tokens_per_round == pytest.approx(20 / 7)
+    assert rows[1].speedup == pytest.approx(20 / 7 / latency.rounds.relative(2))
+    assert synthetic_rows([plain, row], trials, {cell: (1.0, 1.0)}, {}) == []
 
 
 def test_evidence_serves_the_verdict_and_names_what_it_needs(replays):
     evidence = evidence_of(replays, EXACT)
     facts = evidence.facts[Candidate("good", 4)]
-    assert facts.breakeven_alpha == pytest.approx(TIMES.break_even_alpha(4))
+    assert facts.breakeven_alpha == pytest.approx(EXACT["good"].rounds.break_even_alpha(4))
     verdict = decide(evidence, weights={"easy": 3, "hard": 1})
     assert (verdict.decision, verdict.draft) == ("speculate", "good")
     assert verdict.reason_values["draft"] == "good"
     assert least_regret(evidence.by_set())[0] == "good"
-    with pytest.raises(UserError, match="no step times for draft 'poor'"):
+    with pytest.raises(UserError, match="draft 'poor' was not timed"):
         evidence_of(replays, {draft: EXACT[draft] for draft in DRAFTS if draft != "poor"})
-    short = Latency(StepTimes(0.1, 1.0, (1.0, 1.1)))
-    with pytest.raises(UserError, match="verify_ms: 2 entries, but k=2"):
+    short = typed_latency(StepTimes(0.1, 1.0, (1.0, 1.1)), 8)
+    with pytest.raises(UserError, match="timed up to k=1, not at k=2"):
         evidence_of(replays, {**EXACT, "good": short})
 
 
@@ -186,12 +284,14 @@ def test_the_leaderboard_ranks_every_draft_at_its_best_k_and_not_speculating(rep
     for part in evidence.by_set().values():
         timed = part.candidates[Candidate(best.draft, best.k)]
         shares.append(timed.seconds.sum() / timed.tokens.sum())
-    assert best.speedup == pytest.approx(latency[best.draft].times.target_s / np.mean(shares))
+    assert best.speedup == pytest.approx(
+        latency[replays.drafts[0]].rounds.plain_s / np.mean(shares)
+    )
 
 
 def test_a_losing_draft_ranks_below_not_speculating_and_few_prompts_have_no_interval(traces):
     few = {draft: texts[:6] for draft, texts in traces.items()}
-    slow = dict.fromkeys(DRAFTS, Latency(StepTimes(0.9, 1.0)))
+    slow = dict.fromkeys(DRAFTS, typed_latency(StepTimes(0.9, 1.0), 8))
     rows = rank(replay_drafts(few, "ratio", KS, 1.0), slow).leaderboard.rows
     assert rows[0].draft is None
     assert all(row.speedup < 1.0 for row in rows[1:])
@@ -204,8 +304,10 @@ def test_an_ngram_is_ranked_with_models(traces, latency):
         for t in traces["good"]
     ]
     replays = replay_drafts({**traces, "ngram": ngram}, "ratio", KS, 1.0)
-    times = StepTimes(0.01, latency["good"].times.target_s, TIMES.verify_s)
-    given = {**latency, "ngram": Latency(times)}
+    given = {
+        **latency,
+        "ngram": typed_latency(StepTimes(0.01, 1.0, TIMES.verify_s), 8, lookup=True),
+    }
     best = rank(replays, given).leaderboard.rows[0]
     assert (best.draft, best.k <= 3) == ("ngram", True)
     rows = replayed_rows(replays, given, model="target")
@@ -219,7 +321,7 @@ def test_a_draft_that_never_proposes_has_no_alpha(traces):
         for t in traces["good"]
     ]
     replays = replay_drafts({"ngram": never}, "ratio", [2], 1.0)
-    times = {"ngram": Latency(StepTimes(0.01, 1.0))}
+    times = {"ngram": typed_latency(StepTimes(0.01, 1.0), 2, lookup=True)}
     plain, row = rank(replays, times).leaderboard.rows
     assert (plain.draft, row.alpha, row.alpha_lo) == (None, None, None)
     assert row.speedup == pytest.approx(1 / 1.01)

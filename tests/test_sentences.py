@@ -179,6 +179,7 @@ def explained(**changes: Any) -> str:
     values: dict[str, Any] = {
         "draft": "small", "k": 4, "temperature": 0.0, "decision": "does_not_pay", "speedup": 0.8,
         "alpha": 0.5, "breakeven_alpha": 0.6, "ceiling": 1.9, "c": 0.3, "c_allowed": 0.2, "v": 1.5,
+        "plain": 1.02, "loop": 0.1, "speedup_without_loop": 0.95,
         "v_allowed": 1.1, "speedup_at_v1": 1.05, "factors": ("expensive_verify", "slow_draft"),
     }  # fmt: skip
     assert values.keys() <= {field.name for field in fields(Explanation)}
@@ -199,8 +200,10 @@ def explained(**changes: Any) -> str:
          "Speculation gains while alpha stays above 0.60 at K=4; measured 0.70."),
         ({"speedup": 1.2, "decision": "undecided"}, "No margin at K=4: an alpha of 0.60 breaks"),
         ({"speedup": 0.98, "decision": "speculate"},
-         "Step times and tokens per round alone give 0.98x at K=4, less than the verdict"),
-        ({"speedup": 1.2}, "alone would give 1.20x at K=4; what a round does in addition"),
+         "Round times and tokens per round give 0.98x at K=4, less than the verdict"),
+        ({"speedup": 1.2}, "would give 1.20x at K=4, more than was measured"),
+        ({"factors": ("slow_loop",), "speedup_without_loop": 1.04},
+         "A round takes 0.10 target steps besides its forwards"),
         ({"launch_bound": True, "floor_c": 0.1, "floor_k": 2, "floor_speedup": 1.6,
           "draft_floor_share": 0.05, "target_floor_share": 0.18},
          "5% of the draft's step and 18% of the target's); at the memory floor it would be 0.10"),

@@ -109,15 +109,56 @@ def test_step_times_give_c_v_and_the_seconds_of_a_round():
     assert times.c == pytest.approx(0.2)
     assert [times.v(k) for k in (1, 2)] == pytest.approx([1.1, 1.3])
     assert times.round_s(2) == pytest.approx(0.017)
-    assert times.break_even_alpha(2) == sp.break_even_alpha(2, times.c, times.v(2))
     assert [sp.StepTimes(0.002, 0.010).v(k) for k in (1, 16)] == [1.0, 1.0]
 
 
 def test_a_verify_curve_that_is_too_short_is_an_error_of_the_user():
     times = sp.StepTimes(0.002, 0.010, (0.010, 0.011))
-    assert (times.covers(1), times.covers(2), times.break_even_alpha(2)) == (True, False, None)
+    assert (times.covers(1), times.covers(2)) == (True, False)
     with pytest.raises(UserError, match=r"verify_ms: 2 entries, but k=2 verifies 3 positions"):
         times.v(2)
+
+
+STEPS = sp.StepTimes(draft_s=0.002, target_s=0.010, verify_s=(0.010, 0.011, 0.013, 0.016))
+
+
+def test_rounds_by_the_formula_give_its_speedups_and_break_even_alphas():
+    rounds = sp.RoundTimes.from_steps(STEPS, 8)
+    assert (rounds.plain_s, rounds.largest, rounds.covers(4)) == (0.010, 3, False)
+    for k in (1, 2, 3):
+        alpha = rounds.break_even_alpha(k)
+        assert alpha == pytest.approx(sp.break_even_alpha(k, STEPS.c, STEPS.v(k)))
+        tokens = ac.expected_tokens_per_round(0.7, k)
+        assert rounds.speedup(tokens, k) == pytest.approx(sp.speedup(0.7, k, STEPS.c, STEPS.v(k)))
+    v = {k: STEPS.v(k) for k in (1, 2, 3)}
+    assert rounds.best_k(0.7, [1, 2, 3]) == pytest.approx(sp.best_k(0.7, [1, 2, 3], STEPS.c, v))
+    assert rounds.best_k(0.0, [1, 2, 3]) == (0, 1.0)
+    assert rounds.break_even_alpha(4) is None
+
+
+def test_a_look_up_costs_its_time_once_a_round_also_where_it_finds_nothing():
+    rounds = sp.RoundTimes.from_steps(STEPS, 3, lookup=True)
+    assert [rounds.at(n) for n in range(4)] == pytest.approx([0.012, 0.013, 0.015, 0.018])
+
+
+@pytest.mark.parametrize(
+    ("timed", "seconds"),
+    [
+        ({1: 1.5, 4: 3.0, 8: 4.0}, [1.0, 1.5, 2.0, 2.5, 3.0, 3.25, 3.5, 3.75, 4.0]),
+        ({2: 2.0, 4: 3.0}, [1.0, 1.5, 2.0, 2.5, 3.0]),  # below the first: the nearest two
+        ({4: 3.0}, [1.0, 1.5, 2.0, 2.5, 3.0]),  # one alone: from the plain token
+    ],
+)
+def test_rounds_that_were_not_timed_lie_on_a_line(timed, seconds):
+    rounds = sp.RoundTimes(1.0, tuple(timed.items()))
+    assert [rounds.at(n) for n in range(len(seconds))] == pytest.approx(seconds)
+    with pytest.raises(UserError, match=r"^latency: rounds were timed up to k=.*, not at k=9"):
+        rounds.at(9)
+
+
+@pytest.mark.parametrize(("seconds", "alpha"), [(0.9, 0.0), (3.1, None), (1.75, 0.5)])
+def test_a_measured_round_breaks_even_where_its_tokens_pay_for_it(seconds, alpha):
+    assert sp.RoundTimes(1.0, ((2, seconds),)).break_even_alpha(2) == pytest.approx(alpha)
 
 
 BAD_K = [0, -1, 1.5, math.nan, math.inf, True, "many", None]

@@ -2,8 +2,8 @@
 
 A population of prompts is replayed once; a workload is prompts drawn from it with replacement, so
 the truth is the population's own. Prompts differ in acceptance, texts have easy and hard stretches
-and differ in length, and drafts share what makes a prompt hard. Step times are known from noisy
-samples with a tail, as on a machine that is sometimes busy.
+and differ in length, and drafts share what makes a prompt hard. Round times are known from noisy
+visits with a tail, as on a machine that is sometimes busy.
 """
 
 from collections import Counter
@@ -12,15 +12,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.optimize import brentq
 
-from harness.analysis.latency import Latency, latency_of
+from harness.analysis.latency import Latency, Visits, latency_of, typed_latency
 from harness.analysis.predicted import evidence_of, speedup_draws
 from harness.analysis.replayed import Replays, replay_drafts
 from harness.analysis.verdict import decide
 from harness.records import StepTiming, TextTrace
+from harness.theory.speedup import RoundTimes, StepTimes
 
 KS = (1, 2, 3, 4, 5, 6, 7, 8)
 SAMPLES = 30
 STEP_NOISE = 0.05
+VISITS, VISIT_NOISE = 12, 0.03
 DRAFTS = {"good": 1.4, "fair": 0.9, "small": 0.5, "poor": -0.2}
 SETS = ("easy", "hard")
 
@@ -84,30 +86,32 @@ def drawn(replays: Replays, rows) -> Replays:
         prompts=tuple(f"{place}" for place in range(len(rows))),
         prompt_sets=tuple(replays.prompt_sets[row] for row in rows),
         categories=tuple(replays.categories[row] for row in rows),
-        texts=replays.texts[rows],
-        prompt_tokens=replays.prompt_tokens[rows],
+        prompt_tokens=tuple(replays.prompt_tokens[row] for row in rows),
         candidates={name: replayed.rows(rows) for name, replayed in replays.candidates.items()},
     )
 
 
 @dataclass(frozen=True)
 class Steps:
-    """The true medians of step times, seconds."""
+    """The true step times, seconds, of which rounds are made."""
 
     draft_s: float
     target_s: float
     verify_s: tuple[float, ...]
 
-    def target_timings(self, rng):
-        """Samples of the target's steps, shared by all drafts."""
-        named = [("step", 1, self.target_s)]
-        named += [("verify", n, value) for n, value in enumerate(self.verify_s, start=1)]
-        return [timing("target", kind, n, value, rng) for kind, n, value in named]
+    @property
+    def times(self) -> StepTimes:
+        """As the formulas take them."""
+        return StepTimes(self.draft_s, self.target_s, self.verify_s)
 
-    def latency(self, rng, target_timings=None) -> Latency:
-        """What a run would know of these."""
-        target = target_timings or self.target_timings(rng)
-        return latency_of([*target, timing("draft", "step", 1, self.draft_s, rng)])
+    def latency(self, rng) -> Latency:
+        """What a run would know of these from its visits."""
+        rounds = RoundTimes.from_steps(self.times, max(KS))
+        true = np.array([rounds.at(k) for k in (0, *KS)])
+        late = np.where(rng.random((VISITS, len(true))) < 0.05, rng.exponential(0.2), 0.0)
+        seconds = true * np.exp(VISIT_NOISE * rng.normal(size=(VISITS, len(true))) + late)
+        visits = Visits(1.0, seconds[:, 0], KS, seconds[:, 1:] / seconds[:, :1])
+        return latency_of((), visits)
 
 
 def timing(role, kind, tokens, median_s, rng):
@@ -168,9 +172,8 @@ def null_steps(replays: Replays) -> dict[str, Steps]:
 
 
 def latencies(rng, steps: dict[str, Steps]) -> dict[str, Latency]:
-    """What a run would know of all drafts' steps; the target's are timed once."""
-    target = next(iter(steps.values())).target_timings(rng)
-    return {draft: own.latency(rng, target) for draft, own in steps.items()}
+    """What a run would know of all drafts, each with its own visits."""
+    return {draft: own.latency(rng) for draft, own in steps.items()}
 
 
 def coverage(replays: Replays, sizes, workloads, *, draws=2000, seed=0):
@@ -211,7 +214,7 @@ def decisions(replays: Replays, steps, size, workloads, *, sampled=True, seed=0)
     counts = Counter()
     for index in range(workloads):
         workload = drawn(replays, rows_of(rng, replays, size))
+        given = {draft: typed_latency(own.times, max(KS)) for draft, own in steps.items()}
         known = latencies(rng, steps)
-        given = known if sampled else {draft: Latency(own.times) for draft, own in known.items()}
-        counts[decide(evidence_of(workload, given, seed=index), seed=index).decision] += 1
+        counts[decide(evidence_of(workload, known if sampled else given), seed=index).decision] += 1
     return counts

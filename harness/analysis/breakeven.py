@@ -1,20 +1,23 @@
-"""The arithmetic alone: from two latencies to speedups.
+"""The arithmetic alone: from two latencies, or a run's round times, to speedups.
 
-For each K and alpha the iid model's speedup (Leviathan et al. 2023, theorem 3.8, with v(K) where
-verify times are given), for each K the ideal speedup and the alpha that breaks even. A measured
-acceptance, a rate at one K or a list by position, needs no model of the text: its speedup is
-tokens_per_round / (K c + v) exactly, and its row carries that acceptance_rate. With one there is a
-verdict. The uncertainty of such numbers is unknown: a rate without its rounds and a latency without
-its samples have no interval. A speedup within UNDECIDED_MARGIN of 1 is therefore undecided.
+For each K and alpha the iid model's speedup, for each K the ideal speedup and the alpha that breaks
+even. Typed latencies price a round by the formula, R(K) / R(0) = K c + v (Leviathan et al. 2023,
+theorem 3.8, with v(K) where verify times are given); a run's round times (latency_from) are R
+itself. A measured acceptance, a rate at one K or a list by position, needs no model of the text:
+its speedup is tokens_per_round x R(0) / R(K) exactly, and its row carries that acceptance_rate.
+With one there is a verdict. The uncertainty of such numbers is unknown: a rate without its rounds
+and a latency without its samples have no interval. A speedup within UNDECIDED_MARGIN of 1 is
+therefore undecided.
 
 Numbers that a server's files gave are in the manifest's entry `inputs`: the keys of the
 configuration that they filled in (draft_ms, target_ms, verify_ms, k, acceptance_rate,
-acceptance_by_position), and `served` (K to the speedup that the server itself measured), `caveats`
+acceptance_by_position), `plain_ms` and `round_ms` (R(0), and R(K) by K, of a run), `served` (K to
+the speedup that the server itself measured), `caveats`
 (code and values of each) and `round_fit` (a `harness.summary.RoundFit`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from harness.analysis.latency import Latency, stored_rows
@@ -31,7 +34,7 @@ from harness.summary import (
     Verdict,
 )
 from harness.theory import acceptance as theory
-from harness.theory.speedup import StepTimes, best_k, linear_speedup, speedup_from_tokens_per_round
+from harness.theory.speedup import RoundTimes, StepTimes
 
 UNDECIDED_MARGIN = 0.05
 
@@ -41,6 +44,8 @@ class Inputs:
     """What a break-even is computed from."""
 
     times: StepTimes  # draft step, target step and, where known, the verify curve
+    rounds: RoundTimes
+    rounds_measured: bool  # by a run, else by the formula from `times`
     ks: tuple[int, ...]  # above 0, ascending
     alphas: tuple[float, ...]
     # By the K that it was measured at.
@@ -68,12 +73,15 @@ def inputs_of(config: Mapping[str, Any]) -> Inputs:
     if positions:
         theory.acceptance_rate_from_positions(positions)  # refuses a bad list whatever k is
     fit = config.get("round_fit")
+    times = StepTimes(
+        (config.get("draft_ms") or 0.0) / 1e3,
+        (config.get("target_ms") or 0.0) / 1e3,
+        tuple(value / 1e3 for value in verify or ()),
+    )
     return Inputs(
-        times=StepTimes(
-            (config.get("draft_ms") or 0.0) / 1e3,
-            (config.get("target_ms") or 0.0) / 1e3,
-            tuple(value / 1e3 for value in verify or ()),
-        ),
+        times=times,
+        rounds=_rounds(config, times, max(ks, default=0)),
+        rounds_measured=bool(config.get("round_ms")),
         ks=ks,
         alphas=alphas,
         acceptance_rate=_rates(config.get("acceptance_rate"), ks),
@@ -82,6 +90,16 @@ def inputs_of(config: Mapping[str, Any]) -> Inputs:
         caveats=tuple(Caveat(**entry) for entry in config.get("caveats") or ()),
         round_fit=None if fit is None else _fit(fit),
     )
+
+
+def _rounds(config: Mapping[str, Any], times: StepTimes, largest: int) -> RoundTimes:
+    """R as a run measured it, else by the formula."""
+    measured: Mapping[str, float] = config.get("round_ms") or {}
+    if not measured:
+        times.v(largest)  # refuses a verify curve that is too short
+        return RoundTimes.from_steps(times, largest)
+    by_k = sorted((int(k), ms / 1e3) for k, ms in measured.items())
+    return RoundTimes(config["plain_ms"] / 1e3, tuple(by_k))
 
 
 def _fit(raw_fit: Mapping[str, Any]) -> RoundFit:
@@ -116,18 +134,21 @@ def analyse_breakeven(setup: Setup) -> Summary:
     measured = list(measured_rows(inputs))
     iid = list(iid_rows(inputs))
     rows = (*iid, *measured)
-    v = {k: inputs.times.v(k) for k in inputs.ks}
+    latency = Latency(inputs.rounds, steps=inputs.times)
+    steps, priced = latency.summary(""), latency.round_summary("")
+    if inputs.rounds_measured:
+        priced = replace(priced, source="rounds")
     return Summary(
         run=setup.facts(rows),
         verdict=_verdict(measured, inputs.server_speedups),
         caveats=tuple(_caveats(inputs, measured)),
         results=rows,
         latency=stored_rows(run),
-        steps=(Latency(inputs.times).summary(""),),
-        ceilings=ceilings(inputs.times, inputs.ks),
+        steps=() if steps is None else (steps,),
+        round_times=(priced,),
+        ceilings=ceilings(inputs.rounds, inputs.times, inputs.ks),
         best_k=tuple(
-            BestKAtAlpha(alpha, *best_k(alpha, inputs.ks, inputs.times.c, v))
-            for alpha in inputs.alphas
+            BestKAtAlpha(alpha, *inputs.rounds.best_k(alpha, inputs.ks)) for alpha in inputs.alphas
         ),
         speedups_by_k=tuple(_by_each_rule(iid, inputs)),
         from_acceptance=tuple(measured),
@@ -138,10 +159,9 @@ def analyse_breakeven(setup: Setup) -> Summary:
 
 def _by_each_rule(iid: Sequence[ResultRow], inputs: Inputs) -> Iterator[SpeedupByK]:
     """The geometric rule takes an alpha, the linear one an acceptance_rate: it promises more."""
-    times = inputs.times
     for alpha in sorted(inputs.alphas):
         geometric = {row.k: row.speedup or 0.0 for row in iid if row.alpha == alpha}
-        linear = {k: linear_speedup(alpha, k, times.c, times.v(k)) for k in inputs.ks}
+        linear = {k: inputs.rounds.speedup(1.0 + k * alpha, k) for k in inputs.ks}
         yield SpeedupByK(alpha, "geometric", geometric)
         yield SpeedupByK(alpha, "linear", linear)
 
@@ -152,7 +172,7 @@ def iid_rows(inputs: Inputs) -> Iterator[ResultRow]:
         for alpha in inputs.alphas:
             tokens = theory.expected_tokens_per_round(alpha, k)
             rate = theory.acceptance_rate_from_alpha(alpha, k)
-            yield _row(inputs.times, k, alpha, rate, tokens)
+            yield _row(inputs.rounds, k, alpha, rate, tokens)
 
 
 def measured_rows(inputs: Inputs) -> Iterator[ResultRow]:
@@ -163,17 +183,17 @@ def measured_rows(inputs: Inputs) -> Iterator[ResultRow]:
     """
     for k, rate in inputs.acceptance_rate.items():
         alpha = theory.alpha_from_acceptance_rate(rate, k)
-        yield _row(inputs.times, k, alpha, rate, 1.0 + k * rate)
+        yield _row(inputs.rounds, k, alpha, rate, 1.0 + k * rate)
     positions = inputs.acceptance_by_position
     for k in (k for k in inputs.ks if k <= len(positions)):
         rate = theory.acceptance_rate_from_positions(positions[:k])
         tokens = theory.mean_acceptance_length_from_positions(positions[:k])
-        yield _row(inputs.times, k, theory.alpha_from_positions(positions[:k]), rate, tokens)
+        yield _row(inputs.rounds, k, theory.alpha_from_positions(positions[:k]), rate, tokens)
 
 
-def _row(times: StepTimes, k: int, alpha: float, rate: float, tokens: float) -> ResultRow:
-    speedup = speedup_from_tokens_per_round(tokens, k, times.c, times.v(k))
-    ms_per_token = times.target_s * 1e3 / speedup
+def _row(rounds: RoundTimes, k: int, alpha: float, rate: float, tokens: float) -> ResultRow:
+    speedup = rounds.speedup(tokens, k)
+    ms_per_token = rounds.plain_s * 1e3 / speedup
     return ResultRow(
         model=None,
         draft=None,
@@ -189,7 +209,7 @@ def _row(times: StepTimes, k: int, alpha: float, rate: float, tokens: float) -> 
         ms_per_token=ms_per_token,
         tokens_per_second=1e3 / ms_per_token,
         speedup=speedup,
-        breakeven_alpha=times.break_even_alpha(k),
+        breakeven_alpha=rounds.break_even_alpha(k),
     )
 
 
@@ -229,7 +249,7 @@ def _verdict(measured: Sequence[ResultRow], server_speedups: Mapping[int, float]
 
 
 def _caveats(inputs: Inputs, measured: Sequence[ResultRow]) -> Iterator[Caveat]:
-    if not inputs.times.verify_s:
+    if not inputs.times.verify_s and not inputs.rounds_measured:
         yield Caveat("verify_assumed_equal_step")
     beyond = [k for k in inputs.ks if k > len(inputs.acceptance_by_position)]
     if inputs.acceptance_by_position and beyond:

@@ -159,8 +159,10 @@ def _engine_fallbacks(setup: Setup) -> Iterator[Caveat]:
         )
 
 
-def launch_bound(bounds: Sequence[StepBound], times: StepTimes) -> tuple[Caveat, ...]:
+def launch_bound(bounds: Sequence[StepBound], times: StepTimes | None) -> tuple[Caveat, ...]:
     """A launch-bound step says more about the engine than about the model."""
+    if times is None:
+        return ()
     return tuple(
         Caveat(
             "launch_bound",

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from harness.records import Cell, ResultRow, Trial
-from harness.stats.bootstrap import Array, ratio_interval, speedup_interval
+from harness.stats.bootstrap import Array, ratio_interval, set_weights, speedup_interval
 from harness.summary import AcceptanceByPosition
 from harness.theory.acceptance import conditional
 from harness.theory.replay import replay
-from harness.theory.speedup import StepTimes, speedup_from_tokens_per_round
+from harness.theory.speedup import RoundTimes
 
 Count = Callable[[Trial], float]
 PromptId = tuple[str, str]
@@ -77,20 +77,28 @@ def per_prompt(trials: Sequence[Trial], counts: Sequence[Count]) -> dict[PromptI
     return sums
 
 
-def acceptance_by_position(trials: Sequence[Trial]) -> tuple[float, ...]:
+def acceptance_by_position(
+    trials: Sequence[Trial], weights: Mapping[str, float] | None = None
+) -> tuple[float, ...]:
     """Entry j - 1: share of rounds with at least j text positions left that accepted at least j.
 
-    The trials are of one K. Positions that no round had text left for are left out.
+    The trials are of one K. Prompt sets count by their weights, equal if None, whatever their
+    number of tokens. Positions that no round had text left for are left out.
     """
     counted = [
-        (trial.accepted_lengths, trial.room)
+        trial
         for trial in completed(trials)
-        if trial.accepted_lengths is not None and trial.room is not None
+        if trial.accepted_lengths and trial.room and (weights or {}).get(trial.prompt_set, 1.0) > 0
     ]
     if not counted:
         return ()
-    lengths = np.sum([lengths for lengths, _ in counted], axis=0)
-    with_text_left = np.sum([rounds for _, rounds in counted], axis=0)
+    tokens: dict[str, float] = {}
+    for trial in counted:
+        tokens[trial.prompt_set] = tokens.get(trial.prompt_set, 0.0) + new_tokens(trial)
+    shares = set_weights([*tokens], weights)
+    factors = np.array([shares[t.prompt_set] / tokens[t.prompt_set] for t in counted])
+    lengths = factors @ np.array([trial.accepted_lengths for trial in counted])
+    with_text_left = factors @ np.array([trial.room for trial in counted])
     at_least = lengths[::-1].cumsum()[::-1][1:]
     pairs = zip(at_least, with_text_left, strict=True)
     return tuple(float(kept / rounds) for kept, rounds in pairs if rounds)
@@ -105,16 +113,22 @@ class _Pair:
 
     model: str
     draft: str
-    times: StepTimes | None
+    times: Mapping[float, RoundTimes]
     seed: int
 
 
 def measured_rows(
-    trials: Sequence[Trial], *, model: str, draft: str, times: StepTimes | None, seed: int = 0
+    trials: Sequence[Trial],
+    *,
+    model: str,
+    draft: str,
+    times: Mapping[float, RoundTimes],
+    seed: int = 0,
 ) -> list[ResultRow]:
     """One row per prompt set, temperature and K, in that order, from one pair's generations.
 
-    Baseline rows carry the draft's name too, so that a pair's rows stay together.
+    Baseline rows carry the draft's name too, so that a pair's rows stay together. `times` are by
+    temperature; where there are none a row has no break-even alpha.
     """
     cells: dict[Cell, list[Trial]] = {}
     for trial in latest(trials):
@@ -127,6 +141,7 @@ def _measured_row(cell: Cell, cells: Mapping[Cell, Sequence[Trial]], pair: _Pair
     trials = cells[cell]
     done = completed(trials)
     failed = [trial for trial in trials if trial.status == "failed"]
+    times = pair.times.get(cell.temperature)
     error = f"{len(failed)} of {len(trials)} generations failed, first: " if failed else ""
     row = ResultRow(
         model=pair.model,
@@ -138,7 +153,7 @@ def _measured_row(cell: Cell, cells: Mapping[Cell, Sequence[Trial]], pair: _Pair
         status="partial" if failed and done else "failed" if failed else "complete",
         error=f"{error}{failed[0].error}" if failed else None,
         rule=next((trial.rule for trial in trials if trial.k > 0), None),
-        breakeven_alpha=pair.times.break_even_alpha(cell.k) if cell.k and pair.times else None,
+        breakeven_alpha=times.break_even_alpha(cell.k) if cell.k and times else None,
     )
     if not done:
         return row
@@ -222,42 +237,7 @@ def _with_speedup(
     )
 
 
-# ---- what step times predict ---------------------------------------------------------------------
-
-
-def theory_rows(measured: Sequence[ResultRow], times: StepTimes) -> list[ResultRow]:
-    """What the step times predict for each measured cell from its own tokens_per_round.
-
-    speedup = tokens_per_round / (K c + v(K)): no iid model, so a gap between the two rows is time
-    that the steps do not explain (overhead of the loop, or a step that is slower in context).
-
-    Baselines and rows without rounds are left out.
-    """
-    return [
-        _theory_row(row, row.tokens_per_round, times)
-        for row in measured
-        if row.k > 0 and row.tokens_per_round is not None and times.covers(row.k)
-    ]
-
-
-def _theory_row(row: ResultRow, tokens_per_round: float, times: StepTimes) -> ResultRow:
-    ms_per_token = 1e3 * times.round_s(row.k) / tokens_per_round
-    return ResultRow(
-        model=row.model,
-        draft=row.draft,
-        prompt_set=row.prompt_set,
-        temperature=row.temperature,
-        k=row.k,
-        source="theory",
-        status="complete",
-        alpha=row.alpha,
-        tokens_per_round=tokens_per_round,
-        rule=row.rule,
-        ms_per_token=ms_per_token,
-        tokens_per_second=1e3 / ms_per_token,
-        speedup=speedup_from_tokens_per_round(tokens_per_round, row.k, times.c, times.v(row.k)),
-        breakeven_alpha=times.break_even_alpha(row.k),
-    )
+# ---- acceptance ----------------------------------------------------------------------------------
 
 
 def expected_tokens_per_round(rates: Sequence[float], lengths: Sequence[int]) -> float:
@@ -273,14 +253,16 @@ def expected_tokens_per_round(rates: Sequence[float], lengths: Sequence[int]) ->
     return sum(lengths) / float(replay(chances, lengths, [k])[k].rounds.sum())
 
 
-def measured_positions(draft: str, trials: Sequence[Trial]) -> Iterator[AcceptanceByPosition]:
-    """By prompt set, temperature and K, and for all sets together."""
+def measured_positions(
+    draft: str, trials: Sequence[Trial], weights: Mapping[str, float] | None
+) -> Iterator[AcceptanceByPosition]:
+    """By prompt set, temperature and K, and for all sets together, which count by their weights."""
     groups: dict[tuple[str, float, int], list[Trial]] = {}
     for trial in completed(latest(trials)):
         if trial.k > 0:
             for name in (trial.prompt_set, "all"):
                 groups.setdefault((name, trial.temperature, trial.k), []).append(trial)
     for (name, temperature, k), group in groups.items():
-        shares = acceptance_by_position(group)
+        shares = acceptance_by_position(group, weights if name == "all" else None)
         if shares:
             yield AcceptanceByPosition(draft, name, temperature, k, "measured", shares)

@@ -1,10 +1,13 @@
 """Why a verdict is what it is, and what would change it: counterfactuals, one factor at a time.
 
-speedup = tokens_per_round / (K c + v(K)), so speculation loses because too little is accepted, the
-draft is too slow (c), the verify too expensive (v), or because steps are not the models' own time
-at all: a step that is bound by launches makes c a property of the engine. Each factor is set to
-what it would have to be, or could be, with the others left as they were measured. A break-even
-alpha is compared with alpha alone, never with an acceptance_rate at K > 1.
+speedup = tokens_per_round x R(0) / R(K). Steps explain a round: in target steps it takes K c for
+drafting, v(K) for the verify, and for what the steps leave over (accepting, sampling, host work:
+the loop) the rest, so that the three add up to R(K). Speculation loses because too little is
+accepted, the draft is too slow (c), the verify too expensive (v), the loop too slow, or because
+steps are not the models' own time at all: a step that is bound by launches makes c a property of
+the engine. Each factor is set to what it would have to be, or could be, with the others left as
+they were measured. A break-even alpha is compared with alpha alone, never with an acceptance_rate
+at K > 1.
 
 The rules of thumb are a Rust engine's documentation (draft five, better ten times as fast; 5 to
 20 % of the parameters; same vocabulary; K = 2 at low acceptance, 4 by default, 8 above 75 %, 16
@@ -16,11 +19,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from harness.analysis.cells import ratio
+from harness.analysis.latency import Latency
 from harness.records import Decision, LatencyRow, ResultRow
+from harness.stats.bootstrap import set_weights
 from harness.summary import Explanation, Factor, RuleOfThumb, Verdict
 from harness.theory.acceptance import accepted_over_emitted
 from harness.theory.roofline import LAUNCH_BOUND_MBU
-from harness.theory.speedup import StepTimes, break_even_alpha, speedup_from_tokens_per_round
+from harness.theory.speedup import RoundTimes, StepTimes, speedup_from_tokens_per_round
 
 # The rule of thumb of the engines' own documents: a draft five times as fast as its target
 SLOW_DRAFT = 0.2
@@ -36,7 +41,7 @@ COUNTS = ("new_tokens", "rounds", "drafted", "accepted", "rejected")
 
 @dataclass(frozen=True)
 class CellOfK:
-    """One draft at one K, all its prompt sets together."""
+    """One draft at one K, per token of the workload: its prompt sets by their weights."""
 
     tokens: float
     rounds: float
@@ -63,7 +68,8 @@ class Case:
     k: int  # the K chosen, or the best-looking one where none pays
     # By K, measured where there are measured ones, else replayed; holds `k`.
     cells: Mapping[int, CellOfK]
-    times: StepTimes
+    rounds: RoundTimes
+    steps: StepTimes
     # Memory floors of the draft's and the target's step, seconds; None if unknown.
     floors: tuple[float, float] | None = None
 
@@ -72,25 +78,35 @@ def case_of(
     verdict: Verdict,
     draft: str,
     rows: Sequence[ResultRow],
-    times: StepTimes,
-    latency: Sequence[LatencyRow] = (),
+    latency: Latency,
+    floors: Sequence[LatencyRow] = (),
+    *,
+    weights: Mapping[str, float] | None = None,
 ) -> Case | None:
-    """The case of a verdict; None where nothing was accepted or rejected."""
-    cells = _cells(verdict, draft, rows, times)
-    if not cells:
+    """The case of a verdict; None where no step was timed, or nothing accepted or rejected."""
+    steps = latency.steps
+    cells = {
+        k: cell
+        for k, cell in _cells(verdict, draft, rows, weights).items()
+        if steps is not None and steps.covers(k) and latency.rounds.covers(k)
+    }
+    if not cells or steps is None:
         return None
 
-    def seconds_per_token(k: int) -> float:
-        return times.round_s(k) / cells[k].tokens_per_round
+    def gain(k: int) -> float:
+        return latency.rounds.speedup(cells[k].tokens_per_round, k)
 
-    k = verdict.k if verdict.k in cells else min(cells, key=seconds_per_token)
+    k = verdict.k if verdict.k in cells else max(cells, key=gain)
     if cells[k].alpha is None:
         return None
-    return Case(draft, k, cells, times, _floors(latency, draft))
+    return Case(draft, k, cells, latency.rounds, steps, _floors(floors, draft))
 
 
 def _cells(
-    verdict: Verdict, draft: str, rows: Sequence[ResultRow], times: StepTimes
+    verdict: Verdict,
+    draft: str,
+    rows: Sequence[ResultRow],
+    weights: Mapping[str, float] | None,
 ) -> dict[int, CellOfK]:
     for source in ("measured", "replayed"):
         by_k: dict[int, list[ResultRow]] = {}
@@ -101,18 +117,24 @@ def _cells(
                 and row.source == source
                 and row.temperature == verdict.temperature
                 and row.rounds
-                and times.covers(row.k)
                 and verdict.prompt_set in ("all", row.prompt_set)
+                and (weights or {}).get(row.prompt_set or "", 1.0) > 0.0
             ):
                 by_k.setdefault(row.k, []).append(row)
         if by_k:
-            return {
-                k: CellOfK(
-                    *(float(sum(getattr(row, name) or 0 for row in cell)) for name in COUNTS)
-                )
-                for k, cell in by_k.items()
-            }
+            return {k: _workload_cell(cell, weights) for k, cell in by_k.items()}
     return {}
+
+
+def _workload_cell(rows: Sequence[ResultRow], weights: Mapping[str, float] | None) -> CellOfK:
+    """The rows of all prompt sets at one K, each set's counts per token times its weight."""
+    shares = set_weights([row.prompt_set or "" for row in rows], weights)
+    factors = [shares[row.prompt_set or ""] / (row.new_tokens or 1) for row in rows]
+    sums = (
+        sum(factor * (getattr(row, name) or 0) for factor, row in zip(factors, rows, strict=True))
+        for name in COUNTS
+    )
+    return CellOfK(*sums)
 
 
 def _floors(latency: Sequence[LatencyRow], draft: str) -> tuple[float, float] | None:
@@ -125,30 +147,36 @@ def _floors(latency: Sequence[LatencyRow], draft: str) -> tuple[float, float] | 
 
 def explain(case: Case, decision: Decision, temperature: float) -> Explanation:
     """The counterfactuals of a case."""
-    k, times = case.k, case.times
-    c, v, tokens = times.c, times.v(k), case.cells[k].tokens_per_round
+    k, steps = case.k, case.steps
+    c, v, tokens = steps.c, steps.v(k), case.cells[k].tokens_per_round
     alpha = case.cells[k].alpha
     assert alpha is not None  # of `case_of`
+    # In target steps: a plain token, and what the steps leave over of a round
+    plain = case.rounds.plain_s / steps.target_s
+    loop = case.rounds.at(k) / steps.target_s - k * c - v
     explanation = Explanation(
         draft=case.draft,
         k=k,
         temperature=temperature,
         decision=decision,
-        speedup=speedup_from_tokens_per_round(tokens, k, c, v),
+        speedup=case.rounds.speedup(tokens, k),
         alpha=alpha,
-        breakeven_alpha=break_even_alpha(k, c, v),
-        ceiling=speedup_from_tokens_per_round(k + 1.0, k, c, v),
+        breakeven_alpha=case.rounds.break_even_alpha(k),
+        ceiling=case.rounds.speedup(k + 1.0, k),
+        plain=plain,
         c=c,
-        c_allowed=(tokens - v) / k,
+        c_allowed=(tokens * plain - v - loop) / k,
         v=v,
-        v_allowed=tokens - k * c,
-        speedup_at_v1=speedup_from_tokens_per_round(tokens, k, c),
+        v_allowed=tokens * plain - k * c - loop,
+        speedup_at_v1=tokens * plain / (k * c + 1.0 + loop),
+        loop=loop,
+        speedup_without_loop=tokens / (k * c + v),
     )
     return _with_factors(_with_floors(explanation, case))
 
 
 def _with_floors(explanation: Explanation, case: Case) -> Explanation:
-    """What both steps at their memory floors, and v = 1, would give at the best K."""
+    """What both steps at their memory floors, v = 1 and no loop would give at the best K."""
     if case.floors is None:
         return explanation
     draft_s, target_s = case.floors
@@ -157,7 +185,7 @@ def _with_floors(explanation: Explanation, case: Case) -> Explanation:
         for k, cell in case.cells.items()
     }
     best = max(gains, key=gains.__getitem__)
-    shares = draft_s / case.times.draft_s, target_s / case.times.target_s
+    shares = draft_s / case.steps.draft_s, target_s / case.steps.target_s
     return replace(
         explanation,
         launch_bound=min(shares) < LAUNCH_BOUND_MBU,
@@ -173,14 +201,16 @@ def _with_factors(explanation: Explanation) -> Explanation:
     """What alone would turn a loss into a gain, the most telling first; none if it gains.
 
     An engine that is bound by launches comes first, since c and v are then not the models'. Then a
-    verify at the price of a step, then the draft and the acceptance, of which one is as good as the
-    other on paper: the draft is named if it is more than a fifth of the target's step.
+    verify at the price of a step, then a loop that takes no time besides its forwards, then the
+    draft and the acceptance, of which one is as good as the other on paper: the draft is named if
+    it is more than a fifth of the target's step.
     """
     if explanation.speedup > 1:
         return explanation
     candidates: tuple[tuple[Factor, bool], ...] = (
         ("launch_bound_engine", explanation.launch_bound and (explanation.floor_speedup or 0) > 1),
         ("expensive_verify", explanation.speedup_at_v1 > 1),
+        ("slow_loop", explanation.speedup_without_loop > 1),
         ("slow_draft", explanation.c_allowed > 0 and explanation.c > SLOW_DRAFT),
         ("acceptance", explanation.breakeven_alpha is not None),
     )

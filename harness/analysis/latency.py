@@ -1,66 +1,190 @@
-"""What steps and rounds cost, and how well that is known: from raw samples to the formulas.
+"""What a plain token and a round cost, and how well that is known: from raw timings to R(0), R(K).
 
-One record per timed thing: a `StepTiming` holds the raw samples of one forward as they are stored,
-and `Latency` all that is known of one draft with the target: the medians that the formulas take
-(`StepTimes`), the samples behind them, and the prefills.
+Rounds. A visit timed, within moments of one another, plain decoding and rounds of several K in the
+running loop (`RoundTiming`). The machine drifts between visits, so each gives ratios R(K) / R(0) of
+its own; the ratio that prices a draft is their 10 %-trimmed mean, R(0) is the median over visits,
+and R(K) is their product. An interval resamples visits: all K of a draft together, since a visit
+that was disturbed was so for all.
 
-A round of a model draft costs K draft steps and a verify of K + 1 positions. A drafter that looks
-its proposal up (an n-gram) costs one look-up however much it proposes, and where it proposes n < K
-tokens the verify is of n + 1 positions; n = 0 is a plain step. Plain decoding costs a step a token.
-
-Step times are known to within their samples, so an interval must resample those as well: the
-bootstrap of a median of m samples is the distribution of the middle order statistic of m draws from
-them, which is sampled directly from uniform order statistics (Beta distributions; David and
-Nagaraja, "Order Statistics", 2003, section 2), without drawing m samples.
+Steps. One record per timed forward: a `StepTiming` holds its raw samples. Their medians
+(`StepTimes`) explain a round; where no rounds were timed (typed latencies, a run of an earlier
+version) they price it, and are taken as exact: a model draft's round costs K draft steps and a
+verify of K + 1 positions. A drafter that looks its proposal up (an n-gram) costs one look-up
+however much it proposes, and where it proposes n < K tokens the verify is of n + 1 positions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+from scipy.stats import trim_mean
 
-from harness.records import LatencyRow, StepTiming, UserError
+from harness.records import LatencyRow, RoundTiming, StepTiming, UserError
 from harness.stats.bootstrap import Array
 from harness.storage import StoredRun
-from harness.summary import StepSummary
-from harness.theory.speedup import StepTimes, break_even_alpha
+from harness.summary import RoundSummary, StepSummary
+from harness.theory.speedup import RoundTimes, StepTimes
 
 VERIFY = ("target", "verify")
 # Of a look-up in a text of some thousand tokens, where step times were typed in
 LOOKUP_S = 1e-5
+# Of the visits, at either end
+TRIMMED = 0.1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class Visits:
+    """What each visit timed of one draft at one temperature.
+
+    Attributes:
+        temperature: at which they were timed.
+        plain_s: [visit] seconds of a plain token.
+        ks: the K that were timed, ascending.
+        ratios: [visit, K] R(K) / R(0) by that visit alone.
+    """
+
+    temperature: float
+    plain_s: Array
+    ks: tuple[int, ...]
+    ratios: Array
+
+    def rounds(self, ratios: Array, lookup_s: float | None) -> RoundTimes:
+        """R from [K] ratios; `lookup_s` is what a look-up that finds nothing adds to a token."""
+        plain_s = float(np.median(self.plain_s))
+        nothing = () if lookup_s is None else ((0, plain_s + lookup_s),)
+        timed = zip(self.ks, (ratios * plain_s).tolist(), strict=True)
+        return RoundTimes(plain_s, (*nothing, *timed))
+
+
+@dataclass(frozen=True, eq=False)
 class Latency:
-    """Step times of one draft with the target, and what is known of their accuracy."""
+    """What one draft costs with the target at one temperature, and what is known of its accuracy.
 
-    times: StepTimes
-    # The raw samples behind them; none where the times were typed in, and then an interval takes
-    # them as exact.
+    Attributes:
+        rounds: R(0) and R(K): what prices every prediction.
+        visits: behind them; None where they follow from steps, which are taken as exact.
+        steps: what explains them; None where no step was timed.
+        timings: the raw samples behind the steps; none where these were typed in.
+    """
+
+    rounds: RoundTimes
+    visits: Visits | None = None
+    steps: StepTimes | None = None
     timings: tuple[StepTiming, ...] = ()
-    # target_prefill_s, draft_prefill_s: prefill seconds per prompt token; None if unknown.
-    target_prefill_s: float | None = None
-    draft_prefill_s: float | None = None
+
+    @property
+    def source(self) -> Literal["rounds", "steps", "typed"]:
+        """Where R is from."""
+        return "rounds" if self.visits is not None else "steps" if self.timings else "typed"
+
+    @cached_property
+    def prefills(self) -> Mapping[str, tuple[Array, Array]]:
+        """By role, the timed lengths, ascending, and the median seconds of each."""
+        by_role: dict[str, dict[int, float]] = {}
+        for timing in self.timings:
+            if timing.kind == "prefill" and timing.tokens and timing.batch == 1:
+                seconds = float(np.median(timing.samples_s))
+                by_role.setdefault(timing.role, {})[timing.tokens] = seconds
+        return {
+            role: (
+                np.array(sorted(known), dtype=np.float64),
+                np.array([known[n] for n in sorted(known)]),
+            )
+            for role, known in by_role.items()
+        }
+
+    def prefill_s(self, role: str, lengths: Array) -> Array | None:
+        """Seconds to prefill prompts of so many tokens, on lines between the timed lengths.
+
+        None where no prefill was timed, or a prompt is shorter or longer than all that were.
+        """
+        lengths_s = self.prefills.get(role)
+        if lengths_s is None:
+            return None
+        known, seconds = lengths_s
+        if lengths.min() < known[0] or lengths.max() > known[-1]:
+            return None
+        return np.interp(lengths, known, seconds)
 
     @property
     def context_tokens(self) -> int | None:
         """In the cache before the timed steps; None where the times were typed in."""
         return next((t.context_tokens for t in self.timings if t.kind == "step"), None)
 
-    def summary(self, draft: str) -> StepSummary:
-        """The medians as a report shows them."""
+    def relative(self, k: int) -> Array:
+        """R(n) / R(0) by how many tokens a round proposes, n = 0..k, shape (k + 1,)."""
+        return np.array([self.rounds.relative(n) for n in range(k + 1)])
+
+    def by_visit(self, k: int) -> Array:
+        """`relative` as each visit timed it, [visit, k + 1]; (1, k + 1) where it is exact."""
+        return self.relative(k)[None] if self.visits is None else self._line(self.visits.ratios, k)
+
+    def resampled(self, k: int, draws: int, seed: int) -> Array:
+        """`relative` over resampled visits, [draw, k + 1]; (1, k + 1) where it is exact.
+
+        The same seed draws the same visits, whatever the K.
+        """
+        if self.visits is None:
+            return self.relative(k)[None]
+        number = len(self.visits.ratios)
+        drawn = np.random.default_rng([seed, 1]).integers(0, number, (draws, number))
+        return self._line(_trimmed(self.visits.ratios[drawn], axis=1), k)
+
+    def _line(self, ratios: Array, k: int) -> Array:
+        """[row, timed K] ratios as [row, n = 0..k], on the lines between the timed ones."""
+        assert self.visits is not None
+        nothing = self.rounds.relative(0)  # of a look-up that found nothing: not resampled
+        columns = {
+            0: np.full(len(ratios), nothing),
+            **dict(zip(self.visits.ks, ratios.T, strict=True)),
+        }
+        lines = [
+            sum(share * columns[timed] for timed, share in self.rounds.parts(n))
+            for n in range(k + 1)
+        ]
+        return np.stack(lines, axis=1)  # type: ignore[arg-type]
+
+    def summary(self, draft: str) -> StepSummary | None:
+        """The steps' medians as a report shows them; None where none were timed."""
+        if self.steps is None:
+            return None
         return StepSummary(
             draft=draft,
-            draft_step_s=self.times.draft_s,
-            target_step_s=self.times.target_s,
-            verify_s=self.times.verify_s,
+            draft_step_s=self.steps.draft_s,
+            target_step_s=self.steps.target_s,
+            verify_s=self.steps.verify_s,
             context_tokens=self.context_tokens,
-            target_prefill_s=self.target_prefill_s,
-            draft_prefill_s=self.draft_prefill_s,
+            target_prefill_s=self._prefill_per_token("target"),
+            draft_prefill_s=self._prefill_per_token("draft"),
             typed=not self.timings,
         )
+
+    def _prefill_per_token(self, role: str) -> float | None:
+        """At the middle one of the timed lengths."""
+        if role not in self.prefills:
+            return None
+        known, seconds = self.prefills[role]
+        middle = len(known) // 2
+        return float(seconds[middle] / known[middle])
+
+    def round_summary(self, draft: str) -> RoundSummary:
+        """R(0) and R(K) as a report shows them."""
+        return RoundSummary(
+            draft=draft,
+            temperature=self.visits.temperature if self.visits else None,
+            source=self.source,
+            plain_s=self.rounds.plain_s,
+            round_s={k: seconds for k, seconds in self.rounds.round_s if k > 0},
+            visits=len(self.visits.plain_s) if self.visits else 0,
+        )
+
+
+def typed_latency(times: StepTimes, largest: int, *, lookup: bool = False) -> Latency:
+    """What typed step times give, up to K = `largest`."""
+    return Latency(RoundTimes.from_steps(times, largest, lookup=lookup), steps=times)
 
 
 # ---- from samples to medians ---------------------------------------------------------------------
@@ -75,33 +199,56 @@ def merged(timings: Sequence[StepTiming]) -> list[StepTiming]:
     return [replace(key, samples_s=samples) for key, samples in pooled.items()]
 
 
-def latency_rows(timings: Sequence[StepTiming]) -> list[LatencyRow]:
+def latency_rows(
+    timings: Sequence[StepTiming], rounds: Sequence[RoundTiming] = ()
+) -> list[LatencyRow]:
     """Rows of latency.csv from raw samples: median, p10 and p90 in ms, without floors.
 
-    A forward that was timed with several drafts is one row over all its samples.
+    What was timed with several drafts, a forward or a plain token, is one row over all its samples.
     """
-    rows: list[LatencyRow] = []
-    for timing in merged([replace(timing, beside=None) for timing in timings]):
-        p10, median, p90 = np.percentile(np.array(timing.samples_s) * 1e3, [10, 50, 90])
-        rows.append(
-            LatencyRow(
-                role=timing.role,
-                model=timing.model,
-                kind=timing.kind,
-                tokens=timing.tokens,
-                context_tokens=timing.context_tokens,
-                batch=timing.batch,
-                median_ms=float(median),
-                p10_ms=float(p10),
-                p90_ms=float(p90),
-                samples=len(timing.samples_s),
-            )
-        )
-    return rows
+    return [
+        *(
+            _row(t.role, t.model, t.kind, t.tokens, t.context_tokens, t.batch, t.samples_s)
+            for t in merged([replace(timing, beside=None) for timing in timings])
+        ),
+        *_round_rows(rounds),
+    ]
+
+
+def _round_rows(timings: Sequence[RoundTiming]) -> Iterator[LatencyRow]:
+    """Seconds of a plain token, or of a round, over visits; their context is the median one."""
+    groups: dict[tuple[float, int, int, str], list[RoundTiming]] = {}
+    for t in timings:
+        groups.setdefault((t.temperature, t.batch, t.k, t.draft if t.k else ""), []).append(t)
+    for (temperature, batch, k, draft), group in sorted(groups.items()):
+        context = round(float(np.median([t.context_tokens for t in group])))
+        seconds = tuple(seconds_per_round(t) for t in group)
+        named = ("draft", draft) if k else ("target", group[0].model)
+        row = _row(*named, "round", k, context, batch, seconds)
+        yield replace(row, temperature=temperature)
+
+
+def seconds_per_round(timing: RoundTiming) -> float:
+    """Seconds of one round, of one token where they are of plain decoding."""
+    return timing.seconds / (timing.rounds if timing.k else timing.new_tokens)
+
+
+def _row(
+    role: str,
+    model: str,
+    kind: str,
+    tokens: int,
+    context_tokens: int,
+    batch: int,
+    samples_s: Sequence[float],
+) -> LatencyRow:
+    p10, median, p90 = (float(ms) for ms in np.percentile(np.array(samples_s) * 1e3, [10, 50, 90]))
+    samples = len(samples_s)
+    return LatencyRow(role, model, kind, tokens, context_tokens, batch, median, p10, p90, samples)
 
 
 def stored_rows(run: StoredRun) -> tuple[LatencyRow, ...]:
-    """The rows of latency.csv, in stored order; an empty field is None."""
+    """The rows of latency.csv, an empty field is None; those of rounds are made of rounds.jsonl."""
     integers = {"tokens", "context_tokens", "batch", "samples"}
     names = [field.name for field in fields(LatencyRow)]
     rows: list[LatencyRow] = []
@@ -110,8 +257,9 @@ def stored_rows(run: StoredRun) -> tuple[LatencyRow, ...]:
             name: None if pd.isna(entry.get(name)) else entry.get(name) for name in names
         }
         values |= {name: int(values[name]) for name in integers if values[name] is not None}
-        rows.append(LatencyRow(**{**values, "model": values["model"] or ""}))
-    return tuple(rows)
+        if values["kind"] != "round":
+            rows.append(LatencyRow(**{**values, "model": values["model"] or ""}))
+    return (*rows, *_round_rows(run.rounds))
 
 
 def reference(timings: Sequence[StepTiming]) -> list[StepTiming]:
@@ -147,82 +295,70 @@ def step_times(timings: Sequence[StepTiming]) -> StepTimes:
     )
 
 
-def latency_of(timings: Sequence[StepTiming]) -> Latency:
-    """The latency of one pair from its raw samples."""
-    timings = reference(timings)
-    prefill = {
-        t.role: float(np.median(t.samples_s)) / t.tokens
-        for t in timings
-        if t.kind == "prefill" and t.tokens
-    }
-    return Latency(step_times(timings), tuple(timings), prefill.get("target"), prefill.get("draft"))
+# ---- from timings to what a draft costs ----------------------------------------------------------
 
 
-def latency_of_draft(name: str, timings: Sequence[StepTiming]) -> Latency | None:
-    """A draft's own samples with those of the target that were taken with it; None without any."""
-    draft = [t for t in timings if t.role == "draft" and t.model == name]
-    if not draft:
-        return None
-    target = [t for t in timings if t.role == "target" and t.beside == draft[0].beside]
-    return latency_of([*target, *draft])
+def visits_of(timings: Sequence[RoundTiming], draft: str, temperature: float) -> Visits | None:
+    """What visits timed of a draft; None without a whole visit.
 
-
-# ---- what a round costs --------------------------------------------------------------------------
-
-
-def round_costs(times: StepTimes, k: int, *, lookup: bool) -> Array:
-    """Seconds of a round by how many tokens it proposes, n = 0..k, shape (k + 1,).
-
-    Where `lookup`, draft_s is one look-up.
+    Of the temperatures that were timed the nearest counts, and sampling stands for sampling: at
+    temperature 0 no probability is computed.
     """
-    verify = [times.target_s, *(times.v(n) * times.target_s for n in range(1, k + 1))]
-    steps = np.ones(k + 1) if lookup else np.arange(k + 1.0)
-    return times.draft_s * steps + np.array(verify)
+    timings = [t for t in timings if t.draft == draft and t.batch == 1]
+    if not timings:
+        return None
+
+    def distance(timed: float) -> tuple[bool, float]:
+        return (timed > 0) != (temperature > 0), abs(timed - temperature)
+
+    nearest = min({t.temperature for t in timings}, key=distance)
+    by_visit: dict[int, dict[int, float]] = {}
+    for t in timings:
+        if t.temperature == nearest:
+            by_visit.setdefault(t.visit, {})[t.k] = seconds_per_round(t)
+    timed = [k for seconds in by_visit.values() for k in seconds if k]
+    # A K that ran out of memory on the way is none that was timed
+    ks = tuple(sorted(k for k in set(timed) if 2 * timed.count(k) > len(by_visit)))
+    whole = [seconds for seconds in by_visit.values() if all(k in seconds for k in (0, *ks))]
+    if not whole or not ks:
+        return None
+    table = np.array([[seconds[k] for k in (0, *ks)] for seconds in whole])
+    return Visits(nearest, table[:, 0], ks, table[:, 1:] / table[:, :1])
 
 
-def break_even(times: StepTimes, k: int, *, lookup: bool) -> float | None:
-    """The iid break-even alpha; a look-up costs its time once a round, not once a token."""
-    return break_even_alpha(k, times.c / k if lookup else times.c, times.v(k))
+def latency_of(
+    timings: Sequence[StepTiming], visits: Visits | None = None, *, lookup: bool = False
+) -> Latency:
+    """What a draft costs by what visits timed; without any, by its steps."""
+    timings = tuple(reference(timings))
+    steps = step_times(timings) if timings else None
+    if visits is not None:
+        ratios = _trimmed(visits.ratios, axis=0)
+        lookup_s = steps.draft_s if lookup and steps else None
+        return Latency(visits.rounds(ratios, lookup_s), visits, steps, timings)
+    if steps is None:
+        raise UserError("latency: neither rounds nor steps were timed; time them or type them in")
+    rounds = RoundTimes.from_steps(steps, len(steps.verify_s) - 1, lookup=lookup)
+    return Latency(rounds, None, steps, timings)
 
 
-class LatencyDraws:
-    """Resampled step times: each timing's median is drawn once, and shared by all drafts."""
-
-    def __init__(self, draws: int, seed: int) -> None:
-        """Draw `draws` medians of each timing, from this seed."""
-        self._draws = draws
-        self._rng = np.random.default_rng([seed, 1])
-        self._medians: dict[StepTiming, Array] = {}
-
-    def relative_costs(self, latency: Latency, k: int, *, lookup: bool) -> Array:
-        """`round_costs` / target step, resampled, shape (draws, k + 1); (1, k + 1) if exact."""
-        times = latency.times
-        if not latency.timings:
-            return round_costs(times, k, lookup=lookup)[None] / times.target_s
-        by_name = {(t.role, t.kind, t.tokens): t for t in latency.timings}
-        target = self._drawn(by_name["target", "step", 1])
-        draft = self._drawn(by_name["draft", "step", 1])
-        verify = [target] * (k + 1)
-        if times.verify_s:
-            verify[1:] = [self._drawn(by_name[(*VERIFY, n + 1)]) for n in range(1, k + 1)]
-        drafting = draft[:, None] * (np.ones(k + 1) if lookup else np.arange(k + 1.0))
-        return (drafting + np.stack(verify, axis=1)) / target[:, None]
-
-    def _drawn(self, timing: StepTiming) -> Array:
-        if timing not in self._medians:
-            self._medians[timing] = median_draws(timing.samples_s, self._draws, self._rng)
-        return self._medians[timing]
+def latency_of_draft(
+    run: StoredRun, draft: str, temperature: float, *, lookup: bool = False
+) -> Latency | None:
+    """What a draft of a stored run costs; None where neither rounds nor steps were timed."""
+    timings = _timings_with(run.timings, draft)
+    visits = visits_of(run.rounds, draft, temperature)
+    return latency_of(timings, visits, lookup=lookup) if timings or visits else None
 
 
-def median_draws(samples: Sequence[float], draws: int, rng: np.random.Generator) -> Array:
-    """Medians of `draws` bootstrap resamples of the samples, [draws], exact in distribution."""
-    ordered = np.sort(np.asarray(samples, dtype=np.float64))
-    size = len(ordered)
-    half = (size + 1) // 2
-    # The half-th smallest of `size` uniforms, and above it the next one where size is even.
-    lower = rng.beta(half, size - half + 1, draws)
-    picked = ordered[np.minimum((lower * size).astype(np.intp), size - 1)]
-    if size % 2:
-        return picked
-    upper = lower + (1.0 - lower) * rng.beta(1, size - half, draws)
-    return (picked + ordered[np.minimum((upper * size).astype(np.intp), size - 1)]) / 2.0
+def _trimmed(ratios: Array, axis: int) -> Array:
+    return np.asarray(trim_mean(ratios, TRIMMED, axis=axis), dtype=np.float64)
+
+
+def _timings_with(timings: Sequence[StepTiming], draft: str) -> list[StepTiming]:
+    """A draft's own samples, with those of the target that were taken with it."""
+    own = [t for t in timings if t.role == "draft" and t.model == draft]
+    if not own:
+        return []
+    target = [t for t in timings if t.role == "target" and t.beside == own[0].beside]
+    return [*target, *own]

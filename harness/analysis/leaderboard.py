@@ -2,7 +2,7 @@
 
 The best K is chosen on the prompts it is shown for, so a row's speedup is a little optimistic; the
 verdict (`harness.analysis.verdict`) is the number without that optimism. Intervals resample prompts
-and step times, and are paired between drafts (`harness.analysis.predicted`).
+and visits, and are paired between drafts (`harness.analysis.predicted`).
 
 The acceptance rule belongs to the engine that will serve, so there is one leaderboard per rule.
 """
@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from harness.analysis.latency import break_even
 from harness.analysis.predicted import Latencies, SpeedupDraws, alpha_of, speedup_draws
 from harness.analysis.replayed import Replays
 from harness.analysis.setup import Setup, architecture
@@ -67,7 +66,7 @@ def rank(
         )
         for draft in replays.drafts
     ]
-    rows = [_row(name, replays, latencies, gains) for name in best]
+    rows = [_row(name, replays, latencies, gains, weights) for name in best]
     rows.append(LeaderboardRow(rank=0, draft=None, k=0, speedup=1.0))
     chances = _chances_best(best, gains)
     rows = [replace(row, probability_best=p) for row, p in zip(rows, chances, strict=True)]
@@ -90,11 +89,15 @@ def _chances_best(best: Sequence[Candidate], gains: SpeedupDraws) -> list[float 
 
 
 def _row(
-    name: Candidate, replays: Replays, latencies: Latencies, gains: SpeedupDraws
+    name: Candidate,
+    replays: Replays,
+    latencies: Latencies,
+    gains: SpeedupDraws,
+    weights: Mapping[str, float] | None,
 ) -> LeaderboardRow:
     """One draft's row, not yet ranked."""
-    counts, interval = replays.candidates[name], gains.interval(name)
-    times = latencies[name.draft].times
+    counts, interval = replays.weighted(name, weights), gains.interval(name)
+    latency = latencies[name.draft]
     alphas = gains.prompts.interval(gains.prompts.pooled(counts.accepted, counts.judged))
     return LeaderboardRow(
         rank=0,
@@ -107,12 +110,12 @@ def _row(
         alpha=alpha_of(counts),
         alpha_lo=alphas.lo if alphas else None,
         alpha_hi=alphas.hi if alphas else None,
-        breakeven_alpha=break_even(times, name.k, lookup=name.draft in replays.lookups),
-        draft_step_s=times.draft_s,
+        breakeven_alpha=latency.rounds.break_even_alpha(name.k),
+        draft_step_s=latency.steps.draft_s if latency.steps else None,
     )
 
 
-def with_costs(board: Leaderboard, setup: Setup, target_s: float) -> Leaderboard:
+def with_costs(board: Leaderboard, setup: Setup, plain_s: float) -> Leaderboard:
     """The leaderboard with what each draft takes of memory, and a token's price where known."""
     price = setup.price_per_hour
 
@@ -123,7 +126,7 @@ def with_costs(board: Leaderboard, setup: Setup, target_s: float) -> Leaderboard
             draft_memory_bytes=weights,
             usd_per_million_tokens=None
             if price is None
-            else usd_per_million_tokens(target_s / row.speedup, price),
+            else usd_per_million_tokens(plain_s / row.speedup, price),
         )
 
     return replace(board, rows=tuple(costed(row) for row in board.rows))

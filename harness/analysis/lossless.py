@@ -24,13 +24,13 @@ def analyse_snapshot(setup: Setup) -> Summary:
     run = setup.run
     checks = text_checks(run)
     tests = tuple(check for check in run.checks if isinstance(check, DistributionTest))
-    rows = measured_rows(run.trials, model=setup.model, draft=setup.draft, times=None)
+    rows = measured_rows(run.trials, model=setup.model, draft=setup.draft, times={})
     return Summary(
         run=setup.facts(rows),
         failures=failures(setup, checks=checks, tests=tests),
         caveats=caveats(setup),
         results=tuple(rows),
-        acceptance_by_position=tuple(measured_positions(setup.draft, run.trials)),
+        acceptance_by_position=tuple(measured_positions(setup.draft, run.trials, setup.weights)),
         text_checks=tuple(checks),
         distribution_tests=tests,
     )

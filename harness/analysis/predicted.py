@@ -1,40 +1,38 @@
 """Predicted seconds: replayed rounds times what a round costs, and every number that follows.
 
-Rows of results.csv, workload speedups with their intervals, whole requests, alpha by category.
-Counts are expectations, so they are not whole. Rates are ratios of sums over prompts; percentiles
-are over prompts, a prompt's repetitions taken together.
+prediction = tokens per round x R(0) / R(K). Rows of results.csv, workload speedups with their
+intervals, whole requests, alpha by category. Counts are expectations, so they are not whole. Rates
+are ratios of sums over prompts; percentiles are over prompts, a prompt's repetitions taken
+together. What is said of the whole workload weighs the prompt sets (`prompts.weights`).
 
-Every candidate is judged against a target step that was timed with its own draft; where these
-differ, its seconds are scaled to the first draft's target step, so that a machine whose pace
-changed between drafts does not favour any.
+Every candidate is judged against the plain token that was timed with its own draft; where these
+differ, its seconds are scaled to the first draft's, so that a machine whose pace changed between
+drafts does not favour any.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
-from harness.analysis.cells import ratio
-from harness.analysis.latency import (
-    Latency,
-    LatencyDraws,
-    break_even,
-    latency_of,
-    round_costs,
-)
+from harness.analysis.cells import expected_tokens_per_round, new_tokens, ratio
+from harness.analysis.latency import Latency
 from harness.analysis.replayed import Replays
 from harness.analysis.verdict import Candidate, Evidence, Facts, Timed
-from harness.records import ResultRow, StepTiming, UserError
-from harness.stats.bootstrap import RESAMPLES, Array, Interval, Resamples, resample
-from harness.stats.crossfit import FoldTimes
+from harness.records import Cell, ResultRow, Trial, UserError
+from harness.stats.bootstrap import (
+    RESAMPLES,
+    Array,
+    Interval,
+    Resamples,
+    resample,
+    set_weights,
+)
 from harness.summary import CategoryAlpha, RequestSummary
 from harness.theory.replay import Replayed
 
+# By draft, at the temperature of what is predicted
 Latencies = Mapping[str, Latency]
-# Fewer samples of a step than this in a fold give a median that is worse than no hold-out at all.
-FOLD_SAMPLES = 4
-FOLD_DRAWS = 200
 PERCENTILE = 95
 # The K at which categories are compared, or the nearest there is
 CATEGORY_K = 4
@@ -45,119 +43,49 @@ def alpha_of(counts: Replayed) -> float | None:
     return counts.alpha if counts.judged.sum() > 0.0 else None
 
 
-def _round_costs(name: Candidate, replays: Replays, latency: Latency) -> Array:
-    return round_costs(latency.times, name.k, lookup=name.draft in replays.lookups)
-
-
 def _check_times(replays: Replays, latencies: Latencies) -> None:
-    """Refuse a draft without step times, or a K that they do not cover."""
+    """Refuse a draft that was not timed, or a K beyond what was."""
     for name in replays.candidates:
         if name.draft not in latencies:
             raise UserError(
-                f"latency: no step times for draft {name.draft!r}; time it or type them in"
+                f"latency: draft {name.draft!r} was not timed; time it or type its times in"
             )
-        latencies[name.draft].times.v(name.k)
+        latencies[name.draft].rounds.at(name.k)
 
 
 # ---- what a verdict rests on ---------------------------------------------------------------------
 
 
-def evidence_of(replays: Replays, latencies: Latencies, *, seed: int = 0) -> Evidence:
-    """Predicted decode seconds of every candidate on each prompt.
-
-    A latency without samples is taken as exact.
-    """
+def evidence_of(replays: Replays, latencies: Latencies) -> Evidence:
+    """Predicted decode seconds of every candidate on each prompt."""
     _check_times(replays, latencies)
     tokens = replays.new_tokens
-    target_s = latencies[replays.drafts[0]].times.target_s
-    seconds = {
-        name: counts.proposals
-        @ _round_costs(name, replays, latencies[name.draft])
-        * (target_s / latencies[name.draft].times.target_s)
+    plain_s = latencies[replays.drafts[0]].rounds.plain_s
+    costs = {
+        name: counts.proposals @ latencies[name.draft].relative(name.k)
         for name, counts in replays.candidates.items()
     }
-    sampled = any(latencies[draft].timings for draft in replays.drafts)
     return Evidence(
         temperature=replays.temperature,
         prompts=replays.prompts,
         prompt_sets=replays.prompt_sets,
-        baseline=Timed(tokens * target_s, tokens),
-        candidates={name: Timed(decode_s, tokens) for name, decode_s in seconds.items()},
+        baseline=Timed(tokens * plain_s, tokens),
+        candidates={name: Timed(cost * plain_s, tokens) for name, cost in costs.items()},
         facts={
-            name: Facts(
-                alpha_of(counts),
-                break_even(
-                    latencies[name.draft].times, name.k, lookup=name.draft in replays.lookups
-                ),
-            )
+            name: Facts(alpha_of(counts), latencies[name.draft].rounds.break_even_alpha(name.k))
             for name, counts in replays.candidates.items()
         },
-        times_by_fold=partial(times_by_fold, replays=replays, latencies=latencies, seed=seed)
-        if sampled
-        else None,
+        visit_costs={
+            name: _by_visit(counts, latencies[name.draft]) / costs[name].sum()
+            for name, counts in replays.candidates.items()
+            if latencies[name.draft].visits is not None
+        },
     )
 
 
-def times_by_fold(
-    folds: int, *, replays: Replays, latencies: Latencies, seed: int = 0
-) -> FoldTimes:
-    """How far predicted seconds depend on which samples the steps were timed with, by fold.
-
-    The verdict chooses on some prompts and scores on others; for predicted seconds it must do the
-    same with the samples of the step times, which all prompts share. Every step's samples are dealt
-    into folds in turn, so that drift hits all folds alike. A step sampled fewer than FOLD_SAMPLES
-    times per fold is not split: then every fold is chosen and scored on all samples, and the
-    scatter alone is counted, once for all folds. Step times without samples are taken as exact.
-    """
-    sampled = {draft: latency for draft, latency in latencies.items() if latency.timings}
-    timings = [timing for latency in sampled.values() for timing in latency.timings]
-    split = all(len(timing.samples_s) >= folds * FOLD_SAMPLES for timing in timings)
-    draws = [LatencyDraws(FOLD_DRAWS, seed + fold) for fold in range(folds)]
-    parts = {draft: _parts(latency, folds) for draft, latency in sampled.items()} if split else {}
-    shape = (len(replays.candidates), folds)
-    times = FoldTimes(np.ones(shape), np.ones(shape), np.zeros(shape))
-    for row, name in enumerate(replays.candidates):
-        if name.draft not in sampled:
-            continue
-        if not split:
-            # One error for all folds, which does not average out over them
-            scatter = _scatter(name, replays, sampled[name.draft], draws[0])
-            times.spread[row] = scatter * np.sqrt(folds)
-            continue
-        every = _cost(name, replays, sampled[name.draft])
-        for fold, (inside, outside) in enumerate(zip(*parts[name.draft], strict=True)):
-            times.chosen[row, fold] = _cost(name, replays, outside) / every
-            times.scored[row, fold] = _cost(name, replays, inside) / every
-            times.spread[row, fold] = _scatter(name, replays, inside, draws[fold])
-    return times
-
-
-def _cost(name: Candidate, replays: Replays, latency: Latency) -> float:
-    """Seconds of all the candidate's rounds in target steps, at the medians."""
-    proposals = replays.candidates[name].proposals.sum(axis=0)
-    return float(proposals @ _round_costs(name, replays, latency)) / latency.times.target_s
-
-
-def _scatter(name: Candidate, replays: Replays, latency: Latency, draws: LatencyDraws) -> float:
-    """Standard deviation of the logarithm of `_cost` over resampled medians."""
-    costs = draws.relative_costs(latency, name.k, lookup=name.draft in replays.lookups)
-    return float(np.log(costs @ replays.candidates[name].proposals.sum(axis=0)).std())
-
-
-def _parts(latency: Latency, folds: int) -> tuple[list[Latency], list[Latency]]:
-    """The latency on each fold's samples, and on all but those."""
-
-    def part(timing: StepTiming, fold: int, *, inside: bool) -> StepTiming:
-        kept = [s for i, s in enumerate(timing.samples_s) if (i % folds == fold) == inside]
-        return replace(timing, samples_s=tuple(kept))
-
-    def latencies(*, inside: bool) -> list[Latency]:
-        return [
-            latency_of([part(timing, fold, inside=inside) for timing in latency.timings])
-            for fold in range(folds)
-        ]
-
-    return latencies(inside=True), latencies(inside=False)
+def _by_visit(counts: Replayed, latency: Latency) -> Array:
+    """[visit] what all of a candidate's rounds cost, in plain tokens of that visit."""
+    return latency.by_visit(counts.k) @ counts.proposals.sum(axis=0)
 
 
 # ---- speedups with their intervals ---------------------------------------------------------------
@@ -168,7 +96,7 @@ class SpeedupDraws:
     """Workload speedups of every candidate, from the same resamples."""
 
     prompts: Resamples
-    # By candidate, [1 + draws], prompts and step times resampled; entry 0 is the estimate.
+    # By candidate, [1 + draws], prompts and visits resampled; entry 0 is the estimate.
     joint: Mapping[Candidate, Array]
 
     def point(self, name: Candidate) -> float:
@@ -188,22 +116,23 @@ def speedup_draws(
     draws: int = RESAMPLES,
     seed: int = 0,
 ) -> SpeedupDraws:
-    """Resample prompts and step times, and take every candidate's workload speedup.
+    """Resample prompts, and the visits that timed rounds, and take every workload speedup.
 
-    A workload's speedup is 1 / the weighted mean over sets of seconds per token in target steps.
-    All candidates are resampled alike, so that "A beats B" is the share of resamples in which it
-    does.
+    A workload's speedup is 1 / the weighted mean over sets of what a token costs in plain tokens.
+    All candidates share the resampled prompts, and those of one draft its resampled visits, so that
+    "A beats B" is the share of resamples in which it does.
     """
     _check_times(replays, latencies)
     prompts = resample(replays.prompt_sets, weights, draws=draws, seed=seed)
-    steps = LatencyDraws(draws, seed)
+    seeds = {draft: seed + place for place, draft in enumerate(replays.drafts)}
     joint: dict[Candidate, Array] = {}
     for name, counts in replays.candidates.items():
-        latency, lookup = latencies[name.draft], name.draft in replays.lookups
-        medians = steps.relative_costs(Latency(latency.times), name.k, lookup=lookup)
-        resampled = steps.relative_costs(latency, name.k, lookup=lookup)
+        latency = latencies[name.draft]
+        resampled = latency.resampled(name.k, draws, seeds[name.draft])
         per_token = prompts.ratio(counts.proposals, counts.new_tokens)
-        costs = np.concatenate([medians, np.broadcast_to(resampled, (draws, name.k + 1))])
+        costs = np.concatenate(
+            [latency.relative(name.k)[None], np.broadcast_to(resampled, (draws, name.k + 1))]
+        )
         joint[name] = 1.0 / (per_token * costs).sum(axis=1)
     return SpeedupDraws(prompts, joint)
 
@@ -214,9 +143,9 @@ def speedup_draws(
 def replayed_rows(
     replays: Replays, latencies: Latencies, *, model: str, draws: int = RESAMPLES, seed: int = 0
 ) -> list[ResultRow]:
-    """One row per prompt set and candidate, `source` replayed, and a k = 0 row per prompt set.
+    """One row per prompt set and candidate, and one of plain decoding per prompt set.
 
-    The baseline rows use the first draft's step times.
+    The baseline rows use the first draft's plain token.
     """
     rows: list[ResultRow] = []
     for prompt_set in sorted(set(replays.prompt_sets)):
@@ -226,13 +155,61 @@ def replayed_rows(
         rows.append(_baseline_row(part, baseline, model))
         for name in part.candidates:
             latency = latencies[name.draft]
-            pace = baseline.times.target_s / latency.times.target_s
+            pace = baseline.rounds.plain_s / latency.rounds.plain_s
             rows.append(_at_pace(_row(name, part, latency, gains, model), pace))
     return rows
 
 
+def synthetic_rows(
+    measured: Sequence[ResultRow],
+    trials: Sequence[Trial],
+    rates: Mapping[Cell, Sequence[float]],
+    latencies: Mapping[float, Latency],
+) -> list[ResultRow]:
+    """One row per measured cell, from the acceptance that was set and the texts' own lengths.
+
+    `latencies` are by temperature.
+    """
+    rows: list[ResultRow] = []
+    for row in measured:
+        cell = Cell(row.prompt_set or "", row.temperature or 0.0, row.k)
+        lengths = [round(new_tokens(trial)) for trial in trials if trial.cell_key == cell]
+        latency = latencies.get(cell.temperature)
+        if latency is None or not lengths or not (row.k == 0 or cell in rates):
+            continue
+        tokens = expected_tokens_per_round(rates[cell], lengths) if row.k else None
+        if latency.rounds.covers(row.k):
+            rows.append(_predicted_cell(row, latency, tokens))
+    return rows
+
+
+def _predicted_cell(row: ResultRow, latency: Latency, tokens_per_round: float | None) -> ResultRow:
+    """What R predicts of a measured cell with so many tokens per round; None for a plain token."""
+    rounds = latency.rounds
+    speedup = 1.0 if tokens_per_round is None else rounds.speedup(tokens_per_round, row.k)
+    ms_per_token = 1e3 * rounds.plain_s / speedup
+    return ResultRow(
+        model=row.model,
+        draft=row.draft,
+        prompt_set=row.prompt_set,
+        temperature=row.temperature,
+        k=row.k,
+        source="replayed",
+        status="complete",
+        prompts=row.prompts,
+        new_tokens=row.new_tokens,
+        rounds=ratio(row.new_tokens, tokens_per_round),
+        tokens_per_round=tokens_per_round,
+        rule=row.rule,
+        ms_per_token=ms_per_token,
+        tokens_per_second=ratio(1e3, ms_per_token),
+        speedup=speedup,
+        breakeven_alpha=rounds.break_even_alpha(row.k) if row.k else None,
+    )
+
+
 def _at_pace(row: ResultRow, pace: float) -> ResultRow:
-    """A row's times on the machine as it was when the baseline's target step was timed."""
+    """A row's times on the machine as it was when the baseline's plain token was timed."""
     names = ("ms_per_token", "ms_per_token_p50", "ms_per_token_p90", "ttft_ms")
     times = {name: value * pace for name in names if (value := getattr(row, name)) is not None}
     return replace(row, **times, tokens_per_second=ratio(row.tokens_per_second, pace))
@@ -249,7 +226,7 @@ def _timed(part: Replays, k: int, seconds: Array, model: str) -> ResultRow:
         prompt_set=part.prompt_sets[0],
         temperature=part.temperature,
         k=k,
-        source="replayed" if k else "theory",
+        source="replayed",
         status="complete",
         prompts=len(part.prompts),
         new_tokens=round(float(tokens.sum())),
@@ -261,19 +238,20 @@ def _timed(part: Replays, k: int, seconds: Array, model: str) -> ResultRow:
 
 
 def _baseline_row(part: Replays, latency: Latency, model: str) -> ResultRow:
-    target_s = latency.times.target_s
-    row = _timed(part, 0, part.new_tokens * target_s, model)
+    plain_s = latency.rounds.plain_s
+    row = replace(_timed(part, 0, part.new_tokens * plain_s, model), speedup=1.0)
     prefill = _prefill_seconds(part, latency)
-    if prefill is not None:
-        row = replace(row, ttft_ms=1e3 * float(np.median(prefill / part.texts) + target_s))
-    return replace(row, speedup=1.0, request_speedup=1.0 if prefill is not None else None)
+    if prefill is None:
+        return row
+    ttft_ms = 1e3 * float(np.median(prefill / _texts(part)) + plain_s)
+    return replace(row, ttft_ms=ttft_ms, request_speedup=1.0)
 
 
 def _row(
     name: Candidate, part: Replays, latency: Latency, gains: SpeedupDraws, model: str
 ) -> ResultRow:
-    counts, lookup = part.candidates[name], name.draft in part.lookups
-    seconds = counts.proposals @ _round_costs(name, part, latency)
+    counts, plain_s = part.candidates[name], latency.rounds.plain_s
+    seconds = plain_s * (counts.proposals @ latency.relative(name.k))
     bounds = gains.interval(name)
     alphas = gains.prompts.interval(gains.prompts.pooled(counts.accepted, counts.judged))
     accepted, drafted = float(counts.accepted.sum()), float(counts.drafted.sum())
@@ -294,17 +272,17 @@ def _row(
         speedup=gains.point(name),
         speedup_lo=bounds.lo if bounds else None,
         speedup_hi=bounds.hi if bounds else None,
-        breakeven_alpha=break_even(latency.times, name.k, lookup=lookup),
+        breakeven_alpha=latency.rounds.break_even_alpha(name.k),
     )
     plain = _prefill_seconds(part, latency)
     both = _prefill_seconds(part, latency, name.draft)
     if plain is None or both is None:
         return row
-    before = plain.sum() + part.new_tokens.sum() * latency.times.target_s
+    before = plain.sum() + part.new_tokens.sum() * plain_s
     round_s = float(seconds.sum() / counts.rounds.sum())
     return replace(
         row,
-        ttft_ms=1e3 * float(np.median(both / part.texts) + round_s),
+        ttft_ms=1e3 * float(np.median(both / _texts(part)) + round_s),
         request_speedup=float(before / (both.sum() + seconds.sum())),
     )
 
@@ -312,46 +290,63 @@ def _row(
 # ---- whole requests ------------------------------------------------------------------------------
 
 
+def _texts(replays: Replays) -> Array:
+    """How many texts each prompt has, [n]."""
+    return np.array([len(lengths) for lengths in replays.prompt_tokens], dtype=np.float64)
+
+
 def _prefill_seconds(replays: Replays, latency: Latency, draft: str | None = None) -> Array | None:
     """Prefill seconds of each prompt, its repetitions added up, [n]; None where unknown.
 
-    Taken as linear in the prompt's tokens, which understates a long prompt's attention.
-
     A draft's prefill is added to the target's; a look-up has none.
     """
-    if latency.target_prefill_s is None:
+    roles = ["target"] if draft is None or draft in replays.lookups else ["target", "draft"]
+    lengths = np.concatenate([np.array(each, dtype=np.float64) for each in replays.prompt_tokens])
+    parts = [latency.prefill_s(role, lengths) for role in roles]
+    if any(part is None for part in parts):
         return None
-    rate = latency.target_prefill_s
-    if draft is not None and draft not in replays.lookups:
-        if latency.draft_prefill_s is None:
-            return None
-        rate += latency.draft_prefill_s
-    return replays.prompt_tokens * rate
+    prompt_of_text = np.repeat(np.arange(len(replays.prompts)), _texts(replays).astype(np.intp))
+    total = np.sum([part for part in parts if part is not None], axis=0)
+    summed = np.bincount(prompt_of_text, total, minlength=len(replays.prompts))
+    return summed.astype(np.float64)
 
 
-def request_summary(replays: Replays, name: Candidate, latency: Latency) -> RequestSummary | None:
+def request_summary(
+    replays: Replays,
+    name: Candidate,
+    latency: Latency,
+    weights: Mapping[str, float] | None = None,
+) -> RequestSummary | None:
     """Whole requests with one candidate, prefills included: what a user waits for.
 
     Speculation adds the draft's prefill and saves decoding, so it gains less on a request than on
     its decoding, and may lose where the prompt is long and the answer short. None where a prefill
-    was not timed.
+    was not timed, or not at the prompts' lengths.
     """
-    counts = replays.candidates[name]
+    counts, plain_s = replays.candidates[name], latency.rounds.plain_s
     plain = _prefill_seconds(replays, latency)
     both = _prefill_seconds(replays, latency, name.draft)
     if plain is None or both is None:
         return None
-    before = plain + counts.new_tokens * latency.times.target_s
-    after = both + counts.proposals @ _round_costs(name, replays, latency)
+    before = plain + counts.new_tokens * plain_s
+    after = both + plain_s * (counts.proposals @ latency.relative(name.k))
+    shares, texts = set_weights(replays.prompt_sets, weights), _texts(replays)
+    sizes = {each: replays.prompt_sets.count(each) for each in shares}
+    weight = np.array([shares[each] / sizes[each] for each in replays.prompt_sets])
+
+    def p95(seconds: Array) -> float:
+        method = "inverted_cdf"  # the one that takes weights
+        return float(np.percentile(seconds / texts, PERCENTILE, weights=weight, method=method))
+
     return RequestSummary(
         draft=name.draft,
         k=name.k,
         temperature=replays.temperature,
         prompts=len(replays.prompts),
-        speedup=float(before.sum() / after.sum()),
-        plain_p95_s=float(np.percentile(before / replays.texts, PERCENTILE)),
-        speculative_p95_s=float(np.percentile(after / replays.texts, PERCENTILE)),
-        slower_share=float((after > before).mean()),
+        speedup=float(weight @ before / (weight @ after)),
+        plain_p95_s=p95(before),
+        speculative_p95_s=p95(after),
+        slower_share=float(weight @ (after > before)),
     )
 
 

@@ -1,20 +1,17 @@
-"""A profile: what each model's steps take and wait for, and what speculation could gain at most.
+"""A profile: what a plain token and a round take, what they are made of, and the most to be gained.
 
-The waterfall. A round takes K draft steps, a verify, an accept step, reading the outcome on the
-host, and a rewind; in units of a bare target step these are K c, v(K), and three more. The ideal is
-(K + 1) / (K c + 1): every draft token accepted, a verify that costs one step, nothing else. Putting
-in what was measured, one thing after the other, ends at what the loop really gained over plain
-decoding, with nothing left over:
+R(0) and R(K) are of the running loop (`harness.analysis.latency`). The largest speedup at K is
+(K + 1) R(0) / R(K), with every draft token accepted; break-even alphas follow from the same R.
 
-    (K + 1) / (K c + 1)                       ideal
-    (K + 1) / (K c + v)                       verify costs v(K), not 1
-    tokens_per_round / (K c + v)              the measured acceptance
-    tokens_per_round / (K c + v + accept ...) and so on, to the whole round
-    x plain token / bare step                 plain decoding has costs besides its step, too
+The waterfall. If a round took no longer than a plain token it would bring K + 1. Then what was
+measured is put in, one thing after the other: K draft steps; the verify in place of a plain token;
+accepting; reading the outcome on the host; the rewind; and what these parts leave unexplained of
+R(K). That is the largest speedup; with the measured acceptance it is the speedup.
 
-A round was timed whole and in parts within moments. Times are means over the quarter of these pairs
-with the smallest sum: whatever else runs on a machine only ever adds, and unlike medians means of
-the same rounds add up.
+Rounds were timed in parts, and plain decoding next to them, within moments. Times are means over
+the quarter of them with the smallest sum: whatever else runs on a machine only ever adds, and
+unlike medians means of the same rounds add up. They are then scaled to the plain token of R, so
+that parts and R(K) are of one pace of the machine.
 
 Batches. Sequences decoded together share the reading of the weights, which is what speculation
 gains from: the more of them, the more a drafted position costs. At each batch the formulas are the
@@ -30,9 +27,17 @@ from numpy.typing import NDArray
 
 from harness.analysis.caveats import caveats, failures, launch_bound
 from harness.analysis.cells import measured_rows
-from harness.analysis.latency import latency_of, reference, stored_rows
+from harness.analysis.latency import latency_of_draft, reference, stored_rows
 from harness.analysis.setup import Setup
-from harness.records import VERIFY_AND_ACCEPT, LatencyRow, PartTiming, ResultRow, SkippedCell, Trial
+from harness.records import (
+    GREEDY,
+    VERIFY_AND_ACCEPT,
+    LatencyRow,
+    PartTiming,
+    ResultRow,
+    SkippedCell,
+    Trial,
+)
 from harness.summary import (
     Bandwidth,
     BatchGain,
@@ -46,7 +51,7 @@ from harness.summary import (
     WaterfallStep,
 )
 from harness.theory.roofline import shortest_context, step_bounds
-from harness.theory.speedup import StepTimes, best_k, ideal_speedup
+from harness.theory.speedup import RoundTimes, StepTimes, best_k
 
 # Parts in the order of a round; recorded as one graph, verify and accept cannot be timed apart.
 ORDER = ("draft", "verify", "accept", VERIFY_AND_ACCEPT, "host", "rewind")
@@ -61,6 +66,7 @@ def analyse_profile(setup: Setup) -> Summary:
     latency = stored_rows(run)
     bounds = step_bounds(latency)
     gains = batch_gains(latency, setup.alphas)
+    latency_of_pair = latency_of_draft(run, setup.draft, GREEDY)
     bandwidth = run.manifest.get("bandwidth")
     base = Summary(
         run=setup.facts(measured),
@@ -78,7 +84,12 @@ def analyse_profile(setup: Setup) -> Summary:
         else None,
         bytes_read=tuple(BytesRead(**entry) for entry in run.manifest.get("bytes_read") or ()),
         step_bounds=tuple(bounds),
-        rounds=tuple(round_breakdowns(run.parts)),
+        rounds=tuple(
+            round_breakdowns(
+                run.parts,
+                latency_of_pair.rounds if latency_of_pair and latency_of_pair.visits else None,
+            )
+        ),
         step_curves=tuple(step_curves(latency)),
         batch_gains=tuple(gains),
         stopping_batches=tuple(stopping_batches(gains)),
@@ -86,20 +97,20 @@ def analyse_profile(setup: Setup) -> Summary:
             SkippedCell(**entry) for entry in run.manifest.get("skipped_cells") or ()
         ),
     )
-    timed = reference(run.timings)
-    if not timed:
+    if latency_of_pair is None:
         return replace(base, caveats=caveats(setup, measured))
-    latency_of_pair = latency_of(timed)
-    times, ks = latency_of_pair.times, range(1, max(setup.ks, default=0) + 1)
+    rounds, steps = latency_of_pair.rounds, latency_of_pair.summary(setup.draft)
+    ks = [k for k in range(1, max(setup.ks, default=0) + 1) if rounds.covers(k)]
     return replace(
         base,
-        results=(*measured, *(_ceiling_row(setup, k, times) for k in ks if times.covers(k))),
+        results=(*measured, *(_ceiling_row(setup, k, rounds) for k in ks)),
         caveats=(
-            *caveats(setup, measured, timed),
-            *launch_bound(shortest_context(bounds), times),
+            *caveats(setup, measured, reference(run.timings)),
+            *launch_bound(shortest_context(bounds), latency_of_pair.steps),
         ),
-        steps=(latency_of_pair.summary(setup.draft),),
-        ceilings=ceilings(times, ks),
+        steps=() if steps is None else (steps,),
+        round_times=(latency_of_pair.round_summary(setup.draft),),
+        ceilings=ceilings(rounds, latency_of_pair.steps, ks),
     )
 
 
@@ -110,11 +121,11 @@ def _plain_rows(trials: Sequence[Trial], model: str) -> list[ResultRow]:
         for trial in trials
         if trial.model == model
     ]
-    rows = measured_rows(trials_of_model, model=model, draft="", times=None)
+    rows = measured_rows(trials_of_model, model=model, draft="", times={})
     return [replace(row, draft=None) for row in rows]
 
 
-def _ceiling_row(setup: Setup, k: int, times: StepTimes) -> ResultRow:
+def _ceiling_row(setup: Setup, k: int, rounds: RoundTimes) -> ResultRow:
     """The speedup if all of the draft were accepted, and the alpha that breaks even."""
     return ResultRow(
         model=setup.model,
@@ -126,39 +137,49 @@ def _ceiling_row(setup: Setup, k: int, times: StepTimes) -> ResultRow:
         status="complete",
         alpha=1.0,
         tokens_per_round=k + 1.0,
-        ms_per_token=1e3 * times.round_s(k) / (k + 1),
-        tokens_per_second=(k + 1) / times.round_s(k),
-        speedup=ideal_speedup(k, times.c, times.v(k)),
-        breakeven_alpha=times.break_even_alpha(k),
+        ms_per_token=1e3 * rounds.at(k) / (k + 1),
+        tokens_per_second=(k + 1) / rounds.at(k),
+        speedup=rounds.speedup(k + 1.0, k),
+        breakeven_alpha=rounds.break_even_alpha(k),
     )
 
 
-def ceilings(times: StepTimes, ks: Iterable[int]) -> tuple[CeilingAtK, ...]:
-    """What each K that the times cover could give at best, and needs at least."""
+def ceilings(
+    rounds: RoundTimes, steps: StepTimes | None, ks: Iterable[int]
+) -> tuple[CeilingAtK, ...]:
+    """What each K could give at best, and needs at least."""
     return tuple(
         CeilingAtK(
             k=k,
-            v=times.v(k),
-            ideal_speedup=ideal_speedup(k, times.c, times.v(k)),
-            ideal_seconds_per_token=times.round_s(k) / (k + 1),
-            breakeven_alpha=times.break_even_alpha(k),
+            v=steps.v(k) if steps is not None and steps.covers(k) else None,
+            ideal_speedup=rounds.speedup(k + 1.0, k),
+            ideal_seconds_per_token=rounds.at(k) / (k + 1),
+            breakeven_alpha=rounds.break_even_alpha(k),
         )
         for k in ks
-        if times.covers(k)
     )
 
 
 # ---- rounds in parts -----------------------------------------------------------------------------
 
 
-def round_breakdowns(timings: Sequence[PartTiming]) -> list[RoundBreakdown]:
-    """Each K's round in parts, K ascending; empty without plain decoding to compare with."""
+def round_breakdowns(
+    timings: Sequence[PartTiming], rounds: RoundTimes | None = None
+) -> list[RoundBreakdown]:
+    """Each K's round in parts, K ascending; empty without plain decoding to compare with.
+
+    They explain R(K) of `rounds`; without it, the whole rounds that were timed next to the parts.
+    """
     timed = {(timing.k, timing.part): timing for timing in timings}
     if (0, "step") not in timed or (0, "round") not in timed:
         return []
     step, plain = _fastest_quarter([timed[0, name].samples_s for name in ("step", "round")])
     ks = sorted({timing.k for timing in timings} - {0})
-    return [_breakdown(k, timed, step, plain) for k in ks if (k, "round") in timed]
+    return [
+        _breakdown(k, timed, step, plain, rounds)
+        for k in ks
+        if (k, "round") in timed and (rounds is None or rounds.covers(k))
+    ]
 
 
 def _fastest_quarter(samples_s: Sequence[Sequence[float]]) -> list[float]:
@@ -170,53 +191,55 @@ def _fastest_quarter(samples_s: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _breakdown(
-    k: int, timed: Mapping[tuple[int, str], PartTiming], step_s: float, plain_s: float
+    k: int,
+    timed: Mapping[tuple[int, str], PartTiming],
+    step_s: float,
+    plain_s: float,
+    rounds: RoundTimes | None,
 ) -> RoundBreakdown:
-    rounds = timed[k, "round"]
+    whole = timed[k, "round"]
     names = [name for name in ORDER if (k, name) in timed]
     round_s, *parts = _fastest_quarter(
-        [rounds.samples_s, *(timed[k, name].samples_s for name in names)]
+        [whole.samples_s, *(timed[k, name].samples_s for name in names)]
     )
-    seconds = dict(zip(names, parts, strict=True))
-    tokens = sum(rounds.tokens) / len(rounds.tokens)
-    speedup = tokens * plain_s / round_s
+    pace = 1.0 if rounds is None else rounds.plain_s / plain_s
+    round_s = round_s if rounds is None else rounds.at(k)
+    seconds = {name: pace * value for name, value in zip(names, parts, strict=True)}
+    tokens = sum(whole.tokens) / len(whole.tokens)
+    waterfall = _waterfall(k, seconds, round_s, tokens, pace * plain_s)
     return RoundBreakdown(
         k=k,
-        rounds=len(rounds.samples_s),
+        rounds=len(whole.samples_s),
         round_s=round_s,
         parts=tuple(RoundPart(name, value) for name, value in seconds.items()),
-        unexplained_s=round_s - sum(parts),
+        unexplained_s=round_s - sum(seconds.values()),
         tokens_per_round=tokens,
-        step_s=step_s,
-        plain_s=plain_s,
-        speedup=speedup,
-        waterfall=_waterfall(k, seconds, round_s, tokens, step_s, speedup),
+        step_s=pace * step_s,
+        plain_s=pace * plain_s,
+        speedup=waterfall[-1].speedup,
+        waterfall=waterfall,
     )
 
 
 def _waterfall(
-    k: int,
-    parts: Mapping[str, float],
-    round_s: float,
-    tokens: float,
-    step_s: float,
-    speedup: float,
+    k: int, parts: Mapping[str, float], round_s: float, tokens: float, plain_s: float
 ) -> tuple[WaterfallStep, ...]:
-    """The speedup from ideal to measured."""
-    drafting = parts.get("draft", 0.0)
-    verifying = parts.get("verify") or parts.get(VERIFY_AND_ACCEPT, 0.0)
+    """The speedup from K + 1 to the measured one."""
+    verify = "verify" if "verify" in parts else VERIFY_AND_ACCEPT
+    drafting, verifying = parts.get("draft", 0.0), parts.get(verify, 0.0)
+    most = (k + 1) * plain_s
     cost = drafting + verifying
     speeds: list[tuple[str, float, float | None]] = [
-        ("ideal", (k + 1) * step_s / (drafting + step_s), None),
-        ("verify", (k + 1) * step_s / cost, verifying / step_s),
-        ("acceptance", tokens * step_s / cost, tokens),
+        ("free", k + 1.0, None),
+        ("draft", most / (drafting + plain_s), drafting / plain_s),
+        ("verify", most / cost, verifying / plain_s),
     ]
     for name in NOT_FORWARDS:
         if parts.get(name):
             cost += parts[name]
-            speeds.append((name, tokens * step_s / cost, None))
-    speeds.append(("unexplained", tokens * step_s / round_s, None))
-    speeds.append(("plain_overhead", speedup, None))
+            speeds.append((name, most / cost, None))
+    speeds.append(("unexplained", most / round_s, None))
+    speeds.append(("acceptance", tokens * plain_s / round_s, tokens))
     before = [speeds[0][1], *(value for _, value, _ in speeds[:-1])]
     return tuple(
         WaterfallStep(cause, after, after / last, value)

@@ -16,7 +16,7 @@ from harness.analysis.cells import completed, latest, new_tokens, per_prompt
 from harness.analysis.verdict import Candidate
 from harness.records import Cell, Rule, TextKey, TextTrace, Trial, UserError
 from harness.stats import ratios
-from harness.stats.bootstrap import Array
+from harness.stats.bootstrap import Array, set_weights
 from harness.summary import ReplayCheck
 from harness.theory.acceptance import check_k
 from harness.theory.replay import Replayed, accept_probabilities, by_start, replay, stacked
@@ -35,8 +35,8 @@ class Replays:
     prompts: tuple[str, ...]
     prompt_sets: tuple[str, ...]
     categories: tuple[str | None, ...]
-    texts: Array  # [n] how many texts (repetitions x turns) each prompt has
-    prompt_tokens: Array  # [n] their prompt lengths added up
+    # prompt_tokens: of each prompt, the lengths of its texts' prompts (repetitions x turns), n.
+    prompt_tokens: tuple[tuple[int, ...], ...]
     candidates: Mapping[Candidate, Replayed]  # by (draft, K), counts of each prompt
     # The drafts that cost one look-up per round, rather than a step per token.
     lookups: frozenset[str]
@@ -56,6 +56,17 @@ class Replays:
         """The K of any draft, ascending."""
         return tuple(sorted({name.k for name in self.candidates}))
 
+    def weighted(self, name: Candidate, weights: Mapping[str, float] | None) -> Replayed:
+        """A candidate's counts per token of the workload: every rate of them is the workload's.
+
+        Sets count by their weights, equal if None, whatever their number of tokens.
+        """
+        shares = set_weights(self.prompt_sets, weights)
+        sets, tokens = np.array(self.prompt_sets, dtype=object), self.new_tokens
+        of_set = {each: float(tokens[sets == each].sum()) for each in shares}
+        factors = np.array([shares[each] / of_set[each] for each in self.prompt_sets])
+        return self.candidates[name].scaled(factors)
+
     def only(self, prompt_sets: Sequence[str]) -> "Replays":
         """The prompts of some prompt sets alone."""
         return self.rows([name in prompt_sets for name in self.prompt_sets])
@@ -68,8 +79,7 @@ class Replays:
             prompts=tuple(self.prompts[row] for row in rows),
             prompt_sets=tuple(self.prompt_sets[row] for row in rows),
             categories=tuple(self.categories[row] for row in rows),
-            texts=self.texts[rows],
-            prompt_tokens=self.prompt_tokens[rows],
+            prompt_tokens=tuple(self.prompt_tokens[row] for row in rows),
             candidates={name: counts.rows(rows) for name, counts in self.candidates.items()},
         )
 
@@ -139,15 +149,16 @@ def _by_prompt(
     place = {name: index for index, name in enumerate(names)}
     groups = np.array([place[name] for name in prompt_of_text], dtype=np.intp)
     category = {name: text.category for name, text in zip(prompt_of_text, texts, strict=True)}
-    lengths = np.array([text.prompt_tokens for text in texts], dtype=np.float64)
+    lengths: list[list[int]] = [[] for _ in names]
+    for group, text in zip(groups, texts, strict=True):
+        lengths[group].append(text.prompt_tokens)
     return Replays(
         rule=rule,
         temperature=texts[0].temperature,
         prompts=tuple(prompt for _, prompt in names),
         prompt_sets=tuple(prompt_set for prompt_set, _ in names),
         categories=tuple(category[name] for name in names),
-        texts=np.bincount(groups).astype(np.float64),
-        prompt_tokens=np.bincount(groups, lengths).astype(np.float64),
+        prompt_tokens=tuple(map(tuple, lengths)),
         candidates={name: each.summed(groups, len(names)) for name, each in counts.items()},
         lookups=lookups,
     )

@@ -1,4 +1,4 @@
-"""Numbers that a server measured: step times and acceptance from its log or its benchmark.
+"""Numbers that were measured elsewhere: by a server, from its log or benchmark, or by a run.
 
 A server that reports, for several K, its tokens per round and its time per token says what its
 rounds cost, for a round takes tokens_per_round x seconds_per_token. A round drafts K tokens and
@@ -25,10 +25,10 @@ import numpy as np
 from scipy.special import stdtrit
 from scipy.stats import linregress
 
+from harness.analysis.latency import Latency
 from harness.records import UserError
 from harness.stats.bootstrap import CONFIDENCE
 from harness.summary import Caveat, FittedRound, RoundFit
-from harness.theory.speedup import StepTimes
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,9 @@ class MeasuredInputs:
     draft_ms: float | None = None
     target_ms: float | None = None
     verify_ms: tuple[float, ...] | None = None
+    # plain_ms, round_ms: R(0), and R(K) by K, of a run that timed rounds.
+    plain_ms: float | None = None
+    round_ms: dict[int, float] | None = None
     k: tuple[int, ...] | None = None
     acceptance_rate: dict[int, float] | None = None
     acceptance_by_position: tuple[float, ...] | None = None
@@ -111,19 +114,27 @@ def from_log(
     )
 
 
-def from_step_times(run: str, times: StepTimes, ks: Sequence[int]) -> MeasuredInputs:
-    """The step times of a run; K whose verify it did not time are left out."""
-    covered = tuple(k for k in ks if times.covers(k))
-    if not covered:
-        raise UserError(f"latency_from={run}: times no verify for k={list(ks)}")
+def from_run(run: str, latency: Latency, ks: Sequence[int]) -> MeasuredInputs:
+    """A run's round times, and the steps that explain them; K that were not timed are left out.
+
+    A run of a version that timed no rounds gives its steps alone.
+    """
+    steps, rounds = latency.steps, latency.rounds
+    covered = tuple(k for k in ks if rounds.covers(k))
+    if not covered or steps is None:
+        raise UserError(f"latency_from={run}: times no rounds for k={list(ks)}")
     left_out = ", ".join(str(k) for k in ks if k not in covered)
-    return MeasuredInputs(
-        draft_ms=1e3 * times.draft_s,
-        target_ms=1e3 * times.target_s,
-        verify_ms=tuple(1e3 * value for value in times.verify_s) or None,
+    inputs = MeasuredInputs(
+        draft_ms=1e3 * steps.draft_s,
+        target_ms=1e3 * steps.target_s,
+        verify_ms=tuple(1e3 * value for value in steps.verify_s) or None,
         k=covered,
         caveats=(Caveat("latency_from_too_short", {"ks": left_out}),) if left_out else (),
     )
+    if latency.visits is None:
+        return replace(inputs, caveats=(Caveat("priced_from_steps"), *inputs.caveats))
+    round_ms = {k: 1e3 * rounds.at(k) for k in covered}
+    return replace(inputs, plain_ms=1e3 * rounds.plain_s, round_ms=round_ms)
 
 
 def with_baseline(inputs: MeasuredInputs, baseline: ServerBenchmark) -> MeasuredInputs:

@@ -195,7 +195,7 @@ class Setup:
         """Which run this is, with what became of the rows that stand for generations."""
         ran = [row for row in results if row.source == "measured"]
         if self.replay_only:
-            ran = [row for row in results if row.source == "replayed" or row.k == 0]
+            ran = [row for row in results if row.source == "replayed"]
         stored = self.run.manifest.get("status")
         known = ("complete", "running", "failed")
         counts: Mapping[str, int] = self.run.manifest.get("prompts") or {}

@@ -1,4 +1,4 @@
-"""A sweep or an audition: which draft and K to serve, from generations, traces and step times.
+"""A sweep or an audition: which draft and K to serve, from generations, traces and round times.
 
 A sweep has one draft and also runs generations. Where generations ran the verdict rests on them,
 and replay is checked against them; else the verdict rests on replay. Rankings under every
@@ -13,14 +13,18 @@ from functools import cached_property
 from harness.analysis.caveats import caveats, failures, greedy_texts_differ
 from harness.analysis.cells import (
     completed,
-    expected_tokens_per_round,
     latest,
     measured_positions,
     measured_rows,
-    theory_rows,
 )
 from harness.analysis.explanation import Case, case_of, explain, rules_of_thumb
-from harness.analysis.latency import LOOKUP_S, Latency, latency_of, latency_of_draft, stored_rows
+from harness.analysis.latency import (
+    LOOKUP_S,
+    Latency,
+    latency_of_draft,
+    stored_rows,
+    typed_latency,
+)
 from harness.analysis.leaderboard import ENGINES, Ranking, draft_memory, rank, with_costs
 from harness.analysis.lossless import distrust, text_checks, without_faulty
 from harness.analysis.predicted import (
@@ -28,6 +32,7 @@ from harness.analysis.predicted import (
     evidence_of,
     replayed_rows,
     request_summary,
+    synthetic_rows,
 )
 from harness.analysis.replayed import replay_check, replay_drafts
 from harness.analysis.setup import Setup
@@ -54,13 +59,14 @@ from harness.summary import (
     LeastRegret,
     ReplayCheck,
     RequestSummary,
+    RoundSummary,
     RuleOfThumb,
     Summary,
     TextCheck,
     Verdict,
 )
 from harness.theory.cost import usd_per_million_tokens
-from harness.theory.speedup import StepTimes
+from harness.theory.speedup import RoundTimes, StepTimes
 
 
 def analyse_pair(setup: Setup) -> Summary:
@@ -81,11 +87,21 @@ def analyse_pair(setup: Setup) -> Summary:
         ),
         results=tuple(pair.results),
         latency=pair.latency,
-        steps=tuple(latency.summary(draft) for draft, latency in pair.latencies.items()),
+        steps=tuple(
+            steps
+            for draft, latency in pair.first_latencies.items()
+            if (steps := latency.summary(draft)) is not None
+        ),
+        round_times=pair.round_times,
         best_cell=None if pair.texts_differ else _best_cell(pair.results),
         leaderboards=tuple(ranking.leaderboard for ranking in pair.rankings.values()),
-        least_regret=() if pair.texts_differ else tuple(_least_regret(pair.evidence)),
-        acceptance_by_position=(*measured_positions(setup.draft, pair.trials), *pair.positions()),
+        least_regret=()
+        if pair.texts_differ
+        else tuple(_least_regret(pair.evidence, setup.weights)),
+        acceptance_by_position=(
+            *measured_positions(setup.draft, pair.trials, setup.weights),
+            *pair.positions(),
+        ),
         category_alpha=tuple(
             row
             for ranking in pair.rankings_of_run_rule
@@ -153,70 +169,95 @@ class _Pair:
         return by_draft
 
     @cached_property
-    def latencies(self) -> dict[str, Latency]:
-        """Step times by draft, of those that have any."""
-        timings = self.setup.run.timings
-        if self.setup.command == "sweep":
-            return {self.setup.draft: latency_of(timings)} if timings else {}
-        by_draft = {name: self._latency(name) for name in self.traces}
-        return {name: latency for name, latency in by_draft.items() if latency is not None}
+    def latencies(self) -> dict[float, dict[str, Latency]]:
+        """By temperature, what each draft costs; of the drafts that were timed."""
+        drafts = [self.setup.draft] if self.setup.command == "sweep" else list(self.traces)
+        return {
+            temperature: {
+                draft: latency
+                for draft in drafts
+                if (latency := self._latency(draft, temperature)) is not None
+            }
+            for temperature in self.setup.temperatures
+        }
 
-    def _latency(self, draft: str) -> Latency | None:
+    def _latency(self, draft: str, temperature: float) -> Latency | None:
         """From the configuration if target_ms is given, otherwise timed."""
-        typed = self.setup.conf("latency")
+        traces = self.traces.get(draft)
+        lookup = traces is not None and traces[0].matches is not None
         if not self.setup.typed_latency:
-            return latency_of_draft(draft, self.setup.run.timings)
+            return latency_of_draft(self.setup.run, draft, temperature, lookup=lookup)
+        typed = self.setup.conf("latency")
         draft_ms = typed.get("draft_ms")
         if isinstance(draft_ms, Mapping):
             draft_ms = draft_ms.get(draft)
-        elif self.traces[draft][0].matches is not None:
+        elif lookup:
             draft_ms = LOOKUP_S * 1e3
         if draft_ms is None:
             return None
         verify = tuple(value / 1e3 for value in typed.get("verify_ms") or ())
-        return Latency(StepTimes(draft_ms / 1e3, typed["target_ms"] / 1e3, verify))
+        times = StepTimes(draft_ms / 1e3, typed["target_ms"] / 1e3, verify)
+        return typed_latency(times, max(self.setup.ks, default=0), lookup=lookup)
 
     @property
-    def times(self) -> StepTimes | None:
-        """A sweep's step times."""
-        latency = self.latencies.get(self.setup.draft)
-        return latency.times if latency else None
+    def first_latencies(self) -> dict[str, Latency]:
+        """Those at the first temperature."""
+        return next(iter(self.latencies.values()), {})
 
     @property
-    def target_s(self) -> float | None:
-        """Plain decoding's seconds per token; of the first draft's target steps."""
-        return next((latency.times.target_s for latency in self.latencies.values()), None)
+    def round_times(self) -> tuple[RoundSummary, ...]:
+        """R(0) and R(K) of each draft, at each temperature where rounds were timed."""
+        made = [
+            latency.round_summary(draft)
+            for by_draft in self.latencies.values()
+            for draft, latency in by_draft.items()
+        ]
+        return tuple({(entry.draft, entry.temperature): entry for entry in made}.values())
+
+    @property
+    def times(self) -> dict[float, RoundTimes]:
+        """A sweep's R by temperature."""
+        return {
+            temperature: by_draft[self.setup.draft].rounds
+            for temperature, by_draft in self.latencies.items()
+            if self.setup.draft in by_draft
+        }
+
+    def plain_s(self, temperature: float) -> float | None:
+        """Plain decoding's seconds per token, as the first draft's visits timed it."""
+        by_draft = self.latencies.get(temperature, {})
+        return next((latency.rounds.plain_s for latency in by_draft.values()), None)
 
     @property
     def audition_prompts(self) -> int | None:
         """How many prompts an audition's drafts were scored on."""
-        if self.setup.command != "audition" or not self.latencies:
+        if self.setup.command != "audition" or not self.first_latencies:
             return None
-        return len(
-            {(t.prompt_set, t.conversation) for t in self.traces[next(iter(self.latencies))]}
-        )
+        traces = self.traces[next(iter(self.first_latencies))]
+        return len({(t.prompt_set, t.conversation) for t in traces})
 
     @cached_property
     def rankings(self) -> dict[tuple[Rule, float], Ranking]:
-        """By rule, the verdict's first, and temperature; of drafts with traces and step times."""
-        traces = {name: self.traces[name] for name in self.latencies if name in self.traces}
-        ks = [k for k in self.setup.ks if all(t.times.covers(k) for t in self.latencies.values())]
-        if not traces or not ks:
-            return {}
+        """By rule, the verdict's first, and temperature; of drafts that were scored and timed."""
         rules: list[Rule] = [
             self.setup.rule,
             *(rule for rule in ENGINES if rule != self.setup.rule),
         ]
         rankings: dict[tuple[Rule, float], Ranking] = {}
-        for temperature in self.setup.temperatures:
-            if not all(
+        for temperature, latencies in self.latencies.items():
+            traces = {name: self.traces[name] for name in latencies if name in self.traces}
+            covered = [latency.rounds.covers for latency in latencies.values()]
+            ks = [k for k in self.setup.ks if all(covers(k) for covers in covered)]
+            scored_here = (
                 any(t.temperature == temperature for t in scored) for scored in traces.values()
-            ):
+            )
+            if not traces or not ks or not all(scored_here):
                 continue
             for rule in rules:
                 replays = replay_drafts(traces, rule, ks, temperature)
-                ranking = rank(replays, self.latencies, self.setup.weights, seed=self.setup.seed)
-                board = with_costs(ranking.leaderboard, self.setup, self.target_s or 0.0)
+                ranking = rank(replays, latencies, self.setup.weights, seed=self.setup.seed)
+                plain_s = latencies[replays.drafts[0]].rounds.plain_s
+                board = with_costs(ranking.leaderboard, self.setup, plain_s)
                 rankings[rule, temperature] = replace(ranking, leaderboard=board)
         return rankings
 
@@ -227,7 +268,7 @@ class _Pair:
 
     @cached_property
     def results(self) -> list[ResultRow]:
-        """Rows of results.csv: measured, what steps predict of them, and replayed."""
+        """Rows of results.csv: measured ones, and what is predicted of each cell."""
         setup = self.setup
         measured = measured_rows(
             self.trials, model=setup.model, draft=setup.draft, times=self.times, seed=setup.seed
@@ -236,34 +277,31 @@ class _Pair:
             row
             for ranking in self.rankings_of_run_rule
             for row in replayed_rows(
-                ranking.replays, self.latencies, model=setup.model, seed=setup.seed
+                ranking.replays,
+                self.latencies[ranking.replays.temperature],
+                model=setup.model,
+                seed=setup.seed,
             )
-            if row.k > 0 or not measured
         ]
-        return [*measured, *self._theory(measured), *replayed]
+        return [*measured, *self._synthetic(measured), *replayed]
 
-    def _theory(self, measured: Sequence[ResultRow]) -> list[ResultRow]:
-        """What step times predict: from synthetic acceptance where there is one, else the row's.
+    def _synthetic(self, measured: Sequence[ResultRow]) -> list[ResultRow]:
+        """What the acceptance that was set predicts of the measured cells; none where none was.
 
         A round of adaptive drafting has no fixed length, so its cells have no prediction.
         """
-        if self.times is None or self.setup.adaptive:
+        if not self.setup.synthetic_rates or self.setup.adaptive:
             return []
         rates = {
             Cell(entry["prompt_set"], float(entry["temperature"]), int(entry["k"])): entry["rates"]
             for entry in self.setup.synthetic_rates
         }
-        if not rates:
-            return theory_rows(measured, self.times)
-        expected: list[ResultRow] = []
-        trials = completed(latest(self.trials))
-        for row in measured:
-            cell = Cell(row.prompt_set or "", row.temperature or 0.0, row.k)
-            lengths = [trial.new_tokens or 0 for trial in trials if trial.cell_key == cell]
-            if cell in rates and lengths:
-                tokens = expected_tokens_per_round(rates[cell], lengths)
-                expected.append(replace(row, tokens_per_round=tokens, alpha=None))
-        return theory_rows(expected, self.times)
+        latencies = {
+            temperature: by_draft[self.setup.draft]
+            for temperature, by_draft in self.latencies.items()
+            if self.setup.draft in by_draft
+        }
+        return synthetic_rows(measured, completed(latest(self.trials)), rates, latencies)
 
     @cached_property
     def evidence(self) -> list[Evidence]:
@@ -272,13 +310,16 @@ class _Pair:
         if not setup.replay_only:
             return [
                 evidence_from_trials(
-                    self.trials, draft=setup.draft, temperature=value, times=self.times
+                    self.trials,
+                    draft=setup.draft,
+                    temperature=value,
+                    times=self.times.get(value),
                 )
                 for value in setup.temperatures
                 if any(trial.temperature == value for trial in self.trials)
             ]
         return [
-            evidence_of(ranking.replays, self.latencies, seed=setup.seed)
+            evidence_of(ranking.replays, self.latencies[ranking.replays.temperature])
             for ranking in self.rankings_of_run_rule
         ]
 
@@ -338,7 +379,8 @@ class _Pair:
         """Replayed acceptance by position, of each draft at its best K."""
         for ranking in self.rankings_of_run_rule:
             for candidate in ranking.best:
-                shares = ranking.replays.candidates[candidate].acceptance_by_position
+                counts = ranking.replays.weighted(candidate, self.setup.weights)
+                shares = counts.acceptance_by_position
                 temperature = ranking.replays.temperature
                 yield AcceptanceByPosition(
                     candidate.draft, "all", temperature, candidate.k, "replayed", shares
@@ -370,9 +412,12 @@ class _Pair:
         for ranking in self.rankings_of_run_rule[:1]:
             lookups = ranking.replays.lookups
             draft = draft or ranking.best[0].draft
-        if draft in lookups or draft not in self.latencies:
+        latency = self.latencies.get(verdict.temperature, {}).get(draft)
+        if draft in lookups or latency is None:
             return None
-        return case_of(verdict, draft, self.results, self.latencies[draft].times, self.latency)
+        return case_of(
+            verdict, draft, self.results, latency, self.latency, weights=self.setup.weights
+        )
 
     def explained(self) -> tuple[Explanation | None, tuple[RuleOfThumb, ...]]:
         """Why the verdict is what it is, and the rules of thumb next to it."""
@@ -395,7 +440,8 @@ class _Pair:
             return None
         ranking = self.rankings_of_run_rule[0]
         best = ranking.best[0]
-        return request_summary(ranking.replays, best, self.latencies[best.draft])
+        latency = self.latencies[ranking.replays.temperature][best.draft]
+        return request_summary(ranking.replays, best, latency, self.setup.weights)
 
     def memory(self) -> tuple[DraftMemory, ...]:
         """Memory of the device used by each draft."""
@@ -408,10 +454,13 @@ class _Pair:
 
     def with_cost(self, summary: Summary) -> Summary:
         """The summary with the cost of a token, plain and as the verdict says to serve."""
-        price, target_s, verdict = self.setup.price_per_hour, self.target_s, summary.verdict
-        if price is None or target_s is None or verdict is None or self.texts_differ:
+        price, verdict = self.setup.price_per_hour, summary.verdict
+        if price is None or verdict is None or verdict.temperature is None or self.texts_differ:
             return summary
-        plain = usd_per_million_tokens(target_s, price)
+        plain_s = self.plain_s(verdict.temperature)
+        if plain_s is None:
+            return summary
+        plain = usd_per_million_tokens(plain_s, price)
         speedup = verdict.speedup if verdict.speculate and verdict.speedup else 1.0
         return replace(
             summary,
@@ -446,7 +495,7 @@ def _answer(
 
 def _best_cell(rows: Sequence[ResultRow]) -> BestCell | None:
     """The largest plain speedup of any cell: what a reader will look for, and must distrust."""
-    drafted = [row for row in rows if row.k and row.speedup is not None and row.source != "theory"]
+    drafted = [row for row in rows if row.k and row.speedup is not None]
     candidates = [row for row in drafted if row.source == "measured"] or drafted
     if not candidates:
         return None
@@ -454,9 +503,15 @@ def _best_cell(rows: Sequence[ResultRow]) -> BestCell | None:
     return BestCell(best.prompt_set, best.temperature, best.k, best.speedup or 0.0)
 
 
-def _least_regret(evidence: Sequence[Evidence]) -> Iterator[LeastRegret]:
-    """What loses the least speedup if traffic shifts between several prompt sets."""
+def _least_regret(
+    evidence: Sequence[Evidence], weights: Mapping[str, float] | None
+) -> Iterator[LeastRegret]:
+    """What loses the least speedup if traffic shifts between the prompt sets that have a weight."""
     for evidence_at_temperature in evidence:
-        by_set = evidence_at_temperature.by_set()
+        by_set = {
+            name: alone
+            for name, alone in evidence_at_temperature.by_set().items()
+            if (weights or {}).get(name, 1.0) > 0.0
+        }
         if len(by_set) > 1:
             yield LeastRegret(evidence_at_temperature.temperature, *least_regret(by_set))

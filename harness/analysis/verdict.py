@@ -35,7 +35,7 @@ from harness.records import Decision, Trial
 from harness.stats.bootstrap import MIN_PROMPTS, MIN_SET, Array, set_weights
 from harness.stats.crossfit import CrossFit, TimesByFold, Workload, cross_fit
 from harness.summary import Value, Verdict, VerdictReason
-from harness.theory.speedup import StepTimes
+from harness.theory.speedup import RoundTimes
 
 FOLDS = 4
 MAX_PROMPTS = 10_000
@@ -120,7 +120,7 @@ def _rows(timed: Timed, keep: NDArray[np.bool_]) -> Timed:
 
 
 def evidence_from_trials(
-    trials: Sequence[Trial], *, draft: str, temperature: float, times: StepTimes | None
+    trials: Sequence[Trial], *, draft: str, temperature: float, times: RoundTimes | None
 ) -> Evidence:
     """The evidence of one pair at one temperature, on the prompts complete in every cell.
 
@@ -158,7 +158,7 @@ def evidence_from_trials(
     )
 
 
-def _facts(sums: Array, k: int, times: StepTimes | None) -> Facts:
+def _facts(sums: Array, k: int, times: RoundTimes | None) -> Facts:
     alpha = ratio(float(sums[:, 2].sum()), float(sums[:, 3].sum()))
     return Facts(alpha, times.break_even_alpha(k) if times else None)
 

@@ -1,7 +1,7 @@
 """The arithmetic alone: from two latencies to speedups, without a model and without torch.
 
-Latencies and acceptance are typed in, or come from a run's step times, a server's log of rounds, or
-what `vllm bench serve --save-result` wrote. Its fields, as vLLM computes them from its counters
+Latencies and acceptance are typed in, or come from a run's round times, a server's log of rounds,
+or what `vllm bench serve --save-result` wrote. Its fields, as vLLM computes them from its counters
 over the benchmark (vllm/benchmarks/serve.py):
 
     spec_decode_acceptance_rate                100 x accepted / drafted, percent
@@ -24,20 +24,20 @@ from pathlib import Path
 from typing import Any
 
 from harness.analysis.breakeven import iid_rows, inputs_of, measured_rows
-from harness.analysis.latency import step_times
+from harness.analysis.latency import Latency, latency_of_draft
 from harness.analysis.server_measurements import (
     MeasuredInputs,
     ServerBenchmark,
     ServerRound,
     from_log,
-    from_step_times,
+    from_run,
     with_acceptance,
     with_baseline,
 )
 from harness.commands.run_lifecycle import Outcome, concluded
 from harness.config import BreakevenConfig
 from harness.measurement.environment import describe_host
-from harness.records import LatencyRow, UserError
+from harness.records import GREEDY, LatencyRow, UserError
 from harness.storage import RunFolder, load
 from harness.theory.acceptance import (
     acceptance_rate_from_positions,
@@ -102,7 +102,7 @@ def measured_inputs(config: BreakevenConfig) -> MeasuredInputs:
     inputs, baseline = MeasuredInputs(), None
     if config.latency_from is not None:
         run = config.latency_from
-        inputs = from_step_times(run, run_times(run), config.k)
+        inputs = from_run(run, latency_of_run(run), config.k)
     if config.baseline_from is not None:
         baseline = read_benchmark("baseline_from", config.baseline_from)
         inputs = with_baseline(inputs, baseline)
@@ -131,22 +131,25 @@ def _only_one(config: BreakevenConfig, keys: Sequence[str]) -> None:
         raise UserError(f"{given[0]} and {given[1]}: give one of the two")
 
 
-def run_times(folder: str) -> StepTimes:
-    """The step times of a run with one draft."""
-    timings = load(folder).timings
-    drafts = sorted({timing.model for timing in timings if timing.role == "draft"})
-    if not drafts or not any(timing.role == "target" for timing in timings):
+def latency_of_run(folder: str) -> Latency:
+    """What rounds and steps of a run with one draft took, greedy where it timed greedy rounds."""
+    run = load(folder)
+    drafts = sorted({timing.model for timing in run.timings if timing.role == "draft"})
+    if not drafts or not any(timing.role == "target" for timing in run.timings):
         raise UserError(f"latency_from={folder}: no step times there; name a profile or a sweep")
     if len(drafts) > 1:
         raise UserError(
             f"latency_from={folder}: times of {', '.join(drafts)}; name a run with one draft"
         )
-    return step_times(timings)
+    latency = latency_of_draft(run, drafts[0], GREEDY)
+    assert latency is not None  # its steps were timed
+    return latency
 
 
 def _scaled_verify(folder: str, rounds: Sequence[ServerRound]) -> list[float]:
     """The run's verify times, scaled so that its target step is the log's time per token."""
-    times = run_times(folder)
+    times = latency_of_run(folder).steps
+    assert times is not None  # or the run is refused
     longest = max((row.k for row in rounds), default=0)
     if len(times.verify_s) <= longest:
         raise UserError(

@@ -114,6 +114,14 @@ class Replayed:
         """The counts of some texts."""
         return Replayed(self.k, *(values[keep] for values in _arrays(self)))
 
+    def scaled(self, factors: Array) -> "Replayed":
+        """The counts of each text times its factor, (texts,)."""
+
+        def scale(values: Array) -> Array:
+            return (values.T * factors).T
+
+        return Replayed(self.k, *(scale(values) for values in _arrays(self)))
+
 
 def _arrays(replayed: Replayed) -> list[Array]:
     """Every count, in the order of the fields."""

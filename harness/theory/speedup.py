@@ -1,10 +1,14 @@
-"""The arithmetic of speculative decoding: from acceptance and step times to a speedup.
+"""The arithmetic of speculative decoding: from acceptance and times to a speedup.
 
 A round drafts K tokens, one draft step each, and checks them in one target forward over K+1
-positions. It costs `K c + v` target steps, with `c` = draft step / target step and `v` = that
-forward / target step, and it emits between 1 and K+1 tokens. So, exactly and whatever the text,
+positions; it emits between 1 and K+1 tokens. With R(K) the time of a round in a running loop, and
+R(0) that of a plain token (`RoundTimes`), exactly and whatever the text,
 
-    speedup = tokens_per_round / (K c + v)
+    speedup = tokens_per_round x R(0) / R(K)
+
+Where only single steps are known, R(K) / R(0) is taken as `K c + v`, with `c` = draft step / target
+step and `v` = the target's forward over K+1 positions / target step. That leaves out what a loop
+does beside its forwards; it serves for typed latencies and for the floors of a card.
 
 What needs a model of the text is tokens_per_round. The iid model says that every draft token is
 accepted with one probability `alpha`, given that all before it in its round were. It explains and
@@ -153,12 +157,8 @@ class StepTimes:
         return self.verify_s[k] / self.target_s if self.verify_s else 1.0
 
     def round_s(self, k: int) -> float:
-        """Time of one round: k draft steps and one verify forward, seconds."""
+        """K draft steps and one verify forward, seconds: what steps explain of a round."""
         return k * self.draft_s + self.v(k) * self.target_s
-
-    def break_even_alpha(self, k: int) -> float | None:
-        """`break_even_alpha` at these times; None also where v(k) is unknown."""
-        return break_even_alpha(k, self.c, self.v(k)) if self.covers(k) else None
 
 
 @dataclass(frozen=True)
@@ -171,41 +171,49 @@ class RoundTimes:
 
     Attributes:
         plain_s: R(0), one plain token.
-        round_s: (tokens proposed, seconds of such a round), ascending, at least one; rounds between
-            two of them, and below the first, lie on the line through the nearest two.
-        lookup: whether a round may propose fewer than K tokens, so that `at` is asked for n < K.
+        round_s: (tokens proposed, seconds of such a round), ascending; rounds
+            between two of them, and below the first, lie on the line through the nearest two. An
+            entry for 0 is the round of a look-up that found nothing; without one that is a plain
+            token.
     """
 
     plain_s: float
     round_s: tuple[tuple[int, float], ...]
-    lookup: bool = False
 
     @property
     def largest(self) -> int:
         """The most tokens proposed in a round whose time is known."""
-        return self.round_s[-1][0]
+        return self.round_s[-1][0] if self.round_s else 0
 
     def covers(self, k: int) -> bool:
         """Whether R(k) is known."""
         return 0 <= k <= self.largest
 
-    def at(self, n: int) -> float:
-        """Seconds of a round that proposes n tokens; R(0) is the plain token's.
+    def parts(self, n: int) -> tuple[tuple[int, float], ...]:
+        """How R(n) is made of the timed ones: (tokens proposed, its share), (0, 1.0) for R(0).
 
         Raises:
             UserError: beyond the largest that was timed.
         """
-        if n == 0:
-            return self.plain_s
+        known = [k for k, _ in self.round_s]
+        if n in known or n == 0:
+            return ((n, 1.0),)
         if not self.covers(n):
             raise UserError(f"latency: rounds were timed up to k={self.largest}, not at k={n}")
-        known = dict(self.round_s)
-        if n in known:
-            return known[n]
-        points = self.round_s if len(self.round_s) > 1 else ((0, self.plain_s), *self.round_s)
-        above = next(i for i, (k, _) in enumerate(points) if k > n)
-        (k0, s0), (k1, s1) = points[max(0, above - 1)], points[max(1, above)]
-        return s0 + (s1 - s0) * (n - k0) / (k1 - k0)
+        points = known if len(known) > 1 else [0, *known]
+        above = max(1, next(i for i, k in enumerate(points) if k > n))
+        low, high = points[above - 1], points[above]
+        share = (n - low) / (high - low)
+        return ((low, 1.0 - share), (high, share))
+
+    def at(self, n: int) -> float:
+        """Seconds of a round that proposes n tokens.
+
+        Raises:
+            UserError: beyond the largest that was timed.
+        """
+        known = {0: self.plain_s, **dict(self.round_s)}
+        return sum(share * known[k] for k, share in self.parts(n))
 
     def relative(self, n: int) -> float:
         """R(n) / R(0): what a round costs in plain tokens."""
@@ -229,18 +237,23 @@ class RoundTimes:
             return 0.0
         return None if cost > k + 1 else alpha_from_tokens_per_round(cost, k)
 
+    def best_k(self, alpha: float, ks: Sequence[int]) -> tuple[int, float]:
+        """The K of largest iid speedup and that speedup; (0, 1.0) where none is above 1."""
+        speedups = {k: self.speedup(expected_tokens_per_round(alpha, k), k) for k in sorted(ks)}
+        best = max(speedups, key=speedups.__getitem__, default=0)
+        return (best, speedups[best]) if best and speedups[best] > 1.0 else (0, 1.0)
+
     @classmethod
-    def from_steps(
-        cls, times: StepTimes, ks: Sequence[int], *, lookup: bool = False
-    ) -> "RoundTimes":
-        """R(n) = n c + v(n) from single steps, in the unit of `times`; a look-up costs one draft_s.
+    def from_steps(cls, times: StepTimes, largest: int, *, lookup: bool = False) -> "RoundTimes":
+        """R(n) = n draft steps and a verify, from single steps; a look-up costs one draft_s.
 
         Args:
             times: step times, typed or measured.
-            ks: the n to list.
+            largest: the largest n, as far as verify times reach.
             lookup: the draft's time is one look-up, however much it proposes.
         """
-        steps = [
-            (n, (1 if lookup else n) * times.draft_s + times.v(n) * times.target_s) for n in ks
-        ]
-        return cls(times.target_s, tuple(sorted(steps)), lookup)
+        ns = [n for n in range(1, largest + 1) if times.covers(n)]
+        if not lookup:
+            return cls(times.target_s, tuple((n, times.round_s(n)) for n in ns))
+        rounds = [(n, times.draft_s + times.v(n) * times.target_s) for n in ns]
+        return cls(times.target_s, ((0, times.draft_s + times.target_s), *rounds))

@@ -10,6 +10,7 @@ _FACTORS = {
     "acceptance": "acceptance",
     "slow_draft": "slow draft",
     "expensive_verify": "expensive verify",
+    "slow_loop": "slow loop",
     "launch_bound_engine": "launch-bound engine",
 }
 
@@ -26,9 +27,8 @@ def explanation(entry: Explanation | None) -> tuple[str, ...]:
 def _because(entry: Explanation) -> list[str]:
     if entry.decision == "does_not_pay" and entry.speedup > 1:
         return [
-            f"step times and tokens per round alone would give {entry.speedup:.2f}x at K={entry.k};"
-            " what a round does in addition to its forwards (sampling, acceptance, rewinding), or"
-            " the weights of the prompt sets, costs more than that"
+            f"round times and tokens per round would give {entry.speedup:.2f}x at K={entry.k}, more"
+            " than was measured: mind the interval"
         ]
     if entry.decision == "speculate" or entry.speedup > 1:
         return [_margin(entry)]
@@ -37,6 +37,7 @@ def _because(entry: Explanation) -> list[str]:
         *([f"what prevents a gain: {factors}"] if factors else ()),
         _acceptance_needed(entry),
         *_draft_and_verify_needed(entry),
+        *_loop(entry),
     ]
 
 
@@ -44,7 +45,7 @@ def _margin(entry: Explanation) -> str:
     k, alpha, needed = entry.k, entry.alpha, entry.breakeven_alpha
     if needed is None or entry.speedup <= 1:
         return (
-            f"step times and tokens per round alone give {entry.speedup:.2f}x at K={k}, less than"
+            f"round times and tokens per round give {entry.speedup:.2f}x at K={k}, less than"
             " the verdict: mind the interval"
         )
     if needed >= alpha:
@@ -80,6 +81,15 @@ def _draft_and_verify_needed(entry: Explanation) -> list[str]:
         draft,
         f"the verify of {entry.k + 1} positions costs {entry.v:.2f} steps; at one step it would be"
         f" {entry.speedup_at_v1:.2f}x",
+    ]
+
+
+def _loop(entry: Explanation) -> list[str]:
+    if "slow_loop" not in entry.factors:
+        return []
+    return [
+        f"a round takes {entry.loop:.2f} target steps besides its forwards (accepting, sampling,"
+        f" host work); without them it would be {entry.speedup_without_loop:.2f}x"
     ]
 
 

@@ -174,13 +174,13 @@ def _floor_note(summary: Summary) -> str:
 
 
 MOST_UNEXPLAINED = 0.03
-CAUSES = {"plain_overhead": "plain decoding's own overhead"}
+CAUSES = {"free": "a round at the price of a plain token"}
 FALL: tuple[Column[tuple[str, WaterfallStep]], ...] = (
     Column("cause", lambda named: named[0], key=True),
     Column("speedup", lambda named: named[1].speedup, fmt.speedup),
     Column(
         "factor",
-        lambda named: None if named[1].cause == "ideal" else named[1].factor,
+        lambda named: None if named[1].cause == "free" else named[1].factor,
         lambda factor: fmt.decimal(factor, 3),
     ),
 )
@@ -203,7 +203,8 @@ def named_waterfall(entry: RoundBreakdown) -> list[tuple[str, WaterfallStep]]:
     """Each step of the waterfall with its cause in words."""
     verify = next((p.name for p in entry.parts if p.name.startswith("verify")), "verify")
     causes = CAUSES | {
-        "verify": f"{verify} costs {{}} steps",
+        "draft": "drafting costs {} plain tokens",
+        "verify": f"{verify} costs {{}} plain tokens",
         "acceptance": f"{{}} tokens a round, not {entry.k + 1}",
     }
     return [

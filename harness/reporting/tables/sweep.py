@@ -1,6 +1,6 @@
 """What was generated at each K, by draft, temperature and prompt set; checks of the output.
 
-A row is a K; its predicted speedup and break-even alpha come from the theory row of the same cell.
+A row is a K; its predicted speedup comes from the replayed row of the same cell.
 Where nothing was generated (mode=replay) replayed rows stand in the measured ones' place and the
 title says so; where both were made, `replay_table` shows them next to each other.
 """
@@ -14,19 +14,19 @@ from harness.summary import DistributionTest, ReplayCheck, RunFacts, Summary, Te
 
 
 class Cell(NamedTuple):
-    """One K's row, and the prediction for it from the step times."""
+    """One K's row, and the prediction for it."""
 
     row: ResultRow
     predicted: ResultRow | None
 
     @property
     def predicted_speedup(self) -> float | None:
-        """By the step times; None of the baseline."""
+        """None of the baseline."""
         return self.predicted.speedup if self.predicted and self.row.k else None
 
     @property
     def breakeven(self) -> float | str | None:
-        """The alpha this K needs; "none" where step times say that even alpha = 1 loses."""
+        """The alpha this K needs; "none" where even alpha = 1 loses."""
         if self.row.k == 0:
             return None
         for row in (self.row, self.predicted):
@@ -105,12 +105,14 @@ REPLAY_NOTE = (
 def sweep_tables(summary: Summary) -> list[Table]:
     """Every draft, temperature and prompt set that was run, temperatures ascending."""
     rows = summary.generated
-    theory = {_where(row): row for row in summary.results if row.source == "theory"}
+    predicted = {_where(row): row for row in summary.results if row.source == "replayed"}
     drafts = list(dict.fromkeys(row.draft for row in rows if row.k > 0 and row.draft))
     made = []
     for draft in drafts or [None]:
         cells = [
-            Cell(row, theory.get(_where(row))) for row in rows if row.k == 0 or row.draft == draft
+            Cell(row, None if row.source == "replayed" else predicted.get(_where(row)))
+            for row in rows
+            if row.k == 0 or row.draft == draft
         ]
         groups: dict[tuple[float, str], list[Cell]] = {}
         for cell in cells:
