@@ -39,6 +39,7 @@ UNFILLED = {
     "latency.READS of experts": "a profile of a mixture of experts",
     "leaderboard.RANKS cost per 10^6 tokens": "an audition on a card with a price",
     "leaderboard.INELIGIBLE": "an audition with a draft of another tokenizer",
+    "leaderboard.REQUEST": "a run that timed prefills at its prompts' lengths",
     "sweep.TEXTS first difference": "a snapshot whose texts differ",
     "sweep.TEXTS target margin": "a snapshot whose texts differ",
     "sweep.TEXTS speculative margin": "a snapshot whose texts differ",
@@ -55,6 +56,8 @@ UNWRITTEN = {
     "auditions on several cards": {"cards", "card_drafts"},
     "an audition with a draft of another tokenizer": {"ineligible"},
     "a run of which a part fails": {"failures"},
+    "a run that timed prefills at its prompts' lengths": {"request"},
+    "a run on a busy machine": {"unstable", "outlier_cells"},
     "a run on a busy machine": {"unstable", "outlier_cells"},
 }  # fmt: skip
 

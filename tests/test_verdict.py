@@ -16,7 +16,7 @@ from harness.analysis.verdict import (
     least_regret,
 )
 from harness.records import Trial, UserError
-from harness.theory.speedup import StepTimes
+from harness.theory.speedup import RoundTimes
 
 KS = (1, 2, 3, 4, 5, 6, 8, 16)
 NULLS = [1.0] * 8
@@ -217,7 +217,7 @@ def evidence_of(trials, times=None):
 def test_evidence_holds_the_prompts_complete_in_every_cell():
     trials = [trial(p, k, 1.0 + k) for p in "cab" for k in (0, 1, 2)]
     trials += [trial("a", 0, 9.0, temperature=0.0), trial("b", 1, 0, failed=True)]
-    times = StepTimes(0.001, 0.010)
+    times = RoundTimes(0.010, ((2, 0.012),))
     evidence = evidence_of(trials, times)
     assert evidence.prompts == ("a", "c")
     assert set(evidence.candidates) == {("small", 1), ("small", 2)}
