@@ -54,10 +54,10 @@ from harness.cli import compose
 from harness.commands.other_runs import Rates
 from harness.config import rates_for
 from harness.decoding.sampling import SamplingParameters
+from harness.measurement.clock import Clock
 from harness.measurement.environment import copy_bandwidth
 from harness.measurement.generations import Request, run_trial
 from harness.measurement.lossless import compare_texts
-from harness.measurement.step_times import Clock
 from harness.models.cached import CachedModel
 from harness.models.device import kernel_settings
 from harness.models.dummy import build

@@ -11,9 +11,10 @@ from stubs import TableModel
 from harness.analysis.latency import latency_rows, step_times
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement import environment
+from harness.measurement.clock import Clock
 from harness.measurement.generations import Request, run_trial
 from harness.measurement.lossless import chi_square, compare_texts, distribution_tests
-from harness.measurement.step_times import Clock, TimedModel, time_forwards
+from harness.measurement.step_times import TimedModel, time_forwards
 from harness.models.lean.model import LeanModel
 from harness.records import RULES, Rule, UserError
 

@@ -104,9 +104,11 @@ def test_resuming_runs_what_is_missing_and_nothing_else(
     swept: StoredRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     same = ["prompts.limit=8", f"resume={swept.folder}"]
-    monkeypatch.setattr("harness.commands.pair.run_trial", lambda *_: pytest.fail("it ran one"))
+    for module in ("commands.pair", "measurement.round_times"):
+        monkeypatch.setattr(f"harness.{module}.run_trial", lambda *_: pytest.fail("it ran one"))
     assert sweep.run(config(swept.folder.parent, *same)).status == 0
     assert load(swept.folder).trials == swept.trials
+    assert load(swept.folder).rounds == swept.rounds
     with pytest.raises(UserError, match=r"differs in prompts\.limit, seed;"):
         sweep.run(config(swept.folder.parent, "seed=5", "prompts.limit=9", same[1]))
 
@@ -170,7 +172,11 @@ def test_a_cell_out_of_memory_is_recorded_and_the_sweep_goes_on(
     status = dict(measured.groupby("k").status.first())
     assert status == {0: "complete", 1: "complete", 4: "failed"}
     assert measured[measured.k == 4].error.str.contains("out of memory").all()
-    assert len(analyse(run).failures) == 4
+    assert {line.k for line in run.rounds} == {0, 1, 4}, "one visit came before the steps"
+    (noted,) = run.manifest["not_measured"].items()
+    assert noted[0] == "rounds of tiny_good at K=4, temperature 0"
+    assert noted[1].startswith("out of memory")
+    assert len(analyse(run).failures) == 4 + 1
 
 
 def test_nothing_is_stored_where_nothing_can_be_or_is_to_be_run(

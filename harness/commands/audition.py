@@ -80,6 +80,7 @@ def _measured(
             texts.copy_to(folder)
         if timings and not folder.timings():
             folder.write_latency(latency_rows(timings), timings)
+            _copy_rounds(config, names, folder)
         target = with_turns(folder, target, config)
         if not score_drafts(folder, target, drafts, config):
             noted = folder.manifest[AUDITION]
@@ -99,6 +100,7 @@ def _from_elsewhere(
     folder.write_traces(traces)
     if timings:
         folder.write_latency(latency_rows(timings), timings)
+        _copy_rounds(config, drafts, folder)
     folder.update_manifest(
         {
             **{key: source.manifest.get(key) for key in OF_TRACES},
@@ -108,6 +110,14 @@ def _from_elsewhere(
         }
     )
     return folder
+
+
+def _copy_rounds(config: AuditionConfig, drafts: Sequence[str], folder: RunFolder) -> None:
+    """The round times that belong to step times of another run."""
+    stored = set(folder.rounds())
+    for timing in load(str(config.latency_from or config.traces_from)).rounds:
+        if timing.draft in drafts and timing not in stored:
+            folder.append_round(timing)
 
 
 def _create(config: AuditionConfig) -> RunFolder:
@@ -159,6 +169,8 @@ def combine(config: AuditionConfig, failures: Sequence[Failure] = ()) -> Outcome
                 "audition": {**(best.manifest.get("audition") or {}), "failures": failed},
             }
         )
+        for timing in best.rounds:
+            folder.append_round(timing)
         for trial in best.trials:
             if trial.status == "ok":  # the failures are in the manifest
                 folder.append_trial(trial)

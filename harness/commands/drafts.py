@@ -19,6 +19,7 @@ from harness.analysis.latency import latency_rows
 from harness.commands.completions import completions
 from harness.commands.pair import Target, load_model, opening, reserve
 from harness.commands.progress import progress
+from harness.commands.time_rounds import visits_of_draft
 from harness.config import AuditionConfig, ModelConf
 from harness.decoding.ngram import NgramDrafter
 from harness.measurement.draft_scores import ngram_trace, score_texts
@@ -75,9 +76,10 @@ def score_drafts(
         waiting = [text for text in texts if text.request.key not in scored]
         typed = config.latency.target_ms is not None
         timed = typed or any(t.role == "draft" and t.model == conf.name for t in timings)
-        if waiting or not timed:  # another run's scores may be here without step times
+        missing = visits_of_draft(folder, target, conf, None, config).missing
+        if waiting or missing or not timed:  # another run's scores may be here without times
             try:
-                result = _measured(target, waiting, conf, config, timed=timed)
+                result = _measured(folder, target, waiting, conf, config, timed=timed)
             except NotEligible as reason:
                 not_eligible.append({"draft": conf.name, "reason": str(reason)})
                 continue
@@ -102,6 +104,7 @@ def score_drafts(
 
 
 def _measured(
+    folder: RunFolder,
     target: Target,
     texts: Sequence[GeneratedText],
     conf: ModelConf,
@@ -111,12 +114,14 @@ def _measured(
 ) -> _Result:
     """One draft's traces, and its step times unless `timed`; it is freed before this returns.
 
+    Half of the visits that time its rounds, stored in the folder, come before that, half after.
+
     Raises:
         NotEligible: another tokenizer than the target's.
         UserError: it cannot be loaded or rewound, runs out of memory, or its logits are broken.
     """
     if conf.id == NGRAM:
-        return _scored(target, texts, conf, None, config, timed)
+        return _scored(folder, target, texts, conf, None, config, timed)
     draft = load_model(conf, f"draft {conf.name}", target.target_model.device)
     try:
         difference = tokenizer_difference(target.target.tokenizer, draft.tokenizer)
@@ -127,7 +132,7 @@ def _measured(
             model = cached_model(draft.network, draft.vocab_size, name, config.backend)
         reserve(target.prompts, config, [(draft, model)])
         check_length(model, target.positions, name)
-        result = _scored(target, texts, conf, model, config, timed)
+        result = _scored(folder, target, texts, conf, model, config, timed)
         described = {"id": conf.id, **draft.describe(), **model.describe()}
         return replace(result, described=described)
     finally:
@@ -139,6 +144,7 @@ def _measured(
 
 
 def _scored(
+    folder: RunFolder,
     target: Target,
     texts: Sequence[GeneratedText],
     conf: ModelConf,
@@ -146,6 +152,8 @@ def _scored(
     config: AuditionConfig,
     timed: bool,
 ) -> _Result:
+    visits = visits_of_draft(folder, target, conf, model, config)
+    visits.up_to(0.5)
     begin, k = time.perf_counter(), max(config.k)
     if model is None:
         traces = [ngram_trace(text, num_draft_tokens=k, draft_name=conf.name) for text in texts]
@@ -161,7 +169,9 @@ def _scored(
                 tick=tick,
             )
     seconds = time.perf_counter() - begin
-    return _Result(traces, [] if timed else _time(target, conf, model, config), seconds)
+    timings = [] if timed else _time(target, conf, model, config)
+    visits.up_to(1.0)
+    return _Result(traces, timings, seconds)
 
 
 def _time(

@@ -18,7 +18,9 @@ from harness.commands.progress import Bar, fetching, progress
 from harness.config import AuditionConfig, DecodeConf, ModelConf, PairConfig
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement import environment
+from harness.measurement.clock import undisturbed
 from harness.measurement.generations import Request, run_trial
+from harness.measurement.round_times import Visits
 from harness.measurement.step_times import TimedModel
 from harness.models import load as models
 from harness.models.cached import CachedModel
@@ -378,16 +380,27 @@ def _identity(conf: ModelConf) -> dict[str, object]:
 
 
 def run_requests(
-    folder: RunFolder, requests: Sequence[Request], models: Models, label: str
+    folder: RunFolder,
+    requests: Sequence[Request],
+    models: Models,
+    label: str,
+    visits: Visits | None = None,
 ) -> list[Trial]:
-    """Run what the folder lacks, one durable line each; return every stored trial of `requests`."""
+    """Run what the folder lacks, one durable line each; return every stored trial of `requests`.
+
+    The `visits` that time rounds are spread evenly between them.
+    """
     finished = {trial.cell for trial in folder.trials() if trial.status == "ok"}
     waiting = [entry for entry in requests if entry.cell not in finished]
     _warm_up(waiting, models)
-    with progress(label, len(waiting)) as tick:
-        for entry in waiting:
+    with progress(label, len(waiting)) as tick, undisturbed():
+        for done, entry in enumerate(waiting, start=1):
+            if visits is not None:
+                visits.up_to(done / (len(waiting) + 1))
             folder.append_trial(run_trial(entry, *models(entry)))
             tick()
+        if visits is not None:
+            visits.up_to(1.0)
     wanted = {entry.cell for entry in requests}
     return [trial for trial in folder.trials() if trial.cell in wanted]
 

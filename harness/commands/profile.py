@@ -22,11 +22,13 @@ from harness.commands.run_lifecycle import (
     running,
     unless_broken,
 )
+from harness.commands.time_rounds import visits_of_pair
 from harness.commands.time_steps import enough_memory, measure_steps, readers
 from harness.config import ProfileConfig, rates_for
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement import round_parts, step_times
 from harness.measurement.generations import Request
+from harness.measurement.round_times import Visits
 from harness.models.cached import CachedModel
 from harness.models.memory import check_fits
 from harness.records import (
@@ -62,9 +64,18 @@ def run(config: ProfileConfig) -> Outcome:
     note_or_check(folder, pair.describe(), config.seed)
     with running(folder):
         pair = with_turns(folder, pair, config)
-        _measure(folder, pair, config, cells)
+        given = config.decode.acceptance
+        synthetic = {
+            (entry.prompt.prompt_set, 0.0, k): rates_for(given, k)
+            for entry in pair.prompts
+            for k in config.k
+            if k > 0 and given is not None
+        }
+        visits = visits_of_pair(folder, pair, config, [0.0], synthetic)
+        visits.begin()
+        _measure(folder, pair, config, cells, visits)
         requests, models = _plan(pair, config)
-        run_requests(folder, requests, lambda entry: (models[entry.cell], None), "decoding")
+        run_requests(folder, requests, lambda entry: (models[entry.cell], None), "decoding", visits)
     return concluded(folder)
 
 
@@ -83,11 +94,19 @@ def _plan(pair: Pair, config: ProfileConfig) -> tuple[list[Request], dict[str, C
 
 
 def _measure(
-    folder: RunFolder, pair: Pair, config: ProfileConfig, cells: Sequence[step_times.CurveCell]
+    folder: RunFolder,
+    pair: Pair,
+    config: ProfileConfig,
+    cells: Sequence[step_times.CurveCell],
+    visits: Visits,
 ) -> None:
-    """Time steps, curves and parts, unless the folder has them; store all, floors included."""
+    """Time steps, curves and parts, unless the folder has them; store all, floors included.
+
+    Some of the `visits` that time rounds lie between them.
+    """
     reading = readers(folder, pair, config)
     timings = measure_steps(folder, pair, config)
+    visits.up_to(0.25)
     if "bytes_read" not in folder.manifest:
         context = next(t.context_tokens for t in timings if t.kind == "step")
         reads = _bytes_read(pair, reading, context, max(config.k) + 1)
@@ -100,6 +119,7 @@ def _measure(
         entries = [asdict(cell) for cell in skipped]
         folder.update_manifest({"skipped_cells": entries, "timed_forwards": len(timings)})
         folder.write_latency(with_floors(latency_rows(timings), reading), timings)
+    visits.up_to(0.5)
     if not load(folder.path).parts:
         what = "the parts of a round"
         with enough_memory(what), unless_broken(folder, what):

@@ -20,6 +20,7 @@ from harness.commands.run_lifecycle import (
     running,
 )
 from harness.commands.snapshot import check_texts
+from harness.commands.time_rounds import visits_of_pair
 from harness.commands.time_steps import measure_steps
 from harness.config import SweepConfig
 
@@ -42,15 +43,19 @@ def run(config: SweepConfig) -> Outcome:
         pair = with_turns(folder, pair, config)
         if config.mode == "replay" or 0.0 not in config.temperature:  # no greedy texts to compare
             pair.check_lengths()
+        visits = visits_of_pair(folder, pair, config, config.temperature, synthetic)
+        visits.begin()
         measure_steps(folder, pair, config)
         if config.mode == "replay":
+            visits.up_to(0.5)
             completions(folder, pair, config)
         else:
             requests = plan(pair, config, config.k, config.temperature, synthetic)
             models = (pair.target_model, pair.draft_model)
-            trials = run_requests(folder, requests, lambda _: models, "generating")
+            trials = run_requests(folder, requests, lambda _: models, "generating", visits)
             if not synthetic:  # else the texts are not the target's
                 check_texts(folder, trials, pair, config)
         if not synthetic and config.decode.stop == "none":
             score_pair(folder, pair, config)
+        visits.up_to(1.0)
     return concluded(folder)

@@ -159,7 +159,7 @@ def _step_seconds(threads: int, models: "Sequence[CausalModel]", context: Sequen
     """Seconds for one step of each model, the best of a few (disturbances only ever add)."""
     import torch
 
-    from harness.measurement.step_times import Clock
+    from harness.measurement.clock import Clock
 
     torch.set_num_threads(threads)
     clock = Clock(*models)
@@ -193,7 +193,7 @@ def copy_bandwidth(device: "torch.device", buffer_bytes: int | None = None) -> C
     """
     import torch
 
-    from harness.measurement.step_times import Clock
+    from harness.measurement.clock import Clock
     from harness.models.memory import free_bytes
 
     wanted = BUFFER_BYTES.get(device.type, BUFFER_BYTES["cpu"])

@@ -7,6 +7,7 @@ or meets logits that are not finite is a record with an error, not the end of th
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import psutil
@@ -16,7 +17,7 @@ from harness.decoding.drafters import ModelDrafter
 from harness.decoding.loops import autoregressive_rounds, speculative_rounds
 from harness.decoding.protocols import CausalModel, Drafter, Generation, StopRule
 from harness.decoding.sampling import SamplingParameters, Uniforms
-from harness.measurement.step_times import Clock
+from harness.measurement.clock import Clock, undisturbed
 from harness.models.memory import is_out_of_memory
 from harness.records import BrokenLogitsError, Round, Rule, StopReason, TextKey, Trial, first_line
 
@@ -39,6 +40,7 @@ class Request:
         synthetic: synthetic acceptance, the chance of each drafted position given those before it.
         stop_below: adaptive drafting, the draft's probability below which a round drafts no more.
         stop: ends the text for other reasons than its last token's id.
+        rounds: how many rounds (tokens, where k is 0) are run of a text that would go on.
     """
 
     cell: str
@@ -59,6 +61,7 @@ class Request:
     stop_below: float | None = None
     stop: StopRule | None = None
     turn: int = 1
+    rounds: int | None = None
 
     @property
     def key(self) -> TextKey:
@@ -116,7 +119,8 @@ def run_trial(request: Request, target: CausalModel, draft: Draft | None) -> Tri
     """
     _reset_peak(target.device)
     try:
-        rounds, seconds = _generate(request, target, draft)
+        with undisturbed():
+            rounds, seconds = _generate(request, target, draft)
     except BrokenLogitsError as error:
         names = {"target": f"model={request.model}", "draft": f"draft={request.draft}"}
         named = BrokenLogitsError(names[error.who], error.position)
@@ -160,7 +164,7 @@ def _generate(
         drafter.begin(request.tokens)
         draft_prefilled = clock.now()
         rounds = speculative_rounds(target, drafter, generation)
-    done, first, end = _drain(rounds, clock)
+    done, first, end = _drain(islice(rounds, request.rounds), clock)
     return done, {
         "prefill_s": prefilled - begin,
         "draft_prefill_s": None if drafter is None else draft_prefilled - prefilled,

@@ -30,7 +30,7 @@ from harness.decoding.loops import (
 )
 from harness.decoding.protocols import CausalModel, Generation
 from harness.decoding.sampling import SamplingParameters, Uniforms, host_tokens
-from harness.measurement.step_times import Clock
+from harness.measurement.clock import Clock
 from harness.records import VERIFY_AND_ACCEPT, PartTiming
 
 # Few rounds a visit: a round and its parts are to be timed within moments of one another

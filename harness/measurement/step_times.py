@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from harness.decoding.protocols import CausalModel, Drafter, recorded, recorder_of
+from harness.measurement.clock import Clock
 from harness.models.cached import CachedModel
 from harness.models.memory import is_out_of_memory
 from harness.records import SkippedCell, StepTiming
@@ -42,30 +43,6 @@ TIMING_CURVES = "timing curves"
 
 # Context in tokens and batch
 CurveCell = tuple[int, int]
-
-
-class Clock:
-    """Seconds, read only after the devices have finished their work: the one place that waits."""
-
-    def __init__(self, *models: CausalModel) -> None:
-        """Wait for the devices of `models` at every reading."""
-        self._devices = {model.device for model in models if model.device.type != "cpu"}
-
-    @classmethod
-    def at(cls, device: torch.device) -> "Clock":
-        """A clock that waits for `device`."""
-        clock = cls()
-        clock._devices = set() if device.type == "cpu" else {device}
-        return clock
-
-    def now(self) -> float:
-        """Finish all queued work, then read the clock, seconds."""
-        for device in self._devices:
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            elif device.type == "mps":
-                torch.mps.synchronize()
-        return perf_counter()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,56 @@
+"""The clock that every measurement reads, and what must not disturb what it times."""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+
+import torch
+
+from harness.decoding.protocols import CausalModel
+
+
+class Clock:
+    """Seconds, read only after the devices have finished their work: the one place that waits."""
+
+    def __init__(self, *models: CausalModel) -> None:
+        """Wait for the devices of `models` at every reading."""
+        self._devices = {model.device for model in models if model.device.type != "cpu"}
+
+    @classmethod
+    def at(cls, device: torch.device) -> "Clock":
+        """A clock that waits for `device`."""
+        clock = cls()
+        clock._devices = set() if device.type == "cpu" else {device}
+        return clock
+
+    def now(self) -> float:
+        """Finish all queued work, then read the clock, seconds."""
+        for device in self._devices:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            elif device.type == "mps":
+                torch.mps.synchronize()
+        return perf_counter()
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """No garbage collection while the block runs; within another such block, one at its beginning.
+
+    A collection looks at every object of the process, 0.1 s with torch and transformers imported,
+    as long as a whole generation of a small model. So the outermost block sets all that exists
+    aside, and the collections at the beginning of the blocks within it look only at what was made
+    since: microseconds.
+    """
+    gc.collect()
+    if not gc.isenabled():
+        yield
+        return
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
