@@ -40,12 +40,15 @@ def door(tmp_path: Path) -> Door:
 
 @pytest.fixture(scope="module")
 def few_samples() -> Iterator[None]:
-    """For tests that run commands and are not about times: each step is timed three times."""
+    """For tests that run commands and are not about times: each step is timed three times, and
+    rounds in two visits.
+    """
     from harness.records import CopyBandwidth
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("harness.measurement.step_times.REPETITIONS", 3)
         patch.setattr("harness.measurement.round_parts.MOST_VISITS", 4)
+        patch.setattr("harness.measurement.round_times.MOST_VISITS", 2)
         patch.setattr(
             "harness.commands.time_steps.copy_bandwidth", lambda *_: CopyBandwidth(10.0, 1, 1)
         )

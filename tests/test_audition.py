@@ -24,7 +24,7 @@ from harness.models.lean.pieces import compiled_pieces
 from harness.models.lean.static import whole_pieces
 from harness.models.load import LoadedModel
 from harness.records import RULES, UserError
-from harness.storage import StoredRun, load, load_traces
+from harness.storage import RunFolder, StoredRun, load, load_traces
 from harness.summary import Summary
 
 DRAFTS = ["tiny_good", "tiny_small", "tiny_unrelated", "ngram"]
@@ -50,6 +50,7 @@ def few_samples() -> Any:
     """Step times are not what these tests are about."""
     patch = pytest.MonkeyPatch()
     patch.setattr("harness.measurement.step_times.REPETITIONS", 5)
+    patch.setattr("harness.measurement.round_times.MOST_VISITS", 2)
     yield
     patch.undo()
 
@@ -223,7 +224,7 @@ def test_an_audition_that_was_interrupted_goes_on_with_the_drafts_it_lacks(
     measured = drafts._measured
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
-        name = args[2].name
+        name = args[3].name
         seen.append(name)
         if name == "tiny_small" and seen.count(name) == 1:
             raise KeyboardInterrupt
@@ -325,9 +326,12 @@ def test_graphs_are_timed_at_every_context_near_the_end_of_a_cache(
     asked = config(tmp_path, *graphs, f"new_tokens={2 * (context - prompt)}")
     target = target_of(asked)
     assert target.target_model.engine == "cuda_graphs"
+    folder = RunFolder.create(tmp_path, "audition", [], {})
     for draft in ("tiny_good", "ngram"):
-        result = drafts._measured(target, [], draft_conf(draft), asked, timed=False)
+        result = drafts._measured(folder, target, [], draft_conf(draft), asked, timed=False)
         assert {t.context_tokens for t in result.timings if t.kind != "prefill"} == {context}
+        rounds = [line for line in folder.rounds() if line.draft == draft]
+        assert {line.k for line in rounds} == {0, *(range(1, 9) if draft == "ngram" else (1, 8))}
 
 
 class NoCompilerError(Exception):

@@ -33,6 +33,7 @@ def few_samples() -> Any:
     """Step times are not what these tests are about."""
     patch = pytest.MonkeyPatch()
     patch.setattr("harness.measurement.step_times.REPETITIONS", 3)
+    patch.setattr("harness.measurement.round_times.MOST_VISITS", 2)
     bandwidth = CopyBandwidth(10.0, 1, 1)
     patch.setattr("harness.commands.time_steps.copy_bandwidth", lambda *_: bandwidth)
     yield

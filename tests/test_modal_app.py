@@ -144,11 +144,11 @@ sys.path[:] = [str(here), *others]
 import harness, modal_app
 assert Path(harness.__file__).is_relative_to(here)
 from harness.commands import time_steps
-from harness.measurement import round_parts, step_times
+from harness.measurement import round_parts, round_times, step_times
 from harness.records import CopyBandwidth
 from harness.cloud.jobs import plan_jobs
 from harness.cloud.remote import run_command
-step_times.REPETITIONS, round_parts.MOST_VISITS = 3, 4
+step_times.REPETITIONS, round_parts.MOST_VISITS, round_times.MOST_VISITS = 3, 4, 2
 time_steps.copy_bandwidth = lambda *_: CopyBandwidth(10.0, 1, 1)
 small = ("model=tiny", "new_tokens=6", "prompts.limit=1", "k=[1,2]", "threads=1", "temperature=[0]")
 done = {}
