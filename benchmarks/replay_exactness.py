@@ -48,7 +48,7 @@ from harness.models.cached import CachedModel
 from harness.models.load import LoadedModel, load, open_pair
 from harness.models.tokenizer import encode
 from harness.records import TextTrace, Trial
-from harness.stats.ratios import holm
+from harness.stats.jackknife import holm
 from harness.theory.replay import accept_probabilities, by_start
 
 MODEL_DRAFTS = ("tiny_good", "tiny_small", "tiny_unrelated")

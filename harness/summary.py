@@ -34,10 +34,16 @@ Values = dict[str, Value]
 Status = Literal["complete", "running", "failed", "unknown"]
 # `draft` and `k` name the best-looking candidate; `draft` is None where the run has one draft only.
 VerdictReason = Literal[
-    "held_out_gain",  # speculate; draft, k
-    "held_out_loss",  # does_not_pay; draft, k, alpha, breakeven_alpha (either may be None)
-    "interval_spans_one",  # draft, k, prompts, prompts_needed (None: > most_prompts), most_prompts
-    "too_few_prompts",  # speedup not held out; draft, k, prompts, needed
+    # With an interval; draft, k, and level: that of the interval, which shares the report's error
+    "held_out_gain",  # speculate
+    "held_out_loss",  # does_not_pay; alpha, breakeven_alpha (either may be None)
+    # Undecided: what would decide it
+    "interval_spans_one",  # more prompts; prompts, prompts_needed (None: these cannot say how many)
+    # timing_share: of the variance; measured: whether seconds are, and not predicted from rounds
+    "timing_noise",
+    "near_one",  # near: both bounds are within it of 1
+    # Undecided without an interval
+    "too_few_prompts",  # draft, k, prompts, needed
     "too_few_in_set",  # likewise; draft, k, prompt_set, needed
     "no_complete_prompt",  # prompt_set: the set without one; None where no prompt at all
     "greedy_texts_differ",  # texts, differing; of the first: prompt_set, prompt, k, position

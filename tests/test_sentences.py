@@ -54,14 +54,25 @@ VERDICTS: dict[str, tuple[Verdict, str]] = {
         " stretches of low acceptance (whole workload, temperature 1).",
     ),
     "interval_spans_one": (
-        refusal("interval_spans_one", **BEST, prompts=16, prompts_needed=1200, most_prompts=10000),
-        "Undecided: the best is small with K=3 at 0.90x [0.80, 1.10] on held-out prompts of 16;"
-        " needs about 1,200 prompts (whole workload, temperature 1).",
+        refusal("interval_spans_one", **BEST, prompts=16, prompts_needed=40),
+        "Undecided: the best is small with K=3 at 0.90x [0.80, 1.10] on held-out prompts; 16"
+        " prompts; about 40 would decide it (whole workload, temperature 1).",
     ),
-    "hopeless": (
-        refusal("interval_spans_one", **BEST, prompts=16, prompts_needed=None, most_prompts=10000),
-        "Undecided: the best is small with K=3 at 0.90x [0.80, 1.10] on held-out prompts of 16;"
-        " more than 10,000 prompts would be needed to distinguish it from 1 (whole workload,"
+    "no number of prompts known": (
+        refusal("interval_spans_one", **BEST, prompts=16, prompts_needed=None),
+        "Undecided: the best is small with K=3 at 0.90x [0.80, 1.10] on held-out prompts; 16"
+        " prompts do not decide it, nor say how many would (whole workload, temperature 1).",
+    ),
+    "timing_noise": (
+        refusal("timing_noise", **BEST, timing_share=0.7, measured=True),
+        "Undecided: the best is small with K=3 at 0.90x [0.80, 1.10] on held-out prompts; timing"
+        " noise makes 70% of the variance: a quieter machine or more repetitions= would help"
+        " (whole workload, temperature 1).",
+    ),
+    "near_one": (
+        refusal("near_one", **BEST, near=0.05),
+        "Undecided: the best is small with K=3 at 0.90x [0.80, 1.10] on held-out prompts; within 5%"
+        " of 1 either way, so more prompts would not change what to do (whole workload,"
         " temperature 1).",
     ),
     "too_few_prompts": (

@@ -10,7 +10,7 @@ import numpy as np
 
 from harness.analysis.setup import Setup
 from harness.records import Failure, ResultRow, StepTiming, Trial
-from harness.stats.bootstrap import MIN_PROMPTS
+from harness.stats.jackknife import MIN_PROMPTS
 from harness.summary import Caveat, DistributionTest, StepBound, TextCheck, Value
 from harness.theory.speedup import StepTimes
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from harness.records import Cell, ResultRow, Trial
-from harness.stats.bootstrap import Array, ratio_interval, set_weights, speedup_interval
+from harness.stats.jackknife import Array, set_weights, share_interval, speedup_interval
 from harness.summary import AcceptanceByPosition
 from harness.theory.acceptance import conditional
 from harness.theory.replay import replay
@@ -193,7 +193,7 @@ def _with_acceptance(row: ResultRow, done: Sequence[Trial], seed: int) -> Result
     kept = float(sum(map(accepted, done)))
     rejected = float(sum(trial.rejected or 0 for trial in done))
     sums = np.array(list(per_prompt(done, [accepted, judged]).values()))
-    interval = ratio_interval(sums[:, 0], sums[:, 1], seed=seed)
+    interval = share_interval(sums[:, 0], sums[:, 1])
     return replace(
         row,
         rounds=rounds,
@@ -222,7 +222,7 @@ def _with_speedup(
 
     plain_s, plain_tokens = sums(baseline, decode_s), sums(baseline, new_tokens)
     seconds, tokens = sums(done, decode_s), sums(done, new_tokens)
-    interval = speedup_interval(plain_s, plain_tokens, seconds, tokens, seed=seed)
+    interval = speedup_interval(plain_s, plain_tokens, seconds, tokens)
 
     def speedup(before_s: Array, after_s: Array) -> float | None:
         before = before_s.sum() / plain_tokens.sum()

@@ -41,8 +41,7 @@ from harness.analysis.cells import (
 from harness.analysis.lossless import distrust, text_checks
 from harness.analysis.setup import Setup
 from harness.records import GREEDY, ResultRow, Trial, UserError
-from harness.stats.bootstrap import Array, Resamples, bootstrap_interval
-from harness.stats.ratios import Estimate, holm, workload_ratio
+from harness.stats.jackknife import Estimate, exponential, holm, workload_ratio
 from harness.storage import FREE_KEYS, StoredRun
 from harness.summary import (
     ComparedRun,
@@ -74,9 +73,7 @@ MODEL_SETTINGS = ("revision", "weights", "quantization", "dtype")
 Outcome = Literal["pass", "fail", "unclear"]
 
 
-def compare(
-    runs: Sequence[StoredRun], fail_below: float | None = None, *, seed: int = 0
-) -> Comparison:
+def compare(runs: Sequence[StoredRun], fail_below: float | None = None) -> Comparison:
     """Compare every run with the first.
 
     `fail_below` is the least ratio of speedups that passes.
@@ -88,7 +85,7 @@ def compare(
     compared: list[ComparedRun] = []
     for name, run in zip(names[1:], runs[1:], strict=True):
         pair = _Pair((names[0], name), (Setup(runs[0]), Setup(run)))
-        pair_rows, pair_caveats = _compare_two(pair, seed)
+        pair_rows, pair_caveats = _compare_two(pair)
         if not pair_rows:
             raise UserError(f"runs: {names[0]} and {name} have no cell in common")
         rows += pair_rows
@@ -148,7 +145,7 @@ def _names(runs: Sequence[StoredRun]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _compare_two(pair: _Pair, seed: int) -> tuple[list[ComparisonRow], list[ComparisonCaveat]]:
+def _compare_two(pair: _Pair) -> tuple[list[ComparisonRow], list[ComparisonCaveat]]:
     _check_target(pair)
     one, two = pair.setups
     drafts = one.draft or None, two.draft or None
@@ -158,7 +155,7 @@ def _compare_two(pair: _Pair, seed: int) -> tuple[list[ComparisonRow], list[Comp
     caveats += [unlike] if unlike else []
     if all(r.command == "sweep" and r.run.config.get("mode") == "measure" for r in pair.setups):
         caveats += [*_shared_prompts(pair), *_changed_texts(pair)]
-        rows = _measured_rows(pair, blank, seed)
+        rows = _measured_rows(pair, blank)
     else:
         caveats.append(ComparisonCaveat("unpaired"))
         rows = _unpaired_rows(analyse(one.run).generated, analyse(two.run).generated, blank)
@@ -200,7 +197,7 @@ def _generations(run: StoredRun) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[*GENERATION, "k", *QUANTITIES])
 
 
-def _measured_rows(pair: _Pair, blank: ComparisonRow, seed: int) -> list[ComparisonRow]:
+def _measured_rows(pair: _Pair, blank: ComparisonRow) -> list[ComparisonRow]:
     """By temperature, K and prompt set, the whole workload ("all") last in its group."""
     one, two = (_generations(run) for run in pair.runs)
     shared = one.merge(two, on=[*GENERATION, "k"], suffixes=("_reference", "_run"))
@@ -234,7 +231,7 @@ def _measured_rows(pair: _Pair, blank: ComparisonRow, seed: int) -> list[Compari
                 status="partial" if partial else "complete",
             )
             weights = pair.setups[0].weights if name == ALL_SETS else None
-            row, p_value = _measured_row(row, sums.loc[members], weights, seed, baselines=baselines)
+            row, p_value = _measured_row(row, sums.loc[members], weights, baselines=baselines)
             rows.append(row)
             p_values.append(p_value)
     return [replace(r, p_value_holm=p) for r, p in zip(rows, holm(p_values), strict=True)]
@@ -250,7 +247,6 @@ def _measured_row(
     row: ComparisonRow,
     sums: pd.DataFrame,
     weights: Mapping[str, float] | None,
-    seed: int,
     *,
     baselines: bool,
 ) -> tuple[ComparisonRow, float | None]:
@@ -286,13 +282,7 @@ def _measured_row(
     reference = time("plain_reference").log() - time("reference").log()
     run = time("plain_run").log() - time("run").log()
     gain = run - reference
-
-    def gains(resamples: Resamples) -> Array:
-        times = {side: resamples.ratio(seconds[side], tokens[side]) for side in seconds}
-        before = times["plain_reference"] / times["reference"]
-        return times["plain_run"] / times["run"] / before
-
-    interval = bootstrap_interval(gains, sets, weights, seed=seed)
+    interval = exponential(gain.interval())
     row = replace(
         row,
         reference_speedup=math.exp(reference.value),

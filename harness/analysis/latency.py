@@ -23,7 +23,7 @@ import pandas as pd
 from scipy.stats import trim_mean
 
 from harness.records import LatencyRow, RoundTiming, StepTiming, UserError
-from harness.stats.bootstrap import Array
+from harness.stats.jackknife import Array
 from harness.storage import StoredRun
 from harness.summary import RoundSummary, StepSummary
 from harness.theory.speedup import RoundTimes, StepTimes

@@ -72,7 +72,11 @@ def evidence_of(replays: Replays, latencies: Latencies) -> Evidence:
         baseline=Timed(tokens * plain_s, tokens),
         candidates={name: Timed(cost * plain_s, tokens) for name, cost in costs.items()},
         facts={
-            name: Facts(alpha_of(counts), latencies[name.draft].rounds.break_even_alpha(name.k))
+            name: Facts(
+                counts.accepted,
+                counts.judged,
+                latencies[name.draft].rounds.break_even_alpha(name.k),
+            )
             for name, counts in replays.candidates.items()
         },
         visit_costs={

@@ -15,8 +15,8 @@ import numpy as np
 from harness.analysis.cells import completed, latest, new_tokens, per_prompt
 from harness.analysis.verdict import Candidate
 from harness.records import Cell, Rule, TextKey, TextTrace, Trial, UserError
-from harness.stats import ratios
-from harness.stats.bootstrap import Array, set_weights
+from harness.stats import jackknife
+from harness.stats.jackknife import Array, set_weights
 from harness.summary import ReplayCheck
 from harness.theory.acceptance import check_k
 from harness.theory.replay import Replayed, accept_probabilities, by_start, replay, stacked
@@ -245,8 +245,8 @@ def replay_check(
         return None
     kept = [row for row, _ in rows]
     sums_measured = np.array([each for _, each in rows])
-    measured = ratios.ratio(sums_measured[:, 0], sums_measured[:, 1])
-    expected = ratios.ratio(counts.new_tokens[kept], counts.rounds[kept])
+    measured = jackknife.ratio(sums_measured[:, 0], sums_measured[:, 1])
+    expected = jackknife.ratio(counts.new_tokens[kept], counts.rounds[kept])
     gap = measured - expected
     return ReplayCheck(
         prompt_set=cell.prompt_set,

@@ -27,7 +27,7 @@ from scipy.stats import linregress
 
 from harness.analysis.latency import Latency
 from harness.records import UserError
-from harness.stats.bootstrap import CONFIDENCE
+from harness.stats.jackknife import CONFIDENCE
 from harness.summary import Caveat, FittedRound, RoundFit
 
 

@@ -36,7 +36,14 @@ from harness.analysis.predicted import (
 )
 from harness.analysis.replayed import replay_check, replay_drafts
 from harness.analysis.setup import Setup
-from harness.analysis.verdict import Candidate, Evidence, decide, evidence_from_trials, least_regret
+from harness.analysis.verdict import (
+    Candidate,
+    ErrorBudget,
+    Evidence,
+    decide,
+    evidence_from_trials,
+    least_regret,
+)
 from harness.records import (
     Cell,
     Decision,
@@ -327,13 +334,17 @@ class _Pair:
     def verdicts(self) -> list[tuple[Verdict, list[Verdict]]]:
         """By temperature: that of the workload, and those of its prompt sets."""
         seed = self.setup.seed
+        sets = sum(len(set(evidence.prompt_sets)) for evidence in self.evidence)
+        budget = ErrorBudget(workloads=len(self.evidence), prompt_sets=sets)
         return [
             (
                 self._undecided_if_texts_differ(
-                    decide(evidence, weights=self.setup.weights, seed=seed)
+                    decide(evidence, budget, weights=self.setup.weights, seed=seed)
                 ),
                 [
-                    self._undecided_if_texts_differ(decide(evidence, prompt_set=name, seed=seed))
+                    self._undecided_if_texts_differ(
+                        decide(evidence, budget, prompt_set=name, seed=seed)
+                    )
                     for name in sorted(set(evidence.prompt_sets))
                 ],
             )

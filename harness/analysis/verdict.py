@@ -2,15 +2,20 @@
 
 It rests on seconds and tokens per prompt, of plain decoding and of every candidate, a (draft, K),
 on the same prompts (`Evidence`). The best-looking of 8 candidates that all tie with plain decoding
-"wins" 12-18 % of the time. So the candidate is chosen on folds of the prompts and scored on the
-held-out ones (`harness.stats.crossfit`), with K = 0, speedup 1, among the choices:
+"wins" 12-18 % of the time. So candidates are chosen on folds of the prompts and scored on the
+held-out ones, over many deals of the folds (`harness.stats.crossfit`), K = 0, speedup 1, among the
+choices. The candidate most often chosen is named, and the speedup is its own:
 
-- `speculate`: every fold chooses a K above 0 and the held-out speedup's lower bound is above 1;
-- `does_not_pay`: every fold chooses K = 0, or the best candidate of each resample of the prompts
-  stays below 1 (its upper bound does), so that no candidate is excused for being one of many;
-- `undecided` otherwise, with about how many prompts would decide.
+- `speculate`: most choices prefer a K above 0, and the speedup's lower bound is above 1;
+- `does_not_pay`: the upper bound of every candidate is below 1; or every choice is K = 0 and the
+  named candidate's upper bound is below 1;
+- `undecided` otherwise, with what would decide it: more prompts, or less timing noise, or nothing.
 
-The draft and K that are named are the best on all prompts.
+A report prints many verdicts, and the chance that any of them is wrong is at most ERROR: their
+intervals share it (`ErrorBudget`). An interval is the one that decides. "Every upper bound" needs
+no further correction: a wrong `does_not_pay` means that the bound of one candidate, whichever pays,
+is wrong (an intersection-union test: Berger, "Multiparameter hypothesis testing and acceptance
+sampling", 1982).
 """
 
 import math
@@ -20,6 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtri
 
 from harness.analysis.cells import (
     accepted,
@@ -32,13 +38,27 @@ from harness.analysis.cells import (
     ratio,
 )
 from harness.records import Decision, Trial
-from harness.stats.bootstrap import MIN_PROMPTS, MIN_SET, Array, set_weights
-from harness.stats.crossfit import CrossFit, TimesByFold, Workload, cross_fit
+from harness.stats.crossfit import CrossFit, Visits, Workload, cross_fit
+from harness.stats.jackknife import (
+    MIN_PROMPTS,
+    MIN_SET,
+    Array,
+    set_weights,
+    workload_ratio,
+)
 from harness.summary import Value, Verdict, VerdictReason
 from harness.theory.speedup import RoundTimes
 
-FOLDS = 4
-MAX_PROMPTS = 10_000
+# Chance of a wrong verdict in a report, and what part of it those on the whole workload take where
+# there are verdicts on single prompt sets too
+ERROR = 0.05
+WORKLOADS_SHARE = 0.5
+# An interval within this of 1: whichever it is, it matters little.
+NEAR = 0.05
+# A number of prompts is named where it decides with this chance, were the speedup as seen, and up
+# to so many times today's: beyond that it says more about luck than about the speedup.
+DECIDES = 0.8
+MOST_TIMES = 4
 
 # ---- evidence ------------------------------------------------------------------------------------
 
@@ -58,11 +78,17 @@ class Timed:
     tokens: Array
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Facts:
-    """What explains a candidate's speed: its alpha, and the alpha its step times ask for."""
+    """What explains a candidate's speed: acceptance by prompt, and the alpha that would suffice.
 
-    alpha: float | None
+    Attributes:
+        accepted, judged: [prompt]; alpha is their ratio.
+        breakeven_alpha: that its round times ask for; None where there is none.
+    """
+
+    accepted: Array
+    judged: Array
     breakeven_alpha: float | None
 
 
@@ -76,12 +102,9 @@ class Evidence:
     baseline: Timed
     candidates: Mapping[Candidate, Timed]  # by (draft, K), K > 0
     facts: Mapping[Candidate, Facts]  # by (draft, K); may lack any
-    # For predicted seconds, what the scatter of the step times does to them; None where the seconds
-    # were measured, or the step times are taken as exact.
-    times_by_fold: TimesByFold | None = None
-    # By (draft, K), [visit]: what its rounds cost in plain tokens as each visit timed them, over
-    # the same from all visits. Candidates of one draft share visits. Empty where the seconds were
-    # measured, or no rounds were timed.
+    # Of predicted seconds, by (draft, K), [visit]: what the candidate's rounds cost next to plain
+    # decoding as that visit timed both, relative to all visits. Candidates of a draft share visits.
+    # Empty where the seconds were measured, or times were typed in and are taken as exact.
     visit_costs: Mapping[Candidate, Array] = field(default_factory=dict[Candidate, Array])
 
     def only(self, prompt_sets: Sequence[str]) -> "Evidence":
@@ -93,6 +116,10 @@ class Evidence:
             prompt_sets=tuple(np.array(self.prompt_sets, dtype=object)[keep]),
             baseline=_rows(self.baseline, keep),
             candidates={name: _rows(timed, keep) for name, timed in self.candidates.items()},
+            facts={
+                name: replace(facts, accepted=facts.accepted[keep], judged=facts.judged[keep])
+                for name, facts in self.facts.items()
+            },
         )
 
     def workload(self, weights: Mapping[str, float] | None) -> Workload:
@@ -107,8 +134,30 @@ class Evidence:
             tokens=np.stack([candidate.tokens for candidate in timed]),
             prompt_sets=evidence.prompt_sets,
             weights={name: shares[name] for name in evidence.prompt_sets},
-            times_by_fold=evidence.times_by_fold,
+            visits=evidence._visits(),
         )
+
+    def _visits(self) -> tuple[Visits, ...]:
+        """The visits of each draft that was timed more than once."""
+        names = list(self.candidates)
+        groups: list[Visits] = []
+        for draft in dict.fromkeys(name.draft for name in self.visit_costs):
+            rows = [i for i, name in enumerate(names) if name.draft == draft]
+            costs = np.stack([self.visit_costs[names[row]] for row in rows])
+            if costs.shape[1] > 1:
+                groups.append(Visits(np.array(rows), costs))
+        return tuple(groups)
+
+    def alphas(self, name: Candidate, weights: Mapping[str, float] | None) -> dict[str, Value]:
+        """A candidate's alpha on the weighted workload, and the alpha that it needs."""
+        if name not in self.facts:
+            return {"alpha": None, "breakeven_alpha": None}
+        facts, tokens = self.facts[name], self.candidates[name].tokens
+        accepted, judged = (
+            workload_ratio(counts, tokens, self.prompt_sets, weights).value
+            for counts in (facts.accepted, facts.judged)
+        )
+        return {"alpha": ratio(accepted, judged), "breakeven_alpha": facts.breakeven_alpha}
 
     def by_set(self) -> "dict[str, Evidence]":
         """The evidence of each prompt set alone, in order of name."""
@@ -159,28 +208,48 @@ def evidence_from_trials(
 
 
 def _facts(sums: Array, k: int, times: RoundTimes | None) -> Facts:
-    alpha = ratio(float(sums[:, 2].sum()), float(sums[:, 3].sum()))
-    return Facts(alpha, times.break_even_alpha(k) if times else None)
+    return Facts(sums[:, 2], sums[:, 3], times.break_even_alpha(k) if times else None)
 
 
 # ---- decision ------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class ErrorBudget:
+    """How many verdicts a report prints, each counted once however often it is shown.
+
+    Verdicts on the whole workload take one half of ERROR and those on single prompt sets the other.
+    """
+
+    workloads: int = 1
+    prompt_sets: int = 0
+
+    def level(self, prompt_set: str) -> float:
+        """The level of a verdict's interval (Bonferroni)."""
+        if prompt_set != "all":
+            return 1.0 - ERROR * (1.0 - WORKLOADS_SHARE) / max(1, self.prompt_sets)
+        return 1.0 - ERROR * (WORKLOADS_SHARE if self.prompt_sets else 1.0) / self.workloads
+
+
 def decide(
     evidence: Evidence,
+    budget: ErrorBudget,
     *,
     prompt_set: str = "all",
     weights: Mapping[str, float] | None = None,
-    folds: int = FOLDS,
     seed: int = 0,
 ) -> Verdict:
     """The verdict on a workload, or on one prompt set of it.
 
-    With fewer than MIN_PROMPTS prompts, or a set of one, nothing can be held out: the verdict is
-    `undecided`, and its speedup the plain one of the best-looking candidate.
+    With fewer than MIN_PROMPTS prompts, or a set of fewer than MIN_SET, there is no interval: the
+    verdict is `undecided`, and its speedup the plain one of the best-looking candidate.
 
-    `prompt_set` is "all" for the weighted workload, or one set, to which weights do not apply.
-    Prompts are dealt into `folds` parts, fewer where they are few.
+    Args:
+        evidence: of one temperature.
+        budget: the verdicts of the same report.
+        prompt_set: "all" for the weighted workload, or one set, to which weights do not apply.
+        weights: of the sets, equal if None.
+        seed: of the deals of the folds.
     """
     if prompt_set != "all":
         evidence, weights = evidence.only([prompt_set]), None
@@ -202,23 +271,31 @@ def decide(
     if unseen or not evidence.prompts or not evidence.candidates:
         return replace(undecided, reason_values={"prompt_set": next(iter(unseen), None)})
     workload = evidence.workload(weights)
-    plain = workload.speedups()
-    best = list(evidence.candidates)[int(np.argmax(plain))]
+    fit = cross_fit(workload, seed)
+    speedups = np.exp(workload.log_speedups())
+    best = list(evidence.candidates)[fit.named if fit else int(np.argmax(speedups))]
     several = len({name.draft for name in evidence.candidates}) > 1
     named: dict[str, Value] = {"draft": best.draft if several else None, "k": best.k}
-    fit = cross_fit(workload, folds, seed)
     if fit is None:
         reason, values = _too_few(workload.prompt_sets)
         return replace(
             undecided,
             draft=best.draft,
             k=best.k,
-            speedup=float(plain.max()),
+            speedup=float(speedups.max()),
             reason=reason,
             reason_values={**named, **values},
         )
-    decision = _decision(fit)
-    reason, values = _reason(decision, fit, len(workload.prompt_sets), evidence.facts.get(best))
+    level = budget.level(prompt_set)
+    decision, interval = _decision(fit, level), fit.interval(level)
+    values: dict[str, Value] = {}
+    if decision == "speculate":
+        reason: VerdictReason = "held_out_gain"
+    elif decision == "does_not_pay":
+        reason = "held_out_loss"
+        values = evidence.alphas(best, weights)
+    else:
+        reason, values = _why_undecided(fit, workload, level)
     return replace(
         undecided,
         decision=decision,
@@ -226,17 +303,18 @@ def decide(
         draft=None if decision == "does_not_pay" else best.draft,
         k=0 if decision == "does_not_pay" else best.k,
         speedup=fit.speedup,
-        speedup_lo=fit.interval.lo,
-        speedup_hi=fit.interval.hi,
+        speedup_lo=interval.lo,
+        speedup_hi=interval.hi,
         reason=reason,
-        reason_values={**named, **values},
+        reason_values={**named, "level": level, **values},
     )
 
 
-def _decision(fit: CrossFit) -> Decision:
-    if fit.chose == fit.folds and fit.interval.lo > 1.0:
+def _decision(fit: CrossFit, level: float) -> Decision:
+    interval = fit.interval(level)
+    if 2 * fit.chose_plain < fit.choices and interval.lo > 1.0:
         return "speculate"
-    if fit.ceiling < 1.0 or (fit.chose == 0 and fit.interval.hi < 1.0):
+    if (fit.chose_plain == fit.choices and interval.hi < 1.0) or fit.ceiling(level) < 1.0:
         return "does_not_pay"
     return "undecided"
 
@@ -251,33 +329,51 @@ def _too_few(prompt_sets: tuple[str, ...]) -> tuple[VerdictReason, dict[str, Val
     return "too_few_in_set", {"prompt_set": small, "needed": MIN_SET}
 
 
-def _reason(
-    decision: Decision, fit: CrossFit, prompts: int, facts: Facts | None
+def _why_undecided(
+    fit: CrossFit, workload: Workload, level: float
 ) -> tuple[VerdictReason, dict[str, Value]]:
-    """The code of a held-out verdict, and the numbers that it rests on."""
-    if decision == "speculate":
-        return "held_out_gain", {}
-    if decision == "does_not_pay":
-        facts = facts or Facts(None, None)
-        return "held_out_loss", {"alpha": facts.alpha, "breakeven_alpha": facts.breakeven_alpha}
+    """What keeps the interval from deciding, and what would change it."""
+    interval = fit.interval(level)
+    if interval.lo >= 1.0 - NEAR and interval.hi <= 1.0 + NEAR:
+        return "near_one", {"near": NEAR}
+    timing_share = _timing_share(fit, workload)
+    if timing_share > 0.5:
+        measured = not workload.visits
+        return "timing_noise", {"timing_share": timing_share, "measured": measured}
+    prompts = len(workload.prompt_sets)
     return "interval_spans_one", {
         "prompts": prompts,
-        "prompts_needed": _needed(fit, prompts),
-        "most_prompts": MAX_PROMPTS,
+        "prompts_needed": _needed(fit, prompts, level),
     }
 
 
-def _needed(fit: CrossFit, prompts: int) -> int | None:
-    """About how many prompts would put 1 outside the interval, were the speedup as seen.
+def _timing_share(fit: CrossFit, workload: Workload) -> float:
+    """The share of the variance that is due to timing and not to what the prompts are.
 
-    The half width of the log speedup's interval shrinks with the square root of the number of
-    prompts. None for more than MAX_PROMPTS.
+    Of predicted seconds the visits' part. Of measured seconds, what plain decoding shows: its
+    seconds per token hardly depend on the prompt, so their scatter is the machine's, and a speedup
+    is a ratio of two such times.
     """
-    half_width = math.log(fit.interval.hi / fit.interval.lo) / 2.0
-    distance = abs(math.log(fit.speedup))
-    if half_width >= distance * math.sqrt(MAX_PROMPTS / prompts):
+    total = float(fit.variance.value)
+    plain = workload_ratio(
+        workload.baseline_s, workload.baseline_tokens, workload.prompt_sets, workload.weights
+    )
+    of_plain = plain.log().standard_error
+    timing = float(fit.visits.value) + 2.0 * (of_plain or 0.0) ** 2
+    return min(1.0, timing / total) if total > 0.0 else 0.0
+
+
+def _needed(fit: CrossFit, prompts: int, level: float) -> int | None:
+    """About how many prompts would decide with a chance of DECIDES, were the speedup as seen.
+
+    The prompts' part of the variance shrinks with their number, the visits' does not. None beyond
+    MOST_TIMES as many as there are.
+    """
+    quantile = float(ndtri((1.0 + level) / 2.0)) + float(ndtri(DECIDES))
+    allowed = (fit.score / quantile) ** 2 - float(fit.visits.value)
+    if float(fit.prompts.value) >= allowed * MOST_TIMES:
         return None
-    return max(prompts + 1, math.ceil(prompts * (half_width / distance) ** 2))
+    return max(prompts + 1, math.ceil(prompts * float(fit.prompts.value) / allowed))
 
 
 def least_regret(evidences: Mapping[str, Evidence]) -> tuple[str | None, int]:

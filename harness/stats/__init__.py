@@ -1,1 +1,1 @@
-"""Statistics that know nothing of models: the bootstrap, ratio tests, cross-fitting."""
+"""Statistics that know nothing of models: the jackknife, cross-fitting, the bootstrap."""

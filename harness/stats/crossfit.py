@@ -1,54 +1,62 @@
 """Choose on some prompts, score on the others: a speedup without the optimism of its choice.
 
 The prompts are dealt into folds within each prompt set. For each fold the best candidate on all
-other folds is chosen, and its times on this fold are what counts. Few folds are on purpose: when
+other folds is chosen, and what it took on this fold is what counts. Few folds are on purpose: when
 one prompt at a time is held out, the choice hardly ever changes and is scored on prompts that made
-it, so the interval is too narrow.
+it. One deal depends on its luck, so there are DEALS of them.
 
-Predicted seconds rest on step times as well, and a lucky sample of those favours a candidate on
-every prompt alike. So their samples are dealt into the same folds: chosen on the samples outside a
-fold, scored with those inside, and the interval widened by their scatter.
+Predicted seconds rest on round times as well, and lucky ones favour a candidate on every prompt
+alike. So the visits that timed the rounds are dealt into the same folds: a choice sees the visits
+outside a fold and is scored with those inside.
+
+The candidate that is named is the one most often chosen, and the number beside it is its own: its
+speedup on all prompts, less the optimism of choosing, which is how much better the choices did on
+all prompts than on those held out of them. The error is the jackknife's over prompts and over
+visits, every choice made again without the one left out, on the log scale.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from harness.stats.bootstrap import (
+from harness.stats.jackknife import (
     Array,
     Index,
     Interval,
-    Resamples,
-    only,
-    resample,
+    Variance,
+    enough_prompts,
+    half_width,
+    joined,
+    left_out_variance,
+    prompt_variance,
     set_members,
-    speedup_interval,
+    set_weights,
 )
 
+FOLDS = 4
+# A fold of fewer prompts scores a choice too coarsely
 FOLD_PROMPTS = 4
-# Normal quantile of a two-sided 95 % interval.
-NORMAL = 1.96
+DEALS = 60
+# Share of the visits at either end that the mean leaves out, as where round times are estimated
+TRIMMED = 0.1
+# Prompts left out at once, for the sake of memory
+CHUNK = 64
 
 
 @dataclass(frozen=True, eq=False)
-class FoldTimes:
-    """Predicted seconds had the steps been timed on part of the samples, relative to all of them.
+class Visits:
+    """What the rounds of some candidates cost in each visit that timed them.
 
     Attributes:
-        chosen: [candidate, fold] on the samples outside each fold, which is what a choice may see.
-        scored: [candidate, fold] on the fold's own samples, which the choice is scored with.
-        spread: [candidate, fold] standard deviation of log(scored) from the samples' scatter.
+        candidates: their positions in the workload.
+        costs: [candidate of these, visit] relative to the mean over visits.
     """
 
-    chosen: Array
-    scored: Array
-    spread: Array
-
-
-# Deals the samples of every step into so many folds; candidates as in the workload
-TimesByFold = Callable[[int], FoldTimes]
+    candidates: Index
+    costs: Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +68,7 @@ class Workload:
         seconds, tokens: [candidate, prompt].
         prompt_sets: the set of each prompt.
         weights: of the sets, equal if None; none of them 0.
-        times_by_fold: of predicted seconds, or None.
+        visits: of predicted seconds; each candidate is in one of them, or its rounds are exact.
     """
 
     baseline_s: Array
@@ -69,43 +77,71 @@ class Workload:
     tokens: Array
     prompt_sets: tuple[str, ...]
     weights: Mapping[str, float] | None = None
-    times_by_fold: TimesByFold | None = None
+    visits: tuple[Visits, ...] = ()
 
-    def speedups(self, resamples: Resamples | None = None) -> Array:
-        """Each candidate's speedup in each resample, [resample, candidate].
+    def log_speedups(self, kept: Array | None = None) -> Array:
+        """Each candidate's log speedup, [candidate]; [candidate, case] with prompts left out.
 
-        Over all prompts, [candidate], if None.
+        Args:
+            kept: [case, prompt] 1.0 but for the prompts that are left out.
         """
-        if resamples is None:
-            return self.speedups(resample(self.prompt_sets, self.weights, draws=0))[0]
-        plain = resamples.ratio(self.baseline_s, self.baseline_tokens)
-        pairs = zip(self.seconds, self.tokens, strict=True)
-        each = [plain / resamples.ratio(seconds, tokens) for seconds, tokens in pairs]
-        return np.stack(each, axis=-1)
+        if kept is None:
+            return self.log_speedups(np.ones((1, len(self.prompt_sets))))[:, 0]
+        shares = set_weights(self.prompt_sets, self.weights)
+        plain, costs = np.zeros(()), np.zeros(())
+        for name, rows in set_members(self.prompt_sets):
+            keep = kept[:, rows]
+            before = (keep @ self.baseline_s[rows]) / (keep @ self.baseline_tokens[rows])
+            after = (keep @ self.seconds[:, rows].T) / (keep @ self.tokens[:, rows].T)
+            plain, costs = plain + shares[name] * before, costs + shares[name] * after.T
+        return np.log(plain / costs)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CrossFit:
-    """Outcome of a cross-fit.
+    """Outcome of a cross-fit; speedups are logarithms, variances those of the logarithms.
 
     Attributes:
-        chose: how many folds preferred a candidate over K = 0.
-        folds: how many folds there were.
-        speedup: of the held-out times of each fold's best candidate.
-        interval: of that speedup.
-        ceiling: upper bound of the best candidate's speedup over resamples of the prompts.
+        named: the candidate most often chosen.
+        chose_named, chose_plain, choices: how often it was chosen, K = 0 was, and all choices.
+        score: the named candidate's on all prompts and visits, less the optimism of choosing.
+        prompts, visits: the two parts of its variance.
+        plain_scores: [candidate] on all prompts and visits, with the optimism of a choice.
+        plain_variances: of these.
     """
 
-    chose: int
-    folds: int
-    speedup: float
-    interval: Interval
-    ceiling: float
+    named: int
+    chose_named: int
+    chose_plain: int
+    choices: int
+    score: float
+    prompts: Variance
+    visits: Variance
+    plain_scores: Array
+    plain_variances: Variance
+
+    @property
+    def speedup(self) -> float:
+        """Of the named candidate."""
+        return math.exp(self.score)
+
+    @property
+    def variance(self) -> Variance:
+        """Of its logarithm."""
+        return joined([self.prompts, self.visits])
+
+    def interval(self, level: float) -> Interval:
+        """Of its speedup."""
+        half = float(half_width(self.variance, level))
+        return Interval(math.exp(self.score - half), math.exp(self.score + half))
+
+    def ceiling(self, level: float) -> float:
+        """The largest upper bound of any candidate's speedup on all prompts."""
+        return math.exp((self.plain_scores + half_width(self.plain_variances, level)).max())
 
 
-def deal_folds(prompt_sets: Sequence[str], folds: int, seed: int) -> Index:
+def deal_folds(prompt_sets: Sequence[str], folds: int, rng: np.random.Generator) -> Index:
     """The fold of each prompt: every set is shuffled and dealt out in turn."""
-    rng = np.random.default_rng(seed)
     fold = np.empty(len(prompt_sets), dtype=np.intp)
     dealt = 0
     for _, members in set_members(prompt_sets):
@@ -115,60 +151,273 @@ def deal_folds(prompt_sets: Sequence[str], folds: int, seed: int) -> Index:
     return fold
 
 
-def cross_fit(workload: Workload, folds: int, seed: int) -> CrossFit | None:
-    """Score each fold's best candidate, chosen on the other folds.
+def cross_fit(workload: Workload, seed: int, *, deals: int = DEALS) -> CrossFit | None:
+    """Score the candidate that most folds choose, each on the other folds.
 
     Args:
-        workload: at least 2 prompts in each set.
-        folds: at most so many; fewer, but 2, where a fold would hold under FOLD_PROMPTS prompts.
-        seed: of the dealing and of the resampling.
+        workload: at least one candidate.
+        seed: of the deals.
+        deals: how often the prompts, and the visits, are dealt into folds.
 
     Returns:
-        None where there is no interval: see `bootstrap_interval`.
+        None where there are too few prompts for an interval.
     """
-    prompt_sets, weights = workload.prompt_sets, workload.weights
-    resamples = resample(prompt_sets, weights, seed=seed)
-    ceiling = resamples.interval(workload.speedups(resamples).max(axis=-1))
-    if ceiling is None:
+    if not enough_prompts(workload.prompt_sets):
         return None
-    folds = max(2, min(folds, len(prompt_sets) // FOLD_PROMPTS))
-    fold_of_prompt = deal_folds(prompt_sets, folds, seed)
-    shape = (len(workload.seconds), folds)
-    times = FoldTimes(np.ones(shape), np.ones(shape), np.zeros(shape))
-    if workload.times_by_fold is not None:
-        times = workload.times_by_fold(folds)
-    seconds, tokens = np.empty_like(workload.baseline_s), np.empty_like(workload.baseline_s)
-    chose, variances = 0, list[float]()
-    used = [int(fold) for fold in np.unique(fold_of_prompt)]
-    for fold in used:
-        others = only(prompt_sets, weights, np.flatnonzero(fold_of_prompt != fold))
-        speedups = workload.speedups(others)[0] / times.chosen[:, fold]
-        best = int(np.argmax(speedups))
-        chose += bool(speedups[best] > 1.0)
-        held_out = fold_of_prompt == fold
-        seconds[held_out] = workload.seconds[best, held_out] * times.scored[best, fold]
-        tokens[held_out] = workload.tokens[best, held_out]
-        variances.append(float(times.spread[best, fold]) ** 2)
-    before = (workload.baseline_s, workload.baseline_tokens)
-    interval = speedup_interval(*before, seconds, tokens, prompt_sets, weights, seed=seed)
-    if interval is None:
-        return None
-    scored = Workload(*before, seconds[None], tokens[None], prompt_sets, weights)
-    speedup = float(scored.speedups()[0])
-    # The folds' step times are independent samples, so their errors average out over the folds.
-    error = NORMAL * math.sqrt(sum(variances)) / len(used)
+    rng = np.random.default_rng(seed)
+    splits = _deal(workload, rng, deals)
+    costs = splits.prompt_costs * splits.factors.chosen
+    choice = costs.argmin(axis=1)
+    named = int(np.bincount(choice, minlength=len(workload.seconds)).argmax())
+    plain_scores, plain_variances = splits.plain_scores()
     return CrossFit(
-        chose=chose,
-        folds=len(used),
-        speedup=speedup,
-        interval=Interval(*(_widened(speedup, bound, error) for bound in interval)),
-        ceiling=_widened(float(workload.speedups().max()), ceiling.hi, error),
+        named=named,
+        chose_named=int((choice == named).sum()),
+        chose_plain=int((costs.min(axis=1) >= splits.plain_cost).sum()),
+        choices=len(choice),
+        score=splits.score(choice, named),
+        prompts=splits.prompt_variance(named),
+        visits=splits.visit_variance(named),
+        plain_scores=plain_scores,
+        plain_variances=plain_variances,
     )
 
 
-def _widened(value: float, bound: float, error: float) -> float:
-    """The bound moved away from the value: the logs of both half widths added in quadrature."""
-    if error == 0.0:
-        return bound
-    width = math.log(bound / value)
-    return value * math.exp(math.copysign(math.hypot(width, error), width))
+# ---- the splits into what chooses and what scores ----
+
+
+@dataclass(frozen=True, eq=False)
+class _Set:
+    """One prompt set: its members, its weight, and what all prompts outside a split sum to."""
+
+    members: Index
+    share: float
+    baseline_s: Array  # [split]
+    baseline_tokens: Array
+    seconds: Array  # [split, candidate]
+    tokens: Array
+
+
+@dataclass(frozen=True, eq=False)
+class _Factors:
+    """What rounds cost by some of the visits, relative to all of them.
+
+    Attributes:
+        chosen: [split, candidate] by those outside each split, which a choice sees.
+        scored: [split, candidate] by those inside.
+        every: [candidate] by both.
+    """
+
+    chosen: Array
+    scored: Array
+    every: Array
+
+    @classmethod
+    def exact(cls, splits: int, candidates: int) -> "_Factors":
+        """Without visits."""
+        return cls(*np.ones((2, splits, candidates)), np.ones(candidates))
+
+    def replaced(self, candidates: Index, group: "_Factors") -> "_Factors":
+        """With other factors of some candidates."""
+        return _Factors(
+            _with_columns(self.chosen, candidates, group.chosen),
+            _with_columns(self.scored, candidates, group.scored),
+            _with_columns(self.every, candidates, group.every),
+        )
+
+
+def _with_columns(array: Array, columns: Index, part: Array) -> Array:
+    array = array.copy()
+    array[..., columns] = part
+    return array
+
+
+@dataclass(frozen=True, eq=False)
+class _Splits:
+    """Every fold of every deal, which is held out of one choice.
+
+    Attributes:
+        inside: [split, prompt] 1.0 where the split holds the prompt out.
+        visits_inside: by group of visits, [split, visit].
+        visits: the workload's, as pseudo-values.
+    """
+
+    workload: Workload
+    inside: Array
+    sets: tuple[_Set, ...]
+    visits: tuple[Visits, ...]
+    visits_inside: tuple[Array, ...]
+
+    @property
+    def plain_cost(self) -> Array:
+        """Seconds per token of plain decoding outside each split, [split]."""
+        parts = [part.share * part.baseline_s / part.baseline_tokens for part in self.sets]
+        return np.asarray(sum(parts))
+
+    @cached_property
+    def prompt_costs(self) -> Array:
+        """Seconds per token of each candidate outside each split, all visits, [split, candidate]"""
+        return np.asarray(sum(part.share * part.seconds / part.tokens for part in self.sets))
+
+    @cached_property
+    def factors(self) -> "_Factors":
+        """What the visits do to the costs; 1 for candidates without visits."""
+        splits, candidates = len(self.inside), len(self.workload.seconds)
+        factors = _Factors.exact(splits, candidates)
+        for group in range(len(self.visits)):
+            factors = factors.replaced(self.visits[group].candidates, self.group_factors(group))
+        return factors
+
+    def group_factors(self, group: int, without: int | None = None) -> "_Factors":
+        """The same of a group's candidates alone; without one of the visits, if given."""
+        inside, costs = self.visits_inside[group], self.visits[group].costs
+        if without is not None:
+            inside, costs = (np.delete(array, without, axis=1) for array in (inside, costs))
+        every = costs.mean(axis=1)
+
+        def mean(chosen: Array) -> Array:
+            counts = chosen.sum(axis=1, keepdims=True)
+            return np.where(counts > 0.0, chosen @ costs.T / np.maximum(counts, 1.0), every)
+
+        return _Factors(mean(1.0 - inside), mean(inside), every)
+
+    def score(self, choice: Index, named: int) -> float:
+        """The named candidate's log speedup less the optimism of the choices, [split]."""
+        everyone = np.ones((1, len(self.workload.prompt_sets)))
+        return float(self.scores(choice[None], everyone, self.factors, named)[0])
+
+    def scores(self, choice: Index, kept: Array, factors: "_Factors", named: int) -> Array:
+        """The same in several cases, [case].
+
+        Args:
+            choice: [case, split].
+            kept: [case, prompt] 1.0 but for prompts that are left out.
+            factors: of the visits.
+            named: the candidate.
+        """
+        work = self.workload
+        chosen = [(name, choice == name) for name in np.unique(choice)]
+        # Seconds per token: plain decoding; the named candidate; the choices on what was held out
+        # of them, and on everything
+        plain, own, held_out, every = np.zeros((4, len(kept)))
+        for part in self.sets:
+            rows, keep = part.members, kept[:, part.members]
+            inside = self.inside[:, rows]
+            seconds, tokens = keep @ work.seconds[:, rows].T, keep @ work.tokens[:, rows].T
+            sums = np.zeros((4, len(kept)))
+            for name, hits in chosen:
+                scored = keep * ((hits * factors.scored[:, name]) @ inside)
+                sums[0] += scored @ work.seconds[name, rows]
+                sums[1] += (keep * (hits @ inside)) @ work.tokens[name, rows]
+                sums[2] += hits.sum(axis=1) * factors.every[name] * seconds[:, name]
+                sums[3] += hits.sum(axis=1) * tokens[:, name]
+            plain += (
+                part.share * (keep @ work.baseline_s[rows]) / (keep @ work.baseline_tokens[rows])
+            )
+            own += part.share * factors.every[named] * seconds[:, named] / tokens[:, named]
+            held_out += part.share * sums[0] / sums[1]
+            every += part.share * sums[2] / sums[3]
+        return np.log(plain / own) - np.log(held_out / every)
+
+    def prompt_variance(self, named: int) -> Variance:
+        """Every choice and score again without each prompt."""
+        work = self.workload
+        without = np.empty(len(work.prompt_sets))
+        for part in self.sets:
+            of_set = part.seconds / part.tokens
+            for rows in np.array_split(part.members, math.ceil(len(part.members) / CHUNK)):
+                outside = (1.0 - self.inside.T[rows])[:, :, None]
+                seconds = part.seconds - outside * work.seconds.T[rows][:, None]
+                tokens = part.tokens - outside * work.tokens.T[rows][:, None]
+                costs = self.prompt_costs + part.share * (seconds / tokens - of_set)
+                choice = (costs * self.factors.chosen).argmin(axis=2)
+                kept = np.ones((len(rows), len(without)))
+                kept[np.arange(len(rows)), rows] = 0.0
+                without[rows] = self.scores(choice, kept, self.factors, named)
+        return prompt_variance(without, work.prompt_sets, work.baseline_tokens)
+
+    def visit_variance(self, named: int) -> Variance:
+        """Every choice and score again without each visit."""
+        variances = [Variance(np.zeros(()), np.ones(()))]
+        for group, visits in enumerate(self.visits):
+            without: list[float] = []
+            for visit in range(visits.costs.shape[1]):
+                factors = self.factors.replaced(
+                    visits.candidates, self.group_factors(group, without=visit)
+                )
+                choice = (self.prompt_costs * factors.chosen).argmin(axis=1)
+                everyone = np.ones((1, len(self.workload.prompt_sets)))
+                without.append(float(self.scores(choice[None], everyone, factors, named)[0]))
+            variances.append(left_out_variance(np.array(without), _counted(len(without))))
+        return joined(variances)
+
+    def plain_scores(self) -> tuple[Array, Variance]:
+        """Every candidate's log speedup on all prompts, [candidate], and its variance."""
+        work = self.workload
+        number = len(work.prompt_sets)
+        logs = work.log_speedups(np.concatenate([np.ones((1, number)), 1.0 - np.eye(number)]))
+        variance = prompt_variance(logs[:, 1:], work.prompt_sets, work.baseline_tokens)
+        visits = Variance(np.zeros(len(logs)), np.ones(len(logs)))
+        for group in self.visits:
+            total, number = group.costs.sum(axis=1, keepdims=True), group.costs.shape[1]
+            without = np.log((total - group.costs) / (number - 1))
+            of_group = left_out_variance(without, _counted(number))
+            visits.value[group.candidates] = of_group.value
+            visits.degrees[group.candidates] = of_group.degrees
+        return logs[:, 0], joined([variance, visits])
+
+
+def _deal(workload: Workload, rng: np.random.Generator, deals: int) -> _Splits:
+    """Prompts and visits dealt into folds `deals` times."""
+    folds = max(2, min(FOLDS, len(workload.prompt_sets) // FOLD_PROMPTS))
+
+    def inside(fold_of: Sequence[Index]) -> Array:
+        return np.concatenate([fold == np.arange(folds)[:, None] for fold in fold_of]) * 1.0
+
+    held_out = inside([deal_folds(workload.prompt_sets, folds, rng) for _ in range(deals)])
+    shares, outside = set_weights(workload.prompt_sets, workload.weights), 1.0 - held_out
+    sets = tuple(
+        _Set(
+            members,
+            shares[name],
+            outside[:, members] @ workload.baseline_s[members],
+            outside[:, members] @ workload.baseline_tokens[members],
+            outside[:, members] @ workload.seconds[:, members].T,
+            outside[:, members] @ workload.tokens[:, members].T,
+        )
+        for name, members in set_members(workload.prompt_sets)
+    )
+    visits = tuple(
+        Visits(group.candidates, _pseudo_values(group.costs)) for group in workload.visits
+    )
+    visits_inside = tuple(
+        inside([deal_folds([""] * group.costs.shape[1], folds, rng) for _ in range(deals)])
+        for group in visits
+    )
+    return _Splits(workload, held_out, sets, visits, visits_inside)
+
+
+def _trimmed(number: int) -> int:
+    """How many visits a trimmed mean leaves out at either end."""
+    return int(TRIMMED * number)
+
+
+def _counted(number: int) -> Array:
+    """The sizes of so many visits: those that a trimmed mean leaves out do not count."""
+    return np.ones(number - 2 * _trimmed(number))
+
+
+def _pseudo_values(costs: Array) -> Array:
+    """Values whose mean is 1, and whose plain mean errs as the trimmed mean of the costs does.
+
+    Source: Tukey and McLaughlin, 1963: winsorised values over the share that is not trimmed.
+
+    Args:
+        costs: [candidate, visit].
+    """
+    number = costs.shape[1]
+    cut = _trimmed(number)
+    ordered = np.sort(costs, axis=1)
+    kept = np.clip(costs, ordered[:, [cut]], ordered[:, [number - 1 - cut]])
+    relative = kept / kept.mean(axis=1, keepdims=True)
+    return 1.0 + (relative - 1.0) / (1.0 - 2.0 * cut / number)

@@ -71,14 +71,22 @@ def _held_out_loss(entry: Verdict, values: Values) -> str:
     )
 
 
+def _undecided(why: str, entry: Verdict, values: Values) -> str:
+    best = f"the best is {_candidate(values)} at {_gain(entry)} on held-out prompts"
+    return f"{best}; {why.format(**values)}"
+
+
 def _interval_spans_one(entry: Verdict, values: Values) -> str:
-    needed = "needs about {prompts_needed:,} prompts"
+    needed = "{prompts} prompts; about {prompts_needed:,} would decide it"
     if values["prompts_needed"] is None:
-        needed = "more than {most_prompts:,} prompts would be needed to distinguish it from 1"
-    return (
-        f"the best is {_candidate(values)} at {_gain(entry)} on held-out prompts of"
-        f" {values['prompts']}; {needed.format(**values)}"
-    )
+        needed = "{prompts} prompts do not decide it, nor say how many would"
+    return _undecided(needed, entry, values)
+
+
+def _timing_noise(entry: Verdict, values: Values) -> str:
+    advice = "a quieter machine" + (" or more repetitions=" if values["measured"] else "")
+    why = "timing noise makes {timing_share:.0%} of the variance: " + advice + " would help"
+    return _undecided(why, entry, values)
 
 
 def _best_so_far(why: str, entry: Verdict, values: Values) -> str:
@@ -108,6 +116,12 @@ def _given_numbers(entry: Verdict, values: Values) -> str:
 VERDICT_REASONS: Mapping[str, Callable[[Verdict, Values], str]] = {
     "held_out_loss": _held_out_loss,
     "interval_spans_one": _interval_spans_one,
+    "timing_noise": _timing_noise,
+    "near_one": lambda entry, values: _undecided(
+        "within {near:.0%} of 1 either way, so more prompts would not change what to do",
+        entry,
+        values,
+    ),
     "too_few_prompts": lambda entry, values: _best_so_far(
         "{prompts} prompts, and below {needed} there is no interval", entry, values
     ),
