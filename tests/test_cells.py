@@ -7,7 +7,7 @@ import pytest
 
 from harness.analysis.cells import acceptance_by_position, measured_rows
 from harness.records import Trial
-from harness.stats.bootstrap import ratio_interval, speedup_interval
+from harness.stats.jackknife import share_interval, speedup_interval
 from harness.theory.speedup import RoundTimes
 
 TIMES = RoundTimes(0.010, ((1, 0.012), (2, 0.014)))
@@ -152,7 +152,7 @@ def test_intervals_resample_prompts_with_their_repetitions_summed():
     assert (row.speedup_lo, row.speedup_hi) == pytest.approx(expected)
     accepted = np.array([2.0 * (1 + 2 * (i % 4)) for i in range(10)])
     judged = accepted + np.array([2.0 * (i % 3 + 2) for i in range(10)])
-    assert (row.alpha_lo, row.alpha_hi) == pytest.approx(ratio_interval(accepted, judged))
+    assert (row.alpha_lo, row.alpha_hi) == pytest.approx(share_interval(accepted, judged))
 
 
 def test_acceptance_by_position_divides_by_the_rounds_with_text_left():

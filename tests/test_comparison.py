@@ -18,7 +18,7 @@ from harness.commands.run_lifecycle import Outcome
 from harness.config import ReportConfig
 from harness.records import Trial, UserError
 from harness.reporting.sentences.comparison import CAVEATS
-from harness.stats.bootstrap import speedup_interval
+from harness.stats.jackknife import speedup_interval
 from harness.storage import RunFolder, StoredRun, load
 from harness.summary import Comparison, ComparisonCaveatCode, ComparisonRow
 

@@ -114,7 +114,6 @@ class _Pair:
     model: str
     draft: str
     times: Mapping[float, RoundTimes]
-    seed: int
 
 
 def measured_rows(
@@ -123,7 +122,6 @@ def measured_rows(
     model: str,
     draft: str,
     times: Mapping[float, RoundTimes],
-    seed: int = 0,
 ) -> list[ResultRow]:
     """One row per prompt set, temperature and K, in that order, from one pair's generations.
 
@@ -133,7 +131,7 @@ def measured_rows(
     cells: dict[Cell, list[Trial]] = {}
     for trial in latest(trials):
         cells.setdefault(trial.cell_key, []).append(trial)
-    pair = _Pair(model, draft, times, seed)
+    pair = _Pair(model, draft, times)
     return [_measured_row(cell, cells, pair) for cell in sorted(cells)]
 
 
@@ -161,7 +159,7 @@ def _measured_row(cell: Cell, cells: Mapping[Cell, Sequence[Trial]], pair: _Pair
     if cell.k == 0:
         return replace(row, speedup=1.0, request_speedup=1.0)
     baseline = completed(cells.get(replace(cell, k=0), []))
-    return _with_speedup(_with_acceptance(row, done, pair.seed), done, baseline, pair.seed)
+    return _with_speedup(_with_acceptance(row, done), done, baseline)
 
 
 def _with_times(row: ResultRow, done: Sequence[Trial]) -> ResultRow:
@@ -187,7 +185,7 @@ def _with_times(row: ResultRow, done: Sequence[Trial]) -> ResultRow:
     )
 
 
-def _with_acceptance(row: ResultRow, done: Sequence[Trial], seed: int) -> ResultRow:
+def _with_acceptance(row: ResultRow, done: Sequence[Trial]) -> ResultRow:
     rounds = float(sum(trial.rounds or 0 for trial in done))
     drafted = float(sum(trial.drafted or 0 for trial in done))
     kept = float(sum(map(accepted, done)))
@@ -209,9 +207,7 @@ def _with_acceptance(row: ResultRow, done: Sequence[Trial], seed: int) -> Result
     )
 
 
-def _with_speedup(
-    row: ResultRow, done: Sequence[Trial], baseline: Sequence[Trial], seed: int
-) -> ResultRow:
+def _with_speedup(row: ResultRow, done: Sequence[Trial], baseline: Sequence[Trial]) -> ResultRow:
     shared = {trial.key for trial in done} & {trial.key for trial in baseline}
     if not shared:
         return row

@@ -278,7 +278,7 @@ class _Pair:
         """Rows of results.csv: measured ones, and what is predicted of each cell."""
         setup = self.setup
         measured = measured_rows(
-            self.trials, model=setup.model, draft=setup.draft, times=self.times, seed=setup.seed
+            self.trials, model=setup.model, draft=setup.draft, times=self.times
         )
         replayed = [
             row

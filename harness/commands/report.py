@@ -98,7 +98,7 @@ def _compared(config: ReportConfig) -> Outcome:
     runs = [load(folder) for folder in config.runs]
     for run in runs:
         refuse_lost_trials(run)
-    comparison = compare(runs, config.fail_below, seed=config.seed)
+    comparison = compare(runs, config.fail_below)
     folder = RunFolder.create(config.results_root, "report", ("compare",), asdict(config))
     folder.write_table("comparison.csv", ComparisonRow, comparison.rows)
     folder.update_manifest({"environment": describe_host(), "status": "complete"})

@@ -256,7 +256,7 @@ class _Splits:
 
     @cached_property
     def prompt_costs(self) -> Array:
-        """Seconds per token of each candidate outside each split, all visits, [split, candidate]"""
+        """Seconds per token of each candidate outside each split, [split, candidate]."""
         return np.asarray(sum(part.share * part.seconds / part.tokens for part in self.sets))
 
     @cached_property

@@ -14,8 +14,8 @@ Variance Estimation", 2007, section 4.5).
 Intervals are Student's t. A ratio whose prompts differ in length rests on fewer prompts than there
 are, so a set of sizes T has the degrees of freedom of Kish's effective sample size, (sum T)^2 /
 sum T^2 - 1, and sets are joined by Welch and Satterthwaite. A speedup is taken on the log scale.
-Simulated (benchmarks/interval_coverage.py), such intervals hold the truth as often as they say under
-heavy tails, outliers, drift and uneven lengths, where BCa bootstrap intervals missed up to 16 %.
+Simulated (benchmarks/interval_coverage.py), they hold the truth as often as they say under heavy
+tails, outliers, drift and uneven lengths, where BCa bootstrap intervals missed up to 16 %.
 
 Fewer than MIN_PROMPTS prompts, or a set of fewer than MIN_SET, which leaving one out can hardly
 vary, have no interval: none is better than a wrong one.
