@@ -50,8 +50,7 @@ def test_a_sweep_measures_predicts_and_replays_every_cell(swept: StoredRun) -> N
         for source, rows in swept.results.groupby("source")
     }
     grid = [(name, t, k) for name in ("easy", "hard") for t in TEMPERATURES for k in (0, *KS)]
-    drafted = [cell for cell in grid if cell[2]]
-    assert cells == {"measured": grid, "theory": drafted, "replayed": drafted}
+    assert cells == {"measured": grid, "replayed": grid}
     measured = swept.results[swept.results.source == "measured"]
     assert (measured.prompts == 8).all()
     for row in measured[measured.k > 0].itertuples():
@@ -96,7 +95,7 @@ def test_a_replayed_sweep_measures_no_generation(
 ) -> None:
     monkeypatch.setattr("harness.commands.pair.run_trial", lambda *_: pytest.fail("it ran one"))
     run = stored(sweep.run(config(tmp_path, "mode=replay", "prompts.limit=4")))
-    assert set(run.results.source) == {"replayed", "theory"}
+    assert set(run.results.source) == {"replayed"}
     assert analyse(run).verdict is not None
 
 

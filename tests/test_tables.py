@@ -58,7 +58,6 @@ UNWRITTEN = {
     "a run of which a part fails": {"failures"},
     "a run that timed prefills at its prompts' lengths": {"request"},
     "a run on a busy machine": {"unstable", "outlier_cells"},
-    "a run on a busy machine": {"unstable", "outlier_cells"},
 }  # fmt: skip
 
 
