@@ -529,7 +529,7 @@ class CardRow:
     speedup: float | None
     speedup_lo: float | None
     speedup_hi: float | None
-    target_step_s: float
+    plain_s: float  # R(0), one plain token
     seconds_per_token: float  # of what the verdict says to serve; plain decoding's unless it pays
     price_per_hour_usd: float | None
     plain_usd_per_million_tokens: float | None

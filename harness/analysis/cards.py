@@ -13,12 +13,15 @@ from typing import Any, TypeVar
 from harness.analysis.setup import Setup
 from harness.records import UserError
 from harness.storage import StoredRun
-from harness.summary import CardDraftRow, CardRow, Summary
+from harness.summary import CardDraftRow, CardRow, RoundSummary, Summary
 from harness.theory.cost import money, usd_per_million_tokens
 
 # What must be alike for two auditions to be compared.
 ALIKE = ("k", "temperature", "new_tokens", "repetitions", "seed", "decode", "backend")
 ALIKE_MODEL = ("id", "revision", "dtype", "weights", "quantization")
+
+# Fields of combined runs of earlier versions
+FORMER = {"target_step_s": "plain_s"}
 
 Row = TypeVar("Row", CardRow, CardDraftRow)
 
@@ -60,9 +63,14 @@ def stored_cards(
 ) -> tuple[tuple[CardRow, ...], tuple[CardDraftRow, ...]]:
     """The ranking in the manifest of a combined run; empty in any other."""
     return (
-        tuple(CardRow(**entry) for entry in manifest.get("cards") or ()),
+        tuple(_card_row(entry) for entry in manifest.get("cards") or ()),
         tuple(CardDraftRow(**entry) for entry in manifest.get("card_drafts") or ()),
     )
+
+
+def _card_row(entry: Mapping[str, Any]) -> CardRow:
+    """A card as it was stored; before rounds were timed a plain token's time was the step's."""
+    return CardRow(**{FORMER.get(name, name): value for name, value in entry.items()})
 
 
 def _check(runs: Sequence[StoredRun], summaries: Sequence[Summary]) -> None:
@@ -125,11 +133,12 @@ def _device(setup: Setup) -> str:
 
 def _card_rows(name: str, run: StoredRun, summary: Summary) -> Iterator[CardRow]:
     """One per temperature, not yet placed."""
-    price, target_s = summary.price_per_hour_usd, summary.steps[0].target_step_s
+    price = summary.price_per_hour_usd
     rented = run.manifest.get("cloud") or {}
     seconds, rate = rented.get("seconds"), rented.get("price_per_hour_usd")
     for verdict in summary.per_temperature:
         gain = verdict.speedup if verdict.speculate and verdict.speedup else 1.0
+        plain_s = _plain_s(summary, verdict.temperature, verdict.draft)
         yield CardRow(
             place=0,
             card=name,
@@ -141,11 +150,11 @@ def _card_rows(name: str, run: StoredRun, summary: Summary) -> Iterator[CardRow]
             speedup=verdict.speedup,
             speedup_lo=verdict.speedup_lo,
             speedup_hi=verdict.speedup_hi,
-            target_step_s=target_s,
-            seconds_per_token=target_s / gain,
+            plain_s=plain_s,
+            seconds_per_token=plain_s / gain,
             price_per_hour_usd=price,
-            plain_usd_per_million_tokens=_price(target_s, price),
-            usd_per_million_tokens=_price(target_s / gain, price),
+            plain_usd_per_million_tokens=_price(plain_s, price),
+            usd_per_million_tokens=_price(plain_s / gain, price),
             rented_s=seconds,
             spent_usd=None if seconds is None or rate is None else money(seconds, rate),
         )
@@ -153,10 +162,10 @@ def _card_rows(name: str, run: StoredRun, summary: Summary) -> Iterator[CardRow]
 
 def _draft_rows(name: str, summary: Summary) -> Iterator[CardDraftRow]:
     """The card's leaderboard in seconds and money, "do not speculate" among its rows."""
-    price, target_s = summary.price_per_hour_usd, summary.steps[0].target_step_s
+    price = summary.price_per_hour_usd
     for board in summary.leaderboards:
         for row in board.rows if board.rule == summary.run.sampling.rule else ():
-            seconds = target_s / row.speedup
+            seconds = _plain_s(summary, board.temperature, row.draft) / row.speedup
             yield CardDraftRow(
                 card=name,
                 draft=row.draft,
@@ -170,6 +179,15 @@ def _draft_rows(name: str, summary: Summary) -> Iterator[CardDraftRow]:
                 draft_step_s=row.draft_step_s,
                 usd_per_million_tokens=_price(seconds, price),
             )
+
+
+def _plain_s(summary: Summary, temperature: float | None, draft: str | None) -> float:
+    """R(0) at a temperature, as it was timed next to a draft's rounds; seconds."""
+
+    def unlike(times: RoundSummary) -> tuple[bool, bool]:
+        return times.temperature not in (None, temperature), times.draft != draft
+
+    return min(summary.round_times, key=unlike).plain_s
 
 
 def _by_price(rows: Sequence[Row]) -> list[Row]:

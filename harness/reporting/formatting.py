@@ -88,6 +88,11 @@ def with_bounds(value: float | None, low: float | None = None, high: float | Non
     return EMPTY if value is None else decimal(value) + _interval(low, high)
 
 
+def signed_percent(value: float | None) -> str:
+    """A relative difference as "+2.9 %"."""
+    return EMPTY if value is None else f"{signed(100 * value, 1)} %"
+
+
 def p_value(value: float | None) -> str:
     """A probability with three decimals; below a thousandth as "< 0.001"."""
     return "< 0.001" if value is not None and value < 1e-3 else decimal(value, 3)

@@ -4,9 +4,15 @@ from itertools import pairwise
 
 from harness.reporting import formatting as fmt
 from harness.reporting.plots import style
-from harness.reporting.tables.latency import fastest_round, named_waterfall, verify_curves
+from harness.reporting.tables import stability
+from harness.reporting.tables.latency import (
+    Forward,
+    fastest_round,
+    named_waterfall,
+    verify_curves,
+)
 from harness.reporting.tables.specification import grouped
-from harness.summary import Summary
+from harness.summary import StepCurve, Summary
 
 COST_CAPTION = (
     "Time of a target forward over n positions, with v(n) written at the points, next to one"
@@ -26,7 +32,8 @@ NARROW_POINTS = 6  # numbers next to each other on a phone
 
 def draw_verify_cost(summary: Summary, across: int) -> style.Plot | None:
     """A panel per (context, batch) that was timed; None without a verify curve."""
-    curves = verify_curves(summary)
+    every_curve = (_stable(summary, curve) for curve in verify_curves(summary))
+    curves = [curve for curve in every_curve if curve]
     if not curves:
         return None
     curves = curves if len(curves) <= 3 else curves[:1]  # a profile's have a plot of their own
@@ -64,6 +71,13 @@ def draw_verify_cost(summary: Summary, across: int) -> style.Plot | None:
     return style.plot("verify_cost.svg", COST_CAPTION, figure, COST_UNDER)
 
 
+def _stable(summary: Summary, curve: list[Forward]) -> list[Forward]:
+    """The forwards whose time can be right; none where that of the step cannot."""
+    if stability.of_forward(summary, curve[0].step):
+        return []
+    return [forward for forward in curve if stability.of_forward(summary, forward.row) is None]
+
+
 def draw_verify_curves(summary: Summary, across: int) -> style.Plot | None:
     """A panel per context, a line per batch; None where a single context and batch was timed."""
     if len(summary.step_curves) < 2:
@@ -73,14 +87,27 @@ def draw_verify_curves(summary: Summary, across: int) -> style.Plot | None:
     figure, axes = style.panels(len(panels), across, y="v(n)")
     for panel, (context, curves) in zip(axes, panels.items(), strict=True):
         for curve in curves:
-            v = [seconds / curve.target_step_s for seconds in curve.verify_s]
             look = style.look(batches.index(curve.batch))
-            panel.plot(range(1, len(v) + 1), v, label=f"batch {curve.batch}", **look)
+            v = {
+                n: seconds / curve.target_step_s
+                for n, seconds in enumerate(curve.verify_s, start=1)
+                if not _unstable(summary, curve, n)
+            }
+            panel.plot(list(v), list(v.values()), label=f"batch {curve.batch}", **look)
         panel.axhline(1.0, color=style.GREY, linewidth=1.0, linestyle=style.DASHED)
         panel.set_xlabel(POSITIONS)
         panel.set_title(f"{context} tokens of context")
     axes[0].set_ylim(bottom=0.0)
     return style.plot("verify_curves.svg", CURVES_CAPTION, figure, CURVES_UNDER)
+
+
+def _unstable(summary: Summary, curve: StepCurve, n: int) -> bool:
+    """Whether v(n) is one that cannot be right, or its step is."""
+    where = (curve.context_tokens, curve.batch)
+    return any(
+        stability.of_step(summary, "target", kind, *where, tokens) is not None
+        for kind, tokens in (("verify", n), ("step", 1))
+    )
 
 
 def draw_batch_gains(summary: Summary, across: int) -> style.Plot | None:

@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from harness.records import ResultRow
 from harness.reporting import formatting as fmt
 from harness.reporting.plots import style
+from harness.reporting.tables import stability
 from harness.reporting.tables.specification import grouped
 from harness.summary import Summary
 
@@ -30,7 +31,11 @@ def draw_by_k(summary: Summary, across: int) -> style.Plot | None:
 
     With several drafts a panel per temperature and prompt set, with a series per draft.
     """
-    points = [row for row in summary.generated if row.k > 0 and row.speedup is not None]
+    points = [
+        row
+        for row in summary.generated
+        if row.k > 0 and row.speedup is not None and stability.of_cell(summary, row) is None
+    ]
     if not points:
         return None
     replayed = summary.run.replay_only

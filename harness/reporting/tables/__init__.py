@@ -26,6 +26,7 @@ def _sweep(summary: Summary) -> list[Table]:
         leaderboard.thumb_table(summary),
         sweep.replay_table(summary),
         leaderboard.prompt_set_table(summary),
+        latency.rounds_table(summary),
         leaderboard.costs_table(summary),
         *latency.verify_tables(summary),
     ]
@@ -38,6 +39,7 @@ def _audition(summary: Summary) -> list[Table]:
         leaderboard.ineligible_table(summary),
         leaderboard.prompt_set_table(summary),
         leaderboard.thumb_table(summary),
+        latency.rounds_table(summary),
         leaderboard.costs_table(summary),
         *leaderboard.category_tables(summary),
         *leaderboard.position_tables(summary),
@@ -49,6 +51,7 @@ def _audition(summary: Summary) -> list[Table]:
 def _profile(summary: Summary) -> list[Table]:
     return [
         latency.alone_table(summary),
+        latency.rounds_table(summary),
         leaderboard.costs_table(summary),
         latency.bounds_table(summary),
         latency.reads_table(summary),
@@ -68,6 +71,7 @@ def _breakeven(summary: Summary) -> list[Table]:
         breakeven.measured_table(summary),
         breakeven.ideal_table(summary),
         breakeven.rules_table(summary),
+        latency.rounds_table(summary),
         leaderboard.costs_table(summary),
     ]
 

@@ -20,13 +20,12 @@ def _serve(row: CardRow) -> str:
 CARDS: tuple[Column[CardRow], ...] = (
     Column("place", lambda row: row.place, fmt.count, key=True),
     Column("card", lambda row: row.card, key=True),
-    Column("temperature", lambda row: row.temperature, fmt.temperature, key=True),
     Column("serve", _serve),
     Column(
         "speedup\n[lo, hi]", lambda row: (row.speedup, row.speedup_lo, row.speedup_hi), fmt.speedup
     ),
     Column("ms/\ntoken", lambda row: row.seconds_per_token, fmt.in_ms),
-    Column("plain\nms/token", lambda row: row.target_step_s, fmt.in_ms),
+    Column("plain\nms/token", lambda row: row.plain_s, fmt.in_ms),
     Column("USD per\n10^6 tokens", lambda row: row.usd_per_million_tokens, fmt.dollars),
     Column("plain USD per\n10^6 tokens", lambda row: row.plain_usd_per_million_tokens, fmt.dollars),
     Column("USD per\nhour", lambda row: row.price_per_hour_usd, fmt.dollars),
@@ -69,13 +68,19 @@ def card_tables(summary: Summary) -> list[Table]:
     notes = [PLACE_NOTE, *(SERVE_NOTE.format(card=row.card) for row in summary.cards[:1])]
     if any(row.rented_s is not None for row in summary.cards):
         notes.append(SPENT_NOTE)
-    ranked = table("Which card", CARDS, summary.cards, best=lambda row: row.place == 1, notes=notes)
+    ranked = grouped(summary.cards, lambda row: row.temperature)
     drafts = grouped(summary.card_drafts, lambda row: row.temperature)
-    title = "Every draft on every card, temperature {}"
     return [
-        ranked,
-        *(table(title.format(fmt.temperature(t)), DRAFTS, rows) for t, rows in drafts.items()),
+        *(
+            table(_at("Which card", t), CARDS, rows, best=lambda row: row.place == 1, notes=notes)
+            for t, rows in ranked.items()
+        ),
+        *(table(_at("Every draft on every card", t), DRAFTS, rows) for t, rows in drafts.items()),
     ]
+
+
+def _at(title: str, temperature: float | None) -> str:
+    return f"{title}, temperature {fmt.temperature(temperature)}"
 
 
 def cards_table(cards: Sequence[PlannedCard], request: PlanRequest, chosen: str | None) -> Table:

@@ -1,4 +1,4 @@
-"""What steps cost: each model alone, the verify curve v(n), bounds, rounds in parts, batches.
+"""What rounds and steps cost: R(K), each model alone, v(n), bounds, rounds in parts, batches.
 
 v(n) is a target forward over n positions / a target step of the same context and batch.
 """
@@ -7,15 +7,18 @@ from typing import NamedTuple
 
 from harness.records import VERIFY_AND_ACCEPT, LatencyRow, ResultRow
 from harness.reporting import formatting as fmt
+from harness.reporting.tables import stability
 from harness.reporting.tables.specification import Column, Table, table
 from harness.summary import (
     BatchGain,
     BytesRead,
     RoundBreakdown,
+    RoundSummary,
     StepBound,
     StepCurve,
     StoppingBatch,
     Summary,
+    Unstable,
     WaterfallStep,
 )
 from harness.theory.roofline import LAUNCH_BOUND_MBU, LAUNCH_BOUND_OVERHEAD
@@ -31,6 +34,18 @@ class Forward(NamedTuple):
     def v(self) -> float:
         """The forward / the step."""
         return self.row.median_ms / self.step.median_ms
+
+
+class TimedRound(NamedTuple):
+    """What a round with K draft tokens took, a plain token where K is 0."""
+
+    times: RoundSummary
+    k: int
+
+    @property
+    def seconds(self) -> float:
+        """R(K)."""
+        return self.times.round_s[self.k] if self.k else self.times.plain_s
 
 
 class Alone(NamedTuple):
@@ -49,6 +64,14 @@ ALONE: tuple[Column[Alone], ...] = (
     Column("TTFT\nms", lambda alone: alone.row.ttft_ms, fmt.milliseconds),
     Column("prompt\ntok/s", lambda alone: alone.prefill_rate, fmt.rate),
     Column("peak\nmemory", lambda alone: alone.row.peak_memory_bytes, fmt.memory),
+)
+ROUNDS: tuple[Column[TimedRound], ...] = (
+    Column("draft", lambda timed: timed.times.draft or "draft", key=True),
+    Column("temperature", lambda timed: timed.times.temperature, fmt.temperature, key=True),
+    Column("K", lambda timed: timed.k, fmt.count, key=True),
+    Column("R(K)\nms", lambda timed: timed.seconds, fmt.in_ms),
+    Column("R(K) /\nR(0)", lambda timed: timed.seconds / timed.times.plain_s, fmt.decimal),
+    Column("visits", lambda timed: timed.times.visits or None, fmt.count),
 )
 VERIFY: tuple[Column[Forward], ...] = (
     Column("n", lambda forward: forward.row.tokens, fmt.count, key=True),
@@ -85,6 +108,15 @@ ALONE_NOTES = (
     "p50 and p90 are over generations, not over tokens.",
     "peak memory: of the whole process (on CUDA of its allocator), which holds both models.",
 )
+ROUND_NOTE = (
+    "R(K): a round with K draft tokens in the running loop; K = 0: one plain token. Each visit"
+    " timed all of them within moments; R(K) / R(0) is the trimmed mean of the visits' own ratios."
+    " A prediction is tokens per round x R(0) / R(K)."
+)
+ROUND_BY_STEPS_NOTE = (
+    "R(K) by the formula, K draft steps + a verify of K + 1 positions: no rounds were timed, so"
+    " what a loop does besides its forwards is left out."
+)
 VERIFY_NOTE = "v(n): a target forward over n = K + 1 positions / a target step."
 BOUND_NOTES = (
     "MBU: floor / median. arithmetic: what one further position adds, beyond its bytes, / the step."
@@ -116,6 +148,21 @@ def alone_table(summary: Summary) -> Table:
     return table("How fast each model is alone", ALONE, rows, notes=ALONE_NOTES)
 
 
+def rounds_table(summary: Summary) -> Table:
+    """R(0) and R(K), by draft and temperature: what prices every prediction."""
+    rows = [
+        TimedRound(times, k)
+        for times in sorted(summary.round_times, key=lambda times: times.temperature or 0.0)
+        for k in (0, *sorted(times.round_s))
+    ]
+    sources = {times.source for times in summary.round_times}
+    notes = [
+        *([ROUND_NOTE] if "rounds" in sources else ()),
+        *([ROUND_BY_STEPS_NOTE] if sources & {"steps", "typed"} else ()),
+    ]
+    return table("What a plain token and a round take", ROUNDS, rows, notes=notes)
+
+
 def verify_curves(summary: Summary) -> list[list[Forward]]:
     """The target's forwards over n positions, n ascending: one list per timed context and batch."""
     target = [row for row in summary.latency if row.role == "target"]
@@ -142,7 +189,11 @@ def verify_tables(summary: Summary) -> list[Table]:
         step = curve[0].step
         batch = f", batch {step.batch}" if step.batch > 1 else ""
         title = f"What verifying costs the target, after {step.context_tokens} tokens of context"
-        made.append(table(title + batch, VERIFY, curve, notes=(VERIFY_NOTE,)))
+        unstable: Column[Forward] = stability.column(
+            lambda forward: stability.of_forward(summary, forward.row)
+        )
+        notes = (VERIFY_NOTE, *stability.notes(summary, "verify"))
+        made.append(table(title + batch, (*VERIFY, unstable), curve, notes=notes))
     return made
 
 
@@ -150,7 +201,17 @@ def bounds_table(summary: Summary) -> Table:
     """What a step's time goes to, per model and context at batch 1."""
     in_cache = any(bound.mbu > 1 for bound in summary.step_bounds)
     notes = [_floor_note(summary), *BOUND_NOTES, *([IN_CACHE_NOTE] if in_cache else [])]
-    return table("What the steps wait for", BOUNDS, summary.step_bounds, notes=notes)
+    unstable: Column[StepBound] = stability.column(
+        lambda bound: stability.of_step(
+            summary, bound.role, "step", bound.context_tokens, bound.batch
+        )
+    )
+    return table(
+        "What the steps wait for",
+        (*BOUNDS, unstable),
+        summary.step_bounds,
+        notes=(*notes, *stability.notes(summary, "step")),
+    )
 
 
 def reads_table(summary: Summary) -> Table:
@@ -305,6 +366,7 @@ def curve_table(summary: Summary) -> Table:
         Column("draft\nMBU", lambda curve: curve.draft_mbu, fmt.decimal),
         Column("c", lambda curve: curve.c, fmt.decimal),
         *(_v(n) for n in range(2, longest + 1)),
+        stability.column(lambda curve: _unstable(summary, curve)),
     )
     skipped: dict[str, list[str]] = {}
     for cell in summary.skipped_cells:
@@ -314,7 +376,14 @@ def curve_table(summary: Summary) -> Table:
         for reason, cells in skipped.items()
     )
     title = "Steps and verifies by context and batch"
-    return table(title, columns, curves, notes=(CURVE_NOTE, *not_timed))
+    marks = stability.notes(summary, "step", "verify")
+    return table(title, columns, curves, notes=(CURVE_NOTE, *marks, *not_timed))
+
+
+def _unstable(summary: Summary, curve: StepCurve) -> Unstable | None:
+    """The first of a context's and batch's forwards that cannot be right."""
+    where = (curve.context_tokens, curve.batch)
+    return next((e for e in summary.unstable if (e.context_tokens, e.batch) == where), None)
 
 
 def batch_table(summary: Summary) -> Table:

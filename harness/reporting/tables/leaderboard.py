@@ -10,6 +10,7 @@ from typing import NamedTuple
 from harness.records import Decision, Failure
 from harness.reporting import formatting as fmt
 from harness.reporting.sentences.explanation import rule_of_thumb
+from harness.reporting.tables import stability
 from harness.reporting.tables.specification import Column, Table, Value, table
 from harness.summary import (
     AcceptanceByPosition,
@@ -20,6 +21,7 @@ from harness.summary import (
     RuleOfThumb,
     StepSummary,
     Summary,
+    Unstable,
     Verdict,
 )
 
@@ -112,6 +114,7 @@ INELIGIBLE: tuple[Column[Failure], ...] = (
     Column("draft", lambda failure: failure.where, key=True),
     Column("why", lambda failure: failure.error, flexible=True),
 )
+STEP_ROLES = ("target", "draft")
 MET = {True: "yes", False: "no", None: None}
 THUMBS: tuple[Column[RuleOfThumb], ...] = (
     Column("rule of thumb", lambda rule: rule_of_thumb(rule).rule, key=True, flexible=True),
@@ -211,7 +214,19 @@ def costs_table(summary: Summary) -> Table:
     ]
     notes = [STEP_NOTE, *([MEMORY_NOTE] if memory else ()), *_money(summary), *_seconds(summary)]
     title = "What each draft takes" if len(rows) > 1 else "What the draft takes"
-    return table(title, COSTS, rows, notes=notes)
+    unstable: Column[DraftCosts] = stability.column(
+        lambda costs: _unstable_step(summary, costs.step)
+    )
+    notes += stability.notes(summary, "step")
+    return table(title, (*COSTS, unstable), rows, notes=notes)
+
+
+def _unstable_step(summary: Summary, step: StepSummary | None) -> Unstable | None:
+    """What is wrong with a draft's steps, or with the target's next to them."""
+    if step is None:
+        return None
+    steps = (stability.of_step(summary, r, "step", step.context_tokens, 1) for r in STEP_ROLES)
+    return next(filter(None, steps), None)
 
 
 def ineligible_table(summary: Summary) -> Table:

@@ -1,6 +1,7 @@
 """What was generated at each K, by draft, temperature and prompt set; checks of the output.
 
-A row is a K; its predicted speedup comes from the replayed row of the same cell.
+A row is a K; what was predicted for it, and its break-even alpha, are in the replayed row of the
+same cell.
 Where nothing was generated (mode=replay) replayed rows stand in the measured ones' place and the
 title says so; where both were made, `replay_table` shows them next to each other.
 """
@@ -9,24 +10,39 @@ from typing import NamedTuple
 
 from harness.records import ResultRow
 from harness.reporting import formatting as fmt
-from harness.reporting.tables.specification import Column, Table, table
-from harness.summary import DistributionTest, ReplayCheck, RunFacts, Summary, TextCheck
+from harness.reporting.tables import stability
+from harness.reporting.tables.specification import Column, Table, ValueWithBounds, table
+from harness.summary import DistributionTest, OutlierCell, ReplayCheck, Summary, TextCheck, Unstable
 
 
 class Cell(NamedTuple):
-    """One K's row, and the prediction for it."""
+    """One K's row, the prediction for it, and what is wrong with its timing."""
 
     row: ResultRow
     predicted: ResultRow | None
+    unstable: Unstable | None
+    outlier: OutlierCell | None
+
+    @property
+    def speedup(self) -> ValueWithBounds | None:
+        """With its interval; None of the baseline."""
+        row = self.row
+        return (row.speedup, row.speedup_lo, row.speedup_hi) if row.k else None
 
     @property
     def predicted_speedup(self) -> float | None:
-        """None of the baseline."""
+        """Tokens per round by replay x R(0) / R(K); None of the baseline."""
         return self.predicted.speedup if self.predicted and self.row.k else None
 
     @property
+    def error(self) -> float | None:
+        """Of the prediction: predicted / measured - 1."""
+        predicted, measured = self.predicted_speedup, self.row.speedup
+        return predicted / measured - 1 if predicted and measured else None
+
+    @property
     def breakeven(self) -> float | str | None:
-        """The alpha this K needs; "none" where even alpha = 1 loses."""
+        """The alpha this K needs; "none" where even alpha = 1 is predicted to lose."""
         if self.row.k == 0:
             return None
         for row in (self.row, self.predicted):
@@ -45,29 +61,21 @@ CELLS: tuple[Column[Cell], ...] = (
         lambda cell: (cell.row.alpha, cell.row.alpha_lo, cell.row.alpha_hi),
         fmt.alpha,
     ),
+    Column("speedup\n[lo, hi]", lambda cell: cell.speedup, fmt.speedup),
     Column(
-        "speedup\n[lo, hi]",
-        lambda cell: (
-            (cell.row.speedup, cell.row.speedup_lo, cell.row.speedup_hi) if cell.row.k else None
-        ),
+        "trimmed\nspeedup",
+        lambda cell: cell.outlier.trimmed_speedup if cell.outlier else None,
         fmt.speedup,
     ),
     Column("predicted\nspeedup", lambda cell: cell.predicted_speedup, fmt.speedup),
-    Column(
-        "measured/\npredicted",
-        lambda cell: (
-            cell.row.speedup / cell.predicted_speedup
-            if cell.row.speedup and cell.predicted_speedup
-            else None
-        ),
-        fmt.decimal,
-    ),
+    Column("prediction\nerror", lambda cell: cell.error, fmt.signed_percent),
     Column(
         "tokens/\nround",
         lambda cell: cell.row.tokens_per_round if cell.row.k else None,
         fmt.decimal,
     ),
     Column("break-even\nalpha", lambda cell: cell.breakeven, fmt.alpha),
+    stability.column(lambda cell: cell.unstable),
 )
 EXPECTED: Column[Cell] = Column(
     "tokens/round\nexpected",
@@ -91,8 +99,12 @@ BEST_NOTE = (
     "best: the fastest row of this table. The verdict is scored on held-out prompts and may differ."
 )
 REPLAYED_NOTE = (
-    "Replayed: acceptance from completions of the target that the draft scored, times from the step"
-    " times. Nothing was generated with speculation."
+    "Predicted: tokens per round from completions of the target that the draft scored, x R(0) /"
+    " R(K). Nothing was generated with speculation."
+)
+OUTLIER_NOTE = (
+    "trimmed speedup: without the slowest and fastest tenth of the generations, where a few of them"
+    " decide the speedup."
 )
 NO_ROOT_NOTE = "Break-even alpha none: even alpha = 1 loses at that K."
 EXPECTED_NOTE = "Expected: by the renewal recursion from the acceptance that was set."
@@ -106,14 +118,20 @@ def sweep_tables(summary: Summary) -> list[Table]:
     """Every draft, temperature and prompt set that was run, temperatures ascending."""
     rows = summary.generated
     predicted = {_where(row): row for row in summary.results if row.source == "replayed"}
+    outliers = {(cell.prompt_set, cell.temperature, cell.k): cell for cell in summary.outlier_cells}
+
+    def cell_of(row: ResultRow) -> Cell:
+        return Cell(
+            row,
+            None if row.source != "measured" else predicted.get(_where(row)),
+            stability.of_cell(summary, row),
+            outliers.get((row.prompt_set or "", row.temperature or 0.0, row.k)),
+        )
+
     drafts = list(dict.fromkeys(row.draft for row in rows if row.k > 0 and row.draft))
     made = []
     for draft in drafts or [None]:
-        cells = [
-            Cell(row, None if row.source == "replayed" else predicted.get(_where(row)))
-            for row in rows
-            if row.k == 0 or row.draft == draft
-        ]
+        cells = [cell_of(row) for row in rows if row.k == 0 or row.draft == draft]
         groups: dict[tuple[float, str], list[Cell]] = {}
         for cell in cells:
             where = (cell.row.temperature or 0.0, cell.row.prompt_set or "all")
@@ -121,7 +139,7 @@ def sweep_tables(summary: Summary) -> list[Table]:
         for (temperature, prompt_set), group in sorted(groups.items(), key=lambda item: item[0][0]):
             name = f"temperature {fmt.temperature(temperature)}, {prompt_set} prompts"
             title = f"{draft}, {name}" if len(drafts) > 1 else name[0].upper() + name[1:]
-            made.append(_cells_table(title, group, summary.run))
+            made.append(_cells_table(title, group, summary))
     return made
 
 
@@ -131,25 +149,31 @@ def replay_table(summary: Summary) -> Table:
     return table(title, REPLAY, summary.replay_checks, notes=(REPLAY_NOTE,))
 
 
-def _cells_table(title: str, cells: list[Cell], run: RunFacts) -> Table:
-    ordered = sorted(cells, key=lambda cell: cell.row.k)
-    fastest = max(ordered, key=lambda cell: (cell.row.speedup or 0.0) if cell.row.k else 1.0)
+def _cells_table(title: str, cells: list[Cell], summary: Summary) -> Table:
+    run, ordered = summary.run, sorted(cells, key=lambda cell: cell.row.k)
+    stable = [cell for cell in ordered if cell.unstable is None]
+    fastest = max(
+        stable, key=lambda cell: (cell.row.speedup or 0.0) if cell.row.k else 1.0, default=None
+    )
     speculated = any(cell.row.k and cell.row.speedup is not None for cell in ordered)
     notes = [
         f"K={row.k} is {row.status}" + (f": {row.error}" if row.error else ".")
-        for row, _ in ordered
+        for row in (cell.row for cell in ordered)
         if row.status != "complete"
     ]
     if any(cell.breakeven == fmt.NO_ROOT for cell in ordered):
         notes.append(NO_ROOT_NOTE)
     if speculated:
         notes.append(BEST_NOTE)
+    if any(cell.outlier for cell in ordered):
+        notes.append(OUTLIER_NOTE)
+    notes += stability.notes(summary, "cell")
     if run.synthetic:
         notes.append(EXPECTED_NOTE)
     if run.replay_only:
         notes.append(REPLAYED_NOTE)
     columns = (*CELLS, EXPECTED) if run.synthetic else CELLS
-    shown = f"{title} (replayed)" if run.replay_only else title
+    shown = f"{title} (predicted)" if run.replay_only else title
     return table(
         shown, columns, ordered, best=lambda cell: speculated and cell is fastest, notes=notes
     )
