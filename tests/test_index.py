@@ -36,17 +36,23 @@ def indexed(root: Path) -> str:
     return (root / "index.html").read_text(encoding="utf-8")
 
 
-def rows(page: str) -> list[list[str]]:
-    """The text of every cell of the page's one table."""
-    (body,) = re.findall(r"<tbody>(.*?)</tbody>", page, re.DOTALL)
-    found = re.findall(r"<tr>(.*?)</tr>", body, re.DOTALL)
-    cells = [re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row, re.DOTALL) for row in found]
-    return [[re.sub(r"<[^>]+>", "", cell).strip() for cell in row] for row in cells]
+def rows(page: str) -> list[dict[str, str]]:
+    """Every run's row, of every table: the text of each cell by its column, and the heading."""
+    found = list[dict[str, str]]()
+    for heading, head, body in re.findall(
+        r"<h3[^>]*>(.*?)</h3>.*?<thead>(.*?)</thead>.*?<tbody>(.*?)</tbody>", page, re.DOTALL
+    ):
+        names = re.findall(r'<span class="h">(.*?)</span>', head)
+        for row in re.findall(r"<tr>(.*?)</tr>", body, re.DOTALL):
+            cells = re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row, re.DOTALL)
+            texts = [re.sub(r"<[^>]+>", "", cell).strip() for cell in cells]
+            found.append({"heading": heading, **dict(zip(names, texts, strict=True))})
+    return found
 
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two complete runs, a failed and a stopped one, one of the future, and a damaged one."""
+    """Complete runs of every kind, a failed and a stopped one, one of the future, a damaged one."""
     root = tmp_path_factory.mktemp("results")
     newer = SCHEMA_VERSION + 1
     runs: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -56,11 +62,18 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("snapshot", {"status": "running"}),
         ("profile", {"schema_version": newer}),
         ("sweep_replay", {}),
+        ("profile", {}),
+        ("sweep_replay", {}),
+        ("sweep", {}),
     )
     for day, (name, changes) in enumerate(runs, start=1):
         created = f"2026-03-0{day}T10:00:00+00:00"
         copied(name, root / f"2026030{day}-100000_{name}", created_utc=created, **changes)
     (root / "20260306-100000_sweep_replay/traces.parquet").write_bytes(b"\xff\xfe\x00")
+    synthetic = root / "20260309-100000_sweep/config.yaml"
+    text = synthetic.read_text(encoding="utf-8")
+    assert "  acceptance: null\n" in text
+    synthetic.write_text(text.replace("  acceptance: null\n", "  acceptance: 0.6\n"))
     (root / "not_a_run").mkdir()
     indexed(root)
     return root
@@ -71,24 +84,46 @@ def page(many: Path) -> str:
     return (many / "index.html").read_text(encoding="utf-8")
 
 
-def test_the_index_has_a_row_for_every_run_newest_first(page: str) -> None:
-    days = [re.search(r"2026030(\d)", row[0]) for row in rows(page)]
-    assert [int(day[1]) for day in days if day] == [6, 5, 4, 3, 2, 1]
+def test_the_index_has_a_table_for_each_kind_of_evidence_newest_first(page: str) -> None:
+    kinds = [(row["heading"].split()[0].rstrip(":"), row["run"][7]) for row in rows(page)]
+    assert kinds == [
+        ("Measured", "1"), ("Predicted", "8"), ("Predicted", "2"), ("Predicted", "3"),
+        ("Synthetic", "9"), ("Checks", "4"), ("Profiles", "7"), ("Not", "6"), ("Not", "5"),
+    ]  # fmt: skip
+
+
+def test_the_gates_of_snapshots_and_comparisons_are_shown(tmp_path: Path) -> None:
+    run = copied("sweep", tmp_path / "a"), copied("sweep", tmp_path / "b")
+    copied("snapshot", tmp_path / "c")
+    for threshold in (0.9, 1.5):
+        settings = ReportConfig(
+            runs=[str(folder) for folder in run], fail_below=threshold, results_root=str(tmp_path)
+        )
+        assert report.run(settings).status == int(threshold > 1)
+    page = indexed(tmp_path)
+    checks = {row["verdict"].split(":")[0]: row["check"] for row in rows(page)}
+    assert checks["fail_below=0.9"] == "PASS"
+    assert checks["fail_below=1.5"] == "FAIL"
+    assert [text for key, text in checks.items() if key.startswith("speculation left")] == ["PASS"]
+    assert len(re.findall(r' bad">\s*FAIL', page)) == 1
 
 
 def test_a_row_says_what_the_run_decided_and_on_what(page: str) -> None:
-    decided = {row[6]: row[2:] for row in rows(page)}
-    assert decided["sweep"] == [
-        "Serve tiny_good at K=4", "0", "1.73x [1.64, 1.82]", "complete", "sweep", "tiny",
-        "tiny_good", "Intel(R) Xeon(R) Processor", "8100cf86b7",
+    decided = {row["run"].partition("_")[2]: row for row in rows(page)[::-1]}
+    sweep = decided["sweep"]
+    assert sweep["verdict"].startswith("Serve tiny_good at K=")
+    assert re.fullmatch(r"\d\.\d\dx \[\d\.\d\d, \d\.\d\d\]", sweep["speedup<br>[lo, hi]"])
+    assert [sweep[name] for name in ("temperature", "status", "command", "model", "draft")] == [
+        "0", "complete", "sweep", "tiny", "tiny_good",
     ]  # fmt: skip
-    assert decided["audition"][3:7] == ["failed", "audition", "tiny", "tiny_good"]
-    assert decided["breakeven"][:2] == ["Do not speculate", "-"]
+    assert (sweep["device"], sweep["commit"]) == ("Intel(R) Xeon(R) Processor", "8100cf86b7")
+    assert (decided["audition"]["status"], decided["audition"]["command"]) == ("failed", "audition")
+    assert decided["breakeven"]["verdict"] == "Do not speculate"
 
 
 def test_runs_that_did_not_end_well_are_marked(page: str) -> None:
-    assert sorted(row[5] for row in rows(page)) == [
-        "complete", "complete", "failed", "unfinished", "unreadable", "unreadable",
+    assert sorted(row["status"] for row in rows(page)) == [
+        *(["complete"] * 5), "failed", "unfinished", "unreadable", "unreadable",
     ]  # fmt: skip
     assert page.count(' bad">') == 4
     assert f"written by a newer version (schema {SCHEMA_VERSION + 1};" in page
@@ -97,9 +132,9 @@ def test_runs_that_did_not_end_well_are_marked(page: str) -> None:
 
 def test_every_row_leads_to_a_report_that_exists(many: Path, page: str) -> None:
     links = re.findall(r'<th scope="row"[^>]*>.*?<a href="([^"]+)"', page)
-    assert len(links) == 6
+    assert len(links) == 9
     assert all((many / link).exists() for link in links)
-    assert sum(link.endswith("/report.html") for link in links) == 4
+    assert sum(link.endswith("/report.html") for link in links) == 7
 
 
 def test_names_in_the_index_stay_text(tmp_path: Path) -> None:
@@ -120,13 +155,13 @@ def test_the_index_opens_quietly_sorts_and_leads_on(many: Path, tmp_path: Path) 
         assert page.complaints == []
         assert page.requests == [(many / "index.html").as_uri()]
         assert page.evaluate("document.documentElement.scrollWidth") == 360
-        table = 'document.querySelector("table.sortable")'
+        table = 'document.querySelectorAll("table.sortable")[1]'
         name = page.evaluate(f"{table}.tBodies[0].rows[1].cells[0].offsetWidth")
         assert name <= 180  # it stays in sight while the rest is scrolled, and must leave it room
         page.evaluate(f"{table}.tHead.rows[0].cells[1].querySelector('button').click()")
         dates = page.evaluate(f"[...{table}.tBodies[0].rows].map(r => r.cells[1].textContent)")
         assert dates == sorted(dates)
-        assert len(dates) == 6
+        assert len(dates) == 2
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,15 @@
-"""index.html: every run of a results folder on one page, newest first.
+"""index.html: every run of a results folder on one page, by what its numbers rest on.
 
-What it says of a run is what the run's summary says. A folder that cannot be read
-(written by a newer version, say) keeps its row, with the reason.
+A speedup that was measured, one that was predicted and one at a synthetic acceptance do not stand
+in one table. What the page says of a run is what the run's summary says. A folder that cannot be
+read (written by a newer version, say) keeps its row, with the reason.
 """
 
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 from urllib.parse import quote
 
 from harness.reporting import formatting as fmt
@@ -22,6 +24,20 @@ FILE = "index.html"
 COMPLETE = "complete"
 _COMMIT = 10  # characters of a commit
 _MINUTES = 16  # characters of an ISO date and time
+Kind = Literal["measured", "replayed", "typed", "synthetic", "check", "profile", "unreadable"]
+# In the order of the page
+TITLES: dict[Kind, str] = {
+    "measured": "Measured: the speculative loop ran",
+    "replayed": "Predicted: acceptance by replay, round times of the run",
+    "typed": "Predicted from numbers that were typed or read from a server's log",
+    "synthetic": "Synthetic acceptance or random weights: no recommendation",
+    "check": "Checks of the output, and comparisons of runs",
+    "profile": "Profiles: what rounds and steps cost",
+    "unreadable": "Not readable",
+}
+OUTCOMES = {"pass": "PASS", "unclear": "PASS, unclear", "fail": "FAIL"}
+# By column, what is not marked
+GOOD = {"status": (COMPLETE,), "check": ("-", "PASS", "PASS, unclear", "TIE", "UNTESTED")}
 
 
 @dataclass(frozen=True)
@@ -30,7 +46,9 @@ class Line:
 
     folder: str
     status: str
+    kind: Kind = "unreadable"
     date: str = ""
+    check: str = ""  # how its gate ended; empty where it has none
     verdict: str = ""
     temperature: float | None = None
     speedup: tuple[float | None, float | None, float | None] = (None, None, None)
@@ -44,6 +62,7 @@ class Line:
 COLUMNS: tuple[Column[Line], ...] = (
     Column("run", lambda line: line.folder, key=True),
     Column("date", lambda line: line.date),
+    Column("check", lambda line: line.check),
     Column("verdict", lambda line: line.verdict, flexible=True),
     Column("temperature", lambda line: line.temperature, fmt.temperature),
     Column("speedup\n[lo, hi]", lambda line: line.speedup, fmt.speedup),
@@ -70,14 +89,23 @@ def render(root: Path, entries: Sequence[Entry]) -> Path:
 
     Entries are in the order of the page, newest first.
     """
-    listed = table("Runs", COLUMNS, [_line(entry) for entry in entries])
+    lines = [(_line(entry), _link(root, entry)) for entry in entries]
+    sections = [
+        (
+            table(title, COLUMNS, [line for line, _ in lines if line.kind == kind]),
+            [link for line, link in lines if line.kind == kind],
+        )
+        for kind, title in TITLES.items()
+    ]
+    sections = [section for section in sections if section[1]]
     text = page(
         "index.html.j2",
         title=f"Runs in {root.resolve().name}",
         skip_to="the runs",
-        table=listed,
-        links=[_link(root, entry) for entry in entries],
-        definitions=glossary([listed]),
+        runs=len(entries),
+        sections=sections,
+        good=GOOD,
+        definitions=glossary(listed for listed, _ in sections),
         troubles=[entry.error for entry in entries if entry.error],
     )
     file = root / FILE
@@ -90,14 +118,16 @@ def _line(entry: Entry) -> Line:
     if summary is None:
         return Line(entry.folder.name, "unreadable")
     facts, decision = summary.run, summary.verdict
-    known, sentences = dict(measured_with(summary)[0]), verdict.verdicts(summary)
+    known = dict(measured_with(summary)[0])
     trouble = run.status(facts)
     draft = facts.draft or (decision.draft if decision else None)
     return Line(
         folder=entry.folder.name,
         status=trouble.partition(" ")[0].lower() if trouble else COMPLETE,
+        kind=_kind(summary),
+        check=_check(summary),
         date=(facts.created_utc or "")[:_MINUTES].replace("T", " "),
-        verdict=sentences[0].partition(": ")[0].rstrip(".") if sentences else "",
+        verdict=_verdict(summary),
         temperature=decision.temperature if decision else None,
         speedup=(decision.speedup, decision.speedup_lo, decision.speedup_hi)
         if decision
@@ -108,6 +138,38 @@ def _line(entry: Entry) -> Line:
         device=known.get("device", ""),
         commit=known.get("harness commit", "")[:_COMMIT],
     )
+
+
+def _kind(summary: Summary) -> Kind:
+    """What its numbers rest on."""
+    facts = summary.run
+    if facts.command in ("snapshot", "report"):
+        return "check"
+    if facts.synthetic or facts.dummies:
+        return "synthetic"
+    if facts.command == "profile":
+        return "profile"
+    if facts.command == "breakeven":
+        return "typed"
+    return "replayed" if facts.replay_only else "measured"
+
+
+def _check(summary: Summary) -> str:
+    """How its gate ended: the output's comparison with plain decoding, or `fail_below`."""
+    if summary.comparison is not None:
+        outcomes = [run.outcome for run in summary.comparison.runs if run.outcome is not None]
+        return next((word for key, word in reversed(OUTCOMES.items()) if key in outcomes), "")
+    checks = verdict.snapshot_checks(summary)
+    return verdict.snapshot_result(checks) if checks else ""
+
+
+def _verdict(summary: Summary) -> str:
+    """The first sentence of its report; of a decision, what to do."""
+    first = next(iter(verdict.verdicts(summary)), "")
+    decision, _, rest = first.partition(": ")
+    if _kind(summary) != "check":
+        return decision.rstrip(".")
+    return rest if decision in ("PASS", "TIE", "FAIL", "OPEN", "UNTESTED") else first
 
 
 def _link(root: Path, entry: Entry) -> str:
