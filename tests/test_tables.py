@@ -40,6 +40,8 @@ UNFILLED = {
     "leaderboard.RANKS cost per 10^6 tokens": "an audition on a card with a price",
     "leaderboard.INELIGIBLE": "an audition with a draft of another tokenizer",
     "leaderboard.REQUEST": "a run that timed prefills at its prompts' lengths",
+    "sweep.CELLS trimmed speedup": "a run on a busy machine",
+    "sweep.CELLS timing": "a run on a busy machine",
     "sweep.TEXTS first difference": "a snapshot whose texts differ",
     "sweep.TEXTS target margin": "a snapshot whose texts differ",
     "sweep.TEXTS speculative margin": "a snapshot whose texts differ",
@@ -162,7 +164,7 @@ def test_a_sweep_has_a_table_per_temperature_and_prompt_set() -> None:
         for temperature in (0, 1)
         for prompt_set in ("easy", "hard")
     ]
-    assert by_title(summary("sweep_replay"), "Temperature 0, easy").title.endswith("(replayed)")
+    assert by_title(summary("sweep_replay"), "Temperature 0, easy").title.endswith("(predicted)")
 
 
 def test_the_best_row_is_the_fastest_and_the_baseline_where_every_k_is_slower() -> None:

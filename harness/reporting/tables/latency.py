@@ -41,6 +41,7 @@ class TimedRound(NamedTuple):
 
     times: RoundSummary
     k: int
+    visits: LatencyRow | None  # each visit's own; None where no rounds were timed
 
     @property
     def seconds(self) -> float:
@@ -70,7 +71,9 @@ ROUNDS: tuple[Column[TimedRound], ...] = (
     Column("temperature", lambda timed: timed.times.temperature, fmt.temperature, key=True),
     Column("K", lambda timed: timed.k, fmt.count, key=True),
     Column("R(K)\nms", lambda timed: timed.seconds, fmt.in_ms),
-    Column("R(K) /\nR(0)", lambda timed: timed.seconds / timed.times.plain_s, fmt.decimal),
+    Column("p10\nms", lambda timed: timed.visits and timed.visits.p10_ms, fmt.milliseconds),
+    Column("p90\nms", lambda timed: timed.visits and timed.visits.p90_ms, fmt.milliseconds),
+    Column("R(K)\n/ R(0)", lambda timed: timed.seconds / timed.times.plain_s, fmt.decimal),
     Column("visits", lambda timed: timed.times.visits or None, fmt.count),
 )
 VERIFY: tuple[Column[Forward], ...] = (
@@ -151,7 +154,7 @@ def alone_table(summary: Summary) -> Table:
 def rounds_table(summary: Summary) -> Table:
     """R(0) and R(K), by draft and temperature: what prices every prediction."""
     rows = [
-        TimedRound(times, k)
+        TimedRound(times, k, _visits(summary, times, k))
         for times in sorted(summary.round_times, key=lambda times: times.temperature or 0.0)
         for k in (0, *sorted(times.round_s))
     ]
@@ -161,6 +164,21 @@ def rounds_table(summary: Summary) -> Table:
         *([ROUND_BY_STEPS_NOTE] if sources & {"steps", "typed"} else ()),
     ]
     return table("What a plain token and a round take", ROUNDS, rows, notes=notes)
+
+
+def _visits(summary: Summary, times: RoundSummary, k: int) -> LatencyRow | None:
+    """The row of latency.csv; plain tokens of all drafts share one."""
+    wanted = ("draft", times.draft) if k else ("target", summary.run.model)
+    return next(
+        (
+            row
+            for row in summary.latency
+            if row.kind == "round"
+            and (row.tokens, row.temperature) == (k, times.temperature)
+            and (row.role, row.model) == wanted
+        ),
+        None,
+    )
 
 
 def verify_curves(summary: Summary) -> list[list[Forward]]:
