@@ -23,7 +23,7 @@ from typing import Any, TypeVar, get_origin
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-from harness.records import NGRAM, RULES, UserError
+from harness.records import NGRAM, RULES, SERVERS, UserError
 from harness.theory.architecture import architecture_of
 
 # The shipped YAML: inside the installed package, or next to it in a checkout
@@ -281,10 +281,18 @@ class GpuConf:
 
 @dataclass
 class CommandConfig:
-    """What every command takes: where runs go, the seed, whether errors show a traceback."""
+    """What every command takes.
+
+    Attributes:
+        results_root: where runs go.
+        seed: of every random number.
+        verbose: print every table; without it a command prints at most 30 lines.
+        debug: errors show a traceback.
+    """
 
     results_root: str = "results"
     seed: int = key(0, least=0, most=2**63 - 1)
+    verbose: bool = False
     debug: bool = False
 
 
@@ -405,11 +413,13 @@ class SweepConfig(PairConfig):
 
     Attributes:
         mode: measure (run every cell) or replay.
+        engine: whose serving line is shown first: vllm, sglang, llamacpp, mlx, ...
         gpu: the card that is rented, for its price.
     """
 
     gpu: GpuConf | None = None
     temperature: list[float] = _temperatures(0.0, 1.0)
+    engine: str | None = key(None, choices=tuple(SERVERS))
     mode: str = key("measure", choices=("measure", "replay"))
 
     @property
@@ -454,6 +464,7 @@ class AuditionConfig(ModelsConfig):
             each may carry keys of its group, such as name@folder@dtype:float32@attention:eager.
         k, temperature: the grid; every cell is replayed.
         batch: completions of the target generated together.
+        engine: whose serving line is shown first: vllm, sglang, llamacpp, mlx, ...
         traces_from: a run whose stored completions and scores are used instead of models.
         latency_from: a run whose step times are used.
         latency: step times typed in.
@@ -466,6 +477,7 @@ class AuditionConfig(ModelsConfig):
     k: list[int] = _grid(1, 2, 3, 4, 5, 6, 8, 10)
     temperature: list[float] = _temperatures(0.0, 1.0)
     batch: int = key(32, least=1)
+    engine: str | None = key(None, choices=tuple(SERVERS))
     traces_from: str | None = None
     latency_from: str | None = None
     latency: LatencyConf = field(default_factory=LatencyConf)
@@ -506,6 +518,7 @@ class BreakevenConfig(CommandConfig):
         verify_ms: entry i (from 1) is the target's time over i positions, so K needs K + 1
             entries; null assumes a verify costs one step (v = 1).
         alpha: alphas to tabulate.
+        linear: show the linear rule of thumb too, which promises more than an alpha keeps.
         k: numbers of draft tokens per round.
         acceptance_rate: a measured accepted / drafted: a number for a single k, or {k: rate}.
         acceptance_by_position: measured share of rounds that kept at least j tokens, j = 1, 2, ...
@@ -520,6 +533,7 @@ class BreakevenConfig(CommandConfig):
     target_ms: float | None = None
     verify_ms: list[float] | None = None
     alpha: list[float] = key([0.2, 0.4, 0.6, 0.8, 0.9, 1.0])
+    linear: bool = False
     k: list[int] = _grid(1, 2, 3, 4, 5, 6, 8, 10)
     acceptance_rate: Any = None
     acceptance_by_position: list[float] | None = key(None, example="[0.7,0.5]")
@@ -537,6 +551,7 @@ class ReportConfig(CommandConfig):
         run: the run folder to render again.
         runs: run folders to compare, the first the reference.
         index: a results folder: one page over all its runs.
+        engine: whose serving line is shown first: vllm, sglang, llamacpp, mlx, ...
         fail_below: exit 1 when the verdict's speedup is below this; with runs, when a run's speedup
             is below this share of the reference's, beyond noise.
     """
@@ -544,6 +559,7 @@ class ReportConfig(CommandConfig):
     run: str | None = None
     runs: list[str] = field(default_factory=list)
     index: str | None = None
+    engine: str | None = key(None, choices=tuple(SERVERS))
     fail_below: float | None = None
 
 

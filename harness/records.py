@@ -9,7 +9,7 @@ The words are those of harness/reporting/metrics.md: a *round* is one draft-veri
 (end-of-text or the budget stopped it early, so that neither happened).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -33,6 +33,15 @@ LONGEST_NGRAM = 2
 # The temperature at which the likeliest token is taken
 GREEDY = 0.0
 RULES: tuple[Rule, ...] = ("ratio", "exact_match", "greedy_draft")
+# The servers that a report has a line for, and the rule that each accepts by
+SERVERS: Mapping[str, Rule] = {
+    "vllm": "greedy_draft",
+    "vllm_probabilistic": "ratio",
+    "sglang": "greedy_draft",
+    "llamacpp": "greedy_draft",
+    "mlx": "exact_match",
+    "transformers": "ratio",
+}
 
 # How a speculative greedy text compares with plain decoding's, in words
 GREEDY_RESULTS = {"PASS": "equal", "TIE": "tie", "FAIL": "different", "OPEN": "not judged"}

@@ -137,19 +137,23 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Answer:
-    """What to serve at one temperature on engines of one acceptance rule."""
+    """What to serve at one temperature on engines that accept by one rule."""
 
     temperature: float
     engine: str  # "own" for the run's own loop; later the server that was measured
     rule: Rule
-    prompt_set: str
+    prompt_set: str  # a set's name, or "all" for the whole weighted workload
+    # draft, k, speedup, speedup_lo, speedup_hi, decision, reason, reason_values: as in `Verdict`.
     draft: str | None
     k: int
-    speedup: float
+    speedup: float | None
     speedup_lo: float | None
     speedup_hi: float | None
+    # "measured": generations of the run's own loop; "replayed": predicted.
     source: Source
-    decision: Decision | None  # None where the cell was predicted by replay and not cross-fitted
+    decision: Decision
+    reason: VerdictReason
+    reason_values: Values = field(default_factory=dict[str, Value])
 
 
 @dataclass(frozen=True)
@@ -202,6 +206,9 @@ class RunFacts:
     draft: str | None
     models: tuple[ModelFacts, ...] = ()  # the target first
     sampling: SamplingFacts = field(default_factory=SamplingFacts)
+    serve_on: str | None = (
+        None  # the server whose line is shown first (`engine=`); a key of SERVERS
+    )
     ks: tuple[int, ...] = ()
     temperatures: tuple[float, ...] = ()
     seed: int | None = None
@@ -857,7 +864,8 @@ class Summary:
     # per_temperature, per_prompt_set: the whole workload, and each set alone, every temperature.
     per_temperature: tuple[Verdict, ...] = ()
     per_prompt_set: tuple[Verdict, ...] = ()
-    answers: tuple[Answer, ...] = ()  # what to serve by temperature and acceptance rule
+    # What to serve by temperature, acceptance rule and prompt set; empty where nothing is decided.
+    answers: tuple[Answer, ...] = ()
     failures: tuple[Failure, ...] = ()
     caveats: tuple[Caveat, ...] = ()
     results: tuple[ResultRow, ...] = ()  # rows of results.csv

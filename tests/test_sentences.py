@@ -5,8 +5,10 @@ from typing import Any, get_args
 
 import pytest
 
+from harness.records import RULES
 from harness.reporting.sentences import caveats, explanation, run, verdict
 from harness.summary import (
+    Answer,
     Caveat,
     CaveatCode,
     Explanation,
@@ -32,98 +34,115 @@ def refusal(reason: VerdictReason, decision: Any = "undecided", **values: Any) -
     )  # fmt: skip
 
 
-VERDICTS: dict[str, tuple[Verdict, str]] = {
-    "held_out_gain": (
-        SERVE,
-        "Serve small at K=3: 1.42x [1.36, 1.48] on held-out prompts (whole workload, temperature"
-        " 1).",
-    ),
-    "without an interval": (
-        replace(SERVE, speedup_lo=None, speedup_hi=None, prompt_set="hard"),
-        "Serve small at K=3: 1.42x, no interval on held-out prompts (hard prompts, temperature 1).",
-    ),
+REASONS: dict[str, tuple[Verdict, str]] = {
     "held_out_loss": (
         refusal("held_out_loss", "does_not_pay", **BEST, **ALPHA),
-        "Do not speculate: the best is small with K=3 at 0.90x [0.80, 1.10] on held-out prompts;"
-        " alpha 0.40 is below the 0.50 it needs (whole workload, temperature 1).",
+        "small with K=3 loses least, 0.90x [0.80, 1.10] on held-out prompts; alpha 0.40 is below"
+        " the 0.50 it needs",
     ),
     "a loss that alpha does not explain": (
         refusal("held_out_loss", "does_not_pay", draft=None, k=3, alpha=0.6, breakeven_alpha=0.5),
-        "Do not speculate: the best is K=3 at 0.90x [0.80, 1.10] on held-out prompts; alpha 0.60 is"
-        " not below the 0.50 that the steps need, so the loss is time outside the steps or"
-        " stretches of low acceptance (whole workload, temperature 1).",
+        "K=3 loses least, 0.90x [0.80, 1.10] on held-out prompts; alpha 0.60 is not below the 0.50"
+        " that evenly hard text needs: stretches of low acceptance or cut rounds cost the rest",
     ),
     "interval_spans_one": (
         refusal("interval_spans_one", **BEST, prompts=16, prompts_needed=40),
-        "Undecided: the best is small with K=3 at 0.90x [0.80, 1.10] on held-out prompts; 16"
-        " prompts; about 40 would decide it (whole workload, temperature 1).",
+        "small with K=3 gives 0.90x [0.80, 1.10] on held-out prompts; 16 prompts do not decide it,"
+        " about 40 would",
     ),
     "no number of prompts known": (
         refusal("interval_spans_one", **BEST, prompts=16, prompts_needed=None),
-        "Undecided: the best is small with K=3 at 0.90x [0.80, 1.10] on held-out prompts; 16"
-        " prompts do not decide it, nor say how many would (whole workload, temperature 1).",
+        "small with K=3 gives 0.90x [0.80, 1.10] on held-out prompts; 16 prompts do not decide it,"
+        " nor say how many would",
     ),
     "timing_noise": (
         refusal("timing_noise", **BEST, timing_share=0.7, measured=True),
-        "Undecided: the best is small with K=3 at 0.90x [0.80, 1.10] on held-out prompts; timing"
-        " noise makes 70% of the variance: a quieter machine or more repetitions= would help"
-        " (whole workload, temperature 1).",
+        "small with K=3 gives 0.90x [0.80, 1.10] on held-out prompts; timing noise makes 70% of"
+        " the variance: a quieter machine or more repetitions= would help",
     ),
     "near_one": (
         refusal("near_one", **BEST, near=0.05),
-        "Undecided: the best is small with K=3 at 0.90x [0.80, 1.10] on held-out prompts; within 5%"
-        " of 1 either way, so more prompts would not change what to do (whole workload,"
-        " temperature 1).",
+        "small with K=3 gives 0.90x [0.80, 1.10] on held-out prompts; within 5% of 1 either way, so"
+        " more prompts would not change what to do",
     ),
     "too_few_prompts": (
         refusal("too_few_prompts", **BEST, prompts=2, needed=4),
-        "Undecided: 2 prompts, and below 4 there is no interval; the best so far is small with K=3"
-        " at 0.90x, not held out (whole workload, temperature 1).",
+        "2 prompts, and below 4 there is no interval; small with K=3 gives 0.90x so far, not held"
+        " out",
     ),
     "too_few_in_set": (
         refusal("too_few_in_set", **BEST, prompt_set="easy", needed=2),
-        "Undecided: prompt set 'easy' needs at least 2 prompts that differ; the best so far is"
-        " small with K=3 at 0.90x, not held out (whole workload, temperature 1).",
+        "prompt set 'easy' needs at least 2 prompts that differ; small with K=3 gives 0.90x so far,"
+        " not held out",
     ),
     "no_complete_prompt": (
-        refusal("no_complete_prompt", prompt_set=None),
-        "Undecided: no prompt is complete in every cell (whole workload, temperature 1).",
+        refusal("no_complete_prompt", prompt_set=None), "no prompt is complete in every cell",
     ),
     "greedy_texts_differ": (
         refusal("greedy_texts_differ", texts=8, differing=2, **FIRST),
-        "Undecided: 2 of 8 greedy texts are not plain decoding's (first: easy/p1 K=4 from position"
-        " 7 on), so the target's cache or a forward is wrong, and no speedup of this pair is valid"
-        " (whole workload, temperature 1).",
+        "2 of 8 greedy texts are not plain decoding's (first: easy/p1 K=4 from position 7 on), so"
+        " the target's cache or a forward is wrong, and no speedup of this pair is valid",
     ),
     "greedy_texts_unjudged": (
         refusal("greedy_texts_unjudged", texts=8, differing=2, **FIRST),
-        "Undecided: 2 of 8 greedy texts differ from plain decoding's (first: easy/p1 K=4 from"
-        " position 7 on), and the run stopped before it was known whether these are ties; resume="
-        " judges them (whole workload, temperature 1).",
+        "2 of 8 greedy texts differ from plain decoding's (first: easy/p1 K=4 from position 7 on),"
+        " and the run stopped before it was known whether these are ties; resume= judges them",
     ),
-    "given_numbers": (
-        replace(
-            refusal("given_numbers", k=3, measured=False, near=0.05, **ALPHA), temperature=None
-        ),
-        "Undecided: the best is K=3 at 0.90x [0.80, 1.10] by arithmetic; K=3 needs alpha >= 0.50"
-        " and has 0.40; within 5% of 1, which numbers without an interval cannot distinguish from"
-        " it (from the numbers given, no interval).",
-    ),
-}
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", VERDICTS)
-def test_a_verdict_says_what_to_do_first_and_then_why(name: str) -> None:
-    entry, sentence = VERDICTS[name]
-    if name == "given_numbers":
-        sentence = sentence.replace(" [0.80, 1.10]", "")
-        entry = replace(entry, speedup_lo=None, speedup_hi=None)
-    assert verdict.verdict(entry) == sentence
+def answered(entry: Verdict, rule: Any = "ratio", source: Any = "measured") -> Answer:
+    values = {field.name: getattr(entry, field.name) for field in fields(entry)}
+    values.pop("speculate")
+    return Answer(**values, engine="own", rule=rule, source=source)
+
+
+def grid_of(*entries: Verdict, **facts: Any) -> Summary:
+    """A sweep whose verdicts hold for every rule."""
+    answers = (answered(entry, rule) for entry in entries for rule in RULES)
+    return Summary(replace(RUN, **facts), verdict=entries[0], answers=tuple(answers))
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_a_refusal_says_what_to_do_first_and_then_why(name: str) -> None:
+    entry, reason = REASONS[name]
+    start = {"does_not_pay": "Do not speculate", "undecided": "Undecided"}[entry.decision]
+    where = "(for vLLM with its defaults at temperature 1)."
+    assert verdict.verdicts(grid_of(entry)) == (f"{start}: {reason} {where}",)
+
+
+def test_a_headline_says_what_to_serve_where_and_how_that_is_known() -> None:
+    assert verdict.verdicts(grid_of(SERVE)) == (
+        "Serve small at K=3: 1.42x [1.36, 1.48], measured on held-out prompts, for vLLM with its"
+        " defaults at temperature 1.",
+    )
+    replayed = Summary(RUN, answers=(answered(SERVE, "exact_match", "replayed"),))
+    assert verdict.verdicts(replayed) == (
+        "Serve small at K=3: 1.42x [1.36, 1.48], predicted on held-out prompts by replay where"
+        " draft and target sample and must agree, for mlx-lm at temperature 1.",
+    )
+    loss = REASONS["held_out_loss"][0]
+    _, other = verdict.verdicts(grid_of(SERVE, replace(loss, temperature=0.0)))
+    assert other.startswith("Temperature 0, all engines: no draft; small with K=3 loses least")
+
+
+def test_numbers_that_were_given_are_judged_without_an_interval() -> None:
+    entry = replace(
+        refusal("given_numbers", k=3, measured=False, near=0.05, **ALPHA),
+        temperature=None, speedup_lo=None, speedup_hi=None,
+    )  # fmt: skip
+    assert verdict.verdict(entry) == (
+        "Undecided: K=3 gives 0.90x by arithmetic; K=3 needs alpha >= 0.50 and has 0.40; within 5%"
+        " of 1, which numbers without an interval cannot distinguish from it (from the numbers"
+        " given, no interval)."
+    )
 
 
 def test_every_reason_of_a_verdict_has_a_sentence() -> None:
     assert (
-        set(get_args(VerdictReason)) == {*verdict.VERDICT_REASONS, "held_out_gain"} <= set(VERDICTS)
+        set(get_args(VerdictReason))
+        == {*verdict.VERDICT_REASONS, "held_out_gain"}
+        <= {*REASONS, "held_out_gain", "given_numbers"}
     )
 
 
@@ -194,7 +213,8 @@ def explained(**changes: Any) -> str:
         "v_allowed": 1.1, "speedup_at_v1": 1.05, "factors": ("expensive_verify", "slow_draft"),
     }  # fmt: skip
     assert values.keys() <= {field.name for field in fields(Explanation)}
-    return " ".join(explanation.explanation(Explanation(**{**values, **changes})))
+    made = Summary(RUN, explanation=Explanation(**{**values, **changes}))
+    return " ".join(explanation.explanation(made))
 
 
 @pytest.mark.parametrize(
@@ -294,6 +314,6 @@ def test_the_engine_is_named_model_by_model_where_they_differ() -> None:
 
 
 def test_synthetic_acceptance_is_said_with_every_verdict() -> None:
-    made = Summary(replace(RUN, synthetic=True), verdict=SERVE, per_temperature=(SERVE,))
+    made = grid_of(SERVE, synthetic=True)
     assert verdict.verdicts(made)[0].endswith(" It holds at the synthetic acceptance only.")
     assert str(run.banner(made.run)).startswith("Acceptance is synthetic (decode.acceptance)")

@@ -11,66 +11,64 @@ import torch
 from transformers import GenerationConfig, GenerationMixin
 
 from harness.models.load import EMBEDDED
-from harness.records import LONGEST_NGRAM
+from harness.records import LONGEST_NGRAM, SERVERS
 from harness.reporting import serving
+from harness.reporting.grid import PHRASES
 from harness.reporting.serving import Snippet, snippets_of
 from harness.summary import (
     AcceptanceByPosition,
-    Leaderboard,
-    LeaderboardRow,
+    Answer,
     ModelFacts,
     RunFacts,
     SamplingFacts,
     Summary,
-    Verdict,
 )
 
 TARGET, DRAFT = "Qwen/Qwen3-4B", "my models/it's a draft"
-REPLAYED: dict[Any, tuple[int, float]] = {
+# By rule: K and speedup, measured under the run's own rule
+ANSWERS: dict[Any, tuple[int, float]] = {
     "ratio": (4, 1.6),
     "greedy_draft": (3, 1.4),
     "exact_match": (1, 0.9),
 }
-NO_GAIN = {"decision": "does_not_pay", "draft": None, "k": 0}
 
 
 def decided(
-    replayed: dict[Any, tuple[int, float]] = REPLAYED,
+    answers: dict[Any, tuple[int, float]] = ANSWERS,
     *,
-    verdict: dict[str, Any] | None = None,
+    temperature: float = 1.0,
     sampling: dict[str, Any] | None = None,
     target: str = TARGET,
     draft: str = DRAFT,
+    name: str = "small",
+    loss: Any = "does_not_pay",
     **changes: Any,
 ) -> Summary:
-    """A sweep that serves the draft "small" at K=4, temperature 1, rule ratio, unless changed."""
-    values: dict[str, Any] = {"decision": "speculate", "draft": "small", "k": 4, "temperature": 1.0}
-    values |= verdict or {}
-    temperature = values["temperature"]
+    """A sweep of rule ratio with these answers; a speedup below 1 is the decision `loss`."""
     models = (ModelFacts("target", "big", target), ModelFacts("draft", "small", draft))
     facts: dict[str, Any] = {
         "command": "sweep", "folder": "x", "status": "complete", "created_utc": None,
         "model": "big", "draft": "small", "models": models,
         "sampling": SamplingFacts(**sampling or {}), **changes,
     }  # fmt: skip
-    plain = LeaderboardRow(2, None, 0, 1.0)
     return Summary(
         RunFacts(**facts),
-        verdict=Verdict(
-            **values, speculate=True, prompt_set="all", speedup=1.5, speedup_lo=None,
-            speedup_hi=None, reason="held_out_gain",
-        ),
-        leaderboards=tuple(
-            Leaderboard(
-                rule, temperature, (f"engine of {rule}",),
-                (LeaderboardRow(1, "small", k, speedup), plain),
+        answers=tuple(
+            Answer(
+                temperature, "own", rule, "all", name if speedup > 1 else None,
+                k if speedup > 1 else 0, speedup, None, None,
+                "measured" if rule == "ratio" else "replayed",
+                "speculate" if speedup > 1 else loss, "held_out_gain",
             )
-            for rule, (k, speedup) in replayed.items()
+            for rule, (k, speedup) in answers.items()
         ),
         acceptance_by_position=(
             AcceptanceByPosition("small", "all", temperature, 4, "measured", (0.9, 0.7, 0.75, 0.5)),
         ),
     )  # fmt: skip
+
+
+GREEDY = dict.fromkeys(ANSWERS, (2, 1.5))
 
 
 def lines(summary: Summary) -> dict[str, Snippet]:
@@ -86,21 +84,31 @@ def speculative_config(snippet: Snippet) -> dict[str, Any]:
     return json.loads(options(snippet.code)["--speculative-config"])
 
 
-def test_vllm_samples_its_draft_where_that_is_faster() -> None:
+def test_the_first_line_is_that_of_the_marked_cell() -> None:
     first, *_ = snippets_of(decided())
+    assert first.title == "For vLLM with its defaults at temperature 1 (vLLM 0.33)"
     assert shlex.split(first.code)[:3] == ["vllm", "serve", TARGET]
     assert speculative_config(first) == {
         "method": "draft_model",
         "model": DRAFT,
-        "num_speculative_tokens": 4,
-        "draft_sample_method": "probabilistic",
+        "num_speculative_tokens": 3,
     }
-    assert first.notes[0].startswith("1.50x on held-out prompts, under its acceptance rule (ratio)")
-    assert "drafts greedily: 1.40x at K=3" in " ".join(first.notes)
-    greedy = snippets_of(decided({**REPLAYED, "ratio": (4, 1.2)}))[0]
-    assert "1.40x by replay under its rule, greedy_draft" in greedy.notes[0]
-    assert speculative_config(greedy)["num_speculative_tokens"] == 3
-    assert "draft_sample_method" not in speculative_config(greedy)
+    assert first.notes[0] == "1.40x, predicted on held-out prompts, at this run's round times."
+    sampled, *_ = snippets_of(decided(serve_on="vllm_probabilistic"))
+    assert speculative_config(sampled)["num_speculative_tokens"] == 4
+    assert speculative_config(sampled)["draft_sample_method"] == "probabilistic"
+    assert sampled.notes[0].startswith("1.60x, measured on held-out prompts")
+    assert "drafts greedily: 1.40x at K=3" in sampled.notes[-1]
+    only = snippets_of(decided({**ANSWERS, "greedy_draft": (3, 0.8)}))[0]
+    assert "probabilistic at temperature 1" in only.title
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_every_server_that_can_be_asked_for_has_its_line_first(server: str) -> None:
+    first, *others = snippets_of(decided(GREEDY, temperature=0.0, serve_on=server))
+    assert first.title.startswith(f"For {PHRASES[server]} at temperature 0")
+    assert str(2) in first.code
+    assert first.title not in {other.title for other in others}
 
 
 def test_vllm_is_checked_without_weights_by_our_acceptance() -> None:
@@ -108,7 +116,7 @@ def test_vllm_is_checked_without_weights_by_our_acceptance() -> None:
     config = speculative_config(snippet)
     assert config["rejection_sample_method"] == "synthetic"
     assert config["synthetic_acceptance_rates"] == [0.9, 0.7, 0.7, 0.5]
-    longer = decided(verdict={"k": 6})
+    longer = decided({**ANSWERS, "ratio": (6, 1.6)})
     assert not any("--load-format" in entry.code for entry in snippets_of(longer))
 
 
@@ -119,38 +127,38 @@ def test_vllm_is_checked_without_weights_by_our_acceptance() -> None:
                     "--speculative-draft-model-path": DRAFT, "--speculative-eagle-topk": "1",
                     "--speculative-num-draft-tokens": "4"}),
         ("llama.cpp", {"--spec-type": "draft-simple", "--spec-draft-n-max": "3"}),
-        ("mlx-lm", {"--model": TARGET, "--draft-model": DRAFT, "--num-draft-tokens": "1",
+        ("mlx-lm", {"--model": TARGET, "--draft-model": DRAFT, "--num-draft-tokens": "2",
                     "--temp": "1"}),
     ],
 )  # fmt: skip
 def test_an_engine_drafts_the_k_that_is_best_under_its_rule(
     engine: str, expected: dict[str, str]
 ) -> None:
-    assert expected.items() <= options(lines(decided())[engine].code).items()
+    found = lines(decided({**ANSWERS, "exact_match": (2, 1.1)}))
+    assert expected.items() <= options(found[engine].code).items()
 
 
 def test_a_line_says_what_is_known_of_its_speedup() -> None:
     found = lines(decided())
-    assert "at this run's step times: it does not pay by this rule" in found["mlx-lm"].notes[0]
-    assert "1.60x at K=4 by replay" in found["llama.cpp"].notes[-1]
-    unknown = lines(decided({}))
+    assert found["mlx-lm"].code == ""
+    assert found["mlx-lm"].notes == ("Without a draft: none is known to pay on it.",)
+    assert "1.60x at K=4" in found["llama.cpp"].notes[-1]
+    unknown = lines(decided({"ratio": (4, 1.5)}))
     for engine in ("SGLang", "llama.cpp", "mlx-lm"):
         assert "speedup is not known" in unknown[engine].notes[0]
-    assert "1.50x on held-out" in unknown["transformers"].notes[0]
-    synthetic = lines(decided(synthetic=True))
-    for engine in ("vLLM", "SGLang", "llama.cpp", "mlx-lm", "transformers"):
+    assert "1.50x, measured on held-out" in unknown["transformers"].notes[0]
+    synthetic = lines(decided(GREEDY, synthetic=True))
+    for engine in ("For", "SGLang", "llama.cpp", "mlx-lm", "transformers"):
         assert "1.50x at the synthetic acceptance" in synthetic[engine].notes[0]
-    greedy = lines(decided(verdict={"temperature": 0.0, "k": 2}))
-    for engine in ("SGLang", "llama.cpp", "mlx-lm", "transformers"):
-        assert greedy[engine].notes[0].endswith("At temperature 0 all acceptance rules coincide.")
+    greedy = lines(decided(GREEDY, temperature=0.0))
     assert options(greedy["SGLang"].code)["--speculative-num-steps"] == "2"
 
 
 def test_mlx_lm_parses_its_line() -> None:
     generate = pytest.importorskip("mlx_lm.generate", reason="mlx-lm is not installed")
-    words = shlex.split(lines(decided())["mlx-lm"].code)[1:]
+    words = shlex.split(lines(decided(GREEDY))["mlx-lm"].code)[1:]
     parsed = generate.setup_arg_parser().parse_args(words)
-    assert (parsed.num_draft_tokens, parsed.temp, parsed.draft_model) == (1, 1.0, DRAFT)
+    assert (parsed.num_draft_tokens, parsed.temp, parsed.draft_model) == (2, 1.0, DRAFT)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +176,7 @@ def test_the_transformers_snippet_runs_on_the_embedded_pair(
         target=str(EMBEDDED / "tiny"),
         draft=str(EMBEDDED / "tiny_good"),
         sampling=sampling,
-        verdict={"temperature": temperature},
+        temperature=temperature,
     )
     code = lines(made)["transformers"].code
     inputs = {"input_ids": torch.tensor([[5, 6, 7]]), "max_new_tokens": 6, "pad_token_id": 0}
@@ -198,34 +206,32 @@ def test_names_are_quoted_in_python_too() -> None:
 
 
 def test_a_run_that_stopped_drafting_early_is_served_so_where_the_engine_can() -> None:
-    found = lines(decided({}, sampling={"stop_threshold": 0.3}))
-    assert "assistant_confidence_threshold = 0.3" in found["transformers"].code
-    assert "1.50x on held-out" in found["transformers"].notes[0]
+    found = lines(decided({"ratio": (4, 1.5)}, sampling={"stop_threshold": 0.3}))
+    assert "assistant_confidence_threshold = 0.3" in found["For"].code
+    assert "1.50x, measured on held-out" in found["For"].notes[0]
     for engine in ("vLLM", "SGLang", "llama.cpp", "mlx-lm"):
-        assert "the run stopped drafting early" in found[engine].notes[0]
+        assert "speedup is not known" in found[engine].notes[0]
 
 
 def test_the_sampling_of_the_run_is_on_the_line_or_asked_of_requests() -> None:
     sampling = {"top_k": 40, "top_p": 0.9}
-    found = lines(decided(sampling=sampling, verdict={"temperature": 0.7}))
+    found = lines(decided(GREEDY, sampling=sampling, temperature=0.7))
     given = options(found["mlx-lm"].code)
     assert (given["--temp"], given["--top-k"], given["--top-p"]) == ("0.7", "40", "0.9")
-    for engine in ("vLLM", "SGLang", "llama.cpp"):
+    for engine in ("For", "SGLang", "llama.cpp"):
         (asked,) = [note for note in found[engine].notes if "requests" in note]
         assert "temperature 0.7, top_k 40 and top_p 0.9" in asked
 
 
-@pytest.mark.parametrize("decision", ["does_not_pay", "undecided"])
-def test_no_draft_is_served_where_the_verdict_does_not_say_so(decision: str) -> None:
-    (snippet,) = snippets_of(decided(verdict={**NO_GAIN, "decision": decision}))
+@pytest.mark.parametrize("loss", ["does_not_pay", "undecided"])
+def test_the_target_alone_is_served_where_no_draft_pays(loss: str) -> None:
+    (snippet,) = snippets_of(decided(dict.fromkeys(ANSWERS, (1, 0.9)), loss=loss))
     assert snippet.code == f"vllm serve {TARGET}"
-    assert snippet.notes == (
-        serving.NO_DRAFT,
-        "Under the rule greedy_draft (engine of greedy_draft) replay gives 1.40x at K=3, picked on"
-        " these prompts; decode.rule=greedy_draft judges it.",
-    )
-    (greedy,) = snippets_of(decided(verdict={**NO_GAIN, "temperature": 0.0}))
-    assert greedy.notes == (serving.NO_DRAFT,)
+    assert snippet.notes == ()
+    first, *others = snippets_of(decided({**ANSWERS, "greedy_draft": (1, 0.9)}, serve_on="sglang"))
+    assert (first.title, first.code) == ("For SGLang at temperature 1 (SGLang 0.5.23)", "")
+    assert [line.title.split()[0] for line in others] == ["vLLM", "transformers"]
+    assert all("4" in line.code for line in others)
 
 
 def test_toys_and_dummies_are_called_so() -> None:
@@ -237,15 +243,18 @@ def test_toys_and_dummies_are_called_so() -> None:
 
 
 def test_an_n_gram_needs_no_second_model() -> None:
-    (snippet,) = snippets_of(decided(verdict={"draft": "ngram", "k": 3}))
-    assert speculative_config(snippet) == {
+    first, *others = snippets_of(decided(dict.fromkeys(ANSWERS, (3, 1.5)), name="ngram"))
+    assert speculative_config(first) == {
         "method": "ngram",
         "num_speculative_tokens": 3,
         "prompt_lookup_max": LONGEST_NGRAM,
         "prompt_lookup_min": 1,
     }
+    assert {other.code for other in others if other.title.split()[0] in ("SGLang", "mlx-lm")} == {
+        ""
+    }
 
 
 def test_a_run_that_decides_nothing_has_no_line() -> None:
     assert snippets_of(decided(command="profile")) == ()
-    assert snippets_of(replace(decided(), verdict=None)) == ()
+    assert snippets_of(replace(decided(), answers=())) == ()

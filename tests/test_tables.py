@@ -15,7 +15,7 @@ from harness.cli import compose
 from harness.reporting import formatting as fmt
 from harness.reporting import plots, tables
 from harness.reporting.plots import style
-from harness.reporting.tables import leaderboard, tables_of
+from harness.reporting.tables import brief_tables, leaderboard, tables_of
 from harness.reporting.tables.specification import Cell, Column, Table, table
 from harness.storage import load
 from harness.summary import Summary
@@ -108,7 +108,7 @@ def specified() -> dict[str, list[Column[Any]]]:
 
 
 def test_every_column_has_a_value_in_some_real_run(summaries: list[Summary]) -> None:
-    made = [entry for one in summaries for entry in tables_of(one)]
+    made = [entry for one in summaries for entry in (*tables_of(one), *brief_tables(one))]
     filled = {id(column) for entry in made for column in entry.columns}
     unfilled = set[str]()
     for name, columns in specified().items():
@@ -212,13 +212,18 @@ def test_a_note_of_several_tables_is_made_under_the_last_of_them() -> None:
         assert len(notes) == len(set(notes))
 
 
-def test_both_rules_of_a_break_even_are_shown_and_the_linear_one_promises_more() -> None:
-    shown = by_title(summary("breakeven"), "Speedup by alpha")
+def test_the_linear_rule_is_shown_where_it_is_asked_for_and_promises_more() -> None:
+    run = load(FROZEN / "breakeven")
+    asked = replace(run, config={**run.config, "linear": True})
+    shown = by_title(analyse(asked), "Speedup by alpha")
     assert [cell.value for cell in shown.column("rule")][:2] == ["geometric", "linear"]
     values = [float(cell.value or 0) for cell in shown.column("K=4")]
     assert all(
         linear >= geometric for geometric, linear in zip(values[::2], values[1::2], strict=True)
     )
+    alone = by_title(analyse(run), "Speedup by alpha")
+    assert "rule" not in [column.title for column in alone.columns]
+    assert [cell.value for cell in alone.column("K=4")] == values[::2]
 
 
 def test_the_waterfall_ends_at_the_measured_speedup_and_its_factors_lead_there() -> None:

@@ -150,20 +150,23 @@ def analyse_breakeven(setup: Setup) -> Summary:
         best_k=tuple(
             BestKAtAlpha(alpha, *inputs.rounds.best_k(alpha, inputs.ks)) for alpha in inputs.alphas
         ),
-        speedups_by_k=tuple(_by_each_rule(iid, inputs)),
+        speedups_by_k=tuple(_by_each_rule(iid, inputs, linear=bool(run.config.get("linear")))),
         from_acceptance=tuple(measured),
         alphas=inputs.alphas,
         round_fit=inputs.round_fit,
     )
 
 
-def _by_each_rule(iid: Sequence[ResultRow], inputs: Inputs) -> Iterator[SpeedupByK]:
-    """The geometric rule takes an alpha, the linear one an acceptance_rate: it promises more."""
+def _by_each_rule(
+    iid: Sequence[ResultRow], inputs: Inputs, *, linear: bool
+) -> Iterator[SpeedupByK]:
+    """The geometric rule takes an alpha; the linear one, if asked for, an acceptance_rate."""
     for alpha in sorted(inputs.alphas):
         geometric = {row.k: row.speedup or 0.0 for row in iid if row.alpha == alpha}
-        linear = {k: inputs.rounds.speedup(1.0 + k * alpha, k) for k in inputs.ks}
         yield SpeedupByK(alpha, "geometric", geometric)
-        yield SpeedupByK(alpha, "linear", linear)
+        if linear:
+            by_rate = {k: inputs.rounds.speedup(1.0 + k * alpha, k) for k in inputs.ks}
+            yield SpeedupByK(alpha, "linear", by_rate)
 
 
 def iid_rows(inputs: Inputs) -> Iterator[ResultRow]:

@@ -216,6 +216,7 @@ class Setup:
                 repetition_penalty=decode.get("repetition_penalty"),
                 stop_threshold=decode.get("stop_threshold") if self.adaptive else None,
             ),
+            serve_on=self.run.config.get("engine"),
             ks=self.ks,
             temperatures=self.temperatures,
             seed=self.run.config.get("seed"),

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from harness.analysis.answers import Answered, answered, questions
 from harness.analysis.caveats import caveats, failures, greedy_texts_differ
 from harness.analysis.cells import (
     completed,
@@ -36,33 +37,22 @@ from harness.analysis.predicted import (
 )
 from harness.analysis.replayed import replay_check, replay_drafts
 from harness.analysis.setup import Setup
-from harness.analysis.verdict import (
-    Candidate,
-    ErrorBudget,
-    Evidence,
-    decide,
-    evidence_from_trials,
-    least_regret,
-)
+from harness.analysis.verdict import Candidate, Evidence, evidence_from_trials, least_regret
 from harness.records import (
     Cell,
-    Decision,
     Failure,
     LatencyRow,
     ResultRow,
     Rule,
-    Source,
     StepTiming,
     TextTrace,
     Trial,
 )
 from harness.summary import (
     AcceptanceByPosition,
-    Answer,
     BestCell,
     DraftMemory,
     Explanation,
-    LeaderboardRow,
     LeastRegret,
     ReplayCheck,
     RequestSummary,
@@ -86,7 +76,7 @@ def analyse_pair(setup: Setup) -> Summary:
         verdict=pair.verdict,
         per_temperature=tuple(whole_workload for whole_workload, _ in pair.verdicts),
         per_prompt_set=tuple(verdict for _, sets in pair.verdicts for verdict in sets),
-        answers=tuple(pair.answers()),
+        answers=tuple(answer for entry in pair.answered for answer in entry.answers()),
         failures=failures(setup, pair.trials),
         caveats=(
             *greedy_texts_differ(pair.checks),
@@ -331,60 +321,37 @@ class _Pair:
         ]
 
     @cached_property
-    def verdicts(self) -> list[tuple[Verdict, list[Verdict]]]:
-        """By temperature: that of the workload, and those of its prompt sets."""
-        seed = self.setup.seed
-        sets = sum(len(set(evidence.prompt_sets)) for evidence in self.evidence)
-        budget = ErrorBudget(workloads=len(self.evidence), prompt_sets=sets)
-        return [
-            (
-                self._undecided_if_texts_differ(
-                    decide(evidence, budget, weights=self.setup.weights, seed=seed)
-                ),
-                [
-                    self._undecided_if_texts_differ(
-                        decide(evidence, budget, prompt_set=name, seed=seed)
-                    )
-                    for name in sorted(set(evidence.prompt_sets))
-                ],
-            )
-            for evidence in self.evidence
-        ]
+    def answered(self) -> tuple[Answered, ...]:
+        """Every temperature and acceptance rule decided."""
+        setup = self.setup
+        replayed = {
+            key: evidence_of(ranking.replays, self.latencies, seed=setup.seed)
+            for key, ranking in self.rankings.items()
+        }
+        lookups = [ranking.replays.lookups for ranking in self.rankings.values()]
+        asked = questions(
+            self.evidence,
+            replayed,
+            rule=setup.rule,
+            replay_only=setup.replay_only,
+            coincide=setup.synthetic or (bool(lookups) and set(self.latencies) <= lookups[0]),
+            adaptive=setup.adaptive,
+        )
+        return answered(
+            list(asked), weights=setup.weights, seed=setup.seed, distrust=distrust(self.checks)
+        )
+
+    @property
+    def verdicts(self) -> list[tuple[Verdict, Sequence[Verdict]]]:
+        """By temperature, under the run's rule: that of the workload, and its prompt sets'."""
+        rule = self.setup.rule
+        run_rule = (entry for entry in self.answered if rule in entry.question.rules)
+        return [(entry.verdicts[0], entry.verdicts[1:]) for entry in run_rule]
 
     @property
     def verdict(self) -> Verdict | None:
         """The workload's at the first temperature."""
         return self.verdicts[0][0] if self.verdicts else None
-
-    def _undecided_if_texts_differ(self, verdict: Verdict) -> Verdict:
-        """The verdict; undecided, without a speedup, where texts may differ beyond a tie."""
-        reason = distrust(self.checks)
-        if reason is None:
-            return verdict
-        return replace(
-            verdict,
-            decision="undecided",
-            speculate=False,
-            draft=None,
-            k=0,
-            speedup=None,
-            speedup_lo=None,
-            speedup_hi=None,
-            reason=reason[0],
-            reason_values=reason[1],
-        )
-
-    def answers(self) -> Iterator[Answer]:
-        """What to serve by temperature and rule: verdicts, and for other rules replay's best."""
-        source = "replayed" if self.setup.replay_only else "measured"
-        for verdict in (v for whole, per_set in self.verdicts for v in (whole, *per_set)):
-            if verdict.speedup is not None and verdict.temperature is not None:
-                scope = verdict.temperature, self.setup.rule, verdict.prompt_set
-                yield _answer(verdict, scope, source, verdict.decision)
-        for (rule, temperature), ranking in self.rankings.items():
-            if rule != self.setup.rule:
-                fastest = ranking.leaderboard.rows[0]
-                yield _answer(fastest, (temperature, rule, "all"), "replayed", None)
 
     def positions(self) -> Iterator[AcceptanceByPosition]:
         """Replayed acceptance by position, of each draft at its best K."""
@@ -479,29 +446,6 @@ class _Pair:
             plain_usd_per_million_tokens=plain,
             usd_per_million_tokens=plain / speedup,
         )
-
-
-def _answer(
-    best: Verdict | LeaderboardRow,
-    scope: tuple[float, Rule, str],
-    source: Source,
-    decision: Decision | None,
-) -> Answer:
-    """What is best at a temperature, under a rule, for a prompt set."""
-    temperature, rule, prompt_set = scope
-    return Answer(
-        temperature=temperature,
-        engine="own",
-        rule=rule,
-        prompt_set=prompt_set,
-        draft=best.draft,
-        k=best.k,
-        speedup=best.speedup or 0.0,
-        speedup_lo=best.speedup_lo,
-        speedup_hi=best.speedup_hi,
-        source=source,
-        decision=decision,
-    )
 
 
 def _best_cell(rows: Sequence[ResultRow]) -> BestCell | None:

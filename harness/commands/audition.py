@@ -55,7 +55,7 @@ def run(config: AuditionConfig, drafts: Sequence[ModelConf]) -> Outcome:
         folder = _measured(config, drafts, prompts, folder)
     else:
         folder = _from_elsewhere(config, names, folder)
-    return concluded(folder)
+    return concluded(folder, verbose=config.verbose)
 
 
 def _measured(
@@ -176,4 +176,4 @@ def combine(config: AuditionConfig, failures: Sequence[Failure] = ()) -> Outcome
                 folder.append_trial(trial)
         folder.write_traces(best.traces)
         folder.write_latency(summaries[ranked.best].latency, best.timings)
-    return concluded(folder)
+    return concluded(folder, verbose=config.verbose)

@@ -69,7 +69,7 @@ def run(config: BreakevenConfig) -> Outcome:
     folder = RunFolder.create(config.results_root, "breakeven", (), asdict(config))
     folder.write_latency(list(_typed_latency(inputs.times)), ())
     folder.update_manifest({"environment": describe_host(), "inputs": from_files})
-    return concluded(folder)
+    return concluded(folder, verbose=config.verbose)
 
 
 def _typed_latency(times: StepTimes) -> Iterator[LatencyRow]:

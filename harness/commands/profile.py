@@ -76,7 +76,7 @@ def run(config: ProfileConfig) -> Outcome:
         _measure(folder, pair, config, cells, visits)
         requests, models = _plan(pair, config)
         run_requests(folder, requests, lambda entry: (models[entry.cell], None), "decoding", visits)
-    return concluded(folder)
+    return concluded(folder, verbose=config.verbose)
 
 
 def _plan(pair: Pair, config: ProfileConfig) -> tuple[list[Request], dict[str, CachedModel]]:

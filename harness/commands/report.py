@@ -42,10 +42,10 @@ def run(config: ReportConfig) -> Outcome:
         return _compared(config)
     if config.run is None:
         raise UserError("run: name the run folder to render, run=results/...")
-    return _rendered(config.run, config.fail_below)
+    return _rendered(config.run, config)
 
 
-def _rendered(name: str, fail_below: float | None) -> Outcome:
+def _rendered(name: str, config: ReportConfig) -> Outcome:
     """Analyse a stored run again and render it, complete or not.
 
     The analysis of an unfinished run is stored in it too, unless another process is writing it.
@@ -55,9 +55,11 @@ def _rendered(name: str, fail_below: float | None) -> Outcome:
     if _lacks_summary(stored):
         with suppress(Busy):
             write_analysis(RunFolder.reopen(stored), summary)
+    if config.engine is not None:
+        summary = replace(summary, run=replace(summary.run, serve_on=config.engine))
     reporting.render(summary, stored.folder)
-    reporting.show(summary)
-    return Outcome(stored.folder, int(_below(summary, stored.folder, fail_below)))
+    reporting.show(summary, verbose=config.verbose)
+    return Outcome(stored.folder, int(_below(summary, stored.folder, config.fail_below)))
 
 
 def _analysed(stored: StoredRun) -> Summary:
@@ -104,7 +106,7 @@ def _compared(config: ReportConfig) -> Outcome:
     folder.update_manifest({"environment": describe_host(), "status": "complete"})
     summary = replace(analyse(load(folder.path)), comparison=comparison)
     folder.write_summary(summary)
-    return shown(summary, folder.path, int(comparison.failed))
+    return shown(summary, folder.path, int(comparison.failed), verbose=config.verbose)
 
 
 def _below(summary: Summary, folder: Path, fail_below: float | None) -> bool:

@@ -184,7 +184,7 @@ def unless_broken(folder: RunFolder, what: str) -> Iterator[None]:
 # ---- ending --------------------------------------------------------------------------------------
 
 
-def concluded(folder: RunFolder) -> Outcome:
+def concluded(folder: RunFolder, *, verbose: bool) -> Outcome:
     """Analyse a measured run; write results.csv, summary.json and its status; render and show it.
 
     An error here loses no measurement: it becomes the outcome's error, and the folder is kept.
@@ -202,7 +202,7 @@ def concluded(folder: RunFolder) -> Outcome:
     except Exception as error:  # the caller reports it
         return Outcome(folder.path, 1, error)
     folder.update_manifest({"status": status})
-    return shown(summary, folder.path, int(bool(summary.failures)))
+    return shown(summary, folder.path, int(bool(summary.failures)), verbose=verbose)
 
 
 def write_analysis(folder: RunFolder, summary: Summary) -> None:
@@ -211,14 +211,14 @@ def write_analysis(folder: RunFolder, summary: Summary) -> None:
     folder.write_summary(summary)
 
 
-def shown(summary: Summary, folder: Path, status: int = 0) -> Outcome:
+def shown(summary: Summary, folder: Path, status: int = 0, *, verbose: bool) -> Outcome:
     """Render a run's report and show it; an error there becomes the outcome's error."""
     from harness import reporting
 
     try:
         with progress("writing the report"):
             reporting.render(summary, folder)
-        reporting.show(summary)
+        reporting.show(summary, verbose=verbose)
     except UserError as error:  # the folder cannot be written any more
         return Outcome(folder, 2, error)
     except Exception as error:  # see `concluded`

@@ -49,7 +49,7 @@ def run(config: SnapshotConfig) -> Outcome:
             models = (pair.target_model, pair.draft_model)
             trials = run_requests(folder, requests, lambda _: models, "generating")
         check_texts(folder, trials, pair, config, _tests(folder, pair, config))
-    outcome = concluded(folder)
+    outcome = concluded(folder, verbose=config.verbose)
     if config.show == "tokens":
         show_tokens(_marked(trials, pair))
     return outcome

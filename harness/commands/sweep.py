@@ -58,4 +58,4 @@ def run(config: SweepConfig) -> Outcome:
         if not synthetic and config.decode.stop == "none":
             score_pair(folder, pair, config)
         visits.up_to(1.0)
-    return concluded(folder)
+    return concluded(folder, verbose=config.verbose)

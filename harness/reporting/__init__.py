@@ -5,6 +5,7 @@ of a command. Both read the Summary alone: a report can be made again without an
 
     sentences/  every sentence, by subject          tables/  every table, as column specifications
     serving     what to paste into a server         plots/   every plot
+    grid        which answer is shown where
     content     what a report says, in order        formatting  numbers as text
     console, markdown, html  lay it out             definitions  metrics.md as data
     index       every run of a folder on one page
@@ -38,6 +39,6 @@ def render(summary: Summary, folder: Path) -> None:
         files.write(folder / "report.html", html.report(content, drawn).encode())
 
 
-def show(summary: Summary, out: "Console | None" = None) -> None:
-    """Print a run's report; to standard output by default."""
-    console.show(content_of(summary), out)
+def show(summary: Summary, out: "Console | None" = None, *, verbose: bool = False) -> None:
+    """Print a run's answer, with `verbose` its whole report; to standard output by default."""
+    console.show(content_of(summary), out, verbose=verbose)

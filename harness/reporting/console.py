@@ -1,11 +1,11 @@
-"""What a person reads at the end of a command: verdict, tables, verdict; texts token by token.
+"""What a person reads at the end of a command: the answer in few lines, or with verbose everything.
 
 Nothing depends on colour. A table too wide for the terminal is folded into parts that each repeat
 the columns naming the row, rather than wrapped inside its cells.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from rich import box
@@ -18,13 +18,142 @@ from harness.reporting.content import Content
 from harness.reporting.serving import Snippet
 from harness.reporting.tables.specification import Row, Table
 
+# A command's answer takes 30 lines; two are left for `fail_below` and `run:`
+MOST_LINES = 28
+MOST_CODE = 4
 _GAP = 2
 _NARROWEST = 12
 
 
-def show(content: Content, console: Console | None = None) -> None:
-    """Print a report."""
+def show(content: Content, console: Console | None = None, *, verbose: bool = False) -> None:
+    """Print a report: at most MOST_LINES lines, or with `verbose` every table."""
     out = console or Console(highlight=False)
+    if verbose:
+        _show_all(content, out)
+    else:
+        _show_answer(content, out)
+
+
+# ---- the answer ----------------------------------------------------------------------------------
+
+
+Lines = tuple[Text, ...]
+
+
+@dataclass(frozen=True)
+class _Block:
+    """What belongs together: a head, and parts (rows, sentences) of which the last may go."""
+
+    head: Lines
+    parts: tuple[Lines, ...] = ()
+    importance: int = 0  # the smaller, the more parts are kept of it; 0 keeps all
+    most: int = MOST_LINES
+    apart: bool = True  # whether a blank line comes before it
+
+    @property
+    def lines(self) -> Lines:
+        """All of it."""
+        return (*self.head, *(line for part in self.parts for line in part))
+
+    def cut(self, most: int, width: int) -> "_Block":
+        """With as many of the parts as fit into `most` rows of the terminal; empty if none does."""
+        most = min(most, self.most)
+        kept = len(self.parts)
+        if _height(self.lines, width) <= most:
+            return self
+        while kept and _height(replace(self, parts=self.parts[:kept]).lines, width) > most - 1:
+            kept -= 1
+        if not kept:
+            return replace(self, head=(), parts=())
+        more = (Text(f"{len(self.parts) - kept} more in report.md."),)
+        return replace(self, parts=(*self.parts[:kept], more))
+
+
+def _show_answer(content: Content, out: Console) -> None:
+    blocks = [block for block in _blocks(content, out) if block.lines]
+    left = MOST_LINES
+    fitted: dict[int, Lines] = {}
+    for index in sorted(range(len(blocks)), key=lambda index: blocks[index].importance):
+        block, apart = blocks[index], int(blocks[index].apart)
+        if block.importance:
+            block = block.cut(left - apart, out.width)
+        if block.lines:
+            fitted[index] = (*([Text()] * apart), *block.lines)
+            left -= _height(fitted[index], out.width)
+    for index in sorted(fitted):
+        for line in fitted[index]:
+            out.print(line, soft_wrap=True)
+
+
+def _blocks(content: Content, out: Console) -> Iterator[_Block]:
+    """What may be printed, in reading order."""
+    head = [Text(content.title, "bold underline")]
+    head += [Text(warning, "bold") for warning in (content.banner, content.status) if warning]
+    head += [Text(text, "bold") for text in content.verdicts[:1]]
+    yield _Block(_wrapped(out, head), apart=False)
+    tables = content.brief
+    if content.grid:
+        grid, *tables = tables
+        yield _Block((*_table_lines(grid, out), *_wrapped(out, map(Text, grid.notes))))
+    for snippet in content.snippets[:1]:
+        yield _Block(_snippet_lines(snippet, out))
+    yield _sentences(content.verdicts[1:], out, importance=1, most=7)
+    for table in tables:
+        yield _table_block(table, out)
+    notes = [f"Did not complete: {text}" for text in content.failures]
+    notes += [f"Note: {text}" for text in content.caveats]
+    yield _sentences(notes, out, importance=2, most=6)
+    last = [f"Next: {content.next_step}."] if content.next_step else []
+    page = Text(f"Every table with verbose=true; the report: {content.page}")
+    yield _Block((*_wrapped(out, map(Text, last)), page))
+
+
+def _sentences(texts: Sequence[str], out: Console, *, importance: int, most: int) -> _Block:
+    parts = tuple(_wrapped(out, [Text(text)]) for text in texts)
+    return _Block((), parts, importance, most=most)
+
+
+def _table_block(table: Table, out: Console) -> _Block:
+    """A table whose last rows may go; a folded one is shown whole or not at all."""
+    title = _wrapped(out, [Text(table.title, "bold")])
+    lines = _table_lines(table, out)
+    header = max(column.title.count("\n") + 1 for column in table.columns)
+    if len(lines) != header + len(table.rows):
+        return _Block(title, (lines,), importance=3)
+    return _Block((*title, *lines[:header]), tuple((row,) for row in lines[header:]), importance=3)
+
+
+def _wrapped(out: Console, texts: Iterable[Text]) -> Lines:
+    return tuple(line for text in texts for line in text.wrap(out, out.width))
+
+
+def _table_lines(table: Table, out: Console) -> Lines:
+    """A table without its title, rules and notes, as rich lays it out."""
+    return tuple(
+        Text.assemble(*((piece.text, piece.style or "") for piece in line))
+        for part in fold(table, out.width)
+        for line in out.render_lines(_rich_table(part, out.width, None), out.options, pad=False)
+    )
+
+
+def _snippet_lines(snippet: Snippet, out: Console) -> Lines:
+    """The line to serve, or where it is if it is long."""
+    title = _wrapped(out, [Text(snippet.title, "bold")])
+    code = snippet.code.splitlines()
+    if len(code) > MOST_CODE:
+        return (*title, *_wrapped(out, [Text(f"{len(code)} lines of code, in report.md.")]))
+    return (*title, *map(Text, code or snippet.notes))
+
+
+def _height(lines: Sequence[Text], width: int) -> int:
+    """Rows of the terminal."""
+    return sum(max(1, -(-line.cell_len // width)) for line in lines)
+
+
+# ---- everything ----------------------------------------------------------------------------------
+
+
+def _show_all(content: Content, out: Console) -> None:
     _line(out, content.title, "bold underline")
     for warning in (content.banner, content.status):
         if warning:
@@ -32,6 +161,8 @@ def show(content: Content, console: Console | None = None) -> None:
     _verdict(out, content)
     if content.engine:
         _line(out, content.engine)
+    if content.grid:
+        print_table(content.grid, out)
     _paragraph(out, content.reasons)
     notes = [f"Note: {caveat}" for caveat in content.caveats]
     _paragraph(out, [*notes, *(f"Did not complete: {text}" for text in content.failures)])
@@ -52,7 +183,7 @@ def print_table(table: Table, out: Console) -> None:
     for part in fold(table, out.width):
         out.print()
         _line(out, part.title, "bold")
-        out.print(_rich_table(part, out.width))
+        out.print(_rich_table(part, out.width, box.SIMPLE_HEAD))
         _notes(out, part.notes)
 
 
@@ -89,15 +220,19 @@ def _selected(table: Table, indices: Sequence[int]) -> Table:
 
 
 def _widths(table: Table, width: int) -> list[int]:
-    """Each column's width; flexible ones share what the others leave, within reason."""
+    """Each column's width; where they are too wide together, the widest flexible ones give way."""
     widths = [
         max(map(len, (*column.title.split("\n"), *(row.cells[index].text for row in table.rows))))
         for index, column in enumerate(table.columns)
     ]
     flexible = [index for index, column in enumerate(table.columns) if column.flexible]
-    rigid = sum(widths) - sum(widths[index] for index in flexible) + _GAP * (len(widths) - 1)
-    for index in flexible:
-        widths[index] = min(widths[index], max(_NARROWEST, (width - rigid) // len(flexible)))
+    excess = sum(widths) + _GAP * (len(widths) - 1) - width
+    while excess > 0 and flexible:
+        widest = max(flexible, key=lambda index: widths[index])
+        if widths[widest] <= _NARROWEST:
+            break
+        widths[widest] -= 1
+        excess -= 1
     return widths
 
 
@@ -124,8 +259,9 @@ def _snippet(out: Console, snippet: Snippet) -> None:
     _notes(out, snippet.notes)
 
 
-def _rich_table(table: Table, width: int) -> RichTable:
-    rich = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+def _rich_table(table: Table, width: int, lines: box.Box | None) -> RichTable:
+    padding = (0, 1 if lines else _GAP, 0, 0)
+    rich = RichTable(box=lines, show_edge=False, pad_edge=False, padding=padding)
     for column, most in zip(table.columns, _widths(table, width), strict=True):
         header = Text(column.title, justify=column.align)
         rich.add_column(header, justify=column.align, max_width=most, overflow="fold")

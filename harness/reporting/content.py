@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from harness.reporting import formatting as fmt
-from harness.reporting import serving
+from harness.reporting import grid, serving
 from harness.reporting.sentences import caveats, explanation, run, verdict
-from harness.reporting.tables import tables_of
+from harness.reporting.sentences.next_step import next_step
+from harness.reporting.tables import answers, brief_tables, tables_of
 from harness.reporting.tables.specification import Table
 from harness.summary import Summary
 
@@ -48,6 +50,11 @@ class Content:
     # The decision, main one first; empty for a command that decides nothing.
     verdicts: tuple[str, ...]
     answer: Answer  # the main decision in a word, for its colour
+    grid: Table | None  # the answer by temperature and engine; None where nothing is decided
+    # The console's tables: the grid in short, then what else a first look needs.
+    brief: tuple[Table, ...]
+    next_step: str | None  # what to do with it
+    page: str  # the path of report.html
     engine: str | None  # what the steps ran on; None where no model ran
     reasons: tuple[str, ...]  # why, and what would change it; whole sentences
     # caveats, failures: whole lines.
@@ -66,14 +73,19 @@ def content_of(summary: Summary) -> Content:
     """Gather a run's report; whatever its summary lacks is left out."""
     decides = summary.run.command in verdict.DECIDING_COMMANDS
     measured, environment = measured_with(summary)
+    answered = answers.grid_table(summary)
     return Content(
         title=run.title(summary.run),
         banner=run.banner(summary.run),
         status=run.status(summary.run),
         verdicts=verdict.verdicts(summary),
         answer=_answer(summary),
+        grid=answered if answered.rows else None,
+        brief=brief_tables(summary),
+        next_step=next_step(summary),
+        page=str(Path(summary.run.folder) / "report.html"),
         engine=run.engine(summary.run),
-        reasons=explanation.explanation(summary.explanation),
+        reasons=explanation.explanation(summary),
         caveats=caveats.caveats(summary),
         failures=run.failures(summary),
         snippets=serving.snippets_of(summary),
@@ -102,8 +114,10 @@ def _answer(summary: Summary) -> Answer:
     checks = verdict.snapshot_checks(summary)
     if run.banner(summary.run) is not None:
         return "none"
-    if summary.verdict is not None:
-        return _DECISIONS[summary.verdict.decision]
+    shown = grid.marked(summary)
+    decided = shown.row.answer if shown else summary.verdict
+    if decided is not None:
+        return _DECISIONS[decided.decision]
     if summary.run.command != "snapshot" or not checks:
         return "none"
     return _CHECKS.get(verdict.snapshot_result(checks), "open")

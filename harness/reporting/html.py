@@ -85,7 +85,7 @@ def report(content: Content, plots: "Sequence[Drawn]") -> str:
         first_line=first_line,
         remarks=without_line(content.snippets),
         plots=[Image(plot.caption, picture(plot.svg), picture(plot.narrow)) for plot in plots],
-        definitions=glossary(content.tables),
+        definitions=glossary([*content.tables, *filter(None, [content.grid])]),
     )
 
 

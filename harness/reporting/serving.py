@@ -1,8 +1,8 @@
-"""What to paste into a server: one line per engine for the draft and K that the verdict names.
+"""What to paste into a server: one line per engine for the draft and K of its cell of the grid.
 
-Engines accept by different rules, so one pair has up to three acceptances above temperature 0. An
-engine's K and speedup are the verdict's where it accepts as the run did, the leaderboard's of its
-rule where the run replayed that rule, and otherwise not known. Step times are always this run's.
+The first line is that of the marked cell (`harness.reporting.grid`); the others are those of the
+other engines at the same temperature. An engine without a cell in the grid was not replayed: it
+gets the marked cell's draft and K, and its speedup is not known. Round times are always this run's.
 
 Syntax and rule of each engine, read in the named file of the release that its record names:
 
@@ -30,12 +30,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.records import LONGEST_NGRAM, NGRAM, Rule
+from harness.records import LONGEST_NGRAM, NGRAM, SERVERS, Rule
 from harness.reporting import formatting as fmt
-from harness.summary import LeaderboardRow, SamplingFacts, Summary, Verdict
+from harness.reporting import grid
+from harness.reporting.grid import Marked
+from harness.summary import Answer, SamplingFacts, Summary
 
 SERVING_COMMANDS = frozenset({"sweep", "audition"})
-STEP_TIMES = ", at this run's step times"
+ROUND_TIMES = ", at this run's round times"
 
 
 @dataclass(frozen=True)
@@ -99,46 +101,33 @@ def _card(known: str, snippets: Sequence[Snippet]) -> Card:
 
 @dataclass(frozen=True)
 class Served:
-    """What the verdict says to serve, and what the run knows of other acceptance rules."""
+    """What one engine is to serve, and what the run knows of other acceptance rules."""
 
     # target, draft: ids or folders.
     target: str
     draft: str
     k: int
     temperature: float
-    gain: str  # the verdict's speedup in words, interval included
     sampling: SamplingFacts
-    best: Mapping[Rule, LeaderboardRow]  # by rule, the draft at its best K by replay
+    # By rule, what the grid says at this temperature for the whole workload.
+    answers: Mapping[Rule, Answer]
     synthetic: bool
 
-    def under(self, engine: "Engine") -> tuple[int, str]:
-        """An engine's K, and what is known of its speedup, as a sentence."""
+    def known(self, engine: "Engine") -> str:
+        """What is known of an engine's speedup, as a sentence."""
+        answer = self.answers.get(engine.rule)
+        if answer is None:
+            return "Its speedup is not known: this run did not replay its acceptance rule."
+        gain = fmt.speedup(answer.speedup, answer.speedup_lo, answer.speedup_hi)
         if self.synthetic:
-            return self.k, (
-                f"{self.gain} at the synthetic acceptance of this run; what this engine would"
-                " accept is not known."
+            return (
+                f"{gain} at the synthetic acceptance of this run; what this engine would accept is"
+                " not known."
             )
-        rule, row = engine.rule, self.best.get(engine.rule)
-        if self.sampling.stop_threshold is None or engine.stops_early:
-            if self.temperature == 0:
-                return self.k, (
-                    f"{self.gain} on held-out prompts{STEP_TIMES}."
-                    " At temperature 0 all acceptance rules coincide."
-                )
-            if rule == self.sampling.rule:
-                under = f"under its acceptance rule ({rule})"
-                return self.k, f"{self.gain} on held-out prompts, {under}{STEP_TIMES}."
-        elif row is None:
-            return self.k, "Its speedup is not known: the run stopped drafting early, it does not."
-        if row is None:
-            return self.k, (
-                f"Its speedup is not known: it accepts by the rule {rule}, which was not replayed."
-            )
-        known = (
-            f"{fmt.speedup(row.speedup)} by replay under its rule, {rule}, at K={row.k}, picked on"
-            f" these prompts{STEP_TIMES}"
-        )
-        return row.k, f"{known}{'' if row.speedup > 1 else ': it does not pay by this rule'}."
+        stopped = self.sampling.stop_threshold is not None and engine.rule == self.sampling.rule
+        if stopped and not engine.stops_early:
+            return "Its speedup is not known: the run stopped drafting early, it does not."
+        return f"{gain}, {grid.SOURCES[answer.source]} on held-out prompts{ROUND_TIMES}."
 
     @property
     def requests(self) -> str:
@@ -147,18 +136,15 @@ class Served:
         penalty = sampling.repetition_penalty
         penalised = "" if penalty is None else f" and repetition_penalty {penalty:g}"
         if self.temperature == 0:
-            return (
-                f"Its speedup is for requests with temperature 0{penalised}; a server's default is"
-                " another."
-            )
+            return f"For requests that set temperature 0{penalised}."
         min_p = "" if sampling.min_p is None else f", min_p {sampling.min_p:g}"
         top_k, top_p = (
             f"no {name}" if value is None else f"{name} {value:g}"
             for name, value in (("top_k", sampling.top_k), ("top_p", sampling.top_p))
         )
         return (
-            f"Its speedup is for requests with temperature {fmt.temperature(self.temperature)},"
-            f" {top_k} and {top_p}{min_p}{penalised}; a server's defaults are others."
+            f"For requests that set temperature {fmt.temperature(self.temperature)}, {top_k} and"
+            f" {top_p}{min_p}{penalised}."
         )
 
 
@@ -180,12 +166,11 @@ class Engine:
         """Its name and version."""
         return f"{self.name} {self.version}"
 
-    def snippet(self, served: Served) -> Snippet:
-        """Its line, at the K that is best under its rule."""
-        k, known = served.under(self)
+    def snippet(self, served: Served, title: str) -> Snippet:
+        """Its line for a draft and K of the grid."""
         requests = (served.requests,) if self.sampling_in_requests else ()
-        notes = (known, *requests, *self.notes(served))
-        return Snippet(self.title, self.line(served, k), notes, self.language)
+        notes = (served.known(self), *requests, *self.notes(served))
+        return Snippet(title, self.line(served, served.k), notes, self.language)
 
 
 def vllm_serve(target: str, config: Mapping[str, Any] | None = None, options: str = "") -> str:
@@ -211,8 +196,8 @@ def _vllm_sampled(served: Served, k: int) -> str:
 
 
 def _vllm_sampled_notes(served: Served) -> Sequence[str]:
-    default = served.best.get("greedy_draft")
-    if default is None:
+    default = served.answers.get("greedy_draft")
+    if default is None or default.decision != "speculate":
         return ()
     gain = f"{fmt.speedup(default.speedup)} at K={default.k}"
     return (f"Without draft_sample_method vLLM drafts greedily: {gain}.",)
@@ -241,14 +226,16 @@ def _llama_cpp_notes(served: Served) -> Sequence[str]:
         f"TARGET.gguf and DRAFT.gguf stand for your conversions of {served.target} and"
         f" {served.draft}; quantised weights accept differently."
     )
-    sampled = served.best.get("ratio")
-    if served.temperature == 0 or sampled is None or served.synthetic:
+    sampled = served.answers.get("ratio")
+    if served.temperature == 0 or served.synthetic:
+        return (files,)
+    if sampled is None or sampled.decision != "speculate":
         return (files,)
     gain = f"{fmt.speedup(sampled.speedup)} at K={sampled.k}"
     return (
         files,
         "With --spec-draft-sampling probabilistic it samples the draft and accepts by a ratio:"
-        f" {gain} by replay, if it samples the draft as this run did (not checked).",
+        f" {gain}, if it samples the draft as this run did (not checked).",
     )
 
 
@@ -323,13 +310,18 @@ def _processors(served: Served) -> list[str]:
 
 
 VLLM = Engine("vLLM", "0.33", "greedy_draft", _vllm)
-VLLM_SAMPLED = replace(VLLM, rule="ratio", line=_vllm_sampled, notes=_vllm_sampled_notes)
-# vLLM comes first: `snippets` adds it with the way of drafting that is faster
-ENGINES = (
-    Engine("SGLang", "0.5.23", "greedy_draft", _sglang),
-    Engine("llama.cpp", "b11368 or later", "greedy_draft", _llama_cpp, notes=_llama_cpp_notes),
-    Engine("mlx-lm", "0.32.2", "exact_match", _mlx, sampling_in_requests=False),
-    Engine(
+# By the names of SERVERS
+ENGINES = {
+    "vllm": VLLM,
+    "vllm_probabilistic": replace(
+        VLLM, rule="ratio", line=_vllm_sampled, notes=_vllm_sampled_notes
+    ),
+    "sglang": Engine("SGLang", "0.5.23", "greedy_draft", _sglang),
+    "llamacpp": Engine(
+        "llama.cpp", "b11368 or later", "greedy_draft", _llama_cpp, notes=_llama_cpp_notes
+    ),
+    "mlx": Engine("mlx-lm", "0.32.2", "exact_match", _mlx, sampling_in_requests=False),
+    "transformers": Engine(
         "transformers",
         "5.23",
         "ratio",
@@ -339,75 +331,106 @@ ENGINES = (
         notes=_transformers_notes,
         language="python",
     ),
-)
+}
 REMOVED = Snippet(
     "mistral.rs",
     "",
     ("draft models were removed after v0.8.0; the old setting was [speculative] gamma = K.",),
 )
 TOYS = "These names are of models that ship with this package or have random weights: put your own."
-NO_DRAFT = "No draft: serve the target as it is."
 
 
 def snippets_of(summary: Summary) -> tuple[Snippet, ...]:
-    """What to serve by this run's verdict; empty where it decides nothing."""
-    verdict, run = summary.verdict, summary.run
-    if run.command not in SERVING_COMMANDS or verdict is None or verdict.temperature is None:
+    """What to serve: the marked cell's line, then the other engines' at the same temperature."""
+    shown = grid.marked(summary)
+    if summary.run.command not in SERVING_COMMANDS or shown is None:
         return ()
+    run = summary.run
     target = next((model.id for model in run.models if model.role == "target"), None)
     target = target or run.model or "TARGET"
-    if verdict.decision != "speculate":
-        first, *others = [_without_draft(summary, target, verdict)]
-    elif verdict.draft == NGRAM:
-        first, *others = [_look_up(target, verdict)]
-    else:
-        first, *others = _with_draft(summary, target, verdict)
+    first = _line(summary, target, shown, shown.server)
     if target.startswith("embedded:") or run.dummies:
         first = replace(first, notes=(*first.notes, TOYS))
-    return (first, *others)
+    servers = [server for server in SERVERS if server != shown.server and _apart(server, shown)]
+    others = [_line(summary, target, shown, server) for server in servers]
+    if not shown.row.speculates:
+        others = [line for line in others if line.code]
+        return (first, *others)
+    return (first, *others, *_validation(summary, target, shown), REMOVED)
 
 
-def _with_draft(summary: Summary, target: str, verdict: Verdict) -> list[Snippet]:
-    assert verdict.temperature is not None
-    names = [model for model in summary.run.models if model.role != "target"]
-    draft = next((model.id for model in names if model.name == verdict.draft), None)
-    served = Served(
+def _apart(server: str, shown: Marked) -> bool:
+    """Whether a server has a line of its own: at temperature 0 both of vLLM's are one."""
+    return server != "vllm_probabilistic" or shown.row.temperature > 0
+
+
+def _line(summary: Summary, target: str, shown: Marked, server: str) -> Snippet:
+    """A server's line at the marked temperature."""
+    engine, answers = ENGINES[server], _answers(summary, shown)
+    answer = answers.get(engine.rule)
+    first = server == shown.server
+    title = f"For {shown.phrase} ({engine.title})" if first else engine.title
+    if server == "vllm_probabilistic" and not first:
+        title = f"{engine.title}, draft_sample_method=probabilistic"
+    if answer is not None and answer.decision != "speculate":
+        return _without_draft(engine, target, title, first)
+    chosen = answer or shown.row.answer
+    if chosen.decision != "speculate":
+        return Snippet(title, "")
+    if chosen.draft == NGRAM:
+        return _look_up(engine, target, title, chosen)
+    return engine.snippet(_served(summary, target, answers, chosen), title)
+
+
+def _answers(summary: Summary, shown: Marked) -> dict[Rule, Answer]:
+    """The workload's answer under every rule at the marked temperature."""
+    return {
+        answer.rule: answer
+        for answer in summary.answers
+        if (answer.temperature, answer.prompt_set) == (shown.row.temperature, "all")
+    }
+
+
+def _served(
+    summary: Summary, target: str, answers: Mapping[Rule, Answer], chosen: Answer
+) -> Served:
+    drafts = [model for model in summary.run.models if model.role != "target"]
+    draft = next((model.id for model in drafts if model.name == chosen.draft), None)
+    return Served(
         target=target,
-        draft=draft or verdict.draft or "DRAFT",
-        k=verdict.k,
-        temperature=verdict.temperature,
-        gain=fmt.speedup(verdict.speedup, verdict.speedup_lo, verdict.speedup_hi),
+        draft=draft or chosen.draft or "DRAFT",
+        k=chosen.k,
+        temperature=chosen.temperature,
         sampling=summary.run.sampling,
-        best=_best_by_rule(summary, verdict),
+        answers=answers,
         synthetic=summary.run.synthetic,
     )
-    lines = [engine.snippet(served) for engine in (_faster_vllm(served), *ENGINES)]
-    rates = _acceptance(summary, verdict)
-    if len(rates) >= served.k:
-        lines.append(_validation(served, rates[: served.k]))
-    return [*lines, REMOVED]
 
 
-def _faster_vllm(served: Served) -> Engine:
-    """VLLM with a draft that is sampled where that is the faster way, else its default."""
-    sampled, greedy = served.best.get("ratio"), served.best.get("greedy_draft")
-    if served.temperature == 0:
-        return VLLM
-    if sampled is not None and greedy is not None:
-        return VLLM_SAMPLED if sampled.speedup > greedy.speedup else VLLM
-    return VLLM_SAMPLED if served.sampling.rule == "ratio" else VLLM
+def _without_draft(engine: Engine, target: str, title: str, first: bool) -> Snippet:
+    """The target alone where the headline says so; for another engine that no draft pays."""
+    if not first:
+        return Snippet(title, "", ("Without a draft: none is known to pay on it.",))
+    return Snippet(title, vllm_serve(target) if engine.name == VLLM.name else "", ())
 
 
-def _validation(served: Served, rates: Sequence[float]) -> Snippet:
+def _validation(summary: Summary, target: str, shown: Marked) -> Sequence[Snippet]:
     """VLLM with random weights and the acceptance of the run, for its latency alone."""
+    answers, rule = _answers(summary, shown), summary.run.sampling.rule
+    chosen = answers.get(rule)
+    if chosen is None or chosen.decision != "speculate":
+        return ()
+    rates = _acceptance(summary, chosen)
+    if len(rates) < chosen.k or chosen.draft == NGRAM:
+        return ()
+    served = _served(summary, target, answers, chosen)
     config = {
         **_draft_model(served, served.k),
         "rejection_sample_method": "synthetic",
-        "synthetic_acceptance_rates": [round(rate, 4) for rate in rates],
+        "synthetic_acceptance_rates": [round(rate, 4) for rate in rates[: served.k]],
     }
-    under = f" under the rule {served.sampling.rule}" if served.temperature > 0 else ""
-    origin = "that was set for this run" if served.synthetic else f"measured here{under}"
-    return Snippet(
+    origin = "that was set for this run" if served.synthetic else "of this run"
+    snippet = Snippet(
         f"{VLLM.title}, to check the speedup on your server without the weights",
         vllm_serve(served.target, config, "--load-format dummy "),
         (
@@ -415,58 +438,34 @@ def _validation(served: Served, rates: Sequence[float]) -> Snippet:
             " real, its text is not.",
         ),
     )
+    return (snippet,)
 
 
-def _best_by_rule(summary: Summary, verdict: Verdict) -> dict[Rule, LeaderboardRow]:
-    """The verdict's draft at its best K under every rule; the only draft where it names none."""
-    boards = [board for board in summary.leaderboards if board.temperature == verdict.temperature]
-    drafts = {row.draft for board in boards for row in board.rows if row.draft is not None}
-    draft = verdict.draft or (next(iter(drafts)) if len(drafts) == 1 else None)
-    return {
-        board.rule: row
-        for board in boards
-        for row in board.rows
-        if row.draft is not None and row.draft == draft
-    }
-
-
-def _acceptance(summary: Summary, verdict: Verdict) -> tuple[float, ...]:
-    """Unconditional acceptance by position at the verdict's K; measured before replayed."""
+def _acceptance(summary: Summary, chosen: Answer) -> tuple[float, ...]:
+    """Unconditional acceptance by position at an answer's K; measured before replayed."""
     entries = [
         entry
         for entry in summary.acceptance_by_position
         if entry.prompt_set == "all"
         and (entry.draft, entry.temperature, entry.k)
-        == (verdict.draft, verdict.temperature, verdict.k)
+        == (chosen.draft, chosen.temperature, chosen.k)
     ]
     entries.sort(key=lambda entry: entry.source != "measured")
     return entries[0].non_increasing if entries else ()
 
 
-def _without_draft(summary: Summary, target: str, verdict: Verdict) -> Snippet:
-    """The target alone; and which other acceptance rule might pay, where replay says so."""
-    notes = [NO_DRAFT]
-    if verdict.temperature and not summary.run.synthetic:
-        used_by = {board.rule: ", ".join(board.engines) for board in summary.leaderboards}
-        notes += [
-            f"Under the rule {rule} ({used_by[rule]}) replay gives {fmt.speedup(row.speedup)} at"
-            f" K={row.k}, picked on these prompts; decode.rule={rule} judges it."
-            for rule, row in _best_by_rule(summary, verdict).items()
-            if rule != summary.run.sampling.rule and row.speedup > 1
-        ]
-    return Snippet(VLLM.title, vllm_serve(target), tuple(notes))
-
-
-def _look_up(target: str, verdict: Verdict) -> Snippet:
+def _look_up(engine: Engine, target: str, title: str, chosen: Answer) -> Snippet:
+    gain = fmt.speedup(chosen.speedup, chosen.speedup_lo, chosen.speedup_hi)
+    note = (
+        f"{gain}, {grid.SOURCES[chosen.source]} on held-out prompts{ROUND_TIMES}: n-gram look-up at"
+        f" K={chosen.k}."
+    )
+    if engine.name != VLLM.name:
+        return Snippet(title, "", (note, "This report has a line for n-grams on vLLM only."))
     config = {
         "method": "ngram",
-        "num_speculative_tokens": verdict.k,
+        "num_speculative_tokens": chosen.k,
         "prompt_lookup_max": LONGEST_NGRAM,
         "prompt_lookup_min": 1,
     }
-    gain = fmt.speedup(verdict.speedup, verdict.speedup_lo, verdict.speedup_hi)
-    note = (
-        f"{gain} on held-out prompts; an n-gram's proposals are not sampled, so all acceptance"
-        " rules coincide."
-    )
-    return Snippet(VLLM.title, vllm_serve(target, config), (note,))
+    return Snippet(title, vllm_serve(target, config), (note,))

@@ -64,8 +64,10 @@ TRACES, CHECKS = "traces.parquet", "checks.jsonl"
 # What a reader of a run needs of it, with a checksum
 CHECKED = ("config.yaml", "summary.json", TRACES, CHECKS, *TABLES)
 ENDED = ("complete", "failed")
-# Where a run is put, how much of it is done and how loudly it fails do not make it another run.
-FREE_KEYS = frozenset({"resume", "results_root", "debug", "dry_run", "hydra"})
+# Where a run is put, how much of it is done and how it is shown do not make it another run.
+FREE_KEYS = frozenset(
+    {"resume", "results_root", "debug", "dry_run", "verbose", "engine", "linear", "hydra"}
+)
 # Keys of older versions, with the value at which they changed nothing
 FORMER_KEYS = {"stop": "none", "draft_temperature": None}
 

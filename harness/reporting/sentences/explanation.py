@@ -3,8 +3,9 @@
 from typing import Any, NamedTuple
 
 from harness.reporting import formatting as fmt
+from harness.reporting import grid
 from harness.reporting.sentences import as_sentence
-from harness.summary import Explanation, RuleOfThumb
+from harness.summary import Explanation, RuleOfThumb, Summary
 
 _FACTORS = {
     "acceptance": "acceptance",
@@ -17,11 +18,20 @@ _FACTORS = {
 _UNSERVED = {None: "undecided", 0: "do not speculate"}
 
 
-def explanation(entry: Explanation | None) -> tuple[str, ...]:
-    """Why the verdict is what it is, and what would change it."""
+def explanation(summary: Summary) -> tuple[str, ...]:
+    """Why the run's own verdict is what it is, and what would change it.
+
+    Where the headline is another cell's, the first sentence says which one is explained.
+    """
+    entry, shown = summary.explanation, grid.marked(summary)
     if entry is None:
         return ()
-    return tuple(as_sentence(clause) for clause in (*_because(entry), *_launch_bound_steps(entry)))
+    first, *others = (*_because(entry), *_launch_bound_steps(entry))
+    rule, temperature = summary.run.sampling.rule, entry.temperature
+    if shown and (rule not in shown.row.rules or shown.row.temperature != temperature):
+        where = f"temperature {fmt.temperature(temperature)}, {grid.ENGINES[rule]}"
+        first = f"{where}: {first}"
+    return tuple(as_sentence(clause) for clause in (first, *others))
 
 
 def _because(entry: Explanation) -> list[str]:

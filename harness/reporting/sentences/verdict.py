@@ -2,48 +2,102 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+from harness.records import GREEDY, Rule
 from harness.reporting import formatting as fmt
+from harness.reporting import grid
+from harness.reporting.grid import Marked
 from harness.reporting.sentences import comparison
-from harness.summary import CheckResult, Summary, Values, Verdict
+from harness.summary import Answer, CheckResult, Summary, Values, Verdict
 
 DECIDING_COMMANDS = frozenset({"sweep", "audition"})
 NO_ADVICE = "Not a recommendation (dummy weights): "
+RULES: Mapping[Rule, str] = {
+    "greedy_draft": "the draft proposes its likeliest token",
+    "ratio": "the draft is sampled and accepted by a ratio of probabilities",
+    "exact_match": "draft and target sample and must agree",
+}
+Decided = Answer | Verdict
 SYNTHETIC_ONLY = " It holds at the synthetic acceptance only."
 
 
 def verdicts(summary: Summary) -> tuple[str, ...]:
-    """What the run decides: the whole workload at each temperature, the main verdict first."""
-    main = summary.verdict
-    if main is None:
-        return _without_verdict(summary)
-    others = [entry for entry in summary.per_temperature if entry.temperature != main.temperature]
+    """The headline first; then why each other row of the grid speculates not, or not yet."""
+    shown = grid.marked(summary)
+    if shown is None:
+        return _without_answers(summary)
     synthetic = summary.run.synthetic
     prefix = NO_ADVICE if summary.run.dummies and not synthetic else ""
     suffix = SYNTHETIC_ONLY if synthetic else ""
-    return tuple(f"{prefix}{verdict(entry)}{suffix}" for entry in (main, *others))
+    others = [row for row in grid.rows(summary) if row != shown.row and not row.speculates]
+    return (
+        f"{prefix}{headline(shown)}{suffix}",
+        *(f"{_capital(row.where)}: {_refusal(row.answer)}" for row in others),
+    )
+
+
+def headline(shown: Marked) -> str:
+    """What to serve on the marked row's server, or why nothing.
+
+    "Serve small at K=3: 1.42x [1.36, 1.48], measured on held-out prompts, for vLLM with its
+    defaults at temperature 0."
+    """
+    answer = shown.row.answer
+    if not shown.row.speculates:
+        start = {"does_not_pay": "Do not speculate", "undecided": "Undecided"}[answer.decision]
+        return f"{start}: {_reason(answer)} (for {shown.phrase})."
+    gain = fmt.speedup(answer.speedup, answer.speedup_lo, answer.speedup_hi)
+    unsure = "" if answer.speedup_lo is not None else ", no interval"
+    return (
+        f"Serve {answer.draft} at K={answer.k}: {gain}{unsure}, {how_known(answer)}, for"
+        f" {shown.phrase}."
+    )
+
+
+def how_known(answer: Answer) -> str:
+    """Where the speedup comes from, and under which acceptance rule if that matters."""
+    if answer.source == "measured":
+        return "measured on held-out prompts"
+    known = "predicted on held-out prompts by replay"
+    return known if answer.temperature == GREEDY else f"{known} where {RULES[answer.rule]}"
+
+
+def _refusal(answer: Answer) -> str:
+    """Why one row of the grid has no draft."""
+    return f"{grid.words(answer)}; {_reason(answer)}."
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 def verdict(entry: Verdict) -> str:
-    """A verdict as a sentence that starts with what to do.
-
-    "Serve tiny_good at K=3: 1.42x [1.36, 1.48] on held-out prompts (whole workload, temperature
-    1).", "Do not speculate: <reason> (...)." or "Undecided: <reason> (...)."
-    """
-    answer = {"speculate": "Serve", "undecided": "Undecided", "does_not_pay": "Do not speculate"}
-    start = answer[entry.decision]
-    if entry.temperature is None:
-        served = f"Serve the draft at K={entry.k}" if entry.decision == "speculate" else start
-        return f"{served}: {_reason(entry)} (from the numbers given, no interval)."
-    workload = "whole workload" if entry.prompt_set == "all" else f"{entry.prompt_set} prompts"
-    scope = f"({workload}, temperature {fmt.temperature(entry.temperature)})"
-    if entry.decision != "speculate":
-        return f"{start}: {_reason(entry)} {scope}."
-    gain = fmt.speedup(entry.speedup, entry.speedup_lo, entry.speedup_hi)
-    unsure = "" if entry.speedup_lo is not None else ", no interval"
-    return f"Serve {entry.draft} at K={entry.k}: {gain}{unsure} on held-out prompts {scope}."
+    """A break-even's verdict as a sentence: what to do, then why."""
+    answer = {"speculate": "Serve the draft at K={k}", "undecided": "Undecided"}
+    start = answer.get(entry.decision, "Do not speculate").format(k=entry.k)
+    return f"{start}: {_reason(entry)} (from the numbers given, no interval)."
 
 
-def _reason(entry: Verdict) -> str:
+def gain(summary: Summary) -> str | None:
+    """What speculation needs and could give at most, by the times alone; None without any."""
+    if not summary.ceilings:
+        return None
+    times = "step" if summary.run.command == "breakeven" else "round"
+    most = max(summary.ceilings, key=lambda ceiling: ceiling.ideal_speedup)
+    possible = [entry for entry in summary.ceilings if entry.breakeven_alpha is not None]
+    if not possible:
+        return (
+            f"With these {times} times speculation cannot pay: even if every draft token were"
+            f" accepted, K={most.k} would give {fmt.speedup(most.ideal_speedup)}."
+        )
+    easiest = min(possible, key=lambda ceiling: (ceiling.breakeven_alpha or 0.0, ceiling.k))
+    return (
+        f"With these {times} times speculation needs an alpha above"
+        f" {easiest.breakeven_alpha:.2f} (K={easiest.k}); at most"
+        f" {fmt.speedup(most.ideal_speedup)} is possible (K={most.k}, every draft token accepted)."
+    )
+
+
+def _reason(entry: Decided) -> str:
     return VERDICT_REASONS[entry.reason](entry, entry.reason_values)
 
 
@@ -52,12 +106,12 @@ def _candidate(values: Values) -> str:
     return f"K={values['k']}" if draft is None else f"{draft} with K={values['k']}"
 
 
-def _gain(entry: Verdict) -> str:
+def _gain(entry: Decided) -> str:
     return fmt.speedup(entry.speedup, entry.speedup_lo, entry.speedup_hi)
 
 
-def _held_out_loss(entry: Verdict, values: Values) -> str:
-    loss = f"the best is {_candidate(values)} at {_gain(entry)} on held-out prompts"
+def _held_out_loss(entry: Decided, values: Values) -> str:
+    loss = f"{_candidate(values)} loses least, {_gain(entry)} on held-out prompts"
     alpha, needed = _number(values["alpha"]), _number(values["breakeven_alpha"])
     if alpha is None:
         return loss
@@ -66,42 +120,41 @@ def _held_out_loss(entry: Verdict, values: Values) -> str:
     if alpha < needed:
         return f"{loss}; alpha {alpha:.2f} is below the {needed:.2f} it needs"
     return (
-        f"{loss}; alpha {alpha:.2f} is not below the {needed:.2f} that the steps need, so the loss"
-        " is time outside the steps or stretches of low acceptance"
+        f"{loss}; alpha {alpha:.2f} is not below the {needed:.2f} that evenly hard text needs:"
+        " stretches of low acceptance or cut rounds cost the rest"
     )
 
 
-def _undecided(why: str, entry: Verdict, values: Values) -> str:
-    best = f"the best is {_candidate(values)} at {_gain(entry)} on held-out prompts"
-    return f"{best}; {why.format(**values)}"
+def _undecided(why: str, entry: Decided, values: Values) -> str:
+    return f"{_candidate(values)} gives {_gain(entry)} on held-out prompts; {why.format(**values)}"
 
 
-def _interval_spans_one(entry: Verdict, values: Values) -> str:
-    needed = "{prompts} prompts; about {prompts_needed:,} would decide it"
+def _interval_spans_one(entry: Decided, values: Values) -> str:
+    needed = "{prompts} prompts do not decide it, about {prompts_needed:,} would"
     if values["prompts_needed"] is None:
         needed = "{prompts} prompts do not decide it, nor say how many would"
     return _undecided(needed, entry, values)
 
 
-def _timing_noise(entry: Verdict, values: Values) -> str:
+def _timing_noise(entry: Decided, values: Values) -> str:
     advice = "a quieter machine" + (" or more repetitions=" if values["measured"] else "")
     why = "timing noise makes {timing_share:.0%} of the variance: " + advice + " would help"
     return _undecided(why, entry, values)
 
 
-def _best_so_far(why: str, entry: Verdict, values: Values) -> str:
-    best = f"the best so far is {_candidate(values)} at {fmt.speedup(entry.speedup)}"
-    return f"{why.format(**values)}; {best}, not held out"
+def _not_held_out(why: str, entry: Decided, values: Values) -> str:
+    so_far = f"{_candidate(values)} gives {fmt.speedup(entry.speedup)} so far"
+    return f"{why.format(**values)}; {so_far}, not held out"
 
 
 def _first_difference(values: Values) -> str:
     return "{prompt_set}/{prompt} K={k} from position {position} on".format(**values)
 
 
-def _given_numbers(entry: Verdict, values: Values) -> str:
+def _given_numbers(entry: Decided, values: Values) -> str:
     k, alpha, needed = values["k"], _number(values["alpha"]), _number(values["breakeven_alpha"])
     origin = "measured by the server" if values["measured"] else "by arithmetic"
-    reason = f"the best is K={k} at {fmt.speedup(entry.speedup)} {origin}"
+    reason = f"K={k} gives {fmt.speedup(entry.speedup)} {origin}"
     if entry.decision != "speculate" and alpha is not None:
         loses = f"at K={k} even alpha = 1 loses"
         needs = loses if needed is None else f"K={k} needs alpha >= {needed:.2f}"
@@ -113,7 +166,7 @@ def _given_numbers(entry: Verdict, values: Values) -> str:
 
 
 # Of decisions not to serve a draft, and of given numbers; a gain speaks for itself
-VERDICT_REASONS: Mapping[str, Callable[[Verdict, Values], str]] = {
+VERDICT_REASONS: Mapping[str, Callable[[Decided, Values], str]] = {
     "held_out_loss": _held_out_loss,
     "interval_spans_one": _interval_spans_one,
     "timing_noise": _timing_noise,
@@ -122,10 +175,10 @@ VERDICT_REASONS: Mapping[str, Callable[[Verdict, Values], str]] = {
         entry,
         values,
     ),
-    "too_few_prompts": lambda entry, values: _best_so_far(
+    "too_few_prompts": lambda entry, values: _not_held_out(
         "{prompts} prompts, and below {needed} there is no interval", entry, values
     ),
-    "too_few_in_set": lambda entry, values: _best_so_far(
+    "too_few_in_set": lambda entry, values: _not_held_out(
         "prompt set {prompt_set!r} needs at least {needed} prompts that differ", entry, values
     ),
     "no_complete_prompt": lambda _, values: (
@@ -147,16 +200,21 @@ VERDICT_REASONS: Mapping[str, Callable[[Verdict, Values], str]] = {
 }
 
 
-def _without_verdict(summary: Summary) -> tuple[str, ...]:
+def _without_answers(summary: Summary) -> tuple[str, ...]:
     command = summary.run.command
     checks = snapshot_checks(summary)
     if command == "snapshot" and checks:
         return (snapshot(checks),)
     if summary.comparison is not None:
         return comparison.verdicts(summary.comparison)
+    if command in DECIDING_COMMANDS and summary.answers and summary.run.serve_on:
+        server = grid.PHRASES[summary.run.serve_on]
+        return (f"Not known for {server}: this run has no prediction under its acceptance rule.",)
     if command in DECIDING_COMMANDS:
         return ("No verdict: the run stopped before there was enough to decide on.",)
-    return ()
+    decided = () if summary.verdict is None else (verdict(summary.verdict),)
+    possible = gain(summary)
+    return decided if possible is None else (*decided, possible)
 
 
 def snapshot_checks(summary: Summary) -> list[CheckResult]:

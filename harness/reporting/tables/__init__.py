@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from harness.reporting.tables import (
+    answers,
     breakeven,
     cards,
     comparison,
@@ -106,3 +107,17 @@ def tables_of(summary: Summary) -> tuple[Table, ...]:
         replace(table, notes=tuple(note for note in table.notes if last[note] == index))
         for index, table in enumerate(made)
     )
+
+
+def brief_tables(summary: Summary) -> tuple[Table, ...]:
+    """What the console shows where it does not print every table: the grid, then by importance."""
+    command = summary.run.command
+    made: Sequence[Table] = ()
+    if command in ("sweep", "audition"):
+        made = (answers.short_grid(summary), answers.sets_table(summary))
+        made += (answers.drafts_table(summary),) if command == "audition" else ()
+    elif command in ("profile", "breakeven"):
+        made = (breakeven.measured_table(summary), breakeven.ideal_table(summary))
+    elif command == "report":
+        made = _report(summary)[:1]
+    return tuple(entry for entry in made if entry.rows)

@@ -61,16 +61,18 @@ def measured_table(summary: Summary) -> Table:
 
 
 def rules_table(summary: Summary) -> Table:
-    """Speedup per alpha and K by both rules, and the best K of each."""
+    """Speedup per alpha and K, by the linear rule too if asked for; and the best K."""
     rows = summary.speedups_by_k
     ks = sorted({k for row in rows for k in row.speedups})
+    both = len({row.rule for row in rows}) > 1
     columns: tuple[Column[SpeedupByK], ...] = (
         Column("alpha", lambda row: row.alpha, lambda alpha: f"{alpha:.4g}", key=True),
-        Column("rule", lambda row: row.rule, key=True),
+        *([Column("rule", lambda row: row.rule, key=True)] if both else ()),
         Column("best\nK", lambda row: row.best_k, fmt.count),
         *(_speedup_at(k) for k in ks),
     )
-    return table("Speedup by alpha and K, by each rule", columns, rows, notes=RULES_NOTES)
+    title = "Speedup by alpha and K, by each rule" if both else "Speedup by alpha and K"
+    return table(title, columns, rows, notes=RULES_NOTES if both else (*RULES_NOTES[::2],))
 
 
 def _speedup_at(k: int) -> Column[SpeedupByK]:

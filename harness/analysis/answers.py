@@ -1,0 +1,136 @@
+"""The grid of answers: what to serve at every temperature, under every acceptance rule.
+
+The engine that will serve decides how drafts are accepted, so one pair has up to three answers at a
+temperature. Under the run's own rule the verdict rests on what the run measured; under another on
+replay, chosen and scored on held-out prompts in the same way. Where the rules coincide (at
+temperature 0, for a draft that is a look-up, under synthetic acceptance) one verdict serves all.
+
+Every decision that a report shows is one of these, and all of them share one error budget.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from harness.analysis.verdict import ErrorBudget, Evidence, decide
+from harness.records import GREEDY, RULES, Rule, Source
+from harness.summary import Answer, Values, Verdict, VerdictReason
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """The evidence at one temperature, and the acceptance rules that it holds for."""
+
+    evidence: Evidence
+    rules: tuple[Rule, ...]
+    source: Source  # "measured" or "replayed"
+
+
+@dataclass(frozen=True)
+class Answered:
+    """The verdicts on one question: the whole workload, then each prompt set."""
+
+    question: Question
+    verdicts: tuple[Verdict, ...]
+
+    def answers(self) -> Iterator[Answer]:
+        """One per rule and verdict; none where the temperature is not known."""
+        for rule in self.question.rules:
+            for verdict in self.verdicts:
+                if verdict.temperature is not None:
+                    yield Answer(
+                        temperature=verdict.temperature,
+                        engine="own",
+                        rule=rule,
+                        prompt_set=verdict.prompt_set,
+                        draft=verdict.draft,
+                        k=verdict.k,
+                        speedup=verdict.speedup,
+                        speedup_lo=verdict.speedup_lo,
+                        speedup_hi=verdict.speedup_hi,
+                        source=self.question.source,
+                        decision=verdict.decision,
+                        reason=verdict.reason,
+                        reason_values=verdict.reason_values,
+                    )
+
+
+def questions(
+    own: Sequence[Evidence],
+    replayed: Mapping[tuple[Rule, float], Evidence],
+    *,
+    rule: Rule,
+    replay_only: bool,
+    coincide: bool,
+    adaptive: bool,
+) -> Iterator[Question]:
+    """What is to be decided: the run's own evidence, and replay for the rules that it leaves open.
+
+    Args:
+        own: what the run's own verdicts rest on, by temperature.
+        replayed: the evidence that replay gives, by rule and temperature.
+        rule: the run's.
+        replay_only: whether `own` was replayed as well.
+        coincide: whether all rules accept alike at every temperature.
+        adaptive: whether the run stopped drafting early, which replay and most engines do not.
+    """
+    for evidence in own:
+        every = not adaptive and (coincide or evidence.temperature == GREEDY)
+        source: Source = "replayed" if replay_only else "measured"
+        yield Question(evidence, RULES if every else (rule,), source)
+        others: list[Rule] = [] if every else [other for other in RULES if other != rule]
+        for other in others:
+            if (other, evidence.temperature) in replayed:
+                yield Question(replayed[other, evidence.temperature], (other,), "replayed")
+
+
+def answered(
+    asked: Sequence[Question],
+    *,
+    weights: Mapping[str, float] | None,
+    seed: int,
+    distrust: tuple[VerdictReason, Values] | None,
+) -> tuple[Answered, ...]:
+    """Decide every question, for the whole workload and for each prompt set.
+
+    A single prompt set is the whole workload, so its verdict is the same one. Where `distrust` says
+    why the pair's texts cannot be trusted, every verdict is undecided for that reason.
+    """
+
+    sets = [len(set(question.evidence.prompt_sets)) for question in asked]
+    budget = ErrorBudget(len(asked), sum(number for number in sets if number > 1))
+
+    def verdicts(evidence: Evidence) -> Iterator[Verdict]:
+        names = sorted(set(evidence.prompt_sets))
+        workload = decide(evidence, budget, weights=weights, seed=seed)
+        yield workload
+        for name in names:
+            if len(names) == 1:
+                yield replace(workload, prompt_set=name)
+            else:
+                yield decide(evidence, budget, prompt_set=name, seed=seed)
+
+    return tuple(
+        Answered(
+            question,
+            tuple(_distrusted(verdict, distrust) for verdict in verdicts(question.evidence)),
+        )
+        for question in asked
+    )
+
+
+def _distrusted(verdict: Verdict, reason: tuple[VerdictReason, Values] | None) -> Verdict:
+    """The verdict; undecided, without a speedup, where there is a reason to distrust the texts."""
+    if reason is None:
+        return verdict
+    return replace(
+        verdict,
+        decision="undecided",
+        speculate=False,
+        draft=None,
+        k=0,
+        speedup=None,
+        speedup_lo=None,
+        speedup_hi=None,
+        reason=reason[0],
+        reason_values=reason[1],
+    )

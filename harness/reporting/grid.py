@@ -1,0 +1,141 @@
+"""The grid of answers as a reader sees it: temperature x engines that accept alike.
+
+`Summary.answers` holds one answer per temperature, acceptance rule and prompt set; rules with one
+answer share a row here. One row is marked: the headline and the serving line are its. It is the
+first temperature that speculates on the server that `engine=` names; without that key on vLLM with
+its defaults, and where nothing does there, the first row that speculates at all.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from harness.records import SERVERS, Rule
+from harness.reporting import formatting as fmt
+from harness.summary import Answer, SamplingFacts, Summary
+
+DEFAULT_SERVER = "vllm"
+# Of the rules, the engines that accept by them; vLLM's default first
+ENGINES: dict[Rule, str] = {
+    "greedy_draft": "vLLM, SGLang, llama.cpp",
+    "ratio": "transformers",
+    "exact_match": "mlx-lm",
+}
+PHRASES = {
+    "vllm": "vLLM with its defaults",
+    "vllm_probabilistic": "vLLM with draft_sample_method=probabilistic",
+    "sglang": "SGLang",
+    "llamacpp": "llama.cpp",
+    "mlx": "mlx-lm",
+    "transformers": "transformers",
+}
+PROBABILISTIC = "vLLM with draft_sample_method=probabilistic accepts as transformers does."
+SOURCES = {"measured": "measured", "replayed": "predicted", "theory": "predicted"}
+
+
+@dataclass(frozen=True)
+class GridRow:
+    """One temperature on engines with one answer."""
+
+    temperature: float
+    rules: tuple[Rule, ...]
+    answer: Answer  # of the whole workload
+    sets: tuple[Answer, ...]  # of each prompt set alone
+    every: bool  # whether it holds on every engine
+    adaptive: bool  # whether drafting stopped early
+
+    @property
+    def engines(self) -> str:
+        """The engines in words."""
+        if self.every:
+            return "all engines"
+        names = ", ".join(name for rule, name in ENGINES.items() if rule in self.rules)
+        if not self.adaptive:
+            return names
+        return f"{names if self.rules == ('ratio',) else 'own loop'}, adaptive"
+
+    @property
+    def where(self) -> str:
+        """Temperature and engines, as a sentence starts with them."""
+        return f"temperature {fmt.temperature(self.temperature)}, {self.engines}"
+
+    @property
+    def speculates(self) -> bool:
+        """Whether a draft is to be served."""
+        return self.answer.decision == "speculate"
+
+
+@dataclass(frozen=True)
+class Marked:
+    """The row whose headline and serving line are shown, and the server that they are for."""
+
+    row: GridRow
+    server: str  # a key of SERVERS
+
+    @property
+    def phrase(self) -> str:
+        """As "vLLM with its defaults at temperature 0"."""
+        return f"{PHRASES[self.server]} at temperature {fmt.temperature(self.row.temperature)}"
+
+
+def rows(summary: Summary) -> tuple[GridRow, ...]:
+    """Every row, temperatures as listed, vLLM's default first."""
+    made: list[GridRow] = []
+    for temperature in dict.fromkeys(answer.temperature for answer in summary.answers):
+        groups: dict[str, list[Answer]] = {}
+        for rule in ENGINES:
+            answers = [
+                answer
+                for answer in summary.answers
+                if (answer.temperature, answer.rule) == (temperature, rule)
+            ]
+            if answers:
+                alike = repr([replace(answer, rule="ratio") for answer in answers])
+                groups.setdefault(alike, []).extend(answers)
+        made += [_row(temperature, answers, summary.run.sampling) for answers in groups.values()]
+    return tuple(made)
+
+
+def _row(temperature: float, answers: Sequence[Answer], sampling: SamplingFacts) -> GridRow:
+    rules: tuple[Rule, ...] = tuple(dict.fromkeys(answer.rule for answer in answers))
+    first = [answer for answer in answers if answer.rule == rules[0]]
+    return GridRow(
+        temperature,
+        rules,
+        next(answer for answer in first if answer.prompt_set == "all"),
+        tuple(answer for answer in first if answer.prompt_set != "all"),
+        every=set(rules) == set(ENGINES),
+        adaptive=sampling.stop_threshold is not None and sampling.rule in rules,
+    )
+
+
+def marked(summary: Summary) -> Marked | None:
+    """The row to read first; None where nothing was decided for the server that was asked for."""
+    made = rows(summary)
+    asked = summary.run.serve_on
+    server = asked or DEFAULT_SERVER
+    for_server = [row for row in made if SERVERS[server] in row.rules]
+    serving = [row for row in for_server if row.speculates]
+    if serving or asked:
+        return next((Marked(row, server) for row in (*serving, *for_server)), None)
+    others = [row for row in made if row.speculates]
+    return next((Marked(row, _server(row)) for row in (*others, *for_server, *made)), None)
+
+
+def _server(row: GridRow) -> str:
+    """The first server that accepts so; only transformers can stop drafting early."""
+    if row.adaptive and "ratio" in row.rules:
+        return "transformers"
+    return next(server for server, rule in SERVERS.items() if rule in row.rules)
+
+
+def words(answer: Answer) -> str:
+    """What to serve, in a cell: "small, K=4", "no draft" or "undecided"."""
+    if answer.decision == "speculate":
+        return f"{answer.draft}, K={answer.k}"
+    return "no draft" if answer.decision == "does_not_pay" else "undecided"
+
+
+def rule_of(summary: Summary) -> Rule:
+    """The acceptance rule of the server that was asked for, else the run's own."""
+    asked = summary.run.serve_on
+    return SERVERS[asked] if asked else summary.run.sampling.rule

@@ -1,0 +1,31 @@
+"""What to do with an answer, in one sentence."""
+
+from harness.reporting import grid
+from harness.summary import Summary
+
+SENTENCES = {
+    "profile": "a sweep (python -m harness.sweep) measures whether alpha is that high",
+    "breakeven": "a sweep (python -m harness.sweep) measures alpha for a pair",
+}
+NO_DRAFT = "an audition (python -m harness.audition drafts=[...]) looks for a draft that pays"
+
+
+def next_step(summary: Summary) -> str | None:
+    """What to do next; None where the answer says it all."""
+    if summary.run.command in SENTENCES:
+        return SENTENCES[summary.run.command]
+    shown = grid.marked(summary)
+    if shown is None or summary.run.dummies:
+        return None
+    answer = shown.row.answer
+    if answer.decision == "undecided":
+        return None
+    if answer.decision == "does_not_pay":
+        return NO_DRAFT
+    if answer.source == "measured":
+        return "run your own requests with the line above and without it, and compare"
+    if summary.run.command == "audition":
+        return f"measure it with python -m harness.sweep (draft={answer.draft} k=[{answer.k}])"
+    if summary.run.replay_only:
+        return "the same sweep with mode=measure measures what is predicted"
+    return f"the same sweep with decode.rule={answer.rule} measures what is predicted"

@@ -1,0 +1,195 @@
+"""The first screen's tables: the grid of answers, and the prompt sets one by one."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from harness.records import GREEDY, ResultRow
+from harness.reporting import formatting as fmt
+from harness.reporting import grid
+from harness.reporting.tables.specification import Column, Table, table
+from harness.summary import Answer, LeaderboardRow, Summary
+
+MOST_SETS = 4  # prompt sets that get a column of the grid
+MOST_ROWS = 9  # of the grid on the console
+
+
+class Line(NamedTuple):
+    """A row of the grid, and whether the headline is its."""
+
+    row: grid.GridRow
+    marked: bool
+
+    @property
+    def temperature(self) -> str:
+        """The temperature, with an arrow where the row is the headline's."""
+        return f"{'> ' if self.marked else '  '}{fmt.temperature(self.row.temperature)}"
+
+
+GRID: tuple[Column[Line], ...] = (
+    Column("T", lambda line: line.temperature, key=True, definition="temperature"),
+    Column("engines", lambda line: line.row.engines, key=True, flexible=True),
+    Column("serve", lambda line: grid.words(line.row.answer), flexible=True),
+    Column(
+        "speedup [lo, hi]",
+        lambda line: (
+            line.row.answer.speedup,
+            line.row.answer.speedup_lo,
+            line.row.answer.speedup_hi,
+        ),
+        fmt.speedup,
+    ),
+    Column("evidence", lambda line: grid.SOURCES[line.row.answer.source]),
+)
+TITLE = "What to serve"
+NO_DRAFT_NOTE = "no draft: the speedup is that of the draft and K that lose least."
+ARROW_NOTE = "> is the row of the headline and of the line to serve."
+
+
+class SetLine(NamedTuple):
+    """One prompt set's answer at one temperature, with the rows of its draft and K."""
+
+    answer: Answer
+    measured: ResultRow | None
+    predicted: ResultRow | None
+
+    @property
+    def row(self) -> ResultRow | None:
+        """The row that the answer rests on."""
+        return self.measured or self.predicted
+
+    @property
+    def alphas(self) -> str | None:
+        """Alpha at its K, and the alpha that this K needs."""
+        if self.row is None or self.row.alpha is None:
+            return None
+        known = (row.breakeven_alpha for row in (self.predicted, self.measured) if row is not None)
+        needed = next((alpha for alpha in known if alpha is not None), None)
+        return f"{self.row.alpha:.2f} / {fmt.NO_ROOT if needed is None else f'{needed:.2f}'}"
+
+
+SETS: tuple[Column[SetLine], ...] = (
+    Column(
+        "T",
+        lambda line: line.answer.temperature,
+        fmt.temperature,
+        key=True,
+        definition="temperature",
+    ),
+    Column("prompts", lambda line: line.answer.prompt_set, key=True, flexible=True),
+    Column("serve", lambda line: grid.words(line.answer), flexible=True),
+    Column(
+        "speedup\n[lo, hi]",
+        lambda line: (line.answer.speedup, line.answer.speedup_lo, line.answer.speedup_hi),
+        fmt.speedup,
+    ),
+    Column(
+        "predicted\nspeedup",
+        lambda line: line.predicted.speedup if line.measured and line.predicted else None,
+        fmt.speedup,
+    ),
+    Column("tokens/\nround", lambda line: line.row and line.row.tokens_per_round, fmt.decimal),
+    Column("alpha /\nneeded", lambda line: line.alphas),
+)
+
+
+def grid_table(summary: Summary) -> Table:
+    """Every temperature and kind of engine, with a column for each of a few prompt sets."""
+    lines = _lines(summary)
+    names = list(dict.fromkeys(answer.prompt_set for line in lines for answer in line.row.sets))
+    alone = names if 1 < len(names) <= MOST_SETS else []
+    columns = [*GRID, *(_set_column(name) for name in alone)]
+    return table(TITLE, columns, lines, notes=(ARROW_NOTE, *_grid_notes(lines)))
+
+
+def short_grid(summary: Summary) -> Table:
+    """The same in few lines: where there are many temperatures, the marked row's engines only."""
+    every = _lines(summary)
+    lines = [line for line in every if _of_marked(line, every)] if len(every) > MOST_ROWS else every
+    notes = list(_grid_notes(lines))
+    if len(lines) < len(every):
+        notes.append("The other engines are in report.md; engine= shows another.")
+    return table(TITLE, GRID, lines, notes=notes)
+
+
+def _lines(summary: Summary) -> list[Line]:
+    shown = grid.marked(summary)
+    return [Line(row, shown is not None and row == shown.row) for row in grid.rows(summary)]
+
+
+def _of_marked(line: Line, lines: Sequence[Line]) -> bool:
+    """Whether a row holds for an engine that the marked row holds for."""
+    return any(set(line.row.rules) & set(other.row.rules) for other in lines if other.marked)
+
+
+def _grid_notes(lines: Sequence[Line]) -> Iterator[str]:
+    if any(line.row.answer.decision == "does_not_pay" for line in lines):
+        yield NO_DRAFT_NOTE
+    if any("ratio" in line.row.rules and not line.row.every for line in lines):
+        yield grid.PROBABILISTIC
+
+
+def _set_column(name: str) -> Column[Line]:
+    def text(line: Line) -> str | None:
+        answer = next((answer for answer in line.row.sets if answer.prompt_set == name), None)
+        if answer is None or answer.decision != "speculate":
+            return answer and grid.words(answer)
+        return f"{grid.words(answer)}: {fmt.speedup(answer.speedup)}"
+
+    return Column(f"{name} alone", text)
+
+
+def sets_table(summary: Summary) -> Table:
+    """Each prompt set alone, on the engine that was asked for, else under the run's own rule."""
+    rule = grid.rule_of(summary)
+    lines = [
+        _set_line(answer, summary)
+        for answer in summary.answers
+        if answer.rule == rule and answer.prompt_set != "all"
+    ]
+    title = f"Each prompt set alone ({grid.ENGINES[rule]})"
+    return table(title, SETS, lines)
+
+
+def _set_line(answer: Answer, summary: Summary) -> SetLine:
+    """The answer with the rows of the draft and K that its speedup is of."""
+    draft = answer.draft or answer.reason_values.get("draft")
+    k = answer.k or answer.reason_values.get("k")
+    own = answer.rule == summary.run.sampling.rule or answer.temperature == GREEDY
+    rows = [
+        row
+        for row in summary.results
+        if own
+        and (row.prompt_set, row.temperature, row.k) == (answer.prompt_set, answer.temperature, k)
+        and draft in (None, row.draft)
+    ]
+    by_source = {row.source: row for row in rows}
+    return SetLine(
+        answer, by_source.get("measured"), by_source.get("replayed") or by_source.get("theory")
+    )
+
+
+DRAFTS: tuple[Column[LeaderboardRow], ...] = (
+    Column("draft", lambda row: row.draft, key=True, flexible=True),
+    Column("K", lambda row: row.k, fmt.count),
+    Column(
+        "speedup\n[lo, hi]", lambda row: (row.speedup, row.speedup_lo, row.speedup_hi), fmt.speedup
+    ),
+    Column("tokens/\nround", lambda row: row.tokens_per_round, fmt.decimal),
+    Column("alpha", lambda row: row.alpha, fmt.alpha),
+    Column("break-even\nalpha", lambda row: row.breakeven_alpha or fmt.NO_ROOT, fmt.alpha),
+)
+
+
+def drafts_table(summary: Summary) -> Table:
+    """An audition's drafts where the marked row is, each at the K that looks best."""
+    shown = grid.marked(summary)
+    rows = [
+        row
+        for board in summary.leaderboards
+        if shown
+        and (board.rule, board.temperature) == (shown.row.answer.rule, shown.row.temperature)
+        for row in board.rows
+        if row.draft is not None
+    ]
+    title = f"Every draft at its fastest K, predicted ({shown.row.where})" if shown else ""
+    return table(title, DRAFTS, rows)
