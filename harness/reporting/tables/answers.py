@@ -1,6 +1,7 @@
 """The first screen's tables: the grid of answers, and the prompt sets one by one."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from harness.records import GREEDY, ResultRow
@@ -42,7 +43,6 @@ GRID: tuple[Column[Line], ...] = (
 )
 TITLE = "What to serve"
 NO_DRAFT_NOTE = "no draft: the speedup is that of the draft and K that lose least."
-ARROW_NOTE = "> is the row of the headline and of the line to serve."
 
 
 class SetLine(NamedTuple):
@@ -98,7 +98,7 @@ def grid_table(summary: Summary) -> Table:
     names = list(dict.fromkeys(answer.prompt_set for line in lines for answer in line.row.sets))
     alone = names if 1 < len(names) <= MOST_SETS else []
     columns = [*GRID, *(_set_column(name) for name in alone)]
-    return table(TITLE, columns, lines, notes=(ARROW_NOTE, *_grid_notes(lines)))
+    return _grid(columns, lines, _grid_notes(lines))
 
 
 def short_grid(summary: Summary) -> Table:
@@ -108,7 +108,14 @@ def short_grid(summary: Summary) -> Table:
     notes = list(_grid_notes(lines))
     if len(lines) < len(every):
         notes.append("The other engines are in report.md; engine= shows another.")
-    return table(TITLE, GRID, lines, notes=notes)
+    return _grid(GRID, lines, notes)
+
+
+def _grid(columns: Sequence[Column[Line]], lines: Sequence[Line], notes: Iterable[str]) -> Table:
+    """The rows, the marked one bold as well."""
+    made = table(TITLE, columns, lines, notes=tuple(notes))
+    rows = zip(made.rows, lines, strict=True)
+    return replace(made, rows=tuple(replace(row, best=line.marked) for row, line in rows))
 
 
 def _lines(summary: Summary) -> list[Line]:
