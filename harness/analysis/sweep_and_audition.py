@@ -325,20 +325,27 @@ class _Pair:
         """Every temperature and acceptance rule decided."""
         setup = self.setup
         replayed = {
-            key: evidence_of(ranking.replays, self.latencies, seed=setup.seed)
+            key: evidence_of(ranking.replays, self.latencies[ranking.replays.temperature])
             for key, ranking in self.rankings.items()
         }
-        lookups = [ranking.replays.lookups for ranking in self.rankings.values()]
         asked = questions(
             self.evidence,
             replayed,
             rule=setup.rule,
             replay_only=setup.replay_only,
-            coincide=setup.synthetic or (bool(lookups) and set(self.latencies) <= lookups[0]),
+            coincide=setup.synthetic or self._only_lookups,
             adaptive=setup.adaptive,
         )
         return answered(
             list(asked), weights=setup.weights, seed=setup.seed, distrust=distrust(self.checks)
+        )
+
+    @property
+    def _only_lookups(self) -> bool:
+        """Whether no draft is a model: a look-up is accepted alike by every rule."""
+        return bool(self.rankings) and all(
+            set(ranking.replays.drafts) <= ranking.replays.lookups
+            for ranking in self.rankings.values()
         )
 
     @property
