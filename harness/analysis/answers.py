@@ -95,7 +95,6 @@ def answered(
     A single prompt set is the whole workload, so its verdict is the same one. Where `distrust` says
     why the pair's texts cannot be trusted, every verdict is undecided for that reason.
     """
-
     sets = [len(set(question.evidence.prompt_sets)) for question in asked]
     budget = ErrorBudget(len(asked), sum(number for number in sets if number > 1))
 
