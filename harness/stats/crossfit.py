@@ -166,7 +166,7 @@ def cross_fit(workload: Workload, seed: int, *, deals: int = DEALS) -> CrossFit 
         return None
     rng = np.random.default_rng(seed)
     splits = _deal(workload, rng, deals)
-    costs = splits.prompt_costs * splits.factors.chosen
+    costs = splits.prompt_costs * splits.factors.chosen[0]
     choice = costs.argmin(axis=1)
     named = int(np.bincount(choice, minlength=len(workload.seconds)).argmax())
     plain_scores, plain_variances = splits.plain_scores()
@@ -200,36 +200,53 @@ class _Set:
 
 @dataclass(frozen=True, eq=False)
 class _Factors:
-    """What rounds cost by some of the visits, relative to all of them.
+    """What rounds cost by some of the visits, relative to all of them; in one case or several.
 
     Attributes:
-        chosen: [split, candidate] by those outside each split, which a choice sees.
-        scored: [split, candidate] by those inside.
-        every: [candidate] by both.
+        chosen: [case, split, candidate] by the visits outside each split, which a choice sees.
+        scored: [case, split, candidate] by those inside.
+        every: [case, candidate] by both.
     """
 
     chosen: Array
     scored: Array
     every: Array
 
-    @classmethod
-    def exact(cls, splits: int, candidates: int) -> "_Factors":
-        """Without visits."""
-        return cls(*np.ones((2, splits, candidates)), np.ones(candidates))
+    def rows(self, cases: slice) -> "_Factors":
+        """Some of the cases."""
+        return _Factors(self.chosen[cases], self.scored[cases], self.every[cases])
 
     def replaced(self, candidates: Index, group: "_Factors") -> "_Factors":
-        """With other factors of some candidates."""
-        return _Factors(
-            _with_columns(self.chosen, candidates, group.chosen),
-            _with_columns(self.scored, candidates, group.scored),
-            _with_columns(self.every, candidates, group.every),
+        """With the factors of some candidates in the group's cases."""
+        cases = len(group.every)
+        pairs = (
+            (self.chosen, group.chosen),
+            (self.scored, group.scored),
+            (self.every, group.every),
         )
+        arrays = [np.repeat(one, cases, axis=0) for one, _ in pairs]
+        for array, (_, of_group) in zip(arrays, pairs, strict=True):
+            array[..., candidates] = of_group
+        return _Factors(*arrays)
 
 
-def _with_columns(array: Array, columns: Index, part: Array) -> Array:
-    array = array.copy()
-    array[..., columns] = part
-    return array
+def _group_factors(inside: Array, costs: Array) -> _Factors:
+    """Of one group of visits: by all of them, then without each in turn.
+
+    Args:
+        inside: [split, visit] 1.0 where the split holds the visit out.
+        costs: [candidate of the group, visit].
+    """
+    without = np.concatenate([np.ones((1, len(inside.T))), 1.0 - np.eye(len(inside.T))])
+    every = (without @ costs.T) / without.sum(axis=1, keepdims=True)
+
+    def mean(chosen: Array) -> Array:
+        kept = without[:, None] * chosen
+        counts = kept.sum(axis=2, keepdims=True)
+        means = kept @ costs.T / np.maximum(counts, 1.0)
+        return np.where(counts > 0.0, means, every[:, None])
+
+    return _Factors(mean(1.0 - inside), mean(inside), every)
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,33 +277,27 @@ class _Splits:
         return np.asarray(sum(part.share * part.seconds / part.tokens for part in self.sets))
 
     @cached_property
-    def factors(self) -> "_Factors":
-        """What the visits do to the costs; 1 for candidates without visits."""
-        splits, candidates = len(self.inside), len(self.workload.seconds)
-        factors = _Factors.exact(splits, candidates)
-        for group in range(len(self.visits)):
-            factors = factors.replaced(self.visits[group].candidates, self.group_factors(group))
+    def group_factors(self) -> tuple[_Factors, ...]:
+        """By group of visits: by all visits, then without each."""
+        pairs = zip(self.visits_inside, self.visits, strict=True)
+        return tuple(_group_factors(inside, group.costs) for inside, group in pairs)
+
+    @cached_property
+    def factors(self) -> _Factors:
+        """By all visits; 1 for candidates without visits."""
+        number = len(self.workload.seconds)
+        ones = np.ones((1, len(self.inside), number))
+        factors = _Factors(ones, ones, np.ones((1, number)))
+        for group, of_group in zip(self.visits, self.group_factors, strict=True):
+            factors = factors.replaced(group.candidates, of_group.rows(slice(0, 1)))
         return factors
-
-    def group_factors(self, group: int, without: int | None = None) -> "_Factors":
-        """The same of a group's candidates alone; without one of the visits, if given."""
-        inside, costs = self.visits_inside[group], self.visits[group].costs
-        if without is not None:
-            inside, costs = (np.delete(array, without, axis=1) for array in (inside, costs))
-        every = costs.mean(axis=1)
-
-        def mean(chosen: Array) -> Array:
-            counts = chosen.sum(axis=1, keepdims=True)
-            return np.where(counts > 0.0, chosen @ costs.T / np.maximum(counts, 1.0), every)
-
-        return _Factors(mean(1.0 - inside), mean(inside), every)
 
     def score(self, choice: Index, named: int) -> float:
         """The named candidate's log speedup less the optimism of the choices, [split]."""
         everyone = np.ones((1, len(self.workload.prompt_sets)))
         return float(self.scores(choice[None], everyone, self.factors, named)[0])
 
-    def scores(self, choice: Index, kept: Array, factors: "_Factors", named: int) -> Array:
+    def scores(self, choice: Index, kept: Array, factors: _Factors, named: int) -> Array:
         """The same in several cases, [case].
 
         Args:
@@ -306,15 +317,15 @@ class _Splits:
             seconds, tokens = keep @ work.seconds[:, rows].T, keep @ work.tokens[:, rows].T
             sums = np.zeros((4, len(kept)))
             for name, hits in chosen:
-                scored = keep * ((hits * factors.scored[:, name]) @ inside)
+                scored = keep * ((hits * factors.scored[:, :, name]) @ inside)
                 sums[0] += scored @ work.seconds[name, rows]
                 sums[1] += (keep * (hits @ inside)) @ work.tokens[name, rows]
-                sums[2] += hits.sum(axis=1) * factors.every[name] * seconds[:, name]
+                sums[2] += hits.sum(axis=1) * factors.every[:, name] * seconds[:, name]
                 sums[3] += hits.sum(axis=1) * tokens[:, name]
             plain += (
                 part.share * (keep @ work.baseline_s[rows]) / (keep @ work.baseline_tokens[rows])
             )
-            own += part.share * factors.every[named] * seconds[:, named] / tokens[:, named]
+            own += part.share * factors.every[:, named] * seconds[:, named] / tokens[:, named]
             held_out += part.share * sums[0] / sums[1]
             every += part.share * sums[2] / sums[3]
         return np.log(plain / own) - np.log(held_out / every)
@@ -339,16 +350,12 @@ class _Splits:
     def visit_variance(self, named: int) -> Variance:
         """Every choice and score again without each visit."""
         variances = [Variance(np.zeros(()), np.ones(()))]
-        for group, visits in enumerate(self.visits):
-            without: list[float] = []
-            for visit in range(visits.costs.shape[1]):
-                factors = self.factors.replaced(
-                    visits.candidates, self.group_factors(group, without=visit)
-                )
-                choice = (self.prompt_costs * factors.chosen).argmin(axis=1)
-                everyone = np.ones((1, len(self.workload.prompt_sets)))
-                without.append(float(self.scores(choice[None], everyone, factors, named)[0]))
-            variances.append(left_out_variance(np.array(without), _counted(len(without))))
+        for group, of_group in zip(self.visits, self.group_factors, strict=True):
+            factors = self.factors.replaced(group.candidates, of_group.rows(slice(1, None)))
+            choice = (self.prompt_costs * factors.chosen).argmin(axis=2)
+            everyone = np.ones((len(choice), len(self.workload.prompt_sets)))
+            without = self.scores(choice, everyone, factors, named)
+            variances.append(left_out_variance(without, _counted(len(without))))
         return joined(variances)
 
     def plain_scores(self) -> tuple[Array, Variance]:
