@@ -155,16 +155,16 @@ def report(rng: np.random.Generator, world: World, size: int, truth, counts: Cou
                 draft, k = verdict.reason_values["draft"], verdict.reason_values["k"]
                 true = speedups[Candidate(draft, k)]
                 counts[f"{kind} intervals"] += 1
-                counts[f"{kind} covered"] += verdict.speedup_lo <= true <= verdict.speedup_hi
+                counts[f"{kind} covered"] += bool(verdict.speedup_lo <= true <= verdict.speedup_hi)
         for row in rng.choice(len(CANDIDATES), CELLS, replace=False):
             timed = seen.candidates[CANDIDATES[row]]
             plain = seen.baseline
             bounds = speedup_interval(plain.seconds, plain.tokens, timed.seconds, timed.tokens)
             counts["cells"] += 1
-            counts["cells covered"] += bounds.lo <= truth[row] <= bounds.hi
+            counts["cells covered"] += bool(bounds.lo <= truth[row] <= bounds.hi)
             alpha, accepted, judged = acceptance(rng, plain.tokens)
             bounds = share_interval(accepted, judged)
-            counts["alphas covered"] += bounds.lo <= alpha <= bounds.hi
+            counts["alphas covered"] += bool(bounds.lo <= alpha <= bounds.hi)
     counts["reports"] += 1
     counts["reports with speculate"] += "speculate" in decisions
     counts["reports with does_not_pay"] += "does_not_pay" in decisions

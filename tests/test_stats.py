@@ -106,9 +106,10 @@ def test_a_prompts_two_runs_are_left_out_together():
 def test_prompts_vary_within_their_set():
     """Two sets that differ in level only: all variation lies between them, so none is left."""
     numerator = np.array([0.1] * 8 + [0.5] * 8)
-    within = share_interval(numerator, np.ones(16), ["easy"] * 8 + ["hard"] * 8)
-    assert within == pytest.approx((0.3, 0.3))
-    assert width(share_interval(numerator, np.ones(16))) > 0.1
+    ones, sets = np.ones(16), ["easy"] * 8 + ["hard"] * 8
+    within = speedup_interval(ones, ones, numerator, ones, sets)
+    assert within == pytest.approx((1 / 0.3, 1 / 0.3))
+    assert width(speedup_interval(ones, ones, numerator, ones)) > 1.0
 
 
 def test_weights_move_a_workloads_ratio_and_its_interval():
@@ -141,11 +142,14 @@ def test_too_few_prompts_or_too_few_of_a_set_have_no_interval():
 
 
 def test_a_share_stays_between_0_and_1_and_zero_over_zero_has_no_interval():
-    assert share_interval(np.full(10, 3.0), np.full(10, 4.0)) == (0.75, 0.75)
+    total = np.full(10, 4.0)
+    assert share_interval(np.full(10, 3.0), total) == pytest.approx((0.75, 0.75))
+    assert share_interval(total, total) == (1.0, 1.0)
     assert share_interval(np.zeros(10), np.zeros(10)) is None
-    nearly = share_interval(np.array([4.0] * 9 + [3.0]), np.full(10, 4.0))
-    assert nearly is not None
-    assert nearly.hi == 1.0
+    for one in (np.array([4.0] * 9 + [3.0]), np.array([4.0] * 8 + [3.0, 2.0])):
+        interval = share_interval(one, total)
+        assert interval is not None
+        assert 0.5 < interval.lo < one.sum() / 40 < interval.hi < 1.0
 
 
 @pytest.mark.parametrize(

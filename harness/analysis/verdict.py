@@ -40,6 +40,7 @@ from harness.analysis.cells import (
 from harness.records import Decision, Trial
 from harness.stats.crossfit import CrossFit, Visits, Workload, cross_fit
 from harness.stats.jackknife import (
+    CONFIDENCE,
     MIN_PROMPTS,
     MIN_SET,
     Array,
@@ -218,17 +219,25 @@ def _facts(sums: Array, k: int, times: RoundTimes | None) -> Facts:
 class ErrorBudget:
     """How many verdicts a report prints, each counted once however often it is shown.
 
-    Verdicts on the whole workload take one half of ERROR and those on single prompt sets the other.
+    Verdicts on the whole workload share one half of ERROR and those on single prompt sets the
+    other, in equal parts (Bonferroni).
     """
 
     workloads: int = 1
     prompt_sets: int = 0
 
     def level(self, prompt_set: str) -> float:
-        """The level of a verdict's interval (Bonferroni)."""
-        if prompt_set != "all":
-            return 1.0 - ERROR * (1.0 - WORKLOADS_SHARE) / max(1, self.prompt_sets)
-        return 1.0 - ERROR * (WORKLOADS_SHARE if self.prompt_sets else 1.0) / self.workloads
+        """The level of a verdict's interval, at least CONFIDENCE.
+
+        What is true leaves a verdict one way to be wrong, `speculate` or `does_not_pay`, so its
+        part of ERROR is that of one bound.
+        """
+        of_workloads = WORKLOADS_SHARE if self.prompt_sets else 1.0
+        if prompt_set == "all":
+            error = ERROR * of_workloads / self.workloads
+        else:
+            error = ERROR * (1.0 - WORKLOADS_SHARE) / max(1, self.prompt_sets)
+        return max(CONFIDENCE, 1.0 - 2.0 * error)
 
 
 def decide(

@@ -254,12 +254,14 @@ class _Splits:
     """Every fold of every deal, which is held out of one choice.
 
     Attributes:
+        folds: of each deal.
         inside: [split, prompt] 1.0 where the split holds the prompt out.
         visits_inside: by group of visits, [split, visit].
         visits: the workload's, as pseudo-values.
     """
 
     workload: Workload
+    folds: int
     inside: Array
     sets: tuple[_Set, ...]
     visits: tuple[Visits, ...]
@@ -328,7 +330,10 @@ class _Splits:
             own += part.share * factors.every[:, named] * seconds[:, named] / tokens[:, named]
             held_out += part.share * sums[0] / sums[1]
             every += part.share * sums[2] / sums[3]
-        return np.log(plain / own) - np.log(held_out / every)
+        # The named candidate was chosen on all prompts and not on (1 - 1 / folds) of them, and what
+        # luck is worth to a choice goes with the square root of their number; luck that held-out
+        # prompts do not see is that much more.
+        return np.log(plain / own) - np.log(held_out / every) / math.sqrt(1.0 - 1.0 / self.folds)
 
     def prompt_variance(self, named: int) -> Variance:
         """Every choice and score again without each prompt."""
@@ -401,7 +406,7 @@ def _deal(workload: Workload, rng: np.random.Generator, deals: int) -> _Splits:
         inside([deal_folds([""] * group.costs.shape[1], folds, rng) for _ in range(deals)])
         for group in visits
     )
-    return _Splits(workload, held_out, sets, visits, visits_inside)
+    return _Splits(workload, folds, held_out, sets, visits, visits_inside)
 
 
 def _trimmed(number: int) -> int:

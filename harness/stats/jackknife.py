@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtr, stdtrit
+from scipy.special import expit, stdtr, stdtrit
 
 from harness.records import UserError
 
@@ -102,7 +102,8 @@ def left_out_variance(without: Array, sizes: Array) -> Variance:
     """
     number = without.shape[-1]
     squares = ((without - without.mean(axis=-1, keepdims=True)) ** 2).sum(axis=-1)
-    degrees = max(1.0, float(sizes.sum() ** 2 / (sizes**2).sum()) - 1.0)
+    effective = float(sizes.sum() ** 2 / ((sizes**2).sum() or 1.0))
+    degrees = max(1.0, effective - 1.0)
     return Variance((number - 1) / number * squares, np.full_like(squares, degrees))
 
 
@@ -297,15 +298,35 @@ def share_interval(
 ) -> Interval | None:
     """The interval of sum(part) / sum(total), a share such as accepted / (accepted + rejected).
 
+    Taken on the log odds: near 0 and 1 an interval of the share itself misses the truth up to a
+    third of the time.
+
     Args:
         part, total: [prompt].
         prompt_sets: the set of each prompt; one set if None.
 
     Returns:
-        None with too few prompts, and where the share is 0 / 0.
+        None with too few prompts, and where the share is 0 / 0. A share of exactly 0 or 1, on
+        which all prompts agree, has an interval without width.
     """
-    interval = ratio(part, total, prompt_sets).interval()
-    return None if interval is None else Interval(max(0.0, interval.lo), min(1.0, interval.hi))
+    share, rest = ratio(part, total, prompt_sets), total - part
+    if share.value in (0.0, 1.0) or math.isnan(share.value):
+        return share.interval()
+    alone = min((each.sum() - each).min() for each in (part, rest))
+    # Where one prompt holds all that was rejected (or accepted), half a token keeps odds finite.
+    half = 0.0 if alone > 0.0 else 0.5
+    odds = [_sum(each, prompt_sets, half) for each in (part, rest)]
+    log_odds = (odds[0].log() - odds[1].log()).interval()
+    if log_odds is None:
+        return None
+    lo, hi = (float(expit(bound)) for bound in log_odds)
+    return Interval(min(lo, share.value), max(hi, share.value))
+
+
+def _sum(counts: Array, prompt_sets: Sequence[str] | None, more: float) -> Estimate:
+    sets = ("",) * len(counts) if prompt_sets is None else tuple(prompt_sets)
+    total = float(counts.sum()) + more
+    return Estimate(total, total - counts, counts, sets)
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
