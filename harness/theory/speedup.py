@@ -227,10 +227,11 @@ class RoundTimes:
         """The iid alpha at which E[tokens per round] = R(k) / R(0).
 
         Returns:
-            0.0 where even alpha = 0 does not lose; None where even alpha = 1 loses, or R(k) is
-            unknown.
+            0.0 where even alpha = 0 does not lose; None where even alpha = 1 loses, R(k) is
+            unknown, or the draft is a look-up: most of its rounds propose fewer than k tokens, so
+            that one alpha does not say what they emit.
         """
-        if not self.covers(k):
+        if not self.covers(k) or (self.round_s and self.round_s[0][0] == 0):
             return None
         cost = self.relative(k)
         if cost <= 1.0:

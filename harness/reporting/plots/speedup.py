@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from matplotlib.axes import Axes
 
-from harness.records import ResultRow
+from harness.records import NGRAM, ResultRow
 from harness.reporting import formatting as fmt
 from harness.reporting.plots import style
 from harness.reporting.tables import stability
@@ -104,7 +104,8 @@ ALPHA_UNDER = (
 
 def draw_alpha(summary: Summary, across: int) -> style.Plot | None:
     """A panel per temperature; None without an alpha or a break-even alpha to compare it with."""
-    points = [row for row in summary.generated if row.k > 0 and row.alpha is not None]
+    drafted = [row for row in summary.generated if row.k > 0 and row.draft != NGRAM]
+    points = [row for row in drafted if row.alpha is not None]
     # A replayed row has its own break-even
     needs = points if summary.run.replay_only else _predicted(summary)
     if not points or not needs:

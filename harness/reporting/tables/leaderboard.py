@@ -7,7 +7,7 @@ Rules whose rows are alike to the last digit shown (at temperature 0 all are) sh
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from harness.records import Decision, Failure
+from harness.records import NGRAM, Decision, Failure
 from harness.reporting import formatting as fmt
 from harness.reporting.sentences.explanation import rule_of_thumb
 from harness.reporting.tables import stability
@@ -59,7 +59,7 @@ class DraftCosts(NamedTuple):
 
 
 def _breakeven(row: LeaderboardRow) -> Value:
-    if row.draft is None or row.alpha is None:
+    if row.draft in (None, NGRAM) or row.alpha is None:
         return None
     return fmt.NO_ROOT if row.breakeven_alpha is None else row.breakeven_alpha
 
@@ -130,6 +130,10 @@ SPEEDUP_NOTE = (
     " prompts, so a little flattering. The verdict is scored on held-out prompts."
 )
 NO_ROOT_NOTE = "none: even alpha = 1 loses."
+NGRAM_NOTE = (
+    "ngram has no break-even alpha: most of its rounds find fewer than K tokens to propose, and"
+    " cost and emit less, which its speedup takes into account."
+)
 SET_NOTE = "Each prompt set judged alone: right only for a server that sees nothing else."
 STEP_NOTE = (
     "draft step: one draft token; for an n-gram one look-up, whatever it proposes. c: draft step /"
@@ -173,6 +177,8 @@ def leaderboard_tables(summary: Summary) -> list[Table]:
         notes = [SPEEDUP_NOTE]
         if any(_breakeven(row) == fmt.NO_ROOT for row in board.rows):
             notes.insert(0, NO_ROOT_NOTE)
+        if any(row.draft == NGRAM for row in board.rows):
+            notes.append(NGRAM_NOTE)
         if board.engines and board.every_rule:
             notes.insert(0, f"Holds for every engine: {', '.join(board.engines)}.")
         elif board.engines:
