@@ -4,14 +4,25 @@
 `harness.reporting`.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 
 import numpy as np
 
 from harness.analysis.setup import Setup
 from harness.records import Failure, ResultRow, StepTiming, Trial
 from harness.stats.jackknife import MIN_PROMPTS
-from harness.summary import Caveat, DistributionTest, StepBound, TextCheck, Value
+from harness.summary import (
+    Caveat,
+    DistributionTest,
+    OutlierCell,
+    RoundSummary,
+    StepBound,
+    TextCheck,
+    Unstable,
+    Value,
+)
 from harness.theory.speedup import StepTimes
 
 NOTHING_TESTED = "every distribution is nearly certain: nothing could be tested"
@@ -126,6 +137,9 @@ def _of_the_steps(setup: Setup, timings: Sequence[StepTiming]) -> Iterator[Cavea
         device = setup.environment.get("device_name") or "another device"
         code = "gpu_not_timed" if setup.command == "audition" else "other_card"
         yield Caveat(code, {"card": setup.gpu.name, "device": str(device)})
+    load = setup.run.manifest.get("other_load")
+    if load:
+        yield Caveat("busy_machine", dict(load))
     wide = {
         timing.role
         for timing in timings
@@ -136,6 +150,34 @@ def _of_the_steps(setup: Setup, timings: Sequence[StepTiming]) -> Iterator[Cavea
         yield Caveat(
             "scattered_steps", {"roles": " and ".join(sorted(wide)), "spread": WIDE_SPREAD}
         )
+
+
+def of_the_timings(
+    unstable: Sequence[Unstable],
+    outliers: Sequence[OutlierCell],
+    priced: Mapping[float, RoundSummary],
+) -> tuple[Caveat, ...]:
+    """What to mind of the times: `priced` by temperature, what predictions there are made from."""
+    from_steps = any(rounds.source == "steps" for rounds in priced.values())
+    return (
+        *([Caveat("unstable_timings", {"timings": len(unstable)})] if unstable else ()),
+        *_outliers(outliers),
+        *([Caveat("priced_from_steps")] if from_steps else ()),
+        *(
+            Caveat(
+                "rounds_at_other_temperature",
+                {"temperature": temperature, "timed_at": rounds.temperature},
+            )
+            for temperature, rounds in priced.items()
+            if rounds.temperature not in (None, temperature)
+        ),
+    )
+
+
+def _outliers(outliers: Sequence[OutlierCell]) -> Iterator[Caveat]:
+    if outliers:
+        worst = max(outliers, key=lambda cell: abs(math.log(cell.speedup / cell.trimmed_speedup)))
+        yield Caveat("outlier_generations", {"cells": len(outliers), **asdict(worst)})
 
 
 def _engine_fallbacks(setup: Setup) -> Iterator[Caveat]:

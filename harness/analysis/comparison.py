@@ -27,6 +27,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
+from scipy.stats import mannwhitneyu
 
 from harness.analysis import analyse
 from harness.analysis.cells import (
@@ -38,6 +39,7 @@ from harness.analysis.cells import (
     new_tokens,
     ratio,
 )
+from harness.analysis.latency import seconds_per_round
 from harness.analysis.lossless import distrust, text_checks
 from harness.analysis.setup import Setup
 from harness.records import GREEDY, ResultRow, Trial, UserError
@@ -57,6 +59,8 @@ ALL_SETS = "all"
 # Commands whose runs hold speedups of cells.
 COMMANDS = ("sweep", "audition")
 SIGNIFICANT = 0.05
+# A plain token's time within this is that of the same machine, however certain the difference
+LEAST_CHANGE = math.log(1.03)
 SHOWN_HASH = 12
 # Differences shown first, in this order: the ends of dotted names in manifest.json and config.yaml.
 FIRST = (
@@ -154,10 +158,12 @@ def _compare_two(pair: _Pair) -> tuple[list[ComparisonRow], list[ComparisonCavea
     unlike = _unlike(pair)
     caveats += [unlike] if unlike else []
     if all(r.command == "sweep" and r.run.config.get("mode") == "measure" for r in pair.setups):
-        caveats += [*_shared_prompts(pair), *_changed_texts(pair)]
+        changed = _changed_machine([*_plain_generations(pair)], pair)
+        caveats += [*_shared_prompts(pair), *changed, *_changed_texts(pair)]
         rows = _measured_rows(pair, blank)
     else:
-        caveats.append(ComparisonCaveat("unpaired"))
+        changed = _changed_machine([*_plain_visits(pair)], pair)
+        caveats += [*changed, ComparisonCaveat("unpaired")]
         rows = _unpaired_rows(analyse(one.run).generated, analyse(two.run).generated, blank)
     return [_times_only(row) for row in rows] if unlike else rows, caveats
 
@@ -444,6 +450,55 @@ def _shared_prompts(pair: _Pair) -> Iterator[ComparisonCaveat]:
         yield ComparisonCaveat("some_prompts", {"prompts": same, **pair.values(total=totals)})
     elif hashes[0] != hashes[1]:
         yield ComparisonCaveat("other_hash")
+
+
+class _PlainTime(NamedTuple):
+    """Seconds of a plain token in both runs, and the p-value of their being equal."""
+
+    temperature: float
+    seconds: tuple[float, float]
+    p_value: float | None
+
+
+def _changed_machine(timed: Sequence[_PlainTime], pair: _Pair) -> Iterator[ComparisonCaveat]:
+    """Where plain decoding took significantly longer in one of the runs."""
+    p_values = holm([entry.p_value for entry in timed])
+    for entry, p_value in zip(timed, p_values, strict=True):
+        change = abs(math.log(entry.seconds[1] / entry.seconds[0]))
+        if p_value is not None and p_value < SIGNIFICANT and change > LEAST_CHANGE:
+            ms = [1e3 * seconds for seconds in entry.seconds]
+            values = {"temperature": entry.temperature, **pair.values(ms=ms)}
+            yield ComparisonCaveat("machine_changed", values)
+
+
+def _plain_generations(pair: _Pair) -> Iterator[_PlainTime]:
+    """By temperature, paired by the prompts that both runs decoded plainly."""
+    one, two = (_generations(run) for run in pair.runs)
+    shared = one.merge(two, on=[*GENERATION, "k"], suffixes=("_reference", "_run"))
+    for temperature, cell in shared[shared["k"] == 0].groupby("temperature"):
+        columns = [f"{name}_{side}" for name in QUANTITIES[:2] for side in ("reference", "run")]
+        sums = cell.groupby(["prompt_set", "conversation"])[columns].sum()
+        sets = tuple(sums.index.get_level_values("prompt_set"))
+        before, after = (
+            workload_ratio(
+                sums[f"seconds_{side}"].to_numpy(), sums[f"tokens_{side}"].to_numpy(), sets
+            )
+            for side in ("reference", "run")
+        )
+        p_value = (after.log() - before.log()).p_value
+        yield _PlainTime(float(str(temperature)), (before.value, after.value), p_value)
+
+
+def _plain_visits(pair: _Pair) -> Iterator[_PlainTime]:
+    """By temperature, of runs without such generations: by the visits that timed plain tokens."""
+    for temperature in pair.setups[0].temperatures:
+        one, two = (
+            [seconds_per_round(t) for t in run.rounds if (t.k, t.temperature) == (0, temperature)]
+            for run in pair.runs
+        )
+        if one and two:
+            seconds = float(np.median(one)), float(np.median(two))
+            yield _PlainTime(temperature, seconds, float(mannwhitneyu(one, two).pvalue))
 
 
 def _changed_texts(pair: _Pair) -> Iterator[ComparisonCaveat]:

@@ -22,10 +22,11 @@ import numpy as np
 import pandas as pd
 from scipy.stats import trim_mean
 
+from harness.analysis.unstable import unstable_steps
 from harness.records import LatencyRow, RoundTiming, StepTiming, UserError
 from harness.stats.jackknife import Array
 from harness.storage import StoredRun
-from harness.summary import RoundSummary, StepSummary
+from harness.summary import RoundSummary, StepSummary, Unstable
 from harness.theory.speedup import RoundTimes, StepTimes
 
 VERIFY = ("target", "verify")
@@ -146,6 +147,10 @@ class Latency:
             for n in range(k + 1)
         ]
         return np.stack(lines, axis=1)  # type: ignore[arg-type]
+
+    def unstable(self) -> tuple[Unstable, ...]:
+        """The target's forwards whose times cannot be right."""
+        return unstable_steps(self.timings, self.rounds.plain_s if self.visits else None)
 
     def summary(self, draft: str) -> StepSummary | None:
         """The steps' medians as a report shows them; None where none were timed."""

@@ -25,10 +25,11 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.caveats import caveats, failures, launch_bound
+from harness.analysis.caveats import caveats, failures, launch_bound, of_the_timings
 from harness.analysis.cells import measured_rows
 from harness.analysis.latency import latency_of_draft, reference, stored_rows
 from harness.analysis.setup import Setup
+from harness.analysis.unstable import unstable_steps
 from harness.records import (
     GREEDY,
     VERIFY_AND_ACCEPT,
@@ -100,6 +101,8 @@ def analyse_profile(setup: Setup) -> Summary:
     if latency_of_pair is None:
         return replace(base, caveats=caveats(setup, measured))
     rounds, steps = latency_of_pair.rounds, latency_of_pair.summary(setup.draft)
+    plain_s = rounds.plain_s if latency_of_pair.visits else None
+    unstable = unstable_steps(run.timings, plain_s)  # of every context and batch
     ks = [k for k in range(1, max(setup.ks, default=0) + 1) if rounds.covers(k)]
     return replace(
         base,
@@ -107,7 +110,9 @@ def analyse_profile(setup: Setup) -> Summary:
         caveats=(
             *caveats(setup, measured, reference(run.timings)),
             *launch_bound(shortest_context(bounds), latency_of_pair.steps),
+            *of_the_timings(unstable, (), {GREEDY: latency_of_pair.round_summary(setup.draft)}),
         ),
+        unstable=unstable,
         steps=() if steps is None else (steps,),
         round_times=(latency_of_pair.round_summary(setup.draft),),
         ceilings=ceilings(rounds, latency_of_pair.steps, ks),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from harness.analysis.answers import Answered, answered, questions
-from harness.analysis.caveats import caveats, failures, greedy_texts_differ
+from harness.analysis.caveats import caveats, failures, greedy_texts_differ, of_the_timings
 from harness.analysis.cells import (
     completed,
     latest,
@@ -28,6 +28,7 @@ from harness.analysis.latency import (
 )
 from harness.analysis.leaderboard import ENGINES, Ranking, draft_memory, rank, with_costs
 from harness.analysis.lossless import distrust, text_checks, without_faulty
+from harness.analysis.outliers import outlier_cells, unstable_cells
 from harness.analysis.predicted import (
     category_alpha,
     evidence_of,
@@ -54,12 +55,14 @@ from harness.summary import (
     DraftMemory,
     Explanation,
     LeastRegret,
+    OutlierCell,
     ReplayCheck,
     RequestSummary,
     RoundSummary,
     RuleOfThumb,
     Summary,
     TextCheck,
+    Unstable,
     Verdict,
 )
 from harness.theory.cost import usd_per_million_tokens
@@ -81,6 +84,7 @@ def analyse_pair(setup: Setup) -> Summary:
         caveats=(
             *greedy_texts_differ(pair.checks),
             *caveats(setup, pair.results, pair.sweep_timings, prompts=pair.audition_prompts),
+            *of_the_timings(pair.unstable, pair.outlier_cells, pair.priced),
         ),
         results=tuple(pair.results),
         latency=pair.latency,
@@ -90,6 +94,8 @@ def analyse_pair(setup: Setup) -> Summary:
             if (steps := latency.summary(draft)) is not None
         ),
         round_times=pair.round_times,
+        unstable=pair.unstable,
+        outlier_cells=pair.outlier_cells,
         best_cell=None if pair.texts_differ else _best_cell(pair.results),
         leaderboards=tuple(ranking.leaderboard for ranking in pair.rankings.values()),
         least_regret=()
@@ -210,6 +216,28 @@ class _Pair:
             for draft, latency in by_draft.items()
         ]
         return tuple({(entry.draft, entry.temperature): entry for entry in made}.values())
+
+    @property
+    def priced(self) -> dict[float, RoundSummary]:
+        """By temperature, the round times of the first draft: where predictions are from."""
+        return {
+            temperature: next(latency.round_summary(draft) for draft, latency in by_draft.items())
+            for temperature, by_draft in self.latencies.items()
+            if by_draft
+        }
+
+    @cached_property
+    def unstable(self) -> tuple[Unstable, ...]:
+        """Steps and cells that cannot be right."""
+        coolest = min(self.latencies, default=None)
+        by_draft = {} if coolest is None else self.latencies[coolest]
+        steps = [entry for latency in by_draft.values() for entry in latency.unstable()]
+        return (*dict.fromkeys(steps), *unstable_cells(self.results))
+
+    @cached_property
+    def outlier_cells(self) -> tuple[OutlierCell, ...]:
+        """Measured cells whose speedup a few generations decide."""
+        return outlier_cells(self.trials)
 
     @property
     def times(self) -> dict[float, RoundTimes]:

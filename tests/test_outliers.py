@@ -1,0 +1,90 @@
+"""Timings and cells that cannot be right, and speedups that a few generations decide."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from harness.analysis.outliers import outlier_cells, unstable_cells
+from harness.analysis.unstable import unstable_steps
+from harness.records import ResultRow, StepTiming, Trial
+
+
+def trial(prompt: int, k: int, seconds: float, rounds: int, tokens: int = 48) -> Trial:
+    return Trial(
+        "c", "easy", f"{prompt}", 0, k, 0.0, "ratio" if k else None, "ok", new_tokens=tokens,
+        rounds=rounds if k else None, decode_s=seconds,
+    )  # fmt: skip
+
+
+def cell(drafted_s: Sequence[float], rounds: Sequence[int], plain_s: float = 0.1) -> list[Trial]:
+    pairs = zip(drafted_s, rounds, strict=True)
+    return [
+        each
+        for prompt, (seconds, number) in enumerate(pairs)
+        for each in (trial(prompt, 0, plain_s, 0), trial(prompt, 2, seconds, number))
+    ]
+
+
+ROUNDS = list(range(16, 32))
+CALM = [0.003 * number for number in ROUNDS]
+
+
+def test_one_disturbed_generation_is_reported_next_to_the_speedup_without_it() -> None:
+    """0.2 s in a single generation of 16."""
+    disturbed = [*CALM[:5], CALM[5] + 2.0, *CALM[6:]]
+    (found,) = outlier_cells(cell(disturbed, ROUNDS))
+    assert (found.prompt_set, found.temperature, found.k) == ("easy", 0.0, 2)
+    assert found.speedup == pytest.approx(1.6 / sum(disturbed))
+    assert found.trimmed_speedup == pytest.approx(1.6 / sum(CALM), rel=0.05)
+    assert found.generations == 1
+
+
+@pytest.mark.parametrize(
+    "trials",
+    [
+        cell(CALM, ROUNDS),
+        cell([0.003 * n for n in (48, 4, *ROUNDS[2:])], [48, 4, *ROUNDS[2:]]),  # other acceptance
+        cell(CALM * np.exp(np.random.default_rng(0).normal(0, 0.5, 16)), ROUNDS),  # all scatter
+        cell([*CALM[:2], 9.0], ROUNDS[:3]),  # too few to say which is the outlier
+    ],
+)
+def test_acceptance_that_differs_and_times_that_all_scatter_are_no_outliers(trials) -> None:
+    assert outlier_cells(trials) == ()
+
+
+def test_a_speedup_above_k_plus_1_cannot_be() -> None:
+    row = ResultRow("big", "small", "easy", 0.0, 2, "measured", "complete", speedup=3.1)
+    rows = [row, replace(row, speedup=2.9), replace(row, source="replayed"), replace(row, k=0)]
+    (found,) = unstable_cells(rows)
+    assert (found.reason, found.kind, found.tokens, found.value) == (
+        "speedup_above_most", "cell", 2, 3.1,
+    )  # fmt: skip
+
+
+def forwards(medians: dict[int, float], noise: float = 0.01, size: int = 40) -> list[StepTiming]:
+    """A target's step (0 positions) and verifies."""
+    rng = np.random.default_rng(0)
+    return [
+        StepTiming(
+            "target", "big", "verify" if n else "step", n or 1, 64, 1,
+            tuple(seconds * np.exp(noise * rng.normal(size=size))),
+        )
+        for n, seconds in medians.items()
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("timings", "plain_s", "reasons"),
+    [
+        (forwards({0: 1.0, 1: 1.0, 2: 1.1, 3: 1.2}), 1.05, []),
+        (forwards({0: 1.0, 1: 0.9, 2: 1.1}), None, ["verify_below_step"]),
+        (forwards({0: 1.0, 1: 1.0, 2: 1.3, 3: 1.1}), None, ["verify_falls"]),
+        (forwards({0: 1.0, 1: 0.9}, noise=0.5), None, []),  # within its noise
+        (forwards({0: 1.0, 1: 0.9}, size=3), None, []),  # too few samples to tell
+        (forwards({0: 1.0, 1: 1.0}), 1.2, ["step_unlike_plain_token"]),
+    ],
+)
+def test_a_forward_that_is_faster_than_a_part_of_it_cannot_be(timings, plain_s, reasons) -> None:
+    assert [entry.reason for entry in unstable_steps(timings, plain_s)] == reasons
