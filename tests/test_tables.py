@@ -59,7 +59,7 @@ UNWRITTEN = {
     "an audition with a draft of another tokenizer": {"ineligible"},
     "a run of which a part fails": {"failures"},
     "a run that timed prefills at its prompts' lengths": {"request"},
-    "a run on a busy machine": {"unstable", "outlier_cells"},
+    "a run on a busy machine": {"outlier_cells"},
 }  # fmt: skip
 
 
