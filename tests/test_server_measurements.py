@@ -1,6 +1,7 @@
 """Break-even from a server's files: a benchmark's result, a log of rounds, a run's step times."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ from harness.analysis.server_measurements import ServerRound, fit_rounds
 from harness.commands import breakeven
 from harness.commands.breakeven import read_benchmark, read_log
 from harness.config import BreakevenConfig
-from harness.records import UserError
-from harness.storage import load
+from harness.records import RoundTiming, UserError
+from harness.storage import RunFolder, load
 
 PROFILE = str(Path(__file__).parent / "frozen" / "profile")
 # A published K sweep of two prompt sets: K, ms per token, acceptance_rate.
@@ -239,6 +240,28 @@ def test_step_times_may_come_from_a_run(tmp_path: Path) -> None:
     assert "not separable" not in separated["report"]
     with pytest.raises(UserError, match="positions, but the log's k=16 verifies 17"):
         judged(tmp_path, log=log(tmp_path), latency_from=PROFILE)
+
+
+def test_a_run_that_timed_rounds_gives_them_and_not_what_its_steps_add_up_to(
+    tmp_path: Path,
+) -> None:
+    run = Path(shutil.copytree(PROFILE, tmp_path / "timed"))
+    folder = RunFolder.reopen(load(run))
+    for k, seconds in {0: 0.010, 1: 0.016, 4: 0.028}.items():
+        rounds = RoundTiming(0, "tiny", "tiny_good", k, 0.0, 30, 1, 16, 16, 16 * seconds)
+        folder.append_round(rounds)
+    del folder  # gives the run's lock back
+    found = judged(
+        tmp_path, latency_from=str(run), acceptance_by_position=[0.9, 0.8, 0.7], k=[1, 2, 3, 8]
+    )
+    assert found["round_times"] == [
+        {"draft": "", "temperature": None, "source": "rounds", "plain_s": 0.01,
+         "round_s": {"1": 0.016, "2": 0.020, "3": 0.024}, "visits": 0}
+    ]  # fmt: skip
+    assert found["verdict"]["speedup"] == pytest.approx(3.4 * 10 / 24)
+    ideal = {entry["k"]: entry["ideal_speedup"] for entry in found["ceilings"]}
+    assert ideal == pytest.approx({1: 2 * 10 / 16, 2: 3 * 10 / 20, 3: 4 * 10 / 24})
+    assert "atency_from times no verify for k = 8" in found["report"]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import Door
@@ -88,6 +89,23 @@ def test_the_summary_is_what_the_analysis_of_the_folder_gives(swept: StoredRun) 
             )
         else:
             assert abs(check.gap_in_standard_errors or 0.0) < 5
+
+
+def test_latency_csv_has_a_row_of_plain_tokens_and_of_each_k_by_temperature(
+    swept: StoredRun,
+) -> None:
+    rounds = swept.latency[swept.latency.kind == "round"]
+    assert swept.latency.columns[-1] == "temperature"
+    found = list(zip(rounds.role, rounds.tokens, rounds.temperature, strict=True))
+    assert found == [
+        ("draft" if k else "target", k, temperature)
+        for temperature in TEMPERATURES
+        for k in (0, *KS)
+    ]
+    plain = [t.seconds / t.new_tokens for t in swept.rounds if (t.k, t.temperature) == (0, 0.0)]
+    assert rounds.median_ms.iloc[0] == pytest.approx(1e3 * np.median(plain))
+    assert (rounds.samples == len(plain)).all()
+    assert swept.latency[swept.latency.kind != "round"].temperature.isna().all()
 
 
 def test_a_replayed_sweep_measures_no_generation(

@@ -204,19 +204,14 @@ def merged(timings: Sequence[StepTiming]) -> list[StepTiming]:
     return [replace(key, samples_s=samples) for key, samples in pooled.items()]
 
 
-def latency_rows(
-    timings: Sequence[StepTiming], rounds: Sequence[RoundTiming] = ()
-) -> list[LatencyRow]:
+def latency_rows(timings: Sequence[StepTiming]) -> list[LatencyRow]:
     """Rows of latency.csv from raw samples: median, p10 and p90 in ms, without floors.
 
-    What was timed with several drafts, a forward or a plain token, is one row over all its samples.
+    A forward that was timed with several drafts is one row over all its samples.
     """
     return [
-        *(
-            _row(t.role, t.model, t.kind, t.tokens, t.context_tokens, t.batch, t.samples_s)
-            for t in merged([replace(timing, beside=None) for timing in timings])
-        ),
-        *_round_rows(rounds),
+        _row(t.role, t.model, t.kind, t.tokens, t.context_tokens, t.batch, t.samples_s)
+        for t in merged([replace(timing, beside=None) for timing in timings])
     ]
 
 

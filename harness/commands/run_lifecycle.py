@@ -208,6 +208,8 @@ def concluded(folder: RunFolder, *, verbose: bool) -> Outcome:
 def write_analysis(folder: RunFolder, summary: Summary) -> None:
     """Store what the analysis of a run gave."""
     folder.write_results(summary.results)
+    if any(row.kind == "round" for row in summary.latency):
+        folder.write_latency_rows(summary.latency)
     folder.write_summary(summary)
 
 

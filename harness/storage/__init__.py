@@ -226,8 +226,12 @@ class RunFolder:
 
     def write_latency(self, rows: Sequence[LatencyRow], timings: Sequence[StepTiming]) -> None:
         """Write latency.csv and the raw samples behind it."""
-        self._write_table("latency.csv", (asdict(row) for row in rows))
+        self.write_latency_rows(rows)
         self._write_table("latency_samples.csv", samples_of(timings))
+
+    def write_latency_rows(self, rows: Sequence[LatencyRow]) -> None:
+        """Write latency.csv alone, where the samples behind it are stored already."""
+        self._write_table("latency.csv", (asdict(row) for row in rows))
 
     def timings(self) -> list[StepTiming]:
         """The step timings already stored, raw samples and all; empty where there are none."""
