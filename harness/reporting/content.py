@@ -114,8 +114,7 @@ def _answer(summary: Summary) -> Answer:
     checks = verdict.snapshot_checks(summary)
     if run.banner(summary.run) is not None:
         return "none"
-    shown = grid.marked(summary)
-    decided = shown.row.answer if shown else summary.verdict
+    decided = grid.decided(summary)
     if decided is not None:
         return _DECISIONS[decided.decision]
     if summary.run.command != "snapshot" or not checks:

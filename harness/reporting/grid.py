@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from harness.records import SERVERS, Rule
 from harness.reporting import formatting as fmt
-from harness.summary import Answer, SamplingFacts, Summary
+from harness.summary import Answer, SamplingFacts, Summary, Verdict
 
 DEFAULT_SERVER = "vllm"
 # Of the rules, the engines that accept by them; vLLM's default first
@@ -133,6 +133,12 @@ def words(answer: Answer) -> str:
     if answer.decision == "speculate":
         return f"{answer.draft}, K={answer.k}"
     return "no draft" if answer.decision == "does_not_pay" else "undecided"
+
+
+def decided(summary: Summary) -> Answer | Verdict | None:
+    """The decision that a report leads with: the marked row's, or of numbers that were given."""
+    shown = marked(summary)
+    return shown.row.answer if shown else summary.verdict
 
 
 def rule_of(summary: Summary) -> Rule:

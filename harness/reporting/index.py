@@ -13,6 +13,7 @@ from typing import Literal
 from urllib.parse import quote
 
 from harness.reporting import formatting as fmt
+from harness.reporting import grid
 from harness.reporting.content import measured_with
 from harness.reporting.html import glossary, page
 from harness.reporting.sentences import run, verdict
@@ -117,7 +118,7 @@ def _line(entry: Entry) -> Line:
     summary = entry.summary
     if summary is None:
         return Line(entry.folder.name, "unreadable")
-    facts, decision = summary.run, summary.verdict
+    facts, decision = summary.run, grid.decided(summary)
     known = dict(measured_with(summary)[0])
     trouble = run.status(facts)
     draft = facts.draft or (decision.draft if decision else None)
@@ -151,7 +152,9 @@ def _kind(summary: Summary) -> Kind:
         return "profile"
     if facts.command == "breakeven":
         return "typed"
-    return "replayed" if facts.replay_only else "measured"
+    shown = grid.marked(summary)
+    predicted = shown.row.answer.source == "replayed" if shown else facts.replay_only
+    return "replayed" if predicted else "measured"
 
 
 def _check(summary: Summary) -> str:

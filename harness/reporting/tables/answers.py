@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from harness.records import GREEDY, ResultRow
+from harness.records import GREEDY, SERVERS, ResultRow
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.tables.specification import Column, Table, table
@@ -102,12 +102,19 @@ def grid_table(summary: Summary) -> Table:
 
 
 def short_grid(summary: Summary) -> Table:
-    """The same in few lines: where there are many temperatures, the marked row's engines only."""
-    every = _lines(summary)
-    lines = [line for line in every if _of_marked(line, every)] if len(every) > MOST_ROWS else every
+    """The same in few lines: of many rows only those of the marked row's server, from it on."""
+    every, shown = _lines(summary), grid.marked(summary)
+    lines = every
+    if shown is not None and len(every) > MOST_ROWS:
+        lines = [line for line in every if SERVERS[shown.server] in line.row.rules]
+        if len(lines) > MOST_ROWS:
+            first = next(index for index, line in enumerate(lines) if line.marked)
+            lines = lines[first : first + MOST_ROWS]
     notes = list(_grid_notes(lines))
     if len(lines) < len(every):
-        notes.append("The other engines are in report.md; engine= shows another.")
+        notes.append(
+            f"{len(every) - len(lines)} more rows are in report.md; engine= shows another engine."
+        )
     return _grid(GRID, lines, notes)
 
 
@@ -121,11 +128,6 @@ def _grid(columns: Sequence[Column[Line]], lines: Sequence[Line], notes: Iterabl
 def _lines(summary: Summary) -> list[Line]:
     shown = grid.marked(summary)
     return [Line(row, shown is not None and row == shown.row) for row in grid.rows(summary)]
-
-
-def _of_marked(line: Line, lines: Sequence[Line]) -> bool:
-    """Whether a row holds for an engine that the marked row holds for."""
-    return any(set(line.row.rules) & set(other.row.rules) for other in lines if other.marked)
 
 
 def _grid_notes(lines: Sequence[Line]) -> Iterator[str]:
