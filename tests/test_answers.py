@@ -6,7 +6,7 @@ the reports are the product's.
 
 import io
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
@@ -30,21 +30,20 @@ FROZEN = Path(__file__).parent / "frozen"
 Change = Callable[[StoredRun], StoredRun]
 
 
-def changed(run: StoredRun, **settings: Any) -> StoredRun:
-    """The run with other settings; a dot leads into a group."""
+def changed(run: StoredRun, trials: Sequence[Trial] | None = None, **settings: Any) -> StoredRun:
+    """The run with other generations or settings; two underscores lead into a group."""
     config = deepcopy(run.config)
     for name, value in settings.items():
         group, _, key = name.rpartition("__")
         (config[group] if group else config)[key] = value
-    made = replace(run, config=config)
+    made = replace(run, config=config, trials=run.trials if trials is None else tuple(trials))
     vars(made).update(traces=run.traces, timings=run.timings)
     return made
 
 
 def slower(run: StoredRun, factor: Callable[[Trial], float]) -> StoredRun:
     """Generations that took longer by a factor of their own."""
-    trials = (replace(t, decode_s=(t.decode_s or 0.0) * factor(t)) for t in run.trials)
-    return replace(changed(run), trials=tuple(trials))
+    return changed(run, [replace(t, decode_s=(t.decode_s or 0.0) * factor(t)) for t in run.trials])
 
 
 def slow_draft(run: StoredRun, factor: float) -> StoredRun:
@@ -80,7 +79,6 @@ def only_measured_pays(run: StoredRun) -> StoredRun:
 
 def only_predicted_pays(run: StoredRun) -> StoredRun:
     lost = slower(run, lambda trial: 4.0 if trial.k else 1.0)
-    vars(lost)["traces"] = run.traces
     return changed(lost, temperature=[1.0])
 
 
@@ -96,8 +94,8 @@ def every_set_differs(run: StoredRun) -> StoredRun:
         return 1.0 if trial.k in (0, favourite) else 2.5
 
     made = slower(run, factor)
-    trials = (replace(t, prompt_set=name(t.prompt_set, t.prompt)) for t in made.trials)
-    renamed = replace(changed(made, prompts__weights=None), trials=tuple(trials))
+    trials = [replace(t, prompt_set=name(t.prompt_set, t.prompt)) for t in made.trials]
+    renamed = changed(made, trials, prompts__weights=None)
     vars(renamed)["traces"] = [
         replace(t, prompt_set=name(t.prompt_set, t.prompt)) for t in run.traces
     ]
@@ -108,8 +106,8 @@ def many_temperatures(run: StoredRun) -> StoredRun:
     """Seven temperatures, with the generations of the two."""
     others = (0.3, 0.5, 0.7, 1.2, 1.5)
     sampled = [trial for trial in run.trials if trial.temperature == 1.0]
-    trials = (replace(trial, temperature=value) for value in others for trial in sampled)
-    made = replace(changed(run, temperature=[0.0, 1.0, *others]), trials=(*run.trials, *trials))
+    trials = [replace(trial, temperature=value) for value in others for trial in sampled]
+    made = changed(run, [*run.trials, *trials], temperature=[0.0, 1.0, *others])
     vars(made)["traces"] = run.traces + [
         replace(trace, temperature=value, draft_temperature=value)
         for value in others
@@ -125,13 +123,12 @@ def some_failed(run: StoredRun) -> StoredRun:
             return trial
         return replace(trial, status="failed", error="OutOfMemoryError: no memory")
 
-    return replace(changed(run), trials=tuple(ended(trial) for trial in run.trials))
+    return changed(run, [ended(trial) for trial in run.trials])
 
 
 def few_prompts(run: StoredRun) -> StoredRun:
     kept = ("easy-01", "hard-01", "easy-02", "hard-02")
-    trials = tuple(trial for trial in run.trials if trial.prompt in kept)
-    made = replace(changed(run), trials=trials)
+    made = changed(run, [trial for trial in run.trials if trial.prompt in kept])
     vars(made)["traces"] = [trace for trace in run.traces if trace.prompt in kept]
     return made
 
@@ -141,8 +138,7 @@ def texts_differ(run: StoredRun) -> StoredRun:
     greedy = [i for i, trial in enumerate(run.trials) if trial.k and trial.temperature == GREEDY]
     first = run.trials[greedy[0]]
     other = replace(first, tokens=(*(first.tokens or ())[:-1], 7))
-    trials = (*run.trials[: greedy[0]], other, *run.trials[greedy[0] + 1 :])
-    return replace(changed(run), trials=trials)
+    return changed(run, [*run.trials[: greedy[0]], other, *run.trials[greedy[0] + 1 :]])
 
 
 RUNS: Mapping[str, tuple[str, Change]] = {
@@ -328,4 +324,4 @@ def test_many_temperatures_show_the_rows_of_the_marked_engine_first() -> None:
     text = "\n".join(screen(summary("many temperatures")))
     for temperature in ("0", "1", "0.3", "0.5", "0.7", "1.2", "1.5"):
         assert re.search(rf"^[> ] {re.escape(temperature)} ", text, re.MULTILINE)
-    assert "12 more rows are in report.md" in text
+    assert "12 more rows are in the report" in text

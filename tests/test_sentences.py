@@ -42,8 +42,9 @@ REASONS: dict[str, tuple[Verdict, str]] = {
     ),
     "a loss that alpha does not explain": (
         refusal("held_out_loss", "does_not_pay", draft=None, k=3, alpha=0.6, breakeven_alpha=0.5),
-        "K=3 loses least, 0.90x [0.80, 1.10] on held-out prompts; alpha 0.60 is not below the 0.50"
-        " that evenly hard text needs: stretches of low acceptance or cut rounds cost the rest",
+        "K=3 loses least, 0.90x [0.80, 1.10] on held-out prompts; alpha 0.60 is above the 0.50 that"
+        " evenly hard text needs: uneven text, cut rounds or slower rounds than predicted cost the"
+        " rest",
     ),
     "interval_spans_one": (
         refusal("interval_spans_one", **BEST, prompts=16, prompts_needed=40),

@@ -65,7 +65,7 @@ class _Block:
             kept -= 1
         if not kept:
             return replace(self, head=(), parts=())
-        more = (Text(f"{len(self.parts) - kept} more in report.md."),)
+        more = (Text(f"{len(self.parts) - kept} more in the report, or with verbose=true."),)
         return replace(self, parts=(*self.parts[:kept], more))
 
 
@@ -104,8 +104,7 @@ def _blocks(content: Content, out: Console) -> Iterator[_Block]:
     notes += [f"Note: {text}" for text in content.caveats]
     yield _sentences(notes, out, importance=2, most=6)
     last = [f"Next: {content.next_step}."] if content.next_step else []
-    page = Text(f"Every table with verbose=true; the report: {content.page}")
-    yield _Block((*_wrapped(out, map(Text, last)), page))
+    yield _Block((*_wrapped(out, map(Text, last)), Text(f"report: {content.page}")))
 
 
 def _sentences(texts: Sequence[str], out: Console, *, importance: int, most: int) -> _Block:

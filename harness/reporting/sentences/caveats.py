@@ -88,8 +88,8 @@ CAVEATS: Mapping[str, Any] = {
         " about a model you would serve"
     ),
     "few_prompts": lambda values: (
-        f"{values['prompts']} prompts{' in a cell' if values['in_cell'] else ''}: below"
-        f" {values['needed']} there is no interval"
+        f"{values['prompts']} prompt{'' if values['prompts'] == 1 else 's'}"
+        f"{' in a cell' if values['in_cell'] else ''}: below {values['needed']} there is no interval"
     ),
     "unused_card": "device=auto took the CPU: {card}",
     "thinking_mode": "thinking mode is on: acceptance is that of reasoning text",

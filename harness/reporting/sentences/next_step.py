@@ -7,7 +7,8 @@ SENTENCES = {
     "profile": "a sweep (python -m harness.sweep) measures whether alpha is that high",
     "breakeven": "a sweep (python -m harness.sweep) measures alpha for a pair",
 }
-NO_DRAFT = "an audition (python -m harness.audition drafts=[...]) looks for a draft that pays"
+AUDITION = "an audition (python -m harness.audition) looks for a draft that pays"
+OTHER_DRAFTS = "name other drafts (drafts=[...])"
 
 
 def next_step(summary: Summary) -> str | None:
@@ -21,7 +22,7 @@ def next_step(summary: Summary) -> str | None:
     if answer.decision == "undecided":
         return None
     if answer.decision == "does_not_pay":
-        return NO_DRAFT
+        return OTHER_DRAFTS if summary.run.command == "audition" else AUDITION
     if answer.source == "measured":
         return "run your own requests with the line above and without it, and compare"
     if summary.run.command == "audition":

@@ -1,13 +1,13 @@
 """What to do, and the reason for it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from harness.records import GREEDY, Rule
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.grid import Marked
 from harness.reporting.sentences import comparison
-from harness.summary import Answer, CheckResult, Summary, Values, Verdict
+from harness.summary import Answer, CheckResult, Summary, Values, Verdict, VerdictReason
 
 DECIDING_COMMANDS = frozenset({"sweep", "audition"})
 NO_ADVICE = "Not a recommendation (dummy weights): "
@@ -17,6 +17,16 @@ RULES: Mapping[Rule, str] = {
     "exact_match": "draft and target sample and must agree",
 }
 Decided = Answer | Verdict
+# Reasons that all cells of a run share
+OF_THE_RUN = frozenset[VerdictReason](
+    (
+        "too_few_prompts",
+        "too_few_in_set",
+        "no_complete_prompt",
+        "greedy_texts_differ",
+        "greedy_texts_unjudged",
+    )
+)
 SYNTHETIC_ONLY = " It holds at the synthetic acceptance only."
 
 
@@ -28,11 +38,18 @@ def verdicts(summary: Summary) -> tuple[str, ...]:
     synthetic = summary.run.synthetic
     prefix = NO_ADVICE if summary.run.dummies and not synthetic else ""
     suffix = SYNTHETIC_ONLY if synthetic else ""
-    others = [row for row in grid.rows(summary) if row != shown.row and not row.speculates]
-    return (
-        f"{prefix}{headline(shown)}{suffix}",
-        *(f"{_capital(row.where)}: {_refusal(row.answer)}" for row in others),
-    )
+    return (f"{prefix}{headline(shown)}{suffix}", *_other_refusals(summary, shown))
+
+
+def _other_refusals(summary: Summary, shown: Marked) -> Iterator[str]:
+    """Why other rows have no draft; a reason that holds for the whole run is given once."""
+    given = {shown.row.answer.reason}
+    for row in grid.rows(summary):
+        reason = row.answer.reason
+        if row == shown.row or row.speculates or (reason in given & OF_THE_RUN):
+            continue
+        given.add(reason)
+        yield f"{_capital(row.where)}: {grid.words(row.answer)}; {_reason(row.answer)}."
 
 
 def headline(shown: Marked) -> str:
@@ -59,11 +76,6 @@ def how_known(answer: Answer) -> str:
         return "measured on held-out prompts"
     known = "predicted on held-out prompts by replay"
     return known if answer.temperature == GREEDY else f"{known} where {RULES[answer.rule]}"
-
-
-def _refusal(answer: Answer) -> str:
-    """Why one row of the grid has no draft."""
-    return f"{grid.words(answer)}; {_reason(answer)}."
 
 
 def _capital(text: str) -> str:
@@ -120,8 +132,8 @@ def _held_out_loss(entry: Decided, values: Values) -> str:
     if alpha < needed:
         return f"{loss}; alpha {alpha:.2f} is below the {needed:.2f} it needs"
     return (
-        f"{loss}; alpha {alpha:.2f} is not below the {needed:.2f} that evenly hard text needs:"
-        " stretches of low acceptance or cut rounds cost the rest"
+        f"{loss}; alpha {alpha:.2f} is above the {needed:.2f} that evenly hard text needs: uneven"
+        " text, cut rounds or slower rounds than predicted cost the rest"
     )
 
 

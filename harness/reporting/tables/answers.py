@@ -113,7 +113,7 @@ def short_grid(summary: Summary) -> Table:
     notes = list(_grid_notes(lines))
     if len(lines) < len(every):
         notes.append(
-            f"{len(every) - len(lines)} more rows are in report.md; engine= shows another engine."
+            f"{len(every) - len(lines)} more rows are in the report; engine= shows another engine."
         )
     return _grid(GRID, lines, notes)
 
@@ -133,7 +133,7 @@ def _lines(summary: Summary) -> list[Line]:
 def _grid_notes(lines: Sequence[Line]) -> Iterator[str]:
     if any(line.row.answer.decision == "does_not_pay" for line in lines):
         yield NO_DRAFT_NOTE
-    if any("ratio" in line.row.rules and not line.row.every for line in lines):
+    if any(line.row.rules == ("ratio",) and not line.row.adaptive for line in lines):
         yield grid.PROBABILISTIC
 
 
