@@ -89,7 +89,8 @@ CAVEATS: Mapping[str, Any] = {
     ),
     "few_prompts": lambda values: (
         f"{values['prompts']} prompt{'' if values['prompts'] == 1 else 's'}"
-        f"{' in a cell' if values['in_cell'] else ''}: below {values['needed']} there is no interval"
+        f"{' in a cell' if values['in_cell'] else ''}: below {values['needed']} there is no"
+        " interval"
     ),
     "unused_card": "device=auto took the CPU: {card}",
     "thinking_mode": "thinking mode is on: acceptance is that of reasoning text",
