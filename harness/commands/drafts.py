@@ -20,10 +20,11 @@ from harness.commands.completions import completions
 from harness.commands.pair import Target, load_model, opening, reserve
 from harness.commands.progress import progress
 from harness.commands.time_rounds import visits_of_draft
+from harness.commands.time_steps import timed_steps
 from harness.config import AuditionConfig, ModelConf
 from harness.decoding.ngram import NgramDrafter
 from harness.measurement.draft_scores import ngram_trace, score_texts
-from harness.measurement.step_times import REPETITIONS, TimedModel, time_forwards, time_lookups
+from harness.measurement.step_times import REPETITIONS, TimedModel, time_lookups
 from harness.measurement.target_texts import GeneratedText
 from harness.models.cached import CachedModel
 from harness.models.probe import cached_model, check_length
@@ -169,27 +170,30 @@ def _scored(
                 tick=tick,
             )
     seconds = time.perf_counter() - begin
-    timings = [] if timed else _time(target, conf, model, config)
+    timings = [] if timed else _time(folder, target, conf, model, config)
     visits.up_to(1.0)
     return _Result(traces, timings, seconds)
 
 
 def _time(
+    folder: RunFolder,
     target: Target,
     conf: ModelConf,
     model: CachedModel | None,
     config: AuditionConfig,
 ) -> list[StepTiming]:
     """Steps of the draft and of the target, interleaved; of an n-gram drafter one look-up."""
-    context, max_k = target.typical_context(config.new_tokens), max(config.k)
     timed = list(target.timed)
     if model is not None:
         timed.append(TimedModel("draft", conf.name, model))
     with progress(f"timing {conf.name}", REPETITIONS) as tick:
-        timings = time_forwards(timed, max_k, context=context, paired_with=conf.name, tick=tick)
+        timings = timed_steps(
+            folder, target, timed, config, draft=conf.name, paired_with=conf.name, tick=tick
+        )
     if model is None:
         drafter = NgramDrafter(target.target.eos)
-        timings.append(time_lookups(drafter, conf.name, max_k, context))
+        context = target.typical_context(config.new_tokens)
+        timings.append(time_lookups(drafter, conf.name, max(config.k), context))
     return timings
 
 

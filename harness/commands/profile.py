@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
 from harness.analysis.latency import latency_rows, merged
+from harness.analysis.unstable import unstable_steps
 from harness.commands.completions import with_turns
 from harness.commands.dry_run import print_profile_plan
 from harness.commands.pair import Pair, open_pair, request, run_requests
@@ -186,6 +187,7 @@ def _time_curves(
             refused=_refusal(pair, config),
             budget_s=AUTO_SECONDS if auto else None,
             recording_budget_s=AUTO_RECORDING_SECONDS if auto else None,
+            doubtful=lambda timings: bool(unstable_steps(timings)),
             tick=tick,
             say=tick.say,
         )

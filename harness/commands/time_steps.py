@@ -4,7 +4,8 @@ A floor is the time that reading a forward's bytes takes at the device's bandwid
 measured on the same run by copying memory (or, where that cannot be, the named card's data sheet).
 """
 
-from collections.abc import Iterator
+import statistics
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,12 +13,13 @@ import torch
 
 from harness.analysis.latency import latency_rows
 from harness.analysis.setup import is_card
-from harness.commands.pair import Pair
+from harness.analysis.unstable import unstable_steps
+from harness.commands.pair import Pair, Target
 from harness.commands.progress import progress
-from harness.config import ProfileConfig, SweepConfig
+from harness.config import AuditionConfig, PairConfig, ProfileConfig, SweepConfig
 from harness.measurement import environment
 from harness.measurement.environment import copy_bandwidth
-from harness.measurement.step_times import REPETITIONS, time_forwards
+from harness.measurement.step_times import REPETITIONS, TimedModel, time_forwards
 from harness.models.load import LoadedModel
 from harness.models.memory import is_out_of_memory, shape_of
 from harness.records import CopyBandwidth, StepTiming, UserError
@@ -43,11 +45,43 @@ def measure_steps(
             enough_memory("single steps"),
             progress("timing steps", REPETITIONS) as tick,
         ):
-            context = pair.typical_context(config.new_tokens)
-            timings = time_forwards(pair.timed, max(config.k), context=context, tick=tick)
+            timings = timed_steps(
+                folder, pair, pair.timed, config, draft=pair.draft.name, tick=tick
+            )
     if lacks_floors:
         folder.write_latency(with_floors(latency_rows(timings), reading), timings)
     return timings
+
+
+def timed_steps(
+    folder: RunFolder,
+    target: Target,
+    models: Sequence[TimedModel],
+    config: PairConfig | AuditionConfig,
+    *,
+    draft: str,
+    paired_with: str | None = None,
+    tick: Callable[[], None],
+) -> list[StepTiming]:
+    """Steps, verifies and prefills of these models; those that cannot be right are timed again.
+
+    The first visit that timed rounds of `draft` says what a plain token takes.
+    """
+    plain = [line for line in folder.rounds() if line.draft == draft and line.k == 0]
+    coolest = min((line.temperature for line in plain), default=None)
+    seconds = [line.seconds / line.rounds for line in plain if line.temperature == coolest]
+    plain_s = statistics.median(seconds) if seconds else None
+    lengths = sorted({len(entry.tokens) for entry in target.prompts})
+    return time_forwards(
+        models,
+        max(config.k),
+        context=target.typical_context(config.new_tokens),
+        prefills=sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]}),
+        seed=config.seed,
+        paired_with=paired_with,
+        doubtful=lambda timings: bool(unstable_steps(timings, plain_s)),
+        tick=tick,
+    )
 
 
 @contextmanager

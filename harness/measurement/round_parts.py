@@ -5,13 +5,15 @@ rounds (same tokens, same caches) are gone through once more part by part, with 
 the device waited for, between one part and the next. Both come from the same public functions of
 `harness.decoding`, so what the parts leave unexplained is what the loop itself costs, or what the
 waits between them cost or hide. Plain decoding and a bare target step are timed with them: the unit
-and the baseline of every ratio. All are interleaved prompt by prompt, and their order rotates.
+and the baseline of every ratio. All are interleaved prompt by prompt, in an order that each visit
+permutes anew.
 
 Each (K, part) is one record: `harness.records.PartTiming`, as `StepTiming` is of a forward alone.
 Where the model records a verify and its accept step as one launch, the two cannot be separated, and
 their common part is called "verify + accept".
 """
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -30,7 +32,7 @@ from harness.decoding.loops import (
 )
 from harness.decoding.protocols import CausalModel, Generation
 from harness.decoding.sampling import SamplingParameters, Uniforms, host_tokens
-from harness.measurement.clock import Clock
+from harness.measurement.clock import Clock, undisturbed
 from harness.records import VERIFY_AND_ACCEPT, PartTiming
 
 # Few rounds a visit: a round and its parts are to be timed within moments of one another
@@ -97,9 +99,10 @@ def time_rounds(
     warm_up = RoundTimer(pair)  # twice: the first visit compiles and fills caches
     visit_s = min(warm_up.visit(prompts[0], ks, positions, 0) for _ in range(2))
     timer = RoundTimer(pair)
-    for number in range(min(MOST_VISITS, max(LEAST_VISITS, int(BUDGET_S / visit_s)))):
-        timer.visit(prompts[number % len(prompts)], ks, positions, number)
-        tick()
+    with undisturbed():
+        for number in range(min(MOST_VISITS, max(LEAST_VISITS, int(BUDGET_S / visit_s)))):
+            timer.visit(prompts[number % len(prompts)], ks, positions, number)
+            tick()
     return [
         PartTiming(k, part, tuple(seconds), tuple(timer.tokens.get((k, part), ())))
         for (k, part), seconds in sorted(timer.seconds.items())
@@ -128,9 +131,7 @@ class RoundTimer:
     def visit(self, prompt: Sequence[int], ks: Sequence[int], positions: int, number: int) -> float:
         """Everything once on one prompt; returns the seconds it took."""
         begin = perf_counter()
-        first = number % (len(ks) + 1)
-        order = [0, *ks]
-        for k in order[first:] + order[:first]:
+        for k in random.Random(number).sample([0, *ks], len(ks) + 1):
             if k == 0:
                 self.plain_rounds(prompt, min(MOST_ROUNDS, positions - 1))
                 continue

@@ -120,8 +120,9 @@ def timed_ks(ks: Sequence[int]) -> list[int]:
     They are 1, the largest, and up to two of `ks` between, about equally far apart.
     """
     positive = sorted({1, *(k for k in ks if k > 0)})
-    steps = min(MOST_KS, len(positive)) - 1
-    ideal = [1 + (positive[-1] - 1) * step / max(1, steps) for step in range(steps + 1)]
+    if len(positive) <= MOST_KS:
+        return positive
+    ideal = [1 + (positive[-1] - 1) * step / (MOST_KS - 1) for step in range(MOST_KS)]
     return sorted({min(positive, key=lambda k: abs(k - place)) for place in ideal})
 
 

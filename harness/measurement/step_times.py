@@ -2,8 +2,9 @@
 
 A verify of n positions is timed for every n = 1..K + 1, because v(n) = verify(n) / step is what
 peers take for 1 and what a mixture of experts or a slow attention makes of it. Kinds are
-interleaved within each repetition and their order rotates, so that drift hits all alike; every raw
-sample is kept.
+interleaved within each repetition, so that drift hits all alike, and every repetition permutes
+their order anew: what ran just before a forward decides what the processor's caches hold, and must
+not be the same every time. Every raw sample is kept.
 
 A round waits only for the target: its K draft steps run one after the other, as one launch where
 the model records graphs. So the draft's steps are timed K in a row, and a sample is their mean.
@@ -17,6 +18,7 @@ shows the drift of the machine as scatter. New work is compiled and recorded fir
 longer than all the timing, so the two have separate budgets.
 """
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -26,7 +28,7 @@ import torch
 from torch import Tensor
 
 from harness.decoding.protocols import CausalModel, Drafter, recorded, recorder_of
-from harness.measurement.clock import Clock
+from harness.measurement.clock import Clock, undisturbed
 from harness.models.cached import CachedModel
 from harness.models.memory import is_out_of_memory
 from harness.records import SkippedCell, StepTiming
@@ -34,6 +36,10 @@ from harness.records import SkippedCell, StepTiming
 WARMUP = 3
 # Samples of each forward of a pair
 REPETITIONS = 40
+# Prefills are timed in one repetition of so many
+PREFILL_EVERY = 4
+# How often timings that cannot be right are taken again
+MOST_REPEATS = 2
 CURVE_VISITS = 2
 CURVE_WARMUP = 2
 # Rounds over all forwards of a cell, per visit: as many as this time allows
@@ -83,11 +89,10 @@ class Forward:
         )
 
 
-def plan_forwards(models: Sequence[TimedModel], max_k: int, context_tokens: int) -> list[Forward]:
-    """List what is timed of one text: steps and prefills of each, verifies of the target."""
+def plan_forwards(models: Sequence[TimedModel], max_k: int) -> list[Forward]:
+    """List what is timed after a context: steps of each model, verifies of the target."""
     forwards: list[Forward] = []
     for timed in models:
-        forwards.append(Forward(timed, "prefill", context_tokens))
         forwards.append(_step(timed, max_k))
         if timed.role == "target":
             forwards += [Forward(timed, "verify", count) for count in range(1, max_k + 2)]
@@ -104,8 +109,11 @@ def time_forwards(
     max_k: int,
     *,
     context: Sequence[int],
+    prefills: Sequence[int] = (),
     repetitions: int | None = None,
+    seed: int = 0,
     paired_with: str | None = None,
+    doubtful: Callable[[Sequence[StepTiming]], bool] = lambda _: False,
     tick: Callable[[], None] = lambda: None,
 ) -> list[StepTiming]:
     """Time every forward `repetitions` times, interleaved; verifies go up to max_k + 1 positions.
@@ -114,28 +122,51 @@ def time_forwards(
         models: the target and, if any, the draft.
         max_k: the largest K.
         context: token ids that fill the cache; its length is context_tokens.
-        repetitions: samples of each, after warm-up; None for REPETITIONS.
+        prefills: lengths of prompts whose prefill is timed, each at most once.
+        repetitions: samples of each, after warm-up; None for REPETITIONS. Of a prefill, which can
+            take as long as a whole text, a quarter as many.
+        seed: of the order within each repetition.
         paired_with: the draft's name, where several are timed one after the other.
+        doubtful: whether timings cannot be right; then all but the prefills are timed again, and
+            what the last attempt gave stays. All of them, since they are read as ratios.
         tick: called after each repetition, for progress.
     """
-    forwards = plan_forwards(models, max_k, len(context))
+    prompts = [Forward(timed, "prefill", length) for timed in models for length in prefills]
+    others = plan_forwards(models, max_k)
     repetitions = REPETITIONS if repetitions is None else repetitions
-    # Prefills go first: they leave the context in the cache for the rest.
-    prefills = [forward for forward in forwards if forward.kind == "prefill"]
-    others = [forward for forward in forwards if forward.kind != "prefill"]
-    clock = Clock(*(timed.model for timed in models))
-    samples: dict[Forward, list[float]] = {forward: [] for forward in forwards}
-    for repetition in range(-WARMUP, repetitions):
-        first = repetition % len(forwards)
-        for forward in prefills + others[first:] + others[:first]:
-            seconds = _time_one(forward, context, clock)
-            if repetition >= 0:
-                samples[forward].append(seconds)
-        tick()
-    return [
-        forward.timing(len(context), 1, durations, paired_with)
-        for forward, durations in samples.items()
-    ]
+    clock, order = Clock(*(timed.model for timed in models)), random.Random(seed)
+
+    def once(due: Sequence[Forward]) -> list[tuple[Forward, float]]:
+        return [
+            (forward, _time_one(forward, context, clock)) for forward in order.sample(due, len(due))
+        ]
+
+    def timings_of(attempt: int) -> list[StepTiming]:
+        samples: dict[Forward, list[float]] = {}
+        for repetition in range(-WARMUP, repetitions):
+            due = attempt == 0 and (repetition == -WARMUP or repetition % PREFILL_EVERY == 0)
+            timed = once(prompts) if due else []
+            if timed or repetition == -WARMUP:
+                for model in models:
+                    model.model.prefill(context)
+            timed += once(others)
+            for forward, seconds in timed if repetition >= 0 else ():
+                samples.setdefault(forward, []).append(seconds)
+            tick()
+        return [
+            forward.timing(len(context), 1, samples[forward], paired_with)
+            for forward in (*prompts, *others)
+            if forward in samples
+        ]
+
+    with undisturbed():
+        timings = timings_of(0)
+        for attempt in range(1, 1 + MOST_REPEATS):
+            if not doubtful(timings):
+                break
+            kept = [timing for timing in timings if timing.kind == "prefill"]
+            timings = [*kept, *timings_of(attempt)]
+    return timings
 
 
 def time_lookups(drafter: Drafter, name: str, max_k: int, context: Sequence[int]) -> StepTiming:
@@ -146,11 +177,12 @@ def time_lookups(drafter: Drafter, name: str, max_k: int, context: Sequence[int]
     clock, seconds = Clock(), list[float]()
     uniforms = torch.empty(max_k)
     drafter.begin(context)
-    for repetition in range(-WARMUP, REPETITIONS):
-        start = clock.now()
-        drafter.propose(max_k, uniforms)
-        if repetition >= 0:
-            seconds.append(clock.now() - start)
+    with undisturbed():
+        for repetition in range(-WARMUP, REPETITIONS):
+            start = clock.now()
+            drafter.propose(max_k, uniforms)
+            if repetition >= 0:
+                seconds.append(clock.now() - start)
     return StepTiming("draft", name, "step", 1, len(context), 1, tuple(seconds), name)
 
 
@@ -158,8 +190,9 @@ def _time_one(forward: Forward, context: Sequence[int], clock: Clock) -> float:
     """Seconds of one forward after `context`."""
     model = forward.timed.model
     if forward.kind == "prefill":
+        prompt = [context[index % len(context)] for index in range(forward.tokens)]
         start = clock.now()
-        model.prefill(context)
+        model.prefill(prompt)
         return clock.now() - start
     tokens = torch.tensor(
         [context[index % len(context)] for index in range(forward.tokens)], device=model.device
@@ -210,6 +243,7 @@ def time_curves(
     refused: Callable[[int, int], str | None] = lambda _context, _batch: None,
     budget_s: float | None = None,
     recording_budget_s: float | None = None,
+    doubtful: Callable[[Sequence[StepTiming]], bool] = lambda _: False,
     tick: Callable[[], None] = lambda: None,
     say: Callable[[str], None] = lambda _label: None,
 ) -> tuple[list[StepTiming], list[SkippedCell]]:
@@ -223,6 +257,8 @@ def time_curves(
         budget_s: seconds after which no further cell is begun, recording and compiling not
             counted; None sets no limit.
         recording_budget_s: the same for recording and compiling alone.
+        doubtful: whether the timings of a cell cannot be right; then it is timed again, while the
+            budgets last.
         tick: called after each visit of a cell, for progress.
         say: called with what is being done, for progress.
 
@@ -245,14 +281,25 @@ def time_curves(
                 if reason:
                     skipped[cell] = reason
             tick()
+    for cell in [cell for cell in cells if cell not in skipped] * MOST_REPEATS:
+        late = spent.beyond(budget_s, recording_budget_s)
+        if not late and doubtful(_timings_of(cell, samples[cell])):
+            again: dict[Forward, list[float]] = {}
+            reasons = {_visit(models, max_k, cell, n, again, say) for n in range(CURVE_VISITS)}
+            if reasons == {None}:
+                samples[cell] = again
     _release(models)
     timings = [
-        forward.timing(*cell, seconds)
+        timing
         for cell, by_forward in samples.items()
         if cell not in skipped
-        for forward, seconds in by_forward.items()
+        for timing in _timings_of(cell, by_forward)
     ]
     return timings, [SkippedCell(*cell, reason) for cell, reason in skipped.items()]
+
+
+def _timings_of(cell: CurveCell, samples: dict[Forward, list[float]]) -> list[StepTiming]:
+    return [forward.timing(*cell, seconds) for forward, seconds in samples.items()]
 
 
 class _Spent:
@@ -305,10 +352,11 @@ def _visit(
             once = sum(seconds_of(forward) for forward in forwards)
             say(TIMING_CURVES)
         rounds = int(min(MOST_ROUNDS, max(LEAST_ROUNDS, SECONDS_PER_VISIT / once)))
-        for number in range(rounds):
-            first = (number + visit) % len(forwards)
-            for forward in forwards[first:] + forwards[:first]:
-                samples.setdefault(forward, []).append(seconds_of(forward))
+        order = random.Random(f"{cell} {visit}")
+        with undisturbed():
+            for _ in range(rounds):
+                for forward in order.sample(forwards, len(forwards)):
+                    samples.setdefault(forward, []).append(seconds_of(forward))
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise

@@ -1,0 +1,310 @@
+"""R(0) and R(K) timed in visits of the running loop, and steps that are timed until they can be."""
+
+import gc
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from stubs import TableModel
+
+from harness.analysis.unstable import unstable_steps
+from harness.decoding.sampling import SamplingParameters
+from harness.measurement import clock
+from harness.measurement.clock import Clock, undisturbed
+from harness.measurement.generations import Request, run_trial
+from harness.measurement.round_times import (
+    LEAST_ROUNDS,
+    FullLookup,
+    TimedLoop,
+    Visits,
+    made_prompt,
+    timed_ks,
+    visits_for,
+)
+from harness.measurement.step_times import TimedModel, time_forwards
+from harness.records import RoundTiming, StepTiming
+
+PROMPTS = {"easy": [(3, 1, 4, 1, 5), (2, 7, 1, 8)], "hard": [(1, 6, 1, 8, 0, 3, 3)]}
+KS, TEMPERATURES = (0, 2, 4), (0.0, 1.0)
+KINDS = [(k, temperature) for k in KS for temperature in TEMPERATURES]
+
+
+def request(prompt_set: str, k: int, temperature: float) -> Request:
+    return Request(
+        cell="cell",
+        prompt_set=prompt_set,
+        prompt="one",
+        category=None,
+        tokens=PROMPTS[prompt_set][0],
+        k=k,
+        sampling=SamplingParameters(temperature),
+        budget=20,
+        repetition=0,
+        seed=1,
+        eos=frozenset(range(11)),  # every token ends a text
+        model="target",
+        draft="draft" if k else None,
+    )
+
+
+def loop(target: Any = None, draft: Any = None, positions: int = 200) -> TimedLoop:
+    requests = {
+        name: [request(name, k, temperature) for k, temperature in KINDS] for name in PROMPTS
+    }
+    target, draft = target or TableModel(), draft or TableModel(strangeness=0.3)
+    return TimedLoop(target, draft, "draft", requests, PROMPTS, positions)
+
+
+class Stored:
+    """What a run folder would keep."""
+
+    def __init__(self, *lines: RoundTiming) -> None:
+        self.lines, self.notes = list(lines), dict[str, str]()
+
+    def visits(self, timed: TimedLoop, number: int = 6) -> Visits:
+        return Visits(
+            timed,
+            self.lines,
+            visits=number,
+            store=self.lines.append,
+            refuse=self.notes.__setitem__,
+            refused=self.notes,
+        )
+
+    def kinds(self, visit: int) -> list[tuple[int, float]]:
+        return [(line.k, line.temperature) for line in self.lines if line.visit == visit]
+
+
+def test_a_visit_times_plain_decoding_and_every_k_over_16_rounds_in_varying_order() -> None:
+    stored = Stored()
+    stored.visits(loop()).up_to(1.0)
+    orders = [stored.kinds(visit) for visit in range(6)]
+    assert all(sorted(order) == sorted(KINDS) for order in orders)
+    assert len(stored.lines) == 6 * len(KINDS)
+    assert len({tuple(order) for order in orders}) > 3
+    assert min(line.rounds for line in stored.lines) >= LEAST_ROUNDS
+    for line in stored.lines:
+        assert line.rounds <= line.new_tokens <= line.rounds * (line.k + 1)
+        assert line.seconds > 0
+        assert (line.model, line.draft, line.batch) == ("target", "draft", 1)
+        if line.k == 0:
+            assert line.new_tokens == line.rounds == 20
+    again = Stored()
+    again.visits(loop()).up_to(1.0)
+    assert [stored.kinds(0), stored.kinds(5)] == [again.kinds(0), again.kinds(5)]
+
+
+def test_no_timed_text_is_a_text_of_the_run() -> None:
+    cells = {tokens for entries in PROMPTS.values() for tokens in entries}
+    seen: list[Request] = [entry for visit in range(30) for entry in loop().requests_of(visit)]
+    assert not cells & {entry.tokens for entry in seen}
+    assert {entry.prompt_set for entry in seen} == set(PROMPTS)
+    assert len({entry.tokens for entry in seen}) == 3, "joined both ways, and one with itself"
+    prompts = [(5, 6), (5,)]
+    for length in (1, 2, 3, 9):
+        made = made_prompt(prompts, length, random.Random(0))
+        assert made not in prompts
+        assert set(made) <= {5, 6}
+        assert length <= len(made) <= length + 2
+
+
+def test_a_context_that_is_too_short_for_16_rounds_is_timed_several_times_within_it() -> None:
+    longest = 0
+
+    class Watching(TableModel):
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            nonlocal longest
+            logits = super().forward(tokens)
+            longest = max(longest, len(self.cache))
+            return logits
+
+    stored, positions = Stored(), 7 + 20 + 4 + 1
+    stored.visits(loop(Watching(), TableModel(), positions)).up_to(1.0)
+    assert longest <= positions
+    assert all(line.rounds >= LEAST_ROUNDS for line in stored.lines)
+
+
+def test_visits_are_spread_and_an_interrupted_one_is_made_again_as_a_whole() -> None:
+    stored = Stored()
+    visits = stored.visits(loop())
+    counts: list[int] = []
+    for done in range(1, 13):
+        visits.up_to(done / 13)
+        counts.append(len({line.visit for line in stored.lines}))
+    assert counts == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6]
+    whole = list(stored.lines)
+    torn = Stored(*whole[: 3 * len(KINDS) + 2])  # killed in the fourth visit
+    visits = torn.visits(loop())
+    assert visits.missing == 3
+    visits.up_to(1.0)
+    assert [line.visit for line in torn.lines][-3 * len(KINDS) :: len(KINDS)] == [4, 5, 6]
+    assert torn.visits(loop()).missing == 0
+    other = replace(whole[0], draft="another")
+    assert Stored(other).visits(loop()).missing == 6
+
+
+def test_what_cannot_be_timed_is_noted_once_and_the_rest_is_timed() -> None:
+    class Failing(TableModel):
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            if len(tokens) == 5:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+            return super().forward(tokens)
+
+    stored = Stored()
+    stored.visits(loop(Failing())).up_to(1.0)
+    assert set(stored.notes) == {f"rounds of draft at K=4, temperature {t}" for t in (0, 1)}
+    assert all(note.startswith("out of memory") for note in stored.notes.values())
+    assert {line.k for line in stored.lines} == {0, 2}
+    assert stored.visits(loop(Failing())).missing == 0, "a resumed run does not try again"
+
+
+def test_a_lookup_is_timed_at_exactly_n_tokens() -> None:
+    drafter = FullLookup({9})
+    drafter.begin([1, 2, 3, 1, 2])
+    assert drafter.draft(2) == [3, 1]
+    assert drafter.draft(5) == [3, 1, 2, 2, 2]
+    drafter.begin([4])
+    assert drafter.draft(3) == [4, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("ks", "timed"),
+    [
+        ([1, 2, 4, 8], [1, 2, 4, 8]),
+        ([1, 2, 3, 4, 5, 6, 8, 10], [1, 4, 6, 10]),
+        ([4], [1, 4]),
+        ([1], [1]),
+        ([0, 16], [1, 16]),
+    ],
+)
+def test_of_many_drafts_each_is_timed_at_one_the_largest_and_at_most_two_between(
+    ks: list[int], timed: list[int]
+) -> None:
+    assert timed_ks(ks) == timed
+
+
+def test_a_short_run_makes_fewer_visits() -> None:
+    assert [visits_for(texts) for texts in (1, 8, 100)] == [6, 8, 12]
+
+
+# ---- what must not disturb a measurement ---------------------------------------------------------
+
+
+def test_no_garbage_is_collected_while_anything_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings: list[tuple[bool, bool]] = []
+    now = Clock.now
+
+    def reading(self: Clock) -> float:
+        readings.append((gc.isenabled(), gc.get_freeze_count() > 0))
+        return now(self)
+
+    monkeypatch.setattr(Clock, "now", reading)
+    target, draft = TableModel(), TableModel(strangeness=0.3)
+    run_trial(request("easy", 2, 0.0), target, draft)
+    time_forwards([TimedModel("target", "big", target)], 2, context=[1, 2], repetitions=2)
+    Stored().visits(loop(), 1).up_to(1.0)
+    assert len(readings) > 50
+    assert set(readings) == {(False, True)}
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
+
+
+def test_blocks_within_blocks_collect_what_was_made_since(monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen: list[str] = []
+    monkeypatch.setattr(clock.gc, "freeze", lambda: frozen.append("once"))
+    with undisturbed():
+        cycle: list[Any] = []
+        cycle.append(cycle)
+        del cycle
+        with undisturbed():
+            assert gc.collect() == 0, "the inner block collected the cycle"
+        assert not gc.isenabled()
+    assert frozen == ["once"]
+
+
+# ---- steps ---------------------------------------------------------------------------------------
+
+
+def timing(kind: Any, tokens: int, *ms: float, context: int = 9) -> StepTiming:
+    return StepTiming("target", "big", kind, tokens, context, 1, tuple(v / 1e3 for v in ms))
+
+
+def spread(ms: float, count: int = 40) -> list[float]:
+    """Samples that scatter by 2 % around a median."""
+    return [ms * (1 + 0.02 * (index % 5 - 2) / 2) for index in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("step", "verifies", "plain_ms", "reasons"),
+    [
+        (10.0, [10.0, 11.0, 12.0], 10.5, []),
+        (10.0, [8.0, 11.0], None, [("verify_below_step", 1)]),
+        (10.0, [10.0, 14.0, 12.0, 15.0], None, [("verify_falls", 3)]),
+        (10.0, [9.9, 10.0], None, []),
+        (10.0, [10.0], 12.0, [("step_unlike_plain_token", 1)]),
+        (10.0, [10.0], 8.0, [("step_unlike_plain_token", 1)]),
+    ],
+)
+def test_times_that_cannot_be_right_are_told_from_noise(
+    step: float, verifies: Sequence[float], plain_ms: float | None, reasons: list[tuple[str, int]]
+) -> None:
+    timings = [
+        timing("step", 1, *spread(step)),
+        *(timing("verify", n, *spread(ms)) for n, ms in enumerate(verifies, start=1)),
+        timing("prefill", 9, 0.001),
+    ]
+    found = unstable_steps(timings, None if plain_ms is None else plain_ms / 1e3)
+    assert [(entry.reason, entry.tokens) for entry in found] == reasons
+    few = [replace(entry, samples_s=entry.samples_s[:4]) for entry in timings]
+    assert unstable_steps(few) == (), "four samples prove nothing"
+    elsewhere = [replace(entry, context_tokens=99) for entry in timings[1:]]
+    assert unstable_steps([timings[0], *elsewhere]) == (), "other contexts are not compared"
+
+
+@pytest.mark.parametrize(("slow_s", "attempts"), [(0.01, 1), (1.0, 3)])
+def test_steps_that_cannot_be_right_are_timed_again_twice_at_most(
+    slow_s: float, attempts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that is slow by a second while the target steps."""
+    steps, seconds = 0, 0.0
+
+    class Stepping(TableModel):
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            nonlocal steps, seconds
+            steps += len(tokens) == 2
+            seconds += slow_s if len(tokens) == 1 else 0.01 * len(tokens)
+            return super().forward(tokens)
+
+    monkeypatch.setattr(clock, "perf_counter", lambda: seconds)
+    timings = time_forwards(
+        [TimedModel("target", "big", Stepping())],
+        2,
+        context=[1, 2],
+        prefills=[2],
+        repetitions=10,
+        doubtful=lambda timings: bool(unstable_steps(timings)),
+    )
+    assert steps == attempts * (10 + 3)
+    assert {(t.kind, t.tokens, len(t.samples_s)) for t in timings} == {
+        ("prefill", 2, 3),
+        ("step", 1, 10),
+        *(("verify", n, 10) for n in (1, 2, 3)),
+    }
+
+
+def test_what_precedes_a_timed_forward_varies() -> None:
+    before: dict[int, set[int]] = {}
+    last = 0
+
+    class Watching(TableModel):
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            nonlocal last
+            before.setdefault(len(tokens), set()).add(last)
+            last = len(tokens)
+            return super().forward(tokens)
+
+    time_forwards([TimedModel("target", "big", Watching())], 4, context=[1, 2], repetitions=30)
+    assert all(before[n] >= {1, 2, 3, 4, 5} - {n} for n in range(2, 6))
