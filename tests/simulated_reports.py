@@ -7,7 +7,7 @@ mean 1. Tokens, prompts and timings are drawn anew for every temperature.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.signal import lfilter
@@ -15,7 +15,7 @@ from scipy.stats import trim_mean
 
 from harness.analysis.verdict import Candidate, ErrorBudget, Evidence, Timed, decide
 from harness.stats.crossfit import TRIMMED
-from harness.stats.jackknife import share_interval, speedup_interval
+from harness.stats.jackknife import share_interval
 
 DRAFTS, KS = 4, 8
 SETS = ("easy", "hard")
@@ -156,13 +156,11 @@ def report(rng: np.random.Generator, world: World, size: int, truth, counts: Cou
                 true = speedups[Candidate(draft, k)]
                 counts[f"{kind} intervals"] += 1
                 counts[f"{kind} covered"] += bool(verdict.speedup_lo <= true <= verdict.speedup_hi)
+        cells = replace(seen, prompt_sets=("all",) * size).workload(None).intervals()
         for row in rng.choice(len(CANDIDATES), CELLS, replace=False):
-            timed = seen.candidates[CANDIDATES[row]]
-            plain = seen.baseline
-            bounds = speedup_interval(plain.seconds, plain.tokens, timed.seconds, timed.tokens)
             counts["cells"] += 1
-            counts["cells covered"] += bool(bounds.lo <= truth[row] <= bounds.hi)
-            alpha, accepted, judged = acceptance(rng, plain.tokens)
+            counts["cells covered"] += bool(cells[row].lo <= truth[row] <= cells[row].hi)
+            alpha, accepted, judged = acceptance(rng, seen.baseline.tokens)
             bounds = share_interval(accepted, judged)
             counts["alphas covered"] += bool(bounds.lo <= alpha <= bounds.hi)
     counts["reports"] += 1

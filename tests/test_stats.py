@@ -194,10 +194,11 @@ def test_the_bootstraps_interval_is_about_the_jackknifes():
 
 def test_folds_hold_every_set_in_equal_parts():
     sets = ["easy"] * 10 + ["hard"] * 6
-    fold = deal_folds(sets, 4, np.random.default_rng(0))
-    assert sorted(np.bincount(fold)) == [4, 4, 4, 4]
-    assert max(np.bincount(fold[:10])) - min(np.bincount(fold[:10])) <= 1
-    assert (deal_folds(sets, 4, np.random.default_rng(1)) != fold).any()
+    deals = deal_folds(sets, 4, 3, np.random.default_rng(0))
+    for fold in deals:
+        assert sorted(np.bincount(fold)) == [4, 4, 4, 4]
+        assert max(np.bincount(fold[:10])) - min(np.bincount(fold[:10])) <= 1
+    assert (deals[0] != deals[1]).any()
 
 
 def workload(seconds, **changes):

@@ -23,6 +23,7 @@ from functools import cached_property
 import numpy as np
 
 from harness.stats.jackknife import (
+    CONFIDENCE,
     Array,
     Index,
     Interval,
@@ -96,6 +97,29 @@ class Workload:
             plain, costs = plain + shares[name] * before, costs + shares[name] * after.T
         return np.log(plain / costs)
 
+    def log_speedup_variance(self) -> Variance:
+        """Of each candidate's log speedup, [candidate], from prompts and visits."""
+        number, candidates = len(self.prompt_sets), len(self.seconds)
+        without = self.log_speedups(1.0 - np.eye(number))
+        prompts = prompt_variance(without, self.prompt_sets, self.baseline_tokens)
+        visits = Variance(np.zeros(candidates), np.ones(candidates))
+        for group in self.visits:
+            costs = _pseudo_values(group.costs)
+            number = costs.shape[1]
+            means = (costs.sum(axis=1, keepdims=True) - costs) / (number - 1)
+            of_group = left_out_variance(np.log(means), _counted(number))
+            visits.value[group.candidates] = of_group.value
+            visits.degrees[group.candidates] = of_group.degrees
+        return joined([prompts, visits])
+
+    def intervals(self, level: float = CONFIDENCE) -> list[Interval] | None:
+        """Of each candidate's speedup, unadjusted; None with too few prompts."""
+        if not enough_prompts(self.prompt_sets):
+            return None
+        logs, half = self.log_speedups(), half_width(self.log_speedup_variance(), level)
+        bounds = np.exp([logs - half, logs + half]).T
+        return [Interval(float(lo), float(hi)) for lo, hi in bounds]
+
 
 @dataclass(frozen=True, eq=False)
 class CrossFit:
@@ -140,13 +164,16 @@ class CrossFit:
         return math.exp((self.plain_scores + half_width(self.plain_variances, level)).max())
 
 
-def deal_folds(prompt_sets: Sequence[str], folds: int, rng: np.random.Generator) -> Index:
-    """The fold of each prompt: every set is shuffled and dealt out in turn."""
-    fold = np.empty(len(prompt_sets), dtype=np.intp)
+def deal_folds(
+    prompt_sets: Sequence[str], folds: int, deals: int, rng: np.random.Generator
+) -> Index:
+    """The fold of each prompt, [deal, prompt]: every set is shuffled and dealt out in turn."""
+    fold = np.empty((deals, len(prompt_sets)), dtype=np.intp)
     dealt = 0
     for _, members in set_members(prompt_sets):
         # The next set goes on where the last one stopped, so that folds stay of equal size.
-        fold[rng.permutation(members)] = (dealt + np.arange(len(members))) % folds
+        in_turn = np.tile((dealt + np.arange(len(members))) % folds, (deals, 1))
+        fold[:, members] = rng.permuted(in_turn, axis=1)
         dealt += len(members)
     return fold
 
@@ -169,7 +196,6 @@ def cross_fit(workload: Workload, seed: int, *, deals: int = DEALS) -> CrossFit 
     costs = splits.prompt_costs * splits.factors.chosen[0]
     choice = costs.argmin(axis=1)
     named = int(np.bincount(choice, minlength=len(workload.seconds)).argmax())
-    plain_scores, plain_variances = splits.plain_scores()
     return CrossFit(
         named=named,
         chose_named=int((choice == named).sum()),
@@ -178,8 +204,8 @@ def cross_fit(workload: Workload, seed: int, *, deals: int = DEALS) -> CrossFit 
         score=splits.score(choice, named),
         prompts=splits.prompt_variance(named),
         visits=splits.visit_variance(named),
-        plain_scores=plain_scores,
-        plain_variances=plain_variances,
+        plain_scores=workload.log_speedups(),
+        plain_variances=workload.log_speedup_variance(),
     )
 
 
@@ -244,7 +270,7 @@ def _group_factors(inside: Array, costs: Array) -> _Factors:
         kept = without[:, None] * chosen
         counts = kept.sum(axis=2, keepdims=True)
         means = kept @ costs.T / np.maximum(counts, 1.0)
-        return np.where(counts > 0.0, means, every[:, None])
+        return np.asarray(np.where(counts > 0.0, means, every[:, None]), dtype=np.float64)
 
     return _Factors(mean(1.0 - inside), mean(inside), every)
 
@@ -271,12 +297,13 @@ class _Splits:
     def plain_cost(self) -> Array:
         """Seconds per token of plain decoding outside each split, [split]."""
         parts = [part.share * part.baseline_s / part.baseline_tokens for part in self.sets]
-        return np.asarray(sum(parts))
+        return np.sum(parts, axis=0)
 
     @cached_property
     def prompt_costs(self) -> Array:
         """Seconds per token of each candidate outside each split, [split, candidate]."""
-        return np.asarray(sum(part.share * part.seconds / part.tokens for part in self.sets))
+        parts = [part.share * part.seconds / part.tokens for part in self.sets]
+        return np.sum(parts, axis=0)
 
     @cached_property
     def group_factors(self) -> tuple[_Factors, ...]:
@@ -363,30 +390,17 @@ class _Splits:
             variances.append(left_out_variance(without, _counted(len(without))))
         return joined(variances)
 
-    def plain_scores(self) -> tuple[Array, Variance]:
-        """Every candidate's log speedup on all prompts, [candidate], and its variance."""
-        work = self.workload
-        number = len(work.prompt_sets)
-        logs = work.log_speedups(np.concatenate([np.ones((1, number)), 1.0 - np.eye(number)]))
-        variance = prompt_variance(logs[:, 1:], work.prompt_sets, work.baseline_tokens)
-        visits = Variance(np.zeros(len(logs)), np.ones(len(logs)))
-        for group in self.visits:
-            total, number = group.costs.sum(axis=1, keepdims=True), group.costs.shape[1]
-            without = np.log((total - group.costs) / (number - 1))
-            of_group = left_out_variance(without, _counted(number))
-            visits.value[group.candidates] = of_group.value
-            visits.degrees[group.candidates] = of_group.degrees
-        return logs[:, 0], joined([variance, visits])
-
 
 def _deal(workload: Workload, rng: np.random.Generator, deals: int) -> _Splits:
     """Prompts and visits dealt into folds `deals` times."""
     folds = max(2, min(FOLDS, len(workload.prompt_sets) // FOLD_PROMPTS))
 
-    def inside(fold_of: Sequence[Index]) -> Array:
-        return np.concatenate([fold == np.arange(folds)[:, None] for fold in fold_of]) * 1.0
+    def inside(prompt_sets: Sequence[str]) -> Array:
+        fold = deal_folds(prompt_sets, folds, deals, rng)
+        splits = fold[:, None] == np.arange(folds)[:, None]
+        return splits.reshape(deals * folds, -1).astype(np.float64)
 
-    held_out = inside([deal_folds(workload.prompt_sets, folds, rng) for _ in range(deals)])
+    held_out = inside(workload.prompt_sets)
     shares, outside = set_weights(workload.prompt_sets, workload.weights), 1.0 - held_out
     sets = tuple(
         _Set(
@@ -402,10 +416,7 @@ def _deal(workload: Workload, rng: np.random.Generator, deals: int) -> _Splits:
     visits = tuple(
         Visits(group.candidates, _pseudo_values(group.costs)) for group in workload.visits
     )
-    visits_inside = tuple(
-        inside([deal_folds([""] * group.costs.shape[1], folds, rng) for _ in range(deals)])
-        for group in visits
-    )
+    visits_inside = tuple(inside([""] * group.costs.shape[1]) for group in visits)
     return _Splits(workload, folds, held_out, sets, visits, visits_inside)
 
 

@@ -137,7 +137,8 @@ def joined(variances: Iterable[Variance]) -> Variance:
 
 def half_width(variance: Variance, level: float) -> Array:
     """Half the width of Student's interval, [...]."""
-    return stdtrit(variance.degrees, (1.0 + level) / 2.0) * np.sqrt(variance.value)
+    quantile = stdtrit(variance.degrees, (1.0 + level) / 2.0)
+    return np.asarray(quantile * np.sqrt(variance.value), dtype=np.float64)
 
 
 # ---- estimates -----------------------------------------------------------------------------------
