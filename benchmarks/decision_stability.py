@@ -29,7 +29,7 @@ RUNS = {
     "sweep": ("sweep", "prompts.limit=8"),
     "sweep, T = 1": ("sweep", "prompts.limit=8", "seed=1", "temperature=[1.0]"),
     "sweep of a small draft": ("sweep", "draft=tiny_small", "k=[1,2,4]", "prompts.limit=6"),
-    "sweep of a look-up": ("sweep", "draft=ngram", "k=[1,2,4]", "prompts.limit=6"),
+    "audition of a look-up": ("audition", "drafts=[ngram]", "prompts.limit=6"),
     "sweep of an unrelated draft": ("sweep", "draft=tiny_unrelated", "k=[1,2]", "prompts.limit=4"),
     "sweep of one set": ("sweep", "prompts.sets=[easy]", "prompts.limit=12", "k=[1,4]", "seed=2"),
     "sweep, mostly easy": ("sweep", "prompts.weights={easy:3,hard:1}", "k=[2,4,8]", "seed=3"),

@@ -129,7 +129,7 @@ def undecided(size, speedup, spread, timing):
 @pytest.mark.parametrize(
     ("evidence", "reason", "values"),
     [
-        (undecided(16, 1.15, 0.25, 0.0), "interval_spans_one", {"prompts": 16}),
+        (undecided(16, 1.17, 0.25, 0.0), "interval_spans_one", {"prompts": 16}),
         (undecided(16, 1.02, 0.3, 0.0), "interval_spans_one", {"prompts_needed": None}),
         (undecided(16, 1.03, 0.02, 0.15), "timing_noise", {"measured": True}),
         (undecided(64, 1.005, 0.05, 0.0), "near_one", {"near": 0.05}),
@@ -142,9 +142,9 @@ def test_undecided_names_what_would_decide_it(evidence, reason, values):
 
 
 def test_so_many_prompts_as_are_needed_decide_it():
-    values = decide(undecided(16, 1.15, 0.25, 0.0), ONE).reason_values
-    assert 16 < values["prompts_needed"] <= 64
-    assert decide(undecided(values["prompts_needed"], 1.15, 0.25, 0.0), ONE).speculate
+    values = decide(undecided(16, 1.17, 0.25, 0.0), ONE).reason_values
+    assert 16 < values["prompts_needed"] <= 160
+    assert decide(undecided(values["prompts_needed"], 1.17, 0.25, 0.0), ONE).speculate
 
 
 def test_round_times_that_scatter_between_visits_are_timing_noise():

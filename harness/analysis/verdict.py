@@ -18,7 +18,6 @@ is wrong (an intersection-union test: Berger, "Multiparameter hypothesis testing
 sampling", 1982).
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -44,6 +43,9 @@ from harness.stats.jackknife import (
     MIN_PROMPTS,
     MIN_SET,
     Array,
+    Variance,
+    half_width,
+    joined,
     set_weights,
     workload_ratio,
 )
@@ -56,10 +58,9 @@ ERROR = 0.05
 WORKLOADS_SHARE = 0.5
 # An interval within this of 1: whichever it is, it matters little.
 NEAR = 0.05
-# A number of prompts is named where it decides with this chance, were the speedup as seen, and up
-# to so many times today's: beyond that it says more about luck than about the speedup.
-DECIDES = 0.8
-MOST_TIMES = 4
+# A number of prompts is named where it decides with this chance, up to so many times today's.
+DECIDES = 0.9
+MOST_TIMES = 10
 
 # ---- evidence ------------------------------------------------------------------------------------
 
@@ -373,16 +374,19 @@ def _timing_share(fit: CrossFit, workload: Workload) -> float:
 
 
 def _needed(fit: CrossFit, prompts: int, level: float) -> int | None:
-    """About how many prompts would decide with a chance of DECIDES, were the speedup as seen.
+    """About how many prompts would decide with a chance of DECIDES; None beyond MOST_TIMES today's.
 
-    The prompts' part of the variance shrinks with their number, the visits' does not. None beyond
-    MOST_TIMES as many as there are.
+    The speedup is known only as well as its error now says, so that a run of more prompts errs by
+    both errors. The prompts' part of the variance shrinks with their number, the visits' does not.
     """
-    quantile = float(ndtri((1.0 + level) / 2.0)) + float(ndtri(DECIDES))
-    allowed = (fit.score / quantile) ** 2 - float(fit.visits.value)
-    if float(fit.prompts.value) >= allowed * MOST_TIMES:
-        return None
-    return max(prompts + 1, math.ceil(prompts * float(fit.prompts.value) / allowed))
+    number = np.arange(prompts + 1, MOST_TIMES * prompts + 1)
+    of_prompts = Variance(
+        fit.prompts.value * prompts / number, fit.prompts.degrees * number / prompts
+    )
+    variance = joined([of_prompts, fit.visits])
+    margin = abs(fit.score) - half_width(variance, level)
+    decides = margin >= ndtri(DECIDES) * np.sqrt(variance.value + fit.variance.value)
+    return int(number[decides.argmax()]) if decides.any() else None
 
 
 def least_regret(evidences: Mapping[str, Evidence]) -> tuple[str | None, int]:
