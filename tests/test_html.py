@@ -281,7 +281,7 @@ def test_text_stands_out_from_the_paper_in_every_scheme(scheme: str) -> None:
 # ---- in a browser -------------------------------------------------------------------------------
 
 # The third: the grid and the first table of evidence are in ascending order
-TABLE = 'document.querySelectorAll("table.sortable")[2]'
+TABLE = 'document.querySelectorAll("table.sortable")[1]'
 READ = f"[...{TABLE}.tBodies[0].rows].map(row => row.cells[%d].textContent.trim())"
 STATE = f'[...{TABLE}.tHead.rows[0].cells].map(head => head.getAttribute("aria-sort"))'
 CLICK = f'{TABLE}.tHead.rows[0].cells[%d].querySelector("button").%s()'
@@ -400,9 +400,10 @@ def test_a_phone_scrolls_a_report_down_only_and_shows_the_verdict_at_once(
 ) -> None:
     page = chromium.page(pages[name], width=360, height=740)
     assert page.evaluate("document.documentElement.scrollWidth") == 360
-    # The verdict, the grid and the beginning of the line to serve it with
-    line = page.evaluate('document.querySelector(".verdict pre").getBoundingClientRect().top')
-    assert line < 740
+    # The verdict and every row of the grid; the line to serve follows
+    grid = page.evaluate('document.querySelector(".grid").getBoundingClientRect().toJSON()')
+    assert grid["bottom"] < 740
+    assert grid["right"] < 360
     boxes = page.evaluate(
         '[...document.querySelectorAll(".plot")].map(plot => [plot.querySelector("img").width,'
         ' plot.querySelector("source").getAttribute("width"), plot.clientWidth])'
