@@ -39,7 +39,6 @@ UNFILLED = {
     "latency.READS of experts": "a profile of a mixture of experts",
     "leaderboard.RANKS cost per 10^6 tokens": "an audition on a card with a price",
     "leaderboard.INELIGIBLE": "an audition with a draft of another tokenizer",
-    "leaderboard.REQUEST": "a run that timed prefills at its prompts' lengths",
     "sweep.CELLS trimmed speedup": "a run on a busy machine",
     "sweep.CELLS timing": "a run on a busy machine",
     "sweep.TEXTS first difference": "a snapshot whose texts differ",
@@ -58,7 +57,6 @@ UNWRITTEN = {
     "auditions on several cards": {"cards", "card_drafts"},
     "an audition with a draft of another tokenizer": {"ineligible"},
     "a run of which a part fails": {"failures"},
-    "a run that timed prefills at its prompts' lengths": {"request"},
     "a run on a busy machine": {"outlier_cells"},
 }  # fmt: skip
 
