@@ -15,7 +15,7 @@ Runs on several cards are put together with `combine`: what does a token cost on
 
 from typing import NoReturn
 
-from harness.cli import draft_conf, run_app
+from harness.cli import draft_confs, run_app
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import Outcome
 from harness.config import AuditionConfig
@@ -28,7 +28,7 @@ def work(config: AuditionConfig) -> Outcome:
 
     if config.combine:
         return audition.combine(config)
-    return audition.run(config, [draft_conf(entry) for entry in config.drafts])
+    return audition.run(config, draft_confs(config))
 
 
 def main() -> NoReturn:

@@ -20,19 +20,35 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NoReturn
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from harness.commands.key_help import help_of_keys
 from harness.commands.run_lifecycle import Interrupted, Outcome
-from harness.config import CONF_DIR, DRAFT_KEYS, ModelConf, checked, register, split_draft
+from harness.config import (
+    CONF_DIR,
+    DRAFT_KEYS,
+    OWN_DRAFT,
+    SCHEMAS,
+    AuditionConfig,
+    ModelConf,
+    checked,
+    group_of,
+    is_list,
+    keys_of,
+    register,
+    split_draft,
+)
 from harness.records import UserError
 from harness.storage import files, lock
 
@@ -66,10 +82,11 @@ def note(status: int) -> JobStatus:
 def run_app(command: str, work: Work) -> NoReturn:
     """Runs a command, conf/<command>.yaml, as a Hydra app; exits with its jobs' worst status."""
     register(command)
+    OmegaConf.register_new_resolver("keys", help_of_keys, replace=True)
     _statuses.clear()
 
     def job(config: DictConfig) -> JobStatus:
-        return note(run_job(work, config))
+        return note(run_job(work, config, HydraConfig.get().overrides.task))
 
     app = hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=command)(job)
     before = os.environ.get(FULL_ERROR)
@@ -77,8 +94,13 @@ def run_app(command: str, work: Work) -> NoReturn:
     os.environ[FULL_ERROR] = "1"  # otherwise Hydra prints a traceback of its own for some errors
     try:
         with _signals():
+            typed = sys.argv[1:]
+            sys.argv[1:] = as_hydra_takes(command, typed)
             app()
         status = max(_statuses, default=OK)
+    except UserError as error:
+        _say(f"error: {error}")
+        status = USER_ERROR
     except (HydraException, OmegaConfBaseException) as error:
         if shows_all:
             raise
@@ -141,10 +163,10 @@ def _flush() -> int:
     return OK
 
 
-def run_job(work: Work, config: DictConfig) -> int:
+def run_job(work: Work, config: DictConfig, words: Sequence[str]) -> int:
     """Runs one job, prints its `run:` line or its `error:` line, and returns its status."""
     try:
-        outcome = work(to_dataclass(config))
+        outcome = work(to_dataclass(config, words))
     except UserError as error:
         return _report(error, str(error), USER_ERROR, config)
     except OSError as error:
@@ -168,8 +190,50 @@ def run_job(work: Work, config: DictConfig) -> int:
     return outcome.status
 
 
-def to_dataclass(config: DictConfig) -> Any:
+def as_hydra_takes(command: str, words: Sequence[str]) -> list[str]:
+    """The words of a command line in full: k=4 is k=[4], and draft.id=X alone has draft=hf.
+
+    Raises:
+        UserError: a key of a group is set, and none of that group is chosen.
+    """
+    schema = SCHEMAS[command]
+    names = {name for name, entry in keys_of(schema) if is_list(entry)}
+    parser = OverridesParser.create()
+    full = [word if word.startswith("-") else _as_list(word, names, parser) for word in words]
+    keys = [word.partition("=")[0].lstrip("+") for word in words]
+    for group in (e.name for e in fields(schema) if group_of(e) and e.default is None):
+        key = next((key for key in keys if key.startswith(f"{group}.")), None)
+        if key is not None and group not in keys:
+            if group != "draft":
+                raise UserError(f"{key}: no {group} is chosen; choose one, {group}=...")
+            full.insert(keys.index(key), f"draft={OWN_DRAFT}")
+    return full
+
+
+def _as_list(word: str, names: Container[str], parser: OverridesParser) -> str:
+    key, _, text = word.partition("=")
+    if key.lstrip("+") not in names or text.lstrip()[:1] in ("[", "$"):
+        return word
+    try:
+        override = parser.parse_override(word)
+    except HydraException:  # raised again, with its explanation, when the command line is composed
+        return word
+    if override.is_sweep_override():  # one job each, with -m
+        entries = [str(entry) for entry in override.sweep_string_iterator()]
+        return f"{key}={','.join(e if e.startswith('[') else f'[{e}]' for e in entries)}"
+    value = override.value()
+    return (
+        word if value is None or value == "auto" or isinstance(value, dict) else f"{key}=[{text}]"
+    )
+
+
+def to_dataclass(config: DictConfig, words: Sequence[str] = ()) -> Any:
     """The composed configuration as its command's dataclass, checked, interpolations resolved.
+
+    Args:
+        config: as composed.
+        words: what the command line sets; where that names a run to resume or to take traces from,
+            all else is that run's.
 
     Raises:
         UserError: a key that the command does not have was added with `+`, a key without a default
@@ -177,6 +241,10 @@ def to_dataclass(config: DictConfig) -> Any:
     """
     _refuse_added_keys(config, "")
     try:
+        if any(config.get(key) is not None for key in ("resume", "traces_from")):
+            from harness.commands.run_keys import with_keys_of_run
+
+            config = with_keys_of_run(config, words)
         missing = sorted(OmegaConf.missing_keys(config))
         if missing:
             give = " ".join(f"{key}=..." for key in missing)
@@ -231,6 +299,15 @@ def draft_conf(entry: str) -> ModelConf:
     return checked(conf, f"draft {conf.name}")
 
 
+def draft_confs(config: AuditionConfig) -> list[ModelConf]:
+    """The configurations of an audition's drafts; that of `draft` for the entry that means it."""
+    own = config.draft
+    return [
+        own if own is not None and entry in (OWN_DRAFT, own.name) else draft_conf(entry)
+        for entry in config.drafts or ()
+    ]
+
+
 def _group_draft(name: str) -> ModelConf:
     """The configuration of one name of the draft group."""
     try:
@@ -257,9 +334,10 @@ def compose(command: str, overrides: Sequence[str] = ()) -> Any:
         hydra.errors.HydraException: an override does not fit.
     """
     register(command)
+    words = as_hydra_takes(command, overrides)
     with hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)):
-        config = hydra.compose(config_name=command, overrides=list(overrides))
-    return to_dataclass(config)
+        config = hydra.compose(config_name=command, overrides=words)
+    return to_dataclass(config, words)
 
 
 def _report(error: Exception, text: str, status: int, config: DictConfig) -> int:

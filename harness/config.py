@@ -2,9 +2,10 @@
 
 Values come from the YAML files under conf/ and from the command line; Hydra merges them into the
 dataclasses below, so a misspelt key or a word where a number belongs fails while composing. What a
-type cannot say stands next to its field (`key(1, least=1)`), and what several fields must agree on
-in the schema's `check`. `checked` applies both, once per run, before any model is loaded; every
-refusal is one line that names the key, what it holds and what would be accepted.
+key means, which `--help` prints, and what its type cannot say stand next to its field
+(`key(1, "repeats", least=1)`), and what several fields must agree on in the schema's `check`, which
+also fills in what follows from other keys. `checked` applies both, once per run, before any model
+is loaded; every refusal is one line that names the key, what it holds and what would be accepted.
 
 The dataclasses are mutable because Hydra merges into them; nothing here acts (no file is read, no
 environment variable is set). The keys are the command line's contract: renaming one breaks users.
@@ -13,12 +14,12 @@ environment variable is set). The keys are the command line's contract: renaming
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import copy
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
 from itertools import pairwise
 from pathlib import Path, PurePath
-from typing import Any, TypeVar, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
@@ -29,6 +30,7 @@ from harness.theory.architecture import architecture_of
 # The shipped YAML: inside the installed package, or next to it in a checkout
 _PACKAGE = Path(__file__).resolve().parent
 CONF_DIR = next(p for p in (_PACKAGE / "conf", _PACKAGE.parent / "conf") if p.is_dir())
+NEW_TOKENS = "tokens per generation; null: 48 (embedded, dummy) or 256 (others)"
 DEVICE: dict[str, Any] = {
     "pattern": re.compile(r"auto|cpu|mps|cuda(:\d+)?"),
     "takes": "auto, cpu, mps, cuda or cuda:0",
@@ -36,79 +38,93 @@ DEVICE: dict[str, Any] = {
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 ATTENTIONS = ("auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
 CORES = os.cpu_count() or 1
+# What prompts.sets and drafts are where they are not given
+SHIPPED_SETS = ("easy", "hard")
+EMBEDDED_DRAFTS = ("tiny_good", "tiny_small", "tiny_unrelated", NGRAM)
+# The entry of `drafts` that stands for draft.id=...
+OWN_DRAFT = "hf"
 
 Config = TypeVar("Config")
 
 
-def key(default: Any, **limits: Any) -> Any:
-    """A field with what its type cannot say.
+def key(default: Any, meaning: str, **limits: Any) -> Any:
+    """A field, what it means in one line, and what its type cannot say.
 
     Args:
         default: of the field; a list is copied.
+        meaning: what `--help` says of it.
         limits: of a number, or of each in a list: `least`, `most` (inclusive), `above` (exclusive),
             `zero` (0 is accepted as well), `whole` (where the type is Any), `why` they are so. Of
             a text: `choices`, or a `pattern` and what it `takes`. Of the value itself: `auto` is
             accepted, `distinct` entries, `form` (list or dict, where the type is Any), `example`
             of one (it must not be empty).
     """
+    about = {"meaning": meaning, **limits}
     if isinstance(default, list):
-        return field(default_factory=lambda: copy(default), metadata=limits)
-    return field(default=default, metadata=limits)
+        return field(default_factory=lambda: copy(default), metadata=about)
+    return field(default=default, metadata=about)
 
 
-def _grid(*default: int) -> Any:
+def _grid(*default: int, meaning: str = "draft tokens per round; 0, plain, always runs") -> Any:
     """The numbers of draft tokens."""
     why = "no engine drafts more tokens a round"
-    return key([*default], least=0, most=1024, why=why, example="[1,2,4]", distinct=True)
+    limits: dict[str, Any] = {"least": 0, "most": 1024, "why": why, "distinct": True}
+    return key([*default], meaning, example="[1,2,4]", **limits)
 
 
-def _temperatures(*default: float) -> Any:
+def _temperatures(*default: float, meaning: str = "temperatures; 0 is greedy") -> Any:
     """The temperatures; logits divided by less overflow float32, by more all are alike."""
-    return key([*default], least=0.01, most=100, zero="greedy", example="[0.0,1.0]", distinct=True)
+    limits: dict[str, Any] = {"least": 0.01, "most": 100, "zero": "greedy", "distinct": True}
+    return key([*default], meaning, example="[0.0,1.0]", **limits)
 
 
-def _tokens(default: int) -> Any:
-    return key(default, least=1, most=10_000_000, why="a run would not end")
+def _tokens(default: int | None, meaning: str) -> Any:
+    """A budget; Any, because null is filled in by `check`."""
+    return key(default, meaning, whole=True, least=1, most=10_000_000, why="a run would not end")
 
 
-def _sizes() -> Any:
-    return key("auto", auto=True, form=list, example="[1,4,16]", whole=True, least=1, distinct=True)
+def _engine() -> Any:
+    return key(
+        None,
+        "vllm, sglang, llamacpp, mlx, ...: whose serving line is shown first",
+        choices=tuple(SERVERS),
+    )
+
+
+def _sizes(meaning: str) -> Any:
+    limits: dict[str, Any] = {"auto": True, "form": list, "whole": True, "least": 1}
+    return key("auto", meaning, example="[1,4,16]", distinct=True, **limits)
 
 
 @dataclass
 class ModelConf:
-    """Which model, and how to load it (groups model= and draft=).
+    """Which model, and how to load it (groups model= and draft=)."""
 
-    Attributes:
-        name: short name, used in tables, file names and results.csv; empty: the id's last part.
-        id: hub id or local folder; `embedded:tiny` is a model that ships with the package.
-        revision: commit, tag or branch of the hub repository.
-        dtype: auto (what the checkpoint says; for dummy weights bfloat16, on a CPU float32),
-            float32, bfloat16 or float16.
-        weights: pretrained, or dummy (random values in `architecture`'s shape, for timing only).
-        device: where this model goes, when not where `device=` says.
-        device_map: passed to transformers as it is (needs the `accelerate` extra).
-        attention: auto (sdpa, or eager for a model without it), or transformers'
-            attn_implementation: sdpa, eager, flash_attention_2, ...
-        trust_remote_code: whether code from the model's repository may run.
-        allow_pickle: whether weights may be read from pytorch_model.bin; else safetensors only.
-        quantization: none, or int8 / int4 (needs the `quantization` extra).
-        architecture: the figures that decide step time (layers, hidden, ...), for memory floors and
-            for dummy weights; `harness.theory.architecture` reads it. (Any, as prompts.weights.)
-    """
-
-    name: str = MISSING
-    id: str = MISSING
-    revision: str | None = None
-    dtype: str = key("auto", choices=DTYPES)
-    weights: str = key("pretrained", choices=("pretrained", "dummy"))
-    device: str | None = key(None, **DEVICE)
-    device_map: str | None = None
-    attention: str = key("auto", choices=ATTENTIONS)
-    trust_remote_code: bool = False
-    allow_pickle: bool = False
-    quantization: str | None = None
-    architecture: Any = None
+    name: str = key("", "short name in tables and files; empty: the last part of the id")
+    id: str = key(MISSING, "hub id, local folder, or embedded:NAME of one that ships here")
+    revision: str | None = key(None, "commit, tag or branch of the hub repository")
+    dtype: str = key(
+        "auto",
+        "float32, bfloat16, float16; auto: the checkpoint's",
+        choices=DTYPES,
+    )
+    weights: str = key(
+        "pretrained",
+        "pretrained, or dummy: random, in architecture's shape, for timing",
+        choices=("pretrained", "dummy"),
+    )
+    device: str | None = key(None, "where this model goes, if not where device= says", **DEVICE)
+    device_map: str | None = key(None, "passed to transformers (needs the accelerate extra)")
+    attention: str = key(
+        "auto",
+        "transformers' attn_implementation: sdpa, eager, ...; auto: sdpa",
+        choices=ATTENTIONS,
+    )
+    trust_remote_code: bool = key(False, "whether code from the model's repository may run")
+    allow_pickle: bool = key(False, "whether weights may be read from pytorch_model.bin")
+    quantization: str | None = key(None, "int8 or int4 (needs the quantization extra)")
+    # Any, as prompts.weights; `harness.theory.architecture` reads it
+    architecture: Any = key(None, "its sizes: family, layers, ...; for floors and dummy weights")
 
     def check(self, role: str) -> None:
         """Refuse an empty id and random weights without an architecture; fill in the name."""
@@ -133,43 +149,41 @@ class ModelConf:
 
 @dataclass
 class PromptsConf:
-    """Which prompts are generated from.
+    """Which prompts are generated from."""
 
-    Attributes:
-        sets: names of shipped prompt sets.
-        files: the user's own files: jsonl, json, csv, txt or parquet (docs/prompts.md).
-        hub: a data set of the Hugging Face hub, org/name, or a local folder of one (needs the
-            `datasets` extra).
-        hub_subset, hub_split: which of its configurations and splits; a split may be a slice, such
-            as `test[:200]`.
-        hub_column: its column that holds the prompt; null finds a format's own.
-        skip_unusable: skip entries that are not prompts (such as an empty conversation) instead of
-            refusing the file; a file whose entries are mostly unusable is still refused.
-        limit: at most this many prompts of each set, spread evenly over it; null takes all.
-        weights: share of each prompt set in the workload of the verdict, {set: share}; null weighs
-            them equally. (Any: into a typed dict Hydra's command line lets no new key.)
-        chat_template: auto (when the tokenizer has one), always or never.
-        enable_thinking: passed to chat templates that know it (Qwen3's); [false,true] makes two
-            prompt sets of each, the second named with `+thinking`.
-        system: a system message for every conversation that has none of its own.
-        max_turns: at most this many turns of each conversation; null takes all.
-        answer_tokens: budget of the target's answers to earlier turns; null takes new_tokens.
-    """
-
-    sets: list[str] = key(["easy", "hard"], distinct=True)
-    files: list[str] = key([], distinct=True)
-    hub: str | None = None
-    hub_subset: str | None = None
-    hub_split: str | None = None
-    hub_column: str | None = None
-    skip_unusable: bool | None = None
-    limit: int | None = key(None, least=1)
-    weights: Any = key(None, least=0, form=dict, example="{easy:0.7,hard:0.3}")
-    chat_template: str = key("auto", choices=("auto", "always", "never"))
-    enable_thinking: Any = False
-    system: str | None = None
-    max_turns: int | None = key(None, least=1)
-    answer_tokens: int | None = key(None, least=1)
+    sets: list[str] | None = key(
+        None, "shipped sets; null: easy and hard, or none with files or hub", distinct=True
+    )
+    files: list[str] = key(
+        [],
+        "your own files instead: jsonl, json, csv, txt, parquet",
+        distinct=True,
+    )
+    hub: str | None = key(None, "a hub data set instead, ORG/NAME or a folder")
+    hub_subset: str | None = key(None, "its configuration")
+    hub_split: str | None = key(None, "its split, or a slice of one, as test[:200]")
+    hub_column: str | None = key(None, "its column that holds the prompt; null finds one")
+    skip_unusable: bool | None = key(None, "whether entries that are no prompts are skipped")
+    limit: int | None = key(None, "prompts of each set at most, spread over it; null: all", least=1)
+    # Any: into a typed dict Hydra's command line lets no new key
+    weights: Any = key(
+        None,
+        "share of each prompt set in the workload; null: equal shares",
+        least=0,
+        form=dict,
+        example="{easy:0.7,hard:0.3}",
+    )
+    chat_template: str = key(
+        "auto",
+        "auto (where the tokenizer has one), always, never",
+        choices=("auto", "always", "never"),
+    )
+    enable_thinking: Any = key(False, "thinking mode of chat templates; [false,true]: both")
+    system: str | None = key(None, "system message of conversations without one of their own")
+    max_turns: int | None = key(None, "turns of each conversation at most; null: all", least=1)
+    answer_tokens: int | None = key(
+        None, "tokens of answers to earlier turns; null: as new_tokens", least=1
+    )
 
     @property
     def thinking_modes(self) -> tuple[bool, ...]:
@@ -186,7 +200,9 @@ class PromptsConf:
         return tuple(modes)
 
     def check(self, prompts: str) -> None:
-        """Refuse a workload without prompts, or without a weight."""
+        """Refuse a workload without prompts, or without a weight; fill in the shipped sets."""
+        if self.sets is None:
+            self.sets = [] if self.files or self.hub else [*SHIPPED_SETS]
         if not self.sets and not self.files and not self.hub:
             raise UserError(f"{prompts}.sets=[] and {prompts}.files=[]: give at least one")
         for name in ("hub_subset", "hub_split", "hub_column"):
@@ -201,44 +217,37 @@ class PromptsConf:
 
 @dataclass
 class DeviceConf:
-    """Where both models go: auto (cuda, else mps, else cpu), cuda, cuda:N, mps or cpu."""
+    """Where both models go."""
 
-    name: str = key("auto", **DEVICE)
+    name: str = key("auto", "cuda, cuda:N, mps or cpu; auto: cuda, else mps, else cpu", **DEVICE)
 
 
 @dataclass
 class DecodeConf:
-    """How tokens are drawn and drafts accepted.
+    """How tokens are drawn, in draft and target alike, and drafts accepted."""
 
-    Attributes:
-        top_k: keep the top_k likeliest tokens, in draft and target alike; null keeps all.
-        top_p: keep the smallest set of tokens with this much probability; null keeps all.
-        min_p: keep the tokens with at least this share of the likeliest one's probability; null
-            keeps all.
-        repetition_penalty: for tokens that the prompt or the text already holds, divide positive
-            logits by this and multiply negative ones; null leaves them.
-        stop_strings: texts that end a generation, with the token that completes one of them; null:
-            none.
-        rule: ratio, exact_match or greedy_draft.
-        stop: when to stop drafting early: none, or threshold (adaptive drafting).
-        stop_threshold: with stop=threshold, a round drafts no more after a token that the draft
-            gave less probability than this.
-        acceptance: synthetic acceptance, for timing: a scalar alpha (rate j is alpha^j), a list of
-            unconditional rates per position, or {k: either}.
-        acceptance_from: a run whose measured acceptance, each cell's own, is used as the synthetic
-            one.
-    """
-
-    top_k: int | None = key(None, least=1)
-    top_p: float | None = key(None, above=0, most=1)
-    min_p: float | None = key(None, above=0, most=1)
-    repetition_penalty: float | None = key(None, least=0.01, most=100)
-    stop_strings: list[str] | None = key(None, distinct=True)
-    rule: str = key("ratio", choices=RULES)
-    stop: str = key("none", choices=("none", "threshold"))
-    stop_threshold: float = key(0.4, least=0, most=1)
-    acceptance: Any = None
-    acceptance_from: str | None = None
+    top_k: int | None = key(None, "keep the top_k likeliest tokens; null: all", least=1)
+    top_p: float | None = key(
+        None, "keep the fewest tokens with this much probability; null: all", above=0, most=1
+    )
+    min_p: float | None = key(
+        None, "keep tokens with this share of the likeliest one's probability", above=0, most=1
+    )
+    repetition_penalty: float | None = key(
+        None, "for tokens that are in the prompt or the text already", least=0.01, most=100
+    )
+    stop_strings: list[str] | None = key(None, "texts that end a generation", distinct=True)
+    rule: str = key("ratio", "acceptance rule: ratio, exact_match or greedy_draft", choices=RULES)
+    stop: str = key(
+        "none",
+        "threshold: a round drafts no more after an unlikely token",
+        choices=("none", "threshold"),
+    )
+    stop_threshold: float = key(
+        0.4, "with stop=threshold: unlikely is below this probability", least=0, most=1
+    )
+    acceptance: Any = key(None, "synthetic: alpha, a list of rates by position, or {k: either}")
+    acceptance_from: str | None = key(None, "a run whose measured acceptance becomes synthetic")
 
     @property
     def loop_only(self) -> list[str]:
@@ -264,64 +273,56 @@ class DecodeConf:
 
 @dataclass
 class GpuConf:
-    """A card: what it can do, and what an hour of it costs (group gpu=).
+    """A card: what it can do, and what an hour of it costs (group gpu=)."""
 
-    Bandwidth and memory in 10^9 bytes, the rate of dense bf16 matrix products, the on-demand price
-    of one card, and where and when these were looked up.
-    """
-
-    name: str = MISSING
-    bandwidth_gb_s: float = MISSING
-    bf16_tflops: float = MISSING
-    memory_gb: float = MISSING
-    price_per_hour_usd: float = MISSING
-    source: str = MISSING
-    date: str = MISSING
+    name: str = key(MISSING, "as in conf/gpu")
+    bandwidth_gb_s: float = key(MISSING, "of its memory, 10^9 bytes per second")
+    bf16_tflops: float = key(MISSING, "dense bf16 matrix products")
+    memory_gb: float = key(MISSING, "10^9 bytes")
+    price_per_hour_usd: float = key(MISSING, "on demand, for one card")
+    source: str = key(MISSING, "where these were looked up")
+    date: str = key(MISSING, "when")
 
 
 @dataclass
 class CommandConfig:
-    """What every command takes.
+    """What every command takes."""
 
-    Attributes:
-        results_root: where runs go.
-        seed: of every random number.
-        verbose: print every table; without it a command prints at most 30 lines.
-        debug: errors show a traceback.
-    """
-
-    results_root: str = "results"
-    seed: int = key(0, least=0, most=2**63 - 1)
-    verbose: bool = False
-    debug: bool = False
+    results_root: str = key("results", "folder of the run folders")
+    seed: int = key(0, "of all random numbers", least=0, most=2**63 - 1)
+    verbose: bool = key(False, "print every table, and not at most 30 lines")
+    debug: bool = key(False, "show the traceback of an error")
 
 
 @dataclass
 class ModelsConfig(CommandConfig):
-    """What every command takes that runs models.
-
-    Attributes:
-        k: numbers of draft tokens per round; plain decoding (k = 0) always runs too.
-        new_tokens: budget of a generation.
-        repetitions: measured repeats of each generation, with other random numbers.
-        threads: CPU threads, or auto (measured).
-        backend: how steps run: auto (CUDA graphs on CUDA where the model allows, else eager),
-            eager, or cuda_graphs.
-        resume: a run folder to continue.
-        dry_run: print what would be run, and stop.
-    """
+    """What every command takes that runs models."""
 
     model: ModelConf = field(default_factory=ModelConf)
     prompts: PromptsConf = field(default_factory=PromptsConf)
     device: DeviceConf = field(default_factory=DeviceConf)
     decode: DecodeConf = field(default_factory=DecodeConf)
     k: list[int] = _grid(1, 2, 4, 8)
-    new_tokens: int = _tokens(48)
-    repetitions: int = key(1, least=1, most=10_000, why="a run would not end")
-    threads: Any = key("auto", auto=True, whole=True, least=1, most=CORES, why="logical cores here")
-    backend: str = key("auto", choices=("auto", "eager", "cuda_graphs"))
-    resume: str | None = None
-    dry_run: bool = False
+    new_tokens: Any = _tokens(None, NEW_TOKENS)
+    repetitions: int = key(
+        1, "measured repeats of each generation", least=1, most=10_000, why="a run would not end"
+    )
+    threads: Any = key(
+        "auto",
+        "CPU threads; auto: measured",
+        auto=True,
+        whole=True,
+        least=1,
+        most=CORES,
+        why="logical cores here",
+    )
+    backend: str = key(
+        "auto",
+        "eager or cuda_graphs; auto: graphs on CUDA where the model allows",
+        choices=("auto", "eager", "cuda_graphs"),
+    )
+    resume: str | None = key(None, "a run folder to continue; its keys are used")
+    dry_run: bool = key(False, "print what would be run, and stop")
 
     @property
     def loop_keys(self) -> tuple[str, ...]:
@@ -329,7 +330,10 @@ class ModelsConfig(CommandConfig):
         return ()
 
     def check(self, _: str) -> None:
-        """Refuse what changes how the loop runs, where the loop is not measured."""
+        """Refuse what changes how the loop runs, where it is not measured; fill in new_tokens."""
+        if self.new_tokens is None:
+            stand_in = self.model.id.startswith("embedded:") or self.model.weights == "dummy"
+            self.new_tokens = 48 if stand_in else 256
         for name in self.decode.loop_only:
             if name not in self.loop_keys:
                 raise UserError(f"decode.{name}: only a sweep with mode=measure runs such a loop")
@@ -361,34 +365,27 @@ class PairConfig(ModelsConfig):
 
 @dataclass
 class PlanConf:
-    """What a server would hold, for planning on cards that are not at hand.
+    """What a server would hold, for planning on cards that are not at hand."""
 
-    Attributes:
-        context_tokens: positions in each sequence's cache, prompt and answer.
-        batch: sequences side by side.
-    """
-
-    context_tokens: int = key(1024, least=1)
-    batch: int = key(1, least=1)
+    context_tokens: int = key(1024, "positions of each sequence, prompt and answer", least=1)
+    batch: int = key(1, "sequences side by side", least=1)
 
 
 @dataclass
 class ProfileConfig(PairConfig):
-    """Keys of `python -m harness.profile`; verifies are timed up to the largest k plus 1.
+    """Keys of `python -m harness.profile`."""
 
-    Attributes:
-        contexts: tokens in the cache before a timed step, a list; auto takes a few that fit.
-        batches: sequences side by side in a timed step, a list; auto takes a few that fit.
-        alpha: acceptances that speedups by batch and by card are predicted for.
-        plan: what the modelled cards are to hold.
-        gpu: the card this is, or is planned for: highlighted, and its data sheet's bandwidth where
-            none could be measured on it.
-    """
-
-    new_tokens: int = _tokens(128)
-    contexts: Any = _sizes()
-    batches: Any = _sizes()
-    alpha: list[float] = key([0.6, 0.8], least=0, most=1, distinct=True)
+    k: list[int] = _grid(1, 2, 4, 8, meaning="draft tokens per round")
+    new_tokens: Any = _tokens(128, NEW_TOKENS)
+    contexts: Any = _sizes("tokens before a timed step; auto: a few that fit")
+    batches: Any = _sizes("sequences side by side in a timed step; auto: a few that fit")
+    alpha: list[float] = key(
+        [0.6, 0.8],
+        "acceptances of the predictions by batch and card",
+        least=0,
+        most=1,
+        distinct=True,
+    )
     plan: PlanConf = field(default_factory=PlanConf)
     gpu: GpuConf | None = None
 
@@ -409,18 +406,16 @@ class ProfileConfig(PairConfig):
 
 @dataclass
 class SweepConfig(PairConfig):
-    """Keys of `python -m harness.sweep`.
-
-    Attributes:
-        mode: measure (run every cell) or replay.
-        engine: whose serving line is shown first: vllm, sglang, llamacpp, mlx, ...
-        gpu: the card that is rented, for its price.
-    """
+    """Keys of `python -m harness.sweep`."""
 
     gpu: GpuConf | None = None
     temperature: list[float] = _temperatures(0.0, 1.0)
-    engine: str | None = key(None, choices=tuple(SERVERS))
-    mode: str = key("measure", choices=("measure", "replay"))
+    engine: str | None = _engine()
+    mode: str = key(
+        "measure",
+        "measure: run every cell; replay: from the target's texts alone",
+        choices=("measure", "replay"),
+    )
 
     @property
     def loop_keys(self) -> tuple[str, ...]:
@@ -439,66 +434,66 @@ class SweepConfig(PairConfig):
 
 @dataclass
 class LatencyConf:
-    """Step times from elsewhere (another engine's TPOT, say), in milliseconds.
+    """Step times from elsewhere (another engine's TPOT, say), in milliseconds."""
 
-    Attributes:
-        target_ms: one target step.
-        draft_ms: one draft step: a number for every draft, or {name: ms}.
-        verify_ms: entry i (from 1) is the target's time over i positions; null assumes one step.
-        measure: with traces_from, time the steps here all the same, and score here the drafts that
-            it has no scores of: the same texts on another card.
-    """
-
-    measure: bool = False
-    target_ms: float | None = key(None, above=0)
-    draft_ms: Any = key(None, above=0)
-    verify_ms: list[float] | None = key(None, above=0)
+    measure: bool = key(False, "with traces_from: time the steps here, and score new drafts")
+    target_ms: float | None = key(None, "one step of the target", above=0)
+    draft_ms: Any = key(None, "one step of each draft, or {name: ms}", above=0)
+    verify_ms: list[float] | None = key(
+        None, "entry i: the target over i positions; null: as one step", above=0
+    )
 
 
 @dataclass
 class AuditionConfig(ModelsConfig):
-    """Keys of `python -m harness.audition`: many drafts, one target.
+    """Keys of `python -m harness.audition`: many drafts, one target."""
 
-    Attributes:
-        drafts: names of the draft group, `ngram`, or name@folder-or-hub-id for any other model;
-            each may carry keys of its group, such as name@folder@dtype:float32@attention:eager.
-        k, temperature: the grid; every cell is replayed.
-        batch: completions of the target generated together.
-        engine: whose serving line is shown first: vllm, sglang, llamacpp, mlx, ...
-        traces_from: a run whose stored completions and scores are used instead of models.
-        latency_from: a run whose step times are used.
-        latency: step times typed in.
-        combine: stored auditions of one target, one per card, whose cards are ranked; nothing
-            else is run.
-    """
-
-    drafts: list[str] = field(default_factory=lambda: ["tiny_good"])
+    draft: ModelConf | None = None
+    drafts: list[str] | None = key(
+        None, "names of conf/draft, hf (with draft.id=) or name@folder-or-hub-id"
+    )
     gpu: GpuConf | None = None
     k: list[int] = _grid(1, 2, 3, 4, 5, 6, 8, 10)
     temperature: list[float] = _temperatures(0.0, 1.0)
-    batch: int = key(32, least=1)
-    engine: str | None = key(None, choices=tuple(SERVERS))
-    traces_from: str | None = None
-    latency_from: str | None = None
+    batch: int = key(32, "completions of the target generated together", least=1)
+    engine: str | None = _engine()
+    traces_from: str | None = key(None, "a run whose texts, scores and other keys are used")
+    latency_from: str | None = key(None, "a run whose step and round times are used")
     latency: LatencyConf = field(default_factory=LatencyConf)
-    combine: list[str] = field(default_factory=list)
+    combine: list[str] = key([], "auditions of one target, one per card, whose cards are ranked")
+
+    def check(self, _: str) -> None:
+        """A single draft is the only one, or one that `drafts` names."""
+        super().check(_)
+        if self.drafts is None:
+            self.drafts = [self.draft.name] if self.draft else [*EMBEDDED_DRAFTS]
+        elif self.draft and not {OWN_DRAFT, self.draft.name} & {*self.drafts}:
+            raise UserError(
+                f"draft={self.draft.name} and drafts: give one of the two, or name it in drafts"
+            )
 
 
 @dataclass
 class SnapshotConfig(PairConfig):
-    """Keys of `python -m harness.snapshot`.
-
-    Attributes:
-        temperature: 0 compares texts token by token; above 0, draws are tested by chi-square.
-        draws: samples from the one forced prefix of that test.
-        show: none, or tokens (print the text with drafted tokens and corrections marked).
-    """
+    """Keys of `python -m harness.snapshot`."""
 
     k: list[int] = _grid(4)
-    temperature: list[float] = _temperatures(0.0)
-    new_tokens: int = _tokens(64)
-    draws: int = key(5000, least=5000, most=1_000_000, why="fewer test little, more take hours")
-    show: str = key("none", choices=("none", "tokens"))
+    temperature: list[float] = _temperatures(
+        0.0, meaning="0: texts, token by token; above: draws, by chi-square"
+    )
+    new_tokens: Any = _tokens(64, NEW_TOKENS)
+    draws: int = key(
+        5000,
+        "samples from the one forced prefix above temperature 0",
+        least=5000,
+        most=1_000_000,
+        why="fewer test little, more take hours",
+    )
+    show: str = key(
+        "none",
+        "tokens: print the texts, drafted tokens and corrections marked",
+        choices=("none", "tokens"),
+    )
 
     def check(self, _: str) -> None:
         """Texts are shown at temperature 0 only."""
@@ -511,56 +506,41 @@ class SnapshotConfig(PairConfig):
 
 @dataclass
 class BreakevenConfig(CommandConfig):
-    """Keys of `python -m harness.breakeven`: arithmetic from latencies, no model.
+    """Keys of `python -m harness.breakeven`: arithmetic from latencies, no model."""
 
-    Attributes:
-        draft_ms, target_ms: one step of each model, in milliseconds.
-        verify_ms: entry i (from 1) is the target's time over i positions, so K needs K + 1
-            entries; null assumes a verify costs one step (v = 1).
-        alpha: alphas to tabulate.
-        linear: show the linear rule of thumb too, which promises more than an alpha keeps.
-        k: numbers of draft tokens per round.
-        acceptance_rate: a measured accepted / drafted: a number for a single k, or {k: rate}.
-        acceptance_by_position: measured share of rounds that kept at least j tokens, j = 1, 2, ...
-        acceptance_from: acceptance from a result of `vllm bench serve --save-result`, a JSON file.
-        baseline_from: target_ms from such a file of the same server without speculation.
-        latency_from: a run whose step times are used.
-        log: draft_ms, target_ms, verify + overhead and acceptance from a server's own log, a csv of
-            k, tokens_per_round (or acceptance_rate), ms_per_token.
-    """
-
-    draft_ms: float | None = None
-    target_ms: float | None = None
-    verify_ms: list[float] | None = None
-    alpha: list[float] = key([0.2, 0.4, 0.6, 0.8, 0.9, 1.0])
-    linear: bool = False
-    k: list[int] = _grid(1, 2, 3, 4, 5, 6, 8, 10)
-    acceptance_rate: Any = None
-    acceptance_by_position: list[float] | None = key(None, example="[0.7,0.5]")
-    acceptance_from: str | None = None
-    baseline_from: str | None = None
-    latency_from: str | None = None
-    log: str | None = None
+    draft_ms: float | None = key(None, "one step of the draft, milliseconds")
+    target_ms: float | None = key(None, "one step of the target, milliseconds")
+    verify_ms: list[float] | None = key(
+        None, "entry i: the target over i positions; null: as one step"
+    )
+    alpha: list[float] = key([0.2, 0.4, 0.6, 0.8, 0.9, 1.0], "alphas to tabulate")
+    linear: bool = key(False, "show the linear rule of thumb too, which promises too much")
+    k: list[int] = _grid(1, 2, 3, 4, 5, 6, 8, 10, meaning="draft tokens per round")
+    acceptance_rate: Any = key(None, "measured accepted / drafted: for one k, or {k: rate}")
+    acceptance_by_position: list[float] | None = key(
+        None,
+        "measured share of rounds that kept at least j tokens",
+        example="[0.7,0.5]",
+    )
+    acceptance_from: str | None = key(
+        None, "acceptance from a file of `vllm bench serve --save-result`"
+    )
+    baseline_from: str | None = key(None, "target_ms from such a file without speculation")
+    latency_from: str | None = key(None, "a run whose step times are used")
+    log: str | None = key(None, "a server's csv: k, tokens_per_round, ms_per_token")
 
 
 @dataclass
 class ReportConfig(CommandConfig):
-    """Keys of `python -m harness.report`.
+    """Keys of `python -m harness.report`."""
 
-    Attributes:
-        run: the run folder to render again.
-        runs: run folders to compare, the first the reference.
-        index: a results folder: one page over all its runs.
-        engine: whose serving line is shown first: vllm, sglang, llamacpp, mlx, ...
-        fail_below: exit 1 when the verdict's speedup is below this; with runs, when a run's speedup
-            is below this share of the reference's, beyond noise.
-    """
-
-    run: str | None = None
-    runs: list[str] = field(default_factory=list)
-    index: str | None = None
-    engine: str | None = key(None, choices=tuple(SERVERS))
-    fail_below: float | None = None
+    run: str | None = key(None, "the run folder to render again")
+    runs: list[str] = key([], "run folders to compare, the first is the reference")
+    index: str | None = key(None, "a results folder: one page over all its runs")
+    engine: str | None = _engine()
+    fail_below: float | None = key(
+        None, "exit status 1 below this speedup (runs: share of the reference's)"
+    )
 
 
 def rates_for(acceptance: Any, k: int, key: str = "decode.acceptance") -> tuple[float, ...]:
@@ -736,6 +716,28 @@ def like_target(target: ModelConf, draft: ModelConf) -> ModelConf:
         )
     architecture_of(draft.architecture, f"drafts: {draft.name}: architecture")
     return replace(draft, weights="dummy")
+
+
+def keys_of(schema: type[Any], prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:
+    """Every key of a schema by its dotted name, those of its groups included."""
+    for entry in fields(schema):
+        group = group_of(entry)
+        if group is None:
+            yield f"{prefix}{entry.name}", entry
+        else:
+            yield from keys_of(group, f"{prefix}{entry.name}.")
+
+
+def group_of(entry: Field[Any]) -> type[Any] | None:
+    """The schema of a field that is a group of keys; None for a key."""
+    kinds = (entry.type, *get_args(entry.type))
+    return next((kind for kind in kinds if isinstance(kind, type) and is_dataclass(kind)), None)
+
+
+def is_list(entry: Field[Any]) -> bool:
+    """Whether a key holds a list."""
+    kinds = (entry.type, *get_args(entry.type))
+    return entry.metadata.get("form") is list or any(get_origin(kind) is list for kind in kinds)
 
 
 SCHEMAS: dict[str, type[CommandConfig]] = {

@@ -74,7 +74,8 @@ class Setup:
     @property
     def draft(self) -> str:
         """The draft's name; empty for several or none."""
-        return str(self.conf("draft").get("name") or "")
+        several = self.command == "audition"  # whose draft= is one of its drafts
+        return "" if several else str(self.conf("draft").get("name") or "")
 
     @property
     def ks(self) -> tuple[int, ...]:
@@ -238,7 +239,9 @@ class Setup:
         return {"environment.command": " ".join(quoted)} if words else {}
 
     def _models(self) -> Iterator[ModelFacts]:
-        confs = {"target": self.conf("model"), "draft": self.conf("draft")}
+        confs = {"target": self.conf("model")}
+        if self.draft:
+            confs["draft"] = self.conf("draft")
         described = self.described
         if not described and confs["target"]:  # stopped before a model was opened
             described = {role: conf for role, conf in confs.items() if conf}

@@ -9,7 +9,7 @@ from typing import Any
 from hydra.errors import HydraException
 
 from harness import prompts as prompt_sets
-from harness.cli import compose, draft_conf
+from harness.cli import compose, draft_confs
 from harness.commands.dry_run import all_cards, sizes_of
 from harness.config import SCHEMAS, GpuConf, ModelConf
 from harness.records import NGRAM, Prompt, UserError
@@ -92,7 +92,7 @@ def plan_jobs(
         config = compose(command, overrides)
     except HydraException as error:
         raise UserError(" ".join(str(error).split())) from error
-    drafts = [draft_conf(entry) for entry in getattr(config, "drafts", ())] or [config.draft]
+    drafts = draft_confs(config) if command == "audition" else [config.draft]
     _check_rentable(command, config, drafts)
     _check_fits(config, prompt_sets.load(config.prompts), drafts, cards)
     if resume and (Path(resume).name != resume or resume.startswith(".")):

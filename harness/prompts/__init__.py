@@ -3,7 +3,8 @@
 Two sets ship with the package, `easy` and `hard`; the user's own come from files (prompts.files) or
 from a data set of the hub (prompts.hub), in the formats of docs/prompts.md. An entry becomes a
 `Prompt`: the user's turns, the answers between them where they are given, and a system message
-where there is one. Its prompt set is its category, or the file's stem where it has none.
+where there is one. Its prompt set is its category, or the file's stem where it has none; one that
+is named as a shipped set that is used too is kept apart from it by the file's name.
 
 Here a prompt is text; chat templates and tokenizers are in `harness.models.tokenizer`.
 """
@@ -55,11 +56,12 @@ def _version(file: Path) -> tuple[int, int] | None:
 
 
 def _load(config: PromptsConf, labels: Sequence[str]) -> tuple[Prompt, ...]:
-    prompts = [prompt for name in config.sets for prompt in _shipped(name)]
+    prompts = [prompt for name in config.sets or () for prompt in _shipped(name)]
     for file, label in zip(config.files, labels, strict=True):
-        prompts += read_file(Path(file), label=label, skip_unusable=bool(config.skip_unusable))
+        read = read_file(Path(file), label=label, skip_unusable=bool(config.skip_unusable))
+        prompts += _apart(read, label, config)
     if config.hub:
-        prompts += read_hub(config)
+        prompts += _apart(read_hub(config), hub_label(config.hub), config)
     prompts = _modes([_fitted(prompt, config) for prompt in prompts], config)
     _refuse_repeated_ids(prompts)
     sets: dict[str, list[Prompt]] = {}
@@ -152,7 +154,7 @@ def file_labels(config: PromptsConf) -> list[str]:
     twice = next((file for file in files if files.count(file) > 1), None)
     if twice is not None:
         raise UserError(f"prompts.files: {twice} is listed twice; list it once")
-    taken = {*config.sets, *([hub_label(config.hub)] if config.hub else [])}
+    taken = {*(config.sets or ()), *([hub_label(config.hub)] if config.hub else [])}
     places = [(file.parent, stem_of(file)) for file in files]
     names = [
         file.name if places.count(place) > 1 else place[1]
@@ -175,6 +177,16 @@ def _shipped(name: str) -> tuple[Prompt, ...]:
             f"prompts.sets: no set {name!r}; there are {known}, and prompts.files=[...]"
         )
     return read_file(SHIPPED_DIR / f"{name}.jsonl", prompt_set=name)
+
+
+def _apart(prompts: Iterable[Prompt], label: str, config: PromptsConf) -> list[Prompt]:
+    """The user's prompts; a category with the name of a shipped set has the source's before it."""
+    return [
+        replace(prompt, prompt_set=f"{label}/{prompt.prompt_set}")
+        if prompt.prompt_set in (config.sets or ())
+        else prompt
+        for prompt in prompts
+    ]
 
 
 def _fitted(prompt: Prompt, config: PromptsConf) -> Prompt:

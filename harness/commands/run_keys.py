@@ -1,0 +1,62 @@
+"""The keys of another run: what a command that names one need not be told again.
+
+`resume=RUN` continues a run, so all of its keys are that run's; a key that is typed all the same is
+compared with it. `traces_from=RUN` takes the run's texts, and so the model, prompts, temperatures
+and budgets that they were made with; a key that is typed replaces the run's.
+"""
+
+from collections.abc import Sequence
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf
+
+from harness.config import keys_of
+from harness.storage import FREE_KEYS
+from harness.storage.contents import read_config, read_manifest
+
+# Keys that mean one thing together: where one is typed, none of them is the run's
+TOGETHER = (("draft", "drafts"), ("latency", "latency_from", "gpu"))
+# Of traces: the machine is another one, and the times that a run took from elsewhere are in it
+NOT_OF_TRACES = ("device", "threads", "backend", "traces_from", "latency_from", "latency.measure")
+
+
+def with_keys_of_run(config: DictConfig, words: Sequence[str]) -> DictConfig:
+    """The configuration, with what `words` do not set taken from the run that it names.
+
+    Args:
+        config: as composed, with `resume` or `traces_from`.
+        words: the overrides of the command line.
+
+    Raises:
+        UserError: it is no run folder.
+    """
+    schema = OmegaConf.get_type(config)
+    resumed = config.get("resume") is not None
+    folder = Path(str(config.resume if resumed else config.traces_from))
+    read_manifest(folder)  # where there is none, its error says what a run folder is
+    stored = read_config(folder)
+    typed = {o.key_or_group for o in OverridesParser.create().parse_overrides(list(words))}
+    known = {name.split(".")[0] for name, _ in keys_of(schema)}
+    if not {name.split(".")[0] for name in typed} <= known:
+        return config  # an experiment sets what it likes: all keys count as typed
+    kept = {*FREE_KEYS, "combine", *(() if resumed else NOT_OF_TRACES), *typed}
+    for names in TOGETHER:
+        if any(_overlap(name, other) for name in typed for other in names):
+            kept |= {*names}
+    taken: dict[str, Any] = {}
+    for name, _ in keys_of(schema):
+        *groups, key = name.split(".")
+        group: Any = reduce(lambda part, at: (part or {}).get(at), groups, stored)
+        if group and key in group and not any(_overlap(name, other) for other in kept):
+            reduce(lambda part, at: part.setdefault(at, {}), groups, taken)[key] = group[key]
+    merged = OmegaConf.merge(config, taken)
+    assert isinstance(merged, DictConfig)
+    return merged
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Whether two keys are one, or one is in the other's group or mapping."""
+    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
