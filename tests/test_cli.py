@@ -2,6 +2,7 @@
 
 import math
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from harness import cli, reporting
 from harness.cli import compose, run_app
 from harness.commands import breakeven
 from harness.commands.run_lifecycle import Outcome
-from harness.config import SCHEMAS, BreakevenConfig, SweepConfig, checked
+from harness.config import SCHEMAS, BreakevenConfig, SweepConfig, checked, keys_of
 from harness.records import UserError
 from harness.storage import RESULT_COLUMNS, load
 
@@ -69,10 +70,25 @@ def python(*arguments: str, cwd: Path) -> str:
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_help_loads_neither_torch_nor_anything_else_heavy(name: str, tmp_path: Path) -> None:
+def test_help_loads_nothing_heavy_and_gives_each_key_a_value_and_a_meaning(
+    name: str, tmp_path: Path
+) -> None:
     out = python(name, "--help", cwd=tmp_path)
     assert out.splitlines()[-1].strip() == "loaded:"
     assert f"python -m harness.{name}" in out
+    assert max(map(len, out.splitlines())) <= 100
+    rows = dict(re.findall(r"^  ([\w.]+)=\S+\s+(\S.*)$", out, re.MULTILINE))
+    for key, entry in keys_of(SCHEMAS[name]):
+        if not key.startswith("draft."):
+            assert rows[key] == entry.metadata["meaning"]
+        else:
+            assert "  draft.KEY " in out
+
+
+def test_help_shows_the_values_that_the_command_line_sets(tmp_path: Path) -> None:
+    out = python("sweep", "--help", "k=4", "model=hf", cwd=tmp_path)
+    for row in ("k=[4]", "model.id=???", "model=hf"):
+        assert f"  {row} " in out
 
 
 def test_breakeven_runs_without_torch(tmp_path: Path) -> None:

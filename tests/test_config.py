@@ -7,7 +7,7 @@ from functools import reduce
 import pytest
 from hydra.errors import HydraException
 
-from harness.cli import compose
+from harness.cli import compose, draft_confs
 from harness.config import CONF_DIR, SCHEMAS, SweepConfig, checked
 from harness.records import UserError
 
@@ -16,6 +16,7 @@ MODELS = sorted(path.stem for path in (CONF_DIR / "model").glob("*.yaml"))
 EXPERIMENTS = sorted(path.stem for path in (CONF_DIR / "experiment").glob("*.yaml"))
 NAN, INFINITY = float("nan"), float("inf")
 PAIR = ["model=qwen3_4b", "draft=qwen3_0_6b"]
+DUMMY = ["model.weights=dummy", "draft.weights=dummy"]
 
 # As published: layers, hidden, heads, kv heads, ffn, tied embeddings
 QWEN3 = {
@@ -85,6 +86,29 @@ def test_experiments_keep_the_pair_that_was_asked_for(name: str) -> None:
         ("sweep", ["model=hf", "model.id=a/b", "model.name=mine"], "model.name", "mine"),
         ("sweep", ["prompts.weights={easy:0.7,hard:0.3}"], "prompts.weights.hard", 0.3),
         ("sweep", ["k=[0,2]"], "k", [0, 2]),
+        ("sweep", ["k=4"], "k", [4]),
+        ("sweep", ["temperature=1"], "temperature", [1.0]),
+        ("profile", ["contexts=16"], "contexts", [16]),
+        ("profile", ["contexts=auto"], "contexts", "auto"),
+        ("sweep", ["decode.stop_strings=END"], "decode.stop_strings", ["END"]),
+        ("sweep", ["decode.stop_strings=null"], "decode.stop_strings", None),
+        ("sweep", ["prompts.files='a, b.jsonl'"], "prompts.files", ["a, b.jsonl"]),
+        ("sweep", ["prompts.files=mine.jsonl"], "prompts.sets", []),
+        ("sweep", ["prompts.hub=org/name"], "prompts.sets", []),
+        ("sweep", ["prompts.files=mine.jsonl", "prompts.sets=easy"], "prompts.sets", ["easy"]),
+        ("report", ["runs=results/a"], "runs", ["results/a"]),
+        ("sweep", ["new_tokens=null"], "new_tokens", 48),
+        ("sweep", PAIR, "new_tokens", 256),
+        ("sweep", [*PAIR, "new_tokens=48"], "new_tokens", 48),
+        ("sweep", [*PAIR, *DUMMY], "new_tokens", 48),
+        ("audition", PAIR[:1], "new_tokens", 256),
+        ("profile", PAIR, "new_tokens", 128),
+        ("snapshot", PAIR, "new_tokens", 64),
+        ("audition", [], "drafts", ["tiny_good", "tiny_small", "tiny_unrelated", "ngram"]),
+        ("audition", ["drafts=ngram"], "drafts", ["ngram"]),
+        ("audition", ["draft=tiny_small"], "drafts", ["tiny_small"]),
+        ("audition", ["draft=hf", "draft.id=org/mine"], "drafts", ["mine"]),
+        ("audition", ["draft.id=org/mine", "draft.name=x"], "drafts", ["x"]),
         *(("sweep", [f"device={name}"], "device.name", name) for name in ("auto", "cpu", "mps")),
         ("sweep", ["device.name=cuda:1"], "device.name", "cuda:1"),
     ],
@@ -98,9 +122,27 @@ def test_what_overrides_make_of_a_key(
     assert reduce(part, key.split("."), compose(command, overrides)) == value
 
 
+def test_an_auditions_draft_is_that_of_the_group_wherever_drafts_names_it() -> None:
+    own = ["draft.id=some/folder", "draft.dtype=float16"]
+    for drafts in ("drafts=[ngram,hf]", "drafts=[ngram,folder]"):
+        ngram, mine = draft_confs(compose("audition", [*own, drafts]))
+        assert ngram.id == "ngram"
+        assert (mine.name, mine.id, mine.dtype) == ("folder", "some/folder", "float16")
+    with pytest.raises(UserError, match=r"draft\.id: no value and no default"):
+        draft_confs(compose("audition", ["drafts=hf"]))
+
+
 @pytest.mark.parametrize(
     "override",
-    ["k=[1.5]", "k=[two]", "temperature=[hot]", "model=no_such_model", "no_such_key=1", "seed=x"],
+    [
+        "k=[1.5]",
+        "k=[two]",
+        "k=two",
+        "temperature=[hot]",
+        "model=no_such_model",
+        "no_such_key=1",
+        "seed=x",
+    ],
 )
 def test_what_the_types_refuse_fails_while_composing(override: str) -> None:
     with pytest.raises(HydraException):
@@ -184,7 +226,10 @@ def test_values_that_make_no_sense_are_refused_in_one_line_with_their_key(
         ("snapshot", ["show=tokens", "temperature=[1]"], "temperature 0 only"),
         ("snapshot", ["draws=4999"], "draws: 4999"),
         ("profile", ["contexts=[]"], r"contexts=\[\]: give at least one"),
-        ("profile", ["contexts=5"], "contexts=5: give auto or a list"),
+        ("profile", ["contexts={a:1}"], "contexts={'a': 1}: give auto or a list"),
+        ("sweep", ["gpu.memory_gb=3"], "gpu.memory_gb: no gpu is chosen; choose one, gpu=..."),
+        ("audition", ["draft=tiny_good", "drafts=[ngram]"], "draft=tiny_good and drafts: give one"),
+        ("sweep", ["prompts.hub_split=x"], "prompts.hub_split: only with prompts.hub=ORG/NAME"),
         ("profile", ["batches=[0]"], "batches: 0 is not"),
         ("profile", ["alpha=[2]"], "alpha: 2.0 is not"),
         ("audition", ["latency.draft_ms={tiny_good:0}"], "latency.draft_ms.tiny_good: 0 is not"),

@@ -10,9 +10,8 @@ from dataclasses import asdict
 
 from harness.analysis import analyse
 from harness.analysis.cards import rank_cards
-from harness.analysis.latency import latency_rows
 from harness.commands.dry_run import print_audition_plan
-from harness.commands.other_runs import stored_texts, stored_timings, stored_traces
+from harness.commands.other_runs import stored_texts, stored_times, stored_traces
 from harness.commands.run_lifecycle import (
     Outcome,
     concluded,
@@ -71,16 +70,14 @@ def _measured(
 
     names = [conf.name for conf in drafts]
     texts = stored_texts(config, names) if config.latency.measure else None
-    timings = stored_timings(config, names)
+    times = stored_times(config, names)
     target = open_target(config, prompts)
     folder = folder or _create(config)
     note_or_check(folder, target.describe(), config.seed)
     with running(folder):
         if texts is not None:
             texts.copy_to(folder)
-        if timings and not folder.timings():
-            folder.write_latency(latency_rows(timings), timings)
-            _copy_rounds(config, names, folder)
+        times.copy_to(folder)
         target = with_turns(folder, target, config)
         if not score_drafts(folder, target, drafts, config):
             noted = folder.manifest[AUDITION]
@@ -95,12 +92,10 @@ def _from_elsewhere(
 ) -> RunFolder:
     """Another run's traces, with its step times or those that are named in the configuration."""
     traces, source = stored_traces(config, drafts)
-    timings = stored_timings(config, drafts, source)
+    times = stored_times(config, drafts, source)
     folder = folder or _create(config)
     folder.write_traces(traces)
-    if timings:
-        folder.write_latency(latency_rows(timings), timings)
-        _copy_rounds(config, drafts, folder)
+    times.copy_to(folder)
     folder.update_manifest(
         {
             **{key: source.manifest.get(key) for key in OF_TRACES},
@@ -110,14 +105,6 @@ def _from_elsewhere(
         }
     )
     return folder
-
-
-def _copy_rounds(config: AuditionConfig, drafts: Sequence[str], folder: RunFolder) -> None:
-    """The round times that belong to step times of another run."""
-    stored = set(folder.rounds())
-    for timing in load(str(config.latency_from or config.traces_from)).rounds:
-        if timing.draft in drafts and timing not in stored:
-            folder.append_round(timing)
 
 
 def _create(config: AuditionConfig) -> RunFolder:

@@ -154,7 +154,8 @@ def _scored(
     timed: bool,
 ) -> _Result:
     visits = visits_of_draft(folder, target, conf, model, config)
-    visits.up_to(0.5)
+    with progress(f"timing rounds of {conf.name}"):
+        visits.up_to(0.5)
     begin, k = time.perf_counter(), max(config.k)
     if model is None:
         traces = [ngram_trace(text, num_draft_tokens=k, draft_name=conf.name) for text in texts]
@@ -171,7 +172,8 @@ def _scored(
             )
     seconds = time.perf_counter() - begin
     timings = [] if timed else _time(folder, target, conf, model, config)
-    visits.up_to(1.0)
+    with progress(f"timing rounds of {conf.name}"):
+        visits.up_to(1.0)
     return _Result(traces, timings, seconds)
 
 

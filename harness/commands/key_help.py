@@ -5,6 +5,7 @@ Both come from the schemas of `harness.config` and from what Hydra composed.
 
 import textwrap
 from collections.abc import Iterator
+from functools import reduce
 from typing import Any
 
 from hydra.core.global_hydra import GlobalHydra
@@ -42,24 +43,24 @@ def _groups(config: DictConfig) -> Iterator[str]:
 
 
 def _keys(config: DictConfig, schema: Any) -> Iterator[str]:
+    values = OmegaConf.to_container(config)
     for name, entry in keys_of(schema):
         group, _, rest = name.partition(".")
         if group == "draft" and rest:  # the same keys again
             if rest == "id":
                 yield from _row("  draft.KEY", ["as model.KEY, of the draft"])
             continue
-        value = _value(OmegaConf.select(config, name))
-        yield from _row(f"  {name}={value}", [entry.metadata["meaning"]])
+        value = reduce(lambda part, at: (part or {}).get(at), name.split("."), values)
+        yield from _row(f"  {name}={_value(value)}", [entry.metadata["meaning"]])
 
 
 def _row(head: str, text: list[str]) -> Iterator[str]:
     """A key and its text, which begins on a line of its own where the key is long."""
-    head = textwrap.shorten(head, WIDTH, placeholder="...", drop_whitespace=False)
-    first, *rest = (
-        [head, *text] if len(head) >= COLUMN else [head.ljust(COLUMN) + text[0], *text[1:]]
-    )
-    yield first
-    yield from (" " * COLUMN + line for line in rest)
+    head = head if len(head) <= WIDTH else f"{head[: WIDTH - 3]}..."
+    if len(head) < COLUMN:
+        head, text = head.ljust(COLUMN) + text[0], text[1:]
+    yield head
+    yield from (" " * COLUMN + line for line in text)
 
 
 def _value(value: Any) -> str:
@@ -68,6 +69,6 @@ def _value(value: Any) -> str:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
-    if OmegaConf.is_list(value):
+    if isinstance(value, list):
         return f"[{','.join(map(_value, value))}]"
-    return "{...}" if OmegaConf.is_dict(value) else str(value)
+    return "{...}" if isinstance(value, dict) else str(value)

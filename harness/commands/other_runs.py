@@ -1,20 +1,29 @@
-"""What a run takes from another one: texts with their scores, step times, acceptance.
+"""What a run takes from another one: texts with their scores, step and round times, acceptance.
 
-All of it is checked to be of the same model, prompts and sampling parameters, and to come from a
-run whose speculation left the greedy texts alone. No torch here.
+All of it is checked to be of the same model, prompts and sampling parameters, to be whole, and to
+come from a run whose speculation left the greedy texts alone. No torch here.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from harness import prompts as prompt_sets
 from harness.analysis.cells import acceptance_by_position, completed, latest
-from harness.analysis.latency import LOOKUP_S
+from harness.analysis.latency import LOOKUP_S, latency_rows
 from harness.analysis.lossless import distrust, text_checks
 from harness.analysis.setup import Setup
 from harness.config import AuditionConfig, DecodeConf, SweepConfig, rates_for
-from harness.records import NGRAM, Prompt, StepTiming, TextTrace, Trial, UserError
+from harness.records import (
+    NGRAM,
+    Prompt,
+    RoundTiming,
+    StepTiming,
+    TextKey,
+    TextTrace,
+    Trial,
+    UserError,
+)
 from harness.storage import RunFolder, StoredRun, load
 from harness.theory.speedup import StepTimes
 
@@ -67,18 +76,19 @@ def stored_traces(
     for trace in run.traces:
         by_draft.setdefault(trace.draft, []).append(trace)
     if not by_draft:
-        raise UserError(f"{key}: no traces.parquet there; name an audition's folder")
+        raise UserError(f"{key}: no traces.parquet there; {_how_to_get(run)}")
     model = run.config.get("model", {})
     if model.get("id") != config.model.id or model.get("revision") != config.model.revision:
         raise UserError(
             f"{key}: the text of model={model.get('name')} ({model.get('id')}), not of "
             f"model={config.model.name} ({config.model.id})"
         )
-    asked = prompt_sets.prompt_set_hash(prompt_sets.load(config.prompts))
+    prompts = prompt_sets.load(config.prompts)
+    asked = prompt_sets.prompt_set_hash(prompts)
     if run.manifest.get("prompts_sha256") != asked:
         raise UserError(
-            f"{key}: other prompts than these; repeat that run's prompts.* keys, which its "
-            "config.yaml holds"
+            f"{key}: other prompts than these; leave prompts.* out, they come from that run "
+            "(its prompt files must be as they were)"
         )
     for name in ("chat_template", "enable_thinking", "answer_tokens"):
         before = (run.config.get("prompts") or {}).get(name)
@@ -86,8 +96,44 @@ def stored_traces(
             raise UserError(f"{key}: made with prompts.{name}={before}; give the same")
     absent = [name for name in drafts if name not in by_draft]
     if absent and not partly:
-        raise UserError(f"{key}: no traces of draft {absent[0]!r}; it has {', '.join(by_draft)}")
-    return [trace for name in drafts for trace in by_draft.get(name, ())], run
+        known = ", ".join(by_draft)
+        raise UserError(
+            f"{key}: no traces of draft {absent[0]!r}; it has {known}; {_how_to_get(run)}"
+        )
+    drawn = run.config.get("temperature") or ()
+    other = next((value for value in config.temperature if value not in drawn), None)
+    if other is not None:
+        known = ", ".join(f"{value:g}" for value in drawn)
+        raise UserError(f"{key}: no texts at temperature={other:g}; it has {known}")
+    wanted = {text for text in _text_keys(run, prompts) if text.temperature in config.temperature}
+    traces = [trace for name in drafts for trace in by_draft.get(name, ()) if trace.key in wanted]
+    for name in by_draft.keys() & {*drafts}:
+        scored = sum(trace.draft == name for trace in traces)
+        if scored < len(wanted):
+            raise UserError(
+                f"{key}: scores of {scored} of {len(wanted)} texts by draft {name!r}; "
+                f"{_how_to_get(run)}"
+            )
+    return traces, run
+
+
+def _text_keys(run: StoredRun, prompts: Sequence[Prompt]) -> Iterator[TextKey]:
+    """The texts that a run's configuration asks for."""
+    for temperature in map(float, run.config.get("temperature") or ()):
+        for repetition in range(run.config["repetitions"] if temperature else 1):
+            for prompt in prompts:
+                for turn in range(1, len(prompt.turns) + 1):
+                    name = prompt.up_to(turn, ()).id
+                    yield TextKey(prompt.prompt_set, name, repetition, temperature)
+
+
+def _how_to_get(run: StoredRun) -> str:
+    """What to do about something that a run lacks."""
+    if run.manifest.get("status") == "complete":
+        return "name the folder of an audition, or of a sweep, that has it"
+    stopped = run.manifest.get("interrupted_by")
+    why = f", interrupted by {stopped}" if stopped else ""
+    return f"that run is unfinished{why}: harness.{run.door} resume={run.folder} completes it"
 
 
 @dataclass(frozen=True)
@@ -139,22 +185,50 @@ def stored_texts(config: AuditionConfig, drafts: Sequence[str]) -> StoredTexts:
         if made != asked:
             raise UserError(f"{key}: made with {name}={made}; give the same, not {asked}")
     trials = tuple(t for t in run.trials if t.k == 0 and t.status == "ok" and t.tokens)
+    wanted = set(_text_keys(run, prompt_sets.load(config.prompts)))
+    lacking = wanted - {trial.key for trial in trials}
+    if lacking:
+        raise UserError(
+            f"{key}: {len(wanted) - len(lacking)} of {len(wanted)} texts; {_how_to_get(run)}"
+        )
     answers = tuple(RunFolder(run.folder, run.manifest).answers())
     return StoredTexts(run, trials, answers, traces)
 
 
-# ---- step times ----------------------------------------------------------------------------------
+# ---- step and round times ------------------------------------------------------------------------
 
 
-def stored_timings(
+@dataclass(frozen=True)
+class StoredTimes:
+    """Another run's times of some drafts and of the target next to them; empty where none are used.
+
+    Attributes:
+        steps: single forwards.
+        rounds: rounds of the running loop; none in a run of an older version.
+    """
+
+    steps: Sequence[StepTiming] = ()
+    rounds: Sequence[RoundTiming] = ()
+
+    def copy_to(self, folder: RunFolder) -> None:
+        """Put them into a run; what is stored there stays."""
+        if self.steps and not folder.timings():
+            folder.write_latency(latency_rows(self.steps), self.steps)
+        stored = {*folder.rounds()}
+        for timing in self.rounds:
+            if timing not in stored:
+                folder.append_round(timing)
+
+
+def stored_times(
     config: AuditionConfig, drafts: Sequence[str], source: StoredRun | None = None
-) -> list[StepTiming]:
-    """Step times of the drafts and the target from `latency_from`, or from `source`.
+) -> StoredTimes:
+    """Times of the drafts and the target from `latency_from`, or from `source`.
 
     None where they are typed in, which is checked, or where they are to be measured.
 
     Raises:
-        UserError: both kinds given, none there, or a draft without step times.
+        UserError: both kinds given, none there, or a draft without times.
     """
     typed = config.latency
     if typed.target_ms is not None:
@@ -162,7 +236,7 @@ def stored_timings(
             raise UserError("latency_from and latency.target_ms: give one of the two")
         for name in drafts:
             _check_typed(config, name, typed.target_ms)
-        return []
+        return StoredTimes()
     if typed.draft_ms is not None or typed.verify_ms is not None:
         raise UserError("latency.target_ms: give it with latency.draft_ms and latency.verify_ms")
     key = "latency"
@@ -172,19 +246,26 @@ def stored_timings(
             raise UserError(
                 f"{key}: no latency_samples.csv there; name a profile, sweep or audition"
             )
+        if source.manifest.get("status") == "running":  # rounds are timed to a run's end
+            raise UserError(f"{key}: it may lack times; {_how_to_get(source)}")
     if source is None:
-        return []
+        return StoredTimes()
     timed = {t.model: t.beside for t in source.timings if t.role == "draft"}
     absent = next((name for name in drafts if name not in timed), None)
     if absent is not None:
         known = ", ".join(sorted(timed))
         raise UserError(f"{key}: no step times of draft {absent!r}; there are {known}")
+    in_rounds = {timing.draft for timing in source.rounds}
+    absent = next((name for name in drafts if in_rounds and name not in in_rounds), None)
+    if absent is not None and source.manifest.get("status") == "running":
+        raise UserError(f"{key}: no round times of draft {absent!r}; {_how_to_get(source)}")
     interleaved = {timed[name] for name in drafts}
-    return [
+    steps = [
         t
         for t in source.timings
         if (t.model in drafts if t.role == "draft" else t.beside in interleaved)
     ]
+    return StoredTimes(steps, [timing for timing in source.rounds if timing.draft in drafts])
 
 
 def _check_typed(config: AuditionConfig, draft: str, target_ms: float) -> None:

@@ -33,7 +33,7 @@ def with_keys_of_run(config: DictConfig, words: Sequence[str]) -> DictConfig:
     Raises:
         UserError: it is no run folder.
     """
-    schema = OmegaConf.get_type(config)
+    schema: Any = OmegaConf.get_type(config)
     resumed = config.get("resume") is not None
     folder = Path(str(config.resume if resumed else config.traces_from))
     read_manifest(folder)  # where there is none, its error says what a run folder is
