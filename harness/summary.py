@@ -57,6 +57,7 @@ CaveatCode = Literal[
     "few_prompts",  # prompts, needed, in_cell: whether of one prompt set (a sweep) or of all
     "unused_card",  # card: why device=auto took the CPU
     "thinking_mode",
+    "thinking_mode_off",  # of a model that has one
     "chat_template_unused",
     "generation_settings",  # settings ("top_k=20, min_p=0.1"), overrides ("decode.top_k=20", or "")
     "engine_fallback",  # role, reason, compiled: False if only compiling failed, None: ran eagerly

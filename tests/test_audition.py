@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from random_models import qwen3, save
 
 from harness import prompts as prompt_sets
 from harness.analysis import analyse
-from harness.cli import compose, draft_conf
+from harness.cli import compose, draft_conf, draft_confs
 from harness.commands import audition, drafts, profile, snapshot, sweep
 from harness.commands.pair import Target, open_target
 from harness.commands.run_lifecycle import Outcome
@@ -131,6 +132,43 @@ def test_what_was_stored_is_enough_to_rank_again_without_a_model(
     assert values == {"ignored": "new_tokens=200", "made_with": "new_tokens=12"}
 
 
+def taken_from(run: str, root: Path, *overrides: str) -> AuditionConfig:
+    """An audition whose command line names a run and little else."""
+    return compose("audition", [f"results_root={root}", run, *overrides])
+
+
+def test_traces_from_takes_all_other_keys_from_its_run_and_typed_ones_replace_them(
+    auditioned: StoredRun, tmp_path: Path
+) -> None:
+    source = f"traces_from={auditioned.folder}"
+    asked = taken_from(source, tmp_path)
+    outcome = audition.run(asked, draft_confs(asked))
+    pd.testing.assert_frame_equal(stored(outcome).results, auditioned.results)
+    assert stored(outcome).rounds == auditioned.rounds
+    of_run = {**auditioned.config, "results_root": str(tmp_path), "threads": "auto"}
+    assert stored(outcome).config == {**of_run, "traces_from": str(auditioned.folder)}
+    fewer = taken_from(source, tmp_path, "k=1", "temperature=1", "draft=tiny_small", "seed=3")
+    again = stored(audition.run(fewer, draft_confs(fewer)))
+    replayed = again.results.query("source == 'replayed' and k > 0")
+    assert set(zip(replayed.draft, replayed.k, replayed.temperature, strict=True)) == {
+        ("tiny_small", 1, 1.0)
+    }
+    assert {trace.temperature for trace in again.traces} == {1.0}
+    assert (again.config["new_tokens"], again.config["prompts"]["limit"]) == (12, 8)
+
+
+def test_a_sweeps_traces_bring_its_draft_and_its_round_times(tmp_path: Path) -> None:
+    grid = ["k=[2]", "new_tokens=4", "threads=1", "prompts.limit=1", "temperature=[0]"]
+    swept = stored(
+        sweep.run(compose("sweep", [f"results_root={tmp_path}", "draft=tiny_small", *grid]))
+    )
+    asked = taken_from(f"traces_from={swept.folder}", tmp_path)
+    run = stored(audition.run(asked, draft_confs(asked)))
+    assert (asked.k, asked.temperature, asked.drafts) == ([2], [0.0], ["tiny_small"])
+    assert swept.rounds
+    assert run.rounds == swept.rounds
+
+
 def test_a_sweeps_step_times_serve_an_audition_and_are_kept_in_it(
     auditioned: StoredRun, tmp_path: Path
 ) -> None:
@@ -140,6 +178,7 @@ def test_a_sweeps_step_times_serve_an_audition_and_are_kept_in_it(
     again = run(tmp_path, *source, drafts=["tiny_good"])
     assert again.status == 0
     assert stored(again).timings == swept.timings
+    assert stored(again).rounds == swept.rounds
     with pytest.raises(UserError, match="no step times of draft 'ngram'; there are tiny_good"):
         run(tmp_path, *source, drafts=["ngram"])
 
@@ -150,6 +189,7 @@ def test_a_sweeps_step_times_serve_an_audition_and_are_kept_in_it(
         (["model=qwen3_4b"], ["tiny_good"], "the text of model=tiny"),
         (["prompts.sets=[easy]"], ["tiny_good"], "other prompts"),
         ([], ["qwen3_0_6b"], "no traces of draft 'qwen3_0_6b'"),
+        (["temperature=0.5"], ["tiny_good"], "no texts at temperature=0.5; it has 0, 1"),
         (["decode.top_k=4"], ["tiny_good"], "drawn with decode.top_k=None"),
         (["latency.draft_ms=1"], ["tiny_good"], "latency.target_ms: give it with"),
         (["latency.target_ms=1"], ["tiny_good"], "no time for draft 'tiny_good'"),
@@ -236,11 +276,29 @@ def test_an_audition_that_was_interrupted_goes_on_with_the_drafts_it_lacks(
     (folder,) = tmp_path.iterdir()
     assert {trace.draft for trace in load_traces(folder)} == {"tiny_good"}
     texts = (folder / "trials.jsonl").read_bytes()
+    unfinished = f"interrupted by SIGINT: harness.audition resume={folder} completes it"
+    with pytest.raises(UserError, match=f"no traces of draft 'tiny_small'; .*{unfinished}"):
+        run(tmp_path, f"traces_from={folder}", drafts=["tiny_good", "tiny_small"])
+    with pytest.raises(UserError, match=f"it may lack times; .*{unfinished}"):
+        run(tmp_path, f"latency_from={folder}", drafts=["tiny_good"])
+    assert stored(run(tmp_path / "else", f"traces_from={folder}", drafts=["tiny_good"])).traces
     outcome = run(tmp_path, f"resume={folder}", drafts=["tiny_good", "tiny_small"])
     assert outcome.status == 0
     assert seen == ["tiny_good", "tiny_small", "tiny_small"]
     assert (folder / "trials.jsonl").read_bytes() == texts
     assert set(analyse(load(folder)).drafts) == {"tiny_good", "tiny_small"}
+
+
+def test_a_resumed_run_needs_no_other_key_and_refuses_one_that_differs(
+    auditioned: StoredRun,
+) -> None:
+    asked = compose("audition", [f"resume={auditioned.folder}"])
+    free = {"resume": str(auditioned.folder), "results_root": "results"}
+    assert asdict(asked) == {**auditioned.config, **free}
+    assert audition.run(asked, draft_confs(asked)).status == 0
+    other = compose("audition", [f"resume={auditioned.folder}", "k=2", "model=tiny"])
+    with pytest.raises(UserError, match=r"differs in k=\[2\] \(the run: \[1, 4, 16\]\)"):
+        audition.run(other, draft_confs(other))
 
 
 def test_an_audition_whose_prompts_changed_is_not_resumed(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 from random_models import qwen3, save
 
 from harness import reporting
+from harness.analysis import analyse
 from harness.analysis.cells import per_prompt
 from harness.analysis.verdict import evidence_from_trials
 from harness.cli import compose, draft_conf
@@ -275,9 +276,25 @@ def test_both_thinking_modes_run_side_by_side(tmp_path: Path) -> None:
     outcome = sweep.run(compose("sweep", [*settings, "prompts.weights={talks:1,talks+thinking:2}"]))
     assert outcome.folder is not None
     run = load(outcome.folder)
+    assert "thinking_mode" in {caveat.code for caveat in analyse(run).caveats}
     lengths = {(t.prompt_set, t.prompt): t.prompt_tokens or 0 for t in run.trials}
     assert {name for name, _ in lengths} == {"talks", "talks+thinking"}
     assert lengths["talks+thinking", "a"] > lengths["talks", "a"]
     # Each mode continues the answers that it gave itself
     answers = RunFolder(run.folder, run.manifest).answers()
     assert Counter(t.prompt_set for t in answers) == {"talks": 3, "talks+thinking": 3}
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_a_report_says_that_thinking_mode_is_off_for_a_model_that_has_one(
+    tmp_path: Path, swept: StoredRun
+) -> None:
+    codes = {"thinking_mode", "thinking_mode_off"}
+    assert not codes & {caveat.code for caveat in analyse(swept).caveats}, "it has no template"
+    folder = save(qwen3(), tmp_path / "chatty")
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    names = [f"model.id={folder}", f"draft.id={folder}", "model=hf", "draft=hf", "mode=replay"]
+    outcome = sweep.run(compose("sweep", words(tmp_path, *names, "temperature=0")))
+    assert outcome.folder is not None
+    found = {caveat.code for caveat in analyse(load(outcome.folder)).caveats}
+    assert codes & found == {"thinking_mode_off"}

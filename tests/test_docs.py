@@ -1,7 +1,13 @@
-"""What the documents name exists."""
+"""What the documents name exists, and what they say to type works."""
 
 import re
+import shlex
 from pathlib import Path
+
+import pytest
+
+from harness import audition
+from tools import keys_page
 
 ROOT = Path(__file__).resolve().parents[1]
 TEST = re.compile(r"`(test_\w+)?::(test_\w+)`")
@@ -22,3 +28,22 @@ def test_every_row_of_reliability_md_names_tests_that_exist() -> None:
             if not source.is_file() or f"def {name}(" not in source.read_text(encoding="utf-8"):
                 missing.append(f"{module}::{name}")
     assert not missing
+
+
+def test_the_readmes_audition_of_a_stored_run_works_as_it_is_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"`python -m harness.audition (traces_from=results/[^`]*)`", readme)
+    monkeypatch.chdir(ROOT)
+    words = [*shlex.split(line), f"results_root={tmp_path}"]
+    monkeypatch.setattr("sys.argv", ["harness/audition.py", *words])
+    with pytest.raises(SystemExit) as end:
+        audition.main()
+    assert end.value.code == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith(f"run: {tmp_path}")
+
+
+def test_keys_md_names_the_keys_that_help_prints() -> None:
+    page = keys_page.PAGE.read_text(encoding="utf-8")
+    assert keys_page.table() in page, "python tools/keys_page.py writes it anew"

@@ -140,7 +140,7 @@ def test_only_the_same_run_of_this_version_is_resumed_or_read(
 ) -> None:
     other = {**CONFIG, "k": [7], "model": {**CONFIG["model"], "name": "x"}, "results_root": "y"}
     for act, said in (
-        (lambda: RunFolder.resume(folder.path, "sweep", other), "differs in k, model.name;"),
+        (lambda: RunFolder.resume(folder.path, "sweep", other), "differs in k=[7] (the run: "),
         (lambda: RunFolder.resume(folder.path, "profile", CONFIG), "by sweep, not by profile"),
         (lambda: load(tmp_path), "not a run folder"),
         (lambda: load(tmp_path / "absent"), "not a run folder"),
@@ -157,7 +157,7 @@ def test_a_key_that_is_gone_hinders_a_resume_only_where_it_was_used(tmp_path: Pa
         if stop == "none":
             assert RunFolder.resume(folder, "audition", CONFIG).path == folder
         else:
-            assert "differs in stop;" in refusal(
+            assert "differs in stop=None (the run: sequential);" in refusal(
                 lambda folder=folder: RunFolder.resume(folder, "audition", CONFIG)
             )
 

@@ -126,7 +126,7 @@ def test_resuming_runs_what_is_missing_and_nothing_else(
     assert sweep.run(config(swept.folder.parent, *same)).status == 0
     assert load(swept.folder).trials == swept.trials
     assert load(swept.folder).rounds == swept.rounds
-    with pytest.raises(UserError, match=r"differs in prompts\.limit, seed;"):
+    with pytest.raises(UserError, match=r"differs in prompts\.limit=9 \(.*: 8\), seed=5 "):
         sweep.run(config(swept.folder.parent, "seed=5", "prompts.limit=9", same[1]))
 
 

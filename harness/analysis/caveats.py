@@ -85,6 +85,8 @@ def _of_the_run(
         target = setup.described.get("target") or {}
         if target.get("chat_template") and setup.conf("prompts").get("chat_template") == "never":
             yield Caveat("chat_template_unused")
+        elif target.get("thinking_mode") and not thinking:
+            yield Caveat("thinking_mode_off")
     yield from _generation_settings(setup)
     yield from _other_budget(setup)
 

@@ -43,7 +43,7 @@ def _groups(config: DictConfig) -> Iterator[str]:
 
 
 def _keys(config: DictConfig, schema: Any) -> Iterator[str]:
-    values = OmegaConf.to_container(config)
+    values: Any = OmegaConf.to_container(config)
     for name, entry in keys_of(schema):
         group, _, rest = name.partition(".")
         if group == "draft" and rest:  # the same keys again

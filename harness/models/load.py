@@ -36,7 +36,7 @@ from harness.models.memory import (
     shape_of,
 )
 from harness.models.probe import cached_model
-from harness.models.tokenizer import tokenizer_difference
+from harness.models.tokenizer import has_thinking_mode, tokenizer_difference
 from harness.records import UserError
 from harness.theory.architecture import Architecture, architecture_of
 
@@ -106,6 +106,7 @@ class LoadedModel:
             "vocab": self.vocab_size,
             "context_tokens": self.context_tokens,
             "chat_template": bool(getattr(self.tokenizer, "chat_template", None)),
+            "thinking_mode": has_thinking_mode(self.tokenizer),
             "commit": getattr(self.network.config, "_commit_hash", None),
             "weights_sample_sha256": None if self.weights == "dummy" else sampled_hash(parameters),
             "generation_config": generation_settings(self.network),

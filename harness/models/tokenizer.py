@@ -7,6 +7,7 @@ turn, answer, turn.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
@@ -50,6 +51,18 @@ def encode(tokenizer: Any, prompt: Prompt, conf: PromptsConf) -> tuple[int, ...]
     if not ids:
         raise UserError(f"{where}: it has no tokens; give it text")
     return tuple(int(token) for token in ids)
+
+
+def has_thinking_mode(tokenizer: Any) -> bool:
+    """Whether the chat template makes another prompt where it is asked for thinking mode."""
+    if not getattr(tokenizer, "chat_template", None):
+        return False
+    plain = Prompt("", "a first prompt", ("Hello.",))
+    try:
+        modes = [_through_template(tokenizer, replace(plain, thinking=on)) for on in (False, True)]
+    except UserError:  # the run's own prompts may be such that it can be rendered
+        return False
+    return list(modes[0]) != list(modes[1])
 
 
 def check_thinking(tokenizer: Any, prompts: Sequence[Prompt], conf: PromptsConf) -> None:

@@ -178,7 +178,7 @@ class RunFolder:
         if differing:
             raise UserError(
                 f"resume={folder}: its configuration differs in {', '.join(differing)}; "
-                "run with the same settings, or start a new run without resume="
+                "leave out what the run has already, or start a new run without resume="
             )
         for name, kind in APPENDED:
             read_lines(path, name, kind)  # damage is an error before anything is cut off or added
@@ -369,13 +369,13 @@ def _safe(name: str) -> str:
 
 
 def _differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
-    """Dotted keys at which two configurations differ, the free keys aside.
+    """Dotted keys at which two configurations differ, with both values, the free keys aside.
 
     A key that the stored run's version did not have yet differs where it is in use.
     """
     left, right = flattened(stored), flattened(given)
     return [
-        key
+        f"{key}={right.get(key)} (the run: {left.get(key)})"
         for key in sorted(left.keys() | right.keys())
         if key.split(".")[0] not in FREE_KEYS
         and not (key in FORMER_KEYS and key not in right and left[key] == FORMER_KEYS[key])

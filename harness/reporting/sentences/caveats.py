@@ -94,6 +94,10 @@ CAVEATS: Mapping[str, Any] = {
     ),
     "unused_card": "device=auto took the CPU: {card}",
     "thinking_mode": "thinking mode is on: acceptance is that of reasoning text",
+    "thinking_mode_off": (
+        "thinking mode is off (prompts.enable_thinking=false) though the model has one: acceptance "
+        "is that of answers without reasoning"
+    ),
     "chat_template_unused": ("the model's chat template was not used: served traffic will differ"),
     "generation_settings": _generation_settings,
     "engine_fallback": _engine_fallback,
