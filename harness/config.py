@@ -86,7 +86,7 @@ def _tokens(default: int | None, meaning: str) -> Any:
 def _engine() -> Any:
     return key(
         None,
-        "vllm, sglang, llamacpp, mlx, ...: whose serving line is shown first",
+        "vllm, sglang, llamacpp, mlx, ...: whose serving line comes first",
         choices=tuple(SERVERS),
     )
 

@@ -58,7 +58,7 @@ def words(root: Path, *more: str) -> list[str]:
 def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
     """The report is looked at once, with `swept`."""
     for name in ("render", "show"):
-        monkeypatch.setattr(reporting, name, lambda *_: None)
+        monkeypatch.setattr(reporting, name, lambda *_, **__: None)
 
 
 @pytest.fixture(scope="module")

@@ -294,7 +294,7 @@ def test_a_model_that_the_card_cannot_hold_is_refused_before_anything_is_rented(
     weights: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(modal_app, "in_cloud", Cloud(Path()))
-    overrides = f"model.weights={weights} draft.weights={weights}"
+    overrides = f"model.weights={weights} draft.weights={weights} new_tokens=48"
     assert typed(modal_app.sweep, model="qwen3_32b", gpu="A10G", overrides=overrides) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: --gpu A10G: 66.7 GB of memory needed (65.5 GB for model=qwen3")

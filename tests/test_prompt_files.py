@@ -7,6 +7,7 @@ import json
 import random
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -93,7 +94,8 @@ def made(count: int, categories: int = 1) -> list[Prompt]:
 
 
 def test_the_shipped_sets_are_large_enough_and_a_limit_sees_every_category() -> None:
-    everything, few = load(PromptsConf()), load(PromptsConf(limit=8))
+    both = ["easy", "hard"]
+    everything, few = load(PromptsConf(both)), load(PromptsConf(both, limit=8))
     assert {"easy", "hard"} <= set(available_sets())
     assert len({(prompt.prompt_set, prompt.id) for prompt in everything}) == len(everything)
     assert len({prompt.turns for prompt in everything}) == len(everything)
@@ -104,8 +106,11 @@ def test_the_shipped_sets_are_large_enough_and_a_limit_sees_every_category() -> 
     assert [int(prompt.id) for prompt in spread(made(32), 4)] == [0, 8, 16, 24]
     for conf, said in (
         (PromptsConf(sets=["medium"]), "no set 'medium'; there are easy, hard"),
-        (PromptsConf(weights={"code": 1.0}), "prompts.weights: no prompt set 'code'"),
-        (PromptsConf(weights={"easy": 1.0}), "prompts.weights: no weight for prompt set 'hard'"),
+        (PromptsConf(both, weights={"code": 1.0}), "prompts.weights: no prompt set 'code'"),
+        (
+            PromptsConf(both, weights={"easy": 1.0}),
+            "prompts.weights: no weight for prompt set 'hard'",
+        ),
     ):
         with pytest.raises(UserError, match=re.escape(said)):
             load(conf)
@@ -244,6 +249,23 @@ def test_files_of_one_stem_are_kept_apart_by_their_folders_and_only_those(tmp_pa
     }
     with pytest.raises(UserError, match="is listed twice"):
         load(PromptsConf(sets=[], files=[str(files[2]), f"{tmp_path}/./own.txt"]))
+
+
+def test_own_files_replace_the_shipped_sets_and_are_kept_apart_where_both_are_used(
+    tmp_path: Path,
+) -> None:
+    mine, easy = tmp_path / "mine.jsonl", tmp_path / "easy.jsonl"
+    mine.write_text('{"prompt": "one", "category": "easy"}\n{"prompt": "two", "category": "b"}\n')
+    easy.write_text('{"prompt": "three"}\n')
+    files = [str(mine), str(easy)]
+    alone = load(checked(PromptsConf(files=files)))
+    assert {p.prompt_set for p in alone} == {"easy", "b"}, "no shipped set to be taken for"
+    assert len(alone) == 3
+    both = load(checked(PromptsConf(files=files, sets=["easy"], limit=2)))
+    names = Counter(prompt.prompt_set for prompt in both)
+    assert names == {"easy": 2, "mine/easy": 1, "b": 1, f"{tmp_path.name}/easy": 1}
+    shipped = load(PromptsConf(["easy"], limit=2))
+    assert [p for p in both if p.prompt_set == "easy"] == list(shipped)
 
 
 def test_a_limit_on_turns_and_a_system_message_are_for_every_conversation(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from harness.config import keys_of
+from harness.records import UserError
 from harness.storage import FREE_KEYS
 from harness.storage.contents import read_config, read_manifest
 
@@ -35,9 +36,13 @@ def with_keys_of_run(config: DictConfig, words: Sequence[str]) -> DictConfig:
     """
     schema: Any = OmegaConf.get_type(config)
     resumed = config.get("resume") is not None
-    folder = Path(str(config.resume if resumed else config.traces_from))
-    read_manifest(folder)  # where there is none, its error says what a run folder is
-    stored = read_config(folder)
+    key = "resume" if resumed else "traces_from"
+    folder = Path(str(config[key]))
+    try:
+        read_manifest(folder)  # where there is none, its error says what a run folder is
+        stored = read_config(folder)
+    except UserError as error:
+        raise UserError(f"{key}: {error}") from error
     typed = {o.key_or_group for o in OverridesParser.create().parse_overrides(list(words))}
     known = {name.split(".")[0] for name, _ in keys_of(schema)}
     if not {name.split(".")[0] for name in typed} <= known:
