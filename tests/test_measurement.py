@@ -1,6 +1,8 @@
 """Timed generations and steps: what is counted, and that nothing timed is lost."""
 
+from collections import namedtuple
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -166,6 +168,23 @@ def test_threads_are_what_was_asked_for() -> None:
     for wrong in (0, True, "many", 1.5):
         with pytest.raises(UserError, match="threads="):
             environment.settle_threads(wrong, [TableModel()], [1, 2])
+
+
+def test_other_work_on_the_machine_is_told_from_this_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of 2 x 10 s, 8 were idle, 2 waited for a disk and 4 were ours: others kept 0.6 of 2 busy."""
+    machine = namedtuple("machine", ["user", "system", "idle", "iowait", "guest"])
+    process = namedtuple("process", ["user", "system", "children_user", "children_system"])
+    now = [machine(100.0, 10.0, 50.0, 5.0, 30.0), process(7.0, 1.0, 0.0, 0.0)]
+    monkeypatch.setattr(environment.psutil, "cpu_times", lambda: now[0])
+    monkeypatch.setattr(environment.psutil, "cpu_count", lambda: 2)
+    ours = SimpleNamespace(cpu_times=lambda: now[1])
+    monkeypatch.setattr(environment.psutil, "Process", lambda: ours)
+    load = environment.OtherLoad()
+    assert load.so_far() == {"load": 0.0, "processors": 2}
+    now[:] = machine(107.0, 13.0, 58.0, 7.0, 31.0), process(9.0, 2.0, 0.5, 0.5)
+    assert load.so_far() == pytest.approx({"load": 0.6, "processors": 2})
 
 
 def test_equal_texts_pass_and_a_wide_margin_fails() -> None:

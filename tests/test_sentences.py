@@ -165,6 +165,7 @@ CAVEATS: dict[str, tuple[dict[str, Any], str]] = {
     "server_concurrency": ({"file": "b.json", "max_concurrency": None}, "no limit"),
     "round_fit": ({"file": "a.log", "residual": 0.031, "k": 4}, "misses one by 3.1% (K=4)"),
     "server_gap": ({"k": 2, "measured": 1.2, "predicted": 1.5}, "1.20x at K=2"),
+    "busy_card": ({"processes": 2}, "2 other process(es) used the card"),
     "busy_machine": ({"load": 1.26, "processors": 2}, "kept 1.3 of 2 processors busy"),
     "unstable_timings": ({"timings": 2}, "2 timings cannot be right"),
     "outlier_generations": (

@@ -28,6 +28,8 @@ from harness.theory.speedup import StepTimes
 NOTHING_TESTED = "every distribution is nearly certain: nothing could be tested"
 # A step spread this wide says that something else was using the machine.
 WIDE_SPREAD = 1.5
+# Share of all processors that other work may take without a caveat
+BUSY = 0.1
 # Settings that mean nothing at temperature 0, where the likeliest token is taken
 _SAMPLED_ONLY = frozenset(
     {"temperature", "top_k", "top_p", "min_p", "typical_p", "top_h", "epsilon_cutoff", "eta_cutoff"}
@@ -139,9 +141,12 @@ def _of_the_steps(setup: Setup, timings: Sequence[StepTiming]) -> Iterator[Cavea
         device = setup.environment.get("device_name") or "another device"
         code = "gpu_not_timed" if setup.command == "audition" else "other_card"
         yield Caveat(code, {"card": setup.gpu.name, "device": str(device)})
-    load = setup.run.manifest.get("other_load")
-    if load:
+    load = setup.run.manifest.get("other_load") or {}
+    if load.get("load", 0.0) > BUSY * load.get("processors", 1):
         yield Caveat("busy_machine", dict(load))
+    processes = setup.run.manifest.get("other_gpu_processes")
+    if processes:
+        yield Caveat("busy_card", {"processes": processes})
     wide = {
         timing.role
         for timing in timings

@@ -16,6 +16,7 @@ from harness.commands.run_lifecycle import (
     Outcome,
     concluded,
     load_prompts,
+    measuring,
     note_or_check,
     resumed,
     running,
@@ -74,7 +75,7 @@ def _measured(
     target = open_target(config, prompts)
     folder = folder or _create(config)
     note_or_check(folder, target.describe(), config.seed)
-    with running(folder):
+    with measuring(folder, target.target_model.device):
         if texts is not None:
             texts.copy_to(folder)
         times.copy_to(folder)

@@ -18,9 +18,9 @@ from harness.commands.run_lifecycle import (
     concluded,
     create,
     load_prompts,
+    measuring,
     note_or_check,
     resumed,
-    running,
     unless_broken,
 )
 from harness.commands.time_rounds import visits_of_pair
@@ -63,7 +63,7 @@ def run(config: ProfileConfig) -> Outcome:
     cells = _curve_cells(pair, config)  # refuses typed contexts before a folder is made
     folder = folder or create(config, "profile")
     note_or_check(folder, pair.describe(), config.seed)
-    with running(folder):
+    with measuring(folder, pair.target_model.device):
         pair = with_turns(folder, pair, config)
         given = config.decode.acceptance
         synthetic = {

@@ -12,17 +12,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness import prompts as prompt_sets
 from harness.analysis import analyse
 from harness.commands.progress import fetching, progress
 from harness.config import AuditionConfig, PairConfig
+from harness.measurement.environment import OtherLoad
 from harness.records import BrokenLogitsError, Prompt, UserError, in_one_line
 from harness.storage import RunFolder, load
 from harness.summary import Summary
 
+if TYPE_CHECKING:
+    import torch
+
 INTERRUPTED = "interrupted_by"
+# The manifest's entries for what others did on the machine while it measured: processors that they
+# kept busy, and processes on the card
+OTHER_LOAD, OTHER_PROCESSES = "other_load", "other_gpu_processes"
 # The manifest's entry for measurements that failed because logits were not finite
 NOT_MEASURED = "not_measured"
 # What of a model's entry in the manifest must stay as it was for a run to be resumed
@@ -160,7 +167,36 @@ def running(folder: RunFolder) -> Iterator[None]:
         raise
 
 
-def _note(folder: RunFolder, entries: dict[str, str]) -> None:
+@contextmanager
+def measuring(folder: RunFolder, device: "torch.device") -> Iterator[None]:
+    """`running`, with a note of how busy other work kept the machine while the block ran.
+
+    Of a run that was resumed, the busier time counts.
+    """
+    load, processes = OtherLoad(), _others_on(device)
+    with running(folder):
+        try:
+            yield
+        finally:
+            before = folder.manifest.get(OTHER_LOAD) or {}
+            now = load.so_far()
+            _note(folder, {OTHER_LOAD: max(before, now, key=lambda one: one.get("load", 0.0))})
+            known = [folder.manifest.get(OTHER_PROCESSES), processes, _others_on(device)]
+            counts = [count for count in known if count is not None]
+            if counts:
+                _note(folder, {OTHER_PROCESSES: max(counts)})
+
+
+def _others_on(device: "torch.device") -> int | None:
+    """How many other processes use the card now; None where there is none, or it is not known."""
+    if device.type != "cuda":
+        return None
+    from harness.models.device import other_gpu_processes  # imports torch
+
+    return other_gpu_processes(device)
+
+
+def _note(folder: RunFolder, entries: Mapping[str, Any]) -> None:
     with suppress(UserError):  # on a full disk what ended the run is the error to show
         folder.update_manifest(entries)
 

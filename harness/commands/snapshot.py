@@ -13,9 +13,9 @@ from harness.commands.run_lifecycle import (
     concluded,
     create,
     load_prompts,
+    measuring,
     note_or_check,
     resumed,
-    running,
     unless_broken,
 )
 from harness.config import SnapshotConfig, SweepConfig
@@ -41,7 +41,7 @@ def run(config: SnapshotConfig) -> Outcome:
     pair = open_pair(config, prompts)
     folder = folder or create(config, "snapshot")
     note_or_check(folder, pair.describe(), config.seed)
-    with running(folder):
+    with measuring(folder, pair.target_model.device):
         pair = with_turns(folder, pair, config)
         trials: list[Trial] = []
         if GREEDY in config.temperature:

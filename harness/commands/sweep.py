@@ -15,9 +15,9 @@ from harness.commands.run_lifecycle import (
     concluded,
     create,
     load_prompts,
+    measuring,
     note_or_check,
     resumed,
-    running,
 )
 from harness.commands.snapshot import check_texts
 from harness.commands.time_rounds import visits_of_pair
@@ -39,7 +39,7 @@ def run(config: SweepConfig) -> Outcome:
     note_or_check(folder, pair.describe(), config.seed)
     if synthetic:
         folder.update_manifest({"synthetic_acceptance": as_stored(synthetic)})
-    with running(folder):
+    with measuring(folder, pair.target_model.device):
         pair = with_turns(folder, pair, config)
         if config.mode == "replay" or 0.0 not in config.temperature:  # no greedy texts to compare
             pair.check_lengths()

@@ -124,6 +124,33 @@ def _git() -> dict[str, Any] | None:
     return None
 
 
+class OtherLoad:
+    """How much of the machine other work takes, from when this is made."""
+
+    def __init__(self) -> None:
+        """Begin now."""
+        self._begin = self._seconds()
+
+    def so_far(self) -> dict[str, float]:
+        """Processors that others kept busy, on average, and how many there are."""
+        busy, all_processors = (
+            now - before for now, before in zip(self._seconds(), self._begin, strict=True)
+        )
+        processors = psutil.cpu_count() or 1
+        share = busy / all_processors if all_processors > 0 else 0.0
+        return {"load": max(0.0, share) * processors, "processors": processors}
+
+    @staticmethod
+    def _seconds() -> tuple[float, float]:
+        """Of all processors: those that were not idle and not ours, and all."""
+        times, ours = psutil.cpu_times(), psutil.Process().cpu_times()
+        # A guest's time is part of the user's, see man 5 proc
+        spent = {name: getattr(times, name) for name in times._fields if "guest" not in name}
+        total = sum(spent.values())
+        idle = sum(spent.get(name, 0.0) for name in ("idle", "iowait"))
+        return total - idle - sum(ours[:4]), total
+
+
 def settle_threads(setting: Any, models: "Sequence[CausalModel]", context: Sequence[int]) -> int:
     """Set torch's CPU threads: the number given, or the one that makes these models' steps fastest.
 

@@ -66,6 +66,23 @@ def nvidia_driver() -> NvidiaDriver | None:
         pynvml.nvmlShutdown()
 
 
+def other_gpu_processes(device: torch.device) -> int | None:
+    """How many other processes compute on a card now; None where the driver does not say."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        uuid = str(torch.cuda.get_device_properties(device).uuid)
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
+        # In a container process ids are not ours to compare; this process is one of them
+        return max(0, len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle)) - 1)
+    except (pynvml.NVMLError, AttributeError):
+        return None
+    finally:
+        pynvml.nvmlShutdown()
+
+
 def _text(name: str | bytes) -> str:
     return name.decode() if isinstance(name, bytes) else name
 

@@ -117,6 +117,10 @@ CAVEATS: Mapping[str, Any] = {
         "other work kept {load:.1f} of {processors} processors busy while this run was timed: time"
         " it again on a quiet machine"
     ),
+    "busy_card": (
+        "{processes} other process(es) used the card while this run was timed: time it again on a"
+        " card of its own"
+    ),
     "unstable_timings": (
         "{timings} timings cannot be right, though they were repeated; they are marked in the"
         " tables and left out of plots: time them again on a quiet machine, with threads= set"
