@@ -12,10 +12,11 @@ from harness.analysis.setup import is_card
 from harness.audition import work
 from harness.cli import compose
 from harness.cloud.jobs import card_named
-from harness.commands import sweep
+from harness.commands import profile, snapshot, sweep
 from harness.commands.dry_run import all_cards
 from harness.config import AuditionConfig
 from harness.records import UserError
+from harness.reporting.console import MOST_LINES
 from harness.storage import RunFolder, StoredRun, load
 from harness.summary import Summary
 
@@ -213,6 +214,17 @@ def test_cards_are_combined_into_one_run(
         combine(combined.folder)
     with pytest.raises(UserError, match="not a run folder"):
         combine(tmp_path)
+
+
+@pytest.mark.parametrize("models", [(), ("model=qwen3_4b", "draft=qwen3_0_6b")])
+def test_a_dry_run_takes_few_lines(
+    models: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command, door in {"sweep": sweep, "profile": profile, "snapshot": snapshot}.items():
+        door.run(compose(command, ["dry_run=true", *models]))
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) <= MOST_LINES
+        assert max(map(len, lines)) <= 80
 
 
 def test_a_dry_run_prints_the_modelled_cost_of_one_card_or_of_all(

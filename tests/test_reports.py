@@ -17,9 +17,10 @@ from rich.console import Console
 
 from harness import reporting
 from harness.analysis import analyse
+from harness.analysis.comparison import compare
 from harness.records import Failure
 from harness.reporting import formatting, markdown
-from harness.reporting.console import fold
+from harness.reporting.console import MOST_LINES, fold
 from harness.reporting.content import content_of
 from harness.reporting.tables import tables_of
 from harness.reporting.tables.specification import Column, table
@@ -123,6 +124,33 @@ def test_a_narrow_console_still_shows_every_column_complete(name: str) -> None:
         for index, column in enumerate(entry.columns):
             texts = {" ".join(row.cells[index].text.split()) for row in entry.rows}
             assert column.flexible or all(text in words for text in texts)
+
+
+@pytest.mark.parametrize("name", [*RUNS, "comparison"])
+def test_the_console_has_the_answer_and_the_path_in_few_lines(name: str) -> None:
+    made = summary(name) if name != "comparison" else compared()
+    content, lines = content_of(made), printed(made, 80, verbose=False).splitlines()
+    assert sum(max(1, -(-len(line) // 80)) for line in lines) <= MOST_LINES
+    assert content.verdicts[0] in " ".join(" ".join(lines).split())
+    assert lines[-1] == f"report: {content.page}"
+
+
+def compared() -> Summary:
+    runs = [load(HERE / "frozen/sweep"), load(HERE.parent / "results/examples/embedded_sweep")]
+    return replace(summary("sweep"), run=replace(summary("sweep").run, command="report"),
+                   answers=(), verdict=None, comparison=compare(runs, 0.95))  # fmt: skip
+
+
+def test_profile_and_break_even_answer_in_one_sentence() -> None:
+    assert content_of(summary("profile")).verdicts == (
+        "With these round times speculation needs an alpha above 0.32 (K=1); at most 2.52x is"
+        " possible (K=4, every draft token accepted).",
+    )
+    *_, possible = content_of(summary("breakeven")).verdicts
+    assert possible.startswith("With these step times speculation needs an alpha above 0.78 (K=1)")
+    lost = tuple(replace(entry, breakeven_alpha=None) for entry in summary("profile").ceilings)
+    (never,) = content_of(replace(summary("profile"), ceilings=lost)).verdicts
+    assert "speculation cannot pay" in never
 
 
 def test_a_folded_table_repeats_what_names_its_rows() -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 from omegaconf import OmegaConf
 from rich.console import Console
-from rich.table import Table
 
 import harness.models
 from harness import prompts as prompt_sets
@@ -28,8 +27,9 @@ from harness.config import (
 )
 from harness.models.memory import shape_of
 from harness.records import NGRAM, Prompt, UserError
-from harness.reporting.console import print_table
+from harness.reporting.console import print_brief, print_table
 from harness.reporting.tables.cards import cards_table, cost_table
+from harness.reporting.tables.specification import Column, Table, table
 from harness.theory.architecture import architecture_of
 from harness.theory.cost import (
     Forwards,
@@ -50,6 +50,10 @@ BACKENDS = {
     "eager": "eager",
     "cuda_graphs": "CUDA graphs",
 }
+PLAN: tuple[Column[tuple[str, str]], ...] = (
+    Column("what", lambda row: row[0], key=True),
+    Column("how much", lambda row: row[1], flexible=True),
+)
 
 Config = PairConfig | AuditionConfig
 Rows = dict[str, object]
@@ -79,8 +83,8 @@ def print_sweep_plan(config: SweepConfig, prompts: Sequence[Prompt]) -> None:
         work += timing_forwards(max(ks), "draft")
     else:
         work = pair_forwards(ks, texts, config.new_tokens)
-    _print_plan(config, [config.draft], rows)
-    _print_costs(config, [config.draft], prompts, work, config.gpu)
+    costs = _costs(config, [config.draft], prompts, work)
+    _print([_plan(config, [config.draft], rows), costs], config)
 
 
 def print_profile_plan(config: ProfileConfig, prompts: Sequence[Prompt]) -> None:
@@ -98,8 +102,7 @@ def print_profile_plan(config: ProfileConfig, prompts: Sequence[Prompt]) -> None
     tokens = texts * config.new_tokens
     work = [Forwards("target", tokens), Forwards("draft", tokens)]
     work += timing_forwards(max(config.k), "draft")
-    _print_plan(config, [config.draft], rows)
-    _print_costs(config, [config.draft], prompts, work, config.gpu)
+    parts = [_plan(config, [config.draft], rows), _costs(config, [config.draft], prompts, work)]
     request = _cards_request(config)
     if request is not None:
         cards = {card.name: card for card in all_cards()}
@@ -107,14 +110,13 @@ def print_profile_plan(config: ProfileConfig, prompts: Sequence[Prompt]) -> None
         if config.gpu:  # with the numbers that it was given
             cards[config.gpu.name] = config.gpu
         planned = plan_cards([card_of(card) for card in cards.values()], request)
-        print_table(cards_table(planned, request, chosen), Console(highlight=False))
-        return
-    Console(highlight=False).print(
-        "cards (modelled): a model's architecture is not in its config; choose one that has it "
-        "(model=qwen3_4b) or give model.architecture={family: qwen3, ...}",
-        soft_wrap=True,
-        markup=False,
-    )
+        parts.insert(1, cards_table(planned, request, chosen, brief=not config.verbose))
+    else:
+        parts.append(
+            "cards (modelled): a model's architecture is not in its config; choose one that has it "
+            "(model=qwen3_4b) or give model.architecture={family: qwen3, ...}"
+        )
+    _print(parts, config)
 
 
 def print_snapshot_plan(config: SnapshotConfig, prompts: Sequence[Prompt]) -> None:
@@ -130,7 +132,7 @@ def print_snapshot_plan(config: SnapshotConfig, prompts: Sequence[Prompt]) -> No
         "tokens, at most": f"{compared * (1 + len(ks)) * config.new_tokens:,}",
         "draws from one prefix": f"{draws:,} (temperatures above 0)",
     }
-    _print_plan(config, [config.draft], rows)
+    _print([_plan(config, [config.draft], rows)], config)
 
 
 def print_audition_plan(
@@ -154,19 +156,31 @@ def print_audition_plan(
     work = text_forwards(texts, config.new_tokens, config.batch)
     for conf in drafts:
         work += timing_forwards(max(config.k), conf.name)
-    _print_plan(config, drafts, rows)
-    _print_costs(config, drafts, prompts, work, config.gpu)
+    _print([_plan(config, drafts, rows), _costs(config, drafts, prompts, work)], config)
 
 
-def _print_plan(config: Config, drafts: Sequence[ModelConf], rows: Mapping[str, object]) -> None:
-    table = Table(title="plan (nothing is run)", show_header=False)
-    table.add_row("backend", BACKENDS[config.backend])
-    table.add_row("target", _model_line(config.model))
-    for conf in drafts:
-        table.add_row("draft", _model_line(conf))
-    for name, value in rows.items():
-        table.add_row(name, str(value))
-    Console(highlight=False).print(table)
+def _plan(config: Config, drafts: Sequence[ModelConf], rows: Mapping[str, object]) -> Table:
+    """What would be run."""
+    listed = [
+        ("backend", BACKENDS[config.backend]),
+        ("target", _model_line(config.model)),
+        ("drafts" if len(drafts) > 1 else "draft", ", ".join(_model_line(conf) for conf in drafts)),
+        *((name, str(value)) for name, value in rows.items()),
+    ]
+    return table("Plan (nothing is run)", PLAN, listed)
+
+
+def _print(parts: Sequence[Table | str], config: Config) -> None:
+    """The parts in reading order; without `verbose` as much of them as fits on the console."""
+    console = Console(highlight=False)
+    if not config.verbose:
+        print_brief(parts, console)
+        return
+    for part in parts:
+        if isinstance(part, str):
+            console.print(part, soft_wrap=True, markup=False)
+        else:
+            print_table(part, console)
 
 
 def _answer_rows(config: Config, prompts: Sequence[Prompt]) -> Rows:
@@ -201,13 +215,12 @@ def _model_line(conf: ModelConf) -> str:
 # ---- costs ---------------------------------------------------------------------------------------
 
 
-def _print_costs(
-    config: Config,
+def _costs(
+    config: SweepConfig | ProfileConfig | AuditionConfig,
     drafts: Sequence[ModelConf],
     prompts: Sequence[Prompt],
     work: Sequence[Forwards],
-    gpu: GpuConf | None,
-) -> None:
+) -> Table | str:
     """What the work, and the answers to earlier turns, would take and cost on each card."""
     batch = config.batch if isinstance(config, AuditionConfig) else REPLAY_BATCH
     if waiting := _answers(prompts):
@@ -217,24 +230,20 @@ def _print_costs(
         models |= {conf.name: conf for conf in drafts if conf.id != NGRAM}
     else:
         models["draft"] = config.draft
-    console = Console(highlight=False)
     sizes = {name: sizes_of(conf) for name, conf in models.items()}
     unknown = " and ".join(models[name].name for name, size in sizes.items() if size is None)
     if unknown:
-        console.print(
+        return (
             f"estimated cost: unknown; the sizes of {unknown} are not in its config"
-            " (model.architecture={family: ..., layers: ...} gives them)",
-            soft_wrap=True,
-            markup=False,
+            " (model.architecture={family: ..., layers: ...} gives them)"
         )
-        return
     known = {name: size for name, size in sizes.items() if size is not None}
     # Of a typical step: the mean over all turns, with half of the text generated
     lengths = prompt_sets.estimated_tokens(prompts, config)
     context = sum(lengths) // len(lengths) + config.new_tokens // 2
-    cards = [gpu] if gpu is not None else all_cards()
+    cards = [config.gpu] if config.gpu is not None else all_cards()
     estimates = [estimate(work, known, card_of(card), context) for card in cards]
-    print_table(cost_table(sorted(estimates, key=lambda entry: entry.high_usd)), console)
+    return cost_table(sorted(estimates, key=lambda entry: entry.high_usd))
 
 
 def all_cards() -> list[GpuConf]:

@@ -65,12 +65,28 @@ class _Block:
             kept -= 1
         if not kept:
             return replace(self, head=(), parts=())
-        more = (Text(f"{len(self.parts) - kept} more in the report, or with verbose=true."),)
+        more = (Text(f"{len(self.parts) - kept} more with verbose=true."),)
         return replace(self, parts=(*self.parts[:kept], more))
 
 
+def print_brief(parts: Sequence[Table | str], out: Console) -> None:
+    """Print tables and sentences in at most MOST_LINES lines, the first ones whole if possible."""
+    blocks = [
+        replace(_table_block(part, out), importance=place)
+        if isinstance(part, Table)
+        else _sentences([part], out, importance=place, most=MOST_LINES)
+        for place, part in enumerate(parts, start=1)
+    ]
+    _fit([replace(blocks[0], apart=False), *blocks[1:]], out)
+
+
 def _show_answer(content: Content, out: Console) -> None:
-    blocks = [block for block in _blocks(content, out) if block.lines]
+    _fit(list(_blocks(content, out)), out)
+
+
+def _fit(every: Sequence[_Block], out: Console) -> None:
+    """Print blocks in reading order, cutting the less important ones."""
+    blocks = [block for block in every if block.lines]
     left = MOST_LINES
     fitted: dict[int, Lines] = {}
     for index in sorted(range(len(blocks)), key=lambda index: blocks[index].importance):
@@ -113,13 +129,11 @@ def _sentences(texts: Sequence[str], out: Console, *, importance: int, most: int
 
 
 def _table_block(table: Table, out: Console) -> _Block:
-    """A table whose last rows may go; a folded one is shown whole or not at all."""
+    """A table whose last lines may go."""
     title = _wrapped(out, [Text(table.title, "bold")])
     lines = _table_lines(table, out)
     header = max(column.title.count("\n") + 1 for column in table.columns)
-    if len(lines) != header + len(table.rows):
-        return _Block(title, (lines,), importance=3)
-    return _Block((*title, *lines[:header]), tuple((row,) for row in lines[header:]), importance=3)
+    return _Block((*title, *lines[:header]), tuple((line,) for line in lines[header:]), 3)
 
 
 def _wrapped(out: Console, texts: Iterable[Text]) -> Lines:

@@ -53,6 +53,7 @@ SERVE_NOTE = (
     " of this report is that of {card}."
 )
 SPENT_NOTE = "rented, spent: of the containers that measured this, at the card's price alone."
+BRIEF = ("card", "fits", "c", "best K", "speedup")  # ends of the titles that are shown first
 MODELLED_NOTES = (
     "modelled, not measured: every forward at the longer of bytes read / bandwidth and operations /"
     " bf16 rate (both from the data sheet), experts touched under uniform routing. Engines are"
@@ -83,10 +84,12 @@ def _at(title: str, temperature: float | None) -> str:
     return f"{title}, temperature {fmt.temperature(temperature)}"
 
 
-def cards_table(cards: Sequence[PlannedCard], request: PlanRequest, chosen: str | None) -> Table:
+def cards_table(
+    cards: Sequence[PlannedCard], request: PlanRequest, chosen: str | None, *, brief: bool
+) -> Table:
     """The pair on cards that are not at hand.
 
-    `chosen` is the card that gpu= names, which says so.
+    `chosen` is the card that gpu= names, which says so. `brief` leaves out all but c and the gains.
     """
     columns: tuple[Column[PlannedCard], ...] = (
         Column("card", lambda p: f"{p.card} (gpu=)" if p.card == chosen else p.card, key=True),
@@ -103,6 +106,8 @@ def cards_table(cards: Sequence[PlannedCard], request: PlanRequest, chosen: str 
             for column in _gain_columns(index, alpha)
         ),
     )
+    if brief:
+        columns = tuple(column for column in columns if column.title.endswith(BRIEF))
     several = f" x {request.batch} sequences" if request.batch > 1 else ""
     dtype = "bf16" if request.bytes_per_parameter == 2 else "float32"
     title = f"Cards (modelled): {request.context_tokens} tokens of context{several}, {dtype}"
