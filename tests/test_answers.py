@@ -315,7 +315,7 @@ def test_report_md_and_report_html_lead_with_the_same_grid(name: str, tmp_path: 
     for row in content.grid.rows:
         for cell in row.cells:
             assert markdown.escape(cell.text) in written
-            assert cell.text.partition(" [")[0].replace(">", "&gt;") in page
+            assert cell.text.strip("> ").partition(" [")[0] in page
     assert written.index(markdown.escape(content.verdicts[0])) < written.index("| engines")
     assert page.index('id="grid"') < page.index('id="measured"')
 
