@@ -1,4 +1,4 @@
-"""The jackknife, cross-fitting and the bootstrap: against scipy, by hand and simulated."""
+"""The jackknife and cross-fitting: against scipy, by hand and simulated."""
 
 import math
 
@@ -8,10 +8,8 @@ from scipy import stats
 
 from harness.records import UserError
 from harness.stats import jackknife
-from harness.stats.bootstrap import expanded_level, resample
 from harness.stats.crossfit import Visits, Workload, cross_fit, deal_folds
 from harness.stats.jackknife import (
-    CONFIDENCE,
     MIN_PROMPTS,
     Interval,
     set_weights,
@@ -64,14 +62,24 @@ def test_the_error_of_two_sets_is_welchs():
     assert gap.p_value == pytest.approx(stats.ttest_ind(one, two, equal_var=False).pvalue)
 
 
-def test_the_error_of_a_workloads_log_ratio_is_the_bootstraps():
-    before_s, tokens, after_s, _ = prompts(np.random.default_rng(2), 32, 1.2)
-    one = workload_ratio(before_s, tokens, SETS)
-    gain = one.log() - workload_ratio(after_s, tokens, SETS).log()
-    draws = resample(SETS)
-    logs = np.log(draws.ratio(before_s, tokens) / draws.ratio(after_s, tokens))
-    assert gain.value == pytest.approx(logs[0])
-    assert gain.standard_error == pytest.approx(logs.std(), rel=0.06)
+def test_a_workloads_interval_is_about_the_bootstraps():
+    before_s, tokens, after_s, _ = prompts(np.random.default_rng(2), 40, 1.2)
+    sets = ("easy",) * 20 + ("hard",) * 20
+
+    def log_speedup(*samples, axis):
+        easy, hard = (sample.astype(int) for sample in samples)
+        times = [
+            sum(seconds[rows].sum(axis) / tokens[rows].sum(axis) for rows in (easy, hard + 20))
+            for seconds in (before_s, after_s)
+        ]
+        return np.log(times[0] / times[1])
+
+    expected = stats.bootstrap(
+        [np.arange(20), np.arange(20)], log_speedup, rng=np.random.default_rng(0)
+    ).confidence_interval
+    interval = speedup_interval(before_s, tokens, after_s, tokens, sets)
+    assert interval is not None
+    assert np.log(interval) == pytest.approx(tuple(expected), abs=0.015)
 
 
 def test_prompts_that_agree_have_no_error_and_a_single_one_an_unknown_one():
@@ -171,24 +179,6 @@ def test_holm_by_hand():
     assert jackknife.holm([0.01, 0.04, 0.03, None]) == pytest.approx([0.03, 0.06, 0.06, None])
 
 
-# The bootstrap
-
-
-def test_the_level_widens_for_few_prompts_and_tends_to_95_percent():
-    quantile = stats.t.ppf(0.975, 14) * math.sqrt(16 / 14)
-    assert expanded_level(16, 2) == pytest.approx(2 * stats.norm.cdf(quantile) - 1)
-    assert expanded_level(100_000, 2) == pytest.approx(CONFIDENCE, abs=1e-4)
-
-
-def test_the_bootstraps_interval_is_about_the_jackknifes():
-    before_s, tokens, after_s, _ = prompts(np.random.default_rng(8), 32, 1.3)
-    draws = resample(SETS, {"easy": 3.0, "hard": 1.0})
-    ratios = draws.ratio(before_s, tokens) / draws.ratio(after_s, tokens)
-    expected = speedup_interval(before_s, tokens, after_s, tokens, SETS, {"easy": 3.0, "hard": 1.0})
-    assert draws.interval(ratios) == pytest.approx(expected, rel=0.01)
-    assert len(resample(SETS, {"easy": 1.0, "hard": 0.0}).members) == 1
-
-
 # Cross-fitting
 
 
@@ -238,6 +228,18 @@ def test_a_lucky_visit_that_favours_one_candidate_is_neither_trusted_nor_forgott
     assert exact is not None
     assert (exact.interval(0.95).lo > 1.0, fit.interval(0.95).lo > 1.0) == (True, False)
     assert fit.visits.value > 0.0
+
+
+def test_draws_vary_as_the_intervals_say_and_share_what_candidates_share():
+    rng = np.random.default_rng(0)
+    shared, own = rng.normal(0.0, 0.2, 24), rng.normal(0.0, 0.02, (2, 24))
+    costs = 1.0 + 0.03 * rng.normal(size=(1, 12))
+    visits = (Visits(np.array([1]), costs / costs.mean()),)
+    work = workload(np.exp(shared + own), visits=visits)
+    drawn = work.drawn(20_000, 0)
+    assert drawn.mean(axis=0) == pytest.approx(work.log_speedups(), abs=0.002)
+    assert drawn.var(axis=0) == pytest.approx(work.log_speedup_variance().value, rel=0.05)
+    assert (drawn[:, 0] - drawn[:, 1]).std() < 0.8 * drawn[:, 0].std()
 
 
 def test_the_best_of_eight_nulls_would_win_far_more_often_on_the_prompts_it_was_chosen_on():

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from harness.analysis.cells import ratio
 from harness.analysis.latency import Latency
 from harness.records import Decision, LatencyRow, ResultRow
-from harness.stats.bootstrap import set_weights
+from harness.stats.jackknife import set_weights
 from harness.summary import Explanation, Factor, RuleOfThumb, Verdict
 from harness.theory.acceptance import accepted_over_emitted
 from harness.theory.roofline import LAUNCH_BOUND_MBU

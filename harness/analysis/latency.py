@@ -123,17 +123,6 @@ class Latency:
         """`relative` as each visit timed it, [visit, k + 1]; (1, k + 1) where it is exact."""
         return self.relative(k)[None] if self.visits is None else self._line(self.visits.ratios, k)
 
-    def resampled(self, k: int, draws: int, seed: int) -> Array:
-        """`relative` over resampled visits, [draw, k + 1]; (1, k + 1) where it is exact.
-
-        The same seed draws the same visits, whatever the K.
-        """
-        if self.visits is None:
-            return self.relative(k)[None]
-        number = len(self.visits.ratios)
-        drawn = np.random.default_rng([seed, 1]).integers(0, number, (draws, number))
-        return self._line(_trimmed(self.visits.ratios[drawn], axis=1), k)
-
     def _line(self, ratios: Array, k: int) -> Array:
         """[row, timed K] ratios as [row, n = 0..k], on the lines between the timed ones."""
         assert self.visits is not None

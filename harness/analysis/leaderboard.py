@@ -1,8 +1,7 @@
 """The leaderboard: every draft at its best K, and not speculating, in order of predicted speedup.
 
 The best K is chosen on the prompts it is shown for, so a row's speedup is a little optimistic; the
-verdict (`harness.analysis.verdict`) is the number without that optimism. Intervals resample prompts
-and visits, and are paired between drafts (`harness.analysis.predicted`).
+verdict (`harness.analysis.verdict`) is the number without that optimism.
 
 The acceptance rule belongs to the engine that will serve, so there is one leaderboard per rule.
 """
@@ -12,17 +11,20 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from harness.analysis.predicted import Latencies, SpeedupDraws, alpha_of, speedup_draws
+from harness.analysis.predicted import Latencies, Speedup, alpha_of, evidence_of, speedups
 from harness.analysis.replayed import Replays
 from harness.analysis.setup import Setup, architecture
 from harness.analysis.verdict import Candidate
 from harness.records import Rule
-from harness.stats.bootstrap import RESAMPLES
+from harness.stats.crossfit import Workload
+from harness.stats.jackknife import enough_prompts, share_interval
 from harness.summary import DraftMemory, Leaderboard, LeaderboardRow
 from harness.theory.architecture import Architecture
 from harness.theory.cost import usd_per_million_tokens
 from harness.theory.planning import memory_view
 
+# Of the speedups, for the chance that a draft is the fastest
+DRAWS = 4000
 # Which engine accepts by which rule
 ENGINES: Mapping[Rule, tuple[str, ...]] = {
     "ratio": ("transformers", "vLLM with draft_sample_method=probabilistic"),
@@ -54,21 +56,22 @@ def rank(
     latencies: Latencies,
     weights: Mapping[str, float] | None = None,
     *,
-    draws: int = RESAMPLES,
     seed: int = 0,
 ) -> Ranking:
     """The leaderboard of one rule and temperature, "do not speculate" among its rows."""
-    gains = speedup_draws(replays, latencies, weights, draws=draws, seed=seed)
+    gains = speedups(replays, latencies, weights)
     best = [
         max(
             (name for name in replays.candidates if name.draft == draft),
-            key=lambda name: (gains.point(name), -name.k),
+            key=lambda name: (gains[name].value, -name.k),
         )
         for draft in replays.drafts
     ]
-    rows = [_row(name, replays, latencies, gains, weights) for name in best]
+    rows = [_row(name, replays, latencies, gains[name], weights) for name in best]
     rows.append(LeaderboardRow(rank=0, draft=None, k=0, speedup=1.0))
-    chances = _chances_best(best, gains)
+    columns = [list(replays.candidates).index(name) for name in best]
+    workload = evidence_of(replays, latencies).workload(weights)
+    chances = _chances_best(workload, columns, seed)
     rows = [replace(row, probability_best=p) for row, p in zip(rows, chances, strict=True)]
     # On a tie plain decoding comes first.
     rows.sort(key=lambda row: (-row.speedup, row.draft is not None))
@@ -77,33 +80,32 @@ def rank(
     return Ranking(replays, board)
 
 
-def _chances_best(best: Sequence[Candidate], gains: SpeedupDraws) -> list[float | None]:
-    """For each draft's best K, then plain decoding: the share of resamples that it wins."""
-    if gains.prompts.level is None:
+def _chances_best(workload: Workload, best: Sequence[int], seed: int) -> list[float | None]:
+    """For each draft's best K, then plain decoding: how often it is the fastest."""
+    if not enough_prompts(workload.prompt_sets):
         return [None] * (len(best) + 1)
-    speedups = [gains.joint[name][1:] for name in best]
-    table = np.stack([*speedups, np.ones_like(speedups[0])])
-    # Plain decoding, the last row, wins a tie, and so costs nothing to prefer.
-    winners = len(best) - np.argmax(table[::-1], axis=0)
-    return [float((winners == row).mean()) for row in range(len(best) + 1)]
+    drawn = workload.drawn(DRAWS, seed)[:, best]
+    # Plain decoding, the first column, wins a tie, and so costs nothing to prefer.
+    fastest = np.argmax(np.insert(drawn, 0, 0.0, axis=1), axis=1)
+    return [float((fastest == row).mean()) for row in (*range(1, len(best) + 1), 0)]
 
 
 def _row(
     name: Candidate,
     replays: Replays,
     latencies: Latencies,
-    gains: SpeedupDraws,
+    gain: Speedup,
     weights: Mapping[str, float] | None,
 ) -> LeaderboardRow:
     """One draft's row, not yet ranked."""
-    counts, interval = replays.weighted(name, weights), gains.interval(name)
+    counts, interval = replays.weighted(name, weights), gain.interval
     latency = latencies[name.draft]
-    alphas = gains.prompts.interval(gains.prompts.pooled(counts.accepted, counts.judged))
+    alphas = share_interval(counts.accepted, counts.judged, replays.prompt_sets)
     return LeaderboardRow(
         rank=0,
         draft=name.draft,
         k=name.k,
-        speedup=gains.point(name),
+        speedup=gain.value,
         speedup_lo=interval.lo if interval else None,
         speedup_hi=interval.hi if interval else None,
         tokens_per_round=counts.tokens_per_round,

@@ -20,14 +20,7 @@ from harness.analysis.latency import Latency
 from harness.analysis.replayed import Replays
 from harness.analysis.verdict import Candidate, Evidence, Facts, Timed
 from harness.records import Cell, ResultRow, Trial, UserError
-from harness.stats.bootstrap import (
-    RESAMPLES,
-    Array,
-    Interval,
-    Resamples,
-    resample,
-    set_weights,
-)
+from harness.stats.jackknife import Array, Interval, set_weights, share_interval
 from harness.summary import CategoryAlpha, RequestSummary
 from harness.theory.replay import Replayed
 
@@ -95,58 +88,32 @@ def _by_visit(counts: Replayed, latency: Latency) -> Array:
 # ---- speedups with their intervals ---------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class SpeedupDraws:
-    """Workload speedups of every candidate, from the same resamples."""
+@dataclass(frozen=True)
+class Speedup:
+    """A candidate's speedup on a workload, with its interval over prompts and visits."""
 
-    prompts: Resamples
-    # By candidate, [1 + draws], prompts and visits resampled; entry 0 is the estimate.
-    joint: Mapping[Candidate, Array]
-
-    def point(self, name: Candidate) -> float:
-        """The speedup itself."""
-        return float(self.joint[name][0])
-
-    def interval(self, name: Candidate) -> Interval | None:
-        """Its interval."""
-        return self.prompts.interval(self.joint[name])
+    value: float
+    interval: Interval | None
 
 
-def speedup_draws(
-    replays: Replays,
-    latencies: Latencies,
-    weights: Mapping[str, float] | None = None,
-    *,
-    draws: int = RESAMPLES,
-    seed: int = 0,
-) -> SpeedupDraws:
-    """Resample prompts, and the visits that timed rounds, and take every workload speedup.
-
-    A workload's speedup is 1 / the weighted mean over sets of what a token costs in plain tokens.
-    All candidates share the resampled prompts, and those of one draft its resampled visits, so that
-    "A beats B" is the share of resamples in which it does.
-    """
-    _check_times(replays, latencies)
-    prompts = resample(replays.prompt_sets, weights, draws=draws, seed=seed)
-    seeds = {draft: seed + place for place, draft in enumerate(replays.drafts)}
-    joint: dict[Candidate, Array] = {}
-    for name, counts in replays.candidates.items():
-        latency = latencies[name.draft]
-        resampled = latency.resampled(name.k, draws, seeds[name.draft])
-        per_token = prompts.ratio(counts.proposals, counts.new_tokens)
-        costs = np.concatenate(
-            [latency.relative(name.k)[None], np.broadcast_to(resampled, (draws, name.k + 1))]
-        )
-        joint[name] = 1.0 / (per_token * costs).sum(axis=1)
-    return SpeedupDraws(prompts, joint)
+def speedups(
+    replays: Replays, latencies: Latencies, weights: Mapping[str, float] | None = None
+) -> dict[Candidate, Speedup]:
+    """Every candidate's: 1 / the weighted mean over sets of what a token costs in plain tokens."""
+    workload = evidence_of(replays, latencies).workload(weights)
+    values = np.exp(workload.log_speedups()).tolist()
+    intervals = workload.intervals() or [None] * len(values)
+    pairs = zip(values, intervals, strict=True)
+    return {
+        name: Speedup(value, interval)
+        for name, (value, interval) in zip(replays.candidates, pairs, strict=True)
+    }
 
 
 # ---- rows of results.csv -------------------------------------------------------------------------
 
 
-def replayed_rows(
-    replays: Replays, latencies: Latencies, *, model: str, draws: int = RESAMPLES, seed: int = 0
-) -> list[ResultRow]:
+def replayed_rows(replays: Replays, latencies: Latencies, *, model: str) -> list[ResultRow]:
     """One row per prompt set and candidate, and one of plain decoding per prompt set.
 
     The baseline rows use the first draft's plain token.
@@ -154,13 +121,13 @@ def replayed_rows(
     rows: list[ResultRow] = []
     for prompt_set in sorted(set(replays.prompt_sets)):
         part = replays.only([prompt_set])
-        gains = speedup_draws(part, latencies, draws=draws, seed=seed)
+        gains = speedups(part, latencies)
         baseline = latencies[part.drafts[0]]
         rows.append(_baseline_row(part, baseline, model))
         for name in part.candidates:
             latency = latencies[name.draft]
             pace = baseline.rounds.plain_s / latency.rounds.plain_s
-            rows.append(_at_pace(_row(name, part, latency, gains, model), pace))
+            rows.append(_at_pace(_row(name, part, latency, gains[name], model), pace))
     return rows
 
 
@@ -251,13 +218,11 @@ def _baseline_row(part: Replays, latency: Latency, model: str) -> ResultRow:
     return replace(row, ttft_ms=ttft_ms, request_speedup=1.0)
 
 
-def _row(
-    name: Candidate, part: Replays, latency: Latency, gains: SpeedupDraws, model: str
-) -> ResultRow:
+def _row(name: Candidate, part: Replays, latency: Latency, gain: Speedup, model: str) -> ResultRow:
     counts, plain_s = part.candidates[name], latency.rounds.plain_s
     seconds = plain_s * (counts.proposals @ latency.relative(name.k))
-    bounds = gains.interval(name)
-    alphas = gains.prompts.interval(gains.prompts.pooled(counts.accepted, counts.judged))
+    bounds = gain.interval
+    alphas = share_interval(counts.accepted, counts.judged, part.prompt_sets)
     accepted, drafted = float(counts.accepted.sum()), float(counts.drafted.sum())
     row = replace(
         _timed(part, name.k, seconds, model),
@@ -273,7 +238,7 @@ def _row(
         mean_acceptance_length=counts.mean_acceptance_length,
         tokens_per_round=counts.tokens_per_round,
         rule=part.rule,
-        speedup=gains.point(name),
+        speedup=gain.value,
         speedup_lo=bounds.lo if bounds else None,
         speedup_hi=bounds.hi if bounds else None,
         breakeven_alpha=latency.rounds.break_even_alpha(name.k),
@@ -357,9 +322,7 @@ def request_summary(
 # ---- alpha by category ---------------------------------------------------------------------------
 
 
-def category_alpha(
-    replays: Replays, *, draws: int = RESAMPLES, seed: int = 0
-) -> tuple[CategoryAlpha, ...]:
+def category_alpha(replays: Replays) -> tuple[CategoryAlpha, ...]:
     """Alpha of every draft on every category, at one K for all, since alpha drifts with K."""
     k = min(replays.ks, key=lambda k: (abs(k - CATEGORY_K), k))
     pairs = zip(replays.categories, replays.prompt_sets, strict=True)
@@ -367,10 +330,9 @@ def category_alpha(
     rows: list[CategoryAlpha] = []
     for category in sorted(set(names)):
         part = replays.rows([name == category for name in names])
-        prompts = resample(("",) * len(part.prompts), draws=draws, seed=seed)
         for draft in part.drafts:
             counts = part.candidates[Candidate(draft, k)]
-            bounds = prompts.interval(prompts.pooled(counts.accepted, counts.judged))
+            bounds = share_interval(counts.accepted, counts.judged)
             rows.append(
                 CategoryAlpha(
                     temperature=part.temperature,

@@ -106,9 +106,7 @@ def analyse_pair(setup: Setup) -> Summary:
             *pair.positions(),
         ),
         category_alpha=tuple(
-            row
-            for ranking in pair.rankings_of_run_rule
-            for row in category_alpha(ranking.replays, seed=setup.seed)
+            row for ranking in pair.rankings_of_run_rule for row in category_alpha(ranking.replays)
         ),
         replay_checks=tuple(pair.replay_checks()),
         explanation=explanation,
@@ -305,7 +303,6 @@ class _Pair:
                 ranking.replays,
                 self.latencies[ranking.replays.temperature],
                 model=setup.model,
-                seed=setup.seed,
             )
         ]
         return [*measured, *self._synthetic(measured), *replayed]

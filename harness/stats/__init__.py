@@ -1,1 +1,1 @@
-"""Statistics that know nothing of models: the jackknife, cross-fitting, the bootstrap."""
+"""Statistics that know nothing of models: the jackknife, and cross-fitting."""

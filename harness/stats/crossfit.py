@@ -59,6 +59,12 @@ class Visits:
     candidates: Index
     costs: Array
 
+    @property
+    def without(self) -> Array:
+        """What leaving out each visit does to the log of the mean cost, [candidate, visit]."""
+        values = _pseudo_values(self.costs)
+        return np.log((values.sum(axis=1, keepdims=True) - values) / (values.shape[1] - 1))
+
 
 @dataclass(frozen=True, eq=False)
 class Workload:
@@ -104,13 +110,27 @@ class Workload:
         prompts = prompt_variance(without, self.prompt_sets, self.baseline_tokens)
         visits = Variance(np.zeros(candidates), np.ones(candidates))
         for group in self.visits:
-            costs = _pseudo_values(group.costs)
-            number = costs.shape[1]
-            means = (costs.sum(axis=1, keepdims=True) - costs) / (number - 1)
-            of_group = left_out_variance(np.log(means), _counted(number))
+            of_group = left_out_variance(group.without, _counted(group.costs.shape[1]))
             visits.value[group.candidates] = of_group.value
             visits.degrees[group.candidates] = of_group.degrees
         return joined([prompts, visits])
+
+    def drawn(self, draws: int, seed: int) -> Array:
+        """Log speedups as they may be, [draw, candidate]: normal, as the jackknife has them vary.
+
+        What candidates share, prompts and a draft's visits, moves them together.
+        """
+        without = self.log_speedups(1.0 - np.eye(len(self.prompt_sets)))
+        parts = [(slice(None), without[:, rows]) for _, rows in set_members(self.prompt_sets)]
+        parts += [(group.candidates, group.without) for group in self.visits]
+        rng = np.random.default_rng(seed)
+        logs = np.tile(self.log_speedups(), (draws, 1))
+        for candidates, values in parts:
+            number = values.shape[1]
+            scale = math.sqrt((number - 1) / number)
+            moves = scale * (values - values.mean(axis=1, keepdims=True))
+            logs[:, candidates] += rng.normal(size=(draws, number)) @ moves.T
+        return logs
 
     def intervals(self, level: float = CONFIDENCE) -> list[Interval] | None:
         """Of each candidate's speedup, unadjusted; None with too few prompts."""

@@ -313,9 +313,11 @@ def share_interval(
     share, rest = ratio(part, total, prompt_sets), total - part
     if share.value in (0.0, 1.0) or math.isnan(share.value):
         return share.interval()
+    counts = np.concatenate([part, rest])
     alone = min((each.sum() - each).min() for each in (part, rest))
-    # Where one prompt holds all that was rejected (or accepted), half a token keeps odds finite.
-    half = 0.0 if alone > 0.0 else 0.5
+    # Where one prompt holds all that was rejected (or accepted), half the smallest count of any
+    # prompt keeps odds finite without it.
+    half = 0.0 if alone > 0.0 else 0.5 * float(counts[counts > 0.0].min())
     odds = [_sum(each, prompt_sets, half) for each in (part, rest)]
     log_odds = (odds[0].log() - odds[1].log()).interval()
     if log_odds is None:
