@@ -1,6 +1,7 @@
 """The benchmarks run; what they measure is printed, not asserted."""
 
 import json
+import re
 import sys
 from importlib import util
 from pathlib import Path
@@ -128,3 +129,24 @@ def test_texts_are_those_of_transformers_assisted_generation(
     script("vs_transformers").main()
     rows = json.loads(out.read_text())
     assert [(row["k"], row["same"]) for row in rows] == [(0, True), (2, True)]
+
+
+@pytest.mark.usefixtures("few_samples")
+def test_prediction_holds_predictions_against_measurements_cell_by_cell(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = ["k=[1,2]", "temperature=[0]", "prompts.limit=2", "new_tokens=8", "threads=1"]
+    monkeypatch.setattr(sys, "argv", ["prediction.py", "--runs", "2", *keys])
+    script("prediction").main()
+    out = capsys.readouterr().out
+    assert "run 1" in out
+    assert "run 2" in out
+    cells = [line.split("│") for line in out.splitlines() if line.startswith("│")]
+    assert [tuple(word.strip() for word in cell[1:4]) for cell in cells[:4]] == [
+        (name, "0", k) for name in ("easy", "hard") for k in ("1", "2")
+    ]
+    # Greedy text is the same at every K: then the two errors are one
+    assert all(cell[6] == cell[7] for cell in cells)
+    last = out.partition("median of 2 runs:")[2]
+    assert re.search(r"time: median [\d.]+%, mean [+-][\d.]+%, p90 [\d.]+%", last)
+    assert "whole, T=0: median" in last

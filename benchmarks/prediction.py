@@ -1,0 +1,185 @@
+"""How far are predictions from measurements? Cell by cell, for every K and temperature.
+
+    python benchmarks/prediction.py             # the embedded pair, then 15M with 1.5M parameters
+    python benchmarks/prediction.py model=qwen3_4b draft=qwen3_0_6b k=[1,2,4] temperature=[0,1]
+
+Each run is a sweep of the product, and every number comes from the folder that it stored. Two
+errors are told apart, both as predicted / measured - 1:
+
+- time: measured tokens per round x R(0) / R(K), against the measured speedup. Acceptance is what
+  happened, so the error is that of the round times, which were taken on other texts.
+- whole: the prediction as the report gives it, tokens per round by replay (or by the synthetic
+  acceptance that was asked for), against the measured speedup. At temperature 0 replay is exact; at
+  others the text differs between K, and z says how far replayed tokens per round are from the
+  observed ones, in standard errors.
+
+The last column marks a cell whose alpha is above break-even although its measured speedup lies
+below 1 with its whole interval: such a cell would mislead whoever goes by alpha.
+"""
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
+
+from harness.analysis import analyse
+from harness.analysis.latency import latency_of_draft
+from harness.cli import compose
+from harness.commands import sweep
+from harness.records import UserError
+from harness.storage import StoredRun, load
+
+GRID = ["temperature=[0,1]", "k=[1,2,4,8]", "threads=1"]
+SHAPE = (
+    "{{family:qwen3,layers:{layers},hidden:{hidden},heads:{heads},kv_heads:{kv_heads},head_dim:64,"
+    "ffn:{ffn},vocab:4096,tied_embeddings:true}}"
+)
+TARGET = SHAPE.format(layers=8, hidden=384, heads=6, kv_heads=2, ffn=1152)
+DRAFT = SHAPE.format(layers=2, hidden=128, heads=2, kv_heads=1, ffn=384)
+PAIRS = {
+    "embedded pair": [*GRID],
+    "15M and 1.5M parameters, random weights, synthetic acceptance": [
+        *GRID,
+        *("model=hf", "model.id=random", "model.name=15M", "model.weights=dummy"),
+        *("draft=hf", "draft.id=random", "draft.name=1.5M", "draft.weights=dummy"),
+        *(f"model.architecture={TARGET}", f"draft.architecture={DRAFT}"),
+        *("decode.acceptance=0.7", "new_tokens=48"),
+    ],
+}
+CELL = ["prompt_set", "temperature", "k"]
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Of many cells: median of the absolute ones, mean with sign, 90th percentile."""
+
+    median: float
+    mean_signed: float
+    p90: float
+
+    @classmethod
+    def of(cls, errors: Sequence[float]) -> "Errors":
+        """From predicted / measured - 1 of each cell."""
+        size = np.abs(errors)
+        return cls(float(np.median(size)), float(np.mean(errors)), float(np.percentile(size, 90)))
+
+    def __str__(self) -> str:
+        return f"median {self.median:.1%}, mean {self.mean_signed:+.1%}, p90 {self.p90:.1%}"
+
+
+def cells(run: StoredRun) -> pd.DataFrame:
+    """A row per measured cell that drafts, with its errors."""
+    rows = run.results[(run.results.k > 0) & (run.results.status == "complete")]
+    measured = rows[rows.source == "measured"].set_index(CELL)
+    predicted = rows[rows.source == "replayed"].set_index(CELL)
+    draft = str(run.config["draft"]["name"])
+    times = {t: latency_of_draft(run, draft, t) for t in {cell[1] for cell in measured.index}}
+    checks = {(c.prompt_set, c.temperature, c.k): c for c in analyse(run).replay_checks}
+    table: list[dict[str, object]] = []
+    for cell, row in measured.iterrows():
+        prompt_set, temperature, k = cell  # type: ignore[misc]
+        latency, check = times[temperature], checks.get((prompt_set, temperature, k))
+        assert latency is not None
+        assert latency.visits is not None, "the run timed no rounds"
+        speedup = latency.rounds.speedup(row.tokens_per_round, k)
+        needed = latency.rounds.break_even_alpha(k)
+        table.append(
+            {
+                **dict(zip(CELL, (prompt_set, temperature, k), strict=True)),
+                "measured": row.speedup,
+                "lo": row.speedup_lo,
+                "hi": row.speedup_hi,
+                "time": speedup / row.speedup - 1,
+                "whole": predicted.speedup[cell] / row.speedup - 1,
+                "z": None if check is None else check.gap_in_standard_errors,
+                "misleads": needed is not None and row.alpha > needed and row.speedup_hi < 1,
+            }
+        )
+    return pd.DataFrame(table)
+
+
+def shown(name: str, number: int, table: pd.DataFrame, console: Console) -> None:
+    """Print a run's cells."""
+    columns = ("set", "T", "K", "measured", "interval", "time", "whole", "z", "alpha misleads")
+    page = Table(title=f"{name}, run {number}")
+    for column in columns:
+        page.add_column(column, justify="left" if column == "set" else "right")
+    for row in table.itertuples():
+        page.add_row(
+            str(row.prompt_set),
+            f"{row.temperature:g}",
+            str(row.k),
+            f"{row.measured:.2f}x",
+            f"{row.lo:.2f} to {row.hi:.2f}" if pd.notna(row.lo) else "",
+            f"{row.time:+.1%}",
+            f"{row.whole:+.1%}",
+            f"{row.z:+.1f}" if pd.notna(row.z) else "",
+            "yes" if row.misleads else "",
+        )
+    console.print(page)
+
+
+def summaries(table: pd.DataFrame) -> dict[str, Errors]:
+    """The errors that a run is judged by."""
+    errors = {"time": Errors.of(table.time.tolist())}
+    for temperature, rows in table.groupby("temperature"):
+        errors[f"whole, T={temperature:g}"] = Errors.of(rows.whole.tolist())
+    return errors
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], epilog="further words are keys of harness.sweep"
+    )
+    parser.add_argument("--runs", type=int, default=3, help="consecutive sweeps of each pair")
+    parser.add_argument("keys", nargs="*", help="another pair, by the keys of harness.sweep")
+    asked = parser.parse_args()
+    console = Console(width=100)
+    pairs = {" ".join(asked.keys): asked.keys} if asked.keys else PAIRS
+    with tempfile.TemporaryDirectory() as root:
+        for name, keys in pairs.items():
+            runs: list[dict[str, Errors]] = []
+            misleading = 0
+            worst_z = 0.0
+            for number in range(1, asked.runs + 1):
+                table = cells(swept([*keys, f"results_root={root}"]))
+                shown(name, number, table, console)
+                runs.append(summaries(table))
+                misleading += int(table.misleads.sum())
+                z = table[table.temperature > 0].z.dropna().abs()
+                worst_z = max(worst_z, float(z.max()) if len(z) else 0.0)
+                for what, errors in runs[-1].items():
+                    console.print(f"  {what}: {errors}")
+            console.print(f"{name}, median of {len(runs)} runs:")
+            for what in runs[0]:
+                middle = Errors(
+                    *(
+                        statistics.median(getattr(run[what], field) for run in runs)
+                        for field in ("median", "mean_signed", "p90")
+                    )
+                )
+                console.print(f"  {what}: {middle}")
+            console.print(f"  largest |z| of replayed tokens per round at T > 0: {worst_z:.1f}")
+            console.print(f"  cells where alpha misleads: {misleading}")
+
+
+def swept(keys: Sequence[str]) -> StoredRun:
+    """A sweep, without what it prints."""
+    with redirect_stdout(StringIO()):
+        outcome = sweep.run(compose("sweep", keys))
+    if outcome.folder is None or outcome.error is not None:
+        raise UserError(f"the sweep ended without results: {outcome.reason}")
+    return load(Path(outcome.folder))
+
+
+if __name__ == "__main__":
+    main()
