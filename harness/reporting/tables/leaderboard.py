@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from harness.records import NGRAM, Decision, Failure
 from harness.reporting import formatting as fmt
+from harness.reporting import grid
 from harness.reporting.sentences.explanation import rule_of_thumb
 from harness.reporting.tables import stability
 from harness.reporting.tables.specification import Column, Table, Value, table
@@ -174,7 +175,7 @@ def leaderboard_tables(summary: Summary) -> list[Table]:
     made = []
     for board in boards(summary):
         title = board.name[0].upper() + board.name[1:]
-        notes = [SPEEDUP_NOTE]
+        notes = [SPEEDUP_NOTE, *_to_serve(summary, board)]
         if any(_breakeven(row) == fmt.NO_ROOT for row in board.rows):
             notes.insert(0, NO_ROOT_NOTE)
         if any(row.draft == NGRAM for row in board.rows):
@@ -185,6 +186,17 @@ def leaderboard_tables(summary: Summary) -> list[Table]:
             title = f"{title}: {', '.join(board.engines)}"
         made.append(table(title, RANKS, board.rows, best=lambda row: row.rank == 1, notes=notes))
     return made
+
+
+def _to_serve(summary: Summary, board: Board) -> list[str]:
+    """What the grid of answers says for the same engines."""
+    return [
+        f"What to serve on these engines is chosen on held-out prompts: {grid.words(answer)},"
+        f" {fmt.speedup(answer.speedup, answer.speedup_lo, answer.speedup_hi)}."
+        for answer in summary.answers
+        if (answer.rule, answer.temperature, answer.prompt_set)
+        == (board.rules[0], board.temperature, "all")
+    ]
 
 
 def prompt_set_table(summary: Summary) -> Table:
