@@ -7,8 +7,7 @@ held-out ones, over many deals of the folds (`harness.stats.crossfit`), K = 0, s
 choices. The candidate most often chosen is named, and the speedup is its own:
 
 - `speculate`: most choices prefer a K above 0, and the speedup's lower bound is above 1;
-- `does_not_pay`: the upper bound of every candidate is below 1; or every choice is K = 0 and the
-  named candidate's upper bound is below 1;
+- `does_not_pay`: the upper bound of every candidate is below 1, which no deal of the folds moves;
 - `undecided` otherwise, with what would decide it: more prompts, or less timing noise, or nothing.
 
 A report prints many verdicts, and the chance that any of them is wrong is at most ERROR: their
@@ -324,7 +323,7 @@ def _decision(fit: CrossFit, level: float) -> Decision:
     interval = fit.interval(level)
     if 2 * fit.chose_plain < fit.choices and interval.lo > 1.0:
         return "speculate"
-    if (fit.chose_plain == fit.choices and interval.hi < 1.0) or fit.ceiling(level) < 1.0:
+    if fit.ceiling(level) < 1.0:
         return "does_not_pay"
     return "undecided"
 
