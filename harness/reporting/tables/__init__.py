@@ -118,6 +118,6 @@ def brief_tables(summary: Summary) -> tuple[Table, ...]:
         made += (answers.drafts_table(summary),) if command == "audition" else ()
     elif command in ("profile", "breakeven"):
         made = (breakeven.measured_table(summary), breakeven.ideal_table(summary))
-    elif command == "report":
-        made = _report(summary)[:1]
+    elif summary.comparison is not None:
+        made = (comparison.brief_table(summary.comparison),)
     return tuple(entry for entry in made if entry.rows)

@@ -48,5 +48,14 @@ def comparison_tables(comparison: Comparison) -> tuple[Table, ...]:
     return (*tables, table("What differs around them", columns, comparison.differences))
 
 
+def brief_table(comparison: Comparison) -> Table:
+    """The whole workload at every K above 0, in one table for all runs."""
+    rows = [row for row in comparison.rows if row.prompt_set in (None, "all") and row.k]
+    columns: list[Column[ComparisonRow]] = [*COLUMNS[1:3], *COLUMNS[5:9]]
+    if len(comparison.runs) > 1:
+        columns.insert(0, Column("run", lambda row: row.run, key=True, flexible=True))
+    return table(f"Whole workload, against {comparison.reference}", columns, rows)
+
+
 def _value_of(index: int, run: str) -> Column[Difference]:
     return Column(run, lambda entry: fmt.text(entry.values[index]), flexible=True)
