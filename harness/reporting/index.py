@@ -19,7 +19,7 @@ from harness.reporting.html import glossary, page
 from harness.reporting.sentences import run, verdict
 from harness.reporting.tables.specification import Column, table
 from harness.storage import files
-from harness.summary import Summary
+from harness.summary import ComparedRun, Summary
 
 FILE = "index.html"
 COMPLETE = "complete"
@@ -167,12 +167,26 @@ def _check(summary: Summary) -> str:
 
 
 def _verdict(summary: Summary) -> str:
-    """The first sentence of its report; of a decision, what to do."""
+    """The first sentence of its report; of a decision, what to do; of a comparison, its ratios."""
+    if summary.comparison is not None:
+        return "; ".join(
+            _ratio(run, summary.comparison.reference) for run in summary.comparison.runs
+        )
     first = next(iter(verdict.verdicts(summary)), "")
     decision, _, rest = first.partition(": ")
     if _kind(summary) != "check":
         return decision.rstrip(".")
     return rest if decision in ("PASS", "TIE", "FAIL", "OPEN", "UNTESTED") else first
+
+
+def _ratio(run: ComparedRun, reference: str) -> str:
+    """How a compared run's speedup relates to the reference's, and what it was held against."""
+    row = run.row
+    if row is None or row.speedup_ratio is None:
+        return f"{run.name}: no speedup to compare"
+    gain = fmt.speedup(row.speedup_ratio, row.speedup_ratio_lo, row.speedup_ratio_hi)
+    threshold = "" if run.threshold is None else f"fail_below={run.threshold:g}: "
+    return f"{threshold}{gain} the speedup of {reference}"
 
 
 def _link(root: Path, entry: Entry) -> str:

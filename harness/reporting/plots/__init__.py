@@ -32,7 +32,9 @@ PLOTS = {
         acceptance.draw_by_position,
         latency.draw_verify_cost,
     ),
+    "breakeven": (speedup.draw_ceilings, *_DEFAULT),
     "profile": (
+        speedup.draw_ceilings,
         latency.draw_waterfall,
         latency.draw_verify_cost,
         latency.draw_verify_curves,
@@ -52,6 +54,7 @@ NAMES = (
     "waterfall.svg",
     "verify_curves.svg",
     "speedup_by_batch.svg",
+    "ceilings.svg",
 )
 
 

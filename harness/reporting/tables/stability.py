@@ -9,15 +9,16 @@ from harness.summary import Summary, Unstable
 
 R = TypeVar("R")
 
+UNSTABLE = "unstable"
 REASONS = {
-    "verify_below_step": "below one step",
-    "verify_falls": "below a shorter one",
-    "step_unlike_plain_token": "unlike a plain token",
-    "speedup_above_most": "above K + 1",
+    "verify_below_step": "a verify below one step",
+    "verify_falls": "a verify below a shorter one",
+    "step_unlike_plain_token": "a step far from the plain token's time",
+    "speedup_above_most": "a speedup above K + 1",
 }
 NOTE = (
-    "unstable: cannot be right, though it was timed again; plots leave it out. Time it again on a"
-    " quiet machine."
+    "unstable: cannot be right though it was timed again ({}); plots leave it out. Time it again on"
+    " a quiet machine."
 )
 
 
@@ -57,14 +58,10 @@ def of_cell(summary: Summary, row: ResultRow) -> Unstable | None:
 
 def column(found: Callable[[R], Unstable | None]) -> Column[R]:
     """The column that marks unstable rows; a table without one has no such column."""
-
-    def text(record: R) -> str | None:
-        entry = found(record)
-        return entry and f"unstable: {REASONS[entry.reason]}"
-
-    return Column("timing", text)
+    return Column("timing", lambda record: UNSTABLE if found(record) else None)
 
 
 def notes(summary: Summary, *kinds: str) -> tuple[str, ...]:
     """The remark under a table that may mark timings of these kinds."""
-    return (NOTE,) if any(entry.kind in kinds for entry in summary.unstable) else ()
+    found = dict.fromkeys(e.reason for e in summary.unstable if e.kind in kinds)
+    return (NOTE.format(", ".join(REASONS[reason] for reason in found)),) if found else ()
