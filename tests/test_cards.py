@@ -176,7 +176,7 @@ def test_other_runs_texts_are_used_again_and_the_steps_timed_here(
         (["latency.measure=true", "traces_from=null"], "latency.measure: with traces_from"),
         (["seed=1"], "made with seed=0"),
         (["new_tokens=9"], "made with new_tokens=8"),
-        (["temperature=[1]"], "made with temperature"),
+        (["temperature=[1]"], "no texts at temperature=1"),
         (["latency.target_ms=3"], "latency.measure: not with"),
     ],
 )
