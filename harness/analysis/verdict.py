@@ -36,7 +36,7 @@ from harness.analysis.cells import (
     ratio,
 )
 from harness.records import Decision, Trial
-from harness.stats.crossfit import CrossFit, Visits, Workload, cross_fit
+from harness.stats.crossfit import DEALS, CrossFit, Visits, Workload, cross_fit
 from harness.stats.jackknife import (
     CONFIDENCE,
     MIN_PROMPTS,
@@ -247,6 +247,7 @@ def decide(
     prompt_set: str = "all",
     weights: Mapping[str, float] | None = None,
     seed: int = 0,
+    deals: int = DEALS,
 ) -> Verdict:
     """The verdict on a workload, or on one prompt set of it.
 
@@ -259,6 +260,7 @@ def decide(
         prompt_set: "all" for the weighted workload, or one set, to which weights do not apply.
         weights: of the sets, equal if None.
         seed: of the deals of the folds.
+        deals: how many; the more, the less a decision depends on the seed.
     """
     if prompt_set != "all":
         evidence, weights = evidence.only([prompt_set]), None
@@ -280,7 +282,7 @@ def decide(
     if unseen or not evidence.prompts or not evidence.candidates:
         return replace(undecided, reason_values={"prompt_set": next(iter(unseen), None)})
     workload = evidence.workload(weights)
-    fit = cross_fit(workload, seed)
+    fit = cross_fit(workload, seed, deals=deals)
     speedups = np.exp(workload.log_speedups())
     best = list(evidence.candidates)[fit.named if fit else int(np.argmax(speedups))]
     several = len({name.draft for name in evidence.candidates}) > 1

@@ -40,7 +40,7 @@ from harness.stats.jackknife import (
 FOLDS = 4
 # A fold of fewer prompts scores a choice too coarsely
 FOLD_PROMPTS = 4
-DEALS = 60
+DEALS = 240
 # Share of the visits at either end that the mean leaves out, as where round times are estimated
 TRIMMED = 0.1
 # Prompts left out at once, for the sake of memory
