@@ -2,7 +2,7 @@
 
 Rounds. A visit timed, within moments of one another, plain decoding and rounds of several K in the
 running loop (`RoundTiming`). The machine drifts between visits, so each gives ratios R(K) / R(0) of
-its own; the ratio that prices a draft is their 10 %-trimmed mean, R(0) is the median over visits,
+its own; the ratio that prices a draft is their interquartile mean (a visit in which something else ran counts little), R(0) is the median over visits,
 and R(K) is their product. An interval resamples visits: all K of a draft together, since a visit
 that was disturbed was so for all.
 
@@ -24,6 +24,7 @@ from scipy.stats import trim_mean
 
 from harness.analysis.unstable import unstable_steps
 from harness.records import LatencyRow, RoundTiming, StepTiming, UserError
+from harness.stats.crossfit import TRIMMED
 from harness.stats.jackknife import Array
 from harness.storage import StoredRun
 from harness.summary import RoundSummary, StepSummary, Unstable
@@ -32,8 +33,6 @@ from harness.theory.speedup import RoundTimes, StepTimes
 VERIFY = ("target", "verify")
 # Of a look-up in a text of some thousand tokens, where step times were typed in
 LOOKUP_S = 1e-5
-# Of the visits, at either end
-TRIMMED = 0.1
 
 
 @dataclass(frozen=True, eq=False)
@@ -301,10 +300,14 @@ def visits_of(timings: Sequence[RoundTiming], draft: str, temperature: float) ->
         return (timed > 0) != (temperature > 0), abs(timed - temperature)
 
     nearest = min({t.temperature for t in timings}, key=distance)
-    by_visit: dict[int, dict[int, float]] = {}
+    lines: dict[int, dict[int, list[float]]] = {}
     for t in timings:
         if t.temperature == nearest:
-            by_visit.setdefault(t.visit, {})[t.k] = seconds_per_round(t)
+            lines.setdefault(t.visit, {}).setdefault(t.k, []).append(seconds_per_round(t))
+    by_visit = {
+        visit: {k: float(np.mean(seconds)) for k, seconds in timed.items()}
+        for visit, timed in lines.items()
+    }
     timed = [k for seconds in by_visit.values() for k in seconds if k]
     # A K that ran out of memory on the way is none that was timed
     ks = tuple(sorted(k for k in set(timed) if 2 * timed.count(k) > len(by_visit)))

@@ -70,7 +70,7 @@ def visits_of_draft(
         ]
         for name, entries in _by_set(target.prompts).items()
     }
-    visits = visits_for(len(target.prompts) * config.repetitions)
+    visits = visits_for(len(target.prompts) * config.repetitions, among_many=True)
     if config.latency.target_ms is not None or config.latency_from is not None:
         visits = 0
     return _visits(folder, target, draft or drafter, conf.name, requests, visits)

@@ -6,10 +6,10 @@ of what happened to run before. Visits are spread over the whole run: what a run
 it predicts from come from the same minutes.
 
 Each timing is one generation of the loop that the run measures (`harness.measurement.generations`):
-the same acceptance, caches, sampling and clock. Only its prompt is made for it, from the head of
-one prompt and the tail of another of the same set, so that acceptance is typical but the text is no
-measured cell's; it goes on past ends of text, for at least 16 rounds, around the context of the
-run's own generations.
+the same acceptance, caches, sampling, ends and clock. Only its prompt is made for it, one of the
+set's behind pieces of others, so that acceptance is typical but the text is no measured cell's. It
+takes at least 16 rounds, of as many texts as that needs, around the context of the run's own
+generations.
 
 A drafter that looks its proposal up is timed by the number of tokens it proposes, n = 1, ..., K: it
 looks up as ever, but fills every proposal up to n tokens.
@@ -26,11 +26,15 @@ from harness.measurement.clock import undisturbed
 from harness.measurement.generations import Draft, Request, run_trial
 from harness.records import RoundTiming
 
-LEAST_VISITS, MOST_VISITS = 6, 12
+# Of a pair; each draft among many gets half of them
+LEAST_VISITS, MOST_VISITS = 6, 24
+VISITS_PER_TEXT = 1.5
 LEAST_ROUNDS = 16
 # Plain tokens of a timing at most
 MOST_TOKENS = 32
 WARMUP_ROUNDS = 2
+# Positions in front of a prompt that are worth adding
+LEAST_CONTEXT = 32
 # Of a draft among many, the numbers of tokens at which its rounds are timed at most
 MOST_KS = 4
 
@@ -62,56 +66,61 @@ class TimedLoop:
         return max(entry.budget for entries in self.requests.values() for entry in entries)
 
     def requests_of(self, visit: int) -> list[Request]:
-        """The generations of a visit, in the order in which it times them."""
+        """What a visit times, in its order; `generation` gives each its prompts."""
         names = list(self.requests)
-        name = names[visit % len(names)]
-        lengths = sorted(len(tokens) for entries in self.prompts.values() for tokens in entries)
-        plain = max(LEAST_ROUNDS, min(self.new_tokens, MOST_TOKENS))
-        # The timed text lies around the middle of a text of the run
-        length = lengths[len(lengths) // 2] + max(0, self.new_tokens - plain) // 2
-        chosen = random.Random(f"{self.requests[name][0].seed} {self.draft_name} {visit}")
-        tokens = made_prompt(self.prompts[name], length, chosen)
-        timed: list[Request] = []
-        for entry in self.requests[name]:
-            rounds = LEAST_ROUNDS if entry.k else plain
-            timed.append(
-                replace(
-                    entry,
-                    prompt=f"rounds/{visit}",
-                    tokens=tokens,
-                    budget=min(rounds * (entry.k + 1), self.positions - len(tokens) - entry.k),
-                    rounds=rounds,
-                    eos=frozenset(),
-                    stop=None,
-                )
-            )
-        chosen.shuffle(timed)
+        timed = list(self.requests[names[visit % len(names)]])
+        # Plain decoding is in every ratio of the visit, so it is timed twice
+        timed += [entry for entry in timed if entry.k == 0]
+        self._random(visit).shuffle(timed)
         return timed
+
+    def least(self, request: Request) -> int:
+        """How many rounds a timing takes at least; tokens, of plain decoding."""
+        return LEAST_ROUNDS if request.k else max(LEAST_ROUNDS, min(self.new_tokens, MOST_TOKENS))
+
+    def generation(self, request: Request, visit: int, number: int, rounds: int) -> Request:
+        """The number-th generation of a timing; all that a visit times has the same prompts."""
+        # So the timed text lies around the middle of a long text of the run
+        before = (self.new_tokens - MOST_TOKENS) // 2
+        prompts = self.prompts[request.prompt_set]
+        tokens = made_prompt(prompts, before, self._random(visit, number))
+        return replace(
+            request,
+            prompt=f"rounds/{visit}",
+            tokens=tokens,
+            repetition=number,
+            budget=min(request.budget, self.positions - len(tokens) - request.k),
+            rounds=rounds,
+        )
+
+    def _random(self, *key: int) -> random.Random:
+        seed = next(iter(self.requests.values()))[0].seed
+        return random.Random(f"{seed} {self.draft_name} {key}")
 
 
 def made_prompt(
-    prompts: Sequence[tuple[int, ...]], length: int, chosen: random.Random
+    prompts: Sequence[tuple[int, ...]], before: int, chosen: random.Random
 ) -> tuple[int, ...]:
-    """A prompt of about `length` tokens that is none of `prompts`, made of pieces of them.
+    """A prompt that is none of `prompts`: one of them behind `before` tokens from others.
 
-    It begins as one of them and ends as another; where these are too short, further ones lie in
-    between.
+    The whole prompt at its end makes acceptance typical: a round that accepts everything costs its
+    draft more than one that rejects. A few tokens more change no time, but what a small model says;
+    so fewer than LEAST_CONTEXT are one token.
     """
     order = chosen.sample(range(len(prompts)), len(prompts))
-    first, last = prompts[order[0]], prompts[order[-1]]
-    head, tail = first[: (length + 1) // 2], last[-(length // 2) :] if length > 1 else ()
-    between: list[int] = []
-    while len(head) + len(between) + len(tail) < length:
+    last = prompts[order[0]]
+    wanted = before if before >= LEAST_CONTEXT else 1
+    pieces: list[int] = []
+    while len(pieces) < wanted or (*pieces, *last) in prompts:
         order.append(order.pop(0))
-        between += prompts[order[0]][: length - len(head) - len(between) - len(tail)]
-    while (*head, *between, *tail) in prompts:
-        between.append(head[0])
-    return (*head, *between, *tail)
+        pieces += prompts[order[0]][: max(1, wanted - len(pieces))]
+    return (*pieces, *last)
 
 
-def visits_for(texts: int) -> int:
+def visits_for(texts: int, *, among_many: bool = False) -> int:
     """How many visits a run makes that generates so many texts at every K: fewer in a short one."""
-    return min(MOST_VISITS, max(LEAST_VISITS, texts))
+    most = MOST_VISITS // 2 if among_many else MOST_VISITS
+    return min(most, max(LEAST_VISITS, round(VISITS_PER_TEXT * texts)))
 
 
 def timed_ks(ks: Sequence[int]) -> list[int]:
@@ -200,7 +209,7 @@ class Visits:
         requests = self._loop.requests_of(number)
         if not self._warm:  # first calls allocate, compile and record
             for entry in requests:
-                run_trial(replace(entry, rounds=WARMUP_ROUNDS), *self._models)
+                run_trial(self._loop.generation(entry, number, 0, WARMUP_ROUNDS), *self._models)
             self._warm = True
         for entry in requests:
             if self._name(entry) in self._refused:
@@ -213,22 +222,27 @@ class Visits:
                 self._store(timing)
 
     def _timed(self, request: Request, visit: int) -> RoundTiming | str:
-        """The timing of one generation, or of several where a context is too short for one."""
-        rounds, new_tokens, seconds = 0, 0, 0.0
-        while rounds < LEAST_ROUNDS:
-            trial = run_trial(replace(request, repetition=rounds), *self._models)
+        """A timing: a generation, and further ones where it ends before it has enough rounds."""
+        rounds, new_tokens, seconds, number = 0, 0, 0.0, 0
+        least = self._loop.least(request)
+        contexts: list[int] = []
+        while rounds < least:
+            entry = self._loop.generation(request, visit, number, least - rounds)
+            trial = run_trial(entry, *self._models)
             if trial.error is not None:
                 return trial.error
             rounds += trial.rounds or trial.new_tokens or 0
             new_tokens += trial.new_tokens or 0
             seconds += trial.decode_s or 0.0
+            contexts.append(len(entry.tokens))
+            number += 1
         return RoundTiming(
             visit=visit,
             model=request.model,
             draft=self._loop.draft_name,
             k=request.k,
             temperature=request.sampling.temperature,
-            context_tokens=len(request.tokens),
+            context_tokens=round(sum(contexts) / len(contexts)),
             batch=1,
             rounds=rounds,
             new_tokens=new_tokens,

@@ -42,7 +42,7 @@ FOLDS = 4
 FOLD_PROMPTS = 4
 DEALS = 240
 # Share of the visits at either end that the mean leaves out, as where round times are estimated
-TRIMMED = 0.1
+TRIMMED = 0.25
 # Prompts left out at once, for the sake of memory
 CHUNK = 64
 
