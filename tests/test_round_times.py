@@ -30,6 +30,8 @@ from harness.records import RoundTiming, StepTiming
 PROMPTS = {"easy": [(3, 1, 4, 1, 5), (2, 7, 1, 8)], "hard": [(1, 6, 1, 8, 0, 3, 3)]}
 KS, TEMPERATURES = (0, 2, 4), (0.0, 1.0)
 KINDS = [(k, temperature) for k in KS for temperature in TEMPERATURES]
+# Of a visit: plain decoding twice
+TIMED = [*KINDS, *((0, temperature) for temperature in TEMPERATURES)]
 
 
 def request(prompt_set: str, k: int, temperature: float) -> Request:
@@ -44,7 +46,7 @@ def request(prompt_set: str, k: int, temperature: float) -> Request:
         budget=20,
         repetition=0,
         seed=1,
-        eos=frozenset(range(11)),  # every token ends a text
+        eos=frozenset({9}),
         model="target",
         draft="draft" if k else None,
     )
@@ -82,8 +84,8 @@ def test_a_visit_times_plain_decoding_and_every_k_over_16_rounds_in_varying_orde
     stored = Stored()
     stored.visits(loop()).up_to(1.0)
     orders = [stored.kinds(visit) for visit in range(6)]
-    assert all(sorted(order) == sorted(KINDS) for order in orders)
-    assert len(stored.lines) == 6 * len(KINDS)
+    assert all(sorted(order) == sorted(TIMED) for order in orders)
+    assert len(stored.lines) == 6 * len(TIMED)
     assert len({tuple(order) for order in orders}) > 3
     assert min(line.rounds for line in stored.lines) >= LEAST_ROUNDS
     for line in stored.lines:
@@ -99,16 +101,24 @@ def test_a_visit_times_plain_decoding_and_every_k_over_16_rounds_in_varying_orde
 
 def test_no_timed_text_is_a_text_of_the_run() -> None:
     cells = {tokens for entries in PROMPTS.values() for tokens in entries}
-    seen: list[Request] = [entry for visit in range(30) for entry in loop().requests_of(visit)]
+    timed = loop()
+    seen: list[Request] = [
+        timed.generation(entry, visit, number, 16)
+        for visit in range(30)
+        for entry in timed.requests_of(visit)
+        for number in range(2)
+    ]
     assert not cells & {entry.tokens for entry in seen}
     assert {entry.prompt_set for entry in seen} == set(PROMPTS)
-    assert len({entry.tokens for entry in seen}) == 3, "joined both ways, and one with itself"
+    assert {entry.tokens[1:] for entry in seen} == cells, "a whole prompt behind a token"
+    of_a_visit = {entry.tokens for entry in seen if entry.prompt == "rounds/4"}
+    assert len(of_a_visit) <= 2, "all that a visit times has the same prompts"
     prompts = [(5, 6), (5,)]
-    for length in (1, 2, 3, 9):
-        made = made_prompt(prompts, length, random.Random(0))
+    for before in (1, 40):
+        made = made_prompt(prompts, before, random.Random(0))
         assert made not in prompts
         assert set(made) <= {5, 6}
-        assert length <= len(made) <= length + 2
+        assert before < len(made) <= before + 3
 
 
 def test_a_context_that_is_too_short_for_16_rounds_is_timed_several_times_within_it() -> None:
@@ -136,11 +146,11 @@ def test_visits_are_spread_and_an_interrupted_one_is_made_again_as_a_whole() -> 
         counts.append(len({line.visit for line in stored.lines}))
     assert counts == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6]
     whole = list(stored.lines)
-    torn = Stored(*whole[: 3 * len(KINDS) + 2])  # killed in the fourth visit
+    torn = Stored(*whole[: 3 * len(TIMED) + 2])  # killed in the fourth visit
     visits = torn.visits(loop())
     assert visits.missing == 3
     visits.up_to(1.0)
-    assert [line.visit for line in torn.lines][-3 * len(KINDS) :: len(KINDS)] == [4, 5, 6]
+    assert [line.visit for line in torn.lines][-3 * len(TIMED) :: len(TIMED)] == [4, 5, 6]
     assert torn.visits(loop()).missing == 0
     other = replace(whole[0], draft="another")
     assert Stored(other).visits(loop()).missing == 6
@@ -187,7 +197,8 @@ def test_of_many_drafts_each_is_timed_at_one_the_largest_and_at_most_two_between
 
 
 def test_a_short_run_makes_fewer_visits() -> None:
-    assert [visits_for(texts) for texts in (1, 8, 100)] == [6, 8, 12]
+    assert [visits_for(texts) for texts in (1, 8, 100)] == [6, 12, 24]
+    assert visits_for(100, among_many=True) == 12
 
 
 # ---- what must not disturb a measurement ---------------------------------------------------------

@@ -218,10 +218,10 @@ def test_the_optimism_of_choosing_is_taken_off():
 
 
 def test_a_lucky_visit_that_favours_one_candidate_is_neither_trusted_nor_forgotten():
-    """Rounds of the second candidate were fast in one visit of six; that is all its lead."""
+    """Rounds of the second candidate were fast in two visits of six; that is all its lead."""
     seconds = np.stack([np.ones(16), np.full(16, 0.95)])
     costs = np.ones((2, 6))
-    costs[1, 0] = 0.5
+    costs[1, :2] = 0.75
     visits = (Visits(np.arange(2), costs / costs.mean(axis=1, keepdims=True)),)
     fit, exact = cross_fit(workload(seconds, visits=visits), 0), cross_fit(workload(seconds), 0)
     assert fit is not None

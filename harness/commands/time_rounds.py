@@ -13,7 +13,6 @@ from harness.config import AuditionConfig, ModelConf, PairConfig
 from harness.decoding.protocols import Drafter
 from harness.measurement.generations import Draft, Request
 from harness.measurement.round_times import FullLookup, TimedLoop, Visits, timed_ks, visits_for
-from harness.records import NGRAM
 from harness.storage import RunFolder
 
 
@@ -51,12 +50,11 @@ def visits_of_draft(
         draft: the loaded model; None while it is not loaded, to see what is missing, and for a
             draft that looks its proposals up.
     """
-    lookup = conf.id == NGRAM
 
     def drafter(_: Request) -> Drafter:
         return FullLookup(target.target.eos)
 
-    ks = range(1, max(config.k) + 1) if lookup else timed_ks(config.k)
+    ks = timed_ks(config.k)
     requests = {
         name: [
             replace(
