@@ -539,7 +539,7 @@ class ReportConfig(CommandConfig):
     index: str | None = key(None, "a results folder: one page over all its runs")
     engine: str | None = _engine()
     fail_below: float | None = key(
-        None, "exit status 1 below this speedup (runs: share of the reference's)"
+        None, "exit status 1 if the headline's speedup (runs: its share of the reference's) is below"
     )
 
 

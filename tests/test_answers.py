@@ -315,14 +315,33 @@ def test_report_md_and_report_html_lead_with_the_same_grid(name: str, tmp_path: 
     for row in content.grid.rows:
         for cell in row.cells:
             assert markdown.escape(cell.text) in written
-            assert cell.text.strip("> ").partition(" [")[0] in page
+            assert cell.text.strip("* ").partition(" [")[0] in page
     assert written.index(markdown.escape(content.verdicts[0])) < written.index("| engines")
     first = content.grid.rows[0].cells[1].text
     assert page.index(first) < page.index('id="measured"')
 
 
+def test_a_default_sweeps_screen_has_the_grid_and_every_temperature_and_set() -> None:
+    lines = screen(summary("as it was"))
+    assert [line for line in lines if line.startswith("* ")][0].startswith("* 0  all engines")
+    assert any(line.startswith("* For vLLM with its defaults") for line in lines)
+    alone = lines[lines.index("Each prompt set alone (transformers)") + 3 :][:4]
+    assert [line.split()[:2] for line in alone] == [
+        ["0", "easy"], ["0", "hard"], ["1", "easy"], ["1", "hard"],
+    ]  # fmt: skip
+    assert all(re.search(r"\dx \[.+\] +\d\.\d\dx +\d\.\d\d +0\.\d\d / 0\.\d\d", line) for line in alone)
+
+
+def test_a_prediction_that_the_measurement_contradicts_says_so_in_the_headline() -> None:
+    said = {
+        name: "Measured at this temperature" in content_of(summary(name)).verdicts[0]
+        for name in ("as it was", "only predicted rules pay", "an audition")
+    }
+    assert said == {"as it was": False, "only predicted rules pay": True, "an audition": False}
+
+
 def test_many_temperatures_show_the_rows_of_the_marked_engine_first() -> None:
     text = "\n".join(screen(summary("many temperatures")))
     for temperature in ("0", "1", "0.3", "0.5", "0.7", "1.2", "1.5"):
-        assert re.search(rf"^[> ] {re.escape(temperature)} ", text, re.MULTILINE)
+        assert re.search(rf"^[* ] {re.escape(temperature)} ", text, re.MULTILINE)
     assert "12 more rows are in the report" in text

@@ -318,6 +318,6 @@ def test_a_threshold_on_one_run_says_why_it_failed(
     assert (
         capsys.readouterr()
         .out.splitlines()[-1]
-        .startswith("fail_below=99: FAIL, the verdict's speedup is below it: ")
+        .startswith("fail_below=99: FAIL, the headline's speedup is below it: ")
     )
     assert report.run(ReportConfig(run=folders[0], fail_below=0.5)).status == 0

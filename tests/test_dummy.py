@@ -126,6 +126,16 @@ def test_a_network_depends_on_its_seed_alone_and_leaves_the_global_random_number
     assert not torch.equal(weights[0], weights[2])
 
 
+def test_filling_a_network_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dummy, "PER_TICK", 1000)
+    expected, ticks = list[int](), list[None]()
+    network = build(
+        SMALL, torch.float32, CPU, expect=expected.append, tick=lambda: ticks.append(None)
+    )
+    assert expected == [len(ticks)]
+    assert len(ticks) == pytest.approx(counted(network) / 1000, rel=0.02)
+
+
 def test_tokens_of_a_mixture_are_routed_apart_as_uniform_routing_would() -> None:
     network: Any = build(MIXTURE, torch.float32, CPU)
     seen: list[int] = []

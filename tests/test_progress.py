@@ -52,7 +52,7 @@ def test_a_pipe_gets_lines_with_what_is_done_how_many_and_the_time_left(capsys: 
 
 
 @pytest.mark.usefixtures("fast")
-def test_the_time_left_is_that_of_the_mean_tick_less_what_has_passed_since(
+def test_the_time_left_is_that_of_the_mean_tick_and_grows_with_one_that_takes_longer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 100.0
@@ -66,7 +66,18 @@ def test_the_time_left_is_that_of_the_mean_tick_less_what_has_passed_since(
     now += 30
     assert bar.left == "about 0:07:30 left"
     now += 3600
-    assert bar.left == "about 0:00:00 left"
+    assert bar.left == "about 2:25:50 left"
+    bar.expect(2)
+    assert bar.counts == "2/12"
+    last = shown.Bar(shown._Display(), "generating", 2)
+    now += 60
+    last()
+    now += 61
+    assert str(last) == "generating 1/2", "nobody knows how long the last one takes"
+    bounded = shown.Bar(shown._Display(), "timing", 100, most_s=45)
+    now += 10
+    bounded()
+    assert bounded.left == "about 0:00:35 left"
 
 
 @pytest.mark.usefixtures("fast")

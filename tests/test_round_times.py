@@ -2,7 +2,8 @@
 
 import gc
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -74,7 +75,15 @@ class Stored:
             store=self.lines.append,
             refuse=self.notes.__setitem__,
             refused=self.notes,
+            counted=self.counted,
         )
+
+    @contextmanager
+    def counted(self, timings: int) -> Iterator[Callable[[], None]]:
+        """Every announced timing is counted."""
+        ticks: list[None] = []
+        yield lambda: ticks.append(None)
+        assert len(ticks) == timings
 
     def kinds(self, visit: int) -> list[tuple[int, float]]:
         return [(line.k, line.temperature) for line in self.lines if line.visit == visit]
@@ -280,7 +289,7 @@ def test_steps_that_cannot_be_right_are_timed_again_twice_at_most(
     slow_s: float, attempts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A clock that is slow by a second while the target steps."""
-    steps, seconds = 0, 0.0
+    steps, seconds, expected, ticks = 0, 0.0, list[int](), list[None]()
 
     class Stepping(TableModel):
         def forward(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -297,8 +306,10 @@ def test_steps_that_cannot_be_right_are_timed_again_twice_at_most(
         prefills=[2],
         repetitions=10,
         doubtful=lambda timings: bool(unstable_steps(timings)),
+        expect=expected.append,
+        tick=lambda: ticks.append(None),
     )
-    assert steps == attempts * (10 + 3)
+    assert steps == sum(expected) == len(ticks) == attempts * (10 + 3)
     assert {(t.kind, t.tokens, len(t.samples_s)) for t in timings} == {
         ("prefill", 2, 3),
         ("step", 1, 10),

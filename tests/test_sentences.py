@@ -165,9 +165,9 @@ CAVEATS: dict[str, tuple[dict[str, Any], str]] = {
     "server_concurrency": ({"file": "b.json", "max_concurrency": None}, "no limit"),
     "round_fit": ({"file": "a.log", "residual": 0.031, "k": 4}, "misses one by 3.1% (K=4)"),
     "server_gap": ({"k": 2, "measured": 1.2, "predicted": 1.5}, "1.20x at K=2"),
-    "busy_card": ({"processes": 2}, "2 other process(es) used the card"),
+    "busy_card": ({"processes": 2}, "2 other processes used the card"),
     "busy_machine": ({"load": 1.26, "processors": 2}, "kept 1.3 of 2 processors busy"),
-    "unstable_timings": ({"timings": 2}, "2 timings cannot be right"),
+    "unstable_timings": ({"timings": 1}, "1 timing cannot be right, though it was repeated; it is"),
     "outlier_generations": (
         {"cells": 1, "prompt_set": "easy", "temperature": 0.0, "k": 2, "speedup": 0.35,
          "trimmed_speedup": 1.31, "generations": 1},

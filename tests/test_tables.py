@@ -195,10 +195,10 @@ def test_a_cell_that_did_not_complete_is_named_with_its_error() -> None:
 def test_rules_that_rank_alike_share_a_leaderboard() -> None:
     boards = leaderboard.boards(summary("audition"))
     assert [board.name for board in boards] == [
-        "temperature 0, every rule",
-        "temperature 1, rule ratio",
-        "temperature 1, rule greedy_draft",
-        "temperature 1, rule exact_match",
+        "temperature 0, all engines",
+        "temperature 1, transformers",
+        "temperature 1, vLLM, SGLang, llama.cpp",
+        "temperature 1, mlx-lm",
     ]
     assert all(leaderboard.PLAIN in texts(summary("audition"), title, "draft")
                for title in ("Temperature 0", "Temperature 1"))  # fmt: skip

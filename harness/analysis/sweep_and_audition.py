@@ -226,11 +226,15 @@ class _Pair:
 
     @cached_property
     def unstable(self) -> tuple[Unstable, ...]:
-        """Steps and cells that cannot be right."""
+        """Steps and cells that cannot be right; a target's forward once, however many drafts."""
         coolest = min(self.latencies, default=None)
         by_draft = {} if coolest is None else self.latencies[coolest]
-        steps = [entry for latency in by_draft.values() for entry in latency.unstable()]
-        return (*dict.fromkeys(steps), *unstable_cells(self.results))
+        steps: dict[tuple[object, ...], Unstable] = {}
+        for latency in by_draft.values():
+            for entry in latency.unstable():
+                forward = (entry.kind, entry.tokens, entry.context_tokens, entry.batch)
+                steps.setdefault(forward, entry)
+        return (*steps.values(), *unstable_cells(self.results))
 
     @cached_property
     def outlier_cells(self) -> tuple[OutlierCell, ...]:

@@ -24,7 +24,7 @@ from harness.commands.time_steps import timed_steps
 from harness.config import AuditionConfig, ModelConf
 from harness.decoding.ngram import NgramDrafter
 from harness.measurement.draft_scores import ngram_trace, score_texts
-from harness.measurement.step_times import REPETITIONS, TimedModel, time_lookups
+from harness.measurement.step_times import TimedModel, time_lookups
 from harness.measurement.target_texts import GeneratedText
 from harness.models.cached import CachedModel
 from harness.models.probe import cached_model, check_length
@@ -154,8 +154,7 @@ def _scored(
     timed: bool,
 ) -> _Result:
     visits = visits_of_draft(folder, target, conf, model, config)
-    with progress(f"timing rounds of {conf.name}"):
-        visits.up_to(0.5)
+    visits.up_to(0.5)
     begin, k = time.perf_counter(), max(config.k)
     if model is None:
         traces = [ngram_trace(text, num_draft_tokens=k, draft_name=conf.name) for text in texts]
@@ -172,8 +171,7 @@ def _scored(
             )
     seconds = time.perf_counter() - begin
     timings = [] if timed else _time(folder, target, conf, model, config)
-    with progress(f"timing rounds of {conf.name}"):
-        visits.up_to(1.0)
+    visits.up_to(1.0)
     return _Result(traces, timings, seconds)
 
 
@@ -188,10 +186,10 @@ def _time(
     timed = list(target.timed)
     if model is not None:
         timed.append(TimedModel("draft", conf.name, model))
-    with progress(f"timing {conf.name}", REPETITIONS) as tick:
-        timings = timed_steps(
-            folder, target, timed, config, draft=conf.name, paired_with=conf.name, tick=tick
-        )
+    name = conf.name
+    timings = timed_steps(
+        folder, target, timed, config, draft=name, paired_with=name, doing=f"timing {name}"
+    )
     if model is None:
         drafter = NgramDrafter(target.target.eos)
         context = target.typical_context(config.new_tokens)

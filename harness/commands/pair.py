@@ -176,8 +176,8 @@ def load_model(conf: ModelConf, key: str, device: Any) -> LoadedModel:
     """A model in memory; errors call it `key`."""
     dummy = conf.weights == "dummy"
     doing = f"filling {conf.name} with random weights" if dummy else f"loading {conf.name}"
-    with fetching(doing, _hub_id(conf)):
-        return models.load(conf, key, device)
+    with fetching(doing, _hub_id(conf)) as bar:
+        return models.load(conf, key, device, expect=bar.expect, tick=bar)
 
 
 def _hub_id(conf: ModelConf) -> str | None:

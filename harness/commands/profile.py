@@ -26,6 +26,7 @@ from harness.commands.run_lifecycle import (
 from harness.commands.time_rounds import visits_of_pair
 from harness.commands.time_steps import enough_memory, measure_steps, readers
 from harness.config import ProfileConfig, rates_for
+from harness.decoding.protocols import recorder_of
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement import round_parts, step_times
 from harness.measurement.generations import Request
@@ -179,7 +180,12 @@ def _time_curves(
     pair: Pair, config: ProfileConfig, cells: Sequence[step_times.CurveCell]
 ) -> tuple[list[StepTiming], list[SkippedCell]]:
     auto = config.contexts == "auto" and config.batches == "auto"
-    with progress(step_times.TIMING_CURVES, step_times.CURVE_VISITS * len(cells)) as tick:
+    records = any(recorder_of(timed.model) is not None for timed in pair.timed)
+    most_s = AUTO_SECONDS + (AUTO_RECORDING_SECONDS if records else 0.0)
+    visits = step_times.CURVE_VISITS * len(cells)
+    with progress(
+        step_times.TIMING_CURVES, visits, most_s=most_s if auto else None
+    ) as tick:
         return step_times.time_curves(
             pair.timed,
             max(config.k),
@@ -226,5 +232,7 @@ def _time_parts(pair: Pair, config: ProfileConfig) -> list[PartTiming]:
     positions = config.new_tokens + max(ks)
     for _, model in pair.opened.values():
         model.reserve(pair.positions)
-    with progress("timing parts of a round", round_parts.MOST_VISITS) as tick:
-        return round_parts.time_rounds(timed, prompts, ks, positions=positions, tick=tick)
+    with progress("timing parts of a round") as bar:
+        return round_parts.time_rounds(
+            timed, prompts, ks, positions=positions, expect=bar.expect, tick=bar
+        )

@@ -37,11 +37,14 @@ class Bar:
         due: when a line about it must be written at the latest, on the monotonic clock.
     """
 
-    def __init__(self, display: "_Display", label: str, total: int | None) -> None:
-        """Begin with nothing counted."""
+    def __init__(
+        self, display: "_Display", label: str, total: int | None, most_s: float | None = None
+    ) -> None:
+        """Begin with nothing counted; `most_s`: seconds after which nothing further is begun."""
         self.label, self.total, self.done, self.due = label, total, 0, float("inf")
         self._display = display
         self._began = self._counted = time.monotonic()
+        self._until = None if most_s is None else self._began + most_s
 
     def __call__(self) -> None:
         """Count one."""
@@ -52,6 +55,10 @@ class Bar:
         self.label, self.due = label, time.monotonic() + (SOON_S if soon else float("inf"))
         self._display.refresh()
 
+    def expect(self, more: int) -> None:
+        """So many more are to be counted, where that is known only now."""
+        self.total = (self.total or 0) + more
+
     @property
     def counts(self) -> str:
         """How many of how many; empty where the total is unknown."""
@@ -59,11 +66,24 @@ class Bar:
 
     @property
     def left(self) -> str:
-        """About how long it takes, from the mean of what is counted; empty before the first."""
+        """About how long it takes, from the mean of what is counted; empty before the first.
+
+        What is under way counts into the mean once it takes longer than that; where it is the last,
+        nobody knows how long it still takes.
+        """
         if not self.total or not self.done:
             return ""
-        seconds = (self._counted - self._began) / self.done * (self.total - self.done)
-        return f"about {_clock(seconds - (time.monotonic() - self._counted))} left"
+        since = time.monotonic() - self._counted
+        others = self.total - self.done - 1
+        mean = (self._counted - self._began) / self.done
+        if since > mean:
+            mean = (self._counted - self._began + since) / (self.done + 1)
+            if others <= 0:
+                return ""
+        seconds = mean * others + max(0.0, mean - since)
+        if self._until is not None:
+            seconds = min(seconds, max(0.0, self._until - time.monotonic()))
+        return f"about {_clock(seconds)} left"
 
     def __str__(self) -> str:
         counted = f"{self.label} {self.counts}".strip()
@@ -166,12 +186,15 @@ _DISPLAY = _Display()
 
 
 @contextmanager
-def progress(label: str, total: int | None = None, *, soon: bool = False) -> Iterator[Bar]:
+def progress(
+    label: str, total: int | None = None, *, most_s: float | None = None, soon: bool = False
+) -> Iterator[Bar]:
     """Show what is being done while the block runs; yields what counts to `total`.
 
-    Blocks may be nested. `soon` is that of `Bar.say`.
+    Blocks may be nested. `most_s`: after so many seconds nothing further is begun. `soon` is that
+    of `Bar.say`.
     """
-    bar = Bar(_DISPLAY, label, total)
+    bar = Bar(_DISPLAY, label, total, most_s)
     if soon:
         bar.say(label, soon=True)
     _DISPLAY.push(bar)
@@ -182,7 +205,7 @@ def progress(label: str, total: int | None = None, *, soon: bool = False) -> Ite
 
 
 @contextmanager
-def fetching(doing: str, source: str | None) -> Iterator[None]:
+def fetching(doing: str, source: str | None) -> Iterator[Bar]:
     """Show that the block reads from `source`, and what that waits for if it is an id of the hub.
 
     None is a source that is on this machine, as a folder is.
@@ -194,8 +217,8 @@ def fetching(doing: str, source: str | None) -> Iterator[None]:
             f"{doing}: asking the Hugging Face hub for {source} "
             "(to skip it: a local folder, or HF_HUB_OFFLINE=1 and what is in the cache)"
         )
-    with progress(doing, soon=asks):
-        yield
+    with progress(doing, soon=asks) as bar:
+        yield bar
 
 
 def _clock(seconds: float) -> str:

@@ -18,7 +18,7 @@ from harness.commands.run_lifecycle import Outcome, shown, write_analysis
 from harness.config import ReportConfig
 from harness.measurement.environment import describe_host
 from harness.records import UserError
-from harness.reporting import index
+from harness.reporting import grid, index
 from harness.reporting.index import Entry
 from harness.storage import RunFolder, StoredRun, load, refuse_lost_trials
 from harness.storage.lock import Busy
@@ -110,16 +110,19 @@ def _compared(config: ReportConfig) -> Outcome:
 
 
 def _below(summary: Summary, folder: Path, fail_below: float | None) -> bool:
-    """Whether the headline verdict's speedup is below what was asked for."""
+    """Whether the headline's speedup is below what was asked for; says which one was judged."""
     if fail_below is None:
         return False
-    verdict = summary.verdict
-    if verdict is None or verdict.speedup is None:
-        raise UserError(f"fail_below={fail_below:g}: {folder} has no verdict with a speedup")
-    below = verdict.speedup < fail_below
-    outcome = "FAIL, the verdict's speedup is below it" if below else "PASS, it is not below it"
+    decision = grid.decided(summary)
+    if decision is None or decision.speedup is None:
+        raise UserError(f"fail_below={fail_below:g}: {folder} has no headline with a speedup")
+    below = decision.speedup < fail_below
+    outcome = "FAIL, the headline's speedup is below it" if below else "PASS"
+    k = decision.k or decision.reason_values.get("k")
+    cell = grid.marked(summary)
+    where = f", {grid.SOURCES[cell.row.answer.source]}, for {cell.phrase}" if cell else ""
     Console(highlight=False, soft_wrap=True).print(
-        f"fail_below={fail_below:g}: {outcome}: {verdict.speedup:.2f}x at K={verdict.k}"
+        f"fail_below={fail_below:g}: {outcome}: {decision.speedup:.2f}x at K={k}{where}"
     )
     return below
 

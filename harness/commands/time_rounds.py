@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from harness.commands.other_runs import Cell, Rates
 from harness.commands.pair import EncodedPrompt, Pair, Target, completion, request
+from harness.commands.progress import progress
 from harness.commands.run_lifecycle import NOT_MEASURED
 from harness.config import AuditionConfig, ModelConf, PairConfig
 from harness.decoding.protocols import Drafter
@@ -99,6 +100,7 @@ def _visits(
         store=folder.append_round,
         refuse=refuse,
         refused=folder.manifest.get(NOT_MEASURED) or {},
+        counted=lambda timings: progress(f"timing rounds of {name}", timings),
     )
 
 

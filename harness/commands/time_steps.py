@@ -5,7 +5,7 @@ measured on the same run by copying memory (or, where that cannot be, the named 
 """
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +19,7 @@ from harness.commands.progress import progress
 from harness.config import AuditionConfig, PairConfig, ProfileConfig, SweepConfig
 from harness.measurement import environment
 from harness.measurement.environment import copy_bandwidth
-from harness.measurement.step_times import REPETITIONS, TimedModel, time_forwards
+from harness.measurement.step_times import TimedModel, time_forwards
 from harness.models.load import LoadedModel
 from harness.models.memory import is_out_of_memory, shape_of
 from harness.records import CopyBandwidth, StepTiming, UserError
@@ -41,12 +41,9 @@ def measure_steps(
     # Without floors, the run was stopped before they were added
     lacks_floors = not timings or load(folder.path).latency["floor_ms"].isna().all()
     if not timings:
-        with (
-            enough_memory("single steps"),
-            progress("timing steps", REPETITIONS) as tick,
-        ):
+        with enough_memory("single steps"):
             timings = timed_steps(
-                folder, pair, pair.timed, config, draft=pair.draft.name, tick=tick
+                folder, pair, pair.timed, config, draft=pair.draft.name, doing="timing steps"
             )
     if lacks_floors:
         folder.write_latency(with_floors(latency_rows(timings), reading), timings)
@@ -61,27 +58,29 @@ def timed_steps(
     *,
     draft: str,
     paired_with: str | None = None,
-    tick: Callable[[], None],
+    doing: str,
 ) -> list[StepTiming]:
     """Steps, verifies and prefills of these models; those that cannot be right are timed again.
 
-    The first visit that timed rounds of `draft` says what a plain token takes.
+    It is shown as `doing`. The first visit that timed rounds of `draft` says what a plain token takes.
     """
     plain = [line for line in folder.rounds() if line.draft == draft and line.k == 0]
     coolest = min((line.temperature for line in plain), default=None)
     seconds = [line.seconds / line.rounds for line in plain if line.temperature == coolest]
     plain_s = statistics.median(seconds) if seconds else None
     lengths = sorted({len(entry.tokens) for entry in target.prompts})
-    return time_forwards(
-        models,
-        max(config.k),
-        context=target.typical_context(config.new_tokens),
-        prefills=sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]}),
-        seed=config.seed,
-        paired_with=paired_with,
-        doubtful=lambda timings: bool(unstable_steps(timings, plain_s)),
-        tick=tick,
-    )
+    with progress(doing) as bar:
+        return time_forwards(
+            models,
+            max(config.k),
+            context=target.typical_context(config.new_tokens),
+            prefills=sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]}),
+            seed=config.seed,
+            paired_with=paired_with,
+            doubtful=lambda timings: bool(unstable_steps(timings, plain_s)),
+            expect=bar.expect,
+            tick=bar,
+        )
 
 
 @contextmanager

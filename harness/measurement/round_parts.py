@@ -76,6 +76,7 @@ def time_rounds(
     ks: Sequence[int],
     *,
     positions: int,
+    expect: Callable[[int], None] = lambda _: None,
     tick: Callable[[], None] = lambda: None,
 ) -> list[PartTiming]:
     """Time whole rounds and their parts at every K, plain rounds and bare steps, interleaved.
@@ -85,7 +86,8 @@ def time_rounds(
         prompts: token ids; each visit takes the next.
         ks: numbers of draft tokens, each 1 or more.
         positions: that the caches are sure to have after any of the prompts, at least max(ks) + 1.
-        tick: called after each visit, for progress.
+        expect: called with the number of visits once it is known, for progress.
+        tick: called after each visit, likewise.
 
     Returns:
         One PartTiming per (K, part), raw samples; the i-th sample of every part of a K and of its
@@ -98,9 +100,10 @@ def time_rounds(
         ModelDrafter(pair.draft, pair.sampling).prepare(k)
     warm_up = RoundTimer(pair)  # twice: the first visit compiles and fills caches
     visit_s = min(warm_up.visit(prompts[0], ks, positions, 0) for _ in range(2))
-    timer = RoundTimer(pair)
+    timer, visits = RoundTimer(pair), min(MOST_VISITS, max(LEAST_VISITS, int(BUDGET_S / visit_s)))
+    expect(visits)
     with undisturbed():
-        for number in range(min(MOST_VISITS, max(LEAST_VISITS, int(BUDGET_S / visit_s)))):
+        for number in range(visits):
             timer.visit(prompts[number % len(prompts)], ks, positions, number)
             tick()
     return [

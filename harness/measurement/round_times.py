@@ -15,8 +15,10 @@ A drafter that looks its proposal up is timed by the number of tokens it propose
 looks up as ever, but fills every proposal up to n tokens.
 """
 
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,6 +39,8 @@ WARMUP_ROUNDS = 2
 LEAST_CONTEXT = 32
 # Of a draft among many, the numbers of tokens at which its rounds are timed at most
 MOST_KS = 4
+
+Counted = Callable[[int], AbstractContextManager[Callable[[], None]]]
 
 
 @dataclass(frozen=True)
@@ -160,6 +164,7 @@ class Visits:
         store: Callable[[RoundTiming], None],
         refuse: Callable[[str, str], None],
         refused: Mapping[str, Any],
+        counted: Counted = lambda _: nullcontext(lambda: None),
     ) -> None:
         """Continue with what is missing of `visits`.
 
@@ -172,8 +177,9 @@ class Visits:
             store: keeps a timing as it is made.
             refuse: notes what cannot be timed, and why: memory, or logits that are not finite.
             refused: what was noted before.
+            counted: shows that so many timings are made; gives what counts one.
         """
-        self._loop, self._store, self._refuse = loop, store, refuse
+        self._loop, self._store, self._refuse, self._counted = loop, store, refuse, counted
         self._refused = set(refused)
         lines = [line for line in stored if line.draft == loop.draft_name]
         kinds = {
@@ -199,27 +205,31 @@ class Visits:
 
     def up_to(self, share: float) -> None:
         """Make visits until this share of those that this process is to make is made."""
-        while self._made < self.missing * share:
-            with undisturbed():
-                self._visit(self._next)
-            self._next += 1
-            self._made += 1
+        visits = max(0, math.ceil(self.missing * share) - self._made)
+        if not visits:
+            return
+        timings = visits * len(next(iter(self._loop.requests.values())))
+        with self._counted(timings) as tick, undisturbed():
+            for _ in range(visits):
+                self._visit(self._next, tick)
+                self._next += 1
+                self._made += 1
 
-    def _visit(self, number: int) -> None:
+    def _visit(self, number: int, tick: Callable[[], None]) -> None:
         requests = self._loop.requests_of(number)
         if not self._warm:  # first calls allocate, compile and record
             for entry in requests:
                 run_trial(self._loop.generation(entry, number, 0, WARMUP_ROUNDS), *self._models)
             self._warm = True
         for entry in requests:
-            if self._name(entry) in self._refused:
-                continue
-            timing = self._timed(entry, number)
-            if isinstance(timing, str):
-                self._refused.add(self._name(entry))
-                self._refuse(self._name(entry), timing)
-            else:
-                self._store(timing)
+            if self._name(entry) not in self._refused:
+                timing = self._timed(entry, number)
+                if isinstance(timing, str):
+                    self._refused.add(self._name(entry))
+                    self._refuse(self._name(entry), timing)
+                else:
+                    self._store(timing)
+            tick()
 
     def _timed(self, request: Request, visit: int) -> RoundTiming | str:
         """A timing: a generation, and further ones where it ends before it has enough rounds."""

@@ -114,6 +114,7 @@ def time_forwards(
     seed: int = 0,
     paired_with: str | None = None,
     doubtful: Callable[[Sequence[StepTiming]], bool] = lambda _: False,
+    expect: Callable[[int], None] = lambda _: None,
     tick: Callable[[], None] = lambda: None,
 ) -> list[StepTiming]:
     """Time every forward `repetitions` times, interleaved; verifies go up to max_k + 1 positions.
@@ -129,7 +130,8 @@ def time_forwards(
         paired_with: the draft's name, where several are timed one after the other.
         doubtful: whether timings cannot be right; then all but the prefills are timed again, and
             what the last attempt gave stays. All of them, since they are read as ratios.
-        tick: called after each repetition, for progress.
+        expect: called before each attempt with the number of its repetitions, for progress.
+        tick: called after each repetition, likewise.
     """
     prompts = [Forward(timed, "prefill", length) for timed in models for length in prefills]
     others = plan_forwards(models, max_k)
@@ -143,6 +145,7 @@ def time_forwards(
 
     def timings_of(attempt: int) -> list[StepTiming]:
         samples: dict[Forward, list[float]] = {}
+        expect(WARMUP + repetitions)
         for repetition in range(-WARMUP, repetitions):
             due = attempt == 0 and (repetition == -WARMUP or repetition % PREFILL_EVERY == 0)
             timed = once(prompts) if due else []

@@ -23,7 +23,7 @@ unfilled and unties the head.)
 
 import math
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -67,6 +67,8 @@ SCALINGS = {
 }
 # The matrices whose results are added to the residual stream
 WRITERS = ("o_proj", "down_proj")
+# Parameters that are filled between two ticks of progress
+PER_TICK = 10_000_000
 # Tokens of the stand-in tokenizer
 VOCABULARY = 256
 
@@ -79,11 +81,14 @@ def build(
     key: str = "model.architecture",
     attention: str | None = None,
     seed: int = SEED,
+    expect: Callable[[int], None] = lambda _: None,
+    tick: Callable[[], None] = lambda: None,
 ) -> PreTrainedModel:
     """A causal language model with random weights, in eval mode, made on `device` itself.
 
     On the device `meta` nothing is allocated, for counting parameters. The same architecture (as in
-    conf/model) and seed give the same network. `key` names the architecture in error messages.
+    conf/model) and seed give the same network. `key` names the architecture in error messages. For
+    progress, `expect` is called with the number of ticks to come, `tick` as weights are filled.
 
     Raises:
         UserError: the architecture is not one.
@@ -96,7 +101,7 @@ def build(
         )
     network.tie_weights()
     if device.type != "meta":
-        _fill(network, torch.Generator(device).manual_seed(seed))
+        _fill(network, torch.Generator(device).manual_seed(seed), expect, tick)
     network.requires_grad_(False)
     return network.eval()
 
@@ -165,9 +170,16 @@ def _sizes(shape: Architecture) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def _fill(network: PreTrainedModel, generator: torch.Generator) -> None:
+def _fill(
+    network: PreTrainedModel,
+    generator: torch.Generator,
+    expect: Callable[[int], None],
+    tick: Callable[[], None],
+) -> None:
     """Random matrices, unit norms, no biases; every tensor once, tied ones too."""
     config: Any = network.config
+    filled, matrices = 0, [tensor for tensor in network.parameters() if tensor.ndim > 1]
+    expect(sum(tensor.numel() for tensor in matrices) // PER_TICK)
     depth = math.sqrt(2 * config.num_hidden_layers)
     embedding = network.get_input_embeddings().weight
     for name, tensor in network.named_parameters():
@@ -180,6 +192,9 @@ def _fill(network: PreTrainedModel, generator: torch.Generator) -> None:
         if any(writer in name for writer in WRITERS):
             spread /= depth
         tensor.normal_(0.0, spread, generator=generator)
+        before, filled = filled, filled + tensor.numel()
+        for _ in range(before // PER_TICK, filled // PER_TICK):
+            tick()
 
 
 class StandInTokenizer:

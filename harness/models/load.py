@@ -4,7 +4,7 @@
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -123,16 +123,24 @@ def sampled_hash(parameters: Sequence[Tensor]) -> str:
     return digest.hexdigest()[:16]
 
 
-def load(conf: ModelConf, key: str, device: torch.device) -> LoadedModel:
+def load(
+    conf: ModelConf,
+    key: str,
+    device: torch.device,
+    *,
+    expect: Callable[[int], None] = lambda _: None,
+    tick: Callable[[], None] = lambda: None,
+) -> LoadedModel:
     """Load what `conf` names onto `device`, unless it names a device or device_map itself.
 
-    `key` is "model" or "draft", for error messages.
+    `key` is "model" or "draft", for error messages. Of random weights, `expect` and `tick` are those
+    of `dummy.build`.
     """
     wanted = memory_need(conf, key, device)
     if wanted is not None:
         check_fits([wanted], 0)
     if conf.weights == "dummy":
-        return _dummy(conf, key, _device(conf, device))
+        return _dummy(conf, key, _device(conf, device), expect, tick)
     source = _source(conf, key)
     options = _options(conf, key, device)
     with quiet_transformers(), explained(conf, key):
@@ -217,7 +225,13 @@ def _dummy_dtype(conf: ModelConf, device: torch.device) -> torch.dtype:
     return _dtype(conf) or (torch.float32 if device.type == "cpu" else torch.bfloat16)
 
 
-def _dummy(conf: ModelConf, key: str, device: torch.device) -> LoadedModel:
+def _dummy(
+    conf: ModelConf,
+    key: str,
+    device: torch.device,
+    expect: Callable[[int], None],
+    tick: Callable[[], None],
+) -> LoadedModel:
     try:
         with quiet_transformers():
             network = dummy.build(
@@ -226,6 +240,8 @@ def _dummy(conf: ModelConf, key: str, device: torch.device) -> LoadedModel:
                 device,
                 key=f"{key}.architecture",
                 attention=_attention(conf),
+                expect=expect,
+                tick=tick,
             )
     except (ImportError, ValueError) as error:  # an attention that is not installed, or not there
         reason = " ".join(str(error).split())[:200].rstrip(".")

@@ -15,12 +15,16 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from harness.reporting.content import Content
+from harness.reporting.grid import MARK
 from harness.reporting.serving import Snippet
 from harness.reporting.tables.specification import Row, Table
 
 # A command's answer takes 30 lines; two are left for `fail_below` and `run:`
 MOST_LINES = 28
 MOST_CODE = 4
+# Of them, for the tables after the grid, so that a caveat still has its place
+MOST_TABLE = 12
+MORE = "{} more with verbose=true."
 _GAP = 2
 _NARROWEST = 12
 
@@ -56,23 +60,26 @@ class _Block:
         return (*self.head, *(line for part in self.parts for line in part))
 
     def cut(self, most: int, width: int) -> "_Block":
-        """With as many of the parts as fit into `most` rows of the terminal; empty if none does."""
+        """With as many of the parts as fit into `most` rows of the terminal.
+
+        Where none does, a table is left out; of sentences their number stays.
+        """
         most = min(most, self.most)
         kept = len(self.parts)
         if _height(self.lines, width) <= most:
             return self
         while kept and _height(replace(self, parts=self.parts[:kept]).lines, width) > most - 1:
             kept -= 1
-        if not kept:
+        if most < 1 or (self.head and not kept):
             return replace(self, head=(), parts=())
-        more = (Text(f"{len(self.parts) - kept} more with verbose=true."),)
+        more = (Text(MORE.format(len(self.parts) - kept)),)
         return replace(self, parts=(*self.parts[:kept], more))
 
 
 def print_brief(parts: Sequence[Table | str], out: Console) -> None:
     """Print tables and sentences in at most MOST_LINES lines, the first ones whole if possible."""
     blocks = [
-        replace(_table_block(part, out), importance=place)
+        _table_block(part, out, importance=place, most=MOST_LINES)
         if isinstance(part, Table)
         else _sentences([part], out, importance=place, most=MOST_LINES)
         for place, part in enumerate(parts, start=1)
@@ -113,14 +120,19 @@ def _blocks(content: Content, out: Console) -> Iterator[_Block]:
         yield _Block((*_table_lines(grid, out), *_wrapped(out, map(Text, grid.notes))))
     for snippet in content.snippets[:1]:
         yield _Block(_snippet_lines(snippet, out))
-    yield _sentences(content.verdicts[1:], out, importance=1, most=7)
-    for table in tables:
-        yield _table_block(table, out)
     notes = [f"Did not complete: {text}" for text in content.failures]
     notes += [f"Note: {text}" for text in content.caveats]
-    yield _sentences(notes, out, importance=2, most=6)
+    if content.grid:  # it says that they do not speculate
+        notes += content.verdicts[1:]
+    else:
+        yield _sentences(content.verdicts[1:], out, importance=1, most=7)
+    for number, table in enumerate(tables):
+        # After the first: the sentences
+        yield _table_block(table, out, importance=2 + 2 * number, most=MOST_TABLE)
+    yield _sentences(notes, out, importance=3, most=6)
     last = [f"Next: {content.next_step}."] if content.next_step else []
-    yield _Block((*_wrapped(out, map(Text, last)), Text(f"report: {content.page}")))
+    ending = (*_wrapped(out, map(Text, last)), Text(f"report: {content.page}"))
+    yield _Block(ending, apart=not notes)
 
 
 def _sentences(texts: Sequence[str], out: Console, *, importance: int, most: int) -> _Block:
@@ -128,12 +140,13 @@ def _sentences(texts: Sequence[str], out: Console, *, importance: int, most: int
     return _Block((), parts, importance, most=most)
 
 
-def _table_block(table: Table, out: Console) -> _Block:
+def _table_block(table: Table, out: Console, *, importance: int, most: int) -> _Block:
     """A table whose last lines may go."""
     title = _wrapped(out, [Text(table.title, "bold")])
     lines = _table_lines(table, out)
     header = max(column.title.count("\n") + 1 for column in table.columns)
-    return _Block((*title, *lines[:header]), tuple((line,) for line in lines[header:]), 3)
+    head, rows = (*title, *lines[:header]), tuple((line,) for line in lines[header:])
+    return _Block(head, rows, importance, most)
 
 
 def _wrapped(out: Console, texts: Iterable[Text]) -> Lines:
@@ -150,11 +163,12 @@ def _table_lines(table: Table, out: Console) -> Lines:
 
 
 def _snippet_lines(snippet: Snippet, out: Console) -> Lines:
-    """The line to serve, or where it is if it is long."""
-    title = _wrapped(out, [Text(snippet.title, "bold")])
+    """The line to serve, with the mark of its row of the grid; or where it is if it is long."""
+    title = _wrapped(out, [Text(f"{MARK} {snippet.title}", "bold")])
     code = snippet.code.splitlines()
     if len(code) > MOST_CODE:
-        return (*title, *_wrapped(out, [Text(f"{len(code)} lines of code, in report.md.")]))
+        where = f"{len(code)} lines of code, to copy from the report that is named below."
+        return (*title, *_wrapped(out, [Text(where)]))
     return (*title, *map(Text, code or snippet.notes))
 
 
@@ -266,7 +280,7 @@ def _paragraph(out: Console, lines: Sequence[str]) -> None:
 def _snippet(out: Console, snippet: Snippet) -> None:
     """Something to paste: its lines are never broken, a terminal wraps them by itself."""
     out.print()
-    _line(out, snippet.title, "bold")
+    _line(out, f"{MARK} {snippet.title}", "bold")
     if snippet.code:
         out.print(Text(snippet.code), soft_wrap=True)
     _notes(out, snippet.notes)

@@ -14,6 +14,8 @@ from harness.reporting import formatting as fmt
 from harness.summary import Answer, SamplingFacts, Summary, Verdict
 
 DEFAULT_SERVER = "vllm"
+# Of the marked row and of its serving line
+MARK = "*"
 # Of the rules, the engines that accept by them; vLLM's default first
 ENGINES: dict[Rule, str] = {
     "greedy_draft": "vLLM, SGLang, llama.cpp",
@@ -136,9 +138,14 @@ def words(answer: Answer) -> str:
 
 
 def decided(summary: Summary) -> Answer | Verdict | None:
-    """The decision that a report leads with: the marked row's, or of numbers that were given."""
+    """The decision that a report leads with: the marked row's, or of numbers that were given.
+
+    None where nothing is known for the server that was asked for.
+    """
     shown = marked(summary)
-    return shown.row.answer if shown else summary.verdict
+    if shown is None:
+        return None if summary.answers else summary.verdict
+    return shown.row.answer
 
 
 def rule_of(summary: Summary) -> Rule:

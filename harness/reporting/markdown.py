@@ -10,6 +10,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from harness.reporting.content import Content
 from harness.reporting.definitions import METRICS
+from harness.reporting.grid import MARK
+from harness.reporting.serving import cards_of, without_line
 from harness.reporting.tables.specification import Row, Table
 
 if TYPE_CHECKING:  # matplotlib takes a second
@@ -24,7 +26,14 @@ def report(content: Content, plots: "Sequence[Drawn]", folder: Path) -> str:
     # Markdown, not HTML: `escape` below knows its special characters
     environment = environment_of(autoescape=False, escape_md=escape, table=table, fenced=fenced)
     template = environment.get_template("report.md.j2")
-    return template.render(report=content, plots=plots, definitions=_definitions(folder))
+    return template.render(
+        report=content,
+        plots=plots,
+        mark=MARK,
+        cards=cards_of(content.snippets[1:]),
+        remarks=without_line(content.snippets[1:]),
+        definitions=_definitions(folder),
+    )
 
 
 def environment_of(*, autoescape: bool, **filters: Callable[..., Any]) -> Environment:

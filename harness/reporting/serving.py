@@ -411,7 +411,9 @@ def _without_draft(engine: Engine, target: str, title: str, first: bool) -> Snip
     """The target alone where the headline says so; for another engine that no draft pays."""
     if not first:
         return Snippet(title, "", ("Without a draft: none is known to pay on it.",))
-    return Snippet(title, vllm_serve(target) if engine.name == VLLM.name else "", ())
+    if engine.name == VLLM.name:
+        return Snippet(title, vllm_serve(target))
+    return Snippet(title, "", ("Serve the target without a draft.",))
 
 
 def _validation(summary: Summary, target: str, shown: Marked) -> Sequence[Snippet]:

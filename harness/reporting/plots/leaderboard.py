@@ -55,8 +55,7 @@ def _panel(axes: Axes, board: Board, drafts: tuple[str, ...], letters: int) -> N
     axes.grid(visible=False, axis="y")
     axes.grid(visible=True, axis="x")
     axes.set_xlabel("speedup")
-    engines = "every engine" if board.every_rule else ", ".join(board.engines)
-    lines = style.folded(engines, 2 * letters)
+    lines = style.folded("" if board.every_rule else board.acceptance, 2 * letters)
     axes.set_title(style.folded(board.name, 2 * letters - 6), pad=9 + 13 * (lines.count("\n") + 1))
     style.note_at(axes, lines, (0, 1), xycoords="axes fraction", ha="left", color=style.GREY)
 

@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 
 from harness.records import NGRAM, ResultRow
 from harness.reporting import formatting as fmt
+from harness.reporting import grid
 from harness.reporting.plots import style
 from harness.reporting.tables import stability
 from harness.reporting.tables.specification import grouped
@@ -22,7 +23,7 @@ GAIN_UNDER = (
     "points: measured, with 95 % interval; lines: predicted, tokens per round by replay x R(0) /"
     " R(K)"
 )
-REPLAYED_UNDER = "predicted: tokens per round by replay x R(0) / R(K){rule}"
+REPLAYED_UNDER = "predicted: tokens per round by replay x R(0) / R(K){engines}"
 DRAFT_TOKENS = "K (draft tokens per round)"
 
 
@@ -70,8 +71,9 @@ def draw_by_k(summary: Summary, across: int) -> style.Plot | None:
             style.points(panel, at, values, label=name, linestyle="none", **look)
         prompts = f", {where[1]} prompts" if several else ""
         panel.set_title(f"temperature {fmt.temperature(where[0])}{prompts}")
-    rule = f"; rule {points[0].rule}" if several and points[0].rule else ""
-    under = REPLAYED_UNDER.format(rule=rule) if replayed else GAIN_UNDER
+    rule = points[0].rule
+    engines = f" ({grid.ENGINES[rule]})" if several and rule else ""
+    under = REPLAYED_UNDER.format(engines=engines) if replayed else GAIN_UNDER
     caption = GAIN_CAPTION.format(points=BY_REPLAY if replayed else BY_MEASUREMENT)
     return style.plot("speedup_vs_k.svg", caption, figure, under)
 

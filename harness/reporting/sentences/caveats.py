@@ -41,6 +41,29 @@ def _engine_fallback(values: Values) -> str:
     return f"{cause} ran eagerly, likely launch-bound"
 
 
+def _number_of(number: object, one: str, several: str) -> str:
+    return f"{number} {one if number == 1 else several}"
+
+
+def _unstable_timings(values: Values) -> str:
+    one = values["timings"] == 1
+    subject, they, them = ("it", "it is", "it") if one else ("they", "they are", "them")
+    return (
+        f"{_number_of(values['timings'], 'timing', 'timings')} cannot be right, though"
+        f" {subject} {'was' if one else 'were'} repeated; {they} marked in the tables and left out"
+        f" of plots: time {them} again on a quiet machine, with threads= set"
+    )
+
+
+def _outlier_generations(values: Values) -> str:
+    return (
+        f"in {_number_of(values['cells'], 'cell', 'cells')} a few generations decide the speedup:"
+        " {prompt_set} at temperature {temperature:g}, K={k}, is {speedup:.2f}x, and"
+        " {trimmed_speedup:.2f}x without its slowest and fastest generations; repetitions= or a"
+        " quieter machine settles it"
+    ).format(**values)
+
+
 def _greedy_texts_differ(values: Values) -> str:
     not_judged = ", {not_judged} not judged" if values["not_judged"] else ""
     return (
@@ -88,7 +111,7 @@ CAVEATS: Mapping[str, Any] = {
         " about a model you would serve"
     ),
     "few_prompts": lambda values: (
-        f"{values['prompts']} prompt{'' if values['prompts'] == 1 else 's'}"
+        f"{_number_of(values['prompts'], 'prompt', 'prompts')}"
         f"{' in a cell' if values['in_cell'] else ''}: below {values['needed']} there is no"
         " interval"
     ),
@@ -117,19 +140,12 @@ CAVEATS: Mapping[str, Any] = {
         "other work kept {load:.1f} of {processors} processors busy while this run was timed: time"
         " it again on a quiet machine"
     ),
-    "busy_card": (
-        "{processes} other process(es) used the card while this run was timed: time it again on a"
-        " card of its own"
+    "busy_card": lambda values: (
+        f"{_number_of(values['processes'], 'other process', 'other processes')} used the card while"
+        " this run was timed: time it again on a card of its own"
     ),
-    "unstable_timings": (
-        "{timings} timings cannot be right, though they were repeated; they are marked in the"
-        " tables and left out of plots: time them again on a quiet machine, with threads= set"
-    ),
-    "outlier_generations": (
-        "in {cells} cells a few generations decide the speedup: {prompt_set} at temperature"
-        " {temperature:g}, K={k}, is {speedup:.2f}x, and {trimmed_speedup:.2f}x without its slowest"
-        " and fastest generations; repetitions= or a quieter machine settles it"
-    ),
+    "unstable_timings": _unstable_timings,
+    "outlier_generations": _outlier_generations,
     "priced_from_steps": (
         "this run timed single steps and no rounds, so its predictions leave out what a loop does"
         " besides its forwards (some 5 to 15 % of a round): run it again to time rounds"
@@ -156,7 +172,9 @@ CAVEATS: Mapping[str, Any] = {
         " and overhead are not what was given"
     ),
     "server_concurrency": _server_concurrency,
-    "server_failed_requests": "{file}: {requests} requests failed",
+    "server_failed_requests": lambda values: (
+        f"{values['file']}: {_number_of(values['requests'], 'request', 'requests')} failed"
+    ),
     "round_fit": (
         "from {file}: draft step, target step and the rest of a round are a line through its"
         " rounds, which misses one by {residual:.1%} (K={k}) at most"

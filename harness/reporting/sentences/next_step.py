@@ -24,7 +24,7 @@ def next_step(summary: Summary) -> str | None:
     if answer.decision == "does_not_pay":
         return OTHER_DRAFTS if summary.run.command == "audition" else AUDITION
     if answer.source == "measured":
-        return "run your own requests with the line above and without it, and compare"
+        return "run your own requests with this draft and without it, and compare"
     if summary.run.command == "audition":
         return f"measure it with python -m harness.sweep (draft={answer.draft} k=[{answer.k}])"
     if summary.run.replay_only:

@@ -38,7 +38,20 @@ def verdicts(summary: Summary) -> tuple[str, ...]:
     synthetic = summary.run.synthetic
     prefix = NO_ADVICE if summary.run.dummies and not synthetic else ""
     suffix = SYNTHETIC_ONLY if synthetic else ""
-    return (f"{prefix}{headline(shown)}{suffix}", *_other_refusals(summary, shown))
+    first = f"{prefix}{headline(shown)}{suffix}{_measured_otherwise(summary, shown)}"
+    return (first, *_other_refusals(summary, shown))
+
+
+def _measured_otherwise(summary: Summary, shown: Marked) -> str:
+    """That a prediction is contradicted by what the run measured; empty where it is not."""
+    rows = [row for row in grid.rows(summary) if row.temperature == shown.row.temperature]
+    measured = next((row for row in rows if row.answer.source == "measured"), shown.row)
+    if measured.answer.decision == shown.row.answer.decision:
+        return ""
+    return (
+        f" Measured at this temperature ({measured.engines}), the answer differs:"
+        f" {grid.words(measured.answer)}, {_gain(measured.answer)}."
+    )
 
 
 def _other_refusals(summary: Summary, shown: Marked) -> Iterator[str]:

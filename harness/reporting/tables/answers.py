@@ -22,8 +22,8 @@ class Line(NamedTuple):
 
     @property
     def temperature(self) -> str:
-        """The temperature, with an arrow where the row is the headline's."""
-        return f"{'> ' if self.marked else '  '}{fmt.temperature(self.row.temperature)}"
+        """The temperature, with a star where the row is the headline's."""
+        return f"{f'{grid.MARK} ' if self.marked else '  '}{fmt.temperature(self.row.temperature)}"
 
 
 GRID: tuple[Column[Line], ...] = (
@@ -53,6 +53,18 @@ class SetLine(NamedTuple):
     predicted: ResultRow | None
 
     @property
+    def serve(self) -> str | None:
+        """The draft to serve, or that there is none, or not yet."""
+        speculates = self.answer.decision == "speculate"
+        return self.answer.draft if speculates else grid.words(self.answer)
+
+    @property
+    def k(self) -> float | None:
+        """The K to serve; where there is none, the one that the numbers are of."""
+        k = self.answer.k or self.answer.reason_values.get("k")
+        return k if isinstance(k, int) else None
+
+    @property
     def row(self) -> ResultRow | None:
         """The row that the answer rests on."""
         return self.measured or self.predicted
@@ -76,7 +88,8 @@ SETS: tuple[Column[SetLine], ...] = (
         definition="temperature",
     ),
     Column("prompts", lambda line: line.answer.prompt_set, key=True, flexible=True),
-    Column("serve", lambda line: grid.words(line.answer), flexible=True),
+    Column("serve", lambda line: line.serve, flexible=True),
+    Column("K", lambda line: line.k, fmt.count),
     Column(
         "speedup\n[lo, hi]",
         lambda line: (line.answer.speedup, line.answer.speedup_lo, line.answer.speedup_hi),

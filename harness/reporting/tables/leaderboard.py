@@ -7,10 +7,11 @@ Rules whose rows are alike to the last digit shown (at temperature 0 all are) sh
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from harness.records import NGRAM, Decision, Failure
+from harness.records import NGRAM, Decision, Failure, Rule
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.sentences.explanation import rule_of_thumb
+from harness.reporting.sentences.verdict import RULES
 from harness.reporting.tables import stability
 from harness.reporting.tables.specification import Column, Table, Value, table
 from harness.summary import (
@@ -37,7 +38,7 @@ DECISIONS: dict[Decision, str] = {
 class Board(NamedTuple):
     """One leaderboard and the rules that it holds for."""
 
-    rules: tuple[str, ...]
+    rules: tuple[Rule, ...]
     every_rule: bool  # whether it holds for every rule that was replayed, of several
     engines: tuple[str, ...]
     temperature: float
@@ -45,9 +46,15 @@ class Board(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As "temperature 1, rule ratio"; "every rule" where they all rank alike."""
-        rules = "every rule" if self.every_rule else f"rule {' and '.join(self.rules)}"
-        return f"temperature {fmt.temperature(self.temperature)}, {rules}"
+        """As "temperature 1, mlx-lm"; "all engines" where they all rank alike."""
+        names = ", ".join(grid.ENGINES[rule] for rule in self.rules)
+        engines = "all engines" if self.every_rule else names
+        return f"temperature {fmt.temperature(self.temperature)}, {engines}"
+
+    @property
+    def acceptance(self) -> str:
+        """How these engines accept, in words."""
+        return "; ".join(RULES[rule] for rule in self.rules)
 
 
 class DraftCosts(NamedTuple):
@@ -180,10 +187,8 @@ def leaderboard_tables(summary: Summary) -> list[Table]:
             notes.insert(0, NO_ROOT_NOTE)
         if any(row.draft == NGRAM for row in board.rows):
             notes.append(NGRAM_NOTE)
-        if board.engines and board.every_rule:
-            notes.insert(0, f"Holds for every engine: {', '.join(board.engines)}.")
-        elif board.engines:
-            title = f"{title}: {', '.join(board.engines)}"
+        how = "" if board.every_rule else f": {board.acceptance}"
+        notes.insert(0, f"Holds for {', '.join(board.engines)}{how}.")
         made.append(table(title, RANKS, board.rows, best=lambda row: row.rank == 1, notes=notes))
     return made
 
