@@ -539,7 +539,8 @@ class ReportConfig(CommandConfig):
     index: str | None = key(None, "a results folder: one page over all its runs")
     engine: str | None = _engine()
     fail_below: float | None = key(
-        None, "exit status 1 if the headline's speedup (runs: its share of the reference's) is below"
+        None,
+        "exit status 1 below this speedup of the headline (runs: share of the reference's)",
     )
 
 

@@ -323,13 +323,15 @@ def test_report_md_and_report_html_lead_with_the_same_grid(name: str, tmp_path: 
 
 def test_a_default_sweeps_screen_has_the_grid_and_every_temperature_and_set() -> None:
     lines = screen(summary("as it was"))
-    assert [line for line in lines if line.startswith("* ")][0].startswith("* 0  all engines")
+    assert next(line for line in lines if line.startswith("* ")).startswith("* 0  all engines")
     assert any(line.startswith("* For vLLM with its defaults") for line in lines)
     alone = lines[lines.index("Each prompt set alone (transformers)") + 3 :][:4]
     assert [line.split()[:2] for line in alone] == [
         ["0", "easy"], ["0", "hard"], ["1", "easy"], ["1", "hard"],
     ]  # fmt: skip
-    assert all(re.search(r"\dx \[.+\] +\d\.\d\dx +\d\.\d\d +0\.\d\d / 0\.\d\d", line) for line in alone)
+    assert all(
+        re.search(r"\dx \[.+\] +\d\.\d\dx +\d\.\d\d +0\.\d\d / 0\.\d\d", line) for line in alone
+    )
 
 
 def test_a_prediction_that_the_measurement_contradicts_says_so_in_the_headline() -> None:

@@ -183,9 +183,7 @@ def _time_curves(
     records = any(recorder_of(timed.model) is not None for timed in pair.timed)
     most_s = AUTO_SECONDS + (AUTO_RECORDING_SECONDS if records else 0.0)
     visits = step_times.CURVE_VISITS * len(cells)
-    with progress(
-        step_times.TIMING_CURVES, visits, most_s=most_s if auto else None
-    ) as tick:
+    with progress(step_times.TIMING_CURVES, visits, most_s=most_s if auto else None) as tick:
         return step_times.time_curves(
             pair.timed,
             max(config.k),

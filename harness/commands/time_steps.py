@@ -62,7 +62,7 @@ def timed_steps(
 ) -> list[StepTiming]:
     """Steps, verifies and prefills of these models; those that cannot be right are timed again.
 
-    It is shown as `doing`. The first visit that timed rounds of `draft` says what a plain token takes.
+    The first visit that timed rounds of `draft` says what a plain token takes. `doing` is shown.
     """
     plain = [line for line in folder.rounds() if line.draft == draft and line.k == 0]
     coolest = min((line.temperature for line in plain), default=None)

@@ -208,7 +208,7 @@ class Visits:
         visits = max(0, math.ceil(self.missing * share) - self._made)
         if not visits:
             return
-        timings = visits * len(next(iter(self._loop.requests.values())))
+        timings = visits * len(self._loop.requests_of(self._next))
         with self._counted(timings) as tick, undisturbed():
             for _ in range(visits):
                 self._visit(self._next, tick)

@@ -133,8 +133,7 @@ def load(
 ) -> LoadedModel:
     """Load what `conf` names onto `device`, unless it names a device or device_map itself.
 
-    `key` is "model" or "draft", for error messages. Of random weights, `expect` and `tick` are those
-    of `dummy.build`.
+    `key` is "model" or "draft", for error messages. `expect` and `tick` are those of `dummy.build`.
     """
     wanted = memory_need(conf, key, device)
     if wanted is not None:
