@@ -24,7 +24,6 @@ MOST_LINES = 28
 MOST_CODE = 4
 # Of them, for the tables after the grid, so that a caveat still has its place
 MOST_TABLE = 12
-MORE = "{} more with verbose=true."
 _GAP = 2
 _NARROWEST = 12
 
@@ -72,7 +71,9 @@ class _Block:
             kept -= 1
         if most < 1 or (self.head and not kept):
             return replace(self, head=(), parts=())
-        more = (Text(MORE.format(len(self.parts) - kept)),)
+        left = len(self.parts) - kept
+        what = f"{'row' if self.head else 'note'}{'s' if left > 1 else ''}"
+        more = (Text(f"{left} more {what} with verbose=true."),)
         return replace(self, parts=(*self.parts[:kept], more))
 
 
@@ -129,7 +130,7 @@ def _blocks(content: Content, out: Console) -> Iterator[_Block]:
     for number, table in enumerate(tables):
         # After the first: the sentences
         yield _table_block(table, out, importance=2 + 2 * number, most=MOST_TABLE)
-    yield _sentences(notes, out, importance=3, most=6)
+    yield _sentences(notes, out, importance=3, most=10)
     last = [f"Next: {content.next_step}."] if content.next_step else []
     ending = (*_wrapped(out, map(Text, last)), Text(f"report: {content.page}"))
     yield _Block(ending, apart=not notes)
