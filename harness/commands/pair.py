@@ -230,8 +230,9 @@ def _first_turns(
         for turn in (prompt.up_to(1, ()) for prompt in prompts)
     )
     context = max((entry.tokens for entry in first), key=len)
-    with progress("choosing the number of threads"):
-        environment.settle_threads(config.threads, [model for _, model in opened], context)
+    with progress("choosing the number of threads") as bar:
+        timed = [model for _, model in opened]
+        environment.settle_threads(config.threads, timed, context, expect=bar.expect, tick=bar)
     return first, positions
 
 

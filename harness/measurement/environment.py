@@ -8,7 +8,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -151,7 +151,14 @@ class OtherLoad:
         return total - idle - sum(ours[:4]), total
 
 
-def settle_threads(setting: Any, models: "Sequence[CausalModel]", context: Sequence[int]) -> int:
+def settle_threads(
+    setting: Any,
+    models: "Sequence[CausalModel]",
+    context: Sequence[int],
+    *,
+    expect: Callable[[int], None] = lambda _: None,
+    tick: Callable[[], None] = lambda: None,
+) -> int:
     """Set torch's CPU threads: the number given, or the one that makes these models' steps fastest.
 
     More threads are not faster as a matter of course: an oversubscribed machine ran a 1M-parameter
@@ -161,6 +168,7 @@ def settle_threads(setting: Any, models: "Sequence[CausalModel]", context: Seque
         setting: "auto" or a positive integer.
         models: whose single-token steps are timed, one after the other.
         context: token ids that fill the caches.
+        expect, tick: for progress, called with the number of steps and after each.
 
     Returns:
         The number of threads now in force.
@@ -176,13 +184,19 @@ def settle_threads(setting: Any, models: "Sequence[CausalModel]", context: Seque
         return torch.get_num_threads()
     cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
     candidates = sorted({1, *(2**power for power in range(1, 7) if 2**power < cores), cores})
-    times = {count: _step_seconds(count, models, context) for count in candidates}
+    expect(len(candidates) * len(models) * THREAD_STEPS)
+    times = {count: _step_seconds(count, models, context, tick) for count in candidates}
     best = min(candidates, key=times.__getitem__)
     torch.set_num_threads(best)
     return best
 
 
-def _step_seconds(threads: int, models: "Sequence[CausalModel]", context: Sequence[int]) -> float:
+def _step_seconds(
+    threads: int,
+    models: "Sequence[CausalModel]",
+    context: Sequence[int],
+    tick: Callable[[], None],
+) -> float:
     """Seconds for one step of each model, the best of a few (disturbances only ever add)."""
     import torch
 
@@ -200,6 +214,7 @@ def _step_seconds(threads: int, models: "Sequence[CausalModel]", context: Sequen
             model.forward(token)
             durations.append(clock.now() - start)
             model.rewind(1)
+            tick()
         total += min(durations)
     return total
 
