@@ -100,7 +100,7 @@ def _visits(
         store=folder.append_round,
         refuse=refuse,
         refused=folder.manifest.get(NOT_MEASURED) or {},
-        counted=lambda timings: progress(f"timing rounds of {name}", timings),
+        counted=lambda doing, number: progress(f"{doing} rounds of {name}", number),
     )
 
 

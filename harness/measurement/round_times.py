@@ -40,7 +40,7 @@ LEAST_CONTEXT = 32
 # Of a draft among many, the numbers of tokens at which its rounds are timed at most
 MOST_KS = 4
 
-Counted = Callable[[int], AbstractContextManager[Callable[[], None]]]
+Counted = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class Visits:
         store: Callable[[RoundTiming], None],
         refuse: Callable[[str, str], None],
         refused: Mapping[str, Any],
-        counted: Counted = lambda _: nullcontext(lambda: None),
+        counted: Counted = lambda _doing, _generations: nullcontext(lambda: None),
     ) -> None:
         """Continue with what is missing of `visits`.
 
@@ -177,7 +177,7 @@ class Visits:
             store: keeps a timing as it is made.
             refuse: notes what cannot be timed, and why: memory, or logits that are not finite.
             refused: what was noted before.
-            counted: shows that so many timings are made; gives what counts one.
+            counted: shows what is done ("timing") how often; gives what counts one.
         """
         self._loop, self._store, self._refuse, self._counted = loop, store, refuse, counted
         self._refused = set(refused)
@@ -208,20 +208,22 @@ class Visits:
         visits = max(0, math.ceil(self.missing * share) - self._made)
         if not visits:
             return
-        timings = visits * len(self._loop.requests_of(self._next))
-        with self._counted(timings) as tick, undisturbed():
+        requests = self._loop.requests_of(self._next)
+        if not self._warm:  # first calls allocate, compile and record
+            with self._counted("warming up", len(requests)) as tick:
+                for entry in requests:
+                    warm = self._loop.generation(entry, self._next, 0, WARMUP_ROUNDS)
+                    run_trial(warm, *self._models)
+                    tick()
+            self._warm = True
+        with self._counted("timing", visits * len(requests)) as tick, undisturbed():
             for _ in range(visits):
                 self._visit(self._next, tick)
                 self._next += 1
                 self._made += 1
 
     def _visit(self, number: int, tick: Callable[[], None]) -> None:
-        requests = self._loop.requests_of(number)
-        if not self._warm:  # first calls allocate, compile and record
-            for entry in requests:
-                run_trial(self._loop.generation(entry, number, 0, WARMUP_ROUNDS), *self._models)
-            self._warm = True
-        for entry in requests:
+        for entry in self._loop.requests_of(number):
             if self._name(entry) not in self._refused:
                 timing = self._timed(entry, number)
                 if isinstance(timing, str):
