@@ -145,7 +145,8 @@ def test_a_look_up_costs_its_time_once_a_round_also_where_it_finds_nothing():
     ("timed", "seconds"),
     [
         ({1: 1.5, 4: 3.0, 8: 4.0}, [1.0, 1.5, 2.0, 2.5, 3.0, 3.25, 3.5, 3.75, 4.0]),
-        ({2: 2.0, 4: 3.0}, [1.0, 1.5, 2.0, 2.5, 3.0]),  # below the first: the nearest two
+        ({2: 2.5, 4: 3.0}, [1.0, 2.25, 2.5, 2.75, 3.0]),  # below the first: the nearest two
+        ({4: 1.5, 8: 4.0}, [1.0, 1.125, 1.25, 1.375, 1.5]),  # but no cheaper than a plain token
         ({4: 3.0}, [1.0, 1.5, 2.0, 2.5, 3.0]),  # one alone: from the plain token
     ],
 )

@@ -161,6 +161,12 @@ class StepTimes:
         return k * self.draft_s + self.v(k) * self.target_s
 
 
+def _line(n: int, low: int, high: int) -> tuple[tuple[int, float], ...]:
+    """How the value at n of a line is made of those at two other points."""
+    share = (n - low) / (high - low)
+    return ((low, 1.0 - share), (high, share))
+
+
 @dataclass(frozen=True)
 class RoundTimes:
     """What a plain token and a round cost in a running loop, seconds: R(0) and R(n).
@@ -171,10 +177,11 @@ class RoundTimes:
 
     Attributes:
         plain_s: R(0), one plain token.
-        round_s: (tokens proposed, seconds of such a round), ascending; rounds
-            between two of them, and below the first, lie on the line through the nearest two. An
-            entry for 0 is the round of a look-up that found nothing; without one that is a plain
-            token.
+        round_s: (tokens proposed, seconds of such a round), ascending; rounds between two of them
+            lie on the line through these. Below the first they lie on the line through the first
+            two, or on the one from the plain token to the first, whichever is slower: the first
+            line alone may promise rounds that are cheaper than a plain token. An entry for 0 is the
+            round of a look-up that found nothing; without one that is a plain token.
     """
 
     plain_s: float
@@ -200,11 +207,11 @@ class RoundTimes:
             return ((n, 1.0),)
         if not self.covers(n):
             raise UserError(f"latency: rounds were timed up to k={self.largest}, not at k={n}")
-        points = known if len(known) > 1 else [0, *known]
-        above = max(1, next(i for i, k in enumerate(points) if k > n))
-        low, high = points[above - 1], points[above]
-        share = (n - low) / (high - low)
-        return ((low, 1.0 - share), (high, share))
+        above = next(i for i, k in enumerate(known) if k > n)
+        if above:
+            return _line(n, known[above - 1], known[above])
+        lines = [_line(n, 0, known[0]), *([_line(n, *known[:2])] if len(known) > 1 else [])]
+        return max(lines, key=self._seconds)
 
     def at(self, n: int) -> float:
         """Seconds of a round that proposes n tokens.
@@ -212,8 +219,11 @@ class RoundTimes:
         Raises:
             UserError: beyond the largest that was timed.
         """
+        return self._seconds(self.parts(n))
+
+    def _seconds(self, parts: tuple[tuple[int, float], ...]) -> float:
         known = {0: self.plain_s, **dict(self.round_s)}
-        return sum(share * known[k] for k, share in self.parts(n))
+        return sum(share * known[k] for k, share in parts)
 
     def relative(self, n: int) -> float:
         """R(n) / R(0): what a round costs in plain tokens."""
