@@ -94,6 +94,11 @@ def test_weights_make_the_workload() -> None:
     compared = compare([replace(SWEEP, config=config), changed]).rows
     ratios = {row.prompt_set: row.speedup_ratio for row in compared if row.k == 2}
     assert ratios == {"easy": pytest.approx(0.5), "hard": pytest.approx(1), "all": pytest.approx(1)}
+    for temperature in (0.0, 1.0):
+        cells = [r for r in compared if (r.k, r.temperature) == (2, temperature)]
+        alphas = {row.prompt_set: row.alpha for row in cells}
+        assert alphas["all"] == pytest.approx(alphas["hard"])
+        assert alphas["easy"] != pytest.approx(alphas["hard"])
 
 
 def test_only_what_all_four_sides_finished_on_the_same_prompt_is_compared() -> None:

@@ -275,11 +275,16 @@ def _measured_row(
     )
     if not row.k:
         return row, None
-    total = sums.sum()
-    before, after = (
-        ratio(float(total[f"accepted_{side}"]), float(total[f"judged_{side}"]))
-        for side in ("reference", "run")
-    )
+
+    def alpha(side: str) -> float | None:
+        """Of the workload: each set's counts per token, by its weight."""
+        kept, of = (
+            workload_ratio(sums[f"{name}_{side}"].to_numpy(float), tokens[side], sets, weights)
+            for name in ("accepted", "judged")
+        )
+        return ratio(kept.value, of.value)
+
+    before, after = alpha("reference"), alpha("run")
     row = replace(
         row, reference_alpha=before, alpha=after, alpha_difference=_difference(before, after)
     )
