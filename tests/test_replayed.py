@@ -298,6 +298,13 @@ def test_a_losing_draft_ranks_below_not_speculating_and_few_prompts_have_no_inte
     assert all(row.speedup_lo is None and row.probability_best is None for row in rows)
 
 
+def test_a_set_of_weight_0_makes_no_interval_of_the_leaderboard(replays):
+    rows = np.flatnonzero([name == "easy" for name in replays.prompt_sets])[6:]
+    few = replays.rows([row not in rows for row in range(len(replays.prompts))])
+    for row in rank(few, EXACT, {"easy": 1.0, "hard": 0.0}).leaderboard.rows:
+        assert row.speedup_lo is row.alpha_lo is None, "six prompts count"
+
+
 def test_an_ngram_is_ranked_with_models(traces, latency):
     ngram = [
         looked_up(np.ones((len(t.tokens), 8)), np.full(len(t.tokens), 3), t.prompt, t.prompt_set)

@@ -17,7 +17,7 @@ from harness.analysis.setup import Setup, architecture
 from harness.analysis.verdict import Candidate
 from harness.records import Rule
 from harness.stats.crossfit import Workload
-from harness.stats.jackknife import enough_prompts, share_interval
+from harness.stats.jackknife import enough_prompts, set_weights, share_interval
 from harness.summary import DraftMemory, Leaderboard, LeaderboardRow
 from harness.theory.architecture import Architecture
 from harness.theory.cost import usd_per_million_tokens
@@ -67,7 +67,9 @@ def rank(
         )
         for draft in replays.drafts
     ]
-    rows = [_row(name, replays, latencies, gains[name], weights) for name in best]
+    shares = set_weights(replays.prompt_sets, weights)
+    counted = replays.only([name for name, share in shares.items() if share > 0.0])
+    rows = [_row(name, counted, latencies, gains[name], weights) for name in best]
     rows.append(LeaderboardRow(rank=0, draft=None, k=0, speedup=1.0))
     columns = [list(replays.candidates).index(name) for name in best]
     workload = evidence_of(replays, latencies).workload(weights)
