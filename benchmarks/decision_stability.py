@@ -65,11 +65,11 @@ def make(folder: Path) -> None:
 
 def decisions(run: StoredRun, seeds: int) -> dict[str, Counter[str]]:
     """How often each decision of the run came out as what, over the seeds."""
-    setup = Setup(run)
-    asked = [entry.question for entry in _Pair(setup).answered]
+    pair = _Pair(Setup(run))
+    asked = [entry.question for entry in pair.answered]
     counts: dict[str, Counter[str]] = {}
     for seed in range(seeds):
-        for entry in answered(asked, weights=setup.weights, seed=seed, distrust=None):
+        for entry in answered(asked, weights=pair.shares, seed=seed, distrust=None):
             for verdict in entry.verdicts:
                 rule = "/".join(entry.question.rules) if len(entry.question.rules) < 3 else "any"
                 name = f"T={verdict.temperature:g} {rule} {verdict.prompt_set}"

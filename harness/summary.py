@@ -72,6 +72,7 @@ CaveatCode = Literal[
     "outlier_generations",
     "priced_from_steps",  # a run of a version that timed no rounds
     "rounds_at_other_temperature",  # temperature, timed_at: whose rounds were timed
+    "k_not_timed",  # ks: without a prediction, since they are beyond what was timed of some draft
     "typed_latency",
     "latency_from",  # run: the folder whose step times these are
     "other_budget",  # ignored ("new_tokens=64 and repetitions=2"), made_with ("new_tokens=32 ...")

@@ -36,7 +36,8 @@ def changed(run: StoredRun, trials: Sequence[Trial] | None = None, **settings: A
     for name, value in settings.items():
         group, _, key = name.rpartition("__")
         (config[group] if group else config)[key] = value
-    made = replace(run, config=config, trials=run.trials if trials is None else tuple(trials))
+    kept = run.trials if trials is None else tuple(trials)
+    made = replace(run, config=config, manifest=deepcopy(run.manifest), trials=kept)
     vars(made).update(traces=run.traces, timings=run.timings)
     return made
 
@@ -96,6 +97,7 @@ def every_set_differs(run: StoredRun) -> StoredRun:
     made = slower(run, factor)
     trials = [replace(t, prompt_set=name(t.prompt_set, t.prompt)) for t in made.trials]
     renamed = changed(made, trials, prompts__weights=None)
+    renamed.manifest["prompts"] = dict.fromkeys(order, 4)
     vars(renamed)["traces"] = [
         replace(t, prompt_set=name(t.prompt_set, t.prompt)) for t in run.traces
     ]
@@ -340,6 +342,28 @@ def test_a_prediction_that_the_measurement_contradicts_says_so_in_the_headline()
         for name in ("as it was", "only predicted rules pay", "an audition")
     }
     assert said == {"as it was": False, "only predicted rules pay": True, "an audition": False}
+
+
+def test_a_set_that_brought_nothing_leaves_the_workload_undecided() -> None:
+    def ended(trial: Trial) -> Trial:
+        if trial.prompt_set != "hard":
+            return trial
+        return replace(trial, status="failed", error="OutOfMemoryError: no memory")
+
+    run = load(FROZEN / "sweep")
+    made = analyse(changed(run, [ended(trial) for trial in run.trials], prompts__weights=None))
+    own = [answer for answer in made.answers if answer.rule == made.run.sampling.rule]
+    assert {(a.decision, a.reason) for a in own if a.prompt_set == "all"} == {
+        ("undecided", "no_complete_prompt")
+    }
+    assert all(a.speedup is not None for a in own if a.prompt_set == "easy")
+
+
+def test_a_k_beyond_the_times_is_left_out_and_named() -> None:
+    latency = {"target_ms": 1.0, "draft_ms": 0.1, "verify_ms": [1.0, 1.1, 1.2]}
+    made = analyse(changed(load(FROZEN / "audition"), k=[1, 2, 4], latency=latency))
+    assert Caveat("k_not_timed", {"ks": "4"}) in made.caveats
+    assert {row.k for row in made.results} == {0, 1, 2}
 
 
 def test_many_temperatures_show_the_rows_of_the_marked_engine_first() -> None:

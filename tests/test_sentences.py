@@ -176,6 +176,7 @@ CAVEATS: dict[str, tuple[dict[str, Any], str]] = {
     "rounds_at_other_temperature": (
         {"temperature": 0.7, "timed_at": 1.0}, "at temperature 1, and price temperature 0.7 too",
     ),
+    "k_not_timed": ({"ks": "4, 8"}, "K = 4, 8 is beyond the times of some draft"),
     "launch_bound": (
         {"role": "target", "step_s": 0.00102, "floor_s": 0.000192, "mbu": 0.19, "positions": 5,
          "positions_ratio": 1.28, "overhead_share": 0.665, "c": 0.18},

@@ -24,6 +24,7 @@ KS = (1, 2, 3, 4, 5, 6, 8, 16)
 NULLS = [1.0] * 8
 DECLINING = [1.0, 0.99, 0.98, 0.97, 0.96, 0.95, 0.93, 0.9]
 FIRST = Candidate("small", 1)
+SETS = ("easy", "hard")
 ONE = ErrorBudget()
 
 
@@ -40,7 +41,7 @@ def simulated(seed, size, speedups, noise=0.2):
     return Evidence(
         temperature=1.0,
         prompts=tuple(f"p{i}" for i in range(size)),
-        prompt_sets=tuple(("easy", "hard")[i % 2] for i in range(size)),
+        prompt_sets=tuple(SETS[i % 2] for i in range(size)),
         baseline=Timed(pace * np.exp(rng.normal(0.0, noise / 2, size)), tokens),
         candidates={Candidate("small", k): run(s) for k, s in zip(KS, speedups, strict=False)},
         facts={Candidate("small", k): Facts(tokens / 4, tokens / 2, 0.7) for k in KS},
@@ -291,6 +292,13 @@ def test_evidence_leaves_out_a_k_that_mostly_failed_rather_than_the_prompts():
     evidence = evidence_of([*trials, *(trial(p, 8, 1.0, failed=p != "a") for p in "abcd")])
     assert evidence.prompts == ("a", "b", "c", "d")
     assert set(evidence.candidates) == {("small", 1)}
+
+
+def test_evidence_leaves_out_a_k_that_failed_one_set_rather_than_that_set():
+    trials = [trial(p, k, 1.0, prompt_set=s) for s in SETS for p in "abcd" for k in (0, 1)]
+    trials += [trial(p, 8, 1.0, prompt_set=s, failed=s == "hard") for s in SETS for p in "abcd"]
+    evidence = evidence_of(trials)
+    assert (set(evidence.prompt_sets), set(evidence.candidates)) == ({*SETS}, {("small", 1)})
 
 
 def test_evidence_without_a_baseline_is_empty_and_splits_by_set():

@@ -95,18 +95,23 @@ def answered(
     A single prompt set is the whole workload, so its verdict is the same one. Where `distrust` says
     why the pair's texts cannot be trusted, every verdict is undecided for that reason.
     """
-    sets = [len(set(question.evidence.prompt_sets)) for question in asked]
-    budget = ErrorBudget(len(asked), sum(number for number in sets if number > 1))
+    counted = {name for name, share in (weights or {}).items() if share > 0.0}
+
+    def apart(evidence: Evidence) -> list[str]:
+        """The prompt sets that are not the whole workload."""
+        names = set(evidence.prompt_sets)
+        return sorted(names) if len(names | counted) > 1 else []
+
+    budget = ErrorBudget(len(asked), sum(len(apart(question.evidence)) for question in asked))
 
     def verdicts(evidence: Evidence) -> Iterator[Verdict]:
-        names = sorted(set(evidence.prompt_sets))
         workload = decide(evidence, budget, weights=weights, seed=seed)
         yield workload
-        for name in names:
-            if len(names) == 1:
-                yield replace(workload, prompt_set=name)
-            else:
+        for name in sorted(set(evidence.prompt_sets)):
+            if apart(evidence):
                 yield decide(evidence, budget, prompt_set=name, seed=seed)
+            else:
+                yield replace(workload, prompt_set=name)
 
     return tuple(
         Answered(

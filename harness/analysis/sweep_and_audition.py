@@ -52,6 +52,7 @@ from harness.records import (
 from harness.summary import (
     AcceptanceByPosition,
     BestCell,
+    Caveat,
     DraftMemory,
     Explanation,
     LeastRegret,
@@ -85,6 +86,7 @@ def analyse_pair(setup: Setup) -> Summary:
             *greedy_texts_differ(pair.checks),
             *caveats(setup, pair.results, pair.sweep_timings, prompts=pair.audition_prompts),
             *of_the_timings(pair.unstable, pair.outlier_cells, pair.priced),
+            *pair.k_not_timed(),
         ),
         results=tuple(pair.results),
         latency=pair.latency,
@@ -255,6 +257,13 @@ class _Pair:
         by_draft = self.latencies.get(temperature, {})
         return next((latency.rounds.plain_s for latency in by_draft.values()), None)
 
+    def k_not_timed(self) -> Iterator[Caveat]:
+        """The K that are asked for and left out, since they are beyond some draft's times."""
+        rounds = [each.rounds for by_draft in self.latencies.values() for each in by_draft.values()]
+        beyond = [k for k in self.setup.ks if not all(each.covers(k) for each in rounds)]
+        if beyond:
+            yield Caveat("k_not_timed", {"ks": ", ".join(map(str, beyond))})
+
     @property
     def audition_prompts(self) -> int | None:
         """How many prompts an audition's drafts were scored on."""
@@ -366,8 +375,14 @@ class _Pair:
             adaptive=setup.adaptive,
         )
         return answered(
-            list(asked), weights=setup.weights, seed=setup.seed, distrust=distrust(self.checks)
+            list(asked), weights=self.shares, seed=setup.seed, distrust=distrust(self.checks)
         )
+
+    @property
+    def shares(self) -> Mapping[str, float] | None:
+        """The weights of all sets of the run: one that brought nothing leaves "all" undecided."""
+        names = self.setup.run.manifest.get("prompts") or ()
+        return self.setup.weights or dict.fromkeys(names, 1.0) or None
 
     @property
     def _only_lookups(self) -> bool:

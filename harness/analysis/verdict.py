@@ -176,7 +176,8 @@ def evidence_from_trials(
 
     A prompt is complete in a cell when every repetition seen at this temperature, of every turn
     where it is a conversation, finished there. A K that completed fewer than half of the baseline's
-    prompts (out of memory, say) is left out, rather than every prompt that it failed.
+    prompts (out of memory, say) is left out, rather than every prompt that it failed; so is one
+    that failed most of a single set, unless every K did.
     """
     considered = [trial for trial in latest(trials) if trial.temperature == temperature]
     repetitions = len({trial.repetition for trial in considered})
@@ -189,6 +190,9 @@ def evidence_from_trials(
         sums = per_prompt(cell, [decode_s, new_tokens, accepted, judged, lambda _: 1.0])
         done[k] = {name: row for name, row in sums.items() if row[-1] == repetitions * turns[name]}
     kept = {k: cell for k, cell in done.items() if 2 * len(cell) >= len(done[0])}
+    failed = {k for k in kept if k and _mostly_failed([t for t in considered if t.k == k])}
+    if {0, *failed} != {*kept}:
+        kept = {k: cell for k, cell in kept.items() if k not in failed}
     names = sorted(name for name in done[0] if all(name in cell for cell in kept.values()))
     sums_of = {
         k: np.array([cell[name] for name in names]).reshape(len(names), 5)
@@ -206,6 +210,16 @@ def evidence_from_trials(
         },
         facts={Candidate(draft, k): _facts(sums, k, times) for k, sums in sums_of.items() if k > 0},
     )
+
+
+def _mostly_failed(trials: Sequence[Trial]) -> bool:
+    """Whether more than half of the prompts of any set failed."""
+    done: dict[str, dict[str, bool]] = {}
+    for trial in trials:
+        of_set = done.setdefault(trial.prompt_set, {})
+        so_far = of_set.get(trial.conversation, True)
+        of_set[trial.conversation] = so_far and trial.status == "ok"
+    return any(2 * sum(of_set.values()) < len(of_set) for of_set in done.values())
 
 
 def _facts(sums: Array, k: int, times: RoundTimes | None) -> Facts:
