@@ -19,6 +19,7 @@ def shown(value, printed):
 # The founding experiment: Qwen3-4B with Qwen3-0.6B on one A10G, an eager engine, ms per step.
 DRAFT_MS, TARGET_MS = 22.09, 29.92
 FOUNDING = sp.StepTimes(DRAFT_MS / 1e3, TARGET_MS / 1e3)
+ROUNDS = sp.RoundTimes.from_steps(FOUNDING, 10)
 
 
 # By K: ideal ms per token and speedup by the formula, both as the post printed them, break-even.
@@ -41,7 +42,7 @@ def test_profile_rates_follow_from_the_step_times():
 
 
 def break_even(k):
-    alpha = sp.break_even_alpha(k, FOUNDING.c)
+    alpha = ROUNDS.break_even_alpha(k)
     assert alpha is not None
     return alpha
 
@@ -50,14 +51,14 @@ def break_even(k):
 def test_ideal_speedup_and_break_even_follow_from_the_two_latencies(k):
     ms, speedup, _, _, needed = IDEAL[k]
     assert shown(1e3 * FOUNDING.round_s(k) / (k + 1), ms)
-    assert shown(sp.ideal_speedup(k, FOUNDING.c), speedup)
+    assert shown(ROUNDS.speedup(k + 1.0, k), speedup)
     assert shown(break_even(k), needed)
 
 
 def test_the_rows_of_the_posts_ideal_table_that_do_not_follow_from_its_formula():
     ms = {k: 1e3 * FOUNDING.round_s(k) / (k + 1) for k in IDEAL}
     assert {k for k in IDEAL if not shown(ms[k], IDEAL[k][2])} == {1, 3, 4, 5, 6, 8, 10}
-    ideal = {k: sp.ideal_speedup(k, FOUNDING.c) for k in IDEAL}
+    ideal = {k: ROUNDS.speedup(k + 1.0, k) for k in IDEAL}
     assert {k for k in IDEAL if not shown(ideal[k], IDEAL[k][3])} == {1, 5, 10}
 
 
@@ -82,13 +83,13 @@ def test_an_acceptance_rate_at_k_4_is_far_below_the_alpha_it_stands_for(rate):
     alpha = ac.alpha_from_acceptance_rate(rate, 4)
     assert alpha > 1.4 * rate
     assert alpha < NEEDED_AT_4
-    assert sp.linear_speedup(rate, 4, FOUNDING.c) < 1.0
+    assert ROUNDS.speedup(1 + 4 * rate, 4) < 1.0
 
 
 def test_a_rate_that_looks_like_a_loss_can_be_a_win():
     """An acceptance_rate of .76 at K = 4 is below the break-even alpha .882, and yet it wins."""
     assert NEEDED_AT_4 > 0.76
-    assert sp.linear_speedup(0.76, 4, FOUNDING.c) > 1.0
+    assert ROUNDS.speedup(1 + 4 * 0.76, 4) > 1.0
 
 
 def test_acceptance_against_temperature_peaks_at_0_7():
@@ -143,6 +144,8 @@ def test_one_round_at_k_1_of_the_sweep():
 
 # Other founding documents.
 
+TEN_TIMES_AS_FAST = sp.RoundTimes.from_steps(sp.StepTimes(0.1, 1.0), 5)
+
 
 @pytest.mark.parametrize(
     ("rate", "printed", "formula"),
@@ -156,7 +159,7 @@ def test_one_round_at_k_1_of_the_sweep():
 )
 def test_the_linear_table_of_a_rust_engine(rate, printed, formula):
     """d = 20 ms, t = 200 ms, K = 4. Two rows were printed cut rather than rounded."""
-    value = sp.linear_speedup(rate, 4, 20 / 200)
+    value = TEN_TIMES_AS_FAST.speedup(1 + 4 * rate, 4)
     assert shown(value, formula)
     assert value == pytest.approx(printed, abs=0.1)
 
@@ -182,15 +185,16 @@ def test_the_gains_of_a_swift_engine_follow_from_its_rates(plain, speculative, p
 )
 def test_a_tutorials_speedups_leave_out_the_cost_of_its_draft(alpha, claimed, tokens, speedup):
     """K = 5: the claims are about the tokens per round; at its c = .1 the speedups are lower."""
-    assert shown(ac.expected_tokens_per_round(alpha, 5), tokens)
+    emitted = ac.expected_tokens_per_round(alpha, 5)
+    assert shown(emitted, tokens)
     assert claimed == pytest.approx(float(tokens), rel=0.06)
-    assert shown(sp.speedup(alpha, 5, 0.1), speedup)
+    assert shown(TEN_TIMES_AS_FAST.speedup(emitted, 5), speedup)
 
 
 def test_a_tutorials_25_tokens_per_second_are_neither_formulas():
     """70B at 10 tok/s, 7B at 100 tok/s, K = 4, "70 %": 19.8 tok/s as alpha, 27.1 as a rate."""
-    assert shown(10 * sp.speedup(0.7, 4, 0.1), "19.8")
-    assert shown(10 * sp.linear_speedup(0.7, 4, 0.1), "27.1")
+    assert shown(10 * TEN_TIMES_AS_FAST.speedup(ac.expected_tokens_per_round(0.7, 4), 4), "19.8")
+    assert shown(10 * TEN_TIMES_AS_FAST.speedup(1 + 4 * 0.7, 4), "27.1")
 
 
 # Papers.
@@ -208,8 +212,10 @@ def test_a_tutorials_25_tokens_per_second_are_neither_formulas():
     ],
 )
 def test_leviathan_et_al_table_1(alpha, k, operations, speed):
-    assert shown((k + 1) / ac.expected_tokens_per_round(alpha, k), operations)
-    assert shown(sp.speedup(alpha, k, 0.0), speed)
+    """Its speeds are of a draft that takes no time."""
+    tokens = ac.expected_tokens_per_round(alpha, k)
+    assert shown((k + 1) / tokens, operations)
+    assert shown(tokens, speed)
 
 
 CHINCHILLA = sp.StepTimes(0.0018, 0.0141)
@@ -223,7 +229,7 @@ def test_chen_et_al_tokens_per_round(ms, tokens_per_round, speedup):
     """Chinchilla 70B, K = 4. For XSum, nucleus, 1.92x is printed; 14.1 / 7.52 is 1.875."""
     tokens = 1e3 * CHINCHILLA.round_s(4) / ms
     assert shown(tokens, tokens_per_round)
-    assert shown(sp.speedup_from_tokens_per_round(tokens, 4, CHINCHILLA.c), speedup)
+    assert shown(sp.RoundTimes.from_steps(CHINCHILLA, 4).speedup(tokens, 4), speedup)
     assert shown(14.1 / ms, speedup)
 
 

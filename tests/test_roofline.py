@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from harness.records import LatencyRow, UserError
+from harness.theory.acceptance import expected_tokens_per_round
 from harness.theory.architecture import Architecture, experts_touched
 from harness.theory.cost import (
     LOAD_BYTES_PER_S,
@@ -33,7 +34,6 @@ from harness.theory.roofline import (
     step_bounds,
     with_floors,
 )
-from harness.theory.speedup import speedup
 
 
 def qwen3(layers, hidden, heads, kv_heads, ffn, *, tied, **experts):
@@ -224,7 +224,8 @@ def test_a_modelled_gain_is_the_formula_at_the_modelled_times():
     card = plan_card(H200, plan(context_tokens=1))
     gain = card.gains[1]
     assert card.c == pytest.approx(0.25 / 3.15, rel=0.02)
-    assert gain.speedup == pytest.approx(speedup(0.8, gain.k, card.c, gain.v))
+    tokens = expected_tokens_per_round(0.8, gain.k)
+    assert gain.speedup == pytest.approx(tokens / (gain.k * card.c + gain.v))
     assert gain.ms_per_token == pytest.approx(card.target_ms / gain.speedup)
     assert gain.usd_per_million_tokens == pytest.approx(gain.ms_per_token * 4.5 / 3.6)
 

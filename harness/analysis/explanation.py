@@ -25,7 +25,7 @@ from harness.stats.jackknife import set_weights
 from harness.summary import Explanation, Factor, RuleOfThumb, Verdict
 from harness.theory.acceptance import accepted_over_emitted
 from harness.theory.roofline import LAUNCH_BOUND_MBU
-from harness.theory.speedup import RoundTimes, StepTimes, speedup_from_tokens_per_round
+from harness.theory.speedup import RoundTimes, StepTimes
 
 # The rule of thumb of the engines' own documents: a draft five times as fast as its target
 SLOW_DRAFT = 0.2
@@ -180,10 +180,8 @@ def _with_floors(explanation: Explanation, case: Case) -> Explanation:
     if case.floors is None:
         return explanation
     draft_s, target_s = case.floors
-    gains = {
-        k: speedup_from_tokens_per_round(cell.tokens_per_round, k, draft_s / target_s)
-        for k, cell in case.cells.items()
-    }
+    rounds = RoundTimes.from_steps(StepTimes(draft_s, target_s), max(case.cells))
+    gains = {k: rounds.speedup(cell.tokens_per_round, k) for k, cell in case.cells.items()}
     best = max(gains, key=gains.__getitem__)
     shares = draft_s / case.steps.draft_s, target_s / case.steps.target_s
     return replace(

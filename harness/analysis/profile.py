@@ -52,7 +52,7 @@ from harness.summary import (
     WaterfallStep,
 )
 from harness.theory.roofline import shortest_context, step_bounds
-from harness.theory.speedup import RoundTimes, StepTimes, best_k
+from harness.theory.speedup import RoundTimes, StepTimes
 
 # Parts in the order of a round; recorded as one graph, verify and accept cannot be timed apart.
 ORDER = ("draft", "verify", "accept", VERIFY_AND_ACCEPT, "host", "rewind")
@@ -288,9 +288,10 @@ def batch_gains(rows: Sequence[LatencyRow], alphas: Sequence[float]) -> list[Bat
     gains: list[BatchGain] = []
     for curve in step_curves(rows):
         largest = len(curve.verify_s) - 1
-        verify = {k: curve.verify_s[k] / curve.target_step_s for k in range(1, largest + 1)}
+        steps = StepTimes(curve.draft_step_s, curve.target_step_s, curve.verify_s)
+        rounds = RoundTimes.from_steps(steps, largest)
         for alpha in alphas:
-            k, gain = best_k(alpha, list(verify), curve.c, verify)
+            k, gain = rounds.best_k(alpha, range(1, largest + 1))
             plain = curve.batch / curve.target_step_s
             gains.append(
                 BatchGain(
@@ -301,7 +302,7 @@ def batch_gains(rows: Sequence[LatencyRow], alphas: Sequence[float]) -> list[Bat
                     k=k,
                     speedup=gain,
                     largest_k=largest,
-                    v=verify[largest],
+                    v=steps.v(largest),
                     tokens_per_second=plain,
                     speculative_tokens_per_second=plain * gain,
                 )

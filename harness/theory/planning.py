@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from harness.records import UserError
 from harness.theory.architecture import Architecture
 from harness.theory.cost import USABLE_SHARE, usd_per_million_tokens
-from harness.theory.roofline import Card, Roof, forward_floor
-from harness.theory.speedup import best_k
+from harness.theory.roofline import Card, ForwardFloor, Roof, forward_floor
+from harness.theory.speedup import RoundTimes
 
 # Larger batches than this are beyond what one asks of a single card.
 LARGEST_BATCH = 1024
@@ -173,21 +173,20 @@ class PlannedCard:
 
 @dataclass(frozen=True)
 class _Floors:
-    """Floors of the pair's forwards on one card at one batch.
-
-    Attributes:
-        v: by K, verify / target step.
-        roof: by K, what sets the time of that verify.
-    """
+    """Floors of the pair's forwards on one card at one batch; `verify` by K."""
 
     target_s: float
-    c: float
-    v: dict[int, float]
-    roof: dict[int, Roof]
+    draft_s: float
+    verify: dict[int, ForwardFloor]
+
+    def v(self, k: int) -> float:
+        """Verify of k + 1 positions / target step."""
+        return self.verify[k].seconds / self.target_s
 
     def best_k(self, alpha: float) -> tuple[int, float]:
         """The best K and its speedup."""
-        return best_k(alpha, tuple(self.v), self.c, self.v)
+        rounds = {k: k * self.draft_s + floor.seconds for k, floor in self.verify.items()}
+        return RoundTimes(self.target_s, tuple(sorted(rounds.items()))).best_k(alpha, [*rounds])
 
 
 def plan_card(card: Card, request: PlanRequest) -> PlannedCard:
@@ -207,7 +206,8 @@ def plan_card(card: Card, request: PlanRequest) -> PlannedCard:
     for alpha in request.alphas:
         k, speedup = floors.best_k(alpha)
         seconds = floors.target_s / speedup
-        v, stops = floors.v.get(k), _stops_at(card, request, alpha, largest_batch)
+        v = floors.v(k) if k else None
+        stops = _stops_at(card, request, alpha, largest_batch)
         gains.append(PlannedGain(alpha, k, speedup, v, seconds * 1e3, price(seconds), stops))
     return PlannedCard(
         card=card.name,
@@ -218,11 +218,11 @@ def plan_card(card: Card, request: PlanRequest) -> PlannedCard:
         sequences=sequences,
         largest_batch=largest_batch,
         target_ms=floors.target_s * 1e3,
-        draft_ms=floors.c * floors.target_s * 1e3,
-        c=floors.c,
+        draft_ms=floors.draft_s * 1e3,
+        c=floors.draft_s / floors.target_s,
         largest_k=largest,
-        v=floors.v[largest],
-        verify_roof=floors.roof[largest],
+        v=floors.v(largest),
+        verify_roof=floors.verify[largest].roof,
         usd_per_million_tokens=price(floors.target_s),
         gains=tuple(gains),
     )
@@ -248,19 +248,20 @@ def _bytes(request: PlanRequest) -> tuple[float, float]:
 
 
 def _floors(card: Card, request: PlanRequest, batch: int) -> _Floors:
-    common = {"context_tokens": request.context_tokens, "batch": batch}
-    unit = request.bytes_per_parameter
-    step_s = forward_floor(request.target, card, **common, bytes_per_parameter=unit).seconds
-    draft_s = forward_floor(request.draft, card, **common, bytes_per_parameter=unit).seconds
-    verify = {
-        k: forward_floor(request.target, card, tokens=k + 1, **common, bytes_per_parameter=unit)
-        for k in request.ks
-    }
+    def floor(model: Architecture, tokens: int = 1) -> ForwardFloor:
+        return forward_floor(
+            model,
+            card,
+            tokens=tokens,
+            context_tokens=request.context_tokens,
+            batch=batch,
+            bytes_per_parameter=request.bytes_per_parameter,
+        )
+
     return _Floors(
-        target_s=step_s,
-        c=draft_s / step_s,
-        v={k: floor.seconds / step_s for k, floor in verify.items()},
-        roof={k: floor.roof for k, floor in verify.items()},
+        target_s=floor(request.target).seconds,
+        draft_s=floor(request.draft).seconds,
+        verify={k: floor(request.target, k + 1) for k in request.ks},
     )
 
 

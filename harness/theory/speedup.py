@@ -6,17 +6,17 @@ R(0) that of a plain token (`RoundTimes`), exactly and whatever the text,
 
     speedup = tokens_per_round x R(0) / R(K)
 
-Where only single steps are known, R(K) / R(0) is taken as `K c + v`, with `c` = draft step / target
-step and `v` = the target's forward over K+1 positions / target step. That leaves out what a loop
-does beside its forwards; it serves for typed latencies and for the floors of a card.
+Where only single steps are known (`StepTimes`), R(K) / R(0) is taken as `K c + v`, with `c` = draft
+step / target step and `v` = the target's forward over K+1 positions / target step; v = 1 gives LKM
+theorem 3.8. That leaves out what a loop does beside its forwards; it serves for typed latencies and
+for the floors of a card.
 
 What needs a model of the text is tokens_per_round. The iid model says that every draft token is
 accepted with one probability `alpha`, given that all before it in its round were. It explains and
 extrapolates; a decision should use the measured or replayed tokens_per_round instead, since text
 with easy and hard passages emits up to 6 % fewer tokens than the iid model says.
 
-Acceptance comes in several forms; `harness.theory.acceptance` names and converts them. Impossible
-values (an alpha outside [0, 1], a K below 1, a time that is not above 0) are a UserError.
+Acceptance comes in several forms; `harness.theory.acceptance` names and converts them.
 
 Sources: Leviathan, Kalman, Matias, "Fast Inference from Transformers via Speculative Decoding"
 (ICML 2023), cited as LKM; Chen et al., "Accelerating Large Language Model Decoding with Speculative
@@ -24,98 +24,11 @@ Sampling" (2023).
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from harness.records import UserError
-from harness.theory.acceptance import (
-    alpha_from_tokens_per_round,
-    check_k,
-    check_share,
-    expected_tokens_per_round,
-)
-
-
-def _cost(k: int, c: float, v: float) -> float:
-    """Cost of one round in target steps, `K c + v`."""
-    if not (math.isfinite(c) and c >= 0.0):
-        raise UserError(f"c={c}: draft step / target step must be finite and 0 or more")
-    if not (math.isfinite(v) and v > 0.0):
-        raise UserError(f"v={v}: verify forward / target step must be finite and above 0")
-    return k * c + v
-
-
-def speedup(alpha: float, k: int, c: float, v: float = 1.0) -> float:
-    """Speedup over plain decoding under the iid model: E[tokens per round] / (K c + v).
-
-    Source: LKM theorem 3.8, which is the case v = 1.
-    """
-    return expected_tokens_per_round(alpha, k) / _cost(k, c, v)
-
-
-def speedup_from_tokens_per_round(
-    tokens_per_round: float, k: int, c: float, v: float = 1.0
-) -> float:
-    """The speedup tokens_per_round / (K c + v), from measured or replayed tokens: no iid model."""
-    k = check_k(k)
-    if not 0.0 <= tokens_per_round <= k + 1 + 1e-9:
-        raise UserError(f"tokens_per_round={tokens_per_round}: must lie between 0 and {k + 1}, K+1")
-    return tokens_per_round / _cost(k, c, v)
-
-
-def ideal_speedup(k: int, c: float, v: float = 1.0) -> float:
-    """Speedup if every draft token were accepted: (K+1) / (K c + v)."""
-    return speedup(1.0, k, c, v)
-
-
-def linear_speedup(acceptance_rate: float, k: int, c: float, v: float = 1.0) -> float:
-    """The rule of thumb (1 + K a) / (K c + v), exact for a *measured* acceptance_rate at this K.
-
-    With an alpha in place of the acceptance_rate it overstates the speedup at every K > 1.
-    """
-    k = check_k(k)
-    return (1.0 + k * check_share("acceptance_rate", acceptance_rate)) / _cost(k, c, v)
-
-
-def break_even_alpha(k: int, c: float, v: float = 1.0) -> float | None:
-    """The alpha at which speculation neither wins nor loses: the root of `speedup` = 1 on [0, 1].
-
-    Returns:
-        The root; 0.0 where even alpha = 0 does not lose; None where even alpha = 1 loses.
-    """
-    k = check_k(k)
-    cost = _cost(k, c, v)
-    if cost <= 1.0:
-        return 0.0
-    if cost > k + 1:
-        return None
-    return alpha_from_tokens_per_round(cost, k)
-
-
-def best_k(
-    alpha: float, ks: Sequence[int], c: float, v: Mapping[int, float] | None = None
-) -> tuple[int, float]:
-    """The K of largest iid speedup, K = 0 (do not speculate, speedup 1) included.
-
-    Args:
-        alpha: acceptance under the iid model.
-        ks: the K to choose from; a 0 among them is allowed. On a tie the smaller K wins.
-        c: draft step / target step.
-        v: verify forward / target step at each K; 1 everywhere if None.
-
-    Returns:
-        (K, its speedup).
-    """
-    best = (0, 1.0)
-    for k in sorted(set(ks)):
-        if k == 0:
-            continue
-        if v is not None and k not in v:
-            raise UserError(f"verify_ms: no verify time for k={k}; give one for {k + 1} positions")
-        value = speedup(alpha, k, c, 1.0 if v is None else v[k])
-        if value > best[1]:
-            best = (int(k), value)
-    return best
+from harness.theory.acceptance import alpha_from_tokens_per_round, expected_tokens_per_round
 
 
 @dataclass(frozen=True)
@@ -230,7 +143,7 @@ class RoundTimes:
         return self.at(n) / self.plain_s
 
     def speedup(self, tokens_per_round: float, k: int) -> float:
-        """tokens_per_round x R(0) / R(k): no model of the text."""
+        """tokens_per_round x R(0) / R(k): no model of the text; k + 1 tokens are the ideal."""
         return tokens_per_round / self.relative(k)
 
     def break_even_alpha(self, k: int) -> float | None:
