@@ -186,7 +186,7 @@ def test_intervals_and_verdicts_see_how_much_visits_differ(replays):
     one = replace(replays, candidates={name: replays.candidates[name]})
     widths = []
     for known in (exact, noisy):
-        interval = speedups(one, {"good": known})[name].interval
+        interval = speedups(evidence_of(one, {"good": known}))[name].interval
         assert interval is not None
         widths.append(np.log(interval.hi / interval.lo))
     assert widths[1] > 1.1 * widths[0]

@@ -14,7 +14,7 @@ import numpy as np
 from harness.analysis.predicted import Latencies, Speedup, alpha_of, evidence_of, speedups
 from harness.analysis.replayed import Replays
 from harness.analysis.setup import Setup, architecture
-from harness.analysis.verdict import Candidate
+from harness.analysis.verdict import Candidate, Evidence
 from harness.records import Rule
 from harness.stats.crossfit import Workload
 from harness.stats.jackknife import enough_prompts, set_weights, share_interval
@@ -35,13 +35,10 @@ ENGINES: Mapping[Rule, tuple[str, ...]] = {
 
 @dataclass(frozen=True, eq=False)
 class Ranking:
-    """A leaderboard with the replays that it ranks.
-
-    Attributes:
-        best: each draft at its best K, fastest first.
-    """
+    """A leaderboard with the replays that it ranks, and what they predict."""
 
     replays: Replays
+    evidence: Evidence
     leaderboard: Leaderboard
 
     @property
@@ -59,7 +56,8 @@ def rank(
     seed: int = 0,
 ) -> Ranking:
     """The leaderboard of one rule and temperature, "do not speculate" among its rows."""
-    gains = speedups(replays, latencies, weights)
+    evidence = evidence_of(replays, latencies)
+    gains = speedups(evidence, weights)
     best = [
         max(
             (name for name in replays.candidates if name.draft == draft),
@@ -72,14 +70,13 @@ def rank(
     rows = [_row(name, counted, latencies, gains[name], weights) for name in best]
     rows.append(LeaderboardRow(rank=0, draft=None, k=0, speedup=1.0))
     columns = [list(replays.candidates).index(name) for name in best]
-    workload = evidence_of(replays, latencies).workload(weights)
-    chances = _chances_best(workload, columns, seed)
+    chances = _chances_best(evidence.workload(weights), columns, seed)
     rows = [replace(row, probability_best=p) for row, p in zip(rows, chances, strict=True)]
     # On a tie plain decoding comes first.
     rows.sort(key=lambda row: (-row.speedup, row.draft is not None))
     ranked = tuple(replace(row, rank=place) for place, row in enumerate(rows, start=1))
     board = Leaderboard(replays.rule, replays.temperature, ENGINES[replays.rule], ranked)
-    return Ranking(replays, board)
+    return Ranking(replays, evidence, board)
 
 
 def _chances_best(workload: Workload, best: Sequence[int], seed: int) -> list[float | None]:

@@ -97,16 +97,16 @@ class Speedup:
 
 
 def speedups(
-    replays: Replays, latencies: Latencies, weights: Mapping[str, float] | None = None
+    evidence: Evidence, weights: Mapping[str, float] | None = None
 ) -> dict[Candidate, Speedup]:
     """Every candidate's: 1 / the weighted mean over sets of what a token costs in plain tokens."""
-    workload = evidence_of(replays, latencies).workload(weights)
+    workload = evidence.workload(weights)
     values = np.exp(workload.log_speedups()).tolist()
     intervals = workload.intervals() or [None] * len(values)
     pairs = zip(values, intervals, strict=True)
     return {
         name: Speedup(value, interval)
-        for name, (value, interval) in zip(replays.candidates, pairs, strict=True)
+        for name, (value, interval) in zip(evidence.candidates, pairs, strict=True)
     }
 
 
@@ -121,7 +121,7 @@ def replayed_rows(replays: Replays, latencies: Latencies, *, model: str) -> list
     rows: list[ResultRow] = []
     for prompt_set in sorted(set(replays.prompt_sets)):
         part = replays.only([prompt_set])
-        gains = speedups(part, latencies)
+        gains = speedups(evidence_of(part, latencies))
         baseline = latencies[part.drafts[0]]
         rows.append(_baseline_row(part, baseline, model))
         for name in part.candidates:

@@ -31,7 +31,6 @@ from harness.analysis.lossless import distrust, text_checks, without_faulty
 from harness.analysis.outliers import outlier_cells, unstable_cells
 from harness.analysis.predicted import (
     category_alpha,
-    evidence_of,
     replayed_rows,
     request_summary,
     synthetic_rows,
@@ -244,18 +243,18 @@ class _Pair:
         return outlier_cells(self.trials)
 
     @property
-    def times(self) -> dict[float, RoundTimes]:
-        """A sweep's R by temperature."""
+    def latencies_of_draft(self) -> dict[float, Latency]:
+        """By temperature, what a sweep's draft costs."""
         return {
-            temperature: by_draft[self.setup.draft].rounds
+            temperature: by_draft[self.setup.draft]
             for temperature, by_draft in self.latencies.items()
             if self.setup.draft in by_draft
         }
 
-    def plain_s(self, temperature: float) -> float | None:
-        """Plain decoding's seconds per token, as the first draft's visits timed it."""
-        by_draft = self.latencies.get(temperature, {})
-        return next((latency.rounds.plain_s for latency in by_draft.values()), None)
+    @property
+    def times(self) -> dict[float, RoundTimes]:
+        """A sweep's R by temperature."""
+        return {value: latency.rounds for value, latency in self.latencies_of_draft.items()}
 
     def k_not_timed(self) -> Iterator[Caveat]:
         """The K that are asked for and left out, since they are beyond some draft's times."""
@@ -331,12 +330,8 @@ class _Pair:
             Cell(entry["prompt_set"], float(entry["temperature"]), int(entry["k"])): entry["rates"]
             for entry in self.setup.synthetic_rates
         }
-        latencies = {
-            temperature: by_draft[self.setup.draft]
-            for temperature, by_draft in self.latencies.items()
-            if self.setup.draft in by_draft
-        }
-        return synthetic_rows(measured, completed(latest(self.trials)), rates, latencies)
+        done = completed(latest(self.trials))
+        return synthetic_rows(measured, done, rates, self.latencies_of_draft)
 
     @cached_property
     def evidence(self) -> list[Evidence]:
@@ -353,22 +348,15 @@ class _Pair:
                 for value in setup.temperatures
                 if any(trial.temperature == value for trial in self.trials)
             ]
-        return [
-            evidence_of(ranking.replays, self.latencies[ranking.replays.temperature])
-            for ranking in self.rankings_of_run_rule
-        ]
+        return [ranking.evidence for ranking in self.rankings_of_run_rule]
 
     @cached_property
     def answered(self) -> tuple[Answered, ...]:
         """Every temperature and acceptance rule decided."""
         setup = self.setup
-        replayed = {
-            key: evidence_of(ranking.replays, self.latencies[ranking.replays.temperature])
-            for key, ranking in self.rankings.items()
-        }
         asked = questions(
             self.evidence,
-            replayed,
+            {key: ranking.evidence for key, ranking in self.rankings.items()},
             rule=setup.rule,
             replay_only=setup.replay_only,
             coincide=setup.synthetic or self._only_lookups,
@@ -486,10 +474,10 @@ class _Pair:
         price, verdict = self.setup.price_per_hour, summary.verdict
         if price is None or verdict is None or verdict.temperature is None or self.texts_differ:
             return summary
-        plain_s = self.plain_s(verdict.temperature)
-        if plain_s is None:
+        rounds = self.priced.get(verdict.temperature)
+        if rounds is None:
             return summary
-        plain = usd_per_million_tokens(plain_s, price)
+        plain = usd_per_million_tokens(rounds.plain_s, price)
         speedup = verdict.speedup if verdict.speculate and verdict.speedup else 1.0
         return replace(
             summary,
