@@ -2,13 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from harness.analysis import analyse
 from harness.analysis.outliers import outlier_cells, unstable_cells
 from harness.analysis.unstable import unstable_steps
 from harness.records import ResultRow, StepTiming, Trial
+from harness.storage import load
+
+FROZEN = Path(__file__).parent / "frozen"
 
 
 def trial(prompt: int, k: int, seconds: float, rounds: int, tokens: int = 48) -> Trial:
@@ -88,3 +93,18 @@ def forwards(medians: dict[int, float], noise: float = 0.01, size: int = 40) -> 
 )
 def test_a_forward_that_is_faster_than_a_part_of_it_cannot_be(timings, plain_s, reasons) -> None:
     assert [entry.reason for entry in unstable_steps(timings, plain_s)] == reasons
+
+
+def test_a_forward_of_the_target_counts_once_however_many_drafts_it_was_timed_with() -> None:
+    run = load(FROZEN / "audition")
+    vars(run)["timings"] = [
+        replace(entry, samples_s=tuple(0.5 * seconds for seconds in entry.samples_s))
+        if (entry.role, entry.kind, entry.tokens) == ("target", "verify", 3)
+        else entry
+        for entry in run.timings
+    ]
+    assert sum(entry.kind == "verify" and entry.tokens == 3 for entry in run.timings) == 3
+    made = analyse(run)
+    assert [(entry.kind, entry.tokens) for entry in made.unstable].count(("verify", 3)) == 1
+    (caveat,) = [entry for entry in made.caveats if entry.code == "unstable_timings"]
+    assert caveat.values["timings"] == len(made.unstable)
