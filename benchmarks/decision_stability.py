@@ -16,7 +16,7 @@ from pathlib import Path
 
 from harness.analysis.answers import answered
 from harness.analysis.setup import Setup
-from harness.analysis.sweep_and_audition import _Pair
+from harness.analysis.sweep_and_audition import PairAnalysis
 from harness.cli import compose, draft_conf
 from harness.commands import audition, sweep
 from harness.storage import StoredRun, load
@@ -65,8 +65,8 @@ def make(folder: Path) -> None:
 
 def decisions(run: StoredRun, seeds: int) -> dict[str, Counter[str]]:
     """How often each decision of the run came out as what, over the seeds."""
-    pair = _Pair(Setup(run))
-    asked = [entry.question for entry in pair.answered]
+    pair = PairAnalysis(Setup(run))
+    asked = pair.asked
     counts: dict[str, Counter[str]] = {}
     for seed in range(seeds):
         for entry in answered(asked, weights=pair.shares, seed=seed, distrust=None):

@@ -20,7 +20,7 @@ from harness.measurement.round_times import (
     LEAST_ROUNDS,
     FullLookup,
     TimedLoop,
-    Visits,
+    RoundVisits,
     made_prompt,
     timed_ks,
     visits_for,
@@ -67,8 +67,8 @@ class Stored:
     def __init__(self, *lines: RoundTiming) -> None:
         self.lines, self.notes = list(lines), dict[str, str]()
 
-    def visits(self, timed: TimedLoop, number: int = 6) -> Visits:
-        return Visits(
+    def visits(self, timed: TimedLoop, number: int = 6) -> RoundVisits:
+        return RoundVisits(
             timed,
             self.lines,
             visits=number,

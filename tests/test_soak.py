@@ -13,6 +13,7 @@ from harness.cli import compose
 from harness.commands.pair import open_pair, plan
 from harness.decoding.verification import rates_on
 from harness.measurement.generations import Request, run_trial
+from harness.records import Cell
 from harness.storage import RunFolder
 
 WARM_UP = 100
@@ -28,7 +29,7 @@ def soak(generations: int, root: Path, warm_up: int = WARM_UP) -> tuple[list[int
     config = compose("sweep", grid)
     pair = open_pair(config, prompt_sets.load(config.prompts))
     synthetic = {
-        (name, temperature, k): (0.8,) * k
+        Cell(name, temperature, k): (0.8,) * k
         for name in ("easy", "hard")
         for temperature in (0.0, 1.0)
         for k in config.k

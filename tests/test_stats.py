@@ -8,7 +8,7 @@ from scipy import stats
 
 from harness.records import UserError
 from harness.stats import jackknife
-from harness.stats.crossfit import Visits, Workload, cross_fit, deal_folds
+from harness.stats.crossfit import VisitCosts, Workload, cross_fit, deal_folds
 from harness.stats.jackknife import (
     MIN_PROMPTS,
     Interval,
@@ -222,7 +222,7 @@ def test_a_lucky_visit_that_favours_one_candidate_is_neither_trusted_nor_forgott
     seconds = np.stack([np.ones(16), np.full(16, 0.95)])
     costs = np.ones((2, 6))
     costs[1, :2] = 0.75
-    visits = (Visits(np.arange(2), costs / costs.mean(axis=1, keepdims=True)),)
+    visits = (VisitCosts(np.arange(2), costs / costs.mean(axis=1, keepdims=True)),)
     fit, exact = cross_fit(workload(seconds, visits=visits), 0), cross_fit(workload(seconds), 0)
     assert fit is not None
     assert exact is not None
@@ -234,7 +234,7 @@ def test_draws_vary_as_the_intervals_say_and_share_what_candidates_share():
     rng = np.random.default_rng(0)
     shared, own = rng.normal(0.0, 0.2, 24), rng.normal(0.0, 0.02, (2, 24))
     costs = 1.0 + 0.03 * rng.normal(size=(1, 12))
-    visits = (Visits(np.array([1]), costs / costs.mean()),)
+    visits = (VisitCosts(np.array([1]), costs / costs.mean()),)
     work = workload(np.exp(shared + own), visits=visits)
     drawn = work.drawn(20_000, 0)
     assert drawn.mean(axis=0) == pytest.approx(work.log_speedups(), abs=0.002)

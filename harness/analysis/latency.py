@@ -325,7 +325,7 @@ def latency_of(
     timings = tuple(reference(timings))
     steps = step_times(timings) if timings else None
     if visits is not None:
-        ratios = _trimmed(visits.ratios, axis=0)
+        ratios = np.asarray(trim_mean(visits.ratios, TRIMMED, axis=0), dtype=np.float64)
         lookup_s = steps.draft_s if lookup and steps else None
         return Latency(visits.rounds(ratios, lookup_s), visits, steps, timings)
     if steps is None:
@@ -341,10 +341,6 @@ def latency_of_draft(
     timings = _timings_with(run.timings, draft)
     visits = visits_of(run.rounds, draft, temperature)
     return latency_of(timings, visits, lookup=lookup) if timings or visits else None
-
-
-def _trimmed(ratios: Array, axis: int) -> Array:
-    return np.asarray(trim_mean(ratios, TRIMMED, axis=axis), dtype=np.float64)
 
 
 def _timings_with(timings: Sequence[StepTiming], draft: str) -> list[StepTiming]:

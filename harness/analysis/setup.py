@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, cast
 
-from harness.records import Failure, ResultRow, Rule
+from harness.records import Cell, Failure, ResultRow, Rule
 from harness.storage import StoredRun
 from harness.summary import ModelFacts, RunFacts, SamplingFacts, Status, Value
 from harness.theory.architecture import Architecture
@@ -59,12 +59,6 @@ class Setup:
         # Earlier versions named the draft in place of `where`
         where = (entry.get("where") or f"draft {entry['draft']}" for entry in entries)
         return tuple(Failure(w, entry["error"]) for w, entry in zip(where, entries, strict=True))
-
-    @property
-    def synthetic_rates(self) -> Sequence[Entry]:
-        """The acceptance that was set: by prompt set, temperature and K."""
-        manifest = self.run.manifest
-        return manifest.get("synthetic_acceptance") or manifest.get("imposed_acceptance") or ()
 
     @property
     def model(self) -> str:
@@ -271,6 +265,17 @@ def architecture(described: Entry) -> Architecture | None:
         experts_per_token=described.get("experts_per_token") or 0,
         moe_ffn=described.get("moe_ffn") or 0,
     )
+
+
+def stored_rates(manifest: Entry) -> dict[Cell, tuple[float, ...]]:
+    """The acceptance that was set; empty where it was measured. An older run has another key."""
+    entries = manifest.get("synthetic_acceptance") or manifest.get("imposed_acceptance") or ()
+    return {
+        Cell(entry["prompt_set"], float(entry["temperature"]), int(entry["k"])): tuple(
+            entry["rates"]
+        )
+        for entry in entries
+    }
 
 
 def is_card(

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from harness.analysis.answers import Answered, answered, questions
+from harness.analysis.answers import Answered, Question, answered, questions
 from harness.analysis.caveats import caveats, failures, greedy_texts_differ, of_the_timings
 from harness.analysis.cells import (
     completed,
@@ -36,7 +36,7 @@ from harness.analysis.predicted import (
     synthetic_rows,
 )
 from harness.analysis.replayed import replay_check, replay_drafts
-from harness.analysis.setup import Setup
+from harness.analysis.setup import Setup, stored_rates
 from harness.analysis.verdict import Candidate, Evidence, evidence_from_trials, least_regret
 from harness.records import (
     Cell,
@@ -71,7 +71,7 @@ from harness.theory.speedup import RoundTimes, StepTimes
 
 def analyse_pair(setup: Setup) -> Summary:
     """Everything a sweep or an audition says, as far as what it stored allows."""
-    pair = _Pair(setup)
+    pair = PairAnalysis(setup)
     explanation, rules = pair.explained()
     costs: Mapping[str, float] = setup.audition.get("costs") or {}
     summary = Summary(
@@ -126,7 +126,7 @@ def analyse_pair(setup: Setup) -> Summary:
 
 
 @dataclass(frozen=True)
-class _Pair:
+class PairAnalysis:
     """A run's inputs, derived step by step; each is computed once."""
 
     setup: Setup
@@ -324,12 +324,9 @@ class _Pair:
 
         A round of adaptive drafting has no fixed length, so its cells have no prediction.
         """
-        if not self.setup.synthetic_rates or self.setup.adaptive:
+        rates = stored_rates(self.setup.run.manifest)
+        if not rates or self.setup.adaptive:
             return []
-        rates = {
-            Cell(entry["prompt_set"], float(entry["temperature"]), int(entry["k"])): entry["rates"]
-            for entry in self.setup.synthetic_rates
-        }
         done = completed(latest(self.trials))
         return synthetic_rows(measured, done, rates, self.latencies_of_draft)
 
@@ -350,9 +347,9 @@ class _Pair:
             ]
         return [ranking.evidence for ranking in self.rankings_of_run_rule]
 
-    @cached_property
-    def answered(self) -> tuple[Answered, ...]:
-        """Every temperature and acceptance rule decided."""
+    @property
+    def asked(self) -> list[Question]:
+        """What is to be decided, for every temperature and acceptance rule."""
         setup = self.setup
         asked = questions(
             self.evidence,
@@ -362,9 +359,13 @@ class _Pair:
             coincide=setup.synthetic or self._only_lookups,
             adaptive=setup.adaptive,
         )
-        return answered(
-            list(asked), weights=self.shares, seed=setup.seed, distrust=distrust(self.checks)
-        )
+        return list(asked)
+
+    @cached_property
+    def answered(self) -> tuple[Answered, ...]:
+        """All of it decided."""
+        seed, doubt = self.setup.seed, distrust(self.checks)
+        return answered(self.asked, weights=self.shares, seed=seed, distrust=doubt)
 
     @property
     def shares(self) -> Mapping[str, float] | None:

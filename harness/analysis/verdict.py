@@ -36,7 +36,7 @@ from harness.analysis.cells import (
     ratio,
 )
 from harness.records import Decision, Trial
-from harness.stats.crossfit import DEALS, CrossFit, Visits, Workload, cross_fit
+from harness.stats.crossfit import DEALS, CrossFit, VisitCosts, Workload, cross_fit
 from harness.stats.jackknife import (
     CONFIDENCE,
     MIN_PROMPTS,
@@ -138,15 +138,15 @@ class Evidence:
             visits=evidence._visits(),
         )
 
-    def _visits(self) -> tuple[Visits, ...]:
+    def _visits(self) -> tuple[VisitCosts, ...]:
         """The visits of each draft that was timed more than once."""
         names = list(self.candidates)
-        groups: list[Visits] = []
+        groups: list[VisitCosts] = []
         for draft in dict.fromkeys(name.draft for name in self.visit_costs):
             rows = [i for i, name in enumerate(names) if name.draft == draft]
             costs = np.stack([self.visit_costs[names[row]] for row in rows])
             if costs.shape[1] > 1:
-                groups.append(Visits(np.array(rows), costs))
+                groups.append(VisitCosts(np.array(rows), costs))
         return tuple(groups)
 
     def alphas(self, name: Candidate, weights: Mapping[str, float] | None) -> dict[str, Value]:

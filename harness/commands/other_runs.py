@@ -16,6 +16,7 @@ from harness.analysis.setup import Setup
 from harness.config import AuditionConfig, DecodeConf, SweepConfig, rates_for
 from harness.records import (
     NGRAM,
+    Cell,
     Prompt,
     RoundTiming,
     StepTiming,
@@ -28,8 +29,6 @@ from harness.storage import RunFolder, StoredRun, load
 from harness.theory.speedup import StepTimes
 
 Rates = tuple[float, ...]
-# Prompt set, temperature, K
-Cell = tuple[str, float, int]
 
 # What of decode.* decides the texts, and the values that leave them as they are
 SAMPLING = ("top_k", "top_p", "min_p", "repetition_penalty", "stop_strings")
@@ -298,14 +297,14 @@ def synthetic_rates(config: SweepConfig, prompts: Sequence[Prompt]) -> dict[Cell
     if decode.acceptance is None and decode.acceptance_from is None:
         return {}
     cells = [
-        (name, float(temperature), k)
+        Cell(name, float(temperature), k)
         for name in dict.fromkeys(prompt.prompt_set for prompt in prompts)
         for temperature in config.temperature
         for k in config.k
         if k > 0
     ]
     if decode.acceptance_from is None:
-        return {cell: rates_for(decode.acceptance, cell[2]) for cell in cells}
+        return {cell: rates_for(decode.acceptance, cell.k) for cell in cells}
     source = load(decode.acceptance_from)
     key = f"decode.acceptance_from={source.folder}"
     check_source(key, source, decode)
@@ -314,22 +313,22 @@ def synthetic_rates(config: SweepConfig, prompts: Sequence[Prompt]) -> dict[Cell
 
 def _measured_rates(key: str, source: StoredRun, cell: Cell) -> Rates:
     trials = [trial for trial in completed(latest(source.trials)) if trial.k > 0]
-    measured = [t for t in trials if (t.prompt_set, t.temperature, t.k) == cell]
+    measured = [trial for trial in trials if trial.cell_key == cell]
     if not measured:
-        known = sorted({(t.prompt_set, t.temperature, t.k) for t in trials})
-        has = ", ".join(f"{name} T={value:g} K={k}" for name, value, k in known)
+        known = sorted({trial.cell_key for trial in trials})
+        has = ", ".join(f"{one.prompt_set} T={one.temperature:g} K={one.k}" for one in known)
         raise UserError(
-            f"{key}: no generations of {cell[0]} at T={cell[1]:g}, K={cell[2]}; "
+            f"{key}: no generations of {cell.prompt_set} at T={cell.temperature:g}, K={cell.k}; "
             f"it has {has or 'none with a draft'}"
         )
     # Few rounds can leave a later position a little above the one before it
     falling: list[float] = []
     for rate in acceptance_by_position(measured):
         falling.append(min([rate, *falling[-1:]]))
-    if len(falling) < cell[2]:
+    if len(falling) < cell.k:
         raise UserError(
-            f"{key}: its texts of {cell[0]} at T={cell[1]:g} are "
-            f"too short to show more than {len(falling)} of K={cell[2]} positions; lower k or take "
+            f"{key}: its texts of {cell.prompt_set} at T={cell.temperature:g} are "
+            f"too short to show more than {len(falling)} of K={cell.k} positions; lower k or take "
             "a run with a larger new_tokens"
         )
     return tuple(falling)
@@ -338,15 +337,11 @@ def _measured_rates(key: str, source: StoredRun, cell: Cell) -> Rates:
 def as_stored(rates: Mapping[Cell, Rates]) -> list[dict[str, Any]]:
     """The manifest's entry, so that the run explains itself when its source is gone."""
     return [
-        {"prompt_set": name, "temperature": temperature, "k": k, "rates": list(shares)}
-        for (name, temperature, k), shares in rates.items()
+        {
+            "prompt_set": cell.prompt_set,
+            "temperature": cell.temperature,
+            "k": cell.k,
+            "rates": list(shares),
+        }
+        for cell, shares in rates.items()
     ]
-
-
-def stored_rates(manifest: Mapping[str, Any]) -> dict[Cell, Rates]:
-    """What `as_stored` wrote; empty where acceptance was measured. An older run has another key."""
-    entries = manifest.get("synthetic_acceptance") or manifest.get("imposed_acceptance") or ()
-    return {
-        (entry["prompt_set"], float(entry["temperature"]), int(entry["k"])): tuple(entry["rates"])
-        for entry in entries
-    }

@@ -13,14 +13,14 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from harness import prompts as prompt_sets
-from harness.commands.other_runs import Cell, Rates
+from harness.commands.other_runs import Rates
 from harness.commands.progress import Bar, fetching, progress
 from harness.config import AuditionConfig, DecodeConf, ModelConf, PairConfig
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement import environment
 from harness.measurement.clock import undisturbed
 from harness.measurement.generations import Request, run_trial
-from harness.measurement.round_times import Visits
+from harness.measurement.round_times import RoundVisits
 from harness.measurement.step_times import TimedModel
 from harness.models import load as models
 from harness.models.cached import CachedModel
@@ -29,7 +29,7 @@ from harness.models.load import LoadedModel
 from harness.models.memory import MemoryNeed, check_fits
 from harness.models.probe import cached_model, check_length
 from harness.models.tokenizer import check_thinking, encode, stop_rule
-from harness.records import NGRAM, Prompt, TextKey, Trial, UserError
+from harness.records import NGRAM, Cell, Prompt, TextKey, Trial, UserError
 from harness.storage import RunFolder
 from harness.theory.acceptance import conditional
 
@@ -326,7 +326,7 @@ def request(
     """One timed generation; `decoder` is the model that decodes where that is not the target."""
     model = decoder or pair.target
     plain = completion(model, config, entry, temperature, repetition)
-    rates = (synthetic or {}).get((plain.prompt_set, float(temperature), k))
+    rates = (synthetic or {}).get(Cell(plain.prompt_set, float(temperature), k))
     stop_below = config.decode.stop_threshold if k and config.decode.stop == "threshold" else None
     strings = config.decode.stop_strings
     # Settings that came later are added where they are set, so that a generation without them keeps
@@ -385,7 +385,7 @@ def run_requests(
     requests: Sequence[Request],
     models: Models,
     label: str,
-    visits: Visits | None = None,
+    visits: RoundVisits | None = None,
 ) -> list[Trial]:
     """Run what the folder lacks, one durable line each; return every stored trial of `requests`.
 

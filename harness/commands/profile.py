@@ -30,15 +30,10 @@ from harness.decoding.protocols import recorder_of
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement import round_parts, step_times
 from harness.measurement.generations import Request
-from harness.measurement.round_times import Visits
+from harness.measurement.round_times import RoundVisits
 from harness.models.cached import CachedModel
 from harness.models.memory import check_fits
-from harness.records import (
-    PartTiming,
-    SkippedCell,
-    StepTiming,
-    UserError,
-)
+from harness.records import GREEDY, Cell, PartTiming, SkippedCell, StepTiming, UserError
 from harness.storage import RunFolder, load
 from harness.summary import BytesRead
 from harness.theory.acceptance import conditional
@@ -68,12 +63,12 @@ def run(config: ProfileConfig) -> Outcome:
         pair = with_turns(folder, pair, config)
         given = config.decode.acceptance
         synthetic = {
-            (entry.prompt.prompt_set, 0.0, k): rates_for(given, k)
+            Cell(entry.prompt.prompt_set, GREEDY, k): rates_for(given, k)
             for entry in pair.prompts
             for k in config.k
             if k > 0 and given is not None
         }
-        visits = visits_of_pair(folder, pair, config, [0.0], synthetic)
+        visits = visits_of_pair(folder, pair, config, [GREEDY], synthetic)
         visits.begin()
         _measure(folder, pair, config, cells, visits)
         requests, models = _plan(pair, config)
@@ -100,7 +95,7 @@ def _measure(
     pair: Pair,
     config: ProfileConfig,
     cells: Sequence[step_times.CurveCell],
-    visits: Visits,
+    visits: RoundVisits,
 ) -> None:
     """Time steps, curves and parts, unless the folder has them; store all, floors included.
 

@@ -23,9 +23,10 @@ from harness.measurement.lossless import compare_texts, distribution_tests, most
 from harness.records import GREEDY, Trial, UserError
 from harness.reporting.console import MarkedText, Piece, show_tokens
 from harness.storage import RunFolder
-from harness.summary import DistributionTest, TextCheck
+from harness.stats.jackknife import holm
+from harness.summary import CheckResult, DistributionTest, TextCheck
 
-# Holm's method over all tests of a run; below this a distribution differs.
+# A distribution differs where its p-value, by Holm's method over all tests, is below this.
 SIGNIFICANCE = 1e-3
 
 
@@ -134,15 +135,14 @@ def _cell_tests(
 
 
 def _with_results(tests: Sequence[DistributionTest]) -> list[DistributionTest]:
-    """PASS, FAIL or UNTESTED for each; Holm (1979) keeps the chance of any false FAIL small."""
-    ordered = sorted(range(len(tests)), key=lambda index: tests[index].p_value)
-    results = [replace(test, result="PASS" if test.bins > 1 else "UNTESTED") for test in tests]
-    for rank, index in enumerate(ordered):
-        if tests[index].p_value >= SIGNIFICANCE / (len(tests) - rank):
-            break
-        # One cell of draws can show a token outside the support, and nothing else
-        results[index] = replace(tests[index], result="FAIL")
-    return results
+    """FAIL, else PASS or UNTESTED: one bin can show a token outside the support, nothing else."""
+
+    def result(test: DistributionTest, p_value: float) -> CheckResult:
+        return "FAIL" if p_value < SIGNIFICANCE else "PASS" if test.bins > 1 else "UNTESTED"
+
+    adjusted = holm([test.p_value for test in tests])
+    pairs = zip(tests, adjusted, strict=True)
+    return [replace(test, result=result(test, p or 0.0)) for test, p in pairs]
 
 
 def _marked(trials: Sequence[Trial], pair: Pair) -> list[MarkedText]:

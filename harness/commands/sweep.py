@@ -6,9 +6,10 @@ every cell is replayed next to its measurement. With `mode=replay` only the text
 batches, and no speculative generation is run.
 """
 
+from harness.analysis.setup import stored_rates
 from harness.commands.completions import completions, score_pair, with_turns
 from harness.commands.dry_run import print_sweep_plan
-from harness.commands.other_runs import as_stored, stored_rates, synthetic_rates
+from harness.commands.other_runs import as_stored, synthetic_rates
 from harness.commands.pair import open_pair, plan, run_requests
 from harness.commands.run_lifecycle import (
     Outcome,

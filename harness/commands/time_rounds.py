@@ -6,14 +6,21 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from harness.commands.other_runs import Cell, Rates
+from harness.commands.other_runs import Rates
 from harness.commands.pair import EncodedPrompt, Pair, Target, completion, request
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import NOT_MEASURED
 from harness.config import AuditionConfig, ModelConf, PairConfig
 from harness.decoding.protocols import Drafter
 from harness.measurement.generations import Draft, Request
-from harness.measurement.round_times import FullLookup, TimedLoop, Visits, timed_ks, visits_for
+from harness.measurement.round_times import (
+    FullLookup,
+    RoundVisits,
+    TimedLoop,
+    timed_ks,
+    visits_for,
+)
+from harness.records import Cell
 from harness.storage import RunFolder
 
 
@@ -23,7 +30,7 @@ def visits_of_pair(
     config: PairConfig,
     temperatures: Sequence[float],
     synthetic: Mapping[Cell, Rates] | None = None,
-) -> Visits:
+) -> RoundVisits:
     """The visits of a run of one pair, at every K of its list; `synthetic` as of its generations.
 
     Rounds of adaptive drafting have no fixed length, so there is nothing to time.
@@ -44,7 +51,7 @@ def visits_of_pair(
 
 def visits_of_draft(
     folder: RunFolder, target: Target, conf: ModelConf, draft: Draft | None, config: AuditionConfig
-) -> Visits:
+) -> RoundVisits:
     """The visits of one draft of an audition.
 
     Args:
@@ -82,7 +89,7 @@ def _visits(
     name: str,
     requests: Mapping[str, Sequence[Request]],
     visits: int,
-) -> Visits:
+) -> RoundVisits:
     prompts = {
         prompt_set: [entry.tokens for entry in entries]
         for prompt_set, entries in _by_set(target.prompts).items()
@@ -93,7 +100,7 @@ def _visits(
         notes = folder.manifest.get(NOT_MEASURED) or {}
         folder.update_manifest({NOT_MEASURED: {**notes, what: reason}})
 
-    return Visits(
+    return RoundVisits(
         loop,
         folder.rounds(),
         visits=visits,

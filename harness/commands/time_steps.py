@@ -4,14 +4,14 @@ A floor is the time that reading a forward's bytes takes at the device's bandwid
 measured on the same run by copying memory (or, where that cannot be, the named card's data sheet).
 """
 
-import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 
-from harness.analysis.latency import latency_rows
+from harness.analysis.latency import latency_rows, visits_of
 from harness.analysis.setup import is_card
 from harness.analysis.unstable import unstable_steps
 from harness.commands.pair import Pair, Target
@@ -22,7 +22,7 @@ from harness.measurement.environment import copy_bandwidth
 from harness.measurement.step_times import TimedModel, time_forwards
 from harness.models.load import LoadedModel
 from harness.models.memory import is_out_of_memory, shape_of
-from harness.records import CopyBandwidth, StepTiming, UserError
+from harness.records import GREEDY, CopyBandwidth, StepTiming, UserError
 from harness.storage import RunFolder, load
 from harness.theory.roofline import ReadingModel, with_floors
 
@@ -64,10 +64,8 @@ def timed_steps(
 
     The first visit that timed rounds of `draft` says what a plain token takes. `doing` is shown.
     """
-    plain = [line for line in folder.rounds() if line.draft == draft and line.k == 0]
-    coolest = min((line.temperature for line in plain), default=None)
-    seconds = [line.seconds / line.rounds for line in plain if line.temperature == coolest]
-    plain_s = statistics.median(seconds) if seconds else None
+    visits = visits_of(folder.rounds(), draft, GREEDY)
+    plain_s = None if visits is None else float(np.median(visits.plain_s))
     lengths = sorted({len(entry.tokens) for entry in target.prompts})
     with progress(doing) as bar:
         return time_forwards(

@@ -148,7 +148,7 @@ class FullLookup(NgramDrafter):
         return found + [self._text[-1]] * (count - len(found))
 
 
-class Visits:
+class RoundVisits:
     """The visits of one loop, some of which an earlier process may have made.
 
     Attributes:

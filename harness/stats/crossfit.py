@@ -41,14 +41,14 @@ FOLDS = 4
 # A fold of fewer prompts scores a choice too coarsely
 FOLD_PROMPTS = 4
 DEALS = 240
-# Share of the visits at either end that the mean leaves out, as where round times are estimated
+# Share of the visits at either end that the mean of round times leaves out
 TRIMMED = 0.25
 # Prompts left out at once, for the sake of memory
 CHUNK = 64
 
 
 @dataclass(frozen=True, eq=False)
-class Visits:
+class VisitCosts:
     """What the rounds of some candidates cost in each visit that timed them.
 
     Attributes:
@@ -84,7 +84,7 @@ class Workload:
     tokens: Array
     prompt_sets: tuple[str, ...]
     weights: Mapping[str, float] | None = None
-    visits: tuple[Visits, ...] = ()
+    visits: tuple[VisitCosts, ...] = ()
 
     def log_speedups(self, kept: Array | None = None) -> Array:
         """Each candidate's log speedup, [candidate]; [candidate, case] with prompts left out.
@@ -310,7 +310,7 @@ class _Splits:
     folds: int
     inside: Array
     sets: tuple[_Set, ...]
-    visits: tuple[Visits, ...]
+    visits: tuple[VisitCosts, ...]
     visits_inside: tuple[Array, ...]
 
     @property
@@ -434,7 +434,7 @@ def _deal(workload: Workload, rng: np.random.Generator, deals: int) -> _Splits:
         for name, members in set_members(workload.prompt_sets)
     )
     visits = tuple(
-        Visits(group.candidates, _pseudo_values(group.costs)) for group in workload.visits
+        VisitCosts(group.candidates, _pseudo_values(group.costs)) for group in workload.visits
     )
     visits_inside = tuple(inside([""] * group.costs.shape[1]) for group in visits)
     return _Splits(workload, folds, held_out, sets, visits, visits_inside)
