@@ -305,16 +305,6 @@ class OutlierCell:
 
 
 @dataclass(frozen=True)
-class BestCell:
-    """The largest plain speedup of any cell: optimistic, since it was picked for being large."""
-
-    prompt_set: str | None
-    temperature: float | None
-    k: int
-    speedup: float
-
-
-@dataclass(frozen=True)
 class LeastRegret:
     """The draft and K that give away least if traffic shifts between the prompt sets."""
 
@@ -466,9 +456,7 @@ class Explanation:
     # c, c_allowed: draft step / target step, and the largest at which it breaks even.
     c: float
     c_allowed: float
-    # v, v_allowed: verify / target step, likewise.
-    v: float
-    v_allowed: float
+    v: float  # verify / target step
     speedup_at_v1: float  # if a verify cost one step
     loop: float  # what steps do not explain of R(K): accepting, sampling, host work
     speedup_without_loop: float  # if rounds and plain tokens took no more than their forwards
@@ -878,7 +866,6 @@ class Summary:
     unstable: tuple[Unstable, ...] = ()  # timings that cannot be right, though they were repeated
     # Sweep and audition
     outlier_cells: tuple[OutlierCell, ...] = ()
-    best_cell: BestCell | None = None
     # One per acceptance rule and temperature, the verdict's rule first.
     leaderboards: tuple[Leaderboard, ...] = ()
     least_regret: tuple[LeastRegret, ...] = ()

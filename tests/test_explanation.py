@@ -53,7 +53,6 @@ def test_each_counterfactual_is_where_the_speedup_turns_one() -> None:
     found = explained(case_of(2, 0.5, 1.7, 0.2, 1.6))
     assert found.speedup < 1
     assert 2 * found.c_allowed + 1.6 == pytest.approx(1.7)
-    assert 2 * 0.2 + found.v_allowed == pytest.approx(1.7)
     assert found.speedup_at_v1 == pytest.approx(1.7 / 1.4)
 
 

@@ -80,6 +80,10 @@ def forwards(medians: dict[int, float], noise: float = 0.01, size: int = 40) -> 
     ]  # fmt: skip
 
 
+def elsewhere(timings: Sequence[StepTiming]) -> list[StepTiming]:
+    return [replace(timing, context_tokens=999) for timing in timings]
+
+
 @pytest.mark.parametrize(
     ("timings", "plain_s", "reasons"),
     [
@@ -89,6 +93,8 @@ def forwards(medians: dict[int, float], noise: float = 0.01, size: int = 40) -> 
         (forwards({0: 1.0, 1: 0.9}, noise=0.5), None, []),  # within its noise
         (forwards({0: 1.0, 1: 0.9}, size=3), None, []),  # too few samples to tell
         (forwards({0: 1.0, 1: 1.0}), 1.2, ["step_unlike_plain_token"]),
+        (forwards({0: 1.0, 1: 1.0}), 0.8, ["step_unlike_plain_token"]),
+        ([*forwards({0: 1.0}), *elsewhere(forwards({1: 0.9}))], None, []),  # another context
     ],
 )
 def test_a_forward_that_is_faster_than_a_part_of_it_cannot_be(timings, plain_s, reasons) -> None:

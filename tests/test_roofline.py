@@ -119,10 +119,9 @@ def test_a_position_costs_two_operations_per_parameter_that_it_uses():
 
 def test_a_step_waits_for_memory_and_a_large_batch_for_arithmetic():
     one = forward_floor(QWEN3["4B"], H200)
-    assert (one.roof, one.seconds) == ("memory", pytest.approx(1.68e-3, abs=5e-6))
+    assert one == pytest.approx(1.68e-3, abs=5e-6)
     many = forward_floor(QWEN3["4B"], H200, batch=1024)
-    assert many.roof == "arithmetic"
-    assert many.seconds == pytest.approx(QWEN3["4B"].flops(batch=1024) / 989e12)
+    assert many == pytest.approx(QWEN3["4B"].flops(batch=1024) / 989e12)
 
 
 @pytest.mark.parametrize(
@@ -244,7 +243,7 @@ def test_speculation_stops_paying_where_verifies_become_arithmetic():
     short = plan(context_tokens=64)
     stops = plan_card(H200, short).gains[0].stops_at_batch
     at_stop = plan_card(H200, replace(short, batch=stops))
-    assert (at_stop.verify_roof, at_stop.gains[0].k) == ("arithmetic", 0)
+    assert at_stop.gains[0].k == 0
     assert plan_card(H200, replace(short, batch=stops // 2)).gains[0].k > 0
 
 

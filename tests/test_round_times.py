@@ -2,7 +2,7 @@
 
 import gc
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -19,14 +19,14 @@ from harness.measurement.generations import Request, run_trial
 from harness.measurement.round_times import (
     LEAST_ROUNDS,
     FullLookup,
-    TimedLoop,
     RoundVisits,
+    TimedLoop,
     made_prompt,
     timed_ks,
     visits_for,
 )
 from harness.measurement.step_times import TimedModel, time_forwards
-from harness.records import RoundTiming, StepTiming
+from harness.records import RoundTiming
 
 PROMPTS = {"easy": [(3, 1, 4, 1, 5), (2, 7, 1, 8)], "hard": [(1, 6, 1, 8, 0, 3, 3)]}
 KS, TEMPERATURES = (0, 2, 4), (0.0, 1.0)
@@ -246,42 +246,6 @@ def test_blocks_within_blocks_collect_what_was_made_since(monkeypatch: pytest.Mo
 
 
 # ---- steps ---------------------------------------------------------------------------------------
-
-
-def timing(kind: Any, tokens: int, *ms: float, context: int = 9) -> StepTiming:
-    return StepTiming("target", "big", kind, tokens, context, 1, tuple(v / 1e3 for v in ms))
-
-
-def spread(ms: float, count: int = 40) -> list[float]:
-    """Samples that scatter by 2 % around a median."""
-    return [ms * (1 + 0.02 * (index % 5 - 2) / 2) for index in range(count)]
-
-
-@pytest.mark.parametrize(
-    ("step", "verifies", "plain_ms", "reasons"),
-    [
-        (10.0, [10.0, 11.0, 12.0], 10.5, []),
-        (10.0, [8.0, 11.0], None, [("verify_below_step", 1)]),
-        (10.0, [10.0, 14.0, 12.0, 15.0], None, [("verify_falls", 3)]),
-        (10.0, [9.9, 10.0], None, []),
-        (10.0, [10.0], 12.0, [("step_unlike_plain_token", 1)]),
-        (10.0, [10.0], 8.0, [("step_unlike_plain_token", 1)]),
-    ],
-)
-def test_times_that_cannot_be_right_are_told_from_noise(
-    step: float, verifies: Sequence[float], plain_ms: float | None, reasons: list[tuple[str, int]]
-) -> None:
-    timings = [
-        timing("step", 1, *spread(step)),
-        *(timing("verify", n, *spread(ms)) for n, ms in enumerate(verifies, start=1)),
-        timing("prefill", 9, 0.001),
-    ]
-    found = unstable_steps(timings, None if plain_ms is None else plain_ms / 1e3)
-    assert [(entry.reason, entry.tokens) for entry in found] == reasons
-    few = [replace(entry, samples_s=entry.samples_s[:4]) for entry in timings]
-    assert unstable_steps(few) == (), "four samples prove nothing"
-    elsewhere = [replace(entry, context_tokens=99) for entry in timings[1:]]
-    assert unstable_steps([timings[0], *elsewhere]) == (), "other contexts are not compared"
 
 
 @pytest.mark.parametrize(("slow_s", "attempts"), [(0.01, 1), (1.0, 3)])

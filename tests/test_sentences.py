@@ -213,7 +213,7 @@ def explained(**changes: Any) -> str:
         "draft": "small", "k": 4, "temperature": 0.0, "decision": "does_not_pay", "speedup": 0.8,
         "alpha": 0.5, "breakeven_alpha": 0.6, "ceiling": 1.9, "c": 0.3, "c_allowed": 0.2, "v": 1.5,
         "plain": 1.02, "loop": 0.1, "speedup_without_loop": 0.95,
-        "v_allowed": 1.1, "speedup_at_v1": 1.05, "factors": ("expensive_verify", "slow_draft"),
+        "speedup_at_v1": 1.05, "factors": ("expensive_verify", "slow_draft"),
     }  # fmt: skip
     assert values.keys() <= {field.name for field in fields(Explanation)}
     made = Summary(RUN, explanation=Explanation(**{**values, **changes}))

@@ -167,7 +167,6 @@ def explain(case: Case, decision: Decision, temperature: float) -> Explanation:
         c=c,
         c_allowed=(tokens * plain - v - loop) / k,
         v=v,
-        v_allowed=tokens * plain - k * c - loop,
         speedup_at_v1=tokens * plain / (k * c + 1.0 + loop),
         loop=loop,
         speedup_without_loop=tokens / (k * c + v),

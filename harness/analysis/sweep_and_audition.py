@@ -50,7 +50,6 @@ from harness.records import (
 )
 from harness.summary import (
     AcceptanceByPosition,
-    BestCell,
     Caveat,
     DraftMemory,
     Explanation,
@@ -97,7 +96,6 @@ def analyse_pair(setup: Setup) -> Summary:
         round_times=pair.round_times,
         unstable=pair.unstable,
         outlier_cells=pair.outlier_cells,
-        best_cell=None if pair.texts_differ else _best_cell(pair.results),
         leaderboards=tuple(ranking.leaderboard for ranking in pair.rankings.values()),
         least_regret=()
         if pair.texts_differ
@@ -486,16 +484,6 @@ class PairAnalysis:
             plain_usd_per_million_tokens=plain,
             usd_per_million_tokens=plain / speedup,
         )
-
-
-def _best_cell(rows: Sequence[ResultRow]) -> BestCell | None:
-    """The largest plain speedup of any cell: what a reader will look for, and must distrust."""
-    drafted = [row for row in rows if row.k and row.speedup is not None]
-    candidates = [row for row in drafted if row.source == "measured"] or drafted
-    if not candidates:
-        return None
-    best = max(candidates, key=lambda row: row.speedup or 0.0)
-    return BestCell(best.prompt_set, best.temperature, best.k, best.speedup or 0.0)
 
 
 def _least_regret(

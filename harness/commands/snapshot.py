@@ -22,8 +22,8 @@ from harness.config import SnapshotConfig, SweepConfig
 from harness.measurement.lossless import compare_texts, distribution_tests, most_open
 from harness.records import GREEDY, Trial, UserError
 from harness.reporting.console import MarkedText, Piece, show_tokens
-from harness.storage import RunFolder
 from harness.stats.jackknife import holm
+from harness.storage import RunFolder
 from harness.summary import CheckResult, DistributionTest, TextCheck
 
 # A distribution differs where its p-value, by Holm's method over all tests, is below this.

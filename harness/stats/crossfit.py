@@ -147,7 +147,7 @@ class CrossFit:
 
     Attributes:
         named: the candidate most often chosen.
-        chose_named, chose_plain, choices: how often it was chosen, K = 0 was, and all choices.
+        chose_plain, choices: how often K = 0 was chosen, and all choices.
         score: the named candidate's on all prompts and visits, less the optimism of choosing.
         prompts, visits: the two parts of its variance.
         plain_scores: [candidate] on all prompts and visits, with the optimism of a choice.
@@ -155,7 +155,6 @@ class CrossFit:
     """
 
     named: int
-    chose_named: int
     chose_plain: int
     choices: int
     score: float
@@ -218,7 +217,6 @@ def cross_fit(workload: Workload, seed: int, *, deals: int = DEALS) -> CrossFit 
     named = int(np.bincount(choice, minlength=len(workload.seconds)).argmax())
     return CrossFit(
         named=named,
-        chose_named=int((choice == named).sum()),
         chose_plain=int((costs.min(axis=1) >= splits.plain_cost).sum()),
         choices=len(choice),
         score=splits.score(choice, named),

@@ -156,7 +156,7 @@ def estimate(
             context_tokens=context_tokens,
             batch=entry.batch,
             bytes_per_parameter=model.bytes_per_parameter,
-        ).seconds
+        )
         low += entry.count * floor
         high += entry.count * max(floor, model.shape.layers * SECONDS_PER_LAYER)
     price = card.price_per_hour_usd or 0.0

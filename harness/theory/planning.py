@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from harness.records import UserError
 from harness.theory.architecture import Architecture
 from harness.theory.cost import USABLE_SHARE, usd_per_million_tokens
-from harness.theory.roofline import Card, ForwardFloor, Roof, forward_floor
+from harness.theory.roofline import Card, forward_floor
 from harness.theory.speedup import RoundTimes
 
 # Larger batches than this are beyond what one asks of a single card.
@@ -141,15 +141,14 @@ class PlannedCard:
 
     Attributes:
         card: its name.
-        fits: whether weights and caches of both models do, in `usable_bytes`.
-        needed_bytes, usable_bytes: weights and caches; what may be filled of the card.
+        fits: whether weights and caches of both models do, in the share that may be filled.
+        needed_bytes: weights and caches.
         cards_needed: by memory alone.
         sequences: concurrent sequences of the asked context that fit; 0 if the weights do not.
         largest_batch: the largest batch looked at: what fits, at most 1024.
         target_ms, draft_ms: one step.
         c: draft step / target step.
         largest_k, v: verify of largest_k + 1 positions / target step.
-        verify_roof: what sets the time of that verify.
         usd_per_million_tokens: plain decoding's, as in PlannedGain.
         gains: one per alpha.
     """
@@ -157,7 +156,6 @@ class PlannedCard:
     card: str
     fits: bool
     needed_bytes: float
-    usable_bytes: float
     cards_needed: int
     sequences: int
     largest_batch: int
@@ -166,26 +164,25 @@ class PlannedCard:
     c: float
     largest_k: int
     v: float
-    verify_roof: Roof
     usd_per_million_tokens: float | None
     gains: tuple[PlannedGain, ...]
 
 
 @dataclass(frozen=True)
 class _Floors:
-    """Floors of the pair's forwards on one card at one batch; `verify` by K."""
+    """Floors of the pair's forwards on one card at one batch; `verify_s` by K."""
 
     target_s: float
     draft_s: float
-    verify: dict[int, ForwardFloor]
+    verify_s: dict[int, float]
 
     def v(self, k: int) -> float:
         """Verify of k + 1 positions / target step."""
-        return self.verify[k].seconds / self.target_s
+        return self.verify_s[k] / self.target_s
 
     def best_k(self, alpha: float) -> tuple[int, float]:
         """The best K and its speedup."""
-        rounds = {k: k * self.draft_s + floor.seconds for k, floor in self.verify.items()}
+        rounds = {k: k * self.draft_s + seconds for k, seconds in self.verify_s.items()}
         return RoundTimes(self.target_s, tuple(sorted(rounds.items()))).best_k(alpha, [*rounds])
 
 
@@ -213,7 +210,6 @@ def plan_card(card: Card, request: PlanRequest) -> PlannedCard:
         card=card.name,
         fits=fits,
         needed_bytes=needed,
-        usable_bytes=usable,
         cards_needed=math.ceil(needed / usable),
         sequences=sequences,
         largest_batch=largest_batch,
@@ -222,7 +218,6 @@ def plan_card(card: Card, request: PlanRequest) -> PlannedCard:
         c=floors.draft_s / floors.target_s,
         largest_k=largest,
         v=floors.v(largest),
-        verify_roof=floors.verify[largest].roof,
         usd_per_million_tokens=price(floors.target_s),
         gains=tuple(gains),
     )
@@ -248,7 +243,7 @@ def _bytes(request: PlanRequest) -> tuple[float, float]:
 
 
 def _floors(card: Card, request: PlanRequest, batch: int) -> _Floors:
-    def floor(model: Architecture, tokens: int = 1) -> ForwardFloor:
+    def floor_s(model: Architecture, tokens: int = 1) -> float:
         return forward_floor(
             model,
             card,
@@ -258,11 +253,8 @@ def _floors(card: Card, request: PlanRequest, batch: int) -> _Floors:
             bytes_per_parameter=request.bytes_per_parameter,
         )
 
-    return _Floors(
-        target_s=floor(request.target).seconds,
-        draft_s=floor(request.draft).seconds,
-        verify={k: floor(request.target, k + 1) for k in request.ks},
-    )
+    verify_s = {k: floor_s(request.target, k + 1) for k in request.ks}
+    return _Floors(floor_s(request.target), floor_s(request.draft), verify_s)
 
 
 def _stops_at(card: Card, request: PlanRequest, alpha: float, largest: int) -> int | None:

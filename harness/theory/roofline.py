@@ -30,8 +30,6 @@ LAUNCH_BOUND_MBU = 0.4
 LAUNCH_BOUND_OVERHEAD = 0.5
 DECODING = ("step", "verify")
 
-Roof = Literal["memory", "arithmetic"]
-
 
 @dataclass(frozen=True)
 class Card:
@@ -56,14 +54,6 @@ class Card:
                 raise UserError(f"gpu.{key}={getattr(self, key)}: must be above 0")
 
 
-@dataclass(frozen=True)
-class ForwardFloor:
-    """The shortest time of a forward, and which roof sets it."""
-
-    seconds: float
-    roof: Roof
-
-
 def memory_floor_s(bytes_read: float, bandwidth_gb_s: float) -> float:
     """The shortest time in which that much can be read."""
     if not bandwidth_gb_s > 0.0:
@@ -86,8 +76,8 @@ def forward_floor(
     context_tokens: int = 0,
     batch: int = 1,
     bytes_per_parameter: float = 2.0,
-) -> ForwardFloor:
-    """The shortest time of a forward on `card`; arguments as `Architecture.bytes_read`.
+) -> float:
+    """The shortest time of a forward on `card`, seconds; arguments as `Architecture.bytes_read`.
 
     Args:
         bytes_per_parameter: of weights and cache alike.
@@ -98,9 +88,7 @@ def forward_floor(
     )
     reading = memory_floor_s(read, card.bandwidth_gb_s)
     computing = shape.flops(**size) / card.bf16_tflops / 1e12
-    if reading >= computing:
-        return ForwardFloor(reading, "memory")
-    return ForwardFloor(computing, "arithmetic")
+    return max(reading, computing)
 
 
 @dataclass(frozen=True)
