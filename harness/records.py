@@ -226,7 +226,7 @@ class Trial:
 
     @property
     def conversation(self) -> str:
-        """Id of the conversation that the prompt is a turn of: what statistics resample."""
+        """Id of the conversation that the prompt is a turn of: the unit of all statistics."""
         return conversation_of(self.prompt, self.turn)
 
 
@@ -284,7 +284,7 @@ class TextTrace:
 
     @property
     def conversation(self) -> str:
-        """Id of the conversation that the prompt is a turn of: what statistics resample."""
+        """Id of the conversation that the prompt is a turn of: the unit of all statistics."""
         return conversation_of(self.prompt, self.turn)
 
 

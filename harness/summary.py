@@ -331,7 +331,7 @@ class LeaderboardRow:
     alpha_hi: float | None = None
     breakeven_alpha: float | None = None  # the iid formula's; None where even alpha = 1 loses
     draft_step_s: float | None = None  # one draft step (one look-up for an n-gram)
-    probability_best: float | None = None  # share of resamples in which no other row is faster
+    probability_best: float | None = None  # share of draws in which no other row is faster
     draft_memory_bytes: float | None = None  # weights of the draft; None if unknown
     usd_per_million_tokens: float | None = None  # None without a price
 

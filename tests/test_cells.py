@@ -134,7 +134,7 @@ def test_rows_come_by_set_then_temperature_then_k():
     assert keys == [("a-set", 0.0, 0), ("easy", 0.0, 0), ("easy", 1.0, 0), ("easy", 1.0, 2)]
 
 
-def test_intervals_resample_prompts_with_their_repetitions_summed():
+def test_intervals_leave_out_prompts_with_their_repetitions_summed():
     rng = np.random.default_rng(0)
     before, after = rng.gamma(9, 0.1, (10, 2)), rng.gamma(9, 0.05, (10, 2))
     trials = [

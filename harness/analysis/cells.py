@@ -67,7 +67,7 @@ def completed(trials: Sequence[Trial]) -> list[Trial]:
 def per_prompt(trials: Sequence[Trial], counts: Sequence[Count]) -> dict[PromptId, Array]:
     """For each (prompt set, prompt), in order, its counts summed over repetitions and turns.
 
-    The turns of one conversation share its text, so they are one prompt to every resampling.
+    The turns of one conversation share its text, so they are one prompt to all statistics.
     """
     sums: dict[PromptId, Array] = {}
     for trial in sorted(trials, key=lambda trial: (trial.prompt_set, trial.conversation)):

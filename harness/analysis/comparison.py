@@ -2,7 +2,7 @@
 
 A run's speedup moves with its prompts far more than with what changed between two runs, so runs are
 compared on the prompts that both have: a prompt's four generations (plain and speculative, in
-either run) are resampled together, and what the prompts have in common cancels. Each speedup is
+either run) are left out together, and what the prompts have in common cancels. Each speedup is
 taken against its own run's baseline, so a machine that is 10 % slower today cancels as well; the
 times per token show it.
 

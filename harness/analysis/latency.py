@@ -2,9 +2,9 @@
 
 Rounds. A visit timed, within moments of one another, plain decoding and rounds of several K in the
 running loop (`RoundTiming`). The machine drifts between visits, so each gives ratios R(K) / R(0) of
-its own; the ratio that prices a draft is their interquartile mean, where a disturbed visit counts
-little, R(0) is the median over visits, and R(K) is their product. An interval resamples visits: all
-K of a draft together, since a visit that was disturbed was so for all.
+its own; the ratio that prices a draft is their interquartile mean (a visit in which something else
+ran counts little), R(0) is the median over visits, and R(K) is their product. An interval leaves
+out one visit at a time: all K of a draft together, since a visit that was disturbed was so for all.
 
 Steps. One record per timed forward: a `StepTiming` holds its raw samples. Their medians
 (`StepTimes`) explain a round; where no rounds were timed (typed latencies, a run of an earlier
@@ -125,7 +125,7 @@ class Latency:
     def _line(self, ratios: Array, k: int) -> Array:
         """[row, timed K] ratios as [row, n = 0..k], on the lines between the timed ones."""
         assert self.visits is not None
-        nothing = self.rounds.relative(0)  # of a look-up that found nothing: not resampled
+        nothing = self.rounds.relative(0)  # of a look-up that found nothing: exact
         columns = {
             0: np.full(len(ratios), nothing),
             **dict(zip(self.visits.ks, ratios.T, strict=True)),

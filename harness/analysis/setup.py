@@ -88,7 +88,7 @@ class Setup:
 
     @property
     def seed(self) -> int:
-        """Of every resampling."""
+        """Of the deals of the folds, and of draws."""
         return int(self.run.config.get("seed") or 0)
 
     @property
