@@ -301,9 +301,9 @@ def draft_conf(entry: str) -> ModelConf:
 
 def draft_confs(config: AuditionConfig) -> list[ModelConf]:
     """The configurations of an audition's drafts; that of `draft` for the entry that means it."""
-    own = config.draft
+    typed = config.draft
     return [
-        own if own is not None and entry in (OWN_DRAFT, own.name) else draft_conf(entry)
+        typed if typed is not None and entry in (OWN_DRAFT, typed.name) else draft_conf(entry)
         for entry in config.drafts or ()
     ]
 

@@ -135,9 +135,9 @@ def analyse_breakeven(setup: Setup) -> Summary:
     iid = list(iid_rows(inputs))
     rows = (*iid, *measured)
     latency = Latency(inputs.rounds, steps=inputs.times)
-    steps, priced = latency.summary(""), latency.round_summary("")
+    steps, round_times = latency.summary(""), latency.round_summary("")
     if inputs.rounds_measured:
-        priced = replace(priced, source="rounds")
+        round_times = replace(round_times, source="rounds")
     return Summary(
         run=setup.facts(rows),
         verdict=_verdict(measured, inputs.server_speedups),
@@ -145,7 +145,7 @@ def analyse_breakeven(setup: Setup) -> Summary:
         results=rows,
         latency=stored_rows(run),
         steps=() if steps is None else (steps,),
-        round_times=(priced,),
+        round_times=(round_times,),
         ceilings=ceilings(inputs.rounds, inputs.times, inputs.ks),
         best_k=tuple(
             BestKAtAlpha(alpha, *inputs.rounds.best_k(alpha, inputs.ks)) for alpha in inputs.alphas

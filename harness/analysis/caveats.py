@@ -162,10 +162,10 @@ def _of_the_steps(setup: Setup, timings: Sequence[StepTiming]) -> Iterator[Cavea
 def of_the_timings(
     unstable: Sequence[Unstable],
     outliers: Sequence[OutlierCell],
-    priced: Mapping[float, RoundSummary],
+    round_times: Mapping[float, RoundSummary],
 ) -> tuple[Caveat, ...]:
-    """What to mind of the times: `priced` by temperature, what predictions there are made from."""
-    from_steps = any(rounds.source == "steps" for rounds in priced.values())
+    """What to mind of the times; `round_times` by temperature, those that predictions rest on."""
+    from_steps = any(rounds.source == "steps" for rounds in round_times.values())
     return (
         *([Caveat("unstable_timings", {"timings": len(unstable)})] if unstable else ()),
         *_outliers(outliers),
@@ -175,7 +175,7 @@ def of_the_timings(
                 "rounds_at_other_temperature",
                 {"temperature": temperature, "timed_at": rounds.temperature},
             )
-            for temperature, rounds in priced.items()
+            for temperature, rounds in round_times.items()
             if rounds.temperature not in (None, temperature)
         ),
     )

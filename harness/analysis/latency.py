@@ -311,10 +311,10 @@ def visits_of(timings: Sequence[RoundTiming], draft: str, temperature: float) ->
     timed = [k for seconds in by_visit.values() for k in seconds if k]
     # A K that ran out of memory on the way is none that was timed
     ks = tuple(sorted(k for k in set(timed) if 2 * timed.count(k) > len(by_visit)))
-    whole = [seconds for seconds in by_visit.values() if all(k in seconds for k in (0, *ks))]
-    if not whole or not ks:
+    complete = [seconds for seconds in by_visit.values() if all(k in seconds for k in (0, *ks))]
+    if not complete or not ks:
         return None
-    table = np.array([[seconds[k] for k in (0, *ks)] for seconds in whole])
+    table = np.array([[seconds[k] for k in (0, *ks)] for seconds in complete])
     return Visits(nearest, table[:, 0], ks, table[:, 1:] / table[:, :1])
 
 
@@ -345,8 +345,8 @@ def latency_of_draft(
 
 def _timings_with(timings: Sequence[StepTiming], draft: str) -> list[StepTiming]:
     """A draft's own samples, with those of the target that were taken with it."""
-    own = [t for t in timings if t.role == "draft" and t.model == draft]
-    if not own:
+    of_draft = [t for t in timings if t.role == "draft" and t.model == draft]
+    if not of_draft:
         return []
-    target = [t for t in timings if t.role == "target" and t.beside == own[0].beside]
-    return [*target, *own]
+    target = [t for t in timings if t.role == "target" and t.beside == of_draft[0].beside]
+    return [*target, *of_draft]

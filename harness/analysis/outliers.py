@@ -29,14 +29,14 @@ def outlier_cells(trials: Sequence[Trial]) -> tuple[OutlierCell, ...]:
     cells: dict[Cell, dict[object, Trial]] = {}
     for trial in completed(latest(trials)):
         cells.setdefault(trial.cell_key, {})[trial.key] = trial
-    found: list[OutlierCell] = []
+    outliers: list[OutlierCell] = []
     for cell, drafted in sorted(cells.items()):
         plain = cells.get(replace(cell, k=0), {})
         pairs = [(plain[key], trial) for key, trial in drafted.items() if key in plain]
         if cell.k > 0 and len(pairs) >= LEAST_GENERATIONS:
             outlier = _outlier(cell, pairs)
-            found += [outlier] if outlier else []
-    return tuple(found)
+            outliers += [outlier] if outlier else []
+    return tuple(outliers)
 
 
 def _outlier(cell: Cell, pairs: Sequence[tuple[Trial, Trial]]) -> OutlierCell | None:

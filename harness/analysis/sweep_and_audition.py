@@ -83,7 +83,7 @@ def analyse_pair(setup: Setup) -> Summary:
         caveats=(
             *greedy_texts_differ(pair.checks),
             *caveats(setup, pair.results, pair.sweep_timings, prompts=pair.audition_prompts),
-            *of_the_timings(pair.unstable, pair.outlier_cells, pair.priced),
+            *of_the_timings(pair.unstable, pair.outlier_cells, pair.times_of_first_draft),
             *pair.k_not_timed(),
         ),
         results=tuple(pair.results),
@@ -215,7 +215,7 @@ class PairAnalysis:
         return tuple({(entry.draft, entry.temperature): entry for entry in made}.values())
 
     @property
-    def priced(self) -> dict[float, RoundSummary]:
+    def times_of_first_draft(self) -> dict[float, RoundSummary]:
         """By temperature, the round times of the first draft: where predictions are from."""
         return {
             temperature: next(latency.round_summary(draft) for draft, latency in by_draft.items())
@@ -473,7 +473,7 @@ class PairAnalysis:
         price, verdict = self.setup.price_per_hour, summary.verdict
         if price is None or verdict is None or verdict.temperature is None or self.texts_differ:
             return summary
-        rounds = self.priced.get(verdict.temperature)
+        rounds = self.times_of_first_draft.get(verdict.temperature)
         if rounds is None:
             return summary
         plain = usd_per_million_tokens(rounds.plain_s, price)

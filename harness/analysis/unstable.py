@@ -41,32 +41,32 @@ def unstable_steps(
             positions = 0 if timing.kind == "step" else timing.tokens
             key = (timing.context_tokens, timing.batch, timing.beside)
             groups.setdefault(key, {})[positions] = timing
-    found: list[Unstable] = []
+    unstable: list[Unstable] = []
     for number, group in enumerate(groups.values()):
         step = group.get(0)
         if step is None:
             continue
         ratio = float(np.median(step.samples_s)) / plain_s if plain_s and number == 0 else 1.0
         if abs(ratio - 1.0) > LOOP_SHARE:
-            found.append(_unstable("step_unlike_plain_token", ratio, step))
-        found += _verifies([group[positions] for positions in sorted(group)])
-    return tuple(found)
+            unstable.append(_unstable("step_unlike_plain_token", ratio, step))
+        unstable += _verifies([group[positions] for positions in sorted(group)])
+    return tuple(unstable)
 
 
 def _verifies(forwards: Sequence[StepTiming]) -> list[Unstable]:
     """Of a step and verifies of rising length: those below the step, or below a shorter one."""
     step, *verifies = forwards
-    found: list[Unstable] = []
+    unstable: list[Unstable] = []
     slowest = step
     for verify in verifies:
         for reason, other in (("verify_below_step", step), ("verify_falls", slowest)):
             ratio = _below(verify, other)
             if ratio is not None:
-                found.append(_unstable(reason, ratio, verify))
+                unstable.append(_unstable(reason, ratio, verify))
                 break
         if np.median(verify.samples_s) > np.median(slowest.samples_s):
             slowest = verify
-    return found
+    return unstable
 
 
 def _below(one: StepTiming, other: StepTiming) -> float | None:

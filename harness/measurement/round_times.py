@@ -144,8 +144,8 @@ class FullLookup(NgramDrafter):
 
     def draft(self, count: int) -> list[int]:
         """What is looked up, then the text's last token up to `count`."""
-        found = super().draft(count)
-        return found + [self._text[-1]] * (count - len(found))
+        proposed = super().draft(count)
+        return proposed + [self._text[-1]] * (count - len(proposed))
 
 
 class RoundVisits:
@@ -189,13 +189,13 @@ class RoundVisits:
             if self._name(entry) not in self._refused
         }
         numbers = {line.visit for line in lines}
-        whole = [
+        complete = [
             number
             for number in numbers
             if kinds <= {(line.k, line.temperature) for line in lines if line.visit == number}
         ]
         self._next = max(numbers, default=-1) + 1
-        self.missing = max(0, visits - len(whole))
+        self.missing = max(0, visits - len(complete))
         self._made = 0
         self._warm = False
 

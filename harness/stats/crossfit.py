@@ -357,7 +357,7 @@ class _Splits:
         chosen = [(name, choice == name) for name in np.unique(choice)]
         # Seconds per token: plain decoding; the named candidate; the choices on what was held out
         # of them, and on everything
-        plain, own, held_out, every = np.zeros((4, len(kept)))
+        plain, of_named, held_out, every = np.zeros((4, len(kept)))
         for part in self.sets:
             rows, keep = part.members, kept[:, part.members]
             inside = self.inside[:, rows]
@@ -372,13 +372,13 @@ class _Splits:
             plain += (
                 part.share * (keep @ work.baseline_s[rows]) / (keep @ work.baseline_tokens[rows])
             )
-            own += part.share * factors.every[:, named] * seconds[:, named] / tokens[:, named]
+            of_named += part.share * factors.every[:, named] * seconds[:, named] / tokens[:, named]
             held_out += part.share * sums[0] / sums[1]
             every += part.share * sums[2] / sums[3]
         # The named candidate was chosen on all prompts and not on (1 - 1 / folds) of them, and what
         # luck is worth to a choice goes with the square root of their number; luck that held-out
         # prompts do not see is that much more.
-        return np.log(plain / own) - np.log(held_out / every) / math.sqrt(1.0 - 1.0 / self.folds)
+        return np.log(plain / of_named) - np.log(held_out / every) / math.sqrt(1.0 - 1.0 / self.folds)
 
     def prompt_variance(self, named: int) -> Variance:
         """Every choice and score again without each prompt."""
