@@ -103,11 +103,7 @@ class ModelConf:
     name: str = key("", "short name in tables and files; empty: the last part of the id")
     id: str = key(MISSING, "hub id, local folder, or embedded:NAME of one that ships here")
     revision: str | None = key(None, "commit, tag or branch of the hub repository")
-    dtype: str = key(
-        "auto",
-        "float32, bfloat16, float16; auto: the checkpoint's",
-        choices=DTYPES,
-    )
+    dtype: str = key("auto", "float32, bfloat16, float16; auto: the checkpoint's", choices=DTYPES)
     weights: str = key(
         "pretrained",
         "pretrained, or dummy: random, in architecture's shape, for timing",
@@ -155,9 +151,7 @@ class PromptsConf:
         None, "shipped sets; null: easy and hard, or none with files or hub", distinct=True
     )
     files: list[str] = key(
-        [],
-        "your own files instead: jsonl, json, csv, txt, parquet",
-        distinct=True,
+        [], "your own files instead: jsonl, json, csv, txt, parquet", distinct=True
     )
     hub: str | None = key(None, "a hub data set instead, ORG/NAME or a folder")
     hub_subset: str | None = key(None, "its configuration")
@@ -518,9 +512,7 @@ class BreakevenConfig(CommandConfig):
     k: list[int] = _grid(1, 2, 3, 4, 5, 6, 8, 10, meaning="draft tokens per round")
     acceptance_rate: Any = key(None, "measured accepted / drafted: for one k, or {k: rate}")
     acceptance_by_position: list[float] | None = key(
-        None,
-        "measured share of rounds that kept at least j tokens",
-        example="[0.7,0.5]",
+        None, "measured share of rounds that kept at least j tokens", example="[0.7,0.5]"
     )
     acceptance_from: str | None = key(
         None, "acceptance from a file of `vllm bench serve --save-result`"
