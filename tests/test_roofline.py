@@ -223,10 +223,13 @@ def test_a_modelled_gain_is_the_formula_at_the_modelled_times():
     card = plan_card(H200, plan(context_tokens=1))
     gain = card.gains[1]
     assert card.c == pytest.approx(0.25 / 3.15, rel=0.02)
+    step_s, verify_s = (
+        forward_floor(QWEN3["8B"], H200, tokens=n, context_tokens=1) for n in (1, gain.k + 1)
+    )
     tokens = expected_tokens_per_round(0.8, gain.k)
-    assert gain.speedup == pytest.approx(tokens / (gain.k * card.c + gain.v))
-    assert gain.ms_per_token == pytest.approx(card.target_ms / gain.speedup)
-    assert gain.usd_per_million_tokens == pytest.approx(gain.ms_per_token * 4.5 / 3.6)
+    assert gain.speedup == pytest.approx(tokens / (gain.k * card.c + verify_s / step_s))
+    ms_per_token = card.target_ms / gain.speedup
+    assert gain.usd_per_million_tokens == pytest.approx(ms_per_token * 4.5 / 3.6)
 
 
 def test_a_card_that_is_too_small_says_how_many_are_needed_and_has_no_price():

@@ -18,7 +18,7 @@ from harness.records import UserError
 from harness.theory.architecture import Architecture
 from harness.theory.cost import USABLE_SHARE, usd_per_million_tokens
 from harness.theory.roofline import Card, forward_floor
-from harness.theory.speedup import RoundTimes
+from harness.theory.speedup import RoundTimes, StepTimes
 
 # Larger batches than this are beyond what one asks of a single card.
 LARGEST_BATCH = 1024
@@ -118,8 +118,6 @@ class PlannedGain:
 
     Attributes:
         k, speedup: the best K and its speedup; 0 and 1 where speculation does not pay.
-        v: verify of k + 1 positions / target step; None where k is 0.
-        ms_per_token: of one sequence at that K.
         usd_per_million_tokens: of all sequences together; None without a price, or if the pair
             does not fit.
         stops_at_batch: the power of two from which on speculation does not pay, among the batches
@@ -129,8 +127,6 @@ class PlannedGain:
     alpha: float
     k: int
     speedup: float
-    v: float | None
-    ms_per_token: float
     usd_per_million_tokens: float | None
     stops_at_batch: int | None
 
@@ -168,24 +164,6 @@ class PlannedCard:
     gains: tuple[PlannedGain, ...]
 
 
-@dataclass(frozen=True)
-class _Floors:
-    """Floors of the pair's forwards on one card at one batch; `verify_s` by K."""
-
-    target_s: float
-    draft_s: float
-    verify_s: dict[int, float]
-
-    def v(self, k: int) -> float:
-        """Verify of k + 1 positions / target step."""
-        return self.verify_s[k] / self.target_s
-
-    def best_k(self, alpha: float) -> tuple[int, float]:
-        """The best K and its speedup."""
-        rounds = {k: k * self.draft_s + seconds for k, seconds in self.verify_s.items()}
-        return RoundTimes(self.target_s, tuple(sorted(rounds.items()))).best_k(alpha, [*rounds])
-
-
 def plan_card(card: Card, request: PlanRequest) -> PlannedCard:
     """What `request` comes to on `card`."""
     weights, per_sequence = _bytes(request)
@@ -201,11 +179,10 @@ def plan_card(card: Card, request: PlanRequest) -> PlannedCard:
 
     gains: list[PlannedGain] = []
     for alpha in request.alphas:
-        k, speedup = floors.best_k(alpha)
-        seconds = floors.target_s / speedup
-        v = floors.v(k) if k else None
+        k, speedup = _best_k(floors, request, alpha)
         stops = _stops_at(card, request, alpha, largest_batch)
-        gains.append(PlannedGain(alpha, k, speedup, v, seconds * 1e3, price(seconds), stops))
+        cost = price(floors.target_s / speedup)
+        gains.append(PlannedGain(alpha, k, speedup, cost, stops))
     return PlannedCard(
         card=card.name,
         fits=fits,
@@ -215,7 +192,7 @@ def plan_card(card: Card, request: PlanRequest) -> PlannedCard:
         largest_batch=largest_batch,
         target_ms=floors.target_s * 1e3,
         draft_ms=floors.draft_s * 1e3,
-        c=floors.draft_s / floors.target_s,
+        c=floors.c,
         largest_k=largest,
         v=floors.v(largest),
         usd_per_million_tokens=price(floors.target_s),
@@ -242,7 +219,9 @@ def _bytes(request: PlanRequest) -> tuple[float, float]:
     return weights, sum(model.kv_bytes_read(positions, unit) for model in models)
 
 
-def _floors(card: Card, request: PlanRequest, batch: int) -> _Floors:
+def _floors(card: Card, request: PlanRequest, batch: int) -> StepTimes:
+    """Every forward of the pair at its floor."""
+
     def floor_s(model: Architecture, tokens: int = 1) -> float:
         return forward_floor(
             model,
@@ -253,15 +232,19 @@ def _floors(card: Card, request: PlanRequest, batch: int) -> _Floors:
             bytes_per_parameter=request.bytes_per_parameter,
         )
 
-    verify_s = {k: floor_s(request.target, k + 1) for k in request.ks}
-    return _Floors(floor_s(request.target), floor_s(request.draft), verify_s)
+    verify_s = (floor_s(request.target, n) for n in range(1, max(request.ks) + 2))
+    return StepTimes(floor_s(request.draft), floor_s(request.target), tuple(verify_s))
+
+
+def _best_k(floors: StepTimes, request: PlanRequest, alpha: float) -> tuple[int, float]:
+    return RoundTimes.from_steps(floors, max(request.ks)).best_k(alpha, request.ks)
 
 
 def _stops_at(card: Card, request: PlanRequest, alpha: float, largest: int) -> int | None:
     """The power of two after the last, among 1, 2, 4, ..., `largest`, at which some K pays."""
     batch, stop = 1, 1
     while batch <= largest:
-        if _floors(card, request, batch).best_k(alpha)[0] > 0:
+        if _best_k(_floors(card, request, batch), request, alpha)[0] > 0:
             stop = 2 * batch
         batch *= 2
     return stop if stop <= largest else None
