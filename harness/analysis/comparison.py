@@ -23,7 +23,7 @@ results.csv are compared as they stand, without an interval.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -41,7 +41,7 @@ from harness.analysis.cells import (
 )
 from harness.analysis.latency import seconds_per_round
 from harness.analysis.lossless import distrust, text_checks
-from harness.analysis.setup import Setup
+from harness.analysis.setup import Setup, named_values
 from harness.records import GREEDY, ResultRow, Trial, UserError
 from harness.stats.jackknife import Estimate, exponential, holm, workload_ratio
 from harness.storage import FREE_KEYS, StoredRun
@@ -576,17 +576,7 @@ def _differences(runs: Sequence[StoredRun]) -> tuple[Difference, ...]:
 
 
 def _entries(run: StoredRun) -> Iterator[tuple[str, Value]]:
-    for name, value in (*_flat(run.config), *_flat(run.manifest)):
+    for name, value in (*named_values(run.config), *named_values(run.manifest)):
         if name.split(".")[0] not in FREE_KEYS and not name.endswith(PASSED_OVER):
-            if isinstance(value, list | tuple):
-                value = ", ".join(map(str, value))
             shown = str(value)[:SHOWN_HASH] if name == "prompts_sha256" else value
             yield name.removeprefix("environment."), shown
-
-
-def _flat(entries: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in entries.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from harness.records import Cell, Failure, ResultRow, Rule
 from harness.storage import StoredRun
+from harness.storage.contents import flattened
 from harness.summary import ModelFacts, RunFacts, SamplingFacts, Status, Value
 from harness.theory.architecture import Architecture
 from harness.theory.roofline import Card
@@ -221,7 +222,7 @@ class Setup:
             measured_cells=len(ran),
             failed_cells=sum(row.status == "failed" for row in ran),
             partial_cells=sum(row.status == "partial" for row in ran),
-            environment={**dict(_flat(self.run.manifest)), **self._command_line()},
+            environment={**dict(named_values(self.run.manifest)), **self._command_line()},
         )
 
     def _command_line(self) -> dict[str, Value]:
@@ -296,15 +297,12 @@ def is_card(
     return abs(memory_bytes / 1e9 / memory_gb - 1.0) <= MEMORY_TOLERANCE
 
 
-def _flat(entries: Entry, prefix: str = "") -> Iterator[tuple[str, Value]]:
+def named_values(entries: Entry) -> Iterator[tuple[str, Value]]:
     """Dotted names and values; a list of records is shown elsewhere."""
-    for key, value in entries.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            yield from _flat(cast("Entry", value), f"{name}.")
-        elif isinstance(value, list):
+    for name, value in flattened(entries).items():
+        if isinstance(value, list):
             items = cast("list[Any]", value)
             if not any(isinstance(item, dict | list) for item in items):
                 yield name, ", ".join(map(str, items))
-        else:
+        elif not isinstance(value, dict):
             yield name, value
