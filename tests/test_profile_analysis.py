@@ -10,7 +10,8 @@ from harness.analysis.latency import latency_rows, merged, reference, step_times
 from harness.analysis.profile import batch_gains, round_breakdowns, step_curves, stopping_batches
 from harness.records import LatencyRow, PartTiming, StepTiming
 from harness.summary import StepBound
-from harness.theory.speedup import RoundTimes, StepTimes, speedup
+from harness.theory.acceptance import expected_tokens_per_round
+from harness.theory.speedup import RoundTimes, StepTimes
 
 
 def timing(role, kind, tokens, seconds, context, batch):
@@ -55,7 +56,7 @@ def batched(paying, losing):
 
 def test_speculation_stops_paying_at_the_batch_whose_verify_costs_its_positions():
     one, many = batch_gains(batched(1, 16), [0.8])
-    assert (one.k, one.speedup) == (4, pytest.approx(speedup(0.8, 4, 0.1)))
+    assert (one.k, one.speedup) == (4, pytest.approx(expected_tokens_per_round(0.8, 4) / 1.4))
     assert (many.k, many.speedup, many.v) == (0, 1.0, 5.0)
     assert (one.tokens_per_second, many.tokens_per_second) == pytest.approx((100, 1600))
     assert [curve.batch for curve in step_curves(batched(1, 16))] == [1, 16]

@@ -378,7 +378,8 @@ class _Splits:
         # The named candidate was chosen on all prompts and not on (1 - 1 / folds) of them, and what
         # luck is worth to a choice goes with the square root of their number; luck that held-out
         # prompts do not see is that much more.
-        return np.log(plain / of_named) - np.log(held_out / every) / math.sqrt(1.0 - 1.0 / self.folds)
+        more = 1.0 / math.sqrt(1.0 - 1.0 / self.folds)
+        return np.log(plain / of_named) - more * np.log(held_out / every)
 
     def prompt_variance(self, named: int) -> Variance:
         """Every choice and score again without each prompt."""
