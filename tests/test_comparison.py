@@ -306,7 +306,7 @@ def test_a_comparison_is_a_run_of_its_own(
     assert len(pd.read_csv(ended.folder / "comparison.csv")) == 24
     assert load(ended.folder).manifest["status"] == "complete"
     for text in (capsys.readouterr().out, (ended.folder / "report.md").read_text()):
-        assert "fail_below=0.95: FAIL, the whole interval is below it" in " ".join(text.split())
+        assert "FAIL, the whole interval is below fail_below=0.95: " in " ".join(text.split())
     assert compared(*folders, fail_below=0.7).status == 0
     assert compared(*reversed(folders), fail_below=0.95).status == 0, "a gain is no loss"
     three = compared(folders[0], folders[1], str(FROZEN / "sweep"), fail_below=0.95)

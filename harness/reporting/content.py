@@ -37,6 +37,8 @@ MEASURED_WITH = (
 Answer = Literal["yes", "no", "open", "none"]
 Pairs = tuple[tuple[str, str], ...]
 _DECISIONS: Mapping[str, Answer] = {"speculate": "yes", "does_not_pay": "no", "undecided": "open"}
+# The worst first
+_OUTCOMES: Mapping[str, Answer] = {"fail": "no", "unclear": "open", "pass": "yes"}
 _CHECKS: Mapping[str, Answer] = {"PASS": "yes", "TIE": "yes", "FAIL": "no"}
 
 
@@ -117,6 +119,9 @@ def _answer(summary: Summary) -> Answer:
     decided = grid.decided(summary)
     if decided is not None:
         return _DECISIONS[decided.decision]
+    if summary.comparison is not None:
+        outcomes = [run.outcome for run in summary.comparison.runs]
+        return next((word for key, word in _OUTCOMES.items() if key in outcomes), "none")
     if summary.run.command != "snapshot" or not checks:
         return "none"
     return _CHECKS.get(verdict.snapshot_result(checks), "open")

@@ -5,11 +5,11 @@ from harness.reporting.sentences import as_sentence
 from harness.summary import ComparedRun, Comparison, ComparisonCaveat
 
 OUTCOMES = {
-    "pass": "PASS, the ratio is not below it",
-    "fail": "FAIL, the {bound} is below it",
+    "pass": "PASS, the ratio is not below fail_below={threshold:g}",
+    "fail": "FAIL, the {bound} is below fail_below={threshold:g}",
     "unclear": (
-        "PASS, but unclear: the ratio is below it, but the interval includes the threshold;"
-        " use more prompts"
+        "PASS, but unclear, since the interval of the ratio includes fail_below={threshold:g}"
+        " (more prompts narrow it)"
     ),
 }
 KINDS = {
@@ -97,7 +97,7 @@ def _verdict(run: ComparedRun) -> str:
     no_interval = row.speedup_ratio_lo is None
     if run.outcome is not None:
         bound = "ratio" if no_interval else "whole interval"
-        outcome = f"fail_below={run.threshold:g}: {OUTCOMES[run.outcome].format(bound=bound)}. "
+        outcome = OUTCOMES[run.outcome].format(bound=bound, threshold=run.threshold) + ": "
     workload = "whole workload" if row.prompt_set in (None, "all") else f"{row.prompt_set} prompts"
     cells = f"; {run.differing} of {run.cells} cells differ significantly" if run.cells else ""
     gain = fmt.speedup(row.speedup_ratio, row.speedup_ratio_lo, row.speedup_ratio_hi)
