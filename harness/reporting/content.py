@@ -121,7 +121,8 @@ def _answer(summary: Summary) -> Answer:
         return _DECISIONS[decided.decision]
     if summary.comparison is not None:
         outcomes = [run.outcome for run in summary.comparison.runs]
-        return next((word for key, word in _OUTCOMES.items() if key in outcomes), "none")
+        worst = next((key for key in _OUTCOMES if key in outcomes), None)
+        return "none" if worst is None else _OUTCOMES[worst]
     if summary.run.command != "snapshot" or not checks:
         return "none"
     return _CHECKS.get(verdict.snapshot_result(checks), "open")
