@@ -532,7 +532,7 @@ class ReportConfig(CommandConfig):
     engine: str | None = _engine()
     fail_below: float | None = key(
         None,
-        "exit status 1 below this speedup of the headline (runs: share of the reference's)",
+        "exit status 1 below this speedup (runs=: this share of the reference)",
     )
 
 

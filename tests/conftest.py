@@ -17,6 +17,17 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 Door = Callable[..., subprocess.CompletedProcess[str]]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def few_deals() -> Iterator[None]:
+    """Most tests ask what is said of a verdict, not how little it depends on the deals."""
+    from harness.analysis.verdict import decide
+
+    with pytest.MonkeyPatch.context() as patch:
+        assert decide.__kwdefaults__ is not None
+        patch.setitem(decide.__kwdefaults__, "deals", 20)
+        yield
+
+
 @pytest.fixture
 def door(tmp_path: Path) -> Door:
     """Runs `python -m harness.<name> <overrides>` in an empty folder, away from the checkout."""

@@ -195,12 +195,14 @@ def loading(role: str, folder: Path) -> list[str]:
 
 
 def failed_run(outcome: Outcome) -> tuple[StoredRun, list[Trial], list[str]]:
-    """The run with its failed trials and the errors in its summary."""
+    """The run with its failed trials and the errors in its summary, round times' apart."""
     assert outcome.status == 1
     assert outcome.folder is not None
     run = load(outcome.folder)
     errors = json.loads((outcome.folder / "summary.json").read_text())["failures"]
-    return run, [t for t in run.trials if t.status == "failed"], [e["error"] for e in errors]
+    rounds = ("rounds of ", "plain tokens ")
+    of_texts = [entry["error"] for entry in errors if not entry["where"].startswith(rounds)]
+    return run, [t for t in run.trials if t.status == "failed"], of_texts
 
 
 LINE = "its logits are not finite at position"
