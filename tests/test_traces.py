@@ -67,7 +67,7 @@ def drafts() -> dict[str, CachedModel]:
 def requests() -> list[Request]:
     """Six prompts of each shipped set, greedy."""
     loaded = load(ModelConf(name="tiny", id="embedded:tiny"), "model", CPU)
-    conf = PromptsConf(limit=6)
+    conf = PromptsConf(sets=["easy", "hard"], limit=6)
     return [
         Request(
             cell="",
