@@ -235,7 +235,7 @@ def test_the_headline_command_runs_from_a_filled_hub_cache(tmp_path: Path, door:
     """`python -m harness.sweep model=qwen3_4b draft=qwen3_0_6b`, literally, without a network."""
     home = tmp_path / "hf"
     for name in ("Qwen/Qwen3-4B", "Qwen/Qwen3-0.6B"):
-        fill_hub_cache(home, name, qwen3(1, layers=1))
+        fill_hub_cache(home, name, qwen3(1, layers=1, max_position_embeddings=512))
     offline = {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
     done = door("sweep", "model=qwen3_4b", "draft=qwen3_0_6b", env=offline)
     assert done.returncode == 0, done.stderr
