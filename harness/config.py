@@ -532,7 +532,7 @@ class ReportConfig(CommandConfig):
     engine: str | None = _engine()
     fail_below: float | None = key(
         None,
-        "exit status 1 below this speedup (runs=: this share of the reference)",
+        "exit status 1 below this speedup (runs=: share of the first)",
     )
 
 

@@ -664,7 +664,7 @@ def fifo(run: Path, _: Path) -> None:
 
 
 def times_elsewhere(run: Path, outside: Path) -> None:
-    """Stopped early, with its step times said to be in a folder of this machine."""
+    """An early version's, stopped early, with its step times said to be in another folder."""
     shutil.copytree(run, outside / "run")
     for name in ("summary.json", "results.csv"):
         (run / name).unlink()
@@ -672,7 +672,8 @@ def times_elsewhere(run: Path, outside: Path) -> None:
     changed = config.replace("latency_from: null", f"latency_from: {outside / 'run'}")
     assert changed != config
     (run / "config.yaml").write_text(changed)
-    file.write_text(json.dumps({**json.loads(file.read_text()), "status": "running"}))
+    noted = {"status": "running", "schema_version": 1}
+    file.write_text(json.dumps({**json.loads(file.read_text()), **noted}))
 
 
 FILES = ("manifest.json", "config.yaml", "results.csv", "summary.json", "trials.jsonl")

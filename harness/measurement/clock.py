@@ -40,11 +40,11 @@ def undisturbed() -> Iterator[None]:
 
     A collection looks at every object of the process, 0.1 s with torch and transformers imported,
     as long as a whole generation of a small model. So the outermost block sets all that exists
-    aside, and the collections at the beginning of the blocks within it look only at what was made
-    since: microseconds.
+    aside without looking at it, and the collections at the beginning of the blocks within it look
+    only at what was made since: microseconds.
     """
-    gc.collect()
     if not gc.isenabled():
+        gc.collect()
         yield
         return
     gc.freeze()
