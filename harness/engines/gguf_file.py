@@ -1,0 +1,214 @@
+"""Write a loaded Llama, Qwen2 or Qwen3 model as a GGUF file, the format that llama.cpp reads.
+
+For the models that ship with the harness, for random ones, and for small ones that a user has as
+safetensors. A user's large models are better converted with llama.cpp's own tools and named by
+`model.gguf=`: there the file that will be served is the file that is measured.
+
+The names of the tensors are the `gguf` package's (`get_tensor_name_map`); three things are not:
+
+- Llama's query and key rows are reordered, because llama.cpp turns neighbouring pairs of a head's
+  numbers where transformers turns its two halves (`_interleaved`; llama.cpp, convert_hf_to_gguf.py,
+  `LlamaModel.permute`). Qwen's are not.
+- Norms and biases are stored in float32; llama.cpp has no other kernels for them.
+- Llama 3's rescaled rotary frequencies are a tensor of the file, `rope_freqs.weight`: by how much
+  each frequency is divided.
+
+The tokenizer goes in as byte-level BPE, with the name of the expression that splits text into
+words. Where prompts are sent as token ids, as the harness does, only the pieces are used.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness import PACKAGE
+from harness.models.dummy import StandInTokenizer
+from harness.models.load import LoadedModel
+from harness.records import UserError
+
+FAMILIES = ("llama", "qwen2", "qwen3")
+DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+# How byte-level tokenizers split text into words (the pattern of tokenizer.json), and llama.cpp's
+# names of these splits
+QWEN2_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+LLAMA3_SPLIT = QWEN2_SPLIT.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+SPLITS = {QWEN2_SPLIT: "qwen2", LLAMA3_SPLIT: "llama-bpe"}
+ELSEWHERE = "convert it with llama.cpp's convert_hf_to_gguf.py and name the file"
+
+
+def write_gguf(loaded: LoadedModel, path: Path) -> Path:
+    """Write a model with its tokenizer as a GGUF file of the same dtype.
+
+    Returns:
+        `path`.
+
+    Raises:
+        UserError: a family, a dtype or a tokenizer that is not converted here, or no gguf package.
+    """
+    gguf = _gguf(loaded.key)
+    config: Any = loaded.network.config
+    where = f"{loaded.key}={loaded.name}"
+    if config.model_type not in FAMILIES:
+        raise UserError(
+            f"{where}: {config.model_type} is not converted to GGUF here ({', '.join(FAMILIES)}"
+            f" are); {ELSEWHERE}: {loaded.key}.gguf=FILE"
+        )
+    kind = DTYPES.get(loaded.network.dtype)
+    if kind is None:
+        raise UserError(f"{where}: {loaded.network.dtype} is not converted to GGUF; use float32")
+    partial = path.with_name(f"{path.name}.partial")
+    writer = gguf.GGUFWriter(partial, config.model_type)
+    writer.add_name(loaded.name)
+    writer.add_file_type(getattr(gguf.LlamaFileType, _file_type(kind)))
+    _write_sizes(writer, gguf, loaded)
+    _write_tokenizer(writer, gguf, loaded, where)
+    for name, tensor in _tensors(gguf, loaded):
+        data: Any = tensor.float().numpy()
+        stored = getattr(gguf.GGMLQuantizationType, kind if tensor.ndim > 1 else "F32")
+        writer.add_tensor(name, gguf.quants.quantize(data, stored), raw_dtype=stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    # A run that is killed here leaves no half a model under the name that is looked for
+    return partial.replace(path)
+
+
+def _gguf(key: str) -> ModuleType:
+    try:
+        import gguf
+    except ImportError:
+        raise UserError(
+            f"{key}.gguf: not given, and converting needs `pip install {PACKAGE}[llamacpp]`"
+        ) from None
+    return gguf
+
+
+def _file_type(kind: str) -> str:
+    return "ALL_F32" if kind == "F32" else f"MOSTLY_{kind}"
+
+
+def _write_sizes(writer: Any, gguf: ModuleType, loaded: LoadedModel) -> None:
+    """The keys from which llama.cpp builds the network."""
+    config: Any = loaded.network.config
+    rope = config.rope_parameters
+    writer.add_context_length(loaded.context_tokens)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(_head_size(config))
+    writer.add_value_length(_head_size(config))
+    writer.add_rope_dimension_count(_head_size(config))
+    writer.add_rope_freq_base(float(rope["rope_theta"]))
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(loaded.vocab_size)
+    if rope["rope_type"] in ("linear", "yarn"):
+        writer.add_rope_scaling_type(getattr(gguf.RopeScalingType, rope["rope_type"].upper()))
+        writer.add_rope_scaling_factor(float(rope["factor"]))
+        if rope["rope_type"] == "yarn":
+            writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+
+
+def _head_size(config: Any) -> int:
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def _tensors(gguf: ModuleType, loaded: LoadedModel) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor under its GGUF name, on the CPU."""
+    config: Any = loaded.network.config
+    architecture = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == config.model_type)
+    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    for name, tensor in loaded.network.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue  # llama.cpp takes the embedding where there is no output matrix
+        rows = tensor.detach().cpu()
+        projection = name.split(".")[-2]
+        if config.model_type == "llama" and projection in heads:
+            rows = _interleaved(rows, heads[projection])
+        yield names.get_name(name, try_suffixes=(".weight", ".bias")), rows
+    if config.rope_parameters["rope_type"] == "llama3":
+        yield "rope_freqs.weight", _llama3_factors(loaded)
+
+
+def _interleaved(rows: Tensor, heads: int) -> Tensor:
+    """Rows of each head from halves (a b ... | a' b' ...) to pairs (a a' b b' ...)."""
+    halves = rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:])
+    return halves.swapaxes(1, 2).reshape(rows.shape)
+
+
+def _llama3_factors(loaded: LoadedModel) -> Tensor:
+    """By how much Llama 3's scaling divides each rotary frequency, [head size / 2]."""
+    config: Any = loaded.network.config
+    size = _head_size(config)
+    exponents = torch.arange(0, size, 2, dtype=torch.float32) / size
+    unscaled = float(config.rope_parameters["rope_theta"]) ** -exponents
+    rotary: Any = loaded.network.base_model.rotary_emb
+    return unscaled / rotary.inv_freq.float().cpu()
+
+
+# ---- the tokenizer -------------------------------------------------------------------------------
+
+
+def _write_tokenizer(writer: Any, gguf: ModuleType, loaded: LoadedModel, where: str) -> None:
+    kinds = gguf.TokenType
+    if isinstance(loaded.tokenizer, StandInTokenizer):
+        # Letters that stand for nothing: a server decodes ids for its log, and needs some pieces
+        pieces = [(f"<{token}>", kinds.NORMAL) for token in range(loaded.vocab_size)]
+        split, merges = "gpt-2", ["< 0"]
+    else:
+        described = json.loads(loaded.tokenizer.backend_tokenizer.to_str())
+        split = _split_name(described, f"{where}: {ELSEWHERE}: {loaded.key}.gguf=FILE")
+        pieces = _pieces(described, loaded.vocab_size, kinds)
+        merges = [
+            pair if isinstance(pair, str) else " ".join(pair)
+            for pair in described["model"]["merges"]
+        ]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(split)
+    writer.add_token_list([piece for piece, _ in pieces])
+    writer.add_token_types([kind for _, kind in pieces])
+    writer.add_token_merges(merges)
+    writer.add_add_bos_token(False)
+    ids: list[tuple[Callable[[int], None], int | None]] = [
+        (writer.add_bos_token_id, loaded.tokenizer.bos_token_id),
+        (writer.add_eos_token_id, loaded.tokenizer.eos_token_id),
+        (writer.add_pad_token_id, getattr(loaded.tokenizer, "pad_token_id", None)),
+    ]
+    for add, token in ids:
+        if token is not None:
+            add(token)
+
+
+def _split_name(described: dict[str, Any], refusal: str) -> str:
+    """llama.cpp's name of how the tokenizer splits text into words."""
+    before = described["pre_tokenizer"] or {}
+    steps = before.get("pretokenizers", [before])
+    if described["model"]["type"] == "BPE" and steps[-1].get("type") == "ByteLevel":
+        if len(steps) == 1 and steps[0]["use_regex"]:
+            return "gpt-2"
+        patterns = [step.get("pattern", {}).get("Regex") for step in steps[:-1]]
+        if len(patterns) == 1 and patterns[0] in SPLITS:
+            return SPLITS[patterns[0]]
+    raise UserError(f"{refusal}; only byte-level BPE of GPT-2, Llama 3 and Qwen is converted here")
+
+
+def _pieces(described: dict[str, Any], size: int, kinds: Any) -> list[tuple[str, Any]]:
+    """Text and kind of every id, as many as the embedding has rows."""
+    pieces = [(f"[PAD{token}]", kinds.UNUSED) for token in range(size)]
+    for piece, token in described["model"]["vocab"].items():
+        pieces[token] = (piece, kinds.NORMAL)
+    for added in described["added_tokens"]:
+        kind = kinds.CONTROL if added["special"] else kinds.USER_DEFINED
+        pieces[added["id"]] = (added["content"], kind)
+    return pieces

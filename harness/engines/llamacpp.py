@@ -1,0 +1,351 @@
+"""llama.cpp's HTTP server: started here from a binary or the Python wheel, or running elsewhere.
+
+Read in tools/server of the release (build 11549) and run:
+
+- `POST /completion` takes token ids and, with `return_tokens`, returns them. Its sampler defaults
+  (top_k 40, top_p .95, min_p .05) are switched off in every request, and so is its prompt cache.
+- `timings` has the counters. `draft_n` and `draft_n_accepted` are missing where nothing was
+  drafted. `predicted_ms` starts after the first token, which the prefill gives, so it is the time
+  of `predicted_n` - 1 tokens; builds divide by either.
+- Rounds are not among them. A text that fills its budget has tokens - 1 - accepted of them: each
+  round emits its accepted tokens and one of the target's own. After an end of text they are
+  `spec_decode_num_drafts_total` of `/metrics` (rounds that drafted anything) where the server is
+  ours alone, and `draft_n` / K elsewhere.
+- The draft proposes its argmax, and the target's sample decides: the rule `greedy_draft`. With
+  `--spec-draft-sampling probabilistic` (from build 11368) it draws among its ten likeliest tokens
+  and accepts by the ratio.
+- `--spec-synth-rates` imposes acceptance, for timing: unconditional per position, K of them.
+"""
+
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as package_version
+from importlib.util import find_spec
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Literal, Self
+
+from harness import PACKAGE
+from harness.decoding.sampling import SamplingParameters
+from harness.engines.client import HttpClient
+from harness.engines.process import LOOPBACK, ServerProcess, check_port_free, free_port
+from harness.engines.protocol import Completion, EngineFacts, ServerDiedError
+from harness.records import Rule, StopReason, UserError
+from harness.serving.counting import Counting
+
+COUNTING = Counting(first_position=1, shortens_last_draft=True)
+RULES: Mapping[str, Rule] = {"greedy": "greedy_draft", "probabilistic": "ratio"}
+WHEEL = "xllamacpp"
+BINARY = "llama-server"
+STOP_REASONS: Mapping[str, StopReason] = {"eos": "eos", "word": "stop_string", "limit": "budget"}
+DRAFTS_COUNTER = "llamacpp:spec_decode_num_drafts_total"
+# Beside the prompt and the budget: llama.cpp draws a draft before it looks at the room left for it
+SPARE_POSITIONS = 16
+# Until a server has loaded its models; large ones take minutes from a slow disk
+READY_S = 300.0
+
+
+@dataclass(frozen=True)
+class LlamaCpp:
+    """A pair that llama.cpp serves on this machine.
+
+    Attributes:
+        target, draft: GGUF files; no draft where only plain decoding is measured.
+        logs: folder for the servers' logs.
+        context_tokens: of the longest request, prompt and budget.
+        threads: of each server; None leaves them to llama.cpp.
+        kv_type: of both caches, as llama.cpp names types.
+        flash_attention: on, off, or auto, llama.cpp's default.
+        draft_sampling: how the draft proposes, see above.
+        slots: requests decoded side by side.
+        port: to listen on; None takes a free one.
+    """
+
+    target: Path
+    draft: Path | None
+    logs: Path
+    context_tokens: int
+    threads: int | None = None
+    kv_type: str = "f16"
+    flash_attention: Literal["on", "off", "auto"] = "auto"
+    draft_sampling: Literal["greedy", "probabilistic"] = "greedy"
+    slots: int = 1
+    port: int | None = None
+
+    def open(self, k: int, synthetic: Sequence[float] | None = None) -> "LlamaCppServer":
+        """Start a server that drafts k tokens per round, and wait until it answers."""
+        for key, file in (("model", self.target), ("draft", self.draft if k else None)):
+            if file is not None and not file.is_file():
+                raise UserError(f"{key}.gguf={file}: no such file")
+        port = free_port() if self.port is None else self.port
+        check_port_free(port)
+        command = [*_program(), *self.flags(k, synthetic), "--host", LOOPBACK, "--port", str(port)]
+        process = ServerProcess(command, self.logs / f"llamacpp_k{k}.log")
+        client = HttpClient(f"http://{LOOPBACK}:{port}")
+
+        def stopped() -> str:
+            return "" if process.alive else f"llama.cpp at k={k} ended; {process.last_words()}"
+
+        try:
+            client.wait_until_ready("/health", READY_S, stopped)
+            if not process.alive:
+                raise UserError(stopped())
+            return LlamaCppServer(client, k, RULES[self.draft_sampling], process)
+        except BaseException:
+            process.stop()
+            raise
+
+    def flags(self, k: int, synthetic: Sequence[float] | None = None) -> list[str]:
+        """llama-server's command line, without where it listens."""
+        flags = {
+            "--model": self.target,
+            "--ctx-size": (self.context_tokens + SPARE_POSITIONS) * self.slots,
+            "--parallel": self.slots,
+            "--cache-type-k": self.kv_type,
+            "--cache-type-v": self.kv_type,
+            "--flash-attn": self.flash_attention,
+        }
+        if self.threads is not None:
+            flags["--threads"] = self.threads
+        if k:
+            flags |= {
+                "--spec-type": "draft-simple",
+                "--spec-draft-model": self.draft,
+                "--spec-draft-n-max": k,
+                "--spec-draft-type-k": self.kv_type,
+                "--spec-draft-type-v": self.kv_type,
+            }
+            if self.draft_sampling != "greedy":  # a build before 11368 does not know the flag
+                flags["--spec-draft-sampling"] = self.draft_sampling
+            if self.threads is not None:
+                flags["--spec-draft-threads"] = self.threads
+            if synthetic is not None:
+                flags["--spec-synth-rates"] = ",".join(f"{rate:g}" for rate in synthetic)
+        return [*(str(part) for flag in flags.items() for part in flag), "--metrics"]
+
+
+def _program() -> list[str]:
+    """What starts a server: the user's own binary where there is one, else the wheel."""
+    binary = shutil.which(BINARY)
+    if binary is not None:
+        return [binary]
+    if find_spec(WHEEL) is not None:
+        return [sys.executable, "-m", "harness.engines.xllamacpp_server"]
+    raise UserError(
+        f"engine=llamacpp: no {BINARY} on PATH and no wheel of it; `pip install"
+        f" {PACKAGE}[llamacpp]`, or give url= of a server that runs"
+    )
+
+
+@dataclass(frozen=True)
+class RunningLlamaCpp:
+    """Servers that the user runs: one that decodes plainly, and one per K.
+
+    Attributes:
+        urls: by K; 0 is the plain one.
+        key: the servers' API key, or None.
+        draft_sampling: how they were started.
+    """
+
+    urls: Mapping[int, str]
+    key: str | None = None
+    draft_sampling: Literal["greedy", "probabilistic"] = "greedy"
+
+    def open(self, k: int, synthetic: Sequence[float] | None = None) -> "LlamaCppServer":
+        """Attach to the server of this K."""
+        if k not in self.urls:
+            raise UserError(f"url: no server for k={k}; there are {sorted(self.urls)}")
+        if synthetic is not None:
+            raise UserError(f"url={self.urls[k]}: acceptance is fixed when a server starts")
+        return LlamaCppServer(HttpClient(self.urls[k], self.key), k, RULES[self.draft_sampling])
+
+
+class LlamaCppServer:
+    """One running server of llama.cpp."""
+
+    def __init__(
+        self, client: HttpClient, k: int, rule: Rule, process: ServerProcess | None = None
+    ) -> None:
+        """Take over a server that answers.
+
+        Args:
+            client: talks to it.
+            k: tokens that it drafts per round.
+            rule: by which it accepts them.
+            process: the server, where it was started here; it is then ours alone.
+        """
+        self.k, self._client, self._process = k, client, process
+        self.facts = EngineFacts("llamacpp", _version(client, process), rule, COUNTING)
+
+    def generate(
+        self, prompt: Sequence[int], sampling: SamplingParameters, seed: int, budget: int
+    ) -> Completion:
+        """Complete a prompt; see `protocol.Server`."""
+        body = {"prompt": list(prompt), **request_settings(sampling, seed, budget)}
+        drafts = self._drafts()
+        cpu, begin = self._cpu_s(), perf_counter()
+        try:
+            answer = self._client.post("/completion", body)
+        except ServerDiedError as error:
+            words = "" if self._process is None else f"; {self._process.last_words()}"
+            raise ServerDiedError(f"llama.cpp at k={self.k}: {error}{words}") from error
+        request_s, after = perf_counter() - begin, self._cpu_s()
+        drafts_now = self._drafts()
+        return self._completion(
+            answer,
+            budget,
+            drafts=None if drafts is None or drafts_now is None else drafts_now - drafts,
+            request_s=request_s,
+            cpu_s=None if cpu is None or after is None else after - cpu,
+        )
+
+    def check_vocabulary(self, tokens: Sequence[int], text: str) -> None:
+        """Refuse a server whose model reads token ids as another text.
+
+        Args:
+            tokens: ids without special ones.
+            text: what they stand for in the target's tokenizer.
+        """
+        answer = self._client.post("/detokenize", {"tokens": list(tokens)})
+        said = answer.get("content") if isinstance(answer, dict) else None
+        if said is None or said.strip() != text.strip():
+            raise UserError(
+                f"url={self._client.url}: another model than model=, by its tokens: ids that stand"
+                f" for {text[:30]!r} are {str(said)[:30]!r} there"
+            )
+
+    def close(self) -> None:
+        """End the server, if it was started here."""
+        if self._process is not None:
+            self._process.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _cpu_s(self) -> float | None:
+        return None if self._process is None else self._process.cpu_s()
+
+    def _drafts(self) -> int | None:
+        """Rounds that drafted, since the server started; None where others may use it as well."""
+        if self._process is None or self.k == 0:
+            return None
+        lines = str(self._client.get("/metrics")).splitlines()
+        counts = [line.split()[1] for line in lines if line.startswith(DRAFTS_COUNTER)]
+        return int(counts[0]) if counts else None
+
+    def _completion(
+        self,
+        answer: Any,
+        budget: int,
+        *,
+        drafts: int | None,
+        request_s: float,
+        cpu_s: float | None,
+    ) -> Completion:
+        where = f"url={self._client.url}"
+        tokens, timings = _of(answer, "tokens", where), _of(answer, "timings", where)
+        if answer.get("truncated"):
+            raise UserError(f"{where}: its context is too small for prompt and {budget} tokens")
+        if not tokens:
+            raise UserError(f"{where}: an answer without tokens")
+        drafted, accepted = timings.get("draft_n"), timings.get("draft_n_accepted")
+        if self.k == 0 and drafted:
+            raise UserError(f"{where}: it drafts, and was given as the server that decodes plainly")
+        # The last of two tokens is left to a plain step
+        if self.k and not drafted and len(tokens) > 2:
+            raise UserError(
+                f"{where}: it drafted nothing; k={self.k} needs --spec-draft-model and"
+                " --spec-type draft-simple"
+            )
+        reason = STOP_REASONS.get(str(answer.get("stop_type")), "budget")
+        rounds = None
+        if self.k:
+            drafted, accepted = drafted or 0, accepted or 0
+            own = len(tokens) - COUNTING.first_position - accepted
+            rounds = (
+                own
+                if reason == "budget"
+                else rounds_at_eos(own, drafted, self.k, left=budget - len(tokens), drafts=drafts)
+            )
+        return Completion(
+            tokens=tuple(int(token) for token in tokens),
+            stop_reason=reason,
+            rounds=rounds,
+            drafted=drafted if self.k else None,
+            accepted=accepted if self.k else None,
+            prefill_s=timings["prompt_ms"] / 1e3,
+            decode_s=timings["predicted_ms"] / 1e3,
+            request_s=request_s,
+            cpu_s=cpu_s,
+        )
+
+
+def rounds_at_eos(own: int, drafted: int, k: int, *, left: int, drafts: int | None) -> int | None:
+    """Rounds of a text that an end-of-text token ended.
+
+    It may be the target's own token or an accepted draft, and builds differ in whether they count
+    it, and what was drafted after it, as accepted.
+
+    Args:
+        own: tokens that rounds emitted, less those counted as accepted.
+        drafted: tokens drafted.
+        k: tokens that a full draft has.
+        left: tokens that the budget would still have allowed.
+        drafts: rounds that drafted anything, where that was counted.
+
+    Returns:
+        The rounds, or None where the counts do not tell: drafts may have been shortened.
+    """
+    if drafts is not None:
+        # Only on the last position of the budget is there a round that drafts nothing
+        return drafts if left else max(own, drafts)
+    full, rest = divmod(drafted, k)
+    return full if left >= k and not rest and own <= full <= own + k else None
+
+
+def request_settings(sampling: SamplingParameters, seed: int, budget: int) -> dict[str, Any]:
+    """How a request samples: as our loop does, in its order, and nothing besides."""
+    if sampling.repetition_penalty is not None:
+        raise UserError(
+            "decode.repetition_penalty: not comparable on llama.cpp, which counts it over another"
+            " window; leave it out"
+        )
+    return {
+        "n_predict": budget,
+        "temperature": sampling.temperature,
+        "samplers": ["temperature", "top_k", "top_p", "min_p"],
+        "top_k": sampling.top_k or 0,
+        "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
+        "min_p": sampling.min_p or 0.0,
+        "seed": seed % (2**32 - 1),  # the largest of 32 bits asks for a random one
+        "cache_prompt": False,
+        "return_tokens": True,
+    }
+
+
+def _version(client: HttpClient, process: ServerProcess | None) -> str:
+    """Of the build that answers; the wheel's own where it does not know its build."""
+    properties = client.get("/props")
+    build = properties.get("build_info") if isinstance(properties, dict) else None
+    if build is None:
+        raise UserError(f"url={client.url}: no server of llama.cpp (no build in /props)")
+    if process is not None and str(build).startswith("b0-"):
+        try:
+            return f"{WHEEL} {package_version(WHEEL)}"
+        except PackageNotFoundError:
+            pass
+    return str(build)
+
+
+def _of(answer: Any, field: str, where: str) -> Any:
+    if not isinstance(answer, dict) or field not in answer:
+        raise UserError(
+            f"{where}: its answer has no {field!r}; is it llama.cpp's server, build 11368 or later?"
+        )
+    return answer[field]

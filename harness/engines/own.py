@@ -1,0 +1,109 @@
+"""Our own loop behind the protocol of engines, to be held against the servers.
+
+It decodes in this process: prefill and rounds on the device, one read back to the host per round.
+All of a text comes from rounds, the first token too, and a draft is never shortened.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from time import process_time
+from typing import Self
+
+import torch
+
+from harness import PACKAGE
+from harness.decoding.drafters import ModelDrafter
+from harness.decoding.loops import autoregressive_rounds, speculative_rounds
+from harness.decoding.protocols import CausalModel, Generation
+from harness.decoding.sampling import SamplingParameters, Uniforms
+from harness.engines.protocol import Completion, EngineFacts
+from harness.records import Rule
+from harness.serving.counting import Counting
+from harness.theory.acceptance import conditional
+
+COUNTING = Counting(first_position=0, shortens_last_draft=False)
+
+
+@dataclass(frozen=True)
+class OwnLoop:
+    """A loaded pair.
+
+    Attributes:
+        target, draft: models with a cache each; no draft where only plain decoding is measured.
+        eos: ids that end a text.
+        rule: how drafted tokens are accepted.
+        now: seconds, read after the models' devices have finished (`measurement`'s clock).
+    """
+
+    target: CausalModel
+    draft: CausalModel | None
+    eos: frozenset[int]
+    rule: Rule
+    now: Callable[[], float]
+
+    def open(self, k: int, synthetic: Sequence[float] | None = None) -> "OwnServer":
+        """The loop at one K."""
+        return OwnServer(self, k, None if synthetic is None else conditional(synthetic))
+
+
+class OwnServer:
+    """The loop at one K."""
+
+    def __init__(self, loop: OwnLoop, k: int, synthetic: Sequence[float] | None) -> None:
+        """Decode with `k` draft tokens; `synthetic` given those before each."""
+        self.k, self._loop, self._synthetic = k, loop, synthetic
+        self.facts = EngineFacts("own", version(PACKAGE), loop.rule, COUNTING)
+
+    @torch.inference_mode()
+    def generate(
+        self, prompt: Sequence[int], sampling: SamplingParameters, seed: int, budget: int
+    ) -> Completion:
+        """Complete a prompt; see `protocol.Server`."""
+        loop, device = self._loop, self._loop.target.device
+        generation = Generation(
+            prompt=prompt,
+            budget=budget,
+            sampling=sampling,
+            uniforms=Uniforms.keyed(seed, "request", 0, budget + self.k + 1, device),
+            num_draft_tokens=self.k,
+            eos=loop.eos,
+            rule=loop.rule,
+            synthetic=self._synthetic,
+        )
+        drafter = None
+        if self.k:
+            assert loop.draft is not None
+            drafter = ModelDrafter(loop.draft, sampling, loop.rule)
+            drafter.prepare(self.k)
+        cpu, begin = process_time(), loop.now()
+        loop.target.prefill(prompt[:-1])
+        if drafter is None:
+            rounds = autoregressive_rounds(loop.target, generation)
+        else:
+            drafter.begin(prompt)
+            rounds = speculative_rounds(loop.target, drafter, generation)
+        prefilled = loop.now()
+        done = list(rounds)
+        end = loop.now()
+        tokens = tuple(token for entry in done for token in entry.tokens)
+        return Completion(
+            tokens=tokens,
+            stop_reason="eos" if tokens[-1] in loop.eos else "budget",
+            rounds=len(done) if self.k else None,
+            drafted=sum(entry.drafted for entry in done) if self.k else None,
+            accepted=sum(entry.accepted for entry in done) if self.k else None,
+            prefill_s=prefilled - begin,
+            decode_s=end - prefilled,
+            request_s=end - begin,
+            cpu_s=process_time() - cpu if device.type == "cpu" else None,
+        )
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass

