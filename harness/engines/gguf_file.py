@@ -19,8 +19,8 @@ words. Where prompts are sent as token ids, as the harness does, only the pieces
 
 import json
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -82,21 +82,20 @@ def write_gguf(loaded: LoadedModel, path: Path) -> Path:
     return partial.replace(path)
 
 
-def _gguf(key: str) -> ModuleType:
+def _gguf(key: str) -> Any:
     try:
-        import gguf
+        return import_module("gguf")
     except ImportError:
         raise UserError(
             f"{key}.gguf: not given, and converting needs `pip install {PACKAGE}[llamacpp]`"
         ) from None
-    return gguf
 
 
 def _file_type(kind: str) -> str:
     return "ALL_F32" if kind == "F32" else f"MOSTLY_{kind}"
 
 
-def _write_sizes(writer: Any, gguf: ModuleType, loaded: LoadedModel) -> None:
+def _write_sizes(writer: Any, gguf: Any, loaded: LoadedModel) -> None:
     """The keys from which llama.cpp builds the network."""
     config: Any = loaded.network.config
     rope = config.rope_parameters
@@ -123,7 +122,7 @@ def _head_size(config: Any) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
-def _tensors(gguf: ModuleType, loaded: LoadedModel) -> Iterator[tuple[str, Tensor]]:
+def _tensors(gguf: Any, loaded: LoadedModel) -> Iterator[tuple[str, Tensor]]:
     """Every tensor under its GGUF name, on the CPU."""
     config: Any = loaded.network.config
     architecture = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == config.model_type)
@@ -160,7 +159,7 @@ def _llama3_factors(loaded: LoadedModel) -> Tensor:
 # ---- the tokenizer -------------------------------------------------------------------------------
 
 
-def _write_tokenizer(writer: Any, gguf: ModuleType, loaded: LoadedModel, where: str) -> None:
+def _write_tokenizer(writer: Any, gguf: Any, loaded: LoadedModel, where: str) -> None:
     kinds = gguf.TokenType
     if isinstance(loaded.tokenizer, StandInTokenizer):
         # Letters that stand for nothing: a server decodes ids for its log, and needs some pieces

@@ -217,6 +217,11 @@ class LlamaCppServer:
                 f" for {text[:30]!r} are {str(said)[:30]!r} there"
             )
 
+    @property
+    def process_id(self) -> int | None:
+        """Of the server, where it was started here."""
+        return None if self._process is None else self._process.pid
+
     def close(self) -> None:
         """End the server, if it was started here."""
         if self._process is not None:

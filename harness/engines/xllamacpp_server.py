@@ -9,9 +9,10 @@ its report have one command line for both. The wheel holds llama.cpp's server as
 import argparse
 import sys
 import threading
+from importlib import import_module
 from typing import Any
 
-import xllamacpp  # pyright: ignore[reportMissingImports]
+xllamacpp: Any = import_module("xllamacpp")  # an extra, without types
 
 
 def arguments() -> argparse.Namespace:

@@ -1,0 +1,445 @@
+"""Engines behind one protocol: errors with a stand-in server, counts with llama.cpp itself."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from random_models import save, small
+from transformers import GemmaConfig, LlamaConfig, Qwen2Config, Qwen3Config
+
+from harness import prompts as prompt_sets
+from harness.config import ModelConf, PromptsConf
+from harness.decoding.sampling import SamplingParameters
+from harness.engines.gguf_file import write_gguf
+from harness.engines.llamacpp import (
+    LlamaCpp,
+    RunningLlamaCpp,
+    request_settings,
+    rounds_at_eos,
+)
+from harness.engines.own import OwnLoop
+from harness.engines.process import ServerProcess
+from harness.engines.protocol import Engine, ServerDiedError
+from harness.measurement.generations import Request
+from harness.measurement.returned_texts import ReturnedText, replay_returned, score_returned
+from harness.measurement.step_times import Clock
+from harness.models.cached import CachedModel
+from harness.models.load import LoadedModel, load, open_pair
+from harness.models.tokenizer import encode
+from harness.records import UserError
+
+needs_llamacpp = pytest.mark.skipif(
+    find_spec("xllamacpp") is None, reason="needs the llamacpp extra"
+)
+CPU = torch.device("cpu")
+GREEDY = SamplingParameters(0.0)
+KS = (1, 2, 4, 8)
+BUDGET = 48
+DRAFT = "tiny_good"
+
+
+# ---- a server that says what a test wants --------------------------------------------------------
+
+TIMINGS = {"prompt_ms": 2.0, "predicted_ms": 30.0, "draft_n": 8, "draft_n_accepted": 4}
+ANSWER: dict[str, Any] = {
+    "tokens": [5, 6, 7, 8, 9, 10],
+    "stop_type": "limit",
+    "truncated": False,
+    "timings": TIMINGS,
+}
+PROPERTIES = {"build_info": "b11549-c0ffee"}
+
+
+class StandIn(ThreadingHTTPServer):
+    """Answers by path; an entry that is a number is a status, None closes the connection."""
+
+    def __init__(self, answers: Mapping[str, Any]) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.answers = {"/health": {}, "/props": PROPERTIES, **answers}
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        assert isinstance(self.server, StandIn)
+        answer = self.server.answers.get(self.path, 404)
+        if answer is None:
+            self.close_connection = True
+            return
+        status = answer if isinstance(answer, int) else 200
+        body = {"error": {"message": "request exceeds the\ncontext size"}}
+        data = json.dumps(body if status != 200 else answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.do_GET()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def stand_in() -> Iterator[Callable[..., StandIn]]:
+    opened: list[StandIn] = []
+
+    def start(**answers: Any) -> StandIn:
+        opened.append(StandIn({f"/{path}": answer for path, answer in answers.items()}))
+        return opened[-1]
+
+    yield start
+    for server in opened:
+        server.shutdown()
+        server.server_close()
+
+
+def ask(server: StandIn, k: int) -> Any:
+    engine = RunningLlamaCpp({k: server.url})
+    return engine.open(k).generate([1, 2, 3], GREEDY, seed=1, budget=6)
+
+
+def timed(**changes: Any) -> dict[str, Any]:
+    timings = {key: value for key, value in {**TIMINGS, **changes}.items() if value is not None}
+    return {**ANSWER, "timings": timings}
+
+
+def without(field: str) -> dict[str, Any]:
+    return {key: value for key, value in ANSWER.items() if key != field}
+
+
+@pytest.mark.parametrize(
+    ("k", "answer", "message"),
+    [
+        (2, without("timings"), "its answer has no 'timings'"),
+        (2, without("tokens"), "its answer has no 'tokens'"),
+        (2, {**ANSWER, "tokens": []}, "an answer without tokens"),
+        (2, timed(draft_n=None, draft_n_accepted=None), "it drafted nothing; k=2 needs"),
+        (0, ANSWER, "it drafts, and was given as the server that decodes plainly"),
+        (2, {**ANSWER, "truncated": True}, "its context is too small for prompt and 6 tokens"),
+        (2, 400, "the server refuses, status 400: request exceeds the context size"),
+        (2, None, "not reachable"),
+    ],
+)
+def test_an_answer_that_is_not_what_was_asked_for_is_one_line(
+    stand_in: Callable[..., StandIn], k: int, answer: Any, message: str
+) -> None:
+    server = stand_in(completion=answer)
+    with pytest.raises(UserError, match=message) as error:
+        ask(server, k)
+    assert "\n" not in str(error.value)
+    assert server.url in str(error.value)
+
+
+def test_a_servers_counters_are_read(stand_in: Callable[..., StandIn]) -> None:
+    done = ask(stand_in(completion=ANSWER), 2)
+    assert (done.rounds, done.drafted, done.accepted) == (1, 8, 4)
+    assert (done.prefill_s, done.decode_s) == (0.002, 0.03)
+    assert done.cpu_s is None
+    plain = ask(stand_in(completion=timed(draft_n=None, draft_n_accepted=None)), 0)
+    assert (plain.rounds, plain.drafted, plain.accepted) == (None, None, None)
+
+
+def test_where_nothing_listens_the_address_is_named() -> None:
+    with pytest.raises(UserError, match=r"url=http://127\.0\.0\.1:9: not reachable"):
+        RunningLlamaCpp({0: "http://127.0.0.1:9"}).open(0)
+    with pytest.raises(UserError, match="write it as http://HOST:PORT"):
+        RunningLlamaCpp({0: "file:///etc/passwd"}).open(0)
+
+
+def test_another_program_or_another_model_behind_the_address_is_refused(
+    stand_in: Callable[..., StandIn],
+) -> None:
+    with pytest.raises(UserError, match=r"no server of llama\.cpp"):
+        RunningLlamaCpp({0: stand_in(props={"model": "other"}).url}).open(0)
+    other = RunningLlamaCpp({0: stand_in(detokenize={"content": "xy"}).url}).open(0)
+    with pytest.raises(UserError, match="another model than model="):
+        other.check_vocabulary([5, 6], "Hello")
+
+
+def test_a_k_without_a_server_is_refused() -> None:
+    with pytest.raises(UserError, match=r"no server for k=4; there are \[0\]"):
+        RunningLlamaCpp({0: "http://127.0.0.1:9"}).open(4)
+
+
+@pytest.mark.parametrize(
+    ("own", "drafted", "left", "drafts", "rounds"),
+    [
+        (5, 20, 9, None, 5),  # the end of text is the target's own, or not counted as accepted
+        (4, 20, 9, None, 5),  # it is an accepted draft
+        (3, 20, 9, None, 5),  # so are tokens after it, which were not returned
+        (5, 20, 3, None, None),  # shortened drafts are possible
+        (5, 18, 9, None, None),  # a draft stopped early
+        (5, 18, 3, 6, 6),
+        (6, 20, 0, 5, 6),  # the last round had room for no draft
+    ],
+)
+def test_rounds_of_a_text_that_ended_early_are_told_from_counts_or_not_at_all(
+    own: int, drafted: int, left: int, drafts: int | None, rounds: int | None
+) -> None:
+    assert rounds_at_eos(own, drafted, 4, left=left, drafts=drafts) == rounds
+
+
+def test_a_request_switches_the_servers_samplers_off() -> None:
+    asked = request_settings(SamplingParameters(0.7), seed=2**32 - 1, budget=5)
+    assert asked["temperature"] == 0.7
+    assert (asked["top_k"], asked["top_p"], asked["min_p"]) == (0, 1.0, 0.0)
+    assert asked["seed"] != 2**32 - 1  # which would ask for a random one
+    with pytest.raises(UserError, match="repetition_penalty"):
+        request_settings(SamplingParameters(0.7, repetition_penalty=1.1), 1, 5)
+
+
+# ---- processes -----------------------------------------------------------------------------------
+
+KILLED = """
+import sys, time
+from pathlib import Path
+from harness.engines.process import ServerProcess
+server = ServerProcess(["sleep", "600"], Path(sys.argv[1]))
+print(server.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_server_ends_with_a_run_that_is_killed(tmp_path: Path, number: signal.Signals) -> None:
+    run = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(tmp_path / "log")], stdout=subprocess.PIPE, text=True
+    )
+    assert run.stdout is not None
+    with run.stdout:
+        server = psutil.Process(int(run.stdout.readline()))
+        assert server.is_running()
+        os.kill(run.pid, number)
+        run.wait()
+    assert server.wait(10) is not None or not server.is_running()
+
+
+def test_a_server_that_ends_by_itself_is_reported_with_its_log(tmp_path: Path) -> None:
+    script = "import sys; sys.exit('error: no such\\tmodel')"
+    server = ServerProcess([sys.executable, "-c", script], tmp_path / "log")
+    give_up = time.monotonic() + 10
+    while server.alive:
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+    assert "its log ends: error: no such model" in server.last_words()
+    server.stop()
+
+
+def test_a_command_that_cannot_start_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nowhere/server: does not start; its log ends: FileNot"):
+        ServerProcess(["nowhere/server"], tmp_path / "log")
+
+
+# ---- llama.cpp -----------------------------------------------------------------------------------
+
+
+def embedded(name: str, key: str = "model") -> LoadedModel:
+    return load(ModelConf(name=name, id=f"embedded:{name}"), key, CPU)
+
+
+class Served:
+    """The embedded pair, loaded and as GGUF files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.loaded, self.draft = embedded("tiny"), embedded(DRAFT, "draft")
+        self.target_model, self.draft_model = open_pair(self.loaded, self.draft)
+        self.folder = folder
+        conf = PromptsConf(sets=["easy", "hard"], limit=5)
+        self.requests = [
+            Request(
+                cell="",
+                prompt_set=prompt.prompt_set,
+                prompt=prompt.id,
+                category=None,
+                tokens=encode(self.loaded.tokenizer, prompt, conf),
+                sampling=GREEDY,
+                budget=BUDGET,
+                repetition=0,
+                seed=index + 1,
+                eos=self.loaded.eos,
+                model="tiny",
+            )
+            for index, prompt in enumerate(prompt_sets.load(conf))
+        ]
+
+    def own(self) -> OwnLoop:
+        now = Clock(self.target_model, self.draft_model).now
+        return OwnLoop(self.target_model, self.draft_model, self.loaded.eos, "greedy_draft", now)
+
+    def llamacpp(self, port: int | None = None) -> LlamaCpp:
+        target, draft = self.folder / "target.gguf", self.folder / "draft.gguf"
+        if not target.exists():
+            write_gguf(self.loaded, target)
+            write_gguf(self.draft, draft)
+        context = max(len(request.tokens) for request in self.requests) + BUDGET
+        return LlamaCpp(
+            target, draft, self.folder, context, 1, "f32", flash_attention="off", port=port
+        )
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
+    return Served(tmp_path_factory.mktemp("served"))
+
+
+def completed(
+    engine: Engine, k: int, requests: Sequence[Request], sampling: SamplingParameters
+) -> tuple[list[ReturnedText], Any]:
+    requests = [replace(request, sampling=sampling, k=k) for request in requests]
+    with engine.open(k) as server:
+        return [
+            ReturnedText(
+                request, server.generate(request.tokens, sampling, request.seed, request.budget)
+            )
+            for request in requests
+        ], server.facts
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", ["own", pytest.param("llamacpp", marks=needs_llamacpp)])
+def test_replay_of_returned_texts_gives_the_engines_rounds_and_drafted_tokens(
+    served: Served, name: str, temperature: float
+) -> None:
+    # Both engines propose the draft's argmax, so that a text has one way to be decoded
+    engine: Engine = served.own() if name == "own" else served.llamacpp()
+    sampling = SamplingParameters(temperature)
+    ends = set()
+    for k in KS:
+        texts, facts = completed(engine, k, served.requests, sampling)
+        traces = score_returned(texts, facts, served.target_model, served.draft_model, DRAFT)
+        expected = replay_returned(texts, traces, facts, k)
+        done = [text.completion for text in texts]
+        np.testing.assert_array_equal([each.rounds for each in done], expected.rounds)
+        np.testing.assert_array_equal([each.drafted for each in done], expected.drafted)
+        ends |= {each.stop_reason for each in done}
+    assert ends == {"eos", "budget"}
+
+
+@needs_llamacpp
+def test_llamacpp_decodes_the_text_of_our_own_loop(served: Served) -> None:
+    theirs, _ = completed(served.llamacpp(), 4, served.requests, GREEDY)
+    ours, _ = completed(served.own(), 0, served.requests, GREEDY)
+    assert [text.completion.tokens for text in theirs] == [text.completion.tokens for text in ours]
+
+
+@needs_llamacpp
+def test_llamacpps_clocks_and_version_are_read(served: Served) -> None:
+    (first, *_), facts = completed(served.llamacpp(), 0, served.requests[:1], GREEDY)
+    done = first.completion
+    assert facts.version.startswith(("xllamacpp ", "b"))
+    assert done.prefill_s is not None
+    assert done.decode_s is not None
+    assert 0 < done.prefill_s + done.decode_s < done.request_s
+    if sys.platform == "linux":
+        assert done.cpu_s is not None
+        assert done.cpu_s > 0
+
+
+@needs_llamacpp
+def test_synthetic_rates_of_zero_make_every_round_emit_one_token(served: Served) -> None:
+    with served.llamacpp().open(2, synthetic=[0.0, 0.0]) as server:
+        done = server.generate(served.requests[0].tokens, GREEDY, 1, 20)
+    assert done.rounds == len(done.tokens) - 1
+    assert done.accepted == 0
+
+
+@needs_llamacpp
+def test_a_server_killed_between_requests_is_named_with_its_log(served: Served) -> None:
+    with served.llamacpp().open(0) as server:
+        server.generate(served.requests[0].tokens, GREEDY, 1, 4)
+        assert server.process_id is not None
+        os.kill(server.process_id, signal.SIGKILL)
+        with pytest.raises(ServerDiedError, match=r"llama\.cpp at k=0: .*its log ends"):
+            server.generate(served.requests[0].tokens, GREEDY, 1, 4)
+
+
+@needs_llamacpp
+def test_a_port_that_is_taken_and_a_file_that_is_no_model_are_refused(served: Served) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(UserError, match=f"port={port}: taken"):
+            served.llamacpp(port=port).open(0)
+    broken = served.folder / "broken.gguf"
+    broken.write_bytes(b"no model")
+    with pytest.raises(UserError, match=r"llama\.cpp at k=0 ended; its log ends"):
+        replace(served.llamacpp(), target=broken).open(0)
+    with pytest.raises(UserError, match=r"draft\.gguf=.*none\.gguf: no such file"):
+        replace(served.llamacpp(), draft=served.folder / "none.gguf").open(2)
+
+
+@needs_llamacpp
+def test_a_request_longer_than_the_context_is_refused(served: Served) -> None:
+    with (
+        replace(served.llamacpp(), context_tokens=8).open(0) as server,
+        pytest.raises(UserError, match="context"),
+    ):
+        server.generate(list(range(2, 402)), GREEDY, 1, 400)
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+
+@needs_llamacpp
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        (LlamaConfig, {"num_attention_heads": 4, "num_key_value_heads": 2}),
+        (LlamaConfig, {"rope_parameters": LLAMA3}),
+        (Qwen2Config, {"hidden_size": 32, "num_attention_heads": 2}),
+        (Qwen3Config, {"tie_word_embeddings": True}),
+    ],
+)
+def test_a_converted_model_decodes_as_the_original(
+    tmp_path: Path, family: Any, settings: dict[str, Any]
+) -> None:
+    network = small(family, 1, vocab_size=1030, **settings)
+    folder = save(network, tmp_path / "model")
+    loaded = load(ModelConf(name="random", id=str(folder)), "model", CPU)
+    gguf = write_gguf(loaded, tmp_path / "model.gguf")
+    prompt = list(range(5, 45))
+    engine = LlamaCpp(gguf, None, tmp_path, 120, 1, "f32", flash_attention="off")
+    with engine.open(0) as server:
+        tokens = server.generate(prompt, GREEDY, 1, 40).tokens
+    model = CachedModel(loaded.network, loaded.vocab_size)
+    own = OwnLoop(model, None, loaded.eos, "greedy_draft", Clock(model).now)
+    assert tokens == own.open(0).generate(prompt, GREEDY, 1, 40).tokens
+
+
+def test_a_family_that_is_not_converted_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    folder = save(small(GemmaConfig, vocab_size=1024), tmp_path / "model")
+    loaded = load(ModelConf(name="random", id=str(folder)), "draft", CPU)
+    with pytest.raises(UserError, match=r"draft=random: gemma is not converted .*draft\.gguf=FILE"):
+        write_gguf(loaded, tmp_path / "model.gguf")
+    assert not list(tmp_path.glob("*.gguf*"))
