@@ -28,6 +28,7 @@ from harness.decoding.sampling import SamplingParameters
 from harness.engines.gguf_file import write_gguf
 from harness.engines.llamacpp import (
     LlamaCpp,
+    LlamaCppServer,
     RunningLlamaCpp,
     request_settings,
     rounds_at_eos,
@@ -36,7 +37,12 @@ from harness.engines.own import OwnLoop
 from harness.engines.process import ServerProcess
 from harness.engines.protocol import Engine, ServerDiedError
 from harness.measurement.generations import Request
-from harness.measurement.returned_texts import ReturnedText, replay_returned, score_returned
+from harness.measurement.returned_texts import (
+    ReturnedText,
+    likelihood_test,
+    replay_returned,
+    score_returned,
+)
 from harness.measurement.step_times import Clock
 from harness.models.cached import CachedModel
 from harness.models.load import LoadedModel, load, open_pair
@@ -338,10 +344,59 @@ def test_replay_of_returned_texts_gives_the_engines_rounds_and_drafted_tokens(
 
 
 @needs_llamacpp
+def test_a_draft_that_samples_takes_the_rounds_of_the_ratio_rule_on_its_ten_likeliest_tokens(
+    served: Served,
+) -> None:
+    # At this temperature a draft that is not cut, or not as warm, is told apart: |z| above 4
+    engine = replace(served.llamacpp(), draft_sampling="probabilistic")
+    sampling = SamplingParameters(1.5)
+    requests = [
+        replace(request, seed=100 * repetition + request.seed, repetition=repetition)
+        for repetition in range(3)
+        for request in served.requests
+    ]
+    texts, facts = completed(engine, 4, requests, sampling)
+    traces = score_returned(texts, facts, served.target_model, served.draft_model, DRAFT)
+    rounds = np.array([text.completion.rounds for text in texts], dtype=np.float64)
+    gaps = rounds - replay_returned(texts, traces, facts, 4).rounds
+    assert abs(gaps.sum()) / np.sqrt((gaps**2).sum()) < 3
+
+
+@pytest.mark.parametrize("name", ["own", pytest.param("llamacpp", marks=needs_llamacpp)])
+def test_texts_are_tested_against_the_targets_distribution(served: Served, name: str) -> None:
+    engine: Engine = served.own() if name == "own" else served.llamacpp()
+    texts, _ = completed(engine, 2, served.requests, SamplingParameters(1.5))
+    assert abs(likelihood_test(texts, served.target_model).z) < 3
+    # The same texts, had the target been asked for another temperature
+    others = [
+        replace(text, request=replace(text.request, sampling=SamplingParameters(1.0)))
+        for text in texts
+    ]
+    assert likelihood_test(others, served.target_model).z < -5
+
+
+@needs_llamacpp
 def test_llamacpp_decodes_the_text_of_our_own_loop(served: Served) -> None:
     theirs, _ = completed(served.llamacpp(), 4, served.requests, GREEDY)
     ours, _ = completed(served.own(), 0, served.requests, GREEDY)
     assert [text.completion.tokens for text in theirs] == [text.completion.tokens for text in ours]
+
+
+@needs_llamacpp
+def test_a_server_that_the_user_runs_is_attached_to_and_counts_the_same(served: Served) -> None:
+    started, facts = completed(served.llamacpp(), 4, served.requests, GREEDY)
+    with served.llamacpp().open(4) as server:
+        assert isinstance(server, LlamaCppServer)
+        running = RunningLlamaCpp({4: server.url})
+        attached, attached_facts = completed(running, 4, served.requests, GREEDY)
+        # Attaching leaves the server running
+        text = served.loaded.tokenizer.decode(served.requests[0].tokens)
+        running.open(4).check_vocabulary(served.requests[0].tokens, text)
+    assert attached_facts.counting == facts.counting
+    for ours, theirs in zip(started, attached, strict=True):
+        assert theirs.completion.tokens == ours.completion.tokens
+        assert theirs.completion.rounds in (ours.completion.rounds, None)
+    assert sum(text.completion.rounds is None for text in attached) <= 1
 
 
 @needs_llamacpp

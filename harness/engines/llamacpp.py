@@ -12,8 +12,8 @@ Read in tools/server of the release (build 11549) and run:
   `spec_decode_num_drafts_total` of `/metrics` (rounds that drafted anything) where the server is
   ours alone, and `draft_n` / K elsewhere.
 - The draft proposes its argmax, and the target's sample decides: the rule `greedy_draft`. With
-  `--spec-draft-sampling probabilistic` (from build 11368) it draws among its ten likeliest tokens
-  and accepts by the ratio.
+  `--spec-draft-sampling probabilistic` (from build 11368) it draws among its ten likeliest tokens,
+  at the request's temperature, and accepts by the ratio.
 - `--spec-synth-rates` imposes acceptance, for timing: unconditional per position, K of them.
 """
 
@@ -37,7 +37,9 @@ from harness.records import Rule, StopReason, UserError
 from harness.serving.counting import Counting
 
 COUNTING = Counting(first_position=1, shortens_last_draft=True)
-RULES: Mapping[str, Rule] = {"greedy": "greedy_draft", "probabilistic": "ratio"}
+DraftSampling = Literal["greedy", "probabilistic"]
+RULES: Mapping[DraftSampling, Rule] = {"greedy": "greedy_draft", "probabilistic": "ratio"}
+PROBABILISTIC_TOP_K = 10
 WHEEL = "xllamacpp"
 BINARY = "llama-server"
 STOP_REASONS: Mapping[str, StopReason] = {"eos": "eos", "word": "stop_string", "limit": "budget"}
@@ -71,7 +73,7 @@ class LlamaCpp:
     threads: int | None = None
     kv_type: str = "f16"
     flash_attention: Literal["on", "off", "auto"] = "auto"
-    draft_sampling: Literal["greedy", "probabilistic"] = "greedy"
+    draft_sampling: DraftSampling = "greedy"
     slots: int = 1
     port: int | None = None
 
@@ -93,7 +95,7 @@ class LlamaCpp:
             client.wait_until_ready("/health", READY_S, stopped)
             if not process.alive:
                 raise UserError(stopped())
-            return LlamaCppServer(client, k, RULES[self.draft_sampling], process)
+            return LlamaCppServer(client, k, self.draft_sampling, process)
         except BaseException:
             process.stop()
             raise
@@ -152,7 +154,7 @@ class RunningLlamaCpp:
 
     urls: Mapping[int, str]
     key: str | None = None
-    draft_sampling: Literal["greedy", "probabilistic"] = "greedy"
+    draft_sampling: DraftSampling = "greedy"
 
     def open(self, k: int, synthetic: Sequence[float] | None = None) -> "LlamaCppServer":
         """Attach to the server of this K."""
@@ -160,25 +162,35 @@ class RunningLlamaCpp:
             raise UserError(f"url: no server for k={k}; there are {sorted(self.urls)}")
         if synthetic is not None:
             raise UserError(f"url={self.urls[k]}: acceptance is fixed when a server starts")
-        return LlamaCppServer(HttpClient(self.urls[k], self.key), k, RULES[self.draft_sampling])
+        return LlamaCppServer(HttpClient(self.urls[k], self.key), k, self.draft_sampling)
 
 
 class LlamaCppServer:
     """One running server of llama.cpp."""
 
     def __init__(
-        self, client: HttpClient, k: int, rule: Rule, process: ServerProcess | None = None
+        self,
+        client: HttpClient,
+        k: int,
+        draft_sampling: DraftSampling,
+        process: ServerProcess | None = None,
     ) -> None:
         """Take over a server that answers.
 
         Args:
             client: talks to it.
             k: tokens that it drafts per round.
-            rule: by which it accepts them.
+            draft_sampling: how they are proposed.
             process: the server, where it was started here; it is then ours alone.
         """
         self.k, self._client, self._process = k, client, process
-        self.facts = EngineFacts("llamacpp", _version(client, process), rule, COUNTING)
+        self.facts = EngineFacts(
+            "llamacpp",
+            _version(client, process),
+            RULES[draft_sampling],
+            COUNTING,
+            PROBABILISTIC_TOP_K if draft_sampling == "probabilistic" else None,
+        )
 
     def generate(
         self, prompt: Sequence[int], sampling: SamplingParameters, seed: int, budget: int
@@ -216,6 +228,11 @@ class LlamaCppServer:
                 f"url={self._client.url}: another model than model=, by its tokens: ids that stand"
                 f" for {text[:30]!r} are {str(said)[:30]!r} there"
             )
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return self._client.url
 
     @property
     def process_id(self) -> int | None:

@@ -27,12 +27,15 @@ class EngineFacts:
         version: as the engine reports it; "unknown" where it does not.
         rule: by which it accepts drafted tokens; None where it cannot be known.
         counting: how its counters count; None where it has none.
+        draft_top_k: a draft that is sampled draws among so many of its likeliest tokens, at the
+            request's temperature; None where it is sampled as the target is.
     """
 
     name: str
     version: str
     rule: Rule | None
     counting: Counting | None
+    draft_top_k: int | None = None
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ argmax. Then every rule's accept probability is 1 if the tokens match, else 0.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -74,6 +75,7 @@ def score_texts(
     *,
     draft_name: str,
     target_name: str = "the target",
+    draft_top_k: int | None = None,
     batch: int = 32,
     chunk: int = 512,
     tick: Callable[[], None] = lambda: None,
@@ -86,6 +88,7 @@ def score_texts(
         draft: the draft. Distributions are over the narrower vocabulary of the two.
         draft_name: the draft's name in the traces, and in errors.
         target_name: what errors call the target.
+        draft_top_k: of an engine whose draft draws among so many tokens, whatever the target does.
         batch: texts in a batch at most; halved, and kept so, whenever memory runs out.
         chunk: tokens whose logits are in memory at a time.
         tick: called once per scored text.
@@ -106,7 +109,7 @@ def score_texts(
     size = batch if targets.split is not None and drafts.split is not None else 1
 
     def work(some: Sequence[GeneratedText]) -> list[TextTrace]:
-        scored = _score(some, targets, drafts, draft_name, chunk)
+        scored = _score(some, targets, drafts, draft_name, draft_top_k, chunk)
         for _ in scored:
             tick()
         return scored
@@ -183,10 +186,16 @@ def _padding_error(model: CachedModel, split: SplitNetwork) -> float:
 
 
 def _score(
-    texts: Sequence[GeneratedText], target: _Scored, draft: _Scored, draft_name: str, chunk: int
+    texts: Sequence[GeneratedText],
+    target: _Scored,
+    draft: _Scored,
+    draft_name: str,
+    draft_top_k: int | None,
+    chunk: int,
 ) -> list[TextTrace]:
     """Score one batch of texts that are sampled alike."""
     sampling = texts[0].request.sampling
+    draft_sampling = sampling if draft_top_k is None else replace(sampling, top_k=draft_top_k)
     width = min(target.model.vocab_size, draft.model.vocab_size)
     token_chunks = torch.tensor([token for text in texts for token in text.tokens]).split(chunk)
     draft_chunks = _logit_chunks(draft, texts, chunk, kept=False)
@@ -202,7 +211,7 @@ def _score(
     ):
         device, seen = draft_logits.device, next(seen_chunks, None)
         draft_distribution = _Distribution(
-            _common_vocabulary_logits(draft_logits, width, seen, sampling), sampling
+            _common_vocabulary_logits(draft_logits, width, seen, sampling), draft_sampling
         )
         target_distribution = None
         if target_logits is not None:

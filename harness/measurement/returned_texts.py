@@ -3,15 +3,21 @@
 An engine's uniforms are its own, so its texts above temperature 0 are not ours. They need not be:
 replay asks for the expected rounds of a given text, whoever drew it. The texts are scored by the
 loaded pair, from the position at which the engine's rounds begin and with the drafts that it
-proposes near the budget (`harness.serving.counting`). At temperature 0 rounds and drafted tokens
-are then equal to the engine's counts; above it they are expectations.
+proposes near the budget (`harness.serving.counting`). At temperature 0, and where the draft
+proposes its argmax, rounds and drafted tokens are then equal to the engine's counts; where it
+samples they are expectations.
+
+`likelihood_test` asks whether the texts are the target's at all.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 
+from harness.decoding.sampling import sampler_for
 from harness.engines.protocol import Completion, EngineFacts
 from harness.measurement.draft_scores import score_texts
 from harness.measurement.generations import Request
@@ -49,7 +55,7 @@ def score_returned(
 ) -> list[TextTrace]:
     """Score what the rounds of an engine emitted; each text has at least one token of a round."""
     decoded = [text.decoded(facts) for text in texts]
-    return score_texts(decoded, target, draft, draft_name=draft_name)
+    return score_texts(decoded, target, draft, draft_name=draft_name, draft_top_k=facts.draft_top_k)
 
 
 def replay_returned(
@@ -75,3 +81,48 @@ def replay_returned(
         )
         proposed[row, :size] = facts.counting.proposed(k, text.request.budget)[:size]
     return replay(by_start(chances, k), lengths, [k], proposed=proposed)[k]
+
+
+@dataclass(frozen=True)
+class LikelihoodTest:
+    """How likely texts are under the target, against how likely its own texts would be.
+
+    Given what precedes it, a token of the target's own has the expected log-probability -H, the
+    distribution's entropy, and a known variance. So the sum over the texts of log target(x) + H is
+    a martingale, whatever the texts' lengths, and divided by the root of the summed variances it is
+    a standard normal number, for many tokens. A server that is not lossless drifts from 0.
+
+    Attributes:
+        tokens: how many there are.
+        excess: sum of log target(x) + H, nats.
+        variance: of that sum, nats squared.
+        log_probability: sum of log target(x), nats.
+    """
+
+    tokens: int
+    excess: float
+    variance: float
+    log_probability: float
+
+    @property
+    def z(self) -> float:
+        """The excess in standard deviations; 0 where the target leaves no choice."""
+        return self.excess / math.sqrt(self.variance) if self.variance > 0 else 0.0
+
+
+@torch.inference_mode()
+def likelihood_test(texts: Sequence[ReturnedText], target: CachedModel) -> LikelihoodTest:
+    """Test texts that were drawn above temperature 0, the prefill's token included."""
+    tokens, sums = 0, np.zeros(3)
+    for text in texts:
+        request, returned = text.request, torch.tensor(text.completion.tokens)
+        target.prefill(request.tokens[:-1])
+        fed = torch.tensor([request.tokens[-1], *text.completion.tokens[:-1]])
+        probs = sampler_for(request.sampling)(target.forward(fed.to(target.device))).double().cpu()
+        logs = probs.clamp_min(torch.finfo(torch.float32).tiny).log()
+        drawn = logs.gather(-1, returned[:, None]).squeeze(-1)
+        mean = (probs * logs).sum(-1)
+        variance = (probs * logs.square()).sum(-1) - mean.square()
+        sums += [float(part.sum()) for part in (drawn - mean, variance, drawn)]
+        tokens += len(returned)
+    return LikelihoodTest(tokens, *(float(each) for each in sums))
