@@ -258,6 +258,35 @@ def test_a_command_that_cannot_start_is_one_line(tmp_path: Path) -> None:
         ServerProcess(["nowhere/server"], tmp_path / "log")
 
 
+BUSY = """
+import subprocess, sys
+if len(sys.argv) == 1:
+    subprocess.run([sys.executable, __file__, "child"])
+total = 0
+while True:
+    total += 1
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a clock of another process")
+def test_a_servers_processor_time_counts_the_processes_that_it_started(tmp_path: Path) -> None:
+    script = tmp_path / "busy.py"
+    script.write_text(BUSY)
+    server = ServerProcess([sys.executable, str(script)], tmp_path / "log")
+    parent = psutil.Process(server.pid)
+    while not parent.children():
+        time.sleep(0.01)
+    before = server.cpu_s()
+    used = sum(parent.cpu_times()[:2])
+    time.sleep(0.5)
+    after, used = server.cpu_s(), sum(parent.cpu_times()[:2]) - used
+    server.stop()
+    assert before is not None
+    assert after is not None
+    assert after - before > 0.05 > used  # the parent only waits
+    assert server.cpu_s() is None
+
+
 # ---- llama.cpp -----------------------------------------------------------------------------------
 
 

@@ -9,8 +9,8 @@ Read in tools/server of the release (build 11549) and run:
   of `predicted_n` - 1 tokens; builds divide by either.
 - Rounds are not among them. A text that fills its budget has tokens - 1 - accepted of them: each
   round emits its accepted tokens and one of the target's own. After an end of text they are
-  `spec_decode_num_drafts_total` of `/metrics` (rounds that drafted anything) where the server is
-  ours alone, and `draft_n` / K elsewhere.
+  `spec_decode_num_drafts_total` of `/metrics` (rounds that drafted anything) where the server
+  decodes this request alone, and `draft_n` / K elsewhere.
 - The draft proposes its argmax, and the target's sample decides: the rule `greedy_draft`. With
   `--spec-draft-sampling probabilistic` (from build 11368) it draws among its ten likeliest tokens,
   at the request's temperature, and accepts by the ratio.
@@ -44,8 +44,8 @@ WHEEL = "xllamacpp"
 BINARY = "llama-server"
 STOP_REASONS: Mapping[str, StopReason] = {"eos": "eos", "word": "stop_string", "limit": "budget"}
 DRAFTS_COUNTER = "llamacpp:spec_decode_num_drafts_total"
-# Beside the prompt and the budget: llama.cpp draws a draft before it looks at the room left for it
-SPARE_POSITIONS = 16
+# Positions beside prompt, budget and one draft, so that the context never shortens a draft
+SPARE_POSITIONS = 8
 # Until a server has loaded its models; large ones take minutes from a slow disk
 READY_S = 300.0
 
@@ -95,7 +95,8 @@ class LlamaCpp:
             client.wait_until_ready("/health", READY_S, stopped)
             if not process.alive:
                 raise UserError(stopped())
-            return LlamaCppServer(client, k, self.draft_sampling, process)
+            alone = self.slots == 1
+            return LlamaCppServer(client, k, self.draft_sampling, process, alone=alone)
         except BaseException:
             process.stop()
             raise
@@ -104,7 +105,7 @@ class LlamaCpp:
         """llama-server's command line, without where it listens."""
         flags = {
             "--model": self.target,
-            "--ctx-size": (self.context_tokens + SPARE_POSITIONS) * self.slots,
+            "--ctx-size": (self.context_tokens + k + SPARE_POSITIONS) * self.slots,
             "--parallel": self.slots,
             "--cache-type-k": self.kv_type,
             "--cache-type-v": self.kv_type,
@@ -174,6 +175,8 @@ class LlamaCppServer:
         k: int,
         draft_sampling: DraftSampling,
         process: ServerProcess | None = None,
+        *,
+        alone: bool = False,
     ) -> None:
         """Take over a server that answers.
 
@@ -181,9 +184,11 @@ class LlamaCppServer:
             client: talks to it.
             k: tokens that it drafts per round.
             draft_sampling: how they are proposed.
-            process: the server, where it was started here; it is then ours alone.
+            process: the server, where it was started here.
+            alone: whether it decodes one request at a time, so that what changes on it meanwhile
+                (its counters, its processor time) is that request's.
         """
-        self.k, self._client, self._process = k, client, process
+        self.k, self._client, self._process, self._alone = k, client, process, alone
         self.facts = EngineFacts(
             "llamacpp",
             _version(client, process),
@@ -251,11 +256,11 @@ class LlamaCppServer:
         self.close()
 
     def _cpu_s(self) -> float | None:
-        return None if self._process is None else self._process.cpu_s()
+        return self._process.cpu_s() if self._process and self._alone else None
 
     def _drafts(self) -> int | None:
-        """Rounds that drafted, since the server started; None where others may use it as well."""
-        if self._process is None or self.k == 0:
+        """Rounds that drafted, since the server started; None where they are not one request's."""
+        if not self._alone or self.k == 0:
             return None
         lines = str(self._client.get("/metrics")).splitlines()
         counts = [line.split()[1] for line in lines if line.startswith(DRAFTS_COUNTER)]

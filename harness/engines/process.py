@@ -7,6 +7,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
+
 from harness.records import UserError
 
 LOOPBACK = "127.0.0.1"
@@ -50,6 +52,7 @@ class ServerProcess:
             self.stop()
             raise UserError(f"{command[0]}: does not start; {self.last_words()}")
         self.pid = int(first_line)
+        self._processes: tuple[int, ...] = ()
 
     @property
     def alive(self) -> bool:
@@ -57,16 +60,20 @@ class ServerProcess:
         return self._supervisor.poll() is None
 
     def cpu_s(self) -> float | None:
-        """Processor time of all its threads so far, seconds; None where the system has no clock.
+        """Processor time so far, seconds; None where the system has no clock for it.
 
-        Of the process itself, so an engine that works in child processes needs theirs.
+        Of all threads, those that ended too, and of the processes that the server had started when
+        this was first asked.
         """
         if sys.platform != "linux":
             return None
         try:
-            # The clock of another process's CPU time: clock_getcpuclockid(3)
-            return time.clock_gettime((~self.pid << 3) | 2)
-        except OSError:
+            if not self._processes:
+                children = psutil.Process(self.pid).children(recursive=True)
+                self._processes = (self.pid, *(child.pid for child in children))
+            # The clock of another process's processor time: clock_getcpuclockid(3)
+            return sum(time.clock_gettime((~pid << 3) | 2) for pid in self._processes)
+        except (OSError, psutil.NoSuchProcess):
             return None
 
     def last_words(self) -> str:

@@ -52,7 +52,8 @@ class Completion:
             the first; None where the engine does not tell.
         request_s: from sending the request to the whole answer, on the client's clock.
         cpu_s: processor time that the server's process spent meanwhile, of all threads; None for
-            a server elsewhere. On a machine shared with others it is steadier than any wall clock.
+            a server elsewhere, or with other requests. On a machine shared with others it is
+            steadier than any wall clock.
     """
 
     tokens: tuple[int, ...]
