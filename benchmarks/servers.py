@@ -36,16 +36,20 @@ from harness.config import ModelConf, PromptsConf
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.gguf_file import write_gguf
 from harness.engines.llamacpp import LlamaCpp
+from harness.engines.protocol import EngineFacts
 from harness.measurement.generations import Request
 from harness.measurement.returned_texts import replay_returned, score_returned
 from harness.measurement.served import (
-    RequestCost,
     ServedRequest,
-    served_times,
+    ServedTexts,
+    ServerCosts,
+    fit_costs,
+    served_texts,
     visit,
 )
 from harness.models.load import LoadedModel, load, open_pair
 from harness.models.tokenizer import encode
+from harness.theory.replay import Replayed, by_start, replay
 
 DRAFTS = ("tiny_good", "tiny_small", "tiny_unrelated")
 SETS = ("easy", "hard")
@@ -83,7 +87,7 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=96)
     parser.add_argument("--visits", type=int, default=7)
     asked = parser.parse_args()
-    target, console = _load("tiny", "model"), Console()
+    target, console = _load("tiny", "model"), Console(width=120)
     requests = _requests(target, asked.limit, asked.new_tokens)
     rows: list[Row] = []
     for name in asked.drafts:
@@ -170,49 +174,54 @@ def _rows(
                 served += first
                 rejected += second
     facts = servers[0].facts
-    times = {name: served_times(_of(served, name), facts, "cpu") for name in SETS}
-    zero_times = {name: served_times(_of(rejected, name), facts, "cpu") for name in SETS}
     target_model, draft_model = open_pair(target, draft)
+
+    def replayed(texts: ServedTexts, k: int) -> Replayed:
+        traces = score_returned(texts.texts, facts, target_model, draft_model, draft.name)
+        return replay_returned(texts.texts, traces, facts, k)
+
+    def costs(by_k: Mapping[int, ServedTexts], ks: Sequence[int]) -> ServerCosts:
+        return fit_costs(by_k[0], {k: (by_k[k], replayed(by_k[k], k)) for k in ks}, facts)
+
+    measured = {name: served_texts(_of(served, name), facts, "cpu") for name in SETS}
     for name, other in (SETS, SETS[::-1]):
-        plain, asked = times[name][0], int(times[name][0].full.sum())
-        costs = {k: each.cost() for k, each in times[other].items()}
+        # With synthetic acceptance the texts are not the target's: every round emits one token
+        rejects = served_texts(_of(rejected, other), facts, "cpu")
+        none_accepted = {
+            k: (texts, all_rejected(texts, facts, k)) for k, texts in rejects.items() if k
+        }
         ways = {
-            "other set": costs,
-            "two K": _by_line(costs),
-            "zero rates": {k: each.cost() for k, each in zero_times[other].items()},
+            "other set": costs(measured[other], KS),
+            "two K": costs(measured[other], (KS[0], KS[-1])),
+            "zero rates": fit_costs(rejects[0], none_accepted, facts),
+        }
+        full = {
+            k: texts.only(lambda request: request.budget == requests[0].budget)
+            for k, texts in measured[name].items()
         }
         for k in KS:
-            texts = [each.text for each in _of(served, name) if each.visit == 0]
-            texts = [
-                text
-                for text in texts
-                if text.request.k == k and text.request.budget == requests[0].budget
-            ]
-            traces = score_returned(texts, facts, target_model, draft_model, draft.name)
-            expected = replay_returned(texts, traces, facts, k)
-            tokens, rounds = float(expected.new_tokens.sum()), float(expected.rounds.sum())
-            done = [text.completion for text in texts]
+            expected, done = replayed(full[k], k), [text.completion for text in full[k].texts]
             yield Row(
                 draft=draft.name,
                 prompt_set=name,
                 k=k,
-                texts=len(texts),
+                texts=len(done),
                 equal_rounds=sum(np.equal([each.rounds for each in done], expected.rounds)),
                 equal_drafted=sum(np.equal([each.drafted for each in done], expected.drafted)),
                 tokens_per_round=expected.tokens_per_round,
-                measured=plain.seconds_per_token / times[name][k].seconds_per_token,
-                predicted={
-                    way: cost[0].seconds(asked, tokens) / cost[k].seconds(asked, rounds)
-                    for way, cost in ways.items()
-                },
+                measured=full[0].decode_s.sum() / full[k].decode_s.sum(),
+                predicted={way: cost.speedup(expected) for way, cost in ways.items()},
             )
 
 
-def _by_line(costs: Mapping[int, RequestCost]) -> dict[int, RequestCost]:
-    """Costs of every K from those of the smallest and the largest."""
-    low, high = KS[0], KS[-1]
-    line = {k: costs[low].between(costs[high], (k - low) / (high - low)) for k in KS}
-    return {0: costs[0], **line}
+def all_rejected(texts: ServedTexts, facts: EngineFacts, k: int) -> Replayed:
+    """The counts of texts whose every draft was rejected."""
+    assert facts.counting is not None
+    sizes = texts.tokens(facts).astype(int)
+    proposed = np.zeros((len(sizes), sizes.max()), dtype=np.intp)
+    for row, (text, size) in enumerate(zip(texts.texts, sizes, strict=True)):
+        proposed[row, :size] = facts.counting.proposed(k, text.request.budget)[:size]
+    return replay(by_start(np.zeros(proposed.shape), k), sizes, [k], proposed=proposed)[k]
 
 
 def _of(served: Sequence[ServedRequest], prompt_set: str) -> list[ServedRequest]:

@@ -8,13 +8,14 @@ Two clocks measure a server. Its own, where it reports decoding apart from the p
 that a user waits. And the processor time of its process, which is steadier on a busy machine: it
 has no prefill apart, so each visit asks for one token too, and that request's time is taken off.
 
-What decoding costs is fitted as a start and so much per round (`RequestCost`). The first round of a
-request costs more than the others: llama.cpp, for one, builds its graphs anew after the prefill,
-which on a small model is worth some rounds. Requests of one length would hide that, and texts with
-fewer rounds would be predicted too cheap; so each prompt is also sent with a quarter of its budget.
+What decoding costs (`ServerCosts`) is fitted from the requests: a start, and what a round of n
+drafted tokens takes. Both matter where texts are short. The first round after a prefill costs more
+than the others: llama.cpp, for one, builds its graphs anew. And near the budget it drafts fewer
+tokens than K, so a set whose texts fill their budgets has cheaper rounds. Each prompt is therefore
+also sent with a part of its budget, and replay says how many tokens each round drafted.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -25,6 +26,8 @@ from harness.engines.protocol import Completion, EngineFacts, Server
 from harness.measurement.generations import Request
 from harness.measurement.returned_texts import ReturnedText
 from harness.records import TextKey, UserError
+from harness.theory.replay import Replayed
+from harness.theory.speedup import RoundTimes
 
 ServerClock = Literal["engine", "cpu"]
 # The shorter budget of each prompt: this part of it, and no fewer tokens
@@ -92,78 +95,116 @@ def visit(
                 yield ServedRequest(number, each, answer, one)
 
 
-@dataclass(frozen=True)
-class RequestCost:
-    """What decoding costs on a server at one K: seconds of a request, and of each round in it.
-
-    At K = 0 a round is a token.
-    """
-
-    start_s: float
-    round_s: float
-
-    def seconds(self, requests: int, rounds: float) -> float:
-        """Of some requests that take so many rounds together."""
-        return requests * self.start_s + rounds * self.round_s
-
-    def between(self, other: "RequestCost", share: float) -> "RequestCost":
-        """On the line from this cost to another's; a share of 0 is this one."""
-        return RequestCost(
-            self.start_s + share * (other.start_s - self.start_s),
-            self.round_s + share * (other.round_s - self.round_s),
-        )
-
-
 @dataclass(frozen=True, eq=False)
-class ServedTimes:
-    """What requests took at one K, [n] each: requests of full and of shorter budgets.
+class ServedTexts:
+    """What requests at one K returned, each once, and how long its rounds took.
 
     Attributes:
-        decode_s: seconds of the rounds, over the visits.
-        tokens: that rounds emitted.
-        rounds: of drafting and verifying; the tokens where nothing was drafted.
-        full: whether the budget was the full one.
+        texts: n, of full and of shorter budgets.
+        decode_s: [n] seconds, over the visits.
     """
 
+    texts: tuple[ReturnedText, ...]
     decode_s: NDArray[np.float64]
-    tokens: NDArray[np.float64]
-    rounds: NDArray[np.float64]
-    full: NDArray[np.bool_]
 
-    @property
-    def seconds_per_token(self) -> float:
-        """Over the requests of full budget."""
-        return float(self.decode_s[self.full].sum() / self.tokens[self.full].sum())
+    def only(self, keep: Callable[[Request], bool]) -> "ServedTexts":
+        """Some of the requests."""
+        rows = [row for row, text in enumerate(self.texts) if keep(text.request)]
+        return ServedTexts(tuple(self.texts[row] for row in rows), self.decode_s[rows])
 
-    def cost(self) -> RequestCost:
-        """Start and round by least squares, errors relative to a request's time."""
-        columns = np.stack([np.ones_like(self.rounds), self.rounds], axis=1)
-        weights = 1.0 / self.decode_s
-        fitted, *_ = np.linalg.lstsq(columns * weights[:, None], np.ones_like(weights))
-        return RequestCost(float(fitted[0]), float(fitted[1]))
+    def tokens(self, facts: EngineFacts) -> NDArray[np.float64]:
+        """[n] tokens that rounds emitted."""
+        assert facts.counting is not None
+        counts = [len(facts.counting.decoded(text.completion.tokens)) for text in self.texts]
+        return np.array(counts, dtype=np.float64)
 
 
-def served_times(
+def served_texts(
     served: Sequence[ServedRequest], facts: EngineFacts, clock: ServerClock
-) -> Mapping[int, ServedTimes]:
-    """By K, the times of the requests whose rounds the engine told."""
+) -> Mapping[int, ServedTexts]:
+    """By K, the requests whose texts have more than the prefill's token."""
     assert facts.counting is not None
     grouped: dict[int, dict[tuple[TextKey, int], list[ServedRequest]]] = {}
     for each in served:
         text = (each.request.key, each.request.budget)
         grouped.setdefault(each.request.k, {}).setdefault(text, []).append(each)
-    full = max(each.request.budget for each in served)
-    times: dict[int, ServedTimes] = {}
+    result: dict[int, ServedTexts] = {}
     for k, texts in sorted(grouped.items()):
-        rows: list[tuple[float, int, int, bool]] = []
-        for (_, budget), visits in texts.items():
-            done = visits[-1].completion
-            tokens = len(facts.counting.decoded(done.tokens))
-            rounds = done.rounds if k else tokens
-            if tokens and rounds is not None:
-                seconds = [each.decode_s(clock) for each in visits]
-                decode_s = float(np.quantile(seconds, UNDISTURBED))
-                rows.append((decode_s, tokens, rounds, budget == full))
-        decode_s, tokens, rounds, whole = (np.array(each) for each in zip(*rows, strict=True))
-        times[k] = ServedTimes(decode_s, tokens.astype(float), rounds.astype(float), whole)
-    return times
+        kept = [
+            visits
+            for visits in texts.values()
+            if facts.counting.decoded(visits[-1].completion.tokens)
+        ]
+        seconds = [
+            np.quantile([each.decode_s(clock) for each in visits], UNDISTURBED) for visits in kept
+        ]
+        result[k] = ServedTexts(tuple(visits[-1].text for visits in kept), np.array(seconds))
+    return result
+
+
+@dataclass(frozen=True)
+class ServerCosts:
+    """What decoding costs on an engine.
+
+    Attributes:
+        plain_start_s, start_s: of a request beside its rounds, plain and speculative.
+        times: of a plain token, and of a round that drafts n tokens.
+    """
+
+    plain_start_s: float
+    start_s: float
+    times: RoundTimes
+
+    def plain_s(self, requests: int, tokens: float) -> float:
+        """Seconds of some requests that are decoded plainly."""
+        return requests * self.plain_start_s + tokens * self.times.plain_s
+
+    def speculative_s(self, replayed: Replayed) -> float:
+        """Seconds of the rounds of some requests, one per text."""
+        proposals = replayed.proposals.sum(axis=0)
+        rounds_s = sum(count * self.times.at(n) for n, count in enumerate(proposals))
+        return len(replayed.rounds) * self.start_s + float(rounds_s)
+
+    def speedup(self, replayed: Replayed) -> float:
+        """Predicted for some requests, from their replayed rounds."""
+        plain_s = self.plain_s(len(replayed.rounds), float(replayed.new_tokens.sum()))
+        return plain_s / self.speculative_s(replayed)
+
+
+def fit_costs(
+    plain: ServedTexts,
+    speculative: Mapping[int, tuple[ServedTexts, Replayed]],
+    facts: EngineFacts,
+) -> ServerCosts:
+    """Fit costs by least squares, errors relative to a request's time.
+
+    Args:
+        plain: requests decoded plainly, of two budgets.
+        speculative: by K, requests with their replayed counts. Rounds that drafted another number
+            of tokens than any K lie on the line between.
+        facts: of the engine.
+    """
+    tokens = plain.tokens(facts)
+    plain_start_s, plain_s = _least_squares(
+        np.stack([np.ones_like(tokens), tokens], axis=1), plain.decode_s
+    )
+    ks = np.array(sorted(speculative), dtype=np.float64)
+    columns: list[NDArray[np.float64]] = []
+    seconds: list[NDArray[np.float64]] = []
+    for k, (texts, replayed) in sorted(speculative.items()):
+        # [n, ks] how much of each K's round a round of n = 1..k drafted tokens is
+        share = np.stack([np.interp(np.arange(1, k + 1), ks, unit) for unit in np.eye(len(ks))], 1)
+        rounds = replayed.proposals[:, 1:] @ share
+        columns.append(np.concatenate([np.ones((len(rounds), 1)), rounds], axis=1))
+        # A round that drafted nothing is a plain step
+        seconds.append(texts.decode_s - replayed.proposals[:, 0] * plain_s)
+    start_s, *rounds_s = _least_squares(np.concatenate(columns), np.concatenate(seconds))
+    known = tuple((int(k), float(cost)) for k, cost in zip(ks, rounds_s, strict=True))
+    return ServerCosts(float(plain_start_s), float(start_s), RoundTimes(float(plain_s), known))
+
+
+def _least_squares(
+    columns: NDArray[np.float64], seconds: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    fitted, *_ = np.linalg.lstsq(columns / seconds[:, None], np.ones_like(seconds))
+    return fitted.astype(np.float64)
