@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from importlib import util
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -150,3 +151,32 @@ def test_prediction_holds_predictions_against_measurements_cell_by_cell(
     last = out.partition("median of 2 runs:")[2]
     assert re.search(r"time: median [\d.]+%, mean [+-][\d.]+%, p90 [\d.]+%", last)
     assert "whole, T=0: median" in last
+
+
+def test_published_speedups_are_predicted_from_other_data_sets(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["published.py"])
+    script("published").main()
+    *rows, flagged, _, last = capsys.readouterr().out.splitlines()
+    assert last == "median error 3.1 % over 96 chains"
+    assert flagged.startswith("30 chains rest on a throughput")
+    assert sum("impossible" in row for row in rows) == 30
+    table = BENCHMARKS / "published" / "specbundle.csv"
+    short = tmp_path / "short.csv"
+    short.write_text("\n".join(line.rpartition(",")[0] for line in table.read_text().splitlines()))
+    monkeypatch.setattr(sys, "argv", ["published.py", str(short)])
+    with pytest.raises(SystemExit, match="no column plain_throughput"):
+        script("published").main()
+
+
+@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")
+def test_the_benchmark_of_servers_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["--drafts", "tiny_good", "--limit", "2", "--visits", "1", "--new-tokens", "24"]
+    monkeypatch.setattr(sys, "argv", ["servers.py", *sizes])
+    script("servers").main()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "rounds equal to replay in 16 of 16 texts, drafted tokens in 16"
+    assert lines[-2].startswith("zero rates: median error ")

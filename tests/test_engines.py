@@ -43,11 +43,13 @@ from harness.measurement.returned_texts import (
     replay_returned,
     score_returned,
 )
+from harness.measurement.served import ServedTexts, fit_costs, served_texts, visit
 from harness.measurement.step_times import Clock
 from harness.models.cached import CachedModel
 from harness.models.load import LoadedModel, load, open_pair
 from harness.models.tokenizer import encode
 from harness.records import UserError
+from harness.serving.counting import Counting
 
 needs_llamacpp = pytest.mark.skipif(
     find_spec("xllamacpp") is None, reason="needs the llamacpp extra"
@@ -402,6 +404,58 @@ def test_texts_are_tested_against_the_targets_distribution(served: Served, name:
         for text in texts
     ]
     assert likelihood_test(others, served.target_model).z < -5
+
+
+def test_costs_are_found_from_requests_that_cost_a_start_and_what_their_rounds_drafted(
+    served: Served,
+) -> None:
+    start, plain = 0.003, 0.5e-3
+    rounds_s = np.array([plain, 0.9e-3, 1.2e-3, 1.5e-3, 1.8e-3])  # by drafted tokens
+    requests = [
+        replace(request, budget=budget) for request in served.requests for budget in (12, BUDGET)
+    ]
+    texts, facts = completed(served.own(), 0, requests, GREEDY)
+    # Counted as llama.cpp would, with drafts shortened near the budget
+    facts = replace(facts, counting=Counting(1, True))
+    traces = score_returned(texts, facts, served.target_model, served.draft_model, DRAFT)
+    replays = {k: replay_returned(texts, traces, facts, k) for k in (1, 2, 4)}
+    tokens = replays[1].new_tokens
+    speculative = {
+        k: ServedTexts(
+            tuple(texts), 2 * start + counts.proposals @ [rounds_s[n] for n in range(k + 1)]
+        )
+        for k, counts in replays.items()
+    }
+    costs = fit_costs(
+        ServedTexts(tuple(texts), start + tokens * plain),
+        {k: (speculative[k], replays[k]) for k in (1, 2, 4)},
+        facts,
+    )
+    assert (costs.plain_start_s, costs.start_s) == pytest.approx((start, 2 * start))
+    assert [costs.times.at(n) for n in range(5)] == pytest.approx(rounds_s.tolist())
+    measured = (start + tokens * plain).sum() / speculative[4].decode_s.sum()
+    assert costs.speedup(replays[4]) == pytest.approx(measured)
+    # Rounds without their starts would be another speedup
+    assert costs.times.speedup(replays[4].tokens_per_round, 4) != pytest.approx(measured, rel=0.03)
+
+
+def test_a_visit_asks_every_server_for_each_budget_and_for_one_token(served: Served) -> None:
+    own = served.own()
+    servers = {k: own.open(k) for k in (0, 2)}
+    done = list(visit(servers, served.requests[:2], 0, np.random.default_rng(0)))
+    asked = {(each.request.key, each.request.k, each.request.budget) for each in done}
+    assert len(done) == len(asked) == 2 * 2 * 2
+    assert all(len(each.one_token.tokens) == 1 for each in done)
+    by_k = served_texts(done, servers[0].facts, "engine")
+    assert [len(texts.texts) for texts in by_k.values()] == [4, 4]
+    elsewhere = replace(done[0], completion=replace(done[0].completion, cpu_s=None))
+    with pytest.raises(UserError, match="clock=cpu: this server has none"):
+        elsewhere.decode_s("cpu")
+
+
+def test_where_rounds_begin_and_how_drafts_end_is_the_engines() -> None:
+    assert Counting(1, shortens_last_draft=True).proposed(4, 8).tolist() == [4, 4, 4, 3, 2, 1, 0]
+    assert Counting(0, shortens_last_draft=False).proposed(4, 3).tolist() == [4, 4, 4]
 
 
 @needs_llamacpp
