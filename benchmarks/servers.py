@@ -85,7 +85,7 @@ def main() -> None:
     parser.add_argument("--drafts", nargs="+", default=list(DRAFTS))
     parser.add_argument("--limit", type=int, help="prompts of each set")
     parser.add_argument("--new-tokens", type=int, default=96)
-    parser.add_argument("--visits", type=int, default=7)
+    parser.add_argument("--visits", type=int, default=20)
     asked = parser.parse_args()
     target, console = _load("tiny", "model"), Console(width=120)
     requests = _requests(target, asked.limit, asked.new_tokens)
