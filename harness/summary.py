@@ -143,7 +143,7 @@ class Answer:
     """What to serve at one temperature on engines that accept by one rule."""
 
     temperature: float
-    engine: str  # "own" for the run's own loop; later the server that was measured
+    engine: str  # "own" for our own loop, else the server that was measured
     rule: Rule
     prompt_set: str  # a set's name, or "all" for the whole weighted workload
     # draft, k, speedup, speedup_lo, speedup_hi, decision, reason, reason_values: as in `Verdict`.
@@ -840,6 +840,168 @@ class Comparison:
 
 
 @dataclass(frozen=True)
+class ServedCell:
+    """One cell that a server ran, next to what was predicted of it."""
+
+    prompt_set: str
+    temperature: float
+    k: int
+    concurrency: int
+    speedup: float  # measured: plain seconds per token / this K's, on the run's clock
+    tokens_per_round: float | None  # the server's; None where it counts no rounds
+    replayed_tokens_per_round: float | None  # expected of the plain server's texts
+    # predicted: from those and this engine's round times, which have not seen the cell.
+    predicted: float | None = None
+    own_predicted: float | None = None  # from our own loop's round times; None where not known
+    # From round times measured at the smallest and the largest K alone; None at these two.
+    predicted_from_two_k: float | None = None
+
+    @property
+    def error(self) -> float | None:
+        """Of the prediction: predicted / measured - 1."""
+        return _error(self.predicted, self.speedup)
+
+    @property
+    def own_error(self) -> float | None:
+        """The same, had our own loop's round times been taken for the server's."""
+        return _error(self.own_predicted, self.speedup)
+
+    @property
+    def two_k_error(self) -> float | None:
+        """The same with round times of two K."""
+        return _error(self.predicted_from_two_k, self.speedup)
+
+
+def _error(predicted: float | None, measured: float) -> float | None:
+    return None if predicted is None else predicted / measured - 1.0
+
+
+@dataclass(frozen=True)
+class ServedGate:
+    """Whether a server at one K is lossless at one temperature, by what it returned.
+
+    What cannot be compared is None: without weights at hand there is no replay.
+    """
+
+    temperature: float
+    k: int  # 0: the plain server, whose texts must be the target's as well
+    texts: int
+    # At temperature 0, of the texts: equal to plain decoding's, or a tie within rounding.
+    equal_texts: int | None = None
+    # equal_rounds, equal_drafted: of the texts, those with exactly the replayed counts, where the
+    # rule leaves one way to decode a text.
+    equal_rounds: int | None = None
+    equal_drafted: int | None = None
+    # rounds, expected_rounds: of all texts; rounds_z: their difference in standard errors.
+    rounds: float | None = None
+    expected_rounds: float | None = None
+    rounds_z: float | None = None
+    # Above temperature 0: log-probability of a token under the target, its expectation, and how
+    # many standard errors their sums are apart (a martingale).
+    nats_per_token: float | None = None
+    expected_nats_per_token: float | None = None
+    text_z: float | None = None
+    lossless: bool | None = None  # None where nothing could be compared
+
+
+@dataclass(frozen=True)
+class ServedCosts:
+    """What decoding costs on a server at one temperature; round times are in `RoundSummary`."""
+
+    temperature: float
+    source: Literal["synthetic", "other_sets"]  # rejected drafts, or requests of other prompt sets
+    plain_start_s: float  # of a plain request, beside its tokens
+    start_s: float  # of a speculative request, beside its rounds
+    plain_s: float  # of a plain token
+    round_s: dict[int, float]  # of a round that drafts n tokens, by n; in between on a line
+    token_s: float  # what each token that a round emits beyond its first adds
+
+
+@dataclass(frozen=True)
+class LoadCell:
+    """A server under one load at one K: requests side by side, or arriving at a rate."""
+
+    temperature: float
+    k: int
+    concurrency: int | None  # requests side by side; None under Poisson arrivals
+    rate: float | None  # arrivals per second; None in a closed loop
+    requests: int
+    tokens_per_second: float  # of all requests together
+    ms_per_token: float  # of one user: request seconds / tokens, the median
+    p95_s: float  # 95th percentile of a request's seconds
+    # throughput_ratio: to plain decoding under the same load; spread: of repetitions, relative.
+    throughput_ratio: float | None = None
+    predicted_ratio: float | None = None
+    spread: float | None = None
+
+
+@dataclass(frozen=True)
+class ScheduleEntry:
+    """Which K to serve while so many requests are decoded side by side."""
+
+    low: int
+    high: int | None  # None: and above
+    k: int  # the fastest, 0 for plain decoding
+    # Whether another K is as fast within the spread of repetitions; `k` is then the smallest such.
+    tie: bool
+    predicted_ratio: float | None  # throughput / plain decoding's
+    measured_ratio: float | None = None  # of the cell that confirms it
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """K by batch at one temperature, and how to tell the server."""
+
+    temperature: float
+    entries: tuple[ScheduleEntry, ...]
+    # (server, text to paste); empty where no server takes a K per batch.
+    lines: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class AcceptanceLength:
+    """Acceptance of one K at one temperature under one convention."""
+
+    temperature: float
+    k: int
+    convention: str  # whose: "vLLM", "SGLang", ...
+    alias: str  # what it is called there
+    values: tuple[float, ...]  # one number, or one per position
+
+
+NotPredicted = Literal[
+    "no_weights",  # no target and draft are loaded here, so returned texts cannot be scored
+    "no_counting",  # how the engine counts rounds is not known
+    "no_costs",  # neither synthetic acceptance nor a second prompt set gives its round times
+]
+
+
+@dataclass(frozen=True)
+class ServedSummary:
+    """A server that ran the pair: what it is, and what a prediction of it is worth."""
+
+    engine: str  # a name that `engine=` takes
+    version: str
+    rule: Rule | None  # None where it is not known
+    clock: Literal["engine", "cpu"]  # "cpu": processor seconds of the server's process
+    started: bool  # by this run; else it was attached to
+    flags: tuple[str, ...] = ()  # that it was started with, apart from K and where it listens
+    cells: tuple[ServedCell, ...] = ()
+    gates: tuple[ServedGate, ...] = ()
+    costs: tuple[ServedCosts, ...] = ()
+    not_predicted: NotPredicted | None = None
+    load: tuple[LoadCell, ...] = ()
+    schedules: tuple[Schedule, ...] = ()
+    acceptance_lengths: tuple[AcceptanceLength, ...] = ()
+
+    @property
+    def lossless(self) -> bool | None:
+        """Whether every gate that compared anything was passed; None where none did."""
+        known = [gate.lossless for gate in self.gates if gate.lossless is not None]
+        return all(known) if known else None
+
+
+@dataclass(frozen=True)
 class Summary:
     """What a run says, and all that a report reads.
 
@@ -906,6 +1068,8 @@ class Summary:
     from_acceptance: tuple[ResultRow, ...] = ()  # those of `results` that a measured one gave
     alphas: tuple[float, ...] = ()
     round_fit: RoundFit | None = None
+    # Server
+    served: ServedSummary | None = None
     # Report of several runs
     comparison: Comparison | None = None
 
