@@ -418,7 +418,8 @@ class ResultRow:
     """One row of results.csv, in the contract's column order. None is written as an empty field.
 
     `speedup` of a measured row is baseline ms_per_token / this row's, over the same prompts;
-    of a theory row it is what the formula predicts from this run's step times.
+    of a theory row it is what the formula predicts from this run's step times. `engine` is "own" for
+    our own loop, else the server's name; `concurrency` is how many requests ran side by side.
     """
 
     model: str | None
@@ -453,6 +454,8 @@ class ResultRow:
     request_speedup: float | None = None
     breakeven_alpha: float | None = None
     peak_memory_bytes: int | None = None
+    engine: str = "own"
+    concurrency: int = 1
 
 
 @dataclass(frozen=True)

@@ -107,8 +107,9 @@ def test_tables_have_the_contracts_columns_and_empty_means_empty(tmp_path: Path)
     assert tuple(stored.latency.columns) == tuple(field.name for field in fields(LatencyRow))
     header, line = (folder.path / "results.csv").read_text().splitlines()
     assert header.startswith("model,draft,prompt_set,temperature,k,source,status,error,prompts,")
-    assert header.endswith("request_speedup,breakeven_alpha,peak_memory_bytes")
-    assert line == "tiny,,easy,0.0,0,measured,complete" + "," * (len(RESULT_COLUMNS) - 7)
+    assert header.endswith("breakeven_alpha,peak_memory_bytes,engine,concurrency")
+    empty = "," * (len(RESULT_COLUMNS) - 8)
+    assert line == f"tiny,,easy,0.0,0,measured,complete{empty}own,1"
 
 
 def test_trials_checks_and_traces_come_back_as_they_were(folder: RunFolder) -> None:
