@@ -346,6 +346,45 @@ class RoundTiming:
 
 
 @dataclass(frozen=True)
+class LoadTiming:
+    """Requests that a server decoded side by side: a line of loads.jsonl.
+
+    Every request is sent with its full budget in one load and with a part of it in another, so
+    that what a request costs beside its rounds can be told apart.
+
+    Attributes:
+        visit: from 0; loads of one visit were taken within moments of one another.
+        model, draft, k, temperature: as in `RoundTiming`.
+        group: name of the requests that are sent together: their prompt set's, or a half of it
+            where there is one set alone. What rounds cost in one group predicts the others.
+        concurrency: requests in flight, each followed by the next as it ends; None where they
+            arrive at random.
+        rate: arrivals per second, a Poisson process; None in a closed loop.
+        texts: "prompt set/prompt" of each request, in the order of sending.
+        budgets: tokens that each may return.
+        returned: tokens that each returned, the prefill's among them.
+        rounds: of each; None where the engine does not tell.
+        user_s: of each, from sending it to its whole answer, on the client's clock.
+        seconds: of the whole load, on the run's clock.
+    """
+
+    visit: int
+    model: str
+    draft: str
+    k: int
+    temperature: float
+    group: str
+    concurrency: int | None
+    rate: float | None
+    texts: tuple[str, ...]
+    budgets: tuple[int, ...]
+    returned: tuple[int, ...]
+    rounds: tuple[int | None, ...]
+    user_s: tuple[float, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
 class LatencyRow:
     """One row of latency.csv, in the contract's column order.
 

@@ -203,13 +203,13 @@ class LlamaCppServer:
         """Complete a prompt; see `protocol.Server`."""
         body = {"prompt": list(prompt), **request_settings(sampling, seed, budget)}
         drafts = self._drafts()
-        cpu, begin = self._cpu_s(), perf_counter()
+        cpu, begin = self.cpu_s() if self._alone else None, perf_counter()
         try:
             answer = self._client.post("/completion", body)
         except ServerDiedError as error:
             words = "" if self._process is None else f"; {self._process.last_words()}"
             raise ServerDiedError(f"llama.cpp at k={self.k}: {error}{words}") from error
-        request_s, after = perf_counter() - begin, self._cpu_s()
+        request_s, after = perf_counter() - begin, self.cpu_s()
         drafts_now = self._drafts()
         return self._completion(
             answer,
@@ -244,6 +244,10 @@ class LlamaCppServer:
         """Of the server, where it was started here."""
         return None if self._process is None else self._process.pid
 
+    def cpu_s(self) -> float | None:
+        """Processor time of its process so far; None where it was not started here."""
+        return None if self._process is None else self._process.cpu_s()
+
     def close(self) -> None:
         """End the server, if it was started here."""
         if self._process is not None:
@@ -254,9 +258,6 @@ class LlamaCppServer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _cpu_s(self) -> float | None:
-        return self._process.cpu_s() if self._process and self._alone else None
 
     def _drafts(self) -> int | None:
         """Rounds that drafted, since the server started; None where they are not one request's."""

@@ -76,7 +76,7 @@ class OwnServer:
             assert loop.draft is not None
             drafter = ModelDrafter(loop.draft, sampling, loop.rule)
             drafter.prepare(self.k)
-        cpu, begin = process_time(), loop.now()
+        cpu, begin = self.cpu_s(), loop.now()
         loop.target.prefill(prompt[:-1])
         if drafter is None:
             rounds = autoregressive_rounds(loop.target, generation)
@@ -96,8 +96,12 @@ class OwnServer:
             prefill_s=prefilled - begin,
             decode_s=end - prefilled,
             request_s=end - begin,
-            cpu_s=process_time() - cpu if device.type == "cpu" else None,
+            cpu_s=None if cpu is None else process_time() - cpu,
         )
+
+    def cpu_s(self) -> float | None:
+        """Processor time of this process; None on a device of its own."""
+        return process_time() if self._loop.target.device.type == "cpu" else None
 
     def close(self) -> None:
         """Nothing was started."""

@@ -90,6 +90,13 @@ class Server(Protocol):
         """
         ...
 
+    def cpu_s(self) -> float | None:
+        """Processor time so far of the server's process, all threads; None elsewhere.
+
+        Between two calls it is that of whatever was decoded meanwhile, side by side or not.
+        """
+        ...
+
     def close(self) -> None:
         """End what was started here; a second call does nothing."""
         ...

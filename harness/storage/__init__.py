@@ -21,6 +21,7 @@ import yaml
 from harness.records import (
     SCHEMA_VERSION,
     LatencyRow,
+    LoadTiming,
     PartTiming,
     ResultRow,
     RoundTiming,
@@ -58,8 +59,9 @@ if TYPE_CHECKING:  # every command's --help imports this module, and must not wa
 
 RESULT_COLUMNS = TABLES["results.csv"].columns
 TRIALS, ANSWERS, ROUNDS = "trials.jsonl", "answers.jsonl", "rounds.jsonl"
+LOADS = "loads.jsonl"
 # Files of lines that are stored as they are made
-APPENDED = ((TRIALS, Trial), (ANSWERS, Trial), (ROUNDS, RoundTiming))
+APPENDED = ((TRIALS, Trial), (ANSWERS, Trial), (ROUNDS, RoundTiming), (LOADS, LoadTiming))
 TRACES, CHECKS = "traces.parquet", "checks.jsonl"
 # What a reader of a run needs of it, with a checksum
 CHECKED = ("config.yaml", "summary.json", TRACES, CHECKS, *TABLES)
@@ -85,6 +87,7 @@ class StoredRun:
         summary: summary.json; None while there is none, or where another version wrote it.
         parts: parts.csv, where the parts of a round were timed.
         rounds: rounds.jsonl: what plain tokens and rounds took; empty before they were timed.
+        loads: loads.jsonl: what a server took under load; empty where none was put on it.
         checks: checks.jsonl: greedy texts and distributions as the models judged them.
         unverified: the files that had no checksum to hold them against: those of an earlier
             version, or of a run whose checksums.json was deleted.
@@ -101,6 +104,7 @@ class StoredRun:
     summary: Summary | None
     parts: tuple[PartTiming, ...] = ()
     rounds: tuple[RoundTiming, ...] = ()
+    loads: tuple[LoadTiming, ...] = ()
     checks: tuple[Check, ...] = ()
     unverified: tuple[str, ...] = ()
     lost_trials: int = 0
@@ -208,7 +212,11 @@ class RunFolder:
         """Store what consecutive rounds took, likewise durably, in rounds.jsonl."""
         self._append(ROUNDS, timing)
 
-    def _append(self, name: str, entry: Trial | RoundTiming) -> None:
+    def append_load(self, timing: LoadTiming) -> None:
+        """Store what a server took under load, likewise durably, in loads.jsonl."""
+        self._append(LOADS, timing)
+
+    def _append(self, name: str, entry: Trial | RoundTiming | LoadTiming) -> None:
         with files.writing(self.path):
             files.append(self.path / name, sealed_line(entry))
 
@@ -223,6 +231,10 @@ class RunFolder:
     def rounds(self) -> list[RoundTiming]:
         """Every whole stored line of rounds.jsonl, in order."""
         return read_lines(self.path, ROUNDS, RoundTiming)
+
+    def loads(self) -> list[LoadTiming]:
+        """Every whole stored line of loads.jsonl, in order."""
+        return read_lines(self.path, LOADS, LoadTiming)
 
     def write_latency(self, rows: Sequence[LatencyRow], timings: Sequence[StepTiming]) -> None:
         """Write latency.csv and the raw samples behind it."""
@@ -321,6 +333,7 @@ def load(folder: str | Path) -> StoredRun:
         summary=summary,
         parts=parts_from(read_table(path, "parts.csv")),
         rounds=tuple(read_lines(path, ROUNDS, RoundTiming)),
+        loads=tuple(read_lines(path, LOADS, LoadTiming)),
         checks=read_checks(path, CHECKS) or (() if summary else older_checks(content)),
         unverified=tuple(
             name for name in CHECKED if name not in known.files and (path / name).exists()

@@ -17,6 +17,7 @@ import yaml
 from harness.records import (
     SCHEMA_VERSION,
     LatencyRow,
+    LoadTiming,
     PartTiming,
     ResultRow,
     RoundTiming,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 Check = TextCheck | DistributionTest
 # What is stored as it is made, a line each
-Line = TypeVar("Line", bound=Trial | RoundTiming)
+Line = TypeVar("Line", bound=Trial | RoundTiming | LoadTiming)
 _KIND_OF_CHECK = {TextCheck: "text", DistributionTest: "distribution"}
 MAX_CONFIG_BYTES = 4 * 2**20
 MAX_LINES_NAMED = 20
@@ -148,7 +149,7 @@ def flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def sealed_line(entry: Trial | RoundTiming) -> bytes:
+def sealed_line(entry: Trial | RoundTiming | LoadTiming) -> bytes:
     """A record as a line with a checksum."""
     return files.seal(json.dumps(plain(asdict(entry)), allow_nan=False))
 
