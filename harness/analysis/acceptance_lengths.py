@@ -1,0 +1,91 @@
+"""How well a draft was accepted, by the names and formulas of the projects that print it.
+
+One run has an acceptance length of 2.91 in one tool and 2.84 in another, and nothing is wrong: they
+count other things. Of a cell's requests, with their rounds, drafted and accepted tokens:
+
+- vLLM: 1 + accepted / rounds over all requests. It counts drafts that were accepted beyond the end
+  of a text, so it is a little above the tokens that a round emitted (vllm#56101). AIPerf calls it
+  token-weighted, llama.cpp's log prints it as well.
+- SGLang: tokens of the answers / rounds. The first token of an answer, which the prefill gave,
+  counts there.
+- A mean of the requests' own lengths weighs a short answer as much as a long one: SpecForge's
+  benchmark (of SGLang's), AIPerf's acceptance length (of vLLM's), Model-Optimizer's Average_AL (of
+  tokens per round), which it called acceptance rate before.
+- SpecForge's training prints accepted / rounds, without the token that every round adds.
+- An acceptance rate is accepted / drafted in vLLM, AIPerf and llama.cpp. Model-Optimizer's are by
+  position: joint, the share of rounds that accepted at least so many, and conditional, the same of
+  the rounds that got there.
+
+Speed uses this report's own: tokens that rounds emitted / rounds.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from harness.analysis.cells import completed, latest
+from harness.records import Trial
+from harness.stats.jackknife import Array
+from harness.summary import AcceptanceLength
+from harness.theory.acceptance import conditional
+
+
+def acceptance_lengths(trials: Sequence[Trial], first_position: int) -> Iterator[AcceptanceLength]:
+    """Every convention's number of each temperature and K, over the requests that count rounds.
+
+    Args:
+        trials: of any K; `new_tokens` are those that rounds emitted.
+        first_position: how many tokens of an answer come before them, from the prefill.
+    """
+    groups: dict[tuple[float, int], list[Trial]] = {}
+    for trial in completed(latest(trials)):
+        if trial.k and trial.rounds and trial.accepted is not None:
+            groups.setdefault((trial.temperature, trial.k), []).append(trial)
+    for (temperature, k), group in sorted(groups.items()):
+        for convention, alias, values in _named(group, first_position):
+            yield AcceptanceLength(temperature, k, convention, alias, values)
+
+
+def _named(
+    trials: Sequence[Trial], first_position: int
+) -> Iterator[tuple[str, str, tuple[float, ...]]]:
+    """(convention, alias, values) of some requests at one K."""
+    rounds = np.array([trial.rounds for trial in trials], dtype=np.float64)
+    accepted = np.array([trial.accepted for trial in trials], dtype=np.float64)
+    emitted = np.array([trial.new_tokens for trial in trials], dtype=np.float64)
+    answers = emitted + first_position
+    yield "this report", "tokens_per_round", _ratio(emitted, rounds)
+    yield "vLLM, llama.cpp", "mean acceptance length", _ratio(rounds + accepted, rounds)
+    yield "AIPerf", "token-weighted acceptance length", _ratio(rounds + accepted, rounds)
+    yield "AIPerf", "acceptance length", _mean((rounds + accepted) / rounds)
+    yield "SGLang", "spec_accept_length", _ratio(answers, rounds)
+    yield "SpecForge, benchmark", "accept length", _mean(answers / rounds)
+    yield "SpecForge, training", "simulated_acc_len", _ratio(accepted, rounds)
+    yield "Model-Optimizer", "Average_AL, once acceptance rate", _mean(emitted / rounds)
+    drafted = [trial.drafted for trial in trials if trial.drafted]
+    if len(drafted) == len(trials):
+        rate = _ratio(accepted, np.array(drafted, dtype=np.float64))
+        yield "vLLM, AIPerf, llama.cpp", "draft acceptance rate", rate
+    lengths = [trial.accepted_lengths for trial in trials if trial.accepted_lengths]
+    if len(lengths) == len(trials):
+        joint = _joint(lengths)
+        yield "vLLM", "acceptance rate by position", joint
+        yield "Model-Optimizer", "Joint_Acceptance_Rate", joint
+        yield "Model-Optimizer", "Conditional_Acceptance_Rate", conditional(joint)
+
+
+def _ratio(numerators: Array, denominators: Array) -> tuple[float, ...]:
+    return (float(numerators.sum() / denominators.sum()),)
+
+
+def _mean(values: Array) -> tuple[float, ...]:
+    return (float(values.mean()),)
+
+
+def _joint(lengths: Sequence[Sequence[int]]) -> tuple[float, ...]:
+    """Of all rounds, the share that accepted at least 1, 2, ... tokens."""
+    total = np.zeros(max(map(len, lengths)))
+    for counts in lengths:
+        total[: len(counts)] += counts
+    at_least = total[::-1].cumsum()[::-1]
+    return tuple(float(count / at_least[0]) for count in at_least[1:])
