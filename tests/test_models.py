@@ -25,7 +25,7 @@ from harness.config import ModelConf, PromptsConf
 from harness.models.cached import CachedModel, SnapshotModel, SplitNetwork, split_network
 from harness.models.device import resolve_device
 from harness.models.lean.model import LeanModel
-from harness.models.load import LoadedModel, load, open_pair
+from harness.models.load import LoadedModel, load, load_vocabulary, open_pair
 from harness.models.memory import model_sizes
 from harness.models.probe import cache_error, cached_model, rewind_error
 from harness.models.tokenizer import encode
@@ -307,10 +307,29 @@ def test_a_draft_with_another_tokenizer_is_refused_by_name(
 
     other = Other()
     vars(other).update(change)
-    draft = LoadedModel("draft", "other", qwen3(), other, frozenset(), 256)
+    draft = LoadedModel("draft", "other", other, frozenset(), 256, qwen3())
     line = f"draft=other: another tokenizer than model=tiny .*{difference}"
     with pytest.raises(UserError, match=line):
         open_pair(tiny, draft)
+
+
+@pytest.mark.parametrize("own_settings", [True, False])
+def test_a_vocabulary_is_read_without_the_weights(own_settings: bool, tmp_path: Path) -> None:
+    network = qwen3()
+    assert network.generation_config is not None
+    network.generation_config.eos_token_id = [5, 7]
+    folder = save(network, tmp_path / "model")
+    if not own_settings:  # then those of config.json count
+        (folder / "generation_config.json").unlink()
+    loaded = load(ModelConf(name="mine", id=str(folder)), "model", CPU)
+    (folder / "model.safetensors").unlink()
+    read = load_vocabulary(ModelConf(name="mine", id=str(folder)), "model")
+    assert not isinstance(read, LoadedModel)
+    assert read.tokenizer.get_vocab() == loaded.tokenizer.get_vocab()
+    assert (read.eos, read.context_tokens) == (loaded.eos, loaded.context_tokens)
+    assert ({5, 7} <= read.eos) == own_settings
+    with pytest.raises(UserError, match=r"model\.weights=dummy: random weights are on no server"):
+        load_vocabulary(ModelConf(name="mine", id=str(folder), weights="dummy"), "model")
 
 
 HI = Prompt("easy", "one", ("Hi",))

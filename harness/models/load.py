@@ -17,6 +17,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     BitsAndBytesConfig,
+    GenerationConfig,
     PreTrainedModel,
 )
 from transformers.utils.import_utils import is_accelerate_available
@@ -54,25 +55,34 @@ HASHED_NUMBERS = 256
 
 
 @dataclass(frozen=True)
-class LoadedModel:
-    """A network with its tokenizer.
+class Vocabulary:
+    """What prompts and texts of a model need; its weights may be on a server alone.
 
     Attributes:
         key: the command-line group it came from, "model" or "draft"; errors name it.
         name: the short name of the config.
-        network: in eval mode, on its device.
         tokenizer: transformers' tokenizer.
         eos: every id that ends a text.
         context_tokens: positions the model was made for, or None if the config does not say.
-        weights: pretrained, dummy (random) or embedded (small ones that ship with the package).
     """
 
     key: str
     name: str
-    network: PreTrainedModel
     tokenizer: Any
     eos: frozenset[int]
     context_tokens: int | None
+
+
+@dataclass(frozen=True)
+class LoadedModel(Vocabulary):
+    """A network with its tokenizer.
+
+    Attributes:
+        network: in eval mode, on its device.
+        weights: pretrained, dummy (random) or embedded (small ones that ship with the package).
+    """
+
+    network: PreTrainedModel
     weights: str = "pretrained"
 
     @property
@@ -162,9 +172,27 @@ def load(
         name=conf.name,
         network=network,
         tokenizer=tokenizer,
-        eos=_eos(network, tokenizer),
+        eos=_eos(network.generation_config, tokenizer),
         context_tokens=context_tokens(network.config),
         weights="embedded" if conf.id.startswith("embedded:") else "pretrained",
+    )
+
+
+def load_vocabulary(conf: ModelConf, key: str) -> Vocabulary:
+    """The tokenizer of a model without its weights, whose small files alone are fetched."""
+    if conf.weights == "dummy":
+        raise UserError(f"{key}.weights=dummy: random weights are on no server; leave it out")
+    source = _source(conf, key)
+    with quiet_transformers(), explained(conf, key):
+        check_source(conf, key, source)
+        config: Any = AutoConfig.from_pretrained(source, **_hub(conf))
+        tokenizer = AutoTokenizer.from_pretrained(source, **_hub(conf))
+        try:
+            generation = GenerationConfig.from_pretrained(source, revision=conf.revision)
+        except OSError:  # a model need not have one
+            generation = GenerationConfig.from_model_config(config)
+    return Vocabulary(
+        key, conf.name, tokenizer, _eos(generation, tokenizer), context_tokens(config)
     )
 
 
@@ -333,7 +361,7 @@ def generation_settings(network: PreTrainedModel) -> dict[str, Any]:
     return {key: given[key] for key in GENERATION_SETTINGS if given.get(key) is not None}
 
 
-def _eos(network: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
-    named = getattr(network.generation_config, "eos_token_id", None)
+def _eos(generation: GenerationConfig | None, tokenizer: Any) -> frozenset[int]:
+    named = getattr(generation, "eos_token_id", None)
     ids = set(named if isinstance(named, list) else [named]) | {tokenizer.eos_token_id}
     return frozenset(int(token) for token in ids if token is not None)
