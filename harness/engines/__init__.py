@@ -2,10 +2,12 @@
 
 1. `protocol.py`: an `Engine` opens a `Server` that decodes plainly or with K draft tokens; a server
    turns token ids into a `Completion`: the returned ids, the engine's counters and its clocks.
-2. `own.py`: our loop behind that protocol. `llamacpp.py`: llama.cpp's HTTP server, started here or
-   running somewhere.
-3. `process.py` and `supervisor.py`: a server process that listens on this machine only and ends
-   with the run, however the run ends. `client.py`: requests to it, and what goes wrong with them.
+2. `own.py`: our loop behind that protocol. `llamacpp.py`, `vllm.py`, `sglang.py`: their HTTP
+   servers, started here or running somewhere. `openai.py`: any other endpoint that completes texts,
+   mlx-lm's among them; it is timed, and counts nothing.
+3. `http_server.py`: what these servers share. `process.py` and `supervisor.py`: a server process
+   that listens on this machine only and ends with the run, however the run ends. `client.py`:
+   requests to it, and what goes wrong with them.
 4. `gguf_file.py`: small models as GGUF files for llama.cpp. `xllamacpp_server.py`: `llama-server`
    for those who have the Python wheel and no binary.
 

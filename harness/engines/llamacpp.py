@@ -20,19 +20,28 @@ Read in tools/server of the release (build 11549) and run:
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as package_version
 from importlib.util import find_spec
 from pathlib import Path
-from time import perf_counter
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from harness import PACKAGE
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.client import HttpClient
-from harness.engines.process import LOOPBACK, ServerProcess, check_port_free, free_port
-from harness.engines.protocol import Completion, EngineFacts, ServerDiedError
+from harness.engines.http_server import (
+    Answer,
+    HttpServer,
+    Running,
+    attach,
+    ended_on_error,
+    field_of,
+    log_file,
+    start,
+)
+from harness.engines.process import ServerProcess
+from harness.engines.protocol import Completion, EngineFacts
 from harness.records import Rule, StopReason, UserError
 from harness.serving.counting import Counting
 
@@ -48,6 +57,7 @@ DRAFTS_COUNTER = "llamacpp:spec_decode_num_drafts_total"
 SPARE_POSITIONS = 8
 # Until a server has loaded its models; large ones take minutes from a slow disk
 READY_S = 300.0
+SERVER = "llama.cpp's server, build 11368 or later"
 
 
 @dataclass(frozen=True)
@@ -82,24 +92,16 @@ class LlamaCpp:
         for key, file in (("model", self.target), ("draft", self.draft if k else None)):
             if file is not None and not file.is_file():
                 raise UserError(f"{key}.gguf={file}: no such file")
-        port = free_port() if self.port is None else self.port
-        check_port_free(port)
-        command = [*_program(), *self.flags(k, synthetic), "--host", LOOPBACK, "--port", str(port)]
-        process = ServerProcess(command, self.logs / f"llamacpp_k{k}.log")
-        client = HttpClient(f"http://{LOOPBACK}:{port}")
-
-        def stopped() -> str:
-            return "" if process.alive else f"llama.cpp at k={k} ended; {process.last_words()}"
-
-        try:
-            client.wait_until_ready("/health", READY_S, stopped)
-            if not process.alive:
-                raise UserError(stopped())
-            alone = self.slots == 1
-            return LlamaCppServer(client, k, self.draft_sampling, process, alone=alone)
-        except BaseException:
-            process.stop()
-            raise
+        running = start(
+            f"llama.cpp at k={k}",
+            [*_program(), *self.flags(k, synthetic)],
+            log_file(self.logs, "llamacpp", k, synthetic),
+            port=self.port,
+            slots=self.slots,
+            ready_s=READY_S,
+        )
+        with ended_on_error(running):
+            return LlamaCppServer(running, k, self.draft_sampling)
 
     def flags(self, k: int, synthetic: Sequence[float] | None = None) -> list[str]:
         """llama-server's command line, without where it listens."""
@@ -154,44 +156,24 @@ class RunningLlamaCpp:
     """
 
     urls: Mapping[int, str]
-    key: str | None = None
+    key: str | None = field(default=None, repr=False)
     draft_sampling: DraftSampling = "greedy"
 
     def open(self, k: int, synthetic: Sequence[float] | None = None) -> "LlamaCppServer":
         """Attach to the server of this K."""
-        if k not in self.urls:
-            raise UserError(f"url: no server for k={k}; there are {sorted(self.urls)}")
-        if synthetic is not None:
-            raise UserError(f"url={self.urls[k]}: acceptance is fixed when a server starts")
-        return LlamaCppServer(HttpClient(self.urls[k], self.key), k, self.draft_sampling)
+        running = attach(self.urls, self.key, k, synthetic)
+        return LlamaCppServer(running, k, self.draft_sampling)
 
 
-class LlamaCppServer:
+class LlamaCppServer(HttpServer):
     """One running server of llama.cpp."""
 
-    def __init__(
-        self,
-        client: HttpClient,
-        k: int,
-        draft_sampling: DraftSampling,
-        process: ServerProcess | None = None,
-        *,
-        alone: bool = False,
-    ) -> None:
-        """Take over a server that answers.
-
-        Args:
-            client: talks to it.
-            k: tokens that it drafts per round.
-            draft_sampling: how they are proposed.
-            process: the server, where it was started here.
-            alone: whether it decodes one request at a time, so that what changes on it meanwhile
-                (its counters, its processor time) is that request's.
-        """
-        self.k, self._client, self._process, self._alone = k, client, process, alone
+    def __init__(self, running: Running, k: int, draft_sampling: DraftSampling) -> None:
+        """Take over a server that drafts `k` tokens per round, proposed by `draft_sampling`."""
+        super().__init__(f"llama.cpp at k={k}", k, running)
         self.facts = EngineFacts(
             "llamacpp",
-            _version(client, process),
+            _version(running.client, running.process),
             RULES[draft_sampling],
             COUNTING,
             PROBABILISTIC_TOP_K if draft_sampling == "probabilistic" else None,
@@ -201,100 +183,38 @@ class LlamaCppServer:
         self, prompt: Sequence[int], sampling: SamplingParameters, seed: int, budget: int
     ) -> Completion:
         """Complete a prompt; see `protocol.Server`."""
-        body = {"prompt": list(prompt), **request_settings(sampling, seed, budget)}
         drafts = self._drafts()
-        cpu, begin = self.cpu_s() if self._alone else None, perf_counter()
-        try:
-            answer = self._client.post("/completion", body)
-        except ServerDiedError as error:
-            words = "" if self._process is None else f"; {self._process.last_words()}"
-            raise ServerDiedError(f"llama.cpp at k={self.k}: {error}{words}") from error
-        request_s, after = perf_counter() - begin, self.cpu_s()
+        body = {"prompt": list(prompt), **request_settings(sampling, seed, budget)}
+        answer = self.ask("/completion", body)
         drafts_now = self._drafts()
-        return self._completion(
-            answer,
-            budget,
-            drafts=None if drafts is None or drafts_now is None else drafts_now - drafts,
-            request_s=request_s,
-            cpu_s=None if cpu is None or after is None else after - cpu,
-        )
+        drafted = None if drafts is None or drafts_now is None else drafts_now - drafts
+        return self._completion(answer, budget, drafts=drafted)
 
     def check_vocabulary(self, tokens: Sequence[int], text: str) -> None:
-        """Refuse a server whose model reads token ids as another text.
-
-        Args:
-            tokens: ids without special ones.
-            text: what they stand for in the target's tokenizer.
-        """
-        answer = self._client.post("/detokenize", {"tokens": list(tokens)})
-        said = answer.get("content") if isinstance(answer, dict) else None
-        if said is None or said.strip() != text.strip():
-            raise UserError(
-                f"url={self._client.url}: another model than model=, by its tokens: ids that stand"
-                f" for {text[:30]!r} are {str(said)[:30]!r} there"
-            )
-
-    @property
-    def url(self) -> str:
-        """Where it listens."""
-        return self._client.url
-
-    @property
-    def process_id(self) -> int | None:
-        """Of the server, where it was started here."""
-        return None if self._process is None else self._process.pid
-
-    def cpu_s(self) -> float | None:
-        """Processor time of its process so far; None where it was not started here."""
-        return None if self._process is None else self._process.cpu_s()
-
-    def close(self) -> None:
-        """End the server, if it was started here."""
-        if self._process is not None:
-            self._process.stop()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        """Refuse another model; see `HttpServer.check_decoded`."""
+        self.check_decoded("/detokenize", "content", tokens, text)
 
     def _drafts(self) -> int | None:
         """Rounds that drafted, since the server started; None where they are not one request's."""
         if not self._alone or self.k == 0:
             return None
-        lines = str(self._client.get("/metrics")).splitlines()
+        lines = str(self.get("/metrics")).splitlines()
         counts = [line.split()[1] for line in lines if line.startswith(DRAFTS_COUNTER)]
         return int(counts[0]) if counts else None
 
-    def _completion(
-        self,
-        answer: Any,
-        budget: int,
-        *,
-        drafts: int | None,
-        request_s: float,
-        cpu_s: float | None,
-    ) -> Completion:
-        where = f"url={self._client.url}"
-        tokens, timings = _of(answer, "tokens", where), _of(answer, "timings", where)
-        if answer.get("truncated"):
+    def _completion(self, answer: Answer, budget: int, *, drafts: int | None) -> Completion:
+        body, where = answer.body, self.where
+        tokens, timings = (field_of(body, name, where, SERVER) for name in ("tokens", "timings"))
+        if body.get("truncated"):
             raise UserError(f"{where}: its context is too small for prompt and {budget} tokens")
         if not tokens:
             raise UserError(f"{where}: an answer without tokens")
-        drafted, accepted = timings.get("draft_n"), timings.get("draft_n_accepted")
-        if self.k == 0 and drafted:
-            raise UserError(f"{where}: it drafts, and was given as the server that decodes plainly")
-        # The last of two tokens is left to a plain step
-        if self.k and not drafted and len(tokens) > 2:
-            raise UserError(
-                f"{where}: it drafted nothing; k={self.k} needs --spec-draft-model and"
-                " --spec-type draft-simple"
-            )
-        reason = STOP_REASONS.get(str(answer.get("stop_type")), "budget")
+        # Both are missing where nothing was drafted
+        drafted, accepted = timings.get("draft_n", 0), timings.get("draft_n_accepted", 0)
+        self.check_drafts(drafted, len(tokens), "--spec-draft-model and --spec-type draft-simple")
+        reason = STOP_REASONS.get(str(body.get("stop_type")), "budget")
         rounds = None
         if self.k:
-            drafted, accepted = drafted or 0, accepted or 0
             own = len(tokens) - COUNTING.first_position - accepted
             rounds = (
                 own
@@ -309,8 +229,8 @@ class LlamaCppServer:
             accepted=accepted if self.k else None,
             prefill_s=timings["prompt_ms"] / 1e3,
             decode_s=timings["predicted_ms"] / 1e3,
-            request_s=request_s,
-            cpu_s=cpu_s,
+            request_s=answer.request_s,
+            cpu_s=answer.cpu_s,
         )
 
 
@@ -369,11 +289,3 @@ def _version(client: HttpClient, process: ServerProcess | None) -> str:
         except PackageNotFoundError:
             pass
     return str(build)
-
-
-def _of(answer: Any, field: str, where: str) -> Any:
-    if not isinstance(answer, dict) or field not in answer:
-        raise UserError(
-            f"{where}: its answer has no {field!r}; is it llama.cpp's server, build 11368 or later?"
-        )
-    return answer[field]

@@ -1,10 +1,11 @@
 """A server process: started, watched, measured and ended here; it never outlives the run."""
 
+import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -36,12 +37,21 @@ def check_port_free(port: int) -> None:
 class ServerProcess:
     """A server under a supervisor, with its log."""
 
-    def __init__(self, command: Sequence[str], log: Path) -> None:
-        """Start a command; what it prints goes to `log`."""
+    def __init__(
+        self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Start a command; what it prints goes to `log`.
+
+        Args:
+            command: program and arguments.
+            log: file, written anew.
+            environment: variables beside this process's own.
+        """
         self._log = log
         with log.open("wb") as output:
             self._supervisor = subprocess.Popen(
                 [sys.executable, "-m", "harness.engines.supervisor", *command],
+                env={**os.environ, **(environment or {})},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,

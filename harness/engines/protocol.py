@@ -29,6 +29,9 @@ class EngineFacts:
         counting: how its counters count; None where it has none.
         draft_top_k: a draft that is sampled draws among so many of its likeliest tokens, at the
             request's temperature; None where it is sampled as the target is.
+        returns_ids: whether it takes and returns token ids. Where it does not, texts are encoded
+            again here and may have other tokens: they can be compared with each other and timed,
+            but not replayed.
     """
 
     name: str
@@ -36,6 +39,7 @@ class EngineFacts:
     rule: Rule | None
     counting: Counting | None
     draft_top_k: int | None = None
+    returns_ids: bool = True
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,8 @@ class Completion:
     """One request's result.
 
     Attributes:
-        tokens: the returned ids, in order; an end-of-text token is the last of them.
+        tokens: the returned ids, in order; an end-of-text token is the last of them. Where an
+            engine returns a text alone, what the target's tokenizer makes of it.
         stop_reason: why the text ends.
         rounds: rounds of drafting and verifying, the plain steps of a speculating server among
             them; None on a plain server, and where the engine does not tell.
@@ -54,6 +59,7 @@ class Completion:
         cpu_s: processor time that the server's process spent meanwhile, of all threads; None for
             a server elsewhere, or with other requests. On a machine shared with others it is
             steadier than any wall clock.
+        counted: tokens by the engine's own count, where it returns a text alone.
     """
 
     tokens: tuple[int, ...]
@@ -65,6 +71,12 @@ class Completion:
     decode_s: float | None
     request_s: float
     cpu_s: float | None
+    counted: int | None = None
+
+    @property
+    def returned(self) -> int:
+        """How many tokens came back, the prefill's included."""
+        return len(self.tokens) if self.counted is None else self.counted
 
 
 class Server(Protocol):

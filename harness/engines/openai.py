@@ -1,0 +1,151 @@
+"""Any endpoint with OpenAI's `/v1/completions`: texts and times, no counters. mlx-lm's server too.
+
+What such an endpoint tells is a text, how many tokens it has, and how long the request took. So
+speedups are measured and greedy texts compared, and nothing is replayed. The prompt is sent as the
+text of its ids, and the returned text is encoded here; both may be other tokens than the server
+has. `DIALECTS` says how servers differ in what a request may hold.
+
+mlx-lm (mlx_lm/server.py, 0.32): `num_draft_tokens` is asked per request, so that one server started
+with `--draft-model` can be given for every K, and one without for K = 0. It accepts a token where
+two independent draws are equal: the rule `exact_match`. It keeps the prefills of prompts that it
+has seen, for every K alike.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from harness.decoding.sampling import SamplingParameters
+from harness.engines.http_server import HttpServer, Running, attach, field_of, only_model
+from harness.engines.protocol import Completion, EngineFacts
+from harness.records import Rule, StopReason, UserError
+
+SERVER = "an OpenAI-compatible server"
+STOP_REASONS: Mapping[str, StopReason] = {"stop": "eos", "length": "budget"}
+Name = Literal["openai", "mlx"]
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How a server's requests differ from OpenAI's.
+
+    Attributes:
+        rule: by which it accepts drafted tokens, where that is known.
+        samplers: sampling parameters that a request may have beside temperature and top_p.
+        k: the field that asks for a K, where a request may.
+    """
+
+    rule: Rule | None = None
+    samplers: tuple[str, ...] = ()
+    k: str | None = None
+
+
+DIALECTS: Mapping[Name, Dialect] = {
+    "openai": Dialect(),
+    "mlx": Dialect("exact_match", ("top_k", "min_p"), "num_draft_tokens"),
+}
+
+
+@dataclass(frozen=True)
+class RunningOpenAi:
+    """Servers that the user runs: one that decodes plainly, and one per K.
+
+    Attributes:
+        urls: by K; 0 is the plain one.
+        tokenizer: the target's, of transformers.
+        name: which dialect.
+        key: the servers' API key, or None.
+    """
+
+    urls: Mapping[int, str]
+    tokenizer: Any
+    name: Name = "openai"
+    key: str | None = field(default=None, repr=False)
+
+    def open(self, k: int, synthetic: Sequence[float] | None = None) -> "OpenAiServer":
+        """Attach to the server of this K."""
+        running = attach(self.urls, self.key, k, synthetic)
+        return OpenAiServer(running, k, self.name, self.tokenizer)
+
+
+class OpenAiServer(HttpServer):
+    """One running server that completes texts."""
+
+    def __init__(self, running: Running, k: int, name: Name, tokenizer: Any) -> None:
+        """Take over a server that is said to draft `k` tokens per round."""
+        super().__init__(f"{name} at k={k}", k, running)
+        self._name, self._dialect, self._tokenizer = name, DIALECTS[name], tokenizer
+        # What the tokenizer puts before every text, and so will the server's
+        self._prefix = tuple(tokenizer("")["input_ids"])
+        self.facts = EngineFacts(name, "unknown", self._dialect.rule, None, returns_ids=False)
+        self._model = only_model(running.client)
+
+    def generate(
+        self, prompt: Sequence[int], sampling: SamplingParameters, seed: int, budget: int
+    ) -> Completion:
+        """Complete a prompt; see `protocol.Server`."""
+        settings = request_settings(self._name, sampling, seed, budget)
+        body = {"prompt": self._text(prompt), "model": self._model, **settings}
+        if self.k and self._dialect.k is not None:
+            body[self._dialect.k] = self.k
+        answer = self.ask("/v1/completions", body)
+        choice = field_of(answer.body, "choices", self.where, SERVER)[0]
+        usage = field_of(answer.body, "usage", self.where, SERVER)
+        returned = self._tokenizer(field_of(choice, "text", self.where, SERVER))["input_ids"]
+        return Completion(
+            tokens=tuple(returned[len(self._prefix) :]),
+            stop_reason=STOP_REASONS.get(str(choice.get("finish_reason")), "budget"),
+            rounds=None,
+            drafted=None,
+            accepted=None,
+            prefill_s=None,
+            decode_s=None,
+            request_s=answer.request_s,
+            cpu_s=None,
+            counted=int(field_of(usage, "completion_tokens", self.where, SERVER)),
+        )
+
+    def check_vocabulary(self, tokens: Sequence[int], text: str) -> None:
+        """Refuse a server whose model reads a text as another number of tokens.
+
+        Args:
+            tokens: ids without special ones.
+            text: what they stand for in the target's tokenizer.
+        """
+        settings = request_settings(self._name, SamplingParameters(0.0), 0, 1)
+        body = {"prompt": text, "model": self._model, **settings}
+        usage = field_of(self.ask("/v1/completions", body).body, "usage", self.where, SERVER)
+        expected, said = len(self._prefix) + len(tokens), usage.get("prompt_tokens")
+        if said != expected:
+            raise UserError(
+                f"{self.where}: another model than model=, by its tokens: {text[:30]!r} has"
+                f" {said} tokens there and {expected} here"
+            )
+
+    def _text(self, prompt: Sequence[int]) -> str:
+        before = len(self._prefix)
+        starts_alike = tuple(prompt[:before]) == self._prefix
+        ids = list(prompt[before:] if starts_alike else prompt)
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def request_settings(
+    name: Name, sampling: SamplingParameters, seed: int, budget: int
+) -> dict[str, Any]:
+    """How a request samples: as our loop does, where the server can."""
+    more = {
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "repetition_penalty": sampling.repetition_penalty,
+    }
+    wanted = {field: value for field, value in more.items() if value is not None}
+    refused = sorted(wanted.keys() - set(DIALECTS[name].samplers))
+    if refused:
+        raise UserError(f"decode.{refused[0]}: engine={name} has no such setting; leave it out")
+    return {
+        "max_tokens": budget,
+        "temperature": sampling.temperature,
+        "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
+        "seed": seed,
+        **wanted,
+    }

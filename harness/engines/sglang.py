@@ -1,0 +1,197 @@
+"""SGLang's server: started here by `sglang serve`, or running elsewhere.
+
+By its documentation and the sources of release 0.5.23; it has no build for a CPU like this
+project's test machines, so only its answers were tried, from a server that stands in for it:
+
+- `POST /generate` takes `input_ids` and returns `output_ids`, with `meta_info`.
+- `meta_info` has `spec_verify_ct` (rounds), `spec_num_proposed_drafts` and
+  `spec_num_correct_drafts` of a request that drafted, and `e2e_latency`. It has no time of the
+  prefill apart, so decoding is not told; take the time of a one-token request off.
+- The first token comes from the prefill. Every round verifies K drafted tokens, near the budget
+  too, where the text is cut.
+- `--speculative-algorithm STANDALONE` at `--speculative-eagle-topk 1` proposes the draft's argmax
+  and accepts it with the target's probability of it: the rule `greedy_draft`.
+- `--speculative-num-draft-tokens` is K + 1: it counts the token that a round begins with.
+- A request's `sampling_seed` counts only with `--enable-deterministic-inference`.
+"""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.decoding.sampling import SamplingParameters
+from harness.engines.client import HttpClient
+from harness.engines.http_server import (
+    HttpServer,
+    Running,
+    attach,
+    ended_on_error,
+    field_of,
+    log_file,
+    start,
+)
+from harness.engines.protocol import Completion, EngineFacts
+from harness.records import UserError
+from harness.serving.counting import Counting
+
+COUNTING = Counting(first_position=1, shortens_last_draft=False)
+BINARY = "sglang"
+SERVER = "SGLang's server"
+# Positions beside prompt, budget and one draft, so that the context never shortens a draft
+SPARE_POSITIONS = 8
+READY_S = 1200.0
+
+
+@dataclass(frozen=True)
+class Sglang:
+    """A pair that SGLang serves on this machine.
+
+    Attributes:
+        target, draft: hub ids or folders; no draft where only plain decoding is measured.
+        logs: folder for the servers' logs.
+        context_tokens: of the longest request, prompt and budget.
+        dtype: of weights, as SGLang names it.
+        slots: requests decoded side by side.
+        port: to listen on; None takes a free one.
+        more_flags: the user's own, for `sglang serve`.
+    """
+
+    target: str
+    draft: str | None
+    logs: Path
+    context_tokens: int
+    dtype: str = "auto"
+    slots: int = 1
+    port: int | None = None
+    more_flags: tuple[str, ...] = ()
+
+    def open(self, k: int, synthetic: Sequence[float] | None = None) -> "SglangServer":
+        """Start a server that drafts k tokens per round, and wait until it answers."""
+        binary = shutil.which(BINARY)
+        if binary is None:
+            raise UserError(
+                f"engine=sglang: no {BINARY} on PATH; install it, or give url= of a server that"
+                " runs"
+            )
+        if synthetic is not None:
+            raise UserError("engine=sglang: it has no synthetic acceptance")
+        running = start(
+            f"SGLang at k={k}",
+            [binary, *self.flags(k)],
+            log_file(self.logs, "sglang", k, synthetic),
+            port=self.port,
+            slots=self.slots,
+            ready_s=READY_S,
+        )
+        with ended_on_error(running):
+            return SglangServer(running, k)
+
+    def flags(self, k: int, synthetic: Sequence[float] | None = None) -> list[str]:
+        """The command line of sglang, without where it listens."""
+        assert synthetic is None
+        flags: dict[str, object] = {
+            "--model-path": self.target,
+            "--dtype": self.dtype,
+            "--context-length": self.context_tokens + k + SPARE_POSITIONS,
+            "--max-running-requests": self.slots,
+        }
+        if k:
+            flags |= {
+                "--speculative-algorithm": "STANDALONE",
+                "--speculative-draft-model-path": self.draft,
+                "--speculative-num-steps": k,
+                "--speculative-eagle-topk": 1,
+                "--speculative-num-draft-tokens": k + 1,
+            }
+        return [
+            "serve",
+            *(str(part) for flag in flags.items() for part in flag),
+            "--disable-radix-cache",
+            *self.more_flags,
+        ]
+
+
+@dataclass(frozen=True)
+class RunningSglang:
+    """Servers that the user runs: one that decodes plainly, and one per K.
+
+    Attributes:
+        urls: by K; 0 is the plain one.
+        key: the servers' API key, or None.
+    """
+
+    urls: Mapping[int, str]
+    key: str | None = field(default=None, repr=False)
+
+    def open(self, k: int, synthetic: Sequence[float] | None = None) -> "SglangServer":
+        """Attach to the server of this K."""
+        return SglangServer(attach(self.urls, self.key, k, synthetic), k)
+
+
+class SglangServer(HttpServer):
+    """One running server of SGLang."""
+
+    def __init__(self, running: Running, k: int) -> None:
+        """Take over a server that drafts `k` tokens per round."""
+        super().__init__(f"SGLang at k={k}", k, running)
+        facts = _server_facts(running.client)
+        self.facts = EngineFacts("sglang", str(facts["version"]), "greedy_draft", COUNTING)
+        steps = facts.get("speculative_num_steps") or 0
+        if k and steps and steps != k:
+            raise UserError(f"{self.where}: it drafts {steps} tokens per round, not k={k}")
+
+    def generate(
+        self, prompt: Sequence[int], sampling: SamplingParameters, seed: int, budget: int
+    ) -> Completion:
+        """Complete a prompt; see `protocol.Server`."""
+        settings = request_settings(sampling, seed, budget)
+        answer = self.ask("/generate", {"input_ids": list(prompt), "sampling_params": settings})
+        tokens, told = (
+            field_of(answer.body, name, self.where, SERVER) for name in ("output_ids", "meta_info")
+        )
+        names = ("spec_verify_ct", "spec_num_proposed_drafts", "spec_num_correct_drafts")
+        # They are missing where nothing was drafted
+        rounds, drafted, accepted = (told.get(name, 0) for name in names)
+        self.check_drafts(
+            drafted, len(tokens), "--speculative-algorithm STANDALONE, release 0.5.11 or later"
+        )
+        reason = told.get("finish_reason") or {}
+        return Completion(
+            tokens=tuple(tokens),
+            stop_reason="eos" if reason.get("type") == "stop" else "budget",
+            rounds=rounds if self.k else None,
+            drafted=drafted if self.k else None,
+            accepted=accepted if self.k else None,
+            prefill_s=None,
+            decode_s=None,
+            request_s=answer.request_s,
+            cpu_s=answer.cpu_s,
+        )
+
+    def check_vocabulary(self, tokens: Sequence[int], text: str) -> None:
+        """Refuse another model; see `HttpServer.check_decoded`."""
+        self.check_decoded("/detokenize", "text", tokens, text)
+
+
+def request_settings(sampling: SamplingParameters, seed: int, budget: int) -> dict[str, Any]:
+    """How a request samples: as our loop does, and nothing besides."""
+    penalty = sampling.repetition_penalty
+    return {
+        "max_new_tokens": budget,
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k or -1,
+        "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
+        "min_p": sampling.min_p or 0.0,
+        "repetition_penalty": 1.0 if penalty is None else penalty,
+        "sampling_seed": seed,
+        "skip_special_tokens": False,
+    }
+
+
+def _server_facts(client: HttpClient) -> Mapping[str, Any]:
+    answer = client.get("/server_info")
+    if not isinstance(answer, dict) or "version" not in answer:
+        raise UserError(f"url={client.url}: no {SERVER} (no version at /server_info)")
+    return answer

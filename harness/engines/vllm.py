@@ -1,0 +1,322 @@
+"""vLLM's server: started here by `vllm serve`, or running elsewhere.
+
+Read in vllm/entrypoints/openai and vllm/v1 of releases 0.29 to 0.33, and run (0.32, on a CPU):
+
+- `POST /v1/completions` takes token ids and, with `return_token_ids`, returns them. Every sampling
+  parameter is sent, because a server takes what is left out from the model's generation_config.
+- `--enable-per-request-metrics` puts a request's times into its answer: `time_to_first_token_ms`
+  from when it was scheduled, `generation_time_ms` from the first token to the last.
+  `--per-request-spec-decode-metrics summary` (from 0.29) adds `speculative_decoding`, its rounds
+  (`num_spec_steps`), drafted and accepted tokens. Servers started here have both.
+- A server without them has the same as sums at `/metrics`. They are this request's where the tokens
+  that were generated meanwhile are this request's.
+- The first token comes from the prefill. Every later step drafts and verifies K tokens, near the
+  budget too, where the text is cut.
+- The draft proposes its argmax, and is accepted with the target's probability of it: the rule
+  `greedy_draft`. With `"draft_sample_method": "probabilistic"` it is sampled as the target is, and
+  accepted by the ratio.
+- `"rejection_sample_method": "synthetic"` imposes acceptance, for timing: unconditional per
+  position, K of them, never increasing. Its CPU builds refuse it.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any, Literal
+
+from harness.decoding.sampling import SamplingParameters
+from harness.engines.client import HttpClient
+from harness.engines.http_server import (
+    Answer,
+    HttpServer,
+    Running,
+    attach,
+    ended_on_error,
+    field_of,
+    log_file,
+    only_model,
+    start,
+)
+from harness.engines.protocol import Completion, EngineFacts
+from harness.records import Rule, StopReason, UserError
+from harness.serving.counting import Counting
+
+COUNTING = Counting(first_position=1, shortens_last_draft=False)
+DraftSampling = Literal["greedy", "probabilistic"]
+RULES: Mapping[DraftSampling, Rule] = {"greedy": "greedy_draft", "probabilistic": "ratio"}
+BINARY = "vllm"
+SERVER = "vLLM's server"
+STOP_REASONS: Mapping[str, StopReason] = {"stop": "eos", "length": "budget"}
+# Positions beside prompt, budget and one draft, so that the context never shortens a draft
+SPARE_POSITIONS = 8
+# Until a server has loaded its models, compiled them and captured its graphs
+READY_S = 1200.0
+# The sums of `/metrics` that are read, each of a server's only model
+GENERATED = "vllm:generation_tokens_total"
+DRAFTS = "vllm:spec_decode_num_drafts_total"
+DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
+ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
+PREFILL_S = "vllm:request_prefill_time_seconds_sum"
+DECODE_S = "vllm:request_decode_time_seconds_sum"
+# A request's numbers may reach them after its answer has left
+COUNTED_WITHIN_S, COUNTED_POLL_S = 1.0, 0.01
+
+
+@dataclass(frozen=True)
+class Vllm:
+    """A pair that vLLM serves on this machine.
+
+    Attributes:
+        target, draft: hub ids or folders; no draft where only plain decoding is measured.
+        logs: folder for the servers' logs.
+        context_tokens: of the longest request, prompt and budget.
+        threads: of each server, on a CPU; None leaves them to vLLM.
+        dtype: of weights and caches, as vLLM names it.
+        draft_sampling: how the draft proposes, see above.
+        slots: requests decoded side by side.
+        port: to listen on; None takes a free one.
+        more_flags: the user's own, for `vllm serve`.
+    """
+
+    target: str
+    draft: str | None
+    logs: Path
+    context_tokens: int
+    threads: int | None = None
+    dtype: str = "auto"
+    draft_sampling: DraftSampling = "greedy"
+    slots: int = 1
+    port: int | None = None
+    more_flags: tuple[str, ...] = ()
+
+    def open(self, k: int, synthetic: Sequence[float] | None = None) -> "VllmServer":
+        """Start a server that drafts k tokens per round, and wait until it answers."""
+        binary = shutil.which(BINARY)
+        if binary is None:
+            raise UserError(
+                f"engine=vllm: no {BINARY} on PATH; install it, or give url= of a server that runs"
+            )
+        running = start(
+            f"vLLM at k={k}",
+            [binary, *self.flags(k, synthetic)],
+            log_file(self.logs, "vllm", k, synthetic),
+            port=self.port,
+            slots=self.slots,
+            ready_s=READY_S,
+            environment=self._environment(),
+        )
+        with ended_on_error(running):
+            return VllmServer(running, k, self.draft_sampling)
+
+    def flags(self, k: int, synthetic: Sequence[float] | None = None) -> list[str]:
+        """The command line of vllm, without where it listens."""
+        flags = {
+            "--dtype": self.dtype,
+            "--max-model-len": self.context_tokens + k + SPARE_POSITIONS,
+            "--max-num-seqs": self.slots,
+        }
+        if k:
+            speculative: dict[str, Any] = {
+                "method": "draft_model",
+                "model": self.draft,
+                "num_speculative_tokens": k,
+            }
+            if self.draft_sampling != "greedy":
+                speculative["draft_sample_method"] = self.draft_sampling
+            if synthetic is not None:
+                speculative["rejection_sample_method"] = "synthetic"
+                speculative["synthetic_acceptance_rates"] = list(synthetic)
+            flags["--speculative-config"] = json.dumps(speculative)
+            flags["--per-request-spec-decode-metrics"] = "summary"
+        return [
+            *("serve", self.target),
+            *(str(part) for flag in flags.items() for part in flag),
+            # A prompt that was seen has a prefill too
+            *("--enable-per-request-metrics", "--no-enable-prefix-caching"),
+            *self.more_flags,
+        ]
+
+    def _environment(self) -> dict[str, str]:
+        # Its processes talk to each other at this address
+        variables = {"VLLM_HOST_IP": "127.0.0.1"}
+        if self.threads is not None:
+            # On a CPU it would bind its threads to cores that it chooses, each server to the same
+            variables |= {
+                "OMP_NUM_THREADS": str(self.threads),
+                "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            }
+        return variables
+
+
+@dataclass(frozen=True)
+class RunningVllm:
+    """Servers that the user runs: one that decodes plainly, and one per K.
+
+    Attributes:
+        urls: by K; 0 is the plain one.
+        key: the servers' API key, or None.
+        draft_sampling: how they were started.
+    """
+
+    urls: Mapping[int, str]
+    key: str | None = field(default=None, repr=False)
+    draft_sampling: DraftSampling = "greedy"
+
+    def open(self, k: int, synthetic: Sequence[float] | None = None) -> "VllmServer":
+        """Attach to the server of this K."""
+        return VllmServer(attach(self.urls, self.key, k, synthetic), k, self.draft_sampling)
+
+
+class VllmServer(HttpServer):
+    """One running server of vLLM."""
+
+    def __init__(self, running: Running, k: int, draft_sampling: DraftSampling) -> None:
+        """Take over a server that drafts `k` tokens per round, proposed by `draft_sampling`."""
+        super().__init__(f"vLLM at k={k}", k, running)
+        self.facts = EngineFacts("vllm", _version(running.client), RULES[draft_sampling], COUNTING)
+        self._model = only_model(running.client)
+        # Whether answers hold what the request took; asked of the first one
+        self._answers_tell = False
+
+    def generate(
+        self, prompt: Sequence[int], sampling: SamplingParameters, seed: int, budget: int
+    ) -> Completion:
+        """Complete a prompt; see `protocol.Server`."""
+        before = None if self._answers_tell else self._sums()
+        body = {"prompt": list(prompt), **request_settings(sampling, seed, budget), **self.named()}
+        answer = self.ask("/v1/completions", body)
+        (choice,) = field_of(answer.body, "choices", self.where, SERVER)
+        tokens = tuple(field_of(choice, "token_ids", self.where, f"{SERVER}, 0.11 or later"))
+        metrics = answer.body.get("metrics") or {}
+        speculative = metrics.get("speculative_decoding")
+        timed = metrics.get("generation_time_ms") is not None
+        self._answers_tell = timed and (self.k == 0 or speculative is not None)
+        sums = None
+        if before is not None and not self._answers_tell:
+            sums = self._sums_of_request(before, len(tokens))
+        if speculative is None and sums is not None:
+            speculative = counters(sums)
+        return self._completion(answer, choice, tokens, speculative, _times(metrics, sums))
+
+    def check_vocabulary(self, tokens: Sequence[int], text: str) -> None:
+        """Refuse another model; see `HttpServer.check_decoded`."""
+        self.check_decoded("/detokenize", "prompt", tokens, text)
+
+    def named(self) -> Mapping[str, Any]:
+        """A server may have adapters besides its model."""
+        return {"model": self._model}
+
+    def _completion(
+        self,
+        answer: Answer,
+        choice: Mapping[str, Any],
+        tokens: tuple[int, ...],
+        speculative: Mapping[str, Any] | None,
+        times: tuple[float | None, float | None],
+    ) -> Completion:
+        rounds = drafted = accepted = None
+        if speculative is not None:
+            rounds, drafted, accepted = (
+                int(speculative[name])
+                for name in ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
+            )
+            drafts_k = speculative.get("num_spec_tokens", self.k)
+            if self.k and drafts_k != self.k:
+                raise UserError(
+                    f"{self.where}: it drafts {drafts_k} tokens per round, not {self.k}"
+                )
+        self.check_drafts(drafted, len(tokens), "--speculative-config")
+        return Completion(
+            tokens=tokens,
+            stop_reason=STOP_REASONS.get(str(choice.get("finish_reason")), "budget"),
+            rounds=rounds if self.k else None,
+            drafted=drafted if self.k else None,
+            accepted=accepted if self.k else None,
+            prefill_s=times[0],
+            decode_s=times[1],
+            request_s=answer.request_s,
+            cpu_s=answer.cpu_s,
+        )
+
+    def _sums(self) -> dict[str, float]:
+        """What it counts over all requests, by name."""
+        sums = metric_sums(str(self.get("/metrics")))
+        if GENERATED not in sums:
+            raise UserError(
+                f"{self.where}: no counters in its answers or at /metrics; start it with"
+                " --enable-per-request-metrics --per-request-spec-decode-metrics summary, or use"
+                " engine=openai, which only times"
+            )
+        return sums
+
+    def _sums_of_request(self, before: Mapping[str, float], tokens: int) -> dict[str, float] | None:
+        """What was counted since; None where other requests were counted with it."""
+        give_up = monotonic() + COUNTED_WITHIN_S
+        while True:
+            now = self._sums()
+            since = {name: value - before.get(name, 0.0) for name, value in now.items()}
+            if since[GENERATED] == tokens:
+                return since
+            if since[GENERATED] > tokens or monotonic() > give_up:
+                return None
+            sleep(COUNTED_POLL_S)
+
+
+def request_settings(sampling: SamplingParameters, seed: int, budget: int) -> dict[str, Any]:
+    """How a request samples: as our loop does, and nothing besides."""
+    penalty = sampling.repetition_penalty
+    return {
+        "max_tokens": budget,
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k or 0,
+        "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
+        "min_p": sampling.min_p or 0.0,
+        "repetition_penalty": 1.0 if penalty is None else penalty,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "seed": seed,
+        "return_token_ids": True,
+    }
+
+
+def metric_sums(text: str) -> dict[str, float]:
+    """Prometheus' text format: each name's values, added over its labels."""
+    sums: dict[str, float] = {}
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            labelled, value = line.rsplit(" ", 1)
+            name = labelled.split("{", 1)[0].strip()
+            sums[name] = sums.get(name, 0.0) + float(value)
+    return sums
+
+
+def counters(sums: Mapping[str, float]) -> dict[str, float]:
+    """The counters of `/metrics` under the names of an answer; zeros where it does not draft."""
+    names = {
+        "num_spec_steps": DRAFTS,
+        "num_draft_tokens": DRAFTED,
+        "num_accepted_draft_tokens": ACCEPTED,
+    }
+    return {ours: sums.get(theirs, 0.0) for ours, theirs in names.items()}
+
+
+def _times(
+    metrics: Mapping[str, Any], sums: Mapping[str, float] | None
+) -> tuple[float | None, float | None]:
+    """Prefill and decoding, seconds."""
+    prefill_ms, decode_ms = metrics.get("time_to_first_token_ms"), metrics.get("generation_time_ms")
+    if prefill_ms is not None and decode_ms is not None:
+        return prefill_ms / 1e3, decode_ms / 1e3
+    if sums is None:
+        return None, None
+    return sums.get(PREFILL_S), sums.get(DECODE_S)
+
+
+def _version(client: HttpClient) -> str:
+    answer = client.get("/version")
+    if not isinstance(answer, dict) or "version" not in answer:
+        raise UserError(f"url={client.url}: no {SERVER} (no version at /version)")
+    return str(answer["version"])
