@@ -941,21 +941,21 @@ class ScheduleEntry:
 
     low: int
     high: int | None  # None: and above
-    k: int  # the fastest, 0 for plain decoding
-    # Whether another K is as fast within the spread of repetitions; `k` is then the smallest such.
-    tie: bool
+    k: int  # the fastest, by prediction where there is one; 0 for plain decoding
+    # Further K whose distance to it is within the spread of repetitions; empty: it leads.
+    tied: tuple[int, ...]
     predicted_ratio: float | None  # throughput / plain decoding's
-    measured_ratio: float | None = None  # of the cell that confirms it
+    # measured_ratio, loss: of the cell that confirms it, and what it lacks to the fastest measured.
+    measured_ratio: float
+    loss: float
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """K by batch at one temperature, and how to tell the server."""
+    """K by how many requests are decoded side by side, at one temperature."""
 
     temperature: float
-    entries: tuple[ScheduleEntry, ...]
-    # (server, text to paste); empty where no server takes a K per batch.
-    lines: tuple[tuple[str, str], ...] = ()
+    entries: tuple[ScheduleEntry, ...]  # ascending, one per measured concurrency
 
 
 @dataclass(frozen=True)

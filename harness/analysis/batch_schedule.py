@@ -1,0 +1,438 @@
+"""Which K to serve at which load: throughput by concurrency, measured and predicted.
+
+Measured: a load is a group of requests sent together (`harness.measurement.load`), timed as a
+whole; its time is the lower quartile of its visits, for what else runs on a machine only adds. The
+throughput ratio of a K is the plain server's seconds / this K's, over the same requests.
+
+Predicted: replay gives the rounds of every request, `harness.theory.batching` the iterations that a
+closed loop makes of them and how many requests each has, and the loads of the *other* groups what
+such an iteration costs, R(K, B), fitted by least squares with a start for each request. So no
+prediction has seen the requests that it is held against.
+
+The schedule names, for each measured concurrency, the K with the largest predicted throughput. Its
+lead over the runner-up counts where it is larger than the spread of the visits' ratios between
+these two; else it is a tie. A load between two measured ones gets the K of the larger.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import nnls
+
+from harness.records import LoadTiming, Rule, TextTrace
+from harness.serving.counting import Counting
+from harness.stats.jackknife import Array
+from harness.summary import LoadCell, Schedule, ScheduleEntry
+from harness.theory.batching import BatchTimes, closed_loop
+from harness.theory.replay import accept_probabilities, by_start, replay
+from harness.theory.speedup import RoundTimes
+
+# The quantile of a load's visits that is taken as its time
+UNDISTURBED = 0.25
+PERCENTILE = 95
+# A lead that counts where the spread of visits is not known
+LEAD = 0.05
+
+
+@dataclass(frozen=True, order=True)
+class LoadKey:
+    """Which closed loop: everything but the visit; `budgets` is the sum of the requests'."""
+
+    concurrency: int
+    group: str
+    k: int
+    budgets: int
+
+
+@dataclass(frozen=True, eq=False)
+class ClosedLoad:
+    """A closed loop over its visits.
+
+    Attributes:
+        key: which.
+        full: whether its requests had their full budgets.
+        timings: one per visit.
+        seconds: of the load, over the visits.
+        iterations: [b, n] that replay expects (`closed_loop`), the mean over the visits, whose
+            orders differ; None where a text was not scored.
+    """
+
+    key: LoadKey
+    full: bool
+    timings: tuple[LoadTiming, ...]
+    seconds: float
+    iterations: Array | None
+
+    @property
+    def requests(self) -> int:
+        """How many were sent."""
+        return len(self.timings[0].texts)
+
+
+class ReplayedRequests:
+    """The rounds that replay expects of a load's requests."""
+
+    def __init__(
+        self, traces: Iterable[TextTrace], rule: Rule | None, counting: Counting | None
+    ) -> None:
+        """Take the texts of plain decoding at one temperature, scored by the draft.
+
+        Args:
+            traces: of the part of each text that rounds emit.
+            rule, counting: the engine's; None where they are not known, and nothing is replayed.
+        """
+        self._counting = counting
+        self._chances: dict[str, Array] = {}
+        self._rounds: dict[tuple[str, int, int], Array] = {}
+        for trace in traces:
+            if rule is not None and trace.repetition == 0 and trace.matches is None:
+                self._chances[f"{trace.prompt_set}/{trace.prompt}"] = accept_probabilities(
+                    rule, trace.target_logprob, trace.draft_logprob, trace.draft_is_argmax
+                )
+
+    def iterations(self, load: LoadTiming) -> Array | None:
+        """`closed_loop` of a load; None where a text was not scored, or requests arrive."""
+        counting, asked = self._counting, list(zip(load.texts, load.budgets, strict=True))
+        if counting is None or load.concurrency is None:
+            return None
+        if any(text not in self._chances for text, _ in asked):
+            return None
+        missing = [each for each in dict.fromkeys(asked) if (*each, load.k) not in self._rounds]
+        if missing:
+            self._replay(missing, load.k, counting)
+        return closed_loop(
+            np.stack([self._rounds[(*each, load.k)] for each in asked]), load.concurrency
+        )
+
+    def _replay(self, asked: Sequence[tuple[str, int]], k: int, counting: Counting) -> None:
+        """Note the rounds of requests by what they draft, [k + 1]."""
+        sizes = [
+            max(0, min(len(self._chances[text]), budget - counting.first_position))
+            for text, budget in asked
+        ]
+        for (text, budget), size in zip(asked, sizes, strict=True):
+            self._rounds[text, budget, k] = np.eye(k + 1)[0] * (0 if k else size)
+        rows = [row for row, size in enumerate(sizes) if size]
+        if k == 0 or not rows:
+            return
+        chances = np.zeros((len(rows), max(sizes)))
+        proposed = np.zeros(chances.shape, dtype=np.intp)
+        for at, row in enumerate(rows):
+            (text, budget), size = asked[row], sizes[row]
+            chances[at, :size] = self._chances[text][:size]
+            proposed[at, :size] = counting.proposed(k, budget)[:size]
+        lengths = [sizes[row] for row in rows]
+        done = replay(by_start(chances, k), lengths, [k], proposed=proposed)[k]
+        for at, row in enumerate(rows):
+            self._rounds[(*asked[row], k)] = done.proposals[at]
+
+
+def closed_loads(
+    timings: Iterable[LoadTiming], requests: ReplayedRequests
+) -> dict[LoadKey, ClosedLoad]:
+    """The closed loops of one temperature, visits taken together."""
+    visits: dict[LoadKey, list[LoadTiming]] = {}
+    for timing in timings:
+        if timing.concurrency is not None:
+            key = LoadKey(timing.concurrency, timing.group, timing.k, sum(timing.budgets))
+            visits.setdefault(key, []).append(timing)
+    most = {key.group: 0 for key in visits}
+    for key in visits:
+        most[key.group] = max(most[key.group], key.budgets)
+    return {
+        key: ClosedLoad(
+            key,
+            key.budgets == most[key.group],
+            tuple(made),
+            float(np.quantile([each.seconds for each in made], UNDISTURBED)),
+            _mean([requests.iterations(each) for each in made]),
+        )
+        for key, made in sorted(visits.items())
+    }
+
+
+def _mean(iterations: Sequence[Array | None]) -> Array | None:
+    known = [each for each in iterations if each is not None]
+    return np.mean(known, axis=0) if len(known) == len(iterations) else None
+
+
+# ---- what a load costs ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LoadCosts:
+    """What closed loops cost on a server.
+
+    Attributes:
+        plain_start_s, start_s: of a request beside its rounds, its prefill among it, by
+            concurrency, plain and speculative.
+        times: R(n, B).
+    """
+
+    plain_start_s: Mapping[int, float]
+    start_s: Mapping[int, float]
+    times: BatchTimes
+
+    def seconds(self, load: ClosedLoad) -> float:
+        """Predicted of a load, from its replayed iterations."""
+        assert load.iterations is not None
+        start_s = self.start_s if load.key.k else self.plain_start_s
+        starting_s = load.requests * start_s[load.key.concurrency]
+        return starting_s + self.times.seconds(load.iterations)
+
+
+def fit_load_costs(loads: Sequence[ClosedLoad]) -> LoadCosts | None:
+    """Fit costs by least squares, errors relative to a load's time, none below 0.
+
+    Args:
+        loads: with iterations; full and shorter budgets, all K and concurrencies alike.
+
+    Returns:
+        None where plain or speculative loads are missing.
+    """
+    batches = sorted({load.key.concurrency for load in loads})
+    ks = sorted({load.key.k for load in loads} - {0})
+    plain = [load for load in loads if load.key.k == 0]
+    if not ks or sorted({load.key.concurrency for load in plain}) != batches:
+        return None
+    plain_starts, plain_s = _fitted(plain, [_by_batch(load, batches)[:, :1] for load in plain])
+    speculative = [load for load in loads if load.key.k]
+    steps_s: list[float] = []  # a round that drafts nothing is a plain step
+    rounds: list[Array] = []
+    for load in speculative:
+        iterations = _by_batch(load, batches)
+        drafted = np.arange(1, load.key.k + 1)
+        # [n, ks] how much of each K's round a round of n drafted tokens is
+        share = np.stack([np.interp(drafted, ks, unit) for unit in np.eye(len(ks))], axis=1)
+        rounds.append(iterations[:, 1:] @ share)
+        steps_s.append(float(iterations[:, 0] @ plain_s[:, 0]))
+    starts, rounds_s = _fitted(speculative, rounds, steps_s)
+    return LoadCosts(
+        dict(zip(batches, plain_starts.tolist(), strict=True)),
+        dict(zip(batches, starts.tolist(), strict=True)),
+        BatchTimes(
+            {
+                batch: RoundTimes(
+                    float(plain_s[at, 0]), tuple(zip(ks, rounds_s[at].tolist(), strict=True))
+                )
+                for at, batch in enumerate(batches)
+            }
+        ),
+    )
+
+
+def _by_batch(load: ClosedLoad, batches: Sequence[int]) -> Array:
+    """[batches, n] iterations, those of other numbers of requests shared between the nearest."""
+    assert load.iterations is not None
+    active = np.arange(len(load.iterations))
+    share = np.stack([np.interp(active, batches, unit) for unit in np.eye(len(batches))])
+    return share @ load.iterations
+
+
+def _fitted(
+    loads: Sequence[ClosedLoad], rounds: Sequence[Array], known_s: Sequence[float] | None = None
+) -> tuple[Array, Array]:
+    """Least squares over loads: the start of a request [batches], and [batches, columns] times.
+
+    Args:
+        loads: whose seconds are fitted.
+        rounds: of each, [batches, columns] how often each time is taken.
+        known_s: of each, seconds that are known already.
+    """
+    shape = rounds[0].shape
+    batches = sorted({load.key.concurrency for load in loads})
+    starts = np.array(
+        [[load.requests * (load.key.concurrency == batch) for batch in batches] for load in loads],
+        dtype=np.float64,
+    )
+    seconds = np.array([load.seconds for load in loads])
+    columns = np.concatenate([starts, np.stack([each.ravel() for each in rounds])], axis=1)
+    wanted = seconds - (np.zeros(len(loads)) if known_s is None else np.array(known_s))
+    fitted, _ = nnls(columns / seconds[:, None], wanted / seconds)
+    return fitted[: len(batches)], fitted[len(batches) :].reshape(shape)
+
+
+# ---- throughput by concurrency, and what to serve ------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """One K in a closed loop of one group, or of all.
+
+    Attributes:
+        seconds: of its load and the plain server's, measured.
+        predicted_s: of both, from the costs that the other groups gave; None where not known.
+        by_visit: of both, each visit's, [visit, 2].
+    """
+
+    concurrency: int
+    group: str
+    k: int
+    seconds: tuple[float, float]
+    predicted_s: tuple[float, float] | None
+    by_visit: Array
+
+    @property
+    def measured(self) -> float:
+        """Throughput / plain decoding's."""
+        return self.seconds[1] / self.seconds[0]
+
+    @property
+    def predicted(self) -> float | None:
+        """The same by prediction."""
+        return None if self.predicted_s is None else self.predicted_s[1] / self.predicted_s[0]
+
+
+def throughputs(loads: Mapping[LoadKey, ClosedLoad]) -> list[Throughput]:
+    """Every group's closed loops with full budgets, plain ones among them, against plain ones."""
+    groups = sorted({key.group for key in loads})
+    costs = {name: _costs_without(loads, name) for name in groups}
+    rows: list[Throughput] = []
+    for load in loads.values():
+        plain = loads.get(LoadKey(load.key.concurrency, load.key.group, 0, load.key.budgets))
+        if not load.full or plain is None:
+            continue
+        known = costs[load.key.group]
+        predicted = None
+        if known is not None and load.iterations is not None and plain.iterations is not None:
+            predicted = (known.seconds(load), known.seconds(plain))
+        rows.append(
+            Throughput(
+                load.key.concurrency,
+                load.key.group,
+                load.key.k,
+                (load.seconds, plain.seconds),
+                predicted,
+                _paired(load.timings, plain.timings),
+            )
+        )
+    return rows
+
+
+def _costs_without(loads: Mapping[LoadKey, ClosedLoad], group: str) -> LoadCosts | None:
+    """What the loads of the other groups cost."""
+    others = [
+        load for load in loads.values() if load.key.group != group and load.iterations is not None
+    ]
+    return fit_load_costs(others) if others else None
+
+
+def _paired(timings: Sequence[LoadTiming], plain: Sequence[LoadTiming]) -> Array:
+    plain_s = {each.visit: each.seconds for each in plain}
+    pairs = [(each.seconds, plain_s[each.visit]) for each in timings if each.visit in plain_s]
+    return np.array(pairs, dtype=np.float64).reshape(-1, 2)
+
+
+def over_groups(rows: Sequence[Throughput]) -> list[Throughput]:
+    """All groups together, by concurrency and K: their seconds added up."""
+    cells: dict[tuple[int, int], list[Throughput]] = {}
+    for row in rows:
+        cells.setdefault((row.concurrency, row.k), []).append(row)
+    total: list[Throughput] = []
+    for (concurrency, k), parts in sorted(cells.items()):
+        predicted = [part.predicted_s for part in parts if part.predicted_s is not None]
+        visits = min(len(part.by_visit) for part in parts)
+        total.append(
+            Throughput(
+                concurrency,
+                "all",
+                k,
+                _added([part.seconds for part in parts]),
+                _added(predicted) if len(predicted) == len(parts) else None,
+                np.sum([part.by_visit[:visits] for part in parts], axis=0),
+            )
+        )
+    return total
+
+
+def _added(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    return (sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs))
+
+
+def spread(rows: Array) -> float | None:
+    """Relative standard deviation over visits of [visit, 2] a ratio; None of fewer than two."""
+    if len(rows) < 2:
+        return None
+    return float(np.std(np.log(rows[:, 0] / rows[:, 1]), ddof=1))
+
+
+def load_cells(timings: Sequence[LoadTiming], totals: Sequence[Throughput]) -> list[LoadCell]:
+    """What a report shows of loads at one temperature: closed loops, then rates."""
+    ratios = {(row.concurrency, row.k): row for row in totals}
+    most: dict[tuple[int, float, str, int], int] = {}
+    groups: dict[tuple[int, float, int], list[LoadTiming]] = {}
+    for timing in timings:
+        where = (timing.concurrency or 0, timing.rate or 0.0, timing.group, timing.k)
+        most[where] = max(most.get(where, 0), sum(timing.budgets))
+    for timing in timings:
+        where = (timing.concurrency or 0, timing.rate or 0.0, timing.group, timing.k)
+        if sum(timing.budgets) == most[where]:  # with full budgets
+            groups.setdefault((*where[:2], timing.k), []).append(timing)
+    return [
+        _load_cell(made, ratios.get((concurrency, k)))
+        for (concurrency, _, k), made in sorted(groups.items(), key=lambda each: _order(each[0]))
+    ]
+
+
+def _order(where: tuple[int, float, int]) -> tuple[bool, int, float, int]:
+    return (where[0] == 0, *where)
+
+
+def _load_cell(made: Sequence[LoadTiming], total: Throughput | None) -> LoadCell:
+    user_s = np.concatenate([np.array(each.user_s) for each in made])
+    tokens = np.concatenate([np.array(each.returned) for each in made])
+    first = made[0]
+    return LoadCell(
+        temperature=first.temperature,
+        k=first.k,
+        concurrency=first.concurrency,
+        rate=first.rate,
+        requests=len(user_s),
+        tokens_per_second=float(tokens.sum()) / sum(each.seconds for each in made),
+        ms_per_token=1e3 * float(np.median(user_s / tokens)),
+        p95_s=float(np.percentile(user_s, PERCENTILE)),
+        throughput_ratio=None if total is None else total.measured,
+        predicted_ratio=None if total is None else total.predicted,
+        spread=None if total is None else spread(total.by_visit),
+    )
+
+
+def schedule(temperature: float, totals: Sequence[Throughput]) -> Schedule:
+    """The K of the largest predicted throughput at each measured concurrency.
+
+    Where nothing was predicted, of the largest measured one.
+    """
+    by_batch: dict[int, list[Throughput]] = {}
+    for row in totals:
+        by_batch.setdefault(row.concurrency, []).append(row)
+    entries: list[ScheduleEntry] = []
+    for at, (concurrency, rows) in enumerate(sorted(by_batch.items())):
+        ranked = sorted(rows, key=_ratio, reverse=True)
+        best = ranked[0]
+        fastest = max(row.measured for row in rows)
+        entries.append(
+            ScheduleEntry(
+                low=entries[-1].high + 1 if entries and entries[-1].high else 1,
+                high=None if at + 1 == len(by_batch) else concurrency,
+                k=best.k,
+                tied=tuple(row.k for row in ranked[1:] if not _leads(best, row)),
+                predicted_ratio=best.predicted,
+                measured_ratio=best.measured,
+                loss=1.0 - best.measured / fastest,
+            )
+        )
+    return Schedule(temperature, tuple(entries))
+
+
+def _ratio(row: Throughput) -> float:
+    return row.measured if row.predicted is None else row.predicted
+
+
+def _leads(best: Throughput, other: Throughput) -> bool:
+    """Whether a lead is larger than the spread of visits between the two."""
+    visits = min(len(best.by_visit), len(other.by_visit))
+    both = np.stack([other.by_visit[:visits, 0], best.by_visit[:visits, 0]], axis=1)
+    uncertain = spread(both)
+    lead = float(np.log(_ratio(best) / _ratio(other)))
+    return lead > (LEAD if uncertain is None else uncertain)

@@ -1,0 +1,195 @@
+"""Requests on a server side by side: what many users at once get.
+
+Two kinds of load. In a *closed loop* B requests are in flight, and each is followed by the next as
+it ends: the throughput at that concurrency. With a *rate*, requests arrive at random (a Poisson
+process) whether or not others have ended: what a user waits for at that traffic.
+
+A load is all of a group's requests, and its seconds are of all of them together: with several
+requests in flight no clock tells theirs apart. Groups (the prompt sets, or two halves of a single
+set) are sent one after the other, so that what rounds cost in one can predict another
+(`harness.analysis.batch_schedule`). A closed loop is sent twice, with the full budget and with a
+part of it, which tells the start of a request from its rounds. Budgets differ between requests:
+requests of one length that begin together also end together, are prefilled together, and cost less
+than those of a real load.
+
+A visit puts every load on every server, the servers in a new order for each load and the requests
+in a new order for each visit.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from time import monotonic, perf_counter, sleep
+
+import numpy as np
+
+from harness.engines.protocol import Completion, Server
+from harness.measurement.generations import Request
+from harness.measurement.served import SHORTER, SHORTEST, ServerClock
+from harness.records import LoadTiming, UserError
+
+# Requests of a load for each that is in flight: fewer are mostly start and end
+REQUESTS_PER_SLOT = 4
+# Budgets of a load's requests, as parts of the budget asked for
+LEAST_BUDGET, MOST_BUDGET = 0.5, 1.0
+
+
+@dataclass(frozen=True)
+class Load:
+    """How requests come: so many in flight, or so many per second."""
+
+    concurrency: int | None = None
+    rate: float | None = None
+
+
+def groups_of(
+    requests: Sequence[Request], largest: int, random: np.random.Generator
+) -> dict[str, list[Request]]:
+    """The requests by prompt set, or the halves of a single set, each long enough for a load.
+
+    Args:
+        requests: one per prompt.
+        largest: the most requests that will be in flight; prompts are sent again, with another
+            seed, until there are `REQUESTS_PER_SLOT` of them for each.
+        random: draws their budgets.
+    """
+    sets = dict.fromkeys(request.prompt_set for request in requests)
+    if len(sets) > 1:
+        groups = {name: [each for each in requests if each.prompt_set == name] for name in sets}
+    else:
+        (name,) = sets
+        groups = {f"{name}, half {half + 1}": list(requests[half::2]) for half in (0, 1)}
+    return {
+        name: _repeated(group, REQUESTS_PER_SLOT * largest, random)
+        for name, group in groups.items()
+        if group
+    }
+
+
+def _repeated(
+    requests: Sequence[Request], least: int, random: np.random.Generator
+) -> list[Request]:
+    times = max(1, -(-least // len(requests)))
+    parts = random.uniform(LEAST_BUDGET, MOST_BUDGET, (times, len(requests)))
+    return [
+        replace(
+            request,
+            seed=request.seed + 1_000_003 * time,
+            budget=_part(request.budget, parts[time, row]),
+        )
+        for time in range(times)
+        for row, request in enumerate(requests)
+    ]
+
+
+def _part(budget: int, part: float) -> int:
+    return max(min(SHORTEST, budget), round(part * budget))
+
+
+def load_visit(
+    servers: Mapping[int, Server],
+    groups: Mapping[str, Sequence[Request]],
+    loads: Sequence[Load],
+    number: int,
+    random: np.random.Generator,
+    clock: ServerClock,
+) -> Iterator[LoadTiming]:
+    """Put every load on every server.
+
+    Args:
+        servers: by K; 0 decodes plainly. Each decodes at least the largest concurrency side by
+            side.
+        groups: by name; the requests' k is not read, their draft is the pair's.
+        loads: closed loops, and rates.
+        number: of the visit.
+        random: draws orders and arrivals.
+        clock: `cpu` is the processor time of each server's process, else seconds pass for all.
+    """
+    for load in loads:
+        for name, group in groups.items():
+            order = [group[int(row)] for row in random.permutation(len(group))]
+            gaps_s = random.exponential(1.0, len(order)) / (load.rate or 1.0)
+            for k in random.permutation(sorted(servers)):
+                for asked in (order,) if load.rate else (_short(order), order):
+                    yield _timed(servers[int(k)], name, asked, load, gaps_s, number, clock)
+
+
+def _short(requests: Sequence[Request]) -> list[Request]:
+    return [replace(each, budget=_part(each.budget, 1 / SHORTER)) for each in requests]
+
+
+def _timed(
+    server: Server,
+    group: str,
+    requests: Sequence[Request],
+    load: Load,
+    gaps_s: Sequence[float] | np.ndarray,
+    number: int,
+    clock: ServerClock,
+) -> LoadTiming:
+    cpu_s, begin = server.cpu_s(), perf_counter()
+    if load.concurrency is not None:
+        done = closed_loop(server, requests, load.concurrency)
+    else:
+        done = arriving(server, requests, gaps_s)
+    elapsed_s, cpu_now_s = perf_counter() - begin, server.cpu_s()
+    if clock == "cpu" and (cpu_s is None or cpu_now_s is None):
+        raise UserError("clock=cpu: this server has none; use another")
+    first = requests[0]
+    return LoadTiming(
+        visit=number,
+        model=first.model,
+        draft=first.draft or "",
+        k=server.k,
+        temperature=first.sampling.temperature,
+        group=group,
+        concurrency=load.concurrency,
+        rate=load.rate,
+        texts=tuple(request.text_name for request in requests),
+        budgets=tuple(request.budget for request in requests),
+        returned=tuple(len(each.tokens) for each in done),
+        rounds=tuple(each.rounds for each in done),
+        user_s=tuple(each.request_s for each in done),
+        seconds=elapsed_s if clock == "engine" else (cpu_now_s or 0.0) - (cpu_s or 0.0),
+    )
+
+
+def closed_loop(server: Server, requests: Sequence[Request], concurrency: int) -> list[Completion]:
+    """Send requests in their order, so many in flight; what each returned."""
+    return _side_by_side(concurrency, lambda start: [start(server, each) for each in requests])
+
+
+def arriving(
+    server: Server, requests: Sequence[Request], gaps_s: Sequence[float] | np.ndarray
+) -> list[Completion]:
+    """Send each request so long after the one before it, whatever became of that one."""
+
+    def send(start: "Start") -> "list[Future[Completion]]":
+        due, sent = monotonic(), []
+        for request, gap_s in zip(requests, gaps_s, strict=True):
+            due += float(gap_s)
+            sleep(max(0.0, due - monotonic()))
+            sent.append(start(server, request))
+        return sent
+
+    return _side_by_side(len(requests), send)
+
+
+Start = Callable[[Server, Request], "Future[Completion]"]
+
+
+def _side_by_side(
+    threads: int, send: "Callable[[Start], list[Future[Completion]]]"
+) -> list[Completion]:
+    """The answers of requests that threads wait for; an error ends what is not yet sent."""
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            sent = send(lambda server, request: pool.submit(_generate, server, request))
+            return [future.result() for future in sent]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _generate(server: Server, request: Request) -> Completion:
+    return server.generate(request.tokens, request.sampling, request.seed, request.budget)
