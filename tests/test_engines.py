@@ -1,16 +1,13 @@
 """Engines behind one protocol: errors with a stand-in server, counts with llama.cpp itself."""
 
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,7 @@ import psutil
 import pytest
 import torch
 from random_models import save, small
+from stand_in_server import StandIn
 from transformers import GemmaConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
 from harness import prompts as prompt_sets
@@ -73,54 +71,18 @@ ANSWER: dict[str, Any] = {
 PROPERTIES = {"build_info": "b11549-c0ffee"}
 
 
-class StandIn(ThreadingHTTPServer):
-    """Answers by path; an entry that is a number is a status, None closes the connection."""
-
-    def __init__(self, answers: Mapping[str, Any]) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.answers = {"/health": {}, "/props": PROPERTIES, **answers}
-        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-
-class _Handler(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        assert isinstance(self.server, StandIn)
-        answer = self.server.answers.get(self.path, 404)
-        if answer is None:
-            self.close_connection = True
-            return
-        status = answer if isinstance(answer, int) else 200
-        body = {"error": {"message": "request exceeds the\ncontext size"}}
-        data = json.dumps(body if status != 200 else answer).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self.do_GET()
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        pass
-
-
 @pytest.fixture
 def stand_in() -> Iterator[Callable[..., StandIn]]:
     opened: list[StandIn] = []
 
     def start(**answers: Any) -> StandIn:
-        opened.append(StandIn({f"/{path}": answer for path, answer in answers.items()}))
+        paths = {"/health": {}, "/props": PROPERTIES}
+        opened.append(StandIn(paths | {f"/{path}": answer for path, answer in answers.items()}))
         return opened[-1]
 
     yield start
     for server in opened:
-        server.shutdown()
-        server.server_close()
+        server.close()
 
 
 def ask(server: StandIn, k: int) -> Any:

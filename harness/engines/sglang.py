@@ -69,14 +69,14 @@ class Sglang:
 
     def open(self, k: int, synthetic: Sequence[float] | None = None) -> "SglangServer":
         """Start a server that drafts k tokens per round, and wait until it answers."""
+        if synthetic is not None:
+            raise UserError("engine=sglang: it has no synthetic acceptance")
         binary = shutil.which(BINARY)
         if binary is None:
             raise UserError(
                 f"engine=sglang: no {BINARY} on PATH; install it, or give url= of a server that"
                 " runs"
             )
-        if synthetic is not None:
-            raise UserError("engine=sglang: it has no synthetic acceptance")
         running = start(
             f"SGLang at k={k}",
             [binary, *self.flags(k)],
@@ -88,9 +88,8 @@ class Sglang:
         with ended_on_error(running):
             return SglangServer(running, k)
 
-    def flags(self, k: int, synthetic: Sequence[float] | None = None) -> list[str]:
+    def flags(self, k: int) -> list[str]:
         """The command line of sglang, without where it listens."""
-        assert synthetic is None
         flags: dict[str, object] = {
             "--model-path": self.target,
             "--dtype": self.dtype,

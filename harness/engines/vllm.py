@@ -40,7 +40,7 @@ from harness.engines.http_server import (
     only_model,
     start,
 )
-from harness.engines.protocol import Completion, EngineFacts
+from harness.engines.protocol import Completion, EngineFacts, ServerDiedError
 from harness.records import Rule, StopReason, UserError
 from harness.serving.counting import Counting
 
@@ -243,7 +243,12 @@ class VllmServer(HttpServer):
 
     def _sums(self) -> dict[str, float]:
         """What it counts over all requests, by name."""
-        sums = metric_sums(str(self.get("/metrics")))
+        try:
+            sums = metric_sums(str(self.get("/metrics")))
+        except ServerDiedError:
+            raise
+        except UserError:  # it has no such page
+            sums = {}
         if GENERATED not in sums:
             raise UserError(
                 f"{self.where}: no counters in its answers or at /metrics; start it with"

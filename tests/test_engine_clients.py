@@ -1,0 +1,470 @@
+"""vLLM's, SGLang's and OpenAI-compatible servers, by servers that answer as those do.
+
+The answers are those of vLLM 0.32 as it was run, and of the documentation of the others. vLLM
+itself runs in test_servers_vllm.py.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from stand_in_server import StandIn
+
+from harness.config import ModelConf
+from harness.decoding.sampling import SamplingParameters
+from harness.engines.openai import Name, RunningOpenAi
+from harness.engines.protocol import Completion, Engine, ServerDiedError
+from harness.engines.sglang import RunningSglang, Sglang
+from harness.engines.vllm import RunningVllm, Vllm, metric_sums
+from harness.models.load import load_vocabulary
+from harness.records import UserError
+
+GREEDY = SamplingParameters(0.0)
+TOKENS = [5, 6, 7, 8, 9, 10]
+
+# ---- what servers answer -------------------------------------------------------------------------
+
+SPECULATIVE = {
+    "mean_acceptance_length": 1.67,
+    "draft_acceptance_rate": 0.33,
+    "acceptance_histogram": [1, 2, 0],
+    "num_spec_steps": 3,
+    "num_accepted_draft_tokens": 2,
+    "num_draft_tokens": 6,
+    "num_spec_tokens": 2,
+}
+TIMES = {"time_to_first_token_ms": 2.0, "generation_time_ms": 30.0, "queue_time_ms": 0.1}
+CHOICE = {"index": 0, "text": "abc", "finish_reason": "length", "token_ids": TOKENS}
+USAGE = {"prompt_tokens": 3, "completion_tokens": 6, "total_tokens": 9}
+# What /metrics has before any request of a server that drafts, and after ours
+BEFORE = {
+    "vllm:generation_tokens_total": 100.0,
+    "vllm:spec_decode_num_drafts_total": 40.0,
+    "vllm:spec_decode_num_draft_tokens_total": 80.0,
+    "vllm:spec_decode_num_accepted_tokens_total": 20.0,
+    "vllm:request_prefill_time_seconds_sum": 1.0,
+    "vllm:request_decode_time_seconds_sum": 2.0,
+}
+OURS = dict(zip(BEFORE, (6.0, 3.0, 6.0, 2.0, 0.002, 0.03), strict=True))
+AFTER = {name: value + OURS[name] for name, value in BEFORE.items()}
+
+
+def completion(metrics: Any = None, choice: Any = None) -> dict[str, Any]:
+    """An answer of /v1/completions."""
+    return {"choices": [CHOICE if choice is None else choice], "usage": USAGE, "metrics": metrics}
+
+
+def page(sums: Mapping[str, float]) -> str:
+    """Those sums as /metrics has them: in two parts, by label, among comments and buckets."""
+    lines = ["# HELP a page of metrics", 'vllm:steps_bucket{le="1.0",model_name="m"} 3.0', ""]
+    for name, value in sums.items():
+        lines += [f'{name}{{engine="{part}",model_name="m"}} {value / 2}' for part in (0, 1)]
+    return "\n".join(lines)
+
+
+def in_turn(*pages: Mapping[str, float]) -> Callable[[Any], str]:
+    """Each of these at one call, the last at every later one."""
+    left = list(pages)
+    return lambda _: page(left.pop(0) if len(left) > 1 else left[0])
+
+
+def vllm_answers(**answers: Any) -> dict[str, Any]:
+    told = {**TIMES, "speculative_decoding": SPECULATIVE}
+    return {
+        "/version": {"version": "0.32.0"},
+        "/v1/models": {"object": "list", "data": [{"id": "m"}]},
+        "/v1/completions": completion(told),
+        "/metrics": page(BEFORE),
+        "/health": "",
+        **answers,
+    }
+
+
+META = {
+    "finish_reason": {"type": "stop", "matched": 10},
+    "completion_tokens": 6,
+    "spec_verify_ct": 3,
+    "spec_num_proposed_drafts": 6,
+    "spec_num_correct_drafts": 2,
+    "e2e_latency": 0.04,
+}
+
+
+def sglang_answers(**answers: Any) -> dict[str, Any]:
+    return {
+        "/server_info": {"version": "0.5.23", "speculative_num_steps": 2},
+        "/generate": {"text": "abc", "output_ids": TOKENS, "meta_info": META},
+        "/health": "",
+        **answers,
+    }
+
+
+@pytest.fixture
+def stand_in() -> Iterator[Callable[[Mapping[str, Any]], StandIn]]:
+    opened: list[StandIn] = []
+
+    def start(answers: Mapping[str, Any]) -> StandIn:
+        opened.append(StandIn(answers))
+        return opened[-1]
+
+    yield start
+    for server in opened:
+        server.close()
+
+
+Start = Callable[[Mapping[str, Any]], StandIn]
+
+
+def ask(engine: Engine, k: int = 2, sampling: SamplingParameters = GREEDY) -> Completion:
+    return engine.open(k).generate([1, 2, 3], sampling, seed=7, budget=6)
+
+
+# ---- vLLM ----------------------------------------------------------------------------------------
+
+
+def test_vllms_counts_and_times_are_read_from_its_answer(stand_in: Start) -> None:
+    server = stand_in(vllm_answers())
+    engine = RunningVllm({2: server.url})
+    done = ask(engine)
+    assert (done.rounds, done.drafted, done.accepted) == (3, 6, 2)
+    assert (done.prefill_s, done.decode_s) == (0.002, 0.03)
+    assert (done.tokens, done.returned, done.stop_reason) == (tuple(TOKENS), 6, "budget")
+    assert done.cpu_s is None
+    assert engine.open(2).facts.rule == "greedy_draft"
+    assert RunningVllm({2: server.url}, draft_sampling="probabilistic").open(2).facts.rule == (
+        "ratio"
+    )
+
+
+def test_a_server_whose_answers_tell_is_not_asked_for_its_metrics_again(stand_in: Start) -> None:
+    asked: list[Any] = []
+    server = stand_in(vllm_answers(**{"/metrics": lambda body: asked.append(body) or page(BEFORE)}))
+    running = RunningVllm({2: server.url}).open(2)
+    for _ in range(3):
+        assert running.generate([1], GREEDY, 1, 6).rounds == 3
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("metrics", "pages", "k", "counts", "times"),
+    [
+        (None, (BEFORE, AFTER), 2, (3, 6, 2), (0.002, 0.03)),
+        (None, (BEFORE, AFTER), 0, (None, None, None), (0.002, 0.03)),
+        # The page is a little late
+        (None, (BEFORE, BEFORE, BEFORE, AFTER), 2, (3, 6, 2), (0.002, 0.03)),
+        # Others were served meanwhile: nothing is known, nothing is guessed
+        (
+            None,
+            (BEFORE, {**AFTER, "vllm:generation_tokens_total": 107.0}),
+            2,
+            (None, None, None),
+            (None, None),
+        ),
+        (TIMES, (BEFORE, AFTER), 2, (3, 6, 2), (0.002, 0.03)),
+        ({"speculative_decoding": SPECULATIVE}, (BEFORE, AFTER), 2, (3, 6, 2), (0.002, 0.03)),
+    ],
+)
+def test_what_an_answer_lacks_is_read_from_the_servers_sums(
+    stand_in: Start,
+    metrics: Any,
+    pages: tuple[Mapping[str, float], ...],
+    k: int,
+    counts: tuple[int | None, ...],
+    times: tuple[float | None, ...],
+) -> None:
+    if k == 0:
+        names = [name for name in BEFORE if "spec_decode" in name]
+        pages = tuple({n: v for n, v in each.items() if n not in names} for each in pages)
+    answers = {"/v1/completions": completion(metrics), "/metrics": in_turn(*pages)}
+    done = ask(RunningVllm({k: stand_in(vllm_answers(**answers)).url}), k)
+    assert (done.rounds, done.drafted, done.accepted) == counts
+    assert (done.prefill_s, done.decode_s) == (
+        pytest.approx(times) if times[0] is not None else times
+    )
+
+
+def test_metrics_are_added_over_their_labels() -> None:
+    assert metric_sums('# TYPE a counter\na{b="c d",e="f"} 1.5\na{b="g"} 2\nh 3e2\n') == {
+        "a": 3.5,
+        "h": 300.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("answers", "k", "message"),
+    [
+        ({"/v1/completions": {"id": 1}}, 2, "its answer has no 'choices'; is it vLLM's server"),
+        (
+            {"/v1/completions": completion(choice={"text": "abc"})},
+            2,
+            "its answer has no 'token_ids'",
+        ),
+        ({}, 0, "it drafts, and was given as the server that decodes plainly"),
+        ({}, 4, "it drafts 2 tokens per round, not k=4"),
+        (
+            {
+                "/v1/completions": completion(),
+                "/metrics": in_turn(
+                    {"vllm:generation_tokens_total": 0.0}, {"vllm:generation_tokens_total": 6.0}
+                ),
+            },
+            2,
+            "it drafted nothing; k=2 needs --speculative-config",
+        ),
+        ({"/metrics": 404}, 2, "no counters in its answers or at /metrics"),
+        ({"/metrics": ""}, 2, "no counters in its answers or at /metrics"),
+        ({"/v1/completions": 400}, 2, "status 400: request exceeds the context size"),
+        ({"/v1/models": {"data": []}}, 2, "it serves no model"),
+        ({"/version": 404}, 2, "status 404"),
+        ({"/version": {}}, 2, "no vLLM's server"),
+    ],
+)
+def test_a_vllm_that_does_not_fit_is_refused_in_one_line(
+    stand_in: Start, answers: dict[str, Any], k: int, message: str
+) -> None:
+    server = stand_in(vllm_answers(**answers))
+    with pytest.raises(UserError, match=message) as error:
+        ask(RunningVllm({k: server.url}), k)
+    assert "\n" not in str(error.value)
+    assert server.url in str(error.value)
+
+
+def test_a_vllm_that_stops_answering_died(stand_in: Start) -> None:
+    server = stand_in(vllm_answers(**{"/v1/completions": None}))
+    with pytest.raises(ServerDiedError, match=r"vLLM at k=2: .*not reachable"):
+        ask(RunningVllm({2: server.url}))
+
+
+def test_a_request_sets_every_sampling_parameter_of_the_server(stand_in: Start) -> None:
+    server = stand_in(vllm_answers())
+    ask(RunningVllm({2: server.url}))
+    ask(RunningVllm({2: server.url}), sampling=SamplingParameters(0.7, 5, 0.9, 0.1, 1.2))
+    plain, sampled = server.asked
+    assert plain["prompt"] == [1, 2, 3]
+    assert (plain["model"], plain["max_tokens"], plain["seed"]) == ("m", 6, 7)
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    assert [plain[name] for name in names] == [0.0, 0, 1.0, 0.0, 1.0]
+    assert [sampled[name] for name in names] == [0.7, 5, 0.9, 0.1, 1.2]
+
+
+# ---- SGLang --------------------------------------------------------------------------------------
+
+
+def test_sglangs_counts_are_read_and_its_decoding_is_not_guessed(stand_in: Start) -> None:
+    server = stand_in(sglang_answers())
+    done = ask(RunningSglang({2: server.url}), sampling=SamplingParameters(0.7, min_p=0.1))
+    assert (done.rounds, done.drafted, done.accepted) == (3, 6, 2)
+    assert (done.tokens, done.stop_reason) == (tuple(TOKENS), "eos")
+    assert (done.prefill_s, done.decode_s) == (None, None)
+    (asked,) = server.asked
+    assert asked["input_ids"] == [1, 2, 3]
+    settings = asked["sampling_params"]
+    assert (settings["temperature"], settings["top_k"], settings["min_p"]) == (0.7, -1, 0.1)
+
+
+PLAIN_META = {name: value for name, value in META.items() if not name.startswith("spec")}
+
+
+@pytest.mark.parametrize(
+    ("answers", "k", "message"),
+    [
+        ({"/generate": {"text": "abc"}}, 2, "its answer has no 'output_ids'"),
+        ({}, 0, "it drafts, and was given as the server that decodes plainly"),
+        ({}, 4, "it drafts 2 tokens per round, not k=4"),
+        (
+            {
+                "/generate": {"output_ids": TOKENS, "meta_info": PLAIN_META},
+                "/server_info": {"version": "0.5.23", "speculative_num_steps": None},
+            },
+            4,
+            "it drafted nothing; k=4 needs --speculative-algorithm STANDALONE",
+        ),
+        ({"/server_info": {"status": "ready"}}, 2, "no SGLang's server"),
+    ],
+)
+def test_an_sglang_that_does_not_fit_is_refused_in_one_line(
+    stand_in: Start, answers: dict[str, Any], k: int, message: str
+) -> None:
+    server = stand_in(sglang_answers(**answers))
+    with pytest.raises(UserError, match=message) as error:
+        ask(RunningSglang({k: server.url}), k)
+    assert "\n" not in str(error.value)
+
+
+# ---- texts and times only ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return load_vocabulary(ModelConf(name="tiny", id="embedded:tiny"), "model").tokenizer
+
+
+@pytest.mark.parametrize(("name", "rule"), [("openai", None), ("mlx", "exact_match")])
+def test_an_endpoint_that_completes_texts_is_timed_and_counts_nothing(
+    stand_in: Start, tokenizer: Any, name: Name, rule: str | None
+) -> None:
+    text = "the river ran"
+    answer = completion(choice={"text": text, "finish_reason": "stop"})
+    server = stand_in({"/v1/models": {"data": [{"id": "m"}]}, "/v1/completions": answer})
+    engine = RunningOpenAi({2: server.url}, tokenizer, name)
+    prompt = tokenizer("Once upon a time")["input_ids"]
+    done = engine.open(2).generate(prompt, GREEDY, 7, 6)
+    assert (done.rounds, done.drafted, done.accepted) == (None, None, None)
+    assert (done.prefill_s, done.decode_s, done.cpu_s) == (None, None, None)
+    assert done.request_s > 0
+    # By its own count it has an end of text besides
+    assert (tokenizer.decode(done.tokens), done.returned, done.stop_reason) == (text, 6, "eos")
+    facts = engine.open(2).facts
+    assert (facts.rule, facts.counting, facts.returns_ids) == (rule, None, False)
+    (asked,) = server.asked
+    assert asked["prompt"] == "Once upon a time"
+    assert asked.get("num_draft_tokens") == (2 if name == "mlx" else None)
+
+
+@pytest.mark.parametrize(
+    ("name", "sampling", "refused"),
+    [
+        ("openai", SamplingParameters(1.0, top_k=5), "decode.top_k: engine=openai"),
+        ("openai", SamplingParameters(1.0, min_p=0.1), "decode.min_p: engine=openai"),
+        ("mlx", SamplingParameters(1.0, 5, min_p=0.1), None),
+        (
+            "mlx",
+            SamplingParameters(1.0, repetition_penalty=1.1),
+            "decode.repetition_penalty: engine=mlx",
+        ),
+    ],
+)
+def test_a_setting_that_an_endpoint_lacks_is_refused(
+    stand_in: Start, tokenizer: Any, name: Name, sampling: SamplingParameters, refused: str | None
+) -> None:
+    server = stand_in({"/v1/models": {"data": [{"id": "m"}]}, "/v1/completions": completion()})
+    engine = RunningOpenAi({2: server.url}, tokenizer, name)
+    if refused is None:
+        ask(engine, sampling=sampling)
+        assert (server.asked[0]["top_k"], server.asked[0]["min_p"]) == (5, 0.1)
+    else:
+        with pytest.raises(UserError, match=refused):
+            ask(engine, sampling=sampling)
+
+
+# ---- all of them ---------------------------------------------------------------------------------
+
+
+def test_another_model_behind_an_address_is_refused(stand_in: Start, tokenizer: Any) -> None:
+    text = "the river ran"
+    ids = tokenizer(text)["input_ids"]
+    usage = {**USAGE, "prompt_tokens": len(ids)}
+    for fits in (True, False):
+        said = text if fits else "der Fluss"
+        counted = usage if fits else {**USAGE, "prompt_tokens": len(ids) + 1}
+        answers = {
+            "/detokenize": {"prompt": said, "text": said},
+            "/v1/completions": {**completion(), "usage": counted},
+        }
+        url = stand_in({**sglang_answers(), **vllm_answers(), **answers}).url
+        for engine in (
+            RunningVllm({2: url}),
+            RunningSglang({2: url}),
+            RunningOpenAi({2: url}, tokenizer),
+        ):
+            server = engine.open(2)
+            if fits:
+                server.check_vocabulary(ids, text)
+            else:
+                with pytest.raises(UserError, match="another model than model=, by its tokens"):
+                    server.check_vocabulary(ids, text)
+
+
+def test_an_api_key_is_sent_and_never_shown(stand_in: Start, tokenizer: Any) -> None:
+    answers = {**vllm_answers(), **sglang_answers()}
+    for engine in (RunningVllm, RunningSglang):
+        server = stand_in(answers)
+        running = engine({2: server.url}, "the-key")
+        ask(running)
+        assert server.keys == {"Bearer the-key"}
+        assert "the-key" not in repr(running)
+    server = stand_in(answers)
+    endpoint = RunningOpenAi({2: server.url}, tokenizer, key="the-key")
+    ask(endpoint)
+    assert server.keys == {"Bearer the-key"}
+    assert "the-key" not in repr(endpoint)
+
+
+PROGRAM = """#!{python}
+import json, os, sys, time
+sys.path.insert(0, {tests!r})
+from stand_in_server import StandIn
+arguments = sys.argv[1:]
+with open({started!r}, "w") as file:
+    json.dump([arguments, dict(os.environ)], file)
+StandIn(json.loads({answers!r}), int(arguments[arguments.index("--port") + 1]))
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+def test_a_server_on_path_is_started_with_its_flags_and_ended(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine: Engine = (
+        Vllm("target", "draft", tmp_path, 100, threads=1, more_flags=("--enforce-eager",))
+        if name == "vllm"
+        else Sglang("target", "draft", tmp_path, 100, more_flags=("--enforce-eager",))
+    )
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match=f"engine={name}: no {name} on PATH"):
+        engine.open(2)
+    started = tmp_path / "started.json"
+    program = tmp_path / name
+    program.write_text(
+        PROGRAM.format(
+            python=sys.executable,
+            tests=str(Path(__file__).parent),
+            started=str(started),
+            answers=json.dumps(vllm_answers() if name == "vllm" else sglang_answers()),
+        )
+    )
+    program.chmod(0o755)
+    with engine.open(2) as server:
+        done = server.generate([1, 2, 3], GREEDY, 7, 6)
+        arguments, environment = json.loads(started.read_text())
+        process = psutil.Process(server.process_id)  # pyright: ignore[reportAttributeAccessIssue]
+    assert (done.rounds, done.drafted) == (3, 6)
+    if sys.platform == "linux":
+        assert done.cpu_s is not None
+    assert not process.is_running()
+    assert arguments[0] == "serve"
+    if name == "vllm":
+        assert arguments[1] == "target"
+        flags = dict(zip(arguments[2::2], arguments[3::2], strict=False))
+        assert json.loads(flags["--speculative-config"]) == {
+            "method": "draft_model",
+            "model": "draft",
+            "num_speculative_tokens": 2,
+        }
+        assert int(flags["--max-model-len"]) >= 102
+        assert environment["VLLM_HOST_IP"] == "127.0.0.1"
+        assert environment["OMP_NUM_THREADS"] == "1"
+    else:
+        flags = dict(zip(arguments[1::2], arguments[2::2], strict=False))
+        assert flags["--model-path"] == "target"
+        assert flags["--speculative-num-steps"] == "2"
+        assert flags["--speculative-num-draft-tokens"] == "3"
+    assert {"--enforce-eager", "--host", "127.0.0.1"} <= set(arguments)
+    assert os.environ["PATH"] == str(tmp_path)
+
+
+def test_synthetic_acceptance_is_asked_for_where_the_engine_has_it(tmp_path: Path) -> None:
+    flags = Vllm("t", "d", tmp_path, 100, draft_sampling="probabilistic").flags(2, [0.5, 0.0])
+    speculative = json.loads(flags[flags.index("--speculative-config") + 1])
+    assert speculative["draft_sample_method"] == "probabilistic"
+    assert speculative["rejection_sample_method"] == "synthetic"
+    assert speculative["synthetic_acceptance_rates"] == [0.5, 0.0]
+    assert "--speculative-config" not in Vllm("t", None, tmp_path, 100).flags(0)
+    with pytest.raises(UserError, match="engine=sglang: it has no synthetic acceptance"):
+        Sglang("t", "d", tmp_path, 100).open(2, [0.5, 0.0])
