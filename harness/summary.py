@@ -660,14 +660,19 @@ class StepCurve:
         """Draft step / target step."""
         return self.draft_step_s / self.target_step_s
 
+    @property
+    def largest_k(self) -> int:
+        """Whose verify was timed."""
+        return len(self.verify_s) - 1
+
 
 @dataclass(frozen=True)
 class BatchGain:
-    """The best K at one context, batch and assumed alpha, from measured steps."""
+    """The best K at one context and batch, from measured steps."""
 
     context_tokens: int
     batch: int
-    alpha: float
+    alpha: float | None  # assumed; None where the pair's own texts were replayed
     c: float
     # k, speedup: 0 and 1 where speculation does not pay.
     k: int
@@ -684,7 +689,7 @@ class StoppingBatch:
     """Where speculation stops paying along the timed batches."""
 
     context_tokens: int
-    alpha: float
+    alpha: float | None  # as in BatchGain
     pays_up_to: int | None  # the largest timed batch at which it pays; None if at none
     stops_at: int | None  # the next larger timed batch; None if it pays at the largest
     not_at: tuple[int, ...] = ()  # smaller batches at which it does not pay

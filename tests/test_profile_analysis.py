@@ -4,10 +4,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import workloads
 
 from harness.analysis.caveats import launch_bound
 from harness.analysis.latency import latency_rows, merged, reference, step_times
-from harness.analysis.profile import batch_gains, round_breakdowns, step_curves, stopping_batches
+from harness.analysis.profile import (
+    assumed_gains,
+    replayed_gains,
+    round_breakdowns,
+    step_curves,
+    stopping_batches,
+)
+from harness.analysis.replayed import replayed
 from harness.records import LatencyRow, PartTiming, StepTiming
 from harness.summary import StepBound
 from harness.theory.acceptance import expected_tokens_per_round
@@ -55,11 +63,27 @@ def batched(paying, losing):
 
 
 def test_speculation_stops_paying_at_the_batch_whose_verify_costs_its_positions():
-    one, many = batch_gains(batched(1, 16), [0.8])
+    one, many = assumed_gains(batched(1, 16), [0.8])
     assert (one.k, one.speedup) == (4, pytest.approx(expected_tokens_per_round(0.8, 4) / 1.4))
     assert (many.k, many.speedup, many.v) == (0, 1.0, 5.0)
     assert (one.tokens_per_second, many.tokens_per_second) == pytest.approx((100, 1600))
     assert [curve.batch for curve in step_curves(batched(1, 16))] == [1, 16]
+
+
+def test_texts_are_replayed_at_every_batch_each_with_its_own_rounds():
+    rng = np.random.default_rng(0)
+    traces = [
+        workloads.trace("draft", "easy", f"{n}", (rng.random(20 + n) < 0.9).astype(float))
+        for n in range(40)
+    ]
+    one, many = replayed_gains(batched(1, 16), traces, None)
+    tokens_per_round = {k: r.tokens_per_round for k, r in replayed(traces, "ratio", (2, 4)).items()}
+    assert (one.alpha, one.k) == (None, 4)
+    assert one.speedup == pytest.approx(tokens_per_round[4] / 1.4)
+    assert (many.k, many.speedup) == (0, 1.0)
+    # A batch of 16 is not full to its end
+    assert one.tokens_per_second == pytest.approx(100)
+    assert 0.8 * 1600 < many.tokens_per_second < 1600
 
 
 @pytest.mark.parametrize(
@@ -67,7 +91,7 @@ def test_speculation_stops_paying_at_the_batch_whose_verify_costs_its_positions(
     [(1, 16, 0.8, (1, 16, ())), (16, 1, 0.8, (16, None, (1,))), (16, 1, 0.0, (None, 1, ()))],
 )
 def test_the_largest_batch_that_pays_is_named_with_those_that_do_not(paying, losing, alpha, stop):
-    (found,) = stopping_batches(batch_gains(batched(paying, losing), [alpha]))
+    (found,) = stopping_batches(assumed_gains(batched(paying, losing), [alpha]))
     assert (found.pays_up_to, found.stops_at, found.not_at) == stop
 
 

@@ -14,9 +14,11 @@ unlike medians means of the same rounds add up. They are then scaled to the plai
 that parts and R(K) are of one pace of the machine.
 
 Batches. Sequences decoded together share the reading of the weights, which is what speculation
-gains from: the more of them, the more a drafted position costs. At each batch the formulas are the
-same, with c and v(K) of that batch. All sequences are taken to advance by the same expected tokens
-per round; a batched engine whose sequences wait for one another does worse.
+gains from: the more of them, the more a drafted position costs. R(K, B) is K draft steps and a
+verify of that batch, and what this loop's rounds take beside their forwards, once for all of them.
+The pair's own texts are replayed, and their rounds decoded so many side by side, one that ends
+followed by the next (`harness.theory.batching`). Where acceptance is not the pair's (random
+weights) all sequences advance by the iid formula's tokens per round at an assumed alpha.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +29,8 @@ from numpy.typing import NDArray
 
 from harness.analysis.caveats import caveats, failures, launch_bound, of_the_timings
 from harness.analysis.cells import measured_rows
-from harness.analysis.latency import latency_of_draft, reference, stored_rows
+from harness.analysis.latency import Latency, latency_of_draft, reference, stored_rows
+from harness.analysis.replayed import replayed
 from harness.analysis.setup import Setup
 from harness.analysis.unstable import unstable_steps
 from harness.records import (
@@ -37,6 +40,7 @@ from harness.records import (
     PartTiming,
     ResultRow,
     SkippedCell,
+    TextTrace,
     Trial,
 )
 from harness.summary import (
@@ -51,6 +55,7 @@ from harness.summary import (
     Summary,
     WaterfallStep,
 )
+from harness.theory.batching import BatchTimes, closed_loop
 from harness.theory.roofline import shortest_context, step_bounds
 from harness.theory.speedup import RoundTimes, StepTimes
 
@@ -58,6 +63,8 @@ from harness.theory.speedup import RoundTimes, StepTimes
 ORDER = ("draft", "verify", "accept", VERIFY_AND_ACCEPT, "host", "rewind")
 NOT_FORWARDS = ("accept", "rewind", "host")
 FASTEST = 4
+# Requests for each that is decoded side by side: fewer are mostly the end, with fewer active
+REQUESTS_PER_SEQUENCE = 4
 
 
 def analyse_profile(setup: Setup) -> Summary:
@@ -66,8 +73,12 @@ def analyse_profile(setup: Setup) -> Summary:
     measured = [row for name in (setup.model, setup.draft) for row in _plain_rows(run.trials, name)]
     latency = stored_rows(run)
     bounds = step_bounds(latency)
-    gains = batch_gains(latency, setup.alphas)
     latency_of_pair = latency_of_draft(run, setup.draft, GREEDY)
+    gains = (
+        replayed_gains(latency, run.traces, latency_of_pair)
+        if run.traces
+        else assumed_gains(latency, setup.alphas)
+    )
     bandwidth = run.manifest.get("bandwidth")
     base = Summary(
         run=setup.facts(measured),
@@ -283,35 +294,92 @@ def step_curves(rows: Sequence[LatencyRow]) -> list[StepCurve]:
     return curves
 
 
-def batch_gains(rows: Sequence[LatencyRow], alphas: Sequence[float]) -> list[BatchGain]:
+def assumed_gains(rows: Sequence[LatencyRow], alphas: Sequence[float]) -> list[BatchGain]:
     """The best K at every timed context and batch, for each alpha."""
     gains: list[BatchGain] = []
     for curve in step_curves(rows):
-        largest = len(curve.verify_s) - 1
-        steps = StepTimes(curve.draft_step_s, curve.target_step_s, curve.verify_s)
-        rounds = RoundTimes.from_steps(steps, largest)
+        rounds = RoundTimes.from_steps(_steps(curve), curve.largest_k)
         for alpha in alphas:
-            k, gain = rounds.best_k(alpha, range(1, largest + 1))
+            k, gain = rounds.best_k(alpha, range(1, curve.largest_k + 1))
             plain = curve.batch / curve.target_step_s
-            gains.append(
-                BatchGain(
-                    context_tokens=curve.context_tokens,
-                    batch=curve.batch,
-                    alpha=alpha,
-                    c=curve.c,
-                    k=k,
-                    speedup=gain,
-                    largest_k=largest,
-                    v=steps.v(largest),
-                    tokens_per_second=plain,
-                    speculative_tokens_per_second=plain * gain,
-                )
-            )
+            gains.append(_gain(curve, alpha, k, gain, plain))
     return gains
 
 
+def replayed_gains(
+    rows: Sequence[LatencyRow], traces: Sequence[TextTrace], latency: Latency | None
+) -> list[BatchGain]:
+    """The best K at every timed context and batch, for the rounds of the pair's own texts.
+
+    Args:
+        rows: of latency.csv.
+        traces: greedy texts of the target, scored by the draft.
+        latency: the rounds that were timed, one sequence at a time; None adds nothing to steps.
+    """
+    curves: dict[int, list[StepCurve]] = {}
+    for curve in step_curves(rows):
+        curves.setdefault(curve.context_tokens, []).append(curve)
+    gains: list[BatchGain] = []
+    for timed in curves.values():
+        largest = min(curve.largest_k for curve in timed)
+        counts = replayed(traces, "greedy_draft", range(1, largest + 1))
+        tokens = counts[1].new_tokens
+        times = BatchTimes({curve.batch: _with_host_work(curve, latency) for curve in timed})
+        for curve in timed:
+            requests = np.resize(
+                np.arange(len(tokens)), max(len(tokens), REQUESTS_PER_SEQUENCE * curve.batch)
+            )
+            plain_s = times.seconds(closed_loop(tokens[requests, None], curve.batch))
+            speedups = {
+                k: plain_s / times.seconds(closed_loop(each.proposals[requests], curve.batch))
+                for k, each in counts.items()
+            }
+            best = max(speedups, key=speedups.__getitem__)
+            k, gain = (best, speedups[best]) if speedups[best] > 1.0 else (0, 1.0)
+            plain = float(tokens[requests].sum()) / plain_s
+            gains.append(_gain(curve, None, k, gain, plain))
+    return gains
+
+
+def _steps(curve: StepCurve) -> StepTimes:
+    return StepTimes(curve.draft_step_s, curve.target_step_s, curve.verify_s)
+
+
+def _with_host_work(curve: StepCurve, latency: Latency | None) -> RoundTimes:
+    """R of a batch: its steps, and what rounds of one sequence take beside theirs."""
+    steps = _steps(curve)
+
+    def beside(k: int) -> float:
+        if latency is None or latency.steps is None or latency.visits is None:
+            return 0.0
+        if not latency.rounds.covers(k) or not latency.steps.covers(k):
+            return beside(k - 1)
+        explained = latency.steps.round_s(k) if k else latency.steps.target_s
+        return max(0.0, latency.rounds.at(k) - explained)
+
+    return RoundTimes(
+        steps.target_s + beside(0),
+        tuple((k, steps.round_s(k) + beside(k)) for k in range(1, curve.largest_k + 1)),
+    )
+
+
+def _gain(curve: StepCurve, alpha: float | None, k: int, speedup: float, plain: float) -> BatchGain:
+    return BatchGain(
+        context_tokens=curve.context_tokens,
+        batch=curve.batch,
+        alpha=alpha,
+        c=curve.c,
+        k=k,
+        speedup=speedup,
+        largest_k=curve.largest_k,
+        v=_steps(curve).v(curve.largest_k),
+        tokens_per_second=plain,
+        speculative_tokens_per_second=plain * speedup,
+    )
+
+
 def stopping_batches(gains: Sequence[BatchGain]) -> list[StoppingBatch]:
-    """For each context and alpha with several batches: up to which of them speculation pays."""
+    """For each context and acceptance with several batches: up to which speculation pays."""
     stops: list[StoppingBatch] = []
     for context, alpha in dict.fromkeys((gain.context_tokens, gain.alpha) for gain in gains):
         line = sorted(

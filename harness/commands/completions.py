@@ -87,7 +87,7 @@ def completions(
     folder: RunFolder, opened: Target, config: AuditionConfig | SweepConfig
 ) -> list[GeneratedText]:
     """The completion of every prompt at every temperature, generated where the folder lacks it."""
-    requests = _requests(opened, config)
+    requests = text_requests(opened, config)
     stored = {trial.key: trial for trial in folder.trials()}
     waiting = [entry for entry in requests if entry.key not in stored]
     name = f"model={opened.target.name}"
@@ -101,20 +101,19 @@ def completions(
     return [fresh.get(entry.key) or _from_trial(entry, stored[entry.key]) for entry in requests]
 
 
-def score_pair(folder: RunFolder, pair: Pair, config: SweepConfig) -> None:
-    """Score the texts of plain decoding with the pair's draft, and store the traces."""
+def score_pair(folder: RunFolder, pair: Pair, requests: Sequence[Request]) -> None:
+    """Score the texts that the target decoded plainly to requests, and store the traces."""
     if folder.traces():
         return
     plain = {
         trial.key: trial
         for trial in folder.trials()
-        if trial.k == 0 and trial.status == "ok" and trial.tokens
+        if trial.k == 0
+        and trial.model == pair.target.name
+        and trial.status == "ok"
+        and trial.tokens
     }
-    texts = [
-        _from_trial(entry, plain[entry.key])
-        for entry in _requests(pair, config)
-        if entry.key in plain
-    ]
+    texts = [_from_trial(entry, plain[entry.key]) for entry in requests if entry.key in plain]
     with (
         unless_broken(folder, "the draft's scores of the target's text"),
         progress("the draft scores", len(texts)) as tick,
@@ -125,8 +124,8 @@ def score_pair(folder: RunFolder, pair: Pair, config: SweepConfig) -> None:
         folder.write_traces(traces)
 
 
-def _requests(opened: Target, config: AuditionConfig | SweepConfig) -> list[Request]:
-    """One request per (temperature, repetition, prompt)."""
+def text_requests(opened: Target, config: AuditionConfig | SweepConfig) -> list[Request]:
+    """The requests of the target's texts: one per (temperature, repetition, prompt)."""
     return [
         completion(opened.target, config, entry, temperature, repetition)
         for temperature in config.temperature

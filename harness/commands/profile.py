@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 from harness.analysis.latency import latency_rows, merged
 from harness.analysis.unstable import unstable_steps
-from harness.commands.completions import with_turns
+from harness.commands.completions import score_pair, with_turns
 from harness.commands.dry_run import print_profile_plan
 from harness.commands.pair import Pair, open_pair, request, run_requests
 from harness.commands.progress import progress
@@ -73,6 +73,10 @@ def run(config: ProfileConfig) -> Outcome:
         _measure(folder, pair, config, cells, visits)
         requests, models = _plan(pair, config)
         run_requests(folder, requests, lambda entry: (models[entry.cell], None), "decoding", visits)
+        if not synthetic and "dummy" not in (pair.target.weights, pair.draft.weights):
+            # Whose rounds are replayed at every batch
+            texts = [e for e in requests if e.model == pair.target.name and e.repetition == 0]
+            score_pair(folder, pair, texts)
     return concluded(folder, verbose=config.verbose)
 
 

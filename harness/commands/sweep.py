@@ -7,7 +7,7 @@ batches, and no speculative generation is run.
 """
 
 from harness.analysis.setup import stored_rates
-from harness.commands.completions import completions, score_pair, with_turns
+from harness.commands.completions import completions, score_pair, text_requests, with_turns
 from harness.commands.dry_run import print_sweep_plan
 from harness.commands.other_runs import as_stored, synthetic_rates
 from harness.commands.pair import open_pair, plan, run_requests
@@ -57,6 +57,6 @@ def run(config: SweepConfig) -> Outcome:
             if not synthetic:  # else the texts are not the target's
                 check_texts(folder, trials, pair, config)
         if not synthetic and config.decode.stop == "none":
-            score_pair(folder, pair, config)
+            score_pair(folder, pair, text_requests(pair, config))
         visits.up_to(1.0)
     return concluded(folder, verbose=config.verbose)

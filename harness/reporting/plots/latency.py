@@ -23,7 +23,7 @@ COST_UNDER = (
 )
 CURVES_CAPTION = "v(n) = target forward over n positions / target step, by context and batch"
 CURVES_UNDER = "dashed: v = 1, a verify that costs one step, as most calculators assume"
-GAIN_CAPTION = "Predicted speedup at the best K by batch size, for each alpha, from the timed steps"
+GAIN_CAPTION = "Predicted speedup at the best K by batch size, from the timed steps"
 GAIN_UNDER = "at a point: its best K; on the dashed line: do not speculate"
 POSITIONS = "n (positions in one target forward)"
 POINT_INCHES = 0.48  # what the number at a point needs
@@ -111,20 +111,21 @@ def _unstable(summary: Summary, curve: StepCurve, n: int) -> bool:
 
 
 def draw_batch_gains(summary: Summary, across: int) -> style.Plot | None:
-    """A panel per context, a line per alpha; None where one batch alone was timed."""
+    """A panel per context, a line per acceptance; None where one batch alone was timed."""
     contexts = {stop.context_tokens for stop in summary.stopping_batches}
     gains = [gain for gain in summary.batch_gains if gain.context_tokens in contexts]
     if not gains:
         return None
     panels = grouped(gains, lambda gain: gain.context_tokens)
-    alphas = sorted({gain.alpha for gain in gains})
+    alphas = list(dict.fromkeys(gain.alpha for gain in gains))
     figure, axes = style.panels(len(panels), across, y="predicted speedup")
     axes[0].set_ylim(0.0, 1.15 * max(gain.speedup for gain in gains))
     for panel, (context, timed) in zip(axes, panels.items(), strict=True):
         for alpha, line in grouped(timed, lambda gain: gain.alpha).items():
             look = style.look(alphas.index(alpha))
             batches = [gain.batch for gain in line]
-            panel.plot(batches, [gain.speedup for gain in line], label=f"alpha {alpha:g}", **look)
+            label = "replayed texts" if alpha is None else f"alpha {alpha:g}"
+            panel.plot(batches, [gain.speedup for gain in line], label=label, **look)
             for gain in line:
                 style.note_at(panel, f"K={gain.k}", (gain.batch, gain.speedup), color=look["color"])
         panel.axhline(1.0, color=style.GREY, linewidth=1.0, linestyle=style.DASHED)

@@ -362,7 +362,12 @@ GAINS: tuple[Column[BatchGain], ...] = (
 CURVE_NOTE = (
     "v(n): a target forward over n positions / a target step of the same context and batch."
 )
-GAIN_NOTE = (
+REPLAYED_GAIN_NOTE = (
+    "predicted: the replayed rounds of this pair's texts, so many decoded side by side, one that"
+    " ends followed by the next, at the timed steps of the batch and this loop's host work; best K,"
+    " K 0: do not speculate. Our loop decodes one sequence: no such batch was run."
+)
+ASSUMED_GAIN_NOTE = (
     "predicted from the timed steps: tokens per round (iid) / (K c + v) at the best K; K 0: do not"
     " speculate. All sequences are taken to advance alike; a batch whose sequences wait for one"
     " another does worse."
@@ -409,12 +414,15 @@ def batch_table(summary: Summary) -> Table:
     contexts = {stop.context_tokens for stop in summary.stopping_batches}
     gains = sorted(
         (gain for gain in summary.batch_gains if gain.context_tokens in contexts),
-        key=lambda gain: (gain.context_tokens, gain.alpha, gain.batch),
+        key=lambda gain: (gain.context_tokens, gain.alpha or 0.0, gain.batch),
     )
     largest = max((gain.largest_k for gain in gains), default=0)
     v_note = f"v: of a verify of {largest + 1} positions, K = {largest}."
+    is_replayed = any(gain.alpha is None for gain in gains)
+    columns = tuple(column for column in GAINS if not (is_replayed and column.title == "alpha"))
+    note = REPLAYED_GAIN_NOTE if is_replayed else ASSUMED_GAIN_NOTE
     stops = map(_stop_sentence, summary.stopping_batches)
-    return table("Predicted speedup by batch", GAINS, gains, notes=(GAIN_NOTE, v_note, *stops))
+    return table("Predicted speedup by batch", columns, gains, notes=(note, v_note, *stops))
 
 
 def _v(n: int) -> Column[StepCurve]:
@@ -429,7 +437,8 @@ def _v(n: int) -> Column[StepCurve]:
 
 
 def _stop_sentence(stop: StoppingBatch) -> str:
-    where = f"{stop.context_tokens} tokens of context, alpha {stop.alpha:g}: speculation"
+    alpha = "" if stop.alpha is None else f", alpha {stop.alpha:g}"
+    where = f"{stop.context_tokens} tokens of context{alpha}: speculation"
     if stop.pays_up_to is None:
         return f"{where} pays at no batch that was timed."
     but = f" (not at batch {', '.join(map(str, stop.not_at))})" if stop.not_at else ""

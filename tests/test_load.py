@@ -1,0 +1,300 @@
+"""Requests side by side: what is sent, what iterations they make, and which K each load gets."""
+
+import threading
+import time
+from dataclasses import replace
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+import workloads
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness import prompts as prompt_sets
+from harness.analysis.batch_schedule import (
+    LoadCosts,
+    ReplayedRequests,
+    closed_loads,
+    fit_load_costs,
+    load_cells,
+    over_groups,
+    schedule,
+    throughputs,
+)
+from harness.config import ModelConf, PromptsConf
+from harness.decoding.sampling import SamplingParameters
+from harness.engines.gguf_file import write_gguf
+from harness.engines.llamacpp import LlamaCpp
+from harness.engines.protocol import Completion, EngineFacts, ServerDiedError
+from harness.measurement.generations import Request
+from harness.measurement.load import Load, groups_of, load_visit
+from harness.measurement.returned_texts import ReturnedText, score_returned
+from harness.models.load import load, open_pair
+from harness.models.tokenizer import encode
+from harness.serving.counting import Counting
+from harness.theory.batching import BatchTimes, closed_loop
+from harness.theory.speedup import RoundTimes
+
+COUNTING = Counting(1, shortens_last_draft=True)
+GREEDY = SamplingParameters(0.0)
+BATCHES = (1, 2, 4)
+
+
+class StandIn:
+    """A server whose texts have a length each, and that notes how many requests it has."""
+
+    def __init__(self, k, lengths, seconds=0.0, dies_at=None):
+        self.k, self.lengths, self.seconds, self.dies_at = k, lengths, seconds, dies_at
+        self.facts = EngineFacts("llamacpp", "1", "greedy_draft", COUNTING)
+        self.lock, self.active, self.most, self.sent = threading.Lock(), 0, 0, []
+
+    def generate(self, prompt, _sampling, _seed, budget):
+        with self.lock:
+            self.active += 1
+            self.most = max(self.most, self.active)
+            self.sent.append((prompt[0], budget, time.monotonic()))
+            if len(self.sent) == self.dies_at:
+                raise ServerDiedError("the server ended")
+        time.sleep(self.seconds)
+        with self.lock:
+            self.active -= 1
+        tokens = tuple(range(min(budget, self.lengths[prompt[0]])))
+        return Completion(tokens, "budget", None, None, None, None, None, 0.1, None)
+
+    def cpu_s(self):
+        return float(len(self.sent))
+
+
+def requests_of(texts, budget=40):
+    return [
+        Request("", s, p, None, (n,), GREEDY, budget, 0, n, frozenset(), "target", "draft")
+        for n, (s, p) in enumerate(texts)
+    ]
+
+
+# ---- iterations ----------------------------------------------------------------------------------
+
+
+def test_a_request_that_ends_is_followed_by_the_next():
+    # 3 and 1 rounds begin; the third request, of 2, begins where the second ends
+    proposals = np.array([[0.0, 3.0], [0.0, 1.0], [0.0, 2.0]])
+    assert closed_loop(proposals, 2)[:, 1].tolist() == [0, 0, 3]
+    assert closed_loop(proposals, 1)[:, 1].tolist() == [0, 6]
+    # All at once: one iteration of three, one of two, one of one
+    assert closed_loop(proposals, 4)[:, 1].tolist() == [0, 1, 1, 1, 0]
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3), min_size=1, max_size=9),
+    st.integers(1, 5),
+)
+def test_iterations_hold_every_round_once_whatever_the_concurrency(proposals, concurrency):
+    rounds = np.array(proposals, dtype=np.float64)
+    iterations = closed_loop(rounds, concurrency)
+    np.testing.assert_allclose(np.arange(concurrency + 1) @ iterations, rounds.sum(axis=0))
+    longest, total = rounds.sum(axis=1).max(), rounds.sum()
+    assert max(longest, total / concurrency) - 1e-9 <= iterations.sum() <= total + 1e-9
+
+
+# ---- what is sent --------------------------------------------------------------------------------
+
+
+def test_a_closed_loop_keeps_so_many_requests_in_flight_and_sends_each_budget_to_every_k():
+    texts = [("easy", f"{n}") for n in range(3)] + [("hard", f"{n}") for n in range(3)]
+    random = np.random.default_rng(0)
+    groups = groups_of(requests_of(texts), 4, random)
+    assert {name: len(group) for name, group in groups.items()} == {"easy": 18, "hard": 18}
+    assert len({request.seed for group in groups.values() for request in group}) == 36
+    assert all(20 <= request.budget <= 40 for group in groups.values() for request in group)
+    servers = {k: StandIn(k, [30] * 6, seconds=0.002) for k in (0, 2)}
+    done = list(load_visit(servers, groups, [Load(concurrency=4)], 3, random, "cpu"))
+    assert [server.most for server in servers.values()] == [4, 4]
+    assert {(each.group, each.k, each.visit) for each in done} == {
+        (group, k, 3) for group in ("easy", "hard") for k in (0, 2)
+    }
+    assert len(done) == 8
+    for full, short in ((b, a) for a, b in zip(done[::2], done[1::2], strict=True)):
+        assert full.texts == short.texts
+        assert short.budgets == tuple(max(4, round(budget / 4)) for budget in full.budgets)
+        assert full.returned == tuple(min(30, budget) for budget in full.budgets)
+        assert full.seconds == 18
+
+
+def test_one_prompt_set_is_sent_in_two_halves():
+    groups = groups_of(
+        requests_of([("mine", f"{n}") for n in range(5)]), 1, np.random.default_rng()
+    )
+    prompts = {name: {request.prompt for request in group} for name, group in groups.items()}
+    assert prompts == {"mine, half 1": {"0", "2", "4"}, "mine, half 2": {"1", "3"}}
+
+
+def test_requests_that_arrive_wait_for_no_other():
+    server = StandIn(0, [30] * 20, seconds=0.5)
+    groups = {"easy": requests_of([("easy", f"{n}") for n in range(20)])}
+    begin = time.monotonic()
+    (made,) = load_visit(
+        {0: server}, groups, [Load(rate=100.0)], 0, np.random.default_rng(1), "engine"
+    )
+    arrivals = [sent - begin for *_, sent in server.sent]
+    assert 0.05 < arrivals[-1] < 0.45
+    assert server.most == 20
+    assert np.std(np.diff(arrivals)) > 0.002  # at random, not in step
+    assert (made.concurrency, made.rate) == (None, 100.0)
+    assert made.seconds == pytest.approx(arrivals[-1] + 0.5, abs=0.2)
+
+
+def test_a_server_that_dies_ends_the_load():
+    server = StandIn(0, [30] * 20, dies_at=3)
+    groups = {"easy": requests_of([("easy", f"{n}") for n in range(20)])}
+    with pytest.raises(ServerDiedError):
+        list(load_visit({0: server}, groups, [Load(2)], 0, np.random.default_rng(1), "engine"))
+    assert len(server.sent) < 20
+
+
+# ---- what loads cost, and what to serve ----------------------------------------------------------
+
+
+def true_costs():
+    """A verify that gets expensive with the batch, so that the best K falls."""
+    times = {
+        batch: RoundTimes(
+            (1 + 0.2 * batch) * 1e-3,
+            tuple((k, (1 + 0.2 * batch + 0.1 * k + 0.13 * k * batch) * 1e-3) for k in (1, 2, 4)),
+        )
+        for batch in BATCHES
+    }
+    return LoadCosts(
+        dict.fromkeys(BATCHES, 2e-3),
+        {batch: 3e-3 + 1e-4 * batch for batch in BATCHES},
+        BatchTimes(times),
+    )
+
+
+def loads(noise=0.0, visits=3):
+    """Loads of two sets at known costs, and the replay of their texts."""
+    rng = np.random.default_rng(5)
+    traces = []
+    for prompt_set, chance in (("easy", 0.85), ("hard", 0.6)):
+        for n in range(10):
+            chances = (rng.random(rng.integers(20, 39)) < chance).astype(float)
+            traces.append(workloads.trace("draft", prompt_set, f"{n}", chances))
+    lengths = [1 + len(trace.tokens) for trace in traces]
+    replays = ReplayedRequests(traces, "greedy_draft", COUNTING)
+    groups = groups_of(requests_of([(t.prompt_set, t.prompt) for t in traces]), 4, rng)
+    servers = {k: StandIn(k, lengths) for k in (0, 1, 2, 4)}
+    made = [
+        timing
+        for number in range(visits)
+        for timing in load_visit(servers, groups, [Load(b) for b in BATCHES], number, rng, "cpu")
+    ]
+    costs = true_costs()
+    priced = []
+    for timing in made:
+        (load,) = closed_loads([timing], replays).values()
+        seconds = costs.seconds(load) * np.exp(noise * rng.standard_normal())
+        priced.append(replace(timing, seconds=seconds))
+    return priced, replays
+
+
+def test_what_loads_cost_is_found_again_from_the_loads():
+    timings, replays = loads()
+    fitted, known = fit_load_costs(list(closed_loads(timings, replays).values())), true_costs()
+    assert fitted is not None
+    for batch in BATCHES:
+        assert fitted.start_s[batch] == pytest.approx(known.start_s[batch], rel=0.02)
+        assert fitted.plain_start_s[batch] == pytest.approx(2e-3, rel=0.02)
+        for n in (0, 1, 2, 4):
+            assert fitted.times.at(n, batch) == pytest.approx(known.times.at(n, batch), rel=0.01)
+
+
+def test_one_sets_throughput_is_predicted_from_the_other_set():
+    timings, replays = loads()
+    rows = throughputs(closed_loads(timings, replays))
+    assert len(rows) == 2 * 3 * 4
+    for row in rows:
+        assert row.predicted == pytest.approx(row.measured, rel=0.01)
+    # The sets differ, so that the measured ratio of one is no prediction of the other
+    easy, hard = (
+        next(r.measured for r in rows if (r.group, r.k, r.concurrency) == (name, 4, 1))
+        for name in ("easy", "hard")
+    )
+    assert easy > 1.15 * hard
+
+
+def test_the_best_k_falls_as_the_load_grows_and_every_entry_is_a_measured_cell():
+    timings, replays = loads()
+    totals = over_groups(throughputs(closed_loads(timings, replays)))
+    chosen = schedule(0.0, totals)
+    assert [(entry.low, entry.high) for entry in chosen.entries] == [(1, 1), (2, 2), (3, None)]
+    ks = [entry.k for entry in chosen.entries]
+    assert ks == sorted(ks, reverse=True)
+    assert ks[0] > ks[-1]
+    for entry in chosen.entries:
+        measured = {r.k: r.measured for r in totals if r.concurrency == (entry.high or 4)}
+        assert entry.measured_ratio == measured[entry.k]
+        assert entry.loss == pytest.approx(1 - measured[entry.k] / max(measured.values()))
+        assert entry.loss < 0.01
+        assert not entry.tied
+    cells = load_cells(timings, totals)
+    assert [(cell.concurrency, cell.k) for cell in cells] == [
+        (batch, k) for batch in BATCHES for k in (0, 1, 2, 4)
+    ]
+    assert all(cell.throughput_ratio == 1.0 for cell in cells if cell.k == 0)
+
+
+def test_a_lead_within_the_spread_of_visits_is_a_tie():
+    timings, replays = loads(noise=0.3, visits=6)
+    chosen = schedule(0.0, over_groups(throughputs(closed_loads(timings, replays))))
+    assert any(entry.tied for entry in chosen.entries)
+    assert all(entry.k not in entry.tied for entry in chosen.entries)
+
+
+def test_without_scored_texts_loads_are_compared_but_not_predicted():
+    timings, _ = loads()
+    totals = over_groups(throughputs(closed_loads(timings, ReplayedRequests([], None, None))))
+    assert all(row.predicted is None for row in totals)
+    assert all(entry.loss == 0.0 for entry in schedule(0.0, totals).entries)
+
+
+# ---- llama.cpp -----------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")
+def test_llamacpp_decodes_side_by_side_what_it_decodes_alone(tmp_path):
+    device = torch.device("cpu")
+    target, draft = (
+        load(ModelConf(name=name, id=f"embedded:{name}"), key, device)
+        for name, key in (("tiny", "model"), ("tiny_good", "draft"))
+    )
+    conf = PromptsConf(sets=["easy", "hard"], limit=3)
+    asked = [
+        Request(
+            "", p.prompt_set, p.id, None, encode(target.tokenizer, p, conf), GREEDY, 32, 0, n,
+            target.eos, "tiny", "tiny_good",
+        )
+        for n, p in enumerate(prompt_sets.load(conf))
+    ]  # fmt: skip
+    random = np.random.default_rng(0)
+    files = [write_gguf(each, tmp_path / f"{each.name}.gguf") for each in (target, draft)]
+    engine = LlamaCpp(*files, tmp_path, 160, 1, "f32", flash_attention="off", slots=2)
+    with engine.open(0) as plain, engine.open(2) as speculating:
+        texts = [
+            ReturnedText(r, plain.generate(r.tokens, r.sampling, r.seed, r.budget)) for r in asked
+        ]
+        servers = {0: plain, 2: speculating}
+        groups = groups_of(asked, 2, random)
+        timings = list(load_visit(servers, groups, [Load(1), Load(2)], 0, random, "cpu"))
+        facts = plain.facts
+    traces = score_returned(texts, facts, *open_pair(target, draft), "tiny_good")
+    replays = ReplayedRequests(traces, facts.rule, facts.counting)
+    for timing in timings:
+        iterations = replays.iterations(timing)
+        assert timing.seconds > 0
+        if timing.k:  # rounds that the engine could tell are those of replay
+            rounds = float(np.arange(len(iterations)) @ iterations.sum(axis=1))
+            assert None not in timing.rounds or "eos" in {t.completion.stop_reason for t in texts}
+            if None not in timing.rounds:
+                assert sum(timing.rounds) == pytest.approx(rounds)
+    assert {timing.concurrency for timing in timings} == {1, 2}
