@@ -169,6 +169,7 @@ def true_costs():
         dict.fromkeys(BATCHES, 2e-3),
         {batch: 3e-3 + 1e-4 * batch for batch in BATCHES},
         BatchTimes(times),
+        2e-5,
     )
 
 
@@ -202,6 +203,7 @@ def test_what_loads_cost_is_found_again_from_the_loads():
     timings, replays = loads()
     fitted, known = fit_load_costs(list(closed_loads(timings, replays).values())), true_costs()
     assert fitted is not None
+    assert fitted.token_s == pytest.approx(2e-5, rel=0.1)
     for batch in BATCHES:
         assert fitted.start_s[batch] == pytest.approx(known.start_s[batch], rel=0.02)
         assert fitted.plain_start_s[batch] == pytest.approx(2e-3, rel=0.02)
@@ -290,7 +292,7 @@ def test_llamacpp_decodes_side_by_side_what_it_decodes_alone(tmp_path):
     traces = score_returned(texts, facts, *open_pair(target, draft), "tiny_good")
     replays = ReplayedRequests(traces, facts.rule, facts.counting)
     for timing in timings:
-        iterations = replays.iterations(timing)
+        iterations = replays.expected(timing).iterations
         assert timing.seconds > 0
         if timing.k:  # rounds that the engine could tell are those of replay
             rounds = float(np.arange(len(iterations)) @ iterations.sum(axis=1))

@@ -1,13 +1,15 @@
 """Which K to serve at which load: throughput by concurrency, measured and predicted.
 
 Measured: a load is a group of requests sent together (`harness.measurement.load`), timed as a
-whole; its time is the lower quartile of its visits, for what else runs on a machine only adds. The
+whole. A visit puts it on every server, one right after the other, so their ratio is free of the
+machine's drift; the interquartile mean over visits counts little what something else disturbed. The
 throughput ratio of a K is the plain server's seconds / this K's, over the same requests.
 
 Predicted: replay gives the rounds of every request, `harness.theory.batching` the iterations that a
 closed loop makes of them and how many requests each has, and the loads of the *other* groups what
-such an iteration costs, R(K, B), fitted by least squares with a start for each request. So no
-prediction has seen the requests that it is held against.
+such an iteration costs, R(K, B), fitted by least squares with a start for each request and what
+each token adds that a round emits beyond its first. So no prediction has seen the requests that it
+is held against.
 
 The schedule names, for each measured concurrency, the K with the largest predicted throughput. Its
 lead over the runner-up counts where it is larger than the spread of the visits' ratios between
@@ -15,21 +17,21 @@ these two; else it is a tie. A load between two measured ones gets the K of the 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import nnls
+from scipy.stats import trim_mean
 
 from harness.records import LoadTiming, Rule, TextTrace
 from harness.serving.counting import Counting
+from harness.stats.crossfit import TRIMMED
 from harness.stats.jackknife import Array
 from harness.summary import LoadCell, Schedule, ScheduleEntry
 from harness.theory.batching import BatchTimes, closed_loop
 from harness.theory.replay import accept_probabilities, by_start, replay
 from harness.theory.speedup import RoundTimes
 
-# The quantile of a load's visits that is taken as its time
-UNDISTURBED = 0.25
 PERCENTILE = 95
 # A lead that counts where the spread of visits is not known
 LEAD = 0.05
@@ -54,20 +56,33 @@ class ClosedLoad:
         full: whether its requests had their full budgets.
         timings: one per visit.
         seconds: of the load, over the visits.
-        iterations: [b, n] that replay expects (`closed_loop`), the mean over the visits, whose
-            orders differ; None where a text was not scored.
+        expected: by replay, the mean over the visits, whose orders differ; None where a text was
+            not scored.
     """
 
     key: LoadKey
     full: bool
     timings: tuple[LoadTiming, ...]
     seconds: float
-    iterations: Array | None
+    expected: "Expected | None"
 
     @property
     def requests(self) -> int:
         """How many were sent."""
         return len(self.timings[0].texts)
+
+
+@dataclass(frozen=True, eq=False)
+class Expected:
+    """What replay expects of a closed loop.
+
+    Attributes:
+        iterations: [b, n], see `closed_loop`.
+        further: tokens that rounds emit beyond the first of each.
+    """
+
+    iterations: Array
+    further: float
 
 
 class ReplayedRequests:
@@ -91,8 +106,8 @@ class ReplayedRequests:
                     rule, trace.target_logprob, trace.draft_logprob, trace.draft_is_argmax
                 )
 
-    def iterations(self, load: LoadTiming) -> Array | None:
-        """`closed_loop` of a load; None where a text was not scored, or requests arrive."""
+    def expected(self, load: LoadTiming) -> Expected | None:
+        """Of a closed loop; None where a text was not scored, or requests arrive."""
         counting, asked = self._counting, list(zip(load.texts, load.budgets, strict=True))
         if counting is None or load.concurrency is None:
             return None
@@ -101,16 +116,17 @@ class ReplayedRequests:
         missing = [each for each in dict.fromkeys(asked) if (*each, load.k) not in self._rounds]
         if missing:
             self._replay(missing, load.k, counting)
-        return closed_loop(
-            np.stack([self._rounds[(*each, load.k)] for each in asked]), load.concurrency
-        )
+        rounds = np.stack([self._rounds[(*each, load.k)] for each in asked])
+        tokens = sum(self._tokens(text, budget, counting) for text, budget in asked)
+        return Expected(closed_loop(rounds, load.concurrency), float(tokens - rounds.sum()))
+
+    def _tokens(self, text: str, budget: int, counting: Counting) -> int:
+        """That rounds emit of a text under a budget."""
+        return max(0, min(len(self._chances[text]), budget - counting.first_position))
 
     def _replay(self, asked: Sequence[tuple[str, int]], k: int, counting: Counting) -> None:
         """Note the rounds of requests by what they draft, [k + 1]."""
-        sizes = [
-            max(0, min(len(self._chances[text]), budget - counting.first_position))
-            for text, budget in asked
-        ]
+        sizes = [self._tokens(text, budget, counting) for text, budget in asked]
         for (text, budget), size in zip(asked, sizes, strict=True):
             self._rounds[text, budget, k] = np.eye(k + 1)[0] * (0 if k else size)
         rows = [row for row, size in enumerate(sizes) if size]
@@ -137,24 +153,43 @@ def closed_loads(
         if timing.concurrency is not None:
             key = LoadKey(timing.concurrency, timing.group, timing.k, sum(timing.budgets))
             visits.setdefault(key, []).append(timing)
-    most = {key.group: 0 for key in visits}
+    most: dict[str, int] = {}
     for key in visits:
-        most[key.group] = max(most[key.group], key.budgets)
+        most[key.group] = max(most.get(key.group, 0), key.budgets)
     return {
         key: ClosedLoad(
             key,
             key.budgets == most[key.group],
             tuple(made),
-            float(np.quantile([each.seconds for each in made], UNDISTURBED)),
-            _mean([requests.iterations(each) for each in made]),
+            _settled(made, visits.get(replace(key, k=0), made)),
+            _mean([requests.expected(each) for each in made]),
         )
         for key, made in sorted(visits.items())
     }
 
 
-def _mean(iterations: Sequence[Array | None]) -> Array | None:
-    known = [each for each in iterations if each is not None]
-    return np.mean(known, axis=0) if len(known) == len(iterations) else None
+def _settled(timings: Sequence[LoadTiming], plain: Sequence[LoadTiming]) -> float:
+    """Seconds of a load over its visits, each relative to plain decoding's of the same visit."""
+    pairs = _paired(timings, plain)
+    plain_s = float(np.median([each.seconds for each in plain]))
+    if not len(pairs):
+        return float(np.median([each.seconds for each in timings]))
+    return float(trim_mean(pairs[:, 0] / pairs[:, 1], TRIMMED)) * plain_s
+
+
+def _paired(timings: Sequence[LoadTiming], plain: Sequence[LoadTiming]) -> Array:
+    """[visit, 2] seconds of both in the visits that timed both."""
+    plain_s = {each.visit: each.seconds for each in plain}
+    pairs = [(each.seconds, plain_s[each.visit]) for each in timings if each.visit in plain_s]
+    return np.array(pairs, dtype=np.float64).reshape(-1, 2)
+
+
+def _mean(parts: Sequence[Expected | None]) -> Expected | None:
+    known = [each for each in parts if each is not None]
+    if len(known) < len(parts):
+        return None
+    iterations = np.mean([each.iterations for each in known], axis=0)
+    return Expected(iterations, float(np.mean([each.further for each in known])))
 
 
 # ---- what a load costs ---------------------------------------------------------------------------
@@ -168,25 +203,28 @@ class LoadCosts:
         plain_start_s, start_s: of a request beside its rounds, its prefill among it, by
             concurrency, plain and speculative.
         times: R(n, B).
+        token_s: what each token adds that a round emits beyond its first.
     """
 
     plain_start_s: Mapping[int, float]
     start_s: Mapping[int, float]
     times: BatchTimes
+    token_s: float
 
     def seconds(self, load: ClosedLoad) -> float:
-        """Predicted of a load, from its replayed iterations."""
-        assert load.iterations is not None
+        """Predicted of a load, from its replayed rounds."""
+        assert load.expected is not None
         start_s = self.start_s if load.key.k else self.plain_start_s
         starting_s = load.requests * start_s[load.key.concurrency]
-        return starting_s + self.times.seconds(load.iterations)
+        rounds_s = self.times.seconds(load.expected.iterations)
+        return starting_s + rounds_s + load.expected.further * self.token_s
 
 
 def fit_load_costs(loads: Sequence[ClosedLoad]) -> LoadCosts | None:
     """Fit costs by least squares, errors relative to a load's time, none below 0.
 
     Args:
-        loads: with iterations; full and shorter budgets, all K and concurrencies alike.
+        loads: whose rounds are known; full and shorter budgets, all K and concurrencies alike.
 
     Returns:
         None where plain or speculative loads are missing.
@@ -194,63 +232,67 @@ def fit_load_costs(loads: Sequence[ClosedLoad]) -> LoadCosts | None:
     batches = sorted({load.key.concurrency for load in loads})
     ks = sorted({load.key.k for load in loads} - {0})
     plain = [load for load in loads if load.key.k == 0]
-    if not ks or sorted({load.key.concurrency for load in plain}) != batches:
-        return None
-    plain_starts, plain_s = _fitted(plain, [_by_batch(load, batches)[:, :1] for load in plain])
     speculative = [load for load in loads if load.key.k]
-    steps_s: list[float] = []  # a round that drafts nothing is a plain step
-    rounds: list[Array] = []
+    if not ks or any(
+        {load.key.concurrency for load in of} != {*batches} for of in (plain, speculative)
+    ):
+        return None
+    columns = [_by_batch(load, batches)[:, 0] for load in plain]
+    plain_fit = _fitted(plain, columns, [load.seconds for load in plain])
+    plain_starts, plain_s = np.split(plain_fit, [len(batches)])
+    seconds: list[float] = []
+    columns = []
     for load in speculative:
+        assert load.expected is not None
         iterations = _by_batch(load, batches)
         drafted = np.arange(1, load.key.k + 1)
         # [n, ks] how much of each K's round a round of n drafted tokens is
         share = np.stack([np.interp(drafted, ks, unit) for unit in np.eye(len(ks))], axis=1)
-        rounds.append(iterations[:, 1:] @ share)
-        steps_s.append(float(iterations[:, 0] @ plain_s[:, 0]))
-    starts, rounds_s = _fitted(speculative, rounds, steps_s)
+        rounds = iterations[:, 1:] @ share
+        columns.append(np.append(rounds.ravel(), load.expected.further))
+        # A round that drafts nothing is a plain step
+        seconds.append(load.seconds - float(iterations[:, 0] @ plain_s))
+    fit = _fitted(speculative, columns, seconds)
+    rounds_s = fit[len(batches) : -1].reshape(len(batches), len(ks)).tolist()
     return LoadCosts(
         dict(zip(batches, plain_starts.tolist(), strict=True)),
-        dict(zip(batches, starts.tolist(), strict=True)),
+        dict(zip(batches, fit.tolist(), strict=False)),
         BatchTimes(
             {
-                batch: RoundTimes(
-                    float(plain_s[at, 0]), tuple(zip(ks, rounds_s[at].tolist(), strict=True))
-                )
-                for at, batch in enumerate(batches)
+                batch: RoundTimes(float(token_s), tuple(zip(ks, times, strict=True)))
+                for batch, token_s, times in zip(batches, plain_s, rounds_s, strict=True)
             }
         ),
+        float(fit[-1]),
     )
 
 
 def _by_batch(load: ClosedLoad, batches: Sequence[int]) -> Array:
     """[batches, n] iterations, those of other numbers of requests shared between the nearest."""
-    assert load.iterations is not None
-    active = np.arange(len(load.iterations))
+    assert load.expected is not None
+    active = np.arange(len(load.expected.iterations))
     share = np.stack([np.interp(active, batches, unit) for unit in np.eye(len(batches))])
-    return share @ load.iterations
+    return share @ load.expected.iterations
 
 
 def _fitted(
-    loads: Sequence[ClosedLoad], rounds: Sequence[Array], known_s: Sequence[float] | None = None
-) -> tuple[Array, Array]:
-    """Least squares over loads: the start of a request [batches], and [batches, columns] times.
+    loads: Sequence[ClosedLoad], columns: Sequence[Array], seconds: Sequence[float]
+) -> Array:
+    """Least squares: the start of a request by concurrency, then a time for each column.
 
     Args:
-        loads: whose seconds are fitted.
-        rounds: of each, [batches, columns] how often each time is taken.
-        known_s: of each, seconds that are known already.
+        loads: that are fitted.
+        columns: of each load, how often each time is taken.
+        seconds: of each load, that these times make up.
     """
-    shape = rounds[0].shape
     batches = sorted({load.key.concurrency for load in loads})
-    starts = np.array(
-        [[load.requests * (load.key.concurrency == batch) for batch in batches] for load in loads],
-        dtype=np.float64,
-    )
-    seconds = np.array([load.seconds for load in loads])
-    columns = np.concatenate([starts, np.stack([each.ravel() for each in rounds])], axis=1)
-    wanted = seconds - (np.zeros(len(loads)) if known_s is None else np.array(known_s))
-    fitted, _ = nnls(columns / seconds[:, None], wanted / seconds)
-    return fitted[: len(batches)], fitted[len(batches) :].reshape(shape)
+    rows = [
+        [*(load.requests * (load.key.concurrency == batch) for batch in batches), *counts]
+        for load, counts in zip(loads, columns, strict=True)
+    ]
+    scale = np.array([load.seconds for load in loads])
+    fitted, _ = nnls(np.array(rows, dtype=np.float64) / scale[:, None], np.array(seconds) / scale)
+    return fitted
 
 
 # ---- throughput by concurrency, and what to serve ------------------------------------------------
@@ -295,7 +337,7 @@ def throughputs(loads: Mapping[LoadKey, ClosedLoad]) -> list[Throughput]:
             continue
         known = costs[load.key.group]
         predicted = None
-        if known is not None and load.iterations is not None and plain.iterations is not None:
+        if known is not None and load.expected is not None and plain.expected is not None:
             predicted = (known.seconds(load), known.seconds(plain))
         rows.append(
             Throughput(
@@ -313,15 +355,9 @@ def throughputs(loads: Mapping[LoadKey, ClosedLoad]) -> list[Throughput]:
 def _costs_without(loads: Mapping[LoadKey, ClosedLoad], group: str) -> LoadCosts | None:
     """What the loads of the other groups cost."""
     others = [
-        load for load in loads.values() if load.key.group != group and load.iterations is not None
+        load for load in loads.values() if load.key.group != group and load.expected is not None
     ]
     return fit_load_costs(others) if others else None
-
-
-def _paired(timings: Sequence[LoadTiming], plain: Sequence[LoadTiming]) -> Array:
-    plain_s = {each.visit: each.seconds for each in plain}
-    pairs = [(each.seconds, plain_s[each.visit]) for each in timings if each.visit in plain_s]
-    return np.array(pairs, dtype=np.float64).reshape(-1, 2)
 
 
 def over_groups(rows: Sequence[Throughput]) -> list[Throughput]:
