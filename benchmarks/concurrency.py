@@ -132,7 +132,7 @@ def measured(
     )
     random = np.random.default_rng(SEED)
     asked = [replace(request, draft=draft.name) for request in requests]
-    groups = groups_of(asked, max(users), random)
+    groups = groups_of(asked, max(users))
     loads = [Load(concurrency=count) for count in users]
     timings: list[LoadTiming] = []
     with ExitStack() as stack:

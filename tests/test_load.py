@@ -104,7 +104,7 @@ def test_iterations_hold_every_round_once_whatever_the_concurrency(proposals, co
 def test_a_closed_loop_keeps_so_many_requests_in_flight_and_sends_each_budget_to_every_k():
     texts = [("easy", f"{n}") for n in range(3)] + [("hard", f"{n}") for n in range(3)]
     random = np.random.default_rng(0)
-    groups = groups_of(requests_of(texts), 4, random)
+    groups = groups_of(requests_of(texts), 4)
     assert {name: len(group) for name, group in groups.items()} == {"easy": 18, "hard": 18}
     assert len({request.seed for group in groups.values() for request in group}) == 36
     assert all(20 <= request.budget <= 40 for group in groups.values() for request in group)
@@ -183,7 +183,7 @@ def loads(noise=0.0, visits=3):
             traces.append(workloads.trace("draft", prompt_set, f"{n}", chances))
     lengths = [1 + len(trace.tokens) for trace in traces]
     replays = ReplayedRequests(traces, "greedy_draft", COUNTING)
-    groups = groups_of(requests_of([(t.prompt_set, t.prompt) for t in traces]), 4, rng)
+    groups = groups_of(requests_of([(t.prompt_set, t.prompt) for t in traces]), 4)
     servers = {k: StandIn(k, lengths) for k in (0, 1, 2, 4)}
     made = [
         timing
@@ -286,7 +286,7 @@ def test_llamacpp_decodes_side_by_side_what_it_decodes_alone(tmp_path):
             ReturnedText(r, plain.generate(r.tokens, r.sampling, r.seed, r.budget)) for r in asked
         ]
         servers = {0: plain, 2: speculating}
-        groups = groups_of(asked, 2, random)
+        groups = groups_of(asked, 2)
         timings = list(load_visit(servers, groups, [Load(1), Load(2)], 0, random, "cpu"))
         facts = plain.facts
     traces = score_returned(texts, facts, *open_pair(target, draft), "tiny_good")

@@ -30,8 +30,9 @@ from harness.records import LoadTiming, UserError
 
 # Requests of a load for each that is in flight: fewer are mostly start and end
 REQUESTS_PER_SLOT = 4
-# Budgets of a load's requests, as parts of the budget asked for
-LEAST_BUDGET, MOST_BUDGET = 0.5, 1.0
+# The smallest budget of a load's requests, as a part of the budget asked for; multiples of the
+# golden section, modulo 1, spread them evenly up to the whole
+LEAST_BUDGET, GOLDEN = 0.5, 0.618034
 
 
 @dataclass(frozen=True)
@@ -42,16 +43,16 @@ class Load:
     rate: float | None = None
 
 
-def groups_of(
-    requests: Sequence[Request], largest: int, random: np.random.Generator
-) -> dict[str, list[Request]]:
+def groups_of(requests: Sequence[Request], largest: int) -> dict[str, list[Request]]:
     """The requests by prompt set, or the halves of a single set, each long enough for a load.
 
     Args:
         requests: one per prompt.
         largest: the most requests that will be in flight; prompts are sent again, with another
             seed, until there are `REQUESTS_PER_SLOT` of them for each.
-        random: draws their budgets.
+
+    Returns:
+        The same in every visit, budgets and all.
     """
     sets = dict.fromkeys(request.prompt_set for request in requests)
     if len(sets) > 1:
@@ -60,25 +61,22 @@ def groups_of(
         (name,) = sets
         groups = {f"{name}, half {half + 1}": list(requests[half::2]) for half in (0, 1)}
     return {
-        name: _repeated(group, REQUESTS_PER_SLOT * largest, random)
+        name: _repeated(group, REQUESTS_PER_SLOT * largest)
         for name, group in groups.items()
         if group
     }
 
 
-def _repeated(
-    requests: Sequence[Request], least: int, random: np.random.Generator
-) -> list[Request]:
+def _repeated(requests: Sequence[Request], least: int) -> list[Request]:
     times = max(1, -(-least // len(requests)))
-    parts = random.uniform(LEAST_BUDGET, MOST_BUDGET, (times, len(requests)))
+    sent = [(time, request) for time in range(times) for request in requests]
     return [
         replace(
             request,
             seed=request.seed + 1_000_003 * time,
-            budget=_part(request.budget, parts[time, row]),
+            budget=_part(request.budget, LEAST_BUDGET + (1 - LEAST_BUDGET) * (row * GOLDEN % 1)),
         )
-        for time in range(times)
-        for row, request in enumerate(requests)
+        for row, (time, request) in enumerate(sent)
     ]
 
 
