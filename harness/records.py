@@ -345,6 +345,15 @@ class RoundTiming:
     seconds: float
 
 
+# Between a prompt set's name and 1 or 2: the group of a load where there is one set alone
+HALF = ", half "
+
+
+def set_of(group: str) -> str:
+    """The prompt set that a group of requests is, or is a half of."""
+    return group.rpartition(HALF)[0] or group
+
+
 @dataclass(frozen=True)
 class LoadTiming:
     """Requests that a server decoded side by side: a line of loads.jsonl.

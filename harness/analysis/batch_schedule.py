@@ -16,14 +16,14 @@ lead over the runner-up counts where it is larger than the spread of the visits'
 these two; else it is a tie. A load between two measured ones gets the K of the larger.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import nnls
 from scipy.stats import trim_mean
 
-from harness.records import LoadTiming, Rule, TextTrace
+from harness.records import LoadTiming, ResultRow, Rule, TextTrace, set_of
 from harness.serving.counting import Counting
 from harness.stats.crossfit import TRIMMED
 from harness.stats.jackknife import Array
@@ -111,7 +111,9 @@ class ReplayedRequests:
         counting, asked = self._counting, list(zip(load.texts, load.budgets, strict=True))
         if counting is None or load.concurrency is None:
             return None
-        if any(text not in self._chances for text, _ in asked):
+        prefill = counting.first_position
+        returned = zip(load.texts, load.returned, strict=True)
+        if any(size > prefill and text not in self._chances for text, size in returned):
             return None
         missing = [each for each in dict.fromkeys(asked) if (*each, load.k) not in self._rounds]
         if missing:
@@ -122,7 +124,8 @@ class ReplayedRequests:
 
     def _tokens(self, text: str, budget: int, counting: Counting) -> int:
         """That rounds emit of a text under a budget."""
-        return max(0, min(len(self._chances[text]), budget - counting.first_position))
+        chances = self._chances.get(text)  # none where all came from the prefill
+        return 0 if chances is None else min(len(chances), budget - counting.first_position)
 
     def _replay(self, asked: Sequence[tuple[str, int]], k: int, counting: Counting) -> None:
         """Note the rounds of requests by what they draft, [k + 1]."""
@@ -299,6 +302,47 @@ def _fitted(
 
 
 @dataclass(frozen=True)
+class LoadResults:
+    """What loads of all temperatures say: see `LoadCell`, `Schedule` and results.csv."""
+
+    cells: tuple[LoadCell, ...]
+    schedules: tuple[Schedule, ...]
+    rows: tuple[ResultRow, ...]
+
+
+def analyse_loads(
+    timings: Sequence[LoadTiming],
+    traces: Sequence[TextTrace],
+    rule: Rule | None,
+    counting: Counting | None,
+    engine: str,
+) -> LoadResults:
+    """Everything that a server's loads say; no predictions where nothing can be replayed.
+
+    Args:
+        timings: of every temperature.
+        traces: of the plain server's texts.
+        rule, counting: the engine's, None where they are not known.
+        engine: its name.
+    """
+    cells: list[LoadCell] = []
+    schedules: list[Schedule] = []
+    rows: list[ResultRow] = []
+    for temperature in dict.fromkeys(timing.temperature for timing in timings):
+        made = [timing for timing in timings if timing.temperature == temperature]
+        texts = [trace for trace in traces if trace.temperature == temperature]
+        loads = closed_loads(made, ReplayedRequests(texts, rule, counting))
+        compared = throughputs(loads)
+        totals = over_groups(compared)
+        cells += load_cells(made, totals)
+        if totals:
+            schedules.append(schedule(temperature, totals))
+        for row in over_sets(compared):
+            rows += _result_rows(row, loads, engine)
+    return LoadResults(tuple(cells), tuple(schedules), tuple(rows))
+
+
+@dataclass(frozen=True)
 class Throughput:
     """One K in a closed loop of one group, or of all.
 
@@ -362,17 +406,26 @@ def _costs_without(loads: Mapping[LoadKey, ClosedLoad], group: str) -> LoadCosts
 
 def over_groups(rows: Sequence[Throughput]) -> list[Throughput]:
     """All groups together, by concurrency and K: their seconds added up."""
-    cells: dict[tuple[int, int], list[Throughput]] = {}
+    return _together([replace(row, group="all") for row in rows])
+
+
+def over_sets(rows: Sequence[Throughput]) -> list[Throughput]:
+    """The halves of a set together."""
+    return _together([replace(row, group=set_of(row.group)) for row in rows])
+
+
+def _together(rows: Sequence[Throughput]) -> list[Throughput]:
+    cells: dict[tuple[int, str, int], list[Throughput]] = {}
     for row in rows:
-        cells.setdefault((row.concurrency, row.k), []).append(row)
+        cells.setdefault((row.concurrency, row.group, row.k), []).append(row)
     total: list[Throughput] = []
-    for (concurrency, k), parts in sorted(cells.items()):
+    for (concurrency, group, k), parts in sorted(cells.items()):
         predicted = [part.predicted_s for part in parts if part.predicted_s is not None]
         visits = min(len(part.by_visit) for part in parts)
         total.append(
             Throughput(
                 concurrency,
-                "all",
+                group,
                 k,
                 _added([part.seconds for part in parts]),
                 _added(predicted) if len(predicted) == len(parts) else None,
@@ -472,3 +525,57 @@ def _leads(best: Throughput, other: Throughput) -> bool:
     uncertain = spread(both)
     lead = float(np.log(_ratio(best) / _ratio(other)))
     return lead > (LEAD if uncertain is None else uncertain)
+
+
+# ---- rows of results.csv -------------------------------------------------------------------------
+
+
+def _result_rows(
+    row: Throughput, loads: Mapping[LoadKey, ClosedLoad], engine: str
+) -> Iterator[ResultRow]:
+    """What was measured of a prompt set under a load and, where it was predicted, that."""
+    parts = [
+        load
+        for load in loads.values()
+        if load.full
+        and (load.key.concurrency, load.key.k) == (row.concurrency, row.k)
+        and set_of(load.key.group) == row.group
+    ]
+    first = parts[0].timings[0]
+    visits = [timing for part in parts for timing in part.timings]
+    user_ms = np.concatenate([1e3 * np.array(v.user_s) / np.array(v.returned) for v in visits])
+    # The same requests in every visit
+    tokens = sum(sum(part.timings[0].returned) for part in parts)
+    rounds = [rounds for part in parts for rounds in part.timings[0].rounds]
+    counted = None if None in rounds else float(sum(each or 0 for each in rounds))
+    measured = ResultRow(
+        model=first.model,
+        draft=first.draft if row.k else None,
+        prompt_set=row.group,
+        temperature=first.temperature,
+        k=row.k,
+        source="measured",
+        status="complete",
+        prompts=len({text for part in parts for text in part.timings[0].texts}),
+        new_tokens=tokens,
+        rounds=counted if row.k else None,
+        ms_per_token=1e3 * row.concurrency * row.seconds[0] / tokens,
+        ms_per_token_p50=float(np.percentile(user_ms, 50)),
+        ms_per_token_p90=float(np.percentile(user_ms, 90)),
+        tokens_per_second=tokens / row.seconds[0],
+        speedup=row.measured,
+        engine=engine,
+        concurrency=row.concurrency,
+    )
+    yield measured
+    if row.predicted is not None and row.predicted_s is not None:
+        yield replace(
+            measured,
+            source="replayed",
+            rounds=None,
+            ms_per_token=1e3 * row.concurrency * row.predicted_s[0] / tokens,
+            ms_per_token_p50=None,
+            ms_per_token_p90=None,
+            tokens_per_second=tokens / row.predicted_s[0],
+            speedup=row.predicted,
+        )

@@ -26,7 +26,7 @@ import numpy as np
 from harness.engines.protocol import Completion, Server
 from harness.measurement.generations import Request
 from harness.measurement.served import SHORTER, SHORTEST, ServerClock
-from harness.records import LoadTiming, UserError
+from harness.records import HALF, LoadTiming, UserError
 
 # Requests of a load for each that is in flight: fewer are mostly start and end
 REQUESTS_PER_SLOT = 4
@@ -59,7 +59,7 @@ def groups_of(requests: Sequence[Request], largest: int) -> dict[str, list[Reque
         groups = {name: [each for each in requests if each.prompt_set == name] for name in sets}
     else:
         (name,) = sets
-        groups = {f"{name}, half {half + 1}": list(requests[half::2]) for half in (0, 1)}
+        groups = {f"{name}{HALF}{half + 1}": list(requests[half::2]) for half in (0, 1)}
     return {
         name: _repeated(group, REQUESTS_PER_SLOT * largest)
         for name, group in groups.items()
