@@ -946,6 +946,7 @@ class ScheduleEntry:
 
     low: int
     high: int | None  # None: and above
+    concurrency: int  # at which it was measured, the highest of them
     k: int  # the fastest, by prediction where there is one; 0 for plain decoding
     # Further K whose distance to it is within the spread of repetitions; empty: it leads.
     tied: tuple[int, ...]

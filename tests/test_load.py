@@ -16,6 +16,7 @@ from harness import prompts as prompt_sets
 from harness.analysis.batch_schedule import (
     LoadCosts,
     ReplayedRequests,
+    analyse_loads,
     closed_loads,
     fit_load_costs,
     load_cells,
@@ -33,7 +34,11 @@ from harness.measurement.load import Load, groups_of, load_visit
 from harness.measurement.returned_texts import ReturnedText, score_returned
 from harness.models.load import load, open_pair
 from harness.models.tokenizer import encode
+from harness.reporting.serving import schedule_snippets
 from harness.serving.counting import Counting
+from harness.storage import RunFolder
+from harness.storage import load as stored
+from harness.summary import RunFacts, Schedule, ScheduleEntry, ServedSummary, Summary
 from harness.theory.batching import BatchTimes, closed_loop
 from harness.theory.speedup import RoundTimes
 
@@ -234,7 +239,7 @@ def test_the_best_k_falls_as_the_load_grows_and_every_entry_is_a_measured_cell()
     assert ks == sorted(ks, reverse=True)
     assert ks[0] > ks[-1]
     for entry in chosen.entries:
-        measured = {r.k: r.measured for r in totals if r.concurrency == (entry.high or 4)}
+        measured = {r.k: r.measured for r in totals if r.concurrency == entry.concurrency}
         assert entry.measured_ratio == measured[entry.k]
         assert entry.loss == pytest.approx(1 - measured[entry.k] / max(measured.values()))
         assert entry.loss < 0.01
@@ -253,11 +258,70 @@ def test_a_lead_within_the_spread_of_visits_is_a_tie():
     assert all(entry.k not in entry.tied for entry in chosen.entries)
 
 
+def test_loads_come_back_from_their_file_and_say_rows_of_results(tmp_path):
+    timings, _ = loads(visits=1)
+    folder = RunFolder.create(tmp_path, "server", ["target"], {"k": [1, 2, 4]})
+    for timing in timings:
+        folder.append_load(timing)
+    assert stored(folder.path).loads == tuple(timings) == tuple(folder.loads())
+    results = analyse_loads(timings, [], None, None, "llamacpp")
+    assert [schedule.temperature for schedule in results.schedules] == [0.0]
+    assert {(row.prompt_set, row.concurrency, row.engine) for row in results.rows} == {
+        (name, batch, "llamacpp") for name in ("easy", "hard") for batch in BATCHES
+    }
+    one = next(row for row in results.rows if (row.k, row.concurrency) == (4, 2))
+    assert one.ms_per_token == pytest.approx(2e3 / one.tokens_per_second)
+
+
 def test_without_scored_texts_loads_are_compared_but_not_predicted():
     timings, _ = loads()
     totals = over_groups(throughputs(closed_loads(timings, ReplayedRequests([], None, None))))
     assert all(row.predicted is None for row in totals)
     assert all(entry.loss == 0.0 for entry in schedule(0.0, totals).entries)
+
+
+@pytest.mark.parametrize(
+    ("engine", "code", "note"),
+    [
+        (
+            "vllm",
+            "vllm serve TARGET --speculative-config"
+            """ '{"method":"draft_model","model":"DRAFT","num_speculative_tokens":4,"""
+            """"num_speculative_tokens_per_batch_size":[[1,2,4],[3,8,0]]}\'""",
+            "Above 8 requests, not measured, vLLM keeps the last K.",
+        ),
+        (
+            "sglang",
+            "# 1 to 2 requests side by side\n"
+            "python -m sglang.launch_server --model-path TARGET --speculative-algorithm STANDALONE"
+            " --speculative-draft-model-path DRAFT --speculative-num-steps 4"
+            " --speculative-eagle-topk 1 --speculative-num-draft-tokens 5\n"
+            "# 3 and more requests side by side\n# without a draft",
+            'and in it {"1": {"candidate_steps": [4]}, "3": {"candidate_steps": [0]}}',
+        ),
+        (
+            "llamacpp",
+            "# 1 to 2 requests side by side\n"
+            "llama-server -m TARGET.gguf -md DRAFT.gguf --spec-type draft-simple"
+            " --spec-draft-n-max 4\n# 3 and more requests side by side\n# without a draft",
+            "At 2 requests side by side K=4 is a tie with K=2.",
+        ),
+    ],
+)
+def test_a_schedule_is_written_as_the_engine_takes_it(engine, code, note):
+    entries = tuple(
+        ScheduleEntry(low, high, measured, k, tied, 1.2, 1.2, 0.0)
+        for low, high, measured, k, tied in [
+            (1, 1, 1, 4, ()),
+            (2, 2, 2, 4, (2,)),
+            (3, None, 8, 0, ()),
+        ]
+    )
+    served = ServedSummary(engine, "1", None, "cpu", True, schedules=(Schedule(0.0, entries),))
+    run = RunFacts("server", "results/run", "complete", None, "target", "draft")
+    (snippet,) = schedule_snippets(Summary(run, served=served), "TARGET")
+    assert snippet.code == code
+    assert note in " ".join(snippet.notes)
 
 
 # ---- llama.cpp -----------------------------------------------------------------------------------

@@ -504,6 +504,7 @@ def schedule(temperature: float, totals: Sequence[Throughput]) -> Schedule:
             ScheduleEntry(
                 low=entries[-1].high + 1 if entries and entries[-1].high else 1,
                 high=None if at + 1 == len(by_batch) else concurrency,
+                concurrency=concurrency,
                 k=best.k,
                 tied=tuple(row.k for row in ranked[1:] if not _leads(best, row)),
                 predicted_ratio=best.predicted,

@@ -34,7 +34,8 @@ from harness.records import LONGEST_NGRAM, NGRAM, SERVERS, Rule
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.grid import Marked
-from harness.summary import Answer, SamplingFacts, Summary
+from harness.serving.schedules import merged, sglang_tiers, vllm_ranges
+from harness.summary import Answer, SamplingFacts, Schedule, Summary
 
 SERVING_COMMANDS = frozenset({"sweep", "audition"})
 ROUND_TIMES = ", at this run's round times"
@@ -471,3 +472,72 @@ def _look_up(engine: Engine, target: str, title: str, chosen: Answer) -> Snippet
         "prompt_lookup_min": 1,
     }
     return Snippet(title, vllm_serve(target, config), (note,))
+
+
+# ---- K by load -----------------------------------------------------------------------------------
+
+
+def schedule_snippets(summary: Summary, target: str) -> tuple[Snippet, ...]:
+    """The schedule of each temperature as the measured engine takes it; of one load there is none.
+
+    Args:
+        summary: of a server run.
+        target: id of the target.
+    """
+    served = summary.served
+    engine = ENGINES.get(served.engine) if served is not None else None
+    if served is None or engine is None:
+        return ()
+    return tuple(
+        _schedule_snippet(summary, schedule, engine, target)
+        for schedule in served.schedules
+        if len(schedule.entries) > 1
+    )
+
+
+def _schedule_snippet(summary: Summary, schedule: Schedule, engine: Engine, target: str) -> Snippet:
+    k_by_load = {entry.low: entry.k for entry in schedule.entries}
+    largest = max(entry.concurrency for entry in schedule.entries)
+    largest_k = max(k_by_load.values())
+    drafts = [model for model in summary.run.models if model.role != "target"]
+    served = Served(
+        target=target,
+        draft=next((model.id for model in drafts if model.id), None) or "DRAFT",
+        k=largest_k,
+        temperature=schedule.temperature,
+        sampling=summary.run.sampling,
+        answers={},
+        synthetic=False,
+    )
+    title = f"K by load at temperature {fmt.temperature(schedule.temperature)} ({engine.title})"
+    ties = [entry for entry in schedule.entries if entry.tied]
+    notes = [
+        f"At {entry.low} requests side by side K={entry.k} is a tie with"
+        f" {', '.join(f'K={k}' for k in entry.tied)}."
+        for entry in ties
+    ]
+    if largest_k == 0:
+        return Snippet(title, "", ("Serve the target without a draft at every load.", *notes))
+    if engine.name == VLLM.name:
+        config = {
+            **_draft_model(served, largest_k),
+            "num_speculative_tokens_per_batch_size": vllm_ranges(k_by_load, largest),
+        }
+        notes.append(f"Above {largest} requests, not measured, vLLM keeps the last K.")
+        if 0 in k_by_load.values():
+            notes.append("At K=0 it still runs the draft in each step; a plain server does not.")
+        return Snippet(title, vllm_serve(target, config), tuple(notes))
+    changes = [*merged(k_by_load).items()]
+    lines: list[str] = []
+    for (low, k), (after, _) in zip(changes, [*changes[1:], (None, 0)], strict=True):
+        load = f"{low} and more" if after is None else f"{low}" if after == low + 1 else ""
+        lines.append(f"# {load or f'{low} to {(after or 0) - 1}'} requests side by side")
+        lines.append(engine.line(served, k) if k else "# without a draft")
+    if engine.name == ENGINES["sglang"].name:
+        tiers = json.dumps(sglang_tiers(k_by_load))
+        notes.append(
+            "With an EAGLE draft instead, one server changes K: --speculative-adaptive"
+            f" --speculative-adaptive-config FILE, and in it {tiers}"
+        )
+    notes.insert(0, f"{engine.name} has one K per server: take that of the expected load.")
+    return Snippet(title, "\n".join(lines), tuple(notes), engine.language)
