@@ -166,9 +166,11 @@ def _rows(
         rejecting = {k: stack.enter_context(engine.open(k, [0.0] * k)) for k in KS}
         rejecting[0] = servers[0]
         for number in track(range(-1, visits), f"{draft.name}: visits"):
-            first = list(visit(servers, requests, number, random))
+            first = list(visit(servers, requests, number, random, "cpu"))
             second = [
-                each for name in SETS for each in visit(rejecting, zero_rate[name], number, random)
+                each
+                for name in SETS
+                for each in visit(rejecting, zero_rate[name], number, random, "cpu")
             ]
             if number >= 0:  # the first one warms up
                 served += first

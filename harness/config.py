@@ -20,6 +20,7 @@ from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
 from itertools import pairwise
 from pathlib import Path, PurePath
 from typing import Any, TypeVar, get_args, get_origin
+from urllib.parse import urlsplit
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
@@ -119,6 +120,7 @@ class ModelConf:
     trust_remote_code: bool = key(False, "whether code from the model's repository may run")
     allow_pickle: bool = key(False, "whether weights may be read from pytorch_model.bin")
     quantization: str | None = key(None, "int8 or int4 (needs the quantization extra)")
+    gguf: str | None = key(None, "its GGUF file, for llama.cpp; null: converted where small")
     # Any, as prompts.weights; `harness.theory.architecture` reads it
     architecture: Any = key(None, "its sizes: family, layers, ...; for floors and dummy weights")
 
@@ -231,7 +233,11 @@ class DecodeConf:
         None, "for tokens that are in the prompt or the text already", least=0.01, most=100
     )
     stop_strings: list[str] | None = key(None, "texts that end a generation", distinct=True)
-    rule: str = key("ratio", "acceptance rule: ratio, exact_match or greedy_draft", choices=RULES)
+    rule: str | None = key(
+        None,
+        "ratio, exact_match or greedy_draft; null: ratio, or the rule of the server",
+        choices=RULES,
+    )
     stop: str = key(
         "none",
         "threshold: a round drafts no more after an unlikely token",
@@ -323,8 +329,18 @@ class ModelsConfig(CommandConfig):
         """The keys of `DecodeConf.loop_only` that this command accepts."""
         return ()
 
+    @property
+    def default_rule(self) -> str | None:
+        """The acceptance rule where none is asked for."""
+        return "ratio"
+
     def check(self, _: str) -> None:
-        """Refuse what changes how the loop runs, where it is not measured; fill in new_tokens."""
+        """Refuse what changes how the loop runs, where it is not measured.
+
+        Fills in the rule and new_tokens.
+        """
+        if self.decode.rule is None:
+            self.decode.rule = self.default_rule
         if self.new_tokens is None:
             stand_in = self.model.id.startswith("embedded:") or self.model.weights == "dummy"
             self.new_tokens = 48 if stand_in else 256
@@ -424,6 +440,80 @@ class SweepConfig(PairConfig):
                 f"decode.stop={self.decode.stop}: reads every draft step back, which a recorded "
                 "graph cannot; use backend=eager"
             )
+
+
+SERVING = ("own", "llamacpp", "vllm", "sglang", "mlx", "openai")
+
+
+@dataclass
+class ServerConfig(PairConfig):
+    """Keys of `python -m harness.server`: a pair on the engine that will serve it."""
+
+    gpu: GpuConf | None = None
+    temperature: list[float] = _temperatures(0.0, 1.0)
+    engine: str = key("llamacpp", "own, llamacpp, vllm, sglang, mlx, openai", choices=SERVING)
+    url: list[str] | None = key(
+        None, "servers that run: the plain one, then one per K; null: they are started here"
+    )
+    api_key_env: str | None = key(None, "the environment variable that holds the servers' API key")
+    concurrency: list[int] = key(
+        [1],
+        "requests decoded side by side, a closed loop for each number",
+        least=1,
+        most=1024,
+        why="no server here decodes more",
+        distinct=True,
+        example="[1,2,4,8]",
+    )
+    rate: float | None = key(None, "requests per second that arrive at random instead", above=0)
+    repetitions: int = key(
+        5, "visits: each asks every server for every prompt", least=1, most=10_000, why="as above"
+    )
+    clock: str = key(
+        "engine",
+        "engine: its own clock; cpu: its processor time, for a busy machine",
+        choices=("engine", "cpu"),
+    )
+    score: bool = key(
+        True, "whether both models are loaded to replay the texts; false: their tokenizer alone"
+    )
+    own_loop: bool = key(True, "whether our own loop's rounds are timed too, to compare with")
+    latency_from: str | None = key(None, "a run whose round times of our own loop are used for it")
+    servers: Any = key(
+        "auto",
+        "servers that run at a time; auto: all that fit the memory",
+        auto=True,
+        whole=True,
+        least=1,
+    )
+    port: int | None = key(
+        None, "the first server's, each next one's is one higher; null: free ones", least=1
+    )
+    kv_type: str = key("f16", "llama.cpp's type of both caches", choices=("f32", "f16", "q8_0"))
+    flash_attention: str = key("auto", "llama.cpp's: on, off, auto", choices=("on", "off", "auto"))
+    flags: list[str] = key([], "further flags of the servers that are started")
+
+    @property
+    def default_rule(self) -> str | None:
+        """The engine's own default; None where it is not known."""
+        return "ratio" if self.engine == "own" else SERVERS.get(self.engine)
+
+    def check(self, _: str) -> None:
+        """Refuse addresses that are none, or not one per server."""
+        super().check(_)
+        for url in self.url or ():
+            parts = urlsplit(url)
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise UserError(f"url: {url!r} is not an address; write http://HOST:PORT")
+            if parts.username or parts.query:  # of which one may be a key, so it is not repeated
+                raise UserError(
+                    f"url: the address at {parts.hostname} holds more than host, port and path; "
+                    "name the variable that holds a key: api_key_env=NAME"
+                )
+        if self.url is not None and self.engine == "own":
+            raise UserError("url: engine=own decodes in this process; leave it out")
+        if self.engine == "own" and (max(self.concurrency) > 1 or self.rate is not None):
+            raise UserError("concurrency: engine=own decodes one request at a time; leave it out")
 
 
 @dataclass
@@ -738,6 +828,7 @@ SCHEMAS: dict[str, type[CommandConfig]] = {
     "breakeven": BreakevenConfig,
     "sweep": SweepConfig,
     "audition": AuditionConfig,
+    "server": ServerConfig,
     "snapshot": SnapshotConfig,
     "report": ReportConfig,
 }

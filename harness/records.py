@@ -178,8 +178,10 @@ class Trial:
         prefill_s, draft_prefill_s: target's and draft's prefill, each synchronised.
         decode_s: from the end of every prefill to the last token.
         first_token_s: from the end of every prefill to the first emitted token (or bundle).
-        tokens: the emitted token ids.
+        tokens: the emitted token ids; on a server all that it returned, those of its prefill too,
+            which belong to no round and are in no other count.
         from_draft: for each of them 1 if the draft proposed it, else 0.
+        concurrency: requests that a server decoded side by side.
     """
 
     cell: str
@@ -213,6 +215,7 @@ class Trial:
     tokens: tuple[int, ...] | None = None
     from_draft: tuple[int, ...] | None = None
     turn: int = 1
+    concurrency: int = 1
 
     @property
     def key(self) -> TextKey:
@@ -251,6 +254,7 @@ class TextTrace:
         matches: [n, K] for a drafter whose proposals depend on the start (an n-gram): whether the
             token proposed at this offset is the text's; None for an autoregressive draft.
         proposed: [n] how many tokens it proposes from each start, at most K; None likewise.
+        k: of the server that returned the text; 0 where the target decoded it plainly.
     """
 
     draft: str
@@ -276,6 +280,7 @@ class TextTrace:
     matches: "NDArray[np.bool_] | None" = None
     proposed: "NDArray[np.int64] | None" = None
     turn: int = 1
+    k: int = 0
 
     @property
     def key(self) -> TextKey:
@@ -328,9 +333,12 @@ class RoundTiming:
         temperature: of target and draft.
         context_tokens: of the prompt.
         batch: sequences side by side.
-        rounds: how many, at least 16; the tokens where k is 0.
+        rounds: how many, at least 16 of our own loop; the tokens where k is 0.
         new_tokens: emitted by them.
         seconds: from the end of every prefill to the last round's end.
+        drafted: tokens proposed; None where every round proposes k. A request of a server that
+            drafts fewer near its budget has two budgets, so that its start can be told from its
+            rounds.
     """
 
     visit: int
@@ -343,6 +351,7 @@ class RoundTiming:
     rounds: int
     new_tokens: int
     seconds: float
+    drafted: int | None = None
 
 
 # Between a prompt set's name and 1 or 2: the group of a load where there is one set alone
@@ -466,8 +475,8 @@ class ResultRow:
     """One row of results.csv, in the contract's column order. None is written as an empty field.
 
     `speedup` of a measured row is baseline ms_per_token / this row's, over the same prompts;
-    of a theory row it is what the formula predicts from this run's step times. `engine` is "own" for
-    our own loop, else the server's name; `concurrency` is how many requests ran side by side.
+    of a theory row it is what the formula predicts from this run's step times. `engine` is "own"
+    for our own loop, else the server's name; `concurrency` is how many requests ran side by side.
     """
 
     model: str | None
@@ -504,6 +513,40 @@ class ResultRow:
     peak_memory_bytes: int | None = None
     engine: str = "own"
     concurrency: int = 1
+
+
+ServerClock = Literal["engine", "cpu"]
+
+
+@dataclass(frozen=True)
+class ServingEngine:
+    """The engine of a server run: the manifest's `engine`.
+
+    Attributes:
+        name: as `engine=` has it.
+        version: as the engine reports it.
+        rule: by which it accepts drafted tokens; None where it cannot be known.
+        first_position, shortens_last_draft: how it counts (`harness.serving.counting`); None where
+            it counts no rounds.
+        draft_top_k: a draft that is sampled draws among so many of its likeliest tokens.
+        clock: whose seconds the run stores: the engine's, or its process's processor time.
+        synthetic: whether its round times come from servers that are told to reject every draft.
+        started: whether the run started its servers; else it attached to them.
+        urls: host and port of each server that was attached to, the plain one first.
+        flags: that its servers were started with, apart from K and where they listen.
+    """
+
+    name: str
+    version: str
+    rule: Rule | None
+    first_position: int | None
+    shortens_last_draft: bool | None
+    draft_top_k: int | None
+    clock: ServerClock
+    synthetic: bool
+    started: bool
+    urls: tuple[str, ...]
+    flags: tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ Behind each code stand the values that it carries; `harness.reporting.sentences`
 each code.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -420,6 +421,29 @@ class TextCheck:
     verify_margin: float | None = None
     rounding: float | None = None  # largest difference there between logits by different forwards
     acceptance_rate: float | None = None
+
+
+@dataclass(frozen=True)
+class TextLikelihood:
+    """How likely sampled texts of a server are under the target, against the target's own.
+
+    Given what precedes it, a token of the target's own has the expected log-probability -H, the
+    distribution's entropy, and a known variance. So the sum over the texts of log target(x) + H is
+    a martingale, whatever the texts' lengths, and divided by the root of the summed variances it is
+    a standard normal number, for many tokens. A server that is not lossless drifts from 0.
+    """
+
+    temperature: float
+    k: int  # 0: the plain server
+    tokens: int
+    excess: float  # sum of log target(x) + H, nats
+    variance: float  # of that sum, nats squared
+    log_probability: float  # sum of log target(x), nats
+
+    @property
+    def z(self) -> float:
+        """The excess in standard deviations; 0 where the target leaves no choice."""
+        return self.excess / math.sqrt(self.variance) if self.variance > 0 else 0.0
 
 
 @dataclass(frozen=True)

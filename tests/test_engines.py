@@ -336,7 +336,7 @@ def test_costs_are_found_from_requests_that_cost_a_start_and_what_their_rounds_d
 def test_a_visit_asks_every_server_for_each_budget_and_for_one_token(served: Served) -> None:
     own = served.own()
     servers = {k: own.open(k) for k in (0, 2)}
-    done = list(visit(servers, served.requests[:2], 0, np.random.default_rng(0)))
+    done = list(visit(servers, served.requests[:2], 0, np.random.default_rng(0), "cpu"))
     asked = {(each.request.key, each.request.k, each.request.budget) for each in done}
     assert len(done) == len(asked) == 2 * 2 * 2
     assert all(len(each.one_token.tokens) == 1 for each in done)

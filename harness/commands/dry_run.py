@@ -22,6 +22,7 @@ from harness.config import (
     ModelConf,
     PairConfig,
     ProfileConfig,
+    ServerConfig,
     SnapshotConfig,
     SweepConfig,
 )
@@ -85,6 +86,25 @@ def print_sweep_plan(config: SweepConfig, prompts: Sequence[Prompt]) -> None:
         work = pair_forwards(ks, texts, config.new_tokens)
     costs = _costs(config, [config.draft], prompts, work)
     _print([_plan(config, [config.draft], rows), costs], config)
+
+
+def print_server_plan(config: ServerConfig, prompts: Sequence[Prompt]) -> None:
+    """Servers, requests and the most tokens that they can return."""
+    ks = [0, *(k for k in config.k if k > 0)]
+    texts = _turns(prompts) * len(config.temperature)
+    requests = texts * len(ks) * config.repetitions
+    where = "started here" if config.url is None else ", ".join(config.url)
+    rows: Rows = {
+        "engine": f"{config.engine}, {where}",
+        "servers": ", ".join("plain" if k == 0 else f"K = {k}" for k in ks),
+        "temperature": ", ".join(f"{value:g}" for value in config.temperature),
+        **_answer_rows(config, prompts),
+        "visits": config.repetitions,
+        "requests, one at a time": f"{requests} of {config.new_tokens} tokens at most",
+        "requests side by side": ", ".join(map(str, config.concurrency)),
+        "returned texts": "scored for replay" if config.score else "not scored (score=false)",
+    }
+    _print([_plan(config, [config.draft], rows)], config)
 
 
 def print_profile_plan(config: ProfileConfig, prompts: Sequence[Prompt]) -> None:

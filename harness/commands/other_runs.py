@@ -13,7 +13,7 @@ from harness.analysis.cells import acceptance_by_position, completed, latest
 from harness.analysis.latency import LOOKUP_S, latency_rows
 from harness.analysis.lossless import distrust, text_checks
 from harness.analysis.setup import Setup
-from harness.config import AuditionConfig, DecodeConf, SweepConfig, rates_for
+from harness.config import AuditionConfig, DecodeConf, ServerConfig, SweepConfig, rates_for
 from harness.records import (
     NGRAM,
     Cell,
@@ -25,7 +25,7 @@ from harness.records import (
     Trial,
     UserError,
 )
-from harness.storage import RunFolder, StoredRun, load
+from harness.storage import SERVER, RunFolder, StoredRun, load
 from harness.theory.speedup import StepTimes
 
 Rates = tuple[float, ...]
@@ -265,6 +265,31 @@ def stored_times(
         if (t.model in drafts if t.role == "draft" else t.beside in interleaved)
     ]
     return StoredTimes(steps, [timing for timing in source.rounds if timing.draft in drafts])
+
+
+def stored_own_rounds(config: ServerConfig) -> list[RoundTiming]:
+    """The rounds of our own loop in `latency_from`; none where it is not given.
+
+    Raises:
+        UserError: there are none of this pair at these temperatures.
+    """
+    if config.latency_from is None:
+        return []
+    source, model, draft = load(config.latency_from), config.model.name, config.draft.name
+    timed = source.own_rounds if source.door == SERVER else source.rounds
+    rounds = [
+        timing
+        for timing in timed
+        if (timing.model, timing.draft, timing.batch) == (model, draft, 1)
+        and timing.temperature in config.temperature
+    ]
+    absent = {*config.temperature} - {timing.temperature for timing in rounds if timing.k}
+    if absent:
+        raise UserError(
+            f"latency_from={config.latency_from}: no round times of {model} with {draft} at "
+            f"temperature={min(absent):g}; {_how_to_get(source)}"
+        )
+    return rounds
 
 
 def _check_typed(config: AuditionConfig, draft: str, target_ms: float) -> None:

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from harness.config import keys_of
 from harness.records import UserError
-from harness.storage import FREE_KEYS
+from harness.storage import FREE_KEYS, free_keys
 from harness.storage.contents import read_config, read_manifest
 
 # Keys that mean one thing together: where one is typed, none of them is the run's
@@ -39,7 +39,7 @@ def with_keys_of_run(config: DictConfig, words: Sequence[str]) -> DictConfig:
     key = "resume" if resumed else "traces_from"
     folder = Path(str(config[key]))
     try:
-        read_manifest(folder)  # where there is none, its error says what a run folder is
+        door = read_manifest(folder).get("door")  # its error says what a run folder is
         stored = read_config(folder)
     except UserError as error:
         raise UserError(f"{key}: {error}") from error
@@ -47,7 +47,8 @@ def with_keys_of_run(config: DictConfig, words: Sequence[str]) -> DictConfig:
     known = {name.split(".")[0] for name, _ in keys_of(schema)}
     if not {name.split(".")[0] for name in typed} <= known:
         return config  # an experiment sets what it likes: all keys count as typed
-    kept = {*FREE_KEYS, "combine", *(() if resumed else NOT_OF_TRACES), *typed}
+    free = free_keys(str(door)) if resumed else FREE_KEYS
+    kept = {*free, "combine", *(() if resumed else NOT_OF_TRACES), *typed}
     for names in TOGETHER:
         if any(_overlap(name, other) for name in typed for other in names):
             kept |= {*names}

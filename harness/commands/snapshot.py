@@ -18,13 +18,13 @@ from harness.commands.run_lifecycle import (
     resumed,
     unless_broken,
 )
-from harness.config import SnapshotConfig, SweepConfig
+from harness.config import ServerConfig, SnapshotConfig, SweepConfig
 from harness.measurement.lossless import compare_texts, distribution_tests, most_open
 from harness.records import GREEDY, Trial, UserError
 from harness.reporting.console import MarkedText, Piece, show_tokens
 from harness.stats.jackknife import holm
 from harness.storage import RunFolder
-from harness.summary import CheckResult, DistributionTest, TextCheck
+from harness.summary import CheckResult, DistributionTest, TextCheck, TextLikelihood
 
 # A distribution differs where its p-value, by Holm's method over all tests, is below this.
 SIGNIFICANCE = 1e-3
@@ -60,13 +60,13 @@ def check_texts(
     folder: RunFolder,
     trials: Sequence[Trial],
     pair: Pair,
-    config: SweepConfig | SnapshotConfig,
-    tests: Sequence[DistributionTest] = (),
+    config: SweepConfig | SnapshotConfig | ServerConfig,
+    tests: Sequence[DistributionTest | TextLikelihood] = (),
 ) -> list[TextCheck]:
     """Compare every speculative greedy text with the plain one of its prompt: checks.jsonl.
 
     Where they differ, only the models can tell whether that is a tie within rounding
-    (`harness.measurement.lossless`). A snapshot's `tests` of distributions are stored after them.
+    (`harness.measurement.lossless`). `tests` of distributions are stored after them.
     """
     prompts = {(e.prompt.prompt_set, e.prompt.id): e.tokens for e in pair.prompts}
     checks: list[TextCheck] = []

@@ -3,14 +3,15 @@
 `harness.measurement.round_times` makes the visits; the commands spread them over what they measure.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from harness.commands.other_runs import Rates
 from harness.commands.pair import EncodedPrompt, Pair, Target, completion, request
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import NOT_MEASURED
-from harness.config import AuditionConfig, ModelConf, PairConfig
+from harness.config import AuditionConfig, ModelConf, PairConfig, ServerConfig
 from harness.decoding.protocols import Drafter
 from harness.measurement.generations import Draft, Request
 from harness.measurement.round_times import (
@@ -20,8 +21,15 @@ from harness.measurement.round_times import (
     timed_ks,
     visits_for,
 )
-from harness.records import Cell
+from harness.records import Cell, RoundTiming
 from harness.storage import RunFolder
+
+
+class _Store(NamedTuple):
+    """Where timed rounds are kept."""
+
+    stored: list[RoundTiming]
+    append: Callable[[RoundTiming], None]
 
 
 def visits_of_pair(
@@ -30,10 +38,12 @@ def visits_of_pair(
     config: PairConfig,
     temperatures: Sequence[float],
     synthetic: Mapping[Cell, Rates] | None = None,
+    store: _Store | None = None,
 ) -> RoundVisits:
     """The visits of a run of one pair, at every K of its list; `synthetic` as of its generations.
 
-    Rounds of adaptive drafting have no fixed length, so there is nothing to time.
+    Rounds of adaptive drafting have no fixed length, so there is nothing to time. They are kept in
+    rounds.jsonl, or in `store`.
     """
     requests = {
         name: [
@@ -46,7 +56,36 @@ def visits_of_pair(
     visits = visits_for(len(pair.prompts) * config.repetitions)
     if config.decode.stop != "none":
         visits = 0
-    return _visits(folder, pair, pair.draft_model, pair.draft.name, requests, visits)
+    return _visits(folder, pair, pair.draft_model, pair.draft.name, requests, visits, store)
+
+
+def time_own_loop(
+    folder: RunFolder, pair: Pair, config: ServerConfig, stored: Sequence[RoundTiming]
+) -> None:
+    """Time rounds of our own loop next to a server's, where wanted, or copy those of another run.
+
+    Args:
+        folder: the server's run.
+        pair: the models.
+        config: the command's.
+        stored: those of another run, which are taken instead.
+    """
+    known = folder.own_rounds()
+    for timing in stored:
+        if timing not in known:
+            folder.append_own_round(timing)
+    if stored or not config.own_loop:
+        return
+    decode = replace(config.decode, rule=config.decode.rule or "ratio")
+    visits = visits_of_pair(
+        folder,
+        pair,
+        replace(config, decode=decode),
+        config.temperature,
+        store=_Store(known, folder.append_own_round),
+    )
+    visits.begin()
+    visits.up_to(1.0)
 
 
 def visits_of_draft(
@@ -89,6 +128,7 @@ def _visits(
     name: str,
     requests: Mapping[str, Sequence[Request]],
     visits: int,
+    store: _Store | None = None,
 ) -> RoundVisits:
     prompts = {
         prompt_set: [entry.tokens for entry in entries]
@@ -100,11 +140,12 @@ def _visits(
         notes = folder.manifest.get(NOT_MEASURED) or {}
         folder.update_manifest({NOT_MEASURED: {**notes, what: reason}})
 
+    rounds = store or _Store(folder.rounds(), folder.append_round)
     return RoundVisits(
         loop,
-        folder.rounds(),
+        rounds.stored,
         visits=visits,
-        store=folder.append_round,
+        store=rounds.append,
         refuse=refuse,
         refused=folder.manifest.get(NOT_MEASURED) or {},
         counted=lambda doing, number: progress(f"{doing} rounds of {name}", number),

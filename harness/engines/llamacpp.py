@@ -74,6 +74,7 @@ class LlamaCpp:
         draft_sampling: how the draft proposes, see above.
         slots: requests decoded side by side.
         port: to listen on; None takes a free one.
+        more_flags: the user's own, for llama-server.
     """
 
     target: Path
@@ -86,6 +87,7 @@ class LlamaCpp:
     draft_sampling: DraftSampling = "greedy"
     slots: int = 1
     port: int | None = None
+    more_flags: tuple[str, ...] = ()
 
     def open(self, k: int, synthetic: Sequence[float] | None = None) -> "LlamaCppServer":
         """Start a server that drafts k tokens per round, and wait until it answers."""
@@ -129,7 +131,13 @@ class LlamaCpp:
                 flags["--spec-draft-threads"] = self.threads
             if synthetic is not None:
                 flags["--spec-synth-rates"] = ",".join(f"{rate:g}" for rate in synthetic)
-        return [*(str(part) for flag in flags.items() for part in flag), "--metrics"]
+        options = (str(part) for flag in flags.items() for part in flag)
+        return [*options, "--metrics", *self.more_flags]
+
+
+def draft_sampling(rule: Rule | None) -> DraftSampling:
+    """How the draft proposes for an acceptance rule; by default greedily."""
+    return "probabilistic" if rule == RULES["probabilistic"] else "greedy"
 
 
 def _program() -> list[str]:

@@ -46,6 +46,10 @@ class OwnLoop:
         """The loop at one K."""
         return OwnServer(self, k, None if synthetic is None else conditional(synthetic))
 
+    def flags(self, _: int) -> tuple[str, ...]:
+        """None: nothing is started."""
+        return ()
+
 
 class OwnServer:
     """The loop at one K."""
@@ -97,11 +101,15 @@ class OwnServer:
             decode_s=end - prefilled,
             request_s=end - begin,
             cpu_s=None if cpu is None else process_time() - cpu,
+            steps=tuple(done) if self.k else None,
         )
 
     def cpu_s(self) -> float | None:
         """Processor time of this process; None on a device of its own."""
         return process_time() if self._loop.target.device.type == "cpu" else None
+
+    def check_vocabulary(self, tokens: Sequence[int], text: str) -> None:
+        """The tokenizer is the target's own."""
 
     def close(self) -> None:
         """Nothing was started."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol, Self
 
 from harness.decoding.sampling import SamplingParameters
-from harness.records import Rule, StopReason, UserError
+from harness.records import Round, Rule, StopReason, UserError
 from harness.serving.counting import Counting
 
 
@@ -41,6 +41,14 @@ class EngineFacts:
     draft_top_k: int | None = None
     returns_ids: bool = True
 
+    @property
+    def first_position(self) -> int:
+        """Tokens of a returned text that come from the prefill.
+
+        One where no rounds are counted: what times their tokens is a request less another for one.
+        """
+        return 1 if self.counting is None else self.counting.first_position
+
 
 @dataclass(frozen=True)
 class Completion:
@@ -60,6 +68,7 @@ class Completion:
             a server elsewhere, or with other requests. On a machine shared with others it is
             steadier than any wall clock.
         counted: tokens by the engine's own count, where it returns a text alone.
+        steps: each of the rounds, where the engine tells.
     """
 
     tokens: tuple[int, ...]
@@ -71,6 +80,7 @@ class Completion:
     decode_s: float | None
     request_s: float
     cpu_s: float | None
+    steps: tuple[Round, ...] | None = None
     counted: int | None = None
 
     @property
@@ -109,6 +119,18 @@ class Server(Protocol):
         """
         ...
 
+    def check_vocabulary(self, tokens: Sequence[int], text: str) -> None:
+        """Refuse a server whose model reads token ids as another text, where it can be asked.
+
+        Args:
+            tokens: ids without special ones.
+            text: what they stand for in the target's tokenizer.
+
+        Raises:
+            UserError: it serves another model.
+        """
+        ...
+
     def close(self) -> None:
         """End what was started here; a second call does nothing."""
         ...
@@ -136,4 +158,12 @@ class Engine(Protocol):
         Raises:
             UserError: it does not start or answer, or the engine has no synthetic acceptance.
         """
+        ...
+
+
+class StartableEngine(Engine, Protocol):
+    """An engine whose servers are started here, or that decodes in this process."""
+
+    def flags(self, k: int, /) -> Sequence[str]:
+        """Its server's command line at K, without where it listens; empty where none is started."""
         ...

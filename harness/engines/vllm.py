@@ -151,6 +151,11 @@ class Vllm:
         return variables
 
 
+def draft_sampling(rule: Rule | None) -> DraftSampling:
+    """How the draft proposes for an acceptance rule; by default greedily."""
+    return "probabilistic" if rule == RULES["probabilistic"] else "greedy"
+
+
 @dataclass(frozen=True)
 class RunningVllm:
     """Servers that the user runs: one that decodes plainly, and one per K.

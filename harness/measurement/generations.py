@@ -143,7 +143,7 @@ def run_trial(request: Request, target: CausalModel, draft: Draft | None) -> Tri
         stop_reason=stop_reason(tokens, request.eos, request.stop),
         peak_memory_bytes=_peak_bytes(target.device),
         **seconds,
-        **(_round_counts(rounds, request.k) if request.k else {}),
+        **(round_counts(rounds, request.k) if request.k else {}),
     )
 
 
@@ -206,7 +206,7 @@ def stop_reason(tokens: Sequence[int], eos: Collection[int], stop: StopRule | No
     return "stop_string" if stopped else "budget"
 
 
-def _round_counts(rounds: Sequence[Round], k: int) -> dict[str, Any]:
+def round_counts(rounds: Sequence[Round], k: int) -> dict[str, Any]:
     """The counts of a speculative `Trial`."""
     lengths, positions_left = [0] * (k + 1), [0] * k
     left = sum(len(entry.tokens) for entry in rounds)

@@ -10,7 +10,6 @@ samples they are expectations.
 `likelihood_test` asks whether the texts are the target's at all.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -24,6 +23,7 @@ from harness.measurement.generations import Request
 from harness.measurement.target_texts import GeneratedText
 from harness.models.cached import CachedModel
 from harness.records import TextTrace
+from harness.summary import TextLikelihood
 from harness.theory.replay import Replayed, accept_probabilities, by_start, replay
 
 
@@ -83,36 +83,10 @@ def replay_returned(
     return replay(by_start(chances, k), lengths, [k], proposed=proposed)[k]
 
 
-@dataclass(frozen=True)
-class LikelihoodTest:
-    """How likely texts are under the target, against how likely its own texts would be.
-
-    Given what precedes it, a token of the target's own has the expected log-probability -H, the
-    distribution's entropy, and a known variance. So the sum over the texts of log target(x) + H is
-    a martingale, whatever the texts' lengths, and divided by the root of the summed variances it is
-    a standard normal number, for many tokens. A server that is not lossless drifts from 0.
-
-    Attributes:
-        tokens: how many there are.
-        excess: sum of log target(x) + H, nats.
-        variance: of that sum, nats squared.
-        log_probability: sum of log target(x), nats.
-    """
-
-    tokens: int
-    excess: float
-    variance: float
-    log_probability: float
-
-    @property
-    def z(self) -> float:
-        """The excess in standard deviations; 0 where the target leaves no choice."""
-        return self.excess / math.sqrt(self.variance) if self.variance > 0 else 0.0
-
-
 @torch.inference_mode()
-def likelihood_test(texts: Sequence[ReturnedText], target: CachedModel) -> LikelihoodTest:
-    """Test texts that were drawn above temperature 0, the prefill's token included."""
+def likelihood_test(texts: Sequence[ReturnedText], target: CachedModel) -> TextLikelihood:
+    """Test texts of one K and temperature above 0, the prefill's token included."""
+    first = texts[0].request
     tokens, sums = 0, np.zeros(3)
     for text in texts:
         request, returned = text.request, torch.tensor(text.completion.tokens)
@@ -125,4 +99,6 @@ def likelihood_test(texts: Sequence[ReturnedText], target: CachedModel) -> Likel
         variance = (probs * logs.square()).sum(-1) - mean.square()
         sums += [float(part.sum()) for part in (drawn - mean, variance, drawn)]
         tokens += len(returned)
-    return LikelihoodTest(tokens, *(float(each) for each in sums))
+    return TextLikelihood(
+        first.sampling.temperature, first.k, tokens, *(float(each) for each in sums)
+    )

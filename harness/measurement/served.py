@@ -5,8 +5,9 @@ a machine that drifts hits all of them alike. A request's time is the lower quar
 whatever else runs on the machine only adds to a time, and adds much to some.
 
 Two clocks measure a server. Its own, where it reports decoding apart from the prefill: the time
-that a user waits. And the processor time of its process, which is steadier on a busy machine: it
-has no prefill apart, so each visit asks for one token too, and that request's time is taken off.
+that a user waits. And the processor time of its process, which is steadier on a busy machine. That
+clock has no prefill apart, nor has the client's, which stands in for a server that reports no
+times: there each request is also made for one token, and that request's time is taken off.
 
 What decoding costs (`ServerCosts`) is fitted from the requests: a start, and what a round of n
 drafted tokens takes. Both matter where texts are short. The first round after a prefill costs more
@@ -17,19 +18,18 @@ also sent with a part of its budget, and replay says how many tokens each round 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from harness.engines.protocol import Completion, EngineFacts, Server
-from harness.measurement.generations import Request
+from harness.measurement.generations import Request, round_counts
 from harness.measurement.returned_texts import ReturnedText
-from harness.records import TextKey, UserError
+from harness.records import RoundTiming, ServerClock, TextKey, Trial, UserError
 from harness.theory.replay import Replayed
 from harness.theory.speedup import RoundTimes
 
-ServerClock = Literal["engine", "cpu"]
 # The shorter budget of each prompt: this part of it, and no fewer tokens
 SHORTER, SHORTEST = 4, 4
 # The quantile of a request's visits that is taken as its time
@@ -43,7 +43,8 @@ class ServedRequest:
     Attributes:
         request: its k is the server's.
         completion: of the request.
-        one_token: of the same prompt with a budget of one token: the prefill.
+        one_token: of the same prompt with a budget of one token, the prefill; the completion itself
+            where the clock tells them apart.
     """
 
     visit: int
@@ -53,19 +54,102 @@ class ServedRequest:
 
     def decode_s(self, clock: ServerClock) -> float:
         """Seconds that the rounds took."""
+        if clock == "engine" and self.completion.decode_s is not None:
+            return self.completion.decode_s
+        return self._request_s(self.completion, clock) - self._request_s(self.one_token, clock)
+
+    def prefill_s(self, clock: ServerClock) -> float:
+        """Seconds until the first token was there."""
+        if clock == "engine" and self.completion.prefill_s is not None:
+            return self.completion.prefill_s
+        return self._request_s(self.one_token, clock)
+
+    @staticmethod
+    def _request_s(completion: Completion, clock: ServerClock) -> float:
         if clock == "engine":
-            seconds = self.completion.decode_s
-        else:
-            whole, prefill = self.completion.cpu_s, self.one_token.cpu_s
-            seconds = None if whole is None or prefill is None else whole - prefill
-        if seconds is None:
-            raise UserError(f"clock={clock}: this server has none; use another")
-        return seconds
+            return completion.request_s
+        if completion.cpu_s is None:
+            raise UserError(
+                "clock=cpu: this server's processor time is not known; leave clock out, or let the"
+                " run start the server"
+            )
+        return completion.cpu_s
 
     @property
     def text(self) -> ReturnedText:
         """What was returned."""
         return ReturnedText(self.request, self.completion)
+
+    def trial(self, facts: EngineFacts, clock: ServerClock) -> Trial:
+        """The line of trials.jsonl: counts of what rounds emitted, by the run's clock."""
+        done = self.completion
+        emitted = done.returned - facts.first_position
+        counts: dict[str, Any] = {}
+        if done.steps is not None:
+            counts = round_counts(done.steps, self.request.k)
+        elif done.rounds is not None:
+            counts = {
+                "rounds": done.rounds,
+                "drafted": done.drafted,
+                "accepted": accepted_tokens(emitted, done.rounds, done.accepted),
+            }
+        trial = self.request.as_trial(
+            status="ok",
+            new_tokens=emitted,
+            tokens=done.tokens,
+            stop_reason=done.stop_reason,
+            prefill_s=self.prefill_s(clock),
+            # Of a text that the prefill ended, what a difference of two requests leaves is noise
+            decode_s=max(0.0, self.decode_s(clock)) if emitted else 0.0,
+            first_token_s=0.0 if facts.first_position else None,
+            **counts,
+        )
+        return replace(trial, rule=facts.rule if self.request.k else None)
+
+    def rejected_rounds(self, facts: EngineFacts, clock: ServerClock, draft: str) -> RoundTiming:
+        """The line of rounds.jsonl of a server that rejects every draft, or decodes plainly."""
+        done, request = self.completion, self.request
+        emitted = done.returned - facts.first_position
+        return RoundTiming(
+            visit=self.visit,
+            model=request.model,
+            draft=draft,
+            k=request.k,
+            temperature=request.sampling.temperature,
+            context_tokens=len(request.tokens),
+            batch=1,
+            rounds=emitted,
+            new_tokens=emitted,
+            seconds=self.decode_s(clock),
+            drafted=done.drafted,
+        )
+
+
+def accepted_tokens(emitted: int, rounds: int, counted: int | None) -> int | None:
+    """Drafted tokens among those that rounds emitted.
+
+    Each round emits one token of the target's own, but for a last one that an accepted
+    end-of-text token, or the budget, cut short. What engines count may be more: drafts that were
+    accepted behind an end of text.
+    """
+    least = emitted - rounds
+    return None if counted is None else min(max(counted, least), least + 1)
+
+
+def ask(server: Server, request: Request, number: int, clock: ServerClock) -> ServedRequest:
+    """Send a request, and where the clock has no prefill apart, one for the prefill alone."""
+
+    def generate(budget: int) -> Completion:
+        return server.generate(request.tokens, request.sampling, request.seed, budget)
+
+    completion = generate(request.budget)
+    apart = clock == "engine" and completion.decode_s is not None
+    return ServedRequest(number, request, completion, completion if apart else generate(1))
+
+
+def shorter(request: Request) -> Request:
+    """The same request with a part of its budget."""
+    return replace(request, budget=max(SHORTEST, request.budget // SHORTER))
 
 
 def visit(
@@ -73,6 +157,7 @@ def visit(
     requests: Sequence[Request],
     number: int,
     random: np.random.Generator,
+    clock: ServerClock,
 ) -> Iterator[ServedRequest]:
     """Send every request to every server, with its budget and with a part of it.
 
@@ -81,18 +166,14 @@ def visit(
         requests: their k is not read.
         number: of the visit.
         random: draws the order of the servers, anew for each request.
+        clock: that times them.
     """
     ks = sorted(servers)
     for asked in requests:
         for k in random.permutation(ks):
             server, request = servers[int(k)], replace(asked, k=int(k))
-            short = replace(request, budget=max(SHORTEST, request.budget // SHORTER))
-            one, *answers = (
-                server.generate(each.tokens, each.sampling, each.seed, each.budget)
-                for each in (replace(request, budget=1), short, request)
-            )
-            for each, answer in zip((short, request), answers, strict=True):
-                yield ServedRequest(number, each, answer, one)
+            for each in (shorter(request), request):
+                yield ask(server, each, number, clock)
 
 
 @dataclass(frozen=True, eq=False)

@@ -150,7 +150,7 @@ def load(
         check_fits([wanted], 0)
     if conf.weights == "dummy":
         return _dummy(conf, key, _device(conf, device), expect, tick)
-    source = _source(conf, key)
+    source = source_of(conf, key)
     options = _options(conf, key, device)
     with quiet_transformers(), explained(conf, key):
         tokenizer = AutoTokenizer.from_pretrained(source, **_hub(conf))
@@ -182,7 +182,7 @@ def load_vocabulary(conf: ModelConf, key: str) -> Vocabulary:
     """The tokenizer of a model without its weights, whose small files alone are fetched."""
     if conf.weights == "dummy":
         raise UserError(f"{key}.weights=dummy: random weights are on no server; leave it out")
-    source = _source(conf, key)
+    source = source_of(conf, key)
     with quiet_transformers(), explained(conf, key):
         check_source(conf, key, source)
         config: Any = AutoConfig.from_pretrained(source, **_hub(conf))
@@ -232,7 +232,7 @@ def memory_need(conf: ModelConf, key: str, device: torch.device) -> MemoryNeed |
     device = _device(conf, device)
     if conf.weights != "dummy":
         with quiet_transformers():
-            check_source(conf, key, _source(conf, key))
+            check_source(conf, key, source_of(conf, key))
     if conf.device_map is not None or conf.quantization is not None:
         return None
     if conf.weights == "dummy":
@@ -240,7 +240,7 @@ def memory_need(conf: ModelConf, key: str, device: torch.device) -> MemoryNeed |
         shape: Architecture | None = architecture_of(conf.architecture or {}, f"{key}.architecture")
     else:
         with quiet_transformers(), explained(conf, key):
-            config: Any = AutoConfig.from_pretrained(_source(conf, key), **_hub(conf))
+            config: Any = AutoConfig.from_pretrained(source_of(conf, key), **_hub(conf))
         dtype = _dtype(conf) or getattr(config, "dtype", None) or torch.float32
         shape = shape_of(config)
     check_dtype(dtype, device, key)
@@ -294,7 +294,8 @@ def _device(conf: ModelConf, default: torch.device) -> torch.device:
     return resolve_device(conf.device) if conf.device else default
 
 
-def _source(conf: ModelConf, key: str) -> str:
+def source_of(conf: ModelConf, key: str) -> str:
+    """A model's hub id or folder; errors call it `key`."""
     if not conf.id.startswith("embedded:"):
         return conf.id
     folder = EMBEDDED / conf.id.removeprefix("embedded:")

@@ -9,7 +9,7 @@ nothing that was measured is dropped, or measured again, unless you ask for it.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from functools import cached_property
@@ -59,9 +59,16 @@ if TYPE_CHECKING:  # every command's --help imports this module, and must not wa
 
 RESULT_COLUMNS = TABLES["results.csv"].columns
 TRIALS, ANSWERS, ROUNDS = "trials.jsonl", "answers.jsonl", "rounds.jsonl"
-LOADS = "loads.jsonl"
+LOADS, OWN_ROUNDS, STARTS = "loads.jsonl", "own_rounds.jsonl", "starts.jsonl"
 # Files of lines that are stored as they are made
-APPENDED = ((TRIALS, Trial), (ANSWERS, Trial), (ROUNDS, RoundTiming), (LOADS, LoadTiming))
+APPENDED = (
+    (TRIALS, Trial),
+    (ANSWERS, Trial),
+    (STARTS, Trial),
+    (ROUNDS, RoundTiming),
+    (OWN_ROUNDS, RoundTiming),
+    (LOADS, LoadTiming),
+)
 TRACES, CHECKS = "traces.parquet", "checks.jsonl"
 # What a reader of a run needs of it, with a checksum
 CHECKED = ("config.yaml", "summary.json", TRACES, CHECKS, *TABLES)
@@ -70,6 +77,8 @@ ENDED = ("complete", "failed")
 FREE_KEYS = frozenset(
     {"resume", "results_root", "debug", "dry_run", "verbose", "engine", "linear", "hydra"}
 )
+# The command of which the engine is not how a run is shown, but what it measures
+SERVER = "server"
 # Keys of older versions, with the value at which they changed nothing
 FORMER_KEYS = {"stop": "none", "draft_temperature": None}
 
@@ -87,6 +96,9 @@ class StoredRun:
         summary: summary.json; None while there is none, or where another version wrote it.
         parts: parts.csv, where the parts of a round were timed.
         rounds: rounds.jsonl: what plain tokens and rounds took; empty before they were timed.
+        starts: starts.jsonl: requests to servers for a part of their budget, so that the start of
+            a request can be told from its rounds; empty where `rounds` tell them.
+        own_rounds: own_rounds.jsonl: rounds of our own loop, in a run of a server.
         loads: loads.jsonl: what a server took under load; empty where none was put on it.
         checks: checks.jsonl: greedy texts and distributions as the models judged them.
         unverified: the files that had no checksum to hold them against: those of an earlier
@@ -104,6 +116,8 @@ class StoredRun:
     summary: Summary | None
     parts: tuple[PartTiming, ...] = ()
     rounds: tuple[RoundTiming, ...] = ()
+    starts: tuple[Trial, ...] = ()
+    own_rounds: tuple[RoundTiming, ...] = ()
     loads: tuple[LoadTiming, ...] = ()
     checks: tuple[Check, ...] = ()
     unverified: tuple[str, ...] = ()
@@ -111,7 +125,7 @@ class StoredRun:
 
     @property
     def door(self) -> str:
-        """The command that made the run: profile, sweep, breakeven, snapshot or audition."""
+        """The command that made the run: profile, sweep, breakeven, snapshot, audition, server."""
         return str(self.manifest.get("door", ""))
 
     @cached_property
@@ -178,7 +192,7 @@ class RunFolder:
         manifest = read_manifest(path)  # as its last writer left it
         if manifest.get("door") != door:
             raise UserError(f"resume={folder}: made by {manifest.get('door')}, not by {door}")
-        differing = _differences(read_config(path), dict(config))
+        differing = _differences(read_config(path), dict(config), free_keys(door))
         if differing:
             raise UserError(
                 f"resume={folder}: its configuration differs in {', '.join(differing)}; "
@@ -212,6 +226,14 @@ class RunFolder:
         """Store what consecutive rounds took, likewise durably, in rounds.jsonl."""
         self._append(ROUNDS, timing)
 
+    def append_start(self, trial: Trial) -> None:
+        """Store a request for a part of its budget, likewise durably, in starts.jsonl."""
+        self._append(STARTS, trial)
+
+    def append_own_round(self, timing: RoundTiming) -> None:
+        """Store what rounds of our own loop took next to a server, in own_rounds.jsonl."""
+        self._append(OWN_ROUNDS, timing)
+
     def append_load(self, timing: LoadTiming) -> None:
         """Store what a server took under load, likewise durably, in loads.jsonl."""
         self._append(LOADS, timing)
@@ -231,6 +253,14 @@ class RunFolder:
     def rounds(self) -> list[RoundTiming]:
         """Every whole stored line of rounds.jsonl, in order."""
         return read_lines(self.path, ROUNDS, RoundTiming)
+
+    def starts(self) -> list[Trial]:
+        """Every whole stored line of starts.jsonl, in order."""
+        return read_lines(self.path, STARTS, Trial)
+
+    def own_rounds(self) -> list[RoundTiming]:
+        """Every whole stored line of own_rounds.jsonl, in order."""
+        return read_lines(self.path, OWN_ROUNDS, RoundTiming)
 
     def loads(self) -> list[LoadTiming]:
         """Every whole stored line of loads.jsonl, in order."""
@@ -333,6 +363,8 @@ def load(folder: str | Path) -> StoredRun:
         summary=summary,
         parts=parts_from(read_table(path, "parts.csv")),
         rounds=tuple(read_lines(path, ROUNDS, RoundTiming)),
+        starts=tuple(read_lines(path, STARTS, Trial)),
+        own_rounds=tuple(read_lines(path, OWN_ROUNDS, RoundTiming)),
         loads=tuple(read_lines(path, LOADS, LoadTiming)),
         checks=read_checks(path, CHECKS) or (() if summary else older_checks(content)),
         unverified=tuple(
@@ -381,7 +413,14 @@ def _safe(name: str) -> str:
     return "".join(char if char.isalnum() or char in "-." else "_" for char in name).strip("._")
 
 
-def _differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+def free_keys(door: str) -> frozenset[str]:
+    """The keys that do not make it another run of a command."""
+    return FREE_KEYS - {"engine"} if door == SERVER else FREE_KEYS
+
+
+def _differences(
+    stored: Mapping[str, Any], given: Mapping[str, Any], free: Container[str]
+) -> list[str]:
     """Dotted keys at which two configurations differ, with both values, the free keys aside.
 
     A key that the stored run's version did not have yet differs where it is in use.
@@ -390,7 +429,7 @@ def _differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[st
     return [
         f"{key}={right.get(key)} (the run: {left.get(key)})"
         for key in sorted(left.keys() | right.keys())
-        if key.split(".")[0] not in FREE_KEYS
+        if key.split(".")[0] not in free
         and not (key in FORMER_KEYS and key not in right and left[key] == FORMER_KEYS[key])
         and (left[key] != right.get(key) if key in left else bool(right[key]))
     ]

@@ -26,15 +26,19 @@ from harness.records import (
     UserError,
 )
 from harness.storage import files
-from harness.summary import DistributionTest, Summary, TextCheck, from_json
+from harness.summary import DistributionTest, Summary, TextCheck, TextLikelihood, from_json
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Check = TextCheck | DistributionTest
+Check = TextCheck | DistributionTest | TextLikelihood
 # What is stored as it is made, a line each
 Line = TypeVar("Line", bound=Trial | RoundTiming | LoadTiming)
-_KIND_OF_CHECK = {TextCheck: "text", DistributionTest: "distribution"}
+_KIND_OF_CHECK = {
+    TextCheck: "text",
+    DistributionTest: "distribution",
+    TextLikelihood: "likelihood",
+}
 MAX_CONFIG_BYTES = 4 * 2**20
 MAX_LINES_NAMED = 20
 STEP_KEY = ("role", "model", "kind", "tokens", "context_tokens", "batch")

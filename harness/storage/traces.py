@@ -33,6 +33,7 @@ TEXT_COLUMNS = {
     "prompt_tokens": pa.int64(),
     "stop_reason": _NAME,
     "turn": pa.int64(),
+    "k": pa.int64(),
 }
 # Of a position; the names are those of TextTrace
 NUMBER_COLUMNS = {
@@ -50,6 +51,8 @@ POSITIONS = {"start": pa.int64(), "position": pa.int64(), "token": pa.int64()}
 _FIRST = ("draft", "draft_temperature", "start", "prompt", "position", "token", *NUMBER_COLUMNS)
 _TYPES = {**TEXT_COLUMNS, **POSITIONS, **NUMBER_COLUMNS}
 SCHEMA = pa.schema({name: _TYPES[name] for name in dict.fromkeys((*_FIRST, *TEXT_COLUMNS))})
+# Columns that came later (conversations, servers), with what they are in rows without them
+EARLIER: dict[str, Any] = {"turn": 1, "k": 0}
 MAX_ROWS = 50_000_000
 
 
@@ -75,8 +78,8 @@ def read(content: bytes, file: Path) -> list[TextTrace]:
     except (OSError, ValueError, MemoryError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{file}: cannot be read as traces ({reason})") from error
-    if "turn" not in stored.columns:  # written before there were conversations
-        stored["turn"] = 1
+    for name, value in EARLIER.items():
+        stored[name] = stored[name].fillna(value) if name in stored.columns else value
     missing = [name for name in SCHEMA.names if name not in stored.columns]
     if missing:
         raise UserError(f"{file}: not the traces of a run; it has no column {missing[0]}")

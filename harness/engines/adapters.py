@@ -1,0 +1,281 @@
+"""Which engines there are: one table, engine to adapter, read by the command `server`.
+
+An engine is added here: the rules that it can accept by, whether synthetic acceptance times its
+rounds, and the functions that start its servers or attach to those that run.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from harness.config import ModelConf, ServerConfig
+from harness.engines.protocol import Engine, StartableEngine
+from harness.records import RULES, Rule, UserError
+
+if TYPE_CHECKING:
+    from harness.models.cached import CachedModel
+    from harness.models.load import LoadedModel
+
+
+@dataclass(frozen=True)
+class OpenedPair:
+    """A pair whose weights are here.
+
+    Attributes:
+        target, draft: as they were loaded.
+        target_model, draft_model: the same with caches.
+        now: seconds, read after the models' devices have finished.
+    """
+
+    target: "LoadedModel"
+    draft: "LoadedModel"
+    target_model: "CachedModel"
+    draft_model: "CachedModel"
+    now: Callable[[], float]
+
+
+@dataclass(frozen=True)
+class ToServe:
+    """What an engine is to serve.
+
+    Attributes:
+        config: the command's.
+        folder: the run's; servers' logs and converted models go into folders of it.
+        context_tokens: of the longest request, prompt and budget.
+        slots: requests side by side at most.
+        pair: the models, where they are loaded here.
+    """
+
+    config: ServerConfig
+    folder: Path
+    context_tokens: int
+    slots: int
+    pair: OpenedPair | None
+
+    @property
+    def rule(self) -> Rule:
+        """By which the servers are to accept."""
+        return cast("Rule", self.config.decode.rule)
+
+    @property
+    def threads(self) -> int | None:
+        """Of each server; None leaves them to the engine."""
+        return None if self.config.threads == "auto" else int(self.config.threads)
+
+    @property
+    def logs(self) -> Path:
+        """The folder of the servers' logs."""
+        logs = self.folder / "logs"
+        logs.mkdir(exist_ok=True)
+        return logs
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Servers that the user runs.
+
+    Attributes:
+        urls: by K; 0 is the plain one.
+        key: their API key, or None.
+        rule: by which they accept; None where it is not known.
+    """
+
+    urls: Mapping[int, str]
+    key: str | None = field(repr=False)
+    rule: Rule | None
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """How an engine is used.
+
+    Attributes:
+        rules: that its servers can accept by; empty where it cannot be chosen or known.
+        attach: to servers that run, with the target's tokenizer; None where there are none.
+        start: one server after another, each at the port given, or at a free one for None; None
+            where servers are not started here.
+        synthetic: whether a server that is started can be told which drafts to accept.
+        k_per_request: whether one server drafts any number of tokens, so that one address serves
+            every K.
+        alone: whether a server takes all of its device, so that servers run one after the other.
+    """
+
+    rules: tuple[Rule, ...]
+    attach: Callable[[Addresses, Any], Engine] | None = None
+    start: Callable[[ToServe, int | None], StartableEngine] | None = None
+    synthetic: bool = False
+    k_per_request: bool = False
+    alone: bool = False
+
+
+def adapter_of(config: ServerConfig) -> Adapter:
+    """The adapter of `engine=`.
+
+    Raises:
+        UserError: a rule that it cannot accept by, addresses where it takes none or lacks some, or
+            an environment variable that is not set.
+    """
+    adapter, name = ADAPTERS[config.engine], config.engine
+    rule = config.decode.rule
+    if rule is not None and rule not in adapter.rules:
+        known = " or ".join(adapter.rules) or "a rule that it does not tell"
+        raise UserError(f"decode.rule={rule}: engine={name} accepts by {known}")
+    if config.url is None and adapter.start is None:
+        raise UserError(
+            f"engine={name}: its servers are not started here; give url=[...] of ones that run"
+        )
+    if config.url is not None:
+        addresses(config, adapter)
+    return adapter
+
+
+def addresses(config: ServerConfig, adapter: Adapter) -> Addresses:
+    """The servers of `url=`: the plain one, then one per K in the order of `k`."""
+    urls, ks = config.url or [], [0, *(k for k in config.k if k)]
+    if len(urls) == 2 and adapter.k_per_request:
+        urls = [urls[0], *[urls[1]] * (len(ks) - 1)]
+    if len(urls) != len(ks):
+        raise UserError(
+            f"url: {len(urls)} addresses for {len(ks)} servers; give the one that decodes plainly,"
+            f" then those with k={','.join(map(str, ks[1:]))}, in this order"
+        )
+    key = None
+    if config.api_key_env is not None:
+        key = os.environ.get(config.api_key_env)
+        if not key:
+            raise UserError(f"api_key_env={config.api_key_env}: no such variable is set")
+    rule = cast("Rule | None", config.decode.rule)
+    return Addresses(dict(zip(ks, urls, strict=True)), key, rule)
+
+
+# ---- the engines; imported where they are used, since a server's own process imports this package
+
+
+def _own(serve: ToServe, _: int | None) -> StartableEngine:
+    from harness.engines.own import OwnLoop
+
+    pair = serve.pair
+    if pair is None:
+        raise UserError("score=false: engine=own decodes with the weights; leave it out")
+    return OwnLoop(pair.target_model, pair.draft_model, pair.target.eos, serve.rule, pair.now)
+
+
+def _llamacpp(serve: ToServe, port: int | None) -> StartableEngine:
+    from harness.engines.llamacpp import LlamaCpp, draft_sampling
+
+    config = serve.config
+    return LlamaCpp(
+        target=_gguf(serve, config.model, "model"),
+        draft=_gguf(serve, config.draft, "draft"),
+        logs=serve.logs,
+        context_tokens=serve.context_tokens,
+        threads=serve.threads,
+        kv_type=config.kv_type,
+        flash_attention=cast("Any", config.flash_attention),
+        draft_sampling=draft_sampling(serve.rule),
+        slots=serve.slots,
+        port=port,
+        more_flags=tuple(config.flags),
+    )
+
+
+def _gguf(serve: ToServe, conf: ModelConf, key: str) -> Path:
+    """The user's file of a model, else one that is written in the run folder once."""
+    from harness.engines.gguf_file import write_gguf
+
+    if conf.gguf is not None:
+        file = Path(conf.gguf)
+        if not file.is_file():
+            raise UserError(f"{key}.gguf={file}: no such file")
+        return file.resolve()
+    if serve.pair is None:
+        raise UserError(f"{key}.gguf: not given, and score=false leaves no weights to convert")
+    folder = serve.folder / "gguf"
+    folder.mkdir(exist_ok=True)
+    file = folder / f"{key}.gguf"
+    return file if file.exists() else write_gguf(getattr(serve.pair, _ROLES[key]), file)
+
+
+def _attached_llamacpp(to: Addresses, _: Any) -> Engine:
+    from harness.engines.llamacpp import RunningLlamaCpp, draft_sampling
+
+    return RunningLlamaCpp(to.urls, to.key, draft_sampling(to.rule))
+
+
+def _vllm(serve: ToServe, port: int | None) -> StartableEngine:
+    from harness.engines.vllm import Vllm, draft_sampling
+
+    return Vllm(
+        target=_checkpoint(serve.config.model, "model"),
+        draft=_checkpoint(serve.config.draft, "draft"),
+        logs=serve.logs,
+        context_tokens=serve.context_tokens,
+        threads=serve.threads,
+        dtype=serve.config.model.dtype,
+        draft_sampling=draft_sampling(serve.rule),
+        slots=serve.slots,
+        port=port,
+        more_flags=tuple(serve.config.flags),
+    )
+
+
+def _attached_vllm(to: Addresses, _: Any) -> Engine:
+    from harness.engines.vllm import RunningVllm, draft_sampling
+
+    return RunningVllm(to.urls, to.key, draft_sampling(to.rule))
+
+
+def _sglang(serve: ToServe, port: int | None) -> StartableEngine:
+    from harness.engines.sglang import Sglang
+
+    return Sglang(
+        target=_checkpoint(serve.config.model, "model"),
+        draft=_checkpoint(serve.config.draft, "draft"),
+        logs=serve.logs,
+        context_tokens=serve.context_tokens,
+        dtype=serve.config.model.dtype,
+        slots=serve.slots,
+        port=port,
+        more_flags=tuple(serve.config.flags),
+    )
+
+
+def _attached_sglang(to: Addresses, _: Any) -> Engine:
+    from harness.engines.sglang import RunningSglang
+
+    return RunningSglang(to.urls, to.key)
+
+
+def _checkpoint(conf: ModelConf, key: str) -> str:
+    """A model's hub id or folder, as a server that reads checkpoints takes it."""
+    from harness.models.load import source_of
+
+    return source_of(conf, key)
+
+
+def _attached_openai(to: Addresses, tokenizer: Any) -> Engine:
+    from harness.engines.openai import RunningOpenAi
+
+    return RunningOpenAi(to.urls, tokenizer, "openai", to.key)
+
+
+def _attached_mlx(to: Addresses, tokenizer: Any) -> Engine:
+    from harness.engines.openai import RunningOpenAi
+
+    return RunningOpenAi(to.urls, tokenizer, "mlx", to.key)
+
+
+_ROLES = {"model": "target", "draft": "draft"}
+ADAPTERS: Mapping[str, Adapter] = {
+    "own": Adapter(RULES, start=_own, synthetic=True),
+    "llamacpp": Adapter(
+        ("greedy_draft", "ratio"), attach=_attached_llamacpp, start=_llamacpp, synthetic=True
+    ),
+    # Its builds for a CPU refuse synthetic acceptance
+    "vllm": Adapter(("greedy_draft", "ratio"), attach=_attached_vllm, start=_vllm, alone=True),
+    "sglang": Adapter(("greedy_draft",), attach=_attached_sglang, start=_sglang, alone=True),
+    "mlx": Adapter(("exact_match",), attach=_attached_mlx, k_per_request=True),
+    "openai": Adapter((), attach=_attached_openai),
+}
