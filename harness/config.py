@@ -512,6 +512,8 @@ class ServerConfig(PairConfig):
                 )
         if self.url is not None and self.engine == "own":
             raise UserError("url: engine=own decodes in this process; leave it out")
+        if self.engine == "own" and not self.score:
+            raise UserError("score=false: engine=own decodes with the weights; leave it out")
         if self.engine == "own" and (max(self.concurrency) > 1 or self.rate is not None):
             raise UserError("concurrency: engine=own decodes one request at a time; leave it out")
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from harness import cli
 from harness.config import SCHEMAS, ModelConf
 
-SEED_DOORS = ("sweep", "audition", "profile", "snapshot", "breakeven", "report")
+SEED_DOORS = ("sweep", "audition", "profile", "snapshot", "server", "breakeven", "report")
 SAMPLE, EXHAUSTIVE = 40, 2500
 
 
@@ -116,7 +116,7 @@ def overrides(draw: st.DrawFn, command: str) -> list[str]:
 def run(command: str, words: list[str], root: Path) -> tuple[int, str]:
     """Run a command as its module does; its status and what it said on standard error."""
     fixed = [f"results_root={root}"]
-    if command in ("sweep", "audition", "profile", "snapshot"):
+    if command in ("sweep", "audition", "profile", "snapshot", "server"):
         fixed.append("dry_run=true")
     if command == "breakeven":
         fixed = ["draft_ms=2", "target_ms=10", *fixed]

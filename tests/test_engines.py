@@ -343,7 +343,7 @@ def test_a_visit_asks_every_server_for_each_budget_and_for_one_token(served: Ser
     by_k = served_texts(done, servers[0].facts, "engine")
     assert [len(texts.texts) for texts in by_k.values()] == [4, 4]
     elsewhere = replace(done[0], completion=replace(done[0].completion, cpu_s=None))
-    with pytest.raises(UserError, match="clock=cpu: this server has none"):
+    with pytest.raises(UserError, match="clock=cpu: this server's processor time is not known"):
         elsewhere.decode_s("cpu")
 
 

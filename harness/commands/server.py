@@ -90,9 +90,9 @@ def run(config: ServerConfig) -> Outcome:
         return Outcome(None)
     folder = resumed(config, COMMAND)
     own_rounds = stored_own_rounds(config)
+    if config.url is not None:  # before weights are loaded and a folder is made
+        _try_addresses(config, adapter, prompts)
     work = _open(config, prompts)
-    if config.url is not None:  # before there is a folder
-        _try_addresses(config, adapter, work)
     folder = folder or create(config, COMMAND)
     note_or_check(folder, work.describe(), config.seed)
     with measuring(folder, work.device):
@@ -300,26 +300,28 @@ def _waiting(folder: RunFolder, tasks: Sequence[Task]) -> list[Task]:
 # ---- servers -------------------------------------------------------------------------------------
 
 
-def _try_addresses(config: ServerConfig, adapter: Adapter, work: Workload) -> None:
+def _try_addresses(config: ServerConfig, adapter: Adapter, prompts: Sequence[Prompt]) -> None:
     """Attach to every address once: refused ones are the user's to fix before anything begins."""
     assert adapter.attach is not None
-    engine = adapter.attach(addresses(config, adapter), work.vocabulary.tokenizer)
-    for k in work.ks:
-        with engine.open(k) as server:
-            _check_vocabulary(server, work)
+    tokenizer = load_vocabulary(config.model, "model").tokenizer
+    running = addresses(config, adapter)
+    engine = adapter.attach(running, tokenizer)
+    with progress("trying the addresses", len(running.urls)) as tick:
+        for k in running.urls:
+            with engine.open(k) as server:
+                _check_vocabulary(server, tokenizer, prompts)
+            tick()
 
 
-def _check_vocabulary(server: Server, work: Workload) -> None:
-    tokenizer = work.vocabulary.tokenizer
-    text = work.conversations[0].turns[0]
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"][:CHECKED_TOKENS]
+def _check_vocabulary(server: Server, tokenizer: Any, prompts: Sequence[Prompt]) -> None:
+    ids = tokenizer(prompts[0].turns[0], add_special_tokens=False)["input_ids"][:CHECKED_TOKENS]
     server.check_vocabulary(ids, tokenizer.decode(ids))
 
 
 def _measure(folder: RunFolder, work: Workload, adapter: Adapter) -> None:
     """Ask the servers for what the folder lacks."""
-    synthetic = adapter.synthetic and work.config.url is None
-    waiting = _waiting(folder, list(_tasks(work, synthetic=synthetic)))
+    tasks = list(_tasks(work, synthetic=_is_synthetic(work.config, adapter)))
+    waiting = _waiting(folder, tasks)
     roles = sorted({task.role for task in waiting}, key=lambda role: (role.rejects, role.k))
     _forget_failures(folder)
     if not roles:
@@ -329,7 +331,7 @@ def _measure(folder: RunFolder, work: Workload, adapter: Adapter) -> None:
         with ExitStack() as stack:
             servers = _started(stack, group, serve, adapter, work.vocabulary.tokenizer)
             for role, server in servers.items():
-                _check_vocabulary(server, work)
+                _check_vocabulary(server, work.vocabulary.tokenizer, work.conversations)
                 if not role.rejects:
                     _note_engine(folder, server, serve, adapter)
             _visit(folder, work, servers, [task for task in waiting if task.role in servers])
@@ -379,6 +381,12 @@ def _load(folder: RunFolder, work: Workload, adapter: Adapter) -> None:
                     for timing in done:
                         folder.append_load(timing)
                     tick()
+
+
+def _is_synthetic(config: ServerConfig, adapter: Adapter) -> bool:
+    """Whether servers can be told to reject every draft, so that their rounds are timed."""
+    known = {"everywhere": True, "on CUDA": torch.cuda.is_available(), "nowhere": False}
+    return config.url is None and known[adapter.synthetic]
 
 
 def _clock(config: ServerConfig) -> ServerClock:
@@ -458,7 +466,7 @@ def _note_engine(folder: RunFolder, server: Server, serve: ToServe, adapter: Ada
         shortens_last_draft=None if counting is None else counting.shortens_last_draft,
         draft_top_k=facts.draft_top_k,
         clock=_clock(config),
-        synthetic=adapter.synthetic and config.url is None,
+        synthetic=_is_synthetic(config, adapter),
         started=config.url is None,
         urls=tuple(urlsplit(url).netloc for url in config.url or ()),
         flags=flags,

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from harness.config import ModelConf, ServerConfig
 from harness.engines.protocol import Engine, StartableEngine
@@ -96,7 +96,8 @@ class Adapter:
         attach: to servers that run, with the target's tokenizer; None where there are none.
         start: one server after another, each at the port given, or at a free one for None; None
             where servers are not started here.
-        synthetic: whether a server that is started can be told which drafts to accept.
+        check: what starting needs, before there is a run; raises UserError.
+        synthetic: where a server that is started can be told which drafts to accept.
         k_per_request: whether one server drafts any number of tokens, so that one address serves
             every K.
         alone: whether a server takes all of its device, so that servers run one after the other.
@@ -105,7 +106,8 @@ class Adapter:
     rules: tuple[Rule, ...]
     attach: Callable[[Addresses, Any], Engine] | None = None
     start: Callable[[ToServe, int | None], StartableEngine] | None = None
-    synthetic: bool = False
+    check: Callable[[ServerConfig], None] = lambda _: None
+    synthetic: Literal["everywhere", "on CUDA", "nowhere"] = "nowhere"
     k_per_request: bool = False
     alone: bool = False
 
@@ -128,6 +130,8 @@ def adapter_of(config: ServerConfig) -> Adapter:
         )
     if config.url is not None:
         addresses(config, adapter)
+    else:
+        adapter.check(config)
     return adapter
 
 
@@ -157,8 +161,7 @@ def _own(serve: ToServe, _: int | None) -> StartableEngine:
     from harness.engines.own import OwnLoop
 
     pair = serve.pair
-    if pair is None:
-        raise UserError("score=false: engine=own decodes with the weights; leave it out")
+    assert pair is not None  # refused with score=false
     return OwnLoop(pair.target_model, pair.draft_model, pair.target.eos, serve.rule, pair.now)
 
 
@@ -181,17 +184,23 @@ def _llamacpp(serve: ToServe, port: int | None) -> StartableEngine:
     )
 
 
+def _check_gguf(config: ServerConfig) -> None:
+    """Refuse files that are not there, and none where none can be written."""
+    for key, conf in (("model", config.model), ("draft", config.draft)):
+        if conf.gguf is not None:
+            if not Path(conf.gguf).is_file():
+                raise UserError(f"{key}.gguf={conf.gguf}: no such file")
+        elif not config.score:
+            raise UserError(f"{key}.gguf: not given, and score=false leaves no weights to convert")
+
+
 def _gguf(serve: ToServe, conf: ModelConf, key: str) -> Path:
     """The user's file of a model, else one that is written in the run folder once."""
     from harness.engines.gguf_file import write_gguf
 
     if conf.gguf is not None:
-        file = Path(conf.gguf)
-        if not file.is_file():
-            raise UserError(f"{key}.gguf={file}: no such file")
-        return file.resolve()
-    if serve.pair is None:
-        raise UserError(f"{key}.gguf: not given, and score=false leaves no weights to convert")
+        return Path(conf.gguf).resolve()
+    assert serve.pair is not None  # refused with score=false
     folder = serve.folder / "gguf"
     folder.mkdir(exist_ok=True)
     file = folder / f"{key}.gguf"
@@ -269,12 +278,20 @@ def _attached_mlx(to: Addresses, tokenizer: Any) -> Engine:
 
 _ROLES = {"model": "target", "draft": "draft"}
 ADAPTERS: Mapping[str, Adapter] = {
-    "own": Adapter(RULES, start=_own, synthetic=True),
+    "own": Adapter(RULES, start=_own, synthetic="everywhere"),
     "llamacpp": Adapter(
-        ("greedy_draft", "ratio"), attach=_attached_llamacpp, start=_llamacpp, synthetic=True
+        ("greedy_draft", "ratio"),
+        attach=_attached_llamacpp,
+        start=_llamacpp,
+        synthetic="everywhere",
     ),
-    # Its builds for a CPU refuse synthetic acceptance
-    "vllm": Adapter(("greedy_draft", "ratio"), attach=_attached_vllm, start=_vllm, alone=True),
+    "vllm": Adapter(
+        ("greedy_draft", "ratio"),
+        attach=_attached_vllm,
+        start=_vllm,
+        synthetic="on CUDA",  # its builds for a CPU refuse it
+        alone=True,
+    ),
     "sglang": Adapter(("greedy_draft",), attach=_attached_sglang, start=_sglang, alone=True),
     "mlx": Adapter(("exact_match",), attach=_attached_mlx, k_per_request=True),
     "openai": Adapter((), attach=_attached_openai),

@@ -1,0 +1,344 @@
+"""The command server: the embedded pair on llama.cpp for real, and what can go wrong with it."""
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from served_pair import Served
+from stand_in_server import StandIn
+
+from harness.cli import compose
+from harness.commands import server as command
+from harness.commands import sweep
+from harness.commands.run_lifecycle import Outcome
+from harness.engines.protocol import ServerDiedError
+from harness.records import ServingEngine, Trial, UserError
+from harness.storage import StoredRun, load
+from harness.summary import TextLikelihood
+
+needs_llamacpp = pytest.mark.skipif(
+    find_spec("xllamacpp") is None, reason="needs the llamacpp extra"
+)
+KS, TEMPERATURES, VISITS = (1, 4), (0.0, 1.0), 2
+GRID = ["k=[1,4]", "temperature=[0,1]", "repetitions=2", "new_tokens=24", "prompts.limit=3"]
+EXACT = ["threads=1", "kv_type=f32", "flash_attention=off"]
+
+
+def asked(root: Path, *words: str) -> Any:
+    settings = [f"results_root={root}", "own_loop=false", *GRID, *EXACT, *words]
+    return compose("server", settings)
+
+
+def stored(outcome: Outcome) -> StoredRun:
+    assert outcome.folder is not None
+    return load(outcome.folder)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> StoredRun:
+    outcome = command.run(asked(tmp_path_factory.mktemp("results"), "own_loop=true"))
+    assert outcome.status == 0
+    return stored(outcome)
+
+
+def cells(trials: Any) -> Counter[tuple[int, float, int]]:
+    return Counter((trial.k, trial.temperature, trial.repetition) for trial in trials)
+
+
+# ---- llama.cpp -----------------------------------------------------------------------------------
+
+
+@needs_llamacpp
+def test_every_request_is_a_trial_that_counts_what_rounds_emitted(served: StoredRun) -> None:
+    grid = [(k, t, visit) for k in (0, *KS) for t in TEMPERATURES for visit in range(VISITS)]
+    assert cells(served.trials) == dict.fromkeys(grid, 6)
+    for trial in served.trials:
+        assert (trial.status, trial.concurrency, trial.first_token_s) == ("ok", 1, 0.0)
+        assert trial.tokens is not None
+        assert trial.new_tokens == len(trial.tokens) - 1  # the first came from the prefill
+        if trial.k:
+            assert trial.rule == "greedy_draft"
+            assert trial.rounds is not None
+            assert trial.accepted is not None
+            assert trial.rounds + trial.accepted - trial.new_tokens in (0, 1)
+        else:
+            assert (trial.rule, trial.rounds, trial.drafted) == (None, None, None)
+    seeds = {each.cell for each in served.trials}
+    assert len(seeds) == len(served.trials)
+
+
+@needs_llamacpp
+def test_the_manifest_says_which_engine_it_was(served: StoredRun) -> None:
+    entry = ServingEngine(**served.manifest["engine"])
+    assert (entry.name, entry.rule, entry.clock) == ("llamacpp", "greedy_draft", "engine")
+    assert (entry.first_position, entry.shortens_last_draft) == (1, True)
+    assert entry.started
+    assert entry.synthetic
+    assert "--cache-type-k" in entry.flags
+    assert "--spec-draft-n-max" not in entry.flags  # which every K has its own of
+    logs = {path.name for path in (served.folder / "logs").iterdir()}
+    assert {"llamacpp_k0.log", "llamacpp_k4.log", "llamacpp_k4_synthetic.log"} <= logs
+
+
+@needs_llamacpp
+def test_rounds_are_timed_on_servers_that_reject_every_draft_at_two_budgets(
+    served: StoredRun,
+) -> None:
+    timed = Counter((each.k, each.temperature, each.visit) for each in served.rounds)
+    grid = [(k, t, visit) for k in (0, *KS) for t in TEMPERATURES for visit in range(VISITS)]
+    assert timed == dict.fromkeys(grid, 4)  # a prompt of each set, at two budgets
+    for timing in served.rounds:
+        assert timing.rounds == timing.new_tokens
+        assert timing.seconds > 0
+    greedy = {each.new_tokens for each in served.rounds if each.temperature == 0 and each.k == 4}
+    assert max(greedy) > 3 * min(greedy)
+
+
+@needs_llamacpp
+def test_returned_texts_are_scored_and_tested(served: StoredRun) -> None:
+    texts = Counter((trace.k, trace.temperature, trace.repetition) for trace in served.traces)
+    sampled = [(k, 1.0, visit) for k in (0, *KS) for visit in range(VISITS)]
+    assert texts == dict.fromkeys([(0, 0.0, 0), *sampled], 6)
+    by_key = {(trial.key, trial.k): trial for trial in served.trials}
+    for trace in served.traces:
+        returned = by_key[trace.key, trace.k].tokens
+        assert returned is not None
+        np.testing.assert_array_equal(trace.tokens, returned[1:])
+    checks = [check for check in served.checks if isinstance(check, TextLikelihood)]
+    assert [(check.temperature, check.k) for check in checks] == [(1.0, 0), (1.0, 1), (1.0, 4)]
+    assert all(abs(check.z) < 4 for check in checks)
+    compared = [check for check in served.checks if not isinstance(check, TextLikelihood)]
+    assert len(compared) == len(KS) * VISITS * 6
+    assert {check.result for check in compared} == {"PASS"}
+
+
+@needs_llamacpp
+def test_rounds_of_our_own_loop_are_kept_apart(served: StoredRun, tmp_path: Path) -> None:
+    assert {(each.k, each.temperature) for each in served.own_rounds} == {
+        (k, t) for k in (0, *KS) for t in TEMPERATURES
+    }
+    other = stored(command.run(asked(tmp_path, "k=[1]", f"latency_from={served.folder}")))
+    assert other.own_rounds == served.own_rounds
+    with pytest.raises(UserError, match=r"latency_from=.*no round times .* at temperature=0\.5"):
+        command.run(asked(tmp_path, "temperature=[0.5]", f"latency_from={served.folder}"))
+
+
+@needs_llamacpp
+def test_a_run_that_is_complete_is_resumed_without_a_server(
+    served: StoredRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def started(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a server was started")
+
+    monkeypatch.setattr(command, "_started", started)
+    outcome = command.run(compose("server", [f"resume={served.folder}"]))
+    assert outcome.status == 0
+    assert stored(outcome).trials == served.trials
+    with pytest.raises(UserError, match=r"its configuration differs in engine=own"):
+        command.run(compose("server", [f"resume={served.folder}", "engine=own"]))
+
+
+class Killed:
+    """Kills the server of one K after so many of its requests."""
+
+    def __init__(self, k: int, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._k, self._left, self._ask = k, after, command._ask
+        monkeypatch.setattr(command, "_ask", self)
+
+    def __call__(self, folder: Any, work: Any, server: Any, task: Any) -> None:
+        if server.k == self._k and not task.role.rejects:
+            self._left -= 1
+            if self._left == 0:
+                os.kill(server.process_id, signal.SIGKILL)
+                psutil.wait_procs([psutil.Process(server.process_id)], 5)
+        self._ask(folder, work, server, task)
+
+
+@needs_llamacpp
+def test_a_server_that_dies_costs_its_own_cells_and_resume_asks_them_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        Killed(4, 15, patched)
+        outcome = command.run(asked(tmp_path))
+    run = stored(outcome)
+    assert outcome.status == 1
+    ok, failed = (
+        [trial for trial in run.trials if trial.status == status] for status in ("ok", "failed")
+    )
+    assert cells(ok)[0, 0.0, 1] == cells(ok)[1, 1.0, 1] == 6
+    assert sum(trial.k == 4 for trial in ok) == 14
+    assert {trial.k for trial in failed} == {4}
+    assert "llama.cpp at k=4" in str(failed[0].error)
+    again = command.run(compose("server", [f"resume={outcome.folder}"]))
+    assert again.status == 0
+    done: Mapping[Any, Trial] = {trial.cell: trial for trial in stored(again).trials}
+    assert all(trial.status == "ok" for trial in done.values())
+    assert len(done) == 6 * 3 * 2 * VISITS
+
+
+@needs_llamacpp
+def test_without_the_server_that_decodes_plainly_the_run_ends_and_can_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = asked(tmp_path, "k=[1]", "temperature=[0]", "repetitions=1")
+    with monkeypatch.context() as patched:
+        Killed(0, 4, patched)
+        with pytest.raises(ServerDiedError) as error:
+            command.run(settings)
+    (folder,) = tmp_path.iterdir()
+    assert f"resume={folder}" in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not _servers()
+    assert command.run(compose("server", [f"resume={folder}"])).status == 0
+
+
+def _servers() -> list[str]:
+    lines = [" ".join(p.cmdline()) for p in psutil.Process().children(recursive=True)]
+    return [line for line in lines if "xllamacpp_server" in line]
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Servers as a user runs them: by name, the address."""
+    pair = Served(tmp_path_factory.mktemp("running"))
+    with ExitStack() as stack:
+
+        def opened(k: int, **changes: Any) -> str:
+            engine = pair.llamacpp(**changes)
+            server: Any = stack.enter_context(engine.open(k))
+            return server.url
+
+        yield {"plain": opened(0), "k4": opened(4)}
+
+
+@needs_llamacpp
+def test_servers_that_the_user_runs_are_measured_without_weights(
+    served: StoredRun, running: Mapping[str, str], tmp_path: Path
+) -> None:
+    urls = f"url=[{running['plain']},{running['k4']}]"
+    run = stored(command.run(asked(tmp_path, "k=[4]", "score=false", urls)))
+    entry = ServingEngine(**run.manifest["engine"])
+    assert not entry.started
+    assert not entry.synthetic
+    assert [f"http://{url}" for url in entry.urls] == [running["plain"], running["k4"]]
+    texts = {(trial.key, trial.k): trial.tokens for trial in served.trials}
+    assert run.trials
+    assert {(t.key, t.k): t.tokens for t in run.trials}.items() <= texts.items()
+    assert not run.traces
+    # Their rounds are told from their starts by requests for a part of the budget
+    assert cells(run.starts) == cells(run.trials)
+    assert max(trial.new_tokens or 0 for trial in run.starts) == 24 // 4 - 1
+
+
+@needs_llamacpp
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["url=[{plain},{plain}]"], "it drafted nothing; k=4 needs --spec-draft-model"),
+        (["url=[{k4},{k4}]"], "it drafts, and was given as the server that decodes plainly"),
+        (["url=[{plain},{k4}]", "new_tokens=400"], "context"),
+        (["url=[{plain},{k4}]", "clock=cpu"], "clock=cpu: this server's processor time is not"),
+        (["url=[{plain},{k4}]", "decode.repetition_penalty=1.2"], "decode.repetition_penalty: not"),
+    ],
+)
+def test_what_a_running_server_cannot_do_is_one_line(
+    running: Mapping[str, str], tmp_path: Path, words: list[str], message: str
+) -> None:
+    words = [word.format(**running) for word in words]
+    with pytest.raises(UserError, match=message) as error:
+        command.run(asked(tmp_path, "k=[4]", "temperature=[0]", "score=false", *words))
+    assert "\n" not in str(error.value)
+
+
+# ---- input that cannot be used -------------------------------------------------------------------
+
+LLAMACPP = {"/health": {}, "/props": {"build_info": "b11549-c0ffee"}}
+
+
+@pytest.fixture
+def stand_in() -> Iterator[Callable[..., StandIn]]:
+    opened: list[StandIn] = []
+
+    def start(answers: Mapping[str, Any]) -> StandIn:
+        opened.append(StandIn(answers))
+        return opened[-1]
+
+    yield start
+    for server in opened:
+        server.close()
+
+
+def test_another_model_behind_an_address_is_refused_before_there_is_a_run(
+    stand_in: Callable[..., StandIn], tmp_path: Path
+) -> None:
+    url = stand_in({**LLAMACPP, "/detokenize": {"content": "other words"}}).url
+    with pytest.raises(UserError, match=f"url={url}: another model than model="):
+        command.run(asked(tmp_path, "k=[4]", "score=false", f"url=[{url},{url}]"))
+    nothing = stand_in({"/props": {"model": "other"}}).url
+    with pytest.raises(UserError, match=r"no server of llama\.cpp"):
+        command.run(asked(tmp_path, "k=[4]", "score=false", f"url=[{nothing},{nothing}]"))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["url=[http://127.0.0.1:9,http://127.0.0.1:9]"], "url=http://127.0.0.1:9: not reachable"),
+        (["url=[http://127.0.0.1:9]"], "url: 1 addresses for 2 servers; give the one that decodes"),
+        (["url=[ftp://x,y]"], "url: 'ftp://x' is not an address; write http://HOST:PORT"),
+        (["url=[http://me:secret@h:1,http://h:2]"], "the address at h holds more than host"),
+        (["url=[http://h:1,http://h:2]", "api_key_env=NO_SUCH"], "api_key_env=NO_SUCH: no such"),
+        (["decode.rule=exact_match"], "decode.rule=exact_match: engine=llamacpp accepts by greedy"),
+        (["engine=mlx"], r"engine=mlx: its servers are not started here; give url=\[\.\.\.\]"),
+        (["engine=openai", "decode.rule=ratio"], "engine=openai accepts by a rule that it does"),
+        (["engine=own", "url=[http://h:1,http://h:2]"], "url: engine=own decodes in this process"),
+        (["engine=own", "concurrency=[1,2]"], "concurrency: engine=own decodes one request"),
+        (["engine=own", "score=false"], "score=false: engine=own decodes with the weights"),
+        (["draft.gguf=/nowhere.gguf"], r"draft\.gguf=/nowhere\.gguf: no such file"),
+        (["score=false"], r"model\.gguf: not given, and score=false leaves no weights to convert"),
+        (["prompts.sets=[]", "prompts.hub=null"], "give at least one"),
+    ],
+)
+def test_input_that_cannot_be_used_is_one_line(
+    tmp_path: Path, words: list[str], message: str
+) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        command.run(asked(tmp_path, "k=[4]", *words))
+    assert "\n" not in str(error.value)
+    assert "secret" not in str(error.value)
+
+
+@needs_llamacpp
+def test_a_port_that_is_taken_is_named(stand_in: Callable[..., StandIn], tmp_path: Path) -> None:
+    port = stand_in({}).server_port
+    with pytest.raises(UserError, match=f"port={port}: taken"):
+        command.run(asked(tmp_path, "k=[4]", f"port={port}"))
+
+
+# ---- our own loop --------------------------------------------------------------------------------
+
+
+def test_our_own_loop_through_the_same_door_decodes_what_a_sweep_does(tmp_path: Path) -> None:
+    words = ["k=[4]", "temperature=[0]", "repetitions=1"]
+    run = stored(command.run(asked(tmp_path, "engine=own", *words)))
+    grid = [word for word in GRID if not word.startswith(("k=", "temp", "rep"))]
+    swept = stored(
+        sweep.run(compose("sweep", [f"results_root={tmp_path}", *grid, *words, "threads=1"]))
+    )
+    counted = ("tokens", "new_tokens", "rounds", "drafted", "accepted", "rejected", "room")
+
+    def counts(each: StoredRun) -> dict[Any, list[Any]]:
+        return {(t.key, t.k): [getattr(t, name) for name in counted] for t in each.trials}
+
+    assert counts(run) == counts(swept)
+    assert ServingEngine(**run.manifest["engine"]).first_position == 0
+    assert {timing.k for timing in run.rounds} == {0, 4}
