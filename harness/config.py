@@ -334,6 +334,11 @@ class ModelsConfig(CommandConfig):
         """The acceptance rule where none is asked for."""
         return "ratio"
 
+    @property
+    def takes_gguf(self) -> bool:
+        """Whether the models may be GGUF files."""
+        return False
+
     def check(self, _: str) -> None:
         """Refuse what changes how the loop runs, where it is not measured.
 
@@ -344,6 +349,13 @@ class ModelsConfig(CommandConfig):
         if self.new_tokens is None:
             stand_in = self.model.id.startswith("embedded:") or self.model.weights == "dummy"
             self.new_tokens = 48 if stand_in else 256
+        for role in ("model", "draft"):
+            conf = getattr(self, role, None)
+            if conf is not None and conf.gguf is not None and not self.takes_gguf:
+                raise UserError(
+                    f"{role}.gguf: read by llama.cpp alone, where harness.server engine=llamacpp"
+                    " starts it; leave it out"
+                )
         for name in self.decode.loop_only:
             if name not in self.loop_keys:
                 raise UserError(f"decode.{name}: only a sweep with mode=measure runs such a loop")
@@ -498,6 +510,11 @@ class ServerConfig(PairConfig):
         """The engine's own default; None where it is not known."""
         return "ratio" if self.engine == "own" else SERVERS.get(self.engine)
 
+    @property
+    def takes_gguf(self) -> bool:
+        """Only a server of llama.cpp that is started here."""
+        return self.engine == "llamacpp" and self.url is None
+
     def check(self, _: str) -> None:
         """Refuse addresses that are none, or not one per server."""
         super().check(_)
@@ -510,6 +527,8 @@ class ServerConfig(PairConfig):
                     f"url: the address at {parts.hostname} holds more than host, port and path; "
                     "name the variable that holds a key: api_key_env=NAME"
                 )
+        if self.decode.stop_strings:
+            raise UserError("decode.stop_strings: not with servers, which are asked for token ids")
         if self.url is not None and self.engine == "own":
             raise UserError("url: engine=own decodes in this process; leave it out")
         if self.engine == "own" and not self.score:

@@ -9,17 +9,17 @@ HEADING = "## All keys\n"
 
 
 def table() -> str:
-    """Every key with the commands that take it and what it means."""
-    commands: dict[str, list[str]] = {}
-    meanings: dict[str, str] = {}
+    """Every key with the commands that take it and what it means; a row for each meaning."""
+    meanings: dict[str, dict[str, list[str]]] = {}
     for command, schema in SCHEMAS.items():
         for name, entry in keys_of(schema):
-            commands.setdefault(name, []).append(command)
-            meanings.setdefault(name, entry.metadata["meaning"])
+            meaning = entry.metadata["meaning"]
+            meanings.setdefault(name, {}).setdefault(meaning, []).append(command)
     rows = ["| key | commands | meaning |", "|---|---|---|"]
-    for name, takers in commands.items():
-        who = "all" if len(takers) == len(SCHEMAS) else ", ".join(takers)
-        rows.append(f"| `{name}` | {who} | {meanings[name].replace('|', '/')} |")
+    for name, takers in meanings.items():
+        for meaning, commands in takers.items():
+            who = "all" if len(commands) == len(SCHEMAS) else ", ".join(commands)
+            rows.append(f"| `{name}` | {who} | {meaning.replace('|', '/')} |")
     return "\n".join(rows) + "\n"
 
 
