@@ -212,12 +212,13 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     pair = Served(tmp_path_factory.mktemp("running"))
     with ExitStack() as stack:
 
-        def opened(k: int, **changes: Any) -> str:
-            engine = pair.llamacpp(**changes)
-            server: Any = stack.enter_context(engine.open(k))
+        def opened(k: int) -> str:
+            server: Any = stack.enter_context(pair.llamacpp().open(k))
             return server.url
 
-        yield {"plain": opened(0), "k4": opened(4)}
+        long = pair.folder / "long.txt"
+        long.write_text("What is the capital of France? " * 80)  # more than a server takes
+        yield {"plain": opened(0), "k4": opened(4), "long": str(long)}
 
 
 @needs_llamacpp
@@ -245,7 +246,7 @@ def test_servers_that_the_user_runs_are_measured_without_weights(
     [
         (["url=[{plain},{plain}]"], "it drafted nothing; k=4 needs --spec-draft-model"),
         (["url=[{k4},{k4}]"], "it drafts, and was given as the server that decodes plainly"),
-        (["url=[{plain},{k4}]", "new_tokens=400"], "context"),
+        (["url=[{plain},{k4}]", "prompts.files=[{long}]"], "context"),
         (["url=[{plain},{k4}]", "clock=cpu"], "clock=cpu: this server's processor time is not"),
         (["url=[{plain},{k4}]", "decode.repetition_penalty=1.2"], "decode.repetition_penalty: not"),
     ],

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, cast
 from urllib.parse import urlsplit
@@ -212,6 +213,13 @@ def _open(config: ServerConfig, prompts: Sequence[Prompt]) -> Workload:
         EncodedPrompt(prompt, encode(vocabulary.tokenizer, prompt, config.prompts))
         for prompt in prompts
     )
+    longest = max(len(entry.tokens) for entry in encoded) + config.new_tokens + max(config.k)
+    if vocabulary.context_tokens is not None and longest > vocabulary.context_tokens:
+        raise UserError(
+            f"new_tokens={config.new_tokens}: with the longest prompt and K={max(config.k)} that is"
+            f" {longest} tokens, beyond the {vocabulary.context_tokens} of"
+            f" model={vocabulary.name}; lower new_tokens or leave the prompt out"
+        )
     return Workload(config, tuple(prompts), encoded, vocabulary, None)
 
 
@@ -492,7 +500,7 @@ def _common(flags: Sequence[str], others: Sequence[str]) -> Iterator[str]:
 
 def _options(flags: Sequence[str]) -> Iterator[tuple[str, ...]]:
     starts = [index for index, word in enumerate(flags) if word.startswith("--")]
-    for start, end in zip(starts, [*starts[1:], len(flags)], strict=True):
+    for start, end in pairwise([*starts, len(flags)]):
         yield tuple(flags[start:end])
 
 

@@ -283,6 +283,7 @@ ADAPTERS: Mapping[str, Adapter] = {
         ("greedy_draft", "ratio"),
         attach=_attached_llamacpp,
         start=_llamacpp,
+        check=_check_gguf,
         synthetic="everywhere",
     ),
     "vllm": Adapter(
