@@ -180,3 +180,15 @@ def test_the_benchmark_of_servers_runs(
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == "rounds equal to replay in 16 of 16 texts, drafted tokens in 16"
     assert lines[-2].startswith("zero rates: median error ")
+
+
+@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")
+def test_the_benchmark_of_concurrency_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["--limit", "3", "--visits", "1", "--new-tokens", "24", "--users", "1", "2"]
+    monkeypatch.setattr(sys, "argv", ["concurrency.py", "--drafts", "tiny_good", *sizes])
+    script("concurrency").main()
+    ratio, loss = capsys.readouterr().out.splitlines()[-2:]
+    assert re.fullmatch(r"throughput ratio: median error .* over 16 cells", ratio)
+    assert re.fullmatch(r"schedule: largest loss .* over 2 entries", loss)
