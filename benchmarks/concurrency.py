@@ -57,10 +57,10 @@ def main() -> None:
     """Print one table per draft, its schedule, and the errors over all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--drafts", nargs="+", default=list(DRAFTS))
-    parser.add_argument("--limit", type=int, help="prompts of each set")
-    parser.add_argument("--new-tokens", type=int, default=96)
+    parser.add_argument("--limit", type=int, default=12, help="prompts of each set")
+    parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--users", type=int, nargs="+", default=list(USERS))
-    parser.add_argument("--visits", type=int, default=6)
+    parser.add_argument("--visits", type=int, default=8)
     asked = parser.parse_args()
     target, console = _load("tiny", "model"), Console(width=120)
     requests = _requests(target, asked.limit, asked.new_tokens)

@@ -128,9 +128,7 @@ def test_a_closed_loop_keeps_so_many_requests_in_flight_and_sends_each_budget_to
 
 
 def test_one_prompt_set_is_sent_in_two_halves():
-    groups = groups_of(
-        requests_of([("mine", f"{n}") for n in range(5)]), 1, np.random.default_rng()
-    )
+    groups = groups_of(requests_of([("mine", f"{n}") for n in range(5)]), 1)
     prompts = {name: {request.prompt for request in group} for name, group in groups.items()}
     assert prompts == {"mine, half 1": {"0", "2", "4"}, "mine, half 2": {"1", "3"}}
 
@@ -174,7 +172,6 @@ def true_costs():
         dict.fromkeys(BATCHES, 2e-3),
         {batch: 3e-3 + 1e-4 * batch for batch in BATCHES},
         BatchTimes(times),
-        2e-5,
     )
 
 
@@ -205,10 +202,9 @@ def loads(noise=0.0, visits=3):
 
 
 def test_what_loads_cost_is_found_again_from_the_loads():
-    timings, replays = loads()
+    timings, replays = loads(visits=1)
     fitted, known = fit_load_costs(list(closed_loads(timings, replays).values())), true_costs()
     assert fitted is not None
-    assert fitted.token_s == pytest.approx(2e-5, rel=0.1)
     for batch in BATCHES:
         assert fitted.start_s[batch] == pytest.approx(known.start_s[batch], rel=0.02)
         assert fitted.plain_start_s[batch] == pytest.approx(2e-3, rel=0.02)
@@ -356,7 +352,7 @@ def test_llamacpp_decodes_side_by_side_what_it_decodes_alone(tmp_path):
     traces = score_returned(texts, facts, *open_pair(target, draft), "tiny_good")
     replays = ReplayedRequests(traces, facts.rule, facts.counting)
     for timing in timings:
-        iterations = replays.expected(timing).iterations
+        iterations = replays.iterations(timing)
         assert timing.seconds > 0
         if timing.k:  # rounds that the engine could tell are those of replay
             rounds = float(np.arange(len(iterations)) @ iterations.sum(axis=1))

@@ -1,15 +1,14 @@
 """Which K to serve at which load: throughput by concurrency, measured and predicted.
 
 Measured: a load is a group of requests sent together (`harness.measurement.load`), timed as a
-whole. A visit puts it on every server, one right after the other, so their ratio is free of the
-machine's drift; the interquartile mean over visits counts little what something else disturbed. The
+whole; its time is the lower quartile of its visits, for what else runs on a machine only adds. The
 throughput ratio of a K is the plain server's seconds / this K's, over the same requests.
 
 Predicted: replay gives the rounds of every request, `harness.theory.batching` the iterations that a
 closed loop makes of them and how many requests each has, and the loads of the *other* groups what
-such an iteration costs, R(K, B), fitted by least squares with a start for each request and what
-each token adds that a round emits beyond its first. So no prediction has seen the requests that it
-is held against.
+such an iteration costs, R(K, B), fitted by least squares with a start for each request. So no
+prediction has seen the requests that it is held against. What a token costs beside its round is not
+fitted: rounds and tokens of one group tell the two apart too badly.
 
 The schedule names, for each measured concurrency, the K with the largest predicted throughput. Its
 lead over the runner-up counts where it is larger than the spread of the visits' ratios between
@@ -21,11 +20,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import nnls
-from scipy.stats import trim_mean
 
 from harness.records import LoadTiming, ResultRow, Rule, TextTrace, set_of
 from harness.serving.counting import Counting
-from harness.stats.crossfit import TRIMMED
 from harness.stats.jackknife import Array
 from harness.summary import LoadCell, Schedule, ScheduleEntry
 from harness.theory.batching import BatchTimes, closed_loop
@@ -33,6 +30,8 @@ from harness.theory.replay import accept_probabilities, by_start, replay
 from harness.theory.speedup import RoundTimes
 
 PERCENTILE = 95
+# The quantile of a load's visits that is taken as its time
+UNDISTURBED = 0.25
 # A lead that counts where the spread of visits is not known
 LEAD = 0.05
 
@@ -56,33 +55,20 @@ class ClosedLoad:
         full: whether its requests had their full budgets.
         timings: one per visit.
         seconds: of the load, over the visits.
-        expected: by replay, the mean over the visits, whose orders differ; None where a text was
-            not scored.
+        iterations: [b, n] that replay expects (`closed_loop`), the mean over the visits, whose
+            orders differ; None where a text was not scored.
     """
 
     key: LoadKey
     full: bool
     timings: tuple[LoadTiming, ...]
     seconds: float
-    expected: "Expected | None"
+    iterations: Array | None
 
     @property
     def requests(self) -> int:
         """How many were sent."""
         return len(self.timings[0].texts)
-
-
-@dataclass(frozen=True, eq=False)
-class Expected:
-    """What replay expects of a closed loop.
-
-    Attributes:
-        iterations: [b, n], see `closed_loop`.
-        further: tokens that rounds emit beyond the first of each.
-    """
-
-    iterations: Array
-    further: float
 
 
 class ReplayedRequests:
@@ -94,20 +80,21 @@ class ReplayedRequests:
         """Take the texts of plain decoding at one temperature, scored by the draft.
 
         Args:
-            traces: of the part of each text that rounds emit.
+            traces: of the part of each text that rounds emit; those of other K are passed over.
             rule, counting: the engine's; None where they are not known, and nothing is replayed.
         """
         self._counting = counting
         self._chances: dict[str, Array] = {}
         self._rounds: dict[tuple[str, int, int], Array] = {}
         for trace in traces:
-            if rule is not None and trace.repetition == 0 and trace.matches is None:
+            first_of_plain = trace.k == 0 and trace.repetition == 0
+            if rule is not None and first_of_plain and trace.matches is None:
                 self._chances[f"{trace.prompt_set}/{trace.prompt}"] = accept_probabilities(
                     rule, trace.target_logprob, trace.draft_logprob, trace.draft_is_argmax
                 )
 
-    def expected(self, load: LoadTiming) -> Expected | None:
-        """Of a closed loop; None where a text was not scored, or requests arrive."""
+    def iterations(self, load: LoadTiming) -> Array | None:
+        """`closed_loop` of a load; None where a text was not scored, or requests arrive."""
         counting, asked = self._counting, list(zip(load.texts, load.budgets, strict=True))
         if counting is None or load.concurrency is None:
             return None
@@ -119,8 +106,7 @@ class ReplayedRequests:
         if missing:
             self._replay(missing, load.k, counting)
         rounds = np.stack([self._rounds[(*each, load.k)] for each in asked])
-        tokens = sum(self._tokens(text, budget, counting) for text, budget in asked)
-        return Expected(closed_loop(rounds, load.concurrency), float(tokens - rounds.sum()))
+        return closed_loop(rounds, load.concurrency)
 
     def _tokens(self, text: str, budget: int, counting: Counting) -> int:
         """That rounds emit of a text under a budget."""
@@ -164,20 +150,11 @@ def closed_loads(
             key,
             key.budgets == most[key.group],
             tuple(made),
-            _settled(made, visits.get(replace(key, k=0), made)),
-            _mean([requests.expected(each) for each in made]),
+            float(np.quantile([each.seconds for each in made], UNDISTURBED)),
+            _mean([requests.iterations(each) for each in made]),
         )
         for key, made in sorted(visits.items())
     }
-
-
-def _settled(timings: Sequence[LoadTiming], plain: Sequence[LoadTiming]) -> float:
-    """Seconds of a load over its visits, each relative to plain decoding's of the same visit."""
-    pairs = _paired(timings, plain)
-    plain_s = float(np.median([each.seconds for each in plain]))
-    if not len(pairs):
-        return float(np.median([each.seconds for each in timings]))
-    return float(trim_mean(pairs[:, 0] / pairs[:, 1], TRIMMED)) * plain_s
 
 
 def _paired(timings: Sequence[LoadTiming], plain: Sequence[LoadTiming]) -> Array:
@@ -187,12 +164,9 @@ def _paired(timings: Sequence[LoadTiming], plain: Sequence[LoadTiming]) -> Array
     return np.array(pairs, dtype=np.float64).reshape(-1, 2)
 
 
-def _mean(parts: Sequence[Expected | None]) -> Expected | None:
-    known = [each for each in parts if each is not None]
-    if len(known) < len(parts):
-        return None
-    iterations = np.mean([each.iterations for each in known], axis=0)
-    return Expected(iterations, float(np.mean([each.further for each in known])))
+def _mean(iterations: Sequence[Array | None]) -> Array | None:
+    known = [each for each in iterations if each is not None]
+    return np.mean(known, axis=0) if len(known) == len(iterations) else None
 
 
 # ---- what a load costs ---------------------------------------------------------------------------
@@ -206,21 +180,18 @@ class LoadCosts:
         plain_start_s, start_s: of a request beside its rounds, its prefill among it, by
             concurrency, plain and speculative.
         times: R(n, B).
-        token_s: what each token adds that a round emits beyond its first.
     """
 
     plain_start_s: Mapping[int, float]
     start_s: Mapping[int, float]
     times: BatchTimes
-    token_s: float
 
     def seconds(self, load: ClosedLoad) -> float:
         """Predicted of a load, from its replayed rounds."""
-        assert load.expected is not None
+        assert load.iterations is not None
         start_s = self.start_s if load.key.k else self.plain_start_s
         starting_s = load.requests * start_s[load.key.concurrency]
-        rounds_s = self.times.seconds(load.expected.iterations)
-        return starting_s + rounds_s + load.expected.further * self.token_s
+        return starting_s + self.times.seconds(load.iterations)
 
 
 def fit_load_costs(loads: Sequence[ClosedLoad]) -> LoadCosts | None:
@@ -246,17 +217,15 @@ def fit_load_costs(loads: Sequence[ClosedLoad]) -> LoadCosts | None:
     seconds: list[float] = []
     columns = []
     for load in speculative:
-        assert load.expected is not None
         iterations = _by_batch(load, batches)
         drafted = np.arange(1, load.key.k + 1)
         # [n, ks] how much of each K's round a round of n drafted tokens is
         share = np.stack([np.interp(drafted, ks, unit) for unit in np.eye(len(ks))], axis=1)
-        rounds = iterations[:, 1:] @ share
-        columns.append(np.append(rounds.ravel(), load.expected.further))
+        columns.append((iterations[:, 1:] @ share).ravel())
         # A round that drafts nothing is a plain step
         seconds.append(load.seconds - float(iterations[:, 0] @ plain_s))
     fit = _fitted(speculative, columns, seconds)
-    rounds_s = fit[len(batches) : -1].reshape(len(batches), len(ks)).tolist()
+    rounds_s = fit[len(batches) :].reshape(len(batches), len(ks)).tolist()
     return LoadCosts(
         dict(zip(batches, plain_starts.tolist(), strict=True)),
         dict(zip(batches, fit.tolist(), strict=False)),
@@ -266,16 +235,15 @@ def fit_load_costs(loads: Sequence[ClosedLoad]) -> LoadCosts | None:
                 for batch, token_s, times in zip(batches, plain_s, rounds_s, strict=True)
             }
         ),
-        float(fit[-1]),
     )
 
 
 def _by_batch(load: ClosedLoad, batches: Sequence[int]) -> Array:
     """[batches, n] iterations, those of other numbers of requests shared between the nearest."""
-    assert load.expected is not None
-    active = np.arange(len(load.expected.iterations))
+    assert load.iterations is not None
+    active = np.arange(len(load.iterations))
     share = np.stack([np.interp(active, batches, unit) for unit in np.eye(len(batches))])
-    return share @ load.expected.iterations
+    return share @ load.iterations
 
 
 def _fitted(
@@ -381,7 +349,7 @@ def throughputs(loads: Mapping[LoadKey, ClosedLoad]) -> list[Throughput]:
             continue
         known = costs[load.key.group]
         predicted = None
-        if known is not None and load.expected is not None and plain.expected is not None:
+        if known is not None and load.iterations is not None and plain.iterations is not None:
             predicted = (known.seconds(load), known.seconds(plain))
         rows.append(
             Throughput(
@@ -399,7 +367,7 @@ def throughputs(loads: Mapping[LoadKey, ClosedLoad]) -> list[Throughput]:
 def _costs_without(loads: Mapping[LoadKey, ClosedLoad], group: str) -> LoadCosts | None:
     """What the loads of the other groups cost."""
     others = [
-        load for load in loads.values() if load.key.group != group and load.expected is not None
+        load for load in loads.values() if load.key.group != group and load.iterations is not None
     ]
     return fit_load_costs(others) if others else None
 
