@@ -44,6 +44,8 @@ SHIPPED_SETS = ("easy", "hard")
 EMBEDDED_DRAFTS = ("tiny_good", "tiny_small", "tiny_unrelated", NGRAM)
 # The entry of `drafts` that stands for draft.id=...
 OWN_DRAFT = "hf"
+# An id of `drafts` that is a server's address
+SERVER_URL = re.compile(r"https?://")
 
 Config = TypeVar("Config")
 
@@ -457,6 +459,18 @@ class SweepConfig(PairConfig):
 SERVING = ("own", "llamacpp", "vllm", "sglang", "mlx", "openai")
 
 
+def check_address(key: str, url: str) -> None:
+    """Refuse what is no server's address, or holds more, of which some may be secret."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UserError(f"{key}: {url!r} is not an address; write http://HOST:PORT")
+    if parts.username or parts.query:  # of which one may be a key, so it is not repeated
+        raise UserError(
+            f"{key}: the address at {parts.hostname} holds more than host, port and path; name the"
+            " variable that holds a key: api_key_env=NAME"
+        )
+
+
 @dataclass
 class ServerConfig(PairConfig):
     """Keys of `python -m harness.server`: a pair on the engine that will serve it."""
@@ -519,14 +533,7 @@ class ServerConfig(PairConfig):
         """Refuse addresses that are none, or not one per server."""
         super().check(_)
         for url in self.url or ():
-            parts = urlsplit(url)
-            if parts.scheme not in ("http", "https") or not parts.hostname:
-                raise UserError(f"url: {url!r} is not an address; write http://HOST:PORT")
-            if parts.username or parts.query:  # of which one may be a key, so it is not repeated
-                raise UserError(
-                    f"url: the address at {parts.hostname} holds more than host, port and path; "
-                    "name the variable that holds a key: api_key_env=NAME"
-                )
+            check_address("url", url)
         if self.decode.stop_strings:
             raise UserError("decode.stop_strings: not with servers, which are asked for token ids")
         if self.url is not None and self.engine == "own":
@@ -555,7 +562,8 @@ class AuditionConfig(ModelsConfig):
 
     draft: ModelConf | None = None
     drafts: list[str] | None = key(
-        None, "names of conf/draft, hf (with draft.id=) or name@folder-or-hub-id"
+        None,
+        "names of conf/draft, hf (with draft.id=), name@folder-or-hub-id, or name@URL (texts_from)",
     )
     gpu: GpuConf | None = None
     k: list[int] = _grid(1, 2, 3, 4, 5, 6, 8, 10)
@@ -563,19 +571,47 @@ class AuditionConfig(ModelsConfig):
     batch: int = key(32, "completions of the target generated together", least=1)
     engine: str | None = _engine()
     traces_from: str | None = key(None, "a run whose texts, scores and other keys are used")
+    texts_from: str | None = key(
+        None, "a server with the target, http://HOST:PORT: its completions, no target weights here"
+    )
+    api_key_env: str | None = key(None, "the environment variable that holds the servers' API key")
     latency_from: str | None = key(None, "a run whose step and round times are used")
     latency: LatencyConf = field(default_factory=LatencyConf)
     combine: list[str] = key([], "auditions of one target, one per card, whose cards are ranked")
 
     def check(self, _: str) -> None:
-        """A single draft is the only one, or one that `drafts` names."""
+        """A single draft is the only one, or one that `drafts` names; texts have one source."""
         super().check(_)
+        self._check_texts()
         if self.drafts is None:
             self.drafts = [self.draft.name] if self.draft else [*EMBEDDED_DRAFTS]
         elif self.draft and not {OWN_DRAFT, self.draft.name} & {*self.drafts}:
             raise UserError(
                 f"draft={self.draft.name} and drafts: give one of the two, or name it in drafts"
             )
+
+    def _check_texts(self) -> None:
+        """Refuse what a server's completions do not go with."""
+        for draft in map(split_draft, self.drafts or ()):
+            if draft.id is not None and SERVER_URL.match(draft.id):
+                check_address(f"drafts: {draft.name}", draft.id)
+                if self.texts_from is None:
+                    raise UserError(
+                        f"drafts: {draft.name} is on a server, which scores completions of a"
+                        " server alone; give texts_from=http://HOST:PORT as well"
+                    )
+        if self.texts_from is None:
+            return
+        check_address("texts_from", self.texts_from)
+        if self.traces_from is not None:
+            raise UserError("texts_from and traces_from: give one of the two")
+        if self.latency.target_ms is None and self.latency_from is None:
+            raise UserError(
+                "texts_from: nothing is timed here; give latency.target_ms= and latency.draft_ms=,"
+                " or latency_from=RUN"
+            )
+        if self.decode.stop_strings:
+            raise UserError("texts_from: not with decode.stop_strings, which a server may cut off")
 
 
 @dataclass
@@ -640,6 +676,17 @@ class ReportConfig(CommandConfig):
     run: str | None = key(None, "the run folder to render again")
     runs: list[str] = key([], "run folders to compare, the first is the reference")
     index: str | None = key(None, "a results folder: one page over all its runs")
+    records: list[str] = key(
+        [],
+        "files of requests that vLLM, SGLang, llama.cpp or AIPerf recorded, one per server",
+        distinct=True,
+    )
+    k: list[int] | None = key(
+        None, "with records: K of each file, 0 where it decodes plainly; null: as they say", least=0
+    )
+    temperature: float | None = key(
+        None, "with records: of all requests, where they do not say", least=0
+    )
     engine: str | None = _engine()
     fail_below: float | None = key(
         None,
@@ -709,7 +756,8 @@ def _check(name: str, value: Any, kind: Any, limits: Mapping[str, Any]) -> None:
     """Hold one field's value against its limits."""
     if value == "auto" and limits.get("auto"):
         return
-    form = get_origin(kind) or limits.get("form")
+    kinds = (get_origin(one) for one in (kind, *get_args(kind)))
+    form = next((one for one in kinds if one in (list, dict)), limits.get("form"))
     if form in (list, dict) and not isinstance(value, form):
         auto = "auto or " if limits.get("auto") else ""
         raise UserError(

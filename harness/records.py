@@ -182,6 +182,8 @@ class Trial:
             which belong to no round and are in no other count.
         from_draft: for each of them 1 if the draft proposed it, else 0.
         concurrency: requests that a server decoded side by side.
+        logprobs: of the tokens, as a server told them with its completion at temperature 1; None
+            where none was asked.
     """
 
     cell: str
@@ -216,6 +218,7 @@ class Trial:
     from_draft: tuple[int, ...] | None = None
     turn: int = 1
     concurrency: int = 1
+    logprobs: tuple[float, ...] | None = None
 
     @property
     def key(self) -> TextKey:

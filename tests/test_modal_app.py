@@ -23,6 +23,7 @@ from harness.storage import RunFolder, load, load_traces
 
 ROOT = Path(__file__).resolve().parents[1]
 ONE_AT_A_TIME = threading.Lock()
+URL = "http://127.0.0.1:8000"
 SMALL = ("model=tiny", "new_tokens=6", "prompts.limit=1", "k=[1,2]", "threads=1")
 SWEEP = (*SMALL, "draft=tiny_good", "temperature=[0]")
 
@@ -99,7 +100,7 @@ def cloud(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Card:
     return card
 
 
-@pytest.mark.parametrize("entrypoint", ["temperature_demo", "audition"])
+@pytest.mark.parametrize("entrypoint", ["temperature_demo", "audition", "server"])
 def test_help_works_without_a_token_and_names_the_parameters(
     entrypoint: str, tmp_path: Path
 ) -> None:
@@ -109,6 +110,7 @@ def test_help_works_without_a_token_and_names_the_parameters(
     gpu, drafts = ("--gpus", "--drafts") if several else ("--gpu ", "--draft ")
     for word in ("--model", drafts, gpu, "--overrides", "--resume"):
         assert word in ended.stdout
+    assert ("--engine" in ended.stdout) == (entrypoint == "server")
 
 
 def test_without_a_token_one_line_says_what_to_run(tmp_path: Path) -> None:
@@ -169,6 +171,7 @@ noted("sweep", lambda: rented("sweep", "draft=tiny_good"))
 noted("profile", lambda: rented("profile", "draft=tiny_good"))
 noted("snapshot", lambda: rented("snapshot", "draft=tiny_good"))
 noted("audition", lambda: rented("audition", "drafts=[tiny_good,ngram]"))
+noted("server", lambda: rented("server", "engine=own", "draft=tiny_good", "repetitions=1"))
 noted("breakeven", lambda: local("breakeven", "draft_ms=22.09", "target_ms=29.92", "k=[1]"))
 Path(done["sweep"], "report.html").unlink(missing_ok=True)
 noted("report", lambda: local("report", f"run={done['sweep']}"))
@@ -202,7 +205,7 @@ def container(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "command", ["sweep", "profile", "snapshot", "audition", "breakeven", "report"]
+    "command", ["sweep", "profile", "snapshot", "audition", "server", "breakeven", "report"]
 )
 def test_every_command_runs_to_a_report_from_exactly_the_files_that_the_image_mounts(
     command: str, container: dict[str, str]
@@ -218,6 +221,56 @@ def test_every_command_runs_to_a_report_from_exactly_the_files_that_the_image_mo
         assert folder.name.endswith("_l4")
         assert stored.manifest["cloud"]["asked_gpu"] == "L4"
         assert stored.manifest["cloud"]["upgraded"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "function", "flag"),
+    [
+        ("own", "on_gpu", None),
+        ("vllm", "on_vllm", "--gpu-memory-utilization"),
+        ("sglang", "on_sglang", "--mem-fraction-static"),
+    ],
+)
+def test_a_server_runs_in_its_engines_image_and_leaves_memory_to_the_models_that_score_it(
+    engine: str,
+    function: str,
+    flag: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked: list[Job] = []
+
+    class Noted(Card):
+        def remote(self, job: Job, _: str) -> remote.Delivery:
+            asked.append(job)
+            raise RuntimeError("that is all")
+
+    for name in ("on_gpu", "on_vllm", "on_sglang"):
+        monkeypatch.setattr(modal_app, name, Noted() if name == function else None)
+    monkeypatch.setattr(modal_app, "in_cloud", Cloud(tmp_path))
+    flags = "" if flag is None else "'flags=[--enforce-eager]'"
+    assert typed(modal_app.server, engine=engine, model="qwen3_4b", overrides=flags) == 1
+    assert "failed: RuntimeError: that is all" in capsys.readouterr().out
+    (job,) = asked
+    given = dict(word.split("=", 1) for word in job.overrides)
+    assert (job.command, job.engine, given["engine"]) == ("server", engine, engine)
+    if flag is None:
+        assert "flags" not in given
+    else:
+        first, share = given["flags"].strip("[]").split(",")
+        assert first == "--enforce-eager"
+        name, _, number = share.partition("=")
+        assert name == flag
+        # Of 24 GB the pair takes 9.2, with caches
+        assert 0.45 < float(number) < 0.52
+
+
+def test_an_engines_image_mounts_what_the_harness_needs() -> None:
+    harness = mounted(modal_app.image)
+    assert modal_app.engine_images
+    for image in modal_app.engine_images.values():
+        assert mounted(image) == harness
 
 
 def test_a_card_that_was_upgraded_is_named(tmp_path: Path) -> None:
@@ -321,6 +374,14 @@ def test_a_model_that_the_card_cannot_hold_is_refused_before_anything_is_rented(
         ("audition", [], ["H100", "H100!"], "a card is there twice"),
         ("audition", [], [], "--gpus: name at least one"),
         ("sweep", [], ["RTX9000"], "--gpu RTX9000: no such card; there are L4, A10, A10G"),
+        ("server", ["engine=llamacpp"], ["L4"], "engine=llamacpp: not on a rented machine; there"),
+        ("server", ["engine=vllm", "k=1", f"url=[{URL},{URL}]"], ["L4"], "url: for local runs"),
+        (
+            "server",
+            ["engine=vllm", "model=qwen3_8b", "draft=qwen3_0_6b"],
+            ["A10G"],
+            "--gpu A10G: the server and the models that score its texts need 3",
+        ),
     ],
 )
 def test_a_typing_error_is_refused_before_anything_is_rented(

@@ -28,7 +28,15 @@ GPUS = {
     "H200": "h200",
     "B200": "b200",
 }
-LOCAL_KEYS = ("dry_run", "resume", "traces_from", "latency_from", "combine")
+LOCAL_KEYS = ("dry_run", "resume", "traces_from", "texts_from", "latency_from", "combine", "url")
+# Engines that run where the harness does, or have an image, and how a server of them is told which
+# share of the card's memory it may take
+ENGINES: Mapping[str, str | None] = {
+    "own": None,
+    "vllm": "--gpu-memory-utilization",
+    "sglang": "--mem-fraction-static",
+}
+USABLE_SHARE = 0.9
 # A container's memory: Python, torch with its CUDA context and the compiler's workers, plus the
 # part of a checkpoint that is being copied to the card, at most MOST_OF_WEIGHTS_MIB
 BASE_MIB, MOST_OF_WEIGHTS_MIB = 12 * 1024, 24 * 1024
@@ -51,6 +59,7 @@ class Job:
         overrides: the command line.
         prompts: the user's own prompt files, name and content; they are not on that machine.
         memory_mib: host memory to request for the container.
+        engine: of the server that is measured; "own" for every other command.
     """
 
     launch: str
@@ -61,6 +70,7 @@ class Job:
     overrides: tuple[str, ...]
     prompts: PromptFiles = ()
     memory_mib: int = BASE_MIB
+    engine: str = "own"
 
     def home(self, root: str | Path) -> Path:
         """The job's folder on the volume that is mounted at `root`."""
@@ -94,7 +104,8 @@ def plan_jobs(
         raise UserError(" ".join(str(error).split())) from error
     drafts = draft_confs(config) if command == "audition" else [config.draft]
     _check_rentable(command, config, drafts)
-    _check_fits(config, prompt_sets.load(config.prompts), drafts, cards)
+    engine = _engine(config) if command == "server" else "own"
+    needed = _check_fits(config, prompt_sets.load(config.prompts), drafts, cards)
     if resume and (Path(resume).name != resume or resume.startswith(".")):
         raise UserError(f"--resume {resume}: give the launch's name, as it was printed")
     launch = resume or f"{datetime.now(UTC):%Y%m%d-%H%M%S}_{command}"
@@ -107,9 +118,14 @@ def plan_jobs(
             command=command,
             gpu=gpu,
             card=card,
-            overrides=(*overrides, *([f"gpu={card.name}"] if priced else [])),
+            overrides=(
+                *overrides,
+                *([f"gpu={card.name}"] if priced else []),
+                *_server_memory(engine, config, gpu, card, needed),
+            ),
             prompts=_prompt_files(config),
             memory_mib=memory,
+            engine=engine,
         )
         for gpu, card in cards.items()
     ]
@@ -144,6 +160,43 @@ def _check_rentable(command: str, config: Any, drafts: Sequence[ModelConf]) -> N
         )
 
 
+def _engine(config: Any) -> str:
+    """The engine of a server run, refused where a rented machine has none."""
+    if config.engine not in ENGINES:
+        raise UserError(
+            f"engine={config.engine}: not on a rented machine; there are {', '.join(ENGINES)}"
+        )
+    return config.engine
+
+
+def _server_memory(
+    engine: str, config: Any, gpu: str, card: GpuConf, needed: float
+) -> Iterator[str]:
+    """The override that leaves memory to the models which score a server's texts next to it.
+
+    Args:
+        engine: whose servers take what they are told of the card.
+        config: the command's.
+        gpu: the card as the cloud calls it.
+        card: its data sheet.
+        needed: bytes of both models with their caches; 0 where that is not known.
+
+    Raises:
+        UserError: they do not fit twice.
+    """
+    flag = ENGINES[engine]
+    if flag is None or not config.score or any(flag in given for given in config.flags):
+        return
+    share = USABLE_SHARE - needed / (card.memory_gb * 1e9)
+    if share * card.memory_gb * 1e9 < needed:
+        raise UserError(
+            f"--gpu {gpu}: the server and the models that score its texts need"
+            f" {2 * needed / 1e9:,.3g} GB, and the card has {card.memory_gb:g} GB; use a larger"
+            " card, or score=false, which predicts nothing"
+        )
+    yield f"flags=[{','.join([*config.flags, f'{flag}={share:.2f}'])}]"
+
+
 def _prompt_files(config: Any) -> PromptFiles:
     """The user's own prompt files; they must go along."""
     labels = prompt_sets.file_labels(config.prompts)
@@ -159,10 +212,13 @@ def _check_fits(
     prompts: Sequence[Prompt],
     drafts: Sequence[ModelConf],
     cards: Mapping[str, GpuConf],
-) -> None:
+) -> float:
     """Refuse a card whose memory the weights and the caches of the longest generation exceed.
 
     Drafts are loaded one at a time.
+
+    Returns:
+        The bytes that are needed, of the models whose sizes are known.
     """
     tokens = max(prompt_sets.estimated_tokens(prompts, config)) + config.new_tokens + max(config.k)
     parts = list(_parts([("model", config.model)], tokens))
@@ -180,6 +236,7 @@ def _check_fits(
             f"{tokens:,} tokens), and the card has {card.memory_gb:g} GB; {advice} a smaller "
             "model"
         )
+    return needed
 
 
 def _parts(models: Sequence[tuple[str, ModelConf]], tokens: int) -> Iterator[tuple[str, float]]:

@@ -2,7 +2,8 @@
 
 Traces and step times may come from another run (`harness.commands.other_runs`): they are copied
 into this run's folder, so that it says everything by itself. No torch here: with both from
-elsewhere no model is loaded.
+elsewhere no model is loaded. The completions may come from a server that has the target
+(`harness.commands.remote_texts`).
 """
 
 from collections.abc import Sequence
@@ -51,7 +52,11 @@ def run(config: AuditionConfig, drafts: Sequence[ModelConf]) -> Outcome:
         print_audition_plan(config, drafts, prompts)
         return Outcome(None)
     folder = resumed(config, "audition")
-    if config.traces_from is None or config.latency.measure:
+    if config.texts_from is not None:
+        from harness.commands.remote_texts import audition_texts
+
+        folder = audition_texts(config, drafts, prompts, folder)
+    elif config.traces_from is None or config.latency.measure:
         folder = _measured(config, drafts, prompts, folder)
     else:
         folder = _from_elsewhere(config, names, folder)
@@ -66,7 +71,7 @@ def _measured(
 ) -> RunFolder:
     """Generate, score and time what the folder lacks; torch is imported only here."""
     from harness.commands.completions import with_turns
-    from harness.commands.drafts import AUDITION, score_drafts
+    from harness.commands.drafts import score_drafts
     from harness.commands.pair import open_target
 
     names = [conf.name for conf in drafts]
@@ -80,11 +85,7 @@ def _measured(
             texts.copy_to(folder)
         times.copy_to(folder)
         target = with_turns(folder, target, config)
-        if not score_drafts(folder, target, drafts, config):
-            noted = folder.manifest[AUDITION]
-            reasons = [f"{entry['draft']}: {entry['reason']}" for entry in noted["not_eligible"]]
-            reasons += [f"{entry['where']}: {entry['error']}" for entry in noted["failures"]]
-            raise UserError("drafts: none could be auditioned; " + "; ".join(reasons))
+        score_drafts(folder, target, drafts, config)
     return folder
 
 

@@ -9,7 +9,7 @@ import gc
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 
 from harness.analysis.latency import latency_rows
 from harness.commands.completions import completions
-from harness.commands.pair import Target, load_model, opening, reserve
+from harness.commands.pair import EncodedPrompt, Target, load_model, opening, reserve
 from harness.commands.progress import progress
 from harness.commands.time_rounds import visits_of_draft
 from harness.commands.time_steps import timed_steps
@@ -27,6 +27,7 @@ from harness.measurement.draft_scores import ngram_trace, score_texts
 from harness.measurement.step_times import TimedModel, time_lookups
 from harness.measurement.target_texts import GeneratedText
 from harness.models.cached import CachedModel
+from harness.models.load import Vocabulary
 from harness.models.probe import cached_model, check_length
 from harness.models.tokenizer import tokenizer_difference
 from harness.records import NGRAM, StepTiming, TextTrace, UserError, in_one_line
@@ -41,13 +42,13 @@ class NotEligible(Exception):
 
 
 @dataclass(frozen=True)
-class _Result:
+class DraftResult:
     """What one draft gave.
 
     Attributes:
         timings: empty where it had been timed before.
         scoring_s: what scoring took.
-        described: the manifest's entry; None for a drafter without a model.
+        described: the manifest's entry; None for a drafter without a model here.
     """
 
     traces: list[TextTrace]
@@ -58,50 +59,128 @@ class _Result:
 
 def score_drafts(
     folder: RunFolder, target: Target, drafts: Sequence[ModelConf], config: AuditionConfig
-) -> list[str]:
+) -> None:
     """Generate the texts, then score and time every draft; one that fails stops no other.
 
-    Returns:
-        The drafts that were scored and timed, now or before a resume.
+    Raises:
+        UserError: no draft is left.
     """
-    costs = defaultdict[str, float](float, (folder.manifest.get(AUDITION) or {}).get("costs") or {})
-    not_eligible: list[dict[str, str]] = []
-    failures: list[dict[str, str]] = []
-    finished: list[str] = []
     begin = time.perf_counter()
     texts = completions(folder, target, config)
-    costs["generation_s"] += time.perf_counter() - begin
+    generation_s = time.perf_counter() - begin
+
+    def measure(conf: ModelConf, waiting: Sequence[GeneratedText]) -> DraftResult | None:
+        typed = config.latency.target_ms is not None
+        timed = typed or any(t.role == "draft" and t.model == conf.name for t in folder.timings())
+        missing = visits_of_draft(folder, target, conf, None, config).missing
+        # Another run's scores may be here without times
+        if timed and not waiting and not missing:
+            return None
+        return _measured(folder, target, waiting, conf, config, timed=timed)
+
+    each_draft(folder, texts, drafts, measure, generation_s, debug=config.debug)
+    # The target again: how its texts are batched is known only now
+    models = {**folder.manifest["models"], **target.describe()["models"]}
+    folder.update_manifest({"models": models})
+
+
+def each_draft(
+    folder: RunFolder,
+    texts: Sequence[GeneratedText],
+    drafts: Sequence[ModelConf],
+    measure: Callable[[ModelConf, Sequence[GeneratedText]], DraftResult | None],
+    generation_s: float,
+    *,
+    debug: bool,
+) -> None:
+    """Measure and store every draft, with notes on those that cannot be used or broke down.
+
+    Args:
+        folder: of the run.
+        texts: that every draft scores.
+        drafts: in the order in which they are measured.
+        measure: gives what the folder lacks of one draft, whose scores of these texts are missing;
+            None where it lacks nothing.
+        generation_s: what the texts took, in this process.
+        debug: whether the traceback of a draft's error is shown.
+
+    Raises:
+        UserError: none could be measured, now or before a resume.
+    """
+    costs = defaultdict[str, float](float, (folder.manifest.get(AUDITION) or {}).get("costs") or {})
+    costs["generation_s"] += generation_s
+    not_eligible: list[dict[str, str]] = []
+    failures: list[dict[str, str]] = []
+    finished = 0
     for conf in drafts:
-        timings = folder.timings()
         scored = {trace.key for trace in folder.traces() if trace.draft == conf.name}
         waiting = [text for text in texts if text.request.key not in scored]
-        typed = config.latency.target_ms is not None
-        timed = typed or any(t.role == "draft" and t.model == conf.name for t in timings)
-        missing = visits_of_draft(folder, target, conf, None, config).missing
-        if waiting or missing or not timed:  # another run's scores may be here without times
-            try:
-                result = _measured(folder, target, waiting, conf, config, timed=timed)
-            except NotEligible as reason:
-                not_eligible.append({"draft": conf.name, "reason": str(reason)})
-                continue
-            except Exception as error:  # a draft's own code and files may raise anything
-                if config.debug:
-                    traceback.print_exception(error)
-                failures.append({"where": f"draft {conf.name}", "error": _reason(error)})
-                continue
+        try:
+            result = measure(conf, waiting)
+        except NotEligible as reason:
+            not_eligible.append({"draft": conf.name, "reason": str(reason)})
+            continue
+        except Exception as error:  # a draft's own code and files may raise anything
+            if debug:
+                traceback.print_exception(error)
+            failures.append({"where": f"draft {conf.name}", "error": _reason(error)})
+            continue
+        if result is not None:
             costs["scoring_s"] += result.scoring_s
             if result.described is not None:
                 known = folder.manifest["models"]
                 folder.update_manifest({"models": {**known, conf.name: result.described}})
-            timings += result.timings
+            timings = [*folder.timings(), *result.timings]
             folder.write_latency(latency_rows(timings), timings)
             folder.add_traces(result.traces)
-        finished.append(conf.name)
-    # The target again: how its texts are batched is known only now
-    models = {**folder.manifest["models"], **target.describe()["models"]}
+        finished += 1
     noted = {"not_eligible": not_eligible, "failures": failures, "costs": costs}
-    folder.update_manifest({"models": models, AUDITION: noted})
-    return finished
+    folder.update_manifest({AUDITION: noted})
+    if not finished:
+        reasons = [f"{entry['draft']}: {entry['reason']}" for entry in not_eligible]
+        reasons += [f"{entry['where']}: {entry['error']}" for entry in failures]
+        raise UserError("drafts: none could be auditioned; " + "; ".join(reasons))
+
+
+def with_draft(
+    conf: ModelConf,
+    target: Vocabulary,
+    device: torch.device,
+    prompts: Sequence[EncodedPrompt],
+    config: AuditionConfig,
+    score: Callable[[CachedModel], DraftResult],
+) -> DraftResult:
+    """Load a draft and check it, let it score, and free it before this returns.
+
+    Args:
+        conf: the draft.
+        target: whose texts it scores.
+        device: where it goes.
+        prompts: that the texts complete.
+        config: of the audition.
+        score: what it is loaded for.
+
+    Raises:
+        NotEligible: another tokenizer than the target's.
+        UserError: it cannot be loaded or rewound, runs out of memory, or its logits are broken.
+    """
+    draft = load_model(conf, f"draft {conf.name}", device)
+    try:
+        difference = tokenizer_difference(target.tokenizer, draft.tokenizer)
+        if difference:
+            raise NotEligible(f"another tokenizer than the target's: {difference}")
+        name = f"draft={draft.name}"
+        with opening(config.backend, device.type, f"draft {draft.name}"):
+            model = cached_model(draft.network, draft.vocab_size, name, config.backend)
+        check_length(model, reserve(prompts, config, [(draft, model)]), name)
+        result = score(model)
+        return replace(result, described={"id": conf.id, **draft.describe(), **model.describe()})
+    finally:
+        del draft
+        model = None
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
 
 def _measured(
@@ -112,36 +191,19 @@ def _measured(
     config: AuditionConfig,
     *,
     timed: bool,
-) -> _Result:
-    """One draft's traces, and its step times unless `timed`; it is freed before this returns.
+) -> DraftResult:
+    """One draft's traces, and its step times unless `timed`.
 
     Half of the visits that time its rounds, stored in the folder, come before that, half after.
-
-    Raises:
-        NotEligible: another tokenizer than the target's.
-        UserError: it cannot be loaded or rewound, runs out of memory, or its logits are broken.
     """
+
+    def score(model: CachedModel | None) -> DraftResult:
+        return _scored(folder, target, texts, conf, model, config, timed)
+
     if conf.id == NGRAM:
-        return _scored(folder, target, texts, conf, None, config, timed)
-    draft = load_model(conf, f"draft {conf.name}", target.target_model.device)
-    try:
-        difference = tokenizer_difference(target.target.tokenizer, draft.tokenizer)
-        if difference:
-            raise NotEligible(f"another tokenizer than the target's: {difference}")
-        name, device = f"draft={draft.name}", target.target_model.device
-        with opening(config.backend, device.type, f"draft {draft.name}"):
-            model = cached_model(draft.network, draft.vocab_size, name, config.backend)
-        reserve(target.prompts, config, [(draft, model)])
-        check_length(model, target.positions, name)
-        result = _scored(folder, target, texts, conf, model, config, timed)
-        described = {"id": conf.id, **draft.describe(), **model.describe()}
-        return replace(result, described=described)
-    finally:
-        del draft
-        model = None
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        return score(None)
+    device = target.target_model.device
+    return with_draft(conf, target.target, device, target.prompts, config, score)
 
 
 def _scored(
@@ -152,7 +214,7 @@ def _scored(
     model: CachedModel | None,
     config: AuditionConfig,
     timed: bool,
-) -> _Result:
+) -> DraftResult:
     visits = visits_of_draft(folder, target, conf, model, config)
     visits.up_to(0.5)
     begin, k = time.perf_counter(), max(config.k)
@@ -172,7 +234,7 @@ def _scored(
     seconds = time.perf_counter() - begin
     timings = [] if timed else _time(folder, target, conf, model, config)
     visits.up_to(1.0)
-    return _Result(traces, timings, seconds)
+    return DraftResult(traces, timings, seconds)
 
 
 def _time(

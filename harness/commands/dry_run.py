@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 from omegaconf import OmegaConf
 from rich.console import Console
@@ -173,6 +174,10 @@ def print_audition_plan(
         "prefills by the drafts": texts * len(drafts),
         "cells, replayed": f"{cells} (K = {', '.join(map(str, ks))})",
     }
+    if config.texts_from is not None:  # its server's time and cost are not known here
+        rows["texts of the target"] = f"{texts}, from {urlsplit(config.texts_from).netloc}"
+        _print([_plan(config, drafts, rows)], config)
+        return
     work = text_forwards(texts, config.new_tokens, config.batch)
     for conf in drafts:
         work += timing_forwards(max(config.k), conf.name)

@@ -25,7 +25,7 @@ from harness.measurement.step_times import TimedModel
 from harness.models import load as models
 from harness.models.cached import CachedModel
 from harness.models.device import resolve_device
-from harness.models.load import LoadedModel
+from harness.models.load import LoadedModel, Vocabulary
 from harness.models.memory import MemoryNeed, check_fits
 from harness.models.probe import cached_model, check_length
 from harness.models.tokenizer import check_thinking, encode, stop_rule
@@ -97,16 +97,11 @@ class Target:
 
     def describe(self) -> dict[str, Any]:
         """The manifest's entries about models, prompts and machine."""
-        sets = [prompt.prompt_set for prompt in self.conversations]
-        return {
-            "environment": environment.describe(self.target_model.device),
-            "models": {
-                role: {**loaded.describe(), **model.describe()}
-                for role, (loaded, model) in self.opened.items()
-            },
-            "prompts": {name: sets.count(name) for name in dict.fromkeys(sets)},
-            "prompts_sha256": prompt_sets.prompt_set_hash(self.conversations),
+        models = {
+            role: {**loaded.describe(), **model.describe()}
+            for role, (loaded, model) in self.opened.items()
         }
+        return described(self.target_model.device, models, self.conversations)
 
     def check_lengths(self) -> None:
         """Refuse models whose texts, at the run's lengths, are not those of uncached forwards."""
@@ -120,6 +115,19 @@ class Target:
         length = max(1, lengths[len(lengths) // 2] + new_tokens // 2)
         ids = [token for entry in self.prompts for token in entry.tokens]
         return [ids[index % len(ids)] for index in range(length)]
+
+
+def described(
+    device: Any, models: Mapping[str, Mapping[str, Any]], prompts: Sequence[Prompt]
+) -> dict[str, Any]:
+    """The manifest's entries about machine, models by role and prompts."""
+    sets = [prompt.prompt_set for prompt in prompts]
+    return {
+        "environment": environment.describe(device),
+        "models": models,
+        "prompts": {name: sets.count(name) for name in dict.fromkeys(sets)},
+        "prompts_sha256": prompt_sets.prompt_set_hash(prompts),
+    }
 
 
 @dataclass(frozen=True)
@@ -286,7 +294,7 @@ def plan(
 
 
 def completion(
-    target: LoadedModel,
+    target: Vocabulary,
     config: Config,
     entry: EncodedPrompt,
     temperature: float,

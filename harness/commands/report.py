@@ -1,6 +1,7 @@
 """Render stored runs again, compare them, or list them all; no model is loaded.
 
 A run is analysed again from its raw files, whether it is complete or unfinished, new or old.
+Records of requests that were served elsewhere become a run first (`harness.commands.imports`).
 """
 
 import math
@@ -14,6 +15,7 @@ from rich.console import Console
 from harness import reporting
 from harness.analysis import analyse
 from harness.analysis.comparison import compare
+from harness.commands import imports
 from harness.commands.run_lifecycle import Outcome, shown, write_analysis
 from harness.config import ReportConfig
 from harness.measurement.environment import describe_host
@@ -28,16 +30,23 @@ RUN_FILES = ("manifest.json", "config.yaml")
 
 
 def run(config: ReportConfig) -> Outcome:
-    """Render a run, compare several, or write a folder's index; status 1 below `fail_below`."""
+    """Render a run, compare several, import records, or write a folder's index.
+
+    Status 1 below `fail_below`.
+    """
     if config.fail_below is not None and not 0 < config.fail_below < math.inf:
         raise UserError(f"fail_below={config.fail_below}: give a ratio above 0, for example 0.95")
-    given = [name for name in ("run", "runs", "index") if getattr(config, name)]
+    given = [name for name in ("run", "runs", "index", "records") if getattr(config, name)]
     if len(given) > 1:
         raise UserError(f"{' and '.join(given)}: give one of them")
     if config.index is not None:
         if config.fail_below is not None:
             raise UserError("fail_below: needs run= or runs=; it has no effect on an index")
         return _index(config.index)
+    if config.records:
+        if config.fail_below is not None:
+            raise UserError("fail_below: needs run= or runs=; give it with the run of the records")
+        return imports.run(config)
     if config.runs:
         return _compared(config)
     if config.run is None:

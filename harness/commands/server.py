@@ -27,11 +27,10 @@ import numpy as np
 import psutil
 import torch
 
-from harness import prompts as prompt_sets
 from harness.commands.completions import with_turns
 from harness.commands.dry_run import print_server_plan
 from harness.commands.other_runs import stored_own_rounds
-from harness.commands.pair import EncodedPrompt, Pair, open_pair, sampling_of
+from harness.commands.pair import EncodedPrompt, Pair, described, open_pair, sampling_of
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import (
     NOT_MEASURED,
@@ -49,7 +48,6 @@ from harness.commands.time_rounds import time_own_loop
 from harness.config import ServerConfig
 from harness.engines.adapters import Adapter, OpenedPair, ToServe, adapter_of, addresses
 from harness.engines.protocol import Completion, EngineFacts, Server, ServerDiedError
-from harness.measurement import environment
 from harness.measurement.clock import Clock, undisturbed
 from harness.measurement.generations import Request
 from harness.measurement.load import Load, groups_of, load_visit
@@ -141,14 +139,9 @@ class Workload:
         """The manifest's entries about models, prompts and machine."""
         if self.pair is not None:
             return self.pair.describe()
-        sets = [prompt.prompt_set for prompt in self.conversations]
-        models = {"target": self.vocabulary.name, "draft": self.config.draft.name}
-        return {
-            "environment": environment.describe(self.device),
-            "models": {role: {"name": name} for role, name in models.items()},
-            "prompts": {name: sets.count(name) for name in dict.fromkeys(sets)},
-            "prompts_sha256": prompt_sets.prompt_set_hash(self.conversations),
-        }
+        names = {"target": self.vocabulary.name, "draft": self.config.draft.name}
+        models = {role: {"name": name} for role, name in names.items()}
+        return described(self.device, models, self.conversations)
 
     def with_turns(self, folder: RunFolder) -> "Workload":
         """The same with every turn of every conversation."""

@@ -145,13 +145,19 @@ def addresses(config: ServerConfig, adapter: Adapter) -> Addresses:
             f"url: {len(urls)} addresses for {len(ks)} servers; give the one that decodes plainly,"
             f" then those with k={','.join(map(str, ks[1:]))}, in this order"
         )
-    key = None
-    if config.api_key_env is not None:
-        key = os.environ.get(config.api_key_env)
-        if not key:
-            raise UserError(f"api_key_env={config.api_key_env}: no such variable is set")
+    key = api_key(config.api_key_env)
     rule = cast("Rule | None", config.decode.rule)
     return Addresses(dict(zip(ks, urls, strict=True)), key, rule)
+
+
+def api_key(name: str | None) -> str | None:
+    """The servers' API key, from the environment variable of that name; None for none."""
+    if name is None:
+        return None
+    key = os.environ.get(name)
+    if not key:
+        raise UserError(f"api_key_env={name}: no such variable is set")
+    return key
 
 
 # ---- the engines; imported where they are used, since a server's own process imports this package

@@ -7,8 +7,13 @@ were kept (`harness.measurement.target_texts`).
 
 At temperature 0 the distributions are points: the target's on the emitted token, the draft's on its
 argmax. Then every rule's accept probability is 1 if the tokens match, else 0.
+
+The acceptance rules need the target's log-probability of each token and no more of it. So where a
+server told them with the text, no target is needed here; where a server tells a draft's too
+(`served_trace`), nothing is.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -70,7 +75,7 @@ class _Scored(NamedTuple):
 @torch.inference_mode()
 def score_texts(
     texts: Sequence[GeneratedText],
-    target: CachedModel,
+    target: CachedModel | None,
     draft: CachedModel,
     *,
     draft_name: str,
@@ -84,7 +89,8 @@ def score_texts(
 
     Args:
         texts: of any temperatures; the draft is sampled like the target.
-        target: the model that generated them; run again only for texts without hidden states.
+        target: the model that generated them; run again only for texts without hidden states. None
+            where a server did, and told the log-probabilities of those above temperature 0.
         draft: the draft. Distributions are over the narrower vocabulary of the two.
         draft_name: the draft's name in the traces, and in errors.
         target_name: what errors call the target.
@@ -103,10 +109,13 @@ def score_texts(
     if not texts:
         return []
     sample = texts[0].request.tokens
-    targets = _Scored(target, _batched(target, split_network(target, sample)), target_name)
     drafts = _Scored(draft, _batched(draft, split_network(draft, sample)), f"draft={draft_name}")
+    targets = None
+    if target is not None:
+        targets = _Scored(target, _batched(target, split_network(target, sample)), target_name)
     # A model that cannot be split into body and head, or batched, is run text by text
-    size = batch if targets.split is not None and drafts.split is not None else 1
+    whole = any(scored is not None and scored.split is None for scored in (drafts, targets))
+    size = 1 if whole else batch
 
     def work(some: Sequence[GeneratedText]) -> list[TextTrace]:
         scored = _score(some, targets, drafts, draft_name, draft_top_k, chunk)
@@ -156,6 +165,39 @@ def ngram_trace(
     return _trace(text, draft_name, scores, looked_up.matches, looked_up.proposed)
 
 
+def served_trace(
+    text: GeneratedText, draft_name: str, logprobs: Sequence[float], is_argmax: Sequence[bool]
+) -> TextTrace:
+    """What a draft on a server says of a text; whatever needs whole distributions is NaN.
+
+    Args:
+        text: of temperature 0, or of 1 without other sampling parameters.
+        draft_name: its name in the trace.
+        logprobs: [n] of the tokens under the draft, at temperature 1.
+        is_argmax: [n] whether each is the draft's most likely one.
+    """
+    match = np.array(is_argmax, dtype=np.float64)
+    unknown, one = np.full(len(match), np.nan), np.ones(len(match))
+    if text.request.sampling.greedy:
+        with np.errstate(divide="ignore"):
+            point = np.log(match)
+        zero = np.zeros(len(match))
+        return _trace(
+            text,
+            draft_name,
+            _Scores(zero, point, match, match, match, match, zero, zero, one, one),
+        )
+    scores = _Scores(
+        np.array(text.logprobs),
+        np.array(logprobs),
+        match,
+        *(unknown,) * 5,
+        one,
+        one,
+    )
+    return _trace(text, draft_name, scores)
+
+
 def _batched(model: CachedModel, split: SplitNetwork | None) -> SplitNetwork | None:
     """The split network, if rows padded on the right score as each does alone; else None.
 
@@ -187,7 +229,7 @@ def _padding_error(model: CachedModel, split: SplitNetwork) -> float:
 
 def _score(
     texts: Sequence[GeneratedText],
-    target: _Scored,
+    target: _Scored | None,
     draft: _Scored,
     draft_name: str,
     draft_top_k: int | None,
@@ -196,12 +238,14 @@ def _score(
     """Score one batch of texts that are sampled alike."""
     sampling = texts[0].request.sampling
     draft_sampling = sampling if draft_top_k is None else replace(sampling, top_k=draft_top_k)
-    width = min(target.model.vocab_size, draft.model.vocab_size)
+    width = draft.model.vocab_size
+    if target is not None:
+        width = min(width, target.model.vocab_size)
     token_chunks = torch.tensor([token for text in texts for token in text.tokens]).split(chunk)
     draft_chunks = _logit_chunks(draft, texts, chunk, kept=False)
     target_chunks = (
         [None] * len(token_chunks)
-        if sampling.greedy
+        if sampling.greedy or target is None
         else _logit_chunks(target, texts, chunk, kept=True)
     )
     seen_chunks = _seen_chunks(texts, width, chunk)
@@ -223,9 +267,12 @@ def _score(
     traces: list[TextTrace] = []
     for text, end in zip(texts, ends, strict=True):
         part = _Scores(*(column[end - len(text.tokens) : end] for column in scores))
-        for finite, name in ((part.target_finite, target.name), (part.draft_finite, draft.name)):
+        target_name = "the server" if target is None else target.name
+        for finite, name in ((part.target_finite, target_name), (part.draft_finite, draft.name)):
             if not finite.all():
                 raise broken_logits(name, text.request, int(finite.argmin()))
+        if text.logprobs is not None and not sampling.greedy:
+            part = part._replace(target_logprob=np.array(text.logprobs))
         traces.append(_trace(text, draft_name, part))
     return traces
 
@@ -268,12 +315,17 @@ class _Distribution:
 def _compare(tokens: Tensor, target: _Distribution | None, draft: _Distribution) -> _Scores:
     """Compare both distributions at the target's tokens [n], on the draft's device.
 
-    A greedy target, whose distribution is a point on the token, is None.
+    A target is None where it is greedy, its distribution a point on the token, and where it is not
+    here: what needs its distribution is then NaN.
     """
     match = (draft.best == tokens).float()
     one, zero = torch.ones_like(match), torch.zeros_like(match)
-    if target is None or target.probs is None or draft.probs is None:  # all or none
+    if draft.probs is None:
         columns = [one, match, match, match, match, match, zero, zero, one, draft.finite]
+    elif target is None or target.probs is None:
+        unknown = torch.full_like(match, math.nan)
+        columns = [unknown, draft.of(tokens), match, *(unknown,) * 4]
+        columns += [draft.entropy(), one, draft.finite]
     else:
         columns = [
             target.of(tokens),

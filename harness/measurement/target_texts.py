@@ -56,6 +56,8 @@ class GeneratedText:
         batch_texts: texts in the batch that it was generated in.
         hidden: [n, hidden] final hidden states that the tokens' distributions come from, on the
             host; None where the network could not be taken apart, or for a text read from a file.
+        logprobs: [n] of the tokens under the target, where a server returned the text and was asked
+            for them; else None.
     """
 
     request: Request
@@ -63,6 +65,7 @@ class GeneratedText:
     stop_reason: StopReason
     batch_texts: int = 1
     hidden: Tensor | None = None
+    logprobs: tuple[float, ...] | None = None
 
 
 @torch.inference_mode()

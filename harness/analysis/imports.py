@@ -1,0 +1,419 @@
+"""Requests that a server answered elsewhere, from what it or a client wrote of each of them.
+
+An entry is a JSON object per request, recognised by what is in it:
+
+- vLLM's answer: `usage`, and `metrics` with its times (`--enable-per-request-metrics`) and counts
+  (`--per-request-spec-decode-metrics summary` or `detailed`).
+- a line of AIPerf's profile_export.jsonl: `metadata`, `metrics`, and `spec_decode_acceptance` where
+  the server told counts. Its times are the client's.
+- SGLang's answer: `meta_info`, of release 0.5.11 or later or with the names before it. It has no
+  time of decoding apart.
+- llama.cpp's answer: `timings`. Rounds are not among them; they follow from its counts.
+
+An answer may stand inside an object of its own, `{"request": ..., "response": ...}`; its request
+then says the temperature. From entries come the records of a server run, so that its analysis is
+theirs: one trial per request, of the tokens that rounds emitted.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from harness.records import SERVERS, ServingEngine, StopReason, Trial, UserError
+
+# One prompt set for all of them: no record says of what kind its prompt is
+PROMPT_SET = "requests"
+# Of every engine here the prefill gives the first token
+FIRST_POSITION = 1
+SHORTENS_LAST_DRAFT = frozenset({"llamacpp"})
+STOP_REASONS: Mapping[str, StopReason] = {
+    "stop": "eos",
+    "eos": "eos",
+    "word": "stop_string",
+    "length": "budget",
+    "limit": "budget",
+}
+UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0}
+# SGLang's names of the drafted and the accepted tokens, today's first
+SGLANG_DRAFTED = ("spec_num_proposed_drafts", "spec_proposed_drafts", "spec_draft_token_num")
+SGLANG_ACCEPTED = ("spec_num_correct_drafts", "spec_accepted_drafts", "spec_accept_token_num")
+SGLANG_LENGTHS = ("spec_correct_drafts_histogram", "spec_accept_histogram")
+
+
+@dataclass(frozen=True)
+class ServedRecord:
+    """What is known of one request; None where nothing says.
+
+    Attributes:
+        engine: that answered.
+        returned: tokens of the answer.
+        k: that the server drafted with; 0 where it decodes plainly.
+        rounds, drafted, accepted: as the engine counts them.
+        accepted_lengths: rounds that accepted exactly 0, 1, ... tokens.
+        prefill_s, decode_s: until the first token, and from there to the last.
+        tokens: ids of the answer.
+        model, prompt: their names.
+        span_s: when it was sent and when it was answered, by a clock that all records share.
+        error: why there is no answer.
+    """
+
+    engine: str
+    returned: int = 0
+    k: int | None = None
+    rounds: int | None = None
+    drafted: int | None = None
+    accepted: int | None = None
+    accepted_lengths: tuple[int, ...] | None = None
+    prefill_s: float | None = None
+    decode_s: float | None = None
+    stop_reason: StopReason | None = None
+    tokens: tuple[int, ...] | None = None
+    model: str | None = None
+    prompt: str | None = None
+    temperature: float | None = None
+    span_s: tuple[float, float] | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Imported:
+    """The records of a server run.
+
+    Attributes:
+        engine: the manifest's entry.
+        model: the target's name.
+        temperature: of every request.
+        trials: of every file.
+    """
+
+    engine: ServingEngine
+    model: str
+    temperature: float
+    trials: tuple[Trial, ...]
+
+
+# ---- one entry -----------------------------------------------------------------------------------
+
+
+def record_of(entry: Mapping[str, Any], where: str) -> ServedRecord | None:
+    """One request's record; None for one that only warmed the server up.
+
+    Args:
+        entry: JSON decoded.
+        where: file and place, for errors.
+
+    Raises:
+        UserError: none of the known kinds, or one that lacks what its kind has.
+    """
+    request, answer = entry.get("request"), entry.get("response", entry)
+    if not isinstance(answer, Mapping):
+        raise UserError(f"{where}: its response is not a JSON object")
+    choices = answer.get("choices") or [{}]
+    meta = answer.get("meta_info") or choices[0].get("meta_info")
+    try:
+        if isinstance(answer.get("metadata"), Mapping):
+            record = _aiperf(answer)
+        elif meta:
+            record = _sglang(answer, meta)
+        elif isinstance(answer.get("timings"), Mapping):
+            record = _llamacpp(answer, answer["timings"], choices[0])
+        elif isinstance(answer.get("usage"), Mapping):
+            record = _vllm(answer, choices[0])
+        else:
+            raise UserError(
+                f"{where}: no record that is known here; give answers of vLLM, SGLang or llama.cpp"
+                " or AIPerf's profile_export.jsonl, one JSON object per request"
+            )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{where}: cannot be read ({type(error).__name__}: {error})") from error
+    if record is None or not isinstance(request, Mapping):
+        return record
+    sampling = request.get("sampling_params") or request
+    return replace(record, temperature=sampling.get("temperature", record.temperature))
+
+
+def _vllm(answer: Mapping[str, Any], choice: Mapping[str, Any]) -> ServedRecord:
+    metrics = answer.get("metrics") or {}
+    ids = choice.get("token_ids")
+    return ServedRecord(
+        engine="vllm",
+        returned=int(answer["usage"]["completion_tokens"]),
+        prefill_s=_seconds(metrics.get("time_to_first_token_ms"), "ms"),
+        decode_s=_seconds(metrics.get("generation_time_ms"), "ms"),
+        stop_reason=STOP_REASONS.get(str(choice.get("finish_reason"))),
+        tokens=tuple(ids) if ids else None,
+        model=answer.get("model"),
+        **_vllm_counts(metrics.get("speculative_decoding")),
+    )
+
+
+def _vllm_counts(told: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The counts that vLLM tells of a request, and AIPerf passes on."""
+    if told is None:
+        return {"k": 0}
+    histogram = told.get("acceptance_histogram") or {}
+    pairs = histogram.items() if isinstance(histogram, Mapping) else enumerate(histogram)
+    by_length = {int(kept): int(rounds) for kept, rounds in pairs}
+    k = told.get("num_spec_tokens") or max(told.get("per_step_drafted") or by_length or [0])
+    return {
+        "k": int(k),
+        "rounds": int(told["num_spec_steps"]),
+        "drafted": int(told["num_draft_tokens"]),
+        "accepted": int(told["num_accepted_draft_tokens"]),
+        "accepted_lengths": tuple(by_length.get(kept, 0) for kept in range(int(k) + 1)),
+    }
+
+
+def _aiperf(entry: Mapping[str, Any]) -> ServedRecord | None:
+    metadata, metrics = entry["metadata"], entry.get("metrics") or {}
+    if metadata.get("benchmark_phase", "profiling") != "profiling":
+        return None
+    told = entry.get("spec_decode_acceptance")
+    name = metadata.get("conversation_id")
+    turn = metadata.get("turn_index") or 0
+    record = ServedRecord(
+        engine=(told or {}).get("engine", "vllm"),
+        prompt=f"{name}/{turn}" if name and turn else name,
+    )
+    if entry.get("error"):
+        return replace(record, error=str(entry["error"].get("message") or entry["error"]))
+    first_s = _measured(metrics, "time_to_first_token")
+    whole_s = _measured(metrics, "request_latency")
+    counted = (told or {}).get("completion_tokens")
+    return replace(
+        record,
+        returned=int(counted or metrics["output_sequence_length"]["value"]),
+        prefill_s=first_s,
+        decode_s=None if first_s is None or whole_s is None else whole_s - first_s,
+        span_s=(metadata["request_start_ns"] * 1e-9, metadata["request_end_ns"] * 1e-9),
+        **_vllm_counts(told),
+    )
+
+
+def _measured(metrics: Mapping[str, Any], name: str) -> float | None:
+    """A metric of AIPerf, seconds."""
+    told = metrics.get(name)
+    return None if told is None else _seconds(told["value"], told["unit"])
+
+
+def _sglang(answer: Mapping[str, Any], meta: Mapping[str, Any]) -> ServedRecord:
+    ids = answer.get("output_ids")
+    reason = meta.get("finish_reason") or {}
+    record = ServedRecord(
+        engine="sglang",
+        returned=int(meta["completion_tokens"]),
+        k=0,
+        stop_reason=STOP_REASONS.get(str(reason.get("type"))),
+        tokens=tuple(ids) if ids else None,
+        model=answer.get("model"),
+    )
+    rounds, drafted = meta.get("spec_verify_ct"), _first(meta, SGLANG_DRAFTED)
+    accepted, lengths = _first(meta, SGLANG_ACCEPTED), _first(meta, SGLANG_LENGTHS)
+    if not rounds:
+        return record
+    kept = sum(kept * count for kept, count in enumerate(lengths or ()))
+    return replace(
+        record,
+        k=None if drafted is None else math.ceil(drafted / rounds),
+        rounds=int(rounds),
+        drafted=drafted,
+        accepted=accepted,
+        # Of some releases it counts another thing
+        accepted_lengths=tuple(lengths) if lengths and kept == accepted else None,
+    )
+
+
+def _llamacpp(
+    answer: Mapping[str, Any], timings: Mapping[str, Any], choice: Mapping[str, Any]
+) -> ServedRecord:
+    ids = answer.get("tokens")
+    settings = answer.get("generation_settings") or {}
+    drafted = timings.get("draft_n")
+    return ServedRecord(
+        engine="llamacpp",
+        returned=int(timings["predicted_n"]),
+        k=None if drafted else 0,
+        drafted=drafted,
+        accepted=timings.get("draft_n_accepted"),
+        prefill_s=_seconds(timings.get("prompt_ms"), "ms"),
+        decode_s=_seconds(timings["predicted_ms"], "ms"),
+        stop_reason=STOP_REASONS.get(str(answer.get("stop_type") or choice.get("finish_reason"))),
+        tokens=tuple(ids) if ids else None,
+        model=answer.get("model"),
+        temperature=settings.get("temperature"),
+    )
+
+
+def _first(told: Mapping[str, Any], names: Sequence[str]) -> Any:
+    return next((told[name] for name in names if told.get(name) is not None), None)
+
+
+def _seconds(value: float | None, unit: str) -> float | None:
+    return None if value is None else float(value) * UNITS[unit]
+
+
+# ---- a run ---------------------------------------------------------------------------------------
+
+
+def imported(
+    files: Mapping[str, Sequence[ServedRecord]],
+    ks: Sequence[int] | None,
+    temperature: float | None,
+) -> Imported:
+    """Make a run of the records of some files, each of one server.
+
+    Requests of two files answer the same prompt where their records name it, else where they stand
+    at the same place.
+
+    Args:
+        files: the records by file.
+        ks: of each file's server, for those that do not say; None where all do.
+        temperature: of all requests, where they do not say.
+
+    Raises:
+        UserError: nothing to compare: files of two engines, or loads, or a K or temperature that is
+            not known.
+    """
+    if ks is not None and len(ks) != len(files):
+        raise UserError(f"k: {len(ks)} entries for {len(files)} files of records; give one each")
+    known = [record for records in files.values() for record in records]
+    engine = _common("engines", {record.engine for record in known})
+    told = {record.temperature for record in known} - {None}
+    if temperature is None and not told:
+        raise UserError("records: they do not say their temperature; give temperature=")
+    temperature = float(_common("temperatures", told) if temperature is None else temperature)
+    loads = {file: _side_by_side(records) for file, records in files.items()}
+    concurrency = _common("numbers of requests side by side", set(loads.values()))
+    trials: list[Trial] = []
+    for place, (file, records) in enumerate(files.items()):
+        k = _k_of(file, records, None if ks is None else ks[place])
+        cells = _trials(file, [_counted(record, k) for record in records], k, temperature)
+        trials += [replace(trial, concurrency=concurrency) for trial in cells]
+    models = sorted({record.model for record in known if record.model})
+    return Imported(
+        engine=ServingEngine(
+            name=engine,
+            version="unknown",
+            rule=SERVERS.get(engine),
+            first_position=FIRST_POSITION,
+            shortens_last_draft=engine in SHORTENS_LAST_DRAFT,
+            draft_top_k=None,
+            clock="engine",
+            synthetic=False,
+            started=False,
+            urls={},
+            flags=(),
+        ),
+        model=models[0] if models else "target",
+        temperature=temperature,
+        trials=tuple(trials),
+    )
+
+
+def _common(what: str, values: set[Any]) -> Any:
+    """The only one of them."""
+    if len(values) != 1:
+        raise UserError(
+            f"records: of {len(values)} {what} ({', '.join(map(str, sorted(values)))}); give files"
+            " that can be compared"
+        )
+    return next(iter(values))
+
+
+def _side_by_side(records: Sequence[ServedRecord]) -> int:
+    """Most requests in flight at a time, as far as the records say when they were."""
+    spans = [record.span_s for record in records if record.span_s is not None]
+    # Of equal times the end comes first
+    events = sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans])
+    most = now = 0
+    for _, change in events:
+        now += change
+        most = max(most, now)
+    return max(1, most)
+
+
+def _k_of(file: str, records: Sequence[ServedRecord], given: int | None) -> int:
+    """The K of a file's server, as it says or is typed."""
+    told = {record.k for record in records if record.k is not None and record.error is None}
+    if given is not None:
+        if told - {given} and max(told - {given}) > 0:
+            raise UserError(f"k={given}: {file} says that its server drafted {max(told)} tokens")
+        return given
+    inferred = [
+        math.ceil(record.drafted / rounds)
+        for record in records
+        if record.k is None and record.drafted and (rounds := _rounds_at_budget(record))
+    ]
+    told |= {max(inferred)} if inferred else set()
+    # A request too short to be drafted for looks like a plain one
+    drafting = told - {0}
+    if len(drafting) > 1 or (not told and records):
+        known = f"{sorted(drafting)}" if drafting else "none"
+        raise UserError(f"{file}: K is not known ({known} in its records); give k=[...], one each")
+    return max(told, default=0)
+
+
+def _rounds_at_budget(record: ServedRecord) -> int | None:
+    """Rounds of llama.cpp's request that ended at its budget: each emits one token of its own."""
+    if record.stop_reason != "budget" or record.accepted is None:
+        return None
+    return record.returned - FIRST_POSITION - record.accepted
+
+
+def _counted(record: ServedRecord, k: int) -> ServedRecord:
+    """A record with the rounds that its other counts leave no doubt of.
+
+    An end of text may be the target's own token or an accepted draft, and builds of llama.cpp
+    differ in what they count there. Where no draft was shortened, drafted / K are the rounds.
+    """
+    if not k:
+        return replace(record, rounds=None, drafted=None, accepted=None, accepted_lengths=None)
+    if record.rounds is not None or record.drafted is None or record.accepted is None:
+        return record
+    rounds = _rounds_at_budget(record)
+    if rounds is None:
+        own = record.returned - FIRST_POSITION - record.accepted
+        full, rest = divmod(record.drafted, k)
+        rounds = full if not rest and own <= full <= own + k else None
+    return replace(record, rounds=rounds)
+
+
+def _trials(
+    file: str, records: Sequence[ServedRecord], k: int, temperature: float
+) -> Iterator[Trial]:
+    """One trial per record."""
+    seen = Counter[str]()
+    for place, record in enumerate(records, start=1):
+        prompt = record.prompt or str(place)
+        repetition = seen[prompt]
+        seen[prompt] += 1
+        emitted = record.returned - FIRST_POSITION
+        trial = Trial(
+            cell=f"{file}:{place}",
+            prompt_set=PROMPT_SET,
+            prompt=prompt,
+            repetition=repetition,
+            k=k,
+            temperature=temperature,
+            rule=SERVERS.get(record.engine) if k else None,
+            status="ok" if record.error is None else "failed",
+            error=record.error,
+            model=record.model,
+        )
+        if record.error is None:
+            trial = replace(
+                trial,
+                new_tokens=max(0, emitted),
+                rounds=record.rounds,
+                drafted=record.drafted,
+                accepted=record.accepted,
+                accepted_lengths=record.accepted_lengths,
+                prefill_s=record.prefill_s,
+                decode_s=record.decode_s,
+                first_token_s=None if record.prefill_s is None else 0.0,
+                stop_reason=record.stop_reason,
+                tokens=record.tokens,
+            )
+        yield trial

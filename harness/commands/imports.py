@@ -1,0 +1,90 @@
+"""Records of requests that were served elsewhere become a run of the server door."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from harness.analysis.imports import PROMPT_SET, ServedRecord, imported, record_of
+from harness.commands.run_lifecycle import Outcome, concluded
+from harness.config import ReportConfig
+from harness.measurement.environment import describe_host
+from harness.records import UserError
+from harness.storage import RunFolder
+
+
+def run(config: ReportConfig) -> Outcome:
+    """Store the records that `config.records` names as a run, analyse it and show its report."""
+    files = {file: list(read_records(file)) for file in config.records}
+    found = imported(files, config.k, config.temperature)
+    ks = sorted({trial.k for trial in found.trials})
+    settings = {
+        "records": list(config.records),
+        "results_root": config.results_root,
+        "seed": config.seed,
+        "model": {"name": found.model},
+        "draft": {"name": "draft"},
+        "engine": found.engine.name,
+        "k": [k for k in ks if k],
+        "temperature": [found.temperature],
+        "new_tokens": max((trial.new_tokens or 0) + 1 for trial in found.trials),
+    }
+    folder = RunFolder.create(config.results_root, "server", [found.model, "records"], settings)
+    prompts = {trial.prompt for trial in found.trials}
+    folder.update_manifest(
+        {
+            "environment": describe_host(),
+            "prompts": {PROMPT_SET: len(prompts)},
+            "engine": asdict(found.engine),
+            "records": {file: len(records) for file, records in files.items()},
+        }
+    )
+    for trial in found.trials:
+        folder.append_trial(trial)
+    return concluded(folder, verbose=config.verbose)
+
+
+def read_records(file: str) -> Iterator[ServedRecord]:
+    """The records of a file: one JSON object per line, or one JSON array of them.
+
+    Raises:
+        UserError: it cannot be read, or holds something else, or nothing.
+    """
+    where = f"records={file}"
+    try:
+        text = Path(file).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{where}: cannot be read as text; give JSON, an object a line") from error
+    count = 0
+    for place, entry in _entries(text, where):
+        record = record_of(entry, place)
+        if record is not None:
+            count += 1
+            yield record
+    if not count:
+        raise UserError(f"{where}: no request in it")
+
+
+def _entries(text: str, where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Each object, with its place for errors."""
+    if text.lstrip().startswith("["):
+        entries = enumerate(_parsed(text, where), start=1)
+        numbered = [(f"{where}, entry {number}", entry) for number, entry in entries]
+    else:
+        numbered = [
+            (f"{where}, line {number}", _parsed(line, f"{where}, line {number}"))
+            for number, line in enumerate(text.splitlines(), start=1)
+            if line.strip()
+        ]
+    for place, entry in numbered:
+        if not isinstance(entry, dict):
+            raise UserError(f"{place}: not a JSON object")
+        yield place, entry
+
+
+def _parsed(text: str, place: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{place}: not JSON ({error}); give one object per request") from error

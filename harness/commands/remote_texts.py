@@ -1,0 +1,187 @@
+"""An audition whose target is on a server: its completions come from there.
+
+No step or round is timed, since the target's are not here: their times come from another run or
+are typed in. Completions and scores are stored as they are made, and a resumed run asks for those
+that it lacks.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+from urllib.parse import urlsplit
+
+from harness import prompts as prompt_sets
+from harness.commands.drafts import DraftResult, each_draft, with_draft
+from harness.commands.other_runs import stored_times
+from harness.commands.pair import EncodedPrompt, completion, described
+from harness.commands.progress import fetching, progress
+from harness.commands.run_lifecycle import measuring, note_or_check
+from harness.config import SERVER_URL, AuditionConfig, ModelConf
+from harness.engines.adapters import api_key
+from harness.measurement.draft_scores import ngram_trace, score_texts
+from harness.measurement.generations import Request
+from harness.measurement.remote_scores import DraftServer, TextServer, refuse_sampling
+from harness.measurement.target_texts import GeneratedText
+from harness.models.cached import CachedModel
+from harness.models.device import resolve_device
+from harness.models.load import Vocabulary, load_vocabulary
+from harness.models.tokenizer import check_thinking, encode
+from harness.records import NGRAM, Prompt, TextKey, TextTrace, Trial, UserError
+from harness.storage import RunFolder
+
+# The manifest's entry: the server that the completions are from
+TEXTS_FROM = "texts_from"
+
+
+def audition_texts(
+    config: AuditionConfig,
+    drafts: Sequence[ModelConf],
+    prompts: Sequence[Prompt],
+    folder: RunFolder | None,
+) -> RunFolder:
+    """Collect the completions that the folder lacks, and let every draft score them.
+
+    Raises:
+        UserError: no times to price rounds by, a server or a tokenizer that cannot be used,
+            sampling parameters whose log-probabilities no server tells, or no draft left to rank.
+    """
+    times = stored_times(config, [conf.name for conf in drafts])
+    key = api_key(config.api_key_env)
+    with fetching(f"reading the tokenizer of {config.model.name}", config.model.id):
+        target = load_vocabulary(config.model, "model")
+    turns = tuple(_turns(config, prompts, target))
+    requests = _requests(config, turns, target)
+    for request in requests:
+        refuse_sampling(request.sampling)
+    stored = {trial.key: trial for trial in folder.trials()} if folder else {}
+    waiting = [request for request in requests if request.key not in stored]
+    server = TextServer(str(config.texts_from), key) if waiting else None
+    folder = folder or RunFolder.create(
+        config.results_root, "audition", [config.model.name], asdict(config)
+    )
+    device = resolve_device(config.device.name)
+    models = {"target": {"name": config.model.name, "weights": "served"}}
+    note_or_check(folder, described(device, models, prompts), config.seed)
+    with measuring(folder, device):
+        times.copy_to(folder)
+        begin = time.perf_counter()
+        if server is not None:
+            host = urlsplit(str(config.texts_from)).netloc
+            source = {"engine": server.engine, "version": server.version, "url": host}
+            folder.update_manifest({TEXTS_FROM: source})
+            stored |= _complete(folder, server, waiting, target)
+        generation_s = time.perf_counter() - begin
+        texts = [_text(request, stored[request.key]) for request in requests]
+
+        def measure(conf: ModelConf, unscored: Sequence[GeneratedText]) -> DraftResult | None:
+            return _scored(conf, unscored, target, turns, config, key, device) if unscored else None
+
+        each_draft(folder, texts, drafts, measure, generation_s, debug=config.debug)
+    return folder
+
+
+def _turns(
+    config: AuditionConfig, prompts: Sequence[Prompt], target: Vocabulary
+) -> Iterator[EncodedPrompt]:
+    """Every turn of every conversation; the answers to earlier ones must be given."""
+    check_thinking(target.tokenizer, prompts, config.prompts)
+    for prompt in prompts:
+        if prompt_sets.missing_answers(prompt):
+            raise UserError(
+                f"texts_from: prompt {prompt.prompt_set}/{prompt.id} lacks answers to its earlier"
+                " turns, which the target would have to generate; give them in the file, or set"
+                " prompts.max_turns=1"
+            )
+        for number in range(1, len(prompt.turns) + 1):
+            turn = prompt.up_to(number, [answer or "" for answer in prompt.answers])
+            yield EncodedPrompt(turn, encode(target.tokenizer, turn, config.prompts))
+
+
+def _requests(
+    config: AuditionConfig, turns: Sequence[EncodedPrompt], target: Vocabulary
+) -> list[Request]:
+    """One request per (temperature, repetition, prompt)."""
+    return [
+        completion(target, config, entry, temperature, repetition)
+        for temperature in config.temperature
+        for repetition in range(config.repetitions if temperature else 1)
+        for entry in turns
+    ]
+
+
+def _complete(
+    folder: RunFolder, server: TextServer, requests: Sequence[Request], target: Vocabulary
+) -> dict[TextKey, Trial]:
+    """Ask for completions, each stored as it comes."""
+
+    def decode(tokens: Sequence[int]) -> str:
+        return target.tokenizer.decode(list(tokens), skip_special_tokens=True)
+
+    trials: dict[TextKey, Trial] = {}
+    with progress(f"{server.engine} completes prompts", len(requests)) as tick:
+        for request in requests:
+            text = server.complete(request, decode)
+            trial = request.as_trial(
+                status="ok",
+                new_tokens=len(text.tokens),
+                stop_reason=text.stop_reason,
+                tokens=text.tokens,
+                logprobs=text.logprobs,
+            )
+            folder.append_trial(trial)
+            trials[request.key] = trial
+            tick()
+    return trials
+
+
+def _text(request: Request, trial: Trial) -> GeneratedText:
+    return GeneratedText(
+        request, trial.tokens or (), trial.stop_reason or "budget", logprobs=trial.logprobs
+    )
+
+
+def _scored(
+    conf: ModelConf,
+    texts: Sequence[GeneratedText],
+    target: Vocabulary,
+    turns: Sequence[EncodedPrompt],
+    config: AuditionConfig,
+    key: str | None,
+    device: Any,
+) -> DraftResult:
+    """One draft's scores: looked up, by its weights here, or by its server."""
+
+    def timed(score: Callable[[], list[TextTrace]]) -> DraftResult:
+        begin = time.perf_counter()
+        traces = score()
+        return DraftResult(traces, [], time.perf_counter() - begin)
+
+    def by_weights(model: CachedModel) -> DraftResult:
+        with progress(f"{conf.name} scores", len(texts)) as tick:
+            return timed(
+                lambda: score_texts(
+                    texts, None, model, draft_name=conf.name, batch=config.batch, tick=tick
+                )
+            )
+
+    if conf.id == NGRAM:
+        k = max(config.k)
+        return timed(
+            lambda: [ngram_trace(t, num_draft_tokens=k, draft_name=conf.name) for t in texts]
+        )
+    if not SERVER_URL.match(conf.id):
+        return with_draft(conf, target, device, turns, config, by_weights)
+    server = DraftServer(conf.id, key)
+    first = texts[0].request.tokens
+    server.check_vocabulary(first, target.tokenizer.decode(list(first)))
+    with progress(f"{conf.name} scores at {urlsplit(conf.id).netloc}", len(texts)) as tick:
+
+        def by_server() -> list[TextTrace]:
+            traces: list[TextTrace] = []
+            for text in texts:
+                traces.append(server.score(text, conf.name))
+                tick()
+            return traces
+
+        return timed(by_server)

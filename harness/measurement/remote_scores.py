@@ -1,0 +1,280 @@
+"""What servers know of texts: completions with their token ids, and log-probabilities of tokens.
+
+An audition needs the target's completions and every draft's scores of them, and neither needs the
+weights here. The completions come from whatever server has the target: llama.cpp's, SGLang's, or
+one with `/v1/completions` that returns token ids (vLLM's, with `return_token_ids`). Text alone
+would not do, since text that is encoded again may have other tokens.
+
+Above temperature 0 the acceptance rules compare the target's probability of a token with the
+draft's. Servers tell log-probabilities of the distribution before temperature, top-k or top-p
+apply, and of a few tokens only. At temperature 1 without these that is the distribution that was
+drawn from; at another temperature it cannot be had from a few tokens, so other temperatures are
+refused (`refuse_sampling`). At temperature 0 a rule asks only whether a token is the draft's
+likeliest.
+
+A draft can be on a server too, where that tells log-probabilities and ranks of a *prompt*: vLLM's
+`prompt_logprobs`. It is sent prompt and completion as one prompt.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.decoding.sampling import SamplingParameters
+from harness.engines import llamacpp, sglang, vllm
+from harness.engines.client import HttpClient
+from harness.engines.http_server import only_model
+from harness.engines.protocol import ServerDiedError
+from harness.measurement.draft_scores import served_trace
+from harness.measurement.generations import Request, stop_reason
+from harness.measurement.target_texts import GeneratedText
+from harness.records import TextTrace, UserError
+
+# Of an answer's text, what is compared with what its ids stand for
+COMPARED_CHARACTERS = 40
+
+
+def refuse_sampling(sampling: SamplingParameters) -> None:
+    """Refuse texts whose log-probabilities a server cannot tell.
+
+    Raises:
+        UserError: another temperature than 0 and 1, or sampling parameters that change the
+            distribution.
+    """
+    if sampling.temperature not in (0.0, 1.0):
+        raise UserError(
+            f"texts_from: temperature={sampling.temperature:g}: a server tells log-probabilities"
+            " before the temperature applies, and of a few tokens, which gives no others; use 0"
+            " and 1"
+        )
+    if sampling.repetition_penalty not in (None, 1.0):
+        raise UserError("texts_from: not with decode.repetition_penalty, which changes scores")
+    for name in () if sampling.greedy else ("top_k", "top_p", "min_p"):
+        if getattr(sampling, name) not in (None, 1.0 if name == "top_p" else 0):
+            raise UserError(
+                f"texts_from: not with decode.{name} at temperature 1: a server tells"
+                " log-probabilities before it applies; leave it out, or use temperature=0"
+            )
+
+
+# ---- completions ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """Of one request: ids, text, and the ids' log-probabilities, empty where none were told."""
+
+    tokens: Sequence[int]
+    text: str
+    logprobs: Sequence[float]
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """How a kind of server is recognised and asked.
+
+    Attributes:
+        name: of the engine.
+        probe: a path, and the field of its answer that shows the kind.
+        version: a path, and the field with the engine's version.
+        complete: the answer to a request, with log-probabilities or without.
+    """
+
+    name: str
+    probe: tuple[str, str]
+    version: tuple[str, str]
+    complete: Callable[[HttpClient, Request, int, bool], _Answer]
+
+
+class TextServer:
+    """A server with a model that completes prompts, returning token ids."""
+
+    def __init__(self, url: str, key: str | None = None) -> None:
+        """Attach to it and find out what it is.
+
+        Raises:
+            UserError: not reachable, or no server that returns token ids.
+        """
+        self._client = HttpClient(url, key)
+        self._kind = self._recognised()
+        self._compared = False
+
+    @property
+    def engine(self) -> str:
+        """Its name."""
+        return self._kind.name
+
+    @property
+    def version(self) -> str:
+        """As it reports it; "unknown" where it does not."""
+        path, field = self._kind.version
+        answer = _said(self._client, path)
+        return str(answer.get(field, "unknown"))
+
+    def complete(self, request: Request, decode: Callable[[Sequence[int]], str]) -> GeneratedText:
+        """The target's completion of one prompt, with log-probabilities above temperature 0.
+
+        Args:
+            request: its seed is the run's; the server is sent one of the prompt's own, since equal
+                ones would correlate the texts.
+            decode: what ids stand for in the target's tokenizer, to know another model by.
+
+        Raises:
+            UserError: what the server refuses or cannot tell, or it has another model.
+        """
+        wanted = not request.sampling.greedy
+        answer = self._kind.complete(self._client, request, _seed(request), wanted)
+        where = f"url={self._client.url}"
+        tokens = tuple(int(token) for token in answer.tokens)
+        if not tokens:
+            raise UserError(f"{where}: an answer without tokens")
+        if wanted and len(answer.logprobs) != len(tokens):
+            raise UserError(
+                f"{where}: {len(answer.logprobs)} log-probabilities of {len(tokens)} tokens; a"
+                " server that speculates may not tell them, use one that decodes plainly"
+            )
+        self._compare(answer.text, decode(tokens))
+        return GeneratedText(
+            request,
+            tokens,
+            stop_reason(tokens, request.eos, request.stop),
+            logprobs=tuple(map(float, answer.logprobs)) if wanted else None,
+        )
+
+    def _compare(self, said: str, decoded: str) -> None:
+        """Refuse another model: the first answer with text is not what its ids stand for."""
+        ours, theirs = (text.strip()[:COMPARED_CHARACTERS] for text in (decoded, said))
+        if self._compared or not ours:
+            return
+        # The end of a character may be held back
+        if not theirs or not ours.startswith(theirs.rstrip("�")[: len(ours)]):
+            raise UserError(
+                f"url={self._client.url}: another model than model=, by its tokens: ids that stand"
+                f" for {ours!r} are {theirs!r} there"
+            )
+        self._compared = True
+
+    def _recognised(self) -> _Kind:
+        for kind in KINDS:
+            path, field = kind.probe
+            if field in _said(self._client, path):
+                return kind
+        raise UserError(
+            f"url={self._client.url}: neither llama.cpp's server nor SGLang's nor one with"
+            " /v1/models; texts_from takes these"
+        )
+
+
+def _said(
+    client: HttpClient, path: str, body: Mapping[str, Any] | None = None
+) -> Mapping[str, Any]:
+    """A server's answer at a path; empty where it has none there."""
+    try:
+        answer = client.get(path) if body is None else client.post(path, body)
+    except ServerDiedError:
+        raise
+    except UserError:  # refused: no such path
+        return {}
+    return answer if isinstance(answer, dict) else {}
+
+
+def _seed(request: Request) -> int:
+    """Of 31 bits, of the run's seed and the text."""
+    digest = hashlib.sha256(f"{request.seed} {request.key}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1
+
+
+def _field(answer: Any, name: str, client: HttpClient) -> Any:
+    if not isinstance(answer, dict) or answer.get(name) is None:
+        raise UserError(f"url={client.url}: its answer has no {name!r}; texts need token ids")
+    return answer[name]
+
+
+def _from_llamacpp(client: HttpClient, request: Request, seed: int, logprobs: bool) -> _Answer:
+    settings = llamacpp.request_settings(request.sampling, seed, request.budget)
+    body = {"prompt": list(request.tokens), **settings, "n_probs": int(logprobs)}
+    answer = client.post("/completion", body)
+    tokens = _field(answer, "tokens", client)
+    if answer.get("truncated"):
+        raise UserError(f"url={client.url}: its context is too small for prompt and new_tokens")
+    told = answer.get("completion_probabilities") or ()
+    return _Answer(tokens, answer.get("content") or "", [entry["logprob"] for entry in told])
+
+
+def _from_sglang(client: HttpClient, request: Request, seed: int, logprobs: bool) -> _Answer:
+    sampling = sglang.request_settings(request.sampling, seed, request.budget)
+    body = {
+        "input_ids": list(request.tokens),
+        "sampling_params": {**sampling, "skip_special_tokens": True},
+        "return_logprob": logprobs,
+    }
+    answer = client.post("/generate", body)
+    tokens = _field(answer, "output_ids", client)
+    told = (answer.get("meta_info") or {}).get("output_token_logprobs") or ()
+    return _Answer(tokens, answer.get("text") or "", [entry[0] for entry in told])
+
+
+def _from_vllm(client: HttpClient, request: Request, seed: int, logprobs: bool) -> _Answer:
+    settings = vllm.request_settings(request.sampling, seed, request.budget)
+    body = {"model": only_model(client), "prompt": list(request.tokens), **settings}
+    answer = client.post("/v1/completions", {**body, "logprobs": 1} if logprobs else body)
+    (choice,) = _field(answer, "choices", client)
+    tokens = _field(choice, "token_ids", client)
+    told = choice.get("logprobs") or {}
+    return _Answer(tokens, choice.get("text") or "", told.get("token_logprobs") or ())
+
+
+KINDS = (
+    _Kind("llamacpp", ("/props", "build_info"), ("/props", "build_info"), _from_llamacpp),
+    _Kind("sglang", ("/server_info", "version"), ("/server_info", "version"), _from_sglang),
+    _Kind("vllm", ("/v1/models", "data"), ("/version", "version"), _from_vllm),
+)
+
+
+# ---- a draft's scores ----------------------------------------------------------------------------
+
+
+class DraftServer:
+    """A draft behind a server that tells log-probabilities of a prompt."""
+
+    def __init__(self, url: str, key: str | None = None) -> None:
+        """Attach to it.
+
+        Raises:
+            UserError: not reachable, or no server with `/v1/models`.
+        """
+        self._client = HttpClient(url, key)
+        self._model = only_model(self._client)
+
+    def check_vocabulary(self, tokens: Sequence[int], decoded: str) -> None:
+        """Refuse a draft that reads ids as another text than the target's tokenizer, if it says."""
+        body = {"model": self._model, "tokens": list(tokens)}
+        said = _said(self._client, "/detokenize", body).get("prompt")
+        if said is not None and str(said).strip() != decoded.strip():
+            raise UserError(
+                f"url={self._client.url}: a draft of another vocabulary than the target's: ids that"
+                f" stand for {decoded[:30]!r} are {str(said)[:30]!r} there"
+            )
+
+    def score(self, text: GeneratedText, draft_name: str) -> TextTrace:
+        """The trace of one text; its temperature is 0, or 1 without other sampling parameters."""
+        prompt = [*text.request.tokens, *text.tokens]
+        # One token must be generated; of each position the likeliest token is told as well
+        body = {"model": self._model, "prompt": prompt, "max_tokens": 1, "temperature": 0.0}
+        answer = self._client.post("/v1/completions", {**body, "prompt_logprobs": 1})
+        (choice,) = _field(answer, "choices", self._client)
+        told = choice.get("prompt_logprobs") or answer.get("prompt_logprobs")
+        if told is None or len(told) != len(prompt):
+            raise UserError(
+                f"url={self._client.url}: it tells no log-probabilities of a prompt; vLLM does"
+                " (prompt_logprobs), for others load the draft here: drafts=[name@folder-or-hub-id]"
+            )
+        pairs = zip(text.tokens, told[len(text.request.tokens) :], strict=True)
+        entries = [entry[str(token)] for token, entry in pairs]
+        return served_trace(
+            text,
+            draft_name,
+            [float(entry["logprob"]) for entry in entries],
+            [entry["rank"] == 1 for entry in entries],
+        )

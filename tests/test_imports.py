@@ -1,0 +1,413 @@
+"""Records that servers and clients write of requests become a server run.
+
+Entries are those of the documentation of vLLM 0.32, AIPerf 0.13 and SGLang 0.5.23; llama.cpp's are
+asked of its server.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from served_pair import Served
+
+from harness.analysis import analyse
+from harness.analysis.imports import ServedRecord, record_of
+from harness.cli import compose
+from harness.commands import report
+from harness.engines.client import HttpClient
+from harness.engines.llamacpp import LlamaCppServer, request_settings
+from harness.records import UserError
+from harness.storage import StoredRun, load
+
+# ---- one entry -----------------------------------------------------------------------------------
+
+SPECULATIVE = {
+    "mean_acceptance_length": 2.0,
+    "draft_acceptance_rate": 0.5,
+    "acceptance_histogram": [1, 1, 1],
+    "num_spec_steps": 3,
+    "num_accepted_draft_tokens": 3,
+    "num_draft_tokens": 6,
+    "num_spec_tokens": 2,
+}
+VLLM: dict[str, Any] = {
+    "model": "org/target",
+    "choices": [{"index": 0, "text": "abc", "finish_reason": "length", "token_ids": [1, 2, 3]}],
+    "usage": {"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 12},
+    "metrics": {
+        "time_to_first_token_ms": 20.0,
+        "generation_time_ms": 60.0,
+        "speculative_decoding": SPECULATIVE,
+    },
+}
+COUNTS: dict[str, Any] = {"k": 2, "rounds": 3, "drafted": 6, "accepted": 3}
+FROM_VLLM = {
+    **COUNTS,
+    "engine": "vllm",
+    "returned": 7,
+    "accepted_lengths": (1, 1, 1),
+    "prefill_s": pytest.approx(0.02),
+    "decode_s": pytest.approx(0.06),
+    "stop_reason": "budget",
+    "tokens": (1, 2, 3),
+    "model": "org/target",
+}
+PER_STEP = {"per_step_accepted": [0, 2, 1], "per_step_drafted": [2, 2, 2]}
+AIPERF: dict[str, Any] = {
+    "metadata": {
+        "session_num": 45,
+        "conversation_id": "session-1",
+        "turn_index": 0,
+        "request_start_ns": 1_000_000_000,
+        "request_end_ns": 2_000_000_000,
+        "benchmark_phase": "profiling",
+        "was_cancelled": False,
+    },
+    "metrics": {
+        "time_to_first_token": {"value": 250.0, "unit": "ms"},
+        "request_latency": {"value": 1.0, "unit": "sec"},
+        "output_sequence_length": {"value": 7, "unit": "tokens"},
+    },
+    "spec_decode_acceptance": {
+        **SPECULATIVE,
+        "engine": "vllm",
+        "acceptance_histogram": {"0": 1, "1": 1, "2": 1},
+    },
+    "error": None,
+}
+FROM_AIPERF = {
+    **COUNTS,
+    "engine": "vllm",
+    "returned": 7,
+    "accepted_lengths": (1, 1, 1),
+    "prefill_s": pytest.approx(0.25),
+    "decode_s": pytest.approx(0.75),
+    "prompt": "session-1",
+    "span_s": (1.0, 2.0),
+}
+META = {
+    "completion_tokens": 7,
+    "finish_reason": {"type": "stop", "matched": 3},
+    "spec_verify_ct": 3,
+    "spec_num_proposed_drafts": 6,
+    "spec_num_correct_drafts": 3,
+    "spec_correct_drafts_histogram": [1, 1, 1],
+}
+OLDER_META = {
+    **{name: META[name] for name in ("completion_tokens", "finish_reason", "spec_verify_ct")},
+    "spec_draft_token_num": 6,
+    "spec_accept_token_num": 3,
+    "spec_accept_histogram": [0, 1, 1, 1],  # of tokens that a round emits
+}
+FROM_SGLANG = {
+    **COUNTS,
+    "engine": "sglang",
+    "returned": 7,
+    "accepted_lengths": (1, 1, 1),
+    "stop_reason": "eos",
+}
+PLAIN_COUNTS = dict.fromkeys(("rounds", "drafted", "accepted", "accepted_lengths"))
+LLAMACPP: dict[str, Any] = {
+    "tokens": [1, 2, 3],
+    "stop_type": "limit",
+    "generation_settings": {"temperature": 0.5},
+    "timings": {
+        "prompt_ms": 10.0,
+        "predicted_n": 7,
+        "predicted_ms": 60.0,
+        "draft_n": 5,
+        "draft_n_accepted": 3,
+    },
+}
+FROM_LLAMACPP = {
+    "engine": "llamacpp",
+    "returned": 7,
+    "drafted": 5,
+    "accepted": 3,
+    "prefill_s": pytest.approx(0.01),
+    "decode_s": pytest.approx(0.06),
+    "stop_reason": "budget",
+    "tokens": (1, 2, 3),
+    "temperature": 0.5,
+}
+
+
+def without(entry: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in entry.items() if name not in names}
+
+
+def told(**speculative: Any) -> dict[str, Any]:
+    """vLLM's answer with other counts."""
+    metrics = {**VLLM["metrics"], "speculative_decoding": {**SPECULATIVE, **speculative}}
+    return {**VLLM, "metrics": metrics}
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        (VLLM, FROM_VLLM),
+        (told(**PER_STEP), FROM_VLLM),
+        (
+            {**VLLM, "metrics": without(VLLM["metrics"], "speculative_decoding")},
+            {**FROM_VLLM, **PLAIN_COUNTS, "k": 0},
+        ),
+        (
+            without(VLLM, "metrics"),
+            {**FROM_VLLM, **PLAIN_COUNTS, "k": 0, "prefill_s": None, "decode_s": None},
+        ),
+        (
+            {"request": {"temperature": 0.7}, "response": VLLM},
+            {**FROM_VLLM, "temperature": 0.7},
+        ),
+        (AIPERF, FROM_AIPERF),
+        (
+            {**AIPERF, "metadata": {**AIPERF["metadata"], "turn_index": 2}},
+            {**FROM_AIPERF, "prompt": "session-1/2"},
+        ),
+        (without(AIPERF, "spec_decode_acceptance"), {**FROM_AIPERF, **PLAIN_COUNTS, "k": 0}),
+        (
+            {**AIPERF, "metrics": {}, "error": {"code": 499, "message": "cancelled"}},
+            {"engine": "vllm", "prompt": "session-1", "error": "cancelled"},
+        ),
+        ({"text": "a", "output_ids": [1], "meta_info": META}, {**FROM_SGLANG, "tokens": (1,)}),
+        ({"choices": [{"meta_info": META}]}, FROM_SGLANG),
+        ({"meta_info": OLDER_META}, {**FROM_SGLANG, "accepted_lengths": None}),
+        (
+            {
+                "request": {"sampling_params": {"temperature": 1.0}},
+                "response": {"meta_info": {"completion_tokens": 7}},
+            },
+            {"engine": "sglang", "returned": 7, "k": 0, "temperature": 1.0},
+        ),
+        (LLAMACPP, FROM_LLAMACPP),
+        (
+            {**LLAMACPP, "timings": without(LLAMACPP["timings"], "draft_n", "draft_n_accepted")},
+            {**FROM_LLAMACPP, "drafted": None, "accepted": None, "k": 0},
+        ),
+    ],
+)
+def test_each_kind_of_entry_is_read_by_its_documented_fields(
+    entry: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    record = record_of(entry, "here")
+    assert record is not None
+    nothing = {field.name: field.default for field in fields(ServedRecord)}
+    assert vars(record) == {**nothing, **expected}
+
+
+def test_requests_that_warm_a_server_up_are_passed_over() -> None:
+    assert record_of({**AIPERF, "metadata": {"benchmark_phase": "warmup"}}, "here") is None
+
+
+# ---- a run ---------------------------------------------------------------------------------------
+
+
+def write(file: Path, *entries: Any) -> str:
+    file.write_text("\n".join(map(json.dumps, entries)), encoding="utf-8")
+    return str(file)
+
+
+def run(root: Path, *overrides: str) -> StoredRun:
+    outcome = report.run(compose("report", [f"results_root={root}", *overrides]))
+    assert outcome.folder is not None
+    assert outcome.error is None
+    return load(outcome.folder)
+
+
+def request(number: int, k: int, step_ms: float) -> dict[str, Any]:
+    """vLLM's answer to a prompt: 20 to 29 tokens after the first."""
+    emitted = 20 + number
+    metrics: dict[str, Any] = {"time_to_first_token_ms": 5.0}
+    if k == 0:
+        metrics["generation_time_ms"] = emitted * step_ms
+    else:
+        accepted = emitted // 2
+        rounds = emitted - accepted
+        metrics["generation_time_ms"] = rounds * step_ms
+        metrics["speculative_decoding"] = {
+            "acceptance_histogram": [rounds - accepted, accepted],
+            "num_spec_steps": rounds,
+            "num_accepted_draft_tokens": accepted,
+            "num_draft_tokens": rounds * k,
+            "num_spec_tokens": k,
+        }
+    ids = list(range(emitted + 1))
+    return {
+        "model": "org/target",
+        "choices": [{"finish_reason": "length", "token_ids": ids}],
+        "usage": {"completion_tokens": emitted + 1},
+        "metrics": metrics,
+    }
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    """Ten prompts, plain and at K = 1, where a round takes 1.2 plain tokens."""
+    return [
+        write(tmp_path / f"k{k}.jsonl", *(request(number, k, ms) for number in range(10)))
+        for k, ms in ((0, 10.0), (1, 12.0))
+    ]
+
+
+def test_records_of_two_servers_become_a_run_with_its_speedup_and_acceptance_lengths(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = run(tmp_path, f"records=[{','.join(files)}]", "temperature=0")
+    assert (done.door, done.manifest["status"]) == ("server", "complete")
+    emitted = sum(20 + number for number in range(10))
+    rounds = sum((21 + number) // 2 for number in range(10))
+    plain, drafted = (done.results[done.results.k == k].iloc[0] for k in (0, 1))
+    assert plain.ms_per_token == pytest.approx(10.0)
+    assert drafted.new_tokens == emitted
+    assert drafted.rounds == rounds
+    assert drafted.tokens_per_round == pytest.approx(emitted / rounds)
+    assert drafted.speedup == pytest.approx(10.0 * emitted / (12.0 * rounds))
+    assert (drafted.engine, drafted.source, drafted.rule) == ("vllm", "measured", "greedy_draft")
+    summary = analyse(done)
+    assert summary.verdict is not None
+    assert (summary.verdict.decision, summary.verdict.k) == ("speculate", 1)
+    assert summary.served is not None
+    assert summary.served.not_predicted == "no_weights"
+    named = {entry.alias: entry.values[0] for entry in summary.served.acceptance_lengths}
+    assert named["tokens_per_round"] == pytest.approx(emitted / rounds)
+    assert named["spec_accept_length"] == pytest.approx((emitted + 10) / rounds)
+    assert "vllm" in capsys.readouterr().out.lower()
+    assert (done.folder / "report.html").is_file()
+
+
+def test_one_speculating_server_alone_has_its_acceptance_and_no_verdict(
+    files: list[str], tmp_path: Path
+) -> None:
+    summary = analyse(run(tmp_path, f"records=[{files[1]}]", "temperature=1"))
+    assert summary.verdict is None or summary.verdict.decision == "undecided"
+    assert summary.served is not None
+    assert summary.served.acceptance_lengths
+
+
+def test_a_request_that_failed_is_named_and_the_others_are_compared(tmp_path: Path) -> None:
+    bad = {**AIPERF, "metrics": {}, "error": {"code": 500, "message": "server error"}}
+    files = [
+        write(tmp_path / "a.jsonl", without(AIPERF, "spec_decode_acceptance")),
+        write(tmp_path / "b.jsonl", AIPERF, bad),
+    ]
+    done = run(tmp_path, f"records=[{','.join(files)}]", "temperature=0")
+    assert done.manifest["status"] == "failed"
+    row = done.results[done.results.k == 2].iloc[0]
+    assert (row.status, row.speedup) == ("partial", pytest.approx(1.0))
+    assert "server error" in row.error
+
+
+def test_requests_side_by_side_are_counted_and_must_be_as_many_in_every_file(
+    tmp_path: Path,
+) -> None:
+    def at(begin: float, end: float, **changes: Any) -> dict[str, Any]:
+        times = {"request_start_ns": begin * 1e9, "request_end_ns": end * 1e9}
+        return {**AIPERF, "metadata": {**AIPERF["metadata"], **times}, **changes}
+
+    two = [at(0, 2), at(1, 3), at(2, 4)]
+    plain = [without(entry, "spec_decode_acceptance") for entry in two]
+    files = [write(tmp_path / "a.jsonl", *plain), write(tmp_path / "b.jsonl", *two)]
+    done = run(tmp_path, f"records=[{','.join(files)}]", "temperature=0")
+    assert {trial.concurrency for trial in done.trials} == {2}
+    assert set(done.results.concurrency) == {2}
+    # One conversation, asked three times
+    assert [trial.repetition for trial in done.trials if trial.k == 0] == [0, 1, 2]
+    alone = write(tmp_path / "c.jsonl", plain[0])
+    with pytest.raises(UserError, match=r"of 2 numbers of requests side by side \(1, 2\)"):
+        run(tmp_path, f"records=[{alone},{files[1]}]", "temperature=0")
+
+
+BUDGET_ENDED = {**LLAMACPP["timings"], "draft_n": 11}  # three rounds of 4, the last shortened
+
+
+@pytest.mark.parametrize(
+    ("stop", "timings", "given", "k", "rounds"),
+    [
+        ("limit", BUDGET_ENDED, None, 4, 3),
+        ("limit", BUDGET_ENDED, 4, 4, 3),
+        # An accepted end of text leaves a round without a token of its own
+        ("eos", {**BUDGET_ENDED, "draft_n": 16}, 4, 4, 4),
+        ("eos", {**BUDGET_ENDED, "draft_n": 13}, 4, 4, None),
+    ],
+)
+def test_llamacpps_rounds_follow_from_its_counts_or_are_left_open(
+    stop: str, timings: dict[str, Any], given: int | None, k: int, rounds: int, tmp_path: Path
+) -> None:
+    entry = {**LLAMACPP, "stop_type": stop, "timings": timings}
+    plain = {**entry, "timings": without(timings, "draft_n", "draft_n_accepted")}
+    files = [write(tmp_path / "a.jsonl", plain), write(tmp_path / "b.jsonl", entry)]
+    asked = [] if given is None else [f"k=[0,{given}]"]
+    done = run(tmp_path, f"records=[{','.join(files)}]", *asked)
+    (trial,) = [trial for trial in done.trials if trial.k]
+    assert (trial.k, trial.rounds, trial.temperature) == (k, rounds, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("entries", "overrides", "says"),
+    [
+        (["{"], [], "line 1: not JSON"),
+        (["[1]"], [], "entry 1: not a JSON object"),
+        ([""], [], "no request in it"),
+        (['{"a": 1}'], [], "line 1: no record that is known here; give answers of vLLM, SGLang"),
+        (['{"usage": {}}'], [], "line 1: cannot be read (KeyError: 'completion_tokens')"),
+        ([json.dumps(VLLM)], [], "they do not say their temperature; give temperature="),
+        ([json.dumps(VLLM)], ["temperature=0", "k=[0,2]"], "k: 2 entries for 1 files"),
+        ([json.dumps(VLLM)], ["temperature=0", "k=[4]"], "says that its server drafted 2 tokens"),
+        (
+            [json.dumps({**LLAMACPP, "stop_type": "eos"})],
+            [],
+            "K is not known (none in its records); give k=[...], one each",
+        ),
+        (
+            [json.dumps(VLLM), json.dumps({"meta_info": META})],
+            ["temperature=0"],
+            "of 2 engines (sglang, vllm)",
+        ),
+        ([json.dumps(VLLM)], ["temperature=0", "fail_below=1"], "fail_below: needs run= or runs="),
+        ([json.dumps(VLLM)], ["temperature=0", "run=x"], "run and records: give one of them"),
+    ],
+)
+def test_records_that_cannot_be_used_are_refused_in_one_line(
+    entries: list[str], overrides: list[str], says: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "records.jsonl"
+    file.write_text("\n".join(entries), encoding="utf-8")
+    with pytest.raises(UserError) as refused:
+        run(tmp_path / "results", f"records=[{file}]", *overrides)
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "results").exists()
+
+
+# ---- llama.cpp itself ----------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")
+def test_llamacpps_own_answers_give_the_rounds_that_its_adapter_counts(tmp_path: Path) -> None:
+    pair = Served(tmp_path, prompts=5)
+    expected: list[tuple[int | None, ...]] = []
+    files: list[str] = []
+    for k in (0, 4):
+        answers: list[Any] = []
+        with pair.llamacpp().open(k) as server:
+            assert isinstance(server, LlamaCppServer)
+            client = HttpClient(server.url)
+            for asked in pair.requests:
+                settings = request_settings(asked.sampling, asked.seed, asked.budget)
+                answers.append(client.post("/completion", {"prompt": asked.tokens, **settings}))
+                done = server.generate(asked.tokens, asked.sampling, asked.seed, asked.budget)
+                if k:
+                    expected.append((len(done.tokens) - 1, done.rounds, done.drafted))
+        files.append(write(tmp_path / f"k{k}.jsonl", *answers))
+    stored = run(tmp_path, f"records=[{','.join(files)}]")
+    trials = [trial for trial in stored.trials if trial.k == 4]
+    counted = [(trial.new_tokens, trial.rounds, trial.drafted) for trial in trials]
+    known = [(a, b) for a, b in zip(counted, expected, strict=True) if a[1] is not None]
+    assert len(known) >= 8
+    assert all(a == b for a, b in known)
+    assert analyse(stored).served is not None
+    assert {trial.temperature for trial in stored.trials} == {0.0}

@@ -1,0 +1,389 @@
+"""Auditions whose target is on a server: completions and log-probabilities from there.
+
+The servers answer as vLLM's, SGLang's and llama.cpp's do, from the embedded models; llama.cpp's
+itself is asked at the end.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from served_pair import Served, embedded
+from stand_in_server import StandIn
+
+from harness.analysis import analyse
+from harness.cli import compose, draft_confs
+from harness.commands import audition
+from harness.decoding.sampling import SamplingParameters
+from harness.engines.llamacpp import LlamaCppServer
+from harness.measurement.draft_scores import score_texts
+from harness.measurement.remote_scores import TextServer
+from harness.measurement.target_texts import GeneratedText
+from harness.models.load import LoadedModel, open_pair
+from harness.models.probe import uncached_logits
+from harness.records import TextTrace, UserError
+from harness.storage import StoredRun, load
+
+BUDGET = 10
+LATENCIES = ["latency.target_ms=10", "latency.draft_ms=2"]
+SMALL = [f"new_tokens={BUDGET}", "prompts.limit=2", "k=[1,4]", "temperature=[0,1]", "threads=1"]
+FROZEN = Path(__file__).parent / "frozen" / "audition"
+NUMBERS = ("target_logprob", "draft_logprob", "draft_is_argmax")
+
+
+class Models:
+    """The embedded models as servers have them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.pair = Served(folder, prompts=2)
+        self.plain = self.pair.own().open(0)
+
+    def complete(
+        self, prompt: Sequence[int], temperature: float, seed: int, budget: int
+    ) -> tuple[list[int], list[float]]:
+        """A completion of the target, with log-probabilities at temperature 1."""
+        done = self.plain.generate(prompt, SamplingParameters(temperature), seed, budget)
+        return list(done.tokens), scores(self.pair.loaded, prompt, done.tokens)[0]
+
+    def text(self, tokens: Sequence[int]) -> str:
+        return self.pair.loaded.tokenizer.decode(list(tokens), skip_special_tokens=True)
+
+
+def scores(
+    model: LoadedModel, prompt: Sequence[int], tokens: Sequence[int]
+) -> tuple[list[float], list[int]]:
+    """Log-probabilities of tokens after a prompt, and their ranks."""
+    logits = uncached_logits(model.network, [*prompt, *tokens[:-1]], model.vocab_size)
+    logprobs = logits[len(prompt) - 1 :].log_softmax(-1)
+    drawn = logprobs.gather(-1, torch.tensor(tokens)[:, None])
+    return drawn.squeeze(-1).tolist(), (logprobs >= drawn).sum(-1).tolist()
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    return Models(tmp_path_factory.mktemp("models"))
+
+
+def vllm(models: Models) -> dict[str, Any]:
+    def complete(body: dict[str, Any]) -> dict[str, Any]:
+        asked = (body["temperature"], body["seed"], body["max_tokens"])
+        tokens, logprobs = models.complete(body["prompt"], *asked)
+        choice: dict[str, Any] = {"text": models.text(tokens), "token_ids": tokens}
+        if "logprobs" in body:
+            choice["logprobs"] = {"token_logprobs": logprobs}
+        return {"choices": [choice]}
+
+    return {
+        "/version": {"version": "0.32.0"},
+        "/v1/models": {"data": [{"id": "m"}]},
+        "/v1/completions": complete,
+    }
+
+
+def sglang(models: Models) -> dict[str, Any]:
+    def complete(body: dict[str, Any]) -> dict[str, Any]:
+        settings = body["sampling_params"]
+        asked = (settings["temperature"], settings["sampling_seed"], settings["max_new_tokens"])
+        tokens, logprobs = models.complete(body["input_ids"], *asked)
+        meta: dict[str, Any] = {"completion_tokens": len(tokens)}
+        if body["return_logprob"]:
+            pairs = zip(logprobs, tokens, strict=True)
+            meta["output_token_logprobs"] = [[logprob, token, None] for logprob, token in pairs]
+        return {"text": models.text(tokens), "output_ids": tokens, "meta_info": meta}
+
+    answers = {"/server_info": {"version": "0.5.23"}, "/generate": complete}
+    return {**answers, "/v1/models": {"data": [{"id": "m"}]}}
+
+
+def llamacpp(models: Models) -> dict[str, Any]:
+    def complete(body: dict[str, Any]) -> dict[str, Any]:
+        asked = (body["temperature"], body["seed"], body["n_predict"])
+        tokens, logprobs = models.complete(body["prompt"], *asked)
+        answer: dict[str, Any] = {"content": models.text(tokens), "tokens": tokens}
+        if body["n_probs"]:
+            pairs = zip(tokens, logprobs, strict=True)
+            told = [{"id": token, "logprob": logprob} for token, logprob in pairs]
+            answer["completion_probabilities"] = told
+        return answer
+
+    return {"/props": {"build_info": "b11549"}, "/completion": complete}
+
+
+def vllm_draft(model: LoadedModel) -> dict[str, Any]:
+    """A draft on vLLM, which tells log-probabilities and ranks of a prompt."""
+
+    def complete(body: dict[str, Any]) -> dict[str, Any]:
+        prompt = body["prompt"]
+        assert (body["max_tokens"], body["prompt_logprobs"]) == (1, 1)
+        told: list[Any] = [None]
+        for token, logprob, rank in zip(
+            prompt[1:], *scores(model, prompt[:1], prompt[1:]), strict=True
+        ):
+            likeliest = {"-1": {"logprob": -0.1, "rank": 1}}
+            told.append({**likeliest, str(token): {"logprob": logprob, "rank": rank}})
+        return {"choices": [{"token_ids": [0], "prompt_logprobs": told}]}
+
+    def detokenize(body: dict[str, Any]) -> dict[str, Any]:
+        return {"prompt": model.tokenizer.decode(body["tokens"])}
+
+    return {
+        "/v1/models": {"data": [{"id": "d"}]},
+        "/v1/completions": complete,
+        "/detokenize": detokenize,
+    }
+
+
+Start = Callable[[Mapping[str, Any]], StandIn]
+
+
+@pytest.fixture
+def stand_in() -> Iterator[Start]:
+    opened: list[StandIn] = []
+
+    def start(answers: Mapping[str, Any]) -> StandIn:
+        opened.append(StandIn(answers))
+        return opened[-1]
+
+    yield start
+    for server in opened:
+        server.close()
+
+
+def run(root: Path, *overrides: str) -> StoredRun:
+    asked = compose("audition", [f"results_root={root}", *SMALL, *overrides])
+    outcome = audition.run(asked, draft_confs(asked))
+    assert outcome.folder is not None
+    assert outcome.status == 0, load(outcome.folder).manifest["audition"]
+    return load(outcome.folder)
+
+
+def of_draft(run: StoredRun, draft: str) -> dict[Any, TextTrace]:
+    return {trace.key: trace for trace in run.traces if trace.draft == draft}
+
+
+@pytest.mark.parametrize("kind", [vllm, sglang, llamacpp])
+def test_texts_of_a_server_are_scored_as_those_of_a_target_that_is_loaded(
+    kind: Callable[[Models], dict[str, Any]],
+    models: Models,
+    stand_in: Start,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("harness.commands.pair.open_target", lambda *_: pytest.fail("loaded"))
+    target, draft = stand_in(kind(models)), stand_in(vllm_draft(embedded("tiny_small", "draft")))
+    drafts = f"drafts=[tiny_good,remote@{draft.url},ngram]"
+    done = run(tmp_path, f"texts_from={target.url}", *LATENCIES, drafts)
+    asked = {(text.prompt_set, text.prompt): text for text in models.pair.requests}
+    texts = [
+        GeneratedText(
+            replace(
+                asked[trial.prompt_set, trial.prompt],
+                sampling=SamplingParameters(trial.temperature),
+            ),
+            trial.tokens or (),
+            trial.stop_reason or "eos",
+        )
+        for trial in done.trials
+    ]
+    assert len(texts) == 2 * 2 * 2
+    for name, traces in (
+        ("tiny_good", of_draft(done, "tiny_good")),
+        ("tiny_small", of_draft(done, "remote")),
+    ):
+        loaded = open_pair(models.pair.loaded, embedded(name, "draft"))
+        for expected in score_texts(texts, *loaded, draft_name=name):
+            trace = traces[expected.key]
+            assert trace.tokens.tolist() == expected.tokens.tolist()
+            for number in NUMBERS:
+                np.testing.assert_allclose(
+                    getattr(trace, number), getattr(expected, number), atol=1e-4
+                )
+    server = done.manifest["texts_from"]
+    assert server["engine"] == kind.__name__
+    assert f"http://{server['url']}" == target.url
+    summary = analyse(done)
+    assert {row.draft for row in summary.results if row.k} == {"tiny_good", "remote", "ngram"}
+    # The prompts of one temperature have seeds of their own
+    seeds = {str(body.get("seed") or body.get("sampling_params")) for body in target.asked}
+    assert len(seeds) == len(target.asked)
+
+
+def test_a_server_that_dies_is_asked_by_a_resumed_run_for_what_is_missing(
+    models: Models, stand_in: Start, tmp_path: Path
+) -> None:
+    answers, left = vllm(models), [3]
+    complete = answers["/v1/completions"]
+
+    def dying(body: dict[str, Any]) -> Any:
+        left[0] -= 1
+        return complete(body) if left[0] >= 0 else None
+
+    server = stand_in({**answers, "/v1/completions": dying})
+    asked = [f"texts_from={server.url}", *LATENCIES, "drafts=[ngram]"]
+    with pytest.raises(UserError, match="not reachable"):
+        run(tmp_path, *asked)
+    (folder,) = tmp_path.iterdir()
+    stored = load(folder)
+    assert stored.manifest["status"] == "failed"
+    assert len(stored.trials) == 3
+    left[0] = 5
+    done = run(tmp_path, f"resume={folder}")
+    assert done.trials[:3] == stored.trials
+    assert len(done.trials) == 8
+    # With every text here the server is not needed any more
+    assert left[0] == 0
+    server.close()
+    server.answers.clear()
+    assert run(tmp_path, f"resume={folder}").trials == done.trials
+
+
+def test_a_key_is_sent_to_every_server_and_stored_nowhere(
+    models: Models, stand_in: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_KEY", "the-secret")
+    target, draft = stand_in(vllm(models)), stand_in(vllm_draft(embedded("tiny_small", "draft")))
+    asked = [f"texts_from={target.url}", "api_key_env=MY_KEY", *LATENCIES, "temperature=[0]"]
+    done = run(tmp_path, *asked, f"drafts=[remote@{draft.url}]")
+    assert target.keys == draft.keys == {"Bearer the-secret"}
+    for file in done.folder.rglob("*"):
+        assert file.is_dir() or b"the-secret" not in file.read_bytes(), file
+    monkeypatch.delenv("MY_KEY")
+    with pytest.raises(UserError, match="api_key_env=MY_KEY: no such variable is set"):
+        run(tmp_path, *asked)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ([], "texts_from: nothing is timed here; give latency.target_ms="),
+        ([*LATENCIES, f"traces_from={FROZEN}"], "texts_from and traces_from: give one of the two"),
+        ([*LATENCIES, "temperature=0.7"], "temperature=0.7: a server tells log-probabilities"),
+        ([*LATENCIES, "decode.top_k=5"], "decode.top_k at temperature 1"),
+        ([*LATENCIES, "decode.repetition_penalty=1.1"], "decode.repetition_penalty"),
+        ([*LATENCIES, 'decode.stop_strings=["a"]'], "decode.stop_strings"),
+        ([*LATENCIES, "model.weights=dummy"], "model.weights=dummy"),
+    ],
+)
+def test_what_a_servers_texts_do_not_go_with_is_refused_before_it_is_asked(
+    overrides: list[str], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=says) as refused:
+        run(tmp_path, "texts_from=http://127.0.0.1:9", "drafts=[ngram]", *overrides)
+    assert "\n" not in str(refused.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sampling_parameter_is_no_matter_at_temperature_0(
+    models: Models, stand_in: Start, tmp_path: Path
+) -> None:
+    server = stand_in(vllm(models))
+    asked = [f"texts_from={server.url}", *LATENCIES, "temperature=[0]", "decode.top_k=5"]
+    assert run(tmp_path, *asked, "drafts=[ngram]").manifest["status"] == "complete"
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"/v1/models": 404, "/version": 404}, "neither llama.cpp's server nor SGLang's nor one with"),
+    ({"/v1/completions": {"choices": [{"text": "a"}]}}, "no 'token_ids'; texts need token ids"),
+    ({"/v1/completions": {"choices": [{"text": "a", "token_ids": []}]}}, "without tokens"),
+    ({"/v1/completions": 400}, "status 400: request exceeds the context size"),
+    (
+        {"/v1/completions": {"choices": [{"text": "der Fluss", "token_ids": [300, 301]}]}},
+        "another model than model=, by its tokens",
+    ),
+]
+
+
+@pytest.mark.parametrize(("answers", "says"), BAD)
+def test_a_server_whose_texts_cannot_be_used_is_refused_in_one_line(
+    answers: dict[str, Any], says: str, models: Models, stand_in: Start, tmp_path: Path
+) -> None:
+    server = stand_in({**vllm(models), **answers})
+    asked = [f"texts_from={server.url}", *LATENCIES, "temperature=[0]", "drafts=[ngram]"]
+    with pytest.raises(UserError, match=says) as refused:
+        run(tmp_path, *asked)
+    assert "\n" not in str(refused.value)
+
+
+def test_log_probabilities_that_a_server_keeps_to_itself_are_not_guessed(
+    models: Models, stand_in: Start, tmp_path: Path
+) -> None:
+    answers = llamacpp(models)
+    complete = answers["/completion"]
+    # As llama.cpp does where it drafts
+    answers["/completion"] = lambda body: {**complete(body), "completion_probabilities": []}
+    server = stand_in(answers)
+    with pytest.raises(UserError, match=r"0 log-probabilities of .* one that decodes plainly"):
+        run(tmp_path, f"texts_from={server.url}", *LATENCIES, "temperature=[1]", "drafts=[ngram]")
+
+
+@pytest.mark.parametrize(
+    ("answers", "says"),
+    [
+        ({"/v1/completions": {"choices": [{"text": "a"}]}}, "tells no log-probabilities of a"),
+        ({"/detokenize": {"prompt": "der Fluss"}}, "a draft of another vocabulary"),
+        ({"/v1/models": 404}, "status 404"),
+    ],
+)
+def test_a_draft_server_that_cannot_score_is_named_and_the_others_are_ranked(
+    answers: dict[str, Any], says: str, models: Models, stand_in: Start, tmp_path: Path
+) -> None:
+    target = stand_in(vllm(models))
+    draft = stand_in({**vllm_draft(embedded("tiny_small", "draft")), **answers})
+    asked = compose(
+        "audition",
+        [
+            f"results_root={tmp_path}",
+            *SMALL,
+            f"texts_from={target.url}",
+            *LATENCIES,
+            f"drafts=[ngram,remote@{draft.url}]",
+        ],
+    )
+    outcome = audition.run(asked, draft_confs(asked))
+    assert outcome.status == 1
+    summary = analyse(load(str(outcome.folder)))
+    assert summary.drafts == ("ngram",)
+    (failure,) = summary.failures
+    assert (failure.where, says in failure.error) == ("draft remote", True)
+
+
+def test_an_address_that_holds_more_than_an_address_is_refused_and_not_repeated() -> None:
+    for asked in (["texts_from=http://me:secret@host"], ["drafts=[a@http://me:secret@host]"]):
+        with pytest.raises(UserError, match="host, port and path; name the variable") as refused:
+            compose("audition", [*asked, *LATENCIES])
+        assert "secret" not in str(refused.value)
+    with pytest.raises(UserError, match="texts_from: 'host:8000' is not an address"):
+        compose("audition", ["texts_from=host:8000", *LATENCIES])
+
+
+def test_a_draft_on_a_server_needs_texts_from_one() -> None:
+    with pytest.raises(UserError, match="drafts: remote is on a server"):
+        compose("audition", ["drafts=[remote@http://127.0.0.1:9]"])
+
+
+@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")
+def test_llamacpp_tells_the_log_probabilities_of_what_it_draws(
+    models: Models, tmp_path: Path
+) -> None:
+    pair = Served(tmp_path, prompts=5)
+    with pair.llamacpp().open(0) as server:
+        assert isinstance(server, LlamaCppServer)
+        remote = TextServer(server.url)
+        ends = set()
+        for temperature in (0.0, 1.0):
+            for request in pair.requests:
+                asked = replace(request, sampling=SamplingParameters(temperature))
+                text = remote.complete(asked, models.text)
+                ends.add(text.stop_reason)
+                if temperature:
+                    expected, _ = scores(pair.loaded, asked.tokens, text.tokens)
+                    np.testing.assert_allclose(text.logprobs, expected, atol=2e-3)
+                else:
+                    plain, _ = models.complete(asked.tokens, 0.0, 0, asked.budget)
+                    assert (list(text.tokens), text.logprobs) == (plain, None)
+    assert "eos" in ends
