@@ -37,7 +37,7 @@ from rich.table import Table
 from scipy.stats import ttest_rel
 
 from harness import prompts as prompt_sets
-from harness.analysis.replayed import replayed
+from harness.analysis.replayed import accept_chances, replayed
 from harness.config import ModelConf, PromptsConf
 from harness.decoding.ngram import NgramDrafter
 from harness.decoding.sampling import SamplingParameters
@@ -49,7 +49,6 @@ from harness.models.load import LoadedModel, load, open_pair
 from harness.models.tokenizer import encode
 from harness.records import TextTrace, Trial
 from harness.stats.jackknife import holm
-from harness.theory.replay import accept_probabilities, by_start
 
 MODEL_DRAFTS = ("tiny_good", "tiny_small", "tiny_unrelated")
 DRAFTS = (*MODEL_DRAFTS, "ngram")
@@ -195,21 +194,9 @@ def p_own_text(
     ]
     shares = np.ones(1)
     for trace in models.traces(draft, texts, k):
-        shares = np.convolve(shares, rounds_distribution(chances(trace, k)))
+        shares = np.convolve(shares, rounds_distribution(accept_chances(trace, "ratio", k)))
     seen = shares[sum(trial.rounds or 0 for trial in trials)]
     return min(1.0, float(shares[shares <= seen * (1 + 1e-9)].sum()))
-
-
-def chances(trace: TextTrace, k: int) -> np.ndarray:
-    """[n, K] the chance that a round from each start accepts at each offset."""
-    if trace.matches is not None:
-        return trace.matches[:, :k].astype(float)
-    return by_start(
-        accept_probabilities(
-            "ratio", trace.target_logprob, trace.draft_logprob, trace.draft_is_argmax
-        )[None],
-        k,
-    )[0]
 
 
 def rounds_distribution(accept: np.ndarray) -> np.ndarray:

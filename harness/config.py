@@ -36,6 +36,8 @@ DEVICE: dict[str, Any] = {
     "pattern": re.compile(r"auto|cpu|mps|cuda(:\d+)?"),
     "takes": "auto, cpu, mps, cuda or cuda:0",
 }
+# What a draft can be
+KINDS = ("model", "eagle3")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 ATTENTIONS = ("auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
 CORES = os.cpu_count() or 1
@@ -104,6 +106,9 @@ class ModelConf:
     """Which model, and how to load it (groups model= and draft=)."""
 
     name: str = key("", "short name in tables and files; empty: the last part of the id")
+    kind: str = key(
+        "model", "model, or eagle3: a head on the target's hidden states", choices=KINDS
+    )
     id: str = key(MISSING, "hub id, local folder, or embedded:NAME of one that ships here")
     revision: str | None = key(None, "commit, tag or branch of the hub repository")
     dtype: str = key("auto", "float32, bfloat16, float16; auto: the checkpoint's", choices=DTYPES)

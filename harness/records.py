@@ -240,6 +240,11 @@ class Trial:
 class TextTrace:
     """One text of the target as one draft sees it: all that replay needs. n text positions.
 
+    What a model drafts at a position depends on the text before it alone: its scores are [n]. What
+    a head, a block drafter or an n-gram drafts depends on where the round starts as well: then the
+    scores are [n, K], by start and offset from it, for the text position start + offset. Beyond the
+    text they are NaN, or False.
+
     Attributes:
         draft, draft_temperature: whose probabilities; a draft temperature other than the target's
             is the free knob of the `ratio` rule.
@@ -249,14 +254,17 @@ class TextTrace:
         turn: which turn of its conversation the prompt ends with.
         stop_reason: how the text ended.
         tokens: [n] the target's token ids.
-        target_logprob, draft_logprob: [n] of the token, warped; the draft's may be -inf.
-        draft_is_argmax: [n] whether the token is the draft's most likely one.
-        last_ratio, last_exact_match, last_greedy_draft: [n] the last factor's mean over the next
-            token, per rule: sum of min(target, draft), of target x draft, target(argmax draft).
-        target_entropy, draft_entropy: [n] nats.
-        matches: [n, K] for a drafter whose proposals depend on the start (an n-gram): whether the
-            token proposed at this offset is the text's; None for an autoregressive draft.
-        proposed: [n] how many tokens it proposes from each start, at most K; None likewise.
+        target_logprob, target_entropy: [n] of the token, and of its distribution (nats).
+        draft_logprob: [n] or [n, K] of the token under the draft, sampled like the target; may be
+            -inf.
+        draft_is_argmax: [n] or [n, K] whether the token is the draft's most likely one.
+        last_ratio, last_exact_match, last_greedy_draft: [n] or [n, K] the last factor's mean over
+            the next token, per rule: sum of min(target, draft), of target x draft, target(argmax
+            draft).
+        draft_entropy: [n] or [n, K] nats.
+        proposed: [n] tokens proposed from each start, at most K; None where it is K from all.
+        chosen: whether proposed tokens are looked up rather than drawn from a distribution; one is
+            then accepted exactly where it is the text's, under every rule.
         k: of the server that returned the text; 0 where the target decoded it plainly.
     """
 
@@ -280,10 +288,15 @@ class TextTrace:
     last_greedy_draft: "NDArray[np.float64]"
     target_entropy: "NDArray[np.float64]"
     draft_entropy: "NDArray[np.float64]"
-    matches: "NDArray[np.bool_] | None" = None
     proposed: "NDArray[np.int64] | None" = None
+    chosen: bool = False
     turn: int = 1
     k: int = 0
+
+    @property
+    def depth(self) -> int | None:
+        """The largest K of scores by start and offset; None where they serve every K."""
+        return self.draft_logprob.shape[1] if self.draft_logprob.ndim == 2 else None
 
     @property
     def key(self) -> TextKey:

@@ -37,11 +37,16 @@ EXACT = dict.fromkeys(DRAFTS, typed_latency(TIMES, 8))
 def looked_up(matches, proposed, prompt="p00000", prompt_set="easy"):
     """An n-gram's trace, [n, K] matches and [n] proposed."""
     text = trace("ngram", prompt_set, prompt, np.full(len(matches), 0.5))
+    match = np.array(matches, dtype=float)
+    with np.errstate(divide="ignore"):
+        logprob = np.log(match)
     return replace(
         text,
         draft_temperature=0.0,
-        matches=np.array(matches, dtype=bool),
+        draft_logprob=logprob,
+        draft_is_argmax=match > 0,
         proposed=np.array(proposed),
+        chosen=True,
     )
 
 
@@ -117,12 +122,17 @@ def without_score(texts):
             "has no text",
         ),
         (
-            lambda t: {"good": [t["good"][0], replace(t["good"][1], matches=np.ones((1, 1)))]},
+            lambda t: {"good": [t["good"][0], replace(t["good"][1], proposed=np.ones(1))]},
             [2],
             1.0,
             "some texts say what was proposed",
         ),
-        (lambda _: {"ngram": [looked_up([[1, 0]], [2])]}, [1, 3], 1.0, "k=3: .* proposes 2"),
+        (
+            lambda _: {"ngram": [looked_up([[1, 0]], [2])]},
+            [1, 3],
+            1.0,
+            "k=3: .* is scored for K up to 2",
+        ),
     ],
 )
 def test_traces_that_replay_would_misread_are_refused(traces, by_draft, ks, temperature, message):

@@ -507,7 +507,7 @@ def test_traces_come_back_as_they_were(
     assert len(back) == len(traces) == 15
     for one, other in zip(traces, back, strict=True):
         assert_same(one, other)
-    assert any(trace.matches is not None and trace.matches.any() for trace in back)
+    assert any(trace.chosen and trace.draft_is_argmax.any() for trace in back)
     assert [path.name for path in folder.path.glob(".*")] == []
 
 

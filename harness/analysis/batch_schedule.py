@@ -88,7 +88,7 @@ class ReplayedRequests:
         self._rounds: dict[tuple[str, int, int], Array] = {}
         for trace in traces:
             first_of_plain = trace.k == 0 and trace.repetition == 0
-            if rule is not None and first_of_plain and trace.matches is None:
+            if rule is not None and first_of_plain and trace.depth is None:
                 self._chances[f"{trace.prompt_set}/{trace.prompt}"] = accept_probabilities(
                     rule, trace.target_logprob, trace.draft_logprob, trace.draft_is_argmax
                 )

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from harness.analysis.cells import completed, latest, new_tokens, per_prompt
 from harness.analysis.verdict import Candidate
@@ -105,7 +106,7 @@ def replay_drafts(
         for draft, texts in by_text.items()
         for k, counts in replayed([texts[key] for key in keys], rule, ks).items()
     }
-    lookups = frozenset(draft for draft, t in by_text.items() if t[keys[0]].matches is not None)
+    lookups = frozenset(draft for draft, t in by_text.items() if t[keys[0]].chosen)
     return _by_prompt([first[key] for key in keys], rule, counts, lookups)
 
 
@@ -117,7 +118,7 @@ def _by_text(
         trace
         for trace in traces
         if trace.temperature == temperature
-        and (trace.matches is not None or trace.draft_temperature == temperature)
+        and (trace.chosen or trace.draft_temperature == temperature)
     ]
     if not traces:
         raise UserError(f"traces: draft {draft!r} has no text at temperature {temperature:g}")
@@ -167,14 +168,13 @@ def _by_prompt(
 def replayed(traces: Sequence[TextTrace], rule: Rule, ks: Sequence[int]) -> Mapping[int, Replayed]:
     """Replay one draft's traces at every K.
 
-    A K beyond a text's length is cut by its end. A drafter whose proposals depend on the start
-    chooses its tokens, so all rules are the same for it.
+    A K beyond a text's length is cut by its end.
     """
     if not traces or not ks:
         raise UserError("traces: nothing to replay; give at least one text and one k")
     depth = max(check_k(k) for k in ks)
     for trace in traces:
-        _check(trace, traces[0], depth)
+        _check(trace, traces[0], rule, depth)
     longest = max(len(trace.tokens) for trace in traces)
     texts = max(1, CHUNK_ENTRIES // (longest * (depth + 1)))
     parts = [
@@ -184,23 +184,50 @@ def replayed(traces: Sequence[TextTrace], rule: Rule, ks: Sequence[int]) -> Mapp
     return {k: stacked([part[k] for part in parts]) for k in parts[0]}
 
 
-def _check(trace: TextTrace, first: TextTrace, depth: int) -> None:
+def _check(trace: TextTrace, first: TextTrace, rule: Rule, depth: int) -> None:
     """Refuse a trace that replay would misread."""
     where = f"draft {trace.draft!r}, prompt {trace.prompt_set}/{trace.prompt}"
     if len(trace.tokens) == 0:
         raise UserError(f"traces: {where} has no text; leave it out")
-    if (trace.matches is None) != (first.matches is None):
+    if (trace.proposed is None) != (first.proposed is None):
         raise UserError(f"traces: {where}: some texts say what was proposed and some do not")
-    if trace.matches is not None:
-        if trace.proposed is None or trace.matches.shape[1] < depth:
-            raise UserError(f"k={depth}: {where} proposes {trace.matches.shape[1]}; lower k")
-        return
-    bad = np.isnan(trace.draft_logprob) | ~np.isfinite(trace.target_logprob)
+    if trace.depth is not None and trace.depth < depth:
+        raise UserError(f"k={depth}: {where} is scored for K up to {trace.depth}; lower k")
+    bad = np.isnan(accept_chances(trace, rule, depth)) & _judged(trace, depth)
     if bad.any():
         raise UserError(
-            f"traces: {where} has no log-probability at position {int(bad.argmax())}; score it"
+            f"traces: {where} has no log-probability at position {_first_position(bad)}; score it"
             " again or leave the draft out"
         )
+
+
+def _judged(trace: TextTrace, depth: int) -> NDArray[np.bool_]:
+    """[n, depth] whether a round from a start may judge a draft token at an offset."""
+    starts, offsets = np.arange(len(trace.tokens))[:, None], np.arange(depth)
+    judged = starts + offsets < len(trace.tokens)
+    return judged if trace.proposed is None else judged & (offsets < trace.proposed[:, None])
+
+
+def _first_position(bad: NDArray[np.bool_]) -> int:
+    starts, offsets = np.nonzero(bad)
+    return int((starts + offsets).min())
+
+
+def accept_chances(trace: TextTrace, rule: Rule, depth: int) -> Array:
+    """[n, depth] the chance that a round from a start accepts at an offset, given the text.
+
+    NaN where that is not known. Entries beyond the text mean nothing.
+    """
+    if trace.chosen:
+        return trace.draft_is_argmax[:, :depth].astype(np.float64)
+    target, draft, is_argmax = trace.target_logprob, trace.draft_logprob, trace.draft_is_argmax
+    if trace.depth is not None:
+        target = by_start(target[None], depth)[0]
+        draft, is_argmax = draft[:, :depth], is_argmax[:, :depth]
+    known = ~np.isnan(draft) & np.isfinite(target)
+    chances = accept_probabilities(rule, np.where(known, target, 0.0), draft, is_argmax)
+    chances = np.where(known, chances, np.nan)
+    return chances if trace.depth is not None else by_start(chances[None], depth)[0]
 
 
 def _replay_some(
@@ -209,21 +236,13 @@ def _replay_some(
     """Replay a chunk of texts, padded to its longest."""
     sizes = [len(trace.tokens) for trace in traces]
     shape = (len(traces), max(sizes))
-    if traces[0].matches is not None:
-        matches = np.zeros((*shape, depth))
-        proposed = np.zeros(shape, dtype=np.intp)
-        for row, trace in enumerate(traces):
-            assert trace.matches is not None
-            assert trace.proposed is not None
-            matches[row, : sizes[row]] = trace.matches[:, :depth]
-            proposed[row, : sizes[row]] = trace.proposed
-        return replay(matches, sizes, ks, proposed=proposed)
-    chances = np.zeros(shape)
+    chances = np.zeros((*shape, depth))
+    proposed = None if traces[0].proposed is None else np.zeros(shape, dtype=np.intp)
     for row, trace in enumerate(traces):
-        chances[row, : sizes[row]] = accept_probabilities(
-            rule, trace.target_logprob, trace.draft_logprob, trace.draft_is_argmax
-        )
-    return replay(by_start(chances, depth), sizes, ks)
+        chances[row, : sizes[row]] = accept_chances(trace, rule, depth)
+        if proposed is not None:
+            proposed[row, : sizes[row]] = trace.proposed
+    return replay(chances, sizes, ks, proposed=proposed)
 
 
 def replay_check(

@@ -184,7 +184,7 @@ class PairAnalysis:
     def _latency(self, draft: str, temperature: float) -> Latency | None:
         """From the configuration if target_ms is given, otherwise timed."""
         traces = self.traces.get(draft)
-        lookup = traces is not None and traces[0].matches is not None
+        lookup = traces is not None and traces[0].chosen
         if not self.setup.typed_latency:
             return latency_of_draft(self.setup.run, draft, temperature, lookup=lookup)
         typed = self.setup.conf("latency")

@@ -50,7 +50,7 @@ Numbers = NDArray[np.float64]
 
 
 class _Scores(NamedTuple):
-    """Per token of the texts, [n] each: fields of a `TextTrace`, and whether logits are finite."""
+    """Per token of the texts: fields of a `TextTrace`, and whether logits are finite."""
 
     target_logprob: Numbers
     draft_logprob: Numbers
@@ -148,21 +148,24 @@ def ngram_trace(
     """What the n-gram drafter would propose from every start of a text.
 
     Its tokens are chosen, not drawn, so under every rule a proposed token stands exactly where it
-    is the text's. The [n] fields describe offset 0 of each start; the target's are NaN.
-    `num_draft_tokens` is the largest K that is to be replayed.
+    is the text's; the target's fields are NaN. `num_draft_tokens` is the largest K that is to be
+    replayed.
     """
     request = text.request
     looked_up = lookups(
         request.tokens, text.tokens, num_draft_tokens=num_draft_tokens, eos=request.eos
     )
-    match = looked_up.matches[:, 0].astype(np.float64)
-    unknown, one = np.full(len(match), np.nan), np.ones(len(match))
+    is_text = looked_up.matches
+    is_proposed = np.arange(num_draft_tokens) < looked_up.proposed[:, None]
+    match = np.where(is_proposed, is_text, np.nan)
+    unknown = np.full(len(text.tokens), np.nan)
     with np.errstate(divide="ignore"):
         logprob = np.log(match)
+    no_entropy = np.where(is_proposed, 0.0, np.nan)
     scores = _Scores(
-        unknown, logprob, match, match, match, match, unknown, np.zeros(len(match)), one, one
+        unknown, logprob, is_text, match, match, match, unknown, no_entropy, unknown, unknown
     )
-    return _trace(text, draft_name, scores, looked_up.matches, looked_up.proposed)
+    return _trace(text, draft_name, scores, looked_up.proposed, chosen=True)
 
 
 def served_trace(
@@ -431,8 +434,9 @@ def _trace(
     text: GeneratedText,
     draft_name: str,
     scores: _Scores,
-    matches: NDArray[np.bool_] | None = None,
     proposed: NDArray[np.int64] | None = None,
+    *,
+    chosen: bool = False,
 ) -> TextTrace:
     request, sampling = text.request, text.request.sampling
     return TextTrace(
@@ -456,7 +460,7 @@ def _trace(
         last_greedy_draft=scores.last_greedy_draft,
         target_entropy=scores.target_entropy,
         draft_entropy=scores.draft_entropy,
-        matches=matches,
         proposed=proposed,
+        chosen=chosen,
         turn=request.turn,
     )

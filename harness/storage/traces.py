@@ -1,8 +1,9 @@
 """traces.parquet: the target's texts as each draft sees them, one row per text position.
 
 For a drafter whose proposals depend on where a round starts there is one row per (start, offset),
-`position` being their sum, which may lie beyond the text; a token that was not proposed has no
-`draft_logprob` there. For every other draft `start` is empty.
+offset by offset from each start; `position` is their sum, which may lie beyond the text. For every
+other draft `start` and `offset` are empty. `proposed` is empty where as many tokens are proposed as
+are asked for.
 """
 
 import io
@@ -34,8 +35,10 @@ TEXT_COLUMNS = {
     "stop_reason": _NAME,
     "turn": pa.int64(),
     "k": pa.int64(),
+    "chosen": pa.bool_(),
 }
-# Of a position; the names are those of TextTrace
+# Of a position, and of a start and offset; the names are those of TextTrace
+TARGET_COLUMNS = ("target_logprob", "target_entropy")
 NUMBER_COLUMNS = {
     "target_logprob": pa.float64(),
     "draft_logprob": pa.float64(),
@@ -46,13 +49,19 @@ NUMBER_COLUMNS = {
     "target_entropy": pa.float64(),
     "draft_entropy": pa.float64(),
 }
-POSITIONS = {"start": pa.int64(), "position": pa.int64(), "token": pa.int64()}
+PLACES = {name: pa.int64() for name in ("start", "offset", "position", "token", "proposed")}
 # In the file's order
-_FIRST = ("draft", "draft_temperature", "start", "prompt", "position", "token", *NUMBER_COLUMNS)
-_TYPES = {**TEXT_COLUMNS, **POSITIONS, **NUMBER_COLUMNS}
-SCHEMA = pa.schema({name: _TYPES[name] for name in dict.fromkeys((*_FIRST, *TEXT_COLUMNS))})
+_FIRST = (
+    *("draft", "draft_temperature", "start", "offset", "prompt", "position", "token"),
+    *NUMBER_COLUMNS,
+)
+_TYPES = {**TEXT_COLUMNS, **PLACES, **NUMBER_COLUMNS}
+_NAMES = (*_FIRST, *TEXT_COLUMNS, *PLACES)
+SCHEMA = pa.schema({name: _TYPES[name] for name in dict.fromkeys(_NAMES)})
 # Columns that came later (conversations, servers), with what they are in rows without them
 EARLIER: dict[str, Any] = {"turn": 1, "k": 0}
+# Columns that came with scores by start and offset
+BY_START = ("offset", "proposed", "chosen")
 MAX_ROWS = 50_000_000
 
 
@@ -80,9 +89,11 @@ def read(content: bytes, file: Path) -> list[TextTrace]:
         raise UserError(f"{file}: cannot be read as traces ({reason})") from error
     for name, value in EARLIER.items():
         stored[name] = stored[name].fillna(value) if name in stored.columns else value
-    missing = [name for name in SCHEMA.names if name not in stored.columns]
+    missing = [name for name in SCHEMA.names if name not in {*stored.columns, *BY_START}]
     if missing:
         raise UserError(f"{file}: not the traces of a run; it has no column {missing[0]}")
+    if "chosen" not in stored.columns or stored["chosen"].isna().any():
+        stored = _with_starts(stored)
     groups = stored.groupby(list(TEXT_COLUMNS), sort=False, dropna=False, observed=True)
     try:
         return [_trace(rows) for _, rows in groups]
@@ -90,11 +101,30 @@ def read(content: bytes, file: Path) -> list[TextTrace]:
         raise UserError(f"{file}: not the traces of a run ({error})") from error
 
 
+def _with_starts(stored: pd.DataFrame) -> pd.DataFrame:
+    """The rows with the columns that came with heads, filled in where rows are older.
+
+    Those by start were look-ups then, and a token that was not proposed had no log-probability.
+    """
+    stored = stored.assign(**{name: pd.NA for name in BY_START if name not in stored.columns})
+    older, by_start = stored["chosen"].isna(), stored["start"].notna()
+    texts = stored.groupby([*TEXT_COLUMNS], sort=False, dropna=False, observed=True).ngroup()
+    counts = stored["draft_logprob"].notna().groupby([texts, stored["start"]]).transform("sum")
+    filled = {
+        "offset": stored["position"] - stored["start"],
+        "proposed": counts.where(by_start).astype(pd.Int64Dtype()),
+        "chosen": by_start,
+    }
+    return stored.assign(
+        **{name: stored[name].where(~older, values) for name, values in filled.items()}
+    )
+
+
 def _table(traces: Sequence[TextTrace]) -> pa.Table:
     parts = [_rows(trace) for trace in traces]
     trace_of_row = np.repeat(np.arange(len(parts)), [len(part["position"]) for part in parts])
     columns: dict[str, Any] = {}
-    for name, kind in (POSITIONS | NUMBER_COLUMNS).items():
+    for name, kind in (PLACES | NUMBER_COLUMNS).items():
         values = np.concatenate([part[name] for part in parts]) if parts else []
         columns[name] = pa.array(values, kind, from_pandas=True)  # NaN becomes null
     for name, kind in TEXT_COLUMNS.items():
@@ -105,27 +135,24 @@ def _table(traces: Sequence[TextTrace]) -> pa.Table:
 
 def _rows(trace: TextTrace) -> dict[str, NDArray[Any]]:
     """The per-row columns of one trace; what is absent is NaN."""
-    positions = np.arange(len(trace.tokens))
-    numbers: dict[str, NDArray[Any]] = {name: getattr(trace, name) for name in NUMBER_COLUMNS}
-    if trace.matches is None or trace.proposed is None:
-        starts = np.full(len(positions), np.nan)
-        return {"start": starts, "position": positions, "token": trace.tokens, **numbers}
-    matches, offsets = trace.matches, np.arange(trace.matches.shape[1])
+    positions, numbers = np.arange(len(trace.tokens)), NUMBER_COLUMNS
+    if trace.depth is None:
+        absent = np.full(len(positions), np.nan)
+        places = {"start": absent, "offset": absent, "proposed": absent, "position": positions}
+        scores = {name: getattr(trace, name) for name in numbers}
+        return {**places, "token": trace.tokens, **scores}
+    offsets = np.arange(trace.depth)
     at = positions[:, None] + offsets
-    with np.errstate(divide="ignore"):
-        logprob = np.where(offsets < trace.proposed[:, None], np.log(matches), np.nan)
+    proposed = np.full(len(positions), np.nan) if trace.proposed is None else trace.proposed
     rows: dict[str, NDArray[Any]] = {
-        "start": np.repeat(positions, len(offsets)),
+        "start": np.broadcast_to(positions[:, None], at.shape),
+        "offset": np.broadcast_to(offsets, at.shape),
+        "proposed": np.broadcast_to(proposed[:, None], at.shape),
         "position": at,
         "token": _at(trace.tokens.astype(np.float64), at),
-        "target_logprob": _at(trace.target_logprob, at),
-        "target_entropy": _at(trace.target_entropy, at),
-        "draft_entropy": np.broadcast_to(trace.draft_entropy[:, None], at.shape),
-        "draft_logprob": logprob,
-        "draft_is_argmax": matches,
     }
-    for name in ("last_ratio", "last_exact_match", "last_greedy_draft"):
-        rows[name] = np.where(offsets == 0, numbers[name][:, None], matches)
+    rows |= {name: getattr(trace, name) for name in numbers if name not in TARGET_COLUMNS}
+    rows |= {name: _at(getattr(trace, name), at) for name in TARGET_COLUMNS}
     return {name: values.reshape(-1) for name, values in rows.items()}
 
 
@@ -141,16 +168,18 @@ def _trace(rows: pd.DataFrame) -> TextTrace:
         (value,) = rows[name].iloc[:1].tolist()
         head[name] = None if pd.isna(value) else value
     numbers: dict[str, Any] = {name: rows[name].to_numpy() for name in NUMBER_COLUMNS}
+    tokens = rows["token"].to_numpy(np.float64, na_value=np.nan)
     if rows["start"].isna().all():
-        return TextTrace(**head, tokens=rows["token"].to_numpy(np.int64), **numbers)
-    shape = (int(rows["start"].max()) + 1, -1)
-    square = {name: values.reshape(shape) for name, values in numbers.items()}
-    first: dict[str, Any] = {name: values[:, 0].copy() for name, values in square.items()}
-    first["draft_logprob"] = np.where(first["draft_is_argmax"], 0.0, -np.inf)
+        return TextTrace(**head, tokens=tokens.astype(np.int64), **numbers)
+    shape = (int(rows["start"].max()) + 1, int(rows["offset"].max()) + 1)
+    numbers = {name: values.reshape(shape) for name, values in numbers.items()}
+    first = {name: numbers[name][:, 0].copy() for name in TARGET_COLUMNS}
+    proposed = None
+    if rows["proposed"].notna().any():
+        proposed = rows["proposed"].to_numpy(np.int64).reshape(shape)[:, 0].copy()
     return TextTrace(
         **head,
-        tokens=rows["token"].to_numpy(np.float64, na_value=np.nan).reshape(shape)[:, 0].astype(int),
-        **first,
-        matches=square["draft_is_argmax"],
-        proposed=(~np.isnan(square["draft_logprob"])).sum(axis=1),
+        tokens=tokens.reshape(shape)[:, 0].astype(np.int64),
+        **{**numbers, **first},
+        proposed=proposed,
     )
