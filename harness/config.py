@@ -385,7 +385,7 @@ class PairConfig(ModelsConfig):
                 f"draft.name={self.draft.name}: the same as model.name, of another model; "
                 "give one of them another name (draft.name=...)"
             )
-        if self.model.weights != self.draft.weights:
+        if self.draft.id != NGRAM and self.model.weights != self.draft.weights:
             raise UserError(
                 f"model.weights={self.model.weights} and draft.weights={self.draft.weights}: their "
                 "tokenizers cannot be compared; set both to dummy or both to pretrained"
@@ -452,8 +452,13 @@ class SweepConfig(PairConfig):
         return ("acceptance", "acceptance_from", "stop") if self.mode == "measure" else ()
 
     def check(self, _: str) -> None:
-        """A recorded graph drafts a fixed number of tokens."""
+        """A recorded graph drafts a fixed number of tokens; a look-up is sure of none."""
         super().check(_)
+        if self.decode.stop != "none" and self.draft.id == NGRAM:
+            raise UserError(
+                f"decode.stop={self.decode.stop}: draft={self.draft.name} gives its tokens no "
+                "probability that a threshold could be compared with; leave it out"
+            )
         if self.decode.stop != "none" and self.backend == "cuda_graphs":
             raise UserError(
                 f"decode.stop={self.decode.stop}: reads every draft step back, which a recorded "

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from harness import reporting
 from harness.analysis import analyse
-from harness.records import GREEDY, NGRAM, SERVERS, Trial
+from harness.records import GREEDY, SERVERS, Trial
 from harness.reporting import grid, html, markdown
 from harness.reporting.console import MOST_LINES
 from harness.reporting.content import content_of
@@ -364,13 +364,6 @@ def test_a_k_beyond_the_times_is_left_out_and_named() -> None:
     made = analyse(changed(load(FROZEN / "audition"), k=[1, 2, 4], latency=latency))
     assert Caveat("k_not_timed", {"ks": "4"}) in made.caveats
     assert {row.k for row in made.results} == {0, 1, 2}
-
-
-def test_no_sweep_is_advised_for_a_look_up_which_it_cannot_measure() -> None:
-    made = summary("an audition")
-    looked_up = replace(made, answers=tuple(replace(a, draft=NGRAM) for a in made.answers))
-    assert "harness.sweep" in (content_of(made).next_step or "")
-    assert content_of(looked_up).next_step is None
 
 
 def test_many_temperatures_show_the_rows_of_the_marked_engine_first() -> None:

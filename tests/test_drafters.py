@@ -1,6 +1,7 @@
 """Adaptive drafting stops where the draft is unsure; the n-gram drafter looks its tokens up."""
 
 import itertools
+import re
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -15,8 +16,9 @@ from stubs import FunctionModel, ScriptedModel, TableModel, decoded, generation_
 from test_verification import cells, emitted_after, random_distribution, sequence_probabilities
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
+from harness.analysis import analyse
 from harness.cli import compose
-from harness.commands import sweep
+from harness.commands import snapshot, sweep
 from harness.decoding.drafters import ModelDrafter
 from harness.decoding.ngram import NgramDrafter, lookups
 from harness.decoding.sampling import SamplingParameters
@@ -189,3 +191,31 @@ def test_replayed_rounds_equal_the_loops(
     outcomes = [entry.outcome for entry in rounds]
     for outcome in ("bonus", "cut", "rejected"):
         assert getattr(replayed, outcome)[0] == outcomes.count(outcome)
+
+
+@pytest.mark.usefixtures("few_samples")
+def test_a_sweep_measures_and_replays_a_look_up(tmp_path: Path) -> None:
+    grid = ["k=[1,4]", "temperature=[0,1]", "new_tokens=16", "threads=1", "prompts.limit=3"]
+    words = [f"results_root={tmp_path}", "draft=ngram", *grid]
+    outcome = sweep.run(compose("sweep", words))
+    assert (outcome.status, outcome.folder is None) == (0, False)
+    assert outcome.folder is not None
+    run = load(outcome.folder)
+    cells = run.results.groupby("source").size().to_dict()
+    assert cells == {"measured": 12, "replayed": 12}
+    assert run.results.breakeven_alpha.isna().all()
+    greedy = [check for check in analyse(run).replay_checks if check.temperature == 0]
+    assert len(greedy) == 4
+    for check in greedy:
+        assert check.measured_tokens_per_round == pytest.approx(check.replayed_tokens_per_round)
+    with pytest.raises(UserError, match="no probability that a threshold"):
+        compose("sweep", [*words, "decode.stop=threshold"])
+
+
+def test_a_snapshot_compares_texts_and_distributions_of_a_look_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grid = ["k=[2]", "temperature=[0,1]", "prompts.limit=2", "new_tokens=8", "threads=1"]
+    words = [f"results_root={tmp_path}", "draft=ngram", *grid]
+    assert snapshot.run(compose("snapshot", words)).status == 0
+    assert re.search(r"[1-9] PASS, 0 TIE, 0 FAIL", capsys.readouterr().out)

@@ -11,6 +11,7 @@ from random_models import qwen3
 from stubs import TableModel
 
 from harness.analysis.latency import latency_rows, step_times
+from harness.decoding.ngram import NgramDrafter
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement import environment
 from harness.measurement.clock import Clock
@@ -236,12 +237,15 @@ def test_a_difference_that_no_rounding_makes_excuses_nothing() -> None:
     assert failed.rounding > 0.1
 
 
+@pytest.mark.parametrize("draft", [TableModel(6, strangeness=0.6), NgramDrafter(())])
 @pytest.mark.parametrize("rule", RULES)
-def test_the_production_verification_passes_the_distribution_test(rule: Rule) -> None:
-    pair = TableModel(6), TableModel(6, strangeness=0.6)
+def test_the_production_verification_passes_the_distribution_test(
+    rule: Rule, draft: TableModel | NgramDrafter
+) -> None:
     tests = distribution_tests(
-        *pair,
-        PROMPT,
+        TableModel(6),
+        draft,
+        (*PROMPT, *PROMPT),
         num_draft_tokens=2,
         sampling=SamplingParameters(1.0),
         rule=rule,

@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import TypeVar
 
 from harness import prompts as prompt_sets
-from harness.commands.pair import EncodedPrompt, Pair, Target, completion, reserve
+from harness.commands.pair import Drafted, EncodedPrompt, LookupPair, Target, completion, reserve
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import unless_broken
 from harness.config import AuditionConfig, PairConfig, SweepConfig
-from harness.measurement.draft_scores import score_texts
+from harness.measurement.draft_scores import ngram_trace, score_texts
 from harness.measurement.generations import Request
 from harness.measurement.target_texts import GeneratedText, generate_texts
 from harness.models.tokenizer import encode
@@ -101,8 +101,13 @@ def completions(
     return [fresh.get(entry.key) or _from_trial(entry, stored[entry.key]) for entry in requests]
 
 
-def score_pair(folder: RunFolder, pair: Pair, requests: Sequence[Request]) -> None:
-    """Score the texts that the target decoded plainly to requests, and store the traces."""
+def score_pair(
+    folder: RunFolder, pair: Drafted, requests: Sequence[Request], largest_k: int
+) -> None:
+    """Score the texts that the target decoded plainly to requests, and store the traces.
+
+    `largest_k` is the largest K that is replayed of a look-up.
+    """
     if folder.traces():
         return
     plain = {
@@ -114,6 +119,12 @@ def score_pair(folder: RunFolder, pair: Pair, requests: Sequence[Request]) -> No
         and trial.tokens
     }
     texts = [_from_trial(entry, plain[entry.key]) for entry in requests if entry.key in plain]
+    if isinstance(pair, LookupPair):
+        name = pair.draft_name
+        folder.write_traces(
+            [ngram_trace(text, num_draft_tokens=largest_k, draft_name=name) for text in texts]
+        )
+        return
     with (
         unless_broken(folder, "the draft's scores of the target's text"),
         progress("the draft scores", len(texts)) as tick,

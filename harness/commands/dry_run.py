@@ -253,7 +253,7 @@ def _costs(
     models = {"target": config.model}
     if isinstance(config, AuditionConfig):
         models |= {conf.name: conf for conf in drafts if conf.id != NGRAM}
-    else:
+    elif config.draft.id != NGRAM:
         models["draft"] = config.draft
     sizes = {name: sizes_of(conf) for name, conf in models.items()}
     unknown = " and ".join(models[name].name for name, size in sizes.items() if size is None)

@@ -16,11 +16,12 @@ from harness import prompts as prompt_sets
 from harness.commands.other_runs import Rates
 from harness.commands.progress import Bar, fetching, progress
 from harness.config import AuditionConfig, DecodeConf, ModelConf, PairConfig
+from harness.decoding.ngram import NgramDrafter
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement import environment
 from harness.measurement.clock import undisturbed
-from harness.measurement.generations import Request, run_trial
-from harness.measurement.round_times import RoundVisits
+from harness.measurement.generations import Draft, Request, run_trial
+from harness.measurement.round_times import FullLookup, RoundVisits
 from harness.measurement.step_times import TimedModel
 from harness.models import load as models
 from harness.models.cached import CachedModel
@@ -36,7 +37,7 @@ from harness.theory.acceptance import conditional
 WARMUP_TOKENS = 8
 
 Config = PairConfig | AuditionConfig
-Models = Callable[[Request], tuple[CachedModel, CachedModel | None]]
+Models = Callable[[Request], tuple[CachedModel, Draft | None]]
 
 
 @dataclass(frozen=True)
@@ -142,16 +143,65 @@ class Pair(Target):
         """The models by role."""
         return {**super().opened, "draft": (self.draft, self.draft_model)}
 
+    @property
+    def draft_name(self) -> str:
+        """The draft's name in the records."""
+        return self.draft.name
+
+    @property
+    def drafting(self) -> CachedModel:
+        """What the loop drafts with."""
+        return self.draft_model
+
+    @property
+    def timed_drafting(self) -> CachedModel:
+        """What rounds are timed with."""
+        return self.draft_model
+
+
+@dataclass(frozen=True)
+class LookupPair(Target):
+    """A target whose draft looks its tokens up in the text: there is no second model."""
+
+    draft_name: str
+
+    def drafting(self, request: Request) -> NgramDrafter:
+        """What the loop drafts with."""
+        return NgramDrafter(request.eos)
+
+    def timed_drafting(self, request: Request) -> NgramDrafter:
+        """What rounds are timed with: it proposes as many tokens as it is asked for."""
+        return FullLookup(request.eos)
+
+
+# A target with what drafts for it
+Drafted = Pair | LookupPair
+
 
 # ---- opening -------------------------------------------------------------------------------------
+
+
+def open_drafted(config: PairConfig, prompts: Sequence[Prompt]) -> Drafted:
+    """As `open_pair`, where the draft may also be one without a model."""
+    if config.draft.id != NGRAM:
+        return open_pair(config, prompts)
+    target = _open_target(config, prompts)
+    return LookupPair(
+        target.target,
+        target.target_model,
+        target.conversations,
+        target.prompts,
+        target.positions,
+        config.draft.name,
+    )
 
 
 def open_pair(config: PairConfig, prompts: Sequence[Prompt]) -> Pair:
     """Load what the configuration names and check all that can be checked before measuring."""
     if config.draft.id == NGRAM:
         raise UserError(
-            "draft=ngram: a look-up has no draft steps to time next to the target's; audition it: "
-            "python -m harness.audition drafts=[ngram]"
+            f"draft={config.draft.name}: this command times steps of a draft model, and a look-up "
+            "has none; sweep it: python -m harness.sweep draft=ngram"
         )
     device = resolve_device(config.device.name)
     _check_memory({"model": config.model, "draft": config.draft}, prompts, config, device)
@@ -167,7 +217,13 @@ def open_pair(config: PairConfig, prompts: Sequence[Prompt]) -> Pair:
 
 
 def open_target(config: AuditionConfig, prompts: Sequence[Prompt]) -> Target:
-    """Load the target alone, with the same checks."""
+    """Load the target alone, with the same checks, the longest text's included."""
+    opened = _open_target(config, prompts)
+    opened.check_lengths()
+    return opened
+
+
+def _open_target(config: Config, prompts: Sequence[Prompt]) -> Target:
     device = resolve_device(config.device.name)
     _check_memory({"model": config.model}, prompts, config, device)
     target = load_model(config.model, "model", device)
@@ -175,9 +231,7 @@ def open_target(config: AuditionConfig, prompts: Sequence[Prompt]) -> Target:
         name = f"model={target.name}"
         model = cached_model(target.network, target.vocab_size, name, config.backend)
     first, positions = _first_turns(config, prompts, ((target, model),))
-    opened = Target(target, model, tuple(prompts), first, positions)
-    opened.check_lengths()
-    return opened
+    return Target(target, model, tuple(prompts), first, positions)
 
 
 def load_model(conf: ModelConf, key: str, device: Any) -> LoadedModel:
@@ -272,7 +326,7 @@ def reserve(
 
 
 def plan(
-    pair: Pair,
+    pair: Drafted,
     config: PairConfig,
     ks: Sequence[int],
     temperatures: Sequence[float],
@@ -321,7 +375,7 @@ def completion(
 
 
 def request(
-    pair: Pair,
+    pair: Drafted,
     config: PairConfig,
     entry: EncodedPrompt,
     k: int,
@@ -361,7 +415,7 @@ def request(
         plain,
         cell=hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16],
         k=k,
-        draft=pair.draft.name if k else None,
+        draft=pair.draft_name if k else None,
         rule=config.decode.rule,
         synthetic=conditional(rates) if rates else None,
         stop_below=stop_below,

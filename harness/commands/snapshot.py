@@ -6,7 +6,7 @@ from dataclasses import replace
 from harness.analysis.lossless import with_plain
 from harness.commands.completions import with_turns
 from harness.commands.dry_run import print_snapshot_plan
-from harness.commands.pair import Pair, open_pair, plan, run_requests, sampling_of
+from harness.commands.pair import Drafted, LookupPair, open_drafted, plan, run_requests, sampling_of
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import (
     Outcome,
@@ -19,6 +19,7 @@ from harness.commands.run_lifecycle import (
     unless_broken,
 )
 from harness.config import ServerConfig, SnapshotConfig, SweepConfig
+from harness.decoding.ngram import NgramDrafter
 from harness.measurement.lossless import compare_texts, distribution_tests, most_open
 from harness.records import GREEDY, Trial, UserError
 from harness.reporting.console import MarkedText, Piece, show_tokens
@@ -39,7 +40,7 @@ def run(config: SnapshotConfig) -> Outcome:
         print_snapshot_plan(config, prompts)
         return Outcome(None)
     folder = resumed(config, "snapshot")
-    pair = open_pair(config, prompts)
+    pair = open_drafted(config, prompts)
     folder = folder or create(config, "snapshot")
     note_or_check(folder, pair.describe(), config.seed)
     with measuring(folder, pair.target_model.device):
@@ -47,7 +48,7 @@ def run(config: SnapshotConfig) -> Outcome:
         trials: list[Trial] = []
         if GREEDY in config.temperature:
             requests = plan(pair, config, config.k, [GREEDY])
-            models = (pair.target_model, pair.draft_model)
+            models = (pair.target_model, pair.drafting)
             trials = run_requests(folder, requests, lambda _: models, "generating")
         check_texts(folder, trials, pair, config, _tests(folder, pair, config))
     outcome = concluded(folder, verbose=config.verbose)
@@ -59,7 +60,7 @@ def run(config: SnapshotConfig) -> Outcome:
 def check_texts(
     folder: RunFolder,
     trials: Sequence[Trial],
-    pair: Pair,
+    pair: Drafted,
     config: SweepConfig | SnapshotConfig | ServerConfig,
     tests: Sequence[DistributionTest | TextLikelihood] = (),
 ) -> list[TextCheck]:
@@ -94,7 +95,7 @@ def check_texts(
     return checks
 
 
-def _tests(folder: RunFolder, pair: Pair, config: SnapshotConfig) -> list[DistributionTest]:
+def _tests(folder: RunFolder, pair: Drafted, config: SnapshotConfig) -> list[DistributionTest]:
     """One test per temperature, K and offset, with Holm's result over all of them.
 
     A cell that meets logits that are not finite is noted in the manifest.
@@ -110,7 +111,7 @@ def _tests(folder: RunFolder, pair: Pair, config: SnapshotConfig) -> list[Distri
 
 
 def _cell_tests(
-    pair: Pair, config: SnapshotConfig, k: int, temperature: float
+    pair: Drafted, config: SnapshotConfig, k: int, temperature: float
 ) -> list[DistributionTest]:
     """One test per offset, after the prompt that tests most."""
     sampling = sampling_of(config.decode, temperature)
@@ -123,7 +124,7 @@ def _cell_tests(
     )
     tests = distribution_tests(
         pair.target_model,
-        pair.draft_model,
+        NgramDrafter(pair.target.eos) if isinstance(pair, LookupPair) else pair.draft_model,
         prompt,
         num_draft_tokens=k,
         sampling=sampling,
@@ -145,7 +146,7 @@ def _with_results(tests: Sequence[DistributionTest]) -> list[DistributionTest]:
     return [replace(test, result=result(test, p or 0.0)) for test, p in pairs]
 
 
-def _marked(trials: Sequence[Trial], pair: Pair) -> list[MarkedText]:
+def _marked(trials: Sequence[Trial], pair: Drafted) -> list[MarkedText]:
     """The speculative texts in pieces, each token with whether the draft proposed it."""
     decode = pair.target.tokenizer.decode
     return [

@@ -10,7 +10,7 @@ from harness.analysis.setup import stored_rates
 from harness.commands.completions import completions, score_pair, text_requests, with_turns
 from harness.commands.dry_run import print_sweep_plan
 from harness.commands.other_runs import as_stored, synthetic_rates
-from harness.commands.pair import open_pair, plan, run_requests
+from harness.commands.pair import open_drafted, plan, run_requests
 from harness.commands.run_lifecycle import (
     Outcome,
     concluded,
@@ -35,7 +35,7 @@ def run(config: SweepConfig) -> Outcome:
     folder = resumed(config, "sweep")
     synthetic = stored_rates(folder.manifest) if folder else {}
     synthetic = synthetic or synthetic_rates(config, prompts)
-    pair = open_pair(config, prompts)
+    pair = open_drafted(config, prompts)
     folder = folder or create(config, "sweep")
     note_or_check(folder, pair.describe(), config.seed)
     if synthetic:
@@ -52,11 +52,11 @@ def run(config: SweepConfig) -> Outcome:
             completions(folder, pair, config)
         else:
             requests = plan(pair, config, config.k, config.temperature, synthetic)
-            models = (pair.target_model, pair.draft_model)
+            models = (pair.target_model, pair.drafting)
             trials = run_requests(folder, requests, lambda _: models, "generating", visits)
             if not synthetic:  # else the texts are not the target's
                 check_texts(folder, trials, pair, config)
         if not synthetic and config.decode.stop == "none":
-            score_pair(folder, pair, text_requests(pair, config))
+            score_pair(folder, pair, text_requests(pair, config), max(config.k))
         visits.up_to(1.0)
     return concluded(folder, verbose=config.verbose)

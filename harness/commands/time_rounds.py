@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from harness.commands.other_runs import Rates
-from harness.commands.pair import EncodedPrompt, Pair, Target, completion, request
+from harness.commands.pair import Drafted, EncodedPrompt, Pair, Target, completion, request
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import NOT_MEASURED
 from harness.config import AuditionConfig, ModelConf, PairConfig, ServerConfig
@@ -34,7 +34,7 @@ class _Store(NamedTuple):
 
 def visits_of_pair(
     folder: RunFolder,
-    pair: Pair,
+    pair: Drafted,
     config: PairConfig,
     temperatures: Sequence[float],
     synthetic: Mapping[Cell, Rates] | None = None,
@@ -56,7 +56,7 @@ def visits_of_pair(
     visits = visits_for(len(pair.prompts) * config.repetitions)
     if config.decode.stop != "none":
         visits = 0
-    return _visits(folder, pair, pair.draft_model, pair.draft.name, requests, visits, store)
+    return _visits(folder, pair, pair.timed_drafting, pair.draft_name, requests, visits, store)
 
 
 def time_own_loop(

@@ -14,12 +14,13 @@ import torch
 from harness.analysis.latency import latency_rows, visits_of
 from harness.analysis.setup import is_card
 from harness.analysis.unstable import unstable_steps
-from harness.commands.pair import Pair, Target
+from harness.commands.pair import Drafted, LookupPair, Target
 from harness.commands.progress import progress
 from harness.config import AuditionConfig, PairConfig, ProfileConfig, SweepConfig
+from harness.decoding.ngram import NgramDrafter
 from harness.measurement import environment
 from harness.measurement.environment import copy_bandwidth
-from harness.measurement.step_times import TimedModel, time_forwards
+from harness.measurement.step_times import TimedModel, time_forwards, time_lookups
 from harness.models.load import LoadedModel
 from harness.models.memory import is_out_of_memory, shape_of
 from harness.records import GREEDY, CopyBandwidth, StepTiming, UserError
@@ -31,7 +32,7 @@ IN_CACHE = 4
 
 
 def measure_steps(
-    folder: RunFolder, pair: Pair, config: ProfileConfig | SweepConfig
+    folder: RunFolder, pair: Drafted, config: ProfileConfig | SweepConfig
 ) -> list[StepTiming]:
     """Time single steps, unless the folder has them; store them with their floors."""
     timings = folder.timings()
@@ -43,8 +44,18 @@ def measure_steps(
     if not timings:
         with enough_memory("single steps"):
             timings = timed_steps(
-                folder, pair, pair.timed, config, draft=pair.draft.name, doing="timing steps"
+                folder,
+                pair,
+                pair.timed,
+                config,
+                draft=pair.draft_name,
+                paired_with=pair.draft_name if isinstance(pair, LookupPair) else None,
+                doing="timing steps",
             )
+        if isinstance(pair, LookupPair):
+            drafter = NgramDrafter(pair.target.eos)
+            context = pair.typical_context(config.new_tokens)
+            timings.append(time_lookups(drafter, pair.draft_name, max(config.k), context))
     if lacks_floors:
         folder.write_latency(with_floors(latency_rows(timings), reading), timings)
     return timings
@@ -96,7 +107,7 @@ def enough_memory(doing: str) -> Iterator[None]:
 
 
 def readers(
-    folder: RunFolder, pair: Pair, config: ProfileConfig | SweepConfig
+    folder: RunFolder, pair: Drafted, config: ProfileConfig | SweepConfig
 ) -> dict[str, ReadingModel]:
     """Target and draft with the bandwidth they are read at; those whose bytes can be counted."""
     stored = folder.manifest.get("bandwidth")
@@ -116,7 +127,7 @@ def readers(
     return by_role
 
 
-def _bandwidth(pair: Pair, config: ProfileConfig | SweepConfig) -> dict[str, Any]:
+def _bandwidth(pair: Drafted, config: ProfileConfig | SweepConfig) -> dict[str, Any]:
     """The manifest's entry: measured on the target's device, else the named card's data sheet."""
     device = pair.target_model.device
     copied = _copied(device)

@@ -20,6 +20,7 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 
+from harness.decoding.ngram import NgramDrafter
 from harness.decoding.protocols import CausalModel
 from harness.decoding.sampling import (
     SamplingParameters,
@@ -200,7 +201,7 @@ def _margin(logits: Tensor) -> float:
 
 def distribution_tests(
     target: CausalModel,
-    draft: CausalModel,
+    draft: CausalModel | NgramDrafter,
     prompt: Sequence[int],
     *,
     num_draft_tokens: int,
@@ -218,11 +219,13 @@ def distribution_tests(
         BrokenLogitsError: logits of the target or the draft are not finite.
     """
     forced = _forced_text(target, prompt, num_draft_tokens, sampling, seed)
-    along = [
-        _probs_along(model, prompt, forced, sampling, who)
-        for model, who in ((target, "target"), (draft, "draft"))
-    ]
-    distributions = _Distributions(along[0], along[1][:-1].to(target.device))
+    target_probs = _probs_along(target, prompt, forced, sampling, "target")
+    chosen = rule == "greedy_draft" or isinstance(draft, NgramDrafter)
+    if isinstance(draft, NgramDrafter):
+        draft_probs = _looked_up_along(draft, prompt, forced, target_probs)
+    else:
+        draft_probs = _probs_along(draft, prompt, forced, sampling, "draft")[:-1]
+    distributions = _Distributions(target_probs, draft_probs.to(target.device), chosen)
     tests: list[ChiSquare] = []
     for offset in range(1, num_draft_tokens + 2):
         uniforms = Uniforms.keyed(seed, f"snapshot/{offset}", 0, draws, target.device)
@@ -256,10 +259,32 @@ def most_open(
 
 
 class _Distributions(NamedTuple):
-    """Distributions along the forced text: target [K + 1, vocab], draft [K, vocab]."""
+    """Distributions along the forced text.
+
+    Attributes:
+        target: [K + 1, vocab].
+        draft: [K, vocab]; a row of zeros where a look-up proposes nothing.
+        chosen: whether the draft proposes its most likely token, and does not draw.
+    """
 
     target: Tensor
     draft: Tensor
+    chosen: bool
+
+
+def _looked_up_along(
+    drafter: NgramDrafter, prompt: Sequence[int], forced: Tensor, like: Tensor
+) -> Tensor:
+    """One where a look-up's next token is, after the prompt and each forced token but the last.
+
+    [len(forced), vocab], of the width and kind of `like`.
+    """
+    rows = torch.zeros_like(like[:-1])
+    drafter.begin(prompt)
+    for row, token in zip(rows, forced.tolist(), strict=True):
+        row[drafter.draft(1)] = 1.0
+        drafter.append([token])
+    return rows
 
 
 def _probs_along(
@@ -325,9 +350,9 @@ def _draw_at(
     """One token at `offset`, from a round whose earlier draft tokens are forced to stand."""
     before = offset - 1
     tokens = forced[:before]
-    if offset <= len(forced):
+    if offset <= len(forced) and distributions.draft[before].any():
         row = distributions.draft[before]
-        if rule == "greedy_draft":
+        if distributions.chosen:
             proposed = row.argmax().unsqueeze(0)
         else:
             proposed = inverse_cdf(row, uniforms.draft[index]).unsqueeze(0)
@@ -340,7 +365,7 @@ def _draw_at(
     else:
         accept = torch.full_like(resample[:-1], ALWAYS)
         accept[before:] = uniforms.accept[index]
-        draft = None if rule == "greedy_draft" else distributions.draft[: len(tokens)]
+        draft = None if distributions.chosen else distributions.draft[: len(tokens)]
         decision = verify_sampled(target, tokens, draft, accept, resample)
     accepted = int(decision.accepted)
     return int(tokens[before]) if accepted > before else int(decision.next_token)

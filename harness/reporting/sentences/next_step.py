@@ -1,6 +1,5 @@
 """What to do with an answer, in one sentence."""
 
-from harness.records import NGRAM
 from harness.reporting import grid
 from harness.summary import Summary
 
@@ -26,8 +25,6 @@ def next_step(summary: Summary) -> str | None:
         return OTHER_DRAFTS if summary.run.command == "audition" else AUDITION
     if answer.source == "measured":
         return "run your own requests with this draft and without it, and compare"
-    if answer.draft == NGRAM:  # which no sweep measures
-        return None
     if summary.run.command == "audition":
         return f"measure it with python -m harness.sweep (draft={answer.draft} k=[{answer.k}])"
     if summary.run.replay_only:
