@@ -20,7 +20,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NoReturn
@@ -36,6 +36,7 @@ from omegaconf.errors import OmegaConfBaseException
 from harness.commands.key_help import help_of_keys
 from harness.commands.run_lifecycle import Interrupted, Outcome
 from harness.config import (
+    AUTO_DRAFTS,
     CONF_DIR,
     DRAFT_KEYS,
     OWN_DRAFT,
@@ -197,7 +198,9 @@ def as_hydra_takes(command: str, words: Sequence[str]) -> list[str]:
         UserError: a key of a group is set, and none of that group is chosen.
     """
     schema = SCHEMAS[command]
-    names = {name for name, entry in keys_of(schema) if is_list(entry)}
+    names = {
+        name: bool(entry.metadata.get("auto")) for name, entry in keys_of(schema) if is_list(entry)
+    }
     parser = OverridesParser.create()
     full = [word if word.startswith("-") else _as_list(word, names, parser) for word in words]
     keys = [word.partition("=")[0].lstrip("+") for word in words]
@@ -210,7 +213,7 @@ def as_hydra_takes(command: str, words: Sequence[str]) -> list[str]:
     return full
 
 
-def _as_list(word: str, names: Container[str], parser: OverridesParser) -> str:
+def _as_list(word: str, names: Mapping[str, bool], parser: OverridesParser) -> str:
     key, _, text = word.partition("=")
     if key.lstrip("+") not in names or text.lstrip()[:1] in ("[", "$"):
         return word
@@ -222,9 +225,8 @@ def _as_list(word: str, names: Container[str], parser: OverridesParser) -> str:
         entries = [str(entry) for entry in override.sweep_string_iterator()]
         return f"{key}={','.join(e if e.startswith('[') else f'[{e}]' for e in entries)}"
     value = override.value()
-    return (
-        word if value is None or value == "auto" or isinstance(value, dict) else f"{key}=[{text}]"
-    )
+    kept = value is None or isinstance(value, dict) or (value == "auto" and names[key.lstrip("+")])
+    return word if kept else f"{key}=[{text}]"
 
 
 def to_dataclass(config: DictConfig, words: Sequence[str] = ()) -> Any:
@@ -300,12 +302,23 @@ def draft_conf(entry: str) -> ModelConf:
 
 
 def draft_confs(config: AuditionConfig) -> list[ModelConf]:
-    """The configurations of an audition's drafts; that of `draft` for the entry that means it."""
-    typed = config.draft
-    return [
+    """The configurations of an audition's drafts; that of `draft` for the entry that means it.
+
+    The entry `auto` stands for the shipped drafts that can serve the target and are not named.
+    """
+    typed, entries = config.draft, config.drafts or []
+    named = [
         typed if typed is not None and entry in (OWN_DRAFT, typed.name) else draft_conf(entry)
-        for entry in config.drafts or ()
+        for entry in entries
+        if entry != AUTO_DRAFTS
     ]
+    if AUTO_DRAFTS not in entries:
+        return named
+    from harness.commands.pairing import eligible_drafts
+
+    names = {conf.name for conf in named}
+    found = eligible_drafts(config.model, config.gpu)
+    return [*named, *(conf for conf in found if conf.name not in names)]
 
 
 def _group_draft(name: str) -> ModelConf:

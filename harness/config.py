@@ -44,6 +44,8 @@ CORES = os.cpu_count() or 1
 # What prompts.sets and drafts are where they are not given
 SHIPPED_SETS = ("easy", "hard")
 EMBEDDED_DRAFTS = ("tiny_good", "tiny_small", "tiny_unrelated", NGRAM)
+# The entry of `drafts` that stands for every shipped draft that can serve the target
+AUTO_DRAFTS = "auto"
 # The entry of `drafts` that stands for draft.id=...
 OWN_DRAFT = "hf"
 # An id of `drafts` that is a server's address
@@ -127,6 +129,10 @@ class ModelConf:
     trust_remote_code: bool = key(False, "whether code from the model's repository may run")
     allow_pickle: bool = key(False, "whether weights may be read from pytorch_model.bin")
     quantization: str | None = key(None, "int8 or int4 (needs the quantization extra)")
+    tokenizer_family: str | None = key(
+        None, "models of one family have the same tokenizer; drafts=auto finds drafts by it"
+    )
+    head_of: str | None = key(None, "of a head: the id of the target that it was made for")
     gguf: str | None = key(None, "its GGUF file, for llama.cpp; null: converted where small")
     # Any, as prompts.weights; `harness.theory.architecture` reads it
     architecture: Any = key(None, "its sizes: family, layers, ...; for floors and dummy weights")
@@ -573,7 +579,8 @@ class AuditionConfig(ModelsConfig):
     draft: ModelConf | None = None
     drafts: list[str] | None = key(
         None,
-        "names of conf/draft, hf (with draft.id=), name@folder-or-hub-id, or name@URL (texts_from)",
+        "names of conf/draft, hf (with draft.id=), name@folder-or-hub-id, name@URL (texts_from), or"
+        " auto: all of conf/draft that can serve the target",
     )
     gpu: GpuConf | None = None
     k: list[int] = _grid(1, 2, 3, 4, 5, 6, 8, 10)

@@ -4,19 +4,16 @@ With `dry_run=true` no model is loaded: sizes come from a model's configuration,
 from the cards' data sheets (`harness.theory.cost`).
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 from urllib.parse import urlsplit
 
 from omegaconf import OmegaConf
 from rich.console import Console
 
-import harness.models
 from harness import prompts as prompt_sets
+from harness.commands.pairing import SERVED_BYTES, Pairing, pairings, sizes_of
 from harness.config import (
+    AUTO_DRAFTS,
     CONF_DIR,
     AuditionConfig,
     GpuConf,
@@ -27,15 +24,14 @@ from harness.config import (
     SnapshotConfig,
     SweepConfig,
 )
-from harness.models.memory import shape_of
-from harness.records import NGRAM, Prompt, UserError
+from harness.records import NGRAM, Prompt
+from harness.reporting import formatting as fmt
 from harness.reporting.console import print_brief, print_table
 from harness.reporting.tables.cards import cards_table, cost_table
 from harness.reporting.tables.specification import Column, Table, table
 from harness.theory.architecture import architecture_of
 from harness.theory.cost import (
     Forwards,
-    ModelSize,
     estimate,
     pair_forwards,
     text_forwards,
@@ -44,8 +40,6 @@ from harness.theory.cost import (
 from harness.theory.planning import PlanRequest, plan_cards
 from harness.theory.roofline import Card
 
-BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
-SERVED_BYTES = 2.0  # bfloat16, what a server would load
 REPLAY_BATCH = 32
 BACKENDS = {
     "auto": "auto: CUDA graphs on CUDA where the model allows, else eager",
@@ -55,6 +49,19 @@ BACKENDS = {
 PLAN: tuple[Column[tuple[str, str]], ...] = (
     Column("what", lambda row: row[0], key=True),
     Column("how much", lambda row: row[1], flexible=True),
+)
+
+
+def _parameters(value: float) -> str:
+    return f"{value / 1e9:,.3g} B" if value >= 1e9 else f"{value / 1e6:,.3g} M"
+
+
+PAIRING: tuple[Column[Pairing], ...] = (
+    Column("draft", lambda row: row.conf.name, key=True),
+    Column("serves the\ntarget", lambda row: row.result),
+    Column("why", lambda row: row.why, flexible=True),
+    Column("parameters", lambda row: row.parameters, _parameters),
+    Column("weights", lambda row: row.weight_bytes, fmt.memory),
 )
 
 Config = PairConfig | AuditionConfig
@@ -174,14 +181,19 @@ def print_audition_plan(
         "prefills by the drafts": texts * len(drafts),
         "cells, replayed": f"{cells} (K = {', '.join(map(str, ks))})",
     }
+    paired: list[Table | str] = []
+    if AUTO_DRAFTS in (config.drafts or ()):
+        found = pairings(config.model, config.gpu)
+        paired.append(table(f"Drafts for {config.model.name}", PAIRING, found))
     if config.texts_from is not None:  # its server's time and cost are not known here
         rows["texts of the target"] = f"{texts}, from {urlsplit(config.texts_from).netloc}"
-        _print([_plan(config, drafts, rows)], config)
+        _print([_plan(config, drafts, rows), *paired], config)
         return
     work = text_forwards(texts, config.new_tokens, config.batch)
     for conf in drafts:
         work += timing_forwards(max(config.k), conf.name)
-    _print([_plan(config, drafts, rows), _costs(config, drafts, prompts, work)], config)
+    costs = _costs(config, drafts, prompts, work)
+    _print([_plan(config, drafts, rows), *paired, costs], config)
 
 
 def _plan(config: Config, drafts: Sequence[ModelConf], rows: Mapping[str, object]) -> Table:
@@ -287,33 +299,6 @@ def card_of(card: GpuConf) -> Card:
         card.memory_gb,
         card.price_per_hour_usd,
     )
-
-
-def sizes_of(conf: ModelConf) -> ModelSize | None:
-    """A model's sizes, from its configuration or the config.json next to its weights; else None."""
-    if isinstance(conf.architecture, dict):
-        return ModelSize(architecture_of(conf.architecture), BYTES.get(conf.dtype, SERVED_BYTES))
-    stored = _stored_config(conf)
-    if stored is None:
-        return None
-    text = SimpleNamespace(**stored)
-    text.get_text_config = lambda: text
-    try:
-        shape = shape_of(text)
-    except (UserError, TypeError, KeyError, AttributeError):
-        return None
-    dtype = stored.get("dtype") or stored.get("torch_dtype") if conf.dtype == "auto" else conf.dtype
-    return None if shape is None else ModelSize(shape, BYTES.get(str(dtype), SERVED_BYTES))
-
-
-def _stored_config(conf: ModelConf) -> dict[str, Any] | None:
-    kind, _, name = conf.id.partition(":")
-    embedded = Path(str(harness.models.__file__)).parent / "embedded"
-    folder = embedded / name if kind == "embedded" else Path(conf.id)
-    try:
-        return json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
 
 
 # ---- cards that are not at hand ------------------------------------------------------------------

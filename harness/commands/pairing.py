@@ -1,0 +1,167 @@
+"""Which shipped drafts can serve a target: `drafts=auto`, decided before any weight is loaded.
+
+Every draft of conf/ is looked at. A model must share the target's tokenizer, which the field
+`tokenizer_family` of its config says, have fewer parameters, and read fewer bytes of weights per
+token, or its steps could not be cheaper than the target's. A head serves the target that it was
+made for. A drafter without a model serves every target. The field is a claim: where models are
+loaded, their tokenizers are compared entry by entry
+(`harness.models.tokenizer.tokenizer_difference`), and a draft whose tokenizer differs is left out
+with the difference.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
+
+from omegaconf import OmegaConf
+
+import harness.models
+from harness.config import CONF_DIR, OWN_DRAFT, GpuConf, ModelConf, checked
+from harness.models.memory import shape_of
+from harness.records import NGRAM, UserError
+from harness.theory.architecture import architecture_of
+from harness.theory.cost import ModelSize
+
+BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
+SERVED_BYTES = 2.0  # bfloat16, what a server would load
+# A draft that reads a larger share of the target's bytes per token seldom pays
+LARGE_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """A draft with a target, as far as their configurations say.
+
+    Attributes:
+        conf: of the draft.
+        result: whether it can serve the target, without or with a note.
+        why: the note, or what it lacks.
+        parameters, weight_bytes: of its weights; None where its config does not say.
+    """
+
+    conf: ModelConf
+    result: Literal["eligible", "with a note", "not eligible"]
+    why: str
+    parameters: float | None = None
+    weight_bytes: float | None = None
+
+
+def eligible_drafts(target: ModelConf, card: GpuConf | None = None) -> list[ModelConf]:
+    """The shipped drafts that can serve a target, small ones before large ones; see `pairings`.
+
+    Raises:
+        UserError: the target's config names no tokenizer family.
+    """
+    return [entry.conf for entry in pairings(target, card) if entry.result != "not eligible"]
+
+
+def pairings(target: ModelConf, card: GpuConf | None = None) -> list[Pairing]:
+    """Every shipped draft with a target: the eligible ones first, small ones before large ones.
+
+    Args:
+        target: its config names its tokenizer family.
+        card: whose memory must hold both, where one is named.
+
+    Raises:
+        UserError: the target's config names no tokenizer family.
+    """
+    drafts = shipped_drafts()
+    if target.tokenizer_family is None:
+        known = sorted({conf.tokenizer_family for conf in drafts if conf.tokenizer_family})
+        raise UserError(
+            f"drafts=auto: model={target.name} names no tokenizer family, by which drafts are"
+            f" found; give model.tokenizer_family= (shipped: {', '.join(known)}) or name drafts"
+        )
+    found = [_pairing(target, conf, card) for conf in drafts]
+    family = target.tokenizer_family
+    return sorted(
+        found,
+        key=lambda entry: (
+            entry.result == "not eligible",
+            entry.conf.tokenizer_family not in (None, family),
+            entry.weight_bytes or 0.0,
+        ),
+    )
+
+
+def shipped_drafts() -> list[ModelConf]:
+    """The drafts of conf/draft, without the entry that stands for any other model."""
+    confs: list[ModelConf] = []
+    for file in sorted((CONF_DIR / "draft").glob("*.yaml")):
+        if file.stem == OWN_DRAFT:
+            continue
+        stored = OmegaConf.load(file)
+        if "defaults" in stored:  # the same as a model, as the draft
+            stored = OmegaConf.load(CONF_DIR / "model" / file.name)
+        conf = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(ModelConf), stored))
+        assert isinstance(conf, ModelConf)
+        confs.append(checked(conf, f"draft {file.stem}"))
+    return confs
+
+
+def _pairing(target: ModelConf, draft: ModelConf, card: GpuConf | None) -> Pairing:
+    if draft.id == NGRAM:
+        return Pairing(draft, "eligible", "looks its tokens up")
+    size, target_size = sizes_of(draft), sizes_of(target)
+    numbers = (None, None) if size is None else (float(size.shape.parameters), size.weight_bytes)
+
+    def no(why: str) -> Pairing:
+        return Pairing(draft, "not eligible", why, *numbers)
+
+    if draft.id == target.id:
+        return no("the target itself")
+    if draft.kind == "eagle3":
+        if draft.head_of != target.id:
+            return no(f"a head of {draft.head_of or 'another target'}")
+        return Pairing(draft, "eligible", "a head of this target", *numbers)
+    if draft.tokenizer_family is None:
+        return no("its config names no tokenizer_family")
+    if draft.tokenizer_family != target.tokenizer_family:
+        return no(f"another tokenizer: {draft.tokenizer_family}, not {target.tokenizer_family}")
+    if size is None or target_size is None:
+        unknown = draft if size is None else target
+        return Pairing(draft, "with a note", f"the size of {unknown.name} is not known", *numbers)
+    read = size.shape.weight_bytes_read(1, size.bytes_per_parameter)
+    share = read / target_size.shape.weight_bytes_read(1, target_size.bytes_per_parameter)
+    if size.shape.parameters >= target_size.shape.parameters:
+        return no("has no fewer parameters than the target")
+    if share >= 1.0:
+        return no(f"reads {share:.2g} times the target's bytes per token")
+    both = size.weight_bytes + target_size.weight_bytes
+    if card is not None and both > card.memory_gb * 1e9:
+        return no(
+            f"with the target {both / 1e9:,.3g} GB, and {card.name} has {card.memory_gb:g} GB"
+        )
+    if share > LARGE_SHARE:
+        why = f"reads {share:.0%} of the target's bytes per token"
+        return Pairing(draft, "with a note", why, *numbers)
+    return Pairing(draft, "eligible", "", *numbers)
+
+
+def sizes_of(conf: ModelConf) -> ModelSize | None:
+    """A model's sizes, from its configuration or the config.json next to its weights; else None."""
+    if isinstance(conf.architecture, dict):
+        return ModelSize(architecture_of(conf.architecture), BYTES.get(conf.dtype, SERVED_BYTES))
+    stored = _stored_config(conf)
+    if stored is None:
+        return None
+    text = SimpleNamespace(**stored)
+    text.get_text_config = lambda: text
+    try:
+        shape = shape_of(text)
+    except (UserError, TypeError, KeyError, AttributeError):
+        return None
+    dtype = stored.get("dtype") or stored.get("torch_dtype") if conf.dtype == "auto" else conf.dtype
+    return None if shape is None else ModelSize(shape, BYTES.get(str(dtype), SERVED_BYTES))
+
+
+def _stored_config(conf: ModelConf) -> dict[str, Any] | None:
+    kind, _, name = conf.id.partition(":")
+    embedded = Path(str(harness.models.__file__)).parent / "embedded"
+    folder = embedded / name if kind == "embedded" else Path(conf.id)
+    try:
+        return json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None

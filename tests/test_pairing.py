@@ -1,0 +1,70 @@
+"""`drafts=auto`: which shipped drafts serve a target, before any weight is loaded."""
+
+import pytest
+from conftest import Door
+
+from harness.cli import compose, draft_confs
+from harness.commands.pairing import pairings, shipped_drafts
+from harness.config import AuditionConfig
+from harness.models.load import load_vocabulary
+from harness.models.tokenizer import tokenizer_difference
+from harness.records import UserError
+
+
+def drafts_of(*overrides: str) -> list[str]:
+    return [conf.name for conf in draft_confs(compose("audition", [*overrides]))]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "names"),
+    [
+        ([], ["ngram", "tiny_small", "tiny_good", "tiny_unrelated"]),
+        (["model=qwen3_4b"], ["ngram", "qwen3_0_6b", "qwen3_1_7b"]),
+        (["model=llama3_1_8b"], ["ngram", "llama3_2_1b", "llama3_2_3b"]),
+        (["model=qwen3_32b", "gpu=h100"], ["ngram", "qwen3_0_6b", "qwen3_1_7b", "qwen3_4b"]),
+        (["model=hf", "model.id=org/mine", "model.tokenizer_family=tiny"], None),
+    ],
+)
+def test_auto_names_every_smaller_draft_of_the_targets_family(
+    overrides: list[str], names: list[str] | None
+) -> None:
+    wanted = names or ["ngram", "tiny_small", "tiny_good", "tiny_unrelated", "tiny"]
+    assert drafts_of("drafts=auto", *overrides) == wanted
+
+
+def test_auto_stands_beside_named_drafts() -> None:
+    names = drafts_of("drafts=[tiny_good@dtype:bfloat16,auto]")
+    assert names == ["tiny_good", "ngram", "tiny_small", "tiny_unrelated"]
+    with pytest.raises(UserError, match=r"names no tokenizer family.*llama3, qwen3, tiny"):
+        drafts_of("drafts=auto", "model=hf", "model.id=org/mine")
+
+
+@pytest.mark.parametrize(
+    ("model", "draft", "result", "why"),
+    [
+        ("qwen3_4b", "qwen3_4b", "not eligible", "the target itself"),
+        ("qwen3_4b", "tiny_good", "not eligible", "another tokenizer: tiny, not qwen3"),
+        ("qwen3_4b", "qwen3_8b", "not eligible", "has no fewer parameters than the target"),
+        ("qwen3_30b_a3b", "qwen3_4b", "not eligible", "reads 1.3 times"),
+        ("qwen3_14b", "qwen3_8b", "with a note", "reads 54% of the target's bytes per token"),
+        ("qwen3_14b", "qwen3_0_6b", "eligible", ""),
+    ],
+)
+def test_a_pairing_says_why(model: str, draft: str, result: str, why: str) -> None:
+    config: AuditionConfig = compose("audition", [f"model={model}"])
+    entry = next(entry for entry in pairings(config.model) if entry.conf.name == draft)
+    assert (entry.result, why in entry.why) == (result, True), entry
+
+
+def test_the_plan_prints_the_pairing_table(door: Door) -> None:
+    done = door("audition", "drafts=auto", "dry_run=true", "model=qwen3_4b", "verbose=true")
+    assert "Drafts for qwen3_4b" in done.stdout
+    for words in ("another tokenizer", "the target itself", "looks its tokens up"):
+        assert words in " ".join(done.stdout.split())
+
+
+def test_the_embedded_models_share_the_tokenizer_that_their_family_claims() -> None:
+    family = [conf for conf in shipped_drafts() if conf.tokenizer_family == "tiny"]
+    first, *others = [load_vocabulary(conf, "draft").tokenizer for conf in family]
+    assert len(others) == 3
+    assert all(tokenizer_difference(first, other) is None for other in others)
