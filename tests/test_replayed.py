@@ -122,10 +122,10 @@ def without_score(texts):
             "has no text",
         ),
         (
-            lambda t: {"good": [t["good"][0], replace(t["good"][1], proposed=np.ones(1))]},
+            lambda t: {"good": [t["good"][0], replace(t["good"][1], chosen=True)]},
             [2],
             1.0,
-            "some texts say what was proposed",
+            "some were not",
         ),
         (
             lambda _: {"ngram": [looked_up([[1, 0]], [2])]},

@@ -189,8 +189,8 @@ def _check(trace: TextTrace, first: TextTrace, rule: Rule, depth: int) -> None:
     where = f"draft {trace.draft!r}, prompt {trace.prompt_set}/{trace.prompt}"
     if len(trace.tokens) == 0:
         raise UserError(f"traces: {where} has no text; leave it out")
-    if (trace.proposed is None) != (first.proposed is None):
-        raise UserError(f"traces: {where}: some texts say what was proposed and some do not")
+    if trace.chosen != first.chosen:
+        raise UserError(f"traces: {where}: some texts were drafted by look-up and some were not")
     if trace.depth is not None and trace.depth < depth:
         raise UserError(f"k={depth}: {where} is scored for K up to {trace.depth}; lower k")
     bad = np.isnan(accept_chances(trace, rule, depth)) & _judged(trace, depth)
@@ -237,10 +237,10 @@ def _replay_some(
     sizes = [len(trace.tokens) for trace in traces]
     shape = (len(traces), max(sizes))
     chances = np.zeros((*shape, depth))
-    proposed = None if traces[0].proposed is None else np.zeros(shape, dtype=np.intp)
+    proposed = np.full(shape, depth, dtype=np.intp)
     for row, trace in enumerate(traces):
         chances[row, : sizes[row]] = accept_chances(trace, rule, depth)
-        if proposed is not None:
+        if trace.proposed is not None:
             proposed[row, : sizes[row]] = trace.proposed
     return replay(chances, sizes, ks, proposed=proposed)
 

@@ -1,4 +1,4 @@
-"""The drafter that is a model, behind the `Drafter` protocol; `ngram.py` has the one without.
+"""The drafter that is a model; `heads.py` has the one that is a head, `ngram.py` one without.
 
 A new way of drafting is one more class with `begin`, `propose` and `advance`.
 """
@@ -122,12 +122,15 @@ class ModelDrafter:
         """Forget what was rejected and take note of what is to be fed next."""
         count = proposal.tokens.shape[0]
         device = self._model.device
-        if self._seen is not None:
-            emitted = torch.cat([proposal.tokens[:accepted], next_token]).to(device)
-            self._seen.index_fill_(0, emitted, True)
+        self._note(torch.cat([proposal.tokens[:accepted], next_token]))
         if accepted == count:
             self._model.rewind(0)
             self._pending = torch.cat([proposal.tokens[-1:], next_token]).to(device)
         else:
             self._model.rewind(count - 1 - accepted)
             self._pending = next_token.to(device)
+
+    def _note(self, emitted: Tensor) -> None:
+        """Mark tokens as seen, for a repetition penalty."""
+        if self._seen is not None:
+            self._seen.index_fill_(0, emitted.to(self._model.device), True)

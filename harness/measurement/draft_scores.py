@@ -13,6 +13,7 @@ server told them with the text, no target is needed here; where a server tells a
 (`served_trace`), nothing is.
 """
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -49,7 +50,7 @@ SEEN_AT_ONCE = 64
 Numbers = NDArray[np.float64]
 
 
-class _Scores(NamedTuple):
+class Scores(NamedTuple):
     """Per token of the texts: fields of a `TextTrace`, and whether logits are finite."""
 
     target_logprob: Numbers
@@ -64,7 +65,7 @@ class _Scores(NamedTuple):
     draft_finite: Numbers
 
 
-class _Scored(NamedTuple):
+class ScoredModel(NamedTuple):
     """A model, its body and head (None: it cannot be split) and what errors call it."""
 
     model: CachedModel
@@ -109,10 +110,14 @@ def score_texts(
     if not texts:
         return []
     sample = texts[0].request.tokens
-    drafts = _Scored(draft, _batched(draft, split_network(draft, sample)), f"draft={draft_name}")
+    drafts = ScoredModel(
+        draft, padded_network(draft, split_network(draft, sample)), f"draft={draft_name}"
+    )
     targets = None
     if target is not None:
-        targets = _Scored(target, _batched(target, split_network(target, sample)), target_name)
+        targets = ScoredModel(
+            target, padded_network(target, split_network(target, sample)), target_name
+        )
     # A model that cannot be split into body and head, or batched, is run text by text
     whole = any(scored is not None and scored.split is None for scored in (drafts, targets))
     size = 1 if whole else batch
@@ -162,10 +167,10 @@ def ngram_trace(
     with np.errstate(divide="ignore"):
         logprob = np.log(match)
     no_entropy = np.where(is_proposed, 0.0, np.nan)
-    scores = _Scores(
+    scores = Scores(
         unknown, logprob, is_text, match, match, match, unknown, no_entropy, unknown, unknown
     )
-    return _trace(text, draft_name, scores, looked_up.proposed, chosen=True)
+    return trace_of(text, draft_name, scores, looked_up.proposed, chosen=True)
 
 
 def served_trace(
@@ -185,12 +190,12 @@ def served_trace(
         with np.errstate(divide="ignore"):
             point = np.log(match)
         zero = np.zeros(len(match))
-        return _trace(
+        return trace_of(
             text,
             draft_name,
-            _Scores(zero, point, match, match, match, match, zero, zero, one, one),
+            Scores(zero, point, match, match, match, match, zero, zero, one, one),
         )
-    scores = _Scores(
+    scores = Scores(
         np.array(text.logprobs),
         np.array(logprobs),
         match,
@@ -198,10 +203,10 @@ def served_trace(
         one,
         one,
     )
-    return _trace(text, draft_name, scores)
+    return trace_of(text, draft_name, scores)
 
 
-def _batched(model: CachedModel, split: SplitNetwork | None) -> SplitNetwork | None:
+def padded_network(model: CachedModel, split: SplitNetwork | None) -> SplitNetwork | None:
     """The split network, if rows padded on the right score as each does alone; else None.
 
     Tried once per model, with one prefill and with several, and stored on it for the manifest.
@@ -232,8 +237,8 @@ def _padding_error(model: CachedModel, split: SplitNetwork) -> float:
 
 def _score(
     texts: Sequence[GeneratedText],
-    target: _Scored | None,
-    draft: _Scored,
+    target: ScoredModel | None,
+    draft: ScoredModel,
     draft_name: str,
     draft_top_k: int | None,
     chunk: int,
@@ -245,42 +250,42 @@ def _score(
     if target is not None:
         width = min(width, target.model.vocab_size)
     token_chunks = torch.tensor([token for text in texts for token in text.tokens]).split(chunk)
-    draft_chunks = _logit_chunks(draft, texts, chunk, kept=False)
+    draft_chunks = logit_chunks(draft, texts, chunk, kept=False)
     target_chunks = (
         [None] * len(token_chunks)
         if sampling.greedy or target is None
-        else _logit_chunks(target, texts, chunk, kept=True)
+        else logit_chunks(target, texts, chunk, kept=True)
     )
-    seen_chunks = _seen_chunks(texts, width, chunk)
-    parts: list[_Scores] = []
+    seen_rows = seen_chunks(texts, width, chunk)
+    parts: list[Scores] = []
     for tokens, draft_logits, target_logits in zip(
         token_chunks, draft_chunks, target_chunks, strict=True
     ):
-        device, seen = draft_logits.device, next(seen_chunks, None)
-        draft_distribution = _Distribution(
-            _common_vocabulary_logits(draft_logits, width, seen, sampling), draft_sampling
+        device, seen = draft_logits.device, next(seen_rows, None)
+        draft_distribution = Distribution(
+            common_vocabulary_logits(draft_logits, width, seen, sampling), draft_sampling
         )
         target_distribution = None
         if target_logits is not None:
-            target_cut = _common_vocabulary_logits(target_logits.to(device), width, seen, sampling)
-            target_distribution = _Distribution(target_cut, sampling)
-        parts.append(_compare(tokens.to(device), target_distribution, draft_distribution))
-    scores = _Scores(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+            target_cut = common_vocabulary_logits(target_logits.to(device), width, seen, sampling)
+            target_distribution = Distribution(target_cut, sampling)
+        parts.append(compared(tokens.to(device), target_distribution, draft_distribution))
+    scores = Scores(*(np.concatenate(column) for column in zip(*parts, strict=True)))
     ends = np.cumsum([len(text.tokens) for text in texts])
     traces: list[TextTrace] = []
     for text, end in zip(texts, ends, strict=True):
-        part = _Scores(*(column[end - len(text.tokens) : end] for column in scores))
+        part = Scores(*(column[end - len(text.tokens) : end] for column in scores))
         target_name = "the server" if target is None else target.name
         for finite, name in ((part.target_finite, target_name), (part.draft_finite, draft.name)):
             if not finite.all():
                 raise broken_logits(name, text.request, int(finite.argmin()))
         if text.logprobs is not None and not sampling.greedy:
             part = part._replace(target_logprob=np.array(text.logprobs))
-        traces.append(_trace(text, draft_name, part))
+        traces.append(trace_of(text, draft_name, part))
     return traces
 
 
-def _common_vocabulary_logits(
+def common_vocabulary_logits(
     logits: Tensor, width: int, seen: Tensor | None, sampling: SamplingParameters
 ) -> Tensor:
     """Logits of the tokens that both models have, with the repetition penalty."""
@@ -288,7 +293,7 @@ def _common_vocabulary_logits(
     return penalised(logits[:, :width], seen, sampling.repetition_penalty)
 
 
-class _Distribution:
+class Distribution:
     """A model's distributions after some tokens.
 
     Attributes:
@@ -308,6 +313,13 @@ class _Distribution:
             return (self.best == tokens).float()
         return self.probs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
+    def part(self, rows: slice) -> "Distribution":
+        """Some of the rows."""
+        other = copy.copy(self)
+        other.best, other.finite = self.best[rows], self.finite[rows]
+        other.probs = None if self.probs is None else self.probs[rows]
+        return other
+
     def entropy(self) -> Tensor:
         """Nats, per row."""
         if self.probs is None:
@@ -315,7 +327,7 @@ class _Distribution:
         return torch.special.entr(self.probs).sum(-1)
 
 
-def _compare(tokens: Tensor, target: _Distribution | None, draft: _Distribution) -> _Scores:
+def compared(tokens: Tensor, target: Distribution | None, draft: Distribution) -> Scores:
     """Compare both distributions at the target's tokens [n], on the draft's device.
 
     A target is None where it is greedy, its distribution a point on the token, and where it is not
@@ -342,7 +354,7 @@ def _compare(tokens: Tensor, target: _Distribution | None, draft: _Distribution)
             target.finite,
             draft.finite,
         ]
-    scores = _Scores(*torch.stack([column.float() for column in columns]).cpu().double().numpy())
+    scores = Scores(*torch.stack([column.float() for column in columns]).cpu().double().numpy())
     # A token that was drawn has some mass, even where another order of the sums says it has none
     tiny = float(np.finfo(np.float32).tiny)
     with np.errstate(divide="ignore"):
@@ -352,7 +364,7 @@ def _compare(tokens: Tensor, target: _Distribution | None, draft: _Distribution)
         )
 
 
-def _seen_chunks(texts: Sequence[GeneratedText], width: int, chunk: int) -> Iterator[Tensor]:
+def seen_chunks(texts: Sequence[GeneratedText], width: int, chunk: int) -> Iterator[Tensor]:
     """For a repetition penalty: the tokens seen before each token, [at most chunk, width] bool.
 
     Yields nothing where the texts are drawn without a penalty.
@@ -372,8 +384,8 @@ def _seen_chunks(texts: Sequence[GeneratedText], width: int, chunk: int) -> Iter
         yield torch.stack(waiting)
 
 
-def _logit_chunks(
-    scored: _Scored, texts: Sequence[GeneratedText], chunk: int, *, kept: bool
+def logit_chunks(
+    scored: ScoredModel, texts: Sequence[GeneratedText], chunk: int, *, kept: bool
 ) -> Iterator[Tensor]:
     """Logits [at most chunk, vocab] that predict the texts' tokens, text after text.
 
@@ -430,14 +442,15 @@ def _states(
     return torch.cat(done, dim=1)
 
 
-def _trace(
+def trace_of(
     text: GeneratedText,
     draft_name: str,
-    scores: _Scores,
+    scores: Scores,
     proposed: NDArray[np.int64] | None = None,
     *,
     chosen: bool = False,
 ) -> TextTrace:
+    """The trace of a text, from its scores."""
     request, sampling = text.request, text.request.sampling
     return TextTrace(
         draft=draft_name,

@@ -64,6 +64,8 @@ class CachedModel:
         text_batches: how texts share a batch in generation and in scoring, and why not otherwise;
             filled by `harness.measurement` when it has tried.
         positions: whether position ids are passed to every forward.
+        states: [n, layers * hidden] the states of the last fed tokens that `keep_states` asks for;
+            None where none are kept.
 
     The cache is transformers' DynamicCache without a config: sliding-window layers then keep every
     key and mask the old ones, which is identical in result and can be cropped past the window.
@@ -87,8 +89,22 @@ class CachedModel:
         self.vocab_size = vocab_size
         self._argument = cache_argument(network) or CACHE_ARGUMENTS[0]
         self._cuts_logits = takes(network, "logits_to_keep")
+        self.states: Tensor | None = None
+        self._kept_layers: tuple[int, ...] = ()
         self._length = 0
         self._cache: Any = self._new_cache()
+
+    @property
+    def layers(self) -> int:
+        """How many decoder layers the network has."""
+        return int(self.network.config.get_text_config().num_hidden_layers)
+
+    def keep_states(self, layers: Sequence[int]) -> None:
+        """Keep, from now on, what enters these layers (from 0) in `states`, side by side.
+
+        That is the residual stream, before any norm: entry i of transformers' hidden_states.
+        """
+        self._kept_layers, self.states = tuple(layers), None
 
     @property
     def device(self) -> torch.device:
@@ -171,6 +187,8 @@ class CachedModel:
         }
         if self._cuts_logits:
             inputs["logits_to_keep"] = logits_to_keep
+        if self._kept_layers:
+            inputs["output_hidden_states"] = True
         end = self._length + tokens.shape[1]
         if self.positions:
             places = torch.arange(self._length, end, device=tokens.device)
@@ -178,6 +196,9 @@ class CachedModel:
         output = self.network(**inputs)
         if self.makes_state:
             self._cache = getattr(output, self._argument)
+        if self._kept_layers:
+            kept = [output.hidden_states[layer][0] for layer in self._kept_layers]
+            self.states = torch.cat(kept, dim=-1)
         self._length = end
         return output.logits[..., : self.vocab_size]
 
@@ -239,7 +260,13 @@ class SteppedModel(SnapshotModel):
     def _run_batch(self, tokens: Tensor, logits_to_keep: int = 0) -> Tensor:
         if self._length == 0:
             return super()._run_batch(tokens, logits_to_keep)
-        steps = [super(SteppedModel, self)._run_batch(token) for token in tokens.split(1, dim=1)]
+        steps: list[Tensor] = []
+        states: list[Tensor] = []
+        for token in tokens.split(1, dim=1):
+            steps.append(super()._run_batch(token))
+            states += [] if self.states is None else [self.states]
+        if states:
+            self.states = torch.cat(states)
         return torch.cat(steps, dim=1)
 
 

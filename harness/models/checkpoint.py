@@ -62,10 +62,10 @@ def check_source(conf: ModelConf, key: str, source: str) -> None:
     if path.is_file():
         kind = GGUF if path.suffix == ".gguf" else "a file; give the folder that holds it"
         raise _not_a_model(conf, key, kind)
-    adapter = _json(source, "adapter_config.json", conf) if path.is_dir() else None
-    config = _json(source, "config.json", conf)
+    adapter = small_file(source, "adapter_config.json", conf) if path.is_dir() else None
+    config = small_file(source, "config.json", conf)
     if config is None and not path.is_dir():
-        adapter = _json(source, "adapter_config.json", conf)
+        adapter = small_file(source, "adapter_config.json", conf)
     if adapter is not None:
         base = adapter.get("base_model_name_or_path") or "its base model"
         raise _not_a_model(
@@ -167,7 +167,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:SHOWN]) + more
 
 
-def _json(source: str, name: str, conf: ModelConf) -> dict[str, Any] | None:
+def small_file(source: str, name: str, conf: ModelConf) -> dict[str, Any] | None:
     """A small file of a model as an object; None where there is none, or it cannot be read.
 
     transformers reads the same files next, and its errors are more precise.

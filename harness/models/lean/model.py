@@ -92,9 +92,12 @@ class LeanModel(CachedModel):
         """Run tokens [B, n] through every layer; [B * n, hidden], before the last norm."""
         weights, (batch, count) = self.weights, tokens.shape
         if self._length and count > CHUNK:
-            parts = [
-                self._hidden(part).view(batch, part.shape[1], -1) for part in tokens.split(CHUNK, 1)
-            ]
+            parts: list[Tensor] = []
+            states: list[Tensor] = []
+            for part in tokens.split(CHUNK, 1):
+                parts.append(self._hidden(part).view(batch, part.shape[1], -1))
+                states += [] if self.states is None else [self.states]
+            self.states = torch.cat(states) if states else None
             return torch.cat(parts, 1).view(batch * count, -1)
         start, end = self._length, self._length + count
         if end > self._keys[0].shape[2]:
@@ -103,7 +106,12 @@ class LeanModel(CachedModel):
         causal = start == 0 and count > SHORT
         mask = None if causal else self._mask(start, count)
         x = F.embedding(tokens, weights.embedding).view(batch * count, -1)
-        for layer, keys, values in zip(weights.layers, self._keys, self._values, strict=True):
+        states: list[Tensor] = []
+        for index, (layer, keys, values) in enumerate(
+            zip(weights.layers, self._keys, self._values, strict=True)
+        ):
+            if index in self._kept_layers:
+                states.append(x)
             query, key, value = heads_of(x, layer, cos, sin, self._sizes, weights.eps)
             keys[:, :, start:end] = key
             values[:, :, start:end] = value
@@ -116,6 +124,7 @@ class LeanModel(CachedModel):
             x = project_onto(x, unfold(attended, count), layer.output)
             x = mlp(x, layer, weights.eps)
         self._length = end
+        self.states = torch.cat(states, dim=-1) if states else None
         return x
 
     def _mask(self, start: int, count: int) -> Tensor | None:

@@ -1,0 +1,95 @@
+"""The drafter that is a head: it drafts from the hidden states of the target.
+
+An EAGLE-3 head, or a model's own MTP layers, reads what the target computed for a token, and the
+token after it. Row t of a text x takes token x[t + 1] with the target's states at t, and predicts
+x[t + 2]. Within a round the target's states are not known yet: there each row takes the head's own
+output of the row before (Li et al. 2025, EAGLE-3). The verify then computes the target's states
+for every token that stands, and those rows are run again from these. So nothing of a round's drafts
+is left in the head, rounds start afresh, and replay is exact.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from harness.decoding.drafters import ModelDrafter
+from harness.decoding.protocols import CausalModel, Proposal, seen_by
+from harness.decoding.sampling import SamplingParameters
+from harness.records import Rule
+
+
+class StateModel(CausalModel, Protocol):
+    """A target that keeps the hidden states that a head reads."""
+
+    @property
+    def states(self) -> Tensor | None:
+        """Those of the tokens of the last prefill or forward, [n, width]."""
+        ...
+
+
+class HeadModel(CausalModel, Protocol):
+    """A head, whose forward takes the target's states, or its own last output."""
+
+    def condition(self, states: Tensor) -> None:
+        """Let the next forward take the target's states [n, width], one row per token."""
+        ...
+
+    def extend(self, tokens: Tensor) -> None:
+        """As `forward`, where the logits are not needed."""
+        ...
+
+
+class HeadDrafter(ModelDrafter):
+    """Proposes token by token from the target's states, then from the head's own output.
+
+    Between rounds the head's cache holds the rows whose target states are known and that were run;
+    those of the last round's tokens are `pending`, and go in together as the next round's first
+    forward. A prompt of one token has no states yet: its first round proposes nothing.
+    """
+
+    def __init__(
+        self,
+        head: HeadModel,
+        target: StateModel,
+        sampling: SamplingParameters,
+        rule: Rule = "ratio",
+        threshold: float = 0.0,
+    ) -> None:
+        """Draft with `head` for `target`, whose forwards keep their states."""
+        super().__init__(head, sampling, rule, threshold)
+        self._head, self._target = head, target
+        # [n, width] the target's states of the pending rows
+        self._states: Tensor | None = None
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Run the prompt's rows but the last; the target has been prefilled with prompt[:-1]."""
+        self._head.prefill([])
+        self._seen = seen_by(self._head, prompt, self._sampling)
+        self._states = None
+        if len(prompt) == 1:
+            return
+        states = self._target.states
+        assert states is not None
+        tokens = torch.tensor(prompt[1:], device=self._head.device)
+        if len(tokens) > 1:
+            self._head.condition(states[:-1])
+            self._head.extend(tokens[:-1])
+        self._states, self._pending = states[-1:], tokens[-1:]
+
+    def propose(self, count: int, uniforms: Tensor) -> Proposal:
+        """Propose `count` tokens on the uniforms' device; none after a prompt of one token."""
+        if self._states is None:
+            return Proposal(torch.empty(0, dtype=torch.long, device=uniforms.device), None)
+        self._head.condition(self._states)
+        return super().propose(count, uniforms)
+
+    def advance(self, proposal: Proposal, accepted: int, next_token: Tensor) -> None:
+        """Forget the round's own rows; take the target's states of what stands."""
+        emitted = torch.cat([proposal.tokens[:accepted], next_token]).to(self._head.device)
+        self._note(emitted)
+        self._head.rewind(max(0, proposal.tokens.shape[0] - 1))
+        states = self._target.states
+        assert states is not None
+        self._states, self._pending = states[: accepted + 1], emitted

@@ -1,0 +1,167 @@
+"""Score the target's texts with a head: drafts from every start, K passes over each text.
+
+While drafted tokens are accepted they are the text's, so a head can be run on the text itself: the
+j-th drafts from all starts are one pass (`Eagle3Network.passes`). The target's states that it reads
+come from one prefill of the target. So a text costs K + 1 prefills, of which K are of a head.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from harness.measurement.draft_scores import (
+    Distribution,
+    ScoredModel,
+    Scores,
+    common_vocabulary_logits,
+    compared,
+    logit_chunks,
+    padded_network,
+    seen_chunks,
+    trace_of,
+)
+from harness.measurement.target_texts import GeneratedText, broken_logits
+from harness.models.cached import CachedModel, split_network
+from harness.models.eagle3 import Eagle3Head
+from harness.records import TextTrace
+
+
+@torch.inference_mode()
+def score_with_head(
+    texts: Sequence[GeneratedText],
+    target: CachedModel,
+    head: Eagle3Head,
+    *,
+    num_draft_tokens: int,
+    draft_name: str,
+    target_name: str = "the target",
+    chunk: int = 512,
+    tick: Callable[[], None] = lambda: None,
+) -> list[TextTrace]:
+    """Score texts of the target with a head that reads its states.
+
+    Args:
+        texts: of any temperatures; the head is sampled like the target.
+        target: the model that generated them, which keeps the states that the head reads.
+        head: for this target.
+        num_draft_tokens: the largest K that is to be replayed.
+        draft_name: the head's name in the traces, and in errors.
+        target_name: what errors call the target.
+        chunk: tokens whose logits are in memory at a time.
+        tick: called once per scored text.
+
+    Raises:
+        BrokenLogitsError: logits that are not finite.
+    """
+    if not texts:
+        return []
+    split = padded_network(target, split_network(target, texts[0].request.tokens))
+    scored = ScoredModel(target, split, target_name)
+    traces: list[TextTrace] = []
+    for text in texts:
+        traces.append(_score(text, scored, head, num_draft_tokens, draft_name, chunk))
+        tick()
+    return traces
+
+
+def _score(
+    text: GeneratedText,
+    target: ScoredModel,
+    head: Eagle3Head,
+    depth: int,
+    draft_name: str,
+    chunk: int,
+) -> TextTrace:
+    """One text's scores by start and offset."""
+    request, count = text.request, len(text.tokens)
+    # Start s is row (prompt length) + s - 2; a prompt of one token has no row for start 0
+    first_row = max(0, len(request.tokens) - 2)
+    first_start = first_row + 2 - len(request.tokens)
+    outputs = _outputs(text, target.model, head, depth, first_row)
+    sampling, width = request.sampling, head.vocab_size
+    tokens = torch.tensor(text.tokens, device=head.device)
+    by_start = Scores(*(np.full((count, depth), np.nan) for _ in Scores._fields))
+    target_scores = np.full((3, count), np.nan)
+    positions = range(0, count, chunk)
+    target_chunks = (
+        [None] * len(positions)
+        if sampling.greedy
+        else logit_chunks(target, [text], chunk, kept=True)
+    )
+    seen_rows = seen_chunks([text], width, chunk)
+    for begin, target_logits in zip(positions, target_chunks, strict=True):
+        end, seen = min(begin + chunk, count), next(seen_rows, None)
+        distribution = None
+        if target_logits is not None:
+            logits = target_logits.to(head.device)
+            distribution = Distribution(
+                common_vocabulary_logits(logits, width, seen, sampling), sampling
+            )
+        for offset, rows in enumerate(outputs):
+            low = max(begin - offset, first_start)
+            if low >= end - offset:
+                continue
+            starts, at = slice(low, end - offset), slice(low + offset, end)
+            in_chunk = slice(at.start - begin, at.stop - begin)
+            logits = head.network.logits(
+                rows[low - first_start : end - offset - first_start], width
+            )
+            draft = Distribution(
+                common_vocabulary_logits(
+                    logits, width, None if seen is None else seen[in_chunk], sampling
+                ),
+                sampling,
+            )
+            part = None if distribution is None else distribution.part(in_chunk)
+            scores = compared(tokens[at], part, draft)
+            for column, values in zip(by_start, scores, strict=True):
+                column[starts, offset] = values
+            target_scores[:, at] = (
+                scores.target_logprob,
+                scores.target_entropy,
+                scores.target_finite,
+            )
+    _check_finite(text, by_start, target.name, f"draft={draft_name}")
+    proposed = None
+    if first_start:
+        proposed = np.full(count, depth)
+        proposed[0] = 0
+    scores = by_start._replace(
+        target_logprob=target_scores[0],
+        target_entropy=target_scores[1],
+        draft_is_argmax=by_start.draft_is_argmax == 1.0,
+    )
+    return trace_of(text, draft_name, scores, proposed)
+
+
+def _outputs(
+    text: GeneratedText, target: CachedModel, head: Eagle3Head, depth: int, first_row: int
+) -> list[Tensor]:
+    """Per offset, the head's outputs [starts, hidden] from every start that has the tokens."""
+    ids = [*text.request.tokens, *text.tokens]
+    # The last row that is read predicts the last token from the one before
+    count = len(ids) - 2
+    if count <= first_row:
+        return []
+    target.prefill(ids[:count])
+    states = target.states
+    assert states is not None
+    target.prefill([])
+    weight = head.network.fc.weight
+    outputs = head.network.passes(
+        torch.tensor([ids[: count + 1]], device=weight.device),
+        states.to(weight.device, weight.dtype).unsqueeze(0),
+        depth,
+        first_row,
+    )
+    return [rows[0] for rows in outputs]
+
+
+def _check_finite(text: GeneratedText, scores: Scores, target: str, head: str) -> None:
+    """Raise for the first position whose logits were not finite."""
+    for column, name in ((scores.target_finite, target), (scores.draft_finite, head)):
+        starts, offsets = np.nonzero(column == 0.0)
+        if len(starts):
+            raise broken_logits(name, text.request, int((starts + offsets).min()))

@@ -1,0 +1,495 @@
+"""EAGLE-3 heads: read in both layouts, lossless in the loop, and scored as the loop runs them."""
+
+import itertools
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from random_models import qwen3
+from stubs import CPU, GREEDY, FunctionModel, decoded, text_of
+from test_traces import assert_same
+from test_verification import (
+    VOCAB,
+    cells,
+    random_distribution,
+    round_outcomes,
+    sequence_probabilities,
+)
+from torch import Tensor
+from transformers import LlamaConfig
+
+from harness.analysis.replayed import replayed
+from harness.config import ModelConf
+from harness.decoding.heads import HeadDrafter
+from harness.decoding.sampling import SamplingParameters, penalised, sampler_for
+from harness.measurement.generations import Request
+from harness.measurement.head_scores import score_with_head
+from harness.measurement.target_texts import GeneratedText, generate_texts
+from harness.models.cached import CachedModel, SnapshotModel
+from harness.models.eagle3 import Eagle3Head, Eagle3Network
+from harness.models.head_files import load_head
+from harness.models.lean.model import LeanModel
+from harness.models.load import LoadedModel
+from harness.records import RULES, Rule, UserError
+from harness.storage import RunFolder, load_traces
+from harness.theory.replay import accept_probabilities, replay
+from tools.train_embedded.head_files import save_head
+
+LAYERS, VOCABULARY, DRAFTED = 7, 16, 12
+SAMPLED = SamplingParameters(1.0)
+PROMPTS: tuple[tuple[int, ...], ...] = (
+    (5, 9, 3, 2, 7, 5, 9),
+    (8,),
+    (3, 4),
+    tuple(place * place % 13 for place in range(36)),
+)
+
+
+def loaded(network: Any, name: str = "target") -> LoadedModel:
+    """A random target; no test reads its tokenizer."""
+    return LoadedModel("model", name, None, frozenset(), 256, network)
+
+
+@pytest.fixture(scope="module")
+def target() -> LoadedModel:
+    return loaded(qwen3(1, layers=LAYERS, vocab=VOCABULARY))
+
+
+def random_head(*, norm_before_residual: bool = False) -> Eagle3Network:
+    """A head of the target's width that can draft three quarters of the tokens."""
+    torch.manual_seed(4)
+    config = LlamaConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        vocab_size=VOCABULARY,
+        num_hidden_layers=1,
+        rms_norm_eps=1e-6,
+        max_position_embeddings=256,
+    )
+    network = Eagle3Network(
+        config,
+        target_hidden=32,
+        layers=(1, 3, 5),
+        draft_vocabulary=DRAFTED,
+        vocabulary=VOCABULARY,
+        norm_before_residual=norm_before_residual,
+    )
+    for weight in network.parameters():
+        torch.nn.init.normal_(weight, 1.0 if weight.ndim == 1 else 0.0, 0.25)
+    kept = torch.randperm(VOCABULARY)[:DRAFTED].sort().values
+    network.d2t.copy_(kept - torch.arange(DRAFTED))
+    network.t2d.copy_(torch.zeros(VOCABULARY, dtype=torch.bool).index_fill_(0, kept, True))
+    return network
+
+
+@pytest.fixture(scope="module", params=["specforge", "speculators"])
+def head(
+    request: pytest.FixtureRequest, target: LoadedModel, tmp_path_factory: pytest.TempPathFactory
+) -> Eagle3Head:
+    """The head as it is read from a folder; the two layouts have another residual by default."""
+    folder = tmp_path_factory.mktemp("head")
+    network = random_head(norm_before_residual=request.param == "speculators")
+    save_head(network, folder, request.param, "target")
+    return Eagle3Head(read(folder, target), VOCABULARY)
+
+
+def read(folder: Path, target: LoadedModel) -> Eagle3Network:
+    conf = ModelConf(name="head", kind="eagle3", id=str(folder))
+    return load_head(conf, target).network
+
+
+def keeping(model: CachedModel, head: Eagle3Head) -> CachedModel:
+    model.keep_states(head.network.layers)
+    return model
+
+
+def asked(sampling: SamplingParameters, budget: int = 30) -> list[Request]:
+    return [
+        Request(
+            cell="",
+            prompt_set="set",
+            prompt=str(index),
+            category=None,
+            tokens=tokens,
+            sampling=sampling,
+            budget=budget,
+            repetition=0,
+            seed=5,
+            eos=frozenset({15}),
+            model="target",
+        )
+        for index, tokens in enumerate(PROMPTS)
+    ]
+
+
+def drafter_of(
+    head: Eagle3Head, target: CachedModel, sampling: SamplingParameters, rule: Rule = "ratio"
+) -> HeadDrafter:
+    return HeadDrafter(head, target, sampling, rule)
+
+
+# The target's states
+
+
+@pytest.mark.parametrize("count", [1, 5, 200])
+def test_the_lean_forward_keeps_the_states_that_transformers_reports(
+    target: LoadedModel, count: int
+) -> None:
+    lean, whole = LeanModel(target.network, VOCABULARY), CachedModel(target.network, VOCABULARY)
+    text = [place * 7 % VOCABULARY for place in range(20 + count)]
+    states: list[Tensor] = []
+    for model in (lean, whole):
+        model.keep_states((0, 2, 6))
+        model.prefill(text[:20])
+        assert model.states is not None
+        assert model.states.shape == (20, 3 * 32)
+        model.forward(torch.tensor(text[20:]))
+        assert model.states is not None
+        states.append(model.states)
+    with torch.inference_mode():
+        hidden = target.network(torch.tensor([text]), output_hidden_states=True).hidden_states
+    expected = torch.cat([hidden[layer][0, 20:] for layer in (0, 2, 6)], dim=-1)
+    for each in states:
+        torch.testing.assert_close(each, expected, atol=2e-4, rtol=2e-4)
+
+
+# The loop
+
+
+@pytest.mark.parametrize("k", [1, 3, 5])
+@pytest.mark.parametrize("forward", [LeanModel, CachedModel, SnapshotModel])
+def test_the_greedy_text_is_the_targets(
+    target: LoadedModel, head: Eagle3Head, forward: type[CachedModel], k: int
+) -> None:
+    model = keeping(forward(target.network, VOCABULARY), head)
+    accepted = 0
+    for request in asked(GREEDY):
+        generation = request.generation(CPU)
+        plain = text_of(decoded(model, None, generation))
+        drafting = replace(request, k=k).generation(CPU)
+        rounds = decoded(model, drafter_of(head, model, GREEDY), drafting)
+        assert text_of(rounds) == plain
+        accepted += sum(entry.accepted for entry in rounds)
+    assert accepted
+
+
+def test_a_text_depends_on_the_seed_and_not_on_what_the_head_ran_before(
+    target: LoadedModel, head: Eagle3Head
+) -> None:
+    model = keeping(LeanModel(target.network, VOCABULARY), head)
+    drafter = drafter_of(head, model, SAMPLED)
+    texts = [
+        [text_of(decoded(model, drafter, replace(one, k=3).generation(CPU))) for one in order]
+        for order in (asked(SAMPLED), asked(SAMPLED)[::-1])
+    ]
+    assert texts[0] == texts[1][::-1]
+
+
+# Scores
+
+
+def step_by_step(
+    head: Eagle3Head, target: CachedModel, text: GeneratedText, start: int, depth: int
+) -> list[Tensor]:
+    """Logits of the head in a round from a start whose drafts are the text's tokens."""
+    before = [*text.request.tokens, *text.tokens[:start]]
+    drafter = drafter_of(head, target, GREEDY)
+    target.prefill(before[:-1])
+    drafter.begin(before)
+    assert drafter._states is not None
+    head.condition(drafter._states)
+    logits = [head.forward(torch.tensor(before[-1:]))[-1]]
+    for token in text.tokens[start : start + depth - 1]:
+        logits.append(head.forward(torch.tensor([token]))[-1])
+    return logits[: len(text.tokens) - start]
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [GREEDY, SAMPLED, SamplingParameters(0.7, top_k=9, top_p=0.9, repetition_penalty=1.3)],
+    ids=str,
+)
+def test_scores_are_those_of_the_loops_own_steps_from_every_start(
+    target: LoadedModel, head: Eagle3Head, sampling: SamplingParameters
+) -> None:
+    depth = 3
+    model = keeping(LeanModel(target.network, VOCABULARY), head)
+    texts = generate_texts(model, asked(sampling, 12), name="model=target")
+    traces = score_with_head(texts, model, head, num_draft_tokens=depth, draft_name="head", chunk=5)
+    for text, trace in zip(texts, traces, strict=True):
+        starts = range(len(text.request.tokens) == 1, len(text.tokens))
+        for start in starts:
+            logits = step_by_step(head, model, text, start, depth)
+            for offset, row in enumerate(logits):
+                at = start + offset
+                before = [*text.request.tokens, *text.tokens[:at]]
+                seen = torch.zeros(1, VOCABULARY, dtype=torch.bool)
+                seen[0, before] = True
+                drafted = penalised(row[None], seen, sampling.repetition_penalty)
+                token = text.tokens[at]
+                assert trace.draft_is_argmax[start, offset] == (int(drafted.argmax()) == token)
+                if sampling.greedy:
+                    continue
+                chance = float(sampler_for(sampling)(drafted)[0, token])
+                assert np.exp(trace.draft_logprob[start, offset]) == pytest.approx(
+                    chance, abs=1e-5, rel=1e-3
+                )
+        if len(text.request.tokens) == 1:
+            assert trace.proposed is not None
+            assert trace.proposed.tolist() == [0, *[depth] * (len(text.tokens) - 1)]
+        beyond = np.isnan(trace.draft_logprob)
+        assert beyond[-1].tolist() == [False, True, True]
+
+
+def test_replayed_rounds_equal_the_loops(target: LoadedModel, head: Eagle3Head) -> None:
+    """At temperature 0 for every text and K, of rounds and of how they end."""
+    ks = (1, 2, 4, 7)
+    model = keeping(LeanModel(target.network, VOCABULARY), head)
+    requests = asked(GREEDY, 40)
+    texts = generate_texts(model, requests, name="model=target")
+    traces = score_with_head(texts, model, head, num_draft_tokens=7, draft_name="head")
+    for rule in RULES:
+        by_k = replayed(traces, rule, ks)
+        for k, (row, request) in itertools.product(ks, enumerate(requests)):
+            drafting = replace(request, k=k, rule=rule).generation(CPU)
+            rounds = decoded(model, drafter_of(head, model, GREEDY, rule), drafting)
+            assert text_of(rounds) == list(texts[row].tokens)
+            outcomes, counts = [entry.outcome for entry in rounds], by_k[k]
+            assert counts.rounds[row] == len(rounds)
+            assert counts.drafted[row] == sum(entry.drafted for entry in rounds)
+            assert counts.accepted[row] == sum(entry.accepted for entry in rounds)
+            for outcome in ("bonus", "cut", "rejected"):
+                assert getattr(counts, outcome)[row] == outcomes.count(outcome)
+
+
+def test_rounds_at_temperature_1_are_those_that_replay_expects(
+    target: LoadedModel, head: Eagle3Head
+) -> None:
+    assert abs(gap_in_standard_errors(target, head, 25)) < 3
+
+
+@pytest.mark.exhaustive
+def test_rounds_of_5000_generations_are_those_that_replay_expects(
+    target: LoadedModel, head: Eagle3Head
+) -> None:
+    assert abs(gap_in_standard_errors(target, head, 1250)) < 3
+
+
+def gap_in_standard_errors(target: LoadedModel, head: Eagle3Head, repetitions: int) -> float:
+    """Of the loop's rounds at K = 3 from those expected of the very texts that it generated."""
+    model = keeping(LeanModel(target.network, VOCABULARY), head)
+    gaps: list[float] = []
+    for repetition in range(repetitions):
+        requests = [replace(one, repetition=repetition, k=3) for one in asked(SAMPLED, 12)]
+        rounds = [
+            decoded(model, drafter_of(head, model, SAMPLED), one.generation(CPU))
+            for one in requests
+        ]
+        texts = [
+            GeneratedText(request, tuple(text_of(each)), "budget")
+            for request, each in zip(requests, rounds, strict=True)
+        ]
+        traces = score_with_head(texts, model, head, num_draft_tokens=3, draft_name="head")
+        expected = replayed(traces, "ratio", [3])[3].rounds
+        gaps += [len(each) - value for each, value in zip(rounds, expected, strict=True)]
+    return float(np.sum(gaps) / np.sqrt(np.sum(np.square(gaps))))
+
+
+# A toy head whose drafts depend on where the round starts, enumerated
+
+LENGTH = 4
+Tokens = tuple[int, ...]
+
+
+class CountingTarget(FunctionModel):
+    """A toy target whose state after a token is a number of its own for every text."""
+
+    states: Tensor | None = None
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        super().prefill(tokens)
+        self.states = self.numbers(len(tokens))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits = super().forward(tokens)
+        self.states = self.numbers(len(tokens))
+        return logits
+
+    def numbers(self, count: int) -> Tensor:
+        """The states [n, 1] of the last `count` tokens."""
+        ends = range(len(self.cache) - count + 1, len(self.cache) + 1)
+        return torch.tensor([[number_of(self.cache[:end])] for end in ends], dtype=torch.float64)
+
+
+class ToyHead(FunctionModel):
+    """Drafts from the state that it was last given and from the tokens it was fed since."""
+
+    def __init__(self) -> None:
+        super().__init__(drafted_after)
+        self.state: Tensor | None = None
+
+    def condition(self, states: Tensor) -> None:
+        self.state, self.cache = states[-1], []
+
+    def extend(self, tokens: Tensor) -> None:
+        self.forward(tokens)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        assert self.state is not None
+        if not self.cache:  # of rows that have the target's states, the last alone matters here
+            self.cache = [int(self.state.item())]
+            rows = super().forward(tokens[-1:])
+            return rows.expand(len(tokens), -1)
+        return super().forward(tokens)
+
+    def rewind(self, count: int) -> None:
+        """The next round conditions it anew."""
+
+    def logits(self, prefix: Tokens) -> Tensor:
+        return self.probabilities(prefix).log()
+
+
+def number_of(text: Sequence[int]) -> int:
+    return sum((token + 1) * 4**place for place, token in enumerate(text))
+
+
+def drafted_after(prefix: Tokens) -> Tensor:
+    """The head's distribution: the state's number, then the tokens fed since."""
+    return random_distribution(17)(prefix)
+
+
+def drafted_from(before: Tokens, drafted: Tokens) -> Tensor:
+    """The same from a start, with what is drafted after it."""
+    return drafted_after((number_of(before[:-1]), before[-1], *drafted))
+
+
+def proposals_from(before: Tokens, k: int, rule: Rule) -> dict[Tokens, float]:
+    """What the production drafter proposes from a start and how often."""
+    target = CountingTarget(random_distribution(1))
+    grids = [
+        cells(
+            value
+            for drafted in itertools.product(range(VOCAB), repeat=index)
+            for value in drafted_from(before, drafted).cumsum(0).tolist()
+        )
+        for index in range(k)
+    ]
+    chances: dict[Tokens, float] = defaultdict(float)
+    for combination in itertools.product(*grids):
+        target.prefill(before[:-1])
+        drafter = HeadDrafter(ToyHead(), target, SAMPLED, rule)
+        drafter.begin(before)
+        uniforms = torch.tensor([middle for middle, _ in combination], dtype=torch.float64)
+        tokens = tuple(drafter.propose(k, uniforms).tokens.tolist())
+        chances[tokens] += float(np.prod([size for _, size in combination]))
+    return chances
+
+
+@pytest.mark.parametrize(("rule", "k"), [("ratio", 2), ("exact_match", 2), ("greedy_draft", 3)])
+def test_a_head_that_carries_states_is_lossless_and_replayed_exactly(rule: Rule, k: int) -> None:
+    """By enumeration of all that the production drafter and verification can do."""
+    target, prompt = random_distribution(1), (2, 0)
+    emitted: dict[Tokens, float] = defaultdict(float)
+    reached: dict[Tokens, float] = {(): 1.0}
+    rounds = 0.0
+    while reached:
+        text = min(reached, key=len)
+        weight = reached.pop(text)
+        rounds += weight
+        after = (*prompt[1:], *text)
+        for drafted, share in proposals_from((*prompt, *text), k, rule).items():
+            target_rows = torch.stack([target((*after, *drafted[:i])) for i in range(k + 1)])
+            rows = [drafted_from((*prompt, *text), drafted[:i]) for i in range(k)]
+            ends = round_outcomes(target_rows, torch.stack(rows), drafted, rule)
+            for (accepted, token), chance in ends.items():
+                longer = (*text, *drafted[:accepted], token)[:LENGTH]
+                into = emitted if len(longer) == LENGTH else reached
+                into[longer] = into.get(longer, 0.0) + weight * share * chance
+    texts = sequence_probabilities(lambda tokens: target((*prompt[1:], *tokens)), LENGTH)
+    for text, chance in texts.items():
+        assert emitted[text] == pytest.approx(chance, abs=1e-12)
+    accept = np.zeros((len(texts), LENGTH, k))
+    for row, text in enumerate(texts):
+        for start, offset in itertools.product(range(LENGTH), range(k)):
+            if start + offset >= LENGTH:
+                continue
+            token, before = text[start + offset], text[: start + offset]
+            draft = drafted_from((*prompt, *text[:start]), text[start : start + offset])
+            accept[row, start, offset] = accept_probabilities(
+                rule,
+                float(target((*prompt[1:], *before))[token].log()),
+                float(draft[token].log()),
+                int(draft.argmax()) == token,
+            )
+    expected = replay(accept, [LENGTH] * len(texts), [k])[k].rounds
+    assert np.array(list(texts.values())) @ expected == pytest.approx(rounds, abs=1e-12)
+
+
+# Reading and storing
+
+
+def test_traces_of_a_head_come_back_as_they_were(
+    target: LoadedModel, head: Eagle3Head, tmp_path: Path
+) -> None:
+    model = keeping(LeanModel(target.network, VOCABULARY), head)
+    texts = generate_texts(model, asked(SAMPLED, 6), name="model=target")
+    traces = score_with_head(texts, model, head, num_draft_tokens=4, draft_name="head")
+    folder = RunFolder.create(tmp_path, "audition", ["target"], {})
+    folder.write_traces(traces)
+    for back, trace in zip(load_traces(folder.path), traces, strict=True):
+        assert_same(back, trace)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"layers": 2}, r"reads layers \[1, 3, 5\], and model=target has 2"),
+        ({"hidden_size": 48, "head_dim": 24}, "takes 32 numbers of each of 3 layers"),
+        ({"vocab": 32}, "its tokens are of a vocabulary of 16, and model=target has 32"),
+    ],
+)
+def test_a_head_for_another_target_is_refused(
+    change: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    save_head(random_head(), tmp_path, "specforge", "target")
+    other = loaded(qwen3(1, **{"layers": LAYERS, "vocab": VOCABULARY, **change}))
+    with pytest.raises(UserError, match=says):
+        read(tmp_path, other)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"architectures": ["MedusaModel"]}, r"architectures \['MedusaModel'\]; read here are"),
+        ({"speculators_model_type": "dflash"}, "speculators_model_type dflash; read here are"),
+        ({"intermediate_size": 64}, "midlayer.mlp.gate_proj.weight is .* its config.json makes it"),
+    ],
+)
+def test_a_head_that_is_not_understood_is_refused_with_what_was_found(
+    target: LoadedModel, change: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    save_head(random_head(), tmp_path, "specforge", "target")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises(UserError, match=says):
+        read(tmp_path, target)
+
+
+def test_an_incomplete_head_is_refused(target: LoadedModel, tmp_path: Path) -> None:
+    network = random_head()
+    del network.midlayer.mlp.up_proj
+    save_head(network, tmp_path, "specforge", "target")
+    with pytest.raises(UserError, match=r"it lacks midlayer\.mlp\.up_proj\.weight; read here are"):
+        read(tmp_path, target)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=r"no \*\.safetensors there|cannot be loaded"):
+        read(tmp_path, target)
