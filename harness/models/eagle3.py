@@ -54,7 +54,7 @@ class _Projected(NamedTuple):
 class _Attention(nn.Module):
     """The projections of the layer; what attends to what is its caller's."""
 
-    def __init__(self, config: LlamaConfig, head_dim: int) -> None:
+    def __init__(self, config: Any, head_dim: int) -> None:
         super().__init__()
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         width = 2 * config.hidden_size
@@ -67,7 +67,7 @@ class _Attention(nn.Module):
 class _Layer(nn.Module):
     """The decoder layer."""
 
-    def __init__(self, config: LlamaConfig, head_dim: int) -> None:
+    def __init__(self, config: Any, head_dim: int) -> None:
         super().__init__()
         self.hidden_norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -85,7 +85,11 @@ class Eagle3Network(nn.Module):
         norm_before_residual: whether the residual is the feature after `hidden_norm`.
         embed_tokens: the target's embedding [V, hidden], or one of its own.
         d2t: [draft vocabulary] the target's id of each token, minus its own.
+        t2d: [V] which of the target's tokens it can draft.
     """
+
+    d2t: Tensor
+    t2d: Tensor
 
     def __init__(
         self,
@@ -107,7 +111,7 @@ class Eagle3Network(nn.Module):
         self.lm_head = nn.Linear(config.hidden_size, draft_vocabulary, bias=False)
         self.register_buffer("d2t", torch.zeros(draft_vocabulary, dtype=torch.long))
         self.register_buffer("t2d", torch.ones(vocabulary, dtype=torch.bool))
-        self.embed_tokens: nn.Embedding | None = None
+        self.embed_tokens: nn.Module | None = None
         self._rotary = LlamaRotaryEmbedding(config)
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -309,7 +313,8 @@ class Eagle3Head:
 
     def _allocate(self, batch: int, capacity: int) -> None:
         network, dtype = self.network, self.network.lm_head.weight.dtype
-        shape = (batch, network.config.num_key_value_heads, capacity, network.head_dim)
+        kv_heads = network.midlayer.self_attn.k_proj.out_features // network.head_dim
+        shape = (batch, kv_heads, capacity, network.head_dim)
         self._keys = torch.zeros(shape, dtype=dtype, device=self.device)
         self._values = torch.zeros(shape, dtype=dtype, device=self.device)
         places = torch.arange(capacity, device=self.device).unsqueeze(0)

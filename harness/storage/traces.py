@@ -106,7 +106,8 @@ def _with_starts(stored: pd.DataFrame) -> pd.DataFrame:
 
     Those by start were look-ups then, and a token that was not proposed had no log-probability.
     """
-    stored = stored.assign(**{name: pd.NA for name in BY_START if name not in stored.columns})
+    absent: Any = {name: None for name in BY_START if name not in stored.columns}
+    stored = stored.assign(**absent)
     older, by_start = stored["chosen"].isna(), stored["start"].notna()
     texts = stored.groupby([*TEXT_COLUMNS], sort=False, dropna=False, observed=True).ngroup()
     counts = stored["draft_logprob"].notna().groupby([texts, stored["start"]]).transform("sum")
