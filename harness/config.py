@@ -253,7 +253,7 @@ class DecodeConf:
     )
     stop: str = key(
         "none",
-        "threshold: a round drafts no more after an unlikely token",
+        "threshold: a round drafts no more after an unlikely token; an audition replays it",
         choices=("none", "threshold"),
     )
     stop_threshold: float = key(
@@ -600,12 +600,28 @@ class AuditionConfig(ModelsConfig):
         """A single draft is the only one, or one that `drafts` names; texts have one source."""
         super().check(_)
         self._check_texts()
+        if self.decode.stop != "none":
+            self._check_adaptive()
         if self.drafts is None:
             self.drafts = [self.draft.name] if self.draft else [*EMBEDDED_DRAFTS]
         elif self.draft and not {OWN_DRAFT, self.draft.name} & {*self.drafts}:
             raise UserError(
                 f"draft={self.draft.name} and drafts: give one of the two, or name it in drafts"
             )
+
+    @property
+    def loop_keys(self) -> tuple[str, ...]:
+        """Adaptive drafting is replayed."""
+        return ("stop",)
+
+    def _check_adaptive(self) -> None:
+        """Refuse what adaptive drafting is not replayed with."""
+        stop = f"decode.stop={self.decode.stop}"
+        if self.decode.repetition_penalty not in (None, 1.0):
+            raise UserError(f"{stop}: an audition replays it without decode.repetition_penalty")
+        for name in ("texts_from", "traces_from"):
+            if getattr(self, name) is not None:
+                raise UserError(f"{stop}: not with {name}; the drafts draft on from new texts")
 
     def _check_texts(self) -> None:
         """Refuse what a server's completions do not go with."""

@@ -309,6 +309,32 @@ class TextTrace:
         return conversation_of(self.prompt, self.turn)
 
 
+@dataclass(frozen=True, eq=False)
+class DraftConfidence:
+    """How sure a draft is of what it drafts where it leaves one of the target's texts.
+
+    Attributes:
+        draft, prompt_set, prompt, repetition, temperature: whose, on which text.
+        values: [n + 1, K] row i is of a drafted token at text position i that is not the text's:
+            the draft's probability of it, then of each that it drafts after it. Row n is of what it
+            drafts beyond the text's end. Where the draft chooses its tokens, entry 0 is that of its
+            choice in every row. NaN where the draft cannot leave the text; 0 where it would not
+            have drafted so far at any threshold.
+    """
+
+    draft: str
+    prompt_set: str
+    prompt: str
+    repetition: int
+    temperature: float
+    values: "NDArray[np.float64]"
+
+    @property
+    def key(self) -> TextKey:
+        """Which of the target's texts this is."""
+        return TextKey(self.prompt_set, self.prompt, self.repetition, self.temperature)
+
+
 @dataclass(frozen=True)
 class StepTiming:
     """Raw samples of one timed step: the input of a latency.csv row.

@@ -386,6 +386,33 @@ class CategoryAlpha:
 
 
 @dataclass(frozen=True)
+class AdaptiveRow:
+    """Drafting up to K tokens, and no more after one less likely than the threshold; replayed."""
+
+    k: int
+    threshold: float  # 0: always K
+    tokens_per_round: float
+    drafted_per_round: float
+    speedup: float  # predicted
+
+
+@dataclass(frozen=True)
+class AdaptiveDrafting:
+    """What adaptive drafting could bring to one draft, on all prompts, not held out."""
+
+    draft: str
+    temperature: float
+    rule: Rule
+    fixed: AdaptiveRow  # the best K without a threshold
+    best: AdaptiveRow  # the best threshold and K
+    thresholds: tuple[AdaptiveRow, ...]  # every threshold at that K
+    # Speedups of an oracle that knows the accept probabilities and chooses K for every round, and
+    # of one that knows which draft tokens will be accepted.
+    best_k_per_round: float
+    flag_oracle: float
+
+
+@dataclass(frozen=True)
 class ReplayCheck:
     """One cell's tokens per round as the loop measured and as replay expects them."""
 
@@ -1063,6 +1090,7 @@ class Summary:
     least_regret: tuple[LeastRegret, ...] = ()
     acceptance_by_position: tuple[AcceptanceByPosition, ...] = ()
     category_alpha: tuple[CategoryAlpha, ...] = ()
+    adaptive: tuple[AdaptiveDrafting, ...] = ()
     replay_checks: tuple[ReplayCheck, ...] = ()  # a sweep's loop against replay
     explanation: Explanation | None = None
     rules_of_thumb: tuple[RuleOfThumb, ...] = ()

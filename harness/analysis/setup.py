@@ -104,8 +104,11 @@ class Setup:
 
     @property
     def adaptive(self) -> bool:
-        """Whether drafting stopped early, so that a round has no fixed length."""
-        return self.conf("decode").get("stop", "none") != "none"
+        """Whether drafting stopped early, so that a round has no fixed length.
+
+        An audition runs no such loop: it replays it, next to rounds of a fixed length.
+        """
+        return self.command != "audition" and self.conf("decode").get("stop", "none") != "none"
 
     @property
     def synthetic(self) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from harness.analysis.adaptive import ScoredTexts, adaptive_drafting
 from harness.analysis.answers import Answered, Question, answered, questions
 from harness.analysis.caveats import caveats, failures, greedy_texts_differ, of_the_timings
 from harness.analysis.cells import (
@@ -50,6 +51,7 @@ from harness.records import (
 )
 from harness.summary import (
     AcceptanceByPosition,
+    AdaptiveDrafting,
     Caveat,
     DraftMemory,
     Explanation,
@@ -107,6 +109,7 @@ def analyse_pair(setup: Setup) -> Summary:
         category_alpha=tuple(
             row for ranking in pair.rankings_of_run_rule for row in category_alpha(ranking.replays)
         ),
+        adaptive=tuple(pair.adaptive_drafting()),
         replay_checks=tuple(pair.replay_checks()),
         explanation=explanation,
         rules_of_thumb=rules,
@@ -414,6 +417,23 @@ class PairAnalysis:
                     check = replay_check(cell, trials, replays.only([prompt_set]), candidate)
                     if check is not None:
                         yield check
+
+    def adaptive_drafting(self) -> Iterator[AdaptiveDrafting]:
+        """What thresholds would bring to the drafts whose confidences are stored."""
+        stored = {(entry.draft, entry.key): entry for entry in self.setup.run.confidences}
+        for ranking in self.rankings_of_run_rule:
+            replays = ranking.replays
+            for draft in replays.drafts:
+                known = {key: entry for (name, key), entry in stored.items() if name == draft}
+                traces = [
+                    trace
+                    for trace in self.traces[draft]
+                    if trace.temperature == replays.temperature and trace.key in known
+                ]
+                if traces:
+                    texts = ScoredTexts(traces, known, replays.rule)
+                    latency = self.latencies[replays.temperature][draft]
+                    yield adaptive_drafting(texts, replays.ks, latency, self.setup.weights)
 
     def case(self) -> Case | None:
         """What explains the verdict: its draft, or the best-looking one, at the verdict's K.

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from harness.analysis.adaptive import THRESHOLDS
 from harness.analysis.latency import latency_rows
 from harness.commands.completions import completions
 from harness.commands.pair import EncodedPrompt, Target, load_model, opening, reserve
@@ -23,6 +24,7 @@ from harness.commands.time_rounds import visits_of_draft
 from harness.commands.time_steps import timed_steps
 from harness.config import AuditionConfig, ModelConf
 from harness.decoding.ngram import NgramDrafter
+from harness.measurement.confidences import draft_confidences
 from harness.measurement.draft_scores import ngram_trace, score_texts
 from harness.measurement.step_times import TimedModel, time_lookups
 from harness.measurement.target_texts import GeneratedText
@@ -30,7 +32,7 @@ from harness.models.cached import CachedModel
 from harness.models.load import Vocabulary
 from harness.models.probe import cached_model, check_length
 from harness.models.tokenizer import tokenizer_difference
-from harness.records import NGRAM, StepTiming, TextTrace, UserError, in_one_line
+from harness.records import NGRAM, DraftConfidence, StepTiming, TextTrace, UserError, in_one_line
 from harness.storage import RunFolder
 
 # The manifest's entry: drafts that cannot be used and why, and what generating and scoring took
@@ -46,6 +48,7 @@ class DraftResult:
     """What one draft gave.
 
     Attributes:
+        confidences: where adaptive drafting is replayed, of a draft that has them.
         timings: empty where it had been timed before.
         scoring_s: what scoring took.
         described: the manifest's entry; None for a drafter without a model here.
@@ -55,6 +58,7 @@ class DraftResult:
     timings: list[StepTiming]
     scoring_s: float
     described: dict[str, Any] | None = None
+    confidences: Sequence[DraftConfidence] = ()
 
 
 def score_drafts(
@@ -132,6 +136,8 @@ def each_draft(
                 folder.update_manifest({"models": {**known, conf.name: result.described}})
             timings = [*folder.timings(), *result.timings]
             folder.write_latency(latency_rows(timings), timings)
+            if result.confidences:
+                folder.add_confidences(result.confidences)
             folder.add_traces(result.traces)
         finished += 1
     noted = {"not_eligible": not_eligible, "failures": failures, "costs": costs}
@@ -232,9 +238,22 @@ def _scored(
                 tick=tick,
             )
     seconds = time.perf_counter() - begin
+    confidences: list[DraftConfidence] = []
+    if model is not None and config.decode.stop != "none":
+        with progress(f"{conf.name} drafts off the texts", len(texts)) as tick:
+            confidences = draft_confidences(
+                texts,
+                target.target_model,
+                model,
+                draft_name=conf.name,
+                rule=config.decode.rule,  # type: ignore[arg-type]  # validated
+                num_draft_tokens=k,
+                least=min(THRESHOLDS),
+                tick=tick,
+            )
     timings = [] if timed else _time(folder, target, conf, model, config)
     visits.up_to(1.0)
-    return DraftResult(traces, timings, seconds)
+    return DraftResult(traces, timings, seconds, confidences=confidences)
 
 
 def _time(

@@ -20,6 +20,7 @@ import yaml
 
 from harness.records import (
     SCHEMA_VERSION,
+    DraftConfidence,
     LatencyRow,
     LoadTiming,
     PartTiming,
@@ -69,9 +70,9 @@ APPENDED = (
     (OWN_ROUNDS, RoundTiming),
     (LOADS, LoadTiming),
 )
-TRACES, CHECKS = "traces.parquet", "checks.jsonl"
+TRACES, CHECKS, CONFIDENCES = "traces.parquet", "checks.jsonl", "confidences.parquet"
 # What a reader of a run needs of it, with a checksum
-CHECKED = ("config.yaml", "summary.json", TRACES, CHECKS, *TABLES)
+CHECKED = ("config.yaml", "summary.json", TRACES, CONFIDENCES, CHECKS, *TABLES)
 ENDED = ("complete", "failed")
 # Where a run is put, how much of it is done and how it is shown do not make it another run.
 FREE_KEYS = frozenset(
@@ -136,6 +137,11 @@ class StoredRun:
             UserError: the file is not one of traces, or not as it was written.
         """
         return load_traces(self.folder)
+
+    @cached_property
+    def confidences(self) -> list[DraftConfidence]:
+        """How sure drafts are off the texts; empty where adaptive drafting is not replayed."""
+        return load_confidences(self.folder)
 
     @cached_property
     def timings(self) -> list[StepTiming]:
@@ -317,6 +323,16 @@ class RunFolder:
         self._write_traces(traces, files.read_verified(self.path, TRACES))
         self._traces = [*before, *traces]
 
+    def confidences(self) -> list[DraftConfidence]:
+        """Every stored confidence, in order."""
+        return load_confidences(self.path)
+
+    def add_confidences(self, confidences: Sequence[DraftConfidence]) -> None:
+        """Put further confidences behind the stored ones."""
+        from harness.storage.confidences import content  # imports numpy and pandas
+
+        self._files.write(CONFIDENCES, content([*self.confidences(), *confidences]))
+
     def _write_traces(self, traces: Sequence[TextTrace], before: bytes | None) -> None:
         from harness.storage.traces import content  # imports numpy and pandas
 
@@ -390,6 +406,14 @@ def load_traces(folder: str | Path) -> list[TextTrace]:
 
     content = files.read_verified(Path(folder), TRACES)
     return [] if content is None else read(content, Path(folder) / TRACES)
+
+
+def load_confidences(folder: str | Path) -> list[DraftConfidence]:
+    """`StoredRun.confidences` of a folder."""
+    from harness.storage.confidences import read  # imports numpy and pandas
+
+    content = files.read_verified(Path(folder), CONFIDENCES)
+    return [] if content is None else read(content, Path(folder) / CONFIDENCES)
 
 
 def _new_folder(root: Path, stem: str) -> Path:

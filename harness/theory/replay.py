@@ -11,7 +11,9 @@ draft token at this drafted position was accepted" is Bernoulli(a), independent 
 4. every other count is a sum over s of V[s] times the distribution of the round from s;
 5. where r <= K text positions are left, accepting all r is a cut: neither rejection nor bonus;
 6. a drafter that proposes only n < K tokens from s (an n-gram) makes K = n there: after n comes the
-   bonus, and n = 0 is a plain step.
+   bonus, and n = 0 is a plain step;
+7. a drafter that drafts no more after an unlikely token (`harness.theory.adaptive`) makes K = n
+   there as well, but after a rejected token it may have drafted more or fewer than n.
 Assumptions: the text is drawn from the same target distribution (temperature, top-k, top-p) as in
 `a`, rounds start afresh (no state carries over), and the draft sees only what was emitted.
 
@@ -174,6 +176,7 @@ def replay(
     ks: Sequence[int],
     *,
     proposed: ArrayLike | None = None,
+    off_text: ArrayLike | None = None,
 ) -> Mapping[int, Replayed]:
     """Expected counts of the speculative loop on given texts, for every K.
 
@@ -185,6 +188,10 @@ def replay(
         ks: the K to replay, each at most the number of offsets.
         proposed: shape (texts, starts), tokens proposed from each start; at a smaller K the first K
             of them. None means K from everywhere.
+        off_text: shape (texts, starts + 1), with `proposed` alone: tokens that a drafter which
+            stops early goes on to draft from a position on where its token is not the text's, that
+            token included. The entry at a text's length is of what it drafts beyond its end. None
+            means that a round proposes the same number of tokens however it ends.
 
     Returns:
         By K, per-text expectations.
@@ -202,15 +209,20 @@ def replay(
     counts = None if proposed is None else np.asarray(proposed, dtype=np.intp)
     if counts is not None and counts.shape != chances.shape[:2]:
         raise ValueError("proposed must be (texts, starts)")
+    runs = None if off_text is None else np.asarray(off_text, dtype=np.intp)
+    if runs is not None and (counts is None or runs.shape != (len(sizes), chances.shape[1] + 1)):
+        raise ValueError("off_text must be (texts, starts + 1), and needs proposed")
     results: dict[int, Replayed] = {}
     for k in ks:
         if check_k(k) > chances.shape[2]:
             raise UserError(f"k={k}: the traces reach {chances.shape[2]} draft positions; lower k")
-        results[k] = _replay_one(chances, sizes, k, counts)
+        results[k] = _replay_one(chances, sizes, k, counts, runs)
     return results
 
 
-def _replay_one(chances: Array, lengths: Counts, k: int, proposed: Counts | None) -> Replayed:
+def _replay_one(
+    chances: Array, lengths: Counts, k: int, proposed: Counts | None, off_text: Counts | None
+) -> Replayed:
     """One K: the chance of every round length, the renewal recursion, then the sums."""
     left = np.subtract.outer(lengths, np.arange(int(chances.shape[1]))).astype(np.intp)
     drafts = np.full_like(left, k) if proposed is None else np.clip(proposed, 0, k)
@@ -237,6 +249,8 @@ def _replay_one(chances: Array, lengths: Counts, k: int, proposed: Counts | None
     if proposed is None:
         proposals = np.zeros((len(tokens), k + 1))
         proposals[:, k] = rounds
+    elif off_text is not None:
+        proposals = _proposals(kept, left, drafts, off_text, k)
     else:
         proposals = np.stack([(starts * (drafts == n)).sum(axis=1) for n in range(k + 1)], axis=1)
     return Replayed(
@@ -252,6 +266,25 @@ def _replay_one(chances: Array, lengths: Counts, k: int, proposed: Counts | None
         room=(starts[:, :, None] * in_text).sum(axis=1),
         proposals=proposals,
     )
+
+
+def _proposals(kept: Array, left: Counts, drafts: Counts, off_text: Counts, k: int) -> Array:
+    """Rounds by tokens proposed, (texts, K + 1), of a drafter that stops early; see `replay`.
+
+    Args:
+        kept: (texts, starts, K + 1) rounds from a start that accept at least j.
+        left: (texts, starts) text positions from a start on.
+        drafts: (texts, starts) tokens proposed where all of them are the text's.
+        off_text: (texts, starts + 1).
+    """
+    offsets = np.arange(k + 1)
+    # Entry j: rounds that accept exactly j, and end by a rejection, the text's end or their own
+    exactly = kept - np.concatenate([kept[:, :, 1:], np.zeros_like(kept[:, :, :1])], axis=2)
+    at = np.minimum(np.add.outer(np.arange(int(left.shape[1])), offsets), off_text.shape[1] - 1)
+    stopped = offsets >= drafts[:, :, None]
+    further = np.minimum(off_text[:, at], k - offsets)
+    counts = np.where(stopped, drafts[:, :, None], offsets + further)
+    return np.stack([(exactly * (counts == n)).sum(axis=(1, 2)) for n in range(k + 1)], axis=1)
 
 
 def _renewal(reach: Array, left: Counts, k: int) -> Array:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from harness.reporting.tables import (
+    adaptive,
     answers,
     breakeven,
     cards,
@@ -39,6 +40,7 @@ def _audition(summary: Summary) -> list[Table]:
         *leaderboard.leaderboard_tables(summary),
         leaderboard.ineligible_table(summary),
         leaderboard.prompt_set_table(summary),
+        *adaptive.adaptive_tables(summary),
         leaderboard.thumb_table(summary),
         latency.rounds_table(summary),
         leaderboard.costs_table(summary),

@@ -1,0 +1,167 @@
+"""How sure a draft is of what it drafts: what adaptive drafting needs beside a draft's scores.
+
+Adaptive drafting (`decode.stop=threshold`) drafts no more after a token that the draft was unsure
+of. Along the target's text its probabilities are those of the scores. Where a drafted token is not
+the text's, the drafter goes on from its own: so from every position the draft is let draft on, off
+the text, as far as the least threshold and the largest K allow. At temperature 0 it leaves the text
+only where its argmax is another token. Above, the first token is drawn from what the draft would
+have drawn, given that the acceptance rule rejected it; the correction does not depend on it.
+
+It takes one step of the draft per token of the text and up to K - 1 from each position where the
+draft may leave it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from harness.decoding.protocols import CausalModel
+from harness.decoding.sampling import Uniforms, inverse_cdf, sampler_for
+from harness.measurement.target_texts import GeneratedText
+from harness.records import DraftConfidence, Rule
+
+# Text positions whose target distributions are in memory at a time
+CHUNK = 64
+
+
+@torch.inference_mode()
+def draft_confidences(
+    texts: Sequence[GeneratedText],
+    target: CausalModel | None,
+    draft: CausalModel,
+    *,
+    draft_name: str,
+    rule: Rule,
+    num_draft_tokens: int,
+    least: float,
+    tick: Callable[[], None] = lambda: None,
+) -> list[DraftConfidence]:
+    """Let a draft model leave each text at every position.
+
+    Args:
+        texts: sampled without a repetition penalty.
+        target: the model that generated them; only the rule `ratio` above temperature 0 needs it.
+        draft: the draft. Distributions are over the narrower vocabulary of the two.
+        draft_name: its name in the records.
+        rule: how its tokens are accepted.
+        num_draft_tokens: the largest K.
+        least: no threshold below it is replayed.
+        tick: called once per text.
+    """
+    width = draft.vocab_size if target is None else min(draft.vocab_size, target.vocab_size)
+    made: list[DraftConfidence] = []
+    for text in texts:
+        values = _of_text(text, target, draft, rule, num_draft_tokens, least, width)
+        key = text.request.key
+        made.append(
+            DraftConfidence(
+                draft_name, key.prompt_set, key.prompt, key.repetition, key.temperature, values
+            )
+        )
+        tick()
+    return made
+
+
+def _of_text(
+    text: GeneratedText,
+    target: CausalModel | None,
+    draft: CausalModel,
+    rule: Rule,
+    count: int,
+    least: float,
+    width: int,
+) -> NDArray[np.float64]:
+    request, tokens = text.request, text.tokens
+    chooses = request.sampling.greedy or rule == "greedy_draft"
+    distribution = _softmax if chooses else sampler_for(request.sampling)
+    name = f"{request.text_name}/confidence"
+    draws = (len(tokens) + 1) * count
+    uniforms = Uniforms.keyed(request.seed, name, request.repetition, draws, draft.device).draft
+    target_rows = _target_rows(text, target, width) if rule == "ratio" and not chooses else iter(())
+    values = np.full((len(tokens) + 1, count), np.nan)
+    draft.prefill(request.tokens[:-1])
+    feed = torch.tensor(request.tokens[-1:], device=draft.device)
+    for position in range(len(tokens) + 1):
+        row = distribution(draft.forward(feed)[-1:, :width])
+        draft.rewind(0)
+        emitted = tokens[position] if position < len(tokens) else None
+        draw = uniforms[position * count : (position + 1) * count]
+        if chooses:
+            first = row.argmax(-1)
+            leaves = int(first) != emitted
+        else:
+            weights = _rejected(row, next(target_rows, None), emitted, rule)
+            first = inverse_cdf(weights, draw[:1])
+            leaves = float(weights.sum()) > 0.0
+        if leaves or chooses:
+            values[position, 0] = float(row[0, first])
+        if leaves:
+            values[position, 1:] = _onwards(
+                draft, first, values[position, 0], distribution, chooses, draw[1:], least, width
+            )
+        if emitted is not None:
+            feed = torch.tensor([emitted], device=draft.device)
+    return values
+
+
+def _onwards(
+    draft: CausalModel,
+    token: Tensor,
+    confidence: float,
+    distribution: Callable[[Tensor], Tensor],
+    chooses: bool,
+    draws: Tensor,
+    least: float,
+    width: int,
+) -> list[float]:
+    """Confidences of what is drafted after a token; 0 where no threshold drafts so far."""
+    values: list[float] = []
+    fed = 0
+    while len(values) < len(draws):
+        if confidence < least:
+            values += [0.0] * (len(draws) - len(values))
+            break
+        row = distribution(draft.forward(token)[-1:, :width])
+        fed += 1
+        draw = draws[len(values) : len(values) + 1]
+        token = row.argmax(-1) if chooses else inverse_cdf(row, draw)
+        confidence = float(row[0, token])
+        values.append(confidence)
+    draft.rewind(fed)
+    return values
+
+
+def _softmax(logits: Tensor) -> Tensor:
+    """As `ModelDrafter` reads the confidence of a token that it chooses."""
+    return torch.softmax(logits.float(), dim=-1)
+
+
+def _rejected(row: Tensor, target_row: Tensor | None, emitted: int | None, rule: Rule) -> Tensor:
+    """The draft's distribution [1, vocab], not normalised, of a token that was rejected.
+
+    Beyond the text's end nothing is judged, and it is the draft's own.
+    """
+    if emitted is None:
+        return row
+    if rule == "ratio":
+        assert target_row is not None
+        return (row - target_row.to(row.device)).clamp_min(0.0)
+    others = row.clone()
+    others[0, emitted] = 0.0
+    return others
+
+
+def _target_rows(text: GeneratedText, target: CausalModel | None, width: int) -> Iterator[Tensor]:
+    """The target's distributions [1, width] at the text's tokens, one after the other."""
+    assert target is not None
+    request = text.request
+    sampler = sampler_for(request.sampling)
+    target.prefill(request.tokens[:-1])
+    fed = torch.tensor([*request.tokens[-1:], *text.tokens[:-1]], device=target.device)
+    for piece in fed.split(CHUNK):
+        rows = sampler(target.forward(piece)[:, :width])
+        target.rewind(0)
+        yield from rows.split(1)

@@ -1,0 +1,230 @@
+"""Adaptive drafting by replay: equal to the loop, and never better than the two oracles."""
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stubs import CPU, TableModel, decoded
+
+from harness.analysis import analyse
+from harness.analysis.adaptive import THRESHOLDS, ScoredTexts, replayed_adaptively
+from harness.cli import compose, draft_confs
+from harness.commands import audition
+from harness.decoding.drafters import ModelDrafter
+from harness.decoding.sampling import SamplingParameters
+from harness.measurement.confidences import draft_confidences
+from harness.measurement.generations import Request, round_counts
+from harness.measurement.target_texts import GeneratedText
+from harness.records import Round, Rule, TextTrace, UserError
+from harness.storage import load
+from harness.theory.adaptive import along_text, best_k_per_round, flag_oracle, off_text
+from harness.theory.replay import replay
+
+K = 4
+FIVE = (0.1, 0.3, 0.5, 0.7, 0.9)
+COUNTS = ("rounds", "drafted", "accepted", "rejected", "bonus", "cut")
+
+
+def request_of(number: int, temperature: float, rule: Rule, budget: int) -> Request:
+    return Request(
+        cell=str(number),
+        prompt_set="set",
+        prompt=str(number),
+        category=None,
+        tokens=(1, number % 7, number // 7 % 7, number // 49),
+        sampling=SamplingParameters(temperature),
+        budget=budget,
+        repetition=0,
+        seed=3,
+        eos=frozenset({9}),
+        model="target",
+        draft="draft",
+        k=K,
+        rule=rule,
+    )
+
+
+def loop(request: Request, threshold: float) -> list[Round]:
+    drafter = ModelDrafter(TableModel(strangeness=0.3), request.sampling, request.rule, threshold)
+    return decoded(TableModel(), drafter, request.generation(CPU))
+
+
+def replayed(requests: list[Request], rounds: list[list[Round]], threshold: float):
+    """Expected counts of the loop's own texts, from scores and confidences of the draft."""
+    texts = [
+        GeneratedText(replace(request, k=0), tuple(t for r in done for t in r.tokens), "budget")
+        for request, done in zip(requests, rounds, strict=True)
+    ]
+    draft, rule = TableModel(strangeness=0.3), requests[0].rule
+    traces = score_of(texts, draft)
+    known = draft_confidences(
+        texts,
+        TableModel(),
+        draft,
+        draft_name="draft",
+        rule=rule,
+        num_draft_tokens=K,
+        least=min(FIVE),
+    )
+    return replayed_adaptively(ScoredTexts(traces, {c.key: c for c in known}, rule), K, threshold)
+
+
+def score_of(texts: list[GeneratedText], draft: TableModel) -> list[TextTrace]:
+    return [trace_of(text, draft) for text in texts]
+
+
+def trace_of(text: GeneratedText, draft: TableModel) -> TextTrace:
+    """What `score_texts` says of a text, of models that are no networks."""
+    request, tokens = text.request, torch.tensor(text.tokens)
+    fed = torch.tensor([*request.tokens[-1:], *text.tokens[:-1]])
+    logits: list[torch.Tensor] = []
+    for model in (TableModel(), draft):
+        model.prefill(request.tokens[:-1])
+        logits.append(model.forward(fed))
+    is_argmax = (logits[1].argmax(-1) == tokens).numpy()
+    if request.sampling.greedy:
+        with np.errstate(divide="ignore"):
+            logprobs = [np.zeros(len(tokens)), np.log(is_argmax.astype(float))]
+    else:
+        rows = [row.log_softmax(-1).gather(-1, tokens[:, None])[:, 0] for row in logits]
+        logprobs = [row.numpy() for row in rows]
+    unknown = np.full(len(tokens), np.nan)
+    return TextTrace(
+        draft="draft",
+        draft_temperature=request.sampling.temperature,
+        prompt_set=request.prompt_set,
+        prompt=request.prompt,
+        category=None,
+        repetition=0,
+        temperature=request.sampling.temperature,
+        top_k=None,
+        top_p=None,
+        prompt_tokens=len(request.tokens),
+        stop_reason=text.stop_reason,
+        tokens=tokens.numpy(),
+        target_logprob=logprobs[0],
+        draft_logprob=logprobs[1],
+        draft_is_argmax=is_argmax,
+        last_ratio=unknown,
+        last_exact_match=unknown,
+        last_greedy_draft=unknown,
+        target_entropy=unknown,
+        draft_entropy=unknown,
+    )
+
+
+@pytest.mark.parametrize(("temperature", "rule"), [(0.0, "ratio"), (1.0, "greedy_draft")])
+@pytest.mark.parametrize("threshold", FIVE)
+def test_of_tokens_that_are_chosen_every_count_is_the_loops(
+    threshold: float, temperature: float, rule: Rule
+) -> None:
+    requests = [request_of(number, temperature, rule, 30) for number in range(12)]
+    rounds = [loop(request, threshold) for request in requests]
+    expected = replayed(requests, rounds, threshold)
+    for row, done in enumerate(rounds):
+        counts = round_counts(done, K)
+        for name in COUNTS:
+            assert getattr(expected, name)[row] == pytest.approx(counts[name], abs=1e-9), name
+        assert expected.accepted_lengths[row] == pytest.approx(counts["accepted_lengths"])
+
+
+@pytest.mark.parametrize("rule", ["ratio", "exact_match"])
+@pytest.mark.parametrize("threshold", FIVE)
+def test_of_tokens_that_are_drawn_rounds_and_drafted_tokens_are_the_loops_on_average(
+    threshold: float, rule: Rule
+) -> None:
+    requests = [request_of(number, 1.0, rule, 12) for number in range(300)]
+    rounds = [loop(request, threshold) for request in requests]
+    expected = replayed(requests, rounds, threshold)
+    for name in ("rounds", "drafted"):
+        measured = np.array([round_counts(done, K)[name] for done in rounds], dtype=float)
+        gaps = measured - getattr(expected, name)
+        assert abs(gaps.mean() / (gaps.std(ddof=1) / np.sqrt(len(gaps)))) < 3, name
+
+
+CHANCES = st.lists(st.sampled_from([0.0, 0.2, 0.7, 1.0]), min_size=1, max_size=5)
+
+
+def cheapest(chances, cost, start, flags) -> float:
+    """Every choice of a number of drafts at every start, written out."""
+    length, k = len(chances), len(cost) - 1
+    if start >= length:
+        return 0.0
+    most = min(k, length - start)
+
+    def after(kept: int) -> float:
+        return cheapest(chances, cost, start + kept + 1, flags)
+
+    if not flags:
+        options = []
+        for n in range(most + 1):
+            total, reach = cost[n], 1.0
+            for j in range(n):
+                chance = chances[start + j]
+                total += reach * (1 - chance) * after(j)
+                reach *= chance
+            options.append(total + reach * after(n))
+        return min(options)
+    total = 0.0
+    for flags_here in itertools.product((0, 1), repeat=most):
+        weight = np.prod(
+            [chances[start + j] if f else 1 - chances[start + j] for j, f in enumerate(flags_here)]
+        )
+        kept = next((j for j, f in enumerate(flags_here) if not f), most)
+        total += weight * min(cost[n] + after(n) for n in range(kept + 1))
+    return total
+
+
+@settings(max_examples=60, deadline=None)
+@given(CHANCES, st.integers(1, 3))
+def test_the_oracles_are_the_cheapest_of_all_choices(chances: list[float], k: int) -> None:
+    cost = np.array([1.0, 1.15, 1.4, 1.5][: k + 1])
+    laid = np.zeros((1, len(chances), k))
+    for s, i in itertools.product(range(len(chances)), range(k)):
+        laid[0, s, i] = chances[s + i] if s + i < len(chances) else 0.0
+    per_round = best_k_per_round(laid, [len(chances)], cost)[0]
+    flags = flag_oracle(laid, [len(chances)], cost)[0]
+    assert per_round == pytest.approx(cheapest(chances, cost, 0, False), abs=1e-12)
+    assert flags == pytest.approx(cheapest(chances, cost, 0, True), abs=1e-12)
+    fixed = replay(laid, [len(chances)], [k])[k]
+    assert flags <= per_round + 1e-12
+    assert per_round <= (fixed.proposals @ cost)[0] + 1e-12
+    if {*chances} <= {0.0, 1.0}:
+        assert flags == pytest.approx(per_round)
+
+
+def test_drafting_stops_after_the_first_unlikely_token_and_not_at_a_texts_end() -> None:
+    confidence = [[0.9, 0.2, 0.9, 0.9], [0.9, 0.9, 0.0, 0.0]]
+    assert along_text(confidence, [4, 2], 0.5, 3).tolist() == [[2, 1, 3, 3], [3, 3, 3, 3]]
+    assert off_text([[0.9, 0.1, 0.9], [np.nan] * 3], 0.5).tolist() == [2, 3]
+
+
+def test_an_audition_shows_the_best_threshold_between_the_best_k_and_the_oracles(
+    tmp_path: Path,
+) -> None:
+    words = ["drafts=[tiny_good,ngram]", "k=[1,2,4]", "prompts.limit=3", "new_tokens=16"]
+    times = ["latency.target_ms=10", "latency.draft_ms=2", "threads=1", "temperature=[0,1]"]
+    words = [f"results_root={tmp_path}", "decode.stop=threshold", *words, *times]
+    config = compose("audition", words)
+    outcome = audition.run(config, draft_confs(config))
+    assert outcome.folder is not None
+    summary = analyse(load(outcome.folder))
+    assert [(entry.draft, entry.temperature) for entry in summary.adaptive] == [
+        ("tiny_good", 0.0),
+        ("tiny_good", 1.0),
+    ]
+    for entry in summary.adaptive:
+        assert [row.threshold for row in entry.thresholds] == list(THRESHOLDS)
+        assert entry.best.speedup <= entry.flag_oracle + 1e-9
+        assert entry.fixed.speedup <= entry.best_k_per_round + 1e-9
+        assert entry.best_k_per_round <= entry.flag_oracle + 1e-9
+        drafted = [row.drafted_per_round for row in entry.thresholds]
+        assert drafted == sorted(drafted, reverse=True)
+    assert "Adaptive drafting" in (outcome.folder / "report.md").read_text()
+    with pytest.raises(UserError, match=r"decode\.stop=threshold: not with traces_from"):
+        compose("audition", [*words[:2], f"traces_from={outcome.folder}"])
