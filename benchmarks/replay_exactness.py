@@ -39,15 +39,15 @@ from scipy.stats import ttest_rel
 from harness import prompts as prompt_sets
 from harness.analysis.replayed import accept_chances, replayed
 from harness.config import ModelConf, PromptsConf
-from harness.decoding.ngram import NgramDrafter
+from harness.decoding.lookups import NgramDrafter
 from harness.decoding.sampling import SamplingParameters
-from harness.measurement.draft_scores import ngram_trace, score_texts
+from harness.measurement.draft_scores import lookup_traces, score_texts
 from harness.measurement.generations import Draft, Request, run_trial
 from harness.measurement.target_texts import GeneratedText, generate_texts
 from harness.models.cached import CachedModel
 from harness.models.load import LoadedModel, load, open_pair
 from harness.models.tokenizer import encode
-from harness.records import TextTrace, Trial
+from harness.records import NGRAM, TextTrace, Trial
 from harness.stats.jackknife import holm
 
 MODEL_DRAFTS = ("tiny_good", "tiny_small", "tiny_unrelated")
@@ -67,7 +67,7 @@ class Family:
     def traces(self, draft: str, texts: Sequence[GeneratedText], k: int) -> list[TextTrace]:
         model = self.drafts[draft]
         if callable(model):
-            return [ngram_trace(text, num_draft_tokens=k) for text in texts]
+            return lookup_traces(texts, NGRAM, num_draft_tokens=k, draft_name=draft)
         assert isinstance(model, CachedModel)
         return score_texts(texts, self.target, model, draft_name=draft)
 

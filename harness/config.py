@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-from harness.records import NGRAM, RULES, SERVERS, UserError
+from harness.records import LOOKUPS, NGRAM, RULES, SERVERS, UserError
 from harness.theory.architecture import architecture_of
 
 # The shipped YAML: inside the installed package, or next to it in a checkout
@@ -391,7 +391,7 @@ class PairConfig(ModelsConfig):
                 f"draft.name={self.draft.name}: the same as model.name, of another model; "
                 "give one of them another name (draft.name=...)"
             )
-        if self.draft.id != NGRAM and self.model.weights != self.draft.weights:
+        if self.draft.id not in LOOKUPS and self.model.weights != self.draft.weights:
             raise UserError(
                 f"model.weights={self.model.weights} and draft.weights={self.draft.weights}: their "
                 "tokenizers cannot be compared; set both to dummy or both to pretrained"
@@ -460,7 +460,7 @@ class SweepConfig(PairConfig):
     def check(self, _: str) -> None:
         """A recorded graph drafts a fixed number of tokens; a look-up is sure of none."""
         super().check(_)
-        if self.decode.stop != "none" and self.draft.id == NGRAM:
+        if self.decode.stop != "none" and self.draft.id in LOOKUPS:
             raise UserError(
                 f"decode.stop={self.decode.stop}: draft={self.draft.name} gives its tokens no "
                 "probability that a threshold could be compared with; leave it out"
@@ -892,7 +892,7 @@ def like_target(target: ModelConf, draft: ModelConf) -> ModelConf:
     Raises:
         UserError: random weights are wanted, and the draft's config has no architecture.
     """
-    if target.weights != "dummy" or draft.id == NGRAM:
+    if target.weights != "dummy" or draft.id in LOOKUPS:
         return draft
     if not isinstance(draft.architecture, dict):
         raise UserError(

@@ -27,9 +27,11 @@ Decision = Literal["speculate", "does_not_pay", "undecided"]
 Source = Literal["measured", "replayed", "theory"]
 StopReason = Literal["eos", "stop_string", "budget"]
 
-# Name and id of the draft that looks n-grams up in the text instead of running a model
-NGRAM = "ngram"
-LONGEST_NGRAM = 2
+# Name and id of the drafts that look tokens up instead of running a model: n-grams of the text,
+# and the longest end of the text that occurred in it or in earlier answers
+NGRAM, SUFFIX = "ngram", "suffix"
+LOOKUPS = (NGRAM, SUFFIX)
+LONGEST_NGRAM, LONGEST_SUFFIX = 2, 64
 # The temperature at which the likeliest token is taken
 GREEDY = 0.0
 RULES: tuple[Rule, ...] = ("ratio", "exact_match", "greedy_draft")

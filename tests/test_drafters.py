@@ -20,7 +20,7 @@ from harness.analysis import analyse
 from harness.cli import compose
 from harness.commands import snapshot, sweep
 from harness.decoding.drafters import ModelDrafter
-from harness.decoding.ngram import NgramDrafter, lookups
+from harness.decoding.lookups import NgramDrafter, SuffixDrafter, lookups
 from harness.decoding.sampling import SamplingParameters
 from harness.records import RULES, Round, Rule, UserError
 from harness.storage import load
@@ -153,8 +153,8 @@ def test_at_a_temperature_it_decodes_to_the_budget(rule: Rule) -> None:
 def test_lookups_are_the_proposals_of_transformers_from_every_start(
     prompt: list[int], text: list[int], k: int, eos: set[int], ngram: int
 ) -> None:
-    along = lookups(prompt, text, num_draft_tokens=k, eos=eos, ngram=ngram)
-    smaller = lookups(prompt, text, num_draft_tokens=1, eos=eos, ngram=ngram)
+    along = lookups(NgramDrafter(eos, ngram), prompt, text, k)
+    smaller = lookups(NgramDrafter(eos, ngram), prompt, text, 1)
     assert np.array_equal(smaller.matches, along.matches[:, :1])
     assert np.array_equal(smaller.proposed, np.minimum(along.proposed, 1))
     generator: Any = PromptLookupCandidateGenerator(
@@ -172,18 +172,40 @@ def test_lookups_are_the_proposals_of_transformers_from_every_start(
         assert along.matches[start].tolist() == [a == b for a, b in zip(padded, rest, strict=True)]
 
 
+def suffix_after(
+    text: Sequence[int], *earlier: Sequence[int], eos: Collection[int] = ()
+) -> list[int]:
+    drafter = SuffixDrafter(eos)
+    for answer in earlier:
+        drafter.learn(answer)
+    drafter.begin(text)
+    return drafter.draft(9)
+
+
+def test_a_suffix_look_up_proposes_what_most_often_followed_the_longest_match() -> None:
+    assert suffix_after([1, 2, 3, 4, 1, 2]) == [3, 4]
+    assert suffix_after([7, 8, 9], [5, 8, 9, 1, 2, 3], [6, 9, 4]) == [1, 2]
+    assert suffix_after([5, 1], [1, 2], [1, 3], [1, 3]) == [3]
+    assert suffix_after([7, 8, 9], [8, 9, 1, 2, 3], eos={2}) == [1]
+    assert suffix_after([7, 8, 9], [8, 9]) == []
+    for earlier in ([[7, 8]], [[8, 7]]):
+        assert suffix_after([1, 9], *earlier) == []
+
+
 @settings(max_examples=100, deadline=None)
-@given(IDS, IDS, st.integers(1, 6), st.booleans())
+@given(IDS, IDS, st.integers(1, 6), st.booleans(), st.booleans())
 def test_replayed_rounds_equal_the_loops(
-    prompt: list[int], text: list[int], k: int, ends: bool
+    prompt: list[int], text: list[int], k: int, ends: bool, suffix: bool
 ) -> None:
     """Rounds, drafted, accepted and how they ended, of a target that generates any given text."""
     eos = frozenset({9}) if ends else frozenset()
     text = [*text, 9] if ends else text
     generation = generation_of(prompt, len(text), k, eos=eos)
-    rounds = decoded(ScriptedModel(prompt, text), NgramDrafter(eos), generation)
+    drafter = SuffixDrafter(eos) if suffix else NgramDrafter(eos)
+    drafter.learn([*text[2:], *prompt[1:]])
+    rounds = decoded(ScriptedModel(prompt, text), drafter, generation)
     assert text_of(rounds) == text
-    along = lookups(prompt, text, num_draft_tokens=k, eos=eos)
+    along = lookups(drafter, prompt, text, k)
     replayed = replay(along.matches[None], [len(text)], [k], proposed=along.proposed[None])[k]
     assert replayed.rounds[0] == len(rounds)
     assert replayed.drafted[0] == sum(entry.drafted for entry in rounds)

@@ -11,7 +11,7 @@ from random_models import qwen3
 from stubs import TableModel
 
 from harness.analysis.latency import latency_rows, step_times
-from harness.decoding.ngram import NgramDrafter
+from harness.decoding.lookups import NgramDrafter
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement import environment
 from harness.measurement.clock import Clock

@@ -18,23 +18,23 @@ def drafts_of(*overrides: str) -> list[str]:
 @pytest.mark.parametrize(
     ("overrides", "names"),
     [
-        ([], ["ngram", "tiny_small", "tiny_good", "tiny_unrelated"]),
-        (["model=qwen3_4b"], ["ngram", "qwen3_0_6b", "qwen3_1_7b"]),
-        (["model=llama3_1_8b"], ["ngram", "llama3_2_1b", "llama3_2_3b"]),
-        (["model=qwen3_32b", "gpu=h100"], ["ngram", "qwen3_0_6b", "qwen3_1_7b", "qwen3_4b"]),
+        ([], ["ngram", "suffix", "tiny_small", "tiny_good", "tiny_unrelated"]),
+        (["model=qwen3_4b"], ["ngram", "suffix", "qwen3_0_6b", "qwen3_1_7b"]),
+        (["model=llama3_1_8b"], ["ngram", "suffix", "llama3_2_1b", "llama3_2_3b"]),
+        (["model=qwen3_32b", "gpu=h100"], ["ngram", "suffix", "qwen3_0_6b", "qwen3_1_7b", "qwen3_4b"]),
         (["model=hf", "model.id=org/mine", "model.tokenizer_family=tiny"], None),
     ],
 )
 def test_auto_names_every_smaller_draft_of_the_targets_family(
     overrides: list[str], names: list[str] | None
 ) -> None:
-    wanted = names or ["ngram", "tiny_small", "tiny_good", "tiny_unrelated", "tiny"]
+    wanted = names or ["ngram", "suffix", "tiny_small", "tiny_good", "tiny_unrelated", "tiny"]
     assert drafts_of("drafts=auto", *overrides) == wanted
 
 
 def test_auto_stands_beside_named_drafts() -> None:
     names = drafts_of("drafts=[tiny_good@dtype:bfloat16,auto]")
-    assert names == ["tiny_good", "ngram", "tiny_small", "tiny_unrelated"]
+    assert names == ["tiny_good", "ngram", "suffix", "tiny_small", "tiny_unrelated"]
     with pytest.raises(UserError, match=r"names no tokenizer family.*llama3, qwen3, tiny"):
         drafts_of("drafts=auto", "model=hf", "model.id=org/mine")
 

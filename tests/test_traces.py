@@ -16,11 +16,11 @@ from harness import prompts as prompt_sets
 from harness.analysis.replayed import replayed
 from harness.config import ModelConf, PromptsConf
 from harness.decoding.drafters import ModelDrafter
-from harness.decoding.ngram import NgramDrafter
+from harness.decoding.lookups import NgramDrafter
 from harness.decoding.protocols import Drafter, Generation
 from harness.decoding.sampling import SamplingParameters, Uniforms, sampler_for
 from harness.measurement import draft_scores
-from harness.measurement.draft_scores import ngram_trace, score_texts
+from harness.measurement.draft_scores import lookup_traces, score_texts
 from harness.measurement.target_texts import (
     BrokenLogitsError,
     GeneratedText,
@@ -30,7 +30,7 @@ from harness.measurement.target_texts import (
 from harness.models.cached import CachedModel, SnapshotModel, SplitNetwork, split_network
 from harness.models.load import load
 from harness.models.tokenizer import encode
-from harness.records import TextTrace, UserError
+from harness.records import NGRAM, TextTrace, UserError
 from harness.storage import RunFolder, load_traces
 
 DRAFTS = ("tiny_good", "tiny_small", "tiny_unrelated")
@@ -459,7 +459,7 @@ def test_greedy_replay_equals_the_loop_for_every_prompt_draft_and_k(
     texts = generate_texts(target, requests, name="model=tiny")
     for name, make in factories(drafts).items():
         if name == "ngram":
-            traces = [ngram_trace(text, num_draft_tokens=16) for text in texts]
+            traces = lookup_traces(texts, NGRAM, num_draft_tokens=16, draft_name=name)
         else:
             traces = score_texts(texts, target, drafts[name], draft_name=name)
         by_k = replayed(traces, "ratio", ks)
@@ -498,7 +498,7 @@ def test_traces_come_back_as_they_were(
     texts = generate_texts(target, asked, name="model=tiny")
     traces = [
         *score_texts(texts, target, drafts["tiny_good"], draft_name="tiny_good"),
-        *(ngram_trace(text, num_draft_tokens=5) for text in texts),
+        *lookup_traces(texts, NGRAM, num_draft_tokens=5, draft_name="ngram"),
         *score_texts(texts, target, drafts["tiny_small"], draft_name="tiny_small"),
     ]
     folder = RunFolder.create(tmp_path, "audition", ["tiny"], {})

@@ -13,7 +13,7 @@ from harness.cli import compose, draft_confs
 from harness.commands.dry_run import all_cards
 from harness.commands.pairing import sizes_of
 from harness.config import SCHEMAS, GpuConf, ModelConf
-from harness.records import NGRAM, Prompt, UserError
+from harness.records import LOOKUPS, Prompt, UserError
 
 # What the cloud calls a card, and its file in conf/gpu.
 GPUS = {
@@ -243,7 +243,9 @@ def _check_fits(
 def _parts(models: Sequence[tuple[str, ModelConf]], tokens: int) -> Iterator[tuple[str, float]]:
     """Bytes that each model takes on a card, where its sizes are known and it is on one card."""
     for role, conf in models:
-        sizes = None if conf.id == NGRAM or conf.device_map or conf.quantization else sizes_of(conf)
+        sizes = (
+            None if conf.id in LOOKUPS or conf.device_map or conf.quantization else sizes_of(conf)
+        )
         if sizes is not None:
             unit = sizes.bytes_per_parameter
             cache = sizes.shape.kv_bytes_read(tokens, unit)

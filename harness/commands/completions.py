@@ -12,11 +12,11 @@ from harness.commands.pair import Drafted, EncodedPrompt, LookupPair, Target, co
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import unless_broken
 from harness.config import AuditionConfig, PairConfig, SweepConfig
-from harness.measurement.draft_scores import ngram_trace, score_texts
+from harness.measurement.draft_scores import lookup_traces, score_texts
 from harness.measurement.generations import Request
 from harness.measurement.target_texts import GeneratedText, generate_texts
 from harness.models.tokenizer import encode
-from harness.records import Trial
+from harness.records import NGRAM, Trial
 from harness.storage import RunFolder
 
 BATCH = 32
@@ -122,7 +122,7 @@ def score_pair(
     if isinstance(pair, LookupPair):
         name = pair.draft_name
         folder.write_traces(
-            [ngram_trace(text, num_draft_tokens=largest_k, draft_name=name) for text in texts]
+            lookup_traces(texts, NGRAM, num_draft_tokens=largest_k, draft_name=name)
         )
         return
     with (

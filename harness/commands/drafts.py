@@ -23,16 +23,17 @@ from harness.commands.progress import progress
 from harness.commands.time_rounds import visits_of_draft
 from harness.commands.time_steps import timed_steps
 from harness.config import AuditionConfig, ModelConf
-from harness.decoding.ngram import NgramDrafter
+from harness.decoding.lookups import DRAFTERS
 from harness.measurement.confidences import draft_confidences
-from harness.measurement.draft_scores import ngram_trace, score_texts
+from harness.measurement.draft_scores import lookup_traces, score_texts
+from harness.measurement.round_times import FullLookup
 from harness.measurement.step_times import TimedModel, time_lookups
 from harness.measurement.target_texts import GeneratedText
 from harness.models.cached import CachedModel
 from harness.models.load import Vocabulary
 from harness.models.probe import cached_model, check_length
 from harness.models.tokenizer import tokenizer_difference
-from harness.records import NGRAM, DraftConfidence, StepTiming, TextTrace, UserError, in_one_line
+from harness.records import LOOKUPS, DraftConfidence, StepTiming, TextTrace, UserError, in_one_line
 from harness.storage import RunFolder
 
 # The manifest's entry: drafts that cannot be used and why, and what generating and scoring took
@@ -203,11 +204,11 @@ def _measured(
     Half of the visits that time its rounds, stored in the folder, come before that, half after.
     """
 
-    def score(model: CachedModel | None) -> DraftResult:
+    def score(model: CachedModel) -> DraftResult:
         return _scored(folder, target, texts, conf, model, config, timed)
 
-    if conf.id == NGRAM:
-        return score(None)
+    if conf.id in LOOKUPS:
+        return _looked_up(folder, target, texts, conf, config, timed=timed)
     device = target.target_model.device
     return with_draft(conf, target.target, device, target.prompts, config, score)
 
@@ -217,29 +218,26 @@ def _scored(
     target: Target,
     texts: Sequence[GeneratedText],
     conf: ModelConf,
-    model: CachedModel | None,
+    model: CachedModel,
     config: AuditionConfig,
     timed: bool,
 ) -> DraftResult:
     visits = visits_of_draft(folder, target, conf, model, config)
     visits.up_to(0.5)
-    begin, k = time.perf_counter(), max(config.k)
-    if model is None:
-        traces = [ngram_trace(text, num_draft_tokens=k, draft_name=conf.name) for text in texts]
-    else:
-        with progress(f"{conf.name} scores", len(texts)) as tick:
-            traces = score_texts(
-                texts,
-                target.target_model,
-                model,
-                draft_name=conf.name,
-                target_name=f"model={target.target.name}",
-                batch=config.batch,
-                tick=tick,
-            )
+    begin = time.perf_counter()
+    with progress(f"{conf.name} scores", len(texts)) as tick:
+        traces = score_texts(
+            texts,
+            target.target_model,
+            model,
+            draft_name=conf.name,
+            target_name=f"model={target.target.name}",
+            batch=config.batch,
+            tick=tick,
+        )
     seconds = time.perf_counter() - begin
     confidences: list[DraftConfidence] = []
-    if model is not None and config.decode.stop != "none":
+    if config.decode.stop != "none":
         with progress(f"{conf.name} drafts off the texts", len(texts)) as tick:
             confidences = draft_confidences(
                 texts,
@@ -247,35 +245,57 @@ def _scored(
                 model,
                 draft_name=conf.name,
                 rule=config.decode.rule,  # type: ignore[arg-type]  # validated
-                num_draft_tokens=k,
+                num_draft_tokens=max(config.k),
                 least=min(THRESHOLDS),
                 tick=tick,
             )
-    timings = [] if timed else _time(folder, target, conf, model, config)
+    timings: list[StepTiming] = []
+    if not timed:
+        models = [*target.timed, TimedModel("draft", conf.name, model)]
+        timings = _time(folder, target, conf, models, config)
     visits.up_to(1.0)
     return DraftResult(traces, timings, seconds, confidences=confidences)
+
+
+def _looked_up(
+    folder: RunFolder,
+    target: Target,
+    texts: Sequence[GeneratedText],
+    conf: ModelConf,
+    config: AuditionConfig,
+    *,
+    timed: bool,
+) -> DraftResult:
+    """As `_scored`, of a draft without a model; rounds and look-ups are timed with all answers."""
+    drafter = DRAFTERS[conf.id](target.target.eos)
+    for trial in folder.trials():
+        drafter.learn(trial.tokens or ())
+    visits = visits_of_draft(folder, target, conf, lambda _: FullLookup(drafter), config)
+    visits.up_to(0.5)
+    begin, k = time.perf_counter(), max(config.k)
+    traces = lookup_traces(texts, conf.id, num_draft_tokens=k, draft_name=conf.name)
+    seconds = time.perf_counter() - begin
+    timings: list[StepTiming] = []
+    if not timed:
+        timings = _time(folder, target, conf, target.timed, config)
+        context = target.typical_context(config.new_tokens)
+        timings.append(time_lookups(drafter, conf.name, k, context))
+    visits.up_to(1.0)
+    return DraftResult(traces, timings, seconds)
 
 
 def _time(
     folder: RunFolder,
     target: Target,
     conf: ModelConf,
-    model: CachedModel | None,
+    models: Sequence[TimedModel],
     config: AuditionConfig,
 ) -> list[StepTiming]:
-    """Steps of the draft and of the target, interleaved; of an n-gram drafter one look-up."""
-    timed = list(target.timed)
-    if model is not None:
-        timed.append(TimedModel("draft", conf.name, model))
+    """Steps of the models, interleaved."""
     name = conf.name
-    timings = timed_steps(
-        folder, target, timed, config, draft=name, paired_with=name, doing=f"timing {name}"
+    return timed_steps(
+        folder, target, models, config, draft=name, paired_with=name, doing=f"timing {name}"
     )
-    if model is None:
-        drafter = NgramDrafter(target.target.eos)
-        context = target.typical_context(config.new_tokens)
-        timings.append(time_lookups(drafter, conf.name, max(config.k), context))
-    return timings
 
 
 def _reason(error: Exception) -> str:

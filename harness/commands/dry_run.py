@@ -24,7 +24,7 @@ from harness.config import (
     SnapshotConfig,
     SweepConfig,
 )
-from harness.records import NGRAM, Prompt
+from harness.records import LOOKUPS, Prompt
 from harness.reporting import formatting as fmt
 from harness.reporting.console import print_brief, print_table
 from harness.reporting.tables.cards import cards_table, cost_table
@@ -264,8 +264,8 @@ def _costs(
         work = [*work, *text_forwards(waiting, prompt_sets.answer_tokens(config), batch)]
     models = {"target": config.model}
     if isinstance(config, AuditionConfig):
-        models |= {conf.name: conf for conf in drafts if conf.id != NGRAM}
-    elif config.draft.id != NGRAM:
+        models |= {conf.name: conf for conf in drafts if conf.id not in LOOKUPS}
+    elif config.draft.id not in LOOKUPS:
         models["draft"] = config.draft
     sizes = {name: sizes_of(conf) for name, conf in models.items()}
     unknown = " and ".join(models[name].name for name, size in sizes.items() if size is None)

@@ -15,7 +15,7 @@ from harness.analysis.lossless import distrust, text_checks
 from harness.analysis.setup import Setup
 from harness.config import AuditionConfig, DecodeConf, ServerConfig, SweepConfig, rates_for
 from harness.records import (
-    NGRAM,
+    LOOKUPS,
     Cell,
     Prompt,
     RoundTiming,
@@ -297,7 +297,7 @@ def _check_typed(config: AuditionConfig, draft: str, target_ms: float) -> None:
     draft_ms: Any = config.latency.draft_ms
     if isinstance(draft_ms, Mapping):
         draft_ms = draft_ms.get(draft)
-    elif draft == NGRAM:
+    elif draft in LOOKUPS:
         draft_ms = LOOKUP_S * 1e3
     if draft_ms is None or isinstance(draft_ms, bool) or not isinstance(draft_ms, int | float):
         raise UserError(

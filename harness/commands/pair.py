@@ -16,7 +16,7 @@ from harness import prompts as prompt_sets
 from harness.commands.other_runs import Rates
 from harness.commands.progress import Bar, fetching, progress
 from harness.config import AuditionConfig, DecodeConf, ModelConf, PairConfig
-from harness.decoding.ngram import NgramDrafter
+from harness.decoding.lookups import NgramDrafter
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement import environment
 from harness.measurement.clock import undisturbed
@@ -30,7 +30,7 @@ from harness.models.load import LoadedModel, Vocabulary
 from harness.models.memory import MemoryNeed, check_fits
 from harness.models.probe import cached_model, check_length
 from harness.models.tokenizer import check_thinking, encode, stop_rule
-from harness.records import NGRAM, Cell, Prompt, TextKey, Trial, UserError
+from harness.records import LOOKUPS, SUFFIX, Cell, Prompt, TextKey, Trial, UserError
 from harness.storage import RunFolder
 from harness.theory.acceptance import conditional
 
@@ -169,9 +169,9 @@ class LookupPair(Target):
         """What the loop drafts with."""
         return NgramDrafter(request.eos)
 
-    def timed_drafting(self, request: Request) -> NgramDrafter:
+    def timed_drafting(self, request: Request) -> FullLookup:
         """What rounds are timed with: it proposes as many tokens as it is asked for."""
-        return FullLookup(request.eos)
+        return FullLookup(self.drafting(request))
 
 
 # A target with what drafts for it
@@ -183,8 +183,13 @@ Drafted = Pair | LookupPair
 
 def open_drafted(config: PairConfig, prompts: Sequence[Prompt]) -> Drafted:
     """As `open_pair`, where the draft may also be one without a model."""
-    if config.draft.id != NGRAM:
+    if config.draft.id not in LOOKUPS:
         return open_pair(config, prompts)
+    if config.draft.id == SUFFIX:
+        raise UserError(
+            f"draft={config.draft.name}: what it finds depends on the answers before it, so no "
+            "generation stands alone; audition it: python -m harness.audition drafts=[suffix]"
+        )
     target = _open_target(config, prompts)
     return LookupPair(
         target.target,
@@ -198,7 +203,7 @@ def open_drafted(config: PairConfig, prompts: Sequence[Prompt]) -> Drafted:
 
 def open_pair(config: PairConfig, prompts: Sequence[Prompt]) -> Pair:
     """Load what the configuration names and check all that can be checked before measuring."""
-    if config.draft.id == NGRAM:
+    if config.draft.id in LOOKUPS:
         raise UserError(
             f"draft={config.draft.name}: this command times steps of a draft model, and a look-up "
             "has none; sweep it: python -m harness.sweep draft=ngram"

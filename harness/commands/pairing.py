@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 import harness.models
 from harness.config import CONF_DIR, OWN_DRAFT, GpuConf, ModelConf, checked
 from harness.models.memory import shape_of
-from harness.records import NGRAM, UserError
+from harness.records import LOOKUPS, UserError
 from harness.theory.architecture import architecture_of
 from harness.theory.cost import ModelSize
 
@@ -102,7 +102,7 @@ def shipped_drafts() -> list[ModelConf]:
 
 
 def _pairing(target: ModelConf, draft: ModelConf, card: GpuConf | None) -> Pairing:
-    if draft.id == NGRAM:
+    if draft.id in LOOKUPS:
         return Pairing(draft, "eligible", "looks its tokens up")
     size, target_size = sizes_of(draft), sizes_of(target)
     numbers = (None, None) if size is None else (float(size.shape.parameters), size.weight_bytes)

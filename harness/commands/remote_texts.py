@@ -19,7 +19,7 @@ from harness.commands.progress import fetching, progress
 from harness.commands.run_lifecycle import measuring, note_or_check
 from harness.config import SERVER_URL, AuditionConfig, ModelConf
 from harness.engines.adapters import api_key
-from harness.measurement.draft_scores import ngram_trace, score_texts
+from harness.measurement.draft_scores import lookup_traces, score_texts
 from harness.measurement.generations import Request
 from harness.measurement.remote_scores import DraftServer, TextServer, refuse_sampling
 from harness.measurement.target_texts import GeneratedText
@@ -27,7 +27,7 @@ from harness.models.cached import CachedModel
 from harness.models.device import resolve_device
 from harness.models.load import Vocabulary, load_vocabulary
 from harness.models.tokenizer import check_thinking, encode
-from harness.records import NGRAM, Prompt, TextKey, TextTrace, Trial, UserError
+from harness.records import LOOKUPS, Prompt, TextKey, TextTrace, Trial, UserError
 from harness.storage import RunFolder
 
 # The manifest's entry: the server that the completions are from
@@ -165,10 +165,10 @@ def _scored(
                 )
             )
 
-    if conf.id == NGRAM:
+    if conf.id in LOOKUPS:
         k = max(config.k)
         return timed(
-            lambda: [ngram_trace(t, num_draft_tokens=k, draft_name=conf.name) for t in texts]
+            lambda: lookup_traces(texts, conf.id, num_draft_tokens=k, draft_name=conf.name)
         )
     if not SERVER_URL.match(conf.id):
         return with_draft(conf, target, device, turns, config, by_weights)

@@ -19,7 +19,7 @@ from harness.commands.run_lifecycle import (
     unless_broken,
 )
 from harness.config import ServerConfig, SnapshotConfig, SweepConfig
-from harness.decoding.ngram import NgramDrafter
+from harness.decoding.lookups import NgramDrafter
 from harness.measurement.lossless import compare_texts, distribution_tests, most_open
 from harness.records import GREEDY, Trial, UserError
 from harness.reporting.console import MarkedText, Piece, show_tokens

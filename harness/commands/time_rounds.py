@@ -15,7 +15,6 @@ from harness.config import AuditionConfig, ModelConf, PairConfig, ServerConfig
 from harness.decoding.protocols import Drafter
 from harness.measurement.generations import Draft, Request
 from harness.measurement.round_times import (
-    FullLookup,
     RoundVisits,
     TimedLoop,
     timed_ks,
@@ -94,12 +93,12 @@ def visits_of_draft(
     """The visits of one draft of an audition.
 
     Args:
-        draft: the loaded model; None while it is not loaded, to see what is missing, and for a
-            draft that looks its proposals up.
+        draft: the loaded model, or what makes the drafter of a request; None while there is none,
+            to see what is missing.
     """
 
-    def drafter(_: Request) -> Drafter:
-        return FullLookup(target.target.eos)
+    def no_draft(_: Request) -> Drafter:
+        raise AssertionError("rounds are timed with a draft")
 
     ks = timed_ks(config.k)
     requests = {
@@ -118,7 +117,7 @@ def visits_of_draft(
     visits = visits_for(len(target.prompts) * config.repetitions, among_many=True)
     if config.latency.target_ms is not None or config.latency_from is not None:
         visits = 0
-    return _visits(folder, target, draft or drafter, conf.name, requests, visits)
+    return _visits(folder, target, draft or no_draft, conf.name, requests, visits)
 
 
 def _visits(

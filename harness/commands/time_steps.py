@@ -17,7 +17,7 @@ from harness.analysis.unstable import unstable_steps
 from harness.commands.pair import Drafted, LookupPair, Target
 from harness.commands.progress import progress
 from harness.config import AuditionConfig, PairConfig, ProfileConfig, SweepConfig
-from harness.decoding.ngram import NgramDrafter
+from harness.decoding.lookups import NgramDrafter
 from harness.measurement import environment
 from harness.measurement.environment import copy_bandwidth
 from harness.measurement.step_times import TimedModel, time_forwards, time_lookups

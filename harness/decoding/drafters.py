@@ -1,4 +1,4 @@
-"""The drafter that is a model; `heads.py` has the one that is a head, `ngram.py` one without.
+"""The drafter that is a model; `heads.py` has the one that is a head, `lookups.py` those without.
 
 A new way of drafting is one more class with `begin`, `propose` and `advance`.
 """

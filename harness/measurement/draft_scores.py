@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from harness.decoding.ngram import lookups
+from harness.decoding.lookups import DRAFTERS, LookupDrafter, Lookups, lookups
 from harness.decoding.sampling import (
     SamplingParameters,
     penalised,
@@ -147,21 +147,36 @@ def score_texts(
     return [placed[index] for index in range(len(texts))]
 
 
-def ngram_trace(
-    text: GeneratedText, *, num_draft_tokens: int, draft_name: str = "ngram"
-) -> TextTrace:
-    """What the n-gram drafter would propose from every start of a text.
+def lookup_traces(
+    texts: Sequence[GeneratedText], kind: str, *, num_draft_tokens: int, draft_name: str
+) -> list[TextTrace]:
+    """What a look-up would propose from every start of each text.
 
     Its tokens are chosen, not drawn, so under every rule a proposed token stands exactly where it
-    is the text's; the target's fields are NaN. `num_draft_tokens` is the largest K that is to be
-    replayed.
+    is the text's; the target's fields are NaN.
+
+    Args:
+        texts: in the order in which they are answered: to a look-up in earlier answers, the texts
+            before one of the same temperature and repetition are.
+        kind: of look-up, a key of `DRAFTERS`.
+        num_draft_tokens: the largest K that is to be replayed.
+        draft_name: its name in the traces.
     """
-    request = text.request
-    looked_up = lookups(
-        request.tokens, text.tokens, num_draft_tokens=num_draft_tokens, eos=request.eos
-    )
-    is_text = looked_up.matches
-    is_proposed = np.arange(num_draft_tokens) < looked_up.proposed[:, None]
+    drafters: dict[tuple[float, int], LookupDrafter] = {}
+    traces: list[TextTrace] = []
+    for text in texts:
+        request = text.request
+        group = (request.sampling.temperature, request.repetition)
+        drafter = drafters.setdefault(group, DRAFTERS[kind](request.eos))
+        looked_up = lookups(drafter, request.tokens, text.tokens, num_draft_tokens)
+        drafter.learn(text.tokens)
+        traces.append(_lookup_trace(text, looked_up, draft_name))
+    return traces
+
+
+def _lookup_trace(text: GeneratedText, looked_up: Lookups, draft_name: str) -> TextTrace:
+    is_text = looked_up.matches.astype(np.float64)
+    is_proposed = np.arange(is_text.shape[1]) < looked_up.proposed[:, None]
     match = np.where(is_proposed, is_text, np.nan)
     unknown = np.full(len(text.tokens), np.nan)
     with np.errstate(divide="ignore"):

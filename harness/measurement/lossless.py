@@ -20,7 +20,7 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 
-from harness.decoding.ngram import NgramDrafter
+from harness.decoding.lookups import NgramDrafter
 from harness.decoding.protocols import CausalModel
 from harness.decoding.sampling import (
     SamplingParameters,

@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.decoding.ngram import NgramDrafter
+from harness.decoding.lookups import LookupDrafter
 from harness.decoding.protocols import CausalModel
 from harness.measurement.clock import undisturbed
 from harness.measurement.generations import Draft, Request, run_trial
@@ -139,13 +139,28 @@ def timed_ks(ks: Sequence[int]) -> list[int]:
     return sorted({min(positive, key=lambda k: abs(k - place)) for place in ideal})
 
 
-class FullLookup(NgramDrafter):
-    """Looks up as an `NgramDrafter` does, but always proposes as many tokens as it is asked for."""
+class FullLookup(LookupDrafter):
+    """Looks up as another does, but always proposes as many tokens as it is asked for."""
+
+    def __init__(self, drafter: LookupDrafter) -> None:
+        self._drafter = drafter
+
+    def learn(self, answer: Sequence[int]) -> None:
+        """As the other."""
+        self._drafter.learn(answer)
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """As the other."""
+        self._drafter.begin(prompt)
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """As the other."""
+        self._drafter.append(tokens)
 
     def draft(self, count: int) -> list[int]:
         """What is looked up, then the text's last token up to `count`."""
-        proposed = super().draft(count)
-        return proposed + [self._text[-1]] * (count - len(proposed))
+        proposed = self._drafter.draft(count)
+        return proposed + [self._drafter.text[-1]] * (count - len(proposed))
 
 
 class RoundVisits:

@@ -30,7 +30,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.records import LONGEST_NGRAM, NGRAM, SERVERS, Rule
+from harness.records import LONGEST_NGRAM, LOOKUPS, SERVERS, Rule
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.grid import Marked
@@ -378,7 +378,7 @@ def _line(summary: Summary, target: str, shown: Marked, server: str) -> Snippet:
     chosen = answer or shown.row.answer
     if chosen.decision != "speculate":
         return Snippet(title, "")
-    if chosen.draft == NGRAM:
+    if chosen.draft in LOOKUPS:
         return _look_up(engine, target, title, chosen)
     return engine.snippet(_served(summary, target, answers, chosen), title)
 
@@ -424,7 +424,7 @@ def _validation(summary: Summary, target: str, shown: Marked) -> Sequence[Snippe
     if chosen is None or chosen.decision != "speculate":
         return ()
     rates = _acceptance(summary, chosen)
-    if len(rates) < chosen.k or chosen.draft == NGRAM:
+    if len(rates) < chosen.k or chosen.draft in LOOKUPS:
         return ()
     served = _served(summary, target, answers, chosen)
     config = {

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from matplotlib.axes import Axes
 
-from harness.records import NGRAM, ResultRow
+from harness.records import LOOKUPS, ResultRow
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.plots import style
@@ -106,7 +106,7 @@ ALPHA_UNDER = (
 
 def draw_alpha(summary: Summary, across: int) -> style.Plot | None:
     """A panel per temperature; None without an alpha or a break-even alpha to compare it with."""
-    drafted = [row for row in summary.generated if row.k > 0 and row.draft != NGRAM]
+    drafted = [row for row in summary.generated if row.k > 0 and row.draft not in LOOKUPS]
     points = [row for row in drafted if row.alpha is not None]
     # A replayed row has its own break-even
     needs = points if summary.run.replay_only else _predicted(summary)

@@ -7,7 +7,7 @@ Rules whose rows are alike to the last digit shown (at temperature 0 all are) sh
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from harness.records import NGRAM, Decision, Failure, Rule
+from harness.records import LOOKUPS, Decision, Failure, Rule
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.sentences.explanation import rule_of_thumb
@@ -67,7 +67,7 @@ class DraftCosts(NamedTuple):
 
 
 def _breakeven(row: LeaderboardRow) -> Value:
-    if row.draft in (None, NGRAM) or row.alpha is None:
+    if row.draft in (None, *LOOKUPS) or row.alpha is None:
         return None
     return fmt.NO_ROOT if row.breakeven_alpha is None else row.breakeven_alpha
 
@@ -138,8 +138,8 @@ SPEEDUP_NOTE = (
     " prompts, so a little flattering. The verdict is scored on held-out prompts."
 )
 NO_ROOT_NOTE = "none: even alpha = 1 loses."
-NGRAM_NOTE = (
-    "ngram has no break-even alpha: most of its rounds find fewer than K tokens to propose, and"
+LOOKUP_NOTE = (
+    " has no break-even alpha: most of its rounds find fewer than K tokens to propose, and"
     " cost and emit less, which its speedup takes into account."
 )
 SET_NOTE = "Each prompt set judged alone: right only for a server that sees nothing else."
@@ -185,8 +185,8 @@ def leaderboard_tables(summary: Summary) -> list[Table]:
         notes = [SPEEDUP_NOTE, *_to_serve(summary, board)]
         if any(_breakeven(row) == fmt.NO_ROOT for row in board.rows):
             notes.insert(0, NO_ROOT_NOTE)
-        if any(row.draft == NGRAM for row in board.rows):
-            notes.append(NGRAM_NOTE)
+        looked_up = [name for name in LOOKUPS if any(row.draft == name for row in board.rows)]
+        notes += [f"{name}{LOOKUP_NOTE}" for name in looked_up]
         how = "" if board.every_rule else f": {board.acceptance}"
         notes.insert(0, f"Holds for {', '.join(board.engines)}{how}.")
         made.append(table(title, RANKS, board.rows, best=lambda row: row.rank == 1, notes=notes))

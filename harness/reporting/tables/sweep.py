@@ -8,7 +8,7 @@ title says so; where both were made, `replay_table` shows them next to each othe
 
 from typing import NamedTuple
 
-from harness.records import NGRAM, ResultRow
+from harness.records import LOOKUPS, ResultRow
 from harness.reporting import formatting as fmt
 from harness.reporting.tables import stability
 from harness.reporting.tables.specification import Column, Table, ValueWithBounds, table
@@ -43,7 +43,7 @@ class Cell(NamedTuple):
     @property
     def breakeven(self) -> float | str | None:
         """The alpha this K needs; "none" where even alpha = 1 is predicted to lose."""
-        if self.row.k == 0 or self.row.draft == NGRAM:
+        if self.row.k == 0 or self.row.draft in LOOKUPS:
             return None
         for row in (self.row, self.predicted):
             if row is not None and row.breakeven_alpha is not None:

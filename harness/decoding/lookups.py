@@ -1,0 +1,222 @@
+"""Drafting without a model: what is proposed is looked up in text that is there already.
+
+It costs next to nothing, so it is the baseline that every draft model must beat. A look-up may
+propose fewer than K tokens, or none: such a round verifies what there is, and ends in a bonus if
+all of it stands. It never proposes an end of text, nor anything behind one.
+
+Two kinds:
+- `NgramDrafter`: prompt lookup, as transformers' generate does it (PLD, Saxena 2023). The last two
+  tokens of the text (or else the last one) are looked for earlier in the prompt and the text; what
+  followed their first occurrence is proposed. The proposals are those of transformers'
+  PromptLookupCandidateGenerator (a test compares them), but from an index of first occurrences that
+  grows with the text, where that searches the whole text again in every round.
+- `SuffixDrafter`: also over answers that were given earlier, in the manner of SuffixDecoding
+  (Oliaro et al. 2024, arXiv 2411.04975). The longest end of the text that occurs anywhere before is
+  looked for; what followed most often is proposed token by token, at most as many tokens as
+  matched, while the places that agree are a tenth of those that matched. That paper's trees, and
+  its scores for them, are not here, so an engine's suffix decoding proposes somewhat other tokens.
+"""
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from harness.decoding.protocols import Proposal
+from harness.decoding.sampling import host_tokens
+from harness.records import LONGEST_NGRAM, LONGEST_SUFFIX, NGRAM, SUFFIX
+
+# Of the places where the text's end was found, the share that must agree on the tokens proposed
+LEAST_SHARE = 0.1
+
+
+class LookupDrafter(ABC):
+    """A `Drafter` that looks its tokens up: all of them are chosen, nothing is drawn."""
+
+    text: list[int]  # so far, the prompt included
+
+    @abstractmethod
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Start with the prompt as the text; there is nothing to prefill."""
+
+    @abstractmethod
+    def append(self, tokens: Sequence[int]) -> None:
+        """Let the text go on."""
+
+    @abstractmethod
+    def draft(self, count: int) -> list[int]:
+        """What is proposed after the text, at most `count` tokens; of fewer the beginning."""
+
+    @abstractmethod
+    def learn(self, answer: Sequence[int]) -> None:
+        """Take note of an answer that was given earlier."""
+
+    def propose(self, count: int, uniforms: Tensor) -> Proposal:
+        """Propose up to `count` tokens, perhaps none, on the uniforms' device."""
+        tokens = torch.tensor(self.draft(count), dtype=torch.long, device=uniforms.device)
+        return Proposal(tokens, None)
+
+    def advance(self, proposal: Proposal, accepted: int, next_token: Tensor) -> None:
+        """Append what was emitted to the text that is searched."""
+        self.append(host_tokens(torch.cat([proposal.tokens[:accepted], next_token])))
+
+
+class NgramDrafter(LookupDrafter):
+    """Proposes what followed the text's last n-gram the first time it occurred."""
+
+    def __init__(self, eos: Collection[int], ngram: int = LONGEST_NGRAM) -> None:
+        """Look for n-grams of at most `ngram` tokens; `eos` are the ids that end a text."""
+        self._eos, self._ngram = frozenset(eos), ngram
+        self.text = []
+        # Where each n-gram's first occurrence goes on
+        self._after: dict[tuple[int, ...], int] = {}
+
+    def learn(self, answer: Sequence[int]) -> None:
+        """Nothing: it looks in the text alone."""
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Start with the prompt as the text; there is nothing to prefill."""
+        self.text, self._after = [], {}
+        self.append(prompt)
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Let the text go on."""
+        text = self.text
+        for token in tokens:
+            # Only now: an n-gram at the very end is followed by nothing, and is no occurrence yet
+            for size in range(1, min(self._ngram, len(text)) + 1):
+                self._after.setdefault(tuple(text[-size:]), len(text))
+            text.append(token)
+
+    def draft(self, count: int) -> list[int]:
+        """What is proposed after the text, at most `count` tokens."""
+        text = self.text
+        sizes = range(min(self._ngram, len(text) - 1), 0, -1)
+        places = (self._after.get(tuple(text[-size:])) for size in sizes)
+        place = next((place for place in places if place is not None), len(text))
+        return _before_end(text[place : place + count], self._eos)
+
+
+class SuffixDrafter(LookupDrafter):
+    """Proposes what most often followed the longest end of the text that occurred before."""
+
+    def __init__(self, eos: Collection[int], longest: int = LONGEST_SUFFIX) -> None:
+        """Look for ends of at most `longest` tokens; `eos` are the ids that end a text."""
+        self._eos, self._longest = frozenset(eos), longest
+        self._earlier: list[list[int]] = []
+        self.text = []
+        # By a token, each (sequence, place behind it); the sequence -1 is the text itself
+        self._of_earlier: dict[int, list[tuple[int, int]]] = {}
+        self._of_text: dict[int, list[tuple[int, int]]] = {}
+
+    def learn(self, answer: Sequence[int]) -> None:
+        """Look in this answer, too, from now on."""
+        for place, token in enumerate(answer[:-1], start=1):
+            self._of_earlier.setdefault(token, []).append((len(self._earlier), place))
+        self._earlier.append(list(answer))
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Start with the prompt as the text; there is nothing to prefill."""
+        self.text, self._of_text = [], {}
+        self.append(prompt)
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Let the text go on."""
+        for token in tokens:
+            if self.text:
+                place = (-1, len(self.text))
+                self._of_text.setdefault(self.text[-1], []).append(place)
+            self.text.append(token)
+
+    def draft(self, count: int) -> list[int]:
+        """What is proposed after the text, at most `count` tokens."""
+        last = self.text[-1]
+        places = [*self._of_earlier.get(last, ()), *self._of_text.get(last, ())]
+        lengths = [self._matched(*place) for place in places]
+        longest = max(lengths, default=0)
+        found = [place for place, size in zip(places, lengths, strict=True) if size == longest]
+        draft: list[int] = []
+        least = LEAST_SHARE * len(found)
+        while len(draft) < min(count, longest):
+            following = Counter(
+                sequence[place + len(draft)]
+                for number, place in found
+                if place + len(draft) < len(sequence := self._sequence(number))
+            )
+            # Of tokens that are as frequent, the one that came first
+            token, times = following.most_common(1)[0] if following else (-1, 0)
+            if times < max(1.0, least) or token in self._eos:
+                break
+            found = [
+                (number, place)
+                for number, place in found
+                if place + len(draft) < len(sequence := self._sequence(number))
+                and sequence[place + len(draft)] == token
+            ]
+            draft.append(token)
+        return draft
+
+    def _sequence(self, number: int) -> list[int]:
+        return self.text if number < 0 else self._earlier[number]
+
+    def _matched(self, number: int, place: int) -> int:
+        """How many tokens before a place are those at the text's end."""
+        sequence, text, size = self._sequence(number), self.text, 0
+        most = min(self._longest, place, len(text))
+        while size < most and sequence[place - 1 - size] == text[-1 - size]:
+            size += 1
+        return size
+
+
+def _before_end(draft: list[int], eos: Collection[int]) -> list[int]:
+    end = next((n for n, token in enumerate(draft) if token in eos), len(draft))
+    return draft[:end]
+
+
+# By the ids of their configurations
+DRAFTERS: Mapping[str, type[NgramDrafter] | type[SuffixDrafter]] = {
+    NGRAM: NgramDrafter,
+    SUFFIX: SuffixDrafter,
+}
+
+
+class Lookups(NamedTuple):
+    """What a look-up would propose from every start of a text.
+
+    Attributes:
+        matches: [n, K] whether the token proposed at this offset is the text's.
+        proposed: [n] how many tokens are proposed, at most K.
+    """
+
+    matches: NDArray[np.bool_]
+    proposed: NDArray[np.int64]
+
+
+def lookups(
+    drafter: LookupDrafter, prompt: Sequence[int], text: Sequence[int], num_draft_tokens: int
+) -> Lookups:
+    """What a look-up proposes from prompt + text[:s], for every s, compared with the text.
+
+    A smaller K proposes a beginning of the same tokens, so one call serves every K.
+
+    Args:
+        drafter: it begins anew.
+        prompt: at least one token.
+        text: n tokens.
+        num_draft_tokens: K, the largest.
+    """
+    drafter.begin(prompt)
+    matches = np.zeros((len(text), num_draft_tokens), dtype=np.bool_)
+    proposed = np.zeros(len(text), dtype=np.int64)
+    for start, token in enumerate(text):
+        draft = drafter.draft(num_draft_tokens)
+        proposed[start] = len(draft)
+        for offset, (drafted, emitted) in enumerate(zip(draft, text[start:], strict=False)):
+            matches[start, offset] = drafted == emitted
+        drafter.append([token])
+    return Lookups(matches, proposed)
