@@ -39,6 +39,7 @@ from harness.config import (
     AUTO_DRAFTS,
     CONF_DIR,
     DRAFT_KEYS,
+    KINDS,
     OWN_DRAFT,
     SCHEMAS,
     AuditionConfig,
@@ -247,14 +248,18 @@ def to_dataclass(config: DictConfig, words: Sequence[str] = ()) -> Any:
             from harness.commands.run_keys import with_keys_of_run
 
             config = with_keys_of_run(config, words)
-        missing = sorted(OmegaConf.missing_keys(config))
-        if missing:
-            give = " ".join(f"{key}=..." for key in missing)
-            raise UserError(f"{missing[0]}: no value and no default; give {give}")
+        _refuse_missing_keys(config)
         resolved = OmegaConf.to_object(config)
     except OmegaConfBaseException as error:
         raise UserError(_one_line(str(error))) from error
     return checked(resolved)
+
+
+def _refuse_missing_keys(config: DictConfig) -> None:
+    missing = sorted(OmegaConf.missing_keys(config))
+    if missing:
+        give = " ".join(f"{key}=..." for key in missing)
+        raise UserError(f"{missing[0]}: no value and no default; give {give}")
 
 
 def _refuse_added_keys(config: DictConfig, prefix: str) -> None:
@@ -287,7 +292,10 @@ def draft_conf(entry: str) -> ModelConf:
     draft = split_draft(entry)
     if not draft.name or draft.id == "":
         raise UserError(f"drafts: {entry!r} is not name@folder-or-hub-id")
-    given = None if draft.id is None else ModelConf(name=draft.name, id=draft.id)
+    given = None
+    if draft.id is not None:
+        kind = draft.id if draft.id in KINDS else "model"
+        given = ModelConf(name=draft.name, id=draft.id, kind=kind)
     conf = given or _group_draft(draft.name)
     for key, value in draft.settings.items():
         if key not in DRAFT_KEYS:
@@ -297,7 +305,8 @@ def draft_conf(entry: str) -> ModelConf:
         flag = isinstance(getattr(conf, key), bool)
         if flag and value not in ("true", "false"):
             raise UserError(f"drafts: {entry!r}: {key} is true or false")
-        setattr(conf, key, value == "true" if flag else value)
+        number = key == "layers" and value.isdigit()
+        setattr(conf, key, value == "true" if flag else int(value) if number else value)
     return checked(conf, f"draft {conf.name}")
 
 
@@ -322,21 +331,24 @@ def draft_confs(config: AuditionConfig) -> list[ModelConf]:
 
 
 def _group_draft(name: str) -> ModelConf:
-    """The configuration of one name of the draft group."""
+    """The configuration of one name of the draft group, whatever the target is."""
     try:
         overrides = [f"draft={name}"]
         register("sweep")
         if GlobalHydra.instance().is_initialized():
-            composed = to_dataclass(hydra.compose(config_name="sweep", overrides=overrides))
+            config = hydra.compose(config_name="sweep", overrides=overrides)
         else:
-            composed = compose("sweep", overrides)
+            config = _composed("sweep", overrides)
     except HydraException as error:
         known = sorted(path.stem for path in (CONF_DIR / "draft").glob("*.yaml"))
         raise UserError(
             f"drafts: no draft named {name!r}; there are {', '.join(known)}; "
             "or give name@folder-or-hub-id"
         ) from error
-    return composed.draft
+    _refuse_missing_keys(config)
+    conf = OmegaConf.to_object(config.draft)
+    assert isinstance(conf, ModelConf)
+    return conf
 
 
 def compose(command: str, overrides: Sequence[str] = ()) -> Any:
@@ -348,9 +360,12 @@ def compose(command: str, overrides: Sequence[str] = ()) -> Any:
     """
     register(command)
     words = as_hydra_takes(command, overrides)
+    return to_dataclass(_composed(command, words), words)
+
+
+def _composed(command: str, words: Sequence[str]) -> DictConfig:
     with hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)):
-        config = hydra.compose(config_name=command, overrides=words)
-    return to_dataclass(config, words)
+        return hydra.compose(config_name=command, overrides=list(words))
 
 
 def _report(error: Exception, text: str, status: int, config: DictConfig) -> int:

@@ -37,7 +37,7 @@ DEVICE: dict[str, Any] = {
     "takes": "auto, cpu, mps, cuda or cuda:0",
 }
 # What a draft can be
-KINDS = ("model", "eagle3")
+KINDS = ("model", "eagle3", "early_exit", "copy")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 ATTENTIONS = ("auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
 CORES = os.cpu_count() or 1
@@ -109,7 +109,10 @@ class ModelConf:
 
     name: str = key("", "short name in tables and files; empty: the last part of the id")
     kind: str = key(
-        "model", "model, or eagle3: a head on the target's hidden states", choices=KINDS
+        "model",
+        "model; eagle3: a head on the target's hidden states; early_exit: the target's first"
+        " layers; copy: the target in another dtype or quantization",
+        choices=KINDS,
     )
     id: str = key(MISSING, "hub id, local folder, or embedded:NAME of one that ships here")
     revision: str | None = key(None, "commit, tag or branch of the hub repository")
@@ -131,6 +134,9 @@ class ModelConf:
     quantization: str | None = key(None, "int8 or int4 (needs the quantization extra)")
     tokenizer_family: str | None = key(
         None, "models of one family have the same tokenizer; drafts=auto finds drafts by it"
+    )
+    layers: int | None = key(
+        None, "of an early exit: how many of the target's layers; null: a quarter", least=1
     )
     head_of: str | None = key(None, "of a head: the id of the target that it was made for")
     gguf: str | None = key(None, "its GGUF file, for llama.cpp; null: converted where small")
@@ -386,6 +392,7 @@ class PairConfig(ModelsConfig):
     def check(self, _: str) -> None:
         """Refuse two models of one name, and random weights next to real ones."""
         super().check(_)
+        self.draft = of_target(self.model, self.draft)
         if self.model.name == self.draft.name and self.model.id != self.draft.id:
             raise UserError(
                 f"draft.name={self.draft.name}: the same as model.name, of another model; "
@@ -845,6 +852,7 @@ def _wanted(whole: bool, limits: Mapping[str, Any]) -> str:
 
 # Keys that an entry of `drafts` may set besides its name and id
 DRAFT_KEYS = (
+    "layers",
     "dtype",
     "attention",
     "revision",
@@ -886,13 +894,33 @@ def split_draft(entry: str) -> DraftEntry:
     return DraftEntry(name, "@".join(parts) if parts else None, dict(reversed(settings.items())))
 
 
+def of_target(target: ModelConf, draft: ModelConf) -> ModelConf:
+    """A draft that is made of the target, with what it has from there; any other as it is.
+
+    Raises:
+        UserError: a copy that does not differ from the target.
+    """
+    if draft.kind == "early_exit":
+        return replace(draft, weights=target.weights)
+    if draft.kind != "copy":
+        return draft
+    dtype = target.dtype if draft.dtype == "auto" else draft.dtype
+    copied = replace(target, name=draft.name, dtype=dtype, quantization=draft.quantization)
+    if (copied.dtype, copied.quantization) == (target.dtype, target.quantization):
+        raise UserError(
+            f"draft {draft.name}: a copy of the target must differ; give dtype or quantization"
+        )
+    return copied
+
+
 def like_target(target: ModelConf, draft: ModelConf) -> ModelConf:
     """An auditioned draft with the target's kind of weights: `drafts` has no keys for its entries.
 
     Raises:
         UserError: random weights are wanted, and the draft's config has no architecture.
     """
-    if target.weights != "dummy" or draft.id in LOOKUPS:
+    draft = of_target(target, draft)
+    if target.weights != "dummy" or draft.id in LOOKUPS or draft.kind == "early_exit":
         return draft
     if not isinstance(draft.architecture, dict):
         raise UserError(

@@ -21,7 +21,10 @@ def drafts_of(*overrides: str) -> list[str]:
         ([], ["ngram", "suffix", "tiny_small", "tiny_good", "tiny_unrelated"]),
         (["model=qwen3_4b"], ["ngram", "suffix", "qwen3_0_6b", "qwen3_1_7b"]),
         (["model=llama3_1_8b"], ["ngram", "suffix", "llama3_2_1b", "llama3_2_3b"]),
-        (["model=qwen3_32b", "gpu=h100"], ["ngram", "suffix", "qwen3_0_6b", "qwen3_1_7b", "qwen3_4b"]),
+        (
+            ["model=qwen3_32b", "gpu=h100"],
+            ["ngram", "suffix", "qwen3_0_6b", "qwen3_1_7b", "qwen3_4b"],
+        ),
         (["model=hf", "model.id=org/mine", "model.tokenizer_family=tiny"], None),
     ],
 )
@@ -29,12 +32,15 @@ def test_auto_names_every_smaller_draft_of_the_targets_family(
     overrides: list[str], names: list[str] | None
 ) -> None:
     wanted = names or ["ngram", "suffix", "tiny_small", "tiny_good", "tiny_unrelated", "tiny"]
-    assert drafts_of("drafts=auto", *overrides) == wanted
+    found = drafts_of("drafts=auto", *overrides)
+    assert "early_exit" in found
+    assert [name for name in found if name != "early_exit"] == wanted
 
 
 def test_auto_stands_beside_named_drafts() -> None:
     names = drafts_of("drafts=[tiny_good@dtype:bfloat16,auto]")
-    assert names == ["tiny_good", "ngram", "suffix", "tiny_small", "tiny_unrelated"]
+    assert names[:3] == ["tiny_good", "ngram", "suffix"]
+    assert {*names[3:]} == {"tiny_small", "tiny_unrelated", "early_exit"}
     with pytest.raises(UserError, match=r"names no tokenizer family.*llama3, qwen3, tiny"):
         drafts_of("drafts=auto", "model=hf", "model.id=org/mine")
 
@@ -48,6 +54,8 @@ def test_auto_stands_beside_named_drafts() -> None:
         ("qwen3_30b_a3b", "qwen3_4b", "not eligible", "reads 1.3 times"),
         ("qwen3_14b", "qwen3_8b", "with a note", "reads 54% of the target's bytes per token"),
         ("qwen3_14b", "qwen3_0_6b", "eligible", ""),
+        ("qwen3_14b", "early_exit", "with a note", "if the target is trained for it"),
+        ("qwen3_14b", "int8", "not eligible", "name it"),
     ],
 )
 def test_a_pairing_says_why(model: str, draft: str, result: str, why: str) -> None:

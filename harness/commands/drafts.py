@@ -18,7 +18,7 @@ import torch
 from harness.analysis.adaptive import THRESHOLDS
 from harness.analysis.latency import latency_rows
 from harness.commands.completions import completions
-from harness.commands.pair import EncodedPrompt, Target, load_model, opening, reserve
+from harness.commands.pair import EncodedPrompt, Target, load_draft, opening, reserve
 from harness.commands.progress import progress
 from harness.commands.time_rounds import visits_of_draft
 from harness.commands.time_steps import timed_steps
@@ -171,7 +171,7 @@ def with_draft(
         NotEligible: another tokenizer than the target's.
         UserError: it cannot be loaded or rewound, runs out of memory, or its logits are broken.
     """
-    draft = load_model(conf, f"draft {conf.name}", device)
+    draft = load_draft(conf, f"draft {conf.name}", device, target)
     try:
         difference = tokenizer_difference(target.tokenizer, draft.tokenizer)
         if difference:

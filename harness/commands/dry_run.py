@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from harness import prompts as prompt_sets
-from harness.commands.pairing import SERVED_BYTES, Pairing, pairings, sizes_of
+from harness.commands.pairing import SERVED_BYTES, Pairing, draft_size, pairings
 from harness.config import (
     AUTO_DRAFTS,
     CONF_DIR,
@@ -267,7 +267,7 @@ def _costs(
         models |= {conf.name: conf for conf in drafts if conf.id not in LOOKUPS}
     elif config.draft.id not in LOOKUPS:
         models["draft"] = config.draft
-    sizes = {name: sizes_of(conf) for name, conf in models.items()}
+    sizes = {name: draft_size(conf, config.model) for name, conf in models.items()}
     unknown = " and ".join(models[name].name for name, size in sizes.items() if size is None)
     if unknown:
         return (

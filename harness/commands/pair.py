@@ -26,6 +26,7 @@ from harness.measurement.step_times import TimedModel
 from harness.models import load as models
 from harness.models.cached import CachedModel
 from harness.models.device import resolve_device
+from harness.models.early_exit import early_exit
 from harness.models.load import LoadedModel, Vocabulary
 from harness.models.memory import MemoryNeed, check_fits
 from harness.models.probe import cached_model, check_length
@@ -209,9 +210,12 @@ def open_pair(config: PairConfig, prompts: Sequence[Prompt]) -> Pair:
             "has none; sweep it: python -m harness.sweep draft=ngram"
         )
     device = resolve_device(config.device.name)
-    _check_memory({"model": config.model, "draft": config.draft}, prompts, config, device)
+    confs = {"model": config.model, "draft": config.draft}
+    if config.draft.kind == "early_exit":  # shares the target's weights
+        del confs["draft"]
+    _check_memory(confs, prompts, config, device)
     target = load_model(config.model, "model", device)
-    draft = load_model(config.draft, "draft", device)
+    draft = load_draft(config.draft, "draft", device, target)
     # Adaptive drafting reads every draft step back, which a recorded graph cannot
     backend = "eager" if config.decode.stop != "none" else config.backend
     with opening(backend, device.type, f"model {target.name}", f"draft {draft.name}"):
@@ -245,6 +249,19 @@ def load_model(conf: ModelConf, key: str, device: Any) -> LoadedModel:
     doing = f"filling {conf.name} with random weights" if dummy else f"loading {conf.name}"
     with fetching(doing, _hub_id(conf)) as bar:
         return models.load(conf, key, device, expect=bar.expect, tick=bar)
+
+
+def load_draft(conf: ModelConf, key: str, device: Any, target: Vocabulary) -> LoadedModel:
+    """A draft in memory: the target's first layers, or a model of its own.
+
+    Raises:
+        UserError: an early exit of a target whose weights are not here, or that cannot be.
+    """
+    if conf.kind != "early_exit":
+        return load_model(conf, key, device)
+    if not isinstance(target, LoadedModel):
+        raise UserError(f"draft {conf.name}: an early exit needs the target's weights here")
+    return early_exit(target, conf.name, conf.layers)
 
 
 def _hub_id(conf: ModelConf) -> str | None:

@@ -3,14 +3,14 @@
 Every draft of conf/ is looked at. A model must share the target's tokenizer, which the field
 `tokenizer_family` of its config says, have fewer parameters, and read fewer bytes of weights per
 token, or its steps could not be cheaper than the target's. A head serves the target that it was
-made for. A drafter without a model serves every target. The field is a claim: where models are
-loaded, their tokenizers are compared entry by entry
+made for. A drafter without a model, and the target's own first layers, serve every target. The
+family is a claim: where models are loaded, their tokenizers are compared entry by entry
 (`harness.models.tokenizer.tokenizer_difference`), and a draft whose tokenizer differs is left out
 with the difference.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -104,12 +104,16 @@ def shipped_drafts() -> list[ModelConf]:
 def _pairing(target: ModelConf, draft: ModelConf, card: GpuConf | None) -> Pairing:
     if draft.id in LOOKUPS:
         return Pairing(draft, "eligible", "looks its tokens up")
-    size, target_size = sizes_of(draft), sizes_of(target)
+    size, target_size = draft_size(draft, target), sizes_of(target)
     numbers = (None, None) if size is None else (float(size.shape.parameters), size.weight_bytes)
 
     def no(why: str) -> Pairing:
         return Pairing(draft, "not eligible", why, *numbers)
 
+    if draft.kind == "copy":
+        return no("a copy of the target, not taken by itself: name it")
+    if draft.kind == "early_exit":
+        return Pairing(draft, "with a note", "if the target is trained for it", *numbers)
     if draft.id == target.id:
         return no("the target itself")
     if draft.kind == "eagle3":
@@ -138,6 +142,17 @@ def _pairing(target: ModelConf, draft: ModelConf, card: GpuConf | None) -> Pairi
         why = f"reads {share:.0%} of the target's bytes per token"
         return Pairing(draft, "with a note", why, *numbers)
     return Pairing(draft, "eligible", "", *numbers)
+
+
+def draft_size(draft: ModelConf, target: ModelConf) -> ModelSize | None:
+    """A draft's sizes, where they are known; those of an early exit follow from the target's."""
+    if draft.kind != "early_exit":
+        return sizes_of(draft)
+    size = sizes_of(target)
+    if size is None:
+        return None
+    layers = draft.layers or max(1, size.shape.layers // 4)
+    return replace(size, shape=replace(size.shape, layers=layers))
 
 
 def sizes_of(conf: ModelConf) -> ModelSize | None:

@@ -1,0 +1,77 @@
+"""The target's own first layers as the draft, and copies of the target in another dtype."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.analysis import analyse
+from harness.cli import compose, draft_conf, draft_confs
+from harness.commands import audition, sweep
+from harness.config import ModelConf, like_target
+from harness.models.early_exit import early_exit
+from harness.models.load import LoadedModel, load
+from harness.models.probe import cached_model
+from harness.records import UserError
+from harness.storage import load as load_run
+
+
+@pytest.fixture(scope="module")
+def tiny() -> LoadedModel:
+    conf = ModelConf(name="tiny", id="embedded:tiny", dtype="float32")
+    return load(conf, "model", torch.device("cpu"))
+
+
+def test_an_early_exit_is_the_networks_first_layers_and_shares_their_weights(
+    tiny: LoadedModel,
+) -> None:
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with torch.inference_mode():
+        states = tiny.network(input_ids=ids, output_hidden_states=True).hidden_states[2]
+        backbone = tiny.network.base_model
+        expected = tiny.network.get_output_embeddings()(backbone.norm(states))
+    exit_at_2 = early_exit(tiny, "exit", None)
+    model = cached_model(exit_at_2.network, tiny.vocab_size, "draft=exit")
+    with torch.inference_mode():
+        torch.testing.assert_close(exit_at_2.network(input_ids=ids).logits, expected)
+        model.prefill([5, 6])
+        torch.testing.assert_close(model.forward(torch.tensor([7, 8])), expected[0, 2:])
+        assert tiny.network(input_ids=ids).logits.shape == expected.shape
+    own = {weight.data_ptr() for weight in tiny.network.parameters()}
+    assert {weight.data_ptr() for weight in exit_at_2.network.parameters()} < own
+    assert (len(tiny.network.base_model.layers), tiny.network.config.num_hidden_layers) == (8, 8)
+    with pytest.raises(UserError, match="layers=8, and model=tiny has 8; give fewer"):
+        early_exit(tiny, "exit", 8)
+
+
+@pytest.mark.usefixtures("few_samples")
+def test_replayed_rounds_of_an_early_exit_are_the_loops(tmp_path: Path) -> None:
+    grid = ["k=[1,3]", "temperature=[0]", "new_tokens=16", "threads=1", "prompts.limit=3"]
+    words = [f"results_root={tmp_path}", "draft=early_exit", "draft.layers=4", *grid]
+    outcome = sweep.run(compose("sweep", words))
+    assert (outcome.status, outcome.folder is None) == (0, False)
+    assert outcome.folder is not None
+    checks = analyse(load_run(outcome.folder)).replay_checks
+    assert len(checks) == 4
+    for check in checks:
+        assert check.measured_tokens_per_round == pytest.approx(check.replayed_tokens_per_round)
+
+
+def test_an_audition_ranks_an_early_exit_and_a_copy(tmp_path: Path) -> None:
+    drafts = "drafts=[early_exit@layers:4,half@early_exit,bf16,ngram]"
+    grid = ["k=[1,2]", "temperature=[0]", "new_tokens=12", "threads=1", "prompts.limit=2"]
+    times = ["latency.target_ms=10", "latency.draft_ms=2"]
+    config = compose("audition", [f"results_root={tmp_path}", drafts, *grid, *times])
+    outcome = audition.run(config, draft_confs(config))
+    assert outcome.folder is not None
+    board = analyse(load_run(outcome.folder)).leaderboards[0]
+    assert {row.draft for row in board.rows} == {"early_exit", "half", "bf16", "ngram", None}
+    copied = next(row for row in board.rows if row.draft == "bf16")
+    assert (copied.alpha or 0.0) > 0.9
+
+
+def test_a_copy_that_is_the_target_is_refused() -> None:
+    target = ModelConf(name="t", id="org/t", dtype="bfloat16")
+    with pytest.raises(UserError, match="a copy of the target must differ"):
+        like_target(target, draft_conf("bf16"))
+    assert like_target(target, draft_conf("int8")).quantization == "int8"
