@@ -283,8 +283,9 @@ def draft_conf(entry: str) -> ModelConf:
     """The configuration of one entry of `drafts=[...]`.
 
     Args:
-        entry: a name of the draft group, or name@folder-or-hub-id for any other model; either may
-            be followed by @key:value pairs.
+        entry: a name of the draft group, or name@folder-or-hub-id for any other model, the name
+            being the draft's kind where that is no model (eagle3@folder); either may be followed by
+            @key:value pairs.
 
     Raises:
         UserError: no such name in the group, or a key or value that a draft cannot have.
@@ -294,7 +295,8 @@ def draft_conf(entry: str) -> ModelConf:
         raise UserError(f"drafts: {entry!r} is not name@folder-or-hub-id")
     given = None
     if draft.id is not None:
-        kind = draft.id if draft.id in KINDS else "model"
+        # The one or the other says its kind: half@early_exit, eagle3@folder
+        kind = next((name for name in (draft.id, draft.name) if name in KINDS), "model")
         given = ModelConf(name=draft.name, id=draft.id, kind=kind)
     conf = given or _group_draft(draft.name)
     for key, value in draft.settings.items():

@@ -853,6 +853,7 @@ def _wanted(whole: bool, limits: Mapping[str, Any]) -> str:
 # Keys that an entry of `drafts` may set besides its name and id
 DRAFT_KEYS = (
     "layers",
+    "kind",
     "dtype",
     "attention",
     "revision",

@@ -25,6 +25,8 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from harness.analysis.replayed import replayed
+from harness.cli import compose, draft_conf, draft_confs
+from harness.commands import audition, profile, snapshot, sweep
 from harness.config import ModelConf
 from harness.decoding.heads import HeadDrafter
 from harness.decoding.sampling import SamplingParameters, penalised, sampler_for
@@ -38,6 +40,7 @@ from harness.models.lean.model import LeanModel
 from harness.models.load import LoadedModel
 from harness.records import RULES, Rule, UserError
 from harness.storage import RunFolder, load_traces
+from harness.storage import load as load_run
 from harness.theory.replay import accept_probabilities, replay
 from tools.train_embedded.head_files import save_head
 
@@ -199,18 +202,13 @@ def test_a_text_depends_on_the_seed_and_not_on_what_the_head_ran_before(
 
 def step_by_step(
     head: Eagle3Head, target: CachedModel, text: GeneratedText, start: int, depth: int
-) -> list[Tensor]:
+) -> Tensor:
     """Logits of the head in a round from a start whose drafts are the text's tokens."""
     before = [*text.request.tokens, *text.tokens[:start]]
     drafter = drafter_of(head, target, GREEDY)
     target.prefill(before[:-1])
     drafter.begin(before)
-    assert drafter._states is not None
-    head.condition(drafter._states)
-    logits = [head.forward(torch.tensor(before[-1:]))[-1]]
-    for token in text.tokens[start : start + depth - 1]:
-        logits.append(head.forward(torch.tensor([token]))[-1])
-    return logits[: len(text.tokens) - start]
+    return drafter.logits_along(torch.tensor(text.tokens[start : start + depth]))
 
 
 @pytest.mark.parametrize(
@@ -493,3 +491,67 @@ def test_an_incomplete_head_is_refused(target: LoadedModel, tmp_path: Path) -> N
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(UserError, match=r"no \*\.safetensors there|cannot be loaded"):
         read(tmp_path, target)
+
+
+# Commands, with the head that ships
+
+WORDS = ["prompts.limit=2", "new_tokens=12", "k=[2]", "threads=1", "temperature=[0.0,1.0]"]
+
+
+@pytest.mark.usefixtures("few_samples")
+def test_a_sweep_measures_the_shipped_head_and_replays_it_exactly(tmp_path: Path) -> None:
+    words = [*WORDS, "draft=tiny_eagle3", f"results_root={tmp_path}"]
+    outcome = sweep.run(compose("sweep", words))
+    assert outcome.status == 0
+    assert outcome.folder is not None
+    run = load_run(outcome.folder)
+    assert {trace.depth for trace in run.traces} == {2}
+    assert run.manifest["models"]["draft"]["layers_read"] == [2, 4, 5]
+    greedy = run.results[(run.results.temperature == 0.0) & (run.results.k == 2)]
+    measured, predicted = (
+        greedy[greedy.source == source].set_index("prompt_set")
+        for source in ("measured", "replayed")
+    )
+    for name in ("rounds", "drafted", "accepted", "rejected"):
+        assert measured[name].astype(float).to_dict() == predicted[name].astype(float).to_dict()
+    assert measured.accepted.min() > 0
+
+
+@pytest.mark.usefixtures("few_samples")
+def test_an_audition_ranks_the_shipped_head_beside_others(tmp_path: Path) -> None:
+    words = [*WORDS, "drafts=[tiny_eagle3,ngram]", f"results_root={tmp_path}"]
+    config = compose("audition", words)
+    outcome = audition.run(config, draft_confs(config))
+    assert outcome.status == 0
+    assert outcome.folder is not None
+    run = load_run(outcome.folder)
+    assert {trace.draft: (trace.depth, trace.chosen) for trace in run.traces} == {
+        "tiny_eagle3": (2, False),
+        "ngram": (2, True),
+    }
+    assert {timing.draft for timing in run.rounds} == {"tiny_eagle3", "ngram"}
+
+
+@pytest.mark.usefixtures("few_samples")
+def test_a_snapshot_finds_the_texts_of_the_shipped_head_unchanged(tmp_path: Path) -> None:
+    outcome = snapshot.run(
+        compose("snapshot", [*WORDS, "draft=tiny_eagle3", f"results_root={tmp_path}"])
+    )
+    assert outcome.status == 0
+    assert outcome.folder is not None
+    results = {check.result for check in load_run(outcome.folder).checks}
+    assert results <= {"PASS", "UNTESTED"}
+    assert "PASS" in results
+
+
+def test_a_command_that_takes_a_draft_model_says_so(tmp_path: Path) -> None:
+    words = ["draft=tiny_eagle3", f"results_root={tmp_path}"]
+    with pytest.raises(UserError, match="takes a draft model, and that is a head; sweep"):
+        profile.run(compose("profile", words))
+
+
+def test_an_entry_of_drafts_may_be_any_head() -> None:
+    conf = draft_conf("eagle3@some/folder")
+    assert (conf.name, conf.kind, conf.id) == ("eagle3", "eagle3", "some/folder")
+    conf = draft_conf("mine@some/folder@kind:eagle3")
+    assert (conf.name, conf.kind) == ("mine", "eagle3")

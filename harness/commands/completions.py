@@ -8,12 +8,21 @@ from dataclasses import replace
 from typing import TypeVar
 
 from harness import prompts as prompt_sets
-from harness.commands.pair import Drafted, EncodedPrompt, LookupPair, Target, completion, reserve
+from harness.commands.pair import (
+    Drafted,
+    EncodedPrompt,
+    HeadPair,
+    LookupPair,
+    Target,
+    completion,
+    reserve,
+)
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import unless_broken
 from harness.config import AuditionConfig, PairConfig, SweepConfig
 from harness.measurement.draft_scores import lookup_traces, score_texts
 from harness.measurement.generations import Request
+from harness.measurement.head_scores import score_with_head
 from harness.measurement.target_texts import GeneratedText, generate_texts
 from harness.models.tokenizer import encode
 from harness.records import NGRAM, Trial
@@ -106,7 +115,7 @@ def score_pair(
 ) -> None:
     """Score the texts that the target decoded plainly to requests, and store the traces.
 
-    `largest_k` is the largest K that is replayed of a look-up.
+    `largest_k` is the largest K that is replayed of a look-up or a head.
     """
     if folder.traces():
         return
@@ -129,9 +138,19 @@ def score_pair(
         unless_broken(folder, "the draft's scores of the target's text"),
         progress("the draft scores", len(texts)) as tick,
     ):
-        traces = score_texts(
-            texts, pair.target_model, pair.draft_model, draft_name=pair.draft.name, tick=tick
-        )
+        if isinstance(pair, HeadPair):
+            traces = score_with_head(
+                texts,
+                pair.target_model,
+                pair.head_model,
+                num_draft_tokens=largest_k,
+                draft_name=pair.draft_name,
+                tick=tick,
+            )
+        else:
+            traces = score_texts(
+                texts, pair.target_model, pair.draft_model, draft_name=pair.draft.name, tick=tick
+            )
         folder.write_traces(traces)
 
 

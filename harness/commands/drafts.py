@@ -11,6 +11,7 @@ import traceback
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,18 +19,30 @@ import torch
 from harness.analysis.adaptive import THRESHOLDS
 from harness.analysis.latency import latency_rows
 from harness.commands.completions import completions
-from harness.commands.pair import EncodedPrompt, Target, load_draft, opening, reserve
+from harness.commands.pair import (
+    GRAPHS_KEEP_NO_STATES,
+    EncodedPrompt,
+    Target,
+    head_drafter,
+    load_draft,
+    open_head,
+    opening,
+    reserve,
+)
 from harness.commands.progress import progress
 from harness.commands.time_rounds import visits_of_draft
 from harness.commands.time_steps import timed_steps
 from harness.config import AuditionConfig, ModelConf
 from harness.decoding.lookups import DRAFTERS
+from harness.decoding.protocols import recorder_of
 from harness.measurement.confidences import draft_confidences
 from harness.measurement.draft_scores import lookup_traces, score_texts
+from harness.measurement.head_scores import score_with_head
 from harness.measurement.round_times import FullLookup
 from harness.measurement.step_times import TimedModel, time_lookups
 from harness.measurement.target_texts import GeneratedText
 from harness.models.cached import CachedModel
+from harness.models.eagle3 import Eagle3Head
 from harness.models.load import Vocabulary
 from harness.models.probe import cached_model, check_length
 from harness.models.tokenizer import tokenizer_difference
@@ -209,6 +222,8 @@ def _measured(
 
     if conf.id in LOOKUPS:
         return _looked_up(folder, target, texts, conf, config, timed=timed)
+    if conf.kind == "eagle3":
+        return _scored_by_head(folder, target, texts, conf, config, timed=timed)
     device = target.target_model.device
     return with_draft(conf, target.target, device, target.prompts, config, score)
 
@@ -282,6 +297,52 @@ def _looked_up(
         timings.append(time_lookups(drafter, conf.name, k, context))
     visits.up_to(1.0)
     return DraftResult(traces, timings, seconds)
+
+
+def _scored_by_head(
+    folder: RunFolder,
+    target: Target,
+    texts: Sequence[GeneratedText],
+    conf: ModelConf,
+    config: AuditionConfig,
+    *,
+    timed: bool,
+) -> DraftResult:
+    """As `_scored`, of a head; the target keeps the states that it reads until this returns.
+
+    Raises:
+        NotEligible: the target runs as recorded graphs.
+        UserError: no head that can be read, or one for another target.
+    """
+    model = target.target_model
+    if recorder_of(model) is not None:
+        raise NotEligible(f"{GRAPHS_KEEP_NO_STATES}; audition it with backend=eager")
+    loaded = open_head(conf, target, f"draft {conf.name}")
+    try:
+        head = Eagle3Head(loaded.network, model.vocab_size)
+        visits = visits_of_draft(folder, target, conf, partial(head_drafter, head, model), config)
+        visits.up_to(0.5)
+        begin = time.perf_counter()
+        with progress(f"{conf.name} scores", len(texts)) as tick:
+            traces = score_with_head(
+                texts,
+                model,
+                head,
+                num_draft_tokens=max(config.k),
+                draft_name=conf.name,
+                target_name=f"model={target.target.name}",
+                tick=tick,
+            )
+        seconds = time.perf_counter() - begin
+        timings: list[StepTiming] = []
+        if not timed:
+            models = [*target.timed, TimedModel("draft", conf.name, head)]
+            timings = _time(folder, target, conf, models, config)
+        visits.up_to(1.0)
+        described = {"id": conf.id, **loaded.describe(), **head.describe()}
+        return DraftResult(traces, timings, seconds, described)
+    finally:
+        model.keep_states(())
 
 
 def _time(

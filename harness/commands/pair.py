@@ -16,6 +16,7 @@ from harness import prompts as prompt_sets
 from harness.commands.other_runs import Rates
 from harness.commands.progress import Bar, fetching, progress
 from harness.config import AuditionConfig, DecodeConf, ModelConf, PairConfig
+from harness.decoding.heads import HeadDrafter
 from harness.decoding.lookups import NgramDrafter
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement import environment
@@ -26,7 +27,9 @@ from harness.measurement.step_times import TimedModel
 from harness.models import load as models
 from harness.models.cached import CachedModel
 from harness.models.device import resolve_device
+from harness.models.eagle3 import Eagle3Head
 from harness.models.early_exit import early_exit
+from harness.models.head_files import LoadedHead, load_head
 from harness.models.load import LoadedModel, Vocabulary
 from harness.models.memory import MemoryNeed, check_fits
 from harness.models.probe import cached_model, check_length
@@ -36,6 +39,7 @@ from harness.storage import RunFolder
 from harness.theory.acceptance import conditional
 
 WARMUP_TOKENS = 8
+GRAPHS_KEEP_NO_STATES = "a head reads hidden states, which recorded graphs do not keep"
 
 Config = PairConfig | AuditionConfig
 Models = Callable[[Request], tuple[CachedModel, Draft | None]]
@@ -175,15 +179,55 @@ class LookupPair(Target):
         return FullLookup(self.drafting(request))
 
 
+@dataclass(frozen=True)
+class HeadPair(Target):
+    """A target that keeps its hidden states, and the head that drafts from them."""
+
+    head: LoadedHead
+    head_model: Eagle3Head
+
+    @property
+    def draft_name(self) -> str:
+        """The head's name in the records."""
+        return self.head.name
+
+    @property
+    def timed(self) -> tuple[TimedModel, ...]:
+        """The target and the head, as the measurement of step times wants them."""
+        return (*super().timed, TimedModel("draft", self.head.name, self.head_model))
+
+    def describe(self) -> dict[str, Any]:
+        """The manifest's entries about models, prompts and machine."""
+        entries = super().describe()
+        head = {**self.head.describe(), **self.head_model.describe()}
+        return {**entries, "models": {**entries["models"], "draft": head}}
+
+    def drafting(self, request: Request) -> HeadDrafter:
+        """What the loop drafts with."""
+        return head_drafter(self.head_model, self.target_model, request)
+
+    @property
+    def timed_drafting(self) -> Callable[[Request], HeadDrafter]:
+        """What rounds are timed with."""
+        return self.drafting
+
+
 # A target with what drafts for it
-Drafted = Pair | LookupPair
+Drafted = Pair | LookupPair | HeadPair
+
+
+def head_drafter(head: Eagle3Head, target: CachedModel, request: Request) -> HeadDrafter:
+    """What drafts for a request with a head."""
+    return HeadDrafter(head, target, request.sampling, request.rule, request.stop_below or 0.0)
 
 
 # ---- opening -------------------------------------------------------------------------------------
 
 
 def open_drafted(config: PairConfig, prompts: Sequence[Prompt]) -> Drafted:
-    """As `open_pair`, where the draft may also be one without a model."""
+    """As `open_pair`, where the draft may also be a head, or one without a model."""
+    if config.draft.kind == "eagle3":
+        return _open_head_pair(config, prompts)
     if config.draft.id not in LOOKUPS:
         return open_pair(config, prompts)
     if config.draft.id == SUFFIX:
@@ -202,8 +246,37 @@ def open_drafted(config: PairConfig, prompts: Sequence[Prompt]) -> Drafted:
     )
 
 
+def _open_head_pair(config: PairConfig, prompts: Sequence[Prompt]) -> HeadPair:
+    if config.backend == "cuda_graphs":
+        raise UserError(f"backend=cuda_graphs: {GRAPHS_KEEP_NO_STATES}; use backend=eager")
+    target = _open_target(replace(config, backend="eager"), prompts)
+    head = open_head(config.draft, target)
+    return HeadPair(
+        target.target,
+        target.target_model,
+        target.conversations,
+        target.prompts,
+        target.positions,
+        head,
+        Eagle3Head(head.network, target.target_model.vocab_size),
+    )
+
+
+def open_head(conf: ModelConf, target: Target, key: str = "draft") -> LoadedHead:
+    """Load a head, and let the target keep the states that it reads; errors call it `key`."""
+    with fetching(f"loading {conf.name}", _hub_id(conf)):
+        head = load_head(conf, target.target, key)
+    target.target_model.keep_states(head.network.layers)
+    return head
+
+
 def open_pair(config: PairConfig, prompts: Sequence[Prompt]) -> Pair:
     """Load what the configuration names and check all that can be checked before measuring."""
+    if config.draft.kind == "eagle3":
+        raise UserError(
+            f"draft={config.draft.name}: this command takes a draft model, and that is a head; "
+            "sweep or audition it"
+        )
     if config.draft.id in LOOKUPS:
         raise UserError(
             f"draft={config.draft.name}: this command times steps of a draft model, and a look-up "

@@ -93,6 +93,8 @@ def shipped_drafts() -> list[ModelConf]:
         if file.stem == OWN_DRAFT:
             continue
         stored = OmegaConf.load(file)
+        if OmegaConf.is_missing(stored, "id"):  # for any head
+            continue
         if "defaults" in stored:  # the same as a model, as the draft
             stored = OmegaConf.load(CONF_DIR / "model" / file.name)
         conf = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(ModelConf), stored))
@@ -104,6 +106,10 @@ def shipped_drafts() -> list[ModelConf]:
 def _pairing(target: ModelConf, draft: ModelConf, card: GpuConf | None) -> Pairing:
     if draft.id in LOOKUPS:
         return Pairing(draft, "eligible", "looks its tokens up")
+    if draft.kind == "eagle3":
+        if draft.head_of != target.id:
+            return Pairing(draft, "not eligible", f"a head of {draft.head_of or 'another target'}")
+        return Pairing(draft, "eligible", "a head of this target")
     size, target_size = draft_size(draft, target), sizes_of(target)
     numbers = (None, None) if size is None else (float(size.shape.parameters), size.weight_bytes)
 
@@ -116,10 +122,6 @@ def _pairing(target: ModelConf, draft: ModelConf, card: GpuConf | None) -> Pairi
         return Pairing(draft, "with a note", "if the target is trained for it", *numbers)
     if draft.id == target.id:
         return no("the target itself")
-    if draft.kind == "eagle3":
-        if draft.head_of != target.id:
-            return no(f"a head of {draft.head_of or 'another target'}")
-        return Pairing(draft, "eligible", "a head of this target", *numbers)
     if draft.tokenizer_family is None:
         return no("its config names no tokenizer_family")
     if draft.tokenizer_family != target.tokenizer_family:

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from harness import prompts as prompt_sets
-from harness.commands.drafts import DraftResult, each_draft, with_draft
+from harness.commands.drafts import DraftResult, NotEligible, each_draft, with_draft
 from harness.commands.other_runs import stored_times
 from harness.commands.pair import EncodedPrompt, completion, described
 from harness.commands.progress import fetching, progress
@@ -170,6 +170,8 @@ def _scored(
         return timed(
             lambda: lookup_traces(texts, conf.id, num_draft_tokens=k, draft_name=conf.name)
         )
+    if conf.kind == "eagle3":
+        raise NotEligible("a head reads the target's hidden states, which no server tells")
     if not SERVER_URL.match(conf.id):
         return with_draft(conf, target, device, turns, config, by_weights)
     server = DraftServer(conf.id, key)

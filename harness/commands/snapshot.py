@@ -2,11 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from harness.analysis.lossless import with_plain
 from harness.commands.completions import with_turns
 from harness.commands.dry_run import print_snapshot_plan
-from harness.commands.pair import Drafted, LookupPair, open_drafted, plan, run_requests, sampling_of
+from harness.commands.pair import (
+    Drafted,
+    HeadPair,
+    LookupPair,
+    open_drafted,
+    plan,
+    run_requests,
+    sampling_of,
+)
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import (
     Outcome,
@@ -19,8 +28,11 @@ from harness.commands.run_lifecycle import (
     unless_broken,
 )
 from harness.config import ServerConfig, SnapshotConfig, SweepConfig
+from harness.decoding.heads import HeadDrafter
 from harness.decoding.lookups import NgramDrafter
+from harness.decoding.sampling import SamplingParameters
 from harness.measurement.lossless import compare_texts, distribution_tests, most_open
+from harness.models.cached import CachedModel
 from harness.records import GREEDY, Trial, UserError
 from harness.reporting.console import MarkedText, Piece, show_tokens
 from harness.stats.jackknife import holm
@@ -124,7 +136,7 @@ def _cell_tests(
     )
     tests = distribution_tests(
         pair.target_model,
-        NgramDrafter(pair.target.eos) if isinstance(pair, LookupPair) else pair.draft_model,
+        _drafting(pair, sampling, config),
         prompt,
         num_draft_tokens=k,
         sampling=sampling,
@@ -133,6 +145,18 @@ def _cell_tests(
         seed=config.seed,
     )
     return [DistributionTest(temperature, k, **test._asdict(), result="PASS") for test in tests]
+
+
+def _drafting(
+    pair: Drafted, sampling: SamplingParameters, config: SnapshotConfig
+) -> CachedModel | NgramDrafter | HeadDrafter:
+    """What the tests of distributions draw drafts from."""
+    if isinstance(pair, LookupPair):
+        return NgramDrafter(pair.target.eos)
+    if isinstance(pair, HeadPair):
+        rule: Any = config.decode.rule  # validated
+        return HeadDrafter(pair.head_model, pair.target_model, sampling, rule)
+    return pair.draft_model
 
 
 def _with_results(tests: Sequence[DistributionTest]) -> list[DistributionTest]:

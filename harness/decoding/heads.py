@@ -85,6 +85,17 @@ class HeadDrafter(ModelDrafter):
         self._head.condition(self._states)
         return super().propose(count, uniforms)
 
+    def logits_along(self, tokens: Tensor) -> Tensor:
+        """Logits [n, vocab] that the round's first n drafts are drawn from, were they `tokens` [n].
+
+        The prompt has more than one token, and nothing was proposed before.
+        """
+        assert self._states is not None
+        self._head.condition(self._states)
+        rows = [self._head.forward(self._pending)[-1:]]
+        rows += [self._head.forward(token) for token in tokens[:-1].unsqueeze(1)]
+        return torch.cat(rows)
+
     def advance(self, proposal: Proposal, accepted: int, next_token: Tensor) -> None:
         """Forget the round's own rows; take the target's states of what stands."""
         emitted = torch.cat([proposal.tokens[:accepted], next_token]).to(self._head.device)

@@ -20,6 +20,7 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 
+from harness.decoding.heads import HeadDrafter
 from harness.decoding.lookups import NgramDrafter
 from harness.decoding.protocols import CausalModel
 from harness.decoding.sampling import (
@@ -201,7 +202,7 @@ def _margin(logits: Tensor) -> float:
 
 def distribution_tests(
     target: CausalModel,
-    draft: CausalModel | NgramDrafter,
+    draft: CausalModel | NgramDrafter | HeadDrafter,
     prompt: Sequence[int],
     *,
     num_draft_tokens: int,
@@ -223,6 +224,8 @@ def distribution_tests(
     chosen = rule == "greedy_draft" or isinstance(draft, NgramDrafter)
     if isinstance(draft, NgramDrafter):
         draft_probs = _looked_up_along(draft, prompt, forced, target_probs)
+    elif isinstance(draft, HeadDrafter):
+        draft_probs = _head_probs_along(draft, target, prompt, forced, sampling)
     else:
         draft_probs = _probs_along(draft, prompt, forced, sampling, "draft")[:-1]
     distributions = _Distributions(target_probs, draft_probs.to(target.device), chosen)
@@ -285,6 +288,24 @@ def _looked_up_along(
         row[drafter.draft(1)] = 1.0
         drafter.append([token])
     return rows
+
+
+def _head_probs_along(
+    drafter: HeadDrafter,
+    target: CausalModel,
+    prompt: Sequence[int],
+    forced: Tensor,
+    sampling: SamplingParameters,
+) -> Tensor:
+    """A head's sampling probabilities in a round after the prompt, [len(forced), vocab]."""
+    target.prefill(prompt[:-1])
+    drafter.begin(prompt)
+    logits = _finite(drafter.logits_along(forced), "draft")
+    seen = None
+    if sampling.repetition_penalty is not None:
+        before = seen_tokens(prompt, logits.shape[-1], logits.device)
+        seen = seen_along(before, forced.to(logits.device))[:-1]
+    return sampler_for(sampling)(penalised(logits, seen, sampling.repetition_penalty))
 
 
 def _probs_along(

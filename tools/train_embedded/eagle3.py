@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -23,7 +24,7 @@ from transformers import LlamaConfig, PreTrainedModel
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement.generations import Request
 from harness.measurement.target_texts import GeneratedText, generate_texts
-from harness.models.cached import CachedModel
+from harness.models.cached import CachedModel, output_weight
 from harness.models.eagle3 import Eagle3Network, default_layers
 from tools.train_embedded.corpus import documents
 from tools.train_embedded.head_files import Layout, save_head
@@ -100,10 +101,10 @@ def new_head(target: PreTrainedModel, texts: Sequence[GeneratedText]) -> Eagle3N
                 weight, 0.0, 0.02 if "lm_head" in name else weight.shape[1] ** -0.5
             )
     with torch.no_grad():
-        head.lm_head.weight.copy_(target.get_output_embeddings().weight[kept])
+        head.lm_head.weight.copy_(output_weight(target)[kept])
     head.d2t.copy_(kept - torch.arange(len(kept)))
     head.t2d.zero_()[kept] = True
-    embedding = target.get_input_embeddings()
+    embedding: Any = target.get_input_embeddings()
     head.embed_tokens = torch.nn.Embedding.from_pretrained(embedding.weight.detach())
     return head
 

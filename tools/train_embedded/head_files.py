@@ -34,10 +34,11 @@ def save_head(network: Eagle3Network, folder: Path, layout: Layout, target: str)
     }
     layer: dict[str, Any] = {key: getattr(network.config, key) for key in LAYER_KEYS}
     layer["head_dim"] = network.head_dim
+    rope: Any = network.config.rope_parameters
     layer |= {
         "model_type": "llama",
         "num_hidden_layers": 1,
-        "rope_theta": network.config.rope_parameters["rope_theta"],
+        "rope_theta": rope["rope_theta"],
         "attention_bias": False,
         "mlp_bias": False,
         "tie_word_embeddings": False,
