@@ -183,6 +183,9 @@ class ModelFacts:
     engine_reason: str | None = None  # why it is not the requested engine, or not all of it
     # Whether a CUDA graph's work was compiled; None where that does not apply.
     compiled: bool | None = None
+    # What a draft is (`ModelConf.kind`), and the layers of an early exit
+    kind: Literal["model", "eagle3", "mtp", "early_exit"] = "model"
+    layers: int | None = None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 from transformers import GenerationConfig, GenerationMixin
 
 from harness.models.load import EMBEDDED
-from harness.records import LONGEST_NGRAM, SERVERS
+from harness.records import LONGEST_NGRAM, LOOKUPS, SERVERS
 from harness.reporting import serving
 from harness.reporting.grid import PHRASES
 from harness.reporting.serving import Snippet, snippets_of
@@ -242,17 +242,60 @@ def test_toys_and_dummies_are_called_so() -> None:
     assert serving.TOYS not in snippets_of(decided())[0].notes
 
 
-def test_an_n_gram_needs_no_second_model() -> None:
-    first, *others = snippets_of(decided(dict.fromkeys(ANSWERS, (3, 1.5)), name="ngram"))
-    assert speculative_config(first) == {
-        "method": "ngram",
-        "num_speculative_tokens": 3,
-        "prompt_lookup_max": LONGEST_NGRAM,
-        "prompt_lookup_min": 1,
-    }
-    assert {other.code for other in others if other.title.split()[0] in ("SGLang", "mlx-lm")} == {
-        ""
-    }
+def of_kind(kind: str, temperature: float = 1.0) -> dict[str, Snippet]:
+    facts = ModelFacts("draft", kind, DRAFT, kind=kind, layers=4)  # type: ignore[arg-type]
+    drafts = () if kind in LOOKUPS else (facts,)
+    models = (ModelFacts("target", "big", TARGET), *drafts)
+    answers = dict.fromkeys(ANSWERS, (3, 1.5))
+    made = decided(answers, name=kind, models=models, temperature=temperature)
+    return {snippet.title.split(" (")[-1]: snippet for snippet in snippets_of(made)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "elsewhere"),
+    [
+        ("eagle3", {"model": DRAFT}, {"EAGLE3", "draft-eagle3"}),
+        ("mtp", {}, {"EAGLE", "draft-mtp"}),
+        ("ngram", {"prompt_lookup_max": LONGEST_NGRAM, "prompt_lookup_min": 1},
+         {"NGRAM", "ngram-simple", "prompt_lookup_num_tokens=3"}),
+        ("suffix", {}, set()),
+    ],
+)  # fmt: skip
+def test_every_kind_of_draft_has_its_lines(
+    kind: str, method: dict[str, Any], elsewhere: set[str]
+) -> None:
+    first, *others = of_kind(kind).values()
+    config = {"method": kind, "num_speculative_tokens": 3, **method}
+    assert speculative_config(first) == config
+    code = " ".join(snippet.code for snippet in others)
+    assert {word for word in elsewhere if word in code} == elsewhere
+    lines_of_mlx = [snippet for snippet in others if snippet.title.startswith("mlx-lm")]
+    assert [snippet.code for snippet in lines_of_mlx] == [""]
+    assert "Not available here" in lines_of_mlx[0].notes[0]
+    for snippet in others:
+        if snippet.language == "python" and snippet.code:
+            ast.parse(snippet.code)
+
+
+def test_an_early_exit_and_a_copy_are_named_where_no_engine_has_them() -> None:
+    snippets = of_kind("early_exit", temperature=0.0)
+    (code,) = [snippet.code for snippet in snippets.values() if snippet.code]
+    assert "assistant_early_exit=4" in code
+    copied = decided(
+        GREEDY, models=(ModelFacts("target", "big", TARGET), ModelFacts("draft", "small", TARGET))
+    )
+    assert all(
+        "engines make no copy" in snippet.notes[0]
+        for snippet in snippets_of(copied)
+        if snippet.title.split()[0] in ("vLLM", "SGLang")
+    )
+
+
+def test_another_look_up_than_this_runs_has_no_known_speedup() -> None:
+    known = {title: snippet.notes[0] for title, snippet in of_kind("ngram").items()}
+    for title, note in known.items():
+        own = title.startswith(("vLLM", "transformers"))
+        assert note.startswith("1.50x") == own, title
 
 
 def test_a_run_that_decides_nothing_has_no_line() -> None:

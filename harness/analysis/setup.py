@@ -255,6 +255,8 @@ class Setup:
                 engine=entry.get("engine"),
                 engine_reason=entry.get("engine_reason"),
                 compiled=entry.get("compiled"),
+                kind=entry.get("kind") or conf.get("kind") or "model",
+                layers=entry.get("layers"),
             )
 
 

@@ -194,7 +194,8 @@ def with_draft(
             model = cached_model(draft.network, draft.vocab_size, name, config.backend)
         check_length(model, reserve(prompts, config, [(draft, model)]), name)
         result = score(model)
-        return replace(result, described={"id": conf.id, **draft.describe(), **model.describe()})
+        described = {"id": conf.id, "kind": conf.kind, **draft.describe(), **model.describe()}
+        return replace(result, described=described)
     finally:
         del draft
         model = None

@@ -21,19 +21,21 @@ Syntax and rule of each engine, read in the named file of the release that its r
   generation_config; the draft is sampled and accepted by the ratio. Temperature and top-p given as
   settings are applied to the draft twice, given as processors once.
 
-To add an engine, add an `Engine` to ENGINES with a function that writes its line.
+`serving_kinds` has the lines of drafts that are no model. To add an engine, add an `Engine` to
+ENGINES with a function that writes its line.
 """
 
 import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
-from harness.records import LONGEST_NGRAM, LOOKUPS, SERVERS, Rule
+from harness.records import LOOKUPS, SERVERS, Rule
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.grid import Marked
+from harness.reporting.serving_kinds import LINES, Drafting, DraftKind, not_available
 from harness.serving.schedules import merged, sglang_tiers, vllm_ranges
 from harness.summary import Answer, SamplingFacts, Schedule, Summary
 
@@ -113,6 +115,9 @@ class Served:
     # By rule, what the grid says at this temperature for the whole workload.
     answers: Mapping[Rule, Answer]
     synthetic: bool
+    # Of the draft; layers of an early exit
+    kind: DraftKind = "model"
+    layers: int | None = None
 
     def known(self, engine: "Engine") -> str:
         """What is known of an engine's speedup, as a sentence."""
@@ -282,6 +287,16 @@ def _transformers(served: Served, k: int) -> str:
     )
 
 
+def _sampling_arguments(served: Served) -> list[str]:
+    """How `generate` samples where it drafts by itself, so that settings apply once."""
+    if served.temperature == 0:
+        return ["do_sample=False"]
+    sampling = served.sampling
+    options = (("top_k", sampling.top_k or 0), ("top_p", sampling.top_p), ("min_p", sampling.min_p))
+    given = [f"{name}={value:g}" for name, value in options if value is not None]
+    return ["do_sample=True", f"temperature={float(served.temperature)!r}", *given]
+
+
 def _transformers_notes(served: Served) -> Sequence[str]:
     if not _processors(served):
         return ()
@@ -378,9 +393,10 @@ def _line(summary: Summary, target: str, shown: Marked, server: str) -> Snippet:
     chosen = answer or shown.row.answer
     if chosen.decision != "speculate":
         return Snippet(title, "")
-    if chosen.draft in LOOKUPS:
-        return _look_up(engine, target, title, chosen)
-    return engine.snippet(_served(summary, target, answers, chosen), title)
+    served = _served(summary, target, answers, chosen)
+    if served.kind != "model":
+        return _of_kind(engine, served, server, title)
+    return engine.snippet(served, title)
 
 
 def _answers(summary: Summary, shown: Marked) -> dict[Rule, Answer]:
@@ -396,10 +412,17 @@ def _served(
     summary: Summary, target: str, answers: Mapping[Rule, Answer], chosen: Answer
 ) -> Served:
     drafts = [model for model in summary.run.models if model.role != "target"]
-    draft = next((model.id for model in drafts if model.name == chosen.draft), None)
+    facts = next((model for model in drafts if model.name == chosen.draft), None)
+    kind: DraftKind = "model"
+    if chosen.draft in LOOKUPS:
+        kind = cast("DraftKind", chosen.draft)
+    elif facts is not None:
+        kind = "copy" if facts.id == target else facts.kind
     return Served(
+        kind=kind,
+        layers=facts.layers if facts is not None else None,
         target=target,
-        draft=draft or chosen.draft or "DRAFT",
+        draft=(facts.id if facts is not None else None) or chosen.draft or "DRAFT",
         k=chosen.k,
         temperature=chosen.temperature,
         sampling=summary.run.sampling,
@@ -424,9 +447,9 @@ def _validation(summary: Summary, target: str, shown: Marked) -> Sequence[Snippe
     if chosen is None or chosen.decision != "speculate":
         return ()
     rates = _acceptance(summary, chosen)
-    if len(rates) < chosen.k or chosen.draft in LOOKUPS:
-        return ()
     served = _served(summary, target, answers, chosen)
+    if len(rates) < chosen.k or served.kind != "model":
+        return ()
     config = {
         **_draft_model(served, served.k),
         "rejection_sample_method": "synthetic",
@@ -457,21 +480,20 @@ def _acceptance(summary: Summary, chosen: Answer) -> tuple[float, ...]:
     return entries[0].non_increasing if entries else ()
 
 
-def _look_up(engine: Engine, target: str, title: str, chosen: Answer) -> Snippet:
-    gain = fmt.speedup(chosen.speedup, chosen.speedup_lo, chosen.speedup_hi)
-    note = (
-        f"{gain}, {grid.SOURCES[chosen.source]} on held-out prompts{ROUND_TIMES}: n-gram look-up at"
-        f" K={chosen.k}."
+def _of_kind(engine: Engine, served: Served, server: str, title: str) -> Snippet:
+    """A line for a draft that is no model, or that the engine has no such drafting."""
+    entry = LINES[server].get(served.kind)
+    if entry is None:
+        return Snippet(title, "", (not_available(served.kind),))
+    drafting = Drafting(
+        served.target, served.draft, served.k, served.layers, tuple(_sampling_arguments(served))
     )
-    if engine.name != VLLM.name:
-        return Snippet(title, "", (note, "This report has a line for n-grams on vLLM only."))
-    config = {
-        "method": "ngram",
-        "num_speculative_tokens": chosen.k,
-        "prompt_lookup_max": LONGEST_NGRAM,
-        "prompt_lookup_min": 1,
-    }
-    return Snippet(title, vllm_serve(target, config), (note,))
+    known = served.known(engine)
+    if not entry.same:
+        known = "Its speedup is not known: it proposes other tokens than this run's look-up."
+    requests = (served.requests,) if engine.sampling_in_requests else ()
+    notes = (known, *requests, *((entry.note,) if entry.note else ()))
+    return Snippet(title, entry.line(drafting), notes, engine.language)
 
 
 # ---- K by load -----------------------------------------------------------------------------------
