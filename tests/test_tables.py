@@ -31,7 +31,7 @@ MADE = (
     ("snapshot", *SMALL, "temperature=[1.0]"),
     ("breakeven", "log={root}/log.csv"),
     ("report", "runs=[{frozen}/sweep,{examples}/embedded_sweep]"),
-    ("audition", *SMALL, "temperature=[0.0]", "drafts=[ngram]"),
+    ("audition", *SMALL, "temperature=[0.0]", "drafts=[ngram,tiny_small]", "decode.stop=threshold"),
 )
 # Columns that no run here fills, a whole table's by its name; and the run that would
 UNFILLED = {
