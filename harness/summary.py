@@ -389,6 +389,22 @@ class CategoryAlpha:
 
 
 @dataclass(frozen=True)
+class LengthAlpha:
+    """Alpha of one draft where an answer, or its context, has so many tokens."""
+
+    temperature: float
+    draft: str
+    k: int
+    axis: Literal["answer", "context"]  # position in the answer, or with the prompt before it
+    low: int  # the first position of the bucket
+    high: int  # the first beyond it
+    prompts: int
+    alpha: float
+    alpha_lo: float | None
+    alpha_hi: float | None
+
+
+@dataclass(frozen=True)
 class AdaptiveRow:
     """Drafting up to K tokens, and no more after one less likely than the threshold; replayed."""
 
@@ -1093,6 +1109,7 @@ class Summary:
     least_regret: tuple[LeastRegret, ...] = ()
     acceptance_by_position: tuple[AcceptanceByPosition, ...] = ()
     category_alpha: tuple[CategoryAlpha, ...] = ()
+    length_alpha: tuple[LengthAlpha, ...] = ()
     adaptive: tuple[AdaptiveDrafting, ...] = ()
     replay_checks: tuple[ReplayCheck, ...] = ()  # a sweep's loop against replay
     explanation: Explanation | None = None

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from harness.records import RULES, UserError
-from harness.theory.replay import accept_probabilities, by_start, replay
+from harness.theory.replay import accept_probabilities, by_start, judged_by_position, replay
 from harness.theory.speedup import expected_tokens_per_round
 
 COUNTS = ("rounds", "drafted", "accepted", "rejected", "bonus", "cut")
@@ -244,6 +244,23 @@ def test_replay_over_the_targets_texts_equals_the_speculative_process(rule, k, e
     replayed = replay(by_start(chances, k), [len(text) - 1 for text in texts], [k])[k]
     for name in COUNTS:
         assert weights @ getattr(replayed, name) == pytest.approx(counts[name], abs=1e-12), name
+
+
+@pytest.mark.parametrize("k", [1, 2, 5])
+def test_judged_tokens_by_position_add_up_to_those_of_the_replay(k):
+    generator = np.random.default_rng(k)
+    chances, lengths = generator.random((3, 6, 5)), [6, 4, 1]
+    for proposed in (None, generator.integers(0, 4, (3, 6))):
+        replayed = replay(chances, lengths, [k], proposed=proposed)[k]
+        judged, accepted = judged_by_position(chances, lengths, k, proposed=proposed)
+        assert judged.sum(axis=1) == pytest.approx(replayed.judged)
+        assert accepted.sum(axis=1) == pytest.approx(replayed.accepted)
+        assert all((judged[row, length:] == 0).all() for row, length in enumerate(lengths))
+    flags = np.tile([1.0, 0.0, 1.0, 1.0, 1.0, 1.0], (1, 1))
+    judged, accepted = judged_by_position(by_start(flags, 2), [6], 2)
+    # Rounds: 0-1 accepted and rejected, 2-3 accepted with a bonus at 4, 5 is cut
+    assert judged.tolist() == [[1, 1, 1, 1, 0, 1]]
+    assert accepted.tolist() == [[1, 0, 1, 1, 0, 1]]
 
 
 def test_chaining_the_vocabulary_sums_through_a_product_would_be_biased():

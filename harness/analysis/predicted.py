@@ -322,9 +322,14 @@ def request_summary(
 # ---- alpha by category ---------------------------------------------------------------------------
 
 
+def category_k(replays: Replays) -> int:
+    """The K at which drafts are compared part by part: CATEGORY_K, or the nearest there is."""
+    return min(replays.ks, key=lambda k: (abs(k - CATEGORY_K), k))
+
+
 def category_alpha(replays: Replays) -> tuple[CategoryAlpha, ...]:
     """Alpha of every draft on every category, at one K for all, since alpha drifts with K."""
-    k = min(replays.ks, key=lambda k: (abs(k - CATEGORY_K), k))
+    k = category_k(replays)
     pairs = zip(replays.categories, replays.prompt_sets, strict=True)
     names = [category or prompt_set for category, prompt_set in pairs]
     rows: list[CategoryAlpha] = []

@@ -28,10 +28,12 @@ from harness.analysis.latency import (
     typed_latency,
 )
 from harness.analysis.leaderboard import ENGINES, Ranking, draft_memory, rank, with_costs
+from harness.analysis.lengths import length_alpha
 from harness.analysis.lossless import distrust, text_checks, without_faulty
 from harness.analysis.outliers import outlier_cells, unstable_cells
 from harness.analysis.predicted import (
     category_alpha,
+    category_k,
     replayed_rows,
     request_summary,
     synthetic_rows,
@@ -56,6 +58,7 @@ from harness.summary import (
     DraftMemory,
     Explanation,
     LeastRegret,
+    LengthAlpha,
     OutlierCell,
     ReplayCheck,
     RequestSummary,
@@ -109,6 +112,7 @@ def analyse_pair(setup: Setup) -> Summary:
         category_alpha=tuple(
             row for ranking in pair.rankings_of_run_rule for row in category_alpha(ranking.replays)
         ),
+        length_alpha=tuple(pair.length_alpha()),
         adaptive=tuple(pair.adaptive_drafting()),
         replay_checks=tuple(pair.replay_checks()),
         explanation=explanation,
@@ -417,6 +421,16 @@ class PairAnalysis:
                     check = replay_check(cell, trials, replays.only([prompt_set]), candidate)
                     if check is not None:
                         yield check
+
+    def length_alpha(self) -> Iterator[LengthAlpha]:
+        """Alpha by position in the answer and by context, at the K of `category_alpha`."""
+        for ranking in self.rankings_of_run_rule:
+            replays = ranking.replays
+            by_draft = {
+                draft: [t for t in self.traces[draft] if t.temperature == replays.temperature]
+                for draft in replays.drafts
+            }
+            yield from length_alpha(by_draft, replays.rule, category_k(replays))
 
     def adaptive_drafting(self) -> Iterator[AdaptiveDrafting]:
         """What thresholds would bring to the drafts whose confidences are stored."""

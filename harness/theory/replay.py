@@ -220,6 +220,41 @@ def replay(
     return results
 
 
+def judged_by_position(
+    accept_prob: ArrayLike,
+    lengths: Sequence[int] | NDArray[np.integer],
+    k: int,
+    *,
+    proposed: ArrayLike | None = None,
+) -> tuple[Array, Array]:
+    """Expected draft tokens judged, and accepted, at each text position.
+
+    Args:
+        accept_prob, lengths, proposed: as `replay` takes them.
+        k: at most the number of offsets.
+
+    Returns:
+        Both of shape (texts, positions); their sums are accepted + rejected, and accepted.
+    """
+    chances = np.asarray(accept_prob, dtype=np.float64)[:, :, :k]
+    sizes = np.asarray(lengths, dtype=np.intp)
+    left = np.subtract.outer(sizes, np.arange(int(chances.shape[1]))).astype(np.intp)
+    exists = np.greater.outer(left, np.arange(k)).astype(np.bool_)
+    if proposed is not None:
+        counts = np.asarray(proposed, dtype=np.intp)
+        exists &= np.greater.outer(counts, np.arange(k)).astype(np.bool_)
+    products = np.multiply.accumulate(np.where(exists, chances, 0.0), axis=2)
+    reach = np.concatenate([np.ones((*left.shape, 1)), products], axis=2)
+    kept = _renewal(reach, left, k)[:, :, None] * reach
+    both = np.zeros((2, *left.shape))
+    for offset in range(min(k, left.shape[1])):
+        starts = left.shape[1] - offset
+        here = exists[:, :starts, offset]
+        for row, reached in enumerate((offset, offset + 1)):
+            both[row, :, offset:] += np.where(here, kept[:, :starts, reached], 0.0)
+    return both[0], both[1]
+
+
 def _replay_one(
     chances: Array, lengths: Counts, k: int, proposed: Counts | None, off_text: Counts | None
 ) -> Replayed:

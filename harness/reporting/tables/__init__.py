@@ -45,6 +45,7 @@ def _audition(summary: Summary) -> list[Table]:
         latency.rounds_table(summary),
         leaderboard.costs_table(summary),
         *leaderboard.category_tables(summary),
+        *leaderboard.length_tables(summary),
         *leaderboard.position_tables(summary),
         leaderboard.request_table(summary),
         *latency.verify_tables(summary),

@@ -305,6 +305,10 @@ CATEGORY_NOTE = (
     "alpha with its interval, where a category has prompts enough for one. Speculate on a category"
     " only where alpha is above the break-even alpha."
 )
+LENGTH_NOTE = (
+    "Where in an answer, and after how many tokens in all, the draft token was judged. Buckets have"
+    " different prompts: a long context is another prompt, too."
+)
 POSITION_NOTE = (
     "Column j: share of rounds, among those with at least j text positions left, in which at least"
     " j draft tokens were accepted."
@@ -331,6 +335,28 @@ def category_tables(summary: Summary) -> list[Table]:
             row = rows.setdefault(entry.category, Category(entry.category, entry.prompts, {}))
             row.alphas[entry.draft] = (entry.alpha, entry.alpha_lo, entry.alpha_hi)
         made.append(table(title, columns, rows.values(), notes=(CATEGORY_NOTE,)))
+    return made
+
+
+def length_tables(summary: Summary) -> list[Table]:
+    """Alpha by position in the answer and by context length, one table per temperature."""
+    made = []
+    for temperature, axis in dict.fromkeys((e.temperature, e.axis) for e in summary.length_alpha):
+        at_temperature = [e for e in summary.length_alpha if e.temperature == temperature]
+        entries = [entry for entry in at_temperature if entry.axis == axis]
+        of = "position in the answer" if axis == "answer" else "tokens of context"
+        title = f"Alpha by {of}, temperature {fmt.temperature(temperature)}, K={entries[0].k}"
+        columns: tuple[Column[Category], ...] = (
+            Column(of, lambda row: row.name, key=True),
+            Column("prompts", lambda row: row.prompts, fmt.count, key=True),
+            *(_alpha_of(draft) for draft in dict.fromkeys(entry.draft for entry in entries)),
+        )
+        rows: dict[int, Category] = {}
+        for entry in sorted(entries, key=lambda entry: entry.low):
+            name = f"{entry.low:,} to {entry.high - 1:,}"
+            row = rows.setdefault(entry.low, Category(name, entry.prompts, {}))
+            row.alphas[entry.draft] = (entry.alpha, entry.alpha_lo, entry.alpha_hi)
+        made.append(table(title, columns, rows.values(), notes=(LENGTH_NOTE,)))
     return made
 
 
