@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness import audition
-from tools import keys_page
+from tools import drafts_table, keys_page
 
 ROOT = Path(__file__).resolve().parents[1]
 TEST = re.compile(r"`(test_\w+)?::(test_\w+)`")
@@ -42,6 +42,10 @@ def test_the_readmes_audition_of_a_stored_run_works_as_it_is_typed(
         audition.main()
     assert end.value.code == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith(f"run: {tmp_path}")
+
+
+def test_the_readmes_table_of_drafts_is_that_of_the_serving_lines() -> None:
+    assert drafts_table.table() in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_keys_md_names_the_keys_that_help_prints() -> None:

@@ -163,6 +163,14 @@ def test_a_key_that_is_gone_hinders_a_resume_only_where_it_was_used(tmp_path: Pa
             )
 
 
+def test_a_key_that_came_later_hinders_no_resume_where_it_changes_nothing(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, "audition", [], CONFIG).path
+    later = {**CONFIG["model"], "kind": "model", "tokenizer_family": "tiny", "layers": None}
+    assert RunFolder.resume(folder, "audition", {**CONFIG, "model": later}).path == folder
+    head = {**CONFIG, "model": {**later, "kind": "eagle3"}}
+    assert "model.kind=eagle3" in refusal(lambda: RunFolder.resume(folder, "audition", head))
+
+
 # ---- damage -------------------------------------------------------------------------------------
 
 

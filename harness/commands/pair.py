@@ -531,7 +531,8 @@ def sampling_of(decode: DecodeConf, temperature: float) -> SamplingParameters:
 
 def _identity(conf: ModelConf) -> dict[str, object]:
     keys = ("id", "revision", "dtype", "weights", "quantization", "attention")
-    return {key: getattr(conf, key) for key in keys}
+    identity = {key: getattr(conf, key) for key in keys}
+    return identity | ({} if conf.layers is None else {"layers": conf.layers})
 
 
 # ---- running -------------------------------------------------------------------------------------

@@ -82,6 +82,10 @@ FREE_KEYS = frozenset(
 SERVER = "server"
 # Keys of older versions, with the value at which they changed nothing
 FORMER_KEYS = {"stop": "none", "draft_temperature": None}
+# Keys of models that came later, with the value of runs without them
+LATER_KEYS = {"kind": "model"}
+# Of models, what no number depends on
+DESCRIBING_KEYS = frozenset({"tokenizer_family", "head_of"})
 
 
 @dataclass(frozen=True)
@@ -454,6 +458,8 @@ def _differences(
         f"{key}={right.get(key)} (the run: {left.get(key)})"
         for key in sorted(left.keys() | right.keys())
         if key.split(".")[0] not in free
+        and key.split(".")[-1] not in DESCRIBING_KEYS
+        and not (key not in left and right[key] == LATER_KEYS.get(key.split(".")[-1]))
         and not (key in FORMER_KEYS and key not in right and left[key] == FORMER_KEYS[key])
         and (left[key] != right.get(key) if key in left else bool(right[key]))
     ]

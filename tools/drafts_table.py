@@ -1,0 +1,50 @@
+"""Write README's table of what can draft for what: python tools/drafts_table.py.
+
+The engines' columns are those of `harness.reporting.serving_kinds`.
+"""
+
+from pathlib import Path
+
+from harness.reporting.serving import ENGINES
+from harness.reporting.serving_kinds import LINES, NAMES, DraftKind
+
+PAGE = Path(__file__).resolve().parents[1] / "README.md"
+HEADING = "## What can draft for what\n"
+# How each is named in `drafts=`; what a sweep and a snapshot cannot run stands alone
+ENTRIES: dict[DraftKind, str] = {
+    "model": "`qwen3_0_6b`, `name@folder-or-hub-id`",
+    "eagle3": "`eagle3@folder-or-hub-id`",
+    "ngram": "`ngram`",
+    "suffix": "`suffix` (audition only)",
+    "early_exit": "`early_exit@layers:4`",
+    "copy": "`bf16`, `int8`",
+}
+SERVERS = ("vllm", "sglang", "llamacpp", "mlx", "transformers")
+
+
+def table() -> str:
+    """A row for each kind of draft."""
+    engines = " | ".join(ENGINES[server].name for server in SERVERS)
+    rows = [f"| draft | entry of `drafts` | {engines} |", "|---|---|" + "---|" * len(SERVERS)]
+    for kind, entry in ENTRIES.items():
+        cells = " | ".join(_cell(server, kind) for server in SERVERS)
+        rows.append(f"| {NAMES[kind]} | {entry} | {cells} |")
+    return "\n".join(rows) + "\n"
+
+
+def _cell(server: str, kind: DraftKind) -> str:
+    """Whether an engine has a line for a kind."""
+    if kind == "model":
+        return "yes"
+    line = LINES[server].get(kind)
+    if line is None:
+        return "-"
+    return "yes" if line.same else "another look-up"
+
+
+if __name__ == "__main__":
+    text = PAGE.read_text(encoding="utf-8")
+    head, _, rest = text.partition(HEADING)
+    _, mark, tail = rest.partition("\n## ")
+    note = "Each is measured or replayed here; the engines' columns say who has a serving line.\n"
+    PAGE.write_text(f"{head}{HEADING}\n{note}\n{table()}{mark}{tail}", encoding="utf-8")
