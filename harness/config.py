@@ -595,6 +595,9 @@ class AuditionConfig(ModelsConfig):
     batch: int = key(32, "completions of the target generated together", least=1)
     engine: str | None = _engine()
     traces_from: str | None = key(None, "a run whose texts, scores and other keys are used")
+    scores_from: list[str] = key(
+        [], "tables of scores made elsewhere (docs/scores.md): no model is loaded", distinct=True
+    )
     texts_from: str | None = key(
         None, "a server with the target, http://HOST:PORT: its completions, no target weights here"
     )
@@ -609,7 +612,9 @@ class AuditionConfig(ModelsConfig):
         self._check_texts()
         if self.decode.stop != "none":
             self._check_adaptive()
-        if self.drafts is None:
+        if self.scores_from:
+            self._check_scores()
+        elif self.drafts is None:
             self.drafts = [self.draft.name] if self.draft else [*EMBEDDED_DRAFTS]
         elif self.draft and not {OWN_DRAFT, self.draft.name} & {*self.drafts}:
             raise UserError(
@@ -629,6 +634,20 @@ class AuditionConfig(ModelsConfig):
         for name in ("texts_from", "traces_from"):
             if getattr(self, name) is not None:
                 raise UserError(f"{stop}: not with {name}; the drafts draft on from new texts")
+
+    def _check_scores(self) -> None:
+        """Refuse what scores made elsewhere do not go with; the tables name their drafts."""
+        for name in ("draft", "drafts", "traces_from", "texts_from"):
+            if getattr(self, name):
+                raise UserError(f"{name}: not with scores_from, whose tables name their drafts")
+        for name in ("resume", "dry_run"):
+            if getattr(self, name):
+                raise UserError(f"{name}: not with scores_from, which runs nothing; leave it out")
+        if self.latency.target_ms is None and self.latency_from is None:
+            raise UserError(
+                "scores_from: nothing is timed here; give latency.target_ms= and latency.draft_ms=,"
+                " or latency_from=RUN"
+            )
 
     def _check_texts(self) -> None:
         """Refuse what a server's completions do not go with."""
@@ -852,8 +871,6 @@ def _wanted(whole: bool, limits: Mapping[str, Any]) -> str:
 
 # Keys that an entry of `drafts` may set besides its name and id
 DRAFT_KEYS = (
-    "layers",
-    "kind",
     "dtype",
     "attention",
     "revision",
@@ -862,6 +879,8 @@ DRAFT_KEYS = (
     "quantization",
     "trust_remote_code",
     "allow_pickle",
+    "layers",
+    "kind",
 )
 _SETTING = re.compile(r"([a-z_]+)[:=](.+)")
 

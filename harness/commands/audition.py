@@ -6,8 +6,9 @@ elsewhere no model is loaded. The completions may come from a server that has th
 (`harness.commands.remote_texts`).
 """
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from harness.analysis import analyse
 from harness.analysis.cards import rank_cards
@@ -26,6 +27,7 @@ from harness.config import AuditionConfig, ModelConf, like_target
 from harness.measurement.environment import describe_host
 from harness.records import Failure, Prompt, UserError
 from harness.storage import RunFolder, load
+from harness.storage.tables import read_tables
 
 # What a run on another's traces has from there
 TEXTS_MADE_WITH = ("new_tokens", "repetitions")
@@ -40,6 +42,8 @@ def run(config: AuditionConfig, drafts: Sequence[ModelConf]) -> Outcome:
         UserError: a value, the target, a prompt or a run that cannot be used, a draft named twice,
             or no draft left to rank.
     """
+    if config.scores_from:
+        return concluded(_from_tables(config), verbose=config.verbose)
     drafts = [like_target(config.model, conf) for conf in drafts]
     names = [conf.name for conf in drafts]
     if not names:
@@ -104,6 +108,33 @@ def _from_elsewhere(
             "environment": describe_host(),
             "traces_from": str(source.folder),
             "texts_made_with": {key: source.config.get(key) for key in TEXTS_MADE_WITH},
+        }
+    )
+    return folder
+
+
+def _from_tables(config: AuditionConfig) -> RunFolder:
+    """Scores made elsewhere, with step times that are typed or another run's."""
+    traces = read_tables(config.scores_from)
+    drafts = list(dict.fromkeys(trace.draft for trace in traces))
+    for trace in traces:
+        if trace.depth is not None and trace.depth < max(config.k):
+            raise UserError(
+                f"k={max(config.k)}: draft {trace.draft!r} is scored for K up to {trace.depth}; "
+                "lower k"
+            )
+    times = stored_times(config, drafts)
+    temperatures = sorted({trace.temperature for trace in traces})
+    folder = _create(replace(config, drafts=drafts, temperature=temperatures))
+    folder.write_traces(traces)
+    times.copy_to(folder)
+    prompts = {(trace.prompt_set, trace.conversation) for trace in traces}
+    folder.update_manifest(
+        {
+            "models": {},
+            "prompts": Counter(prompt_set for prompt_set, _ in sorted(prompts)),
+            "environment": describe_host(),
+            "scores_from": list(config.scores_from),
         }
     )
     return folder

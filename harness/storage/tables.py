@@ -1,0 +1,144 @@
+"""Scores made elsewhere, such as by a training framework: a table that becomes traces.
+
+One row per (draft, text, start, offset), or where a draft's scores do not depend on the start per
+(draft, text, position); the columns are those of traces.parquet, and most may be left out. The
+format is documented in docs/scores.md.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from harness.records import TextTrace, UserError
+from harness.storage.traces import NUMBER_COLUMNS, TARGET_COLUMNS, TEXT_COLUMNS
+
+READ = {
+    ".parquet": pd.read_parquet,
+    ".jsonl": lambda file: pd.read_json(file, lines=True),
+    ".csv": pd.read_csv,
+}
+REQUIRED = ("draft", "prompt", "position", "token", "draft_is_argmax")
+# Needed above temperature 0
+LOGPROBS = ("target_logprob", "draft_logprob")
+# What a text is where the table does not say
+DEFAULTS: dict[str, Any] = {
+    "prompt_set": "imported",
+    "category": None,
+    "repetition": 0,
+    "temperature": 0.0,
+    "top_k": None,
+    "top_p": None,
+    "prompt_tokens": 0,
+    "stop_reason": "budget",
+    "turn": 1,
+    "k": 0,
+    "chosen": False,
+}
+
+
+def read_table(file: Path) -> list[TextTrace]:
+    """The traces of a table, one per draft and text, in the order of its rows.
+
+    Raises:
+        UserError: no such table, a column that is missing, or rows that contradict each other.
+    """
+    frame = _read(file)
+    names = ["draft", *TEXT_COLUMNS]
+    texts = [name for name in dict.fromkeys(names) if name not in ("prompt_tokens", "stop_reason")]
+    groups = frame.groupby(texts, sort=False, dropna=False, observed=True)
+    return [_trace(rows, file) for _, rows in groups]
+
+
+def _read(file: Path) -> pd.DataFrame:
+    """The table with every column, those that it lacks filled in."""
+    if file.suffix not in READ:
+        raise UserError(f"{file}: not a table; give one of {', '.join(READ)}")
+    try:
+        frame = pd.DataFrame(READ[file.suffix](file))
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{file}: cannot be read as a table ({reason})") from error
+    if {"start", "offset"} <= {*frame.columns} and "position" not in frame.columns:
+        frame["position"] = frame["start"] + frame["offset"]
+    missing = [name for name in REQUIRED if name not in frame.columns]
+    if missing or frame.empty:
+        what = f"has no column {missing[0]}" if missing else "has no rows"
+        raise UserError(f"{file}: {what}; docs/scores.md says what a table of scores needs")
+    for name, value in DEFAULTS.items():
+        frame[name] = frame[name] if name in frame.columns else value
+    if "draft_temperature" not in frame.columns:
+        frame["draft_temperature"] = frame["temperature"]
+    for name in ("start", "offset", "proposed", *NUMBER_COLUMNS):
+        values = frame[name] if name in frame.columns else np.nan
+        frame[name] = pd.Series(values, index=frame.index).astype(np.float64)
+    sampled = (frame["temperature"] > 0) & ~frame["chosen"].astype(np.bool_)
+    lacking = [name for name in LOGPROBS if frame.loc[sampled, name].isna().all() and sampled.any()]
+    if lacking:
+        raise UserError(f"{file}: has texts above temperature 0 and no {lacking[0]}; add it")
+    with np.errstate(divide="ignore"):
+        matched = np.log(frame["draft_is_argmax"])
+    frame["target_logprob"] = frame["target_logprob"].where(sampled, 0.0)
+    frame["draft_logprob"] = frame["draft_logprob"].where(sampled, matched)
+    return frame
+
+
+def _trace(rows: pd.DataFrame, file: Path) -> TextTrace:
+    """One text as one draft sees it."""
+    where = f"{file}: draft {rows['draft'].iloc[0]!r}, prompt {rows['prompt'].iloc[0]}"
+    by_start = rows["start"].notna()
+    if by_start.nunique() > 1:
+        raise UserError(f"{where}: some rows have a start and some have none")
+    first = rows[rows["offset"] == 0] if by_start.all() else rows
+    position = first["position"].to_numpy(np.int64)
+    count = int(position.max(initial=-1)) + 1
+    if sorted(position) != [*range(count)]:
+        raise UserError(
+            f"{where}: needs one row per position, from 0 (by start: of offset 0); a column"
+            " repetition tells several texts of a prompt apart"
+        )
+    tokens = np.zeros(count, dtype=np.int64)
+    tokens[position] = first["token"]
+    inside = rows[rows["position"] < count]
+    at = inside["position"].to_numpy(np.int64)
+    if (tokens[at] != inside["token"]).any():
+        raise UserError(f"{where}: two tokens at one position; all drafts score one text")
+    places: tuple[NDArray[np.int64], ...] = (at,)
+    shape: tuple[int, ...] = (count,)
+    if by_start.all():
+        shape = (count, int(rows["offset"].max()) + 1)
+        places = tuple(inside[name].to_numpy(np.int64) for name in ("start", "offset"))
+    numbers = {
+        name: np.full(shape, np.nan) for name in NUMBER_COLUMNS if name not in TARGET_COLUMNS
+    }
+    for name, values in numbers.items():
+        values[places] = inside[name]
+    target = {name: np.full(count, np.nan) for name in TARGET_COLUMNS}
+    for name, values in target.items():
+        values[at] = inside[name]
+    head = {name: _value(rows[name].iloc[0]) for name in TEXT_COLUMNS}
+    proposed = None
+    if rows["proposed"].notna().any():
+        proposed = np.zeros(count, dtype=np.int64)
+        proposed[position] = first["proposed"]
+    return TextTrace(
+        **{**head, "prompt": str(head["prompt"])},
+        tokens=tokens,
+        **{**numbers, **target, "draft_is_argmax": numbers["draft_is_argmax"] == 1.0},
+        proposed=proposed,
+    )
+
+
+def _value(value: Any) -> Any:
+    """A cell as a plain Python value, None where it is empty."""
+    if pd.isna(value):
+        return None
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def read_tables(files: Sequence[str]) -> list[TextTrace]:
+    """The traces of several tables, one after the other."""
+    return [trace for file in files for trace in read_table(Path(file))]

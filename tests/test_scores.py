@@ -1,0 +1,161 @@
+"""Tables of scores made elsewhere: read in every format, replayed and ranked without a model."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from harness.analysis.replayed import replayed
+from harness.cli import compose, draft_confs
+from harness.commands import audition
+from harness.commands.run_lifecycle import Outcome
+from harness.records import RULES, TextTrace, UserError
+from harness.storage import load, load_traces, traces
+from harness.storage.tables import read_table
+
+# A stored audition of a draft model and a look-up, at temperatures 0 and 1
+STORED = Path(__file__).parent / "frozen" / "audition"
+NEEDED = ["draft", "prompt_set", "prompt", "token", "draft_is_argmax"]
+SAMPLED = ["temperature", "repetition", "target_logprob", "draft_logprob"]
+WRITERS: dict[str, Callable[[pd.DataFrame, Path], None]] = {
+    ".parquet": lambda frame, file: frame.to_parquet(file),
+    ".csv": lambda frame, file: frame.to_csv(file, index=False),
+    ".jsonl": lambda frame, file: frame.to_json(file, orient="records", lines=True),
+}
+
+
+def stored(*drafts: str, temperature: float | None = None) -> list[TextTrace]:
+    return [
+        trace
+        for trace in load_traces(STORED)
+        if trace.draft in drafts
+        and temperature in (None, trace.temperature)
+        and trace.draft_temperature == trace.temperature
+    ]
+
+
+def table_of(texts: list[TextTrace], file: Path) -> pd.DataFrame:
+    """The rows that a run writes of these."""
+    file.write_bytes(traces.content(texts))
+    return pd.read_parquet(file)
+
+
+def assert_replayed_alike(made: list[TextTrace], texts: list[TextTrace]) -> None:
+    assert [trace.tokens.tolist() for trace in made] == [trace.tokens.tolist() for trace in texts]
+    for rule in RULES:
+        one, other = replayed(made, rule, [1, 3]), replayed(texts, rule, [1, 3])
+        for k in (1, 3):
+            for name in ("rounds", "drafted", "accepted", "cut"):
+                np.testing.assert_allclose(getattr(one[k], name), getattr(other[k], name))
+
+
+@pytest.mark.parametrize("draft", ["tiny_good", "ngram"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_traces_of_a_run_are_such_a_table(
+    draft: str, temperature: float, tmp_path: Path
+) -> None:
+    texts = stored(draft, temperature=temperature)
+    table_of(texts, tmp_path / "traces.parquet")
+    assert_replayed_alike(read_table(tmp_path / "traces.parquet"), texts)
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_few_columns_are_enough(suffix: str, temperature: float, tmp_path: Path) -> None:
+    texts = stored("tiny_good", temperature=temperature)
+    columns = [*NEEDED, "position", *(SAMPLED if temperature else [])]
+    frame = table_of(texts, tmp_path / "traces.parquet")[columns]
+    WRITERS[suffix](frame, tmp_path / f"scores{suffix}")
+    made = read_table(tmp_path / f"scores{suffix}")
+    assert_replayed_alike(made, texts)
+    assert {trace.stop_reason for trace in made} == {"budget"}
+
+
+def test_rows_by_start_may_come_in_any_order_and_end_with_the_text(tmp_path: Path) -> None:
+    texts = stored("ngram", temperature=0.0)[:2]
+    frame = table_of(texts, tmp_path / "traces.parquet")
+    frame = frame[frame["token"].notna()][[*NEEDED, "start", "offset", "proposed", "chosen"]]
+    shuffled = frame.sample(frac=1.0, random_state=1)
+    shuffled.to_parquet(tmp_path / "scores.parquet")
+    by_prompt = {trace.prompt: trace for trace in read_table(tmp_path / "scores.parquet")}
+    made = [by_prompt[trace.prompt] for trace in texts]
+    assert all(trace.depth == 4 and trace.chosen for trace in made)
+    assert_replayed_alike(made, texts)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda frame: frame.drop(columns="token"), r"has no column token; docs/scores\.md"),
+        (lambda frame: frame.iloc[:0], "has no rows"),
+        (lambda frame: frame.drop(index=3), "needs one row per position"),
+        (lambda frame: pd.concat([frame, frame.iloc[:1]]), "needs one row per position"),
+        (
+            lambda frame: frame.assign(temperature=1.0),
+            "above temperature 0 and no target_logprob",
+        ),
+        (
+            lambda frame: frame.assign(start=[0, *[None] * (len(frame) - 1)], offset=0),
+            "some rows have a start",
+        ),
+    ],
+)
+def test_a_table_that_would_be_misread_is_refused(
+    change: Callable[[pd.DataFrame], pd.DataFrame], says: str, tmp_path: Path
+) -> None:
+    frame = table_of(stored("tiny_good", temperature=0.0)[:1], tmp_path / "traces.parquet")
+    file = tmp_path / "scores.parquet"
+    change(frame[[*NEEDED, "position"]]).to_parquet(file)
+    with pytest.raises(UserError, match=says) as caught:
+        read_table(file)
+    assert str(file) in str(caught.value)
+
+
+def test_a_file_that_is_no_table_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"scores\.txt: not a table; give one of \.parquet"):
+        read_table(tmp_path / "scores.txt")
+    (tmp_path / "scores.parquet").write_bytes(b"no table")
+    with pytest.raises(UserError, match=r"scores\.parquet: cannot be read as a table"):
+        read_table(tmp_path / "scores.parquet")
+
+
+def ranked(words: list[str]) -> Outcome:
+    config = compose("audition", words)
+    return audition.run(config, draft_confs(config))
+
+
+def test_tables_are_ranked_without_a_model(tmp_path: Path) -> None:
+    table_of(stored("tiny_good", "ngram"), tmp_path / "scores.parquet")
+    words = [f"scores_from=[{tmp_path / 'scores.parquet'}]", f"results_root={tmp_path}"]
+    words += ["k=[1,2,4]", "latency.target_ms=12", "latency.draft_ms={tiny_good:1.5,ngram:0.02}"]
+    outcome = ranked(words)
+    assert outcome.status == 0
+    assert outcome.folder is not None
+    run = load(outcome.folder)
+    assert set(run.results.draft.dropna()) == {"tiny_good", "ngram"}
+    drafted = run.results[run.results.k > 0]
+    assert len(drafted) == 24
+    for row in drafted.itertuples():
+        texts = stored(row.draft, temperature=row.temperature)
+        of_set = [text for text in texts if text.prompt_set == row.prompt_set]
+        expected = replayed(of_set, "ratio", [row.k])[row.k].tokens_per_round
+        assert row.tokens_per_round == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["latency.target_ms=12", "latency.draft_ms=1", "k=[8]"], "k=8: .* scored for K up to 4"),
+        ([], "nothing is timed here"),
+        (["latency.target_ms=12", "drafts=[tiny_good]"], "drafts: not with scores_from"),
+    ],
+)
+def test_what_does_not_go_with_tables_is_refused(
+    words: list[str], says: str, tmp_path: Path
+) -> None:
+    table_of(stored("ngram"), tmp_path / "scores.parquet")
+    given = [f"scores_from=[{tmp_path / 'scores.parquet'}]", f"results_root={tmp_path}", *words]
+    with pytest.raises(UserError, match=says):
+        ranked(given)
