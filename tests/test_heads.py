@@ -41,6 +41,7 @@ from harness.models.load import LoadedModel
 from harness.records import RULES, Rule, UserError
 from harness.storage import RunFolder, load_traces
 from harness.storage import load as load_run
+from harness.summary import TextLikelihood
 from harness.theory.replay import accept_probabilities, replay
 from tools.train_embedded.head_files import save_head
 
@@ -539,7 +540,8 @@ def test_a_snapshot_finds_the_texts_of_the_shipped_head_unchanged(tmp_path: Path
     )
     assert outcome.status == 0
     assert outcome.folder is not None
-    results = {check.result for check in load_run(outcome.folder).checks}
+    checks = load_run(outcome.folder).checks
+    results = {check.result for check in checks if not isinstance(check, TextLikelihood)}
     assert results <= {"PASS", "UNTESTED"}
     assert "PASS" in results
 

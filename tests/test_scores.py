@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -135,13 +136,13 @@ def test_tables_are_ranked_without_a_model(tmp_path: Path) -> None:
     assert outcome.folder is not None
     run = load(outcome.folder)
     assert set(run.results.draft.dropna()) == {"tiny_good", "ngram"}
-    drafted = run.results[run.results.k > 0]
-    assert len(drafted) == 24
-    for row in drafted.itertuples():
-        texts = stored(row.draft, temperature=row.temperature)
-        of_set = [text for text in texts if text.prompt_set == row.prompt_set]
-        expected = replayed(of_set, "ratio", [row.k])[row.k].tokens_per_round
-        assert row.tokens_per_round == pytest.approx(expected, rel=1e-4)
+    rows: list[Any] = run.results[run.results.k > 0].to_dict("records")
+    assert len(rows) == 24
+    for row in rows:
+        texts = stored(row["draft"], temperature=row["temperature"])
+        of_set = [text for text in texts if text.prompt_set == row["prompt_set"]]
+        expected = replayed(of_set, "ratio", [row["k"]])[row["k"]].tokens_per_round
+        assert row["tokens_per_round"] == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize(
