@@ -333,7 +333,7 @@ def test_an_entry_of_drafts_may_carry_keys(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("entry", "line"),
     [
-        ("mine@folder@dtyp:float32", "sets 'dtyp'; a draft may set dtype, attention"),
+        ("mine@folder@dtyp:float32", "sets 'dtyp'; a draft may set layers, kind, dtype, attention"),
         ("mine@folder@dtype:int3", "draft mine.dtype: 'int3' is unknown"),
         ("mine@folder@trust_remote_code:maybe", "trust_remote_code is true or false"),
         ("mine@", "is not name@folder-or-hub-id"),

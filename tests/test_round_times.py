@@ -12,6 +12,7 @@ import torch
 from stubs import TableModel
 
 from harness.analysis.unstable import unstable_steps
+from harness.decoding.lookups import NgramDrafter
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement import clock
 from harness.measurement.clock import Clock, undisturbed
@@ -181,7 +182,7 @@ def test_what_cannot_be_timed_is_noted_once_and_the_rest_is_timed() -> None:
 
 
 def test_a_lookup_is_timed_at_exactly_n_tokens() -> None:
-    drafter = FullLookup({9})
+    drafter = FullLookup(NgramDrafter({9}))
     drafter.begin([1, 2, 3, 1, 2])
     assert drafter.draft(2) == [3, 1]
     assert drafter.draft(5) == [3, 1, 2, 2, 2]
