@@ -110,8 +110,7 @@ class ModelConf:
     name: str = key("", "short name in tables and files; empty: the last part of the id")
     kind: str = key(
         "model",
-        "model; eagle3: a head on the target's hidden states; early_exit: the target's first"
-        " layers; copy: the target in another dtype or quantization",
+        "model, eagle3 (a head), early_exit or copy (of the target)",
         choices=KINDS,
     )
     id: str = key(MISSING, "hub id, local folder, or embedded:NAME of one that ships here")
@@ -132,9 +131,7 @@ class ModelConf:
     trust_remote_code: bool = key(False, "whether code from the model's repository may run")
     allow_pickle: bool = key(False, "whether weights may be read from pytorch_model.bin")
     quantization: str | None = key(None, "int8 or int4 (needs the quantization extra)")
-    tokenizer_family: str | None = key(
-        None, "models of one family have the same tokenizer; drafts=auto finds drafts by it"
-    )
+    tokenizer_family: str | None = key(None, "shared by models of one tokenizer; for drafts=auto")
     layers: int | None = key(
         None, "of an early exit: how many of the target's layers; null: a quarter", least=1
     )
@@ -259,7 +256,7 @@ class DecodeConf:
     )
     stop: str = key(
         "none",
-        "threshold: a round drafts no more after an unlikely token; an audition replays it",
+        "threshold: no more drafts after an unlikely token",
         choices=("none", "threshold"),
     )
     stop_threshold: float = key(
@@ -586,8 +583,7 @@ class AuditionConfig(ModelsConfig):
     draft: ModelConf | None = None
     drafts: list[str] | None = key(
         None,
-        "names of conf/draft, hf (with draft.id=), name@folder-or-hub-id, name@URL (texts_from), or"
-        " auto: all of conf/draft that can serve the target",
+        "auto, names of conf/draft, hf, name@folder-or-hub-id, name@URL",
     )
     gpu: GpuConf | None = None
     k: list[int] = _grid(1, 2, 3, 4, 5, 6, 8, 10)
