@@ -9,7 +9,7 @@ from zipfile import ZipFile
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-EMBEDDED = ("tiny", "tiny_good", "tiny_small", "tiny_unrelated")
+EMBEDDED = ("tiny", "tiny_eagle3", "tiny_good", "tiny_small", "tiny_unrelated")
 
 pytestmark = pytest.mark.slow
 

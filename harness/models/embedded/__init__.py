@@ -1,11 +1,12 @@
-"""Four small models that ship with the harness, so that a first run downloads nothing.
+"""Four small models and a head that ship with the harness, so that a first run downloads nothing.
 
     tiny             the target: eight layers, knows the easy and the hard text
     tiny_good        one layer: knows the easy text, has hardly seen the hard text
     tiny_small       one narrow layer, trained briefly: a worse draft for about the same step time
     tiny_unrelated   the size of tiny_good, trained on other text altogether
+    tiny_eagle3      an EAGLE-3 head of tiny, trained on tiny's own texts, in SpecForge's layout
 
-Each folder is a checkpoint in transformers' format; `harness.models.load` reads them as
-`embedded:<name>`. The text they learned and the training are in tools/train_embedded; `make
+Each folder of a model is a checkpoint in transformers' format; `harness.models.load` reads it as
+`embedded:<name>`, and `harness.models.head_files` the head. The text they learned and the training are in tools/train_embedded; `make
 embedded` trains them again and measures how often each draft is accepted.
 """
