@@ -39,6 +39,7 @@ def test_an_early_exit_is_the_networks_first_layers_and_shares_their_weights(
         assert tiny.network(input_ids=ids).logits.shape == expected.shape
     own = {weight.data_ptr() for weight in tiny.network.parameters()}
     assert {weight.data_ptr() for weight in exit_at_2.network.parameters()} < own
+    assert exit_at_2.describe()["weights_bytes"] == 0
     assert (len(tiny.network.base_model.layers), tiny.network.config.num_hidden_layers) == (8, 8)
     with pytest.raises(UserError, match="layers=8, and model=tiny has 8; give fewer"):
         early_exit(tiny, "exit", 8)

@@ -50,7 +50,7 @@ def early_exit(target: LoadedModel, name: str, layers: int | None) -> LoadedMode
     twin = _with_modules(network, {network.base_model_prefix: first})
     for module in (first, twin):
         module.config = config
-    return replace(target, key="draft", name=name, network=twin)
+    return replace(target, key="draft", name=name, network=twin, shared=True)
 
 
 def _with_modules(module: Any, changed: dict[str, Any]) -> Any:

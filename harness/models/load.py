@@ -80,10 +80,12 @@ class LoadedModel(Vocabulary):
     Attributes:
         network: in eval mode, on its device.
         weights: pretrained, dummy (random) or embedded (small ones that ship with the package).
+        shared: whether the weights are another loaded model's, so that they take no memory.
     """
 
     network: PreTrainedModel
     weights: str = "pretrained"
+    shared: bool = False
 
     @property
     def vocab_size(self) -> int:
@@ -110,7 +112,9 @@ class LoadedModel(Vocabulary):
                 self.network.config.get_text_config(), "_attn_implementation", None
             ),
             "parameters": sum(tensor.numel() for tensor in parameters),
-            "weights_bytes": sum(tensor.numel() * tensor.element_size() for tensor in parameters),
+            "weights_bytes": 0
+            if self.shared
+            else sum(tensor.numel() * tensor.element_size() for tensor in parameters),
             **model_sizes(self.network.config),
             "bytes_per_parameter": self.network.dtype.itemsize,
             "vocab": self.vocab_size,
