@@ -1,6 +1,7 @@
 """The target's own first layers as the draft, and copies of the target in another dtype."""
 
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -25,11 +26,10 @@ def tiny() -> LoadedModel:
 def test_an_early_exit_is_the_networks_first_layers_and_shares_their_weights(
     tiny: LoadedModel,
 ) -> None:
-    ids = torch.tensor([[5, 6, 7, 8]])
+    ids, network = torch.tensor([[5, 6, 7, 8]]), cast("Any", tiny.network)
     with torch.inference_mode():
-        states = tiny.network(input_ids=ids, output_hidden_states=True).hidden_states[2]
-        backbone = tiny.network.base_model
-        expected = tiny.network.get_output_embeddings()(backbone.norm(states))
+        states = network(input_ids=ids, output_hidden_states=True).hidden_states[2]
+        expected = network.get_output_embeddings()(network.base_model.norm(states))
     exit_at_2 = early_exit(tiny, "exit", None)
     model = cached_model(exit_at_2.network, tiny.vocab_size, "draft=exit")
     with torch.inference_mode():
@@ -40,7 +40,7 @@ def test_an_early_exit_is_the_networks_first_layers_and_shares_their_weights(
     own = {weight.data_ptr() for weight in tiny.network.parameters()}
     assert {weight.data_ptr() for weight in exit_at_2.network.parameters()} < own
     assert exit_at_2.describe()["weights_bytes"] == 0
-    assert (len(tiny.network.base_model.layers), tiny.network.config.num_hidden_layers) == (8, 8)
+    assert (len(network.base_model.layers), network.config.num_hidden_layers) == (8, 8)
     with pytest.raises(UserError, match="layers=8, and model=tiny has 8; give fewer"):
         early_exit(tiny, "exit", 8)
 
