@@ -228,10 +228,10 @@ class VllmServer(HttpServer):
                 int(speculative[name])
                 for name in ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
             )
-            drafts_k = speculative.get("num_spec_tokens", self.k)
-            if self.k and drafts_k != self.k:
+            told_k = speculative.get("num_spec_tokens", self.k)
+            if self.k and told_k != self.k:
                 raise UserError(
-                    f"{self.where}: it drafts {drafts_k} tokens per round, not {self.k}"
+                    f"{self.where}: it drafts {told_k} tokens per round, not k={self.k}"
                 )
         self.check_drafts(drafted, len(tokens), "--speculative-config")
         return Completion(
