@@ -74,7 +74,9 @@ class Served:
     def vllm(self) -> Vllm:
         context = max(len(request.tokens) for request in self.requests) + BUDGET
         target, draft = (str(EMBEDDED / loaded.name) for loaded in (self.loaded, self.draft))
-        return Vllm(target, draft, self.folder, context, 1, "float32", further=("--enforce-eager",))
+        return Vllm(
+            target, draft, self.folder, context, 1, "float32", more_flags=("--enforce-eager",)
+        )
 
     def replayed(self, texts: Sequence[ReturnedText], facts: EngineFacts, k: int) -> Replayed:
         """What an engine should have counted for what it returned."""

@@ -412,9 +412,9 @@ def test_a_server_on_path_is_started_with_its_flags_and_ended(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine: Engine = (
-        Vllm("target", "draft", tmp_path, 100, threads=1, further=("--enforce-eager",))
+        Vllm("target", "draft", tmp_path, 100, threads=1, more_flags=("--enforce-eager",))
         if name == "vllm"
-        else Sglang("target", "draft", tmp_path, 100, further=("--enforce-eager",))
+        else Sglang("target", "draft", tmp_path, 100, more_flags=("--enforce-eager",))
     )
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match=f"engine={name}: no {name} on PATH"):

@@ -55,7 +55,7 @@ class Sglang:
         dtype: of weights, as SGLang names it.
         slots: requests decoded side by side.
         port: to listen on; None takes a free one.
-        further: the user's own, for `sglang serve`.
+        more_flags: the user's own, for `sglang serve`.
     """
 
     target: str
@@ -65,7 +65,7 @@ class Sglang:
     dtype: str = "auto"
     slots: int = 1
     port: int | None = None
-    further: tuple[str, ...] = ()
+    more_flags: tuple[str, ...] = ()
 
     def open(self, k: int, synthetic: Sequence[float] | None = None) -> "SglangServer":
         """Start a server that drafts k tokens per round, and wait until it answers."""
@@ -108,7 +108,7 @@ class Sglang:
             "serve",
             *(str(part) for flag in flags.items() for part in flag),
             "--disable-radix-cache",
-            *self.further,
+            *self.more_flags,
         ]
 
 

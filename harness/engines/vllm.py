@@ -78,7 +78,7 @@ class Vllm:
         draft_sampling: how the draft proposes, see above.
         slots: requests decoded side by side.
         port: to listen on; None takes a free one.
-        further: the user's own, for `vllm serve`.
+        more_flags: the user's own, for `vllm serve`.
     """
 
     target: str
@@ -90,7 +90,7 @@ class Vllm:
     draft_sampling: DraftSampling = "greedy"
     slots: int = 1
     port: int | None = None
-    further: tuple[str, ...] = ()
+    more_flags: tuple[str, ...] = ()
 
     def open(self, k: int, synthetic: Sequence[float] | None = None) -> "VllmServer":
         """Start a server that drafts k tokens per round, and wait until it answers."""
@@ -136,7 +136,7 @@ class Vllm:
             *(str(part) for flag in flags.items() for part in flag),
             # A prompt that was seen has a prefill too
             *("--enable-per-request-metrics", "--no-enable-prefix-caching"),
-            *self.further,
+            *self.more_flags,
         ]
 
     def _environment(self) -> dict[str, str]:
