@@ -49,6 +49,8 @@ VerdictReason = Literal[
     "no_complete_prompt",  # prompt_set: the set without one; None where no prompt at all
     "greedy_texts_differ",  # texts, differing; of the first: prompt_set, prompt, k, position
     "greedy_texts_unjudged",  # the same; resuming the run judges them
+    # k: the worst; text_z, rounds_z: how far its texts, and its rounds, are from the target's
+    "server_not_lossless",
     "given_numbers",  # break-even; k, measured (by a server), alpha, breakeven_alpha, near
 ]
 CaveatCode = Literal[
@@ -78,6 +80,11 @@ CaveatCode = Literal[
     "latency_from",  # run: the folder whose step times these are
     "other_budget",  # ignored ("new_tokens=64 and repetitions=2"), made_with ("new_tokens=32 ...")
     "greedy_texts_differ",  # equal, tie, different, not_judged; prompt_set, prompt, k, position
+    # temperature, k, text_z, rounds_z, nats, expected_nats: per token, of the server's texts
+    "server_not_lossless",
+    "server_texts_unlike_target",  # the same, of the plain server
+    "server_rounds_unlike_replay",  # temperature, k, equal, texts
+    "server_not_predicted",  # reason: a `NotPredicted`
     "launch_bound",  # role, step_s, floor_s, mbu, positions, positions_ratio, overhead_share, c
     "verify_assumed_equal_step",
     "positions_too_short",  # ks ("4, 8"): without a row from acceptance_by_position
@@ -145,7 +152,7 @@ class Answer:
 
     temperature: float
     engine: str  # "own" for our own loop, else the server that was measured
-    rule: Rule
+    rule: Rule | None  # None: of a server that does not say
     prompt_set: str  # a set's name, or "all" for the whole weighted workload
     # draft, k, speedup, speedup_lo, speedup_hi, decision, reason, reason_values: as in `Verdict`.
     draft: str | None
@@ -260,9 +267,9 @@ class RoundSummary:
 
     draft: str  # its name; "" where latencies were typed
     temperature: float | None  # at which rounds were timed; None where none were
-    # "rounds" of the running loop were timed; "steps" by the formula from timed steps (a run that
-    # timed no rounds); "typed" by the formula from typed latencies.
-    source: Literal["rounds", "steps", "typed"]
+    # "rounds" of the running loop were timed; "requests" to a server; "steps" by the formula from
+    # timed steps (a run that timed no rounds); "typed" by the formula from typed latencies.
+    source: Literal["rounds", "requests", "steps", "typed"]
     plain_s: float  # R(0), one plain token
     round_s: dict[int, float]  # R(K) by K, where it was timed; rounds in between lie on a line
     visits: int = 0  # how often they were timed
@@ -938,12 +945,12 @@ class ServedCosts:
     """What decoding costs on a server at one temperature; round times are in `RoundSummary`."""
 
     temperature: float
-    source: Literal["synthetic", "other_sets"]  # rejected drafts, or requests of other prompt sets
+    # Requests of the other prompt sets; with "synthetic" also servers that reject every draft.
+    source: Literal["synthetic", "other_sets"]
     plain_start_s: float  # of a plain request, beside its tokens
     start_s: float  # of a speculative request, beside its rounds
     plain_s: float  # of a plain token
     round_s: dict[int, float]  # of a round that drafts n tokens, by n; in between on a line
-    token_s: float  # what each token that a round emits beyond its first adds
 
 
 @dataclass(frozen=True)
@@ -999,6 +1006,18 @@ class AcceptanceLength:
     values: tuple[float, ...]  # one number, or one per position
 
 
+@dataclass(frozen=True)
+class ServedK:
+    """One K on the whole weighted workload, measured."""
+
+    temperature: float
+    k: int
+    speedup: float
+    own_predicted: float | None  # from our own loop's round times; None where not known
+    tokens_per_round: float | None
+    round_cost: float | None  # R(K) / R(0): what a round costs in plain tokens
+
+
 NotPredicted = Literal[
     "no_weights",  # no target and draft are loaded here, so returned texts cannot be scored
     "no_counting",  # how the engine counts rounds is not known
@@ -1017,6 +1036,7 @@ class ServedSummary:
     started: bool  # by this run; else it was attached to
     flags: tuple[str, ...] = ()  # that it was started with, apart from K and where it listens
     cells: tuple[ServedCell, ...] = ()
+    by_k: tuple[ServedK, ...] = ()
     gates: tuple[ServedGate, ...] = ()
     costs: tuple[ServedCosts, ...] = ()
     not_predicted: NotPredicted | None = None
@@ -1110,7 +1130,12 @@ class Summary:
         Those that were measured; where nothing was, those that were replayed.
         """
         source = "replayed" if self.run.replay_only else "measured"
-        return tuple(row for row in self.results if row.source == source)
+        return tuple(row for row in self.alone if row.source == source)
+
+    @property
+    def alone(self) -> tuple[ResultRow, ...]:
+        """The rows of results.csv without those of a server under load."""
+        return tuple(row for row in self.results if row.concurrency == 1)
 
     @property
     def drafts(self) -> tuple[str, ...]:

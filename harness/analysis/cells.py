@@ -186,25 +186,36 @@ def _with_times(row: ResultRow, done: Sequence[Trial]) -> ResultRow:
 
 
 def _with_acceptance(row: ResultRow, done: Sequence[Trial]) -> ResultRow:
-    rounds = float(sum(trial.rounds or 0 for trial in done))
-    drafted = float(sum(trial.drafted or 0 for trial in done))
-    kept = float(sum(map(accepted, done)))
-    rejected = float(sum(trial.rejected or 0 for trial in done))
-    sums = np.array(list(per_prompt(done, [accepted, judged]).values()))
-    interval = share_interval(sums[:, 0], sums[:, 1])
-    return replace(
+    rounds, drafted, kept, rejected = (
+        _total([getattr(trial, name) for trial in done])
+        for name in ("rounds", "drafted", "accepted", "rejected")
+    )
+    row = replace(
         row,
         rounds=rounds,
         drafted=drafted,
         accepted=kept,
         rejected=rejected,
         acceptance_rate=ratio(kept, drafted),
+        mean_acceptance_length=None if kept is None or not rounds else 1.0 + kept / rounds,
+        tokens_per_round=ratio(row.new_tokens, rounds),
+    )
+    if kept is None or rejected is None:
+        return row
+    sums = np.array(list(per_prompt(done, [accepted, judged]).values()))
+    interval = share_interval(sums[:, 0], sums[:, 1])
+    return replace(
+        row,
         alpha=ratio(kept, kept + rejected),
         alpha_lo=interval.lo if interval else None,
         alpha_hi=interval.hi if interval else None,
-        mean_acceptance_length=1.0 + kept / rounds if rounds else None,
-        tokens_per_round=ratio(row.new_tokens, rounds),
     )
+
+
+def _total(counts: Sequence[int | None]) -> float | None:
+    """Their sum; None where any is not known, as on a server that does not tell."""
+    known = [count for count in counts if count is not None]
+    return float(sum(known)) if len(known) == len(counts) else None
 
 
 def _with_speedup(row: ResultRow, done: Sequence[Trial], baseline: Sequence[Trial]) -> ResultRow:

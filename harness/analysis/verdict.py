@@ -193,6 +193,8 @@ def evidence_from_trials(
     failed = {k for k in kept if k and _mostly_failed([t for t in considered if t.k == k])}
     if {0, *failed} != {*kept}:
         kept = {k: cell for k, cell in kept.items() if k not in failed}
+    # A server may not tell how its rounds ended
+    uncounted = {t.k for t in completed(considered) if t.accepted is None or t.rejected is None}
     names = sorted(name for name in done[0] if all(name in cell for cell in kept.values()))
     sums_of = {
         k: np.array([cell[name] for name in names]).reshape(len(names), 5)
@@ -208,7 +210,11 @@ def evidence_from_trials(
             for k, sums in sums_of.items()
             if k > 0
         },
-        facts={Candidate(draft, k): _facts(sums, k, times) for k, sums in sums_of.items() if k > 0},
+        facts={
+            Candidate(draft, k): _facts(sums, k, times)
+            for k, sums in sums_of.items()
+            if k > 0 and k not in uncounted
+        },
     )
 
 

@@ -25,8 +25,8 @@ import numpy as np
 
 from harness.engines.protocol import Completion, Server
 from harness.measurement.generations import Request
-from harness.measurement.served import SHORTER, SHORTEST
 from harness.records import HALF, LoadTiming, ServerClock, UserError
+from harness.serving.counting import SHORTER, SHORTEST
 
 # Requests of a load for each that is in flight: fewer are mostly start and end
 REQUESTS_PER_SLOT = 4

@@ -27,11 +27,10 @@ from harness.engines.protocol import Completion, EngineFacts, Server
 from harness.measurement.generations import Request, round_counts
 from harness.measurement.returned_texts import ReturnedText
 from harness.records import RoundTiming, ServerClock, TextKey, Trial, UserError
+from harness.serving.counting import shorter_budget
 from harness.theory.replay import Replayed
 from harness.theory.speedup import RoundTimes
 
-# The shorter budget of each prompt: this part of it, and no fewer tokens
-SHORTER, SHORTEST = 4, 4
 # The quantile of a request's visits that is taken as its time
 UNDISTURBED = 0.25
 
@@ -149,7 +148,7 @@ def ask(server: Server, request: Request, number: int, clock: ServerClock) -> Se
 
 def shorter(request: Request) -> Request:
     """The same request with a part of its budget."""
-    return replace(request, budget=max(SHORTEST, request.budget // SHORTER))
+    return replace(request, budget=shorter_budget(request.budget))
 
 
 def visit(

@@ -107,7 +107,9 @@ def measured_with(summary: Summary) -> tuple[Pairs, Pairs]:
         key = next((key for key in entries if f".{key}".endswith(f".{name}")), None)
         if key is not None and (value := entries.pop(key)) not in (None, ""):
             shown[label] = fmt.text(value)
-    if summary.run.command == "sweep" and summary.text_checks:
+    if summary.served is not None:
+        shown["server"] = f"{grid.SERVED[summary.served.engine]} {summary.served.version}"
+    if summary.run.command in ("sweep", "server") and summary.text_checks:
         shown["greedy texts against plain decoding"] = run.greedy_counts(summary.text_checks)
     return tuple(shown.items()), tuple((key, fmt.text(value)) for key, value in entries.items())
 

@@ -35,10 +35,12 @@ from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.grid import Marked
 from harness.serving.schedules import merged, sglang_tiers, vllm_ranges
-from harness.summary import Answer, SamplingFacts, Schedule, Summary
+from harness.summary import Answer, SamplingFacts, Schedule, ServedSummary, Summary
 
-SERVING_COMMANDS = frozenset({"sweep", "audition"})
+SERVING_COMMANDS = frozenset({"sweep", "audition", "server"})
 ROUND_TIMES = ", at this run's round times"
+# Of llama.cpp; without it the draft's argmax is proposed
+PROBABILISTIC = "--spec-draft-sampling probabilistic"
 
 
 @dataclass(frozen=True)
@@ -235,8 +237,9 @@ def _llama_cpp_notes(served: Served) -> Sequence[str]:
     gain = f"{fmt.speedup(sampled.speedup)} at K={sampled.k}"
     return (
         files,
-        "With --spec-draft-sampling probabilistic it samples the draft and accepts by a ratio:"
-        f" {gain}, if it samples the draft as this run did (not checked).",
+        f"With {PROBABILISTIC} it accepts by a ratio, but draws among the draft's ten likeliest"
+        f" tokens only: less than the {gain} of the whole distribution. python -m harness.server"
+        " engine=llamacpp decode.rule=ratio measures it.",
     )
 
 
@@ -349,6 +352,9 @@ def snippets_of(summary: Summary) -> tuple[Snippet, ...]:
     run = summary.run
     target = next((model.id for model in run.models if model.role == "target"), None)
     target = target or run.model or "TARGET"
+    if summary.served is not None:
+        line = _measured_server(summary, summary.served, target, shown)
+        return (*line, *schedule_snippets(summary, target))
     first = _line(summary, target, shown, shown.server)
     if target.startswith("embedded:") or run.dummies:
         first = replace(first, notes=(*first.notes, TOYS))
@@ -358,6 +364,34 @@ def snippets_of(summary: Summary) -> tuple[Snippet, ...]:
         others = [line for line in others if line.code]
         return (first, *others)
     return (first, *others, *_validation(summary, target, shown), REMOVED)
+
+
+def _measured_server(
+    summary: Summary, served: ServedSummary, target: str, shown: Marked
+) -> tuple[Snippet, ...]:
+    """The line of the server that was measured; other engines' speed is not known from it."""
+    key = "vllm_probabilistic" if (served.engine, served.rule) == ("vllm", "ratio") else None
+    engine = ENGINES.get(key or served.engine)
+    if engine is None:
+        return ()
+    title = f"For {shown.phrase} ({engine.title})"
+    if not shown.row.speculates:
+        return (_without_draft(engine, target, title, first=True),)
+    answer = shown.row.answer
+    pasted = _served(summary, target, {}, answer)
+    code = engine.line(pasted, pasted.k)
+    if (served.engine, served.rule) == ("llamacpp", "ratio"):
+        code = f"{code} {PROBABILISTIC}"
+    gain = fmt.speedup(answer.speedup, answer.speedup_lo, answer.speedup_hi)
+    version = f"{grid.SERVED[served.engine]} {served.version}"
+    notes = [f"{gain}, measured on held-out prompts on {version}.", pasted.requests]
+    if served.flags:
+        flags = " ".join(shlex.quote(flag) for flag in served.flags)
+        notes.append(f"It was measured with {flags}.")
+    notes += engine.notes(pasted)
+    if target.startswith("embedded:") or summary.run.dummies:
+        notes.append(TOYS)
+    return (Snippet(title, code, tuple(notes), engine.language),)
 
 
 def _apart(server: str, shown: Marked) -> bool:

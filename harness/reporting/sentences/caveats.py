@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.reporting import formatting as fmt
-from harness.reporting.sentences import as_sentence, comparison
+from harness.reporting.sentences import as_sentence, comparison, served
 from harness.summary import Caveat, Summary, Values
 
 
@@ -160,6 +160,15 @@ CAVEATS: Mapping[str, Any] = {
         "{ignored} had no effect: the texts of traces_from were generated with {made_with}"
     ),
     "greedy_texts_differ": _greedy_texts_differ,
+    "server_not_lossless": served.not_lossless,
+    "server_texts_unlike_target": served.unlike_target,
+    "server_rounds_unlike_replay": (
+        "at temperature {temperature:g}, K={k}, {equal} of {texts} texts took exactly the rounds of"
+        " replay: the server's weights or kernels are not quite those that scored the texts here"
+    ),
+    "server_not_predicted": lambda values: (
+        f"no prediction: {served.NOT_PREDICTED[str(values['reason'])]}"
+    ),
     "verify_assumed_equal_step": (
         "a verify over K + 1 positions is taken to cost one target step (v = 1); give"
         " verify_ms=[...] to use measured times"

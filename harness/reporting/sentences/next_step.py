@@ -24,6 +24,8 @@ def next_step(summary: Summary) -> str | None:
         return None
     if answer.decision == "does_not_pay":
         return OTHER_DRAFTS if summary.run.command == "audition" else AUDITION
+    if summary.served is not None:
+        return "serve your own requests so (prompts.files=[...] measures with them)"
     if answer.source == "measured":
         return "run your own requests with this draft and without it, and compare"
     if answer.draft == NGRAM:  # which no sweep measures
