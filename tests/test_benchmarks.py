@@ -192,3 +192,16 @@ def test_the_benchmark_of_concurrency_runs(
     ratio, loss = capsys.readouterr().out.splitlines()[-2:]
     assert re.fullmatch(r"throughput ratio: median error .* over 16 cells", ratio)
     assert re.fullmatch(r"schedule: largest loss .* over 2 entries", loss)
+
+
+def test_the_cost_of_replay_is_told_next_to_the_loop(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["--new-tokens", "4", "--limit", "1", "--runs", "1", "--stride", "2"]
+    monkeypatch.setattr(sys, "argv", ["replay_cost.py", *sizes])
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    script("replay_cost").main()
+    out = capsys.readouterr().out
+    assert "One audition: 24 target tokens" in out  # two prompts at three temperatures
+    assert "total / generation alone: " in out
+    assert "the loop in all 96 cells: " in out
