@@ -225,6 +225,8 @@ class RunFacts:
     seed: int | None = None
     prompts: int | None = None
     synthetic: bool = False  # whether acceptance was set (`decode.acceptance`) instead of found
+    # Of the prompt sets in the workload, where they were given (`prompts.weights`).
+    weights: Mapping[str, float] = field(default_factory=dict[str, float])
     # Whether no speculative generation was timed (`mode=replay`, an audition).
     replay_only: bool = False
     # measured_cells, failed_cells, partial_cells: rows of results.csv that were run.

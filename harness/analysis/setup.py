@@ -233,6 +233,7 @@ class Setup:
             seed=self.run.config.get("seed"),
             prompts=sum(counts.values()) or None,
             synthetic=self.synthetic,
+            weights=dict(self.weights or {}),
             replay_only=self.replay_only,
             measured_cells=len(ran),
             failed_cells=sum(row.status == "failed" for row in ran),

@@ -170,6 +170,14 @@ def words(answer: Answer) -> str:
     return "no draft" if answer.decision == "does_not_pay" else "undecided"
 
 
+def words_of_row(answer: Answer) -> str:
+    """The same, with the draft and K that an undecided answer's number is of."""
+    draft, k = (answer.reason_values.get(name) for name in ("draft", "k"))
+    if answer.decision != "undecided" or k is None:
+        return words(answer)
+    return f"undecided ({'' if draft is None else f'{draft}, '}K={k})"
+
+
 def decided(summary: Summary) -> Answer | Verdict | None:
     """The decision that a report leads with: the marked row's, or of numbers that were given.
 

@@ -447,7 +447,7 @@ def _without_draft(engine: Engine, target: str, title: str, first: bool) -> Snip
     if not first:
         return Snippet(title, "", ("Without a draft: none is known to pay on it.",))
     if engine.name == VLLM.name:
-        return Snippet(title, vllm_serve(target))
+        return Snippet(f"{title}, without a draft", vllm_serve(target))
     return Snippet(title, "", ("Serve the target without a draft.",))
 
 

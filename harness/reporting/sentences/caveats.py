@@ -51,7 +51,7 @@ def _unstable_timings(values: Values) -> str:
     return (
         f"{_number_of(values['timings'], 'timing', 'timings')} cannot be right, though"
         f" {subject} {'was' if one else 'were'} repeated; {they} marked in the tables and left out"
-        f" of plots: time {them} again on a quiet machine, with threads= set"
+        f" of plots: time {them} again on a quiet machine"
     )
 
 

@@ -1,6 +1,6 @@
 """What to do with an answer, in one sentence."""
 
-from harness.records import NGRAM
+from harness.records import GREEDY, NGRAM
 from harness.reporting import grid
 from harness.summary import Summary
 
@@ -31,7 +31,10 @@ def next_step(summary: Summary) -> str | None:
     if answer.draft == NGRAM:  # which no sweep measures
         return None
     if summary.run.command == "audition":
-        return f"measure it with python -m harness.sweep (draft={answer.draft} k=[{answer.k}])"
+        keys = f"draft={answer.draft} k=[{answer.k}] temperature=[{answer.temperature:g}]"
+        if answer.temperature != GREEDY:
+            keys += f" decode.rule={answer.rule}"
+        return f"measure it with python -m harness.sweep, and {keys}"
     if summary.run.replay_only:
         return "the same sweep with mode=measure measures what is predicted"
     return f"the same sweep with decode.rule={answer.rule} measures what is predicted"

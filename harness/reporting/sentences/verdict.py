@@ -179,6 +179,8 @@ def _held_out_loss(entry: Decided, values: Values) -> str:
 
 
 def _undecided(why: str, entry: Decided, values: Values) -> str:
+    if entry.speedup_hi is not None and entry.speedup_hi < 1.0:
+        why = f"it loses, but another candidate is not ruled out; {why}"
     return f"{_candidate(values)} gives {_gain(entry)} on held-out prompts; {why.format(**values)}"
 
 

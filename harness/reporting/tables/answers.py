@@ -29,7 +29,7 @@ class Line(NamedTuple):
 GRID: tuple[Column[Line], ...] = (
     Column("T", lambda line: line.temperature, key=True, definition="temperature"),
     Column("engines", lambda line: line.row.engines, key=True, flexible=True),
-    Column("serve", lambda line: grid.words(line.row.answer), flexible=True),
+    Column("serve", lambda line: grid.words_of_row(line.row.answer), flexible=True),
     Column(
         "speedup [lo, hi]",
         lambda line: (
@@ -111,7 +111,7 @@ def grid_table(summary: Summary) -> Table:
     names = list(dict.fromkeys(answer.prompt_set for line in lines for answer in line.row.sets))
     alone = names if 1 < len(names) <= MOST_SETS else []
     columns = [*GRID, *(_set_column(name) for name in alone)]
-    return _grid(columns, lines, _grid_notes(lines))
+    return _grid(columns, lines, _grid_notes(lines, summary))
 
 
 def short_grid(summary: Summary) -> Table:
@@ -123,7 +123,7 @@ def short_grid(summary: Summary) -> Table:
         if len(lines) > MOST_ROWS:
             first = next(index for index, line in enumerate(lines) if line.marked)
             lines = lines[first : first + MOST_ROWS]
-    notes = list(_grid_notes(lines))
+    notes = list(_grid_notes(lines, summary))
     if len(lines) < len(every):
         notes.append(
             f"{len(every) - len(lines)} more rows are in the report; engine= shows another engine."
@@ -150,7 +150,10 @@ def _lines(summary: Summary) -> list[Line]:
     return [Line(row, shown is not None and row == shown.row) for row in grid.rows(summary)]
 
 
-def _grid_notes(lines: Sequence[Line]) -> Iterator[str]:
+def _grid_notes(lines: Sequence[Line], summary: Summary) -> Iterator[str]:
+    if summary.run.weights:
+        shares = ", ".join(f"{name} {share:g}" for name, share in summary.run.weights.items())
+        yield f"Prompt sets weigh {shares} (prompts.weights)."
     if any(line.row.answer.decision == "does_not_pay" for line in lines):
         yield NO_DRAFT_NOTE
     if any(
