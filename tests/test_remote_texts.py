@@ -382,6 +382,7 @@ def test_llamacpp_tells_the_log_probabilities_of_what_it_draws(
                 ends.add(text.stop_reason)
                 if temperature:
                     expected, _ = scores(pair.loaded, asked.tokens, text.tokens)
+                    assert text.logprobs is not None
                     np.testing.assert_allclose(text.logprobs, expected, atol=2e-3)
                 else:
                     plain, _ = models.complete(asked.tokens, 0.0, 0, asked.budget)

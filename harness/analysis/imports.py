@@ -303,7 +303,7 @@ def imported(
             clock="engine",
             synthetic=False,
             started=False,
-            urls={},
+            urls=(),
             flags=(),
         ),
         model=models[0] if models else "target",
