@@ -288,6 +288,25 @@ def test_one_speculating_server_alone_has_its_acceptance_and_no_verdict(
     assert summary.served.acceptance_lengths
 
 
+def test_records_without_times_have_acceptance_and_neither_times_nor_verdict(
+    tmp_path: Path,
+) -> None:
+    plain = {"meta_info": without(META, *(name for name in META if name.startswith("spec")))}
+    files = [
+        write(tmp_path / f"{place}.jsonl", *[entry] * 10)
+        for place, entry in enumerate((plain, {"meta_info": META}))
+    ]
+    done = run(tmp_path, f"records=[{','.join(files)}]", "temperature=0")
+    row = done.results[done.results.k == 2].iloc[0]
+    assert row.tokens_per_round == pytest.approx(2.0)
+    assert done.results[["ms_per_token", "speedup_lo"]].isna().all(axis=None)
+    assert row.speedup != row.speedup
+    summary = analyse(done)
+    assert summary.verdict is None
+    assert summary.served is not None
+    assert summary.served.acceptance_lengths
+
+
 def test_a_request_that_failed_is_named_and_the_others_are_compared(tmp_path: Path) -> None:
     bad = {**AIPERF, "metrics": {}, "error": {"code": 500, "message": "server error"}}
     files = [

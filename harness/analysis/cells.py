@@ -164,6 +164,10 @@ def _measured_row(cell: Cell, cells: Mapping[Cell, Sequence[Trial]], pair: _Pair
 
 def _with_times(row: ResultRow, done: Sequence[Trial]) -> ResultRow:
     tokens = sum(map(new_tokens, done))
+    prompts = len({trial.conversation for trial in done})
+    row = replace(row, prompts=prompts, new_tokens=int(tokens))
+    if any(trial.decode_s is None for trial in done):  # as a server's records may be
+        return row
     trial_ms = [1e3 * decode_s(trial) / new_tokens(trial) for trial in done]
     ms_per_token = 1e3 * sum(map(decode_s, done)) / tokens
     first_s = [
@@ -174,8 +178,6 @@ def _with_times(row: ResultRow, done: Sequence[Trial]) -> ResultRow:
     peaks = [trial.peak_memory_bytes for trial in done if trial.peak_memory_bytes is not None]
     return replace(
         row,
-        prompts=len({trial.conversation for trial in done}),
-        new_tokens=int(tokens),
         ms_per_token=ms_per_token,
         ms_per_token_p50=float(np.percentile(trial_ms, 50)),
         ms_per_token_p90=float(np.percentile(trial_ms, 90)),
@@ -220,7 +222,7 @@ def _total(counts: Sequence[int | None]) -> float | None:
 
 def _with_speedup(row: ResultRow, done: Sequence[Trial], baseline: Sequence[Trial]) -> ResultRow:
     shared = {trial.key for trial in done} & {trial.key for trial in baseline}
-    if not shared:
+    if not shared or any(trial.decode_s is None for trial in (*done, *baseline)):
         return row
 
     def sums(trials: Sequence[Trial], count: Count) -> Array:

@@ -19,6 +19,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 from typing import Any
 
 from harness.records import SERVERS, ServingEngine, StopReason, Trial, UserError
@@ -306,7 +307,8 @@ def imported(
             urls=(),
             flags=(),
         ),
-        model=models[0] if models else "target",
+        # A hub id, or a path on the server's machine
+        model=PurePath(models[0]).name.removesuffix(".gguf") if models else "target",
         temperature=temperature,
         trials=tuple(trials),
     )

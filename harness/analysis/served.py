@@ -153,17 +153,17 @@ class ServedRun:
     @cached_property
     def checks(self) -> list[TextCheck]:
         """Greedy texts compared with plain decoding's."""
-        return text_checks(self._alone, self.setup.run.checks)
-
-    @property
-    def _alone(self) -> list[Trial]:
-        """Requests that were decoded one at a time."""
-        return [trial for trial in self.setup.run.trials if trial.concurrency == 1]
+        return text_checks(self.setup.run.trials, self.setup.run.checks)
 
     @cached_property
     def trials(self) -> list[Trial]:
         """All of them; those whose text is not the target's have failed."""
-        return latest(without_faulty(self._alone, self.checks))
+        return latest(without_faulty(self.setup.run.trials, self.checks))
+
+    @property
+    def concurrency(self) -> int:
+        """Of these requests: 1, but for records of requests that were served elsewhere."""
+        return max((trial.concurrency for trial in self.setup.run.trials), default=1)
 
     @cached_property
     def settled(self) -> list[Trial]:
@@ -384,6 +384,7 @@ class ServedRun:
                     status=all_visits.status,
                     error=all_visits.error,
                     engine=self.engine.name,
+                    concurrency=self.concurrency,
                 )
             )
         return made
@@ -568,6 +569,9 @@ class ServedRun:
 
     def _questions(self) -> Iterator[Question]:
         for temperature in self.temperatures:
+            done = (t for t in completed(self.settled) if t.temperature == temperature)
+            if any(trial.decode_s is None for trial in done):  # records without a time of decoding
+                continue
             costs = self.costs(temperature, None)
             evidence = evidence_from_trials(
                 self.settled,
