@@ -5,6 +5,7 @@ side, one per K and a plain one. -s prints what was measured.
 """
 
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -12,19 +13,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from served_pair import KS, Served, completed
+from served_pair import KS, Served
 
+from harness.cli import compose
+from harness.commands import server as command
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.protocol import EngineFacts, Server
-from harness.measurement.returned_texts import likelihood_test
+from harness.measurement.returned_texts import ReturnedText, likelihood_test
 from harness.measurement.served import (
     ServedRequest,
     ServedTexts,
-    ServerClock,
     fit_costs,
     served_texts,
     visit,
 )
+from harness.records import ServerClock
+from harness.storage import load
+from harness.summary import TextLikelihood
 
 pytestmark = [
     pytest.mark.servers,
@@ -44,11 +49,13 @@ class Measured:
 
     Attributes:
         pair: the pair.
+        servers: by K, still running.
         facts: of the engine.
         requests: every request of every visit but the first.
     """
 
     pair: Served
+    servers: Mapping[int, Server]
     facts: EngineFacts
     requests: Sequence[ServedRequest]
 
@@ -61,17 +68,28 @@ class Measured:
         return texts.only(lambda request: request.budget == budget)
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The server that decodes plainly; every pair has this target."""
+    pair = Served(tmp_path_factory.mktemp("plain"), PAIRS[0], PROMPTS)
+    with pair.vllm().open(0) as server:
+        yield server
+
+
 @pytest.fixture(scope="module", params=PAIRS)
 def measured(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, plain: Server, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Measured]:
     pair = Served(tmp_path_factory.mktemp(request.param), request.param, PROMPTS)
     engine = pair.vllm()
     random = np.random.default_rng(20261122)
     with ExitStack() as stack:
-        servers: dict[int, Server] = {k: stack.enter_context(engine.open(k)) for k in (0, *KS)}
-        visits = [list(visit(servers, pair.requests, number, random)) for number in range(VISITS)]
-        yield Measured(pair, servers[0].facts, [each for done in visits[1:] for each in done])
+        servers = {0: plain, **{k: stack.enter_context(engine.open(k)) for k in KS}}
+        visits = [
+            list(visit(servers, pair.requests, number, random, "cpu")) for number in range(VISITS)
+        ]
+        later = [each for done in visits[1:] for each in done]
+        yield Measured(pair, servers, plain.facts, later)
 
 
 def test_rounds_and_drafted_tokens_equal_replay_and_texts_equal_plain(measured: Measured) -> None:
@@ -115,22 +133,51 @@ def test_speedups_of_a_prompt_set_are_predicted_from_the_other(
     assert np.median(np.abs(errors)) <= 0.05
 
 
-def test_a_build_that_is_not_lossless_above_temperature_0_is_caught(tmp_path: Path) -> None:
-    pair = Served(tmp_path, "tiny_good", PROMPTS)
-    requests = [
-        replace(request, seed=100 * repetition + request.seed, repetition=repetition)
-        for repetition in range(2)
-        for request in pair.requests
-    ]
-    z = {}
+def test_a_build_that_is_not_lossless_above_temperature_0_is_caught(measured: Measured) -> None:
+    pair, sampling, z = measured.pair, SamplingParameters(1.0), {}
     for k in (0, 4):
-        texts, facts = completed(pair.vllm(), k, requests, SamplingParameters(1.0))
+        texts = [
+            ReturnedText(
+                replace(request, sampling=sampling),
+                measured.servers[k].generate(
+                    request.tokens, sampling, request.seed, request.budget
+                ),
+            )
+            for request in pair.requests
+        ]
         test = likelihood_test(texts, pair.target_model)
         z[k] = test.z
         print(
-            f"T = 1, K = {k}, vLLM {facts.version}: z {test.z:+.1f},"
+            f"{pair.draft.name} T = 1, K = {k}, vLLM {measured.facts.version}: z {test.z:+.1f},"
             f" {test.log_probability / test.tokens:.2f} nats per token,"
             f" {(test.log_probability - test.excess) / test.tokens:.2f} expected"
         )
     assert abs(z[0]) < 3
-    assert (z[4] < -5) == facts.version.startswith(NOT_LOSSLESS)
+    assert (z[4] < -5) == measured.facts.version.startswith(NOT_LOSSLESS)
+
+
+def test_the_command_server_measures_it_and_says_that_it_is_not_lossless(tmp_path: Path) -> None:
+    words = [
+        *("engine=vllm", "servers=2", "threads=1", "flags=[--enforce-eager]", "own_loop=false"),
+        *("k=[4]", "temperature=[0,1]", "new_tokens=48", "repetitions=2", "prompts.limit=3"),
+    ]
+    outcome = command.run(compose("server", [f"results_root={tmp_path}", *words]))
+    assert outcome.folder is not None
+    run = load(outcome.folder)
+    assert Counter((trial.k, trial.temperature) for trial in run.trials) == dict.fromkeys(
+        [(k, t) for k in (0, 4) for t in (0.0, 1.0)], 12
+    )
+    for trial in run.trials:
+        assert trial.status == "ok"
+        assert trial.decode_s
+        if trial.k:
+            assert trial.rounds is not None
+            assert trial.drafted == 4 * trial.rounds
+            assert trial.accepted_lengths is not None  # it tells each of its rounds
+    entry = run.manifest["engine"]
+    assert (entry["name"], entry["rule"], entry["synthetic"]) == ("vllm", "greedy_draft", False)
+    texts = [check for check in run.checks if not isinstance(check, TextLikelihood)]
+    assert {check.result for check in texts} == {"PASS"}
+    z = {check.k: check.z for check in run.checks if isinstance(check, TextLikelihood)}
+    assert abs(z[0]) < 4
+    assert (z[4] < -5) == entry["version"].startswith(NOT_LOSSLESS)

@@ -65,6 +65,12 @@ class ToServe:
         return None if self.config.threads == "auto" else int(self.config.threads)
 
     @property
+    def side_by_side(self) -> int:
+        """Servers at a time, of an engine that takes all of its device unless it is told."""
+        most = self.config.servers
+        return 1 if most == "auto" else min(int(most), len({0, *self.config.k}))
+
+    @property
     def logs(self) -> Path:
         """The folder of the servers' logs."""
         logs = self.folder / "logs"
@@ -232,6 +238,7 @@ def _vllm(serve: ToServe, port: int | None) -> StartableEngine:
         draft_sampling=draft_sampling(serve.rule),
         slots=serve.slots,
         port=port,
+        side_by_side=serve.side_by_side,
         more_flags=tuple(serve.config.flags),
     )
 
@@ -253,6 +260,7 @@ def _sglang(serve: ToServe, port: int | None) -> StartableEngine:
         dtype=serve.config.model.dtype,
         slots=serve.slots,
         port=port,
+        side_by_side=serve.side_by_side,
         more_flags=tuple(serve.config.flags),
     )
 
