@@ -72,8 +72,10 @@ from harness.storage.contents import plain
 from harness.summary import TextLikelihood
 
 COMMAND = "server"
-# The manifest's entry of the engine
-ENGINE = "engine"
+# The manifest's entries of the engine, and of the threads that each server gets
+ENGINE, THREADS = "engine", "server_threads"
+# Tokens of a text by which a number of threads is judged
+TRIED_TOKENS = 32
 # Of the memory that is free, what servers may take; of a model's file, what its server takes
 USABLE, OVERHEAD = 0.8, 1.2
 # Ids that a server is asked to decode, to see whether it has the target's tokenizer
@@ -327,6 +329,7 @@ def _measure(folder: RunFolder, work: Workload, adapter: Adapter) -> None:
     _forget_failures(folder)
     if not roles:
         return
+    _settle_threads(folder, work, adapter)
     serve = _to_serve(folder, work, slots=1)
     for group in _groups(roles, _at_a_time(work, adapter)):
         with ExitStack() as stack:
@@ -345,7 +348,41 @@ def _to_serve(folder: RunFolder, work: Workload, *, slots: int) -> ToServe:
         models = (pair.target_model, pair.draft_model)
         opened = OpenedPair(pair.target, pair.draft, *models, Clock(*models).now)
     longest = max(len(entry.tokens) for entry in work.prompts)
-    return ToServe(work.config, folder.path, longest + work.config.new_tokens, slots, opened)
+    return ToServe(
+        config=work.config,
+        folder=folder.path,
+        context_tokens=longest + work.config.new_tokens,
+        slots=slots,
+        threads=folder.manifest.get(THREADS),
+        pair=opened,
+    )
+
+
+def _settle_threads(folder: RunFolder, work: Workload, adapter: Adapter) -> None:
+    """Note how many threads each server gets: as asked for, else the fastest that was tried.
+
+    An engine's own default is all processors, which for a small model, or next to other work, is
+    many times slower than one. A resumed run keeps what it began with.
+    """
+    if work.config.threads != "auto":
+        folder.update_manifest({THREADS: int(work.config.threads)})
+    if THREADS in folder.manifest or work.config.url is not None or not adapter.tries_threads:
+        return
+    cores = psutil.cpu_count(logical=False) or 1
+    counts = sorted({1, max(1, cores // 2), cores})
+    longest = max(work.prompts, key=lambda entry: len(entry.tokens))
+    request = work.request(longest, GREEDY, 0, 0)
+    seconds: dict[int, float] = {}
+    with progress("choosing the servers' threads", len(counts)) as tick:
+        for count in counts:
+            assert adapter.start is not None
+            serve = replace(_to_serve(folder, work, slots=1), threads=count)
+            with adapter.start(serve, None).open(0) as server:
+                for _ in range(2):  # the second is the one that counts
+                    done = server.generate(request.tokens, request.sampling, 0, TRIED_TOKENS)
+                    seconds[count] = done.decode_s or done.request_s
+            tick()
+    folder.update_manifest({THREADS: min(counts, key=lambda count: seconds[count])})
 
 
 def _load(folder: RunFolder, work: Workload, adapter: Adapter) -> None:

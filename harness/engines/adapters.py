@@ -45,6 +45,7 @@ class ToServe:
         folder: the run's; servers' logs and converted models go into folders of it.
         context_tokens: of the longest request, prompt and budget.
         slots: requests side by side at most.
+        threads: of each server; None leaves them to the engine.
         pair: the models, where they are loaded here.
     """
 
@@ -52,17 +53,13 @@ class ToServe:
     folder: Path
     context_tokens: int
     slots: int
+    threads: int | None
     pair: OpenedPair | None
 
     @property
     def rule(self) -> Rule:
         """By which the servers are to accept."""
         return cast("Rule", self.config.decode.rule)
-
-    @property
-    def threads(self) -> int | None:
-        """Of each server; None leaves them to the engine."""
-        return None if self.config.threads == "auto" else int(self.config.threads)
 
     @property
     def side_by_side(self) -> int:
@@ -106,6 +103,8 @@ class Adapter:
         synthetic: where a server that is started can be told which drafts to accept.
         k_per_request: whether one server drafts any number of tokens, so that one address serves
             every K.
+        tries_threads: whether servers with different numbers of threads are tried, where none is
+            asked for.
         alone: whether a server takes all of its device, so that servers run one after the other.
     """
 
@@ -115,6 +114,7 @@ class Adapter:
     check: Callable[[ServerConfig], None] = lambda _: None
     synthetic: Literal["everywhere", "on CUDA", "nowhere"] = "nowhere"
     k_per_request: bool = False
+    tries_threads: bool = False
     alone: bool = False
 
 
@@ -299,6 +299,7 @@ ADAPTERS: Mapping[str, Adapter] = {
         start=_llamacpp,
         check=_check_gguf,
         synthetic="everywhere",
+        tries_threads=True,
     ),
     "vllm": Adapter(
         ("greedy_draft", "ratio"),
