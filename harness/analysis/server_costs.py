@@ -108,7 +108,8 @@ def fit_costs(timed: TimedRequests) -> ServerCosts | None:
     Rounds that drafted another number of tokens than any K lie on the line between.
 
     Returns:
-        None without requests of two lengths, which tell a start from its rounds.
+        None without requests of two lengths, which tell a start from its rounds, and where they
+        were so disturbed that a token or a round would cost nothing.
     """
     plain, speculative = timed.plain, timed.speculative
     if len(set(plain.tokens)) < 2 or not speculative:
@@ -130,6 +131,8 @@ def fit_costs(timed: TimedRequests) -> ServerCosts | None:
         steps_s.append(proposals[:, 0] * token_s)
     seconds = np.concatenate([speculative[int(k)].seconds for k in ks])
     start_s, *rounds_s = _least_squares(np.concatenate(columns), np.concatenate(steps_s), seconds)
+    if min(token_s, *rounds_s) <= 0.0:
+        return None
     known = tuple((int(k), float(cost)) for k, cost in zip(ks, rounds_s, strict=True))
     return ServerCosts(float(plain_start_s), float(start_s), RoundTimes(float(token_s), known))
 
