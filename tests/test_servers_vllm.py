@@ -28,7 +28,7 @@ SERVERS = [
     "flags=[--enforce-eager]",
     "model.dtype=float32",
 ]
-WORK = ["k=[1,2,4,8]", "new_tokens=48", "prompts.limit=5", "repetitions=6", "own_loop=false"]
+WORK = ["k=[1,2,4,8]", "new_tokens=48", "prompts.limit=4", "repetitions=4", "own_loop=false"]
 # Its release 0.32 for CPUs draws other tokens than the target's where it drafts above T = 0
 NOT_LOSSLESS = "0.32"
 

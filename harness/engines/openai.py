@@ -74,7 +74,8 @@ class OpenAiServer(HttpServer):
     def __init__(self, running: Running, k: int, name: Name, tokenizer: Any) -> None:
         """Take over a server that is said to draft `k` tokens per round."""
         super().__init__(f"{name} at k={k}", k, running)
-        self._name, self._dialect, self._tokenizer = name, DIALECTS[name], tokenizer
+        self._name: Name = name
+        self._dialect, self._tokenizer = DIALECTS[name], tokenizer
         # What the tokenizer puts before every text, and so will the server's
         self._prefix = tuple(tokenizer("")["input_ids"])
         self.facts = EngineFacts(name, "unknown", self._dialect.rule, None, returns_ids=False)
