@@ -306,7 +306,8 @@ def analyse_loads(
         if totals:
             schedules.append(schedule(temperature, totals))
         for row in over_sets(compared):
-            rows += _result_rows(row, loads, engine)
+            if row.concurrency > 1:  # the requests that were sent one at a time have that row
+                rows += _result_rows(row, loads, engine)
     return LoadResults(tuple(cells), tuple(schedules), tuple(rows))
 
 

@@ -80,6 +80,8 @@ TRIED_TOKENS = 32
 USABLE, OVERHEAD = 0.8, 1.2
 # Ids that a server is asked to decode, to see whether it has the target's tokenizer
 CHECKED_TOKENS = 64
+# Requests that a server decodes side by side where they arrive at random
+ARRIVING_SLOTS = 8
 
 
 def run(config: ServerConfig) -> Outcome:
@@ -391,19 +393,23 @@ def _load(folder: RunFolder, work: Workload, adapter: Adapter) -> None:
     loads = [Load(rate=config.rate)] if config.rate else []
     if max(config.concurrency) > 1:
         loads += [Load(concurrency=level) for level in config.concurrency]
-    stored = {(timing.visit, timing.temperature) for timing in folder.loads()}
-    waiting = [
+    stored = {(timing.visit, timing.temperature, timing.k) for timing in folder.loads()}
+    visits = [
         (visit, temperature)
         for visit in range(config.repetitions)
         for temperature in config.temperature
-        if (visit, temperature) not in stored
     ]
-    if not loads or not waiting:
+    if not loads:
         return
-    slots = max(config.concurrency)
+    slots = max(*config.concurrency, ARRIVING_SLOTS if config.rate else 1)
     serve = _to_serve(folder, work, slots=slots)
     roles = [Role(k) for k in work.ks]
     for group in _groups(roles, _at_a_time(work, adapter)):
+        # Plain decoding stands in each group, to be compared with within moments
+        compared = [role.k for role in group if role.k] or [0]
+        waiting = [each for each in visits if any((*each, k) not in stored for k in compared)]
+        if not waiting:
+            continue
         with ExitStack() as stack:
             started = _started(stack, group, serve, adapter, work.vocabulary.tokenizer)
             servers = {role.k: server for role, server in started.items()}
