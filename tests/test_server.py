@@ -17,7 +17,7 @@ from stand_in_server import StandIn
 
 from harness.cli import compose
 from harness.commands import server as command
-from harness.commands import sweep
+from harness.commands import snapshot
 from harness.commands.run_lifecycle import Outcome
 from harness.engines.protocol import ServerDiedError
 from harness.records import ServingEngine, Trial, UserError
@@ -247,6 +247,8 @@ def test_servers_that_the_user_runs_are_measured_without_weights(
         (["url=[{plain},{plain}]"], "it drafted nothing; k=4 needs --spec-draft-model"),
         (["url=[{k4},{k4}]"], "it drafts, and was given as the server that decodes plainly"),
         (["url=[{plain},{k4}]", "prompts.files=[{long}]"], "context"),
+        (["url=[{plain},{k4}]", "k=[2]"], r"k=2: its server drafts another number of tokens, \d+"),
+        (["url=[{plain},{k4}]", "k=[8]"], r"k=8: its server drafts another number of tokens, \d+"),
         (["url=[{plain},{k4}]", "clock=cpu"], "clock=cpu: this server's processor time is not"),
         (["url=[{plain},{k4}]", "decode.repetition_penalty=1.2"], "decode.repetition_penalty: not"),
     ],
@@ -328,18 +330,17 @@ def test_a_port_that_is_taken_is_named(stand_in: Callable[..., StandIn], tmp_pat
 # ---- our own loop --------------------------------------------------------------------------------
 
 
-def test_our_own_loop_through_the_same_door_decodes_what_a_sweep_does(tmp_path: Path) -> None:
+def test_our_own_loop_through_the_same_door_decodes_what_a_snapshot_does(tmp_path: Path) -> None:
     words = ["k=[4]", "temperature=[0]", "repetitions=1"]
     run = stored(command.run(asked(tmp_path, "engine=own", *words)))
     grid = [word for word in GRID if not word.startswith(("k=", "temp", "rep"))]
-    swept = stored(
-        sweep.run(compose("sweep", [f"results_root={tmp_path}", *grid, *words, "threads=1"]))
-    )
+    settings = [f"results_root={tmp_path}", *grid, *words, "threads=1"]
+    shot = stored(snapshot.run(compose("snapshot", settings)))
     counted = ("tokens", "new_tokens", "rounds", "drafted", "accepted", "rejected", "room")
 
     def counts(each: StoredRun) -> dict[Any, list[Any]]:
         return {(t.key, t.k): [getattr(t, name) for name in counted] for t in each.trials}
 
-    assert counts(run) == counts(swept)
+    assert counts(run) == counts(shot)
     assert ServingEngine(**run.manifest["engine"]).first_position == 0
     assert {timing.k for timing in run.rounds} == {0, 4}

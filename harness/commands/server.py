@@ -93,8 +93,11 @@ def run(config: ServerConfig) -> Outcome:
         return Outcome(None)
     folder = resumed(config, COMMAND)
     own_rounds = stored_own_rounds(config)
-    if config.url is not None:  # before weights are loaded and a folder is made
+    # Before weights are loaded and a folder is made
+    if config.url is not None:
         _try_addresses(config, adapter, prompts)
+    else:
+        adapter.check(config)
     work = _open(config, prompts)
     folder = folder or create(config, COMMAND)
     note_or_check(folder, work.describe(), config.seed)
@@ -465,7 +468,8 @@ def _at_a_time(work: Workload, adapter: Adapter) -> int:
         if conf.gguf is not None:
             needed += Path(conf.gguf).stat().st_size if Path(conf.gguf).is_file() else 0
         elif key in loaded:
-            needed += loaded[key].describe()["weights_bytes"]
+            weights = loaded[key].network.parameters()
+            needed += sum(tensor.numel() * tensor.element_size() for tensor in weights)
     free = psutil.virtual_memory().available
     if torch.cuda.is_available():
         free = min(free, torch.cuda.mem_get_info()[0])

@@ -136,8 +136,6 @@ def adapter_of(config: ServerConfig) -> Adapter:
         )
     if config.url is not None:
         addresses(config, adapter)
-    else:
-        adapter.check(config)
     return adapter
 
 
@@ -196,14 +194,20 @@ def _llamacpp(serve: ToServe, port: int | None) -> StartableEngine:
     )
 
 
-def _check_gguf(config: ServerConfig) -> None:
-    """Refuse files that are not there, and none where none can be written."""
+def _check_llamacpp(config: ServerConfig) -> None:
+    """Refuse files that are not there, none where none can be written, and no program."""
+    from harness.engines.gguf_file import gguf_package
+    from harness.engines.llamacpp import program
+
     for key, conf in (("model", config.model), ("draft", config.draft)):
         if conf.gguf is not None:
             if not Path(conf.gguf).is_file():
                 raise UserError(f"{key}.gguf={conf.gguf}: no such file")
         elif not config.score:
             raise UserError(f"{key}.gguf: not given, and score=false leaves no weights to convert")
+        else:
+            gguf_package(key)
+    program()
 
 
 def _gguf(serve: ToServe, conf: ModelConf, key: str) -> Path:
@@ -297,7 +301,7 @@ ADAPTERS: Mapping[str, Adapter] = {
         ("greedy_draft", "ratio"),
         attach=_attached_llamacpp,
         start=_llamacpp,
-        check=_check_gguf,
+        check=_check_llamacpp,
         synthetic="everywhere",
         tries_threads=True,
     ),

@@ -120,6 +120,22 @@ def accepted_tokens(emitted: int, rounds: int, counted: int | None) -> int | Non
     return None if counted is None else min(max(counted, least), least + 1)
 
 
+def check_drafts(completion: Completion, k: int) -> None:
+    """Refuse a server that drafts more or fewer tokens per round than it is said to.
+
+    Near the budget some engines draft fewer: K - 1, K - 2, ... at most once each.
+    """
+    rounds, drafted = completion.rounds, completion.drafted
+    if rounds is None or drafted is None:
+        return
+    lacking = k * rounds - drafted
+    if lacking < 0 or lacking > k * (k + 1) // 2:
+        raise UserError(
+            f"k={k}: its server drafts another number of tokens, {drafted} in {rounds} rounds; give"
+            " the K that it was started with, and let nothing end its drafts early"
+        )
+
+
 def ask(server: Server, request: Request, number: int, clock: ServerClock) -> ServedRequest:
     """Send a request, and where the clock has no prefill apart, one for the prefill alone."""
 
@@ -127,6 +143,7 @@ def ask(server: Server, request: Request, number: int, clock: ServerClock) -> Se
         return server.generate(request.tokens, request.sampling, request.seed, budget)
 
     completion = generate(request.budget)
+    check_drafts(completion, request.k)
     apart = clock == "engine" and completion.decode_s is not None
     return ServedRequest(number, request, completion, completion if apart else generate(1))
 
