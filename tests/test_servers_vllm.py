@@ -5,13 +5,20 @@ a plain one. -s prints what was measured.
 """
 
 import shutil
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from served_pair import Served
 
 from harness.analysis import analyse
 from harness.cli import compose
 from harness.commands import server as command
+from harness.decoding.sampling import SamplingParameters
+from harness.measurement.draft_scores import score_texts
+from harness.measurement.remote_scores import DraftServer, TextServer
+from harness.measurement.target_texts import GeneratedText
 from harness.storage import StoredRun, load
 from harness.summary import ServedSummary
 
@@ -91,3 +98,28 @@ def test_a_build_that_is_not_lossless_above_temperature_0_is_caught(
     assert sampled[0].lossless
     for k in KS:
         assert sampled[k].lossless == (not served.version.startswith(NOT_LOSSLESS))
+
+
+def test_completions_and_prompts_are_scored_as_by_the_loaded_models(tmp_path: Path) -> None:
+    pair = Served(tmp_path, "tiny_small", 2)
+    engine = pair.vllm()
+    draft_engine = replace(engine, target=str(engine.draft), logs=tmp_path / "draft")
+    draft_engine.logs.mkdir()
+    texts: list[GeneratedText] = []
+    with engine.open(0) as target, draft_engine.open(0) as draft:
+        remote, scorer = TextServer(target.url), DraftServer(draft.url)
+        for temperature in (0.0, 1.0):
+            for request in pair.requests:
+                asked = replace(request, sampling=SamplingParameters(temperature))
+                texts.append(remote.complete(asked, pair.loaded.tokenizer.decode))
+        first = pair.requests[0].tokens
+        scorer.check_vocabulary(first, pair.loaded.tokenizer.decode(list(first)))
+        told = [scorer.score(text, "remote") for text in texts]
+    assert remote.engine == "vllm"
+    unscored = [replace(text, logprobs=None) for text in texts]
+    own = score_texts(unscored, pair.target_model, pair.draft_model, draft_name="here")
+    for trace, expected in zip(told, own, strict=True):
+        np.testing.assert_array_equal(trace.draft_is_argmax, expected.draft_is_argmax)
+        for name in ("target_logprob", "draft_logprob"):
+            np.testing.assert_allclose(getattr(trace, name), getattr(expected, name), atol=1e-3)
+    print(f"{sum(len(text.tokens) for text in texts)} tokens of {len(texts)} texts scored alike")
