@@ -696,11 +696,9 @@ class ServedRun:
 
     def _with_likelihood(self, gate: ServedGate) -> ServedGate:
         """How likely the texts are under the target, next to how likely its own would be."""
-        for test in self.setup.run.checks:
-            of_gate = isinstance(test, TextLikelihood) and (
-                (test.temperature, test.k) == (gate.temperature, gate.k)
-            )
-            if of_gate and test.tokens:
+        tests = (test for test in self.setup.run.checks if isinstance(test, TextLikelihood))
+        for test in tests:
+            if (test.temperature, test.k) == (gate.temperature, gate.k) and test.tokens:
                 gate = replace(
                     gate,
                     nats_per_token=test.log_probability / test.tokens,

@@ -273,9 +273,9 @@ def _tasks(work: Workload, *, synthetic: bool) -> Iterator[Task]:
                     yield Task(Role(k), visit, request, "trials")
         if not synthetic:
             continue
-        # One prompt of each set, another one in each visit
+        # One prompt of each set, of a middle length, the same in each visit
         for entries in by_set.values():
-            entry = entries[visit % len(entries)]
+            entry = sorted(entries, key=lambda each: len(each.tokens))[len(entries) // 2]
             for temperature in config.temperature:
                 for k in map(int, order.permutation(ks)):
                     request = work.request(entry, temperature, k, visit)

@@ -127,7 +127,7 @@ def _served_rows(summary: Summary) -> Iterator[GridRow]:
 
 
 def _row(temperature: float, answers: Sequence[Answer], sampling: SamplingFacts) -> GridRow:
-    rules = tuple(dict.fromkeys(answer.rule for answer in answers))
+    rules: tuple[Rule | None, ...] = tuple(dict.fromkeys(answer.rule for answer in answers))
     first = [answer for answer in answers if answer.rule == rules[0]]
     return GridRow(
         temperature,

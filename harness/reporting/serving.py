@@ -422,7 +422,8 @@ def _answers(summary: Summary, shown: Marked) -> dict[Rule, Answer]:
     return {
         answer.rule: answer
         for answer in summary.answers
-        if (answer.temperature, answer.prompt_set) == (shown.row.temperature, "all")
+        if answer.rule is not None
+        and (answer.temperature, answer.prompt_set) == (shown.row.temperature, "all")
     }
 
 
