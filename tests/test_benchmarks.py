@@ -171,15 +171,20 @@ def test_published_speedups_are_predicted_from_other_data_sets(
 
 
 @pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")
-def test_the_benchmark_of_servers_runs(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_benchmark_of_servers_writes_its_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes = ["--drafts", "tiny_good", "--limit", "2", "--visits", "1", "--new-tokens", "24"]
-    monkeypatch.setattr(sys, "argv", ["servers.py", *sizes])
-    script("servers").main()
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[-1] == "rounds equal to replay in 16 of 16 texts, drafted tokens in 16"
-    assert lines[-2].startswith("zero rates: median error ")
+    servers, page = script("servers"), tmp_path / "validation.md"
+    own = ("engine=own", "clock=engine", "k=[1,2]", "new_tokens=12", "temperature=[0,1]")
+    monkeypatch.setattr(servers, "RUNS", (own,))
+    asked = ["--limit", "2", "--visits", "2", "--out", str(page), "--results", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["servers.py", *asked])
+    servers.main()
+    text = page.read_text()
+    assert "| tiny + tiny_good | 2 | 4 of 4 | 4 of 4 | 4 of 4 |" in text
+    assert re.search(r"Predicted from this engine's rounds: median error .* over 4 cells", text)
+    assert "## Sampled texts" in text
+    assert re.search(r"`python benchmarks/published.py`: median error .* over \d+ chains", text)
 
 
 @pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")

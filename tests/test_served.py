@@ -260,30 +260,45 @@ def test_what_cannot_be_predicted_is_measured_and_said(
     assert any(sentence in text for text in content_of(made).caveats)
 
 
+def without_synthetic(run: StoredRun) -> StoredRun:
+    """The run, had its engine no synthetic acceptance: it asks for parts of the budget instead."""
+    starts = tuple(
+        replace(
+            trial,
+            cell=f"{trial.cell}-short",
+            tokens=(trial.tokens or ())[:4],
+            new_tokens=4,
+            stop_reason="budget",
+            decode_s=0.3 * (trial.decode_s or 0.0),
+        )
+        for trial in run.trials
+    )
+    return replace(with_engine(synthetic=False)(run), rounds=(), starts=starts)
+
+
 def test_round_times_of_other_prompt_sets_serve_where_acceptance_cannot_be_set(
     stored: StoredRun,
 ) -> None:
-    made = analyse(replace(with_engine(synthetic=False)(stored), rounds=()))
+    made = analyse(without_synthetic(stored))
     assert made.served is not None
     assert {costs.source for costs in made.served.costs} == {"other_sets"}
     assert all(cell.predicted is not None for cell in made.served.cells)
-    alone = replace(
-        with_engine(synthetic=False)(stored),
-        rounds=(),
-        trials=tuple(trial for trial in stored.trials if trial.prompt_set == "easy"),
-    )
-    one_set = analyse(alone)
+    easy = tuple(trial for trial in stored.trials if trial.prompt_set == "easy")
+    one_set = analyse(without_synthetic(replace(stored, trials=easy)))
     assert one_set.served is not None
     assert one_set.served.not_predicted == "no_costs"
 
 
-def test_the_line_to_paste_is_that_of_the_server_that_was_measured(stored: StoredRun) -> None:
-    made = analyse(with_engine(name="llamacpp", version="b11549")(stored))
+@pytest.mark.parametrize("rule", ["greedy_draft", "ratio"])
+def test_the_line_to_paste_is_that_of_the_server_that_was_measured(
+    stored: StoredRun, rule: str
+) -> None:
+    made = analyse(with_engine(name="llamacpp", version="b11549", rule=rule)(stored))
     gain: dict[str, Any] = {"decision": "speculate", "draft": "tiny_good", "k": 2, "speedup": 1.3}
     gains = tuple(replace(a, **gain, reason="held_out_gain") for a in made.answers)
     content = content_of(replace(made, answers=gains))
     assert content.verdicts[0].startswith("On your server (llama.cpp), temperature 0: serve")
     (snippet,) = content.snippets
     assert "--spec-draft-n-max 2" in snippet.code
-    assert serving.PROBABILISTIC not in snippet.code
+    assert (serving.PROBABILISTIC in snippet.code) == (rule == "ratio")
     assert "measured on held-out prompts on llama.cpp b11549" in snippet.notes[0]

@@ -200,7 +200,7 @@ def _with_acceptance(row: ResultRow, done: Sequence[Trial]) -> ResultRow:
         rejected=rejected,
         acceptance_rate=ratio(kept, drafted),
         mean_acceptance_length=None if kept is None or not rounds else 1.0 + kept / rounds,
-        tokens_per_round=ratio(row.new_tokens, rounds),
+        tokens_per_round=_tokens_per_round(done),
     )
     if kept is None or rejected is None:
         return row
@@ -212,6 +212,13 @@ def _with_acceptance(row: ResultRow, done: Sequence[Trial]) -> ResultRow:
         alpha_lo=interval.lo if interval else None,
         alpha_hi=interval.hi if interval else None,
     )
+
+
+def _tokens_per_round(done: Sequence[Trial]) -> float | None:
+    """Of the generations whose rounds are known."""
+    counted = [trial for trial in done if trial.rounds is not None]
+    tokens, rounds = sum(map(new_tokens, counted)), sum(trial.rounds or 0 for trial in counted)
+    return ratio(tokens, float(rounds))
 
 
 def _total(counts: Sequence[int | None]) -> float | None:
