@@ -76,6 +76,7 @@ CaveatCode = Literal[
     "priced_from_steps",  # a run of a version that timed no rounds
     "rounds_at_other_temperature",  # temperature, timed_at: whose rounds were timed
     "k_not_timed",  # ks: without a prediction, since they are beyond what was timed of some draft
+    "texts_from",  # engine, version, url: of the server that completed the prompts
     "typed_latency",
     "latency_from",  # run: the folder whose step times these are
     "other_budget",  # ignored ("new_tokens=64 and repetitions=2"), made_with ("new_tokens=32 ...")

@@ -207,6 +207,8 @@ def test_texts_of_a_server_are_scored_as_those_of_a_target_that_is_loaded(
     assert server["engine"] == kind.__name__
     assert f"http://{server['url']}" == target.url
     summary = analyse(done)
+    caveat = next(caveat for caveat in summary.caveats if caveat.code == "texts_from")
+    assert caveat.values == server
     assert {row.draft for row in summary.results if row.k} == {"tiny_good", "remote", "ngram"}
     # The prompts of one temperature have seeds of their own
     seeds = {str(body.get("seed") or body.get("sampling_params")) for body in target.asked}

@@ -130,6 +130,8 @@ def _other_budget(setup: Setup) -> Iterator[Caveat]:
 
 
 def _of_the_steps(setup: Setup, timings: Sequence[StepTiming]) -> Iterator[Caveat]:
+    if completed_by := setup.run.manifest.get("texts_from"):
+        yield Caveat("texts_from", {**completed_by})
     if setup.typed_latency:
         yield Caveat("typed_latency")
     if setup.latency_from is not None:

@@ -753,6 +753,10 @@ class ServedRun:
 
     def caveats(self) -> Iterator[Caveat]:
         """What to mind of this server, the gravest first."""
+        if self.concurrency > 1:
+            files = ", ".join(self.setup.run.config.get("records") or ())
+            values = {"file": files, "max_concurrency": self.concurrency}
+            yield Caveat("server_concurrency", values)
         for gate in self.gates:
             values = {"temperature": gate.temperature, "k": gate.k}
             scores = {"text_z": gate.text_z, "rounds_z": gate.rounds_z}

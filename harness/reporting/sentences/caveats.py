@@ -154,6 +154,10 @@ CAVEATS: Mapping[str, Any] = {
         "rounds were timed at temperature {timed_at:g}, and price temperature {temperature:g} too"
     ),
     "k_not_timed": "K = {ks} is beyond the times of some draft, so nothing is predicted there",
+    "texts_from": (
+        "the target is on a server: {engine} {version} at {url} completed the prompts, and nothing"
+        " was timed there"
+    ),
     "typed_latency": "step times were typed in: the speedups are as good as those numbers",
     "latency_from": "step times are those of {run}, not of this run's machine",
     "other_budget": (
