@@ -106,20 +106,34 @@ def test_costs_are_found_from_servers_that_reject_every_draft() -> None:
     assert timed_rounds([t for t in timings if t.k], LLAMACPP) is None
 
 
-def test_a_greedy_requests_time_is_the_lower_quartile_of_its_visits() -> None:
-    def trial(visit: int, seconds: float, *, text: int = 0, temperature: float = 0.0) -> Trial:
-        return Trial(
-            "", "easy", "a", visit, 2, temperature, None, "ok", new_tokens=1, tokens=(text,),
-            decode_s=seconds,
-        )  # fmt: skip
+def trial(
+    visit: int, seconds: float | None, *, text: int = 0, temperature: float = 0.0, rounds: int = 1
+) -> Trial:
+    status = "failed" if seconds is None else "ok"
+    return Trial(
+        "", "easy", "a", visit, 2, temperature, None, status, new_tokens=2 * rounds, rounds=rounds,
+        tokens=(text,), decode_s=seconds,
+    )  # fmt: skip
 
-    visits = [trial(number, seconds) for number, seconds in enumerate((5.0, 1.0, 3.0, 2.0, 9.0))]
-    other_text, failed = trial(5, 0.1, text=1), replace(trial(6, 0.0), status="failed")
+
+def test_a_greedy_requests_time_is_the_lowest_tenth_of_its_visits() -> None:
+    visits = [trial(number, float(seconds)) for number, seconds in enumerate([9, *range(1, 12)])]
+    other_text, failed = trial(20, 0.1, text=1), trial(21, None)
     (one,) = settled([*visits, other_text, failed])
-    assert (one.decode_s, one.tokens, one.repetition) == (2.0, (0,), 0)
+    assert (one.decode_s, one.tokens, one.repetition) == (pytest.approx(2.1), (0,), 0)
     assert settled([failed]) == [replace(failed, repetition=0)]
-    sampled = [trial(number, 1.0, temperature=1.0) for number in range(3)]
-    assert settled(sampled) == sampled
+
+
+def test_a_sampled_text_keeps_its_rounds_at_the_time_that_an_undisturbed_one_takes() -> None:
+    visits = [
+        trial(number, rounds * pace, text=number, temperature=1.0, rounds=rounds)
+        for number, (rounds, pace) in enumerate([(10, 0.02), (5, 0.02), (20, 0.09), (8, 0.03)])
+    ]
+    failed = trial(9, None, temperature=1.0)
+    made = settled([*visits, failed])
+    assert [each.decode_s for each in made] == pytest.approx([0.2, 0.1, 0.4, 0.16, None])
+    untold = [replace(each, rounds=None) for each in visits]
+    assert [each.decode_s for each in settled(untold)] == pytest.approx([0.2, 0.1, 0.4, 0.16])
 
 
 # ---- a run ---------------------------------------------------------------------------------------

@@ -6,8 +6,8 @@ how many tokens it drafted, since near the budget some engines draft fewer than 
 line in its rounds, and these are fitted by least squares over requests whose replay says how many
 rounds there were, and what each drafted.
 
-A visit sends every request to every server. The lower quartile of a request's visits is taken as
-its time (`undisturbed`): what else runs on a machine only adds to it.
+A visit sends every request to every server. The lowest tenth of a request's visits is taken as its
+time (`undisturbed`): what else runs on a machine only adds to it, and may add to most.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from harness.theory.replay import Replayed, by_start, replay, stacked
 from harness.theory.speedup import RoundTimes
 
 # The quantile of a request's visits that is taken as its time
-UNDISTURBED = 0.25
+UNDISTURBED = 0.1
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,17 +152,21 @@ def undisturbed(seconds: Sequence[float]) -> float:
 
 
 def settled(trials: Sequence[Trial]) -> list[Trial]:
-    """One trial per greedy text, its seconds settled over visits; sampled texts as they are.
+    """The trials with times that are settled over visits.
 
-    A greedy text is the same in every visit; where rounding makes it another one, the commonest
-    counts. Sampled texts differ, so that visits cannot be compared.
+    A greedy text is the same in every visit, so one trial stands for all; where rounding makes it
+    another one, the commonest counts. Sampled texts differ: each keeps its rounds, at the time that
+    a round of that prompt takes.
     """
     groups: dict[tuple[object, ...], list[Trial]] = {}
     for trial in trials:
-        if trial.temperature == GREEDY:
-            groups.setdefault((trial.prompt_set, trial.prompt, trial.k), []).append(trial)
-    greedy = [_settled(group) for group in groups.values()]
-    return [*greedy, *(trial for trial in trials if trial.temperature != GREEDY)]
+        key = (trial.prompt_set, trial.prompt, trial.temperature, trial.k)
+        groups.setdefault(key, []).append(trial)
+    return [
+        trial
+        for (*_, temperature, _), group in groups.items()
+        for trial in ([_settled(group)] if temperature == GREEDY else _at_settled_pace(group))
+    ]
 
 
 def _settled(trials: Sequence[Trial]) -> Trial:
@@ -174,6 +178,26 @@ def _settled(trials: Sequence[Trial]) -> Trial:
     alike = [trial for trial in done if trial.tokens == max(texts, key=texts.count)]
     seconds = undisturbed([trial.decode_s or 0.0 for trial in alike])
     return replace(alike[0], repetition=0, decode_s=seconds)
+
+
+def _at_settled_pace(trials: Sequence[Trial]) -> list[Trial]:
+    """Of one prompt and K: every text at the settled time of a round.
+
+    Of a token where it is decoded plainly, or the server tells no rounds.
+    """
+    told = all(trial.rounds for trial in trials if trial.status == "ok" and trial.new_tokens)
+
+    def rounds(trial: Trial) -> int:
+        return (trial.rounds if told else trial.new_tokens) or 0
+
+    paces = [trial.decode_s / rounds(trial) for trial in trials if trial.decode_s and rounds(trial)]
+    if not paces:
+        return list(trials)
+    pace = undisturbed(paces)
+    return [
+        trial if trial.decode_s is None else replace(trial, decode_s=rounds(trial) * pace)
+        for trial in trials
+    ]
 
 
 def timed_rounds(timings: Sequence[RoundTiming], counting: Counting) -> TimedRequests | None:
