@@ -410,6 +410,11 @@ def test_another_model_behind_an_address_is_refused(stand_in: Start, tokenizer: 
                     server.check_vocabulary(ids, text)
 
 
+def test_an_address_may_end_as_openais_clients_write_it(stand_in: Start) -> None:
+    server = stand_in(vllm_answers())
+    assert ask(RunningVllm({2: f"{server.url}/v1/"})).rounds == 3
+
+
 def test_an_api_key_is_sent_and_never_shown(stand_in: Start, tokenizer: Any) -> None:
     answers = {**vllm_answers(), **sglang_answers()}
     for engine in (RunningVllm, RunningSglang):
