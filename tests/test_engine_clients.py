@@ -354,6 +354,7 @@ def test_an_endpoint_that_completes_texts_is_timed_and_counts_nothing(
     (asked,) = server.asked
     assert asked["prompt"] == "Once upon a time"
     assert asked.get("num_draft_tokens") == (2 if name == "mlx" else None)
+    assert asked.get("model") == (None if name == "mlx" else "m")  # another would be loaded
 
 
 @pytest.mark.parametrize(
