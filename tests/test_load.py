@@ -283,23 +283,23 @@ def test_without_scored_texts_loads_are_compared_but_not_predicted():
             "vllm serve TARGET --speculative-config"
             """ '{"method":"draft_model","model":"DRAFT","num_speculative_tokens":4,"""
             """"num_speculative_tokens_per_batch_size":[[1,2,4],[3,8,0]]}\'""",
-            "Above 8 requests, not measured, vLLM keeps the last K.",
+            "Above concurrency 8, not measured, vLLM keeps the last K.",
         ),
         (
             "sglang",
-            "# 1 to 2 requests side by side\n"
+            "# concurrency 1 to 2\n"
             "python -m sglang.launch_server --model-path TARGET --speculative-algorithm STANDALONE"
             " --speculative-draft-model-path DRAFT --speculative-num-steps 4"
             " --speculative-eagle-topk 1 --speculative-num-draft-tokens 5\n"
-            "# 3 and more requests side by side\n# without a draft",
+            "# concurrency 3 and more\n# without a draft",
             'and in it {"1": {"candidate_steps": [4]}, "3": {"candidate_steps": [0]}}',
         ),
         (
             "llamacpp",
-            "# 1 to 2 requests side by side\n"
+            "# concurrency 1 to 2\n"
             "llama-server -m TARGET.gguf -md DRAFT.gguf --spec-type draft-simple"
-            " --spec-draft-n-max 4\n# 3 and more requests side by side\n# without a draft",
-            "At 2 requests side by side K=4 is a tie with K=2.",
+            " --spec-draft-n-max 4\n# concurrency 3 and more\n# without a draft",
+            "At concurrency 2 K=4 is a tie with K=2.",
         ),
     ],
 )

@@ -544,10 +544,12 @@ def _schedule_snippet(summary: Summary, schedule: Schedule, engine: Engine, targ
         answers={},
         synthetic=False,
     )
-    title = f"K by load at temperature {fmt.temperature(schedule.temperature)} ({engine.title})"
+    title = (
+        f"K by concurrency at temperature {fmt.temperature(schedule.temperature)} ({engine.title})"
+    )
     ties = [entry for entry in schedule.entries if entry.tied]
     notes = [
-        f"At {entry.low} requests side by side K={entry.k} is a tie with"
+        f"At concurrency {entry.concurrency} K={entry.k} is a tie with"
         f" {', '.join(f'K={k}' for k in entry.tied)}."
         for entry in ties
     ]
@@ -558,7 +560,7 @@ def _schedule_snippet(summary: Summary, schedule: Schedule, engine: Engine, targ
             **_draft_model(served, largest_k),
             "num_speculative_tokens_per_batch_size": vllm_ranges(k_by_load, largest),
         }
-        notes.append(f"Above {largest} requests, not measured, vLLM keeps the last K.")
+        notes.append(f"Above concurrency {largest}, not measured, vLLM keeps the last K.")
         if 0 in k_by_load.values():
             notes.append("At K=0 it still runs the draft in each step; a plain server does not.")
         return Snippet(title, vllm_serve(target, config), tuple(notes))
@@ -566,7 +568,7 @@ def _schedule_snippet(summary: Summary, schedule: Schedule, engine: Engine, targ
     lines: list[str] = []
     for (low, k), (after, _) in zip(changes, [*changes[1:], (None, 0)], strict=True):
         load = f"{low} and more" if after is None else f"{low}" if after == low + 1 else ""
-        lines.append(f"# {load or f'{low} to {(after or 0) - 1}'} requests side by side")
+        lines.append(f"# concurrency {load or f'{low} to {(after or 0) - 1}'}")
         lines.append(engine.line(served, k) if k else "# without a draft")
     if engine.name == ENGINES["sglang"].name:
         tiers = json.dumps(sglang_tiers(k_by_load))
@@ -574,5 +576,5 @@ def _schedule_snippet(summary: Summary, schedule: Schedule, engine: Engine, targ
             "With an EAGLE draft instead, one server changes K: --speculative-adaptive"
             f" --speculative-adaptive-config FILE, and in it {tiers}"
         )
-    notes.insert(0, f"{engine.name} has one K per server: take that of the expected load.")
+    notes.insert(0, f"{engine.name} has one K per server: take that of the expected concurrency.")
     return Snippet(title, "\n".join(lines), tuple(notes), engine.language)
