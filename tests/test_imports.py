@@ -279,6 +279,25 @@ def test_records_of_two_servers_become_a_run_with_its_speedup_and_acceptance_len
     assert (done.folder / "report.html").is_file()
 
 
+def test_requests_are_paired_by_their_prompts_where_records_hold_them(tmp_path: Path) -> None:
+    def asked(number: int, k: int, ms: float, *, ids: bool) -> dict[str, Any]:
+        answer = request(number, k, ms)
+        if not ids:
+            return {"request": {"prompt": f"prompt {number}"}, "response": answer}
+        (choice,) = answer["choices"]
+        return {**answer, "choices": [{**choice, "prompt_token_ids": [number]}]}
+
+    for ids in (True, False):
+        plain = [asked(number, 0, 10.0, ids=ids) for number in range(10)]
+        drafted = [asked(number, 1, 12.0, ids=ids) for number in reversed(range(10))]
+        files = [write(tmp_path / "a.jsonl", *plain), write(tmp_path / "b.jsonl", *drafted)]
+        done = run(tmp_path, f"records=[{','.join(files)}]", "temperature=0")
+        by_prompt = {trial.prompt: trial.new_tokens for trial in done.trials if trial.k == 0}
+        assert len(by_prompt) == 10
+        for trial in done.trials:
+            assert trial.new_tokens == by_prompt[trial.prompt]
+
+
 def test_one_speculating_server_alone_has_its_acceptance_and_no_verdict(
     files: list[str], tmp_path: Path
 ) -> None:
