@@ -237,7 +237,7 @@ class DecodeConf:
     stop_strings: list[str] | None = key(None, "texts that end a generation", distinct=True)
     rule: str | None = key(
         None,
-        "ratio, exact_match or greedy_draft; null: ratio, or the rule of the server",
+        "ratio, exact_match or greedy_draft; null: ratio, or the server's",
         choices=RULES,
     )
     stop: str = key(
@@ -478,9 +478,7 @@ class ServerConfig(PairConfig):
     gpu: GpuConf | None = None
     temperature: list[float] = _temperatures(0.0, 1.0)
     engine: str = key("llamacpp", "own, llamacpp, vllm, sglang, mlx, openai", choices=SERVING)
-    url: list[str] | None = key(
-        None, "servers that run: the plain one, then one per K; null: they are started here"
-    )
+    url: list[str] | None = key(None, "servers that run, the plain one first, then one per K")
     api_key_env: str | None = key(None, "the environment variable that holds the servers' API key")
     concurrency: list[int] = key(
         [1],
@@ -500,9 +498,7 @@ class ServerConfig(PairConfig):
         "engine: its own clock; cpu: its processor time, for a busy machine",
         choices=("engine", "cpu"),
     )
-    score: bool = key(
-        True, "whether both models are loaded to replay the texts; false: their tokenizer alone"
-    )
+    score: bool = key(True, "whether both models are loaded, for replay; else a tokenizer")
     own_loop: bool = key(True, "whether our own loop's rounds are timed too, to compare with")
     latency_from: str | None = key(None, "a run whose round times of our own loop are used for it")
     servers: Any = key(
@@ -563,7 +559,7 @@ class AuditionConfig(ModelsConfig):
     draft: ModelConf | None = None
     drafts: list[str] | None = key(
         None,
-        "names of conf/draft, hf (with draft.id=), name@folder-or-hub-id, or name@URL (texts_from)",
+        "names of conf/draft, hf (draft.id=), name@folder-or-hub-id-or-URL",
     )
     gpu: GpuConf | None = None
     k: list[int] = _grid(1, 2, 3, 4, 5, 6, 8, 10)
@@ -571,9 +567,7 @@ class AuditionConfig(ModelsConfig):
     batch: int = key(32, "completions of the target generated together", least=1)
     engine: str | None = _engine()
     traces_from: str | None = key(None, "a run whose texts, scores and other keys are used")
-    texts_from: str | None = key(
-        None, "a server with the target, http://HOST:PORT: its completions, no target weights here"
-    )
+    texts_from: str | None = key(None, "a target's server, http://HOST:PORT, for its completions")
     api_key_env: str | None = key(None, "the environment variable that holds the servers' API key")
     latency_from: str | None = key(None, "a run whose step and round times are used")
     latency: LatencyConf = field(default_factory=LatencyConf)
@@ -678,11 +672,11 @@ class ReportConfig(CommandConfig):
     index: str | None = key(None, "a results folder: one page over all its runs")
     records: list[str] = key(
         [],
-        "files of requests that vLLM, SGLang, llama.cpp or AIPerf recorded, one per server",
+        "requests that vLLM, SGLang, llama.cpp or AIPerf recorded",
         distinct=True,
     )
     k: list[int] | None = key(
-        None, "with records: K of each file, 0 where it decodes plainly; null: as they say", least=0
+        None, "with records: K of each file, 0 for plain; null: as they say", least=0
     )
     temperature: float | None = key(
         None, "with records: of all requests, where they do not say", least=0
