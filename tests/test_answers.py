@@ -373,6 +373,14 @@ def test_no_sweep_is_advised_for_a_look_up_which_it_cannot_measure() -> None:
     assert content_of(looked_up).next_step is None
 
 
+def test_where_the_target_is_on_a_server_measuring_there_is_advised() -> None:
+    made = summary("an audition")
+    served = Caveat("texts_from", {"engine": "vllm", "version": "0.32.0", "url": "host:8000"})
+    advice = content_of(replace(made, caveats=(*made.caveats, served))).next_step or ""
+    assert "harness.server engine=vllm k=[" in advice
+    assert "harness.sweep" not in advice
+
+
 def test_many_temperatures_show_the_rows_of_the_marked_engine_first() -> None:
     text = "\n".join(screen(summary("many temperatures")))
     for temperature in ("0", "1", "0.3", "0.5", "0.7", "1.2", "1.5"):

@@ -9,6 +9,7 @@ SENTENCES = {
     "breakeven": "a sweep (python -m harness.sweep) measures alpha for a pair",
 }
 AUDITION = "an audition (python -m harness.audition) looks for a draft that pays"
+SERVERS = "url=[PLAIN,SPECULATIVE] score=false"
 OTHER_DRAFTS = "name other drafts (drafts=[...])"
 
 
@@ -30,6 +31,12 @@ def next_step(summary: Summary) -> str | None:
         return "run your own requests with this draft and without it, and compare"
     if answer.draft == NGRAM:  # which no sweep measures
         return None
+    served_by = next((c.values["engine"] for c in summary.caveats if c.code == "texts_from"), None)
+    if served_by is not None:
+        keys = f"engine={served_by} k=[{answer.k}] temperature=[{answer.temperature:g}] {SERVERS}"
+        return (
+            f"start its server with this draft too; python -m harness.server {keys} measures both"
+        )
     if summary.run.command == "audition":
         keys = f"draft={answer.draft} k=[{answer.k}] temperature=[{answer.temperature:g}]"
         if answer.temperature != GREEDY:
