@@ -44,8 +44,10 @@ def contrast(summary: Summary, shown: Marked) -> str:
     if own is not None and own.speculates and own.answer.k in by_k:
         there = by_k[own.answer.k]
         if there.speedup < 1.0:
-            gain = fmt.speedup(own.answer.speedup)
-            return f"K={there.k}, which pays on our own loop ({gain}), {_loses(there)}."
+            gain, answer = fmt.speedup(own.answer.speedup), shown.row.answer
+            undecided = answer.decision == "undecided" and answer.reason_values.get("k") == there.k
+            loses = _loses(there, "may lose here" if undecided else "loses here")
+            return f"K={there.k}, which pays on our own loop ({gain}), {loses}."
     if own is not None:
         return _own_differs(own, shown.row)
     losing = [entry for entry in by_k.values() if entry.speedup < 1.0]
@@ -60,8 +62,8 @@ def _by_k(summary: Summary, temperature: float) -> list[ServedK]:
     return [entry for entry in entries if entry.temperature == temperature]
 
 
-def _loses(entry: ServedK) -> str:
-    loses = f"loses here ({fmt.speedup(entry.speedup)})"
+def _loses(entry: ServedK, how: str = "loses here") -> str:
+    loses = f"{how} ({fmt.speedup(entry.speedup)})"
     if entry.round_cost is None or entry.tokens_per_round is None:
         return loses
     return (

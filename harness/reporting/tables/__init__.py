@@ -127,7 +127,7 @@ def brief_tables(summary: Summary) -> tuple[Table, ...]:
     command = summary.run.command
     made: Sequence[Table] = ()
     if command in ("sweep", "audition", "server"):
-        made = (answers.short_grid(summary), *served.served_tables(summary)[:2])
+        made = (answers.short_grid(summary), *served.brief_tables(summary))
         made += (answers.sets_table(summary),)
         made += (answers.drafts_table(summary),) if command == "audition" else ()
     elif command in ("profile", "breakeven"):

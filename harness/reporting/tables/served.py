@@ -30,6 +30,8 @@ CELLS: tuple[Column[ServedCell], ...] = (
     Column("tokens/round\nmeasured", lambda cell: cell.tokens_per_round, fmt.decimal),
     Column("tokens/round\nreplayed", lambda cell: cell.replayed_tokens_per_round, fmt.decimal),
 )
+# Those that fit a terminal
+BRIEF_CELLS = tuple(c for c in CELLS if not c.title.startswith(("its", "tokens/round")))
 GATES: tuple[Column[ServedGate], ...] = (
     Column("temperature", lambda gate: gate.temperature, fmt.temperature, key=True),
     Column("K", lambda gate: gate.k, fmt.count, key=True),
@@ -145,6 +147,13 @@ CONVENTION_NOTE = (
     "The same requests in every project's words: a number from elsewhere compares with the row of"
     " the tool that printed it."
 )
+
+
+def brief_tables(summary: Summary) -> list[Table]:
+    """The cells in the columns that fit a terminal, and the K by load."""
+    made = served_tables(summary)
+    served = summary.served
+    return [table(made[0].title, BRIEF_CELLS, served.cells), made[1]] if served else []
 
 
 def served_tables(summary: Summary) -> list[Table]:
