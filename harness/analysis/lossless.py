@@ -13,6 +13,7 @@ from harness.analysis.caveats import caveats, failures, fault, place
 from harness.analysis.cells import latest, measured_positions, measured_rows
 from harness.analysis.setup import Setup
 from harness.records import GREEDY, Trial
+from harness.storage.contents import Check
 from harness.summary import DistributionTest, Summary, TextCheck, Value, VerdictReason
 
 TextId = tuple[str, str, int, int]
@@ -48,9 +49,7 @@ def with_plain(trials: Iterable[Trial]) -> Iterator[tuple[Trial, Trial]]:
             yield trial, plain[trial.key]
 
 
-def text_checks(
-    trials: Iterable[Trial], stored: Iterable[TextCheck | DistributionTest]
-) -> list[TextCheck]:
+def text_checks(trials: Iterable[Trial], stored: Iterable[Check]) -> list[TextCheck]:
     """An entry for every greedy text that can be compared: as stored, or what tokens alone say."""
     judged = {_id(check): check for check in stored if isinstance(check, TextCheck)}
     checks: list[TextCheck] = []
