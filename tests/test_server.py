@@ -68,6 +68,7 @@ def test_every_request_is_a_trial_that_counts_what_rounds_emitted(served: Stored
             assert trial.rule == "greedy_draft"
             assert trial.rounds is not None
             assert trial.accepted is not None
+            assert trial.new_tokens is not None
             assert trial.rounds + trial.accepted - trial.new_tokens in (0, 1)
         else:
             assert (trial.rule, trial.rounds, trial.drafted) == (None, None, None)

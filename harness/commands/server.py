@@ -371,7 +371,8 @@ def _settle_threads(folder: RunFolder, work: Workload, adapter: Adapter) -> None
     """
     if work.config.threads != "auto":
         folder.update_manifest({THREADS: int(work.config.threads)})
-    if THREADS in folder.manifest or work.config.url is not None or not adapter.tries_threads:
+    start = adapter.start if work.config.url is None and adapter.tries_threads else None
+    if THREADS in folder.manifest or start is None:
         return
     cores = psutil.cpu_count(logical=False) or 1
     counts = sorted({1, max(1, cores // 2), cores})
@@ -380,9 +381,8 @@ def _settle_threads(folder: RunFolder, work: Workload, adapter: Adapter) -> None
     seconds: dict[int, float] = {}
     with progress("choosing the servers' threads", len(counts)) as tick:
         for count in counts:
-            assert adapter.start is not None
             serve = replace(_to_serve(folder, work, slots=1), threads=count)
-            with adapter.start(serve, None).open(0) as server:
+            with start(serve, None).open(0) as server:
                 for _ in range(2):  # the second is the one that counts
                     done = server.generate(request.tokens, request.sampling, 0, TRIED_TOKENS)
                     seconds[count] = done.decode_s or done.request_s
