@@ -80,8 +80,9 @@ class Run:
 
     @property
     def command(self) -> str:
-        """As it can be typed again."""
-        return str(self.summary.run.environment.get("environment.command") or "")
+        """As it can be typed again, wherever its folder was."""
+        words = str(self.summary.run.environment.get("environment.command") or "").split()
+        return " ".join(word for word in words if not word.startswith("results_root="))
 
 
 def main() -> None:
@@ -125,8 +126,8 @@ def written(runs: Sequence[Run]) -> str:
         "# Servers: what was predicted, and what was measured",
         "",
         "Written by `python benchmarks/servers.py`; read there what each table says. Machine:"
-        f" {_machine(runs)}. Times are processor seconds of the server's process where a table"
-        " says cpu.",
+        f" {_machine(runs)}{_busy(runs)}. Times are processor seconds of the server's process where"
+        " a table says cpu. Throughput under load: `python benchmarks/concurrency.py`.",
         "",
         *_rounds(runs),
         *_speedups(runs),
@@ -144,6 +145,20 @@ def written(runs: Sequence[Run]) -> str:
 def _machine(runs: Sequence[Run]) -> str:
     device = runs[0].summary.run.environment.get("environment.device_name")
     return f"{device or platform.processor() or platform.machine()}"
+
+
+def _busy(runs: Sequence[Run]) -> str:
+    """How busy other work kept the machine at most."""
+    described = [run.summary.run.environment for run in runs]
+    loads = [
+        (load, entry.get("other_load.processors"))
+        for entry in described
+        if isinstance(load := entry.get("other_load.load"), float)
+    ]
+    if not loads:
+        return ""
+    load, processors = max(loads)
+    return f", of which other work kept up to {load:.1f} of {processors} processors busy meanwhile"
 
 
 Columns = Sequence[tuple[str, Callable[..., str]]]
