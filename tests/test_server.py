@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -19,7 +20,9 @@ from harness.cli import compose
 from harness.commands import server as command
 from harness.commands import snapshot
 from harness.commands.run_lifecycle import Outcome
+from harness.config import ModelConf
 from harness.engines.protocol import ServerDiedError
+from harness.models.load import load_vocabulary
 from harness.records import ServingEngine, Trial, UserError
 from harness.storage import StoredRun, load
 from harness.summary import TextLikelihood
@@ -326,6 +329,42 @@ def test_a_port_that_is_taken_is_named(stand_in: Callable[..., StandIn], tmp_pat
     port = stand_in({}).server_port
     with pytest.raises(UserError, match=f"port={port}: taken"):
         command.run(asked(tmp_path, "k=[4]", f"port={port}"))
+
+
+def test_an_endpoint_that_only_completes_texts_is_timed_and_nothing_is_predicted(
+    stand_in: Callable[..., StandIn], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("A_KEY", "secret")
+    tokenizer = load_vocabulary(ModelConf(name="tiny", id="embedded:tiny"), "model").tokenizer
+
+    def completes(token_s: float) -> str:
+        def answer(body: dict[str, Any]) -> dict[str, Any]:
+            time.sleep(0.02 + token_s * body["max_tokens"])
+            counts = {
+                "prompt_tokens": len(tokenizer(body["prompt"])["input_ids"]),
+                "completion_tokens": body["max_tokens"],
+            }
+            choices = [{"text": "the sea and the sky", "finish_reason": "length"}]
+            return {"choices": choices, "usage": counts}
+
+        models = {"data": [{"id": "tiny"}]}
+        return stand_in({"/v1/models": models, "/v1/completions": answer}).url
+
+    urls = f"url=[{completes(8e-3)},{completes(2e-3)}]"
+    words = ["engine=openai", urls, "api_key_env=A_KEY", "k=[4]", "temperature=[0]"]
+    run = stored(command.run(asked(tmp_path, "score=false", "repetitions=1", *words)))
+    for trial in run.trials:
+        assert (trial.rule, trial.rounds, trial.new_tokens) == (None, None, 23)
+        assert trial.decode_s is not None
+        assert trial.decode_s > 0.02
+    assert cells(run.starts) == cells(run.trials)
+    assert run.summary is not None
+    assert run.summary.served is not None
+    assert run.summary.served.not_predicted == "no_counting"
+    measured = run.results[(run.results.source == "measured") & (run.results.k == 4)]
+    assert (measured.speedup > 1.3).all()
+    written = [path for path in run.folder.rglob("*") if path.is_file()]
+    assert not any(b"secret" in path.read_bytes() for path in written)
 
 
 # ---- our own loop --------------------------------------------------------------------------------
