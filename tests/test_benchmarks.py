@@ -170,7 +170,6 @@ def test_published_speedups_are_predicted_from_other_data_sets(
         script("published").main()
 
 
-@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")
 def test_the_benchmark_of_servers_writes_its_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
