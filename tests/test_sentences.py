@@ -175,6 +175,7 @@ CAVEATS: dict[str, tuple[dict[str, Any], str]] = {
     "round_fit": ({"file": "a.log", "residual": 0.031, "k": 4}, "misses one by 3.1% (K=4)"),
     "server_gap": ({"k": 2, "measured": 1.2, "predicted": 1.5}, "1.20x at K=2"),
     "busy_card": ({"processes": 2}, "2 other processes used the card"),
+    "busy_servers": ({"load": 1.26, "processors": 2}, "or with clock=cpu"),
     "busy_machine": ({"load": 1.26, "processors": 2}, "kept 1.3 of 2 processors busy"),
     "unstable_timings": ({"timings": 1}, "1 timing cannot be right, though it was repeated; it is"),
     "outlier_generations": (

@@ -145,7 +145,14 @@ def _of_the_steps(setup: Setup, timings: Sequence[StepTiming]) -> Iterator[Cavea
         yield Caveat(code, {"card": setup.gpu.name, "device": str(device)})
     load = setup.run.manifest.get("other_load") or {}
     if load.get("load", 0.0) > BUSY * load.get("processors", 1):
-        yield Caveat("busy_machine", dict(load))
+        engine = setup.engine
+        servers = (
+            engine is not None
+            and engine.name != "own"
+            and engine.started
+            and engine.clock == "engine"
+        )
+        yield Caveat("busy_servers" if servers else "busy_machine", dict(load))
     processes = setup.run.manifest.get("other_gpu_processes")
     if processes:
         yield Caveat("busy_card", {"processes": processes})

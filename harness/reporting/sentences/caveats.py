@@ -136,6 +136,10 @@ CAVEATS: Mapping[str, Any] = {
         "{roles} step times scatter widely (p90 above {spread:g} x the median): the machine was"
         " busy; trust the ratios measured on whole generations more than the prediction"
     ),
+    "busy_servers": (
+        "other work kept {load:.1f} of {processors} processors busy while the servers were timed:"
+        " time them again on a quiet machine, or with clock=cpu, by their processor time"
+    ),
     "busy_machine": (
         "other work kept {load:.1f} of {processors} processors busy while this run was timed: time"
         " it again on a quiet machine"
