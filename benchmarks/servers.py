@@ -3,6 +3,8 @@
     python benchmarks/servers.py                # the embedded pairs on llama.cpp, half an hour
     python benchmarks/servers.py RUN RUN ...    # stored server runs instead, of any engine
 
+--untimed RUN ... adds runs whose speedups are left out.
+
 Every number comes from a run of `python -m harness.server`, as anyone's own server would be
 measured. Writes docs/validation.md, or the file that --out names.
 
@@ -62,10 +64,15 @@ RUNS = (
 
 @dataclass(frozen=True)
 class Run:
-    """One server run."""
+    """One server run.
+
+    Attributes:
+        timed: whether its speedups count: it was visited more than once, on a clock to trust.
+    """
 
     summary: Summary
     served: ServedSummary
+    timed: bool
 
     @property
     def pair(self) -> str:
@@ -81,14 +88,17 @@ class Run:
     @property
     def command(self) -> str:
         """As it can be typed again, wherever its folder was."""
-        words = str(self.summary.run.environment.get("environment.command") or "").split()
-        return " ".join(word for word in words if not word.startswith("results_root="))
+        command = str(self.summary.run.environment.get("environment.command") or "")
+        if "test_servers_vllm" in command:
+            return "make test-servers"
+        return " ".join(word for word in command.split() if not word.startswith("results_root="))
 
 
 def main() -> None:
     """Measure, or read what was measured, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs="*", help="folders of server runs")
+    parser.add_argument("--untimed", nargs="+", default=[], help="more, without their speedups")
     parser.add_argument("--visits", type=int, default=20, help="of the runs whose speedups count")
     parser.add_argument("--limit", type=int, help="prompts of each set")
     parser.add_argument("--out", type=Path, default=PAGE)
@@ -99,7 +109,8 @@ def main() -> None:
         limit = [] if asked.limit is None else [f"prompts.limit={asked.limit}"]
         shared = [*COMMON, f"repetitions={asked.visits}", f"results_root={asked.results}", *limit]
         folders = [_measured([*shared, *overrides]) for overrides in RUNS]
-    page = written([_read(folder) for folder in folders])
+    untimed = [Path(run) for run in asked.untimed]
+    page = written([_read(folder, folder not in untimed) for folder in (*folders, *untimed)])
     asked.out.write_text(page)
     print(page)
 
@@ -113,11 +124,12 @@ def _measured(overrides: Sequence[str]) -> Path:
     return outcome.folder
 
 
-def _read(folder: Path) -> Run:
+def _read(folder: Path, timed: bool) -> Run:
     summary = analyse(load(folder))
     if summary.served is None:
         sys.exit(f"error: {folder}: not a run of python -m harness.server")
-    return Run(summary, summary.served)
+    visited = any(times.visits > 1 for times in summary.round_times)
+    return Run(summary, summary.served, timed and visited)
 
 
 def written(runs: Sequence[Run]) -> str:
@@ -136,7 +148,7 @@ def written(runs: Sequence[Run]) -> str:
         *_published(),
         "## Commands",
         "",
-        *(f"    {run.command}" for run in runs if run.command),
+        *(f"    {command}" for command in dict.fromkeys(run.command for run in runs) if command),
         "",
     ]
     return "\n".join(lines)
@@ -204,7 +216,7 @@ def _speedups(runs: Sequence[Run]) -> Iterator[str]:
         (run, cell)
         for run in runs
         for cell in run.served.cells
-        if cell.temperature == GREEDY and cell.predicted is not None and _timed(run)
+        if cell.temperature == GREEDY and cell.predicted is not None and run.timed
     ]
     columns: Columns = (
         ("engine, clock", lambda run, _: f"{run.engine}, {run.served.clock}"),
@@ -219,28 +231,24 @@ def _speedups(runs: Sequence[Run]) -> Iterator[str]:
         ("our own loop's", lambda _, cell: fmt.signed_percent(cell.own_error)),
     )
     yield from _table("Speedups at temperature 0", columns, rows)
-    cells = [cell for _, cell in rows]
-    for name, error in ERRORS:
-        errors = [abs(value) for cell in cells if (value := error(cell)) is not None]
-        if errors:
-            yield (
-                f"{name}: median error {100 * np.median(errors):.1f} %, largest"
-                f" {100 * max(errors):.1f} % over {len(errors)} cells.  "
-            )
+    for engine in dict.fromkeys(run.engine for run, _ in rows):
+        cells = [cell for run, cell in rows if run.engine == engine]
+        for name, error in ERRORS:
+            errors = [abs(value) for cell in cells if (value := error(cell)) is not None]
+            if errors:
+                yield (
+                    f"{engine}, {name}: median error {100 * np.median(errors):.1f} %, largest"
+                    f" {100 * max(errors):.1f} % over {len(errors)} cells.  "
+                )
     if rows:
         yield ""
 
 
 ERRORS: tuple[tuple[str, Callable[[ServedCell], float | None]], ...] = (
-    ("Predicted from this engine's rounds", lambda cell: cell.error),
-    ("From the smallest and the largest K alone", lambda cell: cell.two_k_error),
-    ("From our own loop's rounds", lambda cell: cell.own_error),
+    ("from its own rounds", lambda cell: cell.error),
+    ("from the smallest and the largest K alone", lambda cell: cell.two_k_error),
+    ("from our own loop's rounds", lambda cell: cell.own_error),
 )
-
-
-def _timed(run: Run) -> bool:
-    """Whether it was visited often enough for its speedups to count."""
-    return any(times.visits > 1 for times in run.summary.round_times)
 
 
 def _sampled(runs: Sequence[Run]) -> Iterator[str]:
