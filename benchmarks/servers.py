@@ -89,8 +89,9 @@ class Run:
     def command(self) -> str:
         """As it can be typed again, wherever its folder was."""
         command = str(self.summary.run.environment.get("environment.command") or "")
-        if "test_servers_vllm" in command:
-            return "make test-servers"
+        if "harness.server" not in command.split():  # it was run from another program
+            by_test = "test_servers_vllm" in command
+            return "make test-servers" if by_test else "python benchmarks/servers.py"
         return " ".join(word for word in command.split() if not word.startswith("results_root="))
 
 

@@ -181,7 +181,7 @@ def test_the_benchmark_of_servers_writes_its_page(
     servers.main()
     text = page.read_text()
     assert "| tiny + tiny_good | 2 | 4 of 4 | 4 of 4 | 4 of 4 |" in text
-    assert re.search(r"our own loop, from its own rounds: median error .* over 4 cells", text)
+    assert re.search(r"from its own rounds: median error .* over 4 cells", text)
     assert "## Sampled texts" in text
     assert re.search(r"`python benchmarks/published.py`: median error .* over \d+ chains", text)
 
