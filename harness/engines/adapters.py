@@ -199,13 +199,15 @@ def _check_llamacpp(config: ServerConfig) -> None:
     from harness.engines.gguf_file import gguf_package
     from harness.engines.llamacpp import program
 
-    for key, conf in (("model", config.model), ("draft", config.draft)):
+    models = {"model": config.model, "draft": config.draft}
+    for key, conf in models.items():
         if conf.gguf is not None:
             if not Path(conf.gguf).is_file():
                 raise UserError(f"{key}.gguf={conf.gguf}: no such file")
         elif not config.score:
             raise UserError(f"{key}.gguf: not given, and score=false leaves no weights to convert")
-        else:
+    for key, conf in models.items():
+        if conf.gguf is None:
             gguf_package(key)
     program()
 
