@@ -161,8 +161,9 @@ class Killed:
         if server.k == self._k and not task.role.rejects:
             self._left -= 1
             if self._left == 0:
-                os.kill(server.process_id, signal.SIGKILL)
-                psutil.wait_procs([psutil.Process(server.process_id)], 5)
+                process = psutil.Process(server.process_id)
+                process.kill()
+                psutil.wait_procs([process], 5)
         self._ask(folder, work, server, task)
 
 

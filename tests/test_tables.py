@@ -50,6 +50,7 @@ UNFILLED = {
     "cards.COSTS": "no run: what a dry run prints",
     "comparison.COLUMNS status": "a comparison with a cell that did not complete",
     "served.CELLS predicted by our own loop": "a server, which our own loop is not",
+    "served.BRIEF_CELLS predicted by our own loop": "a server, which our own loop is not",
     "served.CELLS its error": "a server, which our own loop is not",
     "served.LOADS": "a server that decodes several requests at a time",
     "served.SCHEDULE": "a server that decodes several requests at a time",
