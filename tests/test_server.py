@@ -1,7 +1,5 @@
 """The command server: the embedded pair on llama.cpp for real, and what can go wrong with it."""
 
-import os
-import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
