@@ -150,3 +150,16 @@ def test_prediction_holds_predictions_against_measurements_cell_by_cell(
     last = out.partition("median of 2 runs:")[2]
     assert re.search(r"time: median [\d.]+%, mean [+-][\d.]+%, p90 [\d.]+%", last)
     assert "whole, T=0: median" in last
+
+
+def test_the_cost_of_replay_is_told_next_to_the_loop(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["--new-tokens", "4", "--limit", "1", "--runs", "1", "--stride", "2"]
+    monkeypatch.setattr(sys, "argv", ["replay_cost.py", *sizes])
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    script("replay_cost").main()
+    out = capsys.readouterr().out
+    assert "One audition: 24 target tokens" in out  # two prompts at three temperatures
+    assert "total / generation alone: " in out
+    assert "the loop in all 96 cells: " in out
