@@ -57,7 +57,7 @@ class Content:
     brief: tuple[Table, ...]
     next_step: str | None  # what to do with it
     page: str  # the path of report.html
-    engine: str | None  # what the steps ran on; None where no model ran
+    engine: str | None  # what our own steps ran on; None where no model ran, or a server did
     reasons: tuple[str, ...]  # why, and what would change it; whole sentences
     # caveats, failures: whole lines.
     caveats: tuple[str, ...]
@@ -86,7 +86,7 @@ def content_of(summary: Summary) -> Content:
         brief=brief_tables(summary),
         next_step=next_step(summary),
         page=str(Path(summary.run.folder) / "report.html"),
-        engine=run.engine(summary.run),
+        engine=None if summary.served else run.engine(summary.run),
         reasons=explanation.explanation(summary),
         caveats=caveats.caveats(summary),
         failures=run.failures(summary),
