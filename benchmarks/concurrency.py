@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=12, help="prompts of each set")
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--users", type=int, nargs="+", default=list(USERS))
-    parser.add_argument("--visits", type=int, default=8)
+    parser.add_argument("--visits", type=int, default=12)
     asked = parser.parse_args()
     target, console = _load("tiny", "model"), Console(width=120)
     requests = _requests(target, asked.limit, asked.new_tokens)

@@ -38,7 +38,7 @@ from scipy.stats import ttest_rel
 
 from harness import prompts as prompt_sets
 from harness.analysis.replayed import accept_chances, replayed
-from harness.config import ModelConf, PromptsConf
+from harness.config import SHIPPED_SETS, ModelConf, PromptsConf
 from harness.decoding.lookups import NgramDrafter
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement.draft_scores import lookup_traces, score_texts
@@ -82,7 +82,7 @@ def family(limit: int | None, new_tokens: int) -> Family:
     for name in MODEL_DRAFTS:
         model, drafts[name] = open_pair(target, _load(name, "draft"))
     assert model is not None
-    conf = PromptsConf(limit=limit)
+    conf = PromptsConf(sets=list(SHIPPED_SETS), limit=limit)
     prompts = [
         Request(
             cell="",

@@ -1,250 +1,321 @@
-"""The embedded pairs on llama.cpp: rounds against replay, predicted against measured speedup.
+"""Servers against replay and prediction: rounds, speedups, sampled texts, load.
 
-    python benchmarks/servers.py
+    python benchmarks/servers.py                # the embedded pairs on llama.cpp, half an hour
+    python benchmarks/servers.py RUN RUN ...    # stored server runs instead, of any engine
 
-Temperature 0, K = 1, 2, 4, 8, one server per K and one that decodes plainly, all of them up at
-once, requests in turn. Rounds and drafted tokens are compared with replay of the returned texts,
-text by text.
+--untimed RUN ... adds runs whose speedups are left out.
 
-The speedup of each prompt set is measured, and predicted by tokens per round x R(0) / R(K), with
-the rounds of that set from replay and what a round costs from one of these, none of which has seen
-the set:
+Every number comes from a run of `python -m harness.server`, as anyone's own server would be
+measured. Writes docs/validation.md, or the file that --out names.
 
-other set: the requests of the other prompt set.
-two K: the same, of K = 1 and 8 alone; K = 2 and 4 by the line between them.
-zero rates: servers that are told to reject every draft (--spec-synth-rates 0,...), one token per
-round, on some of the other set's prompts.
+Rounds: at temperature 0 those of every text, and its drafted tokens, against replay of the returned
+text, with the text itself against plain decoding's. Speedups: of each prompt set at each K, against
+the prediction that has not seen it. Sampled texts: rounds against replay by the server's rule, and
+the log-probability of the texts under the target, both in standard errors.
 
 The clock is the processor time of each server's process, for this machine may be shared.
 """
 
 import argparse
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
 
-from harness import prompts as prompt_sets
-from harness.config import ModelConf, PromptsConf
-from harness.decoding.sampling import SamplingParameters
-from harness.engines.gguf_file import write_gguf
-from harness.engines.llamacpp import LlamaCpp
-from harness.engines.protocol import EngineFacts
-from harness.measurement.generations import Request
-from harness.measurement.returned_texts import replay_returned, score_returned
-from harness.measurement.served import (
-    ServedRequest,
-    ServedTexts,
-    ServerCosts,
-    fit_costs,
-    served_texts,
-    visit,
+from harness.analysis import analyse
+from harness.cli import compose
+from harness.commands import server
+from harness.records import GREEDY
+from harness.reporting import formatting as fmt
+from harness.reporting import grid
+from harness.storage import load
+from harness.summary import ServedCell, ServedGate, ServedSummary, Summary
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "validation.md"
+COMMON = (
+    "engine=llamacpp",
+    "clock=cpu",
+    "threads=1",
+    "kv_type=f32",
+    "flash_attention=off",
+    "k=[1,2,4,8]",
+    "new_tokens=96",
 )
-from harness.models.load import LoadedModel, load, open_pair
-from harness.models.tokenizer import encode
-from harness.theory.replay import Replayed, by_start, replay
-
-DRAFTS = ("tiny_good", "tiny_small", "tiny_unrelated")
-SETS = ("easy", "hard")
-KS = (1, 2, 4, 8)
-SEED = 20261122
-# Tokens of a request on a server that rejects everything: each is a round
-ZERO_RATE_TOKENS = 48
-ZERO_RATE_PROMPTS = 3
-WAYS = ("other set", "two K", "zero rates")
+ONCE = ("temperature=[0]", "repetitions=1", "own_loop=false")
+SAMPLED = ("temperature=[1]", "repetitions=3", "own_loop=false")
+# Speedups of two pairs; rounds of four, the target as its own draft among them; sampled texts of
+# two, with both of llama.cpp's ways to draft
+RUNS = (
+    ("draft=tiny_good", "temperature=[0]"),
+    ("draft=tiny_small", "temperature=[0]"),
+    ("draft=tiny_unrelated", *ONCE),
+    ("draft=hf", "draft.id=embedded:tiny", "draft.name=itself", *ONCE),
+    ("draft=tiny_good", *SAMPLED),
+    ("draft=tiny_small", *SAMPLED),
+    ("draft=tiny_good", "decode.rule=ratio", *SAMPLED),
+    ("draft=tiny_small", "decode.rule=ratio", *SAMPLED),
+)
 
 
 @dataclass(frozen=True)
-class Row:
-    """One K on one prompt set."""
+class Run:
+    """One server run.
 
-    draft: str
-    prompt_set: str
-    k: int
-    texts: int
-    equal_rounds: int
-    equal_drafted: int
-    tokens_per_round: float
-    measured: float
-    predicted: Mapping[str, float]
+    Attributes:
+        timed: whether its speedups count: it was visited more than once, on a clock to trust.
+    """
 
-    def error(self, way: str) -> float:
-        return self.predicted[way] / self.measured - 1
+    summary: Summary
+    served: ServedSummary
+    timed: bool
+
+    @property
+    def pair(self) -> str:
+        """Target and draft."""
+        return f"{self.summary.run.model} + {self.summary.run.draft}"
+
+    @property
+    def engine(self) -> str:
+        """The engine, and the rule where it is not the default of engines."""
+        name = grid.SERVED[self.served.engine]
+        return f"{name}, draft sampled" if self.served.rule == "ratio" else name
+
+    @property
+    def command(self) -> str:
+        """As it can be typed again, wherever its folder was."""
+        command = str(self.summary.run.environment.get("environment.command") or "")
+        if "harness.server" not in command.split():  # it was run from another program
+            by_test = "test_servers_vllm" in command
+            return "make test-servers" if by_test else "python benchmarks/servers.py"
+        return " ".join(word for word in command.split() if not word.startswith("results_root="))
 
 
 def main() -> None:
-    """Print one table per draft and the errors over all."""
+    """Measure, or read what was measured, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--drafts", nargs="+", default=list(DRAFTS))
+    parser.add_argument("runs", nargs="*", help="folders of server runs")
+    parser.add_argument("--untimed", nargs="+", default=[], help="more, without their speedups")
+    parser.add_argument("--visits", type=int, default=20, help="of the runs whose speedups count")
     parser.add_argument("--limit", type=int, help="prompts of each set")
-    parser.add_argument("--new-tokens", type=int, default=96)
-    parser.add_argument("--visits", type=int, default=20)
+    parser.add_argument("--out", type=Path, default=PAGE)
+    parser.add_argument("--results", default="results", help="where runs go")
     asked = parser.parse_args()
-    target, console = _load("tiny", "model"), Console(width=120)
-    requests = _requests(target, asked.limit, asked.new_tokens)
-    rows: list[Row] = []
-    for name in asked.drafts:
-        with tempfile.TemporaryDirectory() as folder:
-            done = list(_rows(target, _load(name, "draft"), requests, asked.visits, Path(folder)))
-        console.print(_table(name, done))
-        rows += done
-    for way in WAYS:
-        errors = [abs(row.error(way)) for row in rows if not (way == "two K" and row.k in (1, 8))]
-        console.print(
-            f"{way}: median error {100 * np.median(errors):.1f} %,"
-            f" largest {100 * max(errors):.1f} % over {len(errors)} cells"
-        )
-    texts = sum(row.texts for row in rows)
-    console.print(
-        f"rounds equal to replay in {sum(row.equal_rounds for row in rows)} of {texts} texts,"
-        f" drafted tokens in {sum(row.equal_drafted for row in rows)}"
-    )
+    folders = [Path(run) for run in asked.runs]
+    if not folders:
+        limit = [] if asked.limit is None else [f"prompts.limit={asked.limit}"]
+        shared = [*COMMON, f"repetitions={asked.visits}", f"results_root={asked.results}", *limit]
+        folders = [_measured([*shared, *overrides]) for overrides in RUNS]
+    untimed = [Path(run) for run in asked.untimed]
+    page = written([_read(folder, folder not in untimed) for folder in (*folders, *untimed)])
+    asked.out.write_text(page)
+    print(page)
 
 
-def _load(name: str, key: str) -> LoadedModel:
-    return load(ModelConf(name=name, id=f"embedded:{name}"), key, torch.device("cpu"))
+def _measured(overrides: Sequence[str]) -> Path:
+    # The later of two values of one key counts
+    values = dict(override.split("=", 1) for override in overrides)
+    config = compose("server", [f"{key}={value}" for key, value in values.items()])
+    outcome = server.run(config)
+    assert outcome.folder is not None
+    return outcome.folder
 
 
-def _requests(target: LoadedModel, limit: int | None, budget: int) -> list[Request]:
-    conf = PromptsConf(sets=list(SETS), limit=limit)
-    return [
-        Request(
-            cell="",
-            prompt_set=prompt.prompt_set,
-            prompt=prompt.id,
-            category=prompt.category,
-            tokens=encode(target.tokenizer, prompt, conf),
-            sampling=SamplingParameters(0.0),
-            budget=budget,
-            repetition=0,
-            seed=SEED + index,
-            eos=target.eos,
-            model=target.name,
-        )
-        for index, prompt in enumerate(prompt_sets.load(conf))
+def _read(folder: Path, timed: bool) -> Run:
+    summary = analyse(load(folder))
+    if summary.served is None:
+        sys.exit(f"error: {folder}: not a run of python -m harness.server")
+    visited = any(times.visits > 1 for times in summary.round_times)
+    return Run(summary, summary.served, timed and visited)
+
+
+def written(runs: Sequence[Run]) -> str:
+    """The page."""
+    lines = [
+        "# Servers: what was predicted, and what was measured",
+        "",
+        "Written by `python benchmarks/servers.py`; read there what each table says. Machine:"
+        f" {_machine(runs)}{_busy(runs)}. Times are processor seconds of the server's process where"
+        " a table says cpu. Throughput under load: `python benchmarks/concurrency.py`.",
+        "",
+        *_rounds(runs),
+        *_speedups(runs),
+        *_sampled(runs),
+        *_loads(runs),
+        *_published(),
+        "## Commands",
+        "",
+        *(f"    {command}" for command in dict.fromkeys(run.command for run in runs) if command),
+        "",
     ]
+    return "\n".join(lines)
 
 
-def _rows(
-    target: LoadedModel,
-    draft: LoadedModel,
-    requests: Sequence[Request],
-    visits: int,
-    folder: Path,
-) -> Iterator[Row]:
-    """Measure one pair; its rows by prompt set and K."""
-    context = max(len(request.tokens) + request.budget for request in requests)
-    engine = LlamaCpp(
-        write_gguf(target, folder / "target.gguf"),
-        write_gguf(draft, folder / "draft.gguf"),
-        folder,
-        context,
-        threads=1,
-        kv_type="f32",
-        flash_attention="off",
-    )
-    zero_rate = {
-        name: [
-            replace(request, budget=ZERO_RATE_TOKENS)
-            for request in requests
-            if request.prompt_set == name
-        ][:ZERO_RATE_PROMPTS]
-        for name in SETS
-    }
-    served: list[ServedRequest] = []
-    rejected: list[ServedRequest] = []
-    random = np.random.default_rng(SEED)
-    with ExitStack() as stack:
-        servers = {k: stack.enter_context(engine.open(k)) for k in (0, *KS)}
-        rejecting = {k: stack.enter_context(engine.open(k, [0.0] * k)) for k in KS}
-        rejecting[0] = servers[0]
-        for number in track(range(-1, visits), f"{draft.name}: visits"):
-            first = list(visit(servers, requests, number, random, "cpu"))
-            second = [
-                each
-                for name in SETS
-                for each in visit(rejecting, zero_rate[name], number, random, "cpu")
-            ]
-            if number >= 0:  # the first one warms up
-                served += first
-                rejected += second
-    facts = servers[0].facts
-    target_model, draft_model = open_pair(target, draft)
-
-    def replayed(texts: ServedTexts, k: int) -> Replayed:
-        traces = score_returned(texts.texts, facts, target_model, draft_model, draft.name)
-        return replay_returned(texts.texts, traces, facts, k)
-
-    def costs(by_k: Mapping[int, ServedTexts], ks: Sequence[int]) -> ServerCosts:
-        return fit_costs(by_k[0], {k: (by_k[k], replayed(by_k[k], k)) for k in ks}, facts)
-
-    measured = {name: served_texts(_of(served, name), facts, "cpu") for name in SETS}
-    for name, other in (SETS, SETS[::-1]):
-        # With synthetic acceptance the texts are not the target's: every round emits one token
-        rejects = served_texts(_of(rejected, other), facts, "cpu")
-        none_accepted = {
-            k: (texts, all_rejected(texts, facts, k)) for k, texts in rejects.items() if k
-        }
-        ways = {
-            "other set": costs(measured[other], KS),
-            "two K": costs(measured[other], (KS[0], KS[-1])),
-            "zero rates": fit_costs(rejects[0], none_accepted, facts),
-        }
-        full = {
-            k: texts.only(lambda request: request.budget == requests[0].budget)
-            for k, texts in measured[name].items()
-        }
-        for k in KS:
-            expected, done = replayed(full[k], k), [text.completion for text in full[k].texts]
-            yield Row(
-                draft=draft.name,
-                prompt_set=name,
-                k=k,
-                texts=len(done),
-                equal_rounds=sum(np.equal([each.rounds for each in done], expected.rounds)),
-                equal_drafted=sum(np.equal([each.drafted for each in done], expected.drafted)),
-                tokens_per_round=expected.tokens_per_round,
-                measured=full[0].decode_s.sum() / full[k].decode_s.sum(),
-                predicted={way: cost.speedup(expected) for way, cost in ways.items()},
-            )
+def _machine(runs: Sequence[Run]) -> str:
+    device = runs[0].summary.run.environment.get("environment.device_name")
+    return f"{device or platform.processor() or platform.machine()}"
 
 
-def all_rejected(texts: ServedTexts, facts: EngineFacts, k: int) -> Replayed:
-    """The counts of texts whose every draft was rejected."""
-    assert facts.counting is not None
-    sizes = texts.tokens(facts).astype(int)
-    proposed = np.zeros((len(sizes), sizes.max()), dtype=np.intp)
-    for row, (text, size) in enumerate(zip(texts.texts, sizes, strict=True)):
-        proposed[row, :size] = facts.counting.proposed(k, text.request.budget)[:size]
-    return replay(by_start(np.zeros(proposed.shape), k), sizes, [k], proposed=proposed)[k]
+def _busy(runs: Sequence[Run]) -> str:
+    """How busy other work kept the machine at most."""
+    described = [run.summary.run.environment for run in runs]
+    loads = [
+        (load, entry.get("other_load.processors"))
+        for entry in described
+        if isinstance(load := entry.get("other_load.load"), float)
+    ]
+    if not loads:
+        return ""
+    load, processors = max(loads)
+    return f", of which other work kept up to {load:.1f} of {processors} processors busy meanwhile"
 
 
-def _of(served: Sequence[ServedRequest], prompt_set: str) -> list[ServedRequest]:
-    return [each for each in served if each.request.prompt_set == prompt_set]
+Columns = Sequence[tuple[str, Callable[..., str]]]
 
 
-def _table(draft: str, rows: Sequence[Row]) -> Table:
-    table = Table(title=f"tiny + {draft} on llama.cpp, T = 0")
-    for column in ("set", "K", "rounds", "drafted", "tokens/round", "measured", *WAYS):
-        table.add_column(column, justify="right")
+def _table(title: str, columns: Columns, rows: Sequence[tuple[object, ...]]) -> Iterator[str]:
+    """A section with a table; nothing without rows."""
+    if not rows:
+        return
+    yield from (f"## {title}", "")
+    yield f"| {' | '.join(name for name, _ in columns)} |"
+    yield f"|{'---|' * len(columns)}"
     for row in rows:
-        table.add_row(
-            row.prompt_set,
-            str(row.k),
-            f"{row.equal_rounds} of {row.texts}",
-            f"{row.equal_drafted} of {row.texts}",
-            f"{row.tokens_per_round:.2f}",
-            f"{row.measured:.3f}x",
-            *(f"{row.predicted[way]:.3f}x {100 * row.error(way):+.1f} %" for way in WAYS),
-        )
-    return table
+        yield f"| {' | '.join(text(*row) for _, text in columns)} |"
+    yield ""
+
+
+def _whole(value: float | None, of: int) -> str:
+    return fmt.EMPTY if value is None else f"{value:.0f} of {of}"
+
+
+def _rounds(runs: Sequence[Run]) -> Iterator[str]:
+    rows = [
+        (run, gate)
+        for run in runs
+        for gate in run.served.gates
+        if gate.temperature == GREEDY and gate.k
+    ]
+    columns: Columns = (
+        ("engine", lambda run, _: f"{run.engine} {run.served.version}"),
+        ("pair", lambda run, _: run.pair),
+        ("K", lambda _, gate: str(gate.k)),
+        ("texts equal to plain", lambda _, gate: _whole(gate.equal_texts, gate.texts)),
+        ("rounds equal to replay", lambda _, gate: _whole(gate.equal_rounds, gate.texts)),
+        ("drafted equal to replay", lambda _, gate: _whole(gate.equal_drafted, gate.texts)),
+        ("rounds", lambda _, gate: fmt.count(gate.rounds)),
+    )
+    yield from _table("Rounds at temperature 0", columns, rows)
+
+
+def _speedups(runs: Sequence[Run]) -> Iterator[str]:
+    rows = [
+        (run, cell)
+        for run in runs
+        for cell in run.served.cells
+        if cell.temperature == GREEDY and cell.predicted is not None and run.timed
+    ]
+    columns: Columns = (
+        ("engine, clock", lambda run, _: f"{run.engine}, {run.served.clock}"),
+        ("pair", lambda run, _: run.pair),
+        ("prompts", lambda _, cell: cell.prompt_set),
+        ("K", lambda _, cell: str(cell.k)),
+        ("tokens per round", lambda _, cell: fmt.decimal(cell.tokens_per_round)),
+        ("measured", lambda _, cell: f"{cell.speedup:.3f}x"),
+        ("predicted", lambda _, cell: f"{cell.predicted:.3f}x"),
+        ("error", lambda _, cell: fmt.signed_percent(cell.error)),
+        ("from two K", lambda _, cell: fmt.signed_percent(cell.two_k_error)),
+        ("our own loop's", lambda _, cell: fmt.signed_percent(cell.own_error)),
+    )
+    yield from _table("Speedups at temperature 0", columns, rows)
+    for engine in dict.fromkeys(run.engine for run, _ in rows):
+        cells = [cell for run, cell in rows if run.engine == engine]
+        for name, error in ERRORS:
+            errors = [abs(value) for cell in cells if (value := error(cell)) is not None]
+            if errors:
+                yield (
+                    f"{engine}, {name}: median error {100 * np.median(errors):.1f} %, largest"
+                    f" {100 * max(errors):.1f} % over {len(errors)} cells.  "
+                )
+    if rows:
+        yield ""
+
+
+ERRORS: tuple[tuple[str, Callable[[ServedCell], float | None]], ...] = (
+    ("from its own rounds", lambda cell: cell.error),
+    ("from the smallest and the largest K alone", lambda cell: cell.two_k_error),
+    ("from our own loop's rounds", lambda cell: cell.own_error),
+)
+
+
+def _sampled(runs: Sequence[Run]) -> Iterator[str]:
+    rows = [(run, gate) for run in runs for gate in run.served.gates if gate.temperature > GREEDY]
+    columns: Columns = (
+        ("engine", lambda run, _: f"{run.engine} {run.served.version}"),
+        ("rule", lambda run, _: str(run.served.rule)),
+        ("pair", lambda run, _: run.pair),
+        ("T", lambda _, gate: fmt.temperature(gate.temperature)),
+        ("K", lambda _, gate: str(gate.k)),
+        ("texts", lambda _, gate: str(gate.texts)),
+        ("rounds", lambda _, gate: fmt.count(gate.rounds)),
+        ("replayed", lambda _, gate: fmt.count(gate.expected_rounds)),
+        ("z of rounds", lambda _, gate: fmt.signed(gate.rounds_z, 1)),
+        ("nats per token", lambda _, gate: _nats(gate)),
+        ("z of texts", lambda _, gate: fmt.signed(gate.text_z, 1)),
+    )
+    yield from _table("Sampled texts", columns, rows)
+
+
+def _nats(gate: ServedGate) -> str:
+    if gate.nats_per_token is None:
+        return fmt.EMPTY
+    return f"{gate.nats_per_token:.3f} ({gate.expected_nats_per_token:.3f} expected)"
+
+
+def _loads(runs: Sequence[Run]) -> Iterator[str]:
+    rows = [
+        (run, cell)
+        for run in runs
+        for cell in run.served.load
+        if cell.k and cell.throughput_ratio is not None
+    ]
+    columns: Columns = (
+        ("engine, clock", lambda run, _: f"{run.engine}, {run.served.clock}"),
+        ("pair", lambda run, _: run.pair),
+        ("requests", lambda _, cell: str(cell.concurrency)),
+        ("K", lambda _, cell: str(cell.k)),
+        ("measured", lambda _, cell: fmt.speedup(cell.throughput_ratio)),
+        ("predicted", lambda _, cell: fmt.speedup(cell.predicted_ratio)),
+        ("spread", lambda _, cell: fmt.percent(cell.spread)),
+    )
+    yield from _table("Throughput under load, against plain decoding", columns, rows)
+    entries = [
+        (run, entry)
+        for run in runs
+        for schedule in run.served.schedules
+        for entry in schedule.entries
+    ]
+    columns = (
+        ("pair", lambda run, _: run.pair),
+        ("requests", lambda _, e: f"{e.low} and more" if e.high is None else f"{e.low}-{e.high}"),
+        ("K", lambda _, e: str(e.k)),
+        ("tie with", lambda _, e: ", ".join(map(str, e.tied)) or fmt.EMPTY),
+        ("lost to the fastest", lambda _, e: fmt.percent(e.loss)),
+    )
+    yield from _table("K by load", columns, entries)
+
+
+def _published() -> Iterator[str]:
+    """What the same prediction gives on published results."""
+    script = ROOT / "benchmarks" / "published.py"
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+    yield from ("## Published results", "")
+    yield f"`python benchmarks/published.py`: {done.stdout.strip().splitlines()[-1]}."
+    yield ""
 
 
 if __name__ == "__main__":

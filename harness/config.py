@@ -251,7 +251,7 @@ class DecodeConf:
     stop_strings: list[str] | None = key(None, "texts that end a generation", distinct=True)
     rule: str | None = key(
         None,
-        "ratio, exact_match or greedy_draft; null: ratio, or the rule of the server",
+        "ratio, exact_match or greedy_draft; null: ratio, or the server's",
         choices=RULES,
     )
     stop: str = key(
@@ -498,9 +498,7 @@ class ServerConfig(PairConfig):
     gpu: GpuConf | None = None
     temperature: list[float] = _temperatures(0.0, 1.0)
     engine: str = key("llamacpp", "own, llamacpp, vllm, sglang, mlx, openai", choices=SERVING)
-    url: list[str] | None = key(
-        None, "servers that run: the plain one, then one per K; null: they are started here"
-    )
+    url: list[str] | None = key(None, "servers that run, the plain one first, then one per K")
     api_key_env: str | None = key(None, "the environment variable that holds the servers' API key")
     concurrency: list[int] = key(
         [1],
@@ -520,9 +518,7 @@ class ServerConfig(PairConfig):
         "engine: its own clock; cpu: its processor time, for a busy machine",
         choices=("engine", "cpu"),
     )
-    score: bool = key(
-        True, "whether both models are loaded to replay the texts; false: their tokenizer alone"
-    )
+    score: bool = key(True, "whether both models are loaded, for replay; else a tokenizer")
     own_loop: bool = key(True, "whether our own loop's rounds are timed too, to compare with")
     latency_from: str | None = key(None, "a run whose round times of our own loop are used for it")
     servers: Any = key(
@@ -594,9 +590,7 @@ class AuditionConfig(ModelsConfig):
     scores_from: list[str] = key(
         [], "tables of scores made elsewhere (docs/scores.md): no model is loaded", distinct=True
     )
-    texts_from: str | None = key(
-        None, "a server with the target, http://HOST:PORT: its completions, no target weights here"
-    )
+    texts_from: str | None = key(None, "a target's server, http://HOST:PORT, for its completions")
     api_key_env: str | None = key(None, "the environment variable that holds the servers' API key")
     latency_from: str | None = key(None, "a run whose step and round times are used")
     latency: LatencyConf = field(default_factory=LatencyConf)
@@ -733,11 +727,11 @@ class ReportConfig(CommandConfig):
     index: str | None = key(None, "a results folder: one page over all its runs")
     records: list[str] = key(
         [],
-        "files of requests that vLLM, SGLang, llama.cpp or AIPerf recorded, one per server",
+        "requests that vLLM, SGLang, llama.cpp or AIPerf recorded",
         distinct=True,
     )
     k: list[int] | None = key(
-        None, "with records: K of each file, 0 where it decodes plainly; null: as they say", least=0
+        None, "with records: K of each file, 0 for plain; null: as they say", least=0
     )
     temperature: float | None = key(
         None, "with records: of all requests, where they do not say", least=0

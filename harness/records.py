@@ -427,7 +427,7 @@ class LoadTiming:
         returned: tokens that each returned, the prefill's among them.
         rounds: of each; None where the engine does not tell.
         user_s: of each, from sending it to its whole answer, on the client's clock.
-        seconds: of the whole load, on the run's clock.
+        seconds: of the whole load, on the run's clock; with a rate, on the client's.
     """
 
     visit: int

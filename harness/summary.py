@@ -49,6 +49,8 @@ VerdictReason = Literal[
     "no_complete_prompt",  # prompt_set: the set without one; None where no prompt at all
     "greedy_texts_differ",  # texts, differing; of the first: prompt_set, prompt, k, position
     "greedy_texts_unjudged",  # the same; resuming the run judges them
+    # k: the worst; text_z, rounds_z: how far its texts, and its rounds, are from the target's
+    "server_not_lossless",
     "given_numbers",  # break-even; k, measured (by a server), alpha, breakeven_alpha, near
 ]
 CaveatCode = Literal[
@@ -66,6 +68,7 @@ CaveatCode = Literal[
     "gpu_not_timed",  # card, device: of an audition, likewise
     "scattered_steps",  # roles ("draft and target"), spread: p90 / median above it
     "busy_machine",  # load: processors that other work kept busy, on average; processors: of them
+    "busy_servers",  # the same while servers that the run started were timed by their own clock
     "busy_card",  # processes: of others, that used the card
     "unstable_timings",  # timings: how many entries `Summary.unstable` has
     # cells: how many `Summary.outlier_cells` has; prompt_set, temperature, k, speedup,
@@ -74,10 +77,16 @@ CaveatCode = Literal[
     "priced_from_steps",  # a run of a version that timed no rounds
     "rounds_at_other_temperature",  # temperature, timed_at: whose rounds were timed
     "k_not_timed",  # ks: without a prediction, since they are beyond what was timed of some draft
+    "texts_from",  # engine, version, url: of the server that completed the prompts
     "typed_latency",
     "latency_from",  # run: the folder whose step times these are
     "other_budget",  # ignored ("new_tokens=64 and repetitions=2"), made_with ("new_tokens=32 ...")
     "greedy_texts_differ",  # equal, tie, different, not_judged; prompt_set, prompt, k, position
+    # temperature, k, text_z, rounds_z, nats, expected_nats: per token, of the server's texts
+    "server_not_lossless",
+    "server_texts_unlike_target",  # the same, of the plain server
+    "server_rounds_unlike_replay",  # temperature, k, equal, texts
+    "server_not_predicted",  # reason: a `NotPredicted`
     "launch_bound",  # role, step_s, floor_s, mbu, positions, positions_ratio, overhead_share, c
     "verify_assumed_equal_step",
     "positions_too_short",  # ks ("4, 8"): without a row from acceptance_by_position
@@ -145,7 +154,7 @@ class Answer:
 
     temperature: float
     engine: str  # "own" for our own loop, else the server that was measured
-    rule: Rule
+    rule: Rule | None  # None: of a server that does not say
     prompt_set: str  # a set's name, or "all" for the whole weighted workload
     # draft, k, speedup, speedup_lo, speedup_hi, decision, reason, reason_values: as in `Verdict`.
     draft: str | None
@@ -221,6 +230,8 @@ class RunFacts:
     seed: int | None = None
     prompts: int | None = None
     synthetic: bool = False  # whether acceptance was set (`decode.acceptance`) instead of found
+    # Of the prompt sets in the workload, where they were given (`prompts.weights`).
+    weights: Mapping[str, float] = field(default_factory=dict[str, float])
     # Whether no speculative generation was timed (`mode=replay`, an audition).
     replay_only: bool = False
     # measured_cells, failed_cells, partial_cells: rows of results.csv that were run.
@@ -263,9 +274,9 @@ class RoundSummary:
 
     draft: str  # its name; "" where latencies were typed
     temperature: float | None  # at which rounds were timed; None where none were
-    # "rounds" of the running loop were timed; "steps" by the formula from timed steps (a run that
-    # timed no rounds); "typed" by the formula from typed latencies.
-    source: Literal["rounds", "steps", "typed"]
+    # "rounds" of the running loop were timed; "requests" to a server; "steps" by the formula from
+    # timed steps (a run that timed no rounds); "typed" by the formula from typed latencies.
+    source: Literal["rounds", "requests", "steps", "typed"]
     plain_s: float  # R(0), one plain token
     round_s: dict[int, float]  # R(K) by K, where it was timed; rounds in between lie on a line
     visits: int = 0  # how often they were timed
@@ -984,12 +995,12 @@ class ServedCosts:
     """What decoding costs on a server at one temperature; round times are in `RoundSummary`."""
 
     temperature: float
-    source: Literal["synthetic", "other_sets"]  # rejected drafts, or requests of other prompt sets
+    # Requests of the other prompt sets; with "synthetic" also servers that reject every draft.
+    source: Literal["synthetic", "other_sets"]
     plain_start_s: float  # of a plain request, beside its tokens
     start_s: float  # of a speculative request, beside its rounds
     plain_s: float  # of a plain token
     round_s: dict[int, float]  # of a round that drafts n tokens, by n; in between on a line
-    token_s: float  # what each token that a round emits beyond its first adds
 
 
 @dataclass(frozen=True)
@@ -1045,6 +1056,18 @@ class AcceptanceLength:
     values: tuple[float, ...]  # one number, or one per position
 
 
+@dataclass(frozen=True)
+class ServedK:
+    """One K on the whole weighted workload, measured."""
+
+    temperature: float
+    k: int
+    speedup: float
+    own_predicted: float | None  # from our own loop's round times; None where not known
+    tokens_per_round: float | None
+    round_cost: float | None  # R(K) / R(0): what a round costs in plain tokens
+
+
 NotPredicted = Literal[
     "no_weights",  # no target and draft are loaded here, so returned texts cannot be scored
     "no_counting",  # how the engine counts rounds is not known
@@ -1063,6 +1086,7 @@ class ServedSummary:
     started: bool  # by this run; else it was attached to
     flags: tuple[str, ...] = ()  # that it was started with, apart from K and where it listens
     cells: tuple[ServedCell, ...] = ()
+    by_k: tuple[ServedK, ...] = ()
     gates: tuple[ServedGate, ...] = ()
     costs: tuple[ServedCosts, ...] = ()
     not_predicted: NotPredicted | None = None
@@ -1158,7 +1182,12 @@ class Summary:
         Those that were measured; where nothing was, those that were replayed.
         """
         source = "replayed" if self.run.replay_only else "measured"
-        return tuple(row for row in self.results if row.source == source)
+        return tuple(row for row in self.alone if row.source == source)
+
+    @property
+    def alone(self) -> tuple[ResultRow, ...]:
+        """The rows of results.csv without those of a server under load."""
+        return tuple(row for row in self.results if row.concurrency == 1)
 
     @property
     def drafts(self) -> tuple[str, ...]:

@@ -128,7 +128,7 @@ def _visits(rng, spread):
     relative, costs = [], {}
     for draft in range(DRAFTS):
         visits = _scatter(rng, spread, (KS, VISITS))
-        estimates = trim_mean(visits, TRIMMED, axis=1)
+        estimates = np.asarray(trim_mean(visits, TRIMMED, axis=1))
         relative.append(estimates / TYPICAL)
         names = CANDIDATES[draft * KS : (draft + 1) * KS]
         costs.update(zip(names, visits / estimates[:, None], strict=True))
@@ -155,16 +155,20 @@ def report(rng: np.random.Generator, world: World, size: int, truth, counts: Cou
             counts[f"{kind} {verdict.decision}"] += 1
             counts[f"{kind} verdicts"] += 1
             if verdict.speedup_lo is not None:
-                draft, k = verdict.reason_values["draft"], verdict.reason_values["k"]
-                true = speedups[Candidate(draft, k)]
+                named = verdict.reason_values
+                true = next(
+                    s for c, s in speedups.items() if (c.draft, c.k) == (named["draft"], named["k"])
+                )
                 counts[f"{kind} intervals"] += 1
                 counts[f"{kind} covered"] += bool(verdict.speedup_lo <= true <= verdict.speedup_hi)
         cells = replace(seen, prompt_sets=("all",) * size).workload(None).intervals()
+        assert cells is not None
         for row in rng.choice(len(CANDIDATES), CELLS, replace=False):
             counts["cells"] += 1
             counts["cells covered"] += bool(cells[row].lo <= truth[row] <= cells[row].hi)
             alpha, accepted, judged = acceptance(rng, seen.baseline.tokens)
-            bounds = share_interval(accepted, judged)
+            bounds = share_interval(accepted.astype(np.float64), judged.astype(np.float64))
+            assert bounds is not None
             counts["alphas covered"] += bool(bounds.lo <= alpha <= bounds.hi)
     counts["reports"] += 1
     counts["reports with speculate"] += "speculate" in decisions

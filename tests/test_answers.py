@@ -366,6 +366,14 @@ def test_a_k_beyond_the_times_is_left_out_and_named() -> None:
     assert {row.k for row in made.results} == {0, 1, 2}
 
 
+def test_where_the_target_is_on_a_server_measuring_there_is_advised() -> None:
+    made = summary("an audition")
+    served = Caveat("texts_from", {"engine": "vllm", "version": "0.32.0", "url": "host:8000"})
+    advice = content_of(replace(made, caveats=(*made.caveats, served))).next_step or ""
+    assert "harness.server engine=vllm k=[" in advice
+    assert "harness.sweep" not in advice
+
+
 def test_many_temperatures_show_the_rows_of_the_marked_engine_first() -> None:
     text = "\n".join(screen(summary("many temperatures")))
     for temperature in ("0", "1", "0.3", "0.5", "0.7", "1.2", "1.5"):

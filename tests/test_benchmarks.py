@@ -170,16 +170,20 @@ def test_published_speedups_are_predicted_from_other_data_sets(
         script("published").main()
 
 
-@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")
-def test_the_benchmark_of_servers_runs(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_benchmark_of_servers_writes_its_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes = ["--drafts", "tiny_good", "--limit", "2", "--visits", "1", "--new-tokens", "24"]
-    monkeypatch.setattr(sys, "argv", ["servers.py", *sizes])
-    script("servers").main()
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[-1] == "rounds equal to replay in 16 of 16 texts, drafted tokens in 16"
-    assert lines[-2].startswith("zero rates: median error ")
+    servers, page = script("servers"), tmp_path / "validation.md"
+    own = ("engine=own", "clock=engine", "k=[1,2]", "new_tokens=12", "temperature=[0,1]")
+    monkeypatch.setattr(servers, "RUNS", (own,))
+    asked = ["--limit", "2", "--visits", "2", "--out", str(page), "--results", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["servers.py", *asked])
+    servers.main()
+    text = page.read_text()
+    assert "| tiny + tiny_good | 2 | 4 of 4 | 4 of 4 | 4 of 4 |" in text
+    assert re.search(r"from its own rounds: median error .* over 4 cells", text)
+    assert "## Sampled texts" in text
+    assert re.search(r"`python benchmarks/published.py`: median error .* over \d+ chains", text)
 
 
 @pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")
@@ -192,3 +196,16 @@ def test_the_benchmark_of_concurrency_runs(
     ratio, loss = capsys.readouterr().out.splitlines()[-2:]
     assert re.fullmatch(r"throughput ratio: median error .* over 16 cells", ratio)
     assert re.fullmatch(r"schedule: largest loss .* over 2 entries", loss)
+
+
+def test_the_cost_of_replay_is_told_next_to_the_loop(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["--new-tokens", "4", "--limit", "1", "--runs", "1", "--stride", "2"]
+    monkeypatch.setattr(sys, "argv", ["replay_cost.py", *sizes])
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    script("replay_cost").main()
+    out = capsys.readouterr().out
+    assert "One audition: 24 target tokens" in out  # two prompts at three temperatures
+    assert "total / generation alone: " in out
+    assert "the loop in all 96 cells: " in out

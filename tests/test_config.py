@@ -67,6 +67,14 @@ def test_every_model_is_a_draft_too_with_the_same_settings(name: str) -> None:
         assert (shape["head_dim"], shape["vocab"]) == (128, 151936)
 
 
+def test_a_list_that_may_be_left_out_is_held_against_its_limits_entry_by_entry() -> None:
+    typed = ["latency.target_ms=10", "latency.draft_ms=1"]
+    asked = compose("audition", [*typed, "latency.verify_ms=[10,11]"])
+    assert asked.latency.verify_ms == [10, 11]
+    with pytest.raises(UserError, match=r"latency.verify_ms: -1\.0 is not a number above 0"):
+        compose("audition", [*typed, "latency.verify_ms=[10,-1]"])
+
+
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_experiments_keep_the_pair_that_was_asked_for(name: str) -> None:
     config = compose("sweep", [f"experiment={name}", *PAIR])

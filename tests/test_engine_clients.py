@@ -20,9 +20,9 @@ from harness.decoding.sampling import SamplingParameters
 from harness.engines.openai import Name, RunningOpenAi
 from harness.engines.protocol import Completion, Engine, ServerDiedError
 from harness.engines.sglang import RunningSglang, Sglang
-from harness.engines.vllm import RunningVllm, Vllm, metric_sums
+from harness.engines.vllm import RunningVllm, Vllm, metric_sums, rounds_of
 from harness.models.load import load_vocabulary
-from harness.records import UserError
+from harness.records import Round, UserError
 
 GREEDY = SamplingParameters(0.0)
 TOKENS = [5, 6, 7, 8, 9, 10]
@@ -37,6 +37,8 @@ SPECULATIVE = {
     "num_accepted_draft_tokens": 2,
     "num_draft_tokens": 6,
     "num_spec_tokens": 2,
+    "per_step_accepted": None,
+    "per_step_drafted": None,
 }
 TIMES = {"time_to_first_token_ms": 2.0, "generation_time_ms": 30.0, "queue_time_ms": 0.1}
 CHOICE = {"index": 0, "text": "abc", "finish_reason": "length", "token_ids": TOKENS}
@@ -188,6 +190,34 @@ def test_what_an_answer_lacks_is_read_from_the_servers_sums(
     )
 
 
+STEPS = {**SPECULATIVE, "per_step_accepted": [1, 0, 2], "per_step_drafted": [2, 2, 2]}
+
+
+@pytest.mark.parametrize(
+    ("told", "rounds"),
+    [
+        # The last one had three tokens to emit, and the budget two left
+        (
+            STEPS,
+            [((6, 7), 1, 2, "rejected"), ((8,), 0, 2, "rejected"), ((9, 10), 2, 2, "cut")],
+        ),
+        (
+            {**STEPS, "per_step_accepted": [2, 1], "per_step_drafted": [2, 2]},
+            [((6, 7, 8), 2, 2, "bonus"), ((9, 10), 1, 2, "rejected")],
+        ),
+        (SPECULATIVE, None),
+        # Fewer tokens than returned, and more rounds than those can be of
+        ({**STEPS, "per_step_accepted": [0, 0, 0]}, None),
+        ({**STEPS, "per_step_accepted": [2, 2, 2]}, None),
+    ],
+)
+def test_the_rounds_of_a_text_are_told_from_what_each_step_accepted(
+    told: dict[str, Any], rounds: list[tuple[Any, ...]] | None
+) -> None:
+    expected = None if rounds is None else tuple(Round(*each) for each in rounds)
+    assert rounds_of(TOKENS, told) == expected
+
+
 def test_metrics_are_added_over_their_labels() -> None:
     assert metric_sums('# TYPE a counter\na{b="c d",e="f"} 1.5\na{b="g"} 2\nh 3e2\n') == {
         "a": 3.5,
@@ -324,6 +354,7 @@ def test_an_endpoint_that_completes_texts_is_timed_and_counts_nothing(
     (asked,) = server.asked
     assert asked["prompt"] == "Once upon a time"
     assert asked.get("num_draft_tokens") == (2 if name == "mlx" else None)
+    assert asked.get("model") == (None if name == "mlx" else "m")  # another would be loaded
 
 
 @pytest.mark.parametrize(
@@ -378,6 +409,11 @@ def test_another_model_behind_an_address_is_refused(stand_in: Start, tokenizer: 
             else:
                 with pytest.raises(UserError, match="another model than model=, by its tokens"):
                     server.check_vocabulary(ids, text)
+
+
+def test_an_address_may_end_as_openais_clients_write_it(stand_in: Start) -> None:
+    server = stand_in(vllm_answers())
+    assert ask(RunningVllm({2: f"{server.url}/v1/"})).rounds == 3
 
 
 def test_an_api_key_is_sent_and_never_shown(stand_in: Start, tokenizer: Any) -> None:
@@ -457,6 +493,14 @@ def test_a_server_on_path_is_started_with_its_flags_and_ended(
         assert flags["--speculative-num-draft-tokens"] == "3"
     assert {"--enforce-eager", "--host", "127.0.0.1"} <= set(arguments)
     assert os.environ["PATH"] == str(tmp_path)
+
+
+def test_servers_that_share_a_device_share_its_memory(tmp_path: Path) -> None:
+    alone, shared = (Vllm("t", "d", tmp_path, 100, side_by_side=n).flags(2) for n in (1, 3))
+    assert "--gpu-memory-utilization" not in alone
+    assert shared[shared.index("--gpu-memory-utilization") + 1] == "0.300"
+    flags = Sglang("t", "d", tmp_path, 100, side_by_side=5).flags(2)
+    assert flags[flags.index("--mem-fraction-static") + 1] == "0.170"
 
 
 def test_synthetic_acceptance_is_asked_for_where_the_engine_has_it(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 from random_models import save, small
-from served_pair import BUDGET, CPU, DRAFT, GREEDY, KS, Served, completed
+from served_pair import CPU, GREEDY, KS, Served, completed
 from stand_in_server import StandIn
 from transformers import GemmaConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
@@ -36,10 +36,8 @@ from harness.engines.protocol import Engine, ServerDiedError
 from harness.measurement.clock import Clock
 from harness.measurement.returned_texts import (
     likelihood_test,
-    replay_returned,
-    score_returned,
 )
-from harness.measurement.served import ServedTexts, fit_costs, served_texts, visit
+from harness.measurement.served import accepted_tokens, ask
 from harness.models.cached import CachedModel
 from harness.models.load import load
 from harness.records import UserError
@@ -76,7 +74,7 @@ def stand_in() -> Iterator[Callable[..., StandIn]]:
         server.close()
 
 
-def ask(server: StandIn, k: int) -> Any:
+def answered(server: StandIn, k: int) -> Any:
     engine = RunningLlamaCpp({k: server.url})
     return engine.open(k).generate([1, 2, 3], GREEDY, seed=1, budget=6)
 
@@ -108,17 +106,17 @@ def test_an_answer_that_is_not_what_was_asked_for_is_one_line(
 ) -> None:
     server = stand_in(completion=answer)
     with pytest.raises(UserError, match=message) as error:
-        ask(server, k)
+        answered(server, k)
     assert "\n" not in str(error.value)
     assert server.url in str(error.value)
 
 
 def test_a_servers_counters_are_read(stand_in: Callable[..., StandIn]) -> None:
-    done = ask(stand_in(completion=ANSWER), 2)
+    done = answered(stand_in(completion=ANSWER), 2)
     assert (done.rounds, done.drafted, done.accepted) == (1, 8, 4)
     assert (done.prefill_s, done.decode_s) == (0.002, 0.03)
     assert done.cpu_s is None
-    plain = ask(stand_in(completion=timed(draft_n=None, draft_n_accepted=None)), 0)
+    plain = answered(stand_in(completion=timed(draft_n=None, draft_n_accepted=None)), 0)
     assert (plain.rounds, plain.drafted, plain.accepted) == (None, None, None)
 
 
@@ -300,51 +298,36 @@ def test_texts_are_tested_against_the_targets_distribution(served: Served, name:
     assert likelihood_test(others, served.target_model).z < -5
 
 
-def test_costs_are_found_from_requests_that_cost_a_start_and_what_their_rounds_drafted(
-    served: Served,
-) -> None:
-    start, plain = 0.003, 0.5e-3
-    rounds_s = np.array([plain, 0.9e-3, 1.2e-3, 1.5e-3, 1.8e-3])  # by drafted tokens
-    requests = [
-        replace(request, budget=budget) for request in served.requests for budget in (12, BUDGET)
-    ]
-    texts, facts = completed(served.own(), 0, requests, GREEDY)
-    # Counted as llama.cpp would, with drafts shortened near the budget
-    facts = replace(facts, counting=Counting(1, True))
-    traces = score_returned(texts, facts, served.target_model, served.draft_model, DRAFT)
-    replays = {k: replay_returned(texts, traces, facts, k) for k in (1, 2, 4)}
-    tokens = replays[1].new_tokens
-    speculative = {
-        k: ServedTexts(
-            tuple(texts), 2 * start + counts.proposals @ [rounds_s[n] for n in range(k + 1)]
-        )
-        for k, counts in replays.items()
-    }
-    costs = fit_costs(
-        ServedTexts(tuple(texts), start + tokens * plain),
-        {k: (speculative[k], replays[k]) for k in (1, 2, 4)},
-        facts,
-    )
-    assert (costs.plain_start_s, costs.start_s) == pytest.approx((start, 2 * start))
-    assert [costs.times.at(n) for n in range(5)] == pytest.approx(rounds_s.tolist())
-    measured = (start + tokens * plain).sum() / speculative[4].decode_s.sum()
-    assert costs.speedup(replays[4]) == pytest.approx(measured)
-    # Rounds without their starts would be another speedup
-    assert costs.times.speedup(replays[4].tokens_per_round, 4) != pytest.approx(measured, rel=0.03)
-
-
-def test_a_visit_asks_every_server_for_each_budget_and_for_one_token(served: Served) -> None:
-    own = served.own()
-    servers = {k: own.open(k) for k in (0, 2)}
-    done = list(visit(servers, served.requests[:2], 0, np.random.default_rng(0), "cpu"))
-    asked = {(each.request.key, each.request.k, each.request.budget) for each in done}
-    assert len(done) == len(asked) == 2 * 2 * 2
-    assert all(len(each.one_token.tokens) == 1 for each in done)
-    by_k = served_texts(done, servers[0].facts, "engine")
-    assert [len(texts.texts) for texts in by_k.values()] == [4, 4]
-    elsewhere = replace(done[0], completion=replace(done[0].completion, cpu_s=None))
+def test_a_clock_without_a_prefill_apart_is_read_for_one_token_too(served: Served) -> None:
+    server, request = served.own().open(2), replace(served.requests[0], k=2)
+    by_engine = ask(server, request, 0, "engine")
+    assert by_engine.one_token is by_engine.completion
+    by_cpu = ask(server, request, 0, "cpu")
+    assert len(by_cpu.one_token.tokens) == 1
+    assert by_cpu.completion.cpu_s is not None
+    assert 0 < by_cpu.decode_s("cpu") < by_cpu.completion.cpu_s
+    elsewhere = replace(by_cpu, completion=replace(by_cpu.completion, cpu_s=None))
     with pytest.raises(UserError, match="clock=cpu: this server's processor time is not known"):
         elsewhere.decode_s("cpu")
+    untimed = replace(by_cpu, completion=replace(by_cpu.completion, decode_s=None))
+    whole, one = untimed.completion.request_s, untimed.one_token.request_s
+    assert untimed.decode_s("engine") == pytest.approx(whole - one)
+
+
+@pytest.mark.parametrize(
+    ("emitted", "rounds", "counted", "accepted"),
+    [
+        (20, 8, 12, 12),
+        (20, 8, 13, 13),  # an accepted end of text: its round has no token of the target's own
+        (20, 8, 15, 13),  # and others were counted behind it
+        (20, 8, 11, 12),  # one that was not counted
+        (20, 8, None, None),
+    ],
+)
+def test_accepted_tokens_are_those_that_rounds_emitted(
+    emitted: int, rounds: int, counted: int | None, accepted: int | None
+) -> None:
+    assert accepted_tokens(emitted, rounds, counted) == accepted
 
 
 def test_where_rounds_begin_and_how_drafts_end_is_the_engines() -> None:

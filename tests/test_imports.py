@@ -279,11 +279,49 @@ def test_records_of_two_servers_become_a_run_with_its_speedup_and_acceptance_len
     assert (done.folder / "report.html").is_file()
 
 
+def test_requests_are_paired_by_their_prompts_where_records_hold_them(tmp_path: Path) -> None:
+    def asked(number: int, k: int, ms: float, *, ids: bool) -> dict[str, Any]:
+        answer = request(number, k, ms)
+        if not ids:
+            return {"request": {"prompt": f"prompt {number}"}, "response": answer}
+        (choice,) = answer["choices"]
+        return {**answer, "choices": [{**choice, "prompt_token_ids": [number]}]}
+
+    for ids in (True, False):
+        plain = [asked(number, 0, 10.0, ids=ids) for number in range(10)]
+        drafted = [asked(number, 1, 12.0, ids=ids) for number in reversed(range(10))]
+        files = [write(tmp_path / "a.jsonl", *plain), write(tmp_path / "b.jsonl", *drafted)]
+        done = run(tmp_path, f"records=[{','.join(files)}]", "temperature=0")
+        by_prompt = {trial.prompt: trial.new_tokens for trial in done.trials if trial.k == 0}
+        assert len(by_prompt) == 10
+        for trial in done.trials:
+            assert trial.new_tokens == by_prompt[trial.prompt]
+
+
 def test_one_speculating_server_alone_has_its_acceptance_and_no_verdict(
     files: list[str], tmp_path: Path
 ) -> None:
     summary = analyse(run(tmp_path, f"records=[{files[1]}]", "temperature=1"))
     assert summary.verdict is None or summary.verdict.decision == "undecided"
+    assert summary.served is not None
+    assert summary.served.acceptance_lengths
+
+
+def test_records_without_times_have_acceptance_and_neither_times_nor_verdict(
+    tmp_path: Path,
+) -> None:
+    plain = {"meta_info": without(META, *(name for name in META if name.startswith("spec")))}
+    files = [
+        write(tmp_path / f"{place}.jsonl", *[entry] * 10)
+        for place, entry in enumerate((plain, {"meta_info": META}))
+    ]
+    done = run(tmp_path, f"records=[{','.join(files)}]", "temperature=0")
+    row = done.results[done.results.k == 2].iloc[0]
+    assert row.tokens_per_round == pytest.approx(2.0)
+    assert done.results[["ms_per_token", "speedup_lo"]].isna().all(axis=None)
+    assert row.speedup != row.speedup
+    summary = analyse(done)
+    assert summary.verdict is None
     assert summary.served is not None
     assert summary.served.acceptance_lengths
 
@@ -314,6 +352,8 @@ def test_requests_side_by_side_are_counted_and_must_be_as_many_in_every_file(
     done = run(tmp_path, f"records=[{','.join(files)}]", "temperature=0")
     assert {trial.concurrency for trial in done.trials} == {2}
     assert set(done.results.concurrency) == {2}
+    codes = {caveat.code: caveat.values for caveat in analyse(done).caveats}
+    assert codes["server_concurrency"]["max_concurrency"] == 2
     # One conversation, asked three times
     assert [trial.repetition for trial in done.trials if trial.k == 0] == [0, 1, 2]
     alone = write(tmp_path / "c.jsonl", plain[0])

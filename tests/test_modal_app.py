@@ -242,16 +242,16 @@ def test_a_server_runs_in_its_engines_image_and_leaves_memory_to_the_models_that
     asked: list[Job] = []
 
     class Noted(Card):
-        def remote(self, job: Job, _: str) -> remote.Delivery:
+        def remote(self, job: Job, root: str) -> remote.Delivery:
             asked.append(job)
-            raise RuntimeError("that is all")
+            raise RuntimeError(f"nothing in {Path(root).name}")
 
     for name in ("on_gpu", "on_vllm", "on_sglang"):
         monkeypatch.setattr(modal_app, name, Noted() if name == function else None)
     monkeypatch.setattr(modal_app, "in_cloud", Cloud(tmp_path))
     flags = "" if flag is None else "'flags=[--enforce-eager]'"
     assert typed(modal_app.server, engine=engine, model="qwen3_4b", overrides=flags) == 1
-    assert "failed: RuntimeError: that is all" in capsys.readouterr().out
+    assert "failed: RuntimeError: nothing in " in capsys.readouterr().out
     (job,) = asked
     given = dict(word.split("=", 1) for word in job.overrides)
     assert (job.command, job.engine, given["engine"]) == ("server", engine, engine)

@@ -207,6 +207,8 @@ def test_texts_of_a_server_are_scored_as_those_of_a_target_that_is_loaded(
     assert server["engine"] == kind.__name__
     assert f"http://{server['url']}" == target.url
     summary = analyse(done)
+    caveat = next(caveat for caveat in summary.caveats if caveat.code == "texts_from")
+    assert caveat.values == server
     assert {row.draft for row in summary.results if row.k} == {"tiny_good", "remote", "ngram"}
     # The prompts of one temperature have seeds of their own
     seeds = {str(body.get("seed") or body.get("sampling_params")) for body in target.asked}
@@ -382,6 +384,7 @@ def test_llamacpp_tells_the_log_probabilities_of_what_it_draws(
                 ends.add(text.stop_reason)
                 if temperature:
                     expected, _ = scores(pair.loaded, asked.tokens, text.tokens)
+                    assert text.logprobs is not None
                     np.testing.assert_allclose(text.logprobs, expected, atol=2e-3)
                 else:
                     plain, _ = models.complete(asked.tokens, 0.0, 0, asked.budget)

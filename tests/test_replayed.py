@@ -1,6 +1,7 @@
 """Replayed candidates: from texts to seconds, rankings, rows and requests."""
 
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -216,9 +217,10 @@ def test_predicted_seconds_are_rounds_times_the_cost_of_a_round(replays):
     assert other.seconds == pytest.approx(seconds)
 
 
+ROLES: tuple[tuple[Literal["target", "draft"], float], ...] = (("target", 1.0), ("draft", 0.5))
 PREFILLS = [
     StepTiming(role, role, "prefill", tokens, 0, 1, (seconds,))
-    for role, scale in (("target", 1.0), ("draft", 0.5))
+    for role, scale in ROLES
     for tokens, seconds in ((20, 2.0 * scale), (30, 4.0 * scale), (50, 10.0 * scale))
 ]
 

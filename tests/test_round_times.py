@@ -207,8 +207,8 @@ def test_of_many_drafts_each_is_timed_at_one_the_largest_and_at_most_two_between
 
 
 def test_a_short_run_makes_fewer_visits() -> None:
-    assert [visits_for(texts) for texts in (1, 8, 100)] == [6, 12, 24]
-    assert visits_for(100, among_many=True) == 12
+    assert [visits_for(texts) for texts in (1, 8, 40, 160)] == [6, 12, 24, 72]
+    assert visits_for(40, among_many=True) == 12
 
 
 # ---- what must not disturb a measurement ---------------------------------------------------------

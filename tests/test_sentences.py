@@ -89,6 +89,11 @@ REASONS: dict[str, tuple[Verdict, str]] = {
         "2 of 8 greedy texts differ from plain decoding's (first: easy/p1 K=4 from position 7 on),"
         " and the run stopped before it was known whether these are ties; resume= judges them",
     ),
+    "server_not_lossless": (
+        refusal("server_not_lossless", k=2, text_z=-85.12, rounds_z=None),
+        "the server's texts or rounds at K=2 are not those of lossless sampling (texts z = -85.1),"
+        " so its speed does not count",
+    ),
 }  # fmt: skip
 
 
@@ -163,9 +168,14 @@ CAVEATS: dict[str, tuple[dict[str, Any], str]] = {
         "3 equal, 1 tie, 0 different; the first difference is in easy/p1 K=4 at position 7",
     ),
     "server_concurrency": ({"file": "b.json", "max_concurrency": None}, "no limit"),
+    "texts_from": (
+        {"engine": "vllm", "version": "0.32.0", "url": "host:8000"},
+        "The target is on a server: vllm 0.32.0 at host:8000 completed the prompts",
+    ),
     "round_fit": ({"file": "a.log", "residual": 0.031, "k": 4}, "misses one by 3.1% (K=4)"),
     "server_gap": ({"k": 2, "measured": 1.2, "predicted": 1.5}, "1.20x at K=2"),
     "busy_card": ({"processes": 2}, "2 other processes used the card"),
+    "busy_servers": ({"load": 1.26, "processors": 2}, "or with clock=cpu"),
     "busy_machine": ({"load": 1.26, "processors": 2}, "kept 1.3 of 2 processors busy"),
     "unstable_timings": ({"timings": 1}, "1 timing cannot be right, though it was repeated; it is"),
     "outlier_generations": (
@@ -177,6 +187,16 @@ CAVEATS: dict[str, tuple[dict[str, Any], str]] = {
         {"temperature": 0.7, "timed_at": 1.0}, "at temperature 1, and price temperature 0.7 too",
     ),
     "k_not_timed": ({"ks": "4, 8"}, "K = 4, 8 is beyond the times of some draft"),
+    "server_not_lossless": (
+        {"temperature": 1.0, "k": 2, "text_z": -85.12, "rounds_z": 3.0, "nats": -6.4,
+         "expected_nats": -1.5},
+        "The server is NOT LOSSLESS at temperature 1, K=2 (texts z = -85.1, rounds z = 3.0): what"
+        " it returns is not what the target would; -6.40 nats per token, -1.50 is right",
+    ),
+    "server_rounds_unlike_replay": (
+        {"temperature": 0.0, "k": 4, "equal": 30, "texts": 32},
+        "At temperature 0, K=4, 30 of 32 texts took exactly the rounds of replay",
+    ),
     "launch_bound": (
         {"role": "target", "step_s": 0.00102, "floor_s": 0.000192, "mbu": 0.19, "positions": 5,
          "positions_ratio": 1.28, "overhead_share": 0.665, "c": 0.18},

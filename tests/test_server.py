@@ -1,7 +1,6 @@
 """The command server: the embedded pair on llama.cpp for real, and what can go wrong with it."""
 
-import os
-import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -17,9 +16,11 @@ from stand_in_server import StandIn
 
 from harness.cli import compose
 from harness.commands import server as command
-from harness.commands import sweep
+from harness.commands import snapshot
 from harness.commands.run_lifecycle import Outcome
+from harness.config import ModelConf
 from harness.engines.protocol import ServerDiedError
+from harness.models.load import load_vocabulary
 from harness.records import ServingEngine, Trial, UserError
 from harness.storage import StoredRun, load
 from harness.summary import TextLikelihood
@@ -68,6 +69,7 @@ def test_every_request_is_a_trial_that_counts_what_rounds_emitted(served: Stored
             assert trial.rule == "greedy_draft"
             assert trial.rounds is not None
             assert trial.accepted is not None
+            assert trial.new_tokens is not None
             assert trial.rounds + trial.accepted - trial.new_tokens in (0, 1)
         else:
             assert (trial.rule, trial.rounds, trial.drafted) == (None, None, None)
@@ -157,8 +159,9 @@ class Killed:
         if server.k == self._k and not task.role.rejects:
             self._left -= 1
             if self._left == 0:
-                os.kill(server.process_id, signal.SIGKILL)
-                psutil.wait_procs([psutil.Process(server.process_id)], 5)
+                process = psutil.Process(server.process_id)
+                process.kill()
+                psutil.wait_procs([process], 5)
         self._ask(folder, work, server, task)
 
 
@@ -247,6 +250,8 @@ def test_servers_that_the_user_runs_are_measured_without_weights(
         (["url=[{plain},{plain}]"], "it drafted nothing; k=4 needs --spec-draft-model"),
         (["url=[{k4},{k4}]"], "it drafts, and was given as the server that decodes plainly"),
         (["url=[{plain},{k4}]", "prompts.files=[{long}]"], "context"),
+        (["url=[{plain},{k4}]", "k=[2]"], r"k=2: its server drafts another number of tokens, \d+"),
+        (["url=[{plain},{k4}]", "k=[8]"], r"k=8: its server drafts another number of tokens, \d+"),
         (["url=[{plain},{k4}]", "clock=cpu"], "clock=cpu: this server's processor time is not"),
         (["url=[{plain},{k4}]", "decode.repetition_penalty=1.2"], "decode.repetition_penalty: not"),
     ],
@@ -325,21 +330,56 @@ def test_a_port_that_is_taken_is_named(stand_in: Callable[..., StandIn], tmp_pat
         command.run(asked(tmp_path, "k=[4]", f"port={port}"))
 
 
+def test_an_endpoint_that_only_completes_texts_is_timed_and_nothing_is_predicted(
+    stand_in: Callable[..., StandIn], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("A_KEY", "secret")
+    tokenizer = load_vocabulary(ModelConf(name="tiny", id="embedded:tiny"), "model").tokenizer
+
+    def completes(token_s: float) -> str:
+        def answer(body: dict[str, Any]) -> dict[str, Any]:
+            time.sleep(0.02 + token_s * body["max_tokens"])
+            counts = {
+                "prompt_tokens": len(tokenizer(body["prompt"])["input_ids"]),
+                "completion_tokens": body["max_tokens"],
+            }
+            choices = [{"text": "the sea and the sky", "finish_reason": "length"}]
+            return {"choices": choices, "usage": counts}
+
+        models = {"data": [{"id": "tiny"}]}
+        return stand_in({"/v1/models": models, "/v1/completions": answer}).url
+
+    urls = f"url=[{completes(8e-3)},{completes(2e-3)}]"
+    words = ["engine=openai", urls, "api_key_env=A_KEY", "k=[4]", "temperature=[0]"]
+    run = stored(command.run(asked(tmp_path, "score=false", "repetitions=1", *words)))
+    for trial in run.trials:
+        assert (trial.rule, trial.rounds, trial.new_tokens) == (None, None, 23)
+        assert trial.decode_s is not None
+        assert trial.decode_s > 0.02
+    assert cells(run.starts) == cells(run.trials)
+    assert run.summary is not None
+    assert run.summary.served is not None
+    assert run.summary.served.not_predicted == "no_counting"
+    measured = run.results[(run.results.source == "measured") & (run.results.k == 4)]
+    assert (measured.speedup > 1.3).all()
+    written = [path for path in run.folder.rglob("*") if path.is_file()]
+    assert not any(b"secret" in path.read_bytes() for path in written)
+
+
 # ---- our own loop --------------------------------------------------------------------------------
 
 
-def test_our_own_loop_through_the_same_door_decodes_what_a_sweep_does(tmp_path: Path) -> None:
+def test_our_own_loop_through_the_same_door_decodes_what_a_snapshot_does(tmp_path: Path) -> None:
     words = ["k=[4]", "temperature=[0]", "repetitions=1"]
     run = stored(command.run(asked(tmp_path, "engine=own", *words)))
     grid = [word for word in GRID if not word.startswith(("k=", "temp", "rep"))]
-    swept = stored(
-        sweep.run(compose("sweep", [f"results_root={tmp_path}", *grid, *words, "threads=1"]))
-    )
+    settings = [f"results_root={tmp_path}", *grid, *words, "threads=1"]
+    shot = stored(snapshot.run(compose("snapshot", settings)))
     counted = ("tokens", "new_tokens", "rounds", "drafted", "accepted", "rejected", "room")
 
     def counts(each: StoredRun) -> dict[Any, list[Any]]:
         return {(t.key, t.k): [getattr(t, name) for name in counted] for t in each.trials}
 
-    assert counts(run) == counts(swept)
+    assert counts(run) == counts(shot)
     assert ServingEngine(**run.manifest["engine"]).first_position == 0
     assert {timing.k for timing in run.rounds} == {0, 4}

@@ -3,6 +3,7 @@
 import ast
 import json
 import shlex
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -34,7 +35,7 @@ ANSWERS: dict[Any, tuple[int, float]] = {
 
 
 def decided(
-    answers: dict[Any, tuple[int, float]] = ANSWERS,
+    answers: Mapping[Any, tuple[int, float]] = ANSWERS,
     *,
     temperature: float = 1.0,
     sampling: dict[str, Any] | None = None,

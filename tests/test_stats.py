@@ -200,7 +200,7 @@ def workload(seconds, **changes):
 def test_a_candidate_that_all_choose_has_its_own_speedup_and_the_jackknifes_interval():
     rng = np.random.default_rng(0)
     seconds = np.exp(rng.normal([[-0.5], [0.2]], 0.05, (2, 16)))
-    fit = cross_fit(workload(seconds), 0)
+    fit = cross_fit(workload(seconds), 0, deals=240)
     assert fit is not None
     assert (fit.named, fit.chose_plain) == (0, 0)
     assert fit.speedup == pytest.approx(16 / seconds[0].sum())
@@ -211,7 +211,7 @@ def test_a_candidate_that_all_choose_has_its_own_speedup_and_the_jackknifes_inte
 def test_the_optimism_of_choosing_is_taken_off():
     """Each candidate is fast on one prompt only: the choice never holds on what was held out."""
     seconds = np.where(np.eye(16), 0.2, 1.1)
-    fit = cross_fit(workload(seconds), 0)
+    fit = cross_fit(workload(seconds), 0, deals=240)
     assert fit is not None
     assert 16 / seconds[0].sum() == pytest.approx(0.96, abs=0.01)
     assert fit.speedup < 0.93
@@ -223,7 +223,10 @@ def test_a_lucky_visit_that_favours_one_candidate_is_neither_trusted_nor_forgott
     costs = np.ones((2, 6))
     costs[1, :2] = 0.75
     visits = (VisitCosts(np.arange(2), costs / costs.mean(axis=1, keepdims=True)),)
-    fit, exact = cross_fit(workload(seconds, visits=visits), 0), cross_fit(workload(seconds), 0)
+    fit, exact = (
+        cross_fit(workload(seconds, visits=visits), 0, deals=240),
+        cross_fit(workload(seconds), 0, deals=240),
+    )
     assert fit is not None
     assert exact is not None
     assert (exact.interval(0.95).lo > 1.0, fit.interval(0.95).lo > 1.0) == (True, False)
@@ -253,7 +256,7 @@ def test_the_best_of_eight_nulls_would_win_far_more_often_on_the_prompts_it_was_
         work = Workload(baseline, tokens, seconds, np.tile(tokens, (8, 1)), SETS[4 : 4 + size])
         best = seconds[int(np.argmax(work.log_speedups()))]
         chosen = speedup_interval(baseline, tokens, best, tokens, work.prompt_sets)
-        fit = cross_fit(work, seed)
+        fit = cross_fit(work, seed, deals=240)
         assert chosen is not None
         assert fit is not None
         plain += chosen.lo > 1.0

@@ -232,12 +232,12 @@ def test_greedy_text_is_identical_on_every_shipped_prompt(tmp_path: Path, draft:
 
 @pytest.mark.slow
 def test_the_headline_command_runs_from_a_filled_hub_cache(tmp_path: Path, door: Door) -> None:
-    """`python -m harness.sweep model=qwen3_4b draft=qwen3_0_6b`, literally, without a network."""
+    """`python -m harness.sweep model=qwen3_4b draft=qwen3_0_6b`, without a network, texts short."""
     home = tmp_path / "hf"
     for name in ("Qwen/Qwen3-4B", "Qwen/Qwen3-0.6B"):
         fill_hub_cache(home, name, qwen3(1, layers=1, max_position_embeddings=512))
     offline = {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
-    done = door("sweep", "model=qwen3_4b", "draft=qwen3_0_6b", env=offline)
+    done = door("sweep", "model=qwen3_4b", "draft=qwen3_0_6b", "new_tokens=16", env=offline)
     assert done.returncode == 0, done.stderr
     last = done.stdout.strip().splitlines()[-1]
     assert last.startswith("run: results/")

@@ -129,7 +129,8 @@ def test_a_sweep_predicts_from_rates_that_were_set_and_another_run_can_take_its_
     expected = expected_on_texts((0.9, 0.5), lengths)
     assert rows.loc[("replayed", "easy", 2), "tokens_per_round"] == pytest.approx(expected)
     cells = rows.reset_index().groupby("source")[["prompt_set", "k"]].agg(list)
-    assert cells.loc["replayed"].tolist() == cells.loc["measured"].tolist()
+    by_source = cells.to_dict("index")
+    assert by_source["replayed"] == by_source["measured"]
     assert float(str(rows.loc[("measured", "easy", 2), "speedup"])) > 0
     assert "Acceptance is synthetic" in (run.folder / "report.md").read_text()
 

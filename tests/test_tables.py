@@ -32,6 +32,7 @@ MADE = (
     ("breakeven", "log={root}/log.csv"),
     ("report", "runs=[{frozen}/sweep,{examples}/embedded_sweep]"),
     ("audition", *SMALL, "temperature=[0.0]", "drafts=[ngram,tiny_small]", "decode.stop=threshold"),
+    ("server", *SMALL, "k=[1,2,4]", "temperature=[0.0,1.0]", "engine=own", "repetitions=2"),
 )
 # Columns that no run here fills, a whole table's by its name; and the run that would
 UNFILLED = {
@@ -48,6 +49,11 @@ UNFILLED = {
     "cards.DRAFTS": "auditions on several cards",
     "cards.COSTS": "no run: what a dry run prints",
     "comparison.COLUMNS status": "a comparison with a cell that did not complete",
+    "served.CELLS predicted by our own loop": "a server, which our own loop is not",
+    "served.BRIEF_CELLS predicted by our own loop": "a server, which our own loop is not",
+    "served.CELLS its error": "a server, which our own loop is not",
+    "served.LOADS": "a server that decodes several requests at a time",
+    "served.SCHEDULE": "a server that decodes several requests at a time",
 }
 # Parts of a summary that no run here has, likewise
 UNWRITTEN = {

@@ -143,9 +143,10 @@ def test_undecided_names_what_would_decide_it(evidence, reason, values):
 
 
 def test_so_many_prompts_as_are_needed_decide_it():
-    values = decide(undecided(16, 1.17, 0.25, 0.0), ONE).reason_values
-    assert 16 < values["prompts_needed"] <= 160
-    assert decide(undecided(values["prompts_needed"], 1.17, 0.25, 0.0), ONE).speculate
+    needed = decide(undecided(16, 1.17, 0.25, 0.0), ONE).reason_values["prompts_needed"]
+    assert isinstance(needed, int)
+    assert 16 < needed <= 160
+    assert decide(undecided(needed, 1.17, 0.25, 0.0), ONE).speculate
 
 
 def test_round_times_that_scatter_between_visits_are_timing_noise():
@@ -158,13 +159,13 @@ def test_round_times_that_scatter_between_visits_are_timing_noise():
 
 def test_verdicts_of_a_report_share_one_error():
     budget = ErrorBudget(workloads=2, prompt_sets=4)
-    bounds = [(1.0 - budget.level(name)) / 2.0 for name in ("all", "easy")]
-    assert 2 * bounds[0] + 4 * bounds[1] == pytest.approx(0.05)
+    errors = [1.0 - budget.level(name) for name in ("all", "easy")]
+    assert 2 * errors[0] + 4 * errors[1] == pytest.approx(0.05)
     evidence = simulated(0, 32, [1.2])
     one, many = decide(evidence, ONE), decide(evidence, budget)
     assert (one.reason_values["level"], many.reason_values["level"]) == (0.95, budget.level("all"))
     assert many.speedup == one.speedup
-    assert many.speedup_lo < one.speedup_lo
+    assert (many.speedup_lo or 0.0) < (one.speedup_lo or 0.0)
 
 
 def test_a_set_of_one_prompt_is_undecided_for_the_workload():

@@ -23,6 +23,7 @@ def analyse(run: StoredRun) -> Summary:
     from harness.analysis.cards import stored_cards
     from harness.analysis.lossless import analyse_snapshot
     from harness.analysis.profile import analyse_profile
+    from harness.analysis.served import analyse_served
     from harness.analysis.setup import Setup
     from harness.analysis.sweep_and_audition import analyse_pair
 
@@ -32,6 +33,7 @@ def analyse(run: StoredRun) -> Summary:
         "profile": analyse_profile,
         "breakeven": analyse_breakeven,
         "snapshot": analyse_snapshot,
+        "server": analyse_served,
     }
     setup = Setup(run)
     if setup.command not in commands:

@@ -8,7 +8,7 @@ temperature 0, for a draft that is a look-up, under synthetic acceptance) one ve
 Every decision that a report shows is one of these, and all of them share one error budget.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from harness.analysis.verdict import ErrorBudget, Evidence, decide
@@ -21,8 +21,9 @@ class Question:
     """The evidence at one temperature, and the acceptance rules that it holds for."""
 
     evidence: Evidence
-    rules: tuple[Rule, ...]
+    rules: tuple[Rule | None, ...]  # None: of a server that does not say
     source: Source  # "measured" or "replayed"
+    engine: str = "own"  # which it is of; our own loop, or a server
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Answered:
                 if verdict.temperature is not None:
                     yield Answer(
                         temperature=verdict.temperature,
-                        engine="own",
+                        engine=self.question.engine,
                         rule=rule,
                         prompt_set=verdict.prompt_set,
                         draft=verdict.draft,
@@ -83,17 +84,20 @@ def questions(
                 yield Question(replayed[other, evidence.temperature], (other,), "replayed")
 
 
+Doubt = tuple[VerdictReason, Values]
+
+
 def answered(
     asked: Sequence[Question],
     *,
     weights: Mapping[str, float] | None,
     seed: int,
-    distrust: tuple[VerdictReason, Values] | None,
+    distrust: Callable[[Question], Doubt | None],
 ) -> tuple[Answered, ...]:
     """Decide every question, for the whole workload and for each prompt set.
 
     A single prompt set is the whole workload, so its verdict is the same one. Where `distrust` says
-    why the pair's texts cannot be trusted, every verdict is undecided for that reason.
+    why the texts behind a question cannot be trusted, its verdicts are undecided for that reason.
     """
     counted = {name for name, share in (weights or {}).items() if share > 0.0}
 
@@ -116,13 +120,15 @@ def answered(
     return tuple(
         Answered(
             question,
-            tuple(_distrusted(verdict, distrust) for verdict in verdicts(question.evidence)),
+            tuple(
+                _distrusted(verdict, distrust(question)) for verdict in verdicts(question.evidence)
+            ),
         )
         for question in asked
     )
 
 
-def _distrusted(verdict: Verdict, reason: tuple[VerdictReason, Values] | None) -> Verdict:
+def _distrusted(verdict: Verdict, reason: Doubt | None) -> Verdict:
     """The verdict; undecided, without a speedup, where there is a reason to distrust the texts."""
     if reason is None:
         return verdict

@@ -177,21 +177,20 @@ class LoadCosts:
     """What closed loops cost on a server.
 
     Attributes:
-        plain_start_s, start_s: of a request beside its rounds, its prefill among it, by
-            concurrency, plain and speculative.
+        plain_start_s, start_s: of a request beside its rounds, its prefill among it, plain and
+            speculative.
         times: R(n, B).
     """
 
-    plain_start_s: Mapping[int, float]
-    start_s: Mapping[int, float]
+    plain_start_s: float
+    start_s: float
     times: BatchTimes
 
     def seconds(self, load: ClosedLoad) -> float:
         """Predicted of a load, from its replayed rounds."""
         assert load.iterations is not None
         start_s = self.start_s if load.key.k else self.plain_start_s
-        starting_s = load.requests * start_s[load.key.concurrency]
-        return starting_s + self.times.seconds(load.iterations)
+        return load.requests * start_s + self.times.seconds(load.iterations)
 
 
 def fit_load_costs(loads: Sequence[ClosedLoad]) -> LoadCosts | None:
@@ -212,8 +211,7 @@ def fit_load_costs(loads: Sequence[ClosedLoad]) -> LoadCosts | None:
     ):
         return None
     columns = [_by_batch(load, batches)[:, 0] for load in plain]
-    plain_fit = _fitted(plain, columns, [load.seconds for load in plain])
-    plain_starts, plain_s = np.split(plain_fit, [len(batches)])
+    plain_start_s, *plain_s = _fitted(plain, columns, [load.seconds for load in plain])
     seconds: list[float] = []
     columns = []
     for load in speculative:
@@ -224,15 +222,15 @@ def fit_load_costs(loads: Sequence[ClosedLoad]) -> LoadCosts | None:
         columns.append((iterations[:, 1:] @ share).ravel())
         # A round that drafts nothing is a plain step
         seconds.append(load.seconds - float(iterations[:, 0] @ plain_s))
-    fit = _fitted(speculative, columns, seconds)
-    rounds_s = fit[len(batches) :].reshape(len(batches), len(ks)).tolist()
+    start_s, *rounds_s = _fitted(speculative, columns, seconds)
+    table = np.reshape(rounds_s, (len(batches), len(ks))).tolist()
     return LoadCosts(
-        dict(zip(batches, plain_starts.tolist(), strict=True)),
-        dict(zip(batches, fit.tolist(), strict=False)),
+        plain_start_s,
+        start_s,
         BatchTimes(
             {
-                batch: RoundTimes(float(token_s), tuple(zip(ks, times, strict=True)))
-                for batch, token_s, times in zip(batches, plain_s, rounds_s, strict=True)
+                batch: RoundTimes(token_s, tuple(zip(ks, times, strict=True)))
+                for batch, token_s, times in zip(batches, plain_s, table, strict=True)
             }
         ),
     )
@@ -248,22 +246,18 @@ def _by_batch(load: ClosedLoad, batches: Sequence[int]) -> Array:
 
 def _fitted(
     loads: Sequence[ClosedLoad], columns: Sequence[Array], seconds: Sequence[float]
-) -> Array:
-    """Least squares: the start of a request by concurrency, then a time for each column.
+) -> list[float]:
+    """Least squares: the start of a request, then a time for each column.
 
     Args:
         loads: that are fitted.
         columns: of each load, how often each time is taken.
         seconds: of each load, that these times make up.
     """
-    batches = sorted({load.key.concurrency for load in loads})
-    rows = [
-        [*(load.requests * (load.key.concurrency == batch) for batch in batches), *counts]
-        for load, counts in zip(loads, columns, strict=True)
-    ]
+    rows = [[load.requests, *counts] for load, counts in zip(loads, columns, strict=True)]
     scale = np.array([load.seconds for load in loads])
     fitted, _ = nnls(np.array(rows, dtype=np.float64) / scale[:, None], np.array(seconds) / scale)
-    return fitted
+    return fitted.tolist()
 
 
 # ---- throughput by concurrency, and what to serve ------------------------------------------------
@@ -306,7 +300,8 @@ def analyse_loads(
         if totals:
             schedules.append(schedule(temperature, totals))
         for row in over_sets(compared):
-            rows += _result_rows(row, loads, engine)
+            if row.concurrency > 1:  # the requests that were sent one at a time have that row
+                rows += _result_rows(row, loads, engine)
     return LoadResults(tuple(cells), tuple(schedules), tuple(rows))
 
 

@@ -130,6 +130,8 @@ def _other_budget(setup: Setup) -> Iterator[Caveat]:
 
 
 def _of_the_steps(setup: Setup, timings: Sequence[StepTiming]) -> Iterator[Caveat]:
+    if completed_by := setup.run.manifest.get("texts_from"):
+        yield Caveat("texts_from", {**completed_by})
     if setup.typed_latency:
         yield Caveat("typed_latency")
     if setup.latency_from is not None:
@@ -143,7 +145,14 @@ def _of_the_steps(setup: Setup, timings: Sequence[StepTiming]) -> Iterator[Cavea
         yield Caveat(code, {"card": setup.gpu.name, "device": str(device)})
     load = setup.run.manifest.get("other_load") or {}
     if load.get("load", 0.0) > BUSY * load.get("processors", 1):
-        yield Caveat("busy_machine", dict(load))
+        engine = setup.engine
+        servers = (
+            engine is not None
+            and engine.name != "own"
+            and engine.started
+            and engine.clock == "engine"
+        )
+        yield Caveat("busy_servers" if servers else "busy_machine", dict(load))
     processes = setup.run.manifest.get("other_gpu_processes")
     if processes:
         yield Caveat("busy_card", {"processes": processes})

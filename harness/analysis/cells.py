@@ -164,6 +164,10 @@ def _measured_row(cell: Cell, cells: Mapping[Cell, Sequence[Trial]], pair: _Pair
 
 def _with_times(row: ResultRow, done: Sequence[Trial]) -> ResultRow:
     tokens = sum(map(new_tokens, done))
+    prompts = len({trial.conversation for trial in done})
+    row = replace(row, prompts=prompts, new_tokens=int(tokens))
+    if any(trial.decode_s is None for trial in done):  # as a server's records may be
+        return row
     trial_ms = [1e3 * decode_s(trial) / new_tokens(trial) for trial in done]
     ms_per_token = 1e3 * sum(map(decode_s, done)) / tokens
     first_s = [
@@ -174,8 +178,6 @@ def _with_times(row: ResultRow, done: Sequence[Trial]) -> ResultRow:
     peaks = [trial.peak_memory_bytes for trial in done if trial.peak_memory_bytes is not None]
     return replace(
         row,
-        prompts=len({trial.conversation for trial in done}),
-        new_tokens=int(tokens),
         ms_per_token=ms_per_token,
         ms_per_token_p50=float(np.percentile(trial_ms, 50)),
         ms_per_token_p90=float(np.percentile(trial_ms, 90)),
@@ -186,30 +188,48 @@ def _with_times(row: ResultRow, done: Sequence[Trial]) -> ResultRow:
 
 
 def _with_acceptance(row: ResultRow, done: Sequence[Trial]) -> ResultRow:
-    rounds = float(sum(trial.rounds or 0 for trial in done))
-    drafted = float(sum(trial.drafted or 0 for trial in done))
-    kept = float(sum(map(accepted, done)))
-    rejected = float(sum(trial.rejected or 0 for trial in done))
-    sums = np.array(list(per_prompt(done, [accepted, judged]).values()))
-    interval = share_interval(sums[:, 0], sums[:, 1])
-    return replace(
+    rounds, drafted, kept, rejected = (
+        _total([getattr(trial, name) for trial in done])
+        for name in ("rounds", "drafted", "accepted", "rejected")
+    )
+    row = replace(
         row,
         rounds=rounds,
         drafted=drafted,
         accepted=kept,
         rejected=rejected,
         acceptance_rate=ratio(kept, drafted),
+        mean_acceptance_length=None if kept is None or not rounds else 1.0 + kept / rounds,
+        tokens_per_round=_tokens_per_round(done),
+    )
+    if kept is None or rejected is None:
+        return row
+    sums = np.array(list(per_prompt(done, [accepted, judged]).values()))
+    interval = share_interval(sums[:, 0], sums[:, 1])
+    return replace(
+        row,
         alpha=ratio(kept, kept + rejected),
         alpha_lo=interval.lo if interval else None,
         alpha_hi=interval.hi if interval else None,
-        mean_acceptance_length=1.0 + kept / rounds if rounds else None,
-        tokens_per_round=ratio(row.new_tokens, rounds),
     )
+
+
+def _tokens_per_round(done: Sequence[Trial]) -> float | None:
+    """Of the generations whose rounds are known."""
+    counted = [trial for trial in done if trial.rounds is not None]
+    tokens, rounds = sum(map(new_tokens, counted)), sum(trial.rounds or 0 for trial in counted)
+    return ratio(tokens, float(rounds))
+
+
+def _total(counts: Sequence[int | None]) -> float | None:
+    """Their sum; None where any is not known, as on a server that does not tell."""
+    known = [count for count in counts if count is not None]
+    return float(sum(known)) if len(known) == len(counts) else None
 
 
 def _with_speedup(row: ResultRow, done: Sequence[Trial], baseline: Sequence[Trial]) -> ResultRow:
     shared = {trial.key for trial in done} & {trial.key for trial in baseline}
-    if not shared:
+    if not shared or any(trial.decode_s is None for trial in (*done, *baseline)):
         return row
 
     def sums(trials: Sequence[Trial], count: Count) -> Array:

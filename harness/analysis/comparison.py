@@ -420,7 +420,11 @@ def _devices(pair: _Pair) -> Iterator[ComparisonCaveat]:
 def _unlike(pair: _Pair) -> ComparisonCaveat | None:
     """Why acceptance, and with it speedups, cannot be compared; None where they can."""
     for name, setup in zip(pair.names, pair.setups, strict=True):
-        checks = [] if setup.synthetic or setup.replay_only else text_checks(setup.run)
+        checks = (
+            []
+            if setup.synthetic or setup.replay_only
+            else text_checks(setup.run.trials, setup.run.checks)
+        )
         doubt = distrust(checks)
         if doubt:
             return ComparisonCaveat("distrusted", {"run": name, "reason": doubt[0]})

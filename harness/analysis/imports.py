@@ -11,14 +11,17 @@ An entry is a JSON object per request, recognised by what is in it:
 - llama.cpp's answer: `timings`. Rounds are not among them; they follow from its counts.
 
 An answer may stand inside an object of its own, `{"request": ..., "response": ...}`; its request
-then says the temperature. From entries come the records of a server run, so that its analysis is
-theirs: one trial per request, of the tokens that rounds emitted.
+then says the temperature and the prompt. From entries come the records of a server run, so that its
+analysis is theirs: one trial per request, of the tokens that rounds emitted.
 """
 
+import hashlib
+import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 from typing import Any
 
 from harness.records import SERVERS, ServingEngine, StopReason, Trial, UserError
@@ -39,6 +42,7 @@ UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.
 # SGLang's names of the drafted and the accepted tokens, today's first
 SGLANG_DRAFTED = ("spec_num_proposed_drafts", "spec_proposed_drafts", "spec_draft_token_num")
 SGLANG_ACCEPTED = ("spec_num_correct_drafts", "spec_accepted_drafts", "spec_accept_token_num")
+PROMPT_FIELDS = ("prompt", "messages", "input_ids", "text")
 SGLANG_LENGTHS = ("spec_correct_drafts_histogram", "spec_accept_histogram")
 
 
@@ -128,10 +132,25 @@ def record_of(entry: Mapping[str, Any], where: str) -> ServedRecord | None:
             )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{where}: cannot be read ({type(error).__name__}: {error})") from error
-    if record is None or not isinstance(request, Mapping):
-        return record
+    if record is None:
+        return None
+    if not isinstance(request, Mapping):
+        request = {}
     sampling = request.get("sampling_params") or request
-    return replace(record, temperature=sampling.get("temperature", record.temperature))
+    return replace(
+        record,
+        prompt=record.prompt or _prompt_name(request, choices[0]),
+        temperature=sampling.get("temperature", record.temperature),
+    )
+
+
+def _prompt_name(request: Mapping[str, Any], choice: Mapping[str, Any]) -> str | None:
+    """A short hash of the prompt, where the request or the answer holds it."""
+    held = (choice.get("prompt_token_ids"), *(request.get(name) for name in PROMPT_FIELDS))
+    prompt = next((value for value in held if value), None)
+    if prompt is None:
+        return None
+    return hashlib.sha256(json.dumps(prompt, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def _vllm(answer: Mapping[str, Any], choice: Mapping[str, Any]) -> ServedRecord:
@@ -303,10 +322,11 @@ def imported(
             clock="engine",
             synthetic=False,
             started=False,
-            urls={},
+            urls=(),
             flags=(),
         ),
-        model=models[0] if models else "target",
+        # A hub id, or a path on the server's machine
+        model=PurePath(models[0]).name.removesuffix(".gguf") if models else "target",
         temperature=temperature,
         trials=tuple(trials),
     )

@@ -6,7 +6,7 @@ verdict (`harness.analysis.verdict`) is the number without that optimism.
 The acceptance rule belongs to the engine that will serve, so there is one leaderboard per rule.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -133,16 +133,22 @@ def with_costs(board: Leaderboard, setup: Setup, plain_s: float) -> Leaderboard:
     return replace(board, rows=tuple(costed(row) for row in board.rows))
 
 
-def draft_memory(setup: Setup, replays: Replays, context_tokens: int) -> tuple[DraftMemory, ...]:
+def draft_memory(
+    setup: Setup,
+    names: Sequence[str],
+    context_tokens: int,
+    *,
+    lookups: Collection[str] = (),
+) -> tuple[DraftMemory, ...]:
     """What each draft leaves of the device's memory, where the sizes are known."""
     described = setup.described.get("target", {})
     target, available = architecture(described), setup.memory_bytes
     if target is None or available is None:
         return ()
     drafts: dict[str, Architecture | None] = {}
-    for draft in replays.drafts:
+    for draft in names:
         sizes = architecture(setup.described_draft(draft))
-        if draft in replays.lookups:
+        if draft in lookups:
             drafts[draft] = None
         elif sizes is not None:
             drafts[draft] = sizes

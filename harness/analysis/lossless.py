@@ -13,7 +13,7 @@ from harness.analysis.caveats import caveats, failures, fault, place
 from harness.analysis.cells import latest, measured_positions, measured_rows
 from harness.analysis.setup import Setup
 from harness.records import GREEDY, Trial
-from harness.storage import StoredRun
+from harness.storage.contents import Check
 from harness.summary import DistributionTest, Summary, TextCheck, Value, VerdictReason
 
 TextId = tuple[str, str, int, int]
@@ -22,7 +22,7 @@ TextId = tuple[str, str, int, int]
 def analyse_snapshot(setup: Setup) -> Summary:
     """The comparisons and tests of a snapshot, and what was decoded."""
     run = setup.run
-    checks = text_checks(run)
+    checks = text_checks(run.trials, run.checks)
     tests = tuple(check for check in run.checks if isinstance(check, DistributionTest))
     rows = measured_rows(run.trials, model=setup.model, draft=setup.draft, times={})
     return Summary(
@@ -49,11 +49,11 @@ def with_plain(trials: Iterable[Trial]) -> Iterator[tuple[Trial, Trial]]:
             yield trial, plain[trial.key]
 
 
-def text_checks(run: StoredRun) -> list[TextCheck]:
+def text_checks(trials: Iterable[Trial], stored: Iterable[Check]) -> list[TextCheck]:
     """An entry for every greedy text that can be compared: as stored, or what tokens alone say."""
-    judged = {_id(check): check for check in run.checks if isinstance(check, TextCheck)}
+    judged = {_id(check): check for check in stored if isinstance(check, TextCheck)}
     checks: list[TextCheck] = []
-    for trial, plain in with_plain(run.trials):
+    for trial, plain in with_plain(trials):
         check = judged.get(_id(trial)) or _by_tokens(trial, plain)
         rate = (trial.accepted or 0) / trial.drafted if trial.drafted else None
         checks.append(replace(check, acceptance_rate=rate))

@@ -7,9 +7,10 @@ and nowhere else.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, cast
 
-from harness.records import Cell, Failure, ResultRow, Rule
+from harness.records import Cell, Failure, ResultRow, Rule, ServingEngine
 from harness.storage import StoredRun
 from harness.storage.contents import flattened
 from harness.summary import ModelFacts, RunFacts, SamplingFacts, Status, Value
@@ -92,15 +93,29 @@ class Setup:
         """Of the deals of the folds, and of draws."""
         return int(self.run.config.get("seed") or 0)
 
+    @cached_property
+    def engine(self) -> ServingEngine | None:
+        """The server that a server run measured; None of every other command."""
+        entry: Entry = self.run.manifest.get("engine") or {}
+        known = {name.name: entry.get(name.name) for name in fields(ServingEngine)}
+        return ServingEngine(**known) if entry else None  # type: ignore[arg-type]
+
     @property
     def rule(self) -> Rule:
         """The acceptance rule that the verdict is under."""
-        return cast("Rule", self.conf("decode").get("rule") or "ratio")
+        served = self.engine.rule if self.engine else None
+        return cast("Rule", served or self.conf("decode").get("rule") or "ratio")
 
     @property
     def weights(self) -> Mapping[str, float] | None:
         """Of the prompt sets in the workload; None for equal ones."""
         return self.conf("prompts").get("weights")
+
+    @property
+    def shares(self) -> Mapping[str, float] | None:
+        """The weights of all sets of the run: one that brought nothing leaves "all" undecided."""
+        names = self.run.manifest.get("prompts") or ()
+        return self.weights or dict.fromkeys(names, 1.0) or None
 
     @property
     def adaptive(self) -> bool:
@@ -215,18 +230,24 @@ class Setup:
                 repetition_penalty=decode.get("repetition_penalty"),
                 stop_threshold=decode.get("stop_threshold") if self.adaptive else None,
             ),
-            serve_on=self.run.config.get("engine"),
+            serve_on=self._serve_on,
             ks=self.ks,
             temperatures=self.temperatures,
             seed=self.run.config.get("seed"),
             prompts=sum(counts.values()) or None,
             synthetic=self.synthetic,
+            weights=dict(self.weights or {}),
             replay_only=self.replay_only,
             measured_cells=len(ran),
             failed_cells=sum(row.status == "failed" for row in ran),
             partial_cells=sum(row.status == "partial" for row in ran),
             environment={**dict(named_values(self.run.manifest)), **self._command_line()},
         )
+
+    @property
+    def _serve_on(self) -> str | None:
+        """The server whose line is asked for; of a server run the line is that server's own."""
+        return None if self.engine else self.run.config.get("engine")
 
     def _command_line(self) -> dict[str, Value]:
         """The command line as it can be typed again."""

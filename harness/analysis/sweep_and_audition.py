@@ -141,7 +141,7 @@ class PairAnalysis:
         """Greedy texts compared with plain decoding's; none where acceptance was set."""
         if self.setup.synthetic or self.setup.replay_only:
             return []
-        return text_checks(self.setup.run)
+        return text_checks(self.setup.run.trials, self.setup.run.checks)
 
     @property
     def texts_differ(self) -> bool:
@@ -370,13 +370,7 @@ class PairAnalysis:
     def answered(self) -> tuple[Answered, ...]:
         """All of it decided."""
         seed, doubt = self.setup.seed, distrust(self.checks)
-        return answered(self.asked, weights=self.shares, seed=seed, distrust=doubt)
-
-    @property
-    def shares(self) -> Mapping[str, float] | None:
-        """The weights of all sets of the run: one that brought nothing leaves "all" undecided."""
-        names = self.setup.run.manifest.get("prompts") or ()
-        return self.setup.weights or dict.fromkeys(names, 1.0) or None
+        return answered(self.asked, weights=self.setup.shares, seed=seed, distrust=lambda _: doubt)
 
     @property
     def _only_lookups(self) -> bool:
@@ -500,7 +494,7 @@ class PairAnalysis:
         replays = self.rankings_of_run_rule[0].replays
         traces = self.traces[replays.drafts[0]]
         longest = max(trace.prompt_tokens + len(trace.tokens) for trace in traces)
-        return draft_memory(self.setup, replays, longest)
+        return draft_memory(self.setup, replays.drafts, longest, lookups=replays.lookups)
 
     def with_cost(self, summary: Summary) -> Summary:
         """The summary with the cost of a token, plain and as the verdict says to serve."""

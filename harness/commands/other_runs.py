@@ -39,7 +39,7 @@ def check_source(key: str, run: StoredRun, decode: DecodeConf) -> None:
     """Refuse a run with other sampling parameters, or a sweep whose greedy texts are in doubt."""
     setup = Setup(run)
     if setup.command == "sweep" and not setup.replay_only and not setup.synthetic:
-        doubt = distrust(text_checks(run))
+        doubt = distrust(text_checks(run.trials, run.checks))
         if doubt is not None:
             code, values = doubt
             how = "are not" if code == "greedy_texts_differ" else "may not be"

@@ -19,7 +19,7 @@ from harness.commands import imports
 from harness.commands.run_lifecycle import Outcome, shown, write_analysis
 from harness.config import ReportConfig
 from harness.measurement.environment import describe_host
-from harness.records import UserError
+from harness.records import SCHEMA_VERSION, UserError
 from harness.reporting import grid, index
 from harness.reporting.index import Entry
 from harness.storage import RunFolder, StoredRun, load, refuse_lost_trials
@@ -57,11 +57,12 @@ def run(config: ReportConfig) -> Outcome:
 def _rendered(name: str, config: ReportConfig) -> Outcome:
     """Analyse a stored run again and render it, complete or not.
 
-    The analysis of an unfinished run is stored in it too, unless another process is writing it.
+    The analysis is stored in it too, so that a folder says one thing, unless another process is
+    writing it.
     """
     stored = load(name)
     summary = _analysed(stored)
-    if _lacks_summary(stored):
+    if _to_store(stored, summary):
         with suppress(Busy):
             write_analysis(RunFolder.reopen(stored), summary)
     if config.engine is not None:
@@ -94,14 +95,16 @@ def _analysed(stored: StoredRun) -> Summary:
     return summary
 
 
-def _lacks_summary(stored: StoredRun) -> bool:
-    """Whether the run has no summary.json that is up to date.
+def _to_store(stored: StoredRun, summary: Summary) -> bool:
+    """Whether a run's summary.json is missing or not what its raw files give now.
 
     One of an older version stays as it is: it may hold what no raw file of that version does.
     """
     if not (stored.folder / "summary.json").exists():
         return True
-    return stored.manifest.get("status") != "complete" and stored.summary is not None
+    if stored.summary is None:
+        return False
+    return stored.manifest.get("schema_version") == SCHEMA_VERSION and stored.summary != summary
 
 
 def _compared(config: ReportConfig) -> Outcome:

@@ -72,12 +72,16 @@ from harness.storage.contents import plain
 from harness.summary import TextLikelihood
 
 COMMAND = "server"
-# The manifest's entry of the engine
-ENGINE = "engine"
+# The manifest's entries of the engine, and of the threads that each server gets
+ENGINE, THREADS = "engine", "server_threads"
+# Tokens of a text by which a number of threads is judged
+TRIED_TOKENS = 32
 # Of the memory that is free, what servers may take; of a model's file, what its server takes
 USABLE, OVERHEAD = 0.8, 1.2
 # Ids that a server is asked to decode, to see whether it has the target's tokenizer
 CHECKED_TOKENS = 64
+# Requests that a server decodes side by side where they arrive at random
+ARRIVING_SLOTS = 8
 
 
 def run(config: ServerConfig) -> Outcome:
@@ -89,8 +93,11 @@ def run(config: ServerConfig) -> Outcome:
         return Outcome(None)
     folder = resumed(config, COMMAND)
     own_rounds = stored_own_rounds(config)
-    if config.url is not None:  # before weights are loaded and a folder is made
+    # Before weights are loaded and a folder is made
+    if config.url is not None:
         _try_addresses(config, adapter, prompts)
+    else:
+        adapter.check(config)
     work = _open(config, prompts)
     folder = folder or create(config, COMMAND)
     note_or_check(folder, work.describe(), config.seed)
@@ -266,9 +273,9 @@ def _tasks(work: Workload, *, synthetic: bool) -> Iterator[Task]:
                     yield Task(Role(k), visit, request, "trials")
         if not synthetic:
             continue
-        # One prompt of each set, another one in each visit
+        # One prompt of each set, of a middle length, the same in each visit
         for entries in by_set.values():
-            entry = entries[visit % len(entries)]
+            entry = sorted(entries, key=lambda each: len(each.tokens))[len(entries) // 2]
             for temperature in config.temperature:
                 for k in map(int, order.permutation(ks)):
                     request = work.request(entry, temperature, k, visit)
@@ -327,6 +334,7 @@ def _measure(folder: RunFolder, work: Workload, adapter: Adapter) -> None:
     _forget_failures(folder)
     if not roles:
         return
+    _settle_threads(folder, work, adapter)
     serve = _to_serve(folder, work, slots=1)
     for group in _groups(roles, _at_a_time(work, adapter)):
         with ExitStack() as stack:
@@ -345,7 +353,41 @@ def _to_serve(folder: RunFolder, work: Workload, *, slots: int) -> ToServe:
         models = (pair.target_model, pair.draft_model)
         opened = OpenedPair(pair.target, pair.draft, *models, Clock(*models).now)
     longest = max(len(entry.tokens) for entry in work.prompts)
-    return ToServe(work.config, folder.path, longest + work.config.new_tokens, slots, opened)
+    return ToServe(
+        config=work.config,
+        folder=folder.path,
+        context_tokens=longest + work.config.new_tokens,
+        slots=slots,
+        threads=folder.manifest.get(THREADS),
+        pair=opened,
+    )
+
+
+def _settle_threads(folder: RunFolder, work: Workload, adapter: Adapter) -> None:
+    """Note how many threads each server gets: as asked for, else the fastest that was tried.
+
+    An engine's own default is all processors, which for a small model, or next to other work, is
+    many times slower than one. A resumed run keeps what it began with.
+    """
+    if work.config.threads != "auto":
+        folder.update_manifest({THREADS: int(work.config.threads)})
+    start = adapter.start if work.config.url is None and adapter.tries_threads else None
+    if THREADS in folder.manifest or start is None:
+        return
+    cores = psutil.cpu_count(logical=False) or 1
+    counts = sorted({1, max(1, cores // 2), cores})
+    longest = max(work.prompts, key=lambda entry: len(entry.tokens))
+    request = work.request(longest, GREEDY, 0, 0)
+    seconds: dict[int, float] = {}
+    with progress("choosing the servers' threads", len(counts)) as tick:
+        for count in counts:
+            serve = replace(_to_serve(folder, work, slots=1), threads=count)
+            with start(serve, None).open(0) as server:
+                for _ in range(2):  # the second is the one that counts
+                    done = server.generate(request.tokens, request.sampling, 0, TRIED_TOKENS)
+                    seconds[count] = done.decode_s or done.request_s
+            tick()
+    folder.update_manifest({THREADS: min(counts, key=lambda count: seconds[count])})
 
 
 def _load(folder: RunFolder, work: Workload, adapter: Adapter) -> None:
@@ -354,19 +396,23 @@ def _load(folder: RunFolder, work: Workload, adapter: Adapter) -> None:
     loads = [Load(rate=config.rate)] if config.rate else []
     if max(config.concurrency) > 1:
         loads += [Load(concurrency=level) for level in config.concurrency]
-    stored = {(timing.visit, timing.temperature) for timing in folder.loads()}
-    waiting = [
+    stored = {(timing.visit, timing.temperature, timing.k) for timing in folder.loads()}
+    visits = [
         (visit, temperature)
         for visit in range(config.repetitions)
         for temperature in config.temperature
-        if (visit, temperature) not in stored
     ]
-    if not loads or not waiting:
+    if not loads:
         return
-    slots = max(config.concurrency)
+    slots = max(*config.concurrency, ARRIVING_SLOTS if config.rate else 1)
     serve = _to_serve(folder, work, slots=slots)
     roles = [Role(k) for k in work.ks]
     for group in _groups(roles, _at_a_time(work, adapter)):
+        # Plain decoding stands in each group, to be compared with within moments
+        compared = [role.k for role in group if role.k] or [0]
+        waiting = [each for each in visits if any((*each, k) not in stored for k in compared)]
+        if not waiting:
+            continue
         with ExitStack() as stack:
             started = _started(stack, group, serve, adapter, work.vocabulary.tokenizer)
             servers = {role.k: server for role, server in started.items()}
@@ -422,7 +468,8 @@ def _at_a_time(work: Workload, adapter: Adapter) -> int:
         if conf.gguf is not None:
             needed += Path(conf.gguf).stat().st_size if Path(conf.gguf).is_file() else 0
         elif key in loaded:
-            needed += loaded[key].describe()["weights_bytes"]
+            weights = loaded[key].network.parameters()
+            needed += sum(tensor.numel() * tensor.element_size() for tensor in weights)
     free = psutil.virtual_memory().available
     if torch.cuda.is_available():
         free = min(free, torch.cuda.mem_get_info()[0])

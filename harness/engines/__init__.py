@@ -8,7 +8,8 @@
 3. `http_server.py`: what these servers share. `process.py` and `supervisor.py`: a server process
    that listens on this machine only and ends with the run, however the run ends. `client.py`:
    requests to it, and what goes wrong with them.
-4. `gguf_file.py`: small models as GGUF files for llama.cpp. `xllamacpp_server.py`: `llama-server`
+4. `adapters.py`: the one table of engines by name, which the command `server` reads.
+5. `gguf_file.py`: small models as GGUF files for llama.cpp. `xllamacpp_server.py`: `llama-server`
    for those who have the Python wheel and no binary.
 
 What an engine cannot tell is None here, never a guess.

@@ -45,6 +45,7 @@ class ToServe:
         folder: the run's; servers' logs and converted models go into folders of it.
         context_tokens: of the longest request, prompt and budget.
         slots: requests side by side at most.
+        threads: of each server; None leaves them to the engine.
         pair: the models, where they are loaded here.
     """
 
@@ -52,6 +53,7 @@ class ToServe:
     folder: Path
     context_tokens: int
     slots: int
+    threads: int | None
     pair: OpenedPair | None
 
     @property
@@ -60,9 +62,10 @@ class ToServe:
         return cast("Rule", self.config.decode.rule)
 
     @property
-    def threads(self) -> int | None:
-        """Of each server; None leaves them to the engine."""
-        return None if self.config.threads == "auto" else int(self.config.threads)
+    def side_by_side(self) -> int:
+        """Servers at a time, of an engine that takes all of its device unless it is told."""
+        most = self.config.servers
+        return 1 if most == "auto" else min(int(most), len({0, *self.config.k}))
 
     @property
     def logs(self) -> Path:
@@ -100,6 +103,8 @@ class Adapter:
         synthetic: where a server that is started can be told which drafts to accept.
         k_per_request: whether one server drafts any number of tokens, so that one address serves
             every K.
+        tries_threads: whether servers with different numbers of threads are tried, where none is
+            asked for.
         alone: whether a server takes all of its device, so that servers run one after the other.
     """
 
@@ -109,6 +114,7 @@ class Adapter:
     check: Callable[[ServerConfig], None] = lambda _: None
     synthetic: Literal["everywhere", "on CUDA", "nowhere"] = "nowhere"
     k_per_request: bool = False
+    tries_threads: bool = False
     alone: bool = False
 
 
@@ -130,8 +136,6 @@ def adapter_of(config: ServerConfig) -> Adapter:
         )
     if config.url is not None:
         addresses(config, adapter)
-    else:
-        adapter.check(config)
     return adapter
 
 
@@ -190,14 +194,22 @@ def _llamacpp(serve: ToServe, port: int | None) -> StartableEngine:
     )
 
 
-def _check_gguf(config: ServerConfig) -> None:
-    """Refuse files that are not there, and none where none can be written."""
-    for key, conf in (("model", config.model), ("draft", config.draft)):
+def _check_llamacpp(config: ServerConfig) -> None:
+    """Refuse files that are not there, none where none can be written, and no program."""
+    from harness.engines.gguf_file import gguf_package
+    from harness.engines.llamacpp import program
+
+    models = {"model": config.model, "draft": config.draft}
+    for key, conf in models.items():
         if conf.gguf is not None:
             if not Path(conf.gguf).is_file():
                 raise UserError(f"{key}.gguf={conf.gguf}: no such file")
         elif not config.score:
             raise UserError(f"{key}.gguf: not given, and score=false leaves no weights to convert")
+    for key, conf in models.items():
+        if conf.gguf is None:
+            gguf_package(key)
+    program()
 
 
 def _gguf(serve: ToServe, conf: ModelConf, key: str) -> Path:
@@ -232,6 +244,7 @@ def _vllm(serve: ToServe, port: int | None) -> StartableEngine:
         draft_sampling=draft_sampling(serve.rule),
         slots=serve.slots,
         port=port,
+        side_by_side=serve.side_by_side,
         more_flags=tuple(serve.config.flags),
     )
 
@@ -253,6 +266,7 @@ def _sglang(serve: ToServe, port: int | None) -> StartableEngine:
         dtype=serve.config.model.dtype,
         slots=serve.slots,
         port=port,
+        side_by_side=serve.side_by_side,
         more_flags=tuple(serve.config.flags),
     )
 
@@ -289,8 +303,9 @@ ADAPTERS: Mapping[str, Adapter] = {
         ("greedy_draft", "ratio"),
         attach=_attached_llamacpp,
         start=_llamacpp,
-        check=_check_gguf,
+        check=_check_llamacpp,
         synthetic="everywhere",
+        tries_threads=True,
     ),
     "vllm": Adapter(
         ("greedy_draft", "ratio"),

@@ -31,7 +31,8 @@ class HttpClient:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UserError(f"url={url}: not an address; write it as http://HOST:PORT")
-        self.url = url.rstrip("/")
+        # Clients of OpenAI's interface are given the address with its version
+        self.url = url.rstrip("/").removesuffix("/v1")
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         local = parts.hostname in ON_THIS_MACHINE
         # A proxy of the environment cannot reach this machine's own loopback

@@ -53,7 +53,7 @@ def write_gguf(loaded: LoadedModel, path: Path) -> Path:
     Raises:
         UserError: a family, a dtype or a tokenizer that is not converted here, or no gguf package.
     """
-    gguf = _gguf(loaded.key)
+    gguf = gguf_package(loaded.key)
     config: Any = loaded.network.config
     where = f"{loaded.key}={loaded.name}"
     if config.model_type not in FAMILIES:
@@ -82,7 +82,8 @@ def write_gguf(loaded: LoadedModel, path: Path) -> Path:
     return partial.replace(path)
 
 
-def _gguf(key: str) -> Any:
+def gguf_package(key: str) -> Any:
+    """The package that writes such files; `key` is the model that one is needed for."""
     try:
         return import_module("gguf")
     except ImportError:

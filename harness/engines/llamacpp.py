@@ -96,7 +96,7 @@ class LlamaCpp:
                 raise UserError(f"{key}.gguf={file}: no such file")
         running = start(
             f"llama.cpp at k={k}",
-            [*_program(), *self.flags(k, synthetic)],
+            [*program(), *self.flags(k, synthetic)],
             log_file(self.logs, "llamacpp", k, synthetic),
             port=self.port,
             slots=self.slots,
@@ -140,7 +140,7 @@ def draft_sampling(rule: Rule | None) -> DraftSampling:
     return "probabilistic" if rule == RULES["probabilistic"] else "greedy"
 
 
-def _program() -> list[str]:
+def program() -> list[str]:
     """What starts a server: the user's own binary where there is one, else the wheel."""
     binary = shutil.which(BINARY)
     if binary is not None:

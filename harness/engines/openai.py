@@ -7,8 +7,10 @@ has. `DIALECTS` says how servers differ in what a request may hold.
 
 mlx-lm (mlx_lm/server.py, 0.32): `num_draft_tokens` is asked per request, so that one server started
 with `--draft-model` can be given for every K, and one without for K = 0. It accepts a token where
-two independent draws are equal: the rule `exact_match`. It keeps the prefills of prompts that it
-has seen, for every K alike.
+two independent draws are equal: the rule `exact_match`. A model that a request names is loaded in
+place of its own, so none is named. Run (0.32.2, on a CPU): it keeps the prefills of prompts, and
+with a draft its text to a prompt that it has seen is another one; with `--prompt-cache-size 0` all
+greedy texts equal plain decoding's.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,16 +35,19 @@ class Dialect:
         rule: by which it accepts drafted tokens, where that is known.
         samplers: sampling parameters that a request may have beside temperature and top_p.
         k: the field that asks for a K, where a request may.
+        one_model: whether it completes with the model that it was started with unless it is told
+            another, and lists others besides.
     """
 
     rule: Rule | None = None
     samplers: tuple[str, ...] = ()
     k: str | None = None
+    one_model: bool = False
 
 
 DIALECTS: Mapping[Name, Dialect] = {
     "openai": Dialect(),
-    "mlx": Dialect("exact_match", ("top_k", "min_p"), "num_draft_tokens"),
+    "mlx": Dialect("exact_match", ("top_k", "min_p"), "num_draft_tokens", one_model=True),
 }
 
 
@@ -74,18 +79,19 @@ class OpenAiServer(HttpServer):
     def __init__(self, running: Running, k: int, name: Name, tokenizer: Any) -> None:
         """Take over a server that is said to draft `k` tokens per round."""
         super().__init__(f"{name} at k={k}", k, running)
-        self._name, self._dialect, self._tokenizer = name, DIALECTS[name], tokenizer
+        self._name: Name = name
+        self._dialect, self._tokenizer = DIALECTS[name], tokenizer
         # What the tokenizer puts before every text, and so will the server's
         self._prefix = tuple(tokenizer("")["input_ids"])
         self.facts = EngineFacts(name, "unknown", self._dialect.rule, None, returns_ids=False)
-        self._model = only_model(running.client)
+        self._named = {} if self._dialect.one_model else {"model": only_model(running.client)}
 
     def generate(
         self, prompt: Sequence[int], sampling: SamplingParameters, seed: int, budget: int
     ) -> Completion:
         """Complete a prompt; see `protocol.Server`."""
         settings = request_settings(self._name, sampling, seed, budget)
-        body = {"prompt": self._text(prompt), "model": self._model, **settings}
+        body = {"prompt": self._text(prompt), **self._named, **settings}
         if self.k and self._dialect.k is not None:
             body[self._dialect.k] = self.k
         answer = self.ask("/v1/completions", body)
@@ -113,7 +119,7 @@ class OpenAiServer(HttpServer):
             text: what they stand for in the target's tokenizer.
         """
         settings = request_settings(self._name, SamplingParameters(0.0), 0, 1)
-        body = {"prompt": text, "model": self._model, **settings}
+        body = {"prompt": text, **self._named, **settings}
         usage = field_of(self.ask("/v1/completions", body).body, "usage", self.where, SERVER)
         expected, said = len(self._prefix) + len(tokens), usage.get("prompt_tokens")
         if said != expected:

@@ -42,6 +42,8 @@ SERVER = "SGLang's server"
 # Positions beside prompt, budget and one draft, so that the context never shortens a draft
 SPARE_POSITIONS = 8
 READY_S = 1200.0
+# Of the device's memory, of servers that share it
+DEVICE_SHARE = 0.85
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Sglang:
         dtype: of weights, as SGLang names it.
         slots: requests decoded side by side.
         port: to listen on; None takes a free one.
+        side_by_side: servers that share the device at a time.
         more_flags: the user's own, for `sglang serve`.
     """
 
@@ -65,6 +68,7 @@ class Sglang:
     dtype: str = "auto"
     slots: int = 1
     port: int | None = None
+    side_by_side: int = 1
     more_flags: tuple[str, ...] = ()
 
     def open(self, k: int, synthetic: Sequence[float] | None = None) -> "SglangServer":
@@ -96,6 +100,8 @@ class Sglang:
             "--context-length": self.context_tokens + k + SPARE_POSITIONS,
             "--max-running-requests": self.slots,
         }
+        if self.side_by_side > 1:
+            flags["--mem-fraction-static"] = f"{DEVICE_SHARE / self.side_by_side:.3f}"
         if k:
             flags |= {
                 "--speculative-algorithm": "STANDALONE",

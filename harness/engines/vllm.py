@@ -6,8 +6,9 @@ Read in vllm/entrypoints/openai and vllm/v1 of releases 0.29 to 0.33, and run (0
   parameter is sent, because a server takes what is left out from the model's generation_config.
 - `--enable-per-request-metrics` puts a request's times into its answer: `time_to_first_token_ms`
   from when it was scheduled, `generation_time_ms` from the first token to the last.
-  `--per-request-spec-decode-metrics summary` (from 0.29) adds `speculative_decoding`, its rounds
-  (`num_spec_steps`), drafted and accepted tokens. Servers started here have both.
+  `--per-request-spec-decode-metrics detailed` (from 0.29) adds `speculative_decoding`, its rounds
+  (`num_spec_steps`), drafted and accepted tokens, in sum and of each round. Servers started here
+  have both.
 - A server without them has the same as sums at `/metrics`. They are this request's where the tokens
   that were generated meanwhile are this request's.
 - The first token comes from the prefill. Every later step drafts and verifies K tokens, near the
@@ -41,7 +42,7 @@ from harness.engines.http_server import (
     start,
 )
 from harness.engines.protocol import Completion, EngineFacts, ServerDiedError
-from harness.records import Rule, StopReason, UserError
+from harness.records import Round, Rule, StopReason, UserError
 from harness.serving.counting import Counting
 
 COUNTING = Counting(first_position=1, shortens_last_draft=False)
@@ -54,6 +55,8 @@ STOP_REASONS: Mapping[str, StopReason] = {"stop": "eos", "length": "budget"}
 SPARE_POSITIONS = 8
 # Until a server has loaded its models, compiled them and captured its graphs
 READY_S = 1200.0
+# Of the device's memory, of servers that share it
+DEVICE_SHARE = 0.9
 # The sums of `/metrics` that are read, each of a server's only model
 GENERATED = "vllm:generation_tokens_total"
 DRAFTS = "vllm:spec_decode_num_drafts_total"
@@ -78,6 +81,7 @@ class Vllm:
         draft_sampling: how the draft proposes, see above.
         slots: requests decoded side by side.
         port: to listen on; None takes a free one.
+        side_by_side: servers that share the device at a time.
         more_flags: the user's own, for `vllm serve`.
     """
 
@@ -90,6 +94,7 @@ class Vllm:
     draft_sampling: DraftSampling = "greedy"
     slots: int = 1
     port: int | None = None
+    side_by_side: int = 1
     more_flags: tuple[str, ...] = ()
 
     def open(self, k: int, synthetic: Sequence[float] | None = None) -> "VllmServer":
@@ -113,11 +118,13 @@ class Vllm:
 
     def flags(self, k: int, synthetic: Sequence[float] | None = None) -> list[str]:
         """The command line of vllm, without where it listens."""
-        flags = {
+        flags: dict[str, object] = {
             "--dtype": self.dtype,
             "--max-model-len": self.context_tokens + k + SPARE_POSITIONS,
             "--max-num-seqs": self.slots,
         }
+        if self.side_by_side > 1:
+            flags["--gpu-memory-utilization"] = f"{DEVICE_SHARE / self.side_by_side:.3f}"
         if k:
             speculative: dict[str, Any] = {
                 "method": "draft_model",
@@ -130,7 +137,7 @@ class Vllm:
                 speculative["rejection_sample_method"] = "synthetic"
                 speculative["synthetic_acceptance_rates"] = list(synthetic)
             flags["--speculative-config"] = json.dumps(speculative)
-            flags["--per-request-spec-decode-metrics"] = "summary"
+            flags["--per-request-spec-decode-metrics"] = "detailed"
         return [
             *("serve", self.target),
             *(str(part) for flag in flags.items() for part in flag),
@@ -228,10 +235,10 @@ class VllmServer(HttpServer):
                 int(speculative[name])
                 for name in ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
             )
-            drafts_k = speculative.get("num_spec_tokens", self.k)
-            if self.k and drafts_k != self.k:
+            told_k = speculative.get("num_spec_tokens", self.k)
+            if self.k and told_k != self.k:
                 raise UserError(
-                    f"{self.where}: it drafts {drafts_k} tokens per round, not {self.k}"
+                    f"{self.where}: it drafts {told_k} tokens per round, not k={self.k}"
                 )
         self.check_drafts(drafted, len(tokens), "--speculative-config")
         return Completion(
@@ -244,6 +251,7 @@ class VllmServer(HttpServer):
             decode_s=times[1],
             request_s=answer.request_s,
             cpu_s=answer.cpu_s,
+            steps=rounds_of(tokens, speculative) if self.k and speculative is not None else None,
         )
 
     def _sums(self) -> dict[str, float]:
@@ -257,7 +265,7 @@ class VllmServer(HttpServer):
         if GENERATED not in sums:
             raise UserError(
                 f"{self.where}: no counters in its answers or at /metrics; start it with"
-                " --enable-per-request-metrics --per-request-spec-decode-metrics summary, or use"
+                " --enable-per-request-metrics --per-request-spec-decode-metrics detailed, or use"
                 " engine=openai, which only times"
             )
         return sums
@@ -290,6 +298,35 @@ def request_settings(sampling: SamplingParameters, seed: int, budget: int) -> di
         "seed": seed,
         "return_token_ids": True,
     }
+
+
+def rounds_of(tokens: Sequence[int], told: Mapping[str, Any]) -> tuple[Round, ...] | None:
+    """Each round of a text, from what an answer tells of its steps.
+
+    A round emits its accepted tokens and one of the target's own; the last one less where an
+    accepted end of text, or the budget, cuts it.
+
+    Args:
+        tokens: returned, the prefill's included.
+        told: `speculative_decoding` of the answer.
+
+    Returns:
+        The rounds, or None where the answer has their sums alone, or they do not give this text.
+    """
+    accepted, drafted = told.get("per_step_accepted"), told.get("per_step_drafted")
+    if accepted is None or drafted is None:
+        return None
+    rounds: list[Round] = []
+    left = tuple(tokens[COUNTING.first_position :])
+    for kept, proposed in zip(accepted, drafted, strict=True):
+        emitted, left = left[: kept + 1], left[kept + 1 :]
+        if len(emitted) > kept:
+            rounds.append(
+                Round(emitted, kept, proposed, "bonus" if kept == proposed else "rejected")
+            )
+        else:
+            rounds.append(Round(emitted, len(emitted), proposed, "cut"))
+    return tuple(rounds) if not left and all(each.tokens for each in rounds) else None
 
 
 def metric_sums(text: str) -> dict[str, float]:

@@ -200,24 +200,15 @@ def served_trace(
         is_argmax: [n] whether each is the draft's most likely one.
     """
     match = np.array(is_argmax, dtype=np.float64)
-    unknown, one = np.full(len(match), np.nan), np.ones(len(match))
+    one, zero = np.ones(len(match)), np.zeros(len(match))
     if text.request.sampling.greedy:
         with np.errstate(divide="ignore"):
             point = np.log(match)
-        zero = np.zeros(len(match))
-        return trace_of(
-            text,
-            draft_name,
-            Scores(zero, point, match, match, match, match, zero, zero, one, one),
-        )
-    scores = Scores(
-        np.array(text.logprobs),
-        np.array(logprobs),
-        match,
-        *(unknown,) * 5,
-        one,
-        one,
-    )
+        scores = Scores(zero, point, match, match, match, match, zero, zero, one, one)
+    else:
+        nan = np.full(len(match), np.nan)
+        target, draft = np.array(text.logprobs), np.array(logprobs)
+        scores = Scores(target, draft, match, nan, nan, nan, nan, nan, one, one)
     return trace_of(text, draft_name, scores)
 
 

@@ -25,8 +25,8 @@ import numpy as np
 
 from harness.engines.protocol import Completion, Server
 from harness.measurement.generations import Request
-from harness.measurement.served import SHORTER, SHORTEST
 from harness.records import HALF, LoadTiming, ServerClock, UserError
+from harness.serving.counting import SHORTER, SHORTEST
 
 # Requests of a load for each that is in flight: fewer are mostly start and end
 REQUESTS_PER_SLOT = 4
@@ -101,7 +101,8 @@ def load_visit(
         loads: closed loops, and rates.
         number: of the visit.
         random: draws orders and arrivals.
-        clock: `cpu` is the processor time of each server's process, else seconds pass for all.
+        clock: `cpu` is the processor time of each server's process, in closed loops; requests that
+            arrive are waited for by the client's clock, as they are with `engine`.
     """
     for load in loads:
         for name, group in groups.items():
@@ -131,8 +132,11 @@ def _timed(
     else:
         done = arriving(server, requests, gaps_s)
     elapsed_s, cpu_now_s = perf_counter() - begin, server.cpu_s()
-    if clock == "cpu" and (cpu_s is None or cpu_now_s is None):
-        raise UserError("clock=cpu: this server has none; use another")
+    seconds = elapsed_s
+    if clock == "cpu" and load.rate is None:
+        if cpu_s is None or cpu_now_s is None:
+            raise UserError("clock=cpu: this server has none; use another")
+        seconds = cpu_now_s - cpu_s
     first = requests[0]
     return LoadTiming(
         visit=number,
@@ -148,7 +152,7 @@ def _timed(
         returned=tuple(len(each.tokens) for each in done),
         rounds=tuple(each.rounds for each in done),
         user_s=tuple(each.request_s for each in done),
-        seconds=elapsed_s if clock == "engine" else (cpu_now_s or 0.0) - (cpu_s or 0.0),
+        seconds=seconds,
     )
 
 

@@ -31,6 +31,8 @@ from harness.records import RoundTiming
 # Of a pair; each draft among many gets half of them
 LEAST_VISITS, MOST_VISITS = 6, 24
 VISITS_PER_TEXT = 1.5
+# As many again for every further so many texts: about a sixth of a long run's time
+TEXTS_PER_MOST_VISITS = 48
 LEAST_ROUNDS = 16
 # Plain tokens of a timing at most
 MOST_TOKENS = 32
@@ -122,8 +124,14 @@ def made_prompt(
 
 
 def visits_for(texts: int, *, among_many: bool = False) -> int:
-    """How many visits a run makes that generates so many texts at every K: fewer in a short one."""
-    most = MOST_VISITS // 2 if among_many else MOST_VISITS
+    """How many visits a run makes that generates so many texts at every K.
+
+    A run of many texts, most often of many repetitions, makes more: else the error of the round
+    times would be what is left of the prediction's.
+    """
+    most = (MOST_VISITS // 2 if among_many else MOST_VISITS) * max(
+        1, texts // TEXTS_PER_MOST_VISITS
+    )
     return min(most, max(LEAST_VISITS, round(VISITS_PER_TEXT * texts)))
 
 

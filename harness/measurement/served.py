@@ -1,39 +1,23 @@
-"""Run requests on servers that stand side by side, one per K, and time what their rounds took.
-
-A *visit* sends every request to every server, the servers in a new order for each request, so that
-a machine that drifts hits all of them alike. A request's time is the lower quartile of its visits:
-whatever else runs on the machine only adds to a time, and adds much to some.
+"""One request to a server, and what it took: a line of trials.jsonl or of rounds.jsonl.
 
 Two clocks measure a server. Its own, where it reports decoding apart from the prefill: the time
 that a user waits. And the processor time of its process, which is steadier on a busy machine. That
 clock has no prefill apart, nor has the client's, which stands in for a server that reports no
 times: there each request is also made for one token, and that request's time is taken off.
 
-What decoding costs (`ServerCosts`) is fitted from the requests: a start, and what a round of n
-drafted tokens takes. Both matter where texts are short. The first round after a prefill costs more
-than the others: llama.cpp, for one, builds its graphs anew. And near the budget it drafts fewer
-tokens than K, so a set whose texts fill their budgets has cheaper rounds. Each prompt is therefore
-also sent with a part of its budget, and replay says how many tokens each round drafted.
+What decoding costs is found from requests of two budgets (`harness.analysis.server_costs`): the
+first round after a prefill costs more than the others (llama.cpp, for one, builds its graphs anew),
+and near the budget an engine may draft fewer tokens than K.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from harness.engines.protocol import Completion, EngineFacts, Server
 from harness.measurement.generations import Request, round_counts
 from harness.measurement.returned_texts import ReturnedText
-from harness.records import RoundTiming, ServerClock, TextKey, Trial, UserError
-from harness.theory.replay import Replayed
-from harness.theory.speedup import RoundTimes
-
-# The shorter budget of each prompt: this part of it, and no fewer tokens
-SHORTER, SHORTEST = 4, 4
-# The quantile of a request's visits that is taken as its time
-UNDISTURBED = 0.25
+from harness.records import RoundTiming, ServerClock, Trial, UserError
+from harness.serving.counting import shorter_budget
 
 
 @dataclass(frozen=True)
@@ -136,156 +120,39 @@ def accepted_tokens(emitted: int, rounds: int, counted: int | None) -> int | Non
     return None if counted is None else min(max(counted, least), least + 1)
 
 
+def check_drafts(completion: Completion, k: int) -> None:
+    """Refuse a server that drafts more or fewer tokens per round than it is said to.
+
+    Near the budget some engines draft fewer: K - 1, K - 2, ... at most once each.
+    """
+    rounds, drafted = completion.rounds, completion.drafted
+    if rounds is None or drafted is None:
+        return
+    lacking = k * rounds - drafted
+    if lacking < 0 or lacking > k * (k + 1) // 2:
+        raise UserError(
+            f"k={k}: its server drafts another number of tokens, {drafted} in {rounds} rounds; give"
+            " the K that it was started with, and let nothing end its drafts early"
+        )
+
+
 def ask(server: Server, request: Request, number: int, clock: ServerClock) -> ServedRequest:
-    """Send a request, and where the clock has no prefill apart, one for the prefill alone."""
+    """Send a request, and where the clock has no prefill apart, one for the prefill alone.
+
+    The latter goes first: a server that has waited for its turn is slower at first.
+    """
 
     def generate(budget: int) -> Completion:
         return server.generate(request.tokens, request.sampling, request.seed, budget)
 
+    one = generate(1) if clock == "cpu" else None
     completion = generate(request.budget)
-    apart = clock == "engine" and completion.decode_s is not None
-    return ServedRequest(number, request, completion, completion if apart else generate(1))
+    check_drafts(completion, request.k)
+    if one is None:
+        one = completion if completion.decode_s is not None else generate(1)
+    return ServedRequest(number, request, completion, one)
 
 
 def shorter(request: Request) -> Request:
     """The same request with a part of its budget."""
-    return replace(request, budget=max(SHORTEST, request.budget // SHORTER))
-
-
-def visit(
-    servers: Mapping[int, Server],
-    requests: Sequence[Request],
-    number: int,
-    random: np.random.Generator,
-    clock: ServerClock,
-) -> Iterator[ServedRequest]:
-    """Send every request to every server, with its budget and with a part of it.
-
-    Args:
-        servers: by K; 0 decodes plainly.
-        requests: their k is not read.
-        number: of the visit.
-        random: draws the order of the servers, anew for each request.
-        clock: that times them.
-    """
-    ks = sorted(servers)
-    for asked in requests:
-        for k in random.permutation(ks):
-            server, request = servers[int(k)], replace(asked, k=int(k))
-            for each in (shorter(request), request):
-                yield ask(server, each, number, clock)
-
-
-@dataclass(frozen=True, eq=False)
-class ServedTexts:
-    """What requests at one K returned, each once, and how long its rounds took.
-
-    Attributes:
-        texts: n, of full and of shorter budgets.
-        decode_s: [n] seconds, over the visits.
-    """
-
-    texts: tuple[ReturnedText, ...]
-    decode_s: NDArray[np.float64]
-
-    def only(self, keep: Callable[[Request], bool]) -> "ServedTexts":
-        """Some of the requests."""
-        rows = [row for row, text in enumerate(self.texts) if keep(text.request)]
-        return ServedTexts(tuple(self.texts[row] for row in rows), self.decode_s[rows])
-
-    def tokens(self, facts: EngineFacts) -> NDArray[np.float64]:
-        """[n] tokens that rounds emitted."""
-        assert facts.counting is not None
-        counts = [len(facts.counting.decoded(text.completion.tokens)) for text in self.texts]
-        return np.array(counts, dtype=np.float64)
-
-
-def served_texts(
-    served: Sequence[ServedRequest], facts: EngineFacts, clock: ServerClock
-) -> Mapping[int, ServedTexts]:
-    """By K, the requests whose texts have more than the prefill's token."""
-    assert facts.counting is not None
-    grouped: dict[int, dict[tuple[TextKey, int], list[ServedRequest]]] = {}
-    for each in served:
-        text = (each.request.key, each.request.budget)
-        grouped.setdefault(each.request.k, {}).setdefault(text, []).append(each)
-    result: dict[int, ServedTexts] = {}
-    for k, texts in sorted(grouped.items()):
-        kept = [
-            visits
-            for visits in texts.values()
-            if facts.counting.decoded(visits[-1].completion.tokens)
-        ]
-        seconds = [
-            np.quantile([each.decode_s(clock) for each in visits], UNDISTURBED) for visits in kept
-        ]
-        result[k] = ServedTexts(tuple(visits[-1].text for visits in kept), np.array(seconds))
-    return result
-
-
-@dataclass(frozen=True)
-class ServerCosts:
-    """What decoding costs on an engine.
-
-    Attributes:
-        plain_start_s, start_s: of a request beside its rounds, plain and speculative.
-        times: of a plain token, and of a round that drafts n tokens.
-    """
-
-    plain_start_s: float
-    start_s: float
-    times: RoundTimes
-
-    def plain_s(self, requests: int, tokens: float) -> float:
-        """Seconds of some requests that are decoded plainly."""
-        return requests * self.plain_start_s + tokens * self.times.plain_s
-
-    def speculative_s(self, replayed: Replayed) -> float:
-        """Seconds of the rounds of some requests, one per text."""
-        proposals = replayed.proposals.sum(axis=0)
-        rounds_s = sum(count * self.times.at(n) for n, count in enumerate(proposals))
-        return len(replayed.rounds) * self.start_s + float(rounds_s)
-
-    def speedup(self, replayed: Replayed) -> float:
-        """Predicted for some requests, from their replayed rounds."""
-        plain_s = self.plain_s(len(replayed.rounds), float(replayed.new_tokens.sum()))
-        return plain_s / self.speculative_s(replayed)
-
-
-def fit_costs(
-    plain: ServedTexts,
-    speculative: Mapping[int, tuple[ServedTexts, Replayed]],
-    facts: EngineFacts,
-) -> ServerCosts:
-    """Fit costs by least squares, errors relative to a request's time.
-
-    Args:
-        plain: requests decoded plainly, of two budgets.
-        speculative: by K, requests with their replayed counts. Rounds that drafted another number
-            of tokens than any K lie on the line between.
-        facts: of the engine.
-    """
-    tokens = plain.tokens(facts)
-    plain_start_s, plain_s = _least_squares(
-        np.stack([np.ones_like(tokens), tokens], axis=1), plain.decode_s
-    )
-    ks = np.array(sorted(speculative), dtype=np.float64)
-    columns: list[NDArray[np.float64]] = []
-    seconds: list[NDArray[np.float64]] = []
-    for k, (texts, replayed) in sorted(speculative.items()):
-        # [n, ks] how much of each K's round a round of n = 1..k drafted tokens is
-        share = np.stack([np.interp(np.arange(1, k + 1), ks, unit) for unit in np.eye(len(ks))], 1)
-        rounds = replayed.proposals[:, 1:] @ share
-        columns.append(np.concatenate([np.ones((len(rounds), 1)), rounds], axis=1))
-        # A round that drafted nothing is a plain step
-        seconds.append(texts.decode_s - replayed.proposals[:, 0] * plain_s)
-    start_s, *rounds_s = _least_squares(np.concatenate(columns), np.concatenate(seconds))
-    known = tuple((int(k), float(cost)) for k, cost in zip(ks, rounds_s, strict=True))
-    return ServerCosts(float(plain_start_s), float(start_s), RoundTimes(float(plain_s), known))
-
-
-def _least_squares(
-    columns: NDArray[np.float64], seconds: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    fitted, *_ = np.linalg.lstsq(columns / seconds[:, None], np.ones_like(seconds))
-    return fitted.astype(np.float64)
+    return replace(request, budget=shorter_budget(request.budget))

@@ -192,7 +192,7 @@ def load_vocabulary(conf: ModelConf, key: str) -> Vocabulary:
         config: Any = AutoConfig.from_pretrained(source, **_hub(conf))
         tokenizer = AutoTokenizer.from_pretrained(source, **_hub(conf))
         try:
-            generation = GenerationConfig.from_pretrained(source, revision=conf.revision)
+            generation = GenerationConfig.from_pretrained(source, revision=conf.revision or "main")
         except OSError:  # a model need not have one
             generation = GenerationConfig.from_model_config(config)
     return Vocabulary(

@@ -100,7 +100,10 @@ def _fit(every: Sequence[_Block], out: Console) -> None:
     for index in sorted(range(len(blocks)), key=lambda index: blocks[index].importance):
         block, apart = blocks[index], int(blocks[index].apart)
         if block.importance:
-            block = block.cut(left - apart, out.width)
+            # A line for the sentences after a table, which then say how many there are
+            later = [other for other in blocks if other.importance > block.importance]
+            kept = 2 if block.head and any(not other.head for other in later) else 0
+            block = block.cut(left - apart - kept, out.width)
         if block.lines:
             fitted[index] = (*([Text()] * apart), *block.lines)
             left -= _height(fitted[index], out.width)

@@ -57,7 +57,7 @@ class Content:
     brief: tuple[Table, ...]
     next_step: str | None  # what to do with it
     page: str  # the path of report.html
-    engine: str | None  # what the steps ran on; None where no model ran
+    engine: str | None  # what our own steps ran on; None where no model ran, or a server did
     reasons: tuple[str, ...]  # why, and what would change it; whole sentences
     # caveats, failures: whole lines.
     caveats: tuple[str, ...]
@@ -86,7 +86,7 @@ def content_of(summary: Summary) -> Content:
         brief=brief_tables(summary),
         next_step=next_step(summary),
         page=str(Path(summary.run.folder) / "report.html"),
-        engine=run.engine(summary.run),
+        engine=None if summary.served else run.engine(summary.run),
         reasons=explanation.explanation(summary),
         caveats=caveats.caveats(summary),
         failures=run.failures(summary),
@@ -107,7 +107,9 @@ def measured_with(summary: Summary) -> tuple[Pairs, Pairs]:
         key = next((key for key in entries if f".{key}".endswith(f".{name}")), None)
         if key is not None and (value := entries.pop(key)) not in (None, ""):
             shown[label] = fmt.text(value)
-    if summary.run.command == "sweep" and summary.text_checks:
+    if summary.served is not None:
+        shown["server"] = f"{grid.SERVED[summary.served.engine]} {summary.served.version}"
+    if summary.run.command in ("sweep", "server") and summary.text_checks:
         shown["greedy texts against plain decoding"] = run.greedy_counts(summary.text_checks)
     return tuple(shown.items()), tuple((key, fmt.text(value)) for key, value in entries.items())
 

@@ -67,7 +67,7 @@ def memory(value: float | None) -> str:
 
 
 def chance(value: float | None) -> str:
-    """A share of resamples as "97 %"; there are too few to tell certainty from "> 99 %"."""
+    """A simulated probability as "97 %"; draws are too few to tell certainty from "> 99 %"."""
     if value is None:
         return EMPTY
     if value > 0.99:

@@ -4,9 +4,11 @@
 answer share a row here. One row is marked: the headline and the serving line are its. It is the
 first temperature that speculates on the server that `engine=` names; without that key on vLLM with
 its defaults, and where nothing does there, the first row that speculates at all.
+
+Of a server run the marked row is the server's own, and our own loop's stand below it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from harness.records import SERVERS, Rule
@@ -32,6 +34,15 @@ PHRASES = {
 }
 PROBABILISTIC = "vLLM with draft_sample_method=probabilistic accepts as transformers does."
 SOURCES = {"measured": "measured", "replayed": "predicted", "theory": "predicted"}
+# What a server run can measure, and what else its answers are of
+SERVED: Mapping[str, str] = {
+    "own": "our own loop",
+    "llamacpp": "llama.cpp",
+    "vllm": "vLLM",
+    "sglang": "SGLang",
+    "mlx": "mlx-lm",
+    "openai": "OpenAI-compatible server",
+}
 
 
 @dataclass(frozen=True)
@@ -39,15 +50,18 @@ class GridRow:
     """One temperature on engines with one answer."""
 
     temperature: float
-    rules: tuple[Rule, ...]
+    rules: tuple[Rule | None, ...]
     answer: Answer  # of the whole workload
     sets: tuple[Answer, ...]  # of each prompt set alone
     every: bool  # whether it holds on every engine
     adaptive: bool  # whether drafting stopped early
+    served: str | None = None  # the engine, of a server run
 
     @property
     def engines(self) -> str:
         """The engines in words."""
+        if self.served is not None:
+            return SERVED[self.served]
         if self.every:
             return "all engines"
         names = ", ".join(name for rule, name in ENGINES.items() if rule in self.rules)
@@ -71,16 +85,19 @@ class Marked:
     """The row whose headline and serving line are shown, and the server that they are for."""
 
     row: GridRow
-    server: str  # a key of SERVERS
+    server: str  # a key of SERVERS; of a server run one of SERVED
 
     @property
     def phrase(self) -> str:
         """As "vLLM with its defaults at temperature 0"."""
-        return f"{PHRASES[self.server]} at temperature {fmt.temperature(self.row.temperature)}"
+        name = PHRASES[self.server] if self.row.served is None else SERVED[self.row.served]
+        return f"{name} at temperature {fmt.temperature(self.row.temperature)}"
 
 
 def rows(summary: Summary) -> tuple[GridRow, ...]:
     """Every row, temperatures as listed, vLLM's default first."""
+    if summary.served is not None:
+        return tuple(_served_rows(summary))
     made: list[GridRow] = []
     for temperature in dict.fromkeys(answer.temperature for answer in summary.answers):
         groups: dict[str, list[Answer]] = {}
@@ -97,8 +114,20 @@ def rows(summary: Summary) -> tuple[GridRow, ...]:
     return tuple(made)
 
 
+def _served_rows(summary: Summary) -> Iterator[GridRow]:
+    """The server's row of each temperature, then our own loop's where it is known."""
+    for temperature in dict.fromkeys(answer.temperature for answer in summary.answers):
+        of_engine: dict[str, list[Answer]] = {}
+        for answer in summary.answers:
+            if answer.temperature == temperature:
+                of_engine.setdefault(answer.engine, []).append(answer)
+        for engine, answers in of_engine.items():
+            row = _row(temperature, answers, summary.run.sampling)
+            yield replace(row, every=False, served=engine)
+
+
 def _row(temperature: float, answers: Sequence[Answer], sampling: SamplingFacts) -> GridRow:
-    rules: tuple[Rule, ...] = tuple(dict.fromkeys(answer.rule for answer in answers))
+    rules: tuple[Rule | None, ...] = tuple(dict.fromkeys(answer.rule for answer in answers))
     first = [answer for answer in answers if answer.rule == rules[0]]
     return GridRow(
         temperature,
@@ -113,6 +142,10 @@ def _row(temperature: float, answers: Sequence[Answer], sampling: SamplingFacts)
 def marked(summary: Summary) -> Marked | None:
     """The row to read first; None where nothing was decided for the server that was asked for."""
     made = rows(summary)
+    if summary.served is not None:
+        own = [row for row in made if row.served == summary.served.engine]
+        best = [*(row for row in own if row.speculates), *own]
+        return Marked(best[0], summary.served.engine) if best else None
     asked = summary.run.serve_on
     server = asked or DEFAULT_SERVER
     for_server = [row for row in made if SERVERS[server] in row.rules]
@@ -137,6 +170,14 @@ def words(answer: Answer) -> str:
     return "no draft" if answer.decision == "does_not_pay" else "undecided"
 
 
+def words_of_row(answer: Answer) -> str:
+    """The same, with the draft and K that an undecided answer's number is of."""
+    draft, k = (answer.reason_values.get(name) for name in ("draft", "k"))
+    if answer.decision != "undecided" or k is None:
+        return words(answer)
+    return f"undecided ({'' if draft is None else f'{draft}, '}K={k})"
+
+
 def decided(summary: Summary) -> Answer | Verdict | None:
     """The decision that a report leads with: the marked row's, or of numbers that were given.
 
@@ -148,7 +189,9 @@ def decided(summary: Summary) -> Answer | Verdict | None:
     return shown.row.answer
 
 
-def rule_of(summary: Summary) -> Rule:
-    """The acceptance rule of the server that was asked for, else the run's own."""
+def rule_of(summary: Summary) -> Rule | None:
+    """The acceptance rule of the server that was measured or asked for, else the run's own."""
+    if summary.served is not None:
+        return summary.served.rule
     asked = summary.run.serve_on
     return SERVERS[asked] if asked else summary.run.sampling.rule

@@ -37,10 +37,12 @@ from harness.reporting import grid
 from harness.reporting.grid import Marked
 from harness.reporting.serving_kinds import LINES, Drafting, DraftKind, not_available
 from harness.serving.schedules import merged, sglang_tiers, vllm_ranges
-from harness.summary import Answer, SamplingFacts, Schedule, Summary
+from harness.summary import Answer, SamplingFacts, Schedule, ServedSummary, Summary
 
-SERVING_COMMANDS = frozenset({"sweep", "audition"})
+SERVING_COMMANDS = frozenset({"sweep", "audition", "server"})
 ROUND_TIMES = ", at this run's round times"
+# Of llama.cpp; without it the draft's argmax is proposed
+PROBABILISTIC = "--spec-draft-sampling probabilistic"
 
 
 @dataclass(frozen=True)
@@ -240,8 +242,9 @@ def _llama_cpp_notes(served: Served) -> Sequence[str]:
     gain = f"{fmt.speedup(sampled.speedup)} at K={sampled.k}"
     return (
         files,
-        "With --spec-draft-sampling probabilistic it samples the draft and accepts by a ratio:"
-        f" {gain}, if it samples the draft as this run did (not checked).",
+        f"With {PROBABILISTIC} it accepts by a ratio, but draws among the draft's ten likeliest"
+        f" tokens only: less than the {gain} of the whole distribution. python -m harness.server"
+        " engine=llamacpp decode.rule=ratio measures it.",
     )
 
 
@@ -364,6 +367,9 @@ def snippets_of(summary: Summary) -> tuple[Snippet, ...]:
     run = summary.run
     target = next((model.id for model in run.models if model.role == "target"), None)
     target = target or run.model or "TARGET"
+    if summary.served is not None:
+        line = _measured_server(summary, summary.served, target, shown)
+        return (*line, *schedule_snippets(summary, target))
     first = _line(summary, target, shown, shown.server)
     if target.startswith("embedded:") or run.dummies:
         first = replace(first, notes=(*first.notes, TOYS))
@@ -373,6 +379,34 @@ def snippets_of(summary: Summary) -> tuple[Snippet, ...]:
         others = [line for line in others if line.code]
         return (first, *others)
     return (first, *others, *_validation(summary, target, shown), REMOVED)
+
+
+def _measured_server(
+    summary: Summary, served: ServedSummary, target: str, shown: Marked
+) -> tuple[Snippet, ...]:
+    """The line of the server that was measured; other engines' speed is not known from it."""
+    key = "vllm_probabilistic" if (served.engine, served.rule) == ("vllm", "ratio") else None
+    engine = ENGINES.get(key or served.engine)
+    if engine is None:
+        return ()
+    title = f"For {shown.phrase} ({engine.title})"
+    if not shown.row.speculates:
+        return (_without_draft(engine, target, title, first=True),)
+    answer = shown.row.answer
+    pasted = _served(summary, target, {}, answer)
+    code = engine.line(pasted, pasted.k)
+    if (served.engine, served.rule) == ("llamacpp", "ratio"):
+        code = f"{code} {PROBABILISTIC}"
+    gain = fmt.speedup(answer.speedup, answer.speedup_lo, answer.speedup_hi)
+    version = f"{grid.SERVED[served.engine]} {served.version}"
+    notes = [f"{gain}, measured on held-out prompts on {version}.", pasted.requests]
+    if served.flags:
+        flags = " ".join(shlex.quote(flag) for flag in served.flags)
+        notes.append(f"It was measured with {flags}.")
+    notes += engine.notes(pasted)
+    if target.startswith("embedded:") or summary.run.dummies:
+        notes.append(TOYS)
+    return (Snippet(title, code, tuple(notes), engine.language),)
 
 
 def _apart(server: str, shown: Marked) -> bool:
@@ -404,7 +438,8 @@ def _answers(summary: Summary, shown: Marked) -> dict[Rule, Answer]:
     return {
         answer.rule: answer
         for answer in summary.answers
-        if (answer.temperature, answer.prompt_set) == (shown.row.temperature, "all")
+        if answer.rule is not None
+        and (answer.temperature, answer.prompt_set) == (shown.row.temperature, "all")
     }
 
 
@@ -436,7 +471,7 @@ def _without_draft(engine: Engine, target: str, title: str, first: bool) -> Snip
     if not first:
         return Snippet(title, "", ("Without a draft: none is known to pay on it.",))
     if engine.name == VLLM.name:
-        return Snippet(title, vllm_serve(target))
+        return Snippet(f"{title}, without a draft", vllm_serve(target))
     return Snippet(title, "", ("Serve the target without a draft.",))
 
 
@@ -531,10 +566,12 @@ def _schedule_snippet(summary: Summary, schedule: Schedule, engine: Engine, targ
         answers={},
         synthetic=False,
     )
-    title = f"K by load at temperature {fmt.temperature(schedule.temperature)} ({engine.title})"
+    title = (
+        f"K by concurrency at temperature {fmt.temperature(schedule.temperature)} ({engine.title})"
+    )
     ties = [entry for entry in schedule.entries if entry.tied]
     notes = [
-        f"At {entry.low} requests side by side K={entry.k} is a tie with"
+        f"At concurrency {entry.concurrency} K={entry.k} is a tie with"
         f" {', '.join(f'K={k}' for k in entry.tied)}."
         for entry in ties
     ]
@@ -545,7 +582,7 @@ def _schedule_snippet(summary: Summary, schedule: Schedule, engine: Engine, targ
             **_draft_model(served, largest_k),
             "num_speculative_tokens_per_batch_size": vllm_ranges(k_by_load, largest),
         }
-        notes.append(f"Above {largest} requests, not measured, vLLM keeps the last K.")
+        notes.append(f"Above concurrency {largest}, not measured, vLLM keeps the last K.")
         if 0 in k_by_load.values():
             notes.append("At K=0 it still runs the draft in each step; a plain server does not.")
         return Snippet(title, vllm_serve(target, config), tuple(notes))
@@ -553,7 +590,7 @@ def _schedule_snippet(summary: Summary, schedule: Schedule, engine: Engine, targ
     lines: list[str] = []
     for (low, k), (after, _) in zip(changes, [*changes[1:], (None, 0)], strict=True):
         load = f"{low} and more" if after is None else f"{low}" if after == low + 1 else ""
-        lines.append(f"# {load or f'{low} to {(after or 0) - 1}'} requests side by side")
+        lines.append(f"# concurrency {load or f'{low} to {(after or 0) - 1}'}")
         lines.append(engine.line(served, k) if k else "# without a draft")
     if engine.name == ENGINES["sglang"].name:
         tiers = json.dumps(sglang_tiers(k_by_load))
@@ -561,5 +598,5 @@ def _schedule_snippet(summary: Summary, schedule: Schedule, engine: Engine, targ
             "With an EAGLE draft instead, one server changes K: --speculative-adaptive"
             f" --speculative-adaptive-config FILE, and in it {tiers}"
         )
-    notes.insert(0, f"{engine.name} has one K per server: take that of the expected load.")
+    notes.insert(0, f"{engine.name} has one K per server: take that of the expected concurrency.")
     return Snippet(title, "\n".join(lines), tuple(notes), engine.language)

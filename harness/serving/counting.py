@@ -17,6 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+# A shorter budget is this part of the whole, and no fewer tokens
+SHORTER, SHORTEST = 4, 4
+
 
 @dataclass(frozen=True)
 class Counting:
@@ -47,3 +50,8 @@ class Counting:
         """
         left = np.arange(budget - self.first_position, 0, -1)
         return np.minimum(k, left - 1) if self.shortens_last_draft else np.full(len(left), k)
+
+
+def shorter_budget(budget: int) -> int:
+    """A part of a request's budget: what it takes tells the request's start from its rounds."""
+    return max(SHORTEST, budget // SHORTER)

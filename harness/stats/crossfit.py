@@ -9,9 +9,9 @@ Predicted seconds rest on round times as well, and lucky ones favour a candidate
 alike. So the visits that timed the rounds are dealt into the same folds: a choice sees the visits
 outside a fold and is scored with those inside.
 
-The candidate that is named is the one most often chosen, and the number beside it is its own: its
-speedup on all prompts, less the optimism of choosing, which is how much better the choices did on
-all prompts than on those held out of them. The error is the jackknife's over prompts and over
+The candidate that is named is the best on all prompts, whatever the deals, and the number beside it
+is its speedup there, less the optimism of choosing, which is how much better the choices did on all
+prompts than on those held out of them. The error is the jackknife's over prompts and over
 visits, every choice made again without the one left out, on the log scale.
 """
 
@@ -40,11 +40,14 @@ from harness.stats.jackknife import (
 FOLDS = 4
 # A fold of fewer prompts scores a choice too coarsely
 FOLD_PROMPTS = 4
-DEALS = 240
+# How often prompts are dealt: as often as that many candidates times prompts times deals, between
+# the two. Few candidates and prompts take little time, and there the luck of a deal is largest.
+DEALS_WORK = 400_000
+LEAST_DEALS, MOST_DEALS = 240, 3840
 # Share of the visits at either end that the mean of round times leaves out
 TRIMMED = 0.25
-# Prompts left out at once, for the sake of memory
-CHUNK = 64
+# Costs in memory at once, where prompts are left out one by one
+MOST_COSTS = 8_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +149,7 @@ class CrossFit:
     """Outcome of a cross-fit; speedups are logarithms, variances those of the logarithms.
 
     Attributes:
-        named: the candidate most often chosen.
+        named: the best candidate on all prompts and visits.
         chose_plain, choices: how often K = 0 was chosen, and all choices.
         score: the named candidate's on all prompts and visits, less the optimism of choosing.
         prompts, visits: the two parts of its variance.
@@ -197,8 +200,13 @@ def deal_folds(
     return fold
 
 
-def cross_fit(workload: Workload, seed: int, *, deals: int = DEALS) -> CrossFit | None:
-    """Score the candidate that most folds choose, each on the other folds.
+def deals_for(workload: Workload) -> int:
+    """How often to deal prompts."""
+    return min(MOST_DEALS, max(LEAST_DEALS, DEALS_WORK // workload.seconds.size))
+
+
+def cross_fit(workload: Workload, seed: int, *, deals: int) -> CrossFit | None:
+    """Score the best candidate, less what choices on the other folds were too optimistic by.
 
     Args:
         workload: at least one candidate.
@@ -210,11 +218,11 @@ def cross_fit(workload: Workload, seed: int, *, deals: int = DEALS) -> CrossFit 
     """
     if not enough_prompts(workload.prompt_sets):
         return None
-    rng = np.random.default_rng(seed)
-    splits = _deal(workload, rng, deals)
+    splits = _deal(workload, np.random.default_rng(seed), deals)
     costs = splits.prompt_costs * splits.factors.chosen[0]
     choice = costs.argmin(axis=1)
-    named = int(np.bincount(choice, minlength=len(workload.seconds)).argmax())
+    plain_scores = workload.log_speedups()
+    named = int(plain_scores.argmax())
     return CrossFit(
         named=named,
         chose_plain=int((costs.min(axis=1) >= splits.plain_cost).sum()),
@@ -222,7 +230,7 @@ def cross_fit(workload: Workload, seed: int, *, deals: int = DEALS) -> CrossFit 
         score=splits.score(choice, named),
         prompts=splits.prompt_variance(named),
         visits=splits.visit_variance(named),
-        plain_scores=workload.log_speedups(),
+        plain_scores=plain_scores,
         plain_variances=workload.log_speedup_variance(),
     )
 
@@ -387,7 +395,8 @@ class _Splits:
         without = np.empty(len(work.prompt_sets))
         for part in self.sets:
             of_set = part.seconds / part.tokens
-            for rows in np.array_split(part.members, math.ceil(len(part.members) / CHUNK)):
+            chunks = math.ceil(len(part.members) * self.prompt_costs.size / MOST_COSTS)
+            for rows in np.array_split(part.members, min(chunks, len(part.members))):
                 outside = (1.0 - self.inside.T[rows])[:, :, None]
                 seconds = part.seconds - outside * work.seconds.T[rows][:, None]
                 tokens = part.tokens - outside * work.tokens.T[rows][:, None]

@@ -82,7 +82,7 @@ def _predicted(summary: Summary) -> list[ResultRow]:
     """What was predicted for cells that were measured as well."""
     return [
         row
-        for row in summary.results
+        for row in summary.alone
         if row.source != "measured" and row.k > 0 and row.speedup is not None
     ]
 

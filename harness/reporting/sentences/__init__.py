@@ -4,6 +4,7 @@
     verdict      what to do, and the reason; the outcome of a snapshot
     explanation  why the verdict is what it is, and what would change it; rules of thumb
     caveats      what a reader must know before acting
+    served       of a server run: what to serve on it, how well it was predicted, the gate
     comparison   the same for runs that are compared
 
 The words are the same in the console, report.md, report.html and the index. `harness/summary.py`

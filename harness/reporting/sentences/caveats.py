@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.reporting import formatting as fmt
-from harness.reporting.sentences import as_sentence, comparison
+from harness.reporting.sentences import as_sentence, comparison, served
 from harness.summary import Caveat, Summary, Values
 
 
@@ -51,7 +51,7 @@ def _unstable_timings(values: Values) -> str:
     return (
         f"{_number_of(values['timings'], 'timing', 'timings')} cannot be right, though"
         f" {subject} {'was' if one else 'were'} repeated; {they} marked in the tables and left out"
-        f" of plots: time {them} again on a quiet machine, with threads= set"
+        f" of plots: time {them} again on a quiet machine"
     )
 
 
@@ -136,6 +136,10 @@ CAVEATS: Mapping[str, Any] = {
         "{roles} step times scatter widely (p90 above {spread:g} x the median): the machine was"
         " busy; trust the ratios measured on whole generations more than the prediction"
     ),
+    "busy_servers": (
+        "other work kept {load:.1f} of {processors} processors busy while the servers were timed:"
+        " time them again on a quiet machine, or with clock=cpu, by their processor time"
+    ),
     "busy_machine": (
         "other work kept {load:.1f} of {processors} processors busy while this run was timed: time"
         " it again on a quiet machine"
@@ -154,12 +158,25 @@ CAVEATS: Mapping[str, Any] = {
         "rounds were timed at temperature {timed_at:g}, and price temperature {temperature:g} too"
     ),
     "k_not_timed": "K = {ks} is beyond the times of some draft, so nothing is predicted there",
+    "texts_from": (
+        "the target is on a server: {engine} {version} at {url} completed the prompts, and nothing"
+        " was timed there"
+    ),
     "typed_latency": "step times were typed in: the speedups are as good as those numbers",
     "latency_from": "step times are those of {run}, not of this run's machine",
     "other_budget": (
         "{ignored} had no effect: the texts of traces_from were generated with {made_with}"
     ),
     "greedy_texts_differ": _greedy_texts_differ,
+    "server_not_lossless": served.not_lossless,
+    "server_texts_unlike_target": served.unlike_target,
+    "server_rounds_unlike_replay": (
+        "at temperature {temperature:g}, K={k}, {equal} of {texts} texts took exactly the rounds of"
+        " replay: the server's weights or kernels are not quite those that scored the texts here"
+    ),
+    "server_not_predicted": lambda values: (
+        f"no prediction: {served.NOT_PREDICTED[str(values['reason'])]}"
+    ),
     "verify_assumed_equal_step": (
         "a verify over K + 1 positions is taken to cost one target step (v = 1); give"
         " verify_ms=[...] to use measured times"

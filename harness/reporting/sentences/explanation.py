@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
-from harness.reporting.sentences import as_sentence
+from harness.reporting.sentences import as_sentence, served
 from harness.summary import Explanation, RuleOfThumb, Summary
 
 _FACTORS = {
@@ -25,7 +25,7 @@ def explanation(summary: Summary) -> tuple[str, ...]:
     """
     entry, shown = summary.explanation, grid.marked(summary)
     if entry is None:
-        return ()
+        return served.reasons(summary)
     first, *others = (*_because(entry), *_launch_bound_steps(entry))
     rule, temperature = summary.run.sampling.rule, entry.temperature
     if shown and (rule not in shown.row.rules or shown.row.temperature != temperature):

@@ -1,5 +1,6 @@
 """What to do with an answer, in one sentence."""
 
+from harness.records import GREEDY
 from harness.reporting import grid
 from harness.summary import Summary
 
@@ -8,6 +9,7 @@ SENTENCES = {
     "breakeven": "a sweep (python -m harness.sweep) measures alpha for a pair",
 }
 AUDITION = "an audition (python -m harness.audition) looks for a draft that pays"
+SERVERS = "url=[PLAIN,SPECULATIVE] score=false"
 OTHER_DRAFTS = "name other drafts (drafts=[...])"
 
 
@@ -23,10 +25,21 @@ def next_step(summary: Summary) -> str | None:
         return None
     if answer.decision == "does_not_pay":
         return OTHER_DRAFTS if summary.run.command == "audition" else AUDITION
+    if summary.served is not None:
+        return "serve your own requests so (prompts.files=[...] measures with them)"
     if answer.source == "measured":
         return "run your own requests with this draft and without it, and compare"
+    served_by = next((c.values["engine"] for c in summary.caveats if c.code == "texts_from"), None)
+    if served_by is not None:
+        keys = f"engine={served_by} k=[{answer.k}] temperature=[{answer.temperature:g}] {SERVERS}"
+        return (
+            f"start its server with this draft too; python -m harness.server {keys} measures both"
+        )
     if summary.run.command == "audition":
-        return f"measure it with python -m harness.sweep (draft={answer.draft} k=[{answer.k}])"
+        keys = f"draft={answer.draft} k=[{answer.k}] temperature=[{answer.temperature:g}]"
+        if answer.temperature != GREEDY:
+            keys += f" decode.rule={answer.rule}"
+        return f"measure it with python -m harness.sweep, and {keys}"
     if summary.run.replay_only:
         return "the same sweep with mode=measure measures what is predicted"
     return f"the same sweep with decode.rule={answer.rule} measures what is predicted"

@@ -14,6 +14,7 @@ TITLES = {
     "breakeven": "Break-even: the arithmetic of two latencies",
     "snapshot": "Snapshot of {pair}: does speculation leave the output unchanged?",
     "audition": "Audition of {pair}: which draft to serve",
+    "server": "Server run of {pair}: which K to serve, or none",
     "report": "Runs compared: did anything change?",
 }
 ENGINES = {

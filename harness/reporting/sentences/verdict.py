@@ -6,10 +6,10 @@ from harness.records import GREEDY, Rule
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.grid import Marked
-from harness.reporting.sentences import comparison
+from harness.reporting.sentences import comparison, served
 from harness.summary import Answer, CheckResult, Summary, Values, Verdict, VerdictReason
 
-DECIDING_COMMANDS = frozenset({"sweep", "audition"})
+DECIDING_COMMANDS = frozenset({"sweep", "audition", "server"})
 NO_ADVICE = "Not a recommendation (dummy weights): "
 RULES: Mapping[Rule, str] = {
     "greedy_draft": "the draft proposes its likeliest token",
@@ -38,6 +38,10 @@ def verdicts(summary: Summary) -> tuple[str, ...]:
     synthetic = summary.run.synthetic
     prefix = NO_ADVICE if summary.run.dummies and not synthetic else ""
     suffix = SYNTHETIC_ONLY if synthetic else ""
+    if summary.served is not None:
+        against = served.contrast(summary, shown)
+        first = " ".join(filter(None, (f"{prefix}{headline(shown)}", against)))
+        return (first, *_other_refusals(summary, shown))
     first = f"{prefix}{headline(shown)}{suffix}{_measured_otherwise(summary, shown)}"
     return (first, *_other_refusals(summary, shown))
 
@@ -72,6 +76,8 @@ def headline(shown: Marked) -> str:
     defaults at temperature 0."
     """
     answer = shown.row.answer
+    if shown.row.served is not None:
+        return _served_headline(shown)
     if not shown.row.speculates:
         start = {"does_not_pay": "Do not speculate", "undecided": "Undecided"}[answer.decision]
         return f"{start}: {_reason(answer)} (for {shown.phrase})."
@@ -83,12 +89,34 @@ def headline(shown: Marked) -> str:
     )
 
 
+def _served_headline(shown: Marked) -> str:
+    """The same of the server that was measured.
+
+    "On your server (llama.cpp), temperature 0: K=1, 1.31x [1.27, 1.35], measured on held-out
+    prompts."
+    """
+    answer, row = shown.row.answer, shown.row
+    name = grid.SERVED[row.served or "own"]
+    where = "On our own loop" if row.served == "own" else f"On your server ({name})"
+    where = f"{where}, temperature {fmt.temperature(row.temperature)}"
+    if answer.decision == "speculate":
+        unsure = "" if answer.speedup_lo is not None else ", no interval"
+        return (
+            f"{where}: serve {answer.draft} at K={answer.k}, {_gain(answer)}{unsure},"
+            f" {how_known(answer)}."
+        )
+    start = {"does_not_pay": "do not speculate", "undecided": "undecided"}[answer.decision]
+    return f"{where}: {start}; {_reason(answer)}."
+
+
 def how_known(answer: Answer) -> str:
     """Where the speedup comes from, and under which acceptance rule if that matters."""
     if answer.source == "measured":
         return "measured on held-out prompts"
     known = "predicted on held-out prompts by replay"
-    return known if answer.temperature == GREEDY else f"{known} where {RULES[answer.rule]}"
+    if answer.temperature == GREEDY or answer.rule is None:
+        return known
+    return f"{known} where {RULES[answer.rule]}"
 
 
 def _capital(text: str) -> str:
@@ -151,6 +179,8 @@ def _held_out_loss(entry: Decided, values: Values) -> str:
 
 
 def _undecided(why: str, entry: Decided, values: Values) -> str:
+    if entry.speedup_hi is not None and entry.speedup_hi < 1.0:
+        why = f"it loses, but another candidate is not ruled out; {why}"
     return f"{_candidate(values)} gives {_gain(entry)} on held-out prompts; {why.format(**values)}"
 
 
@@ -220,6 +250,10 @@ VERDICT_REASONS: Mapping[str, Callable[[Decided, Values], str]] = {
         f"{values['differing']} of {values['texts']} greedy texts differ from plain decoding's"
         f" (first: {_first_difference(values)}), and the run stopped before it was known whether"
         " these are ties; resume= judges them"
+    ),
+    "server_not_lossless": lambda _, values: (
+        f"the server's texts or rounds at K={values['k']} are not those of lossless sampling"
+        f" ({served.scores(values)}), so its speed does not count"
     ),
     "given_numbers": _given_numbers,
 }

@@ -16,6 +16,7 @@ from harness.reporting.tables import (
     comparison,
     latency,
     leaderboard,
+    served,
     sweep,
 )
 from harness.reporting.tables.specification import Table
@@ -31,6 +32,17 @@ def _sweep(summary: Summary) -> list[Table]:
         latency.rounds_table(summary),
         leaderboard.costs_table(summary),
         *latency.verify_tables(summary),
+    ]
+
+
+def _server(summary: Summary) -> list[Table]:
+    return [
+        *served.served_tables(summary),
+        *sweep.sweep_tables(summary),
+        leaderboard.prompt_set_table(summary),
+        latency.rounds_table(summary),
+        leaderboard.costs_table(summary),
+        *leaderboard.position_tables(summary),
     ]
 
 
@@ -92,6 +104,7 @@ def _report(summary: Summary) -> list[Table]:
 TABLES: dict[str, Callable[[Summary], Sequence[Table]]] = {
     "sweep": _sweep,
     "audition": _audition,
+    "server": _server,
     "profile": _profile,
     "breakeven": _breakeven,
     "snapshot": _snapshot,
@@ -116,8 +129,9 @@ def brief_tables(summary: Summary) -> tuple[Table, ...]:
     """What the console shows where it does not print every table: the grid, then by importance."""
     command = summary.run.command
     made: Sequence[Table] = ()
-    if command in ("sweep", "audition"):
-        made = (answers.short_grid(summary), answers.sets_table(summary))
+    if command in ("sweep", "audition", "server"):
+        made = (answers.short_grid(summary), *served.brief_tables(summary))
+        made += (answers.sets_table(summary),)
         made += (answers.drafts_table(summary),) if command == "audition" else ()
     elif command in ("profile", "breakeven"):
         made = (breakeven.measured_table(summary), breakeven.ideal_table(summary))

@@ -29,7 +29,7 @@ class Line(NamedTuple):
 GRID: tuple[Column[Line], ...] = (
     Column("T", lambda line: line.temperature, key=True, definition="temperature"),
     Column("engines", lambda line: line.row.engines, key=True, flexible=True),
-    Column("serve", lambda line: grid.words(line.row.answer), flexible=True),
+    Column("serve", lambda line: grid.words_of_row(line.row.answer), flexible=True),
     Column(
         "speedup [lo, hi]",
         lambda line: (
@@ -111,7 +111,7 @@ def grid_table(summary: Summary) -> Table:
     names = list(dict.fromkeys(answer.prompt_set for line in lines for answer in line.row.sets))
     alone = names if 1 < len(names) <= MOST_SETS else []
     columns = [*GRID, *(_set_column(name) for name in alone)]
-    return _grid(columns, lines, _grid_notes(lines))
+    return _grid(columns, lines, _grid_notes(lines, summary))
 
 
 def short_grid(summary: Summary) -> Table:
@@ -119,16 +119,23 @@ def short_grid(summary: Summary) -> Table:
     every, shown = _lines(summary), grid.marked(summary)
     lines = every
     if shown is not None and len(every) > MOST_ROWS:
-        lines = [line for line in every if SERVERS[shown.server] in line.row.rules]
+        lines = [line for line in every if _for_server(line.row, shown)]
         if len(lines) > MOST_ROWS:
             first = next(index for index, line in enumerate(lines) if line.marked)
             lines = lines[first : first + MOST_ROWS]
-    notes = list(_grid_notes(lines))
+    notes = list(_grid_notes(lines, summary))
     if len(lines) < len(every):
         notes.append(
             f"{len(every) - len(lines)} more rows are in the report; engine= shows another engine."
         )
     return _grid(GRID, lines, notes)
+
+
+def _for_server(row: grid.GridRow, shown: grid.Marked) -> bool:
+    """Whether a row holds for the marked row's server."""
+    if shown.row.served is not None:
+        return row.served == shown.row.served
+    return SERVERS[shown.server] in row.rules
 
 
 def _grid(columns: Sequence[Column[Line]], lines: Sequence[Line], notes: Iterable[str]) -> Table:
@@ -143,10 +150,16 @@ def _lines(summary: Summary) -> list[Line]:
     return [Line(row, shown is not None and row == shown.row) for row in grid.rows(summary)]
 
 
-def _grid_notes(lines: Sequence[Line]) -> Iterator[str]:
+def _grid_notes(lines: Sequence[Line], summary: Summary) -> Iterator[str]:
+    if summary.run.weights:
+        shares = ", ".join(f"{name} {share:g}" for name, share in summary.run.weights.items())
+        yield f"Prompt sets weigh {shares} (prompts.weights)."
     if any(line.row.answer.decision == "does_not_pay" for line in lines):
         yield NO_DRAFT_NOTE
-    if any(line.row.rules == ("ratio",) and not line.row.adaptive for line in lines):
+    if any(
+        line.row.rules == ("ratio",) and not line.row.adaptive and line.row.served is None
+        for line in lines
+    ):
         yield grid.PROBABILISTIC
 
 
@@ -162,14 +175,16 @@ def _set_column(name: str) -> Column[Line]:
 
 def sets_table(summary: Summary) -> Table:
     """Each prompt set alone, on the engine that was asked for, else under the run's own rule."""
-    rule = grid.rule_of(summary)
+    rule, served = grid.rule_of(summary), summary.served
     lines = [
         _set_line(answer, summary)
         for answer in summary.answers
-        if answer.rule == rule and answer.prompt_set != "all"
+        if answer.rule == rule
+        and answer.prompt_set != "all"
+        and answer.engine == (served.engine if served else "own")
     ]
-    title = f"Each prompt set alone ({grid.ENGINES[rule]})"
-    return table(title, SETS, lines)
+    on = grid.SERVED[served.engine] if served else grid.ENGINES[rule] if rule else ""
+    return table(f"Each prompt set alone ({on})", SETS, lines)
 
 
 def _set_line(answer: Answer, summary: Summary) -> SetLine:
@@ -179,7 +194,7 @@ def _set_line(answer: Answer, summary: Summary) -> SetLine:
     own = answer.rule == summary.run.sampling.rule or answer.temperature == GREEDY
     rows = [
         row
-        for row in summary.results
+        for row in summary.alone
         if own
         and (row.prompt_set, row.temperature, row.k) == (answer.prompt_set, answer.temperature, k)
         and draft in (None, row.draft)

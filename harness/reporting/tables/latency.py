@@ -116,6 +116,10 @@ ROUND_NOTE = (
     " timed all of them within moments; R(K) / R(0) is the trimmed mean of the visits' own ratios."
     " A prediction is tokens per round x R(0) / R(K)."
 )
+SERVER_ROUND_NOTE = (
+    "R(K): a round with K draft tokens on the server, beside the start of its request; K = 0: one"
+    " plain token. Fitted over all requests."
+)
 ROUND_BY_STEPS_NOTE = (
     "R(K) by the formula, K draft steps + a verify of K + 1 positions: no rounds were timed, so"
     " what a loop does besides its forwards is left out."
@@ -161,6 +165,7 @@ def rounds_table(summary: Summary) -> Table:
     sources = {times.source for times in summary.round_times}
     notes = [
         *([ROUND_NOTE] if "rounds" in sources else ()),
+        *([SERVER_ROUND_NOTE] if "requests" in sources else ()),
         *([ROUND_BY_STEPS_NOTE] if sources & {"steps", "typed"} else ()),
     ]
     return table("What a plain token and a round take", ROUNDS, rows, notes=notes)

@@ -134,8 +134,8 @@ THUMBS: tuple[Column[RuleOfThumb], ...] = (
 )
 
 SPEEDUP_NOTE = (
-    "speedup: predicted (replayed acceptance, timed steps), at the K that looks best on these"
-    " prompts, so a little flattering. The verdict is scored on held-out prompts."
+    "speedup: predicted (replayed acceptance and round times), at the K that looks best on these"
+    " prompts, so a little flattering. The verdict takes the optimism of choosing off."
 )
 NO_ROOT_NOTE = "none: even alpha = 1 loses."
 LOOKUP_NOTE = (

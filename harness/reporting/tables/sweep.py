@@ -117,7 +117,7 @@ REPLAY_NOTE = (
 def sweep_tables(summary: Summary) -> list[Table]:
     """Every draft, temperature and prompt set that was run, temperatures ascending."""
     rows = summary.generated
-    predicted = {_where(row): row for row in summary.results if row.source == "replayed"}
+    predicted = {_where(row): row for row in summary.alone if row.source == "replayed"}
     outliers = {(cell.prompt_set, cell.temperature, cell.k): cell for cell in summary.outlier_cells}
 
     def cell_of(row: ResultRow) -> Cell:

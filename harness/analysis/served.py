@@ -1,0 +1,833 @@
+"""A server run: which K to serve on the engine that was measured, and what a prediction is worth.
+
+Its folder is a sweep's: trials, rounds, traces. What differs is where they come from, and what a
+round costs. Every cell that was measured is predicted as well, from two factors that have not seen
+it: the rounds that replay expects of the plain server's texts, and what this engine's rounds take,
+in the requests of the other prompt sets, and on servers that were told to reject every draft. What
+our own loop's rounds would have predicted stands next to it.
+
+The gate asks whether the server is lossless. At temperature 0 its texts must be plain decoding's.
+Above it the log-probability of its texts under the target is a martingale around its expectation,
+and the rounds that it took are held against replay of the same texts by its acceptance rule. A
+temperature at which a speculating server fails gets no verdict.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.analysis.acceptance_lengths import acceptance_lengths
+from harness.analysis.answers import Answered, Doubt, Question, answered
+from harness.analysis.batch_schedule import LoadResults, analyse_loads
+from harness.analysis.caveats import caveats, failures, greedy_texts_differ, of_the_timings
+from harness.analysis.cells import completed, latest, measured_rows, ratio
+from harness.analysis.latency import latency_of, visits_of
+from harness.analysis.leaderboard import draft_memory
+from harness.analysis.lossless import distrust, text_checks, without_faulty
+from harness.analysis.outliers import unstable_cells
+from harness.analysis.server_costs import (
+    PlainRequests,
+    Requests,
+    ServerCosts,
+    TimedRequests,
+    fit_costs,
+    settled,
+    timed_rounds,
+)
+from harness.analysis.setup import Setup
+from harness.analysis.verdict import Candidate, Evidence, Timed, evidence_from_trials
+from harness.records import GREEDY, ResultRow, RoundTiming, ServingEngine, TextTrace, Trial
+from harness.serving.counting import Counting, shorter_budget
+from harness.stats.jackknife import Array, speedup_interval
+from harness.summary import (
+    AcceptanceByPosition,
+    Caveat,
+    NotPredicted,
+    RoundSummary,
+    ServedCell,
+    ServedCosts,
+    ServedGate,
+    ServedK,
+    ServedSummary,
+    Summary,
+    TextCheck,
+    TextLikelihood,
+    Verdict,
+)
+from harness.theory.replay import Replayed, accept_probabilities, by_start, replay
+from harness.theory.speedup import RoundTimes
+
+# Beyond so many standard errors texts, or rounds, are not what they should be: by chance once in
+# 16,000 comparisons
+GATE = 4.0
+# Our own loop takes every token from a round, and always drafts K
+OWN_LOOP = Counting(first_position=0, shortens_last_draft=False)
+
+
+def analyse_served(setup: Setup) -> Summary:
+    """Everything a server run says, as far as what it stored allows."""
+    run = ServedRun(setup)
+    results, unstable = run.results, tuple(unstable_cells(run.measured))
+    verdicts = run.verdicts
+    return Summary(
+        run=setup.facts(results),
+        verdict=verdicts[0][0] if verdicts else None,
+        per_temperature=tuple(workload for workload, _ in verdicts),
+        per_prompt_set=tuple(verdict for _, sets in verdicts for verdict in sets),
+        answers=tuple(answer for entry in run.answered for answer in entry.answers()),
+        failures=failures(setup, run.trials),
+        caveats=(
+            *run.caveats(),
+            *greedy_texts_differ(run.checks),
+            *caveats(setup, results),
+            *of_the_timings(unstable, (), {}),
+        ),
+        results=tuple(results),
+        round_times=tuple(run.round_times()),
+        unstable=unstable,
+        acceptance_by_position=tuple(run.positions()),
+        memory=draft_memory(setup, [setup.draft], run.longest) if setup.draft else (),
+        text_checks=tuple(run.checks),
+        served=run.summary(),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Texts:
+    """Some of a server's texts, with what the pair says of each; n of both.
+
+    Attributes:
+        trials: the requests that returned them.
+        traces: of what their rounds emitted.
+    """
+
+    trials: tuple[Trial, ...]
+    traces: tuple[TextTrace, ...]
+
+    def of(self, prompt_sets: Iterable[str]) -> "Texts":
+        """Those of some prompt sets."""
+        names = set(prompt_sets)
+        pairs = [pair for pair in self.pairs if pair[0].prompt_set in names]
+        return Texts(tuple(trial for trial, _ in pairs), tuple(trace for _, trace in pairs))
+
+    @property
+    def pairs(self) -> tuple[tuple[Trial, TextTrace], ...]:
+        """Each request with its trace."""
+        return tuple(zip(self.trials, self.traces, strict=True))
+
+    @property
+    def seconds(self) -> Array:
+        """[n] of decoding."""
+        return np.array([trial.decode_s for trial in self.trials], dtype=np.float64)
+
+    @property
+    def tokens(self) -> Array:
+        """[n] that rounds emitted."""
+        return np.array([trial.new_tokens for trial in self.trials], dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class ServedRun:
+    """A server run's inputs, derived step by step; each is computed once."""
+
+    setup: Setup
+
+    # ---- what was stored -------------------------------------------------------------------------
+
+    @property
+    def engine(self) -> ServingEngine:
+        """What served."""
+        assert self.setup.engine is not None, "a server run notes its engine before any request"
+        return self.setup.engine
+
+    @property
+    def counting(self) -> Counting | None:
+        """How its counters count; None where it has none."""
+        first, shortens = self.engine.first_position, self.engine.shortens_last_draft
+        return None if first is None or shortens is None else Counting(first, shortens)
+
+    @cached_property
+    def checks(self) -> list[TextCheck]:
+        """Greedy texts compared with plain decoding's."""
+        return text_checks(self.setup.run.trials, self.setup.run.checks)
+
+    @cached_property
+    def trials(self) -> list[Trial]:
+        """All of them; those whose text is not the target's have failed."""
+        return latest(without_faulty(self.setup.run.trials, self.checks))
+
+    @property
+    def concurrency(self) -> int:
+        """Of these requests: 1, but for records of requests that were served elsewhere."""
+        return max((trial.concurrency for trial in self.setup.run.trials), default=1)
+
+    @cached_property
+    def settled(self) -> list[Trial]:
+        """One trial per greedy text, its seconds settled over visits; all others."""
+        return settled(self.trials)
+
+    @cached_property
+    def _settled_starts(self) -> list[Trial]:
+        """The same of requests for a part of their budget."""
+        return settled(latest(self.setup.run.starts))
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request, prompt and text."""
+        lengths = ((t.prompt_tokens or 0) + len(t.tokens or ()) for t in self.trials)
+        return max(lengths, default=1) or 1
+
+    @property
+    def ks(self) -> tuple[int, ...]:
+        """The K above 0 that were measured, ascending."""
+        return tuple(sorted({trial.k for trial in completed(self.trials) if trial.k}))
+
+    @property
+    def temperatures(self) -> list[float]:
+        """As listed, of those at which anything was measured."""
+        seen = {trial.temperature for trial in self.trials}
+        return [value for value in self.setup.temperatures if value in seen]
+
+    @cached_property
+    def _traces(self) -> dict[tuple[object, ...], list[TextTrace]]:
+        """By prompt and temperature."""
+        traces: dict[tuple[object, ...], list[TextTrace]] = {}
+        for trace in self.setup.run.traces:
+            traces.setdefault((trace.prompt_set, trace.prompt, trace.temperature), []).append(trace)
+        return traces
+
+    def trace_of(self, trial: Trial) -> TextTrace | None:
+        """What the pair says of what a request's rounds emitted; None where it was not scored.
+
+        The text is all of a scored one, or its beginning, where a request had a smaller budget.
+        """
+        if self.counting is None or not trial.tokens:
+            return None
+        emitted = np.array(self.counting.decoded(trial.tokens))
+        for trace in self._traces.get((trial.prompt_set, trial.prompt, trial.temperature), ()):
+            if np.array_equal(trace.tokens[: len(emitted)], emitted):
+                return trace
+        return None
+
+    def texts(self, trials: Iterable[Trial], k: int, temperature: float) -> Texts:
+        """Completed requests of one cell or several, of those whose texts were scored."""
+        pairs = [
+            (trial, trace)
+            for trial in completed(list(trials))
+            if (trial.k, trial.temperature) == (k, temperature)
+            and (trace := self.trace_of(trial)) is not None
+        ]
+        return Texts(tuple(trial for trial, _ in pairs), tuple(trace for _, trace in pairs))
+
+    # ---- replay ----------------------------------------------------------------------------------
+
+    def replayed(self, texts: Texts, k: int, counting: Counting | None = None) -> Replayed:
+        """Expected counts at K, one entry per text; as the engine counts unless `counting` says."""
+        counting = counting or self.counting
+        assert counting is not None
+        assert self.engine.rule is not None
+        lengths = [trial.new_tokens or 0 for trial in texts.trials]
+        chances = np.zeros((len(lengths), max(lengths)))
+        proposed = np.zeros(chances.shape, dtype=np.intp)
+        for row, (trial, trace) in enumerate(texts.pairs):
+            size = lengths[row]
+            chances[row, :size] = accept_probabilities(
+                self.engine.rule, trace.target_logprob, trace.draft_logprob, trace.draft_is_argmax
+            )[:size]
+            proposed[row, :size] = counting.proposed(k, self._budget(trial))[:size]
+        return replay(by_start(chances, k), lengths, [k], proposed=proposed)[k]
+
+    def _budget(self, trial: Trial) -> int:
+        """Tokens that a request was allowed."""
+        if trial.stop_reason == "budget":
+            return len(trial.tokens or ())
+        budget = int(self.setup.run.config["new_tokens"])
+        return shorter_budget(budget) if trial.cell in self._started else budget
+
+    @cached_property
+    def _started(self) -> frozenset[str]:
+        """The requests that had a part of their budget."""
+        return frozenset(trial.cell for trial in self.setup.run.starts)
+
+    @property
+    def not_predicted(self) -> NotPredicted | None:
+        """Why there is no prediction; None where there is one."""
+        if self.counting is None or self.engine.rule is None:
+            return "no_counting"
+        if not self._traces:
+            return "no_weights"
+        known = (self.costs(t, name) for t in self.temperatures for name in self._sets(t))
+        return None if any(costs is not None for costs in known) else "no_costs"
+
+    def _sets(self, temperature: float) -> list[str]:
+        """The prompt sets of a temperature, by name."""
+        return sorted({t.prompt_set for t in self.trials if t.temperature == temperature})
+
+    # ---- costs -----------------------------------------------------------------------------------
+
+    def costs(
+        self, temperature: float, prompt_set: str | None, ks: Sequence[int] | None = None
+    ) -> ServerCosts | None:
+        """What decoding costs, by requests that are not of this prompt set.
+
+        Args:
+            temperature: of the requests.
+            prompt_set: that is predicted; None takes the requests of all sets.
+            ks: whose rounds are known; None for all that were measured.
+
+        Returns:
+            None where nothing else was timed: no other set, and no synthetic acceptance.
+        """
+        asked = (temperature, prompt_set, self.ks if ks is None else tuple(ks))
+        if asked not in self._costs:
+            self._costs[asked] = self._fitted_costs(*asked)
+        return self._costs[asked]
+
+    @cached_property
+    def _costs(self) -> dict[tuple[float, str | None, tuple[int, ...]], ServerCosts | None]:
+        """Those that were fitted so far."""
+        return {}
+
+    def _fitted_costs(
+        self, temperature: float, prompt_set: str | None, ks: tuple[int, ...]
+    ) -> ServerCosts | None:
+        parts = [
+            part
+            for part in (
+                self._rejected_requests(temperature, ks),
+                self._requests(temperature, prompt_set, ks),
+            )
+            if part is not None
+        ]
+        return fit_costs(sum(parts[1:], parts[0])) if parts else None
+
+    def _rejected_requests(self, temperature: float, ks: Sequence[int]) -> TimedRequests | None:
+        """Those of servers that were told to reject every draft; None where there are none."""
+        timings = self._rounds_near(temperature)
+        if self.counting is None or not timings:
+            return None
+        return timed_rounds([t for t in timings if t.k in (0, *ks)], self.counting)
+
+    def _requests(
+        self, temperature: float, prompt_set: str | None, ks: Sequence[int]
+    ) -> TimedRequests | None:
+        """Those of the other prompt sets, whole and of shorter budgets; None where none is."""
+        if self.counting is None or self.engine.rule is None:
+            return None
+        names = [name for name in self._sets(temperature) if name != prompt_set]
+        requests = [*self.settled, *self._settled_starts]
+        plain = self.texts(requests, 0, temperature).of(names)
+        speculative: dict[int, Requests] = {}
+        for k in ks:
+            texts = self.texts(requests, k, temperature).of(names)
+            if texts.trials:
+                speculative[k] = Requests(texts.seconds, self.replayed(texts, k))
+        if not plain.trials or not speculative:
+            return None
+        return TimedRequests(PlainRequests(plain.seconds, plain.tokens), speculative)
+
+    def _rounds_near(self, temperature: float) -> list[RoundTiming]:
+        """The rounds of the nearest temperature that was timed; sampling stands for sampling."""
+        rounds = [t for t in self.setup.run.rounds if t.batch == 1]
+
+        def distance(timed: float) -> tuple[bool, float]:
+            return (timed > GREEDY) != (temperature > GREEDY), abs(timed - temperature)
+
+        nearest = min({t.temperature for t in rounds}, key=distance, default=None)
+        return [t for t in rounds if t.temperature == nearest]
+
+    def own_times(self, temperature: float) -> RoundTimes | None:
+        """What our own loop's rounds take, where the run timed them next to the server's."""
+        visits = visits_of(self.setup.run.own_rounds, self.setup.draft, temperature)
+        return None if visits is None else latency_of((), visits).rounds
+
+    def round_times(self) -> Iterator[RoundSummary]:
+        """R(0) and R(K) of the server, by temperature."""
+        for temperature in self.temperatures:
+            costs = self.costs(temperature, None)
+            if costs is not None:
+                yield RoundSummary(
+                    draft=self.setup.draft,
+                    temperature=temperature,
+                    source="requests",
+                    plain_s=costs.times.plain_s,
+                    round_s={k: seconds for k, seconds in costs.times.round_s if k},
+                    visits=len({trial.repetition for trial in self.trials}),
+                )
+
+    # ---- cells -----------------------------------------------------------------------------------
+
+    @cached_property
+    def measured(self) -> list[ResultRow]:
+        """What the server took, one row per cell; a failure in any visit shows in its status."""
+        times = {
+            temperature: costs.times
+            for temperature in self.temperatures
+            if (costs := self.costs(temperature, None)) is not None
+        }
+        names = {"model": self.setup.model, "draft": self.setup.draft, "times": times}
+        rows = measured_rows(self.settled, **names)
+        every = {
+            (row.prompt_set, row.temperature, row.k): row
+            for row in measured_rows(self.trials, **names)
+        }
+        made: list[ResultRow] = []
+        for row in rows:
+            all_visits = every[row.prompt_set, row.temperature, row.k]
+            made.append(
+                replace(
+                    row,
+                    status=all_visits.status,
+                    error=all_visits.error,
+                    engine=self.engine.name,
+                    concurrency=self.concurrency,
+                )
+            )
+        return made
+
+    @cached_property
+    def results(self) -> list[ResultRow]:
+        """Rows of results.csv: measured ones, and what is predicted of each cell."""
+        predicted = (self._replayed_row(row) for row in self.measured)
+        return [
+            *self.measured,
+            *(row for row in predicted if row is not None),
+            *(row for row in self.loads.rows if row.concurrency > 1),
+        ]
+
+    @cached_property
+    def loads(self) -> LoadResults:
+        """What the server took under load."""
+        plain = [trace for trace in self.setup.run.traces if trace.k == 0]
+        engine = self.engine
+        return analyse_loads(self.setup.run.loads, plain, engine.rule, self.counting, engine.name)
+
+    def plain_texts(self, row: ResultRow) -> Texts:
+        """The plain server's texts of a cell's prompts."""
+        assert row.temperature is not None
+        texts = self.texts(self.settled, 0, row.temperature)
+        return texts.of([row.prompt_set or ""])
+
+    def _replayed_row(self, row: ResultRow) -> ResultRow | None:
+        """What is predicted of a measured cell; None where nothing is."""
+        if self.not_predicted is not None or row.temperature is None or row.new_tokens is None:
+            return None
+        costs, texts = self.costs(row.temperature, row.prompt_set), self.plain_texts(row)
+        if costs is None or not texts.trials:
+            return None
+        plain_s = costs.plain_s(texts.tokens)
+        made = ResultRow(
+            model=row.model,
+            draft=row.draft,
+            prompt_set=row.prompt_set,
+            temperature=row.temperature,
+            k=row.k,
+            source="replayed",
+            status="complete",
+            prompts=len({trial.conversation for trial in texts.trials}),
+            engine=self.engine.name,
+        )
+        if row.k == 0:
+            return replace(_timed(made, plain_s, texts.tokens), speedup=1.0)
+        if not costs.times.covers(row.k):
+            return None
+        counts = self.replayed(texts, row.k)
+        seconds = costs.speculative_s(counts)
+        interval = speedup_interval(*_per_prompt(texts, plain_s, seconds))
+        accepted, drafted = float(counts.accepted.sum()), float(counts.drafted.sum())
+        return replace(
+            _timed(made, seconds, texts.tokens),
+            rounds=float(counts.rounds.sum()),
+            drafted=drafted,
+            accepted=accepted,
+            rejected=float(counts.rejected.sum()),
+            acceptance_rate=ratio(accepted, drafted),
+            alpha=ratio(accepted, float(counts.judged.sum())),
+            mean_acceptance_length=counts.mean_acceptance_length,
+            tokens_per_round=counts.tokens_per_round,
+            rule=self.engine.rule,
+            speedup=float(plain_s.sum() / seconds.sum()),
+            speedup_lo=interval.lo if interval else None,
+            speedup_hi=interval.hi if interval else None,
+            breakeven_alpha=costs.times.break_even_alpha(row.k),
+        )
+
+    def cells(self) -> Iterator[ServedCell]:
+        """Prediction and measurement of every cell that drafts."""
+        predicted = {
+            (row.prompt_set, row.temperature, row.k): row
+            for row in self.results
+            if row.source == "replayed" and row.concurrency == 1
+        }
+        for row in self.measured:
+            if row.k == 0 or row.speedup is None or row.temperature is None:
+                continue
+            found = predicted.get((row.prompt_set, row.temperature, row.k))
+            yield ServedCell(
+                prompt_set=row.prompt_set or "",
+                temperature=row.temperature,
+                k=row.k,
+                concurrency=row.concurrency,
+                speedup=row.speedup,
+                tokens_per_round=row.tokens_per_round,
+                replayed_tokens_per_round=found and found.tokens_per_round,
+                predicted=found and found.speedup,
+                own_predicted=self._own_prediction(row),
+                predicted_from_two_k=found and self._from_two_k(row),
+            )
+
+    def _own_prediction(self, row: ResultRow) -> float | None:
+        """The cell's speedup at our own loop's round times."""
+        assert row.temperature is not None
+        times = self.own_times(row.temperature)
+        if times is None or self.not_predicted in ("no_counting", "no_weights"):
+            return None
+        texts = self.plain_texts(row)
+        if not texts.trials or not times.covers(row.k):
+            return None
+        counts = self.replayed(texts, row.k, OWN_LOOP)
+        return times.speedup(counts.tokens_per_round, row.k)
+
+    def _from_two_k(self, row: ResultRow) -> float | None:
+        """The prediction, had only the smallest and the largest K been measured."""
+        if len(self.ks) < 3 or row.k in (self.ks[0], self.ks[-1]) or row.temperature is None:
+            return None
+        costs = self.costs(row.temperature, row.prompt_set, (self.ks[0], self.ks[-1]))
+        texts = self.plain_texts(row)
+        if costs is None or not costs.times.covers(row.k):
+            return None
+        seconds = costs.speculative_s(self.replayed(texts, row.k))
+        return float(costs.plain_s(texts.tokens).sum() / seconds.sum())
+
+    def by_k(self) -> Iterator[ServedK]:
+        """Every K on the whole workload, weighted."""
+        own = {
+            (name.k, entry.question.evidence.temperature): speedup
+            for entry in self.answered
+            if entry.question.source == "replayed"
+            for name, speedup in _speedups(entry.question.evidence, self.setup).items()
+        }
+        for entry in self.answered:
+            evidence, temperature = entry.question.evidence, entry.question.evidence.temperature
+            if entry.question.source != "measured":
+                continue
+            costs = self.costs(temperature, None)
+            for name, speedup in _speedups(evidence, self.setup).items():
+                done = [
+                    trial
+                    for trial in completed(self.settled)
+                    if (trial.k, trial.temperature) == (name.k, temperature) and trial.rounds
+                ]
+                tokens = sum(trial.new_tokens or 0 for trial in done)
+                yield ServedK(
+                    temperature=temperature,
+                    k=name.k,
+                    speedup=speedup,
+                    own_predicted=own.get((name.k, temperature)),
+                    tokens_per_round=ratio(tokens, sum(trial.rounds or 0 for trial in done)),
+                    round_cost=costs.times.relative(name.k)
+                    if costs and costs.times.covers(name.k)
+                    else None,
+                )
+
+    def positions(self) -> Iterator[AcceptanceByPosition]:
+        """Replayed acceptance by position at each verdict's K."""
+        for verdict, _ in self.verdicts:
+            k = verdict.k or verdict.reason_values.get("k")
+            if self.not_predicted or not isinstance(k, int) or verdict.temperature is None:
+                continue
+            texts = self.texts(self.settled, 0, verdict.temperature)
+            if texts.trials:
+                shares = self.replayed(texts, k).acceptance_by_position
+                temperature = verdict.temperature
+                yield AcceptanceByPosition(
+                    self.setup.draft, "all", temperature, k, "replayed", shares
+                )
+
+    # ---- verdicts --------------------------------------------------------------------------------
+
+    @cached_property
+    def answered(self) -> tuple[Answered, ...]:
+        """Every question decided: the server's, then our own loop's."""
+        return answered(
+            [*self._questions(), *self._own_questions()],
+            weights=self.setup.shares,
+            seed=self.setup.seed,
+            distrust=self._doubt,
+        )
+
+    @property
+    def verdicts(self) -> list[tuple[Verdict, Sequence[Verdict]]]:
+        """The server's by temperature: that of the workload, and its prompt sets'."""
+        served = [entry for entry in self.answered if entry.question.engine == self.engine.name]
+        measured = [entry for entry in served if entry.question.source == "measured"]
+        return [(entry.verdicts[0], entry.verdicts[1:]) for entry in measured]
+
+    def _questions(self) -> Iterator[Question]:
+        for temperature in self.temperatures:
+            done = (t for t in completed(self.settled) if t.temperature == temperature)
+            if any(trial.decode_s is None for trial in done):  # records without a time of decoding
+                continue
+            costs = self.costs(temperature, None)
+            evidence = evidence_from_trials(
+                self.settled,
+                draft=self.setup.draft,
+                temperature=temperature,
+                times=costs.times if costs else None,
+            )
+            yield Question(evidence, (self.engine.rule,), "measured", self.engine.name)
+
+    def _own_questions(self) -> Iterator[Question]:
+        """The same on our own loop, predicted; none of its own run."""
+        if self.engine.name == "own" or self.not_predicted in ("no_counting", "no_weights"):
+            return
+        for temperature in self.temperatures:
+            times = self.own_times(temperature)
+            texts = self.texts(self.settled, 0, temperature)
+            if times is not None and texts.trials:
+                evidence = self._predicted_evidence(texts, temperature, times)
+                yield Question(evidence, (self.engine.rule,), "replayed", "own")
+
+    def _predicted_evidence(self, texts: Texts, temperature: float, times: RoundTimes) -> Evidence:
+        """Seconds per prompt at our own loop's round times."""
+        names, of_text = _prompts(texts)
+
+        def timed(seconds: Array) -> Timed:
+            return Timed(_summed(seconds, of_text), _summed(texts.tokens, of_text))
+
+        candidates: dict[Candidate, Timed] = {}
+        for k in self.ks:
+            if times.covers(k):
+                rounds = self.replayed(texts, k, OWN_LOOP).rounds
+                candidates[Candidate(self.setup.draft, k)] = timed(rounds * times.at(k))
+        return Evidence(
+            temperature=temperature,
+            prompts=tuple(prompt for _, prompt in names),
+            prompt_sets=tuple(prompt_set for prompt_set, _ in names),
+            baseline=timed(texts.tokens * times.plain_s),
+            candidates=candidates,
+            facts={},
+        )
+
+    def _doubt(self, question: Question) -> Doubt | None:
+        """Why a question of the server's has no verdict: its texts are not the target's."""
+        temperature = question.evidence.temperature
+        if question.engine != self.engine.name:
+            return None
+        if temperature == GREEDY:
+            return distrust([check for check in self.checks if check.result == "FAIL"])
+        failed = [
+            gate
+            for gate in self.gates
+            if gate.temperature == temperature and gate.k and gate.lossless is False
+        ]
+        if not failed:
+            return None
+        worst = max(failed, key=lambda gate: max(abs(gate.text_z or 0), abs(gate.rounds_z or 0)))
+        return "server_not_lossless", {
+            "k": worst.k,
+            "text_z": worst.text_z,
+            "rounds_z": worst.rounds_z,
+        }
+
+    # ---- the gate --------------------------------------------------------------------------------
+
+    @cached_property
+    def gates(self) -> tuple[ServedGate, ...]:
+        """By temperature and K; the plain server's texts too, where they were sampled."""
+        gates: list[ServedGate] = []
+        for temperature in self.temperatures:
+            ks = self.ks if temperature == GREEDY else (0, *self.ks)
+            gates += [self._gate(temperature, k) for k in ks]
+        plain_fails = {gate.temperature for gate in gates if gate.k == 0 and gate.lossless is False}
+        # Then it is not speculation that changes them
+        return tuple(
+            replace(gate, lossless=None) if gate.k and gate.temperature in plain_fails else gate
+            for gate in gates
+        )
+
+    def _gate(self, temperature: float, k: int) -> ServedGate:
+        done = [t for t in completed(self.settled) if (t.k, t.temperature) == (k, temperature)]
+        gate = ServedGate(temperature=temperature, k=k, texts=len(done))
+        if temperature == GREEDY:
+            gate = self._with_equal_texts(gate)
+        texts = self.texts(done, k, temperature)
+        if texts.trials and k and self.engine.rule is not None:
+            gate = self._with_rounds(gate, texts)
+        return gate if temperature == GREEDY else self._with_likelihood(gate)
+
+    def _with_equal_texts(self, gate: ServedGate) -> ServedGate:
+        """How many texts are plain decoding's; one that no model has judged leaves it open."""
+        results: dict[tuple[str, str], list[str]] = {}
+        for check in self.checks:
+            if check.k == gate.k:
+                results.setdefault((check.prompt_set, check.prompt), []).append(check.result)
+        if not results:
+            return gate
+        equal = sum({*found} <= {"PASS", "TIE"} for found in results.values())
+        failed = any("FAIL" in found for found in results.values())
+        lossless = False if failed else True if equal == len(results) else None
+        return replace(gate, texts=len(results), equal_texts=equal, lossless=lossless)
+
+    def _with_rounds(self, gate: ServedGate, texts: Texts) -> ServedGate:
+        """Rounds and drafted tokens next to replay of the same texts."""
+        counted = [pair for pair in texts.pairs if pair[0].rounds is not None]
+        if not counted:
+            return gate
+        texts = Texts(tuple(t for t, _ in counted), tuple(trace for _, trace in counted))
+        expected = self.replayed(texts, gate.k)
+        rounds = np.array([trial.rounds for trial in texts.trials], dtype=np.float64)
+        drafted = [trial.drafted for trial in texts.trials]
+        gaps = rounds - expected.rounds
+        return replace(
+            gate,
+            equal_rounds=int(np.isclose(gaps, 0.0).sum()) if self._one_way(gate) else None,
+            equal_drafted=int(np.isclose(np.array(drafted, float), expected.drafted).sum())
+            if self._one_way(gate) and None not in drafted
+            else None,
+            rounds=float(rounds.sum()),
+            expected_rounds=float(expected.rounds.sum()),
+            rounds_z=_z(gaps),
+        )
+
+    def _with_likelihood(self, gate: ServedGate) -> ServedGate:
+        """How likely the texts are under the target, next to how likely its own would be."""
+        tests = (test for test in self.setup.run.checks if isinstance(test, TextLikelihood))
+        for test in tests:
+            if (test.temperature, test.k) == (gate.temperature, gate.k) and test.tokens:
+                gate = replace(
+                    gate,
+                    nats_per_token=test.log_probability / test.tokens,
+                    expected_nats_per_token=(test.log_probability - test.excess) / test.tokens,
+                    text_z=test.z,
+                )
+        scores = [score for score in (gate.text_z, gate.rounds_z) if score is not None]
+        if not scores:
+            return gate
+        return replace(gate, lossless=all(abs(score) < GATE for score in scores))
+
+    def _one_way(self, gate: ServedGate) -> bool:
+        """Whether a text has one way to be decoded: no draft is sampled."""
+        return gate.temperature == GREEDY or self.engine.rule == "greedy_draft"
+
+    # ---- the record ------------------------------------------------------------------------------
+
+    def summary(self) -> ServedSummary:
+        """What the server is, and what a prediction of it is worth."""
+        engine, first = self.engine, self.engine.first_position
+        return ServedSummary(
+            engine=engine.name,
+            version=engine.version,
+            rule=engine.rule,
+            clock=engine.clock,
+            started=engine.started,
+            flags=tuple(engine.flags),
+            cells=tuple(self.cells()),
+            by_k=tuple(self.by_k()),
+            gates=self.gates,
+            costs=tuple(self._costs_by_temperature()),
+            not_predicted=self.not_predicted,
+            load=self.loads.cells,
+            schedules=self.loads.schedules,
+            acceptance_lengths=()
+            if first is None
+            else tuple(acceptance_lengths(self.settled, first)),
+        )
+
+    def _costs_by_temperature(self) -> Iterator[ServedCosts]:
+        for temperature in self.temperatures:
+            costs = self.costs(temperature, None)
+            if costs is not None:
+                yield ServedCosts(
+                    temperature=temperature,
+                    source="synthetic" if self._rounds_near(temperature) else "other_sets",
+                    plain_start_s=costs.plain_start_s,
+                    start_s=costs.start_s,
+                    plain_s=costs.times.plain_s,
+                    round_s=dict(costs.times.round_s),
+                )
+
+    def caveats(self) -> Iterator[Caveat]:
+        """What to mind of this server, the gravest first."""
+        if self.concurrency > 1:
+            files = ", ".join(self.setup.run.config.get("records") or ())
+            values = {"file": files, "max_concurrency": self.concurrency}
+            yield Caveat("server_concurrency", values)
+        for gate in self.gates:
+            values = {"temperature": gate.temperature, "k": gate.k}
+            scores = {"text_z": gate.text_z, "rounds_z": gate.rounds_z}
+            if gate.lossless is False and gate.temperature != GREEDY:
+                nats = {
+                    "nats": gate.nats_per_token,
+                    "expected_nats": gate.expected_nats_per_token,
+                }
+                code = "server_not_lossless" if gate.k else "server_texts_unlike_target"
+                yield Caveat(code, {**values, **scores, **nats})
+        unlike = [
+            gate
+            for gate in self.gates
+            if gate.equal_rounds is not None and gate.equal_rounds < gate.texts
+        ]
+        if unlike and not any(gate.lossless is False for gate in self.gates):
+            worst = min(unlike, key=lambda gate: gate.equal_rounds or 0)
+            yield Caveat(
+                "server_rounds_unlike_replay",
+                {
+                    "temperature": worst.temperature,
+                    "k": worst.k,
+                    "equal": worst.equal_rounds,
+                    "texts": worst.texts,
+                },
+            )
+        if self.not_predicted is not None:
+            yield Caveat("server_not_predicted", {"reason": self.not_predicted})
+
+
+def _speedups(evidence: Evidence, setup: Setup) -> dict[Candidate, float]:
+    """Of the whole workload; empty without a prompt that is complete in every cell."""
+    if not evidence.prompts or not evidence.candidates:
+        return {}
+    speedups = np.exp(evidence.workload(setup.weights).log_speedups()).tolist()
+    return dict(zip(evidence.candidates, speedups, strict=True))
+
+
+def _prompts(texts: Texts) -> tuple[list[tuple[str, str]], NDArray[np.intp]]:
+    """The prompts of some texts, and the place of each text's among them, [n]."""
+    of_text = [(trial.prompt_set, trial.conversation) for trial in texts.trials]
+    names = sorted(set(of_text))
+    return names, np.array([names.index(name) for name in of_text], dtype=np.intp)
+
+
+def _summed(values: Array, of_text: NDArray[np.intp]) -> Array:
+    """[prompt] sums of [n] values."""
+    return np.bincount(of_text, values).astype(np.float64)
+
+
+def _per_prompt(texts: Texts, plain_s: Array, seconds: Array) -> tuple[Array, Array, Array, Array]:
+    """Plain and speculative seconds and tokens of each prompt, as `speedup_interval` takes them."""
+    _, of_text = _prompts(texts)
+    tokens = _summed(texts.tokens, of_text)
+    return _summed(plain_s, of_text), tokens, _summed(seconds, of_text), tokens
+
+
+def _timed(row: ResultRow, seconds: Array, tokens: Array) -> ResultRow:
+    """A row with what so many seconds for so many tokens of each text come to."""
+    text_ms, ms_per_token = 1e3 * seconds / tokens, 1e3 * float(seconds.sum() / tokens.sum())
+    return replace(
+        row,
+        new_tokens=int(tokens.sum()),
+        ms_per_token=ms_per_token,
+        ms_per_token_p50=float(np.percentile(text_ms, 50)),
+        ms_per_token_p90=float(np.percentile(text_ms, 90)),
+        tokens_per_second=ratio(1e3, ms_per_token),
+    )
+
+
+def _z(differences: Array) -> float:
+    """Their sum in standard errors, each with expectation 0; 0 where none differs."""
+    scale = math.sqrt(float((differences**2).sum()))
+    return float(differences.sum()) / scale if scale > 1e-9 else 0.0

@@ -1,0 +1,248 @@
+"""What decoding costs on a server, from requests, and the seconds that follow for others.
+
+A request costs a start and its rounds. Both matter where texts are short: the first round after a
+prefill costs more than the others (llama.cpp, for one, builds its graphs anew). A round costs by
+how many tokens it drafted, since near the budget some engines draft fewer than K. So a request is a
+line in its rounds, and these are fitted by least squares over requests whose replay says how many
+rounds there were, and what each drafted.
+
+A visit sends every request to every server. The lowest tenth of a request's visits is taken as its
+time (`undisturbed`): what else runs on a machine only adds to it, and may add to most.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.optimize import nnls
+
+from harness.records import GREEDY, RoundTiming, Trial
+from harness.serving.counting import Counting
+from harness.stats.jackknife import Array
+from harness.theory.replay import Replayed, by_start, replay, stacked
+from harness.theory.speedup import RoundTimes
+
+# The quantile of a request's visits that is taken as its time
+UNDISTURBED = 0.1
+
+
+@dataclass(frozen=True, eq=False)
+class PlainRequests:
+    """What requests that were decoded plainly took.
+
+    Attributes:
+        seconds: [n] of decoding.
+        tokens: [n] that they emitted.
+    """
+
+    seconds: Array
+    tokens: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Requests:
+    """What requests on a speculating server took.
+
+    Attributes:
+        seconds: [n] of decoding.
+        counts: their rounds, n texts.
+    """
+
+    seconds: Array
+    counts: Replayed
+
+
+@dataclass(frozen=True, eq=False)
+class TimedRequests:
+    """Requests from which costs are fitted: plain ones, and by K."""
+
+    plain: PlainRequests
+    speculative: Mapping[int, Requests]
+
+    def __add__(self, other: "TimedRequests") -> "TimedRequests":
+        """Both, of the K that either has."""
+        speculative = dict(self.speculative)
+        for k, requests in other.speculative.items():
+            known = speculative.get(k)
+            speculative[k] = (
+                requests
+                if known is None
+                else Requests(
+                    np.concatenate([known.seconds, requests.seconds]),
+                    stacked([known.counts, requests.counts]),
+                )
+            )
+        plain = PlainRequests(
+            np.concatenate([self.plain.seconds, other.plain.seconds]),
+            np.concatenate([self.plain.tokens, other.plain.tokens]),
+        )
+        return TimedRequests(plain, speculative)
+
+
+@dataclass(frozen=True)
+class ServerCosts:
+    """What decoding costs on a server.
+
+    Attributes:
+        plain_start_s, start_s: of a request beside its rounds, plain and speculative.
+        times: of a plain token, and of a round that drafts n tokens.
+    """
+
+    plain_start_s: float
+    start_s: float
+    times: RoundTimes
+
+    def plain_s(self, tokens: Array) -> Array:
+        """[n] seconds of requests of so many tokens each, decoded plainly."""
+        return self.plain_start_s + tokens * self.times.plain_s
+
+    def speculative_s(self, counts: Replayed) -> Array:
+        """[n] seconds of requests whose rounds are expected to be these."""
+        rounds_s = np.array([self.times.at(n) for n in range(counts.k + 1)])
+        return self.start_s + counts.proposals @ rounds_s
+
+
+def fit_costs(timed: TimedRequests) -> ServerCosts | None:
+    """Fit costs by least squares, errors relative to a request's time, none below 0.
+
+    Rounds that drafted another number of tokens than any K lie on the line between.
+
+    Returns:
+        None without requests of two lengths, which tell a start from its rounds, and where they
+        were so disturbed that a token or a round would cost nothing.
+    """
+    plain, speculative = timed.plain, timed.speculative
+    if len(set(plain.tokens)) < 2 or not speculative:
+        return None
+    ones = np.ones_like(plain.tokens)
+    plain_start_s, token_s = _least_squares(
+        np.stack([ones, plain.tokens], axis=1), 0.0 * ones, plain.seconds
+    )
+    ks = np.array(sorted(speculative), dtype=np.float64)
+    columns: list[Array] = []
+    steps_s: list[Array] = []
+    for k, requests in sorted(speculative.items()):
+        proposals = requests.counts.proposals
+        # [n, ks] how much of each K's round a round of n = 1..k drafted tokens is
+        share = np.stack([np.interp(np.arange(1, k + 1), ks, unit) for unit in np.eye(len(ks))], 1)
+        starts = np.ones((len(proposals), 1))
+        columns.append(np.concatenate([starts, proposals[:, 1:] @ share], axis=1))
+        # A round that drafted nothing is a plain step
+        steps_s.append(proposals[:, 0] * token_s)
+    seconds = np.concatenate([speculative[int(k)].seconds for k in ks])
+    start_s, *rounds_s = _least_squares(np.concatenate(columns), np.concatenate(steps_s), seconds)
+    if min(token_s, *rounds_s) <= 0.0:
+        return None
+    known = tuple((int(k), float(cost)) for k, cost in zip(ks, rounds_s, strict=True))
+    return ServerCosts(float(plain_start_s), float(start_s), RoundTimes(float(token_s), known))
+
+
+def _least_squares(columns: Array, known_s: Array, seconds: Array) -> Array:
+    """What each column costs, none below 0; `known_s` of each request's seconds is known."""
+    fitted, _ = nnls(columns / seconds[:, None], 1.0 - known_s / seconds)
+    return fitted.astype(np.float64)
+
+
+# ---- over visits ---------------------------------------------------------------------------------
+
+
+def undisturbed(seconds: Sequence[float]) -> float:
+    """A request's time from that of each visit."""
+    return float(np.quantile(seconds, UNDISTURBED))
+
+
+def settled(trials: Sequence[Trial]) -> list[Trial]:
+    """The trials with times that are settled over visits.
+
+    A greedy text is the same in every visit, so one trial stands for all; where rounding makes it
+    another one, the commonest counts. Sampled texts differ: each keeps its rounds, at the time that
+    a round of that prompt takes.
+    """
+    groups: dict[tuple[object, ...], list[Trial]] = {}
+    for trial in trials:
+        key = (trial.prompt_set, trial.prompt, trial.temperature, trial.k)
+        groups.setdefault(key, []).append(trial)
+    return [
+        trial
+        for (*_, temperature, _), group in groups.items()
+        for trial in ([_settled(group)] if temperature == GREEDY else _at_settled_pace(group))
+    ]
+
+
+def _settled(trials: Sequence[Trial]) -> Trial:
+    """Of one prompt and K; the last failure where no visit succeeded."""
+    done = [trial for trial in trials if trial.status == "ok" and trial.decode_s is not None]
+    if not done:
+        return replace(trials[-1], repetition=0)
+    texts = [trial.tokens for trial in done]
+    alike = [trial for trial in done if trial.tokens == max(texts, key=texts.count)]
+    seconds = undisturbed([trial.decode_s or 0.0 for trial in alike])
+    return replace(alike[0], repetition=0, decode_s=seconds)
+
+
+def _at_settled_pace(trials: Sequence[Trial]) -> list[Trial]:
+    """Of one prompt and K: every text at the settled time of a round.
+
+    Of a token where it is decoded plainly, or the server tells no rounds.
+    """
+    told = all(trial.rounds for trial in trials if trial.status == "ok" and trial.new_tokens)
+
+    def rounds(trial: Trial) -> int:
+        return (trial.rounds if told else trial.new_tokens) or 0
+
+    paces = [trial.decode_s / rounds(trial) for trial in trials if trial.decode_s and rounds(trial)]
+    if not paces:
+        return list(trials)
+    pace = undisturbed(paces)
+    return [
+        trial if trial.decode_s is None else replace(trial, decode_s=rounds(trial) * pace)
+        for trial in trials
+    ]
+
+
+def timed_rounds(timings: Sequence[RoundTiming], counting: Counting) -> TimedRequests | None:
+    """Requests of servers that were told to reject every draft, and plain ones next to them.
+
+    Args:
+        timings: of one draft and temperature; each round emitted one token.
+        counting: of the engine; tells how many tokens each round drafted.
+
+    Returns:
+        None without any.
+    """
+    visits: dict[tuple[int, int, int, bool], list[float]] = {}
+    for t in timings:
+        shortened = t.k > 0 and t.drafted not in (None, t.k * t.rounds)
+        visits.setdefault((t.k, t.context_tokens, t.new_tokens, shortened), []).append(t.seconds)
+    most = max(map(len, visits.values()), default=0)
+    by_k: dict[int, list[tuple[int, bool, float]]] = {}
+    for (k, _, tokens, shortened), seconds in sorted(visits.items()):
+        if 2 * len(seconds) >= most:  # else an end of text made its length a rare one
+            by_k.setdefault(k, []).append((tokens, shortened, undisturbed(seconds)))
+    plain = by_k.pop(0, [])
+    if not plain or not by_k:
+        return None
+    return TimedRequests(
+        PlainRequests(
+            np.array([seconds for *_, seconds in plain]),
+            np.array([tokens for tokens, *_ in plain], dtype=np.float64),
+        ),
+        {
+            k: Requests(
+                np.array([seconds for *_, seconds in rows]),
+                _rejected([(tokens, shortened) for tokens, shortened, _ in rows], k, counting),
+            )
+            for k, rows in by_k.items()
+        },
+    )
+
+
+def _rejected(texts: Sequence[tuple[int, bool]], k: int, counting: Counting) -> Replayed:
+    """The rounds of texts whose every draft was rejected: (tokens, whether the last were cut)."""
+    lengths = [tokens for tokens, _ in texts]
+    proposed = np.full((len(texts), max(lengths)), k, dtype=np.intp)
+    for row, (tokens, shortened) in enumerate(texts):
+        if shortened:
+            proposed[row, :tokens] = counting.proposed(k, tokens + counting.first_position)
+    chances = by_start(np.zeros(proposed.shape), k)
+    return replay(chances, lengths, [k], proposed=proposed)[k]

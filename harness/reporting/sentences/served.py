@@ -1,0 +1,194 @@
+"""What a server run says: what to serve on it, how well that was predicted, is it lossless."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from harness.records import GREEDY
+from harness.reporting import formatting as fmt
+from harness.reporting import grid
+from harness.reporting.grid import GridRow, Marked
+from harness.summary import (
+    Answer,
+    DraftMemory,
+    ServedCell,
+    ServedGate,
+    ServedK,
+    ServedSummary,
+    Summary,
+    Values,
+)
+
+NOT_PREDICTED = {
+    "no_weights": (
+        "target and draft are not loaded here, so the texts that the server returned were not"
+        " replayed"
+    ),
+    "no_counting": "this server counts no rounds, or does not say how it accepts drafts",
+    "no_costs": (
+        "its round times are not known: it has no synthetic acceptance, and there is no second"
+        " prompt set to take them from (prompts.sets=[...])"
+    ),
+}
+
+
+def contrast(summary: Summary, shown: Marked) -> str:
+    """What pays on our own loop and loses here; else which K loses most, and why.
+
+    "K=4, which pays on our own loop (1.20x), loses here (0.68x): a round costs 4.1 plain tokens
+    and emits 2.8."
+    """
+    rows = [row for row in grid.rows(summary) if row.temperature == shown.row.temperature]
+    own = next((row for row in rows if row.served == "own" != shown.row.served), None)
+    by_k = {entry.k: entry for entry in _by_k(summary, shown.row.temperature)}
+    if own is not None and own.speculates and own.answer.k in by_k:
+        there = by_k[own.answer.k]
+        if there.speedup < 1.0:
+            gain, answer = fmt.speedup(own.answer.speedup), shown.row.answer
+            undecided = answer.decision == "undecided" and answer.reason_values.get("k") == there.k
+            loses = _loses(there, "may lose here" if undecided else "loses here")
+            return f"K={there.k}, which pays on our own loop ({gain}), {loses}."
+    if own is not None:
+        return _own_differs(own, shown.row)
+    losing = [entry for entry in by_k.values() if entry.speedup < 1.0]
+    if not losing or not shown.row.speculates:
+        return ""
+    worst = min(losing, key=lambda entry: entry.speedup)
+    return f"K={worst.k} {_loses(worst)}."
+
+
+def _by_k(summary: Summary, temperature: float) -> list[ServedK]:
+    entries = summary.served.by_k if summary.served else ()
+    return [entry for entry in entries if entry.temperature == temperature]
+
+
+def _loses(entry: ServedK, how: str = "loses here") -> str:
+    loses = f"{how} ({fmt.speedup(entry.speedup)})"
+    if entry.round_cost is None or entry.tokens_per_round is None:
+        return loses
+    return (
+        f"{loses}: a round costs {entry.round_cost:.1f} plain tokens and emits"
+        f" {entry.tokens_per_round:.1f}"
+    )
+
+
+def _own_differs(own: GridRow, here: GridRow) -> str:
+    """Our own loop's answer, where it is another one."""
+    if (own.answer.decision, own.answer.k) == (here.answer.decision, here.answer.k):
+        return ""
+    return f"Our own loop's answer is another: {grid.words(own.answer)}, {_gain(own.answer)}."
+
+
+def _gain(answer: Answer) -> str:
+    gain = fmt.speedup(answer.speedup, answer.speedup_lo, answer.speedup_hi)
+    return f"{gain}, {grid.SOURCES[answer.source]}"
+
+
+def reasons(summary: Summary) -> tuple[str, ...]:
+    """How well the server was predicted, whether it is lossless, and what the draft takes."""
+    served = summary.served
+    if served is None:
+        return ()
+    return tuple(
+        sentence
+        for sentence in (
+            *_predictions(served.cells),
+            *_gates(served),
+            *_memory(summary.memory),
+        )
+        if sentence
+    )
+
+
+def _predictions(cells: Sequence[ServedCell]) -> Iterator[str]:
+    errors = [cell.error for cell in cells if cell.error is not None]
+    if errors:
+        own = [cell.own_error for cell in cells if cell.own_error is not None]
+        beside = f"; from our own loop's round times {_errors(own)}" if own else ""
+        yield (
+            f"Predicted against measured speedup: {_errors(errors)} over {len(errors)} cells, each"
+            f" predicted from what others showed{beside}."
+        )
+    two = [cell.two_k_error for cell in cells if cell.two_k_error is not None]
+    if two:
+        yield (
+            "Two speculating servers give every K: from the smallest and the largest alone the"
+            f" others are predicted with {_errors(two)}."
+        )
+
+
+def _errors(errors: Sequence[float]) -> str:
+    sizes = np.abs(errors)
+    return f"median error {fmt.percent(np.median(sizes))}, largest {fmt.percent(sizes.max())}"
+
+
+def _gates(served: ServedSummary) -> Iterator[str]:
+    greedy = [gate for gate in served.gates if gate.equal_texts is not None]
+    if greedy:
+        equal, texts = sum(g.equal_texts or 0 for g in greedy), sum(g.texts for g in greedy)
+        yield f"{equal} of {texts} greedy texts equal plain decoding's{_rounds(greedy)}."
+    sampled = [gate for gate in served.gates if gate.temperature > GREEDY and gate.lossless]
+    if sampled:
+        text = max((abs(gate.text_z) for gate in sampled if gate.text_z is not None), default=None)
+        rounds = [abs(gate.rounds_z) for gate in sampled if gate.rounds_z is not None]
+        parts = [f"texts |z| <= {text:.1f}"] if text is not None else []
+        parts += [f"rounds |z| <= {max(rounds):.1f}"] if rounds else []
+        yield f"Sampled texts follow the target's distribution ({', '.join(parts)})."
+
+
+def _rounds(gates: Sequence[ServedGate]) -> str:
+    known = [gate for gate in gates if gate.equal_rounds is not None]
+    if not known:
+        return ""
+    equal, texts = sum(gate.equal_rounds or 0 for gate in known), sum(g.texts for g in known)
+    return f", and {equal} of {texts} took exactly the rounds of replay"
+
+
+def _memory(entries: Sequence[DraftMemory]) -> Iterator[str]:
+    for entry in entries:
+        if entry.context_tokens_lost > 0:
+            yield (
+                f"On {entry.device or 'this device'} the draft takes the place of"
+                f" {fmt.count(entry.context_tokens_lost)} KV tokens of"
+                f" {fmt.count(entry.context_tokens + entry.context_tokens_lost)}:"
+                f" {fmt.memory(entry.weights_bytes)} of weights, and"
+                f" {fmt.memory(entry.kv_bytes_per_token)} of cache for each token that is left;"
+                f" {fmt.count(entry.sequences_lost)} requests fewer side by side, of"
+                f" {fmt.count(entry.sequences + entry.sequences_lost)}."
+            )
+
+
+def scores(values: Values) -> str:
+    """How far texts and rounds are off, as "texts z = -85.1, rounds z = 3.2"."""
+    names = (("texts", values.get("text_z")), ("rounds", values.get("rounds_z")))
+    known = [f"{name} z = {z:.1f}" for name, z in names if isinstance(z, int | float)]
+    return ", ".join(known)
+
+
+def not_lossless(values: Values) -> str:
+    """A caveat: which K, and how far off."""
+    return (
+        f"the server is NOT LOSSLESS at temperature {_temperature(values)}, K={values['k']}"
+        f" ({scores(values)}): what it returns is not what the target would{_nats(values)}"
+    )
+
+
+def unlike_target(values: Values) -> str:
+    """A caveat: the plain server's texts are not those of the target that scored them."""
+    return (
+        f"at temperature {_temperature(values)} the plain server's own texts are not the target's"
+        f" that is loaded here ({scores(values)}{_nats(values)}): other weights (quantised, another"
+        " revision) or other sampling settings; the gate and replay mean little"
+    )
+
+
+def _temperature(values: Values) -> str:
+    temperature = values["temperature"]
+    return fmt.temperature(temperature if isinstance(temperature, int | float) else None)
+
+
+def _nats(values: Values) -> str:
+    nats, expected = values.get("nats"), values.get("expected_nats")
+    if not isinstance(nats, int | float) or not isinstance(expected, int | float):
+        return ""
+    return f"; {nats:.2f} nats per token, {expected:.2f} is right"

@@ -1,0 +1,212 @@
+"""A server that was measured: cells with their predictions, the gate, costs, load, conventions."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from harness.reporting import formatting as fmt
+from harness.reporting import grid
+from harness.reporting.tables.specification import Column, Table, grouped, table
+from harness.summary import (
+    AcceptanceLength,
+    LoadCell,
+    ScheduleEntry,
+    ServedCell,
+    ServedCosts,
+    ServedGate,
+    Summary,
+)
+
+LOSSLESS = {True: "yes", False: "NO", None: None}
+CELLS: tuple[Column[ServedCell], ...] = (
+    Column("prompt set", lambda cell: cell.prompt_set, key=True),
+    Column("temperature", lambda cell: cell.temperature, fmt.temperature, key=True),
+    Column("K", lambda cell: cell.k, fmt.count, key=True),
+    Column("measured\nspeedup", lambda cell: cell.speedup, fmt.speedup),
+    Column("predicted\nspeedup", lambda cell: cell.predicted, fmt.speedup),
+    Column("prediction\nerror", lambda cell: cell.error, fmt.signed_percent),
+    Column("error\nfrom two K", lambda cell: cell.two_k_error, fmt.signed_percent),
+    Column("predicted by\nour own loop", lambda cell: cell.own_predicted, fmt.speedup),
+    Column("its\nerror", lambda cell: cell.own_error, fmt.signed_percent),
+    Column("tokens/round\nmeasured", lambda cell: cell.tokens_per_round, fmt.decimal),
+    Column("tokens/round\nreplayed", lambda cell: cell.replayed_tokens_per_round, fmt.decimal),
+)
+# Those that fit a terminal
+BRIEF_CELLS = tuple(c for c in CELLS if not c.title.startswith(("its", "tokens/round")))
+GATES: tuple[Column[ServedGate], ...] = (
+    Column("temperature", lambda gate: gate.temperature, fmt.temperature, key=True),
+    Column("K", lambda gate: gate.k, fmt.count, key=True),
+    Column("lossless", lambda gate: LOSSLESS[gate.lossless]),
+    Column("texts", lambda gate: gate.texts, fmt.count),
+    Column("equal\ntexts", lambda gate: gate.equal_texts, fmt.count),
+    Column("equal\nrounds", lambda gate: gate.equal_rounds, fmt.count),
+    Column("equal\ndrafted", lambda gate: gate.equal_drafted, fmt.count),
+    Column("rounds", lambda gate: gate.rounds, fmt.count),
+    Column("rounds\nreplayed", lambda gate: gate.expected_rounds, fmt.count),
+    Column("z of\nrounds", lambda gate: gate.rounds_z, lambda z: fmt.signed(z, 1)),
+    Column("nats per\ntoken", lambda gate: gate.nats_per_token, fmt.decimal),
+    Column("nats\nexpected", lambda gate: gate.expected_nats_per_token, fmt.decimal),
+    Column("z of\ntexts", lambda gate: gate.text_z, lambda z: fmt.signed(z, 1)),
+)
+COSTS: tuple[Column[ServedCosts], ...] = (
+    Column("temperature", lambda costs: costs.temperature, fmt.temperature, key=True),
+    Column("plain token\nms", lambda costs: costs.plain_s, fmt.in_ms),
+    Column("plain start\nms", lambda costs: costs.plain_start_s, fmt.in_ms),
+    Column("start\nms", lambda costs: costs.start_s, fmt.in_ms),
+)
+LOADS: tuple[Column[LoadCell], ...] = (
+    Column("temperature", lambda cell: cell.temperature, fmt.temperature, key=True),
+    Column("concur-\nrency", lambda cell: cell.concurrency, fmt.count, key=True),
+    Column("requests\nper second", lambda cell: cell.rate, fmt.rate, key=True),
+    Column("K", lambda cell: cell.k, fmt.count, key=True),
+    Column("tok/s", lambda cell: cell.tokens_per_second, fmt.rate),
+    Column("ms/token\nof a user", lambda cell: cell.ms_per_token, fmt.milliseconds),
+    Column("p95 of a\nrequest", lambda cell: cell.p95_s, fmt.seconds),
+    Column("throughput\nratio", lambda cell: cell.throughput_ratio, fmt.speedup),
+    Column("predicted\nratio", lambda cell: cell.predicted_ratio, fmt.speedup),
+    Column("spread", lambda cell: cell.spread, fmt.percent),
+)
+
+
+class Scheduled(NamedTuple):
+    """One load of a schedule, and its temperature."""
+
+    temperature: float
+    entry: ScheduleEntry
+
+    @property
+    def requests(self) -> str:
+        """How many side by side, as "2-4"."""
+        low, high = self.entry.low, self.entry.high
+        return f"{low} and more" if high is None else f"{low}" if low == high else f"{low}-{high}"
+
+    @property
+    def tied(self) -> str | None:
+        """The other K that may be as fast."""
+        return ", ".join(f"K={k}" for k in self.entry.tied) or None
+
+
+SCHEDULE: tuple[Column[Scheduled], ...] = (
+    Column("temperature", lambda row: row.temperature, fmt.temperature, key=True),
+    Column("requests\nside by side", lambda row: row.requests, key=True),
+    Column("K", lambda row: row.entry.k, fmt.count),
+    Column("tie with", lambda row: row.tied),
+    Column("predicted\nratio", lambda row: row.entry.predicted_ratio, fmt.speedup),
+    Column("throughput\nratio", lambda row: row.entry.measured_ratio, fmt.speedup),
+    Column("lost to\nthe fastest", lambda row: row.entry.loss, fmt.percent),
+)
+
+
+class Convention(NamedTuple):
+    """One convention's numbers at one temperature, by K."""
+
+    convention: str
+    alias: str
+    values: dict[int, tuple[float, ...]]
+
+
+CELL_NOTE = (
+    "Predicted: tokens per round by replay of the plain server's texts, and what a request's start"
+    " and its rounds take on this server, {source}. No prediction has seen its cell."
+)
+SOURCES = {
+    "synthetic": (
+        "from the requests of the other prompt sets and from servers that reject every draft"
+    ),
+    "other_sets": "from the requests of the other prompt sets",
+}
+TWO_K_NOTE = (
+    "error from two K: of the same prediction, had only the smallest and the largest K been"
+    " measured; K in between lie on a line."
+)
+OWN_NOTE = "Our own loop's round times, on this device, are not the server's: that is their error."
+GATE_NOTES = (
+    "Greedy texts must be plain decoding's. Sampled ones: the log-probability of the texts under"
+    " the target next to its expectation, and rounds next to replay of the same texts, both in"
+    " standard errors; beyond 4 the server is not lossless. K=0 is the plain server.",
+)
+COST_NOTE = (
+    "start: what a request costs beside its prefill and its rounds. A round costs by how many"
+    " tokens it drafted: R(K) below."
+)
+CLOCKS = {
+    "engine": "Times are by the server's own clock.",
+    "cpu": (
+        "Times are processor seconds of the server's process: steadier than a clock on a shared"
+        " machine, and not what a user waits for."
+    ),
+}
+LOAD_NOTE = (
+    "throughput ratio: tokens per second / plain decoding's under the same load. spread: of that"
+    " ratio over visits, one standard deviation."
+)
+SCHEDULE_NOTE = (
+    "K: the largest predicted throughput; a tie is a lead within the spread of visits. The load in"
+    " between two measured ones has the K of the larger."
+)
+CONVENTION_NOTE = (
+    "The same requests in every project's words: a number from elsewhere compares with the row of"
+    " the tool that printed it."
+)
+
+
+def brief_tables(summary: Summary) -> list[Table]:
+    """The cells in the columns that fit a terminal, and the K by load."""
+    made = served_tables(summary)
+    served = summary.served
+    return [table(made[0].title, BRIEF_CELLS, served.cells), made[1]] if served else []
+
+
+def served_tables(summary: Summary) -> list[Table]:
+    """Everything on the server, most important first; none of other runs."""
+    served = summary.served
+    if served is None:
+        return []
+    name = grid.SERVED[served.engine]
+    source = next((SOURCES[costs.source] for costs in served.costs), "")
+    predicted = any(cell.predicted is not None for cell in served.cells)
+    notes = [CELL_NOTE.format(source=source)] if predicted else []
+    if any(cell.two_k_error is not None for cell in served.cells):
+        notes.append(TWO_K_NOTE)
+    if any(cell.own_error is not None for cell in served.cells):
+        notes.append(OWN_NOTE)
+    notes.append(CLOCKS[served.clock])
+    scheduled = [
+        Scheduled(schedule.temperature, entry)
+        for schedule in served.schedules
+        for entry in schedule.entries
+    ]
+    return [
+        table(f"Predicted and measured on {name}", CELLS, served.cells, notes=notes),
+        table("K by load", SCHEDULE, scheduled, notes=(SCHEDULE_NOTE,)),
+        table("Is the server lossless?", GATES, served.gates, notes=GATE_NOTES),
+        table(f"What requests cost on {name}", COSTS, served.costs, notes=(COST_NOTE,)),
+        table(f"{name} under load", LOADS, served.load, notes=(LOAD_NOTE,)),
+        *_conventions(served.acceptance_lengths),
+    ]
+
+
+def _conventions(entries: Sequence[AcceptanceLength]) -> list[Table]:
+    """A table per temperature, a column per K."""
+    made: list[Table] = []
+    for temperature, group in grouped(entries, lambda entry: entry.temperature).items():
+        rows = [
+            Convention(convention, alias, {entry.k: entry.values for entry in values})
+            for (convention, alias), values in grouped(
+                group, lambda entry: (entry.convention, entry.alias)
+            ).items()
+        ]
+        columns: tuple[Column[Convention], ...] = (
+            Column("convention", lambda row: row.convention, key=True, flexible=True),
+            Column("alias", lambda row: row.alias, flexible=True),
+            *(_at_k(k) for k in sorted({entry.k for entry in group})),
+        )
+        title = f"Acceptance in other projects' words, temperature {fmt.temperature(temperature)}"
+        made.append(table(title, columns, rows, notes=(CONVENTION_NOTE,)))
+    return made
+
+
+def _at_k(k: int) -> Column[Convention]:
+    def text(row: Convention) -> str | None:
+        return " ".join(fmt.decimal(value) for value in row.values.get(k, ())) or None
+
+    return Column(f"K={k}", text, definition="acceptance lengths elsewhere")

@@ -1,0 +1,318 @@
+"""A server run: costs found again, the gate, rows, predictions and what the report says of them."""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.analysis import analyse
+from harness.analysis.server_costs import (
+    PlainRequests,
+    Requests,
+    ServerCosts,
+    TimedRequests,
+    fit_costs,
+    settled,
+    timed_rounds,
+)
+from harness.cli import compose
+from harness.records import RoundTiming, Trial
+from harness.reporting import markdown, serving
+from harness.reporting.content import content_of
+from harness.serving.counting import Counting
+from harness.storage import StoredRun, load
+from harness.summary import Summary, TextLikelihood, from_json, to_json
+from harness.theory.replay import Replayed, by_start, replay
+from harness.theory.speedup import RoundTimes
+
+LLAMACPP = Counting(1, shortens_last_draft=True)
+COSTS = ServerCosts(
+    plain_start_s=0.003,
+    start_s=0.006,
+    times=RoundTimes(0.5e-3, ((1, 0.9e-3), (2, 1.2e-3), (4, 1.8e-3))),
+)
+SMALL = ("prompts.limit=4", "new_tokens=16", "threads=1", "k=[1,2,4]", "repetitions=3")
+
+
+# ---- costs ---------------------------------------------------------------------------------------
+
+
+def counts_of(k: int, lengths: list[int], seed: int = 0) -> Replayed:
+    """Rounds of texts that fill their budgets, counted as llama.cpp does."""
+    chances = np.random.default_rng(seed).random((len(lengths), max(lengths)))
+    proposed = np.zeros(chances.shape, dtype=np.intp)
+    for row, length in enumerate(lengths):
+        proposed[row, :length] = LLAMACPP.proposed(k, length + 1)
+    return replay(by_start(chances, k), lengths, [k], proposed=proposed)[k]
+
+
+def requests_of(ks: tuple[int, ...], lengths: list[int]) -> TimedRequests:
+    """What such texts take at these costs."""
+    tokens = np.array(lengths, dtype=np.float64)
+    counts = {k: counts_of(k, lengths) for k in ks}
+    return TimedRequests(
+        PlainRequests(COSTS.plain_s(tokens), tokens),
+        {k: Requests(COSTS.speculative_s(each), each) for k, each in counts.items()},
+    )
+
+
+def assert_found(found: ServerCosts | None, pace: float = 1.0) -> None:
+    assert found is not None
+    assert (found.plain_start_s, found.start_s) == pytest.approx(
+        (pace * COSTS.plain_start_s, pace * COSTS.start_s), rel=1e-6
+    )
+    for n in range(5):
+        assert found.times.at(n) == pytest.approx(pace * COSTS.times.at(n), rel=1e-6)
+
+
+@pytest.mark.parametrize("ks", [(1, 2, 4), (1, 4)])
+def test_costs_are_found_from_requests_that_cost_a_start_and_their_rounds(
+    ks: tuple[int, ...],
+) -> None:
+    # Of two K alone, the one between lies on their line, as its costs do here
+    assert_found(fit_costs(requests_of(ks, [12, 60, 33, 47, 20, 55])))
+    assert_found(fit_costs(requests_of(ks, [12, 60, 33]) + requests_of(ks[:1], [47, 20, 55])))
+    assert fit_costs(requests_of(ks, [33, 33])) is None, "one length cannot part start and rounds"
+
+
+def rejected(visit: int, k: int, tokens: int, pace: float) -> RoundTiming:
+    """What a server that rejects every draft takes for a text of so many tokens."""
+    seconds, drafted = COSTS.plain_s(np.array([tokens]))[0], None
+    if k:
+        chances = by_start(np.zeros((1, tokens)), k)
+        proposed = LLAMACPP.proposed(k, tokens + 1)[None]
+        counts = replay(chances, [tokens], [k], proposed=proposed)[k]
+        seconds, drafted = COSTS.speculative_s(counts)[0], round(counts.drafted[0])
+    return RoundTiming(
+        visit, "tiny", "small", k, 0.0, 9, 1, tokens, tokens, pace * float(seconds), drafted
+    )
+
+
+def test_costs_are_found_from_servers_that_reject_every_draft() -> None:
+    timings = [
+        rejected(visit, k, tokens, pace)
+        for visit, pace in enumerate((1.0, 1.0, 1.0, 1.3, 2.5, 9.0))  # others use the machine
+        for tokens in (15, 63)
+        for k in (0, 1, 2, 4)
+    ]
+    early = replace(timings[1], rounds=9, new_tokens=9, drafted=9)  # ended by an end of text
+    timed = timed_rounds([*timings, early], LLAMACPP)
+    assert timed is not None
+    assert_found(fit_costs(timed))
+    assert timed_rounds([t for t in timings if t.k], LLAMACPP) is None
+
+
+def trial(
+    visit: int, seconds: float | None, *, text: int = 0, temperature: float = 0.0, rounds: int = 1
+) -> Trial:
+    status = "failed" if seconds is None else "ok"
+    return Trial(
+        "", "easy", "a", visit, 2, temperature, None, status, new_tokens=2 * rounds, rounds=rounds,
+        tokens=(text,), decode_s=seconds,
+    )  # fmt: skip
+
+
+def test_a_greedy_requests_time_is_the_lowest_tenth_of_its_visits() -> None:
+    visits = [trial(number, float(seconds)) for number, seconds in enumerate([9, *range(1, 12)])]
+    other_text, failed = trial(20, 0.1, text=1), trial(21, None)
+    (one,) = settled([*visits, other_text, failed])
+    assert (one.decode_s, one.tokens, one.repetition) == (pytest.approx(2.1), (0,), 0)
+    assert settled([failed]) == [replace(failed, repetition=0)]
+
+
+def test_a_sampled_text_keeps_its_rounds_at_the_time_that_an_undisturbed_one_takes() -> None:
+    visits = [
+        trial(number, rounds * pace, text=number, temperature=1.0, rounds=rounds)
+        for number, (rounds, pace) in enumerate([(10, 0.02), (5, 0.02), (20, 0.09), (8, 0.03)])
+    ]
+    failed = trial(9, None, temperature=1.0)
+    made = settled([*visits, failed])
+    assert [each.decode_s for each in made] == pytest.approx([0.2, 0.1, 0.4, 0.16, None])
+    untold = [replace(each, rounds=None) for each in visits]
+    assert [each.decode_s for each in settled(untold)] == pytest.approx([0.2, 0.1, 0.4, 0.16])
+
+
+# ---- a run ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> StoredRun:
+    """Our own loop through the door of servers, both temperatures."""
+    root = tmp_path_factory.mktemp("served")
+    asked = ["engine=own", f"results_root={root}", *SMALL, "temperature=[0,1]"]
+    outcome = importlib.import_module("harness.commands.server").run(compose("server", asked))
+    assert outcome.folder is not None
+    return load(outcome.folder)
+
+
+@pytest.fixture(scope="module")
+def summary(stored: StoredRun) -> Summary:
+    return analyse(stored)
+
+
+def test_every_cell_is_measured_and_predicted_in_the_engines_rows_alone(summary: Summary) -> None:
+    cells = {
+        source: {(r.prompt_set, r.temperature, r.k) for r in summary.results if r.source == source}
+        for source in ("measured", "replayed")
+    }
+    assert cells["measured"] == cells["replayed"]
+    assert len(cells["measured"]) == 2 * 2 * 4
+    assert {(row.engine, row.concurrency) for row in summary.results} == {("own", 1)}
+    assert {answer.engine for answer in summary.answers} == {"own"}
+    greedy = {
+        (r.prompt_set, r.k, r.source): r for r in summary.results if r.temperature == 0 and r.k
+    }
+    for (prompt_set, k, source), row in greedy.items():
+        if source == "measured":
+            assert row.rounds == pytest.approx(greedy[prompt_set, k, "replayed"].rounds)
+            assert row.new_tokens == greedy[prompt_set, k, "replayed"].new_tokens
+    assert from_json(to_json(summary)) == summary
+
+
+def test_a_lossless_server_passes_its_gate(summary: Summary) -> None:
+    assert summary.served is not None
+    assert summary.served.lossless
+    greedy = [gate for gate in summary.served.gates if gate.temperature == 0]
+    assert [(g.k, g.texts, g.equal_texts, g.equal_rounds, g.equal_drafted) for g in greedy] == [
+        (k, 8, 8, 8, 8) for k in (1, 2, 4)
+    ]
+    sampled = [gate for gate in summary.served.gates if gate.temperature == 1]
+    assert [gate.k for gate in sampled] == [0, 1, 2, 4]
+    assert all(abs(gate.text_z or 0.0) < 4 for gate in sampled)
+    assert all(gate.rounds_z is not None for gate in sampled if gate.k)
+
+
+def test_a_prediction_stands_next_to_each_measurement_with_its_error(summary: Summary) -> None:
+    assert summary.served is not None
+    cells = summary.served.cells
+    assert len(cells) == 2 * 2 * 3
+    for cell in cells:
+        assert cell.predicted is not None
+        assert cell.error == pytest.approx(cell.predicted / cell.speedup - 1)
+        assert (cell.two_k_error is None) == (cell.k in (1, 4))
+    report = markdown.report(content_of(summary), (), Path("run"))
+    assert "## Predicted and measured on our own loop" in report
+    assert "## Is the server lossless?" in report
+    assert "Predicted against measured speedup: median error" in report
+
+
+def drifting(run: StoredRun, ks: tuple[int, ...]) -> StoredRun:
+    """The run, had its servers at these K returned unlikely texts at temperature 1."""
+    checks = tuple(
+        replace(check, excess=-100 * check.variance**0.5)
+        if isinstance(check, TextLikelihood) and check.k in ks
+        else check
+        for check in run.checks
+    )
+    return replace(run, checks=checks)
+
+
+@pytest.mark.parametrize(
+    ("ks", "lossless", "caveat", "decision_stands"),
+    [
+        ((2,), {0: True, 1: True, 2: False, 4: True}, "NOT LOSSLESS at temperature 1, K=2", False),
+        ((0, 1, 2, 4), {0: False, 1: None, 2: None, 4: None}, "other weights", True),
+    ],
+)
+def test_a_server_that_is_not_lossless_is_named_and_gets_no_verdict_there(
+    stored: StoredRun,
+    ks: tuple[int, ...],
+    lossless: dict[int, bool | None],
+    caveat: str,
+    decision_stands: bool,
+) -> None:
+    made = analyse(drifting(stored, ks))
+    assert made.served is not None
+    gates = [gate for gate in made.served.gates if gate.temperature == 1]
+    assert {gate.k: gate.lossless for gate in gates} == lossless
+    content = content_of(made)
+    assert any(caveat in text for text in content.caveats)
+    sampled = [answer for answer in made.answers if answer.temperature == 1]
+    distrusted = {answer.reason == "server_not_lossless" for answer in sampled}
+    assert distrusted == {not decision_stands}
+    greedy = [answer for answer in made.answers if answer.temperature == 0]
+    assert all(answer.reason != "server_not_lossless" for answer in greedy)
+
+
+Change = Callable[[StoredRun], StoredRun]
+
+
+def with_engine(**changes: Any) -> Change:
+    def changed(run: StoredRun) -> StoredRun:
+        engine = {**run.manifest["engine"], **changes}
+        return replace(run, manifest={**run.manifest, "engine": engine})
+
+    return changed
+
+
+def without_traces(run: StoredRun) -> StoredRun:
+    changed = replace(run)
+    changed.__dict__["traces"] = []
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("change", "why", "sentence"),
+    [
+        (without_traces, "no_weights", "not loaded here"),
+        (with_engine(first_position=None), "no_counting", "counts no rounds"),
+        (with_engine(rule=None), "no_counting", "counts no rounds"),
+    ],
+)
+def test_what_cannot_be_predicted_is_measured_and_said(
+    stored: StoredRun, change: Change, why: str, sentence: str
+) -> None:
+    made = analyse(change(stored))
+    assert made.served is not None
+    assert made.served.not_predicted == why
+    assert {row.source for row in made.results} == {"measured"}
+    assert made.answers
+    assert any(sentence in text for text in content_of(made).caveats)
+
+
+def without_synthetic(run: StoredRun) -> StoredRun:
+    """The run, had its engine no synthetic acceptance: it asks for parts of the budget instead."""
+    starts = tuple(
+        replace(
+            trial,
+            cell=f"{trial.cell}-short",
+            tokens=(trial.tokens or ())[:4],
+            new_tokens=4,
+            stop_reason="budget",
+            decode_s=0.3 * (trial.decode_s or 0.0),
+        )
+        for trial in run.trials
+    )
+    return replace(with_engine(synthetic=False)(run), rounds=(), starts=starts)
+
+
+def test_round_times_of_other_prompt_sets_serve_where_acceptance_cannot_be_set(
+    stored: StoredRun,
+) -> None:
+    made = analyse(without_synthetic(stored))
+    assert made.served is not None
+    assert {costs.source for costs in made.served.costs} == {"other_sets"}
+    assert all(cell.predicted is not None for cell in made.served.cells)
+    easy = tuple(trial for trial in stored.trials if trial.prompt_set == "easy")
+    one_set = analyse(without_synthetic(replace(stored, trials=easy)))
+    assert one_set.served is not None
+    assert one_set.served.not_predicted == "no_costs"
+
+
+@pytest.mark.parametrize("rule", ["greedy_draft", "ratio"])
+def test_the_line_to_paste_is_that_of_the_server_that_was_measured(
+    stored: StoredRun, rule: str
+) -> None:
+    made = analyse(with_engine(name="llamacpp", version="b11549", rule=rule)(stored))
+    gain: dict[str, Any] = {"decision": "speculate", "draft": "tiny_good", "k": 2, "speedup": 1.3}
+    gains = tuple(replace(a, **gain, reason="held_out_gain") for a in made.answers)
+    content = content_of(replace(made, answers=gains))
+    assert content.verdicts[0].startswith("On your server (llama.cpp), temperature 0: serve")
+    (snippet,) = content.snippets
+    assert "--spec-draft-n-max 2" in snippet.code
+    assert (serving.PROBABILISTIC in snippet.code) == (rule == "ratio")
+    assert "measured on held-out prompts on llama.cpp b11549" in snippet.notes[0]
