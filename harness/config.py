@@ -588,7 +588,7 @@ class AuditionConfig(ModelsConfig):
     engine: str | None = _engine()
     traces_from: str | None = key(None, "a run whose texts, scores and other keys are used")
     scores_from: list[str] = key(
-        [], "tables of scores made elsewhere (docs/scores.md): no model is loaded", distinct=True
+        [], "scores made elsewhere (docs/scores.md): no model is loaded", distinct=True
     )
     texts_from: str | None = key(None, "a target's server, http://HOST:PORT, for its completions")
     api_key_env: str | None = key(None, "the environment variable that holds the servers' API key")
