@@ -210,6 +210,22 @@ def replay(
     return results
 
 
+def replay_texts(chances: Sequence[Array], proposed: Sequence[Counts], k: int) -> Replayed:
+    """Replay texts of several lengths at one K, as an engine drafts them.
+
+    Args:
+        chances: per text, [position] the chance that its token is accepted if it is drafted.
+        proposed: per text, [start] tokens drafted; entries beyond the text's end are not read.
+        k: num_draft_tokens.
+    """
+    lengths = [len(row) for row in chances]
+    padded = np.zeros((len(lengths), max(lengths)))
+    drafts = np.zeros(padded.shape, dtype=np.intp)
+    for row, size in enumerate(lengths):
+        padded[row, :size], drafts[row, :size] = chances[row], proposed[row][:size]
+    return replay(by_start(padded, k), lengths, [k], proposed=drafts)[k]
+
+
 def _replay_one(chances: Array, lengths: Counts, k: int, proposed: Counts | None) -> Replayed:
     """One K: the chance of every round length, the renewal recursion, then the sums."""
     left = np.subtract.outer(lengths, np.arange(int(chances.shape[1]))).astype(np.intp)
