@@ -28,7 +28,10 @@ def next_step(summary: Summary) -> str | None:
     if summary.served is not None:
         return "serve your own requests so (prompts.files=[...] measures with them)"
     if answer.source == "measured":
-        return "run your own requests with this draft and without it, and compare"
+        if shown.server == "transformers":
+            return "run your own requests with this draft and without it, and compare"
+        engine = shown.server.removesuffix("_probabilistic")
+        return f"python -m harness.server engine={engine} measures this pair on that server"
     if answer.draft == NGRAM:  # which no sweep measures
         return None
     served_by = next((c.values["engine"] for c in summary.caveats if c.code == "texts_from"), None)
