@@ -44,7 +44,7 @@ def next_step(summary: Summary) -> str | None:
         keys = f"draft={answer.draft} k=[{answer.k}] temperature=[{answer.temperature:g}]"
         if answer.temperature != GREEDY:
             keys += f" decode.rule={answer.rule}"
-        return f"measure it with python -m harness.sweep, and {keys}"
+        return f"python -m harness.sweep {keys} (and this run's other keys) measures it"
     if summary.run.replay_only:
         return "the same sweep with mode=measure measures what is predicted"
     return f"the same sweep with decode.rule={answer.rule} measures what is predicted"
