@@ -16,10 +16,10 @@ from harness.engines.protocol import Engine, EngineFacts
 from harness.engines.vllm import Vllm
 from harness.measurement.clock import Clock
 from harness.measurement.generations import Request
-from harness.measurement.returned_texts import ReturnedText, replay_returned, score_returned
+from harness.measurement.returned_texts import ReturnedText, score_returned
 from harness.models.load import EMBEDDED, LoadedModel, load, open_pair
 from harness.models.tokenizer import encode
-from harness.theory.replay import Replayed
+from harness.theory.replay import Replayed, accept_probabilities, replay_texts
 
 CPU = torch.device("cpu")
 GREEDY = SamplingParameters(0.0)
@@ -81,7 +81,14 @@ class Served:
     def replayed(self, texts: Sequence[ReturnedText], facts: EngineFacts, k: int) -> Replayed:
         """What an engine should have counted for what it returned."""
         traces = score_returned(texts, facts, self.target_model, self.draft_model, self.draft.name)
-        return replay_returned(texts, traces, facts, k)
+        assert facts.counting is not None
+        assert facts.rule is not None
+        chances = [
+            accept_probabilities(facts.rule, t.target_logprob, t.draft_logprob, t.draft_is_argmax)
+            for t in traces
+        ]
+        proposed = [facts.counting.proposed(k, text.request.budget) for text in texts]
+        return replay_texts(chances, proposed, k)
 
 
 def completed(

@@ -26,7 +26,7 @@ from harness.serving.counting import Counting
 from harness.stats.jackknife import Array
 from harness.summary import LoadCell, Schedule, ScheduleEntry
 from harness.theory.batching import BatchTimes, closed_loop
-from harness.theory.replay import accept_probabilities, by_start, replay
+from harness.theory.replay import accept_probabilities, replay_texts
 from harness.theory.speedup import RoundTimes
 
 PERCENTILE = 95
@@ -121,14 +121,11 @@ class ReplayedRequests:
         rows = [row for row, size in enumerate(sizes) if size]
         if k == 0 or not rows:
             return
-        chances = np.zeros((len(rows), max(sizes)))
-        proposed = np.zeros(chances.shape, dtype=np.intp)
-        for at, row in enumerate(rows):
-            (text, budget), size = asked[row], sizes[row]
-            chances[at, :size] = self._chances[text][:size]
-            proposed[at, :size] = counting.proposed(k, budget)[:size]
-        lengths = [sizes[row] for row in rows]
-        done = replay(by_start(chances, k), lengths, [k], proposed=proposed)[k]
+        done = replay_texts(
+            [self._chances[asked[row][0]][: sizes[row]] for row in rows],
+            [counting.proposed(k, asked[row][1]) for row in rows],
+            k,
+        )
         for at, row in enumerate(rows):
             self._rounds[(*asked[row], k)] = done.proposals[at]
 

@@ -6,14 +6,10 @@ it: the rounds that replay expects of the plain server's texts, and what this en
 in the requests of the other prompt sets, and on servers that were told to reject every draft. What
 our own loop's rounds would have predicted stands next to it.
 
-The gate asks whether the server is lossless. At temperature 0 its texts must be plain decoding's.
-Above it the log-probability of its texts under the target is a martingale around its expectation,
-and the rounds that it took are held against replay of the same texts by its acceptance rule. A
-temperature at which a speculating server fails gets no verdict.
+A temperature at which a speculating server is not lossless (`server_gate`) gets no verdict.
 """
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -24,24 +20,25 @@ from harness.analysis.acceptance_lengths import acceptance_lengths
 from harness.analysis.answers import Answered, Doubt, Question, answered
 from harness.analysis.batch_schedule import LoadResults, analyse_loads
 from harness.analysis.caveats import caveats, failures, greedy_texts_differ, of_the_timings
-from harness.analysis.cells import completed, latest, measured_rows, ratio
+from harness.analysis.cells import completed, measured_rows, ratio
 from harness.analysis.latency import latency_of, visits_of
 from harness.analysis.leaderboard import draft_memory
-from harness.analysis.lossless import distrust, text_checks, without_faulty
+from harness.analysis.lossless import distrust
 from harness.analysis.outliers import unstable_cells
+from harness.analysis.served_texts import ServedTexts, Texts
 from harness.analysis.server_costs import (
     PlainRequests,
     Requests,
     ServerCosts,
     TimedRequests,
     fit_costs,
-    settled,
     timed_rounds,
 )
+from harness.analysis.server_gate import gates
 from harness.analysis.setup import Setup
 from harness.analysis.verdict import Candidate, Evidence, Timed, evidence_from_trials
-from harness.records import GREEDY, ResultRow, RoundTiming, ServingEngine, TextTrace, Trial
-from harness.serving.counting import Counting, shorter_budget
+from harness.records import GREEDY, ResultRow, RoundTiming
+from harness.serving.counting import Counting
 from harness.stats.jackknife import Array, speedup_interval
 from harness.summary import (
     AcceptanceByPosition,
@@ -54,16 +51,10 @@ from harness.summary import (
     ServedK,
     ServedSummary,
     Summary,
-    TextCheck,
-    TextLikelihood,
     Verdict,
 )
-from harness.theory.replay import Replayed, accept_probabilities, by_start, replay
 from harness.theory.speedup import RoundTimes
 
-# Beyond so many standard errors texts, or rounds, are not what they should be: by chance once in
-# 16,000 comparisons
-GATE = 4.0
 # Our own loop takes every token from a round, and always drafts K
 OWN_LOOP = Counting(first_position=0, shortens_last_draft=False)
 
@@ -96,176 +87,9 @@ def analyse_served(setup: Setup) -> Summary:
     )
 
 
-@dataclass(frozen=True, eq=False)
-class Texts:
-    """Some of a server's texts, with what the pair says of each; n of both.
-
-    Attributes:
-        trials: the requests that returned them.
-        traces: of what their rounds emitted.
-    """
-
-    trials: tuple[Trial, ...]
-    traces: tuple[TextTrace, ...]
-
-    def of(self, prompt_sets: Iterable[str]) -> "Texts":
-        """Those of some prompt sets."""
-        names = set(prompt_sets)
-        pairs = [pair for pair in self.pairs if pair[0].prompt_set in names]
-        return Texts(tuple(trial for trial, _ in pairs), tuple(trace for _, trace in pairs))
-
-    @property
-    def pairs(self) -> tuple[tuple[Trial, TextTrace], ...]:
-        """Each request with its trace."""
-        return tuple(zip(self.trials, self.traces, strict=True))
-
-    @property
-    def seconds(self) -> Array:
-        """[n] of decoding."""
-        return np.array([trial.decode_s for trial in self.trials], dtype=np.float64)
-
-    @property
-    def tokens(self) -> Array:
-        """[n] that rounds emitted."""
-        return np.array([trial.new_tokens for trial in self.trials], dtype=np.float64)
-
-
 @dataclass(frozen=True)
-class ServedRun:
-    """A server run's inputs, derived step by step; each is computed once."""
-
-    setup: Setup
-
-    # ---- what was stored -------------------------------------------------------------------------
-
-    @property
-    def engine(self) -> ServingEngine:
-        """What served."""
-        assert self.setup.engine is not None, "a server run notes its engine before any request"
-        return self.setup.engine
-
-    @property
-    def counting(self) -> Counting | None:
-        """How its counters count; None where it has none."""
-        first, shortens = self.engine.first_position, self.engine.shortens_last_draft
-        return None if first is None or shortens is None else Counting(first, shortens)
-
-    @cached_property
-    def checks(self) -> list[TextCheck]:
-        """Greedy texts compared with plain decoding's."""
-        return text_checks(self.setup.run.trials, self.setup.run.checks)
-
-    @cached_property
-    def trials(self) -> list[Trial]:
-        """All of them; those whose text is not the target's have failed."""
-        return latest(without_faulty(self.setup.run.trials, self.checks))
-
-    @property
-    def concurrency(self) -> int:
-        """Of these requests: 1, but for records of requests that were served elsewhere."""
-        return max((trial.concurrency for trial in self.setup.run.trials), default=1)
-
-    @cached_property
-    def settled(self) -> list[Trial]:
-        """One trial per greedy text, its seconds settled over visits; all others."""
-        return settled(self.trials)
-
-    @cached_property
-    def _settled_starts(self) -> list[Trial]:
-        """The same of requests for a part of their budget."""
-        return settled(latest(self.setup.run.starts))
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest request, prompt and text."""
-        lengths = ((t.prompt_tokens or 0) + len(t.tokens or ()) for t in self.trials)
-        return max(lengths, default=1) or 1
-
-    @property
-    def ks(self) -> tuple[int, ...]:
-        """The K above 0 that were measured, ascending."""
-        return tuple(sorted({trial.k for trial in completed(self.trials) if trial.k}))
-
-    @property
-    def temperatures(self) -> list[float]:
-        """As listed, of those at which anything was measured."""
-        seen = {trial.temperature for trial in self.trials}
-        return [value for value in self.setup.temperatures if value in seen]
-
-    @cached_property
-    def _traces(self) -> dict[tuple[object, ...], list[TextTrace]]:
-        """By prompt and temperature."""
-        traces: dict[tuple[object, ...], list[TextTrace]] = {}
-        for trace in self.setup.run.traces:
-            traces.setdefault((trace.prompt_set, trace.prompt, trace.temperature), []).append(trace)
-        return traces
-
-    def trace_of(self, trial: Trial) -> TextTrace | None:
-        """What the pair says of what a request's rounds emitted; None where it was not scored.
-
-        The text is all of a scored one, or its beginning, where a request had a smaller budget.
-        """
-        if self.counting is None or not trial.tokens:
-            return None
-        emitted = np.array(self.counting.decoded(trial.tokens))
-        for trace in self._traces.get((trial.prompt_set, trial.prompt, trial.temperature), ()):
-            if np.array_equal(trace.tokens[: len(emitted)], emitted):
-                return trace
-        return None
-
-    def texts(self, trials: Iterable[Trial], k: int, temperature: float) -> Texts:
-        """Completed requests of one cell or several, of those whose texts were scored."""
-        pairs = [
-            (trial, trace)
-            for trial in completed(list(trials))
-            if (trial.k, trial.temperature) == (k, temperature)
-            and (trace := self.trace_of(trial)) is not None
-        ]
-        return Texts(tuple(trial for trial, _ in pairs), tuple(trace for _, trace in pairs))
-
-    # ---- replay ----------------------------------------------------------------------------------
-
-    def replayed(self, texts: Texts, k: int, counting: Counting | None = None) -> Replayed:
-        """Expected counts at K, one entry per text; as the engine counts unless `counting` says."""
-        counting = counting or self.counting
-        assert counting is not None
-        assert self.engine.rule is not None
-        lengths = [trial.new_tokens or 0 for trial in texts.trials]
-        chances = np.zeros((len(lengths), max(lengths)))
-        proposed = np.zeros(chances.shape, dtype=np.intp)
-        for row, (trial, trace) in enumerate(texts.pairs):
-            size = lengths[row]
-            chances[row, :size] = accept_probabilities(
-                self.engine.rule, trace.target_logprob, trace.draft_logprob, trace.draft_is_argmax
-            )[:size]
-            proposed[row, :size] = counting.proposed(k, self._budget(trial))[:size]
-        return replay(by_start(chances, k), lengths, [k], proposed=proposed)[k]
-
-    def _budget(self, trial: Trial) -> int:
-        """Tokens that a request was allowed."""
-        if trial.stop_reason == "budget":
-            return len(trial.tokens or ())
-        budget = int(self.setup.run.config["new_tokens"])
-        return shorter_budget(budget) if trial.cell in self._started else budget
-
-    @cached_property
-    def _started(self) -> frozenset[str]:
-        """The requests that had a part of their budget."""
-        return frozenset(trial.cell for trial in self.setup.run.starts)
-
-    @property
-    def not_predicted(self) -> NotPredicted | None:
-        """Why there is no prediction; None where there is one."""
-        if self.counting is None or self.engine.rule is None:
-            return "no_counting"
-        if not self._traces:
-            return "no_weights"
-        known = (self.costs(t, name) for t in self.temperatures for name in self._sets(t))
-        return None if any(costs is not None for costs in known) else "no_costs"
-
-    def _sets(self, temperature: float) -> list[str]:
-        """The prompt sets of a temperature, by name."""
-        return sorted({t.prompt_set for t in self.trials if t.temperature == temperature})
+class ServedRun(ServedTexts):
+    """What follows from a server run's texts and times, derived step by step; each once."""
 
     # ---- costs -----------------------------------------------------------------------------------
 
@@ -318,7 +142,7 @@ class ServedRun:
         """Those of the other prompt sets, whole and of shorter budgets; None where none is."""
         if self.counting is None or self.engine.rule is None:
             return None
-        names = [name for name in self._sets(temperature) if name != prompt_set]
+        names = [name for name in self.sets_at(temperature) if name != prompt_set]
         requests = [*self.settled, *self._settled_starts]
         plain = self.texts(requests, 0, temperature).of(names)
         speculative: dict[int, Requests] = {}
@@ -358,6 +182,16 @@ class ServedRun:
                     round_s={k: seconds for k, seconds in costs.times.round_s if k},
                     visits=len({trial.repetition for trial in self.trials}),
                 )
+
+    @property
+    def not_predicted(self) -> NotPredicted | None:
+        """Why there is no prediction; None where there is one."""
+        if self.counting is None or self.engine.rule is None:
+            return "no_counting"
+        if not self._traces:
+            return "no_weights"
+        known = (self.costs(t, name) for t in self.temperatures for name in self.sets_at(t))
+        return None if any(costs is not None for costs in known) else "no_costs"
 
     # ---- cells -----------------------------------------------------------------------------------
 
@@ -560,6 +394,11 @@ class ServedRun:
             distrust=self._doubt,
         )
 
+    @cached_property
+    def gates(self) -> tuple[ServedGate, ...]:
+        """Whether the server is lossless, by temperature and K."""
+        return gates(self)
+
     @property
     def verdicts(self) -> list[tuple[Verdict, Sequence[Verdict]]]:
         """The server's by temperature: that of the workload, and its prompt sets'."""
@@ -633,86 +472,6 @@ class ServedRun:
             "text_z": worst.text_z,
             "rounds_z": worst.rounds_z,
         }
-
-    # ---- the gate --------------------------------------------------------------------------------
-
-    @cached_property
-    def gates(self) -> tuple[ServedGate, ...]:
-        """By temperature and K; the plain server's texts too, where they were sampled."""
-        gates: list[ServedGate] = []
-        for temperature in self.temperatures:
-            ks = self.ks if temperature == GREEDY else (0, *self.ks)
-            gates += [self._gate(temperature, k) for k in ks]
-        plain_fails = {gate.temperature for gate in gates if gate.k == 0 and gate.lossless is False}
-        # Then it is not speculation that changes them
-        return tuple(
-            replace(gate, lossless=None) if gate.k and gate.temperature in plain_fails else gate
-            for gate in gates
-        )
-
-    def _gate(self, temperature: float, k: int) -> ServedGate:
-        done = [t for t in completed(self.settled) if (t.k, t.temperature) == (k, temperature)]
-        gate = ServedGate(temperature=temperature, k=k, texts=len(done))
-        if temperature == GREEDY:
-            gate = self._with_equal_texts(gate)
-        texts = self.texts(done, k, temperature)
-        if texts.trials and k and self.engine.rule is not None:
-            gate = self._with_rounds(gate, texts)
-        return gate if temperature == GREEDY else self._with_likelihood(gate)
-
-    def _with_equal_texts(self, gate: ServedGate) -> ServedGate:
-        """How many texts are plain decoding's; one that no model has judged leaves it open."""
-        results: dict[tuple[str, str], list[str]] = {}
-        for check in self.checks:
-            if check.k == gate.k:
-                results.setdefault((check.prompt_set, check.prompt), []).append(check.result)
-        if not results:
-            return gate
-        equal = sum({*found} <= {"PASS", "TIE"} for found in results.values())
-        failed = any("FAIL" in found for found in results.values())
-        lossless = False if failed else True if equal == len(results) else None
-        return replace(gate, texts=len(results), equal_texts=equal, lossless=lossless)
-
-    def _with_rounds(self, gate: ServedGate, texts: Texts) -> ServedGate:
-        """Rounds and drafted tokens next to replay of the same texts."""
-        counted = [pair for pair in texts.pairs if pair[0].rounds is not None]
-        if not counted:
-            return gate
-        texts = Texts(tuple(t for t, _ in counted), tuple(trace for _, trace in counted))
-        expected = self.replayed(texts, gate.k)
-        rounds = np.array([trial.rounds for trial in texts.trials], dtype=np.float64)
-        drafted = [trial.drafted for trial in texts.trials]
-        gaps = rounds - expected.rounds
-        return replace(
-            gate,
-            equal_rounds=int(np.isclose(gaps, 0.0).sum()) if self._one_way(gate) else None,
-            equal_drafted=int(np.isclose(np.array(drafted, float), expected.drafted).sum())
-            if self._one_way(gate) and None not in drafted
-            else None,
-            rounds=float(rounds.sum()),
-            expected_rounds=float(expected.rounds.sum()),
-            rounds_z=_z(gaps),
-        )
-
-    def _with_likelihood(self, gate: ServedGate) -> ServedGate:
-        """How likely the texts are under the target, next to how likely its own would be."""
-        tests = (test for test in self.setup.run.checks if isinstance(test, TextLikelihood))
-        for test in tests:
-            if (test.temperature, test.k) == (gate.temperature, gate.k) and test.tokens:
-                gate = replace(
-                    gate,
-                    nats_per_token=test.log_probability / test.tokens,
-                    expected_nats_per_token=(test.log_probability - test.excess) / test.tokens,
-                    text_z=test.z,
-                )
-        scores = [score for score in (gate.text_z, gate.rounds_z) if score is not None]
-        if not scores:
-            return gate
-        return replace(gate, lossless=all(abs(score) < GATE for score in scores))
-
-    def _one_way(self, gate: ServedGate) -> bool:
-        """Whether a text has one way to be decoded: no draft is sampled."""
-        return gate.temperature == GREEDY or self.engine.rule == "greedy_draft"
 
     # ---- the record ------------------------------------------------------------------------------
 
@@ -825,9 +584,3 @@ def _timed(row: ResultRow, seconds: Array, tokens: Array) -> ResultRow:
         ms_per_token_p90=float(np.percentile(text_ms, 90)),
         tokens_per_second=ratio(1e3, ms_per_token),
     )
-
-
-def _z(differences: Array) -> float:
-    """Their sum in standard errors, each with expectation 0; 0 where none differs."""
-    scale = math.sqrt(float((differences**2).sum()))
-    return float(differences.sum()) / scale if scale > 1e-9 else 0.0

@@ -19,7 +19,7 @@ from scipy.optimize import nnls
 from harness.records import GREEDY, RoundTiming, Trial
 from harness.serving.counting import Counting
 from harness.stats.jackknife import Array
-from harness.theory.replay import Replayed, by_start, replay, stacked
+from harness.theory.replay import Replayed, replay_texts, stacked
 from harness.theory.speedup import RoundTimes
 
 # The quantile of a request's visits that is taken as its time
@@ -239,10 +239,8 @@ def timed_rounds(timings: Sequence[RoundTiming], counting: Counting) -> TimedReq
 
 def _rejected(texts: Sequence[tuple[int, bool]], k: int, counting: Counting) -> Replayed:
     """The rounds of texts whose every draft was rejected: (tokens, whether the last were cut)."""
-    lengths = [tokens for tokens, _ in texts]
-    proposed = np.full((len(texts), max(lengths)), k, dtype=np.intp)
-    for row, (tokens, shortened) in enumerate(texts):
-        if shortened:
-            proposed[row, :tokens] = counting.proposed(k, tokens + counting.first_position)
-    chances = by_start(np.zeros(proposed.shape), k)
-    return replay(chances, lengths, [k], proposed=proposed)[k]
+    proposed = [
+        counting.proposed(k, tokens + counting.first_position) if shortened else np.full(tokens, k)
+        for tokens, shortened in texts
+    ]
+    return replay_texts([np.zeros(tokens) for tokens, _ in texts], proposed, k)

@@ -1,4 +1,4 @@
-"""Replay of what an engine returned: the rounds it should have taken for these very texts.
+"""What an engine returned, scored by the loaded pair: the input of replay.
 
 An engine's uniforms are its own, so its texts above temperature 0 are not ours. They need not be:
 replay asks for the expected rounds of a given text, whoever drew it. The texts are scored by the
@@ -24,7 +24,6 @@ from harness.measurement.target_texts import GeneratedText
 from harness.models.cached import CachedModel
 from harness.records import TextTrace
 from harness.summary import TextLikelihood
-from harness.theory.replay import Replayed, accept_probabilities, by_start, replay
 
 
 @dataclass(frozen=True)
@@ -56,31 +55,6 @@ def score_returned(
     """Score what the rounds of an engine emitted; each text has at least one token of a round."""
     decoded = [text.decoded(facts) for text in texts]
     return score_texts(decoded, target, draft, draft_name=draft_name, draft_top_k=facts.draft_top_k)
-
-
-def replay_returned(
-    texts: Sequence[ReturnedText], traces: Sequence[TextTrace], facts: EngineFacts, k: int
-) -> Replayed:
-    """Expected counts of the engine at K on its own texts, one entry per text.
-
-    Args:
-        texts: one or more.
-        traces: of each, by `score_returned`.
-        facts: of the engine that returned them.
-        k: num_draft_tokens.
-    """
-    assert facts.counting is not None
-    assert facts.rule is not None
-    lengths = [len(trace.tokens) for trace in traces]
-    chances = np.zeros((len(traces), max(lengths)))
-    proposed = np.zeros(chances.shape, dtype=np.intp)
-    for row, (text, trace) in enumerate(zip(texts, traces, strict=True)):
-        size = lengths[row]
-        chances[row, :size] = accept_probabilities(
-            facts.rule, trace.target_logprob, trace.draft_logprob, trace.draft_is_argmax
-        )
-        proposed[row, :size] = facts.counting.proposed(k, text.request.budget)[:size]
-    return replay(by_start(chances, k), lengths, [k], proposed=proposed)[k]
 
 
 @torch.inference_mode()

@@ -255,6 +255,22 @@ def judged_by_position(
     return both[0], both[1]
 
 
+def replay_texts(chances: Sequence[Array], proposed: Sequence[Counts], k: int) -> Replayed:
+    """Replay texts of several lengths at one K, as an engine drafts them.
+
+    Args:
+        chances: per text, [position] the chance that its token is accepted if it is drafted.
+        proposed: per text, [start] tokens drafted; entries beyond the text's end are not read.
+        k: num_draft_tokens.
+    """
+    lengths = [len(row) for row in chances]
+    padded = np.zeros((len(lengths), max(lengths)))
+    drafts = np.zeros(padded.shape, dtype=np.intp)
+    for row, size in enumerate(lengths):
+        padded[row, :size], drafts[row, :size] = chances[row], proposed[row][:size]
+    return replay(by_start(padded, k), lengths, [k], proposed=drafts)[k]
+
+
 def _replay_one(
     chances: Array, lengths: Counts, k: int, proposed: Counts | None, off_text: Counts | None
 ) -> Replayed:

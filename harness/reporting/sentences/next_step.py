@@ -28,7 +28,10 @@ def next_step(summary: Summary) -> str | None:
     if summary.served is not None:
         return "serve your own requests so (prompts.files=[...] measures with them)"
     if answer.source == "measured":
-        return "run your own requests with this draft and without it, and compare"
+        if shown.server == "transformers":
+            return "run your own requests with this draft and without it, and compare"
+        engine = shown.server.removesuffix("_probabilistic")
+        return f"python -m harness.server engine={engine} measures this pair on that server"
     served_by = next((c.values["engine"] for c in summary.caveats if c.code == "texts_from"), None)
     if served_by is not None:
         keys = f"engine={served_by} k=[{answer.k}] temperature=[{answer.temperature:g}] {SERVERS}"
@@ -39,7 +42,7 @@ def next_step(summary: Summary) -> str | None:
         keys = f"draft={answer.draft} k=[{answer.k}] temperature=[{answer.temperature:g}]"
         if answer.temperature != GREEDY:
             keys += f" decode.rule={answer.rule}"
-        return f"measure it with python -m harness.sweep, and {keys}"
+        return f"python -m harness.sweep {keys} (and this run's other keys) measures it"
     if summary.run.replay_only:
         return "the same sweep with mode=measure measures what is predicted"
     return f"the same sweep with decode.rule={answer.rule} measures what is predicted"

@@ -1,0 +1,177 @@
+"""What a server run stored: its requests, and their texts as the pair sees them, with replay."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from harness.analysis.cells import completed, latest
+from harness.analysis.lossless import text_checks, without_faulty
+from harness.analysis.server_costs import settled
+from harness.analysis.setup import Setup
+from harness.records import ServingEngine, TextTrace, Trial
+from harness.serving.counting import Counting, shorter_budget
+from harness.stats.jackknife import Array
+from harness.summary import TextCheck
+from harness.theory.replay import Replayed, accept_probabilities, replay_texts
+
+
+@dataclass(frozen=True, eq=False)
+class Texts:
+    """Some of a server's texts, with what the pair says of each; n of both.
+
+    Attributes:
+        trials: the requests that returned them.
+        traces: of what their rounds emitted.
+    """
+
+    trials: tuple[Trial, ...]
+    traces: tuple[TextTrace, ...]
+
+    def of(self, prompt_sets: Iterable[str]) -> "Texts":
+        """Those of some prompt sets."""
+        names = set(prompt_sets)
+        pairs = [pair for pair in self.pairs if pair[0].prompt_set in names]
+        return Texts(tuple(trial for trial, _ in pairs), tuple(trace for _, trace in pairs))
+
+    @property
+    def pairs(self) -> tuple[tuple[Trial, TextTrace], ...]:
+        """Each request with its trace."""
+        return tuple(zip(self.trials, self.traces, strict=True))
+
+    @property
+    def seconds(self) -> Array:
+        """[n] of decoding."""
+        return np.array([trial.decode_s for trial in self.trials], dtype=np.float64)
+
+    @property
+    def tokens(self) -> Array:
+        """[n] that rounds emitted."""
+        return np.array([trial.new_tokens for trial in self.trials], dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class ServedTexts:
+    """The requests of a server run; each part is derived once."""
+
+    setup: Setup
+
+    # ---- what was stored -------------------------------------------------------------------------
+
+    @property
+    def engine(self) -> ServingEngine:
+        """What served."""
+        assert self.setup.engine is not None, "a server run notes its engine before any request"
+        return self.setup.engine
+
+    @property
+    def counting(self) -> Counting | None:
+        """How its counters count; None where it has none."""
+        first, shortens = self.engine.first_position, self.engine.shortens_last_draft
+        return None if first is None or shortens is None else Counting(first, shortens)
+
+    @cached_property
+    def checks(self) -> list[TextCheck]:
+        """Greedy texts compared with plain decoding's."""
+        return text_checks(self.setup.run.trials, self.setup.run.checks)
+
+    @cached_property
+    def trials(self) -> list[Trial]:
+        """All of them; those whose text is not the target's have failed."""
+        return latest(without_faulty(self.setup.run.trials, self.checks))
+
+    @property
+    def concurrency(self) -> int:
+        """Of these requests: 1, but for records of requests that were served elsewhere."""
+        return max((trial.concurrency for trial in self.setup.run.trials), default=1)
+
+    @cached_property
+    def settled(self) -> list[Trial]:
+        """One trial per greedy text, its seconds settled over visits; all others."""
+        return settled(self.trials)
+
+    @cached_property
+    def _settled_starts(self) -> list[Trial]:
+        """The same of requests for a part of their budget."""
+        return settled(latest(self.setup.run.starts))
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request, prompt and text."""
+        lengths = ((t.prompt_tokens or 0) + len(t.tokens or ()) for t in self.trials)
+        return max(lengths, default=1) or 1
+
+    @property
+    def ks(self) -> tuple[int, ...]:
+        """The K above 0 that were measured, ascending."""
+        return tuple(sorted({trial.k for trial in completed(self.trials) if trial.k}))
+
+    @property
+    def temperatures(self) -> list[float]:
+        """As listed, of those at which anything was measured."""
+        seen = {trial.temperature for trial in self.trials}
+        return [value for value in self.setup.temperatures if value in seen]
+
+    @cached_property
+    def _traces(self) -> dict[tuple[object, ...], list[TextTrace]]:
+        """By prompt and temperature."""
+        traces: dict[tuple[object, ...], list[TextTrace]] = {}
+        for trace in self.setup.run.traces:
+            traces.setdefault((trace.prompt_set, trace.prompt, trace.temperature), []).append(trace)
+        return traces
+
+    def trace_of(self, trial: Trial) -> TextTrace | None:
+        """What the pair says of what a request's rounds emitted; None where it was not scored.
+
+        The text is all of a scored one, or its beginning, where a request had a smaller budget.
+        """
+        if self.counting is None or not trial.tokens:
+            return None
+        emitted = np.array(self.counting.decoded(trial.tokens))
+        for trace in self._traces.get((trial.prompt_set, trial.prompt, trial.temperature), ()):
+            if np.array_equal(trace.tokens[: len(emitted)], emitted):
+                return trace
+        return None
+
+    def texts(self, trials: Iterable[Trial], k: int, temperature: float) -> Texts:
+        """Completed requests of one cell or several, of those whose texts were scored."""
+        pairs = [
+            (trial, trace)
+            for trial in completed(list(trials))
+            if (trial.k, trial.temperature) == (k, temperature)
+            and (trace := self.trace_of(trial)) is not None
+        ]
+        return Texts(tuple(trial for trial, _ in pairs), tuple(trace for _, trace in pairs))
+
+    # ---- replay ----------------------------------------------------------------------------------
+
+    def replayed(self, texts: Texts, k: int, counting: Counting | None = None) -> Replayed:
+        """Expected counts at K, one entry per text; as the engine counts unless `counting` says."""
+        counting = counting or self.counting
+        assert counting is not None
+        assert self.engine.rule is not None
+        chances = [
+            accept_probabilities(
+                self.engine.rule, trace.target_logprob, trace.draft_logprob, trace.draft_is_argmax
+            )[: trial.new_tokens]
+            for trial, trace in texts.pairs
+        ]
+        proposed = [counting.proposed(k, self._budget(trial)) for trial in texts.trials]
+        return replay_texts(chances, proposed, k)
+
+    def _budget(self, trial: Trial) -> int:
+        """Tokens that a request was allowed."""
+        if trial.stop_reason == "budget":
+            return len(trial.tokens or ())
+        budget = int(self.setup.run.config["new_tokens"])
+        return shorter_budget(budget) if trial.cell in self._started else budget
+
+    @cached_property
+    def _started(self) -> frozenset[str]:
+        """The requests that had a part of their budget."""
+        return frozenset(trial.cell for trial in self.setup.run.starts)
+
+    def sets_at(self, temperature: float) -> list[str]:
+        """The prompt sets of a temperature, by name."""
+        return sorted({t.prompt_set for t in self.trials if t.temperature == temperature})
