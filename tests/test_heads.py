@@ -149,19 +149,20 @@ def test_the_lean_forward_keeps_the_states_that_transformers_reports(
     target: LoadedModel, count: int
 ) -> None:
     lean, whole = LeanModel(target.network, VOCABULARY), CachedModel(target.network, VOCABULARY)
+    kept = (6, 0, 2, LAYERS)
     text = [place * 7 % VOCABULARY for place in range(20 + count)]
     states: list[Tensor] = []
     for model in (lean, whole):
-        model.keep_states((0, 2, 6))
+        model.keep_states(kept)
         model.prefill(text[:20])
         assert model.states is not None
-        assert model.states.shape == (20, 3 * 32)
+        assert model.states.shape == (20, len(kept) * 32)
         model.forward(torch.tensor(text[20:]))
         assert model.states is not None
         states.append(model.states)
     with torch.inference_mode():
         hidden = target.network(torch.tensor([text]), output_hidden_states=True).hidden_states
-    expected = torch.cat([hidden[layer][0, 20:] for layer in (0, 2, 6)], dim=-1)
+    expected = torch.cat([hidden[layer][0, 20:] for layer in kept], dim=-1)
     for each in states:
         torch.testing.assert_close(each, expected, atol=2e-4, rtol=2e-4)
 

@@ -102,7 +102,8 @@ class CachedModel:
     def keep_states(self, layers: Sequence[int]) -> None:
         """Keep, from now on, what enters these layers (from 0) in `states`, side by side.
 
-        That is the residual stream, before any norm: entry i of transformers' hidden_states.
+        That is the residual stream, before any norm: entry i of transformers' hidden_states. The
+        one after the last layer is what enters the output head, after the last norm.
         """
         self._kept_layers, self.states = tuple(layers), None
 

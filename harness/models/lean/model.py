@@ -106,12 +106,12 @@ class LeanModel(CachedModel):
         causal = start == 0 and count > SHORT
         mask = None if causal else self._mask(start, count)
         x = F.embedding(tokens, weights.embedding).view(batch * count, -1)
-        states: list[Tensor] = []
+        states: dict[int, Tensor] = {}
         for index, (layer, keys, values) in enumerate(
             zip(weights.layers, self._keys, self._values, strict=True)
         ):
             if index in self._kept_layers:
-                states.append(x)
+                states[index] = x
             query, key, value = heads_of(x, layer, cos, sin, self._sizes, weights.eps)
             keys[:, :, start:end] = key
             values[:, :, start:end] = value
@@ -124,7 +124,10 @@ class LeanModel(CachedModel):
             x = project_onto(x, unfold(attended, count), layer.output)
             x = mlp(x, layer, weights.eps)
         self._length = end
-        self.states = torch.cat(states, dim=-1) if states else None
+        if len(weights.layers) in self._kept_layers:
+            states[len(weights.layers)] = rms_norm(x, weights.norm, weights.eps)
+        kept = [states[index] for index in self._kept_layers]
+        self.states = torch.cat(kept, dim=-1) if kept else None
         return x
 
     def _mask(self, start: int, count: int) -> Tensor | None:
