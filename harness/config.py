@@ -38,12 +38,14 @@ DEVICE: dict[str, Any] = {
 }
 # What a draft can be
 KINDS = ("model", "eagle3", "early_exit", "copy")
+# Of these, the kinds that draft from hidden states of the target
+HEADS = ("eagle3",)
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 ATTENTIONS = ("auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
 CORES = os.cpu_count() or 1
 # What prompts.sets and drafts are where they are not given
 SHIPPED_SETS = ("easy", "hard")
-EMBEDDED_DRAFTS = ("tiny_good", "tiny_small", "tiny_unrelated", NGRAM)
+EMBEDDED_DRAFTS = ("tiny_good", "tiny_small", "tiny_eagle3", "tiny_unrelated", NGRAM)
 # The entry of `drafts` that stands for every shipped draft that can serve the target
 AUTO_DRAFTS = "auto"
 # The entry of `drafts` that stands for draft.id=...

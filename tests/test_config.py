@@ -112,7 +112,12 @@ def test_experiments_keep_the_pair_that_was_asked_for(name: str) -> None:
         ("audition", PAIR[:1], "new_tokens", 256),
         ("profile", PAIR, "new_tokens", 128),
         ("snapshot", PAIR, "new_tokens", 64),
-        ("audition", [], "drafts", ["tiny_good", "tiny_small", "tiny_unrelated", "ngram"]),
+        (
+            "audition",
+            [],
+            "drafts",
+            ["tiny_good", "tiny_small", "tiny_eagle3", "tiny_unrelated", "ngram"],
+        ),
         ("audition", ["drafts=ngram"], "drafts", ["ngram"]),
         ("audition", ["draft=tiny_small"], "drafts", ["tiny_small"]),
         ("audition", ["draft=hf", "draft.id=org/mine"], "drafts", ["mine"]),

@@ -24,19 +24,23 @@ from test_verification import (
 from torch import Tensor
 from transformers import LlamaConfig
 
+from harness import prompts as prompt_sets
 from harness.analysis.replayed import replayed
 from harness.cli import compose, draft_conf, draft_confs
-from harness.commands import audition, profile, snapshot, sweep
+from harness.commands import audition, pair, profile, snapshot, sweep
+from harness.commands.pair import open_drafted
 from harness.config import ModelConf
 from harness.decoding.heads import HeadDrafter
 from harness.decoding.sampling import SamplingParameters, penalised, sampler_for
 from harness.measurement.generations import Request
 from harness.measurement.head_scores import score_with_head
 from harness.measurement.target_texts import GeneratedText, generate_texts
+from harness.models import head_files, memory, probe
 from harness.models.cached import CachedModel, SnapshotModel
 from harness.models.eagle3 import Eagle3Head, Eagle3Network
 from harness.models.head_files import load_head
 from harness.models.lean.model import LeanModel
+from harness.models.lean.pieces import compiled_pieces
 from harness.models.load import LoadedModel
 from harness.records import RULES, Rule, UserError
 from harness.storage import RunFolder, load_traces
@@ -551,6 +555,64 @@ def test_a_command_that_takes_a_draft_model_says_so(tmp_path: Path) -> None:
     words = ["draft=tiny_eagle3", f"results_root={tmp_path}"]
     with pytest.raises(UserError, match="takes a draft model, and that is a head; sweep"):
         profile.run(compose("profile", words))
+
+
+def test_a_heads_memory_is_known_before_its_weights_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = compose("sweep", [*WORDS, "draft=tiny_eagle3", f"results_root={tmp_path}"])
+    opened = open_drafted(config, prompt_sets.load(config.prompts))
+    described, target = opened.describe()["models"]["draft"], opened.target.memory_need
+    assert target is not None
+    need = head_files.memory_need(config.draft, "draft", target)
+    assert need.weight_bytes == described["weights_bytes"] > 0
+    assert need.kv_bytes_per_token == described["kv_bytes_per_token"] == 2 * 2 * 32 * 4
+    monkeypatch.setattr(memory, "free_bytes", lambda _: target.weight_bytes)
+    with pytest.raises(UserError, match=r"model=tiny and draft=tiny_eagle3: .*for draft=tiny_eag"):
+        open_drafted(config, prompt_sets.load(config.prompts))
+
+
+@pytest.mark.parametrize(
+    ("asked_for", "drafts", "opened"),
+    [
+        ("auto", "[tiny_eagle3,ngram]", "eager"),
+        ("auto", "[tiny_good,ngram]", "auto"),
+        ("cuda_graphs", "[tiny_eagle3,tiny_good]", "cuda_graphs"),
+    ],
+)
+def test_auto_is_eager_where_a_head_is_auditioned(
+    asked_for: str, drafts: str, opened: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backends: list[str] = []
+
+    def opening(*arguments: Any) -> CachedModel:
+        backends.append(arguments[-1])
+        raise UserError("seen")
+
+    monkeypatch.setattr(pair, "cached_model", opening)
+    words = [*WORDS, f"drafts={drafts}", f"backend={asked_for}", f"results_root={tmp_path}"]
+    config = compose("audition", words)
+    with pytest.raises(UserError, match="seen"):
+        audition.run(config, draft_confs(config))
+    assert backends == [opened]
+
+
+def test_a_head_is_refused_where_graphs_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [*WORDS, "backend=cuda_graphs", f"results_root={tmp_path}"]
+    with pytest.raises(UserError, match="which recorded graphs do not keep; use backend=eager"):
+        sweep.run(compose("sweep", [*words, "draft=tiny_eagle3"]))
+    # Graphs are recorded on a card alone; the code that is recorded runs here as well
+    monkeypatch.setattr(probe, "check_graphs", lambda *_: None)
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    compiled_pieces.cache_clear()
+    config = compose("audition", [*words, "drafts=[tiny_eagle3]"])
+    try:
+        with pytest.raises(UserError, match="do not keep; audition it with backend=eager"):
+            audition.run(config, draft_confs(config))
+    finally:
+        compiled_pieces.cache_clear()
 
 
 def test_an_entry_of_drafts_may_be_any_head() -> None:

@@ -18,7 +18,7 @@ def drafts_of(*overrides: str) -> list[str]:
 @pytest.mark.parametrize(
     ("overrides", "names"),
     [
-        ([], ["ngram", "suffix", "tiny_eagle3", "tiny_small", "tiny_good", "tiny_unrelated"]),
+        ([], ["ngram", "suffix", "tiny_small", "tiny_good", "tiny_unrelated", "tiny_eagle3"]),
         (["model=qwen3_4b"], ["ngram", "suffix", "qwen3_0_6b", "qwen3_1_7b"]),
         (["model=llama3_1_8b"], ["ngram", "suffix", "llama3_2_1b", "llama3_2_3b"]),
         (
@@ -39,8 +39,8 @@ def test_auto_names_every_smaller_draft_of_the_targets_family(
 
 def test_auto_stands_beside_named_drafts() -> None:
     names = drafts_of("drafts=[tiny_good@dtype:bfloat16,auto]")
-    assert names[:4] == ["tiny_good", "ngram", "suffix", "tiny_eagle3"]
-    assert {*names[4:]} == {"tiny_small", "tiny_unrelated", "early_exit"}
+    assert names[:3] == ["tiny_good", "ngram", "suffix"]
+    assert {*names[3:]} == {"tiny_eagle3", "tiny_small", "tiny_unrelated", "early_exit"}
     with pytest.raises(UserError, match=r"names no tokenizer family.*llama3, qwen3, tiny"):
         drafts_of("drafts=auto", "model=hf", "model.id=org/mine")
 

@@ -23,7 +23,7 @@ from harness.theory.cost import (
     timing_forwards,
     usd_per_million_tokens,
 )
-from harness.theory.planning import PlanRequest, memory_view, plan_card, plan_cards
+from harness.theory.planning import DraftBytes, PlanRequest, memory_view, plan_card, plan_cards
 from harness.theory.roofline import (
     Card,
     ReadingModel,
@@ -257,7 +257,8 @@ def test_cards_that_fit_come_first_and_the_cheapest_token_before_the_others():
 
 def test_a_draft_costs_context_and_sequences():
     target, draft = QWEN3["32B"], QWEN3["0.6B"]
-    drafts = {"small": draft, "ngram": None}
+    of_draft = DraftBytes(2.0 * draft.parameters, draft.kv_bytes_read(1))
+    drafts = {"small": of_draft, "ngram": DraftBytes()}
     plain, small, ngram = memory_view(target, drafts, 80e9, context_tokens=8192)
     assert plain.context_tokens == int((72e9 - 2 * target.parameters) // (2 * 2 * 64 * 8 * 128))
     assert small.draft_kv_bytes_per_token == 2 * 2 * 28 * 8 * 128

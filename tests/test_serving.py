@@ -230,9 +230,29 @@ def test_the_target_alone_is_served_where_no_draft_pays(loss: str) -> None:
     assert snippet.code == f"vllm serve {TARGET}"
     assert snippet.notes == ()
     first, *others = snippets_of(decided({**ANSWERS, "greedy_draft": (1, 0.9)}, serve_on="sglang"))
-    assert (first.title, first.code) == ("For SGLang at temperature 1 (SGLang 0.5.23)", "")
+    title = "For SGLang at temperature 1 (SGLang 0.5.23), without a draft"
+    assert (first.title, options(first.code)) == (
+        title,
+        {"-m": "sglang.launch_server", "--model-path": TARGET},
+    )
     assert [line.title.split()[0] for line in others] == ["vLLM", "transformers"]
     assert all("4" in line.code for line in others)
+
+
+@pytest.mark.parametrize(
+    ("server", "code"),
+    [
+        ("vllm", f"vllm serve {TARGET}"),
+        ("sglang", f"python -m sglang.launch_server --model-path {TARGET}"),
+        ("llamacpp", "llama-server -m TARGET.gguf"),
+        ("mlx", f"mlx_lm.generate --model {TARGET} --temp 0"),
+    ],
+)
+def test_every_server_has_a_line_for_the_target_alone(server: str, code: str) -> None:
+    lost = decided(dict.fromkeys(ANSWERS, (1, 0.9)), temperature=0.0, serve_on=server)
+    snippet = snippets_of(lost)[0]
+    assert snippet.code == code
+    assert ("TARGET.gguf" in code) == any(TARGET in note for note in snippet.notes)
 
 
 def test_toys_and_dummies_are_called_so() -> None:
@@ -243,13 +263,47 @@ def test_toys_and_dummies_are_called_so() -> None:
     assert serving.TOYS not in snippets_of(decided())[0].notes
 
 
-def of_kind(kind: str, temperature: float = 1.0) -> dict[str, Snippet]:
+def of_kind(
+    kind: str,
+    temperature: float = 1.0,
+    target: str = TARGET,
+    sampling: dict[str, Any] | None = None,
+) -> dict[str, Snippet]:
     facts = ModelFacts("draft", kind, DRAFT, kind=kind, layers=4)  # type: ignore[arg-type]
     drafts = () if kind in LOOKUPS else (facts,)
-    models = (ModelFacts("target", "big", TARGET), *drafts)
+    models = (ModelFacts("target", "big", target), *drafts)
     answers = dict.fromkeys(ANSWERS, (3, 1.5))
-    made = decided(answers, name=kind, models=models, temperature=temperature)
+    made = decided(answers, name=kind, models=models, temperature=temperature, sampling=sampling)
     return {snippet.title.split(" (")[-1]: snippet for snippet in snippets_of(made)}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("kind", ["ngram", "early_exit"])
+def test_the_transformers_snippets_of_other_kinds_run(kind: str, temperature: float) -> None:
+    sampling = {"top_k": 40} if temperature else {}
+    snippets = of_kind(kind, temperature, str(EMBEDDED / "tiny"), sampling)
+    (code,) = [snippet.code for snippet in snippets.values() if snippet.language == "python"]
+    inputs = {"input_ids": torch.tensor([[5, 6, 7]]), "max_new_tokens": 12, "pad_token_id": 0}
+    scope: dict[str, Any] = {"inputs": {**inputs, "attention_mask": torch.ones(1, 3).long()}}
+    exec(compile(ast.parse(code), "snippet", "exec"), scope)
+    assert scope["output"].shape[1] > 3
+    if not temperature:
+        plain = scope["model"].generate(
+            **scope["inputs"],
+            do_sample=False,
+            assistant_early_exit=None,
+            prompt_lookup_num_tokens=None,
+        )
+        assert scope["output"].tolist() == plain.tolist()
+
+
+def test_heads_sample_where_vllm_is_asked_to_and_look_ups_have_one_line_there() -> None:
+    for kind, lines_of_vllm in (("eagle3", 2), ("mtp", 2), ("ngram", 1)):
+        codes = [s.code for s in of_kind(kind).values() if s.code.startswith("vllm")]
+        assert len(codes) == lines_of_vllm
+        assert [code for code in codes if '"draft_sample_method":"probabilistic"' in code] == codes[
+            1:
+        ]
 
 
 @pytest.mark.parametrize(

@@ -46,5 +46,9 @@ if __name__ == "__main__":
     text = PAGE.read_text(encoding="utf-8")
     head, _, rest = text.partition(HEADING)
     _, mark, tail = rest.partition("\n## ")
-    note = "Each is measured or replayed here; the engines' columns say who has a serving line.\n"
+    note = (
+        "Each is measured or replayed here; the engines' columns say who has a serving line."
+        " `python -m harness.audition`\nranks a model, a head and a look-up of the embedded family"
+        " next to each other.\n"
+    )
     PAGE.write_text(f"{head}{HEADING}\n{note}\n{table()}{mark}{tail}", encoding="utf-8")

@@ -19,9 +19,8 @@ from harness.records import Rule
 from harness.stats.crossfit import Workload
 from harness.stats.jackknife import enough_prompts, set_weights, share_interval
 from harness.summary import DraftMemory, Leaderboard, LeaderboardRow
-from harness.theory.architecture import Architecture
 from harness.theory.cost import usd_per_million_tokens
-from harness.theory.planning import memory_view
+from harness.theory.planning import DraftBytes, memory_view
 
 # Of the speedups, for the chance that a draft is the fastest
 DRAWS = 4000
@@ -145,13 +144,11 @@ def draft_memory(
     target, available = architecture(described), setup.memory_bytes
     if target is None or available is None:
         return ()
-    drafts: dict[str, Architecture | None] = {}
+    drafts: dict[str, DraftBytes] = {}
     for draft in names:
-        sizes = architecture(setup.described_draft(draft))
-        if draft in lookups:
-            drafts[draft] = None
-        elif sizes is not None:
-            drafts[draft] = sizes
+        kept = DraftBytes() if draft in lookups else setup.draft_bytes(draft)
+        if kept is not None:
+            drafts[draft] = kept
     width = int(described.get("bytes_per_parameter", 2))
     rows = memory_view(
         target,

@@ -15,11 +15,14 @@ from harness.storage import StoredRun
 from harness.storage.contents import flattened
 from harness.summary import ModelFacts, RunFacts, SamplingFacts, Status, Value
 from harness.theory.architecture import Architecture
+from harness.theory.planning import DraftBytes
 from harness.theory.roofline import Card
 
 Entry = Mapping[str, Any]
 # A card's usable memory is up to some percent below the number it is sold by.
 MEMORY_TOLERANCE = 0.15
+# Per weight and cached number, where a manifest does not say it
+SERVED_BYTES = 2
 
 
 @dataclass(frozen=True)
@@ -198,6 +201,18 @@ class Setup:
         """The manifest's entry of a draft; empty for one without a model."""
         drafts = (entry for role, entry in self.described.items() if role != "target")
         return next((entry for entry in drafts if entry.get("name") == name), {})
+
+    def draft_bytes(self, name: str) -> DraftBytes | None:
+        """What a draft keeps in memory; None where the manifest does not say it."""
+        entry = self.described_draft(name)
+        sizes, width = architecture(entry), entry.get("bytes_per_parameter", SERVED_BYTES)
+        kv = entry.get("kv_bytes_per_token")
+        if kv is None and sizes is not None:
+            kv = sizes.kv_bytes_read(1, width)
+        weights = entry.get("weights_bytes")
+        if weights is None and sizes is not None:
+            weights = sizes.parameters * width
+        return None if kv is None or weights is None else DraftBytes(weights, kv)
 
     def parameter_share(self, draft: str) -> float | None:
         """The draft's parameters / the target's; None if unknown."""

@@ -76,12 +76,13 @@ def _measured(
     """Generate, score and time what the folder lacks; torch is imported only here."""
     from harness.commands.completions import with_turns
     from harness.commands.drafts import score_drafts
-    from harness.commands.pair import open_target
+    from harness.commands.pair import backend_for, open_target
 
     names = [conf.name for conf in drafts]
     texts = stored_texts(config, names) if config.latency.measure else None
     times = stored_times(config, names)
-    target = open_target(config, prompts)
+    opened = replace(config, backend=backend_for(config.backend, drafts))
+    target = open_target(opened, prompts)
     folder = folder or _create(config)
     note_or_check(folder, target.describe(), config.seed)
     with measuring(folder, target.target_model.device):
@@ -89,7 +90,7 @@ def _measured(
             texts.copy_to(folder)
         times.copy_to(folder)
         target = with_turns(folder, target, config)
-        score_drafts(folder, target, drafts, config)
+        score_drafts(folder, target, drafts, opened)
     return folder
 
 

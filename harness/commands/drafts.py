@@ -32,7 +32,7 @@ from harness.commands.pair import (
 from harness.commands.progress import progress
 from harness.commands.time_rounds import visits_of_draft
 from harness.commands.time_steps import timed_steps
-from harness.config import AuditionConfig, ModelConf
+from harness.config import HEADS, AuditionConfig, ModelConf
 from harness.decoding.lookups import DRAFTERS
 from harness.decoding.protocols import recorder_of
 from harness.measurement.confidences import draft_confidences
@@ -223,7 +223,7 @@ def _measured(
 
     if conf.id in LOOKUPS:
         return _looked_up(folder, target, texts, conf, config, timed=timed)
-    if conf.kind == "eagle3":
+    if conf.kind in HEADS:
         return _scored_by_head(folder, target, texts, conf, config, timed=timed)
     device = target.target_model.device
     return with_draft(conf, target.target, device, target.prompts, config, score)

@@ -15,6 +15,7 @@ from harness.commands.pairing import SERVED_BYTES, Pairing, draft_size, pairings
 from harness.config import (
     AUTO_DRAFTS,
     CONF_DIR,
+    HEADS,
     AuditionConfig,
     GpuConf,
     ModelConf,
@@ -46,6 +47,7 @@ BACKENDS = {
     "eager": "eager",
     "cuda_graphs": "CUDA graphs",
 }
+EAGER_FOR_HEADS = "eager: a head reads hidden states, which recorded graphs do not keep"
 PLAN: tuple[Column[tuple[str, str]], ...] = (
     Column("what", lambda row: row[0], key=True),
     Column("how much", lambda row: row[1], flexible=True),
@@ -198,8 +200,9 @@ def print_audition_plan(
 
 def _plan(config: Config, drafts: Sequence[ModelConf], rows: Mapping[str, object]) -> Table:
     """What would be run."""
+    heads = config.backend == "auto" and any(conf.kind in HEADS for conf in drafts)
     listed = [
-        ("backend", BACKENDS[config.backend]),
+        ("backend", EAGER_FOR_HEADS if heads else BACKENDS[config.backend]),
         ("target", _model_line(config.model)),
         ("drafts" if len(drafts) > 1 else "draft", ", ".join(_model_line(conf) for conf in drafts)),
         *((name, str(value)) for name, value in rows.items()),

@@ -15,7 +15,7 @@ from typing import Any
 from harness import prompts as prompt_sets
 from harness.commands.other_runs import Rates
 from harness.commands.progress import Bar, fetching, progress
-from harness.config import AuditionConfig, DecodeConf, ModelConf, PairConfig
+from harness.config import HEADS, AuditionConfig, DecodeConf, ModelConf, PairConfig
 from harness.decoding.heads import HeadDrafter
 from harness.decoding.lookups import NgramDrafter
 from harness.decoding.sampling import SamplingParameters
@@ -24,6 +24,7 @@ from harness.measurement.clock import undisturbed
 from harness.measurement.generations import Draft, Request, run_trial
 from harness.measurement.round_times import FullLookup, RoundVisits
 from harness.measurement.step_times import TimedModel
+from harness.models import head_files
 from harness.models import load as models
 from harness.models.cached import CachedModel
 from harness.models.device import resolve_device
@@ -226,7 +227,7 @@ def head_drafter(head: Eagle3Head, target: CachedModel, request: Request) -> Hea
 
 def open_drafted(config: PairConfig, prompts: Sequence[Prompt]) -> Drafted:
     """As `open_pair`, where the draft may also be a head, or one without a model."""
-    if config.draft.kind == "eagle3":
+    if config.draft.kind in HEADS:
         return _open_head_pair(config, prompts)
     if config.draft.id not in LOOKUPS:
         return open_pair(config, prompts)
@@ -249,7 +250,8 @@ def open_drafted(config: PairConfig, prompts: Sequence[Prompt]) -> Drafted:
 def _open_head_pair(config: PairConfig, prompts: Sequence[Prompt]) -> HeadPair:
     if config.backend == "cuda_graphs":
         raise UserError(f"backend=cuda_graphs: {GRAPHS_KEEP_NO_STATES}; use backend=eager")
-    target = _open_target(replace(config, backend="eager"), prompts)
+    backend = backend_for(config.backend, [config.draft])
+    target = _open_target(replace(config, backend=backend), prompts, config.draft)
     head = open_head(config.draft, target)
     return HeadPair(
         target.target,
@@ -262,6 +264,13 @@ def _open_head_pair(config: PairConfig, prompts: Sequence[Prompt]) -> HeadPair:
     )
 
 
+def backend_for(backend: str, drafts: Sequence[ModelConf]) -> str:
+    """The backend that `auto` stands for with these drafts: eager where one of them is a head."""
+    if backend == "auto" and any(conf.kind in HEADS for conf in drafts):
+        return "eager"
+    return backend
+
+
 def open_head(conf: ModelConf, target: Target, key: str = "draft") -> LoadedHead:
     """Load a head, and let the target keep the states that it reads; errors call it `key`."""
     with fetching(f"loading {conf.name}", _hub_id(conf)):
@@ -272,7 +281,7 @@ def open_head(conf: ModelConf, target: Target, key: str = "draft") -> LoadedHead
 
 def open_pair(config: PairConfig, prompts: Sequence[Prompt]) -> Pair:
     """Load what the configuration names and check all that can be checked before measuring."""
-    if config.draft.kind == "eagle3":
+    if config.draft.kind in HEADS:
         raise UserError(
             f"draft={config.draft.name}: this command takes a draft model, and that is a head; "
             "sweep or audition it"
@@ -305,9 +314,13 @@ def open_target(config: AuditionConfig, prompts: Sequence[Prompt]) -> Target:
     return opened
 
 
-def _open_target(config: Config, prompts: Sequence[Prompt]) -> Target:
+def _open_target(
+    config: Config, prompts: Sequence[Prompt], head: ModelConf | None = None
+) -> Target:
+    """The target, if there is memory for the head next to it."""
     device = resolve_device(config.device.name)
-    _check_memory({"model": config.model}, prompts, config, device)
+    confs = {"model": config.model} if head is None else {"model": config.model, "draft": head}
+    _check_memory(confs, prompts, config, device)
     target = load_model(config.model, "model", device)
     with opening(config.backend, device.type, f"model {target.name}"):
         name = f"model={target.name}"
@@ -354,13 +367,16 @@ def _check_memory(
     confs: Mapping[str, ModelConf], prompts: Sequence[Prompt], config: Config, device: Any
 ) -> None:
     """Refuse models that, with the caches of the longest generation, exceed the memory."""
-    needs: list[MemoryNeed | None] = []
+    needs: list[MemoryNeed] = []
     for role, conf in confs.items():
         with fetching(f"reading the sizes of {conf.name}", _hub_id(conf)):
-            needs.append(models.memory_need(conf, role, device))
+            if conf.kind in HEADS:
+                needs += [head_files.memory_need(conf, role, target) for target in needs]
+            elif (need := models.memory_need(conf, role, device)) is not None:
+                needs.append(need)
     positions = max(prompt_sets.estimated_tokens(prompts, config))
     positions += config.new_tokens + max(config.k)
-    check_fits([need for need in needs if need is not None], positions)
+    check_fits(needs, positions)
 
 
 def _first_turns(
@@ -531,8 +547,10 @@ def sampling_of(decode: DecodeConf, temperature: float) -> SamplingParameters:
 
 def _identity(conf: ModelConf) -> dict[str, object]:
     keys = ("id", "revision", "dtype", "weights", "quantization", "attention")
-    identity = {key: getattr(conf, key) for key in keys}
-    return identity | ({} if conf.layers is None else {"layers": conf.layers})
+    identity: dict[str, object] = {key: getattr(conf, key) for key in keys}
+    if conf.layers is not None:
+        identity["layers"] = conf.layers
+    return identity
 
 
 # ---- running -------------------------------------------------------------------------------------

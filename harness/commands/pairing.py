@@ -18,7 +18,8 @@ from typing import Any, Literal
 from omegaconf import OmegaConf
 
 import harness.models
-from harness.config import CONF_DIR, OWN_DRAFT, GpuConf, ModelConf, checked
+from harness.config import CONF_DIR, HEADS, OWN_DRAFT, GpuConf, ModelConf, checked
+from harness.models.head_files import head_shape
 from harness.models.memory import shape_of
 from harness.records import LOOKUPS, UserError
 from harness.theory.architecture import architecture_of
@@ -106,16 +107,16 @@ def shipped_drafts() -> list[ModelConf]:
 def _pairing(target: ModelConf, draft: ModelConf, card: GpuConf | None) -> Pairing:
     if draft.id in LOOKUPS:
         return Pairing(draft, "eligible", "looks its tokens up")
-    if draft.kind == "eagle3":
-        if draft.head_of != target.id:
-            return Pairing(draft, "not eligible", f"a head of {draft.head_of or 'another target'}")
-        return Pairing(draft, "eligible", "a head of this target")
     size, target_size = draft_size(draft, target), sizes_of(target)
     numbers = (None, None) if size is None else (float(size.shape.parameters), size.weight_bytes)
 
     def no(why: str) -> Pairing:
         return Pairing(draft, "not eligible", why, *numbers)
 
+    if draft.kind in HEADS:
+        if draft.head_of != target.id:
+            return no(f"a head of {draft.head_of or 'another target'}")
+        return Pairing(draft, "eligible", "a head of this target", *numbers)
     if draft.kind == "copy":
         return no("a copy of the target, not taken by itself: name it")
     if draft.kind == "early_exit":
@@ -147,10 +148,18 @@ def _pairing(target: ModelConf, draft: ModelConf, card: GpuConf | None) -> Pairi
 
 
 def draft_size(draft: ModelConf, target: ModelConf) -> ModelSize | None:
-    """A draft's sizes, where they are known; those of an early exit follow from the target's."""
+    """A draft's sizes, where they are known; those of an early exit follow from the target's.
+
+    A head's weights have the target's dtype.
+    """
+    size = sizes_of(target)
+    if draft.kind in HEADS:
+        stored = _stored_config(draft)
+        if stored is None or size is None:
+            return None
+        return ModelSize(head_shape(stored, f"draft {draft.name}"), size.bytes_per_parameter)
     if draft.kind != "early_exit":
         return sizes_of(draft)
-    size = sizes_of(target)
     if size is None:
         return None
     layers = draft.layers or max(1, size.shape.layers // 4)

@@ -17,7 +17,7 @@ from harness.commands.other_runs import stored_times
 from harness.commands.pair import EncodedPrompt, completion, described
 from harness.commands.progress import fetching, progress
 from harness.commands.run_lifecycle import measuring, note_or_check
-from harness.config import SERVER_URL, AuditionConfig, ModelConf
+from harness.config import HEADS, SERVER_URL, AuditionConfig, ModelConf
 from harness.engines.adapters import api_key
 from harness.measurement.draft_scores import lookup_traces, score_texts
 from harness.measurement.generations import Request
@@ -170,7 +170,7 @@ def _scored(
         return timed(
             lambda: lookup_traces(texts, conf.id, num_draft_tokens=k, draft_name=conf.name)
         )
-    if conf.kind == "eagle3":
+    if conf.kind in HEADS:
         raise NotEligible("a head reads the target's hidden states, which no server tells")
     if not SERVER_URL.match(conf.id):
         return with_draft(conf, target, device, turns, config, by_weights)

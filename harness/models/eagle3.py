@@ -114,6 +114,12 @@ class Eagle3Network(nn.Module):
         self.embed_tokens: nn.Module | None = None
         self._rotary = LlamaRotaryEmbedding(config)
 
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Of its cache."""
+        projection = self.midlayer.self_attn.k_proj
+        return 2 * projection.out_features * projection.weight.element_size()
+
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [B, n, D] of positions [B, n]."""
         return self._rotary(self.norm.weight, positions)

@@ -21,9 +21,11 @@ from transformers.utils.hub import cached_file
 
 from harness.config import ModelConf
 from harness.models.checkpoint import explained, quiet_transformers, small_file
-from harness.models.eagle3 import Eagle3Network, default_layers
+from harness.models.eagle3 import STATES, Eagle3Network, default_layers
 from harness.models.load import LoadedModel, Vocabulary, sampled_hash, source_of
+from harness.models.memory import MemoryNeed, check_fits
 from harness.records import UserError
+from harness.theory.architecture import HeadArchitecture
 
 LAYOUTS = (
     "SpecForge's (config.json with architectures [LlamaForCausalLMEagle3], tensors midlayer.*) and "
@@ -42,15 +44,19 @@ class LoadedHead(Vocabulary):
     Attributes:
         network: in eval mode, on the target's device.
         layout: the one that it was read from.
+        own_embedding: whether it is not the target's.
     """
 
     network: Eagle3Network
     layout: str
+    own_embedding: bool
 
     def describe(self) -> dict[str, Any]:
         """The head in the manifest."""
         parameters = [
-            weight for name, weight in self.network.named_parameters() if "embed" not in name
+            weight
+            for name, weight in self.network.named_parameters()
+            if self.own_embedding or not name.startswith("embed_tokens")
         ]
         return {
             "name": self.name,
@@ -59,6 +65,7 @@ class LoadedHead(Vocabulary):
             "dtype": str(parameters[0].dtype).removeprefix("torch."),
             "parameters": sum(weight.numel() for weight in parameters),
             "weights_bytes": sum(weight.numel() * weight.element_size() for weight in parameters),
+            "kv_bytes_per_token": self.network.kv_bytes_per_token,
             "draft_vocab": len(self.network.d2t),
             "layers_read": list(self.network.layers),
             "norm_before_residual": self.network.norm_before_residual,
@@ -84,6 +91,23 @@ class _Layout:
     norm_before_residual: bool
     draft_vocabulary: int | None
 
+    @property
+    def shape(self) -> HeadArchitecture:
+        """The sizes; of a target as wide as the layer, where the config names no other width."""
+        layer = self.layer
+        target_hidden = getattr(layer, "target_hidden_size", None) or layer.hidden_size
+        return HeadArchitecture(
+            layers=1,
+            hidden=layer.hidden_size,
+            heads=layer.num_attention_heads,
+            kv_heads=layer.num_key_value_heads or layer.num_attention_heads,
+            head_dim=layer.head_dim or layer.hidden_size // layer.num_attention_heads,
+            ffn=layer.intermediate_size,
+            vocab=self.draft_vocabulary or layer.vocab_size,
+            tied=True,
+            states=len(self.layers or range(STATES)) * target_hidden,
+        )
+
 
 def load_head(conf: ModelConf, target: LoadedModel, key: str = "draft") -> LoadedHead:
     """Read the head that `conf` names, for this target, onto its device and in its dtype.
@@ -91,16 +115,13 @@ def load_head(conf: ModelConf, target: LoadedModel, key: str = "draft") -> Loade
     Raises:
         UserError: it is no EAGLE-3 head in a known layout, incomplete, or for another target.
     """
-    where = f"{key}.id={conf.id}"
-    source = source_of(conf, key)
+    where, dtype, device = f"{key}.id={conf.id}", target.network.dtype, target.network.device
+    layout = _layout_of(conf, key)
+    check_fits([MemoryNeed.of(layout.shape, dtype, device, key, conf.name)], 0)
     with quiet_transformers(), explained(conf, key):
-        config = small_file(source, "config.json", conf)
-        if config is None:
-            raise UserError(f"{where}: no config.json there; give a folder or hub id of a head")
-        layout = _layout(config, where)
-        tensors = _tensors(source, conf)
+        tensors = _tensors(source_of(conf, key), conf)
     network = _network(layout, tensors, target, where)
-    network.to(target.network.device, target.network.dtype)
+    network.to(device, dtype)
     return LoadedHead(
         key=key,
         name=conf.name,
@@ -109,7 +130,31 @@ def load_head(conf: ModelConf, target: LoadedModel, key: str = "draft") -> Loade
         context_tokens=getattr(layout.layer, "max_position_embeddings", None),
         network=network.eval(),
         layout=layout.name,
+        own_embedding=network.embed_tokens is not target.network.get_input_embeddings(),
     )
+
+
+def memory_need(conf: ModelConf, key: str, target: MemoryNeed) -> MemoryNeed:
+    """What memory a head will take, from its config before its weights are read.
+
+    That of an embedding of its own is not known before.
+    """
+    shape = _layout_of(conf, key).shape
+    return MemoryNeed.of(shape, target.dtype, target.device, key, conf.name)
+
+
+def head_shape(config: Mapping[str, Any], where: str) -> HeadArchitecture:
+    """The sizes that a head's config.json says; errors call it `where`."""
+    return _layout(config, where).shape
+
+
+def _layout_of(conf: ModelConf, key: str) -> _Layout:
+    where = f"{key}.id={conf.id}"
+    with quiet_transformers(), explained(conf, key):
+        config = small_file(source_of(conf, key), "config.json", conf)
+        if config is None:
+            raise UserError(f"{where}: no config.json there; give a folder or hub id of a head")
+        return _layout(config, where)
 
 
 def _layout(config: Mapping[str, Any], where: str) -> _Layout:

@@ -81,6 +81,7 @@ class MemoryNeed:
         key: "model" or "draft", the command line's group.
         name: short name.
         device: where it will live.
+        dtype: of its weights and its cache.
         weight_bytes: of its weights.
         kv_bytes_per_token: of its cache.
     """
@@ -88,6 +89,7 @@ class MemoryNeed:
     key: str
     name: str
     device: torch.device
+    dtype: torch.dtype
     weight_bytes: float
     kv_bytes_per_token: float
 
@@ -100,6 +102,7 @@ class MemoryNeed:
             key=key,
             name=name,
             device=device,
+            dtype=dtype,
             weight_bytes=float(shape.parameters) * dtype.itemsize,
             kv_bytes_per_token=shape.kv_bytes_read(1, dtype.itemsize),
         )

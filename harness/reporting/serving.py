@@ -35,7 +35,16 @@ from harness.records import LOOKUPS, SERVERS, Rule
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.grid import Marked
-from harness.reporting.serving_kinds import LINES, Drafting, DraftKind, not_available
+from harness.reporting.serving_kinds import (
+    LINES,
+    LLAMA_SERVER,
+    Drafting,
+    DraftKind,
+    generate,
+    not_available,
+    sglang_serve,
+    vllm_serve,
+)
 from harness.serving.schedules import merged, sglang_tiers, vllm_ranges
 from harness.summary import Answer, SamplingFacts, Schedule, ServedSummary, Summary
 
@@ -164,6 +173,7 @@ class Engine:
     version: str  # whose syntax `line` writes
     rule: Rule
     line: Callable[[Served, int], str]  # the text to paste, for a draft and a K
+    plain: Callable[[Served], str]  # the same for the target alone
     stops_early: bool = False  # whether it can stop drafting at a threshold, as our loop can
     sampling_in_requests: bool = True  # whether requests say how to sample, and not the line
     notes: Callable[[Served], Sequence[str]] = lambda _: ()  # more on this line
@@ -181,13 +191,8 @@ class Engine:
         return Snippet(title, self.line(served, served.k), notes, self.language)
 
 
-def vllm_serve(target: str, config: Mapping[str, Any] | None = None, options: str = "") -> str:
-    """`vllm serve`, with a speculative configuration where one is given, quoted for a shell."""
-    line = f"vllm serve {shlex.quote(target)}"
-    if config is None:
-        return line
-    packed = json.dumps(config, separators=(",", ":"))
-    return f"{line} {options}--speculative-config {shlex.quote(packed)}"
+def _vllm_plain(served: Served) -> str:
+    return vllm_serve(served.target)
 
 
 def _draft_model(served: Served, k: int) -> dict[str, Any]:
@@ -214,19 +219,19 @@ def _vllm_sampled_notes(served: Served) -> Sequence[str]:
 def _sglang(served: Served, k: int) -> str:
     """STANDALONE with a chain: topk 1, and one position more than steps to verify."""
     return (
-        f"python -m sglang.launch_server --model-path {shlex.quote(served.target)}"
-        " --speculative-algorithm STANDALONE"
+        f"{_sglang_plain(served)} --speculative-algorithm STANDALONE"
         f" --speculative-draft-model-path {shlex.quote(served.draft)}"
         f" --speculative-num-steps {k} --speculative-eagle-topk 1"
         f" --speculative-num-draft-tokens {k + 1}"
     )
 
 
+def _sglang_plain(served: Served) -> str:
+    return sglang_serve(served.target)
+
+
 def _llama_cpp(_served: Served, k: int) -> str:
-    return (
-        "llama-server -m TARGET.gguf -md DRAFT.gguf"
-        f" --spec-type draft-simple --spec-draft-n-max {k}"
-    )
+    return f"{LLAMA_SERVER} -md DRAFT.gguf --spec-type draft-simple --spec-draft-n-max {k}"
 
 
 def _llama_cpp_notes(served: Served) -> Sequence[str]:
@@ -249,11 +254,13 @@ def _llama_cpp_notes(served: Served) -> Sequence[str]:
 
 
 def _mlx(served: Served, k: int) -> str:
-    line = (
-        f"mlx_lm.generate --model {shlex.quote(served.target)}"
-        f" --draft-model {shlex.quote(served.draft)} --num-draft-tokens {k}"
-        f" --temp {served.temperature:g}"
-    )
+    draft = f" --draft-model {shlex.quote(served.draft)} --num-draft-tokens {k}"
+    return _mlx_generate(served, draft)
+
+
+def _mlx_generate(served: Served, draft: str = "") -> str:
+    model = f"mlx_lm.generate --model {shlex.quote(served.target)}"
+    line = f"{model}{draft} --temp {served.temperature:g}"
     if served.temperature == 0:
         return line
     sampling = served.sampling
@@ -263,41 +270,36 @@ def _mlx(served: Served, k: int) -> str:
 
 def _transformers(served: Served, k: int) -> str:
     """Three settings on the draft, and sampling that is applied to both models once."""
+    settings = (
+        f"draft = AutoModelForCausalLM.from_pretrained({json.dumps(served.draft)})",
+        f"draft.generation_config.num_assistant_tokens = {k}",
+        'draft.generation_config.num_assistant_tokens_schedule = "constant"',
+        f"draft.generation_config.assistant_confidence_threshold = {_threshold(served)}",
+    )
+    imports, sampling = _sampling(served)
+    return generate(served.target, settings, ("assistant_model=draft", *sampling), imports)
+
+
+def _transformers_plain(served: Served) -> str:
+    imports, sampling = _sampling(served)
+    return generate(served.target, (), sampling, imports)
+
+
+def _threshold(served: Served) -> float:
+    return served.sampling.stop_threshold or 0.0
+
+
+def _sampling(served: Served) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What transformers' `generate` needs to sample draft and target alike: imports, arguments."""
     processors = _processors(served)
     classes = (processor.partition("(")[0] for processor in processors)
-    imports = ["AutoModelForCausalLM", *(["LogitsProcessorList", *classes] if processors else ())]
-    sampling = ["do_sample=False"]
+    imports = ("LogitsProcessorList", *classes) if processors else ()
+    arguments = ["do_sample=False"]
     if served.temperature > 0:
-        sampling = ["do_sample=True", "temperature=1.0", "top_k=0", "top_p=1.0"]
+        arguments = ["do_sample=True", "temperature=1.0", "top_k=0", "top_p=1.0"]
     if processors:
-        sampling.append(f"logits_processor=LogitsProcessorList([{', '.join(processors)}])")
-    threshold = served.sampling.stop_threshold or 0.0
-    return "\n".join(
-        [
-            f"from transformers import {', '.join(imports)}",
-            "",
-            f"model = AutoModelForCausalLM.from_pretrained({json.dumps(served.target)})",
-            f"draft = AutoModelForCausalLM.from_pretrained({json.dumps(served.draft)})",
-            f"draft.generation_config.num_assistant_tokens = {k}",
-            'draft.generation_config.num_assistant_tokens_schedule = "constant"',
-            f"draft.generation_config.assistant_confidence_threshold = {threshold}",
-            "output = model.generate(",
-            "    **inputs,  # of your tokenizer",
-            "    assistant_model=draft,",
-            *(f"    {argument}," for argument in sampling),
-            ")",
-        ]
-    )
-
-
-def _sampling_arguments(served: Served) -> list[str]:
-    """How `generate` samples where it drafts by itself, so that settings apply once."""
-    if served.temperature == 0:
-        return ["do_sample=False"]
-    sampling = served.sampling
-    options = (("top_k", sampling.top_k or 0), ("top_p", sampling.top_p), ("min_p", sampling.min_p))
-    given = [f"{name}={value:g}" for name, value in options if value is not None]
-    return ["do_sample=True", f"temperature={float(served.temperature)!r}", *given]
+        arguments.append(f"logits_processor=LogitsProcessorList([{', '.join(processors)}])")
+    return imports, tuple(arguments)
 
 
 def _transformers_notes(served: Served) -> Sequence[str]:
@@ -328,23 +330,31 @@ def _processors(served: Served) -> list[str]:
     return processors
 
 
-VLLM = Engine("vLLM", "0.33", "greedy_draft", _vllm)
+VLLM = Engine("vLLM", "0.33", "greedy_draft", _vllm, _vllm_plain)
 # By the names of SERVERS
 ENGINES = {
     "vllm": VLLM,
     "vllm_probabilistic": replace(
         VLLM, rule="ratio", line=_vllm_sampled, notes=_vllm_sampled_notes
     ),
-    "sglang": Engine("SGLang", "0.5.23", "greedy_draft", _sglang),
+    "sglang": Engine("SGLang", "0.5.23", "greedy_draft", _sglang, _sglang_plain),
     "llamacpp": Engine(
-        "llama.cpp", "b11368 or later", "greedy_draft", _llama_cpp, notes=_llama_cpp_notes
+        "llama.cpp",
+        "b11368 or later",
+        "greedy_draft",
+        _llama_cpp,
+        lambda _: LLAMA_SERVER,
+        notes=_llama_cpp_notes,
     ),
-    "mlx": Engine("mlx-lm", "0.32.2", "exact_match", _mlx, sampling_in_requests=False),
+    "mlx": Engine(
+        "mlx-lm", "0.32.2", "exact_match", _mlx, _mlx_generate, sampling_in_requests=False
+    ),
     "transformers": Engine(
         "transformers",
         "5.23",
         "ratio",
         _transformers,
+        _transformers_plain,
         stops_early=True,
         sampling_in_requests=False,
         notes=_transformers_notes,
@@ -374,7 +384,12 @@ def snippets_of(summary: Summary) -> tuple[Snippet, ...]:
     if target.startswith("embedded:") or run.dummies:
         first = replace(first, notes=(*first.notes, TOYS))
     servers = [server for server in SERVERS if server != shown.server and _apart(server, shown)]
-    others = [_line(summary, target, shown, server) for server in servers]
+    others: list[Snippet] = []
+    for server in servers:
+        line = _line(summary, target, shown, server)
+        # vLLM has one line for a look-up, whose tokens are chosen, however it samples drafts
+        if not line.code or all(line.code != other.code for other in (first, *others)):
+            others.append(line)
     if not shown.row.speculates:
         others = [line for line in others if line.code]
         return (first, *others)
@@ -390,10 +405,10 @@ def _measured_server(
     if engine is None:
         return ()
     title = f"For {shown.phrase} ({engine.title})"
-    if not shown.row.speculates:
-        return (_without_draft(engine, target, title, first=True),)
     answer = shown.row.answer
     pasted = _served(summary, target, {}, answer)
+    if not shown.row.speculates:
+        return (_without_draft(engine, pasted, title),)
     code = engine.line(pasted, pasted.k)
     if (served.engine, served.rule) == ("llamacpp", "ratio"):
         code = f"{code} {PROBABILISTIC}"
@@ -423,7 +438,9 @@ def _line(summary: Summary, target: str, shown: Marked, server: str) -> Snippet:
     if server == "vllm_probabilistic" and not first:
         title = f"{engine.title}, draft_sample_method=probabilistic"
     if answer is not None and answer.decision != "speculate":
-        return _without_draft(engine, target, title, first)
+        if not first:
+            return Snippet(title, "", ("Without a draft: none is known to pay on it.",))
+        return _without_draft(engine, _served(summary, target, answers, answer), title)
     chosen = answer or shown.row.answer
     if chosen.decision != "speculate":
         return Snippet(title, "")
@@ -466,13 +483,12 @@ def _served(
     )
 
 
-def _without_draft(engine: Engine, target: str, title: str, first: bool) -> Snippet:
-    """The target alone where the headline says so; for another engine that no draft pays."""
-    if not first:
-        return Snippet(title, "", ("Without a draft: none is known to pay on it.",))
-    if engine.name == VLLM.name:
-        return Snippet(f"{title}, without a draft", vllm_serve(target))
-    return Snippet(title, "", ("Serve the target without a draft.",))
+def _without_draft(engine: Engine, served: Served, title: str) -> Snippet:
+    """The target alone, where the headline says so."""
+    code = engine.plain(served)
+    file = f"TARGET.gguf stands for your conversion of {served.target}."
+    notes = (file,) if "TARGET.gguf" in code else ()
+    return Snippet(f"{title}, without a draft", code, notes, engine.language)
 
 
 def _validation(summary: Summary, target: str, shown: Marked) -> Sequence[Snippet]:
@@ -520,8 +536,15 @@ def _of_kind(engine: Engine, served: Served, server: str, title: str) -> Snippet
     entry = LINES[server].get(served.kind)
     if entry is None:
         return Snippet(title, "", (not_available(served.kind),))
+    imports, sampling = _sampling(served)
     drafting = Drafting(
-        served.target, served.draft, served.k, served.layers, tuple(_sampling_arguments(served))
+        served.target,
+        served.draft,
+        served.k,
+        served.layers,
+        _threshold(served),
+        imports,
+        sampling,
     )
     known = served.known(engine)
     if not entry.same:

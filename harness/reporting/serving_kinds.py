@@ -4,25 +4,31 @@ One entry per engine and kind; an engine without an entry for a kind has nothing
 
 - vLLM: vllm/config/speculative.py, `SpeculativeMethod`: eagle3, mtp, ngram, suffix. `mtp` takes the
   target's own layers, without a `model`; `suffix` needs the package arctic-inference, and its
-  num_speculative_tokens is the most it proposes.
+  num_speculative_tokens is the most it proposes. v1/spec_decode/ngram_proposer.py proposes what
+  followed the first occurrence of the longest match, as this run's look-up does.
+  v1/spec_decode/llm_base_proposer.py: heads sample with `draft_sample_method: probabilistic`.
 - SGLang: docs/advanced_features/speculative_decoding.md. At `--speculative-eagle-topk 1` a chain of
   as many tokens as steps is drafted, and one position more verified. MTP layers are served by the
-  algorithm EAGLE without a draft path. NGRAM matches in a cache of all requests, on CUDA only.
-- llama.cpp: docs/speculative.md: draft-eagle3 (`-md` is the converted head), draft-mtp,
-  ngram-simple (the *last* earlier match of exactly size-n tokens).
+  algorithm EAGLE without a draft path. srt/models/llama_eagle3.py reads tensors `midlayer.*` only.
+  NGRAM (srt/arg_groups/speculative_hook.py) drafts a tree, whose branches share the draft tokens.
+- llama.cpp: docs/speculative.md: draft-eagle3 (`-md` is the head, converted with
+  --target-model-dir), draft-mtp, ngram-simple (the *last* earlier match of exactly size-n tokens;
+  its drafts, too, are cut to --spec-draft-n-max, 3 by default).
 - transformers: generation/candidate_generator.py: `prompt_lookup_num_tokens`, the look-up that this
-  run has; `assistant_early_exit`.
+  run has; `assistant_early_exit`. Settings are applied to its draft twice, processors once.
 """
 
 import json
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from harness.records import LONGEST_NGRAM
 
 DraftKind = Literal["model", "eagle3", "mtp", "ngram", "suffix", "early_exit", "copy"]
+# Of llama.cpp, the target alone; its files are conversions that only the reader knows
+LLAMA_SERVER = "llama-server -m TARGET.gguf"
 # What a sentence calls a draft of that kind
 NAMES: Mapping[DraftKind, str] = {
     "model": "a draft model",
@@ -43,14 +49,17 @@ class Drafting:
         target, draft: ids or folders.
         k: num_draft_tokens.
         layers: of an early exit.
-        sampling: transformers' arguments that say how to sample, as Python.
+        threshold: below this probability of a token, no more are drafted.
+        imports, sampling: of transformers, and its arguments that say how to sample, as Python.
     """
 
     target: str
     draft: str
     k: int
-    layers: int | None = None
-    sampling: tuple[str, ...] = ()
+    layers: int | None
+    threshold: float
+    imports: tuple[str, ...]
+    sampling: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -68,22 +77,59 @@ class KindLine:
     same: bool = True
 
 
-def _vllm(config: Callable[[Drafting], dict[str, Any]]) -> Callable[[Drafting], str]:
-    def line(drafting: Drafting) -> str:
-        packed = json.dumps(config(drafting), separators=(",", ":"))
-        target = shlex.quote(drafting.target)
-        return f"vllm serve {target} --speculative-config {shlex.quote(packed)}"
+def vllm_serve(target: str, config: Mapping[str, Any] | None = None, options: str = "") -> str:
+    """`vllm serve`, with a speculative configuration where one is given, quoted for a shell."""
+    line = f"vllm serve {shlex.quote(target)}"
+    if config is None:
+        return line
+    packed = json.dumps(config, separators=(",", ":"))
+    return f"{line} {options}--speculative-config {shlex.quote(packed)}"
 
-    return line
+
+def sglang_serve(target: str) -> str:
+    """SGLang's server of a target alone."""
+    return f"python -m sglang.launch_server --model-path {shlex.quote(target)}"
+
+
+def generate(
+    target: str,
+    settings: Sequence[str],
+    arguments: Sequence[str],
+    imports: Sequence[str] = (),
+) -> str:
+    """A call of transformers' `generate`, as Python.
+
+    Args:
+        target: id or folder.
+        settings: lines before the call.
+        arguments: of the call, besides the inputs.
+        imports: names of transformers that they need.
+    """
+    return "\n".join(
+        [
+            f"from transformers import {', '.join(['AutoModelForCausalLM', *imports])}",
+            "",
+            f"model = AutoModelForCausalLM.from_pretrained({json.dumps(target)})",
+            *settings,
+            "output = model.generate(",
+            "    **inputs,  # of your tokenizer",
+            *(f"    {argument}," for argument in arguments),
+            ")",
+        ]
+    )
+
+
+def _vllm(config: Callable[[Drafting], dict[str, Any]]) -> Callable[[Drafting], str]:
+    return lambda drafting: vllm_serve(drafting.target, config(drafting))
 
 
 def _sglang(algorithm: str, *, draft: bool) -> Callable[[Drafting], str]:
     def line(drafting: Drafting) -> str:
         path = f" --speculative-draft-model-path {shlex.quote(drafting.draft)}" if draft else ""
         return (
-            f"python -m sglang.launch_server --model-path {shlex.quote(drafting.target)}"
-            f" --speculative-algorithm {algorithm}{path} --speculative-num-steps {drafting.k}"
-            f" --speculative-eagle-topk 1 --speculative-num-draft-tokens {drafting.k + 1}"
+            f"{sglang_serve(drafting.target)} --speculative-algorithm {algorithm}{path}"
+            f" --speculative-num-steps {drafting.k} --speculative-eagle-topk 1"
+            f" --speculative-num-draft-tokens {drafting.k + 1}"
         )
 
     return line
@@ -91,45 +137,45 @@ def _sglang(algorithm: str, *, draft: bool) -> Callable[[Drafting], str]:
 
 def _sglang_ngram(drafting: Drafting) -> str:
     return (
-        f"python -m sglang.launch_server --model-path {shlex.quote(drafting.target)}"
-        f" --speculative-algorithm NGRAM --speculative-num-draft-tokens {drafting.k + 1}"
+        f"{sglang_serve(drafting.target)} --speculative-algorithm NGRAM"
+        f" --speculative-num-draft-tokens {drafting.k + 1}"
     )
 
 
 def _llama_cpp(options: str) -> Callable[[Drafting], str]:
     def line(drafting: Drafting) -> str:
-        return f"llama-server -m TARGET.gguf {options.format(k=drafting.k, n=LONGEST_NGRAM)}"
+        return f"{LLAMA_SERVER} {options.format(k=drafting.k, n=LONGEST_NGRAM)}"
 
     return line
 
 
 def _transformers(argument: str, setting: str = "") -> Callable[[Drafting], str]:
     def line(drafting: Drafting) -> str:
-        values = {"k": drafting.k, "n": LONGEST_NGRAM, "layers": drafting.layers}
-        return "\n".join(
-            [
-                "from transformers import AutoModelForCausalLM",
-                "",
-                f"model = AutoModelForCausalLM.from_pretrained({json.dumps(drafting.target)})",
-                *setting.format(**values).splitlines(),
-                "output = model.generate(",
-                "    **inputs,  # of your tokenizer",
-                f"    {argument.format(**values)},",
-                *(f"    {entry}," for entry in drafting.sampling),
-                ")",
-            ]
-        )
+        values = {
+            "k": drafting.k,
+            "n": LONGEST_NGRAM,
+            "layers": drafting.layers,
+            "threshold": drafting.threshold,
+        }
+        arguments = (argument.format(**values), *drafting.sampling)
+        settings = setting.format(**values).splitlines()
+        return generate(drafting.target, settings, arguments, drafting.imports)
 
     return line
 
 
+def _vllm_eagle3(drafting: Drafting) -> dict[str, Any]:
+    return {"method": "eagle3", "model": drafting.draft, "num_speculative_tokens": drafting.k}
+
+
+def _vllm_mtp(drafting: Drafting) -> dict[str, Any]:
+    return {"method": "mtp", "num_speculative_tokens": drafting.k}
+
+
+SAMPLED = {"draft_sample_method": "probabilistic"}
 _VLLM: Mapping[DraftKind, KindLine] = {
-    "eagle3": KindLine(
-        _vllm(
-            lambda d: {"method": "eagle3", "model": d.draft, "num_speculative_tokens": d.k},
-        )
-    ),
-    "mtp": KindLine(_vllm(lambda d: {"method": "mtp", "num_speculative_tokens": d.k})),
+    "eagle3": KindLine(_vllm(_vllm_eagle3)),
+    "mtp": KindLine(_vllm(_vllm_mtp)),
     "ngram": KindLine(
         _vllm(
             lambda d: {
@@ -149,19 +195,27 @@ _VLLM: Mapping[DraftKind, KindLine] = {
 # By the names of SERVERS, then by kind
 LINES: Mapping[str, Mapping[DraftKind, KindLine]] = {
     "vllm": _VLLM,
-    "vllm_probabilistic": {kind: _VLLM[kind] for kind in ("ngram", "suffix")},
+    # What a look-up proposes is chosen, so the lines of look-ups are the same
+    "vllm_probabilistic": {
+        **_VLLM,
+        "eagle3": KindLine(_vllm(lambda d: {**_vllm_eagle3(d), **SAMPLED})),
+        "mtp": KindLine(_vllm(lambda d: {**_vllm_mtp(d), **SAMPLED})),
+    },
     "sglang": {
-        "eagle3": KindLine(_sglang("EAGLE3", draft=True)),
+        "eagle3": KindLine(
+            _sglang("EAGLE3", draft=True),
+            "It reads heads in SpecForge's layout; convert one in another.",
+        ),
         "mtp": KindLine(_sglang("EAGLE", draft=False)),
         "ngram": KindLine(
-            _sglang_ngram, "It matches in a cache of all requests, on CUDA only.", same=False
+            _sglang_ngram, "It drafts a tree, from a cache of all requests.", same=False
         ),
     },
     "llamacpp": {
         "eagle3": KindLine(
             _llama_cpp("-md HEAD.gguf --spec-type draft-eagle3 --spec-draft-n-max {k}"),
-            "TARGET.gguf and HEAD.gguf stand for your conversions; the head's needs"
-            " --target-model-dir.",
+            "TARGET.gguf and HEAD.gguf stand for your conversions; convert_hf_to_gguf.py takes the"
+            " head with --target-model-dir.",
         ),
         "mtp": KindLine(
             _llama_cpp("--spec-type draft-mtp --spec-draft-n-max {k}"),
@@ -170,10 +224,10 @@ LINES: Mapping[str, Mapping[DraftKind, KindLine]] = {
         "ngram": KindLine(
             _llama_cpp(
                 "--spec-type ngram-simple --spec-ngram-simple-size-n {n}"
-                " --spec-ngram-simple-size-m {k}"
+                " --spec-ngram-simple-size-m {k} --spec-draft-n-max {k}"
             ),
-            "It takes the last earlier match of exactly that many tokens, this run the first of"
-            " them or of one token.",
+            "TARGET.gguf stands for your conversion. It takes the last earlier match of exactly"
+            " that many tokens, this run the first of them or of one token.",
             same=False,
         ),
     },
@@ -187,7 +241,7 @@ LINES: Mapping[str, Mapping[DraftKind, KindLine]] = {
                 "assistant_early_exit={layers}",
                 "model.generation_config.num_assistant_tokens = {k}\n"
                 'model.generation_config.num_assistant_tokens_schedule = "constant"\n'
-                "model.generation_config.assistant_confidence_threshold = 0.0",
+                "model.generation_config.assistant_confidence_threshold = {threshold}",
             )
         ),
     },

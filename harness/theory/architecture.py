@@ -145,6 +145,28 @@ class Architecture:
         return batch * tokens * (2.0 * used + attended)
 
 
+@dataclass(frozen=True)
+class HeadArchitecture(Architecture):
+    """The sizes of an EAGLE-3 head (Li et al. 2025): one layer, whose attention reads two rows.
+
+    Its output matrix is over the tokens that it can draft (`vocab`); the embedding is its target's,
+    so `tied` is true.
+
+    Attributes:
+        states: width of what it reads of the target at a position, all layers together.
+    """
+
+    states: int = 0
+
+    @property
+    def shared_layer_parameters(self) -> int:
+        """Parameters of the layer besides its feed-forward, and those that join the states."""
+        queries = self.heads * self.head_dim
+        keys_values = 2 * self.kv_heads * self.head_dim
+        attention = 2 * self.hidden * (queries + keys_values) + queries * self.hidden
+        return attention + 3 * self.hidden + self.states * self.hidden
+
+
 def architecture_of(conf: Mapping[str, Any], key: str = "model.architecture") -> Architecture:
     """The sizes in a configuration's `architecture`.
 

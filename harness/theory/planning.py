@@ -25,6 +25,14 @@ LARGEST_BATCH = 1024
 
 
 @dataclass(frozen=True)
+class DraftBytes:
+    """What a draft keeps in memory: weights of its own, and cache for every token of a text."""
+
+    weights: float = 0.0
+    kv_per_token: float = 0.0
+
+
+@dataclass(frozen=True)
 class MemoryRow:
     """Memory with one draft, or without any (draft None).
 
@@ -48,7 +56,7 @@ class MemoryRow:
 
 def memory_view(
     target: Architecture,
-    drafts: Mapping[str, Architecture | None],
+    drafts: Mapping[str, DraftBytes],
     memory_bytes: float,
     *,
     context_tokens: int,
@@ -57,10 +65,10 @@ def memory_view(
     """What each draft leaves of the memory; the first row is the target alone.
 
     Args:
-        drafts: their sizes; None for a drafter without a model.
+        drafts: by name.
         memory_bytes: of the device; USABLE_SHARE of it may be filled.
         context_tokens: of each concurrent sequence, prompt and answer.
-        bytes_per_parameter: of weights and cache alike.
+        bytes_per_parameter: of the target's weights and cache alike.
     """
     if not (math.isfinite(memory_bytes) and memory_bytes > 0.0):
         raise UserError(f"memory_bytes={memory_bytes}: must be above 0")
@@ -80,9 +88,7 @@ def memory_view(
     alone = row(None, 0.0, 0.0, None)
     rows = [alone]
     for name, draft in drafts.items():
-        weights = draft.parameters * bytes_per_parameter if draft else 0.0
-        kv = draft.kv_bytes_read(1, bytes_per_parameter) if draft else 0.0
-        rows.append(row(name, weights, kv, alone))
+        rows.append(row(name, draft.weights, draft.kv_per_token, alone))
     return tuple(rows)
 
 

@@ -123,8 +123,9 @@ def plot(name: str, caption: str, figure: Figure, under: str) -> Plot:
 
 
 def look(index: int) -> dict[str, Any]:
-    """Colour and marker of the series at this place."""
-    return {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
+    """Colour and marker of the series at this place; of many, no two have both in common."""
+    marker = index + index // len(COLOURS)
+    return {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[marker % len(MARKERS)]}
 
 
 def no_gain_line(axes: Axes) -> None:
