@@ -316,7 +316,10 @@ def draft_confs(config: AuditionConfig) -> list[ModelConf]:
     """The configurations of an audition's drafts; that of `draft` for the entry that means it.
 
     The entry `auto` stands for the shipped drafts that can serve the target and are not named.
+    Tables of scores name their own drafts, which have no configuration.
     """
+    if config.scores_from:
+        return []
     typed, entries = config.draft, config.drafts or []
     named = [
         typed if typed is not None and entry in (OWN_DRAFT, typed.name) else draft_conf(entry)

@@ -630,11 +630,9 @@ class AuditionConfig(ModelsConfig):
     def _check_scores(self) -> None:
         """Refuse what scores made elsewhere do not go with; the tables name their drafts."""
         for name in ("draft", "drafts", "traces_from", "texts_from"):
-            if getattr(self, name):
+            stored = name == "drafts" and self.resume is not None
+            if getattr(self, name) and not stored:
                 raise UserError(f"{name}: not with scores_from, whose tables name their drafts")
-        for name in ("resume", "dry_run"):
-            if getattr(self, name):
-                raise UserError(f"{name}: not with scores_from, which runs nothing; leave it out")
         if self.latency.target_ms is None and self.latency_from is None:
             raise UserError(
                 "scores_from: nothing is timed here; give latency.target_ms= and latency.draft_ms=,"

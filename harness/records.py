@@ -317,11 +317,13 @@ class DraftConfidence:
 
     Attributes:
         draft, prompt_set, prompt, repetition, temperature: whose, on which text.
-        values: [n + 1, K] row i is of a drafted token at text position i that is not the text's:
-            the draft's probability of it, then of each that it drafts after it. Row n is of what it
-            drafts beyond the text's end. Where the draft chooses its tokens, entry 0 is that of its
-            choice in every row. NaN where the draft cannot leave the text; 0 where it would not
-            have drafted so far at any threshold.
+        values: of a draft whose scores are by position, [n + 1, K]: row i is of a drafted token at
+            text position i that is not the text's, the draft's probability of it, then of each that
+            it drafts after it. Row n is of what it drafts beyond the text's end. Where the draft
+            chooses its tokens, entry 0 is that of its choice in every row. NaN where the draft
+            cannot leave the text. Of a draft whose scores are by start, [n, K]: row s is of one
+            round from start s, drawn given the text. 0 where a draft would not have drafted so far
+            at any threshold.
     """
 
     draft: str

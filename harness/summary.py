@@ -444,7 +444,10 @@ class AdaptiveDrafting:
 
 @dataclass(frozen=True)
 class ReplayCheck:
-    """One cell's tokens per round as the loop measured and as replay expects them."""
+    """One cell's tokens per round as the loop measured and as replay expects them.
+
+    Tokens drafted per round too, where rounds may propose fewer than K.
+    """
 
     prompt_set: str
     temperature: float
@@ -454,6 +457,9 @@ class ReplayCheck:
     replayed_tokens_per_round: float
     gap_in_standard_errors: float | None  # None with fewer than 2 prompts
     p_value: float | None  # two-sided, Student's
+    measured_drafted_per_round: float | None = None
+    replayed_drafted_per_round: float | None = None
+    drafted_gap_in_standard_errors: float | None = None
 
 
 CheckResult = Literal["PASS", "TIE", "FAIL", "OPEN", "UNTESTED"]

@@ -1,8 +1,12 @@
-"""Adaptive drafting by replay: equal to the loop, and never better than the two oracles."""
+"""Adaptive drafting by replay: equal to the loop, and never better than the two oracles.
+
+The embedded pairs run in the loop that a sweep with decode.stop=threshold runs.
+"""
 
 import itertools
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -11,18 +15,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stubs import CPU, TableModel, decoded
 
+from harness import prompts
 from harness.analysis import analyse
 from harness.analysis.adaptive import THRESHOLDS, ScoredTexts, replayed_adaptively
 from harness.cli import compose, draft_confs
 from harness.commands import audition
+from harness.commands.completions import confidences
+from harness.commands.pair import Drafted, HeadPair, Pair, open_drafted, request
+from harness.config import SweepConfig
 from harness.decoding.drafters import ModelDrafter
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement.confidences import draft_confidences
-from harness.measurement.generations import Request, round_counts
+from harness.measurement.draft_scores import score_texts
+from harness.measurement.generations import Request, round_counts, run_trial
+from harness.measurement.head_scores import score_with_head
 from harness.measurement.target_texts import GeneratedText
 from harness.records import Round, Rule, TextTrace, UserError
+from harness.stats.jackknife import Array
 from harness.storage import load
-from harness.theory.adaptive import along_text, best_k_per_round, flag_oracle, off_text
+from harness.theory.adaptive import (
+    best_k_per_round,
+    drafted_by_accepted,
+    flag_oracle,
+    until_unlikely,
+)
 from harness.theory.replay import replay
 
 K = 4
@@ -147,6 +163,69 @@ def test_of_tokens_that_are_drawn_rounds_and_drafted_tokens_are_the_loops_on_ave
         assert abs(gaps.mean() / (gaps.std(ddof=1) / np.sqrt(len(gaps)))) < 3, name
 
 
+# The embedded pairs
+
+
+class Opened(NamedTuple):
+    pair: Drafted
+    config: SweepConfig
+
+    def gaps(self, threshold: float, temperature: float, repetitions: int) -> Array:
+        """[2, texts] rounds and drafted tokens of the loop minus those expected of its text."""
+        config = replace(self.config, decode=replace(self.config.decode, stop_threshold=threshold))
+        target, draft = self.pair.target_model, self.pair.drafting
+        requests = [
+            request(self.pair, config, entry, K, temperature, repetition)
+            for repetition in range(repetitions)
+            for entry in self.pair.prompts
+        ]
+        trials = [run_trial(each, target, draft) for each in requests]
+        texts = [
+            GeneratedText(replace(each, k=0), trial.tokens or (), trial.stop_reason or "budget")
+            for each, trial in zip(requests, trials, strict=True)
+        ]
+        if isinstance(self.pair, HeadPair):
+            head = self.pair.head_model
+            traces = score_with_head(texts, target, head, num_draft_tokens=K, draft_name="draft")
+        else:
+            assert isinstance(self.pair, Pair)
+            head = self.pair.draft_model
+            traces = score_texts(texts, target, head, draft_name="draft")
+        known = confidences(texts, target, head, config, "draft")
+        scored = ScoredTexts(traces, {each.key: each for each in known}, "ratio")
+        expected = replayed_adaptively(scored, K, threshold)
+        return np.array(
+            [
+                [getattr(trial, name) for trial in trials] - getattr(expected, name)
+                for name in ("rounds", "drafted")
+            ]
+        )
+
+
+@pytest.fixture(scope="module", params=["tiny_good", "tiny_eagle3"])
+def pair(request: pytest.FixtureRequest) -> Opened:
+    words = [f"draft={request.param}", "decode.stop=threshold", "new_tokens=12", "threads=1"]
+    config = compose("sweep", [*words, "k=[4]", "temperature=[0,1]", "prompts.limit=6"])
+    return Opened(open_drafted(config, prompts.load(config.prompts)), config)
+
+
+def test_greedy_rounds_and_drafted_tokens_of_an_embedded_pair_are_those_replayed(
+    pair: Opened,
+) -> None:
+    for threshold in FIVE:
+        assert np.abs(pair.gaps(threshold, 0.0, 1)).max() < 1e-9
+
+
+@pytest.mark.parametrize("generations", [12, pytest.param(480, marks=pytest.mark.exhaustive)])
+def test_sampled_rounds_and_drafted_tokens_of_an_embedded_pair_are_those_replayed_on_average(
+    pair: Opened, generations: int
+) -> None:
+    for threshold in FIVE:
+        gaps = pair.gaps(threshold, 1.0, generations // 12)
+        errors = gaps.sum(axis=1) / np.sqrt(np.square(gaps).sum(axis=1))
+        assert np.abs(errors).max() < 3, threshold
+
+
 CHANCES = st.lists(st.sampled_from([0.0, 0.2, 0.7, 1.0]), min_size=1, max_size=5)
 
 
@@ -199,15 +278,23 @@ def test_the_oracles_are_the_cheapest_of_all_choices(chances: list[float], k: in
 
 
 def test_drafting_stops_after_the_first_unlikely_token_and_not_at_a_texts_end() -> None:
-    confidence = [[0.9, 0.2, 0.9, 0.9], [0.9, 0.9, 0.0, 0.0]]
-    assert along_text(confidence, [4, 2], 0.5, 3).tolist() == [[2, 1, 3, 3], [3, 3, 3, 3]]
-    assert off_text([[0.9, 0.1, 0.9], [np.nan] * 3], 0.5).tolist() == [2, 3]
+    confidence = [[0.9, 0.1, 0.9], [0.9, np.nan, 0.9], [np.nan] * 3]
+    assert until_unlikely(confidence, 0.5).tolist() == [2, 3, 3]
+    along, off_text = np.array([[2, 1, 3]]), np.array([[1, 2, 3, 1]])
+    assert drafted_by_accepted(along, off_text, 3).tolist() == [
+        [[1, 3, 2, 2], [2, 1, 1, 1], [3, 2, 3, 3]]
+    ]
 
 
 def test_an_audition_shows_the_best_threshold_between_the_best_k_and_the_oracles(
     tmp_path: Path,
 ) -> None:
-    words = ["drafts=[tiny_good,ngram]", "k=[1,2,4]", "prompts.limit=3", "new_tokens=16"]
+    words = [
+        "drafts=[tiny_good,tiny_eagle3,ngram]",
+        "k=[1,2,4]",
+        "prompts.limit=3",
+        "new_tokens=16",
+    ]
     times = ["latency.target_ms=10", "latency.draft_ms=2", "threads=1", "temperature=[0,1]"]
     words = [f"results_root={tmp_path}", "decode.stop=threshold", *words, *times]
     config = compose("audition", words)
@@ -215,8 +302,7 @@ def test_an_audition_shows_the_best_threshold_between_the_best_k_and_the_oracles
     assert outcome.folder is not None
     summary = analyse(load(outcome.folder))
     assert [(entry.draft, entry.temperature) for entry in summary.adaptive] == [
-        ("tiny_good", 0.0),
-        ("tiny_good", 1.0),
+        (draft, temperature) for temperature in (0.0, 1.0) for draft in ("tiny_good", "tiny_eagle3")
     ]
     for entry in summary.adaptive:
         assert [row.threshold for row in entry.thresholds] == list(THRESHOLDS)
@@ -225,6 +311,8 @@ def test_an_audition_shows_the_best_threshold_between_the_best_k_and_the_oracles
         assert entry.best_k_per_round <= entry.flag_oracle + 1e-9
         drafted = [row.drafted_per_round for row in entry.thresholds]
         assert drafted == sorted(drafted, reverse=True)
-    assert "Adaptive drafting" in (outcome.folder / "report.md").read_text()
+    written = (outcome.folder / "report.md").read_text()
+    assert "Adaptive drafting" in written
+    assert "Not available for ngram: it gives its tokens no probability" in written
     with pytest.raises(UserError, match=r"decode\.stop=threshold: not with traces_from"):
         compose("audition", [*words[:2], f"traces_from={outcome.folder}"])

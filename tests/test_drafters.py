@@ -82,15 +82,28 @@ def test_the_threshold_decides_how_much_is_drafted_and_not_the_greedy_text() -> 
 
 
 @pytest.mark.usefixtures("few_samples")
-def test_a_sweep_drafts_adaptively_and_predicts_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("draft", ["tiny_good", "tiny_eagle3"])
+def test_a_sweep_drafts_adaptively_next_to_what_replay_expects_of_it(
+    draft: str, tmp_path: Path
+) -> None:
     words = [f"results_root={tmp_path}", "prompts.limit=2", "temperature=[0.0]", "new_tokens=12"]
-    words += ["k=[4]", "threads=1", "decode.stop=threshold", "decode.stop_threshold=0.9"]
+    words += [f"draft={draft}", "k=[4]", "threads=1"]
+    words += ["decode.stop=threshold", "decode.stop_threshold=0.9"]
     outcome = sweep.run(compose("sweep", words))
     assert outcome.folder is not None
     run = load(outcome.folder)
     drafting = [trial for trial in run.trials if trial.k == 4]
     assert sum(t.drafted or 0 for t in drafting) < 4 * sum(t.rounds or 0 for t in drafting)
-    assert set(run.results.source) == {"measured"}
+    summary = analyse(run)
+    assert [(check.prompt_set, check.k) for check in summary.replay_checks] == [
+        ("easy", 4),
+        ("hard", 4),
+    ]
+    for check in summary.replay_checks:
+        assert check.replayed_tokens_per_round == pytest.approx(check.measured_tokens_per_round)
+        assert check.replayed_drafted_per_round == pytest.approx(check.measured_drafted_per_round)
+    assert {row.k for row in summary.results if row.source == "replayed"} == {0, 4}
+    assert [(entry.draft, entry.temperature) for entry in summary.adaptive] == [(draft, 0.0)]
     for more, message in (
         ("backend=cuda_graphs", "backend=eager"),
         ("mode=replay", "only a sweep with mode=measure"),

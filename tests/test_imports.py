@@ -183,6 +183,15 @@ def told(**speculative: Any) -> dict[str, Any]:
             },
             {"engine": "sglang", "returned": 7, "k": 0, "temperature": 1.0},
         ),
+        (
+            {**without(PER_STEP, "per_step_drafted"), "k": 2, "temperature": 0.5, "prompt": "a"},
+            {
+                **{name: FROM_VLLM[name] for name in (*COUNTS, "engine", "returned")},
+                "accepted_lengths": (1, 1, 1),
+                "temperature": 0.5,
+                "prompt": "a",
+            },
+        ),
         (LLAMACPP, FROM_LLAMACPP),
         (
             {**LLAMACPP, "timings": without(LLAMACPP["timings"], "draft_n", "draft_n_accepted")},
@@ -305,6 +314,19 @@ def test_one_speculating_server_alone_has_its_acceptance_and_no_verdict(
     assert summary.verdict is None or summary.verdict.decision == "undecided"
     assert summary.served is not None
     assert summary.served.acceptance_lengths
+
+
+def test_accepted_tokens_of_each_round_give_those_of_every_smaller_k(tmp_path: Path) -> None:
+    steps = [{"per_step_accepted": [4, 0, 2, 4, 1], "k": 4}] * 10
+    written = write(tmp_path / "rounds.jsonl", *steps)
+    summary = analyse(run(tmp_path, f"records=[{written}]", "temperature=0"))
+    assert summary.served is not None
+    named = {entry.alias: entry.values for entry in summary.served.acceptance_lengths}
+    at_least = [4 / 5, 3 / 5, 2 / 5, 2 / 5]
+    assert named["acceptance rate by position"] == pytest.approx(at_least)
+    expected = [1 + sum(at_least[:k]) for k in (1, 2, 3, 4)]
+    assert named["expected tokens per round at K = 1, 2, ..."] == pytest.approx(expected)
+    assert named["tokens_per_round"] == pytest.approx([expected[-1]])
 
 
 def test_records_without_times_have_acceptance_and_neither_times_nor_verdict(

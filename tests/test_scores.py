@@ -145,6 +145,31 @@ def test_tables_are_ranked_without_a_model(tmp_path: Path) -> None:
         assert row["tokens_per_round"] == pytest.approx(expected, rel=1e-4)
 
 
+def test_a_plan_says_what_is_read_and_an_interrupted_run_is_continued(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table_of(stored("tiny_good", "ngram", temperature=0.0), tmp_path / "scores.parquet")
+    words = [f"scores_from=[{tmp_path / 'scores.parquet'}]", f"results_root={tmp_path / 'runs'}"]
+    words += ["k=[1,2,4]", "latency.target_ms=12", "latency.draft_ms={tiny_good:1.5,ngram:0.02}"]
+    assert ranked([*words, "dry_run=true", "verbose=true"]).folder is None
+    plan = " ".join(capsys.readouterr().out.split())
+    for line in ("tiny_good", "by position, for every K", "by start, for K up to 4", "typed"):
+        assert line in plan
+    assert not (tmp_path / "runs").exists()
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("harness.storage.RunFolder.write_traces", stop)
+        with pytest.raises(KeyboardInterrupt):
+            ranked(words)
+    (folder,) = (tmp_path / "runs").iterdir()
+    outcome = ranked([f"resume={folder}"])
+    assert (outcome.status, outcome.folder) == (0, folder)
+    assert set(load(folder).results.draft.dropna()) == {"tiny_good", "ngram"}
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

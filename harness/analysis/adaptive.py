@@ -1,8 +1,9 @@
 """Adaptive drafting by replay: every threshold and K from the scores and confidences of a draft.
 
-Rounds are priced by R(n) of rounds that were timed with a fixed number of draft tokens; reading
-every draft step back, which adaptive drafting needs, is not in it. Threshold and K are chosen on
-the prompts that they are shown on: no interval, and no verdict rests on them.
+Rounds are priced by R(n) of rounds that were timed with a fixed number of draft tokens. In those of
+a sweep that drafts adaptively every draft step is read back, as a threshold needs it; in an
+audition's that is not in it. Threshold and K are chosen on the prompts that they are shown on: no
+interval, and no verdict rests on them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,13 @@ from harness.analysis.replayed import CHUNK_ENTRIES, accept_chances
 from harness.records import DraftConfidence, Rule, TextKey, TextTrace
 from harness.stats.jackknife import Array, set_weights
 from harness.summary import AdaptiveDrafting, AdaptiveRow
-from harness.theory.adaptive import along_text, best_k_per_round, flag_oracle, off_text
+from harness.theory.adaptive import (
+    Counts,
+    best_k_per_round,
+    drafted_by_accepted,
+    flag_oracle,
+    until_unlikely,
+)
 from harness.theory.replay import Replayed, replay, stacked
 
 # In steps of 0.1: what a user would try
@@ -55,36 +62,45 @@ class ScoredTexts:
             padded[row, : len(trace.tokens)] = accept_chances(trace, self.rule, depth)
         return padded
 
-    def along(self) -> Array:
-        """(texts, positions) the draft's probability of each token where it is the text's."""
-        padded = np.ones((len(self.traces), self.longest))
-        for row, trace in enumerate(self.traces):
-            drawn = trace.temperature > 0.0 and self.rule != "greedy_draft"
-            chosen = self.confidences[trace.key].values[:-1, 0]
-            padded[row, : len(trace.tokens)] = np.exp(trace.draft_logprob) if drawn else chosen
-        return padded
+    def drafting(self, k: int, threshold: float) -> tuple[Counts, Counts]:
+        """Tokens drafted from each start: where all are the text's, and by how many stand.
 
-    def away(self, depth: int) -> Array:
-        """(texts, starts + 1, depth) its probabilities where it leaves the text, NaN-padded."""
-        padded = np.full((len(self.traces), self.longest + 1, depth), np.nan)
+        Shapes (texts, starts) and (texts, starts, K + 1), as `replay` takes them.
+        """
+        shape = (len(self.traces), self.longest)
+        along = np.full((*shape, k), np.nan)
+        away = np.full((shape[0], shape[1] + 1, k), np.nan)
+        most = np.full(shape, k, dtype=np.intp)
         for row, trace in enumerate(self.traces):
-            values = self.confidences[trace.key].values[:, :depth]
-            padded[row, : len(values)] = values
-        return padded
+            values, count = self.confidences[trace.key].values[:, :k], len(trace.tokens)
+            away[row, : len(values)] = values
+            along[row, :count] = self._along(trace, values, k)
+            if trace.proposed is not None:
+                most[row, :count] = trace.proposed
+        proposed = np.minimum(until_unlikely(along, threshold), most)
+        off_text = until_unlikely(away, threshold)
+        if self.traces[0].depth is None:
+            return proposed, drafted_by_accepted(proposed, off_text, k)
+        drawn = np.minimum(off_text[:, :-1], most)
+        return proposed, np.repeat(drawn[:, :, None], k + 1, axis=2)
+
+    def _along(self, trace: TextTrace, values: Array, k: int) -> Array:
+        """[n, K] the draft's probability of each token where it is the text's."""
+        drawn = trace.temperature > 0.0 and self.rule != "greedy_draft"
+        if trace.depth is not None:
+            return np.exp(trace.draft_logprob[:, :k]) if drawn else values
+        along = np.exp(trace.draft_logprob) if drawn else values[:-1, 0]
+        padded = np.pad(along, (0, k - 1), constant_values=np.nan)
+        return np.lib.stride_tricks.sliding_window_view(padded, k)
 
 
 def replayed_adaptively(texts: ScoredTexts, k: int, threshold: float) -> Replayed:
     """Expected counts of each text where a round drafts no more after an unlikely token."""
-    parts = [
-        replay(
-            part.chances(k),
-            part.lengths,
-            [k],
-            proposed=along_text(part.along(), part.lengths, threshold, k),
-            off_text=off_text(part.away(k), threshold),
-        )[k]
-        for part in texts.parts(k)
-    ]
+    parts: list[Replayed] = []
+    for part in texts.parts(k):
+        proposed, drafted = part.drafting(k, threshold)
+        counts = replay(part.chances(k), part.lengths, [k], proposed=proposed, drafted=drafted)
+        parts.append(counts[k])
     return stacked(parts)
 
 

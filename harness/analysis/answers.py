@@ -72,7 +72,7 @@ def questions(
         rule: the run's.
         replay_only: whether `own` was replayed as well.
         coincide: whether all rules accept alike at every temperature.
-        adaptive: whether the run stopped drafting early, which replay and most engines do not.
+        adaptive: whether the run stopped drafting early, which most engines do not.
     """
     for evidence in own:
         every = not adaptive and (coincide or evidence.temperature == GREEDY)

@@ -9,6 +9,7 @@ An entry is a JSON object per request, recognised by what is in it:
 - SGLang's answer: `meta_info`, of release 0.5.11 or later or with the names before it. It has no
   time of decoding apart.
 - llama.cpp's answer: `timings`. Rounds are not among them; they follow from its counts.
+- counts of rounds alone, of any engine: `per_step_accepted`, with `k` (docs/scores.md).
 
 An answer may stand inside an object of its own, `{"request": ..., "response": ...}`; its request
 then says the temperature and the prompt. From entries come the records of a server run, so that its
@@ -125,10 +126,12 @@ def record_of(entry: Mapping[str, Any], where: str) -> ServedRecord | None:
             record = _llamacpp(answer, answer["timings"], choices[0])
         elif isinstance(answer.get("usage"), Mapping):
             record = _vllm(answer, choices[0])
+        elif "per_step_accepted" in answer:
+            record = _rounds_alone(answer)
         else:
             raise UserError(
-                f"{where}: no record that is known here; give answers of vLLM, SGLang or llama.cpp"
-                " or AIPerf's profile_export.jsonl, one JSON object per request"
+                f"{where}: no record that is known here; give answers of vLLM, SGLang or llama.cpp,"
+                " AIPerf's profile_export.jsonl or per_step_accepted, one JSON object per request"
             )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{where}: cannot be read ({type(error).__name__}: {error})") from error
@@ -172,10 +175,16 @@ def _vllm_counts(told: Mapping[str, Any] | None) -> dict[str, Any]:
     """The counts that vLLM tells of a request, and AIPerf passes on."""
     if told is None:
         return {"k": 0}
-    histogram = told.get("acceptance_histogram") or {}
+    steps, drafted = told.get("per_step_accepted"), told.get("per_step_drafted")
+    histogram = told.get("acceptance_histogram") or Counter(steps or ())
     pairs = histogram.items() if isinstance(histogram, Mapping) else enumerate(histogram)
     by_length = {int(kept): int(rounds) for kept, rounds in pairs}
-    k = told.get("num_spec_tokens") or max(told.get("per_step_drafted") or by_length or [0])
+    k = told.get("num_spec_tokens") or max(drafted or by_length or [0])
+    if max(by_length, default=0) > k:
+        raise ValueError(f"{max(by_length)} tokens accepted in a round of K={k}")
+    if steps is not None:
+        counted = {"num_spec_steps": len(steps), "num_accepted_draft_tokens": sum(steps)}
+        told = {"num_draft_tokens": sum(drafted or [k] * len(steps)), **counted, **told}
     return {
         "k": int(k),
         "rounds": int(told["num_spec_steps"]),
@@ -183,6 +192,19 @@ def _vllm_counts(told: Mapping[str, Any] | None) -> dict[str, Any]:
         "accepted": int(told["num_accepted_draft_tokens"]),
         "accepted_lengths": tuple(by_length.get(kept, 0) for kept in range(int(k) + 1)),
     }
+
+
+def _rounds_alone(entry: Mapping[str, Any]) -> ServedRecord:
+    """A request of which only the tokens accepted in each round are known, in order."""
+    counts = _vllm_counts({"num_spec_tokens": entry.get("k"), **entry})
+    return ServedRecord(
+        engine=str(entry.get("engine") or "vllm"),
+        returned=FIRST_POSITION + counts["rounds"] + counts["accepted"],
+        model=entry.get("model"),
+        prompt=entry.get("prompt"),
+        temperature=entry.get("temperature"),
+        **counts,
+    )
 
 
 def _aiperf(entry: Mapping[str, Any]) -> ServedRecord | None:

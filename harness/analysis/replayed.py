@@ -7,7 +7,7 @@ are compared prompt by prompt, on the same text. What these rounds cost is `pred
 The acceptance rule belongs to the engine, so each rule has its own `Replays`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,6 +24,8 @@ from harness.theory.replay import Replayed, accept_probabilities, by_start, repl
 
 # Entries of one (texts, positions, offsets) array; some ten such arrays are alive in a replay.
 CHUNK_ENTRIES = 4_000_000
+# Replays one draft's texts at every K
+CountsOf = Callable[[Sequence[TextTrace], Rule, Sequence[int]], Mapping[int, Replayed]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,8 +92,12 @@ def replay_drafts(
     rule: Rule,
     ks: Sequence[int],
     temperature: float,
+    counts_of: CountsOf | None = None,
 ) -> Replays:
-    """Every (draft, K) on the prompts that all drafts scored, repetitions added up."""
+    """Every (draft, K) on the prompts that all drafts scored, repetitions added up.
+
+    `counts_of` replays one draft's texts at every K where drafting stops early; None is `replayed`.
+    """
     by_text = {draft: _by_text(draft, traces, temperature) for draft, traces in by_draft.items()}
     if not by_text:
         raise UserError("traces: no draft to score")
@@ -104,7 +110,7 @@ def replay_drafts(
     counts = {
         Candidate(draft, k): counts
         for draft, texts in by_text.items()
-        for k, counts in replayed([texts[key] for key in keys], rule, ks).items()
+        for k, counts in (counts_of or replayed)([texts[key] for key in keys], rule, ks).items()
     }
     lookups = frozenset(draft for draft, t in by_text.items() if t[keys[0]].chosen)
     return _by_prompt([first[key] for key in keys], rule, counts, lookups)
@@ -248,7 +254,7 @@ def _replay_some(
 def replay_check(
     cell: Cell, trials: Sequence[Trial], replays: Replays, name: Candidate
 ) -> ReplayCheck | None:
-    """Are the loop's tokens per round those that replay expects?
+    """Are the loop's tokens per round those that replay expects, and what it drafted?
 
     Both are ratios of sums over prompts, so their difference has the standard error of a ratio
     estimator (linearised; Cochran, "Sampling Techniques", 1977, section 6.4), taken prompt by
@@ -256,18 +262,19 @@ def replay_check(
 
     None where no prompt is both measured and replayed.
     """
-    sums = per_prompt(completed(latest(trials)), [new_tokens, lambda trial: trial.rounds or 0])
+    values = [new_tokens, lambda trial: trial.rounds or 0, lambda trial: trial.drafted or 0]
+    sums = per_prompt(completed(latest(trials)), values)
     counts = replays.candidates[name]
     names = zip(replays.prompt_sets, replays.prompts, strict=True)
     rows = [(row, sums[each]) for row, each in enumerate(names) if each in sums]
     if not rows:
         return None
     kept = [row for row, _ in rows]
-    sums_measured = np.array([each for _, each in rows])
-    measured = jackknife.ratio(sums_measured[:, 0], sums_measured[:, 1])
+    tokens, rounds, drafted = np.array([each for _, each in rows]).T
+    measured = jackknife.ratio(tokens, rounds)
     expected = jackknife.ratio(counts.new_tokens[kept], counts.rounds[kept])
     gap = measured - expected
-    return ReplayCheck(
+    check = ReplayCheck(
         prompt_set=cell.prompt_set,
         temperature=cell.temperature,
         k=cell.k,
@@ -276,4 +283,14 @@ def replay_check(
         replayed_tokens_per_round=expected.value,
         gap_in_standard_errors=gap.in_standard_errors,
         p_value=gap.p_value,
+    )
+    if not counts.proposals[kept, : cell.k].any():
+        return check
+    measured = jackknife.ratio(drafted, rounds)
+    expected = jackknife.ratio(counts.drafted[kept], counts.rounds[kept])
+    return replace(
+        check,
+        measured_drafted_per_round=measured.value,
+        replayed_drafted_per_round=expected.value,
+        drafted_gap_in_standard_errors=(measured - expected).in_standard_errors,
     )

@@ -129,6 +129,11 @@ class Setup:
         return self.command != "audition" and self.conf("decode").get("stop", "none") != "none"
 
     @property
+    def stop_threshold(self) -> float | None:
+        """The probability below which a token ended the drafting; None where nothing did."""
+        return float(self.conf("decode").get("stop_threshold") or 0.0) if self.adaptive else None
+
+    @property
     def synthetic(self) -> bool:
         """Whether acceptance was set, not found."""
         decode = self.conf("decode")
@@ -243,7 +248,7 @@ class Setup:
                 top_p=decode.get("top_p"),
                 min_p=decode.get("min_p"),
                 repetition_penalty=decode.get("repetition_penalty"),
-                stop_threshold=decode.get("stop_threshold") if self.adaptive else None,
+                stop_threshold=self.stop_threshold,
             ),
             serve_on=self._serve_on,
             ks=self.ks,

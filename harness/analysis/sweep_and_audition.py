@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from harness.analysis.adaptive import ScoredTexts, adaptive_drafting
+from harness.analysis.adaptive import ScoredTexts, adaptive_drafting, replayed_adaptively
 from harness.analysis.answers import Answered, Question, answered, questions
 from harness.analysis.caveats import caveats, failures, greedy_texts_differ, of_the_timings
 from harness.analysis.cells import (
@@ -43,11 +43,13 @@ from harness.analysis.setup import Setup, stored_rates
 from harness.analysis.verdict import Candidate, Evidence, evidence_from_trials, least_regret
 from harness.records import (
     Cell,
+    DraftConfidence,
     Failure,
     LatencyRow,
     ResultRow,
     Rule,
     StepTiming,
+    TextKey,
     TextTrace,
     Trial,
 )
@@ -70,6 +72,7 @@ from harness.summary import (
     Verdict,
 )
 from harness.theory.cost import usd_per_million_tokens
+from harness.theory.replay import Replayed
 from harness.theory.speedup import RoundTimes, StepTimes
 
 
@@ -283,6 +286,9 @@ class PairAnalysis:
             self.setup.rule,
             *(rule for rule in ENGINES if rule != self.setup.rule),
         ]
+        adaptive = self.setup.stop_threshold is not None
+        if adaptive:  # confidences are of one rule
+            rules = rules[:1]
         rankings: dict[tuple[Rule, float], Ranking] = {}
         for temperature, latencies in self.latencies.items():
             traces = {name: self.traces[name] for name in latencies if name in self.traces}
@@ -293,13 +299,32 @@ class PairAnalysis:
             )
             if not traces or not ks or not all(scored_here):
                 continue
+            if adaptive and not self.confidences:  # of a repetition penalty
+                continue
             for rule in rules:
-                replays = replay_drafts(traces, rule, ks, temperature)
+                counts_of = self._adaptive_counts if adaptive else None
+                replays = replay_drafts(traces, rule, ks, temperature, counts_of)
                 ranking = rank(replays, latencies, self.setup.weights, seed=self.setup.seed)
                 plain_s = latencies[replays.drafts[0]].rounds.plain_s
                 board = with_costs(ranking.leaderboard, self.setup, plain_s)
                 rankings[rule, temperature] = replace(ranking, leaderboard=board)
         return rankings
+
+    @cached_property
+    def confidences(self) -> dict[str, dict[TextKey, DraftConfidence]]:
+        """By draft and text, how sure it is off the text; none unless drafting may stop early."""
+        by_draft: dict[str, dict[TextKey, DraftConfidence]] = {}
+        for entry in self.setup.run.confidences:
+            by_draft.setdefault(entry.draft, {})[entry.key] = entry
+        return by_draft
+
+    def _adaptive_counts(
+        self, texts: Sequence[TextTrace], rule: Rule, ks: Sequence[int]
+    ) -> dict[int, Replayed]:
+        """A draft's texts replayed at the threshold that the run drafted with."""
+        scored = ScoredTexts(texts, self.confidences[texts[0].draft], rule)
+        threshold = self.setup.stop_threshold or 0.0
+        return {k: replayed_adaptively(scored, k, threshold) for k in ks}
 
     @property
     def rankings_of_run_rule(self) -> list[Ranking]:
@@ -418,7 +443,8 @@ class PairAnalysis:
 
     def length_alpha(self) -> Iterator[LengthAlpha]:
         """Alpha by position in the answer and by context, at the K of `category_alpha`."""
-        for ranking in self.rankings_of_run_rule:
+        # Of a fixed K, at which such a sweep never drafts
+        for ranking in () if self.setup.adaptive else self.rankings_of_run_rule:
             replays = ranking.replays
             by_draft = {
                 draft: [t for t in self.traces[draft] if t.temperature == replays.temperature]
@@ -428,11 +454,10 @@ class PairAnalysis:
 
     def adaptive_drafting(self) -> Iterator[AdaptiveDrafting]:
         """What thresholds would bring to the drafts whose confidences are stored."""
-        stored = {(entry.draft, entry.key): entry for entry in self.setup.run.confidences}
         for ranking in self.rankings_of_run_rule:
             replays = ranking.replays
             for draft in replays.drafts:
-                known = {key: entry for (name, key), entry in stored.items() if name == draft}
+                known = self.confidences.get(draft, {})
                 traces = [
                     trace
                     for trace in self.traces[draft]

@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 
 from harness.analysis import analyse
 from harness.analysis.cards import rank_cards
-from harness.commands.dry_run import print_audition_plan
+from harness.commands.dry_run import print_audition_plan, print_scores_plan
 from harness.commands.other_runs import stored_texts, stored_times, stored_traces
 from harness.commands.run_lifecycle import (
     Outcome,
@@ -25,7 +25,7 @@ from harness.commands.run_lifecycle import (
 )
 from harness.config import AuditionConfig, ModelConf, like_target
 from harness.measurement.environment import describe_host
-from harness.records import Failure, Prompt, UserError
+from harness.records import Failure, Prompt, TextTrace, UserError
 from harness.storage import RunFolder, load
 from harness.storage.tables import read_tables
 
@@ -43,7 +43,11 @@ def run(config: AuditionConfig, drafts: Sequence[ModelConf]) -> Outcome:
             or no draft left to rank.
     """
     if config.scores_from:
-        return concluded(_from_tables(config), verbose=config.verbose)
+        traces = _scored_elsewhere(config)
+        if config.dry_run:
+            print_scores_plan(config, traces)
+            return Outcome(None)
+        return concluded(_from_tables(config, traces), verbose=config.verbose)
     drafts = [like_target(config.model, conf) for conf in drafts]
     names = [conf.name for conf in drafts]
     if not names:
@@ -114,19 +118,25 @@ def _from_elsewhere(
     return folder
 
 
-def _from_tables(config: AuditionConfig) -> RunFolder:
-    """Scores made elsewhere, with step times that are typed or another run's."""
+def _scored_elsewhere(config: AuditionConfig) -> list[TextTrace]:
+    """The scores of `scores_from`, which must reach the largest K."""
     traces = read_tables(config.scores_from)
-    drafts = list(dict.fromkeys(trace.draft for trace in traces))
     for trace in traces:
         if trace.depth is not None and trace.depth < max(config.k):
             raise UserError(
                 f"k={max(config.k)}: draft {trace.draft!r} is scored for K up to {trace.depth}; "
                 "lower k"
             )
+    return traces
+
+
+def _from_tables(config: AuditionConfig, traces: Sequence[TextTrace]) -> RunFolder:
+    """Scores made elsewhere, with step times that are typed or another run's."""
+    drafts = list(dict.fromkeys(trace.draft for trace in traces))
     times = stored_times(config, drafts)
     temperatures = sorted({trace.temperature for trace in traces})
-    folder = _create(replace(config, drafts=drafts, temperature=temperatures))
+    config = replace(config, drafts=drafts, temperature=temperatures)
+    folder = resumed(config, "audition") or _create(config)
     folder.write_traces(traces)
     times.copy_to(folder)
     prompts = {(trace.prompt_set, trace.conversation) for trace in traces}

@@ -5,9 +5,10 @@ Also the target's answers to the earlier turns of a conversation, which later tu
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from harness import prompts as prompt_sets
+from harness.analysis.adaptive import THRESHOLDS
 from harness.commands.pair import (
     Drafted,
     EncodedPrompt,
@@ -20,12 +21,15 @@ from harness.commands.pair import (
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import unless_broken
 from harness.config import AuditionConfig, PairConfig, SweepConfig
+from harness.decoding.heads import HeadModel
+from harness.measurement.confidences import draft_confidences, head_confidences
 from harness.measurement.draft_scores import lookup_traces, score_texts
 from harness.measurement.generations import Request
 from harness.measurement.head_scores import score_with_head
 from harness.measurement.target_texts import GeneratedText, generate_texts
+from harness.models.cached import CachedModel
 from harness.models.tokenizer import encode
-from harness.records import NGRAM, Trial
+from harness.records import NGRAM, DraftConfidence, Trial
 from harness.storage import RunFolder
 
 BATCH = 32
@@ -111,14 +115,15 @@ def completions(
 
 
 def score_pair(
-    folder: RunFolder, pair: Drafted, requests: Sequence[Request], largest_k: int
+    folder: RunFolder, pair: Drafted, requests: Sequence[Request], config: PairConfig
 ) -> None:
     """Score the texts that the target decoded plainly to requests, and store the traces.
 
-    `largest_k` is the largest K that is replayed of a look-up or a head.
+    Where drafting stops early, the draft's confidences are stored too.
     """
     if folder.traces():
         return
+    largest_k = max(config.k)
     plain = {
         trial.key: trial
         for trial in folder.trials()
@@ -151,7 +156,33 @@ def score_pair(
             traces = score_texts(
                 texts, pair.target_model, pair.draft_model, draft_name=pair.draft.name, tick=tick
             )
+        draft = pair.head_model if isinstance(pair, HeadPair) else pair.draft_model
+        sure = confidences(texts, pair.target_model, draft, config, pair.draft_name)
+        folder.add_confidences(sure)
         folder.write_traces(traces)
+
+
+def confidences(
+    texts: Sequence[GeneratedText],
+    target: CachedModel,
+    draft: CachedModel | HeadModel,
+    config: AuditionConfig | PairConfig,
+    name: str,
+) -> list[DraftConfidence]:
+    """How sure a draft is of what it drafts off the texts; empty where nothing asks for it."""
+    if config.decode.stop == "none":
+        return []
+    with progress(f"{name} drafts off the texts", len(texts)) as tick:
+        how: dict[str, Any] = {
+            "draft_name": name,
+            "rule": config.decode.rule,
+            "num_draft_tokens": max(config.k),
+            "least": min(*THRESHOLDS, config.decode.stop_threshold),
+            "tick": tick,
+        }
+        if isinstance(draft, CachedModel):
+            return draft_confidences(texts, target, draft, **how)
+        return head_confidences(texts, target, draft, **how)
 
 
 def text_requests(opened: Target, config: AuditionConfig | SweepConfig) -> list[Request]:

@@ -16,9 +16,8 @@ from typing import Any
 
 import torch
 
-from harness.analysis.adaptive import THRESHOLDS
 from harness.analysis.latency import latency_rows
-from harness.commands.completions import completions
+from harness.commands.completions import completions, confidences
 from harness.commands.pair import (
     GRAPHS_KEEP_NO_STATES,
     EncodedPrompt,
@@ -35,7 +34,6 @@ from harness.commands.time_steps import timed_steps
 from harness.config import HEADS, AuditionConfig, ModelConf
 from harness.decoding.lookups import DRAFTERS
 from harness.decoding.protocols import recorder_of
-from harness.measurement.confidences import draft_confidences
 from harness.measurement.draft_scores import lookup_traces, score_texts
 from harness.measurement.head_scores import score_with_head
 from harness.measurement.round_times import FullLookup
@@ -62,10 +60,10 @@ class DraftResult:
     """What one draft gave.
 
     Attributes:
-        confidences: where adaptive drafting is replayed, of a draft that has them.
         timings: empty where it had been timed before.
         scoring_s: what scoring took.
         described: the manifest's entry; None for a drafter without a model here.
+        confidences: where adaptive drafting is replayed, of a draft that has them.
     """
 
     traces: list[TextTrace]
@@ -252,25 +250,13 @@ def _scored(
             tick=tick,
         )
     seconds = time.perf_counter() - begin
-    confidences: list[DraftConfidence] = []
-    if config.decode.stop != "none":
-        with progress(f"{conf.name} drafts off the texts", len(texts)) as tick:
-            confidences = draft_confidences(
-                texts,
-                target.target_model,
-                model,
-                draft_name=conf.name,
-                rule=config.decode.rule,  # type: ignore[arg-type]  # validated
-                num_draft_tokens=max(config.k),
-                least=min(THRESHOLDS),
-                tick=tick,
-            )
+    sure = confidences(texts, target.target_model, model, config, conf.name)
     timings: list[StepTiming] = []
     if not timed:
         models = [*target.timed, TimedModel("draft", conf.name, model)]
         timings = _time(folder, target, conf, models, config)
     visits.up_to(1.0)
-    return DraftResult(traces, timings, seconds, confidences=confidences)
+    return DraftResult(traces, timings, seconds, confidences=sure)
 
 
 def _looked_up(
@@ -335,13 +321,14 @@ def _scored_by_head(
                 tick=tick,
             )
         seconds = time.perf_counter() - begin
+        sure = confidences(texts, model, head, config, conf.name)
         timings: list[StepTiming] = []
         if not timed:
             models = [*target.timed, TimedModel("draft", conf.name, head)]
             timings = _time(folder, target, conf, models, config)
         visits.up_to(1.0)
         described = {"id": conf.id, **loaded.describe(), **head.describe()}
-        return DraftResult(traces, timings, seconds, described)
+        return DraftResult(traces, timings, seconds, described, sure)
     finally:
         model.keep_states(())
 

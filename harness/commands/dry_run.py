@@ -25,11 +25,11 @@ from harness.config import (
     SnapshotConfig,
     SweepConfig,
 )
-from harness.records import LOOKUPS, Prompt
+from harness.records import LOOKUPS, Prompt, TextTrace
 from harness.reporting import formatting as fmt
 from harness.reporting.console import print_brief, print_table
 from harness.reporting.tables.cards import cards_table, cost_table
-from harness.reporting.tables.specification import Column, Table, table
+from harness.reporting.tables.specification import Column, Table, grouped, table
 from harness.theory.architecture import architecture_of
 from harness.theory.cost import (
     Forwards,
@@ -196,6 +196,32 @@ def print_audition_plan(
         work += timing_forwards(max(config.k), conf.name)
     costs = _costs(config, drafts, prompts, work)
     _print([_plan(config, drafts, rows), *paired, costs], config)
+
+
+def print_scores_plan(config: AuditionConfig, traces: Sequence[TextTrace]) -> None:
+    """What an audition of scores made elsewhere would read; no model is loaded."""
+    by_draft = grouped(traces, lambda trace: trace.draft)
+    ks = [k for k in config.k if k > 0]
+    temperatures = sorted({trace.temperature for trace in traces})
+    times = "typed" if config.latency_from is None else f"from {config.latency_from}"
+    rows = {
+        "tables": ", ".join(config.scores_from),
+        **{f"scores of {draft}": _scores_line(scored) for draft, scored in by_draft.items()},
+        "temperature": ", ".join(f"{value:g}" for value in temperatures),
+        "step times": times,
+        "cells, replayed": f"{len(ks) * len(by_draft) * len(temperatures)}"
+        f" (K = {', '.join(map(str, ks))})",
+    }
+    listed = [(name, str(value)) for name, value in rows.items()]
+    _print([table("Plan (nothing is run)", PLAN, listed)], config)
+
+
+def _scores_line(traces: Sequence[TextTrace]) -> str:
+    """How many texts and tokens a draft scored, and for which K."""
+    depth = traces[0].depth
+    by = "by position, for every K" if depth is None else f"by start, for K up to {depth}"
+    tokens = sum(len(trace.tokens) for trace in traces)
+    return f"{len(traces)} texts of {tokens:,} tokens, {by}"
 
 
 def _plan(config: Config, drafts: Sequence[ModelConf], rows: Mapping[str, object]) -> Table:

@@ -76,7 +76,7 @@ def run(config: ProfileConfig) -> Outcome:
         if not synthetic and "dummy" not in (pair.target.weights, pair.draft.weights):
             # Whose rounds are replayed at every batch
             texts = [e for e in requests if e.model == pair.target.name and e.repetition == 0]
-            score_pair(folder, pair, texts, max(config.k))
+            score_pair(folder, pair, texts, config)
     return concluded(folder, verbose=config.verbose)
 
 

@@ -2,8 +2,8 @@
 
 Greedy texts of speculation are compared with those of plain decoding: a pair that changes them gets
 no verdict. The texts of plain decoding are the target's own, so the draft scores them too, and
-every cell is replayed next to its measurement. With `mode=replay` only the texts are generated, in
-batches, and no speculative generation is run.
+every cell is replayed next to its measurement, early stops included. With `mode=replay` only the
+texts are generated, in batches, and no speculative generation is run.
 """
 
 from harness.analysis.setup import stored_rates
@@ -56,7 +56,9 @@ def run(config: SweepConfig) -> Outcome:
             trials = run_requests(folder, requests, lambda _: models, "generating", visits)
             if not synthetic:  # else the texts are not the target's
                 check_texts(folder, trials, pair, config)
-        if not synthetic and config.decode.stop == "none":
-            score_pair(folder, pair, text_requests(pair, config), max(config.k))
+        # How far a draft drafts off the text is not replayed with a penalty
+        penalised = config.decode.repetition_penalty not in (None, 1.0)
+        if not synthetic and not (penalised and config.decode.stop != "none"):
+            score_pair(folder, pair, text_requests(pair, config), config)
         visits.up_to(1.0)
     return concluded(folder, verbose=config.verbose)

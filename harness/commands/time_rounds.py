@@ -23,6 +23,9 @@ from harness.measurement.round_times import (
 from harness.records import Cell, RoundTiming
 from harness.storage import RunFolder
 
+# A threshold that no token which is drafted is below
+NEVER = 1e-300
+
 
 class _Store(NamedTuple):
     """Where timed rounds are kept."""
@@ -41,20 +44,23 @@ def visits_of_pair(
 ) -> RoundVisits:
     """The visits of a run of one pair, at every K of its list; `synthetic` as of its generations.
 
-    Rounds of adaptive drafting have no fixed length, so there is nothing to time. They are kept in
+    Where drafting stops early a round proposes any number of tokens up to K. So it is timed at some
+    numbers, with the draft steps read back and a threshold that none is below. Times are kept in
     rounds.jsonl, or in `store`.
     """
+    ks = sorted({k for k in config.k if k > 0})
+    if config.decode.stop != "none":
+        ks = timed_ks(ks)
     requests = {
         name: [
-            request(pair, config, entries[0], k, temperature, 0, synthetic=synthetic)
-            for k in (0, *sorted({k for k in config.k if k > 0}))
+            replace(one, stop_below=one.stop_below and NEVER)
+            for k in (0, *ks)
             for temperature in temperatures
+            for one in [request(pair, config, entries[0], k, temperature, 0, synthetic=synthetic)]
         ]
         for name, entries in _by_set(pair.prompts).items()
     }
     visits = visits_for(len(pair.prompts) * config.repetitions)
-    if config.decode.stop != "none":
-        visits = 0
     return _visits(folder, pair, pair.timed_drafting, pair.draft_name, requests, visits, store)
 
 

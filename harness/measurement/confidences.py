@@ -2,22 +2,27 @@
 
 Adaptive drafting (`decode.stop=threshold`) drafts no more after a token that the draft was unsure
 of. Along the target's text its probabilities are those of the scores. Where a drafted token is not
-the text's, the drafter goes on from its own: so from every position the draft is let draft on, off
-the text, as far as the least threshold and the largest K allow. At temperature 0 it leaves the text
-only where its argmax is another token. Above, the first token is drawn from what the draft would
-have drawn, given that the acceptance rule rejected it; the correction does not depend on it.
+the text's, the drafter goes on from its own: so the draft is let draft on, off the text, as far as
+the least threshold and the largest K allow. At temperature 0 it leaves the text only where its
+argmax is another token. Above, the first token is drawn from what the draft would have drawn, given
+that the acceptance rule rejected it; the correction does not depend on it.
 
-It takes one step of the draft per token of the text and up to K - 1 from each position where the
-draft may leave it.
+What a model drafts depends on the text before it alone. So it leaves the text once at every
+position, for all starts: one step per token of the text, and up to K - 1 from each position where
+it may leave. A head drafts from its own output within a round. So from every start one round is
+drawn, given what the target emitted: up to K steps of the head per token of the text.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from harness.decoding.heads import HeadModel, StateModel
 from harness.decoding.protocols import CausalModel
 from harness.decoding.sampling import Uniforms, inverse_cdf, sampler_for
 from harness.measurement.target_texts import GeneratedText
@@ -25,6 +30,8 @@ from harness.records import DraftConfidence, Rule
 
 # Text positions whose target distributions are in memory at a time
 CHUNK = 64
+
+Values = NDArray[np.float64]
 
 
 @torch.inference_mode()
@@ -52,13 +59,53 @@ def draft_confidences(
         tick: called once per text.
     """
     width = draft.vocab_size if target is None else min(draft.vocab_size, target.vocab_size)
+
+    def values(text: GeneratedText) -> Values:
+        return _of_text(text, target, draft, rule, num_draft_tokens, least, width)
+
+    return _recorded(texts, draft_name, values, tick)
+
+
+@torch.inference_mode()
+def head_confidences(
+    texts: Sequence[GeneratedText],
+    target: StateModel,
+    head: HeadModel,
+    *,
+    draft_name: str,
+    rule: Rule,
+    num_draft_tokens: int,
+    least: float,
+    tick: Callable[[], None] = lambda: None,
+) -> list[DraftConfidence]:
+    """Let a head draft a round from every start of each text; as `draft_confidences`.
+
+    The target keeps the states that the head reads.
+    """
+
+    def values(text: GeneratedText) -> Values:
+        return _of_rounds(text, target, head, rule, num_draft_tokens, least)
+
+    return _recorded(texts, draft_name, values, tick)
+
+
+def _recorded(
+    texts: Sequence[GeneratedText],
+    draft_name: str,
+    values: Callable[[GeneratedText], Values],
+    tick: Callable[[], None],
+) -> list[DraftConfidence]:
     made: list[DraftConfidence] = []
     for text in texts:
-        values = _of_text(text, target, draft, rule, num_draft_tokens, least, width)
         key = text.request.key
         made.append(
             DraftConfidence(
-                draft_name, key.prompt_set, key.prompt, key.repetition, key.temperature, values
+                draft_name,
+                key.prompt_set,
+                key.prompt,
+                key.repetition,
+                key.temperature,
+                values(text),
             )
         )
         tick()
@@ -73,7 +120,8 @@ def _of_text(
     count: int,
     least: float,
     width: int,
-) -> NDArray[np.float64]:
+) -> Values:
+    """[n + 1, K] of a model; see `DraftConfidence`."""
     request, tokens = text.request, text.tokens
     chooses = request.sampling.greedy or rule == "greedy_draft"
     distribution = _softmax if chooses else sampler_for(request.sampling)
@@ -105,6 +153,80 @@ def _of_text(
         if emitted is not None:
             feed = torch.tensor([emitted], device=draft.device)
     return values
+
+
+def _of_rounds(
+    text: GeneratedText,
+    target: StateModel,
+    head: HeadModel,
+    rule: Rule,
+    count: int,
+    least: float,
+) -> Values:
+    """[n, K] of a head; see `DraftConfidence`. No row of a prompt of one token has the start 0."""
+    request, tokens = text.request, text.tokens
+    chooses = request.sampling.greedy or rule == "greedy_draft"
+    distribution = _softmax if chooses else sampler_for(request.sampling)
+    name = f"{request.text_name}/confidence"
+    draws = len(tokens) * count
+    uniforms = Uniforms.keyed(request.seed, name, request.repetition, draws, head.device)
+    ids = torch.tensor([*request.tokens, *tokens])
+    target.prefill(ids[:-1].tolist())
+    states = target.states
+    assert states is not None
+    weighs = rule == "ratio" and not chooses
+    rows = _target_rows(text, target, head.vocab_size) if weighs else iter(())
+    # The target's distributions from the start on
+    ahead = deque(islice(rows, count))
+
+    def token_of(row: Tensor, offset: int, emitted: int | None, draw: int) -> Tensor:
+        if chooses:
+            return row.argmax(-1)
+        target_row = ahead[offset] if offset < len(ahead) else None
+        if emitted is not None:
+            chance = _accepted(row, target_row, emitted, rule)
+            if float(uniforms.accept[draw]) <= chance:
+                return torch.tensor([emitted], device=row.device)
+        weights = _rejected(row, target_row, emitted, rule)
+        return inverse_cdf(weights, uniforms.draft[draw : draw + 1])
+
+    # Row t takes the state at t and token t + 1, and predicts token t + 2
+    first = max(0, len(request.tokens) - 2)
+    head.prefill([])
+    if first:
+        head.condition(states[:first])
+        head.extend(ids[1 : first + 1])
+    values = np.full((len(tokens), count), np.nan)
+    for start in range(len(tokens)):
+        row = len(request.tokens) + start - 2
+        if row >= 0:
+            head.condition(states[row : row + 1])
+            feed, on_text, offset = ids[row + 1 : row + 2], True, 0
+            for offset in range(count):
+                probs = distribution(head.forward(feed)[-1:])
+                on_text = on_text and start + offset < len(tokens)
+                emitted = tokens[start + offset] if on_text else None
+                feed = token_of(probs, offset, emitted, start * count + offset)
+                on_text = int(feed) == emitted
+                values[start, offset] = float(probs[0, feed])
+                if values[start, offset] < least:
+                    values[start, offset + 1 :] = 0.0
+                    break
+            head.rewind(offset)
+        if ahead:
+            ahead.popleft()
+            ahead.extend(islice(rows, 1))
+    return values
+
+
+def _accepted(row: Tensor, target_row: Tensor | None, emitted: int, rule: Rule) -> float:
+    """The chance that the draft's token was the emitted one, and accepted, given that one."""
+    share = float(row[0, emitted])
+    if rule == "ratio":
+        assert target_row is not None
+        weight = float(target_row[0, emitted])
+        return 1.0 if share >= weight else share / weight
+    return share
 
 
 def _onwards(

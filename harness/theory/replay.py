@@ -176,7 +176,7 @@ def replay(
     ks: Sequence[int],
     *,
     proposed: ArrayLike | None = None,
-    off_text: ArrayLike | None = None,
+    drafted: ArrayLike | None = None,
 ) -> Mapping[int, Replayed]:
     """Expected counts of the speculative loop on given texts, for every K.
 
@@ -188,10 +188,10 @@ def replay(
         ks: the K to replay, each at most the number of offsets.
         proposed: shape (texts, starts), tokens proposed from each start; at a smaller K the first K
             of them. None means K from everywhere.
-        off_text: shape (texts, starts + 1), with `proposed` alone: tokens that a drafter which
-            stops early goes on to draft from a position on where its token is not the text's, that
-            token included. The entry at a text's length is of what it drafts beyond its end. None
-            means that a round proposes the same number of tokens however it ends.
+        drafted: shape (texts, starts, offsets + 1), with `proposed` alone: tokens that a drafter
+            which stops early drafts in a round that accepts exactly so many, with rejected ones and
+            those beyond the text's end; at a smaller K the first K of them. None means that a round
+            proposes the same number of tokens however it ends.
 
     Returns:
         By K, per-text expectations.
@@ -209,14 +209,15 @@ def replay(
     counts = None if proposed is None else np.asarray(proposed, dtype=np.intp)
     if counts is not None and counts.shape != chances.shape[:2]:
         raise ValueError("proposed must be (texts, starts)")
-    runs = None if off_text is None else np.asarray(off_text, dtype=np.intp)
-    if runs is not None and (counts is None or runs.shape != (len(sizes), chances.shape[1] + 1)):
-        raise ValueError("off_text must be (texts, starts + 1), and needs proposed")
+    totals = None if drafted is None else np.asarray(drafted, dtype=np.intp)
+    widened = (*chances.shape[:2], chances.shape[2] + 1)
+    if totals is not None and (counts is None or totals.shape != widened):
+        raise ValueError("drafted must be (texts, starts, offsets + 1), and needs proposed")
     results: dict[int, Replayed] = {}
     for k in ks:
         if check_k(k) > chances.shape[2]:
             raise UserError(f"k={k}: the traces reach {chances.shape[2]} draft positions; lower k")
-        results[k] = _replay_one(chances, sizes, k, counts, runs)
+        results[k] = _replay_one(chances, sizes, k, counts, totals)
     return results
 
 
@@ -272,7 +273,7 @@ def replay_texts(chances: Sequence[Array], proposed: Sequence[Counts], k: int) -
 
 
 def _replay_one(
-    chances: Array, lengths: Counts, k: int, proposed: Counts | None, off_text: Counts | None
+    chances: Array, lengths: Counts, k: int, proposed: Counts | None, drafted: Counts | None
 ) -> Replayed:
     """One K: the chance of every round length, the renewal recursion, then the sums."""
     left = np.subtract.outer(lengths, np.arange(int(chances.shape[1]))).astype(np.intp)
@@ -300,8 +301,12 @@ def _replay_one(
     if proposed is None:
         proposals = np.zeros((len(tokens), k + 1))
         proposals[:, k] = rounds
-    elif off_text is not None:
-        proposals = _proposals(kept, left, drafts, off_text, k)
+    elif drafted is not None:
+        # Entry j: rounds that accept exactly j, and end by a rejection, the text's end or their own
+        exactly = kept - np.concatenate([kept[:, :, 1:], np.zeros_like(kept[:, :, :1])], axis=2)
+        totals = np.clip(drafted[:, :, : k + 1], 0, k)
+        by_count = [(exactly * (totals == n)).sum(axis=(1, 2)) for n in range(k + 1)]
+        proposals = np.stack(by_count, axis=1)
     else:
         proposals = np.stack([(starts * (drafts == n)).sum(axis=1) for n in range(k + 1)], axis=1)
     return Replayed(
@@ -317,25 +322,6 @@ def _replay_one(
         room=(starts[:, :, None] * in_text).sum(axis=1),
         proposals=proposals,
     )
-
-
-def _proposals(kept: Array, left: Counts, drafts: Counts, off_text: Counts, k: int) -> Array:
-    """Rounds by tokens proposed, (texts, K + 1), of a drafter that stops early; see `replay`.
-
-    Args:
-        kept: (texts, starts, K + 1) rounds from a start that accept at least j.
-        left: (texts, starts) text positions from a start on.
-        drafts: (texts, starts) tokens proposed where all of them are the text's.
-        off_text: (texts, starts + 1).
-    """
-    offsets = np.arange(k + 1)
-    # Entry j: rounds that accept exactly j, and end by a rejection, the text's end or their own
-    exactly = kept - np.concatenate([kept[:, :, 1:], np.zeros_like(kept[:, :, :1])], axis=2)
-    at = np.minimum(np.add.outer(np.arange(int(left.shape[1])), offsets), off_text.shape[1] - 1)
-    stopped = offsets >= drafts[:, :, None]
-    further = np.minimum(off_text[:, at], k - offsets)
-    counts = np.where(stopped, drafts[:, :, None], offsets + further)
-    return np.stack([(exactly * (counts == n)).sum(axis=(1, 2)) for n in range(k + 1)], axis=1)
 
 
 def _renewal(reach: Array, left: Counts, k: int) -> Array:

@@ -35,18 +35,24 @@ THRESHOLDS: tuple[Column[Threshold], ...] = (
     Column("adaptive\nspeedup", lambda entry: entry.row.speedup, fmt.speedup),
 )
 NOTES = (
-    "Replayed, and priced by rounds with a fixed number of draft tokens: reading every draft step"
-    " back, which a threshold needs, is not in it. Chosen on the prompts shown, not held out.",
+    "Replayed, and priced by timed rounds of a fixed number of draft tokens. Reading every draft"
+    " step back, which a threshold needs, is in those of a sweep with decode.stop=threshold, not in"
+    " those of an audition. Chosen on the prompts shown, not held out.",
     "Bounds for any rule, at this K at most: best K per round knows the accept probabilities of the"
     " text, the flag oracle which draft tokens will be accepted.",
 )
+WITHOUT = "it gives its tokens no probability that a threshold could be compared with."
 
 
 def adaptive_tables(summary: Summary) -> list[Table]:
     """The best threshold of each draft, then every threshold at its K."""
     rows = [Threshold(entry, row) for entry in summary.adaptive for row in entry.thresholds]
     title = "Adaptive drafting (decode.stop=threshold)"
+    ranked = dict.fromkeys(row.draft for board in summary.leaderboards for row in board.rows)
+    known = {None, *(entry.draft for entry in summary.adaptive)}
+    without = ", ".join(str(draft) for draft in ranked if draft not in known)
+    notes = (*NOTES, f"Not available for {without}: {WITHOUT}") if without else NOTES
     return [
-        table(title, DRAFTS, summary.adaptive, notes=NOTES),
+        table(title, DRAFTS, summary.adaptive, notes=notes),
         table("Adaptive drafting by threshold", THRESHOLDS, rows),
     ]

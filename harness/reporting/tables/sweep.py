@@ -93,6 +93,13 @@ REPLAY: tuple[Column[ReplayCheck], ...] = (
         lambda check: check.gap_in_standard_errors,
         lambda gap: fmt.signed(gap, 1),
     ),
+    Column("drafted/round\nmeasured", lambda check: check.measured_drafted_per_round, fmt.decimal),
+    Column("drafted/round\nreplayed", lambda check: check.replayed_drafted_per_round, fmt.decimal),
+    Column(
+        "drafted gap, in\nstandard errors",
+        lambda check: check.drafted_gap_in_standard_errors,
+        lambda gap: fmt.signed(gap, 1),
+    ),
 )
 
 BEST_NOTE = (
