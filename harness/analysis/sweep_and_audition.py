@@ -286,9 +286,10 @@ class PairAnalysis:
             self.setup.rule,
             *(rule for rule in ENGINES if rule != self.setup.rule),
         ]
-        adaptive = self.setup.stop_threshold is not None
-        if adaptive:  # confidences are of one rule
-            rules = rules[:1]
+        # Engines with the other rules stop no drafting early
+        adaptive = self.setup.rule if self.setup.adaptive else None
+        if adaptive and not self.confidences:  # those of a repetition penalty are not known
+            rules = rules[1:]
         rankings: dict[tuple[Rule, float], Ranking] = {}
         for temperature, latencies in self.latencies.items():
             traces = {name: self.traces[name] for name in latencies if name in self.traces}
@@ -299,10 +300,8 @@ class PairAnalysis:
             )
             if not traces or not ks or not all(scored_here):
                 continue
-            if adaptive and not self.confidences:  # of a repetition penalty
-                continue
             for rule in rules:
-                counts_of = self._adaptive_counts if adaptive else None
+                counts_of = self._adaptive_counts if rule == adaptive else None
                 replays = replay_drafts(traces, rule, ks, temperature, counts_of)
                 ranking = rank(replays, latencies, self.setup.weights, seed=self.setup.seed)
                 plain_s = latencies[replays.drafts[0]].rounds.plain_s
