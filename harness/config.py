@@ -37,9 +37,9 @@ DEVICE: dict[str, Any] = {
     "takes": "auto, cpu, mps, cuda or cuda:0",
 }
 # What a draft can be
-KINDS = ("model", "eagle3", "early_exit", "copy")
+KINDS = ("model", "eagle3", "mtp", "early_exit", "copy")
 # Of these, the kinds that draft from hidden states of the target
-HEADS = ("eagle3",)
+HEADS = ("eagle3", "mtp")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 ATTENTIONS = ("auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
 CORES = os.cpu_count() or 1
@@ -112,7 +112,7 @@ class ModelConf:
     name: str = key("", "short name in tables and files; empty: the last part of the id")
     kind: str = key(
         "model",
-        "model, eagle3 (a head), early_exit or copy (of the target)",
+        "model, eagle3 (a head), mtp (of the target), early_exit or copy (of it)",
         choices=KINDS,
     )
     id: str = key(MISSING, "hub id, local folder, or embedded:NAME of one that ships here")
@@ -912,6 +912,8 @@ def of_target(target: ModelConf, draft: ModelConf) -> ModelConf:
     """
     if draft.kind == "early_exit":
         return replace(draft, weights=target.weights)
+    if draft.kind == draft.id == "mtp":
+        return replace(draft, id=target.id, revision=target.revision)
     if draft.kind != "copy":
         return draft
     dtype = target.dtype if draft.dtype == "auto" else draft.dtype

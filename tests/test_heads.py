@@ -112,7 +112,9 @@ def head(
 
 def read(folder: Path, target: LoadedModel) -> Eagle3Network:
     conf = ModelConf(name="head", kind="eagle3", id=str(folder))
-    return load_head(conf, target).network
+    network = load_head(conf, target).network
+    assert isinstance(network, Eagle3Network)
+    return network
 
 
 def keeping(model: CachedModel, head: Eagle3Head) -> CachedModel:

@@ -14,6 +14,7 @@ HEADING = "## What can draft for what\n"
 ENTRIES: dict[DraftKind, str] = {
     "model": "`qwen3_0_6b`, `name@folder-or-hub-id`",
     "eagle3": "`eagle3@folder-or-hub-id`",
+    "mtp": "`mtp`, `mtp@folder-or-hub-id`",
     "ngram": "`ngram`",
     "suffix": "`suffix` (audition only)",
     "early_exit": "`early_exit@layers:4`",

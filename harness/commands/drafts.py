@@ -40,7 +40,6 @@ from harness.measurement.round_times import FullLookup
 from harness.measurement.step_times import TimedModel, time_lookups
 from harness.measurement.target_texts import GeneratedText
 from harness.models.cached import CachedModel
-from harness.models.eagle3 import Eagle3Head
 from harness.models.load import Vocabulary
 from harness.models.probe import cached_model, check_length
 from harness.models.tokenizer import tokenizer_difference
@@ -306,7 +305,7 @@ def _scored_by_head(
         raise NotEligible(f"{GRAPHS_KEEP_NO_STATES}; audition it with backend=eager")
     loaded = open_head(conf, target, f"draft {conf.name}")
     try:
-        head = Eagle3Head(loaded.network, model.vocab_size)
+        head = loaded.network.with_cache(model.vocab_size)
         visits = visits_of_draft(folder, target, conf, partial(head_drafter, head, model), config)
         visits.up_to(0.5)
         begin = time.perf_counter()
@@ -327,7 +326,7 @@ def _scored_by_head(
             models = [*target.timed, TimedModel("draft", conf.name, head)]
             timings = _time(folder, target, conf, models, config)
         visits.up_to(1.0)
-        described = {"id": conf.id, **loaded.describe(), **head.describe()}
+        described = {"id": conf.id, "kind": conf.kind, **loaded.describe(), **head.describe()}
         return DraftResult(traces, timings, seconds, described, sure)
     finally:
         model.keep_states(())

@@ -28,11 +28,12 @@ from harness.models import head_files
 from harness.models import load as models
 from harness.models.cached import CachedModel
 from harness.models.device import resolve_device
-from harness.models.eagle3 import Eagle3Head
 from harness.models.early_exit import early_exit
-from harness.models.head_files import LoadedHead, load_head
+from harness.models.head_files import load_head
+from harness.models.heads import Head, LoadedHead
 from harness.models.load import LoadedModel, Vocabulary
 from harness.models.memory import MemoryNeed, check_fits
+from harness.models.mtp import load_mtp
 from harness.models.probe import cached_model, check_length
 from harness.models.tokenizer import check_thinking, encode, stop_rule
 from harness.records import LOOKUPS, SUFFIX, Cell, Prompt, TextKey, Trial, UserError
@@ -185,7 +186,7 @@ class HeadPair(Target):
     """A target that keeps its hidden states, and the head that drafts from them."""
 
     head: LoadedHead
-    head_model: Eagle3Head
+    head_model: Head
 
     @property
     def draft_name(self) -> str:
@@ -217,7 +218,7 @@ class HeadPair(Target):
 Drafted = Pair | LookupPair | HeadPair
 
 
-def head_drafter(head: Eagle3Head, target: CachedModel, request: Request) -> HeadDrafter:
+def head_drafter(head: Head, target: CachedModel, request: Request) -> HeadDrafter:
     """What drafts for a request with a head."""
     return HeadDrafter(head, target, request.sampling, request.rule, request.stop_below or 0.0)
 
@@ -260,7 +261,7 @@ def _open_head_pair(config: PairConfig, prompts: Sequence[Prompt]) -> HeadPair:
         target.prompts,
         target.positions,
         head,
-        Eagle3Head(head.network, target.target_model.vocab_size),
+        head.network.with_cache(target.target_model.vocab_size),
     )
 
 
@@ -274,7 +275,8 @@ def backend_for(backend: str, drafts: Sequence[ModelConf]) -> str:
 def open_head(conf: ModelConf, target: Target, key: str = "draft") -> LoadedHead:
     """Load a head, and let the target keep the states that it reads; errors call it `key`."""
     with fetching(f"loading {conf.name}", _hub_id(conf)):
-        head = load_head(conf, target.target, key)
+        read = load_mtp if conf.kind == "mtp" else load_head
+        head = read(conf, target.target, key)
     target.target_model.keep_states(head.network.layers)
     return head
 
@@ -370,6 +372,8 @@ def _check_memory(
     needs: list[MemoryNeed] = []
     for role, conf in confs.items():
         with fetching(f"reading the sizes of {conf.name}", _hub_id(conf)):
+            if conf.kind == "mtp":  # of target types whose sizes are not counted here
+                continue
             if conf.kind in HEADS:
                 needs += [head_files.memory_need(conf, role, target) for target in needs]
             elif (need := models.memory_need(conf, role, device)) is not None:

@@ -3,10 +3,10 @@
 Every draft of conf/ is looked at. A model must share the target's tokenizer, which the field
 `tokenizer_family` of its config says, have fewer parameters, and read fewer bytes of weights per
 token, or its steps could not be cheaper than the target's. A head serves the target that it was
-made for. A drafter without a model, and the target's own first layers, serve every target. The
-family is a claim: where models are loaded, their tokenizers are compared entry by entry
-(`harness.models.tokenizer.tokenizer_difference`), and a draft whose tokenizer differs is left out
-with the difference.
+made for, MTP layers a target whose config.json names some. A drafter without a model, and the
+target's own first layers, serve every target. The family is a claim: where models are loaded, their
+tokenizers are compared entry by entry (`harness.models.tokenizer.tokenizer_difference`), and a
+draft whose tokenizer differs is left out with the difference.
 """
 
 import json
@@ -29,6 +29,8 @@ BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 SERVED_BYTES = 2.0  # bfloat16, what a server would load
 # A draft that reads a larger share of the target's bytes per token seldom pays
 LARGE_SHARE = 0.5
+# How config.json says how many MTP layers there are: DeepSeek, GLM and MiMo; Qwen; transformers
+MTP_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 
 
 @dataclass(frozen=True)
@@ -107,12 +109,16 @@ def shipped_drafts() -> list[ModelConf]:
 def _pairing(target: ModelConf, draft: ModelConf, card: GpuConf | None) -> Pairing:
     if draft.id in LOOKUPS:
         return Pairing(draft, "eligible", "looks its tokens up")
+    if draft.kind == "mtp" and not mtp_layers(target):
+        return Pairing(draft, "not eligible", "no config.json here that says it has MTP layers")
     size, target_size = draft_size(draft, target), sizes_of(target)
     numbers = (None, None) if size is None else (float(size.shape.parameters), size.weight_bytes)
 
     def no(why: str) -> Pairing:
         return Pairing(draft, "not eligible", why, *numbers)
 
+    if draft.kind == "mtp":
+        return Pairing(draft, "eligible", "the target's own", *numbers)
     if draft.kind in HEADS:
         if draft.head_of != target.id:
             return no(f"a head of {draft.head_of or 'another target'}")
@@ -148,22 +154,30 @@ def _pairing(target: ModelConf, draft: ModelConf, card: GpuConf | None) -> Pairi
 
 
 def draft_size(draft: ModelConf, target: ModelConf) -> ModelSize | None:
-    """A draft's sizes, where they are known; those of an early exit follow from the target's.
+    """A draft's sizes, where they are known; those of layers of the target follow from its own.
 
     A head's weights have the target's dtype.
     """
     size = sizes_of(target)
-    if draft.kind in HEADS:
+    if draft.kind == "eagle3":
         stored = _stored_config(draft)
         if stored is None or size is None:
             return None
         return ModelSize(head_shape(stored, f"draft {draft.name}"), size.bytes_per_parameter)
-    if draft.kind != "early_exit":
+    if draft.kind not in ("early_exit", "mtp"):
         return sizes_of(draft)
     if size is None:
         return None
-    layers = draft.layers or max(1, size.shape.layers // 4)
+    exit_layers = draft.layers or max(1, size.shape.layers // 4)
+    layers = 1 if draft.kind == "mtp" else exit_layers
     return replace(size, shape=replace(size.shape, layers=layers))
+
+
+def mtp_layers(target: ModelConf) -> int:
+    """How many MTP layers the config.json next to a target's weights names; 0 where none is."""
+    stored = _stored_config(target) or {}
+    text = stored.get("text_config") or stored
+    return max((int(text.get(name) or 0) for name in MTP_LAYERS), default=0)
 
 
 def sizes_of(conf: ModelConf) -> ModelSize | None:

@@ -1,7 +1,7 @@
 """Score the target's texts with a head: drafts from every start, K passes over each text.
 
 While drafted tokens are accepted they are the text's, so a head can be run on the text itself: the
-j-th drafts from all starts are one pass (`Eagle3Network.passes`). The target's states that it reads
+j-th drafts from all starts are one pass (`HeadNetwork.passes`). The target's states that it reads
 come from one prefill of the target. So a text costs K + 1 prefills, of which K are of a head.
 """
 
@@ -24,7 +24,7 @@ from harness.measurement.draft_scores import (
 )
 from harness.measurement.target_texts import GeneratedText, broken_logits
 from harness.models.cached import CachedModel, split_network
-from harness.models.eagle3 import Eagle3Head
+from harness.models.heads import Head
 from harness.records import TextTrace
 
 
@@ -32,7 +32,7 @@ from harness.records import TextTrace
 def score_with_head(
     texts: Sequence[GeneratedText],
     target: CachedModel,
-    head: Eagle3Head,
+    head: Head,
     *,
     num_draft_tokens: int,
     draft_name: str,
@@ -69,7 +69,7 @@ def score_with_head(
 def _score(
     text: GeneratedText,
     target: ScoredModel,
-    head: Eagle3Head,
+    head: Head,
     depth: int,
     draft_name: str,
     chunk: int,
@@ -137,7 +137,7 @@ def _score(
 
 
 def _outputs(
-    text: GeneratedText, target: CachedModel, head: Eagle3Head, depth: int, first_row: int
+    text: GeneratedText, target: CachedModel, head: Head, depth: int, first_row: int
 ) -> list[Tensor]:
     """Per offset, the head's outputs [starts, hidden] from every start that has the tokens."""
     ids = [*text.request.tokens, *text.tokens]
@@ -149,13 +149,8 @@ def _outputs(
     states = target.states
     assert states is not None
     target.prefill([])
-    weight = head.network.fc.weight
-    outputs = head.network.passes(
-        torch.tensor([ids[: count + 1]], device=weight.device),
-        states.to(weight.device, weight.dtype).unsqueeze(0),
-        depth,
-        first_row,
-    )
+    tokens = torch.tensor([ids[: count + 1]])
+    outputs = head.network.passes(tokens, states.unsqueeze(0), depth, first_row)
     return [rows[0] for rows in outputs]
 
 

@@ -30,6 +30,8 @@ from transformers.models.llama.modeling_llama import (
     repeat_kv,
 )
 
+from harness.models.heads import Head
+
 # Of the target, as both training frameworks take them where a checkpoint names no others
 STATES = 3
 # Queries of `passes` that attend to a text at once
@@ -84,6 +86,7 @@ class Eagle3Network(nn.Module):
         layers: of the target, whose inputs it reads.
         norm_before_residual: whether the residual is the feature after `hidden_norm`.
         embed_tokens: the target's embedding [V, hidden], or one of its own.
+        own_embedding: which of the two.
         d2t: [draft vocabulary] the target's id of each token, minus its own.
         t2d: [V] which of the target's tokens it can draft.
     """
@@ -112,6 +115,7 @@ class Eagle3Network(nn.Module):
         self.register_buffer("d2t", torch.zeros(draft_vocabulary, dtype=torch.long))
         self.register_buffer("t2d", torch.ones(vocabulary, dtype=torch.bool))
         self.embed_tokens: nn.Module | None = None
+        self.own_embedding = False
         self._rotary = LlamaRotaryEmbedding(config)
 
     @property
@@ -159,22 +163,33 @@ class Eagle3Network(nn.Module):
         full = reduced.new_full((*reduced.shape[:-1], vocabulary), float("-inf"))
         return full.index_copy_(-1, places, reduced)
 
+    @property
+    def weights(self) -> list[Tensor]:
+        """Its own, without the embedding where that is the target's."""
+        return [
+            weight
+            for name, weight in self.named_parameters()
+            if self.own_embedding or not name.startswith("embed_tokens")
+        ]
+
+    @property
+    def width(self) -> int:
+        """Numbers of the target's states: one hidden state of each layer."""
+        return self.fc.in_features
+
+    def features(self, states: Tensor) -> Tensor:
+        """The features [..., hidden] of the target's states [..., width]."""
+        return self.fc(states.to(self.fc.weight.device, self.fc.weight.dtype))
+
+    def with_cache(self, vocab_size: int) -> "Eagle3Head":
+        """The head for the loop."""
+        return Eagle3Head(self, vocab_size)
+
     def passes(self, tokens: Tensor, states: Tensor, depth: int, first: int = 0) -> list[Tensor]:
-        """The outputs of `depth` drafts from every start of a text.
-
-        Args:
-            tokens: [B, n + 1] of the text.
-            states: [B, n, layers * target hidden] the target's of all tokens but the last.
-            depth: K, the drafts from each start.
-            first: the first row that a start is wanted of.
-
-        Returns:
-            Per pass j = 0 .. depth - 1 the outputs [B, n - first - j, hidden]: entry i is from
-            start row t = first + i, fed with tokens t + 1 .. t + 1 + j.
-        """
-        count = states.shape[1]
-        places = torch.arange(count, device=states.device).unsqueeze(0)
-        features = self.fc(states)
+        """The outputs of `depth` drafts from every start of a text; see `HeadNetwork.passes`."""
+        count, features = states.shape[1], self.features(states)
+        tokens = tokens.to(features.device)
+        places = torch.arange(count, device=features.device).unsqueeze(0)
         base = self.project(tokens[:, 1:], features, self.angles(places))
         query, residual = base.query[:, :, first:], base.residual[:, first:]
         chain: list[tuple[Tensor, Tensor]] = []
@@ -231,82 +246,37 @@ def _attend_from_every_start(
     return torch.cat(attended, dim=2)
 
 
-class Eagle3Head:
-    """The head with a cache of one or more sequences, for the loop.
-
-    Attributes:
-        network: its weights.
-        vocab_size: width of its logits, the target's.
-    """
+class Eagle3Head(Head):
+    """The head with a cache of preallocated keys and values."""
 
     engine = "eagle3"
+    network: Eagle3Network
 
     def __init__(self, network: Eagle3Network, vocab_size: int) -> None:
-        self.network, self.vocab_size = network, vocab_size
-        # What the next forward takes as its rows' features; the head's last output where None
-        self._features: Tensor | None = None
-        self._output: Tensor | None = None
+        super().__init__(network, vocab_size)
         self._length = 0
         self._allocate(1, CAPACITY)
-
-    @property
-    def device(self) -> torch.device:
-        """Where its weights and logits are."""
-        return self.network.lm_head.weight.device
-
-    def describe(self) -> dict[str, Any]:
-        """How it runs, for the manifest."""
-        return {"engine": self.engine, "layers_read": list(self.network.layers)}
-
-    def reserve(self, tokens: int) -> None:
-        """Prepare for a text of so many tokens, the drafts of its last round included."""
-        if tokens > self._keys.shape[2]:
-            self._allocate(1, tokens)
-
-    def prefill(self, tokens: Sequence[int]) -> None:
-        """Forget everything; for timing, run rows of `tokens` with states of zero."""
-        self._length, self._features, self._output = 0, None, None
-        if tokens:
-            self.condition(
-                self.network.fc.weight.new_zeros(len(tokens), self.network.fc.in_features)
-            )
-            self.extend(torch.tensor(tokens))
-
-    @torch.inference_mode()
-    def condition(self, states: Tensor) -> None:
-        """Let the next forward take the target's states [n, width], one row per token."""
-        weight = self.network.fc.weight
-        self._features = self.network.fc(states.to(weight.device, weight.dtype)).unsqueeze(0)
-
-    @torch.inference_mode()
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Append the rows of `tokens` [n]; return the logits after each, [n, vocab]."""
-        return self.network.logits(self._run(tokens), self.vocab_size)[0]
-
-    @torch.inference_mode()
-    def extend(self, tokens: Tensor) -> None:
-        """As `forward`, where the logits are not needed."""
-        self._run(tokens)
 
     def rewind(self, count: int) -> None:
         """Forget the last `count` rows."""
         self._length -= count
 
-    def _run(self, tokens: Tensor) -> Tensor:
-        """The outputs [1, n, hidden]."""
-        features = self._output if self._features is None else self._features
-        assert features is not None
-        start, end = self._length, self._length + len(tokens)
+    def _clear(self) -> None:
+        self._length = 0
+
+    def _append(self, tokens: Tensor, features: Tensor) -> Tensor:
+        count = tokens.shape[1]
+        start, end = self._length, self._length + count
         if end > self._keys.shape[2]:
             keys, values = self._keys, self._values
             self._allocate(1, 2 * end)
             self._keys[:, :, :start] = keys[:, :, :start]
             self._values[:, :, :start] = values[:, :, :start]
         angles = self._cosines[:, start:end], self._sines[:, start:end]
-        row = self.network.project(tokens.to(self.device).unsqueeze(0), features, angles)
+        row = self.network.project(tokens, features, angles)
         self._keys[:, :, start:end], self._values[:, :, start:end] = row.key, row.value
-        mask, causal = None, start == 0 and len(tokens) > 1
-        if len(tokens) > 1 and not causal:
+        mask, causal = None, start == 0 and count > 1
+        if count > 1 and not causal:
             places = torch.arange(end, device=self.device)
             mask = places <= places[start:].unsqueeze(1)
         attended = F.scaled_dot_product_attention(
@@ -317,9 +287,8 @@ class Eagle3Head:
             is_causal=causal,
             enable_gqa=True,
         )
-        outputs = self.network.finish(attended, row.residual)
-        self._length, self._features, self._output = end, None, outputs[:, -1:]
-        return outputs
+        self._length = end
+        return self.network.finish(attended, row.residual)
 
     def _allocate(self, batch: int, capacity: int) -> None:
         network, dtype = self.network, self.network.lm_head.weight.dtype

@@ -22,7 +22,8 @@ from transformers.utils.hub import cached_file
 from harness.config import ModelConf
 from harness.models.checkpoint import explained, quiet_transformers, small_file
 from harness.models.eagle3 import STATES, Eagle3Network, default_layers
-from harness.models.load import LoadedModel, Vocabulary, sampled_hash, source_of
+from harness.models.heads import LoadedHead
+from harness.models.load import LoadedModel, source_of
 from harness.models.memory import MemoryNeed, check_fits
 from harness.records import UserError
 from harness.theory.architecture import HeadArchitecture
@@ -35,42 +36,6 @@ EAGLE3 = re.compile("eagle-?3", re.IGNORECASE)
 WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
 # Of tensors that only training needs
 UNUSED = frozenset({"verifier_lm_head.weight", "verifier_norm.weight"})
-
-
-@dataclass(frozen=True)
-class LoadedHead(Vocabulary):
-    """A head with its target's tokenizer.
-
-    Attributes:
-        network: in eval mode, on the target's device.
-        layout: the one that it was read from.
-        own_embedding: whether it is not the target's.
-    """
-
-    network: Eagle3Network
-    layout: str
-    own_embedding: bool
-
-    def describe(self) -> dict[str, Any]:
-        """The head in the manifest."""
-        parameters = [
-            weight
-            for name, weight in self.network.named_parameters()
-            if self.own_embedding or not name.startswith("embed_tokens")
-        ]
-        return {
-            "name": self.name,
-            "architecture": "EAGLE-3",
-            "layout": self.layout,
-            "dtype": str(parameters[0].dtype).removeprefix("torch."),
-            "parameters": sum(weight.numel() for weight in parameters),
-            "weights_bytes": sum(weight.numel() * weight.element_size() for weight in parameters),
-            "kv_bytes_per_token": self.network.kv_bytes_per_token,
-            "draft_vocab": len(self.network.d2t),
-            "layers_read": list(self.network.layers),
-            "norm_before_residual": self.network.norm_before_residual,
-            "weights_sample_sha256": sampled_hash(parameters),
-        }
 
 
 @dataclass(frozen=True)
@@ -129,8 +94,12 @@ def load_head(conf: ModelConf, target: LoadedModel, key: str = "draft") -> Loade
         eos=target.eos,
         context_tokens=getattr(layout.layer, "max_position_embeddings", None),
         network=network.eval(),
-        layout=layout.name,
-        own_embedding=network.embed_tokens is not target.network.get_input_embeddings(),
+        facts={
+            "architecture": "EAGLE-3",
+            "layout": layout.name,
+            "draft_vocab": len(network.d2t),
+            "norm_before_residual": network.norm_before_residual,
+        },
     )
 
 
@@ -283,7 +252,7 @@ def _embed(
         if len(own) != target.vocab_size:
             named = f"{target.key}={target.name}"
             raise _other_vocabulary(where, len(own), named, target.vocab_size)
-        network.embed_tokens = nn.Embedding.from_pretrained(own)
+        network.embed_tokens, network.own_embedding = nn.Embedding.from_pretrained(own), True
         return
     shared: Any = target.network.get_input_embeddings()
     hidden = network.config.hidden_size

@@ -15,7 +15,7 @@ from harness.records import UserError
 from harness.theory.architecture import Architecture
 
 # Sizes that decide step time and memory: our names, and those of transformers' configs
-NAMES = {
+NAMES: dict[str, str | tuple[str, ...]] = {
     "layers": "num_hidden_layers",
     "hidden": "hidden_size",
     "heads": "num_attention_heads",
@@ -23,7 +23,7 @@ NAMES = {
     "head_dim": "head_dim",
     "ffn": "intermediate_size",
     "tied": "tie_word_embeddings",
-    "experts": "num_experts",
+    "experts": ("num_experts", "n_routed_experts"),
     "experts_per_token": "num_experts_per_tok",
     "moe_ffn": "moe_intermediate_size",
 }
@@ -51,12 +51,16 @@ def model_sizes(config: Any) -> dict[str, Any]:
     return {name: _size(text, entry) for name, entry in NAMES.items()}
 
 
-def _size(config: Any, name: str) -> Any:
-    try:
-        value = getattr(config, name, None)
-    except RuntimeError:  # transformers refuses to read what differs between layers (Gemma 4)
-        return None
-    return value if isinstance(value, int | float) else None
+def _size(config: Any, names: str | tuple[str, ...]) -> Any:
+    """The first of the names that the config has a number under."""
+    for name in (names,) if isinstance(names, str) else names:
+        try:
+            value = getattr(config, name, None)
+        except RuntimeError:  # transformers refuses to read what differs between layers (Gemma 4)
+            return None
+        if isinstance(value, int | float):
+            return value
+    return None
 
 
 def shape_of(config: Any) -> Architecture | None:

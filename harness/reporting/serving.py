@@ -469,7 +469,8 @@ def _served(
     if chosen.draft in LOOKUPS:
         kind = cast("DraftKind", chosen.draft)
     elif facts is not None:
-        kind = "copy" if facts.id == target else facts.kind
+        copied = facts.kind == "model" and facts.id == target
+        kind = "copy" if copied else facts.kind
     return Served(
         kind=kind,
         layers=facts.layers if facts is not None else None,

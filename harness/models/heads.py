@@ -1,0 +1,166 @@
+"""What every head for speculative decoding is here: an EAGLE-3 head, or a model's own MTP layers.
+
+Row t of a text x takes token x[t + 1] and a feature, and predicts x[t + 2]. The feature of a row
+that starts afresh is made of the target's hidden states at t; that of each further row of a chain
+is the head's own output of the row before. `harness.decoding.heads` runs that in the loop.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from harness.models.load import Vocabulary, sampled_hash
+
+
+class HeadNetwork(Protocol):
+    """A head's weights: what it reads, and its drafts from every start of a given text.
+
+    While drafts are accepted they are the text's tokens, so replay needs no loop: pass j runs the
+    j-th row of the chains of all starts at once.
+    """
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Which states of the target it reads; see `CachedModel.keep_states`."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """Numbers of the target's states that a row takes."""
+        ...
+
+    @property
+    def weights(self) -> Sequence[Tensor]:
+        """Its own, without those that it shares with the target."""
+        ...
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Of its cache."""
+        ...
+
+    def features(self, states: Tensor) -> Tensor:
+        """The features [..., hidden] of the target's states [..., width], on any device."""
+        ...
+
+    def passes(self, tokens: Tensor, states: Tensor, depth: int, first: int = 0) -> list[Tensor]:
+        """The outputs of `depth` drafts from every start of a text.
+
+        Args:
+            tokens: [B, n + 1] of the text.
+            states: [B, n, width] the target's of all tokens but the last.
+            depth: K, the drafts from each start.
+            first: the first row that a start is wanted of.
+
+        Returns:
+            Per pass j = 0 .. depth - 1 the outputs [B, n - first - j, hidden]: entry i is from
+            start row t = first + i, fed with tokens t + 1 .. t + 1 + j.
+        """
+        ...
+
+    def logits(self, outputs: Tensor, vocabulary: int) -> Tensor:
+        """Logits [..., vocabulary] of outputs [..., hidden], in the target's ids."""
+        ...
+
+    def with_cache(self, vocab_size: int) -> "Head":
+        """The head for the loop; `vocab_size` is the width of its logits, the target's."""
+        ...
+
+
+class Head:
+    """A head with a cache, for the loop; each kind says how rows are run and forgotten.
+
+    Attributes:
+        engine: the name of its kind.
+        network: its weights.
+        vocab_size: width of its logits, the target's.
+    """
+
+    engine: str
+
+    def __init__(self, network: HeadNetwork, vocab_size: int) -> None:
+        self.network, self.vocab_size = network, vocab_size
+        # What the next forward takes as its rows' features; the head's last output where None
+        self._features: Tensor | None = None
+        self._output: Tensor | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights and logits are."""
+        return self.network.weights[0].device
+
+    def describe(self) -> dict[str, Any]:
+        """How it runs, for the manifest."""
+        return {"engine": self.engine, "layers_read": list(self.network.layers)}
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        """Forget everything; for timing, run rows of `tokens` with states of zero."""
+        self._features = self._output = None
+        self._clear()
+        if tokens:
+            self.condition(torch.zeros(len(tokens), self.network.width))
+            self.extend(torch.tensor(tokens))
+
+    @torch.inference_mode()
+    def condition(self, states: Tensor) -> None:
+        """Let the next forward take the target's states [n, width], one row per token."""
+        self._features = self.network.features(states).unsqueeze(0)
+
+    @torch.inference_mode()
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Append the rows of `tokens` [n]; return the logits after each, [n, vocab]."""
+        return self.network.logits(self._run(tokens), self.vocab_size)[0]
+
+    @torch.inference_mode()
+    def extend(self, tokens: Tensor) -> None:
+        """As `forward`, where the logits are not needed."""
+        self._run(tokens)
+
+    def rewind(self, count: int) -> None:
+        """Forget the last `count` rows."""
+        raise NotImplementedError
+
+    def _run(self, tokens: Tensor) -> Tensor:
+        """The outputs [1, n, hidden]."""
+        features = self._output if self._features is None else self._features
+        assert features is not None
+        outputs = self._append(tokens.to(self.device).unsqueeze(0), features)
+        self._features, self._output = None, outputs[:, -1:]
+        return outputs
+
+    def _clear(self) -> None:
+        """Forget all rows."""
+        raise NotImplementedError
+
+    def _append(self, tokens: Tensor, features: Tensor) -> Tensor:
+        """Run rows of tokens [1, n] and features [1, n, hidden]; the outputs [1, n, hidden]."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class LoadedHead(Vocabulary):
+    """A head with its target's tokenizer.
+
+    Attributes:
+        network: in eval mode, on the target's device.
+        facts: what its kind has to say in the manifest: architecture, layout and so on.
+    """
+
+    network: HeadNetwork
+    facts: Mapping[str, Any]
+
+    def describe(self) -> dict[str, Any]:
+        """The head in the manifest."""
+        weights = self.network.weights
+        return {
+            "name": self.name,
+            **self.facts,
+            "dtype": str(weights[0].dtype).removeprefix("torch."),
+            "parameters": sum(weight.numel() for weight in weights),
+            "weights_bytes": sum(weight.numel() * weight.element_size() for weight in weights),
+            "kv_bytes_per_token": self.network.kv_bytes_per_token,
+            "weights_sample_sha256": sampled_hash(weights),
+        }
