@@ -16,7 +16,7 @@ from stand_in_server import StandIn
 
 from harness.cli import compose
 from harness.commands import server as command
-from harness.commands import snapshot
+from harness.commands import server_visits, snapshot
 from harness.commands.run_lifecycle import Outcome
 from harness.config import ModelConf
 from harness.engines.protocol import ServerDiedError
@@ -140,7 +140,7 @@ def test_a_run_that_is_complete_is_resumed_without_a_server(
     def started(*_: Any, **__: Any) -> Any:
         raise AssertionError("a server was started")
 
-    monkeypatch.setattr(command, "_started", started)
+    monkeypatch.setattr(server_visits, "started", started)
     outcome = command.run(compose("server", [f"resume={served.folder}"]))
     assert outcome.status == 0
     assert stored(outcome).trials == served.trials
@@ -152,8 +152,8 @@ class Killed:
     """Kills the server of one K after so many of its requests."""
 
     def __init__(self, k: int, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._k, self._left, self._ask = k, after, command._ask
-        monkeypatch.setattr(command, "_ask", self)
+        self._k, self._left, self._ask = k, after, server_visits._ask
+        monkeypatch.setattr(server_visits, "_ask", self)
 
     def __call__(self, folder: Any, work: Any, server: Any, task: Any) -> None:
         if server.k == self._k and not task.role.rejects:
