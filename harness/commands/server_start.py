@@ -14,21 +14,23 @@ from urllib.parse import urlsplit
 import psutil
 import torch
 
+from harness.commands.pair import sampling_of
 from harness.commands.progress import progress
 from harness.commands.server_requests import Role, Workload
 from harness.config import ServerConfig
 from harness.engines.adapters import Adapter, OpenedPair, ToServe, addresses
 from harness.engines.protocol import EngineFacts, Server
 from harness.measurement.clock import Clock
+from harness.measurement.served import check_drafts
 from harness.models.load import load_vocabulary
 from harness.records import GREEDY, Prompt, ServingEngine, UserError
-from harness.serving.counting import Counting
+from harness.serving.counting import counting_of
 from harness.storage import RunFolder
 from harness.storage.contents import plain
 
 # The manifest's entries of the engine, and of the threads that each server gets
 ENGINE, THREADS = "engine", "server_threads"
-# Tokens of a text by which a number of threads is judged
+# Tokens of a text by which an address is tried, or a number of threads judged
 TRIED_TOKENS = 32
 # Of the memory that is free, what servers may take; of a model's file, what its server takes
 USABLE, OVERHEAD = 0.8, 1.2
@@ -42,17 +44,21 @@ def try_addresses(config: ServerConfig, adapter: Adapter, prompts: Sequence[Prom
     tokenizer = load_vocabulary(config.model, "model").tokenizer
     running = addresses(config, adapter)
     engine = adapter.attach(running, tokenizer)
+    sampling = sampling_of(config.decode, config.temperature[0])
+    budget = min(TRIED_TOKENS, config.new_tokens)
     with progress("trying the addresses", len(running.urls)) as tick:
         for k in running.urls:
             with engine.open(k) as server:
-                check_vocabulary(server, tokenizer, prompts)
+                ids = check_vocabulary(server, tokenizer, prompts)
+                check_drafts(server.generate(ids, sampling, config.seed, budget), k)
             tick()
 
 
-def check_vocabulary(server: Server, tokenizer: Any, prompts: Sequence[Prompt]) -> None:
-    """Refuse a server that decodes ids of a prompt as another text than the target's tokenizer."""
+def check_vocabulary(server: Server, tokenizer: Any, prompts: Sequence[Prompt]) -> list[int]:
+    """Refuse a server that decodes ids as another text than the target's tokenizer; those ids."""
     ids = tokenizer(prompts[0].turns[0], add_special_tokens=False)["input_ids"][:CHECKED_TOKENS]
     server.check_vocabulary(ids, tokenizer.decode(ids))
+    return ids
 
 
 def _to_serve(folder: RunFolder, work: Workload, *, slots: int) -> ToServe:
@@ -201,9 +207,7 @@ def note_engine(folder: RunFolder, work: Workload, adapter: Adapter, server: Ser
 def stored_facts(folder: RunFolder) -> EngineFacts:
     """What the manifest says of the engine."""
     entry = ServingEngine(**folder.manifest[ENGINE])
-    counting = None
-    if entry.first_position is not None and entry.shortens_last_draft is not None:
-        counting = Counting(entry.first_position, entry.shortens_last_draft)
+    counting = counting_of(entry)
     return EngineFacts(entry.name, entry.version, entry.rule, counting, entry.draft_top_k)
 
 
