@@ -115,6 +115,7 @@ ComparisonCaveatCode = Literal[
     "texts_differ_in_float32",
     "texts_differ_by_rounding",
     "counts_differ",
+    "not_lossless",
 ]
 Factor = Literal["acceptance", "slow_draft", "expensive_verify", "slow_loop", "launch_bound_engine"]
 RuleOfThumbCode = Literal[
@@ -910,6 +911,23 @@ class ComparisonCaveat:
 
 
 @dataclass(frozen=True)
+class EngineRow:
+    """What one engine gained at one K, measured on the whole workload of its run."""
+
+    run: str  # name of its folder
+    engine: str  # as `engine=` has it; "own" is our own loop
+    version: str | None
+    draft: str
+    temperature: float
+    k: int
+    concurrency: int  # requests side by side
+    speedup: float | None  # to the same engine's plain decoding; of throughput above 1 request
+    speedup_lo: float | None = None
+    speedup_hi: float | None = None
+    lossless: bool = True  # False where its speculation was seen to change what is generated
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Runs compared with the first of them."""
 
@@ -919,6 +937,7 @@ class Comparison:
     rows: tuple[ComparisonRow, ...]
     caveats: tuple[ComparisonCaveat, ...]  # most important first
     differences: tuple[Difference, ...]
+    engines: tuple[EngineRow, ...] = ()  # where one of the runs is a server's
 
     @property
     def names(self) -> tuple[str, ...]:

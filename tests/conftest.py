@@ -6,8 +6,10 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+from stand_in_server import StandIn
 
 # Before torch or transformers are imported, and inherited by every subprocess.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -47,6 +49,20 @@ def door(tmp_path: Path) -> Door:
         )
 
     return run
+
+
+@pytest.fixture
+def stand_in() -> Iterator[Callable[[Mapping[str, Any]], StandIn]]:
+    """Starts servers that answer by path what a test wants; they end with it."""
+    opened: list[StandIn] = []
+
+    def start(answers: Mapping[str, Any]) -> StandIn:
+        opened.append(StandIn(answers))
+        return opened[-1]
+
+    yield start
+    for server in opened:
+        server.close()
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,26 @@ itself runs in test_servers_vllm.py.
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from server_answers import (
+    AFTER,
+    BEFORE,
+    PLAIN_META,
+    SPECULATIVE,
+    TIMES,
+    TOKENS,
+    USAGE,
+    completion,
+    in_turn,
+    page,
+    sglang_answers,
+    vllm_answers,
+)
 from stand_in_server import StandIn
 
 from harness.config import ModelConf
@@ -25,98 +39,6 @@ from harness.models.load import load_vocabulary
 from harness.records import Round, UserError
 
 GREEDY = SamplingParameters(0.0)
-TOKENS = [5, 6, 7, 8, 9, 10]
-
-# ---- what servers answer -------------------------------------------------------------------------
-
-SPECULATIVE = {
-    "mean_acceptance_length": 1.67,
-    "draft_acceptance_rate": 0.33,
-    "acceptance_histogram": [1, 2, 0],
-    "num_spec_steps": 3,
-    "num_accepted_draft_tokens": 2,
-    "num_draft_tokens": 6,
-    "num_spec_tokens": 2,
-    "per_step_accepted": None,
-    "per_step_drafted": None,
-}
-TIMES = {"time_to_first_token_ms": 2.0, "generation_time_ms": 30.0, "queue_time_ms": 0.1}
-CHOICE = {"index": 0, "text": "abc", "finish_reason": "length", "token_ids": TOKENS}
-USAGE = {"prompt_tokens": 3, "completion_tokens": 6, "total_tokens": 9}
-# What /metrics has before any request of a server that drafts, and after ours
-BEFORE = {
-    "vllm:generation_tokens_total": 100.0,
-    "vllm:spec_decode_num_drafts_total": 40.0,
-    "vllm:spec_decode_num_draft_tokens_total": 80.0,
-    "vllm:spec_decode_num_accepted_tokens_total": 20.0,
-    "vllm:request_prefill_time_seconds_sum": 1.0,
-    "vllm:request_decode_time_seconds_sum": 2.0,
-}
-OURS = dict(zip(BEFORE, (6.0, 3.0, 6.0, 2.0, 0.002, 0.03), strict=True))
-AFTER = {name: value + OURS[name] for name, value in BEFORE.items()}
-
-
-def completion(metrics: Any = None, choice: Any = None) -> dict[str, Any]:
-    """An answer of /v1/completions."""
-    return {"choices": [CHOICE if choice is None else choice], "usage": USAGE, "metrics": metrics}
-
-
-def page(sums: Mapping[str, float]) -> str:
-    """Those sums as /metrics has them: in two parts, by label, among comments and buckets."""
-    lines = ["# HELP a page of metrics", 'vllm:steps_bucket{le="1.0",model_name="m"} 3.0', ""]
-    for name, value in sums.items():
-        lines += [f'{name}{{engine="{part}",model_name="m"}} {value / 2}' for part in (0, 1)]
-    return "\n".join(lines)
-
-
-def in_turn(*pages: Mapping[str, float]) -> Callable[[Any], str]:
-    """Each of these at one call, the last at every later one."""
-    left = list(pages)
-    return lambda _: page(left.pop(0) if len(left) > 1 else left[0])
-
-
-def vllm_answers(**answers: Any) -> dict[str, Any]:
-    told = {**TIMES, "speculative_decoding": SPECULATIVE}
-    return {
-        "/version": {"version": "0.32.0"},
-        "/v1/models": {"object": "list", "data": [{"id": "m"}]},
-        "/v1/completions": completion(told),
-        "/metrics": page(BEFORE),
-        "/health": "",
-        **answers,
-    }
-
-
-META = {
-    "finish_reason": {"type": "stop", "matched": 10},
-    "completion_tokens": 6,
-    "spec_verify_ct": 3,
-    "spec_num_proposed_drafts": 6,
-    "spec_num_correct_drafts": 2,
-    "e2e_latency": 0.04,
-}
-
-
-def sglang_answers(**answers: Any) -> dict[str, Any]:
-    return {
-        "/server_info": {"version": "0.5.23", "speculative_num_steps": 2},
-        "/generate": {"text": "abc", "output_ids": TOKENS, "meta_info": META},
-        "/health": "",
-        **answers,
-    }
-
-
-@pytest.fixture
-def stand_in() -> Iterator[Callable[[Mapping[str, Any]], StandIn]]:
-    opened: list[StandIn] = []
-
-    def start(answers: Mapping[str, Any]) -> StandIn:
-        opened.append(StandIn(answers))
-        return opened[-1]
-
-    yield start
-    for server in opened:
-        server.close()
 
 
 Start = Callable[[Mapping[str, Any]], StandIn]
@@ -150,6 +72,8 @@ def test_a_server_whose_answers_tell_is_not_asked_for_its_metrics_again(stand_in
     for _ in range(3):
         assert running.generate([1], GREEDY, 1, 6).rounds == 3
     assert len(asked) == 1
+    unlisted = stand_in(vllm_answers(**{"/metrics": 404}))
+    assert ask(RunningVllm({2: unlisted.url})).rounds == 3
 
 
 @pytest.mark.parametrize(
@@ -246,8 +170,12 @@ def test_metrics_are_added_over_their_labels() -> None:
             2,
             "it drafted nothing; k=2 needs --speculative-config",
         ),
-        ({"/metrics": 404}, 2, "no counters in its answers or at /metrics"),
-        ({"/metrics": ""}, 2, "no counters in its answers or at /metrics"),
+        (
+            {"/metrics": 404, "/v1/completions": completion()},
+            2,
+            "no counters in its answers or at /metrics; start it with",
+        ),
+        ({"/metrics": "", "/v1/completions": completion(TIMES)}, 2, "no counters in its answers"),
         ({"/v1/completions": 400}, 2, "status 400: request exceeds the context size"),
         ({"/v1/models": {"data": []}}, 2, "it serves no model"),
         ({"/version": 404}, 2, "status 404"),
@@ -297,9 +225,6 @@ def test_sglangs_counts_are_read_and_its_decoding_is_not_guessed(stand_in: Start
     assert (settings["temperature"], settings["top_k"], settings["min_p"]) == (0.7, -1, 0.1)
 
 
-PLAIN_META = {name: value for name, value in META.items() if not name.startswith("spec")}
-
-
 @pytest.mark.parametrize(
     ("answers", "k", "message"),
     [
@@ -313,6 +238,11 @@ PLAIN_META = {name: value for name, value in META.items() if not name.startswith
             },
             4,
             "it drafted nothing; k=4 needs --speculative-algorithm STANDALONE",
+        ),
+        (
+            {"/generate": {"output_ids": TOKENS, "meta_info": PLAIN_META}},
+            2,
+            "no counters in its answers, though it drafts; release 0.5.11 or later has them",
         ),
         ({"/server_info": {"status": "ready"}}, 2, "no SGLang's server"),
     ],

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -61,17 +61,14 @@ PROPERTIES = {"build_info": "b11549-c0ffee"}
 
 
 @pytest.fixture
-def stand_in() -> Iterator[Callable[..., StandIn]]:
-    opened: list[StandIn] = []
+def llamacpp(stand_in: Callable[..., StandIn]) -> Callable[..., StandIn]:
+    """Servers that answer as llama.cpp's, but where told otherwise."""
 
     def start(**answers: Any) -> StandIn:
         paths = {"/health": {}, "/props": PROPERTIES}
-        opened.append(StandIn(paths | {f"/{path}": answer for path, answer in answers.items()}))
-        return opened[-1]
+        return stand_in(paths | {f"/{path}": answer for path, answer in answers.items()})
 
-    yield start
-    for server in opened:
-        server.close()
+    return start
 
 
 def answered(server: StandIn, k: int) -> Any:
@@ -102,21 +99,21 @@ def without(field: str) -> dict[str, Any]:
     ],
 )
 def test_an_answer_that_is_not_what_was_asked_for_is_one_line(
-    stand_in: Callable[..., StandIn], k: int, answer: Any, message: str
+    llamacpp: Callable[..., StandIn], k: int, answer: Any, message: str
 ) -> None:
-    server = stand_in(completion=answer)
+    server = llamacpp(completion=answer)
     with pytest.raises(UserError, match=message) as error:
         answered(server, k)
     assert "\n" not in str(error.value)
     assert server.url in str(error.value)
 
 
-def test_a_servers_counters_are_read(stand_in: Callable[..., StandIn]) -> None:
-    done = answered(stand_in(completion=ANSWER), 2)
+def test_a_servers_counters_are_read(llamacpp: Callable[..., StandIn]) -> None:
+    done = answered(llamacpp(completion=ANSWER), 2)
     assert (done.rounds, done.drafted, done.accepted) == (1, 8, 4)
     assert (done.prefill_s, done.decode_s) == (0.002, 0.03)
     assert done.cpu_s is None
-    plain = answered(stand_in(completion=timed(draft_n=None, draft_n_accepted=None)), 0)
+    plain = answered(llamacpp(completion=timed(draft_n=None, draft_n_accepted=None)), 0)
     assert (plain.rounds, plain.drafted, plain.accepted) == (None, None, None)
 
 
@@ -128,11 +125,11 @@ def test_where_nothing_listens_the_address_is_named() -> None:
 
 
 def test_another_program_or_another_model_behind_the_address_is_refused(
-    stand_in: Callable[..., StandIn],
+    llamacpp: Callable[..., StandIn],
 ) -> None:
     with pytest.raises(UserError, match=r"no server of llama\.cpp"):
-        RunningLlamaCpp({0: stand_in(props={"model": "other"}).url}).open(0)
-    other = RunningLlamaCpp({0: stand_in(detokenize={"content": "xy"}).url}).open(0)
+        RunningLlamaCpp({0: llamacpp(props={"model": "other"}).url}).open(0)
+    other = RunningLlamaCpp({0: llamacpp(detokenize={"content": "xy"}).url}).open(0)
     with pytest.raises(UserError, match="another model than model="):
         other.check_vocabulary([5, 6], "Hello")
 

@@ -4,7 +4,7 @@ The servers answer as vLLM's, SGLang's and llama.cpp's do, from the embedded mod
 itself is asked at the end.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -139,19 +139,6 @@ def vllm_draft(model: LoadedModel) -> dict[str, Any]:
 
 
 Start = Callable[[Mapping[str, Any]], StandIn]
-
-
-@pytest.fixture
-def stand_in() -> Iterator[Start]:
-    opened: list[StandIn] = []
-
-    def start(answers: Mapping[str, Any]) -> StandIn:
-        opened.append(StandIn(answers))
-        return opened[-1]
-
-    yield start
-    for server in opened:
-        server.close()
 
 
 def run(root: Path, *overrides: str) -> StoredRun:

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from harness.analysis import analyse
+from harness.analysis.compared_engines import engine_rows
+from harness.analysis.comparison import compare
 from harness.analysis.server_costs import (
     PlainRequests,
     Requests,
@@ -19,13 +21,16 @@ from harness.analysis.server_costs import (
     settled,
     timed_rounds,
 )
+from harness.analysis.setup import Setup
 from harness.cli import compose
+from harness.commands import report
+from harness.config import ReportConfig
 from harness.records import RoundTiming, Trial
 from harness.reporting import markdown, serving
 from harness.reporting.content import content_of
 from harness.serving.counting import Counting
 from harness.storage import StoredRun, load
-from harness.summary import Summary, TextLikelihood, from_json, to_json
+from harness.summary import LoadCell, Summary, TextLikelihood, from_json, to_json
 from harness.theory.replay import Replayed, by_start, replay
 from harness.theory.speedup import RoundTimes
 
@@ -316,3 +321,107 @@ def test_the_line_to_paste_is_that_of_the_server_that_was_measured(
     assert "--spec-draft-n-max 2" in snippet.code
     assert (serving.PROBABILISTIC in snippet.code) == (rule == "ratio")
     assert "measured on held-out prompts on llama.cpp b11549" in snippet.notes[0]
+
+
+def test_latency_csv_has_prefills_and_what_rounds_take_beside_their_start(
+    stored: StoredRun, summary: Summary
+) -> None:
+    rows = {(row.kind, row.tokens, row.temperature): row for row in summary.latency}
+    lengths = {trial.prompt_tokens for trial in stored.trials}
+    assert {tokens for kind, tokens, _ in rows if kind == "prefill"} == lengths
+    for times in summary.round_times:
+        for k, seconds in {0: times.plain_s, **times.round_s}.items():
+            row = rows["round", k, times.temperature]
+            assert (row.role, row.samples) == (
+                "draft" if k else "target",
+                8 if times.temperature == 0 else 24,
+            )
+            assert row.median_ms == pytest.approx(1e3 * seconds, rel=0.5)
+            assert row.p10_ms <= row.median_ms <= row.p90_ms
+    assert len(load(stored.folder).latency) == len(rows)
+
+
+# ---- runs of several engines ---------------------------------------------------------------------
+
+
+def on_vllm(run: StoredRun, pace: float = 1.0, at: int | None = None) -> StoredRun:
+    """The run, had vLLM made it, its requests at one K (at every K) slower."""
+    trials = tuple(
+        replace(trial, decode_s=(trial.decode_s or 0.0) * (pace if at in (None, trial.k) else 1.0))
+        for trial in run.trials
+    )
+    made = with_engine(name="vllm", version="0.32.0")(replace(run, trials=trials))
+    return replace(made, folder=Path("on_vllm"))
+
+
+def test_engines_are_compared_by_what_each_gained_from_the_pair(
+    stored: StoredRun, summary: Summary
+) -> None:
+    other = on_vllm(stored, 2.0, at=4)
+    comparison = compare([stored, other])
+    assert summary.served is not None
+    own = {(entry.temperature, entry.k): entry.speedup for entry in summary.served.by_k}
+    rows = {(row.engine, row.temperature, row.k): row for row in comparison.engines}
+    assert len(rows) == 2 * 2 * 3
+    for (engine, temperature, k), row in rows.items():
+        expected = own[temperature, k] / (2 if (engine, k) == ("vllm", 4) else 1)
+        assert row.speedup is not None
+        assert row.speedup == pytest.approx(expected)
+        assert row.speedup_lo is not None
+        assert row.speedup_hi is not None
+        assert row.speedup_lo <= row.speedup <= row.speedup_hi
+        assert (row.version, row.concurrency) == ({"own": None, "vllm": "0.32.0"}[engine], 1)
+    (paired,) = [
+        row for row in comparison.rows if (row.prompt_set, row.temperature, row.k) == ("all", 0, 4)
+    ]
+    assert paired.speedup_ratio == pytest.approx(0.5)
+
+
+def test_loads_are_listed_as_ratios_of_throughput(stored: StoredRun, summary: Summary) -> None:
+    assert summary.served is not None
+    load_cell = LoadCell(0.0, 4, 8, None, 32, 900.0, 8.0, 1.5, throughput_ratio=0.8)
+    arriving = replace(load_cell, concurrency=None, rate=3.0, throughput_ratio=None)
+    loads = (load_cell, replace(load_cell, k=0), replace(load_cell, concurrency=1), arriving)
+    rows = [*engine_rows("run", Setup(stored), replace(summary.served, load=loads))]
+    assert [(row.k, row.speedup, row.speedup_lo) for row in rows if row.concurrency == 8] == [
+        (4, 0.8, None)
+    ]
+    assert len(rows) == 2 * 3 + 1
+
+
+@pytest.mark.parametrize(
+    ("other", "codes"),
+    [
+        (lambda run: on_vllm(run, 2.0), []),  # another engine may take longer
+        (lambda run: replace(on_vllm(run, 2.0), manifest=run.manifest), ["machine_changed"]),
+        (lambda run: on_vllm(drifting(run, (2,))), ["not_lossless"]),
+    ],
+)
+def test_what_differs_between_engines_is_no_fault(
+    stored: StoredRun, other: Change, codes: list[str]
+) -> None:
+    comparison = compare([stored, other(stored)])
+    assert list(dict.fromkeys(entry.code for entry in comparison.caveats)) == codes
+    lossy = {(row.temperature, row.k) for row in comparison.engines if not row.lossless}
+    assert lossy == ({(1.0, 2)} if "not_lossless" in codes else set())
+    for row in comparison.rows:
+        assert (row.speedup_ratio is None) == (row.k == 0 or (row.temperature, row.k) in lossy)
+
+
+def test_a_server_is_compared_with_a_sweep_of_our_own_loop(
+    stored: StoredRun, tmp_path: Path
+) -> None:
+    words = [word for word in SMALL if not word.startswith("repetitions")]
+    sweep = importlib.import_module("harness.commands.sweep")
+    swept = sweep.run(compose("sweep", [f"results_root={tmp_path}", *words, "temperature=[0]"]))
+    runs = [str(stored.folder), str(swept.folder)]
+    outcome = report.run(ReportConfig(runs=runs, results_root=str(tmp_path)))
+    assert outcome.folder is not None
+    text = (outcome.folder / "report.md").read_text()
+    assert "## Engines side by side" in text
+    made = load(outcome.folder).summary
+    assert made is not None
+    assert made.comparison is not None
+    assert {(row.run, row.engine) for row in made.comparison.engines} == {
+        (Path(run).name, "own") for run in runs
+    }

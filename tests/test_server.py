@@ -12,11 +12,20 @@ import numpy as np
 import psutil
 import pytest
 from served_pair import Served
+from server_answers import (
+    PLAIN_META,
+    TIMES,
+    TOKENS,
+    completion,
+    in_turn,
+    sglang_answers,
+    vllm_answers,
+)
 from stand_in_server import StandIn
 
 from harness.cli import compose
 from harness.commands import server as command
-from harness.commands import snapshot
+from harness.commands import server_visits, snapshot
 from harness.commands.run_lifecycle import Outcome
 from harness.config import ModelConf
 from harness.engines.protocol import ServerDiedError
@@ -140,7 +149,7 @@ def test_a_run_that_is_complete_is_resumed_without_a_server(
     def started(*_: Any, **__: Any) -> Any:
         raise AssertionError("a server was started")
 
-    monkeypatch.setattr(command, "_started", started)
+    monkeypatch.setattr(server_visits, "started", started)
     outcome = command.run(compose("server", [f"resume={served.folder}"]))
     assert outcome.status == 0
     assert stored(outcome).trials == served.trials
@@ -152,8 +161,8 @@ class Killed:
     """Kills the server of one K after so many of its requests."""
 
     def __init__(self, k: int, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._k, self._left, self._ask = k, after, command._ask
-        monkeypatch.setattr(command, "_ask", self)
+        self._k, self._left, self._ask = k, after, server_visits._ask
+        monkeypatch.setattr(server_visits, "_ask", self)
 
     def __call__(self, folder: Any, work: Any, server: Any, task: Any) -> None:
         if server.k == self._k and not task.role.rejects:
@@ -267,20 +276,8 @@ def test_what_a_running_server_cannot_do_is_one_line(
 
 # ---- input that cannot be used -------------------------------------------------------------------
 
+TINY = ModelConf(name="tiny", id="embedded:tiny")
 LLAMACPP = {"/health": {}, "/props": {"build_info": "b11549-c0ffee"}}
-
-
-@pytest.fixture
-def stand_in() -> Iterator[Callable[..., StandIn]]:
-    opened: list[StandIn] = []
-
-    def start(answers: Mapping[str, Any]) -> StandIn:
-        opened.append(StandIn(answers))
-        return opened[-1]
-
-    yield start
-    for server in opened:
-        server.close()
 
 
 def test_another_model_behind_an_address_is_refused_before_there_is_a_run(
@@ -292,6 +289,56 @@ def test_another_model_behind_an_address_is_refused_before_there_is_a_run(
     nothing = stand_in({"/props": {"model": "other"}}).url
     with pytest.raises(UserError, match=r"no server of llama\.cpp"):
         command.run(asked(tmp_path, "k=[4]", "score=false", f"url=[{nothing},{nothing}]"))
+    assert not list(tmp_path.iterdir())
+
+
+GENERATED = "vllm:generation_tokens_total"
+VLLM_PLAIN = vllm_answers(**{"/v1/completions": completion(TIMES)})
+SGLANG_PLAIN = sglang_answers(**{"/generate": {"output_ids": TOKENS, "meta_info": PLAIN_META}})
+IGNORES = {"version": "0.5.23", "speculative_num_steps": None}
+
+
+@pytest.mark.parametrize(
+    ("engine", "plain", "drafting", "message"),
+    [
+        ("vllm", VLLM_PLAIN, {**VLLM_PLAIN, "/metrics": 404}, "no counters in its answers or at"),
+        (
+            "vllm",
+            VLLM_PLAIN,
+            {**VLLM_PLAIN, "/metrics": in_turn({GENERATED: 0.0}, {GENERATED: len(TOKENS)})},
+            "it drafted nothing; k=2 needs --speculative-config",
+        ),
+        ("vllm", vllm_answers(), vllm_answers(), "given as the server that decodes plainly"),
+        ("sglang", SGLANG_PLAIN, SGLANG_PLAIN, "no counters in its answers, though it drafts"),
+        (
+            "sglang",
+            SGLANG_PLAIN,
+            {**SGLANG_PLAIN, "/server_info": IGNORES},
+            "it drafted nothing; k=2 needs --speculative-algorithm STANDALONE",
+        ),
+    ],
+)
+def test_a_server_that_does_not_draft_or_does_not_tell_is_refused_before_there_is_a_run(
+    stand_in: Callable[..., StandIn],
+    tmp_path: Path,
+    engine: str,
+    plain: dict[str, Any],
+    drafting: dict[str, Any],
+    message: str,
+) -> None:
+    tokenizer = load_vocabulary(TINY, "model").tokenizer
+
+    def detokenize(body: dict[str, Any]) -> dict[str, str]:
+        text = tokenizer.decode(body["tokens"])
+        return {"prompt": text, "text": text}
+
+    urls = [stand_in({**each, "/detokenize": detokenize}).url for each in (plain, drafting)]
+    words = [f"engine={engine}", f"url=[{','.join(urls)}]", "k=[2]", "score=false"]
+    with pytest.raises(UserError, match=message) as error:
+        command.run(asked(tmp_path, *words))
+    assert "\n" not in str(error.value)
+    if "no counters" in message:
+        assert "use engine=openai, which only times" in str(error.value)
     assert not list(tmp_path.iterdir())
 
 
@@ -334,7 +381,7 @@ def test_an_endpoint_that_only_completes_texts_is_timed_and_nothing_is_predicted
     stand_in: Callable[..., StandIn], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("A_KEY", "secret")
-    tokenizer = load_vocabulary(ModelConf(name="tiny", id="embedded:tiny"), "model").tokenizer
+    tokenizer = load_vocabulary(TINY, "model").tokenizer
 
     def completes(token_s: float) -> str:
         def answer(body: dict[str, Any]) -> dict[str, Any]:
@@ -360,6 +407,7 @@ def test_an_endpoint_that_only_completes_texts_is_timed_and_nothing_is_predicted
     assert run.summary is not None
     assert run.summary.served is not None
     assert run.summary.served.not_predicted == "no_counting"
+    assert "no rounds" in (run.folder / "report.md").read_text()
     measured = run.results[(run.results.source == "measured") & (run.results.k == 4)]
     assert (measured.speedup > 1.3).all()
     written = [path for path in run.folder.rglob("*") if path.is_file()]

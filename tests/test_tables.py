@@ -49,6 +49,7 @@ UNFILLED = {
     "cards.DRAFTS": "auditions on several cards",
     "cards.COSTS": "no run: what a dry run prints",
     "comparison.COLUMNS status": "a comparison with a cell that did not complete",
+    "comparison.ENGINES": "a comparison with the run of a server",
     "served.CELLS predicted by our own loop": "a server, which our own loop is not",
     "served.BRIEF_CELLS predicted by our own loop": "a server, which our own loop is not",
     "served.CELLS its error": "a server, which our own loop is not",

@@ -6,6 +6,10 @@ either run) are left out together, and what the prompts have in common cancels. 
 taken against its own run's baseline, so a machine that is 10 % slower today cancels as well; the
 times per token show it.
 
+Runs of servers are compared in the same way: a greedy request at the time that its visits settle.
+What differs between two engines is no fault of a machine or a draft, and is not reported as one;
+`harness.analysis.compared_engines` lists what each of them gained.
+
 With 40 cells two differ by chance alone, so p-values are adjusted by Holm's method.
 
 A comparison has many cells and a build has one exit status. The cell that decides is the one that
@@ -39,25 +43,33 @@ from harness.analysis.cells import (
     new_tokens,
     ratio,
 )
+from harness.analysis.compared_engines import (
+    engine_of,
+    engine_rows,
+    not_lossless,
+    timed_trials,
+)
 from harness.analysis.latency import seconds_per_round
 from harness.analysis.lossless import distrust, text_checks
 from harness.analysis.setup import Setup, named_values
 from harness.records import GREEDY, ResultRow, Trial, UserError
 from harness.stats.jackknife import Estimate, exponential, holm, workload_ratio
-from harness.storage import FREE_KEYS, StoredRun
+from harness.storage import FREE_KEYS, SERVER, StoredRun
 from harness.summary import (
     ComparedRun,
     Comparison,
     ComparisonCaveat,
     ComparisonRow,
     Difference,
+    ServedSummary,
     Value,
+    Values,
     Verdict,
 )
 
 ALL_SETS = "all"
 # Commands whose runs hold speedups of cells.
-COMMANDS = ("sweep", "audition")
+COMMANDS = ("sweep", "audition", SERVER)
 SIGNIFICANT = 0.05
 # A plain token's time within this is that of the same machine, however certain the difference
 LEAST_CHANGE = math.log(1.03)
@@ -84,11 +96,13 @@ def compare(runs: Sequence[StoredRun], fail_below: float | None = None) -> Compa
     """
     names = _names(runs)
     verdict = analyse(runs[0]).verdict
+    setups = [Setup(run) for run in runs]
+    served = [None if setup.engine is None else analyse(setup.run).served for setup in setups]
     rows: list[ComparisonRow] = []
     caveats: list[ComparisonCaveat] = []
     compared: list[ComparedRun] = []
-    for name, run in zip(names[1:], runs[1:], strict=True):
-        pair = _Pair((names[0], name), (Setup(runs[0]), Setup(run)))
+    for name, setup, of_server in zip(names[1:], setups[1:], served[1:], strict=True):
+        pair = _Pair((names[0], name), (setups[0], setup), (served[0], of_server))
         pair_rows, pair_caveats = _compare_two(pair)
         if not pair_rows:
             raise UserError(f"runs: {names[0]} and {name} have no cell in common")
@@ -102,6 +116,19 @@ def compare(runs: Sequence[StoredRun], fail_below: float | None = None) -> Compa
         rows=tuple(rows),
         caveats=tuple(caveats),
         differences=_differences(runs),
+        engines=tuple(
+            row
+            for name, setup, of_server in zip(names, setups, served, strict=True)
+            if any(served) and _is_measured(setup)
+            for row in engine_rows(name, setup, of_server)
+        ),
+    )
+
+
+def _is_measured(setup: Setup) -> bool:
+    """Whether a run's generations were timed one by one, so that they can be paired."""
+    return setup.engine is not None or (
+        setup.command == "sweep" and setup.run.config.get("mode") == "measure"
     )
 
 
@@ -110,6 +137,12 @@ class _Pair(NamedTuple):
 
     names: tuple[str, str]
     setups: tuple[Setup, Setup]
+    served: tuple[ServedSummary | None, ServedSummary | None]
+
+    @property
+    def one_engine(self) -> bool:
+        """Whether both measured the same engine, of the same version."""
+        return engine_of(self.setups[0]) == engine_of(self.setups[1])
 
     @property
     def runs(self) -> tuple[StoredRun, StoredRun]:
@@ -142,7 +175,7 @@ def _names(runs: Sequence[StoredRun]) -> tuple[str, ...]:
         if run.door not in COMMANDS:
             raise UserError(
                 f"runs: {name} was made by {run.door} and holds no measured cells; compare runs of"
-                f" {' or '.join(COMMANDS)}"
+                f" {', '.join(COMMANDS)}"
             )
         if not run.trials and run.results.empty:
             raise UserError(f"runs: {name} holds no results yet; resume={run.folder} continues it")
@@ -157,7 +190,7 @@ def _compare_two(pair: _Pair) -> tuple[list[ComparisonRow], list[ComparisonCavea
     caveats = [*_unfinished(pair), *_devices(pair)]
     unlike = _unlike(pair)
     caveats += [unlike] if unlike else []
-    if all(r.command == "sweep" and r.run.config.get("mode") == "measure" for r in pair.setups):
+    if all(map(_is_measured, pair.setups)):
         changed = _changed_machine([*_plain_generations(pair)], pair)
         caveats += [*_shared_prompts(pair), *changed, *_changed_texts(pair)]
         rows = _measured_rows(pair, blank)
@@ -165,7 +198,12 @@ def _compare_two(pair: _Pair) -> tuple[list[ComparisonRow], list[ComparisonCavea
         changed = _changed_machine([*_plain_visits(pair)], pair)
         caveats += [*changed, ComparisonCaveat("unpaired")]
         rows = _unpaired_rows(analyse(one.run).generated, analyse(two.run).generated, blank)
-    return [_times_only(row) for row in rows] if unlike else rows, caveats
+    lossy = [*_not_lossless(pair)]
+    caveats += [ComparisonCaveat("not_lossless", values) for values in lossy]
+    cells = {(values["temperature"], values["k"]) for values in lossy}
+    return [
+        _times_only(row) if unlike or (row.temperature, row.k) in cells else row for row in rows
+    ], caveats
 
 
 def _check_target(pair: _Pair) -> None:
@@ -191,21 +229,21 @@ QUANTITIES = ("seconds", "tokens", "accepted", "judged")
 GENERATION = ["prompt_set", "conversation", "prompt", "repetition", "prompt_tokens", "temperature"]
 
 
-def _generations(run: StoredRun) -> pd.DataFrame:
+def _generations(setup: Setup) -> pd.DataFrame:
     """One row per completed generation; a prompt of another length is another prompt."""
     rows = [
         (
             *(t.prompt_set, t.conversation, t.prompt, t.repetition, t.prompt_tokens, t.temperature),
             *(t.k, decode_s(t), new_tokens(t), accepted(t), judged(t)),
         )
-        for t in completed(latest(run.trials))
+        for t in completed(timed_trials(setup))
     ]
     return pd.DataFrame(rows, columns=[*GENERATION, "k", *QUANTITIES])
 
 
 def _measured_rows(pair: _Pair, blank: ComparisonRow) -> list[ComparisonRow]:
     """By temperature, K and prompt set, the whole workload ("all") last in its group."""
-    one, two = (_generations(run) for run in pair.runs)
+    one, two = map(_generations, pair.setups)
     shared = one.merge(two, on=[*GENERATION, "k"], suffixes=("_reference", "_run"))
     failed = {
         (t.prompt_set, t.temperature, t.k)
@@ -439,6 +477,13 @@ def _unlike(pair: _Pair) -> ComparisonCaveat | None:
     )
 
 
+def _not_lossless(pair: _Pair) -> Iterator[Values]:
+    """The cells at which a server's speculation was seen to change what is generated."""
+    for name, setup, served in zip(pair.names, pair.setups, pair.served, strict=True):
+        for temperature, k in sorted(not_lossless(setup, served)) if served else ():
+            yield {"run": name, "temperature": temperature, "k": k}
+
+
 def _shared_prompts(pair: _Pair) -> Iterator[ComparisonCaveat]:
     """Where not every prompt is shared. A name with two lengths is two prompts."""
     lengths = [
@@ -470,7 +515,9 @@ class _PlainTime(NamedTuple):
 
 
 def _changed_machine(timed: Sequence[_PlainTime], pair: _Pair) -> Iterator[ComparisonCaveat]:
-    """Where plain decoding took significantly longer in one of the runs."""
+    """Where plain decoding took significantly longer in one of the runs, on the same engine."""
+    if not pair.one_engine:
+        return
     p_values = holm([entry.p_value for entry in timed])
     for entry, p_value in zip(timed, p_values, strict=True):
         change = abs(math.log(entry.seconds[1] / entry.seconds[0]))
@@ -482,7 +529,7 @@ def _changed_machine(timed: Sequence[_PlainTime], pair: _Pair) -> Iterator[Compa
 
 def _plain_generations(pair: _Pair) -> Iterator[_PlainTime]:
     """By temperature, paired by the prompts that both runs decoded plainly."""
-    one, two = (_generations(run) for run in pair.runs)
+    one, two = map(_generations, pair.setups)
     shared = one.merge(two, on=[*GENERATION, "k"], suffixes=("_reference", "_run"))
     for temperature, cell in shared[shared["k"] == 0].groupby("temperature"):
         columns = [f"{name}_{side}" for name in QUANTITIES[:2] for side in ("reference", "run")]
@@ -530,7 +577,8 @@ def _changed_texts(pair: _Pair) -> Iterator[ComparisonCaveat]:
     changed = [one for one, two in texts if not _same_text(one, two)]
     if changed:
         dtypes = {str(setup.described.get("target", {}).get("dtype")) for setup in pair.setups}
-        exact = dtypes == {"float32"} and pair.differing_key("model", MODEL_SETTINGS) is None
+        same_model = pair.differing_key("model", MODEL_SETTINGS) is None
+        exact = dtypes == {"float32"} and same_model and pair.one_engine
         code = "texts_differ_in_float32" if exact else "texts_differ_by_rounding"
         values = {"setting": setting, "first": _where(changed[0])}
         counts = {"differing": len(changed), "compared": len(texts)}
@@ -539,6 +587,8 @@ def _changed_texts(pair: _Pair) -> Iterator[ComparisonCaveat]:
             {**pair.values(), **counts, **values},
         )
     if setting or pair.differing_key("draft", ["id"]) or pair.differing_key("decode", ["rule"]):
+        return
+    if not pair.one_engine:  # they begin their rounds, and end their drafts, in other places
         return
     equal = [(one, two) for one, two in texts if one.k and one.tokens == two.tokens]
     recounted = [

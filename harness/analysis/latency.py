@@ -198,7 +198,7 @@ def latency_rows(timings: Sequence[StepTiming]) -> list[LatencyRow]:
     A forward that was timed with several drafts is one row over all its samples.
     """
     return [
-        _row(t.role, t.model, t.kind, t.tokens, t.context_tokens, t.batch, t.samples_s)
+        latency_row(t.role, t.model, t.kind, t.tokens, t.context_tokens, t.batch, t.samples_s)
         for t in merged([replace(timing, beside=None) for timing in timings])
     ]
 
@@ -212,7 +212,7 @@ def _round_rows(timings: Sequence[RoundTiming]) -> Iterator[LatencyRow]:
         context = round(float(np.median([t.context_tokens for t in group])))
         seconds = tuple(seconds_per_round(t) for t in group)
         named = ("draft", draft) if k else ("target", group[0].model)
-        row = _row(*named, "round", k, context, batch, seconds)
+        row = latency_row(*named, "round", k, context, batch, seconds)
         yield replace(row, temperature=temperature)
 
 
@@ -221,7 +221,7 @@ def seconds_per_round(timing: RoundTiming) -> float:
     return timing.seconds / (timing.rounds if timing.k else timing.new_tokens)
 
 
-def _row(
+def latency_row(
     role: str,
     model: str,
     kind: str,
@@ -230,6 +230,7 @@ def _row(
     batch: int,
     samples_s: Sequence[float],
 ) -> LatencyRow:
+    """A row of latency.csv: median, p10 and p90 of samples, without a floor."""
     p10, median, p90 = (float(ms) for ms in np.percentile(np.array(samples_s) * 1e3, [10, 50, 90]))
     samples = len(samples_s)
     return LatencyRow(role, model, kind, tokens, context_tokens, batch, median, p10, p90, samples)

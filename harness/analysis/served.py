@@ -21,7 +21,7 @@ from harness.analysis.answers import Answered, Doubt, Question, answered
 from harness.analysis.batch_schedule import LoadResults, analyse_loads
 from harness.analysis.caveats import caveats, failures, greedy_texts_differ, of_the_timings
 from harness.analysis.cells import completed, measured_rows, ratio
-from harness.analysis.latency import latency_of, visits_of
+from harness.analysis.latency import latency_of, latency_row, visits_of
 from harness.analysis.leaderboard import draft_memory
 from harness.analysis.lossless import distrust
 from harness.analysis.outliers import unstable_cells
@@ -37,7 +37,7 @@ from harness.analysis.server_costs import (
 from harness.analysis.server_gate import gates
 from harness.analysis.setup import Setup
 from harness.analysis.verdict import Candidate, Evidence, Timed, evidence_from_trials
-from harness.records import GREEDY, ResultRow, RoundTiming
+from harness.records import GREEDY, LatencyRow, ResultRow, RoundTiming
 from harness.serving.counting import Counting
 from harness.stats.jackknife import Array, speedup_interval
 from harness.summary import (
@@ -78,6 +78,7 @@ def analyse_served(setup: Setup) -> Summary:
             *of_the_timings(unstable, (), {}),
         ),
         results=tuple(results),
+        latency=(*run.prefill_rows(), *run.round_rows()),
         round_times=tuple(run.round_times()),
         unstable=unstable,
         acceptance_by_position=tuple(run.positions()),
@@ -182,6 +183,42 @@ class ServedRun(ServedTexts):
                     round_s={k: seconds for k, seconds in costs.times.round_s if k},
                     visits=len({trial.repetition for trial in self.trials}),
                 )
+
+    def prefill_rows(self) -> Iterator[LatencyRow]:
+        """Rows of latency.csv: the plain server's prefills, over visits, by length."""
+        by_length: dict[int, list[float]] = {}
+        for trial in completed(self.trials):
+            alone = trial.k == 0 and trial.concurrency == 1
+            if alone and trial.prefill_s is not None and trial.prompt_tokens is not None:
+                by_length.setdefault(trial.prompt_tokens, []).append(trial.prefill_s)
+        for length, seconds in sorted(by_length.items()):
+            yield latency_row("target", self.setup.model, "prefill", length, 0, 1, seconds)
+
+    def round_rows(self) -> Iterator[LatencyRow]:
+        """Rows of latency.csv: a plain token, and a round, of each request less its start."""
+        for temperature in self.temperatures:
+            costs = self.costs(temperature, None)
+            if costs is None or self.concurrency > 1:
+                continue
+            for k in (0, *self.ks):
+                start_s = costs.start_s if k else costs.plain_start_s
+                done = [
+                    (trial, (trial.rounds if k else trial.new_tokens) or 0)
+                    for trial in completed(self.settled)
+                    if (trial.temperature, trial.k) == (temperature, k)
+                ]
+                seconds = [
+                    max(0.0, trial.decode_s - start_s) / rounds
+                    for trial, rounds in done
+                    if rounds and trial.decode_s is not None
+                ]
+                if seconds:
+                    named = ("draft", self.setup.draft) if k else ("target", self.setup.model)
+                    context = round(
+                        float(np.median([trial.prompt_tokens or 0 for trial, _ in done]))
+                    )
+                    row = latency_row(*named, "round", k, context, 1, seconds)
+                    yield replace(row, temperature=temperature)
 
     @property
     def not_predicted(self) -> NotPredicted | None:

@@ -11,7 +11,7 @@ from harness.analysis.lossless import text_checks, without_faulty
 from harness.analysis.server_costs import settled
 from harness.analysis.setup import Setup
 from harness.records import ServingEngine, TextTrace, Trial
-from harness.serving.counting import Counting, shorter_budget
+from harness.serving.counting import Counting, counting_of, shorter_budget
 from harness.stats.jackknife import Array
 from harness.summary import TextCheck
 from harness.theory.replay import Replayed, accept_probabilities, replay_texts
@@ -68,8 +68,7 @@ class ServedTexts:
     @property
     def counting(self) -> Counting | None:
         """How its counters count; None where it has none."""
-        first, shortens = self.engine.first_position, self.engine.shortens_last_draft
-        return None if first is None or shortens is None else Counting(first, shortens)
+        return counting_of(self.engine)
 
     @cached_property
     def checks(self) -> list[TextCheck]:

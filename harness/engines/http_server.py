@@ -1,5 +1,6 @@
 """A server behind HTTP, whatever its engine: started here or running somewhere, asked, ended."""
 
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,6 +37,16 @@ class Answer:
     body: Any
     request_s: float
     cpu_s: float | None
+
+
+def on_path(binary: str) -> str:
+    """The program that starts an engine's server, which is called as the engine is."""
+    program = shutil.which(binary)
+    if program is None:
+        raise UserError(
+            f"engine={binary}: no {binary} on PATH; install it, or give url= of a server that runs"
+        )
+    return program
 
 
 def log_file(folder: Path, engine: str, k: int, synthetic: Sequence[float] | None) -> Path:
@@ -170,6 +181,17 @@ class HttpServer:
             )
         if self.k and drafted == 0 and tokens > 2:
             raise UserError(f"{self.where}: it drafted nothing; k={self.k} needs {needs}")
+
+    def without_counters(self, where: str, needs: str) -> UserError:
+        """What to do about a server that drafts and does not tell its rounds.
+
+        Args:
+            where: it was looked for.
+            needs: what has them.
+        """
+        return UserError(
+            f"{self.where}: no counters {where}; {needs}, or use engine=openai, which only times"
+        )
 
     @property
     def url(self) -> str:

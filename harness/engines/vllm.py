@@ -21,7 +21,6 @@ Read in vllm/entrypoints/openai and vllm/v1 of releases 0.29 to 0.33, and run (0
 """
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +37,7 @@ from harness.engines.http_server import (
     ended_on_error,
     field_of,
     log_file,
+    on_path,
     only_model,
     start,
 )
@@ -99,14 +99,9 @@ class Vllm:
 
     def open(self, k: int, synthetic: Sequence[float] | None = None) -> "VllmServer":
         """Start a server that drafts k tokens per round, and wait until it answers."""
-        binary = shutil.which(BINARY)
-        if binary is None:
-            raise UserError(
-                f"engine=vllm: no {BINARY} on PATH; install it, or give url= of a server that runs"
-            )
         running = start(
             f"vLLM at k={k}",
-            [binary, *self.flags(k, synthetic)],
+            [on_path(BINARY), *self.flags(k, synthetic)],
             log_file(self.logs, "vllm", k, synthetic),
             port=self.port,
             slots=self.slots,
@@ -211,6 +206,12 @@ class VllmServer(HttpServer):
             sums = self._sums_of_request(before, len(tokens))
         if speculative is None and sums is not None:
             speculative = counters(sums)
+        if self.k and speculative is None and before is None:
+            raise self.without_counters(
+                "in its answers or at /metrics",
+                "start it with --enable-per-request-metrics --per-request-spec-decode-metrics"
+                " detailed",
+            )
         return self._completion(answer, choice, tokens, speculative, _times(metrics, sums))
 
     def check_vocabulary(self, tokens: Sequence[int], text: str) -> None:
@@ -254,27 +255,23 @@ class VllmServer(HttpServer):
             steps=rounds_of(tokens, speculative) if self.k and speculative is not None else None,
         )
 
-    def _sums(self) -> dict[str, float]:
-        """What it counts over all requests, by name."""
+    def _sums(self) -> dict[str, float] | None:
+        """What it counts over all requests, by name; None where it does not show them."""
         try:
             sums = metric_sums(str(self.get("/metrics")))
         except ServerDiedError:
             raise
         except UserError:  # it has no such page
-            sums = {}
-        if GENERATED not in sums:
-            raise UserError(
-                f"{self.where}: no counters in its answers or at /metrics; start it with"
-                " --enable-per-request-metrics --per-request-spec-decode-metrics detailed, or use"
-                " engine=openai, which only times"
-            )
-        return sums
+            return None
+        return sums if GENERATED in sums else None
 
     def _sums_of_request(self, before: Mapping[str, float], tokens: int) -> dict[str, float] | None:
         """What was counted since; None where other requests were counted with it."""
         give_up = monotonic() + COUNTED_WITHIN_S
         while True:
             now = self._sums()
+            if now is None:
+                return None
             since = {name: value - before.get(name, 0.0) for name, value in now.items()}
             if since[GENERATED] == tokens:
                 return since

@@ -15,7 +15,6 @@ from typing import Any
 
 from harness.engines.protocol import Completion, EngineFacts, Server
 from harness.measurement.generations import Request, round_counts
-from harness.measurement.returned_texts import ReturnedText
 from harness.records import RoundTiming, ServerClock, Trial, UserError
 from harness.serving.counting import shorter_budget
 
@@ -58,11 +57,6 @@ class ServedRequest:
                 " run start the server"
             )
         return completion.cpu_s
-
-    @property
-    def text(self) -> ReturnedText:
-        """What was returned."""
-        return ReturnedText(self.request, self.completion)
 
     def trial(self, facts: EngineFacts, clock: ServerClock) -> Trial:
         """The line of trials.jsonl: counts of what rounds emitted, by the run's clock."""

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.records import ServingEngine
+
 # A shorter budget is this part of the whole, and no fewer tokens
 SHORTER, SHORTEST = 4, 4
 
@@ -50,6 +52,12 @@ class Counting:
         """
         left = np.arange(budget - self.first_position, 0, -1)
         return np.minimum(k, left - 1) if self.shortens_last_draft else np.full(len(left), k)
+
+
+def counting_of(engine: ServingEngine) -> Counting | None:
+    """How a stored run's engine counts; None where it counts no rounds."""
+    first, shortens = engine.first_position, engine.shortens_last_draft
+    return None if first is None or shortens is None else Counting(first, shortens)
 
 
 def shorter_budget(budget: int) -> int:

@@ -1,8 +1,11 @@
 """What a comparison of runs says: each run in one sentence, and what to know before trusting it."""
 
+from collections.abc import Iterator
+
 from harness.reporting import formatting as fmt
+from harness.reporting.grid import SERVED
 from harness.reporting.sentences import as_sentence
-from harness.summary import ComparedRun, Comparison, ComparisonCaveat
+from harness.summary import ComparedRun, Comparison, ComparisonCaveat, EngineRow
 
 OUTCOMES = {
     "pass": "PASS, the ratio is not below fail_below={threshold:g}",
@@ -62,20 +65,27 @@ CAVEATS = {
         " which"
     ),
     "texts_differ_by_rounding": (
-        f"{TEXTS}rounding below float32 or another revision may do that; the snapshot command"
-        " distinguishes a tie from a fault"
+        f"{TEXTS}rounding below float32, another engine or another revision may do that; the"
+        " snapshot command distinguishes a tie from a fault"
     ),
     "counts_differ": (
         "SAME TEXTS, OTHER COUNTS: {differing} of {compared} greedy generations of equal text had"
         " other rounds or acceptances (first: {first}) with the same draft, K and rule: the draft"
         " or the loop changed"
     ),
+    "not_lossless": (
+        "{run} is NOT LOSSLESS at temperature {temperature:g}, K={k}: its speedup there is of other"
+        " texts, and is not compared"
+    ),
 }
 
 
 def verdicts(comparison: Comparison) -> tuple[str, ...]:
-    """Each compared run in one sentence, the threshold's outcome first where there is one."""
-    return tuple(_verdict(run) for run in comparison.runs)
+    """Each compared run in one sentence, the threshold's outcome first where there is one.
+
+    Before them what each engine gained at the K that is compared, where they are several.
+    """
+    return (*_engines(comparison), *(_verdict(run) for run in comparison.runs))
 
 
 def caveats(comparison: Comparison) -> tuple[str, ...]:
@@ -87,6 +97,32 @@ def caveat(entry: ComparisonCaveat) -> str:
     """One of them, without a full stop."""
     values = {key: KINDS.get(str(value), value) for key, value in entry.values.items()}
     return CAVEATS[entry.code].format(**values)
+
+
+def _engines(comparison: Comparison) -> Iterator[str]:
+    """As "K=4 at temperature 0: 1.30x on vLLM 0.32.0, 0.68x on llama.cpp b11549"."""
+    cell = next((run.row for run in comparison.runs if run.row is not None), None)
+    rows = [
+        row
+        for row in comparison.engines
+        if cell and (row.temperature, row.k, row.concurrency) == (cell.temperature, cell.k, 1)
+    ]
+    if cell is None or len({(row.engine, row.version) for row in rows}) < 2:
+        return
+    drafts = len({row.draft for row in rows}) > 1
+    gains = [
+        f"{fmt.speedup(row.speedup, row.speedup_lo, row.speedup_hi)}"
+        f"{f' with {row.draft}' if drafts else ''} on {engine(row)}"
+        f"{'' if row.lossless else ', which is NOT LOSSLESS there'}"
+        for row in rows
+    ]
+    where = f"K={cell.k} at temperature {fmt.temperature(cell.temperature)}"
+    yield f"{where}, measured: {', '.join(gains)}."
+
+
+def engine(row: EngineRow) -> str:
+    """An engine with its version."""
+    return " ".join(filter(None, (SERVED[row.engine], row.version)))
 
 
 def _verdict(run: ComparedRun) -> str:

@@ -24,7 +24,10 @@ NOT_PREDICTED = {
         "target and draft are not loaded here, so the texts that the server returned were not"
         " replayed"
     ),
-    "no_counting": "this server counts no rounds, or does not say how it accepts drafts",
+    "no_counting": (
+        "this server counts no rounds, or does not say how it accepts drafts; its speedups are"
+        " measured times, and whether it drafted K tokens was not checked"
+    ),
     "no_costs": (
         "its round times are not known: it has no synthetic acceptance, and there is no second"
         " prompt set to take them from (prompts.sets=[...])"

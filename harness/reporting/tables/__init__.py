@@ -136,5 +136,6 @@ def brief_tables(summary: Summary) -> tuple[Table, ...]:
     elif command in ("profile", "breakeven"):
         made = (breakeven.measured_table(summary), breakeven.ideal_table(summary))
     elif summary.comparison is not None:
-        made = (comparison.brief_table(summary.comparison),)
+        compared = summary.comparison
+        made = (comparison.engines_table(compared), comparison.brief_table(compared))
     return tuple(entry for entry in made if entry.rows)

@@ -1,8 +1,9 @@
 """Compared runs: the table of cells, the settings that differ, and the sentences about both."""
 
 from harness.reporting import formatting as fmt
+from harness.reporting.grid import SERVED
 from harness.reporting.tables.specification import Column, Table, table
-from harness.summary import Comparison, ComparisonRow, Difference
+from harness.summary import Comparison, ComparisonRow, Difference, EngineRow
 
 COLUMNS: tuple[Column[ComparisonRow], ...] = (
     Column("prompt set", lambda row: row.prompt_set, key=True),
@@ -22,6 +23,25 @@ COLUMNS: tuple[Column[ComparisonRow], ...] = (
     Column("prompts", lambda row: row.prompts, fmt.count),
     Column("status", lambda row: None if row.status == "complete" else row.status),
 )
+ENGINES: tuple[Column[EngineRow], ...] = (
+    Column("run", lambda row: row.run, key=True, flexible=True),
+    Column("engine", lambda row: SERVED[row.engine]),
+    Column("version", lambda row: row.version),
+    Column("draft", lambda row: row.draft),
+    Column("temperature", lambda row: row.temperature, fmt.temperature, key=True),
+    Column("K", lambda row: row.k, fmt.count, key=True),
+    Column("concur-\nrency", lambda row: row.concurrency, fmt.count, key=True),
+    Column(
+        "speedup\n[lo, hi]",
+        lambda row: (row.speedup, row.speedup_lo, row.speedup_hi),
+        fmt.speedup,
+    ),
+    Column("lossless", lambda row: None if row.lossless else "NO"),
+)
+ENGINES_NOTE = (
+    "Measured, each against the same engine's plain decoding, on all prompts of its run; with"
+    " several requests side by side a ratio of throughputs, without an interval."
+)
 RATIO_NOTE = (
     "The speedup ratio is run / reference, the alpha difference run - reference, over the prompts"
     " that both have, each paired with itself. A speedup ratio below 1 is a loss."
@@ -33,8 +53,8 @@ HOLM_NOTE = (
 
 
 def comparison_tables(comparison: Comparison) -> tuple[Table, ...]:
-    """One table per compared run, then the settings and facts in which the runs differ."""
-    tables: list[Table] = []
+    """Engines side by side, one table per compared run, then in what the runs differ."""
+    tables = [engines_table(comparison)]
     for run in comparison.runs:
         rows = [row for row in comparison.rows if row.run == run.name]
         notes = (RATIO_NOTE, HOLM_NOTE) if run.cells else (RATIO_NOTE,)
@@ -46,6 +66,12 @@ def comparison_tables(comparison: Comparison) -> tuple[Table, ...]:
         *(_value_of(index, name) for index, name in enumerate(comparison.names)),
     )
     return (*tables, table("What differs around them", columns, comparison.differences))
+
+
+def engines_table(comparison: Comparison) -> Table:
+    """What each engine gained, by K and load; without rows where no run is a server's."""
+    rows = sorted(comparison.engines, key=lambda row: (row.temperature, row.k, row.concurrency))
+    return table("Engines side by side", ENGINES, rows, notes=(ENGINES_NOTE,))
 
 
 def brief_table(comparison: Comparison) -> Table:

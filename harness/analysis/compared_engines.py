@@ -1,0 +1,94 @@
+"""What each engine gained from one pair: the measured speedups of several runs side by side.
+
+With one pair and one machine K = 4 was 1.30x on vLLM and 0.68x on llama.cpp. So runs of servers,
+and sweeps of our own loop, are put into one list: by run, temperature and K, the speedup of the
+whole workload against the same engine's plain decoding, with its interval over prompts. Loads of
+several requests side by side follow, whose speedup is a ratio of throughputs without an interval.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from harness.analysis.cells import completed, latest
+from harness.analysis.lossless import distrust, text_checks
+from harness.analysis.served_texts import ServedTexts
+from harness.analysis.setup import Setup
+from harness.analysis.verdict import evidence_from_trials
+from harness.records import GREEDY, Trial
+from harness.stats.jackknife import speedup_interval
+from harness.summary import EngineRow, ServedSummary
+
+OWN = "own"
+
+
+def engine_of(setup: Setup) -> tuple[str, str | None]:
+    """Which engine a run measured, and its version; our own loop has none."""
+    engine = setup.engine
+    return (OWN, None) if engine is None or engine.name == OWN else (engine.name, engine.version)
+
+
+def timed_trials(setup: Setup) -> list[Trial]:
+    """Each generation once; those of a server at the time that its visits settle."""
+    return latest(setup.run.trials) if setup.engine is None else ServedTexts(setup).settled
+
+
+def not_lossless(setup: Setup, served: ServedSummary | None) -> set[tuple[float, int]]:
+    """The (temperature, K) at which a run's speculation changed what is generated."""
+    if served is not None:
+        return {(gate.temperature, gate.k) for gate in served.gates if gate.lossless is False}
+    doubtful = distrust(text_checks(setup.run.trials, setup.run.checks)) is not None
+    return {(GREEDY, k) for k in setup.ks} if doubtful else set()
+
+
+def engine_rows(name: str, setup: Setup, served: ServedSummary | None) -> Iterator[EngineRow]:
+    """A measured run's speedups by temperature and K, then those under load.
+
+    Args:
+        name: of the run.
+        setup: of the run.
+        served: what it says of its server; None of our own loop's sweep.
+    """
+    engine, version = engine_of(setup)
+    changed = not_lossless(setup, served)
+
+    def row(temperature: float, k: int, concurrency: int, *speedup: float | None) -> EngineRow:
+        return EngineRow(
+            name,
+            engine,
+            version,
+            setup.draft,
+            temperature,
+            k,
+            concurrency,
+            *speedup,
+            lossless=(temperature, k) not in changed,
+        )
+
+    trials = timed_trials(setup)
+    alone = max((trial.concurrency for trial in trials), default=1)
+    for temperature in setup.temperatures:
+        done = [trial for trial in completed(trials) if trial.temperature == temperature]
+        if any(trial.decode_s is None for trial in done):  # records without a time of decoding
+            continue
+        evidence = evidence_from_trials(
+            trials, draft=setup.draft, temperature=temperature, times=None
+        )
+        if not evidence.prompts or not evidence.candidates:
+            continue
+        speedups = np.exp(evidence.workload(setup.weights).log_speedups()).tolist()
+        plain = evidence.baseline
+        for (candidate, timed), speedup in zip(evidence.candidates.items(), speedups, strict=True):
+            interval = speedup_interval(
+                plain.seconds,
+                plain.tokens,
+                timed.seconds,
+                timed.tokens,
+                evidence.prompt_sets,
+                setup.weights,
+            )
+            bounds = (None, None) if interval is None else interval
+            yield row(temperature, candidate.k, alone, speedup, *bounds)
+    for load in served.load if served else ():
+        if load.k and (load.concurrency or 0) > 1:
+            yield row(load.temperature, load.k, load.concurrency or 0, load.throughput_ratio)

@@ -1,0 +1,225 @@
+"""What servers are asked for: a pair's prompts, and which request goes to which server when.
+
+Each server has a role: it drafts K tokens per round, or decodes plainly at K = 0. A *visit* asks
+each of them for every prompt at every temperature, in an order drawn anew for each prompt.
+
+What rounds cost comes from the same visits: from servers that are told to reject every draft
+(rounds.jsonl) where the engine can do that, else from requests for a part of the budget
+(starts.jsonl).
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+
+from harness.commands.completions import with_turns
+from harness.commands.pair import EncodedPrompt, Pair, described, open_pair, sampling_of
+from harness.commands.progress import progress
+from harness.config import ServerConfig
+from harness.measurement.generations import Request
+from harness.measurement.served import shorter
+from harness.models.load import Vocabulary, load_vocabulary
+from harness.models.tokenizer import check_thinking, encode
+from harness.records import Prompt, Rule, ServerClock, UserError
+from harness.storage import RunFolder
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What the servers are asked for.
+
+    Attributes:
+        config: the command's.
+        conversations, prompts: as of `harness.commands.pair.Target`.
+        vocabulary: the target's tokenizer.
+        pair: both models, where they are loaded here.
+    """
+
+    config: ServerConfig
+    conversations: tuple[Prompt, ...]
+    prompts: tuple[EncodedPrompt, ...]
+    vocabulary: Vocabulary
+    pair: Pair | None
+
+    @property
+    def device(self) -> torch.device:
+        """Of the models that are loaded here."""
+        return torch.device("cpu") if self.pair is None else self.pair.target_model.device
+
+    @property
+    def clock(self) -> ServerClock:
+        """By which requests are timed."""
+        return cast("ServerClock", self.config.clock)
+
+    @property
+    def ks(self) -> list[int]:
+        """Every K, plain decoding first."""
+        return [0, *(k for k in self.config.k if k)]
+
+    def describe(self) -> dict[str, Any]:
+        """The manifest's entries about models, prompts and machine."""
+        if self.pair is not None:
+            return self.pair.describe()
+        names = {"target": self.vocabulary.name, "draft": self.config.draft.name}
+        models = {role: {"name": name} for role, name in names.items()}
+        return described(self.device, models, self.conversations)
+
+    def with_turns(self, folder: RunFolder) -> "Workload":
+        """The same with every turn of every conversation."""
+        if self.pair is None:
+            return self
+        pair = with_turns(folder, self.pair, self.config)
+        pair.check_lengths()
+        return replace(self, pair=pair, prompts=pair.prompts)
+
+    def request(self, entry: EncodedPrompt, temperature: float, k: int, visit: int) -> Request:
+        """One request; each has a seed of its own, for equal seeds correlate their texts."""
+        config, prompt = self.config, entry.prompt
+        sampling = sampling_of(config.decode, temperature)
+        identity = {
+            "model": [config.model.id, config.model.revision, config.model.gguf],
+            "draft": [config.draft.id, config.draft.revision, config.draft.gguf] if k else None,
+            "prompt": [prompt.prompt_set, prompt.id, list(entry.tokens)],
+            "k": k,
+            "sampling": asdict(sampling),
+            "new_tokens": config.new_tokens,
+            "visit": visit,
+            "seed": config.seed,
+        }
+        text = [config.seed, prompt.prompt_set, prompt.id, sampling.temperature, visit, k]
+        return Request(
+            cell=_hash(identity),
+            prompt_set=prompt.prompt_set,
+            prompt=prompt.id,
+            category=prompt.category,
+            tokens=entry.tokens,
+            sampling=sampling,
+            budget=config.new_tokens,
+            repetition=visit,
+            seed=int(_hash(text)[:8], 16),
+            eos=self.vocabulary.eos,
+            model=self.vocabulary.name,
+            draft=config.draft.name if k else None,
+            k=k,
+            rule=cast("Rule", config.decode.rule or "ratio"),
+            turn=entry.turn,
+        )
+
+
+def open_workload(config: ServerConfig, prompts: Sequence[Prompt]) -> Workload:
+    """Load the pair, or the target's tokenizer alone."""
+    if config.score:
+        pair = open_pair(config, prompts)
+        return Workload(config, pair.conversations, pair.prompts, pair.target, pair)
+    if any(len(prompt.turns) > 1 for prompt in prompts):
+        raise UserError(
+            "score=false: later turns continue the target's answers, which need its weights here;"
+            " give prompts.max_turns=1"
+        )
+    with progress(f"loading the tokenizer of {config.model.name}"):
+        vocabulary = load_vocabulary(config.model, "model")
+    check_thinking(vocabulary.tokenizer, prompts, config.prompts)
+    encoded = tuple(
+        EncodedPrompt(prompt, encode(vocabulary.tokenizer, prompt, config.prompts))
+        for prompt in prompts
+    )
+    longest = max(len(entry.tokens) for entry in encoded) + config.new_tokens + max(config.k)
+    if vocabulary.context_tokens is not None and longest > vocabulary.context_tokens:
+        raise UserError(
+            f"new_tokens={config.new_tokens}: with the longest prompt and K={max(config.k)} that is"
+            f" {longest} tokens, beyond the {vocabulary.context_tokens} of"
+            f" model={vocabulary.name}; lower new_tokens or leave the prompt out"
+        )
+    return Workload(config, tuple(prompts), encoded, vocabulary, None)
+
+
+@dataclass(frozen=True, order=True)
+class Role:
+    """What a server is for.
+
+    Attributes:
+        k: tokens that it drafts per round; 0 decodes plainly.
+        rejects: whether it is told to reject every draft, so that each round emits one token.
+    """
+
+    k: int
+    rejects: bool = False
+
+    def __str__(self) -> str:
+        return f"K={self.k}{', rejecting every draft' if self.rejects else ''}"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One request to one server, and where its answer is stored."""
+
+    role: Role
+    visit: int
+    request: Request
+    file: Literal["trials", "starts", "rounds"]
+
+    @property
+    def of_rounds(self) -> tuple[int, int, float, int]:
+        """What a line of rounds.jsonl says of the request that it is from."""
+        request = self.request
+        return self.visit, self.role.k, request.sampling.temperature, len(request.tokens)
+
+
+def tasks_of(work: Workload, *, synthetic: bool) -> Iterator[Task]:
+    """Every request of a run, in the order it is sent."""
+    config, ks = work.config, work.ks
+    by_set: dict[str, list[EncodedPrompt]] = {}
+    for entry in work.prompts:
+        by_set.setdefault(entry.prompt.prompt_set, []).append(entry)
+    for visit in range(config.repetitions):
+        order = np.random.default_rng((config.seed, visit))
+        for entry in work.prompts:
+            for temperature in config.temperature:
+                for k in map(int, order.permutation(ks)):
+                    request = work.request(entry, temperature, k, visit)
+                    if not synthetic:
+                        short = replace(shorter(request), cell=f"{request.cell}-short")
+                        yield Task(Role(k), visit, short, "starts")
+                    yield Task(Role(k), visit, request, "trials")
+        if not synthetic:
+            continue
+        # One prompt of each set, of a middle length, the same in each visit
+        for entries in by_set.values():
+            entry = sorted(entries, key=lambda each: len(each.tokens))[len(entries) // 2]
+            for temperature in config.temperature:
+                for k in map(int, order.permutation(ks)):
+                    request = work.request(entry, temperature, k, visit)
+                    for each in (shorter(request), request):
+                        yield Task(Role(k, rejects=k > 0), visit, each, "rounds")
+
+
+def waiting_of(folder: RunFolder, tasks: Sequence[Task]) -> list[Task]:
+    """The tasks whose answers the folder lacks."""
+    finished = {
+        "trials": {trial.cell for trial in folder.trials() if trial.status == "ok"},
+        "starts": {trial.cell for trial in folder.starts()},
+    }
+    rounds = Counter(
+        (timing.visit, timing.k, timing.temperature, timing.context_tokens)
+        for timing in folder.rounds()
+    )
+    waiting: list[Task] = []
+    for task in tasks:
+        if task.file != "rounds":
+            stored = task.request.cell in finished[task.file]
+        else:
+            stored = rounds[task.of_rounds] > 0
+            rounds[task.of_rounds] -= stored
+        if not stored:
+            waiting.append(task)
+    return waiting
+
+
+def _hash(identity: Any) -> str:
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,225 @@
+"""Servers of a run: how many stand side by side, with how many threads, and which engine they are.
+
+Servers, one per K and one that decodes plainly, stand side by side where the memory allows it.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+import torch
+
+from harness.commands.pair import sampling_of
+from harness.commands.progress import progress
+from harness.commands.server_requests import Role, Workload
+from harness.config import ServerConfig
+from harness.engines.adapters import Adapter, OpenedPair, ToServe, addresses
+from harness.engines.protocol import EngineFacts, Server
+from harness.measurement.clock import Clock
+from harness.measurement.served import check_drafts
+from harness.models.load import load_vocabulary
+from harness.records import GREEDY, Prompt, ServingEngine, UserError
+from harness.serving.counting import counting_of
+from harness.storage import RunFolder
+from harness.storage.contents import plain
+
+# The manifest's entries of the engine, and of the threads that each server gets
+ENGINE, THREADS = "engine", "server_threads"
+# Tokens of a text by which an address is tried, or a number of threads judged
+TRIED_TOKENS = 32
+# Of the memory that is free, what servers may take; of a model's file, what its server takes
+USABLE, OVERHEAD = 0.8, 1.2
+# Ids that a server is asked to decode, to see whether it has the target's tokenizer
+CHECKED_TOKENS = 64
+
+
+def try_addresses(config: ServerConfig, adapter: Adapter, prompts: Sequence[Prompt]) -> None:
+    """Attach to every address once: refused ones are the user's to fix before anything begins."""
+    assert adapter.attach is not None
+    tokenizer = load_vocabulary(config.model, "model").tokenizer
+    running = addresses(config, adapter)
+    engine = adapter.attach(running, tokenizer)
+    sampling = sampling_of(config.decode, config.temperature[0])
+    budget = min(TRIED_TOKENS, config.new_tokens)
+    with progress("trying the addresses", len(running.urls)) as tick:
+        for k in running.urls:
+            with engine.open(k) as server:
+                ids = check_vocabulary(server, tokenizer, prompts)
+                check_drafts(server.generate(ids, sampling, config.seed, budget), k)
+            tick()
+
+
+def check_vocabulary(server: Server, tokenizer: Any, prompts: Sequence[Prompt]) -> list[int]:
+    """Refuse a server that decodes ids as another text than the target's tokenizer; those ids."""
+    ids = tokenizer(prompts[0].turns[0], add_special_tokens=False)["input_ids"][:CHECKED_TOKENS]
+    server.check_vocabulary(ids, tokenizer.decode(ids))
+    return ids
+
+
+def _to_serve(folder: RunFolder, work: Workload, *, slots: int) -> ToServe:
+    """What the engine is asked to serve, with room for so many requests side by side."""
+    pair, opened = work.pair, None
+    if pair is not None:
+        models = (pair.target_model, pair.draft_model)
+        opened = OpenedPair(pair.target, pair.draft, *models, Clock(*models).now)
+    longest = max(len(entry.tokens) for entry in work.prompts)
+    return ToServe(
+        config=work.config,
+        folder=folder.path,
+        context_tokens=longest + work.config.new_tokens,
+        slots=slots,
+        threads=folder.manifest.get(THREADS),
+        pair=opened,
+    )
+
+
+def settle_threads(folder: RunFolder, work: Workload, adapter: Adapter) -> None:
+    """Note how many threads each server gets: as asked for, else the fastest that was tried.
+
+    An engine's own default is all processors, which for a small model, or next to other work, is
+    many times slower than one. A resumed run keeps what it began with.
+    """
+    if work.config.threads != "auto":
+        folder.update_manifest({THREADS: int(work.config.threads)})
+    start = adapter.start if work.config.url is None and adapter.tries_threads else None
+    if THREADS in folder.manifest or start is None:
+        return
+    cores = psutil.cpu_count(logical=False) or 1
+    counts = sorted({1, max(1, cores // 2), cores})
+    longest = max(work.prompts, key=lambda entry: len(entry.tokens))
+    request = work.request(longest, GREEDY, 0, 0)
+    seconds: dict[int, float] = {}
+    with progress("choosing the servers' threads", len(counts)) as tick:
+        for count in counts:
+            serve = replace(_to_serve(folder, work, slots=1), threads=count)
+            with start(serve, None).open(0) as server:
+                for _ in range(2):  # the second is the one that counts
+                    done = server.generate(request.tokens, request.sampling, 0, TRIED_TOKENS)
+                    seconds[count] = done.decode_s or done.request_s
+            tick()
+    folder.update_manifest({THREADS: min(counts, key=lambda count: seconds[count])})
+
+
+def is_synthetic(config: ServerConfig, adapter: Adapter) -> bool:
+    """Whether servers can be told to reject every draft, so that their rounds are timed."""
+    known = {"everywhere": True, "on CUDA": torch.cuda.is_available(), "nowhere": False}
+    return config.url is None and known[adapter.synthetic]
+
+
+def side_by_side(roles: Sequence[Role], work: Workload, adapter: Adapter) -> Iterator[list[Role]]:
+    """Roles that run side by side, plain decoding in each group where there is room for two."""
+    most, plain_role = _at_a_time(work, adapter), Role(0)
+    if len(roles) <= most or most == 1 or plain_role not in roles:
+        for start in range(0, len(roles), most):
+            yield list(roles[start : start + most])
+        return
+    others = [role for role in roles if role != plain_role]
+    for start in range(0, len(others), most - 1):
+        yield [plain_role, *others[start : start + most - 1]]
+
+
+def _at_a_time(work: Workload, adapter: Adapter) -> int:
+    """How many servers run side by side."""
+    config = work.config
+    if config.servers != "auto":
+        return int(config.servers)
+    if config.url is not None or config.engine == "own":
+        return len(work.ks) * 2
+    if adapter.alone:
+        return 1
+    pair = work.pair
+    loaded = {} if pair is None else {"model": pair.target, "draft": pair.draft}
+    needed = 0
+    for key, conf in (("model", config.model), ("draft", config.draft)):
+        if conf.gguf is not None:
+            needed += Path(conf.gguf).stat().st_size if Path(conf.gguf).is_file() else 0
+        elif key in loaded:
+            weights = loaded[key].network.parameters()
+            needed += sum(tensor.numel() * tensor.element_size() for tensor in weights)
+    free = psutil.virtual_memory().available
+    if torch.cuda.is_available():
+        free = min(free, torch.cuda.mem_get_info()[0])
+    return max(1, int(USABLE * free / (OVERHEAD * needed))) if needed else 1
+
+
+@contextmanager
+def started(
+    folder: RunFolder, work: Workload, adapter: Adapter, roles: Sequence[Role], *, slots: int
+) -> Iterator[dict[Role, Server]]:
+    """Servers that answer, with room for so many requests side by side; closed at the end."""
+    config, serve = work.config, _to_serve(folder, work, slots=slots)
+    servers: dict[Role, Server] = {}
+    with ExitStack() as stack:
+        with progress(f"starting {config.engine}", len(roles)) as tick:
+            for number, role in enumerate(roles):
+                if config.url is not None:
+                    assert adapter.attach is not None
+                    engine = adapter.attach(addresses(config, adapter), work.vocabulary.tokenizer)
+                else:
+                    assert adapter.start is not None
+                    port = None if config.port is None else config.port + number
+                    engine = adapter.start(serve, port)
+                rates = [0.0] * role.k if role.rejects else None
+                servers[role] = stack.enter_context(engine.open(role.k, rates))
+                tick()
+        yield servers
+
+
+def note_engine(folder: RunFolder, work: Workload, adapter: Adapter, server: Server) -> None:
+    """Write the manifest's entry; refuse to resume a run on another engine or version."""
+    config, facts = work.config, server.facts
+    counting = facts.counting
+    flags: tuple[str, ...] = ()
+    if config.url is None:
+        assert adapter.start is not None
+        engine = adapter.start(_to_serve(folder, work, slots=1), None)
+        largest = max(config.k)
+        flags = tuple(_common(engine.flags(largest), engine.flags(largest + 1)))
+    entry = ServingEngine(
+        name=facts.name,
+        version=facts.version,
+        rule=facts.rule,
+        first_position=None if counting is None else counting.first_position,
+        shortens_last_draft=None if counting is None else counting.shortens_last_draft,
+        draft_top_k=facts.draft_top_k,
+        clock=work.clock,
+        synthetic=is_synthetic(config, adapter),
+        started=config.url is None,
+        urls=tuple(urlsplit(url).netloc for url in config.url or ()),
+        flags=flags,
+    )
+    described, known = plain(asdict(entry)), folder.manifest.get(ENGINE)
+    if known is not None and known != described:
+        changed = [name for name in described if known.get(name) != described[name]]
+        raise UserError(
+            f"resume={folder.path}: the engine's {' and '.join(changed)} changed since; one run"
+            " cannot mix the two, start a new one without resume="
+        )
+    if known is None:
+        folder.update_manifest({ENGINE: described})
+
+
+def stored_facts(folder: RunFolder) -> EngineFacts:
+    """What the manifest says of the engine."""
+    entry = ServingEngine(**folder.manifest[ENGINE])
+    counting = counting_of(entry)
+    return EngineFacts(entry.name, entry.version, entry.rule, counting, entry.draft_top_k)
+
+
+def _common(flags: Sequence[str], others: Sequence[str]) -> Iterator[str]:
+    """The flags, with their values, that two command lines share."""
+    shared = {*_options(others)}
+    for option in _options(flags):
+        if option in shared:
+            yield from option
+
+
+def _options(flags: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    starts = [index for index, word in enumerate(flags) if word.startswith("--")]
+    for start, end in pairwise([*starts, len(flags)]):
+        yield tuple(flags[start:end])

@@ -1,0 +1,102 @@
+"""What servers returned, held against the pair's own weights.
+
+The texts are scored by the pair for replay (traces.parquet), and held against plain decoding's and
+against the target's distribution (checks.jsonl). Where only a tokenizer is here (score=false) there
+is nothing of that.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from harness.commands.pair import Pair
+from harness.commands.progress import progress
+from harness.commands.run_lifecycle import unless_broken
+from harness.commands.server_requests import Workload
+from harness.commands.server_start import stored_facts
+from harness.commands.snapshot import check_texts
+from harness.engines.protocol import Completion, EngineFacts
+from harness.measurement.returned_texts import ReturnedText, likelihood_test, score_returned
+from harness.records import GREEDY, TextTrace, Trial
+from harness.storage import RunFolder
+from harness.summary import TextLikelihood
+
+
+def judge(folder: RunFolder, work: Workload, pair: Pair) -> None:
+    """Score the returned texts for replay, and hold them against the target's own."""
+    facts = stored_facts(folder)
+    trials = [trial for trial in folder.trials() if trial.status == "ok" and trial.tokens]
+    prompts = {(entry.prompt.prompt_set, entry.prompt.id): entry for entry in work.prompts}
+
+    def returned(trial: Trial) -> ReturnedText:
+        entry = prompts[trial.prompt_set, trial.prompt]
+        request = work.request(entry, trial.temperature, trial.k, trial.repetition)
+        completion = Completion(
+            tokens=trial.tokens or (),
+            stop_reason=trial.stop_reason or "budget",
+            rounds=trial.rounds,
+            drafted=trial.drafted,
+            accepted=trial.accepted,
+            prefill_s=trial.prefill_s,
+            decode_s=trial.decode_s,
+            request_s=(trial.prefill_s or 0.0) + (trial.decode_s or 0.0),
+            cpu_s=None,
+        )
+        return ReturnedText(request, completion)
+
+    with unless_broken(folder, "the scores of the returned texts"):
+        check_texts(folder, trials, pair, work.config, _likelihoods(trials, returned, pair))
+        if facts.counting is not None:
+            _score(folder, trials, returned, facts, pair)
+
+
+def _likelihoods(
+    trials: Sequence[Trial], returned: Callable[[Trial], ReturnedText], pair: Pair
+) -> list[TextLikelihood]:
+    """A test of each temperature above 0 and K."""
+    cells: dict[tuple[float, int], list[Trial]] = {}
+    for trial in trials:
+        if trial.temperature != GREEDY:
+            cells.setdefault((trial.temperature, trial.k), []).append(trial)
+    with progress("testing the returned texts", len(cells)) as tick:
+        tests: list[TextLikelihood] = []
+        for _, cell in sorted(cells.items()):
+            tests.append(likelihood_test([returned(trial) for trial in cell], pair.target_model))
+            tick()
+    return tests
+
+
+def _score(
+    folder: RunFolder,
+    trials: Sequence[Trial],
+    returned: Callable[[Trial], ReturnedText],
+    facts: EngineFacts,
+    pair: Pair,
+) -> None:
+    """Score plain decoding's greedy texts, which are every K's, and every sampled text."""
+    wanted: dict[tuple[Any, int], Trial] = {}
+    for trial in trials:
+        if not trial.new_tokens:
+            continue
+        if trial.temperature != GREEDY:
+            wanted[trial.key, trial.k] = trial
+        elif trial.k == 0:
+            wanted.setdefault((replace(trial.key, repetition=0), 0), replace(trial, repetition=0))
+    if wanted.keys() == {(trace.key, trace.k) for trace in folder.traces()}:
+        return
+    by_k: dict[int, list[Trial]] = {}
+    for trial in wanted.values():
+        by_k.setdefault(trial.k, []).append(trial)
+    traces: list[TextTrace] = []
+    with progress("scoring the returned texts", len(by_k)) as tick:
+        for k, texts in sorted(by_k.items()):
+            scored = score_returned(
+                [returned(trial) for trial in texts],
+                facts,
+                pair.target_model,
+                pair.draft_model,
+                pair.draft.name,
+            )
+            traces += [replace(trace, k=k) for trace in scored]
+            tick()
+    folder.write_traces(traces)

@@ -1,0 +1,83 @@
+"""What vLLM's and SGLang's servers answer: of vLLM 0.32 as it was run, of SGLang as documented."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+TOKENS = [5, 6, 7, 8, 9, 10]
+SPECULATIVE = {
+    "mean_acceptance_length": 1.67,
+    "draft_acceptance_rate": 0.33,
+    "acceptance_histogram": [1, 2, 0],
+    "num_spec_steps": 3,
+    "num_accepted_draft_tokens": 2,
+    "num_draft_tokens": 6,
+    "num_spec_tokens": 2,
+    "per_step_accepted": None,
+    "per_step_drafted": None,
+}
+TIMES = {"time_to_first_token_ms": 2.0, "generation_time_ms": 30.0, "queue_time_ms": 0.1}
+CHOICE = {"index": 0, "text": "abc", "finish_reason": "length", "token_ids": TOKENS}
+USAGE = {"prompt_tokens": 3, "completion_tokens": 6, "total_tokens": 9}
+# What /metrics has before any request of a server that drafts, and after ours
+BEFORE = {
+    "vllm:generation_tokens_total": 100.0,
+    "vllm:spec_decode_num_drafts_total": 40.0,
+    "vllm:spec_decode_num_draft_tokens_total": 80.0,
+    "vllm:spec_decode_num_accepted_tokens_total": 20.0,
+    "vllm:request_prefill_time_seconds_sum": 1.0,
+    "vllm:request_decode_time_seconds_sum": 2.0,
+}
+OURS = dict(zip(BEFORE, (6.0, 3.0, 6.0, 2.0, 0.002, 0.03), strict=True))
+AFTER = {name: value + OURS[name] for name, value in BEFORE.items()}
+
+
+def completion(metrics: Any = None, choice: Any = None) -> dict[str, Any]:
+    """An answer of /v1/completions."""
+    return {"choices": [CHOICE if choice is None else choice], "usage": USAGE, "metrics": metrics}
+
+
+def page(sums: Mapping[str, float]) -> str:
+    """Those sums as /metrics has them: in two parts, by label, among comments and buckets."""
+    lines = ["# HELP a page of metrics", 'vllm:steps_bucket{le="1.0",model_name="m"} 3.0', ""]
+    for name, value in sums.items():
+        lines += [f'{name}{{engine="{part}",model_name="m"}} {value / 2}' for part in (0, 1)]
+    return "\n".join(lines)
+
+
+def in_turn(*pages: Mapping[str, float]) -> Callable[[Any], str]:
+    """Each of these at one call, the last at every later one."""
+    left = list(pages)
+    return lambda _: page(left.pop(0) if len(left) > 1 else left[0])
+
+
+def vllm_answers(**answers: Any) -> dict[str, Any]:
+    told = {**TIMES, "speculative_decoding": SPECULATIVE}
+    return {
+        "/version": {"version": "0.32.0"},
+        "/v1/models": {"object": "list", "data": [{"id": "m"}]},
+        "/v1/completions": completion(told),
+        "/metrics": page(BEFORE),
+        "/health": "",
+        **answers,
+    }
+
+
+META = {
+    "finish_reason": {"type": "stop", "matched": 10},
+    "completion_tokens": 6,
+    "spec_verify_ct": 3,
+    "spec_num_proposed_drafts": 6,
+    "spec_num_correct_drafts": 2,
+    "e2e_latency": 0.04,
+}
+# Of a request that drafted nothing
+PLAIN_META = {name: value for name, value in META.items() if not name.startswith("spec")}
+
+
+def sglang_answers(**answers: Any) -> dict[str, Any]:
+    return {
+        "/server_info": {"version": "0.5.23", "speculative_num_steps": 2},
+        "/generate": {"text": "abc", "output_ids": TOKENS, "meta_info": META},
+        "/health": "",
+        **answers,
+    }
