@@ -132,7 +132,9 @@ class ModelConf:
     )
     trust_remote_code: bool = key(False, "whether code from the model's repository may run")
     allow_pickle: bool = key(False, "whether weights may be read from pytorch_model.bin")
-    quantization: str | None = key(None, "int8 or int4 (needs the quantization extra)")
+    quantization: str | None = key(
+        None, "int8 or int4 (needs the quantization extra)", choices=("int8", "int4")
+    )
     tokenizer_family: str | None = key(None, "shared by models of one tokenizer; for drafts=auto")
     layers: int | None = key(
         None, "of an early exit: how many of the target's layers; null: a quarter", least=1

@@ -71,6 +71,26 @@ def test_an_audition_ranks_an_early_exit_and_a_copy(tmp_path: Path) -> None:
     assert (copied.alpha or 0.0) > 0.9
 
 
+@pytest.mark.parametrize(("quantization", "least"), [("int8", 0.95), ("int4", 0.5)])
+def test_a_quantized_copy_is_auditioned_where_torchao_is_installed(
+    quantization: str, least: float, tmp_path: Path
+) -> None:
+    pytest.importorskip("torchao")
+    grid = ["k=[2]", "temperature=[0]", "new_tokens=12", "threads=1", "prompts.limit=2"]
+    times = ["latency.target_ms=10", "latency.draft_ms=2"]
+    drafts = f"drafts=[int8@quantization:{quantization}]"
+    config = compose("audition", [f"results_root={tmp_path}", drafts, *grid, *times])
+    outcome = audition.run(config, draft_confs(config))
+    assert outcome.folder is not None
+    run = load_run(outcome.folder)
+    target, copied = run.manifest["models"]["target"], run.manifest["models"]["int8"]
+    # The embedding stays, a byte a weight and the scales are left of the rest
+    assert copied["weights_bytes"] < 0.45 * target["weights_bytes"]
+    assert copied["weights_sample_sha256"] != target["weights_sample_sha256"]
+    alpha = next(row.alpha for row in analyse(run).leaderboards[0].rows if row.draft == "int8")
+    assert (alpha or 0.0) > least
+
+
 def test_a_copy_that_is_the_target_is_refused() -> None:
     target = ModelConf(name="t", id="org/t", dtype="bfloat16")
     with pytest.raises(UserError, match="a copy of the target must differ"):

@@ -25,7 +25,7 @@ from harness.records import LOOKUPS, UserError
 from harness.theory.architecture import architecture_of
 from harness.theory.cost import ModelSize
 
-BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
+BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0, "int4": 0.5}
 SERVED_BYTES = 2.0  # bfloat16, what a server would load
 # A draft that reads a larger share of the target's bytes per token seldom pays
 LARGE_SHARE = 0.5
@@ -183,7 +183,8 @@ def mtp_layers(target: ModelConf) -> int:
 def sizes_of(conf: ModelConf) -> ModelSize | None:
     """A model's sizes, from its configuration or the config.json next to its weights; else None."""
     if isinstance(conf.architecture, dict):
-        return ModelSize(architecture_of(conf.architecture), BYTES.get(conf.dtype, SERVED_BYTES))
+        each = BYTES.get(conf.quantization or conf.dtype, SERVED_BYTES)
+        return ModelSize(architecture_of(conf.architecture), each)
     stored = _stored_config(conf)
     if stored is None:
         return None
@@ -194,7 +195,8 @@ def sizes_of(conf: ModelConf) -> ModelSize | None:
     except (UserError, TypeError, KeyError, AttributeError):
         return None
     dtype = stored.get("dtype") or stored.get("torch_dtype") if conf.dtype == "auto" else conf.dtype
-    return None if shape is None else ModelSize(shape, BYTES.get(str(dtype), SERVED_BYTES))
+    each = BYTES.get(conf.quantization or str(dtype), SERVED_BYTES)
+    return None if shape is None else ModelSize(shape, each)
 
 
 def _stored_config(conf: ModelConf) -> dict[str, Any] | None:

@@ -210,7 +210,7 @@ def explained(conf: ModelConf, key: str) -> Iterator[None]:
         if is_out_of_memory(error):
             raise UserError(
                 f"{key}.id={conf.id}: does not fit the device's memory; use a smaller model, "
-                f"{key}.dtype=bfloat16, {key}.quantization=int4 or {key}.device_map=auto"
+                f"{key}.dtype=bfloat16, {key}.quantization=int8 or {key}.device_map=auto"
             ) from error
         if not conf.allow_pickle and "model.safetensors" in str(error):
             raise UserError(

@@ -6,19 +6,21 @@
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
-    BitsAndBytesConfig,
     GenerationConfig,
     PreTrainedModel,
+    TorchAoConfig,
 )
 from transformers.utils.import_utils import is_accelerate_available
 
@@ -103,6 +105,7 @@ class LoadedModel(Vocabulary):
     def describe(self) -> dict[str, Any]:
         """The model in the manifest."""
         parameters = list(self.network.parameters())
+        stored = [part for tensor in parameters for part in stored_parts(tensor)]
         return {
             "name": self.name,
             "weights": self.weights,
@@ -114,7 +117,7 @@ class LoadedModel(Vocabulary):
             "parameters": sum(tensor.numel() for tensor in parameters),
             "weights_bytes": 0
             if self.shared
-            else sum(tensor.numel() * tensor.element_size() for tensor in parameters),
+            else sum(part.numel() * part.element_size() for part in stored),
             **model_sizes(self.network.config),
             "bytes_per_parameter": self.network.dtype.itemsize,
             "vocab": self.vocab_size,
@@ -122,9 +125,17 @@ class LoadedModel(Vocabulary):
             "chat_template": bool(getattr(self.tokenizer, "chat_template", None)),
             "thinking_mode": has_thinking_mode(self.tokenizer),
             "commit": getattr(self.network.config, "_commit_hash", None),
-            "weights_sample_sha256": None if self.weights == "dummy" else sampled_hash(parameters),
+            "weights_sample_sha256": None if self.weights == "dummy" else sampled_hash(stored),
             "generation_config": generation_settings(self.network),
         }
+
+
+def stored_parts(tensor: Tensor) -> list[Tensor]:
+    """What holds a parameter's numbers: itself, or the codes and scales of a quantized one."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return [tensor]
+    names, _ = tensor.__tensor_flatten__()
+    return [part for name in names for part in stored_parts(getattr(tensor, name))]
 
 
 def sampled_hash(parameters: Sequence[Tensor]) -> str:
@@ -168,7 +179,7 @@ def load(
         )
         network, info = loaded
         check_complete(conf, key, network, info)
-        if conf.device_map is None and conf.quantization is None:
+        if conf.device_map is None:
             network.to(_device(conf, device))
     network.eval()
     return LoadedModel(
@@ -230,8 +241,8 @@ def open_pair(
 def memory_need(conf: ModelConf, key: str, device: torch.device) -> MemoryNeed | None:
     """What memory a model will take, from its config before its weights are read.
 
-    None where that is not known: an unfamiliar architecture, or weights that transformers quantizes
-    or spreads over devices.
+    None where that is not known: an unfamiliar architecture, or weights that are quantized or
+    spread over devices.
     """
     device = _device(conf, device)
     if conf.weights != "dummy":
@@ -324,12 +335,11 @@ def _options(conf: ModelConf, key: str, device: torch.device) -> dict[str, Any]:
     if conf.device_map is not None:
         _require(f"{key}.device_map={conf.device_map}", "accelerate", "accelerate")
         options["device_map"] = conf.device_map
-    elif where.type == "cuda" and conf.quantization is None and is_accelerate_available():
+    elif where.type == "cuda" and is_accelerate_available():
         # Weights go to the card tensor by tensor; otherwise the host would hold the whole model
         options["device_map"] = {"": where}
     if conf.quantization is not None:
         options["quantization_config"] = _quantization(conf, key)
-        options.setdefault("device_map", {"": device})
     return options
 
 
@@ -342,16 +352,18 @@ def _dtype(conf: ModelConf) -> torch.dtype | None:
     return None if conf.dtype == "auto" else getattr(torch, conf.dtype)
 
 
-def _quantization(conf: ModelConf, key: str) -> Any:
-    kinds: dict[str, dict[str, Any]] = {
-        "int8": {"load_in_8bit": True},
-        "int4": {"load_in_4bit": True},
-    }
-    if conf.quantization not in kinds:
-        raise UserError(f"{key}.quantization={conf.quantization}: use int8, int4 or null")
-    setting = f"{key}.quantization={conf.quantization}"
-    _require(setting, "quantization", "accelerate", "bitsandbytes")
-    return BitsAndBytesConfig(**kinds[conf.quantization])
+def _quantization(conf: ModelConf, key: str) -> TorchAoConfig:
+    """The weights of linear layers in int8, a scale a row, or int4, a scale for 32 of a row.
+
+    Activations stay in the dtype, and both kinds take a byte a weight here: it is the acceptance
+    that is of a quantized model, and not the speed of an engine's kernels.
+    """
+    _require(f"{key}.quantization={conf.quantization}", "quantization", "torchao")
+    torchao: Any = import_module("torchao.quantization")
+    if conf.quantization == "int8":
+        return TorchAoConfig(torchao.Int8WeightOnlyConfig())
+    four_bits = getattr(torch, str(conf.quantization))
+    return TorchAoConfig(torchao.IntxWeightOnlyConfig(four_bits, torchao.PerGroup(32)))
 
 
 def _require(setting: str, extra: str, *packages: str) -> None:
