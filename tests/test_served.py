@@ -55,23 +55,25 @@ def counts_of(k: int, lengths: list[int], seed: int = 0) -> Replayed:
     return replay(by_start(chances, k), lengths, [k], proposed=proposed)[k]
 
 
-def requests_of(ks: tuple[int, ...], lengths: list[int]) -> TimedRequests:
+def requests_of(
+    ks: tuple[int, ...], lengths: list[int], costs: ServerCosts = COSTS
+) -> TimedRequests:
     """What such texts take at these costs."""
     tokens = np.array(lengths, dtype=np.float64)
     counts = {k: counts_of(k, lengths) for k in ks}
     return TimedRequests(
-        PlainRequests(COSTS.plain_s(tokens), tokens),
-        {k: Requests(COSTS.speculative_s(each), each) for k, each in counts.items()},
+        PlainRequests(costs.plain_s(tokens), tokens),
+        {k: Requests(costs.speculative_s(each), each) for k, each in counts.items()},
     )
 
 
-def assert_found(found: ServerCosts | None, pace: float = 1.0) -> None:
+def assert_found(found: ServerCosts | None, costs: ServerCosts = COSTS) -> None:
     assert found is not None
     assert (found.plain_start_s, found.start_s) == pytest.approx(
-        (pace * COSTS.plain_start_s, pace * COSTS.start_s), rel=1e-6
+        (costs.plain_start_s, costs.start_s), rel=1e-6
     )
-    for n in range(5):
-        assert found.times.at(n) == pytest.approx(pace * COSTS.times.at(n), rel=1e-6)
+    for n in range(costs.times.largest + 1):
+        assert found.times.at(n) == pytest.approx(costs.times.at(n), rel=1e-6)
 
 
 @pytest.mark.parametrize("ks", [(1, 2, 4), (1, 4)])
@@ -82,6 +84,25 @@ def test_costs_are_found_from_requests_that_cost_a_start_and_their_rounds(
     assert_found(fit_costs(requests_of(ks, [12, 60, 33, 47, 20, 55])))
     assert_found(fit_costs(requests_of(ks, [12, 60, 33]) + requests_of(ks[:1], [47, 20, 55])))
     assert fit_costs(requests_of(ks, [33, 33])) is None, "one length cannot part start and rounds"
+
+
+@pytest.mark.parametrize(
+    "round_ms",
+    [
+        {4: 2.4},
+        {8: 3.8},
+        {4: 2.4, 8: 3.8},
+        {2: 1.2, 4: 2.4, 8: 3.8},  # shorter drafts lie on the line from the plain token
+        {2: 2.0, 8: 3.8},  # or on that through the first two
+    ],
+)
+def test_drafts_shorter_than_every_k_cost_in_the_fit_what_a_prediction_takes(
+    round_ms: dict[int, float],
+) -> None:
+    times = RoundTimes(1e-3, tuple((k, 1e-3 * each) for k, each in round_ms.items()))
+    costs = ServerCosts(0.7e-3, 1.5e-3, times)
+    timed = requests_of(tuple(round_ms), [12, 60, 33, 5, 20, 7], costs)
+    assert_found(fit_costs(timed), costs)
 
 
 def rejected(visit: int, k: int, tokens: int, pace: float) -> RoundTiming:

@@ -21,13 +21,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.optimize import nnls
 
+from harness.analysis.server_costs import first_guess, shares, with_rounds
 from harness.records import LoadTiming, ResultRow, Rule, TextTrace, set_of
 from harness.serving.counting import Counting
 from harness.stats.jackknife import Array
 from harness.summary import LoadCell, Schedule, ScheduleEntry
 from harness.theory.batching import BatchTimes, closed_loop
 from harness.theory.replay import accept_probabilities, replay_texts
-from harness.theory.speedup import RoundTimes
 
 PERCENTILE = 95
 # The quantile of a load's visits that is taken as its time
@@ -209,28 +209,27 @@ def fit_load_costs(loads: Sequence[ClosedLoad]) -> LoadCosts | None:
         return None
     columns = [_by_batch(load, batches)[:, 0] for load in plain]
     plain_start_s, *plain_s = _fitted(plain, columns, [load.seconds for load in plain])
-    seconds: list[float] = []
-    columns = []
-    for load in speculative:
-        iterations = _by_batch(load, batches)
-        drafted = np.arange(1, load.key.k + 1)
-        # [n, ks] how much of each K's round a round of n drafted tokens is
-        share = np.stack([np.interp(drafted, ks, unit) for unit in np.eye(len(ks))], axis=1)
-        columns.append((iterations[:, 1:] @ share).ravel())
-        # A round that drafts nothing is a plain step
-        seconds.append(load.seconds - float(iterations[:, 0] @ plain_s))
-    start_s, *rounds_s = _fitted(speculative, columns, seconds)
-    table = np.reshape(rounds_s, (len(batches), len(ks))).tolist()
-    return LoadCosts(
-        plain_start_s,
-        start_s,
-        BatchTimes(
-            {
-                batch: RoundTimes(token_s, tuple(zip(ks, times, strict=True)))
-                for batch, token_s, times in zip(batches, plain_s, table, strict=True)
-            }
-        ),
-    )
+    start_s, times = 0.0, [first_guess(token_s, ks) for token_s in plain_s]
+    for _ in range(2):
+        # [batches, 1 + ks] plain steps and rounds of each K
+        counts = [
+            np.stack(
+                [
+                    iterations @ shares(by_batch, load.key.k)
+                    for iterations, by_batch in zip(_by_batch(load, batches), times, strict=True)
+                ]
+            )
+            for load in speculative
+        ]
+        seconds = [
+            load.seconds - float(made[:, 0] @ plain_s)
+            for load, made in zip(speculative, counts, strict=True)
+        ]
+        start_s, *rounds_s = _fitted(speculative, [made[:, 1:].ravel() for made in counts], seconds)
+        table = np.reshape(rounds_s, (len(batches), len(ks)))
+        times = [with_rounds(*each) for each in zip(times, table.tolist(), strict=True)]
+    by_batch = BatchTimes(dict(zip(batches, times, strict=True)))
+    return LoadCosts(plain_start_s, start_s, by_batch)
 
 
 def _by_batch(load: ClosedLoad, batches: Sequence[int]) -> Array:

@@ -4,13 +4,14 @@ A request costs a start and its rounds. Both matter where texts are short: the f
 prefill costs more than the others (llama.cpp, for one, builds its graphs anew). A round costs by
 how many tokens it drafted, since near the budget some engines draft fewer than K. So a request is a
 line in its rounds, and these are fitted by least squares over requests whose replay says how many
-rounds there were, and what each drafted.
+rounds there were, and what each drafted. A round that drafted another number of tokens than any
+measured K is made of those that are fitted exactly as a prediction makes it (`RoundTimes.parts`).
 
 A visit sends every request to every server. The lowest tenth of a request's visits is taken as its
 time (`undisturbed`): what else runs on a machine only adds to it, and may add to most.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -105,36 +106,54 @@ class ServerCosts:
 def fit_costs(timed: TimedRequests) -> ServerCosts | None:
     """Fit costs by least squares, errors relative to a request's time, none below 0.
 
-    Rounds that drafted another number of tokens than any K lie on the line between.
-
     Returns:
         None without requests of two lengths, which tell a start from its rounds, and where they
         were so disturbed that a token or a round would cost nothing.
     """
-    plain, speculative = timed.plain, timed.speculative
+    plain, speculative = timed.plain, dict(sorted(timed.speculative.items()))
     if len(set(plain.tokens)) < 2 or not speculative:
         return None
     ones = np.ones_like(plain.tokens)
     plain_start_s, token_s = _least_squares(
         np.stack([ones, plain.tokens], axis=1), 0.0 * ones, plain.seconds
     )
-    ks = np.array(sorted(speculative), dtype=np.float64)
-    columns: list[Array] = []
-    steps_s: list[Array] = []
-    for k, requests in sorted(speculative.items()):
-        proposals = requests.counts.proposals
-        # [n, ks] how much of each K's round a round of n = 1..k drafted tokens is
-        share = np.stack([np.interp(np.arange(1, k + 1), ks, unit) for unit in np.eye(len(ks))], 1)
-        starts = np.ones((len(proposals), 1))
-        columns.append(np.concatenate([starts, proposals[:, 1:] @ share], axis=1))
-        # A round that drafted nothing is a plain step
-        steps_s.append(proposals[:, 0] * token_s)
-    seconds = np.concatenate([speculative[int(k)].seconds for k in ks])
-    start_s, *rounds_s = _least_squares(np.concatenate(columns), np.concatenate(steps_s), seconds)
-    if min(token_s, *rounds_s) <= 0.0:
-        return None
-    known = tuple((int(k), float(cost)) for k, cost in zip(ks, rounds_s, strict=True))
-    return ServerCosts(float(plain_start_s), float(start_s), RoundTimes(float(token_s), known))
+    seconds = np.concatenate([each.seconds for each in speculative.values()])
+    start_s, times = 0.0, first_guess(float(token_s), speculative)
+    for _ in range(2):
+        # [n, 1 + ks] plain steps and rounds of each K
+        counts = np.concatenate(
+            [each.counts.proposals @ shares(times, k) for k, each in speculative.items()]
+        )
+        columns = np.concatenate([np.ones((len(counts), 1)), counts[:, 1:]], axis=1)
+        start_s, *rounds_s = _least_squares(columns, counts[:, 0] * token_s, seconds)
+        if min(token_s, *rounds_s) <= 0.0:
+            return None
+        times = with_rounds(times, rounds_s)
+    return ServerCosts(float(plain_start_s), float(start_s), times)
+
+
+def first_guess(token_s: float, ks: Iterable[int]) -> RoundTimes:
+    """Times by which a draft shorter than every K lies on the line from the plain token.
+
+    Which line it lies on depends on the times (`RoundTimes`), so that these are fitted twice.
+    """
+    return RoundTimes(token_s, tuple((k, token_s * (1 + k**2)) for k in sorted(ks)))
+
+
+def with_rounds(times: RoundTimes, rounds_s: Iterable[float]) -> RoundTimes:
+    """The same K at other times."""
+    named = zip(times.round_s, rounds_s, strict=True)
+    return replace(times, round_s=tuple((k, float(seconds)) for (k, _), seconds in named))
+
+
+def shares(times: RoundTimes, k: int) -> Array:
+    """[k + 1, 1 + ks] how much of R(0) and each timed R a round of n = 0..k drafted tokens is."""
+    columns = {n: column for column, n in enumerate([0, *(n for n, _ in times.round_s)])}
+    made = np.zeros((k + 1, len(columns)))
+    for n in range(k + 1):
+        for part, share in times.parts(n):
+            made[n, columns[part]] += share
+    return made
 
 
 def _least_squares(columns: Array, known_s: Array, seconds: Array) -> Array:
