@@ -317,13 +317,14 @@ def test_scores_do_not_depend_on_how_many_chains_run_at_once(
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("repetitions", [15, pytest.param(250, marks=pytest.mark.exhaustive)])
 def test_rounds_at_temperature_1_are_those_that_replay_expects(
-    pair: tuple[CachedModel, Head],
+    pair: tuple[CachedModel, Head], repetitions: int
 ) -> None:
-    """Of a hundred generations, at K = 3, of the very texts that the loop made."""
+    """At K = 3, of the very texts that the loop generated, four a repetition."""
     model, head = pair
     gaps: list[float] = []
-    for repetition in range(25):
+    for repetition in range(repetitions):
         requests = [replace(one, repetition=repetition, k=3) for one in asked(SAMPLED, 12)]
         rounds = [
             decoded(model, drafter_of(head, model, SAMPLED), one.generation(CPU))
@@ -382,7 +383,7 @@ def test_a_checkpoint_without_an_mtp_layer_that_is_known_is_refused(
 def test_a_target_of_another_type_is_refused_with_the_types_that_are_read() -> None:
     target = load(ModelConf(name="tiny", id="embedded:tiny"), "model", CPU)
     conf = ModelConf(name="mtp", kind="mtp", id="embedded:tiny")
-    with pytest.raises(UserError, match=r"model type .* not known here; read are .*qwen3_next"):
+    with pytest.raises(UserError, match=r"of which no MTP layer is known; .* read of .*qwen3_next"):
         load_mtp(conf, target)
 
 
@@ -393,6 +394,23 @@ def test_the_layer_of_another_target_is_refused(
     target, _, _ = opened(checkpoints["glm4_moe"].folder)
     with pytest.raises(UserError, match=r"for another target: embed_tokens.weight is \[32, 32\]"):
         load_mtp(ModelConf(name="mtp", kind="mtp", id=str(tmp_path)), target)
+
+
+def test_a_checkpoint_of_several_files_is_read(
+    checkpoints: dict[str, Checkpoint], tmp_path: Path
+) -> None:
+    """Of which only those that hold a tensor of the MTP layer are opened."""
+    whole = checkpoints["qwen3_5_text"].folder
+    target, _, head = opened(whole)
+    tensors = load_file(whole / "model.safetensors")
+    files = {name: f"{'fc' if '.fc.' in name else name[:3]}.safetensors" for name in tensors}
+    for file in {*files.values()} - {"mod.safetensors"}:
+        part = {name: each for name, each in tensors.items() if files[name] == file}
+        save_file(part, tmp_path / file)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    again = load_mtp(ModelConf(name="mtp", kind="mtp", id=str(tmp_path)), target)
+    for one, other in zip(again.network.weights, head.network.weights, strict=True):
+        assert torch.equal(one, other)
 
 
 # Commands
@@ -407,6 +425,7 @@ def words(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return ["model=hf", f"model.id={folder}", *small]
 
 
+@pytest.mark.parametrize("words", BOTH[:1], indirect=True)
 def test_mtp_stands_for_the_targets_own_layers_or_names_a_checkpoint(words: list[str]) -> None:
     config = compose("sweep", [*words, "draft=mtp"])
     assert (config.draft.kind, config.draft.id) == ("mtp", config.model.id)
@@ -414,6 +433,7 @@ def test_mtp_stands_for_the_targets_own_layers_or_names_a_checkpoint(words: list
     assert (conf.kind, conf.id) == ("mtp", "some/folder")
 
 
+@pytest.mark.parametrize("words", BOTH[:1], indirect=True)
 def test_auto_names_mtp_where_the_targets_config_says_that_it_has_it(words: list[str]) -> None:
     config = compose("audition", [*words, "model.tokenizer_family=tiny"])
     (entry,) = [entry for entry in pairings(config.model) if entry.conf.kind == "mtp"]
@@ -439,6 +459,7 @@ def test_a_sweep_measures_mtp_layers_and_replays_them_exactly(
         )
 
 
+@pytest.mark.parametrize("words", BOTH[:1], indirect=True)
 @pytest.mark.usefixtures("few_samples")
 def test_an_audition_ranks_mtp_layers_beside_others(words: list[str], tmp_path: Path) -> None:
     config = compose("audition", [*words, "drafts=[mtp,ngram]", f"results_root={tmp_path}"])
@@ -451,6 +472,7 @@ def test_an_audition_ranks_mtp_layers_beside_others(words: list[str], tmp_path: 
     assert run.manifest["models"]["mtp"]["kind"] == "mtp"
 
 
+@pytest.mark.parametrize("words", BOTH[1:], indirect=True)
 @pytest.mark.usefixtures("few_samples")
 def test_a_snapshot_finds_the_texts_of_mtp_layers_unchanged(
     words: list[str], tmp_path: Path

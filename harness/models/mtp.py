@@ -233,16 +233,11 @@ def load_mtp(conf: ModelConf, target: LoadedModel, key: str = "draft") -> Loaded
     named = f"{target.key}={target.name}"
     where = f"{key}={conf.name}"
     config: Any = target.network.config.get_text_config()
-    known = f"read are those of {', '.join(MODEL_TYPES)}"
+    known = f"MTP layers are read of {', '.join(MODEL_TYPES)}"
     if config.model_type not in MODEL_TYPES:
         raise UserError(
-            f"{where}: {named} is of the model type {config.model_type}, whose MTP layers are not "
-            f"known here; {known}"
-        )
-    if target.weights == "dummy":
-        raise UserError(
-            f"{where}: {named} has random weights, and an MTP layer is read from a checkpoint; "
-            "leave model.weights=dummy out"
+            f"{where}: {named} is of the model type {config.model_type}, of which no MTP layer is "
+            f"known; {known}"
         )
     source = source_of(conf, key)
     with quiet_transformers(), explained(conf, key):

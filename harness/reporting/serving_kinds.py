@@ -15,7 +15,9 @@ One entry per engine and kind; an engine without an entry for a kind has nothing
   --target-model-dir), draft-mtp, ngram-simple (the *last* earlier match of exactly size-n tokens;
   its drafts, too, are cut to --spec-draft-n-max, 3 by default).
 - transformers: generation/candidate_generator.py: `prompt_lookup_num_tokens`, the look-up that this
-  run has; `assistant_early_exit`. Settings are applied to its draft twice, processors once.
+  run has; `assistant_early_exit`. Settings are applied to its draft twice, processors once. Its
+  `use_mtp` drafts one token for each MTP layer and knows DeepSeek's and GLM's only, so it has no
+  line.
 """
 
 import json
