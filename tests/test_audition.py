@@ -18,7 +18,7 @@ from harness.cli import compose, draft_conf, draft_confs
 from harness.commands import audition, drafts, profile, snapshot, sweep
 from harness.commands.pair import Target, open_target
 from harness.commands.run_lifecycle import Outcome
-from harness.config import AuditionConfig
+from harness.config import EMBEDDED_DRAFTS, AuditionConfig
 from harness.measurement import round_parts
 from harness.models import probe
 from harness.models.lean.pieces import compiled_pieces
@@ -28,7 +28,7 @@ from harness.records import RULES, UserError
 from harness.storage import RunFolder, StoredRun, load, load_traces
 from harness.summary import Summary
 
-DRAFTS = ["tiny_good", "tiny_small", "tiny_unrelated", "ngram"]
+DRAFTS = [*EMBEDDED_DRAFTS]
 GRID = ["k=[1,4,16]", "temperature=[0,1]", "new_tokens=12", "prompts.limit=8", "threads=1"]
 
 
@@ -72,7 +72,7 @@ def test_every_draft_prompt_set_temperature_and_k_is_a_replayed_row(auditioned: 
     assert set(auditioned.results.source) == {"replayed"}
     replayed = auditioned.results[auditioned.results.k > 0]
     keys = ["draft", "prompt_set", "temperature", "k"]
-    assert len(replayed[keys].drop_duplicates()) == len(replayed) == 4 * 2 * 2 * 3
+    assert len(replayed[keys].drop_duplicates()) == len(replayed) == len(DRAFTS) * 2 * 2 * 3
     assert (replayed.prompts == 8).all()
     for _, cell in auditioned.results.groupby(["prompt_set", "temperature"]):
         baseline, drafted = cell[cell.k == 0].ms_per_token.item(), cell[cell.k > 0]
@@ -333,7 +333,7 @@ def test_an_entry_of_drafts_may_carry_keys(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("entry", "line"),
     [
-        ("mine@folder@dtyp:float32", "sets 'dtyp'; a draft may set layers, kind, dtype, attention"),
+        ("mine@folder@dtyp:float32", "sets 'dtyp'; a draft may set dtype, attention, revision"),
         ("mine@folder@dtype:int3", "draft mine.dtype: 'int3' is unknown"),
         ("mine@folder@trust_remote_code:maybe", "trust_remote_code is true or false"),
         ("mine@", "is not name@folder-or-hub-id"),

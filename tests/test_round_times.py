@@ -2,7 +2,7 @@
 
 import gc
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -11,6 +11,7 @@ import pytest
 import torch
 from stubs import TableModel
 
+from harness.analysis.latency import can_pay
 from harness.analysis.unstable import unstable_steps
 from harness.decoding.lookups import NgramDrafter
 from harness.decoding.sampling import SamplingParameters
@@ -19,6 +20,7 @@ from harness.measurement.clock import Clock, undisturbed
 from harness.measurement.generations import Request, run_trial
 from harness.measurement.round_times import (
     LEAST_ROUNDS,
+    LEAST_VISITS,
     FullLookup,
     RoundVisits,
     TimedLoop,
@@ -68,11 +70,17 @@ class Stored:
     def __init__(self, *lines: RoundTiming) -> None:
         self.lines, self.notes = list(lines), dict[str, str]()
 
-    def visits(self, timed: TimedLoop, number: int = 6) -> RoundVisits:
+    def visits(
+        self,
+        timed: TimedLoop,
+        number: int = 6,
+        enough: Callable[[Sequence[RoundTiming]], bool] = lambda _: False,
+    ) -> RoundVisits:
         return RoundVisits(
             timed,
             self.lines,
             visits=number,
+            enough=enough,
             store=self.lines.append,
             refuse=self.notes.__setitem__,
             refused=self.notes,
@@ -164,6 +172,41 @@ def test_visits_are_spread_and_an_interrupted_one_is_made_again_as_a_whole() -> 
     assert torn.visits(loop()).missing == 0
     other = replace(whole[0], draft="another")
     assert Stored(other).visits(loop()).missing == 6
+
+
+def test_a_draft_that_cannot_pay_is_visited_half_as_often() -> None:
+    def hopeless(lines: Sequence[RoundTiming]) -> bool:
+        return not can_pay(
+            [replace(line, seconds=line.seconds * (1 + 50 * line.k)) for line in lines], "draft"
+        )
+
+    for enough, made in ((hopeless, LEAST_VISITS), (lambda _: False, 2 * LEAST_VISITS)):
+        stored = Stored()
+        visits = stored.visits(loop(), 2 * LEAST_VISITS, enough)
+        visits.up_to(0.5)
+        visits.up_to(1.0)
+        assert len({line.visit for line in stored.lines}) == made
+        assert stored.visits(loop(), 2 * LEAST_VISITS, enough).missing == 0, "a resumed run agrees"
+
+
+@pytest.mark.parametrize(
+    ("round_s", "pays"),
+    [
+        ({2: 2.0, 4: 9.0}, True),  # 3 tokens in the time of 2
+        ({2: 3.1, 4: 5.2}, True),  # just below 1: it may be the machine
+        ({2: 3.9, 4: 6.4}, False),
+        ({2: 9.0, 4: 6.0}, True),
+    ],
+)
+def test_a_draft_can_pay_where_its_best_round_is_shorter_than_its_tokens(
+    round_s: dict[int, float], pays: bool
+) -> None:
+    lines = [
+        RoundTiming(visit, "target", "draft", k, 0.0, 10, 1, 1, 1, seconds)
+        for visit in range(3)
+        for k, seconds in {0: 1.0, **round_s}.items()
+    ]
+    assert can_pay(lines, "draft") is pays
 
 
 def test_what_cannot_be_timed_is_noted_once_and_the_rest_is_timed() -> None:

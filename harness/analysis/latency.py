@@ -33,6 +33,8 @@ from harness.theory.speedup import RoundTimes, StepTimes
 VERIFY = ("target", "verify")
 # Of a look-up in a text of some thousand tokens, where step times were typed in
 LOOKUP_S = 1e-5
+# A ceiling of the speedup that is as low as this is below 1 whatever the machine does meanwhile
+HOPELESS = 0.8
 
 
 @dataclass(frozen=True, eq=False)
@@ -317,6 +319,22 @@ def visits_of(timings: Sequence[RoundTiming], draft: str, temperature: float) ->
         return None
     table = np.array([[seconds[k] for k in (0, *ks)] for seconds in complete])
     return Visits(nearest, table[:, 0], ks, table[:, 1:] / table[:, :1])
+
+
+def can_pay(timings: Sequence[RoundTiming], draft: str) -> bool:
+    """Whether a model draft could gain at some timed K if every token of it were accepted.
+
+    Between two timed K the ceiling (K + 1) R(0) / R(K) lies between theirs. True where it is not
+    known; a ceiling near 1 counts as one that could be above it.
+    """
+    for temperature in {timing.temperature for timing in timings if timing.draft == draft}:
+        visits = visits_of(timings, draft, temperature)
+        if visits is None:
+            return True
+        ratios = np.asarray(trim_mean(visits.ratios, TRIMMED, axis=0), dtype=np.float64)
+        if ((np.array(visits.ks) + 1) / ratios).max() > HOPELESS:
+            return True
+    return False
 
 
 def latency_of(

@@ -27,7 +27,7 @@ DRAWS = 4000
 # Which engine accepts by which rule
 ENGINES: Mapping[Rule, tuple[str, ...]] = {
     "ratio": ("transformers", "vLLM with draft_sample_method=probabilistic"),
-    "greedy_draft": ("vLLM (default)", "SGLang STANDALONE at topk 1", "llama.cpp"),
+    "greedy_draft": ("vLLM (default)", "SGLang at topk 1", "llama.cpp"),
     "exact_match": ("mlx-lm",),
 }
 

@@ -6,6 +6,7 @@ audition continues with the first draft that lacks something.
 """
 
 import gc
+import math
 import time
 import traceback
 from collections import defaultdict
@@ -34,6 +35,7 @@ from harness.commands.time_steps import timed_steps
 from harness.config import HEADS, AuditionConfig, ModelConf
 from harness.decoding.lookups import DRAFTERS
 from harness.decoding.protocols import recorder_of
+from harness.measurement import step_times
 from harness.measurement.draft_scores import lookup_traces, score_texts
 from harness.measurement.head_scores import score_with_head
 from harness.measurement.round_times import FullLookup
@@ -339,10 +341,17 @@ def _time(
     models: Sequence[TimedModel],
     config: AuditionConfig,
 ) -> list[StepTiming]:
-    """Steps of the models, interleaved."""
+    """Steps of the models, interleaved; the target's are timed with every draft again."""
     name = conf.name
     return timed_steps(
-        folder, target, models, config, draft=name, paired_with=name, doing=f"timing {name}"
+        folder,
+        target,
+        models,
+        config,
+        draft=name,
+        paired_with=name,
+        repetitions=math.ceil(step_times.REPETITIONS / 2),
+        doing=f"timing {name}",
     )
 
 

@@ -55,7 +55,9 @@ PLAN: tuple[Column[tuple[str, str]], ...] = (
 
 
 def _parameters(value: float) -> str:
-    return f"{value / 1e9:,.3g} B" if value >= 1e9 else f"{value / 1e6:,.3g} M"
+    units = ((1e9, "B"), (1e6, "M"), (1e3, "K"))
+    size, unit = next((entry for entry in units if value >= entry[0]), units[-1])
+    return f"{value / size:,.3g} {unit}"
 
 
 PAIRING: tuple[Column[Pairing], ...] = (
@@ -180,7 +182,7 @@ def print_audition_plan(
         **_answer_rows(config, prompts),
         "texts of the target": texts,
         "tokens, at most": f"{texts * config.new_tokens:,}",
-        "prefills by the drafts": texts * len(drafts),
+        "prefills that score them": texts * sum(_prefills(conf, max(config.k)) for conf in drafts),
         "cells, replayed": f"{cells} (K = {', '.join(map(str, ks))})",
     }
     paired: list[Table | str] = []
@@ -222,6 +224,13 @@ def _scores_line(traces: Sequence[TextTrace]) -> str:
     by = "by position, for every K" if depth is None else f"by start, for K up to {depth}"
     tokens = sum(len(trace.tokens) for trace in traces)
     return f"{len(traces)} texts of {tokens:,} tokens, {by}"
+
+
+def _prefills(draft: ModelConf, largest_k: int) -> int:
+    """What scores a text: a draft's prefill; the target's and K of a head; none of a look-up."""
+    if draft.id in LOOKUPS:
+        return 0
+    return largest_k + 1 if draft.kind in HEADS else 1
 
 
 def _plan(config: Config, drafts: Sequence[ModelConf], rows: Mapping[str, object]) -> Table:
@@ -273,7 +282,7 @@ def _answers(prompts: Sequence[Prompt]) -> int:
 def _model_line(conf: ModelConf) -> str:
     """A model with its source, and its size in memory where its config states it."""
     if conf.weights != "dummy":
-        return f"{conf.name} ({conf.id})"
+        return conf.name if conf.name == conf.id else f"{conf.name} ({conf.id})"
     weights = architecture_of(conf.architecture or {}).parameters * SERVED_BYTES
     return f"{conf.name} (dummy weights, {weights / 1e9:,.3g} GB in bfloat16)"
 

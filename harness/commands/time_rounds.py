@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from harness.analysis.latency import can_pay
 from harness.commands.other_runs import Rates
 from harness.commands.pair import Drafted, EncodedPrompt, Pair, Target, completion, request
 from harness.commands.progress import progress
@@ -20,7 +21,7 @@ from harness.measurement.round_times import (
     timed_ks,
     visits_for,
 )
-from harness.records import Cell, RoundTiming
+from harness.records import LOOKUPS, Cell, RoundTiming
 from harness.storage import RunFolder
 
 # A threshold that no token which is drafted is below
@@ -96,7 +97,7 @@ def time_own_loop(
 def visits_of_draft(
     folder: RunFolder, target: Target, conf: ModelConf, draft: Draft | None, config: AuditionConfig
 ) -> RoundVisits:
-    """The visits of one draft of an audition.
+    """The visits of one draft of an audition; half of them where it cannot pay at any acceptance.
 
     Args:
         draft: the loaded model, or what makes the drafter of a request; None while there is none,
@@ -123,7 +124,15 @@ def visits_of_draft(
     visits = visits_for(len(target.prompts) * config.repetitions, among_many=True)
     if config.latency.target_ms is not None or config.latency_from is not None:
         visits = 0
-    return _visits(folder, target, draft or no_draft, conf.name, requests, visits)
+    return _visits(
+        folder,
+        target,
+        draft or no_draft,
+        conf.name,
+        requests,
+        visits,
+        enough=lambda timings: conf.id not in LOOKUPS and not can_pay(timings, conf.name),
+    )
 
 
 def _visits(
@@ -134,6 +143,7 @@ def _visits(
     requests: Mapping[str, Sequence[Request]],
     visits: int,
     store: _Store | None = None,
+    enough: Callable[[Sequence[RoundTiming]], bool] = lambda _: False,
 ) -> RoundVisits:
     prompts = {
         prompt_set: [entry.tokens for entry in entries]
@@ -153,6 +163,7 @@ def _visits(
         store=rounds.append,
         refuse=refuse,
         refused=folder.manifest.get(NOT_MEASURED) or {},
+        enough=enough,
         counted=lambda doing, number: progress(f"{doing} rounds of {name}", number),
     )
 

@@ -69,11 +69,13 @@ def timed_steps(
     *,
     draft: str,
     paired_with: str | None = None,
+    repetitions: int | None = None,
     doing: str,
 ) -> list[StepTiming]:
     """Steps, verifies and prefills of these models; those that cannot be right are timed again.
 
-    The first visit that timed rounds of `draft` says what a plain token takes. `doing` is shown.
+    The first visit that timed rounds of `draft` says what a plain token takes. `repetitions` is
+    that of `time_forwards`. `doing` is shown.
     """
     visits = visits_of(folder.rounds(), draft, GREEDY)
     plain_s = None if visits is None else float(np.median(visits.plain_s))
@@ -84,6 +86,7 @@ def timed_steps(
             max(config.k),
             context=target.typical_context(config.new_tokens),
             prefills=sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]}),
+            repetitions=repetitions,
             seed=config.seed,
             paired_with=paired_with,
             doubtful=lambda timings: bool(unstable_steps(timings, plain_s)),

@@ -187,6 +187,7 @@ class RoundVisits:
         store: Callable[[RoundTiming], None],
         refuse: Callable[[str, str], None],
         refused: Mapping[str, Any],
+        enough: Callable[[Sequence[RoundTiming]], bool] = lambda _: False,
         counted: Counted = lambda _doing, _generations: nullcontext(lambda: None),
     ) -> None:
         """Continue with what is missing of `visits`.
@@ -200,11 +201,13 @@ class RoundVisits:
             store: keeps a timing as it is made.
             refuse: notes what cannot be timed, and why: memory, or logits that are not finite.
             refused: what was noted before.
+            enough: whether what was timed, in LEAST_VISITS or more, needs no more visits; asked
+                before more are made.
             counted: shows what is done ("timing") how often; gives what counts one.
         """
         self._loop, self._store, self._refuse, self._counted = loop, store, refuse, counted
-        self._refused = set(refused)
-        lines = [line for line in stored if line.draft == loop.draft_name]
+        self._refused, self._enough = set(refused), enough
+        self._lines = lines = [line for line in stored if line.draft == loop.draft_name]
         kinds = {
             (entry.k, entry.sampling.temperature)
             for entries in loop.requests.values()
@@ -218,7 +221,8 @@ class RoundVisits:
             if kinds <= {(line.k, line.temperature) for line in lines if line.visit == number}
         ]
         self._next = max(numbers, default=-1) + 1
-        self.missing = max(0, visits - len(complete))
+        self._complete = len(complete)
+        self.missing = 0 if self._settled else max(0, visits - self._complete)
         self._made = 0
         self._warm = False
 
@@ -229,7 +233,7 @@ class RoundVisits:
     def up_to(self, share: float) -> None:
         """Make visits until this share of those that this process is to make is made."""
         visits = max(0, math.ceil(self.missing * share) - self._made)
-        if not visits:
+        if not visits or self._settled:
             return
         requests = self._loop.requests_of(self._next)
         if not self._warm:  # first calls allocate, compile and record
@@ -244,6 +248,11 @@ class RoundVisits:
                 self._visit(self._next, tick)
                 self._next += 1
                 self._made += 1
+                self._complete += 1
+
+    @property
+    def _settled(self) -> bool:
+        return self._complete >= LEAST_VISITS and self._enough(self._lines)
 
     def _visit(self, number: int, tick: Callable[[], None]) -> None:
         for entry in self._loop.requests_of(number):
@@ -254,6 +263,7 @@ class RoundVisits:
                     self._refuse(self._name(entry), timing)
                 else:
                     self._store(timing)
+                    self._lines.append(timing)
             tick()
 
     def _timed(self, request: Request, visit: int) -> RoundTiming | str:

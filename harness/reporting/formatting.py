@@ -61,7 +61,7 @@ def memory(value: float | None) -> str:
     """Bytes as GiB, or in the largest smaller unit of which there is one."""
     if value is None:
         return EMPTY
-    if 0 < value < _MIB:
+    if value < _MIB:
         return f"{value / _KIB:.0f} KiB" if value >= _KIB else f"{value:.0f} B"
     return f"{value / _GIB:.2f} GiB" if value >= _GIB else f"{value / _MIB:.0f} MiB"
 

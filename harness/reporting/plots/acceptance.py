@@ -43,7 +43,7 @@ def draw_by_position(summary: Summary, across: int) -> style.Plot | None:
     def name_of(entry: AcceptanceByPosition) -> str:
         return entry.prompt_set if measured else entry.draft
 
-    names = list(dict.fromkeys(map(name_of, curves)))
+    names = list(dict.fromkeys(map(name_of, curves))) if measured else summary.drafts
     panels = grouped(curves, lambda entry: entry.temperature)
     figure, axes = style.panels(len(panels), across, y="rounds that accept at least j")
     style.percent_axis(axes[0])
@@ -66,14 +66,13 @@ def draw_by_length(summary: Summary, across: int) -> style.Plot | None:
     ends = sorted({entry.high for entry in entries})
     if len(ends) < 2:
         return None
-    drafts = list(dict.fromkeys(entry.draft for entry in entries))
     panels = grouped(entries, lambda entry: entry.temperature)
     figure, axes = style.panels(len(panels), across, y="alpha")
     for panel, temperature in zip(axes, sorted(panels), strict=True):
         for draft, line in grouped(panels[temperature], lambda entry: entry.draft).items():
             places = [ends.index(entry.high) for entry in line]
             alphas = [entry.alpha for entry in line]
-            panel.plot(places, alphas, label=draft, **style.look(drafts.index(draft)))
+            panel.plot(places, alphas, label=draft, **style.look(summary.drafts.index(draft)))
         panel.set_xticks(range(len(ends)), [f"{end:,}" for end in ends])
         panel.set_xlabel("tokens of context, below")
         panel.set_title(f"temperature {fmt.temperature(temperature)}, K={entries[0].k}")

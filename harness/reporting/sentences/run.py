@@ -21,6 +21,7 @@ ENGINES = {
     "cuda_graphs": "CUDA graphs",
     "lean": "eager forward of the harness",
     "transformers": "eager forward of transformers",
+    "eagle3": "eager EAGLE-3 head",
 }
 _FAILURES_SHOWN = 8
 

@@ -172,7 +172,9 @@ def rounds_table(summary: Summary) -> Table:
 
 
 def _visits(summary: Summary, times: RoundSummary, k: int) -> LatencyRow | None:
-    """The row of latency.csv; plain tokens of all drafts share one."""
+    """The row of latency.csv; None for plain tokens of several drafts, which share one."""
+    if k == 0 and len({entry.draft for entry in summary.round_times}) > 1:
+        return None
     wanted = ("draft", times.draft) if k else ("target", summary.run.model)
     return next(
         (

@@ -139,12 +139,12 @@ SPEEDUP_NOTE = (
 )
 NO_ROOT_NOTE = "none: even alpha = 1 loses."
 LOOKUP_NOTE = (
-    " has no break-even alpha: most of its rounds find fewer than K tokens to propose, and"
-    " cost and emit less, which its speedup takes into account."
+    "A look-up ({}) has no break-even alpha: most of its rounds find fewer than K tokens to"
+    " propose, and cost and emit less, which its speedup takes into account."
 )
 SET_NOTE = "Each prompt set judged alone: right only for a server that sees nothing else."
 STEP_NOTE = (
-    "draft step: one draft token; for an n-gram one look-up, whatever it proposes. c: draft step /"
+    "draft step: one draft token; of a look-up all that it proposes at once. c: draft step /"
     " target step."
 )
 MEMORY_NOTE = (
@@ -186,7 +186,8 @@ def leaderboard_tables(summary: Summary) -> list[Table]:
         if any(_breakeven(row) == fmt.NO_ROOT for row in board.rows):
             notes.insert(0, NO_ROOT_NOTE)
         looked_up = [name for name in LOOKUPS if any(row.draft == name for row in board.rows)]
-        notes += [f"{name}{LOOKUP_NOTE}" for name in looked_up]
+        if looked_up:
+            notes.append(LOOKUP_NOTE.format(", ".join(looked_up)))
         how = "" if board.every_rule else f": {board.acceptance}"
         notes.insert(0, f"Holds for {', '.join(board.engines)}{how}.")
         made.append(table(title, RANKS, board.rows, best=lambda row: row.rank == 1, notes=notes))
@@ -345,9 +346,10 @@ def length_tables(summary: Summary) -> list[Table]:
         at_temperature = [e for e in summary.length_alpha if e.temperature == temperature]
         entries = [entry for entry in at_temperature if entry.axis == axis]
         of = "position in the answer" if axis == "answer" else "tokens of context"
+        head = "position in\nthe answer" if axis == "answer" else "tokens of\ncontext"
         title = f"Alpha by {of}, temperature {fmt.temperature(temperature)}, K={entries[0].k}"
         columns: tuple[Column[Category], ...] = (
-            Column(of, lambda row: row.name, key=True),
+            Column(head, lambda row: row.name, key=True),
             Column("prompts", lambda row: row.prompts, fmt.count, key=True),
             *(_alpha_of(draft) for draft in dict.fromkeys(entry.draft for entry in entries)),
         )
