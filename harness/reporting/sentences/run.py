@@ -22,6 +22,7 @@ ENGINES = {
     "lean": "eager forward of the harness",
     "transformers": "eager forward of transformers",
     "eagle3": "eager EAGLE-3 head",
+    "mtp": "eager MTP layers",
 }
 _FAILURES_SHOWN = 8
 
