@@ -515,7 +515,11 @@ class ServerConfig(PairConfig):
     )
     rate: float | None = key(None, "requests per second that arrive at random instead", above=0)
     repetitions: int = key(
-        5, "visits: each asks every server for every prompt", least=1, most=10_000, why="as above"
+        5,
+        "visits: each asks every server for every prompt",
+        least=1,
+        most=10_000,
+        why="a run would not end",
     )
     clock: str = key(
         "engine",

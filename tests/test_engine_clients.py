@@ -179,7 +179,7 @@ def test_metrics_are_added_over_their_labels() -> None:
         ({"/v1/completions": 400}, 2, "status 400: request exceeds the context size"),
         ({"/v1/models": {"data": []}}, 2, "it serves no model"),
         ({"/version": 404}, 2, "status 404"),
-        ({"/version": {}}, 2, "no vLLM's server"),
+        ({"/version": {}}, 2, "not vLLM's server"),
     ],
 )
 def test_a_vllm_that_does_not_fit_is_refused_in_one_line(
@@ -244,7 +244,7 @@ def test_sglangs_counts_are_read_and_its_decoding_is_not_guessed(stand_in: Start
             2,
             "no counters in its answers, though it drafts; release 0.5.11 or later has them",
         ),
-        ({"/server_info": {"status": "ready"}}, 2, "no SGLang's server"),
+        ({"/server_info": {"status": "ready"}}, 2, "not SGLang's server"),
     ],
 )
 def test_an_sglang_that_does_not_fit_is_refused_in_one_line(

@@ -127,7 +127,7 @@ def test_where_nothing_listens_the_address_is_named() -> None:
 def test_another_program_or_another_model_behind_the_address_is_refused(
     llamacpp: Callable[..., StandIn],
 ) -> None:
-    with pytest.raises(UserError, match=r"no server of llama\.cpp"):
+    with pytest.raises(UserError, match=r"not llama\.cpp's server"):
         RunningLlamaCpp({0: llamacpp(props={"model": "other"}).url}).open(0)
     other = RunningLlamaCpp({0: llamacpp(detokenize={"content": "xy"}).url}).open(0)
     with pytest.raises(UserError, match="another model than model="):

@@ -287,7 +287,7 @@ def test_another_model_behind_an_address_is_refused_before_there_is_a_run(
     with pytest.raises(UserError, match=f"url={url}: another model than model="):
         command.run(asked(tmp_path, "k=[4]", "score=false", f"url=[{url},{url}]"))
     nothing = stand_in({"/props": {"model": "other"}}).url
-    with pytest.raises(UserError, match=r"no server of llama\.cpp"):
+    with pytest.raises(UserError, match=r"not llama\.cpp's server"):
         command.run(asked(tmp_path, "k=[4]", "score=false", f"url=[{nothing},{nothing}]"))
     assert not list(tmp_path.iterdir())
 
@@ -346,7 +346,10 @@ def test_a_server_that_does_not_draft_or_does_not_tell_is_refused_before_there_i
     ("words", "message"),
     [
         (["url=[http://127.0.0.1:9,http://127.0.0.1:9]"], "url=http://127.0.0.1:9: not reachable"),
-        (["url=[http://127.0.0.1:9]"], "url: 1 addresses for 2 servers; give the one that decodes"),
+        (
+            ["url=[http://127.0.0.1:9]"],
+            "url: 2 servers are needed, and 1 given; first the one",
+        ),
         (["url=[ftp://x,y]"], "url: 'ftp://x' is not an address; write http://HOST:PORT"),
         (["url=[http://me:secret@h:1,http://h:2]"], "the address at h holds more than host"),
         (["url=[http://h:1,http://h:2]", "api_key_env=NO_SUCH"], "api_key_env=NO_SUCH: no such"),
@@ -356,6 +359,7 @@ def test_a_server_that_does_not_draft_or_does_not_tell_is_refused_before_there_i
         (["engine=own", "url=[http://h:1,http://h:2]"], "url: engine=own decodes in this process"),
         (["engine=own", "concurrency=[1,2]"], "concurrency: engine=own decodes one request"),
         (["engine=own", "score=false"], "score=false: engine=own decodes with the weights"),
+        ([f"draft.gguf={__file__}"], "not a GGUF file, whose first bytes are GGUF"),
         (["draft.gguf=/nowhere.gguf"], r"draft\.gguf=/nowhere\.gguf: no such file"),
         (["score=false"], r"model\.gguf: not given, and score=false leaves no weights to convert"),
         (["prompts.sets=[]", "prompts.hub=null"], "give at least one"),

@@ -54,7 +54,9 @@ def read_records(file: str) -> Iterator[ServedRecord]:
     where = f"records={file}"
     try:
         text = Path(file).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise UserError(f"{where}: {(error.strerror or str(error)).lower()}") from error
+    except UnicodeDecodeError as error:
         raise UserError(f"{where}: cannot be read as text; give JSON, an object a line") from error
     count = 0
     for place, entry in _entries(text, where):

@@ -24,6 +24,7 @@ from harness.commands.server_visits import measure
 from harness.commands.time_rounds import time_own_loop
 from harness.config import ServerConfig
 from harness.engines.adapters import adapter_of
+from harness.engines.process import check_port_free
 
 COMMAND = "server"
 
@@ -42,6 +43,8 @@ def run(config: ServerConfig) -> Outcome:
         try_addresses(config, adapter, prompts)
     else:
         adapter.check(config)
+        if config.port is not None:
+            check_port_free(config.port)
     work = open_workload(config, prompts)
     folder = folder or create(config, COMMAND)
     note_or_check(folder, work.describe(), config.seed)

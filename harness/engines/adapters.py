@@ -146,8 +146,8 @@ def addresses(config: ServerConfig, adapter: Adapter) -> Addresses:
         urls = [urls[0], *[urls[1]] * (len(ks) - 1)]
     if len(urls) != len(ks):
         raise UserError(
-            f"url: {len(urls)} addresses for {len(ks)} servers; give the one that decodes plainly,"
-            f" then those with k={','.join(map(str, ks[1:]))}, in this order"
+            f"url: {len(ks)} servers are needed, and {len(urls)} given; first the one that decodes"
+            f" plainly, then those with k={','.join(map(str, ks[1:]))}, in this order"
         )
     key = api_key(config.api_key_env)
     rule = cast("Rule | None", config.decode.rule)
@@ -202,14 +202,21 @@ def _check_llamacpp(config: ServerConfig) -> None:
     models = {"model": config.model, "draft": config.draft}
     for key, conf in models.items():
         if conf.gguf is not None:
-            if not Path(conf.gguf).is_file():
-                raise UserError(f"{key}.gguf={conf.gguf}: no such file")
+            _check_gguf(Path(conf.gguf), f"{key}.gguf={conf.gguf}")
         elif not config.score:
             raise UserError(f"{key}.gguf: not given, and score=false leaves no weights to convert")
     for key, conf in models.items():
         if conf.gguf is None:
             gguf_package(key)
     program()
+
+
+def _check_gguf(file: Path, where: str) -> None:
+    if not file.is_file():
+        raise UserError(f"{where}: no such file")
+    with file.open("rb") as opened:
+        if opened.read(4) != b"GGUF":
+            raise UserError(f"{where}: not a GGUF file, whose first bytes are GGUF")
 
 
 def _gguf(serve: ToServe, conf: ModelConf, key: str) -> Path:

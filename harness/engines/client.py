@@ -48,6 +48,25 @@ class HttpClient:
         data = json.dumps(body).encode()
         return self._answer(Request(self.url + path, data, headers), timeout_s)
 
+    def about(self, path: str, field: str, server: str) -> Mapping[str, Any]:
+        """What the server says of itself at `path`; refuse one that is not `server`.
+
+        Args:
+            path: where only this kind of server has an object with `field`.
+            field: of the object.
+            server: the kind, for the error.
+        """
+        try:
+            answer = self.get(path)
+        except ServerDiedError:
+            raise
+        except UserError as error:
+            reason = str(error).removeprefix(f"url={self.url}: ")
+            raise UserError(f"url={self.url}: not {server} ({path}: {reason})") from error
+        if not isinstance(answer, dict) or field not in answer:
+            raise UserError(f"url={self.url}: not {server} ({path} has no {field})")
+        return answer
+
     def wait_until_ready(self, path: str, within_s: float, stopped: Callable[[], str]) -> None:
         """Wait until `path` answers with success.
 
@@ -94,5 +113,6 @@ def _reason(error: HTTPError) -> str:
     try:
         message = json.loads(body)["error"]["message"]
     except (json.JSONDecodeError, KeyError, TypeError):
-        message = body or error.reason
+        is_page = body.lstrip().startswith("<")
+        message = error.reason if is_page or not body else body
     return f"the server refuses, status {error.code}: {' '.join(str(message).split())[:200]}"

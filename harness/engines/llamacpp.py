@@ -287,10 +287,7 @@ def request_settings(sampling: SamplingParameters, seed: int, budget: int) -> di
 
 def _version(client: HttpClient, process: ServerProcess | None) -> str:
     """Of the build that answers; the wheel's own where it does not know its build."""
-    properties = client.get("/props")
-    build = properties.get("build_info") if isinstance(properties, dict) else None
-    if build is None:
-        raise UserError(f"url={client.url}: no server of llama.cpp (no build in /props)")
+    build = client.about("/props", "build_info", SERVER)["build_info"]
     if process is not None and str(build).startswith("b0-"):
         try:
             return f"{WHEEL} {package_version(WHEEL)}"

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from harness.decoding.sampling import SamplingParameters
-from harness.engines.client import HttpClient
 from harness.engines.http_server import (
     HttpServer,
     Running,
@@ -135,7 +134,7 @@ class SglangServer(HttpServer):
     def __init__(self, running: Running, k: int) -> None:
         """Take over a server that drafts `k` tokens per round."""
         super().__init__(f"SGLang at k={k}", k, running)
-        facts = _server_facts(running.client)
+        facts = running.client.about("/server_info", "version", SERVER)
         self.facts = EngineFacts("sglang", str(facts["version"]), "greedy_draft", COUNTING)
         steps = facts.get("speculative_num_steps") or 0
         self._drafts = bool(steps)
@@ -191,10 +190,3 @@ def request_settings(sampling: SamplingParameters, seed: int, budget: int) -> di
         "sampling_seed": seed,
         "skip_special_tokens": False,
     }
-
-
-def _server_facts(client: HttpClient) -> Mapping[str, Any]:
-    answer = client.get("/server_info")
-    if not isinstance(answer, dict) or "version" not in answer:
-        raise UserError(f"url={client.url}: no {SERVER} (no version at /server_info)")
-    return answer

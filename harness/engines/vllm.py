@@ -360,7 +360,4 @@ def _times(
 
 
 def _version(client: HttpClient) -> str:
-    answer = client.get("/version")
-    if not isinstance(answer, dict) or "version" not in answer:
-        raise UserError(f"url={client.url}: no {SERVER} (no version at /version)")
-    return str(answer["version"])
+    return str(client.about("/version", "version", SERVER)["version"])
