@@ -186,6 +186,8 @@ class Trial:
         concurrency: requests that a server decoded side by side.
         logprobs: of the tokens, as a server told them with its completion at temperature 1; None
             where none was asked.
+        one_token_s: a server's request for one token, which was taken off this request to give
+            decode_s; None where the clock tells decoding apart, and in older runs.
     """
 
     cell: str
@@ -221,6 +223,7 @@ class Trial:
     turn: int = 1
     concurrency: int = 1
     logprobs: tuple[float, ...] | None = None
+    one_token_s: float | None = None
 
     @property
     def key(self) -> TextKey:
@@ -385,6 +388,7 @@ class RoundTiming:
         drafted: tokens proposed; None where every round proposes k. A request of a server that
             drafts fewer near its budget has two budgets, so that its start can be told from its
             rounds.
+        one_token_s: as in `Trial`.
     """
 
     visit: int
@@ -398,6 +402,7 @@ class RoundTiming:
     new_tokens: int
     seconds: float
     drafted: int | None = None
+    one_token_s: float | None = None
 
 
 # Between a prompt set's name and 1 or 2: the group of a load where there is one set alone

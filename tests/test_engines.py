@@ -303,6 +303,10 @@ def test_a_clock_without_a_prefill_apart_is_read_for_one_token_too(served: Serve
     assert len(by_cpu.one_token.tokens) == 1
     assert by_cpu.completion.cpu_s is not None
     assert 0 < by_cpu.decode_s("cpu") < by_cpu.completion.cpu_s
+    facts = server.facts
+    assert by_engine.trial(facts, "engine").one_token_s is None
+    for stored in (by_cpu.trial(facts, "cpu"), by_cpu.rejected_rounds(facts, "cpu", "draft")):
+        assert stored.one_token_s == by_cpu.one_token.cpu_s
     elsewhere = replace(by_cpu, completion=replace(by_cpu.completion, cpu_s=None))
     with pytest.raises(UserError, match="clock=cpu: this server's processor time is not known"):
         elsewhere.decode_s("cpu")

@@ -162,6 +162,42 @@ def test_a_sampled_text_keeps_its_rounds_at_the_time_that_an_undisturbed_one_tak
     assert [each.decode_s for each in settled(untold)] == pytest.approx([0.2, 0.1, 0.4, 0.16])
 
 
+@pytest.mark.parametrize("disturbed", ["one-token request", "request"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_disturbed_request_for_one_token_makes_decoding_no_faster(
+    disturbed: str, temperature: float
+) -> None:
+    prefill_s, decode_s, rounds = 0.02, 0.1, 10
+    others = [0.03 * (number % 2) for number in range(8)]  # others use the machine in every second
+    visits = [
+        (other, -other) if disturbed == "one-token request" else (0.0, other) for other in others
+    ]
+    trials = [
+        replace(
+            trial(number, decode_s + more, temperature=temperature, rounds=rounds),
+            one_token_s=prefill_s + taken,
+        )
+        for number, (taken, more) in enumerate(visits)
+    ]
+    made = [each.decode_s for each in settled(trials)]
+    assert made == pytest.approx([decode_s] * len(made))
+    timings = [
+        replace(rejected(number, k, 15, 1.0), one_token_s=prefill_s + taken)
+        for number, (taken, _) in enumerate(visits)
+        for k in (0, 2)
+    ]
+    timed = timed_rounds(
+        [
+            replace(timing, seconds=timing.seconds + visits[timing.visit][1])
+            for timing in timings
+        ],
+        LLAMACPP,
+    )  # fmt: skip
+    assert timed is not None
+    for k, seconds in {0: timed.plain.seconds, 2: timed.speculative[2].seconds}.items():
+        assert seconds == pytest.approx(rejected(0, k, 15, 1.0).seconds)
+
+
 # ---- a run ---------------------------------------------------------------------------------------
 
 

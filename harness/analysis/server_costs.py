@@ -8,7 +8,9 @@ rounds there were, and what each drafted. A round that drafted another number of
 measured K is made of those that are fitted exactly as a prediction makes it (`RoundTimes.parts`).
 
 A visit sends every request to every server. The lowest tenth of a request's visits is taken as its
-time (`undisturbed`): what else runs on a machine only adds to it, and may add to most.
+time (`undisturbed`): what else runs on a machine only adds to it, and may add to most. Where a time
+of decoding is a request less another for one token, each of the two is settled so, for the lowest
+differences are those whose one-token request was disturbed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -170,6 +172,13 @@ def undisturbed(seconds: Sequence[float]) -> float:
     return float(np.quantile(seconds, UNDISTURBED))
 
 
+def _decoding_s(seconds: Sequence[float], one_token_s: Sequence[float | None]) -> float:
+    """A request's time of decoding from that of each visit, and of what was taken off there."""
+    taken = [each or 0.0 for each in one_token_s]
+    requests = [sum(pair) for pair in zip(seconds, taken, strict=True)]
+    return max(0.0, undisturbed(requests) - undisturbed(taken))
+
+
 def settled(trials: Sequence[Trial]) -> list[Trial]:
     """The trials with times that are settled over visits.
 
@@ -195,7 +204,9 @@ def _settled(trials: Sequence[Trial]) -> Trial:
         return replace(trials[-1], repetition=0)
     texts = [trial.tokens for trial in done]
     alike = [trial for trial in done if trial.tokens == max(texts, key=texts.count)]
-    seconds = undisturbed([trial.decode_s or 0.0 for trial in alike])
+    seconds = _decoding_s(
+        [trial.decode_s or 0.0 for trial in alike], [trial.one_token_s for trial in alike]
+    )
     return replace(alike[0], repetition=0, decode_s=seconds)
 
 
@@ -209,10 +220,16 @@ def _at_settled_pace(trials: Sequence[Trial]) -> list[Trial]:
     def rounds(trial: Trial) -> int:
         return (trial.rounds if told else trial.new_tokens) or 0
 
-    paces = [trial.decode_s / rounds(trial) for trial in trials if trial.decode_s and rounds(trial)]
-    if not paces:
+    timed = [trial for trial in trials if trial.decode_s and rounds(trial)]
+    if not timed:
         return list(trials)
-    pace = undisturbed(paces)
+    one_token_s = undisturbed([trial.one_token_s or 0.0 for trial in timed])  # of one prompt
+    pace = undisturbed(
+        [
+            ((trial.decode_s or 0.0) + (trial.one_token_s or 0.0) - one_token_s) / rounds(trial)
+            for trial in timed
+        ]
+    )
     return [
         trial if trial.decode_s is None else replace(trial, decode_s=rounds(trial) * pace)
         for trial in trials
@@ -229,15 +246,16 @@ def timed_rounds(timings: Sequence[RoundTiming], counting: Counting) -> TimedReq
     Returns:
         None without any.
     """
-    visits: dict[tuple[int, int, int, bool], list[float]] = {}
+    visits: dict[tuple[int, int, int, bool], list[RoundTiming]] = {}
     for t in timings:
         shortened = t.k > 0 and t.drafted not in (None, t.k * t.rounds)
-        visits.setdefault((t.k, t.context_tokens, t.new_tokens, shortened), []).append(t.seconds)
+        visits.setdefault((t.k, t.context_tokens, t.new_tokens, shortened), []).append(t)
     most = max(map(len, visits.values()), default=0)
     by_k: dict[int, list[tuple[int, bool, float]]] = {}
-    for (k, _, tokens, shortened), seconds in sorted(visits.items()):
-        if 2 * len(seconds) >= most:  # else an end of text made its length a rare one
-            by_k.setdefault(k, []).append((tokens, shortened, undisturbed(seconds)))
+    for (k, _, tokens, shortened), made in sorted(visits.items()):
+        if 2 * len(made) >= most:  # else an end of text made its length a rare one
+            seconds = _decoding_s([t.seconds for t in made], [t.one_token_s for t in made])
+            by_k.setdefault(k, []).append((tokens, shortened, seconds))
     plain = by_k.pop(0, [])
     if not plain or not by_k:
         return None

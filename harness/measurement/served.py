@@ -47,6 +47,12 @@ class ServedRequest:
             return self.completion.prefill_s
         return self._request_s(self.one_token, clock)
 
+    def one_token_s(self, clock: ServerClock) -> float | None:
+        """Seconds of the request that was taken off; None where the clock tells decoding apart."""
+        if self.one_token is self.completion:
+            return None
+        return self._request_s(self.one_token, clock)
+
     @staticmethod
     def _request_s(completion: Completion, clock: ServerClock) -> float:
         if clock == "engine":
@@ -79,6 +85,7 @@ class ServedRequest:
             prefill_s=self.prefill_s(clock),
             # Of a text that the prefill ended, what a difference of two requests leaves is noise
             decode_s=max(0.0, self.decode_s(clock)) if emitted else 0.0,
+            one_token_s=self.one_token_s(clock),
             first_token_s=0.0 if facts.first_position else None,
             **counts,
         )
@@ -100,6 +107,7 @@ class ServedRequest:
             new_tokens=emitted,
             seconds=self.decode_s(clock),
             drafted=done.drafted,
+            one_token_s=self.one_token_s(clock),
         )
 
 
