@@ -307,7 +307,7 @@ def draft_conf(entry: str) -> ModelConf:
         flag = isinstance(getattr(conf, key), bool)
         if flag and value not in ("true", "false"):
             raise UserError(f"drafts: {entry!r}: {key} is true or false")
-        number = key == "layers" and value.isdigit()
+        number = key in ("layers", "block") and value.isdigit()
         setattr(conf, key, value == "true" if flag else int(value) if number else value)
     return checked(conf, f"draft {conf.name}")
 

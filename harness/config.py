@@ -37,9 +37,9 @@ DEVICE: dict[str, Any] = {
     "takes": "auto, cpu, mps, cuda or cuda:0",
 }
 # What a draft can be
-KINDS = ("model", "eagle3", "mtp", "early_exit", "copy")
+KINDS = ("model", "eagle3", "mtp", "medusa", "dflash", "early_exit", "copy")
 # Of these, the kinds that draft from hidden states of the target
-HEADS = ("eagle3", "mtp")
+HEADS = ("eagle3", "mtp", "medusa", "dflash")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 ATTENTIONS = ("auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
 CORES = os.cpu_count() or 1
@@ -112,7 +112,7 @@ class ModelConf:
     name: str = key("", "short name in tables and files; empty: the last part of the id")
     kind: str = key(
         "model",
-        "model, eagle3 (a head), mtp (of the target), early_exit or copy (of it)",
+        "model; eagle3, medusa or dflash (heads); mtp, early_exit, copy (of the target)",
         choices=KINDS,
     )
     id: str = key(MISSING, "hub id, local folder, or embedded:NAME of one that ships here")
@@ -138,6 +138,9 @@ class ModelConf:
     tokenizer_family: str | None = key(None, "shared by models of one tokenizer; for drafts=auto")
     layers: int | None = key(
         None, "of an early exit: how many of the target's layers; null: a quarter", least=1
+    )
+    block: int | None = key(
+        None, "of a DFlash drafter: positions of its block; null: as it was trained", least=2
     )
     head_of: str | None = key(None, "of a head: the id of the target that it was made for")
     gguf: str | None = key(None, "its GGUF file, for llama.cpp; null: converted where small")
@@ -875,6 +878,7 @@ DRAFT_KEYS = (
     "quantization",
     "trust_remote_code",
     "allow_pickle",
+    "block",
     "layers",
     "kind",
 )

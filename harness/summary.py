@@ -64,6 +64,7 @@ CaveatCode = Literal[
     "chat_template_unused",
     "generation_settings",  # settings ("top_k=20, min_p=0.1"), overrides ("decode.top_k=20", or "")
     "engine_fallback",  # role, reason, compiled: False if only compiling failed, None: ran eagerly
+    "fewer_drafts",  # draft, tokens: that it drafts a round at most; k: the largest asked for
     "other_card",  # card, device: another card ran than gpu= names, so no cost is given
     "gpu_not_timed",  # card, device: of an audition, likewise
     "scattered_steps",  # roles ("draft and target"), spread: p90 / median above it
@@ -194,7 +195,7 @@ class ModelFacts:
     # Whether a CUDA graph's work was compiled; None where that does not apply.
     compiled: bool | None = None
     # What a draft is (`ModelConf.kind`), and the layers of an early exit
-    kind: Literal["model", "eagle3", "mtp", "early_exit"] = "model"
+    kind: Literal["model", "eagle3", "mtp", "medusa", "dflash", "early_exit"] = "model"
     layers: int | None = None
 
 

@@ -3,7 +3,7 @@
 import itertools
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from harness.cli import compose, draft_conf, draft_confs
 from harness.commands import audition, pair, profile, snapshot, sweep
 from harness.commands.pair import open_drafted
 from harness.config import ModelConf
-from harness.decoding.heads import HeadDrafter
+from harness.decoding.heads import HeadDrafter, HeadModel
 from harness.decoding.sampling import SamplingParameters, penalised, sampler_for
 from harness.measurement.generations import Request
 from harness.measurement.head_scores import score_with_head
@@ -314,6 +314,8 @@ def gap_in_standard_errors(target: LoadedModel, head: Eagle3Head, repetitions: i
 
 LENGTH = 4
 Tokens = tuple[int, ...]
+# (text to a start, what is drafted since) -> the distribution of the next draft
+DraftedFrom = Callable[[Tokens, Tokens], Tensor]
 
 
 class CountingTarget(FunctionModel):
@@ -338,6 +340,8 @@ class CountingTarget(FunctionModel):
 
 class ToyHead(FunctionModel):
     """Drafts from the state that it was last given and from the tokens it was fed since."""
+
+    drafts = None
 
     def __init__(self) -> None:
         super().__init__(drafted_after)
@@ -378,7 +382,13 @@ def drafted_from(before: Tokens, drafted: Tokens) -> Tensor:
     return drafted_after((number_of(before[:-1]), before[-1], *drafted))
 
 
-def proposals_from(before: Tokens, k: int, rule: Rule) -> dict[Tokens, float]:
+def proposals_from(
+    before: Tokens,
+    k: int,
+    rule: Rule,
+    make_head: Callable[[], HeadModel],
+    drafted_from: DraftedFrom,
+) -> dict[Tokens, float]:
     """What the production drafter proposes from a start and how often."""
     target = CountingTarget(random_distribution(1))
     grids = [
@@ -392,7 +402,7 @@ def proposals_from(before: Tokens, k: int, rule: Rule) -> dict[Tokens, float]:
     chances: dict[Tokens, float] = defaultdict(float)
     for combination in itertools.product(*grids):
         target.prefill(before[:-1])
-        drafter = HeadDrafter(ToyHead(), target, SAMPLED, rule)
+        drafter = HeadDrafter(make_head(), target, SAMPLED, rule)
         drafter.begin(before)
         uniforms = torch.tensor([middle for middle, _ in combination], dtype=torch.float64)
         tokens = tuple(drafter.propose(k, uniforms).tokens.tolist())
@@ -402,7 +412,13 @@ def proposals_from(before: Tokens, k: int, rule: Rule) -> dict[Tokens, float]:
 
 @pytest.mark.parametrize(("rule", "k"), [("ratio", 2), ("exact_match", 2), ("greedy_draft", 3)])
 def test_a_head_that_carries_states_is_lossless_and_replayed_exactly(rule: Rule, k: int) -> None:
-    """By enumeration of all that the production drafter and verification can do."""
+    enumerate_all(ToyHead, drafted_from, rule, k)
+
+
+def enumerate_all(
+    make_head: Callable[[], HeadModel], drafted_from: DraftedFrom, rule: Rule, k: int
+) -> None:
+    """Check, of all that the production drafter and verification can do, what they emit."""
     target, prompt = random_distribution(1), (2, 0)
     emitted: dict[Tokens, float] = defaultdict(float)
     reached: dict[Tokens, float] = {(): 1.0}
@@ -412,7 +428,8 @@ def test_a_head_that_carries_states_is_lossless_and_replayed_exactly(rule: Rule,
         weight = reached.pop(text)
         rounds += weight
         after = (*prompt[1:], *text)
-        for drafted, share in proposals_from((*prompt, *text), k, rule).items():
+        proposals = proposals_from((*prompt, *text), k, rule, make_head, drafted_from)
+        for drafted, share in proposals.items():
             target_rows = torch.stack([target((*after, *drafted[:i])) for i in range(k + 1)])
             rows = [drafted_from((*prompt, *text), drafted[:i]) for i in range(k)]
             ends = round_outcomes(target_rows, torch.stack(rows), drafted, rule)

@@ -311,6 +311,8 @@ def test_heads_sample_where_vllm_is_asked_to_and_look_ups_have_one_line_there() 
     [
         ("eagle3", {"model": DRAFT}, {"EAGLE3", "draft-eagle3"}),
         ("mtp", {}, {"EAGLE", "draft-mtp"}),
+        ("medusa", {"model": DRAFT}, set()),
+        ("dflash", {"model": DRAFT}, {"DFLASH", "num-draft-tokens 4", "draft-dflash"}),
         ("ngram", {"prompt_lookup_max": LONGEST_NGRAM, "prompt_lookup_min": 1},
          {"NGRAM", "ngram-simple", "prompt_lookup_num_tokens=3"}),
         ("suffix", {}, set()),

@@ -15,6 +15,8 @@ ENTRIES: dict[DraftKind, str] = {
     "model": "`qwen3_0_6b`, `name@folder-or-hub-id`",
     "eagle3": "`eagle3@folder-or-hub-id`",
     "mtp": "`mtp`, `mtp@folder-or-hub-id`",
+    "medusa": "`medusa@folder-or-hub-id`",
+    "dflash": "`dflash@folder-or-hub-id`",
     "ngram": "`ngram`",
     "suffix": "`suffix` (audition only)",
     "early_exit": "`early_exit@layers:4`",

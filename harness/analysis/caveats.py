@@ -67,6 +67,12 @@ def _of_the_models(setup: Setup) -> Iterator[Caveat]:
         yield Caveat("synthetic_acceptance")
     if setup.embedded:
         yield Caveat("embedded_models")
+    largest = max(setup.ks, default=0)
+    for entry in setup.described.values():
+        most = entry.get("drafts_at_most")
+        if most is not None and most < largest:
+            values: dict[str, Value] = {"draft": entry["name"], "tokens": most, "k": largest}
+            yield Caveat("fewer_drafts", values)
 
 
 def _of_the_run(

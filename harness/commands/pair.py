@@ -26,6 +26,7 @@ from harness.measurement.round_times import FullLookup, RoundVisits
 from harness.measurement.step_times import TimedModel
 from harness.models import head_files
 from harness.models import load as models
+from harness.models.block_files import load_dflash, load_medusa
 from harness.models.cached import CachedModel
 from harness.models.device import resolve_device
 from harness.models.early_exit import early_exit
@@ -42,6 +43,14 @@ from harness.theory.acceptance import conditional
 
 WARMUP_TOKENS = 8
 GRAPHS_KEEP_NO_STATES = "a head reads hidden states, which recorded graphs do not keep"
+
+# By the kinds of `config.HEADS`
+HEAD_READERS = {
+    "eagle3": load_head,
+    "mtp": load_mtp,
+    "medusa": load_medusa,
+    "dflash": load_dflash,
+}
 
 Config = PairConfig | AuditionConfig
 Models = Callable[[Request], tuple[CachedModel, Draft | None]]
@@ -275,8 +284,7 @@ def backend_for(backend: str, drafts: Sequence[ModelConf]) -> str:
 def open_head(conf: ModelConf, target: Target, key: str = "draft") -> LoadedHead:
     """Load a head, and let the target keep the states that it reads; errors call it `key`."""
     with fetching(f"loading {conf.name}", _hub_id(conf)):
-        read = load_mtp if conf.kind == "mtp" else load_head
-        head = read(conf, target.target, key)
+        head = HEAD_READERS[conf.kind](conf, target.target, key)
     target.target_model.keep_states(head.network.layers)
     return head
 
@@ -372,12 +380,11 @@ def _check_memory(
     needs: list[MemoryNeed] = []
     for role, conf in confs.items():
         with fetching(f"reading the sizes of {conf.name}", _hub_id(conf)):
-            if conf.kind == "mtp":  # of target types whose sizes are not counted here
-                continue
-            if conf.kind in HEADS:
+            if conf.kind == "eagle3":
                 needs += [head_files.memory_need(conf, role, target) for target in needs]
-            elif (need := models.memory_need(conf, role, device)) is not None:
-                needs.append(need)
+            elif conf.kind not in HEADS:  # the sizes of other heads are known when they are read
+                need = models.memory_need(conf, role, device)
+                needs += [] if need is None else [need]
     positions = max(prompt_sets.estimated_tokens(prompts, config))
     positions += config.new_tokens + max(config.k)
     check_fits(needs, positions)
@@ -552,9 +559,8 @@ def sampling_of(decode: DecodeConf, temperature: float) -> SamplingParameters:
 def _identity(conf: ModelConf) -> dict[str, object]:
     keys = ("id", "revision", "dtype", "weights", "quantization", "attention")
     identity: dict[str, object] = {key: getattr(conf, key) for key in keys}
-    if conf.layers is not None:
-        identity["layers"] = conf.layers
-    return identity
+    later = {"layers": conf.layers, "block": conf.block}
+    return identity | {key: value for key, value in later.items() if value is not None}
 
 
 # ---- running -------------------------------------------------------------------------------------

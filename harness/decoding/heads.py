@@ -32,6 +32,11 @@ class StateModel(CausalModel, Protocol):
 class HeadModel(CausalModel, Protocol):
     """A head, whose forward takes the target's states, or its own last output."""
 
+    @property
+    def drafts(self) -> int | None:
+        """Tokens that it drafts a round at most; None: any number."""
+        ...
+
     def condition(self, states: Tensor) -> None:
         """Let the next forward take the target's states [n, width], one row per token."""
         ...
@@ -79,10 +84,16 @@ class HeadDrafter(ModelDrafter):
         self._states, self._pending = states[-1:], tokens[-1:]
 
     def propose(self, count: int, uniforms: Tensor) -> Proposal:
-        """Propose `count` tokens on the uniforms' device; none after a prompt of one token."""
+        """Propose `count` tokens on the uniforms' device, or as many as the head drafts at most.
+
+        After a prompt of one token there is nothing to draft from.
+        """
         if self._states is None:
             return Proposal(torch.empty(0, dtype=torch.long, device=uniforms.device), None)
         self._head.condition(self._states)
+        most = self._head.drafts
+        if most is not None and most < count:
+            count, uniforms = most, uniforms[:most]
         return super().propose(count, uniforms)
 
     def logits_along(self, tokens: Tensor) -> Tensor:

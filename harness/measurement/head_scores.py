@@ -106,7 +106,7 @@ def _score(
             starts, at = slice(low, end - offset), slice(low + offset, end)
             in_chunk = slice(at.start - begin, at.stop - begin)
             logits = head.network.logits(
-                rows[low - first_start : end - offset - first_start], width
+                rows[low - first_start : end - offset - first_start], width, offset
             )
             draft = Distribution(
                 common_vocabulary_logits(
@@ -124,10 +124,10 @@ def _score(
                 scores.target_finite,
             )
     _check_finite(text, by_start, target.name, f"draft={draft_name}")
-    proposed = None
-    if first_start:
-        proposed = np.full(count, depth)
-        proposed[0] = 0
+    proposed, most = None, depth if head.drafts is None else min(depth, head.drafts)
+    if first_start or most < depth:
+        proposed = np.full(count, most)
+        proposed[:first_start] = 0
     scores = by_start._replace(
         target_logprob=target_scores[0],
         target_entropy=target_scores[1],

@@ -26,10 +26,13 @@ from harness.config import ModelConf
 from harness.models.memory import is_out_of_memory
 from harness.records import UserError, first_line
 
-# Keys and class names that only heads for speculative decoding have (EAGLE 1-3, HASS, Medusa, MLP
-# speculators, and whatever the speculators library saves)
-HEAD_KEYS = ("speculators_model_type", "eagle_config", "draft_vocab_size", "medusa_num_heads")
-HEAD_CLASS = re.compile(r"eagle|medusa|speculator", re.IGNORECASE)
+# Keys and class names that only heads for speculative decoding have (EAGLE 1-3, HASS, Medusa,
+# DFlash, MLP speculators, and whatever the speculators library saves)
+HEAD_KEYS = (
+    *("speculators_model_type", "eagle_config", "dflash_config"),
+    *("draft_vocab_size", "medusa_num_heads"),
+)
+HEAD_CLASS = re.compile(r"eagle|medusa|dflash|speculator", re.IGNORECASE)
 HEAD_TENSORS = re.compile(r"^(model\.)?(fc\.|d2t$|t2d$|midlayer\.|medusa_head\.|hidden_norm\.)")
 SCORER_CLASS = re.compile(
     r"For(Sequence|Token)Classification|ForQuestionAnswering|ForMultipleChoice|RewardModel"
@@ -40,8 +43,9 @@ SHOWN = 3
 HEAD = (
     "a head for speculative decoding (EAGLE, Medusa or their kind), which drafts from the target's "
     "hidden states and is no model of its own; an EAGLE-3 head is given as draft=eagle3 draft.id=, "
-    "or drafts=[eagle3@folder-or-hub-id]; give a causal model as the draft, or serve another head "
-    "with an engine that supports it and compare its numbers with plain decoding: "
+    "or drafts=[eagle3@folder-or-hub-id], Medusa heads and DFlash drafters as medusa and dflash; "
+    "give a causal model as the draft, or serve another head with an engine that supports it and "
+    "compare its numbers with plain decoding: "
     "python -m harness.breakeven acceptance_from=<result of vllm bench serve>"
 )
 SCORER = (

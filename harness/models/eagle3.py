@@ -156,8 +156,9 @@ class Eagle3Network(nn.Module):
         """Logits [..., draft vocabulary] of outputs [..., hidden]."""
         return self.lm_head(self.norm(outputs))
 
-    def logits(self, outputs: Tensor, vocabulary: int) -> Tensor:
+    def logits(self, outputs: Tensor, vocabulary: int, offset: int) -> Tensor:
         """Logits [..., vocabulary] in the target's ids; -inf of tokens that it cannot draft."""
+        del offset
         reduced = self.draft_logits(outputs)
         places = self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
         full = reduced.new_full((*reduced.shape[:-1], vocabulary), float("-inf"))

@@ -8,7 +8,7 @@ without an error, so everything that can be compared with the target is.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,13 @@ from harness.models.memory import MemoryNeed, check_fits
 from harness.records import UserError
 from harness.theory.architecture import HeadArchitecture
 
-LAYOUTS = (
+# What it is, and the layouts of it that are read
+EAGLE3 = (
+    "an EAGLE-3 head",
     "SpecForge's (config.json with architectures [LlamaForCausalLMEagle3], tensors midlayer.*) and "
-    "speculators' (speculators_model_type eagle3, tensors layers.0.*)"
+    "speculators' (speculators_model_type eagle3, tensors layers.0.*)",
 )
-EAGLE3 = re.compile("eagle-?3", re.IGNORECASE)
+EAGLE3_CLASS = re.compile("eagle-?3", re.IGNORECASE)
 WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
 # Of tensors that only training needs
 UNUSED = frozenset({"verifier_lm_head.weight", "verifier_norm.weight"})
@@ -83,24 +85,15 @@ def load_head(conf: ModelConf, target: LoadedModel, key: str = "draft") -> Loade
     where, dtype, device = f"{key}.id={conf.id}", target.network.dtype, target.network.device
     layout = _layout_of(conf, key)
     check_fits([MemoryNeed.of(layout.shape, dtype, device, key, conf.name)], 0)
-    with quiet_transformers(), explained(conf, key):
-        tensors = _tensors(source_of(conf, key), conf)
-    network = _network(layout, tensors, target, where)
-    network.to(device, dtype)
-    return LoadedHead(
-        key=key,
-        name=conf.name,
-        tokenizer=target.tokenizer,
-        eos=target.eos,
-        context_tokens=getattr(layout.layer, "max_position_embeddings", None),
-        network=network.eval(),
-        facts={
-            "architecture": "EAGLE-3",
-            "layout": layout.name,
-            "draft_vocab": len(network.d2t),
-            "norm_before_residual": network.norm_before_residual,
-        },
-    )
+    network = _network(layout, _by_specforge(tensors_of(conf, key)), target, where)
+    facts = {
+        "architecture": "EAGLE-3",
+        "layout": layout.name,
+        "draft_vocab": len(network.d2t),
+        "norm_before_residual": network.norm_before_residual,
+    }
+    context_tokens = getattr(layout.layer, "max_position_embeddings", None)
+    return loaded_head(conf, target, key, network, facts, context_tokens)
 
 
 def memory_need(conf: ModelConf, key: str, target: MemoryNeed) -> MemoryNeed:
@@ -118,12 +111,8 @@ def head_shape(config: Mapping[str, Any], where: str) -> HeadArchitecture:
 
 
 def _layout_of(conf: ModelConf, key: str) -> _Layout:
-    where = f"{key}.id={conf.id}"
-    with quiet_transformers(), explained(conf, key):
-        config = small_file(source_of(conf, key), "config.json", conf)
-        if config is None:
-            raise UserError(f"{where}: no config.json there; give a folder or hub id of a head")
-        return _layout(config, where)
+    with explained(conf, key):
+        return _layout(config_of(conf, key), f"{key}.id={conf.id}")
 
 
 def _layout(config: Mapping[str, Any], where: str) -> _Layout:
@@ -141,7 +130,7 @@ def _layout(config: Mapping[str, Any], where: str) -> _Layout:
             bool(config.get("norm_before_residual", True)),
             config.get("draft_vocab_size"),
         )
-    if not kind and any(EAGLE3.search(name) for name in names):
+    if not kind and any(EAGLE3_CLASS.search(name) for name in names):
         # As SGLang reads it, which counts the layers whose output it is
         nested = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
         ids = _layer_ids(config.get("eagle_aux_hidden_state_layer_ids"), 0)
@@ -152,11 +141,7 @@ def _layout(config: Mapping[str, Any], where: str) -> _Layout:
             bool(config.get("norm_before_residual", False)),
             config.get("draft_vocab_size"),
         )
-    found = f"speculators_model_type {kind}" if kind else f"architectures {names}"
-    raise UserError(
-        f"{where}: not an EAGLE-3 head in a layout that is known: its config.json has {found}; "
-        f"read here are {LAYOUTS}"
-    )
+    raise unknown_layout(where, config, *EAGLE3)
 
 
 def _layer_ids(given: Any, shift: int) -> tuple[int, ...] | None:
@@ -164,32 +149,12 @@ def _layer_ids(given: Any, shift: int) -> tuple[int, ...] | None:
     return tuple(sorted(int(layer) + shift for layer in given)) if given else None
 
 
-def _tensors(source: str, conf: ModelConf) -> dict[str, Tensor]:
+def _by_specforge(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights by SpecForge's names."""
-    name = PICKLED if conf.allow_pickle and not _has(source, conf) else WEIGHTS
-    file = Path(source) / name
-    if not Path(source).is_dir():
-        file = Path(str(cached_file(source, name, revision=conf.revision)))
-    elif not file.is_file():
-        raise OSError(f"no file named {name} in {source}")
-    tensors = load_file(file) if name == WEIGHTS else torch.load(file, weights_only=True)
     return {
-        re.sub(r"^(model\.)?(layers\.0\.)?", lambda m: "midlayer." if m[2] else "", name): tensor
+        re.sub(r"^(layers\.0\.)?", lambda m: "midlayer." if m[1] else "", name): tensor
         for name, tensor in tensors.items()
-        if name not in UNUSED
     }
-
-
-def _has(source: str, conf: ModelConf) -> bool:
-    """Whether its weights are in safetensors."""
-    if Path(source).is_dir():
-        return (Path(source) / WEIGHTS).is_file()
-    return (
-        cached_file(
-            source, WEIGHTS, revision=conf.revision, _raise_exceptions_for_missing_entries=False
-        )
-        is not None
-    )
 
 
 def _network(
@@ -215,11 +180,11 @@ def _network(
     d2t, t2d = tensors.get("d2t"), tensors.get("t2d")
     vocabulary = target.vocab_size
     if t2d is not None and len(t2d) != vocabulary:
-        raise _other_vocabulary(where, len(t2d), named, vocabulary)
+        raise other_vocabulary(where, len(t2d), named, vocabulary)
     if d2t is None and "lm_head.weight" in tensors:
         rows = len(tensors["lm_head.weight"])
         if rows != vocabulary:
-            raise _other_vocabulary(where, rows, named, vocabulary)
+            raise other_vocabulary(where, rows, named, vocabulary)
     network = Eagle3Network(
         layout.layer,
         target_hidden=config.hidden_size,
@@ -229,18 +194,11 @@ def _network(
         norm_before_residual=layout.norm_before_residual,
     )
     _embed(network, tensors, target, where)
-    _fill(network, tensors, where)
+    fill(network, tensors, where, *EAGLE3, optional=("d2t", "t2d"))
     places = network.d2t + torch.arange(len(network.d2t))
     if int(places.min()) < 0 or int(places.max()) >= vocabulary:
-        raise _other_vocabulary(where, int(places.max()) + 1, named, vocabulary)
+        raise other_vocabulary(where, int(places.max()) + 1, named, vocabulary)
     return network
-
-
-def _other_vocabulary(where: str, tokens: int, target: str, vocabulary: int) -> UserError:
-    return UserError(
-        f"{where}: a head for another target: its tokens are of a vocabulary of {tokens}, and "
-        f"{target} has {vocabulary}"
-    )
 
 
 def _embed(
@@ -251,7 +209,7 @@ def _embed(
     if own is not None:
         if len(own) != target.vocab_size:
             named = f"{target.key}={target.name}"
-            raise _other_vocabulary(where, len(own), named, target.vocab_size)
+            raise other_vocabulary(where, len(own), named, target.vocab_size)
         network.embed_tokens, network.own_embedding = nn.Embedding.from_pretrained(own), True
         return
     shared: Any = target.network.get_input_embeddings()
@@ -265,18 +223,118 @@ def _embed(
     network.embed_tokens = shared
 
 
-def _fill(network: Eagle3Network, tensors: Mapping[str, Tensor], where: str) -> None:
-    """Load the weights; every tensor must be there, and none left over."""
-    wanted = {
-        name: tensor for name, tensor in network.state_dict().items() if "embed_tokens" not in name
+# ---- any head ------------------------------------------------------------------------------------
+
+
+def config_of(conf: ModelConf, key: str) -> dict[str, Any]:
+    """The config.json of the head that `conf` names; errors call it `key`.
+
+    Raises:
+        UserError: there is none, or it cannot be read.
+    """
+    with quiet_transformers(), explained(conf, key):
+        config = small_file(source_of(conf, key), "config.json", conf)
+    if config is None:
+        raise UserError(
+            f"{key}.id={conf.id}: no config.json there; give a folder or hub id of a head"
+        )
+    return config
+
+
+def tensors_of(
+    conf: ModelConf,
+    key: str,
+    files: Sequence[str] = (WEIGHTS,),
+    pickles: Sequence[str] = (PICKLED,),
+) -> dict[str, Tensor]:
+    """A head's weights, by names that do not begin with `model.`, without what only training needs.
+
+    Args:
+        conf: names its folder or hub id.
+        key: what errors call it.
+        files: its weights are in the first of these that is there.
+        pickles: or in one of these, if pickles may be read.
+
+    Raises:
+        UserError: no such file, or it cannot be read.
+    """
+    source = source_of(conf, key)
+    with quiet_transformers(), explained(conf, key):
+        names = (*files, *(pickles if conf.allow_pickle else ()))
+        found = (_file(source, name, conf) for name in names)
+        file = next((path for path in found if path is not None), None)
+        if file is None:
+            raise OSError(f"no file named {files[-1]} in {source}")
+        pickled = file.name in pickles
+        tensors = torch.load(file, weights_only=True) if pickled else load_file(file)
+    return {
+        name.removeprefix("model."): tensor
+        for name, tensor in tensors.items()
+        if name not in UNUSED
     }
-    needed = wanted.keys() - {"d2t", "t2d"}
+
+
+def _file(source: str, name: str, conf: ModelConf) -> Path | None:
+    """A file of a folder or of a hub id; None where there is none."""
+    if Path(source).is_dir():
+        path = Path(source) / name
+        return path if path.is_file() else None
+    path = cached_file(
+        source, name, revision=conf.revision, _raise_exceptions_for_missing_entries=False
+    )
+    return None if path is None else Path(path)
+
+
+def unknown_layout(where: str, config: Mapping[str, Any], kind: str, layouts: str) -> UserError:
+    """What is said of a config.json that is in none of the layouts that are read."""
+    speculators = config.get("speculators_model_type")
+    names = [str(name) for name in config.get("architectures") or ()]
+    found = f"speculators_model_type {speculators}" if speculators else f"architectures {names}"
+    return UserError(
+        f"{where}: not {kind} in a layout that is known: its config.json has {found}; read here "
+        f"are {layouts}"
+    )
+
+
+def other_vocabulary(where: str, tokens: int, target: str, vocabulary: int) -> UserError:
+    """What is said of a head whose tokens are not the target's."""
+    return UserError(
+        f"{where}: a head for another target: its tokens are of a vocabulary of {tokens}, and "
+        f"{target} has {vocabulary}"
+    )
+
+
+def fill(
+    network: nn.Module,
+    tensors: Mapping[str, Tensor],
+    where: str,
+    kind: str,
+    layouts: str,
+    *,
+    given: Sequence[str] = ("embed_tokens.",),
+    optional: Sequence[str] = (),
+) -> None:
+    """Load the weights; every tensor must be there, and none left over.
+
+    Args:
+        network: of the head.
+        tensors: by the network's names.
+        where: what errors call the head.
+        kind, layouts: what it should be, and what is read of it.
+        given: beginnings of the names of what the network has already.
+        optional: names that may be missing.
+    """
+    wanted = {
+        name: tensor
+        for name, tensor in network.state_dict().items()
+        if not name.startswith(tuple(given))
+    }
+    needed = wanted.keys() - set(optional)
     missing, left = sorted(needed - tensors.keys()), sorted(tensors.keys() - wanted.keys())
     if missing or left:
         found = f"it lacks {', '.join(missing[:3])}" if missing else f"it has {', '.join(left[:3])}"
         raise UserError(
-            f"{where}: not an EAGLE-3 head in a layout that is known: {found}; read here are "
-            f"{LAYOUTS}"
+            f"{where}: not {kind} in a layout that is known: {found}; read here are {layouts}"
         )
     wrong = [
         name for name in wanted if name in tensors and tensors[name].shape != wanted[name].shape
@@ -288,3 +346,23 @@ def _fill(network: Eagle3Network, tensors: Mapping[str, Tensor], where: str) -> 
             f"{list(wanted[name].shape)}; give a folder whose files belong together"
         )
     network.load_state_dict(dict(tensors), strict=False)
+
+
+def loaded_head(
+    conf: ModelConf,
+    target: LoadedModel,
+    key: str,
+    network: Any,
+    facts: Mapping[str, Any],
+    context_tokens: int | None,
+) -> LoadedHead:
+    """A head on its target's device, in its dtype, with its tokenizer."""
+    return LoadedHead(
+        key=key,
+        name=conf.name,
+        tokenizer=target.tokenizer,
+        eos=target.eos,
+        context_tokens=context_tokens,
+        network=network.to(target.network.device, target.network.dtype).eval(),
+        facts=facts,
+    )

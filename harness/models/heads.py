@@ -61,8 +61,8 @@ class HeadNetwork(Protocol):
         """
         ...
 
-    def logits(self, outputs: Tensor, vocabulary: int) -> Tensor:
-        """Logits [..., vocabulary] of outputs [..., hidden], in the target's ids."""
+    def logits(self, outputs: Tensor, vocabulary: int, offset: int) -> Tensor:
+        """Logits [..., vocabulary] of outputs [..., hidden] of a pass, in the target's ids."""
         ...
 
     def with_cache(self, vocab_size: int) -> "Head":
@@ -77,9 +77,11 @@ class Head:
         engine: the name of its kind.
         network: its weights.
         vocab_size: width of its logits, the target's.
+        drafts: tokens that it drafts a round at most; None: any number.
     """
 
     engine: str
+    drafts: int | None = None
 
     def __init__(self, network: HeadNetwork, vocab_size: int) -> None:
         self.network, self.vocab_size = network, vocab_size
@@ -112,7 +114,7 @@ class Head:
     @torch.inference_mode()
     def forward(self, tokens: Tensor) -> Tensor:
         """Append the rows of `tokens` [n]; return the logits after each, [n, vocab]."""
-        return self.network.logits(self._run(tokens), self.vocab_size)[0]
+        return self.network.logits(self._run(tokens), self.vocab_size, 0)[0]
 
     @torch.inference_mode()
     def extend(self, tokens: Tensor) -> None:

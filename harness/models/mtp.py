@@ -144,8 +144,9 @@ class MtpNetwork(nn.Module):
         )
         return output.last_hidden_state
 
-    def logits(self, outputs: Tensor, vocabulary: int) -> Tensor:
+    def logits(self, outputs: Tensor, vocabulary: int, offset: int) -> Tensor:
         """Logits [..., vocabulary] of outputs [..., hidden]."""
+        del offset
         head: Any = self.network.get_output_embeddings()
         return head(outputs)[..., :vocabulary]
 

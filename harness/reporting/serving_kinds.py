@@ -2,18 +2,21 @@
 
 One entry per engine and kind; an engine without an entry for a kind has nothing to paste. Read in:
 
-- vLLM: vllm/config/speculative.py, `SpeculativeMethod`: eagle3, mtp, ngram, suffix. `mtp` takes the
-  target's own layers, without a `model`; `suffix` needs the package arctic-inference, and its
+- vLLM: vllm/config/speculative.py, `SpeculativeMethod`: eagle3, mtp, medusa, dflash, ngram, suffix.
+  `mtp` takes the target's own layers, without a `model`; `medusa` needs a hidden_size in the
+  config.json of FasterDecoding's layout, too; `suffix` needs the package arctic-inference, and its
   num_speculative_tokens is the most it proposes. v1/spec_decode/ngram_proposer.py proposes what
   followed the first occurrence of the longest match, as this run's look-up does.
-  v1/spec_decode/llm_base_proposer.py: heads sample with `draft_sample_method: probabilistic`.
+  v1/spec_decode/llm_base_proposer.py: heads sample with `draft_sample_method: probabilistic`;
+  v1/spec_decode/medusa.py: Medusa heads do not.
 - SGLang: docs/advanced_features/speculative_decoding.md. At `--speculative-eagle-topk 1` a chain of
   as many tokens as steps is drafted, and one position more verified. MTP layers are served by the
   algorithm EAGLE without a draft path. srt/models/llama_eagle3.py reads tensors `midlayer.*` only.
+  DFLASH (srt/speculative/dflash_worker.py) takes the block's positions as number of draft tokens.
   NGRAM (srt/arg_groups/speculative_hook.py) drafts a tree, whose branches share the draft tokens.
 - llama.cpp: docs/speculative.md: draft-eagle3 (`-md` is the head, converted with
-  --target-model-dir), draft-mtp, ngram-simple (the *last* earlier match of exactly size-n tokens;
-  its drafts, too, are cut to --spec-draft-n-max, 3 by default).
+  --target-model-dir), draft-mtp, draft-dflash, ngram-simple (the *last* earlier match of exactly
+  size-n tokens; its drafts, too, are cut to --spec-draft-n-max, 3 by default).
 - transformers: generation/candidate_generator.py: `prompt_lookup_num_tokens`, the look-up that this
   run has; `assistant_early_exit`. Settings are applied to its draft twice, processors once. Its
   `use_mtp` drafts one token for each MTP layer and knows DeepSeek's and GLM's only, so it has no
@@ -28,7 +31,9 @@ from typing import Any, Literal
 
 from harness.records import LONGEST_NGRAM
 
-DraftKind = Literal["model", "eagle3", "mtp", "ngram", "suffix", "early_exit", "copy"]
+DraftKind = Literal[
+    "model", "eagle3", "mtp", "medusa", "dflash", "ngram", "suffix", "early_exit", "copy"
+]
 # Of llama.cpp, the target alone; its files are conversions that only the reader knows
 LLAMA_SERVER = "llama-server -m TARGET.gguf"
 # What a sentence calls a draft of that kind
@@ -36,11 +41,18 @@ NAMES: Mapping[DraftKind, str] = {
     "model": "a draft model",
     "eagle3": "an EAGLE-3 head",
     "mtp": "MTP layers",
+    "medusa": "Medusa heads",
+    "dflash": "a DFlash drafter",
     "ngram": "an n-gram look-up",
     "suffix": "a suffix look-up",
     "early_exit": "early exit of the target's layers",
     "copy": "a copy of the target",
 }
+# Of every engine that serves DFlash drafters
+BLOCK = (
+    "It fills a block of K + 1 positions; a run fills the drafter's whole block, or draft.block= of"
+    " them, so give draft.block=K+1 to draft the same."
+)
 
 
 @dataclass(frozen=True)
@@ -137,6 +149,14 @@ def _sglang(algorithm: str, *, draft: bool) -> Callable[[Drafting], str]:
     return line
 
 
+def _sglang_dflash(drafting: Drafting) -> str:
+    return (
+        f"{sglang_serve(drafting.target)} --speculative-algorithm DFLASH"
+        f" --speculative-draft-model-path {shlex.quote(drafting.draft)}"
+        f" --speculative-num-draft-tokens {drafting.k + 1}"
+    )
+
+
 def _sglang_ngram(drafting: Drafting) -> str:
     return (
         f"{sglang_serve(drafting.target)} --speculative-algorithm NGRAM"
@@ -174,10 +194,18 @@ def _vllm_mtp(drafting: Drafting) -> dict[str, Any]:
     return {"method": "mtp", "num_speculative_tokens": drafting.k}
 
 
+def _vllm_dflash(drafting: Drafting) -> dict[str, Any]:
+    return {"method": "dflash", "model": drafting.draft, "num_speculative_tokens": drafting.k}
+
+
 SAMPLED = {"draft_sample_method": "probabilistic"}
 _VLLM: Mapping[DraftKind, KindLine] = {
     "eagle3": KindLine(_vllm(_vllm_eagle3)),
     "mtp": KindLine(_vllm(_vllm_mtp)),
+    "medusa": KindLine(
+        _vllm(lambda d: {"method": "medusa", "model": d.draft, "num_speculative_tokens": d.k})
+    ),
+    "dflash": KindLine(_vllm(_vllm_dflash), BLOCK),
     "ngram": KindLine(
         _vllm(
             lambda d: {
@@ -197,11 +225,12 @@ _VLLM: Mapping[DraftKind, KindLine] = {
 # By the names of SERVERS, then by kind
 LINES: Mapping[str, Mapping[DraftKind, KindLine]] = {
     "vllm": _VLLM,
-    # What a look-up proposes is chosen, so the lines of look-ups are the same
+    # What a look-up proposes is chosen, so its line is the same; so are Medusa heads' drafts, always
     "vllm_probabilistic": {
-        **_VLLM,
+        **{kind: line for kind, line in _VLLM.items() if kind != "medusa"},
         "eagle3": KindLine(_vllm(lambda d: {**_vllm_eagle3(d), **SAMPLED})),
         "mtp": KindLine(_vllm(lambda d: {**_vllm_mtp(d), **SAMPLED})),
+        "dflash": KindLine(_vllm(lambda d: {**_vllm_dflash(d), **SAMPLED}), BLOCK),
     },
     "sglang": {
         "eagle3": KindLine(
@@ -209,6 +238,7 @@ LINES: Mapping[str, Mapping[DraftKind, KindLine]] = {
             "It reads heads in SpecForge's layout; convert one in another.",
         ),
         "mtp": KindLine(_sglang("EAGLE", draft=False)),
+        "dflash": KindLine(_sglang_dflash, BLOCK),
         "ngram": KindLine(
             _sglang_ngram, "It drafts a tree, from a cache of all requests.", same=False
         ),
@@ -222,6 +252,11 @@ LINES: Mapping[str, Mapping[DraftKind, KindLine]] = {
         "mtp": KindLine(
             _llama_cpp("--spec-type draft-mtp --spec-draft-n-max {k}"),
             "TARGET.gguf stands for your conversion, with its MTP layers.",
+        ),
+        "dflash": KindLine(
+            _llama_cpp("-md DRAFT.gguf --spec-type draft-dflash --spec-draft-n-max {k}"),
+            "TARGET.gguf and DRAFT.gguf stand for your conversions; the drafter's needs"
+            f" --target-model-dir. {BLOCK}",
         ),
         "ngram": KindLine(
             _llama_cpp(

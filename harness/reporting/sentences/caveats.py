@@ -124,6 +124,10 @@ CAVEATS: Mapping[str, Any] = {
     "chat_template_unused": ("the model's chat template was not used: served traffic will differ"),
     "generation_settings": _generation_settings,
     "engine_fallback": _engine_fallback,
+    "fewer_drafts": (
+        "{draft} drafts at most {tokens} tokens a round: what is shown of it for a larger K, up to"
+        " {k}, is at {tokens} tokens"
+    ),
     "other_card": (
         "gpu={card} was asked for and {device} ran: the step times are those of what ran, and no"
         " cost is given"

@@ -1,0 +1,323 @@
+"""A DFlash drafter: a small transformer that fills a block of masked positions in one pass.
+
+It reads the target's residual stream after some of its layers, side by side: `fc` and a norm make
+of a token's states one context vector, from which every layer takes a key and a value. The block
+after a text x[0 .. t + 1] is the embedding of x[t + 1], at position t + 1, then of mask tokens.
+Its positions attend to the context of x[0 .. t] (the target has not seen x[t + 1] yet) and to all
+of the block, both ways. Position t + 2 + j of the block's output, through the last norm and an
+output matrix, is the distribution of x[t + 2 + j]. So a block of B positions drafts B - 1 tokens in
+one pass, and none of them depends on another (Chen et al. 2026, DFlash, arXiv 2602.06036;
+`dflash/model.py` of z-lab/dflash; `specforge/modeling/draft/dflash.py` of SGLang's SpecForge;
+`src/speculators/models/dflash/core.py` of vllm-project/speculators). The layers are Qwen3's.
+
+The block has the same length at every K, that which it was trained with unless `draft.block` says
+another, and a round of fewer drafts takes the first of them; so z-lab's code and transformers'
+`DFlashTokenCandidateGenerator` do it. Acceptance then depends on start and offset alone, and one
+scoring serves every K. vLLM (`v1/spec_decode/dflash.py`), SGLang (`speculative/dflash_worker.py`)
+and llama.cpp (`common/speculative.cpp`) fill K + 1 positions: the same at K = B - 1.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import Qwen3Config
+from transformers.models.qwen3.modeling_qwen3 import (
+    Qwen3MLP,
+    Qwen3RMSNorm,
+    Qwen3RotaryEmbedding,
+    repeat_kv,
+    rotate_half,
+)
+
+from harness.models.blocks import BlockHead, in_target_ids
+
+# Positions of blocks in memory at a time, where a text's starts are scored
+QUERIES = 512
+CAPACITY = 512
+
+
+class KeysValues(NamedTuple):
+    """Of one layer, each [B, KV heads, n, D]."""
+
+    keys: Tensor
+    values: Tensor
+
+
+Angles = tuple[Tensor, Tensor]
+# (queries [B, heads, n, D], the block's own keys and values) -> what they attend to, as the queries
+Attend = Callable[[Tensor, KeysValues], Tensor]
+
+
+class _Attention(nn.Module):
+    """The projections of a layer; what attends to what is its caller's."""
+
+    def __init__(self, config: Any, head_dim: int) -> None:
+        super().__init__()
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        bias = bool(config.attention_bias)
+        self.head_dim = head_dim
+        self.q_proj = nn.Linear(config.hidden_size, heads * head_dim, bias=bias)
+        self.k_proj = nn.Linear(config.hidden_size, kv_heads * head_dim, bias=bias)
+        self.v_proj = nn.Linear(config.hidden_size, kv_heads * head_dim, bias=bias)
+        self.o_proj = nn.Linear(heads * head_dim, config.hidden_size, bias=bias)
+        self.q_norm = Qwen3RMSNorm(head_dim, config.rms_norm_eps)
+        self.k_norm = Qwen3RMSNorm(head_dim, config.rms_norm_eps)
+
+    def query(self, rows: Tensor, angles: Angles) -> Tensor:
+        """Queries [B, heads, n, D] of rows [B, n, hidden]."""
+        return _rotated(self.q_norm(self._by_head(self.q_proj(rows))), angles)
+
+    def keys_values(self, rows: Tensor, angles: Angles) -> KeysValues:
+        """Keys and values of rows [B, n, hidden], of the context or of the block."""
+        keys = _rotated(self.k_norm(self._by_head(self.k_proj(rows))), angles)
+        return KeysValues(keys, self._by_head(self.v_proj(rows)))
+
+    def _by_head(self, rows: Tensor) -> Tensor:
+        return rows.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+
+def _rotated(rows: Tensor, angles: Angles) -> Tensor:
+    """Rows [B, heads, n, D] turned by cosines and sines [B or 1, n, D]."""
+    cos, sin = angles
+    return rows * cos.unsqueeze(1) + rotate_half(rows) * sin.unsqueeze(1)
+
+
+class _Layer(nn.Module):
+    """A decoder layer."""
+
+    def __init__(self, config: Any, head_dim: int) -> None:
+        super().__init__()
+        self.input_layernorm = Qwen3RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = _Attention(config, head_dim)
+        self.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = Qwen3MLP(config)
+
+    def forward(
+        self,
+        hidden: Tensor,
+        angles: Angles,
+        attend: Attend,
+    ) -> Tensor:
+        """Outputs [B, n, hidden]."""
+        rows, attention = self.input_layernorm(hidden), self.self_attn
+        attended = attend(attention.query(rows, angles), attention.keys_values(rows, angles))
+        hidden = hidden + attention.o_proj(attended.transpose(1, 2).flatten(2))
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+
+
+class DFlashNetwork(nn.Module):
+    """The drafter's weights and arithmetic.
+
+    Attributes:
+        config: of its layers.
+        layers: of the target, whose inputs are read.
+        block: positions of a block, the last token's included.
+        drafts: tokens that it drafts from a start at most, one fewer.
+        embed, output: its embedding and its output matrix, or the target's.
+        ids: [draft vocabulary] the target's ids of the tokens that it can draft; None where that is
+            all of them.
+    """
+
+    ids: Tensor | None
+
+    def __init__(
+        self,
+        config: Qwen3Config,
+        *,
+        target_hidden: int,
+        layers: Sequence[int],
+        block: int,
+        mask_token: int,
+        embed: Callable[[Tensor], Tensor],
+        output: Callable[[Tensor], Tensor],
+        ids: Tensor | None = None,
+    ) -> None:
+        """Modules of the target are given as their `__call__`, and are no part of this one."""
+        super().__init__()
+        self.config, self.layers = config, tuple(layers)
+        self.block, self.drafts, self.mask_token = block, block - 1, mask_token
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        self.head_dim = config.head_dim or hidden // config.num_attention_heads
+        self.fc = nn.Linear(len(self.layers) * target_hidden, hidden, bias=False)
+        self.hidden_norm, self.norm = Qwen3RMSNorm(hidden, eps), Qwen3RMSNorm(hidden, eps)
+        self.body = nn.ModuleList(
+            _Layer(config, self.head_dim) for _ in range(config.num_hidden_layers)
+        )
+        self.embed, self.output = embed, output
+        self.register_buffer("ids", ids, persistent=False)
+        self._rotary = Qwen3RotaryEmbedding(config)
+
+    @property
+    def width(self) -> int:
+        """Numbers of the target's states of a token."""
+        return self.fc.in_features
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Of its cache of the context."""
+        config, weight = self.config, self.fc.weight
+        heads: int = config.num_key_value_heads or config.num_attention_heads
+        return 2 * len(self.body) * heads * self.head_dim * weight.element_size()
+
+    @property
+    def weights(self) -> Sequence[Tensor]:
+        """Its own, without what it shares with the target."""
+        return list(self.parameters())
+
+    def with_cache(self, vocab_size: int) -> "DFlashHead":
+        """The same with a cache of the context, for the loop."""
+        return DFlashHead(self, vocab_size)
+
+    def features(self, states: Tensor) -> Tensor:
+        """The context vectors [..., hidden] of the target's states [..., width], on any device."""
+        weight = self.fc.weight
+        return self.hidden_norm(self.fc(states.to(weight.device, weight.dtype)))
+
+    def angles(self, positions: Tensor) -> Angles:
+        """Cosines and sines [B, n, D] of positions [B, n]."""
+        return self._rotary(self.norm.weight, positions)
+
+    def context(self, features: Tensor, angles: Angles) -> list[KeysValues]:
+        """What each layer makes of context vectors [B, n, hidden]."""
+        layers: list[Any] = list(self.body)
+        return [layer.self_attn.keys_values(features, angles) for layer in layers]
+
+    def blocks(self, tokens: Tensor, angles: Angles, attend: Sequence[Attend]) -> Tensor:
+        """The outputs [B, drafts, hidden] of the blocks that begin with tokens [B].
+
+        Args:
+            tokens: the last of the text.
+            angles: [B or 1, block, D] of the block's positions.
+            attend: per layer, what a block's queries attend to.
+        """
+        masks = tokens.new_full((len(tokens), self.drafts), self.mask_token)
+        hidden = self.embed(torch.cat([tokens.unsqueeze(1), masks], dim=1))
+        for layer, attended in zip(self.body, attend, strict=True):
+            hidden = layer(hidden, angles, attended)
+        return hidden[:, 1:]
+
+    def passes(self, tokens: Tensor, states: Tensor, depth: int, first: int = 0) -> list[Tensor]:
+        """The outputs of `depth` drafts from every start of a text; see `HeadNetwork.passes`.
+
+        The blocks of many starts are one batch, each with the context up to its own. B is 1.
+        """
+        device, count = self.fc.weight.device, states.shape[1]
+        places, own = torch.arange(count, device=device), torch.arange(self.block, device=device)
+        context = self.context(self.features(states), self.angles(places.unsqueeze(0)))
+        last = tokens[0, 1:].to(device)
+        parts: list[Tensor] = []
+        for starts in places[first:].split(max(1, QUERIES // self.block)):
+            seen = places <= starts.unsqueeze(1)
+            parts.append(
+                self.blocks(
+                    last[starts],
+                    self.angles(starts.unsqueeze(1) + 1 + own),
+                    [partial(_attend_up_to, seen=seen, context=layer) for layer in context],
+                )
+            )
+        rows = torch.cat(parts)
+        offsets = range(min(depth, self.drafts, count - first))
+        return [rows[: count - first - offset, offset].unsqueeze(0) for offset in offsets]
+
+    def logits(self, outputs: Tensor, vocabulary: int, offset: int) -> Tensor:
+        """Logits [..., vocabulary] of outputs [..., hidden], in the target's ids."""
+        del offset
+        return in_target_ids(self.output(self.norm(outputs)), self.ids, vocabulary)
+
+
+def _attend_up_to(query: Tensor, own: KeysValues, *, seen: Tensor, context: KeysValues) -> Tensor:
+    """Each block attends to the rows of a common context that it sees, and to all of itself.
+
+    Args:
+        query: [B, heads, block, D].
+        own: of each block.
+        seen: [B, n] bool, the context's rows that a block sees.
+        context: of one text, keys and values [1, KV heads, n, D].
+    """
+    groups = query.shape[1] // own.keys.shape[1]
+    scale, rows = query.shape[-1] ** -0.5, seen.shape[1]
+    scores = torch.matmul(query, repeat_kv(context.keys, groups).transpose(2, 3)) * scale
+    scores = scores.masked_fill(~seen[:, None, None], float("-inf"))
+    within = torch.matmul(query, repeat_kv(own.keys, groups).transpose(2, 3)) * scale
+    shares = torch.softmax(torch.cat([scores, within], -1).float(), -1).to(query.dtype)
+    attended = torch.matmul(shares[..., :rows], repeat_kv(context.values, groups))
+    return attended + torch.matmul(shares[..., rows:], repeat_kv(own.values, groups))
+
+
+class DFlashHead(BlockHead):
+    """The drafter with a cache of the context of one text, for the loop."""
+
+    engine = "dflash"
+    network: DFlashNetwork
+
+    def __init__(self, network: DFlashNetwork, vocab_size: int) -> None:
+        super().__init__(network, vocab_size, network.drafts)
+        # [drafts, vocab] of the round's block
+        self._logits: Tensor | None = None
+        self._length = 0
+        self._allocate(CAPACITY)
+
+    def _clear(self) -> None:
+        super()._clear()
+        self._length = 0
+
+    def _read(self, features: Tensor) -> None:
+        start, end = self._length, self._length + len(features)
+        if end + self.network.block > self._cosines.shape[1]:
+            self._grow(2 * (end + self.network.block))
+        rows = self.network.context(features.unsqueeze(0), self._angles(start, end))
+        for cache, row in zip(self._caches, rows, strict=True):
+            cache.keys[:, :, start:end], cache.values[:, :, start:end] = row
+        self._length = end
+
+    def _draft(self, offset: int, token: Tensor) -> Tensor:
+        if offset == 0:
+            begin, end = self._length, self._length + self.network.block
+            outputs = self.network.blocks(
+                token.to(self.device),
+                self._angles(begin, end),
+                [partial(_attend_to_all, cache=cache, begin=begin) for cache in self._caches],
+            )
+            self._logits = self.network.logits(outputs, self.vocab_size, 0)[0]
+        assert self._logits is not None
+        return self._logits[offset : offset + 1]
+
+    def _angles(self, begin: int, end: int) -> Angles:
+        return self._cosines[:, begin:end], self._sines[:, begin:end]
+
+    def _allocate(self, capacity: int) -> None:
+        network = self.network
+        config: Any = network.config
+        weight, shape = (
+            network.fc.weight,
+            (1, config.num_key_value_heads, capacity, network.head_dim),
+        )
+        self._caches = [
+            KeysValues(weight.new_zeros(shape), weight.new_zeros(shape)) for _ in network.body
+        ]
+        with torch.no_grad():
+            places = torch.arange(capacity, device=weight.device).unsqueeze(0)
+            self._cosines, self._sines = network.angles(places)
+
+    def _grow(self, capacity: int) -> None:
+        caches, length = self._caches, self._length
+        self._allocate(capacity)
+        for new, old in zip(self._caches, caches, strict=True):
+            new.keys[:, :, :length] = old.keys[:, :, :length]
+            new.values[:, :, :length] = old.values[:, :, :length]
+
+
+def _attend_to_all(query: Tensor, own: KeysValues, *, cache: KeysValues, begin: int) -> Tensor:
+    """A block attends to the whole context, `begin` rows of the cache, and to all of itself.
+
+    Its own keys and values are written behind the context, where the next states will be.
+    """
+    end = begin + query.shape[2]
+    cache.keys[:, :, begin:end], cache.values[:, :, begin:end] = own
+    return F.scaled_dot_product_attention(
+        query, cache.keys[:, :, :end], cache.values[:, :, :end], enable_gqa=True
+    )

@@ -1,0 +1,630 @@
+"""Medusa heads and DFlash drafters: read in each layout, lossless, scored as the loop runs them."""
+
+import itertools
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from random_models import qwen3
+from safetensors.torch import load_file, save_file
+from stubs import CPU, GREEDY, decoded, text_of
+from test_heads import (
+    LAYERS,
+    SAMPLED,
+    VOCABULARY,
+    asked,
+    enumerate_all,
+    gap_in_standard_errors,
+    loaded,
+    number_of,
+    step_by_step,
+)
+from test_verification import VOCAB, random_distribution
+from torch import Tensor
+from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel, Qwen3Config
+
+from harness import prompts
+from harness.analysis import analyse
+from harness.analysis.replayed import replayed
+from harness.cli import compose, draft_conf, draft_confs
+from harness.commands import audition, snapshot, sweep
+from harness.commands.pair import HEAD_READERS
+from harness.config import ModelConf, PromptsConf
+from harness.decoding.heads import HeadDrafter
+from harness.decoding.sampling import SamplingParameters, penalised, sampler_for
+from harness.measurement.head_scores import score_with_head
+from harness.measurement.target_texts import generate_texts
+from harness.models.blocks import BlockHead
+from harness.models.cached import CachedModel
+from harness.models.dflash import DFlashNetwork
+from harness.models.heads import Head, HeadNetwork
+from harness.models.lean.model import LeanModel
+from harness.models.load import LoadedModel, load
+from harness.models.medusa import MedusaNetwork
+from harness.models.tokenizer import encode
+from harness.records import Rule, UserError
+from harness.storage import load as load_run
+from harness.summary import TextLikelihood
+
+# Logits per unit of a least-squares fit to the tokens: some certainty at temperature 1
+SCALE = 6.0
+KINDS = {
+    "fasterdecoding": "medusa",
+    "vllm": "medusa",
+    "z-lab": "dflash",
+    "speculators": "dflash",
+}
+
+
+# ---- drafters that accept, as checkpoint folders -------------------------------------------------
+
+
+def medusa_folder(target: LoadedModel, folder: Path, layout: str, heads: int) -> Path:
+    """Heads of random residual blocks, each with an output matrix fitted to the target's texts."""
+    hidden = target.network.config.hidden_size
+    kept = None
+    if layout == "vllm":  # which may draft some tokens alone
+        kept = torch.randperm(target.vocab_size)[: target.vocab_size * 3 // 4].sort().values
+    network = MedusaNetwork(
+        heads=heads,
+        depth=2,
+        hidden=hidden,
+        target_layers=target.network.config.num_hidden_layers,
+        draft_vocabulary=target.vocab_size if kept is None else len(kept),
+        bias=layout == "fasterdecoding",
+    )
+    randomised(network)
+    samples = samples_of(target, network)
+    for offset in range(heads):
+        pairs = [
+            (network.passes(tokens, states, heads)[offset][0], tokens[0, 2 + offset :])
+            for tokens, states in samples
+        ]
+        weight = fitted(pairs, target.vocab_size)
+        network.lm_heads[offset].weight.data.copy_(weight if kept is None else weight[kept])
+    tensors = {name: tensor.contiguous() for name, tensor in network.state_dict().items()}
+    if layout == "vllm":
+        assert kept is not None
+        tensors["token_map"] = kept
+        config = {"model_type": "medusa", "architectures": ["MedusaModel"], "num_heads": heads}
+        config |= {"hidden_size": hidden, "vocab_size": target.vocab_size, "num_hidden_layers": 2}
+        config["truncated_vocab_size"] = len(kept)
+        return written(folder, config, tensors)
+    named: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        parts = name.split(".")
+        if parts[0] == "blocks":
+            named[f"{parts[1]}.{parts[3]}.linear.{parts[4]}"] = tensor
+        else:
+            named[f"{parts[1]}.2.weight"] = tensor
+    # As published: another number of heads than there are
+    config = {"medusa_num_heads": 2, "medusa_num_layers": 2, "base_model_name_or_path": "target"}
+    return written(folder, config, named, "medusa_lm_head.safetensors")
+
+
+def dflash_folder(target: LoadedModel, folder: Path, layout: str, block: int) -> Path:
+    """A random drafter, with a last matrix fitted to the target's texts."""
+    of_target: Any = target.network.config
+    config = Qwen3Config(
+        hidden_size=of_target.hidden_size,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        vocab_size=target.vocab_size,
+        max_position_embeddings=256,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    )
+    embedding: Any = target.network.get_input_embeddings()
+    output: Any = target.network.get_output_embeddings()
+    network = DFlashNetwork(
+        config,
+        target_hidden=of_target.hidden_size,
+        layers=(1, of_target.num_hidden_layers - 2),
+        block=block,
+        mask_token=target.vocab_size - 1,
+        embed=embedding.__call__,
+        output=output.__call__,
+    )
+    randomised(network)
+    if layout == "z-lab":
+        fit_last_layer(target, network)
+    tensors = {
+        name.replace("body.", "layers."): tensor.contiguous()
+        for name, tensor in network.state_dict().items()
+    }
+    layer = {
+        name: getattr(config, name)
+        for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
+    }
+    layer |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    layer |= {"model_type": "qwen3", "rope_theta": 10000, "max_position_embeddings": 256}
+    if layout == "z-lab":
+        ids = [number - 1 for number in network.layers]
+        special = {"mask_token_id": network.mask_token, "target_layer_ids": ids}
+        config_file = {"architectures": ["DFlashDraftModel"], **layer, "block_size": block}
+        return written(folder, {**config_file, "dflash_config": special}, tensors)
+    pairs = [
+        (network.norm(rows[0]), tokens[0, 2 + offset :])
+        for tokens, states in samples_of(target, network)
+        for offset, rows in enumerate(network.passes(tokens, states, network.drafts))
+    ]
+    kept = torch.randperm(target.vocab_size)[: target.vocab_size * 3 // 4].sort().values
+    tensors["lm_head.weight"] = fitted(pairs, target.vocab_size)[kept].contiguous()
+    tensors["embed_tokens.weight"] = embedding.weight.detach().clone()
+    tensors["d2t"] = kept - torch.arange(len(kept))
+    tensors["t2d"] = torch.zeros(target.vocab_size, dtype=torch.bool).index_fill_(0, kept, True)
+    config_file = {
+        "speculators_model_type": "dflash",
+        "architectures": ["DFlashSpeculator"],
+        "transformer_layer_config": layer,
+        "draft_vocab_size": len(kept),
+        "block_size": block,
+        "aux_hidden_state_layer_ids": list(network.layers),
+        "mask_token_id": network.mask_token,
+    }
+    return written(folder, config_file, tensors)
+
+
+def randomised(network: torch.nn.Module) -> None:
+    torch.manual_seed(4)
+    for weight in network.parameters():
+        torch.nn.init.normal_(weight, 1.0 if weight.ndim == 1 else 0.0, 0.25)
+    network.requires_grad_(False)
+
+
+@cache
+def texts_of(target: LoadedModel) -> list[list[int]]:
+    """What the target writes after some prompts, greedy and drawn, prompts included."""
+    requests = [
+        replace(one, repetition=repetition, budget=50, eos=frozenset[int]())
+        for sampling, repetitions in ((GREEDY, 1), (SAMPLED, 6))
+        for repetition in range(1, 1 + repetitions)
+        for one in asked(sampling)
+    ]
+    if target.tokenizer is not None:
+        conf = PromptsConf(sets=["easy", "hard"], limit=12)
+        requests = [
+            replace(requests[0], prompt=prompt.id, tokens=encode(target.tokenizer, prompt, conf))
+            for prompt in prompts.load(conf)
+        ]
+    model = LeanModel(target.network, target.vocab_size)
+    texts = generate_texts(model, requests, name="model=target")
+    return [[*text.request.tokens, *text.tokens] for text in texts]
+
+
+def samples_of(target: LoadedModel, network: HeadNetwork) -> list[tuple[Tensor, Tensor]]:
+    """The target's texts [1, n + 1], with the states [1, n, width] that a drafter reads."""
+    model = LeanModel(target.network, target.vocab_size)
+    model.keep_states(network.layers)
+    samples: list[tuple[Tensor, Tensor]] = []
+    for ids in texts_of(target):
+        model.prefill(ids[:-1])
+        assert model.states is not None
+        samples.append((torch.tensor([ids]), model.states.unsqueeze(0)))
+    return samples
+
+
+def fitted(pairs: Sequence[tuple[Tensor, Tensor]], vocabulary: int) -> Tensor:
+    """The matrix [vocabulary, hidden] that gives rows about SCALE at the token that comes."""
+    # What a text's last rows predict comes after its end
+    rows = torch.cat([row[: len(after)] for row, after in pairs])
+    tokens = torch.cat([after for _, after in pairs])
+    return solved(rows, SCALE * torch.nn.functional.one_hot(tokens, vocabulary))
+
+
+def solved(rows: Tensor, wanted: Tensor) -> Tensor:
+    """The matrix [m, n] that brings rows [., n] closest to what is wanted [., m]."""
+    wide = rows.double()
+    square = wide.T @ wide + 1e-3 * torch.eye(wide.shape[1], dtype=torch.float64)
+    return torch.linalg.solve(square, wide.T @ wanted.double()).T.float()
+
+
+def fit_last_layer(target: LoadedModel, network: DFlashNetwork) -> None:
+    """Let a drafter's outputs be those that the target's output matrix maps onto what comes."""
+    output: Any = target.network.get_output_embeddings()
+    last: Any = network.body[-1]
+    ideal = torch.linalg.pinv(output.weight).T  # of each token, [vocabulary, hidden]
+    inside: list[Tensor] = []
+    last.mlp.down_proj.weight.zero_()
+    network.norm.weight.fill_(1.0)
+    hook = last.mlp.down_proj.register_forward_hook(lambda _, given, __: inside.append(given[0]))
+    rows: list[Tensor] = []
+    missing: list[Tensor] = []
+    for tokens, states in samples_of(target, network):
+        for offset, outputs in enumerate(network.passes(tokens, states, network.drafts)):
+            after = tokens[0, 2 + offset :]
+            rows.append(inside[-1][: len(after), 1 + offset])
+            missing.append(SCALE * ideal[after] - outputs[0, : len(after)])
+    hook.remove()
+    last.mlp.down_proj.weight.copy_(solved(torch.cat(rows), torch.cat(missing)))
+
+
+def written(
+    folder: Path,
+    config: dict[str, Any],
+    tensors: dict[str, Tensor],
+    name: str = "model.safetensors",
+) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / name)
+    return folder
+
+
+def read(folder: Path, target: LoadedModel, kind: str, **more: Any) -> HeadNetwork:
+    conf = ModelConf(name="head", kind=kind, id=str(folder), **more)
+    return HEAD_READERS[kind](conf, target).network
+
+
+@pytest.fixture(scope="module")
+def target() -> LoadedModel:
+    return loaded(qwen3(1, layers=LAYERS, vocab=VOCABULARY))
+
+
+@pytest.fixture(scope="module")
+def folders(target: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("drafters")
+    return {
+        "fasterdecoding": medusa_folder(target, root / "a", "fasterdecoding", 5),
+        "vllm": medusa_folder(target, root / "b", "vllm", 3),
+        "z-lab": dflash_folder(target, root / "c", "z-lab", 4),
+        "speculators": dflash_folder(target, root / "d", "speculators", 6),
+    }
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def head(request: pytest.FixtureRequest, target: LoadedModel, folders: dict[str, Path]) -> Head:
+    network = read(folders[request.param], target, KINDS[request.param])
+    return network.with_cache(VOCABULARY)
+
+
+def keeping(target: LoadedModel, head: Head, forward: type[CachedModel] = LeanModel) -> CachedModel:
+    model = forward(target.network, target.vocab_size)
+    model.keep_states(head.network.layers)
+    return model
+
+
+# ---- the loop and replay -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("forward", [LeanModel, CachedModel])
+def test_the_greedy_text_is_the_targets_and_replay_counts_its_rounds(
+    target: LoadedModel, head: Head, forward: type[CachedModel]
+) -> None:
+    """At every K, also where the drafter drafts fewer tokens at most."""
+    ks = (1, 2, 4, 8) if forward is LeanModel else (3,)
+    model = keeping(target, head, forward)
+    requests = asked(GREEDY)
+    texts = generate_texts(model, requests, name="model=target")
+    traces = score_with_head(texts, model, head, num_draft_tokens=max(ks), draft_name="head")
+    by_k = replayed(traces, "ratio", ks)
+    for k, (row, request) in itertools.product(ks, enumerate(requests)):
+        drafter, counts = HeadDrafter(head, model, GREEDY), by_k[k]
+        rounds = decoded(model, drafter, replace(request, k=k).generation(CPU))
+        assert text_of(rounds) == list(texts[row].tokens)
+        assert counts.rounds[row] == len(rounds)
+        for name in ("drafted", "accepted"):
+            assert getattr(counts, name)[row] == sum(getattr(each, name) for each in rounds)
+        for outcome in ("bonus", "cut", "rejected"):
+            assert getattr(counts, outcome)[row] == [e.outcome for e in rounds].count(outcome)
+    assert by_k[max(ks)].acceptance_rate > 0.4
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [GREEDY, SAMPLED, SamplingParameters(0.7, top_k=9, top_p=0.9, repetition_penalty=1.3)],
+    ids=str,
+)
+def test_scores_are_those_of_the_loops_own_rounds_from_every_start(
+    target: LoadedModel, head: Head, sampling: SamplingParameters
+) -> None:
+    model = keeping(target, head)
+    depth = min(3, head.drafts or 3)
+    texts = generate_texts(model, asked(sampling, 12), name="model=target")
+    traces = score_with_head(texts, model, head, num_draft_tokens=8, draft_name="head", chunk=5)
+    for text, trace in zip(texts, traces, strict=True):
+        prompt = text.request.tokens
+        for start in range(len(prompt) == 1, len(text.tokens)):
+            logits = step_by_step(head, model, text, start, depth)
+            for offset, row in enumerate(logits):
+                at = start + offset
+                seen = torch.zeros(1, VOCABULARY, dtype=torch.bool)
+                seen[0, [*prompt, *text.tokens[:at]]] = True
+                drafted = penalised(row[None], seen, sampling.repetition_penalty)
+                token = text.tokens[at]
+                assert trace.draft_is_argmax[start, offset] == (int(drafted.argmax()) == token)
+                if sampling.greedy:
+                    continue
+                chance = float(sampler_for(sampling)(drafted)[0, token])
+                assert np.exp(trace.draft_logprob[start, offset]) == pytest.approx(
+                    chance, abs=1e-5, rel=1e-3
+                )
+        assert trace.proposed is not None
+        most = [head.drafts] * len(text.tokens)
+        assert trace.proposed.tolist() == [*([0] if len(prompt) == 1 else most[:1]), *most[1:]]
+
+
+def test_rounds_at_temperature_1_are_those_that_replay_expects(
+    target: LoadedModel, head: Head
+) -> None:
+    """Of a hundred generations, at K = 3, of the very texts that the loop made."""
+    assert abs(gap_in_standard_errors(target, head, 25)) < 3
+
+
+class ToyBlock(BlockHead):
+    """Drafts a block from the number of the text that it was last given, and the last token."""
+
+    engine = "toy"
+    device = CPU
+
+    def __init__(self) -> None:
+        self.vocab_size, self.drafts, self._size = VOCAB, 3, 3
+        self._given = 0
+
+    def prefill(self, _: Sequence[int]) -> None:
+        self.rewind(0)
+
+    def condition(self, states: Tensor) -> None:
+        self.number = int(states[-1].item())
+
+    def _read(self, features: Tensor) -> None:
+        """Done by `condition`: a toy has no weights."""
+
+    def _draft(self, offset: int, token: Tensor) -> Tensor:
+        if offset == 0:
+            self.last = int(token)
+        return random_distribution(19)((self.number, self.last, offset)).log().unsqueeze(0)
+
+
+def drafted_in_a_block(before: tuple[int, ...], drafted: tuple[int, ...]) -> Tensor:
+    return random_distribution(19)((number_of(before[:-1]), before[-1], len(drafted)))
+
+
+@pytest.mark.parametrize(("rule", "k"), [("ratio", 2), ("exact_match", 2), ("greedy_draft", 3)])
+def test_a_block_drafter_is_lossless_and_replayed_exactly(rule: Rule, k: int) -> None:
+    """By enumeration, to 1e-12."""
+    enumerate_all(ToyBlock, drafted_in_a_block, rule, k)
+
+
+# ---- what others compute -------------------------------------------------------------------------
+
+
+def test_a_dflash_drafter_computes_what_transformers_own_does(
+    target: LoadedModel, folders: dict[str, Path]
+) -> None:
+    """The layers, masks and positions, from every start, of the same weights."""
+    network = read(folders["z-lab"], target, "dflash")
+    assert isinstance(network, DFlashNetwork)
+    config: Any = network.config
+    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    names += ("num_key_value_heads", "head_dim", "rms_norm_eps", "max_position_embeddings")
+    other = MuseGlimmerAssistantModel(
+        MuseGlimmerAssistantConfig(
+            **{name: getattr(config, name) for name in names},
+            rope_parameters=config.rope_parameters,
+            layer_types=["full_attention"] * config.num_hidden_layers,
+            block_size=network.block,
+            mask_token_id=network.mask_token,
+            target_layer_ids=[layer - 1 for layer in network.layers],
+        )
+    ).eval()
+    renamed = {"body.": "layers.", "fc.": "encoder.fc.", "hidden_norm.": "encoder.output_norm_enc."}
+    other.load_state_dict(
+        {
+            next(
+                (
+                    new + name.removeprefix(old)
+                    for old, new in renamed.items()
+                    if name.startswith(old)
+                ),
+                name,
+            ): tensor
+            for name, tensor in network.state_dict().items()
+        }
+    )
+    embed: Any = target.network.get_input_embeddings()
+    tokens, states = samples_of(target, network)[-1]
+    with torch.inference_mode():
+        ours = network.passes(tokens, states, network.drafts)
+        for row in (0, 5, 30):
+            ids = torch.full((1, network.block), network.mask_token)
+            ids[0, 0] = tokens[0, row + 1]
+            theirs = other(
+                noise_embeds=embed(ids),
+                context_hidden_states=states[:, : row + 1],
+                position_ids=torch.arange(row + 1 + network.block).unsqueeze(0),
+            ).last_hidden_state[0, 1:]
+            expected = torch.stack([network.norm(rows[0, row]) for rows in ours])
+            torch.testing.assert_close(theirs, expected, atol=2e-5, rtol=2e-4)
+
+
+# ---- reading -------------------------------------------------------------------------------------
+
+
+def test_a_pickled_file_of_medusa_heads_is_read_where_that_is_allowed(
+    target: LoadedModel, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """As they were first published, with more heads than the config says."""
+    written_as = folders["fasterdecoding"] / "medusa_lm_head.safetensors"
+    torch.save(load_file(written_as), tmp_path / "medusa_lm_head.pt")
+    shutil.copy(folders["fasterdecoding"] / "config.json", tmp_path)
+    with pytest.raises(UserError, match=r"not read from pickles .*allow_pickle=true"):
+        read(tmp_path, target, "medusa")
+    assert read(tmp_path, target, "medusa", allow_pickle=True).with_cache(VOCABULARY).drafts == 5
+
+
+def test_one_output_matrix_may_serve_all_medusa_heads(
+    target: LoadedModel, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    tensors = load_file(folders["vllm"] / "model.safetensors")
+    one = {name: tensor for name, tensor in tensors.items() if not name.startswith("lm_heads.")}
+    config = json.loads((folders["vllm"] / "config.json").read_text())
+    whole = torch.randn(VOCABULARY, 32)
+    written(tmp_path, {**config, "original_lm_head": True}, {**one, "lm_head.weight": whole})
+    network = read(tmp_path, target, "medusa")
+    assert isinstance(network, MedusaNetwork)
+    logits = [network.logits(torch.ones(32), VOCABULARY, offset) for offset in range(3)]
+    expected = torch.full((VOCABULARY,), -torch.inf)
+    expected[one["token_map"]] = whole.sum(1)[one["token_map"]]
+    for each in logits:
+        torch.testing.assert_close(each, expected)
+
+
+def test_a_block_can_be_shorter_than_the_drafters(
+    target: LoadedModel, folders: dict[str, Path]
+) -> None:
+    """As engines fill it, K + 1 positions."""
+    network = read(folders["z-lab"], target, "dflash", block=3)
+    assert network.with_cache(VOCABULARY).drafts == 2
+    with pytest.raises(UserError, match=r"draft\.block=5: head was trained with blocks of 4"):
+        read(folders["z-lab"], target, "dflash", block=5)
+
+
+@pytest.mark.parametrize(
+    ("layout", "change", "says"),
+    [
+        ("fasterdecoding", {"hidden_size": 48, "head_dim": 24}, "take hidden states of 32, and"),
+        ("fasterdecoding", {"vocab": 32}, "a vocabulary of 16, and model=target has 32"),
+        ("vllm", {"vocab": 8}, r"a vocabulary of 1\d, and model=target has 8"),
+        ("z-lab", {"layers": 3}, r"reads layers \[1, 5\], and model=target has 3"),
+        ("z-lab", {"hidden_size": 48, "head_dim": 24}, "takes 32 numbers of each of 2 layers"),
+        ("z-lab", {"vocab": 12}, "a vocabulary of 16, and model=target has 12"),
+        ("speculators", {"vocab": 32}, "a vocabulary of 16, and model=target has 32"),
+    ],
+)
+def test_a_drafter_for_another_target_is_refused(
+    layout: str, change: dict[str, Any], says: str, folders: dict[str, Path]
+) -> None:
+    other = loaded(qwen3(1, **{"layers": LAYERS, "vocab": VOCABULARY, **change}))
+    with pytest.raises(UserError, match=says):
+        read(folders[layout], other, KINDS[layout])
+
+
+@pytest.mark.parametrize(
+    ("layout", "change", "says"),
+    [
+        ("fasterdecoding", {"medusa_num_heads": None}, r"architectures \[\]; read here are Faster"),
+        ("vllm", {"logit_scale": 0.5}, r"architectures \['MedusaModel'\]; read here are Faster"),
+        ("z-lab", {"architectures": ["LlamaForCausalLMEagle3"]}, "architectures.*z-lab's"),
+        ("z-lab", {"block_size": None}, "its config.json has no block_size"),
+        ("z-lab", {"use_sliding_window": True, "sliding_window": 8, "layer_types": None,
+                   "max_window_layers": 0}, "with layer_types: sliding_attention, which is not"),
+        ("z-lab", {"dflash_config": {"mask_token_id": 15, "target_layer_ids": [0, 4],
+                   "use_swa": True}}, "a DFlash drafter with use_swa, which is not read here"),
+        ("z-lab", {"intermediate_size": 64}, "mlp.gate_proj.weight is .* makes it"),
+        ("speculators", {"sample_from_anchor": True}, "with sample_from_anchor, which"),
+        ("speculators", {"speculators_model_type": "dspark"}, "model_type dspark; read"),
+    ],
+)  # fmt: skip
+def test_a_drafter_that_is_not_understood_is_refused_with_what_was_found(
+    layout: str,
+    change: dict[str, Any],
+    says: str,
+    target: LoadedModel,
+    folders: dict[str, Path],
+    tmp_path: Path,
+) -> None:
+    shutil.copytree(folders[layout], tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    changed = {name: value for name, value in {**config, **change}.items() if value is not None}
+    (tmp_path / "config.json").write_text(json.dumps(changed))
+    with pytest.raises(UserError, match=says):
+        read(tmp_path, target, KINDS[layout])
+
+
+def test_an_incomplete_drafter_is_refused(
+    target: LoadedModel, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    for layout, name in (
+        ("vllm", "blocks.1.layers.0.weight"),
+        ("z-lab", "layers.1.mlp.up_proj.weight"),
+    ):
+        tensors = load_file(folders[layout] / "model.safetensors")
+        del tensors[name]
+        config = json.loads((folders[layout] / "config.json").read_text())
+        with pytest.raises(
+            UserError, match=r"in a layout that is known: it lacks .*; read here are"
+        ):
+            read(written(tmp_path / layout, config, tensors), target, KINDS[layout])
+
+
+# ---- commands, for the embedded target -----------------------------------------------------------
+
+WORDS = ["prompts.limit=2", "new_tokens=12", "k=[1,4]", "threads=1", "temperature=[0.0,1.0]"]
+
+
+@pytest.fixture(scope="module")
+def for_tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Three Medusa heads, and a DFlash drafter of a block of 6."""
+    root = tmp_path_factory.mktemp("tiny")
+    tiny = load(ModelConf(name="tiny", id="embedded:tiny"), "model", CPU)
+    return {
+        "medusa": medusa_folder(tiny, root / "medusa", "fasterdecoding", 3),
+        "dflash": dflash_folder(tiny, root / "dflash", "speculators", 6),
+    }
+
+
+@pytest.mark.usefixtures("few_samples")
+@pytest.mark.parametrize("kind", ["medusa", "dflash"])
+def test_a_sweep_measures_a_block_drafter_and_replays_it_exactly(
+    kind: str, for_tiny: dict[str, Path], tmp_path: Path
+) -> None:
+    words = [*WORDS, f"draft={kind}", f"draft.id={for_tiny[kind]}", f"results_root={tmp_path}"]
+    outcome = sweep.run(compose("sweep", words))
+    assert outcome.status == 0
+    assert outcome.folder is not None
+    run = load_run(outcome.folder)
+    greedy = run.results[(run.results.temperature == 0.0) & (run.results.k > 0)]
+    measured, predicted = (
+        greedy[greedy.source == source].set_index(["prompt_set", "k"])
+        for source in ("measured", "replayed")
+    )
+    for name in ("rounds", "drafted", "accepted", "rejected"):
+        assert measured[name].astype(float).to_dict() == predicted[name].astype(float).to_dict()
+    assert measured.accepted.max() > 0
+    fewer = [entry.values for entry in analyse(run).caveats if entry.code == "fewer_drafts"]
+    assert fewer == ([{"draft": "medusa", "tokens": 3, "k": 4}] if kind == "medusa" else [])
+
+
+@pytest.mark.usefixtures("few_samples")
+def test_an_audition_ranks_block_drafters_beside_others(
+    for_tiny: dict[str, Path], tmp_path: Path
+) -> None:
+    named = ",".join(f"{kind}@{folder}" for kind, folder in for_tiny.items())
+    config = compose("audition", [*WORDS, f"drafts=[{named},ngram]", f"results_root={tmp_path}"])
+    outcome = audition.run(config, draft_confs(config))
+    assert outcome.status == 0
+    assert outcome.folder is not None
+    run = load_run(outcome.folder)
+    assert {timing.draft for timing in run.rounds} == {"medusa", "dflash", "ngram"}
+    kinds = {entry["name"]: entry.get("kind") for entry in run.manifest["models"].values()}
+    assert (kinds["medusa"], kinds["dflash"]) == ("medusa", "dflash")
+
+
+@pytest.mark.usefixtures("few_samples")
+@pytest.mark.parametrize("kind", ["medusa", "dflash"])
+def test_a_snapshot_finds_the_texts_of_a_block_drafter_unchanged(
+    kind: str, for_tiny: dict[str, Path], tmp_path: Path
+) -> None:
+    words = [*WORDS, f"draft={kind}", f"draft.id={for_tiny[kind]}", f"results_root={tmp_path}"]
+    outcome = snapshot.run(compose("snapshot", words))
+    assert outcome.status == 0
+    assert outcome.folder is not None
+    checks = load_run(outcome.folder).checks
+    results = {check.result for check in checks if not isinstance(check, TextLikelihood)}
+    assert results <= {"PASS", "UNTESTED"}
+    assert "PASS" in results
+
+
+def test_an_entry_of_drafts_may_be_any_block_drafter() -> None:
+    conf = draft_conf("dflash@some/folder@block:8")
+    assert (conf.name, conf.kind, conf.id, conf.block) == ("dflash", "dflash", "some/folder", 8)
