@@ -356,8 +356,15 @@ def test_scores_are_those_of_the_loops_own_rounds_from_every_start(
 def test_rounds_at_temperature_1_are_those_that_replay_expects(
     target: LoadedModel, head: Head
 ) -> None:
-    """Of a hundred generations, at K = 3, of the very texts that the loop made."""
-    assert abs(gap_in_standard_errors(target, head, 25)) < 3
+    """Of the very texts that the loop made, at K = 3."""
+    assert abs(gap_in_standard_errors(target, head, 12)) < 3
+
+
+@pytest.mark.exhaustive
+def test_rounds_of_2000_generations_are_those_that_replay_expects(
+    target: LoadedModel, head: Head
+) -> None:
+    assert abs(gap_in_standard_errors(target, head, 500)) < 3
 
 
 class ToyBlock(BlockHead):
@@ -559,7 +566,7 @@ def test_an_incomplete_drafter_is_refused(
 
 # ---- commands, for the embedded target -----------------------------------------------------------
 
-WORDS = ["prompts.limit=2", "new_tokens=12", "k=[1,4]", "threads=1", "temperature=[0.0,1.0]"]
+WORDS = ["prompts.limit=2", "new_tokens=12", "k=[4]", "threads=1"]
 
 
 @pytest.fixture(scope="module")
@@ -574,12 +581,12 @@ def for_tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.usefixtures("few_samples")
-@pytest.mark.parametrize("kind", ["medusa", "dflash"])
-def test_a_sweep_measures_a_block_drafter_and_replays_it_exactly(
-    kind: str, for_tiny: dict[str, Path], tmp_path: Path
+def test_a_sweep_measures_medusa_heads_and_replays_them_exactly(
+    for_tiny: dict[str, Path], tmp_path: Path
 ) -> None:
-    words = [*WORDS, f"draft={kind}", f"draft.id={for_tiny[kind]}", f"results_root={tmp_path}"]
-    outcome = sweep.run(compose("sweep", words))
+    """Also at a K above the number of heads, which the report says."""
+    words = ["draft=medusa", f"draft.id={for_tiny['medusa']}", f"results_root={tmp_path}"]
+    outcome = sweep.run(compose("sweep", [*WORDS, *words]))
     assert outcome.status == 0
     assert outcome.folder is not None
     run = load_run(outcome.folder)
@@ -592,7 +599,7 @@ def test_a_sweep_measures_a_block_drafter_and_replays_it_exactly(
         assert measured[name].astype(float).to_dict() == predicted[name].astype(float).to_dict()
     assert measured.accepted.max() > 0
     fewer = [entry.values for entry in analyse(run).caveats if entry.code == "fewer_drafts"]
-    assert fewer == ([{"draft": "medusa", "tokens": 3, "k": 4}] if kind == "medusa" else [])
+    assert fewer == [{"draft": "medusa", "tokens": 3, "k": 4}]
 
 
 @pytest.mark.usefixtures("few_samples")
@@ -611,12 +618,11 @@ def test_an_audition_ranks_block_drafters_beside_others(
 
 
 @pytest.mark.usefixtures("few_samples")
-@pytest.mark.parametrize("kind", ["medusa", "dflash"])
-def test_a_snapshot_finds_the_texts_of_a_block_drafter_unchanged(
-    kind: str, for_tiny: dict[str, Path], tmp_path: Path
+def test_a_snapshot_finds_the_texts_of_a_dflash_drafter_unchanged(
+    for_tiny: dict[str, Path], tmp_path: Path
 ) -> None:
-    words = [*WORDS, f"draft={kind}", f"draft.id={for_tiny[kind]}", f"results_root={tmp_path}"]
-    outcome = snapshot.run(compose("snapshot", words))
+    words = ["draft=dflash", f"draft.id={for_tiny['dflash']}", f"results_root={tmp_path}"]
+    outcome = snapshot.run(compose("snapshot", [*WORDS, *words, "prompts.limit=1"]))
     assert outcome.status == 0
     assert outcome.folder is not None
     checks = load_run(outcome.folder).checks
