@@ -81,14 +81,14 @@ def medusa_folder(target: LoadedModel, folder: Path, layout: str, heads: int) ->
         bias=layout == "fasterdecoding",
     )
     randomised(network)
-    samples = samples_of(target, network)
+    samples, names = samples_of(target, network), [f"lm_heads.{n}.weight" for n in range(heads)]
     for offset in range(heads):
         pairs = [
             (network.passes(tokens, states, heads)[offset][0], tokens[0, 2 + offset :])
             for tokens, states in samples
         ]
-        weight = fitted(pairs, target.vocab_size)
-        network.lm_heads[offset].weight.data.copy_(weight if kept is None else weight[kept])
+        weight, output = fitted(pairs, target.vocab_size), network.get_parameter(names[offset])
+        output.copy_(weight if kept is None else weight[kept])
     tensors = {name: tensor.contiguous() for name, tensor in network.state_dict().items()}
     if layout == "vllm":
         assert kept is not None
@@ -367,24 +367,23 @@ def test_rounds_of_2000_generations_are_those_that_replay_expects(
     assert abs(gap_in_standard_errors(target, head, 500)) < 3
 
 
+# Its weights do nothing
+TOY = MedusaNetwork(heads=3, depth=1, hidden=1, target_layers=1, draft_vocabulary=VOCAB)
+
+
 class ToyBlock(BlockHead):
     """Drafts a block from the number of the text that it was last given, and the last token."""
 
     engine = "toy"
-    device = CPU
 
     def __init__(self) -> None:
-        self.vocab_size, self.drafts, self._size = VOCAB, 3, 3
-        self._given = 0
-
-    def prefill(self, _: Sequence[int]) -> None:
-        self.rewind(0)
+        super().__init__(TOY, VOCAB, 3)
 
     def condition(self, states: Tensor) -> None:
         self.number = int(states[-1].item())
 
     def _read(self, features: Tensor) -> None:
-        """Done by `condition`: a toy has no weights."""
+        raise NotImplementedError
 
     def _draft(self, offset: int, token: Tensor) -> Tensor:
         if offset == 0:

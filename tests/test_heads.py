@@ -39,6 +39,7 @@ from harness.models import head_files, memory, probe
 from harness.models.cached import CachedModel, SnapshotModel
 from harness.models.eagle3 import Eagle3Head, Eagle3Network
 from harness.models.head_files import load_head
+from harness.models.heads import Head
 from harness.models.lean.model import LeanModel
 from harness.models.lean.pieces import compiled_pieces
 from harness.models.load import LoadedModel
@@ -117,7 +118,7 @@ def read(folder: Path, target: LoadedModel) -> Eagle3Network:
     return network
 
 
-def keeping(model: CachedModel, head: Eagle3Head) -> CachedModel:
+def keeping(model: CachedModel, head: Head) -> CachedModel:
     model.keep_states(head.network.layers)
     return model
 
@@ -142,7 +143,7 @@ def asked(sampling: SamplingParameters, budget: int = 30) -> list[Request]:
 
 
 def drafter_of(
-    head: Eagle3Head, target: CachedModel, sampling: SamplingParameters, rule: Rule = "ratio"
+    head: Head, target: CachedModel, sampling: SamplingParameters, rule: Rule = "ratio"
 ) -> HeadDrafter:
     return HeadDrafter(head, target, sampling, rule)
 
@@ -209,7 +210,7 @@ def test_a_text_depends_on_the_seed_and_not_on_what_the_head_ran_before(
 
 
 def step_by_step(
-    head: Eagle3Head, target: CachedModel, text: GeneratedText, start: int, depth: int
+    head: Head, target: CachedModel, text: GeneratedText, start: int, depth: int
 ) -> Tensor:
     """Logits of the head in a round from a start whose drafts are the text's tokens."""
     before = [*text.request.tokens, *text.tokens[:start]]
@@ -290,7 +291,7 @@ def test_rounds_of_5000_generations_are_those_that_replay_expects(
     assert abs(gap_in_standard_errors(target, head, 1250)) < 3
 
 
-def gap_in_standard_errors(target: LoadedModel, head: Eagle3Head, repetitions: int) -> float:
+def gap_in_standard_errors(target: LoadedModel, head: Head, repetitions: int) -> float:
     """Of the loop's rounds at K = 3 from those expected of the very texts that it generated."""
     model = keeping(LeanModel(target.network, VOCABULARY), head)
     gaps: list[float] = []

@@ -36,10 +36,11 @@ from harness.config import ModelConf
 from harness.models.checkpoint import explained
 from harness.models.dflash import DFlashNetwork
 from harness.models.head_files import (
+    config_of,
     fill,
     loaded_head,
     other_vocabulary,
-    read_files,
+    tensors_of,
     unknown_layout,
 )
 from harness.models.heads import LoadedHead
@@ -71,7 +72,7 @@ def load_medusa(conf: ModelConf, target: LoadedModel, key: str = "draft") -> Loa
         UserError: no Medusa heads in a known layout, incomplete, or for another target.
     """
     where = f"{key}.id={conf.id}"
-    config, tensors = read_files(conf, key, MEDUSA_FILES, MEDUSA_PICKLES)
+    config, tensors = config_of(conf, key), tensors_of(conf, key, MEDUSA_FILES, MEDUSA_PICKLES)
     layout = "vllm" if _is(config, "medusa") else "fasterdecoding"
     if layout != "vllm" and "medusa_num_heads" not in config:
         raise unknown_layout(where, config, *MEDUSA)
@@ -159,9 +160,8 @@ def load_dflash(conf: ModelConf, target: LoadedModel, key: str = "draft") -> Loa
         UserError: no DFlash drafter in a known layout, incomplete, or for another target.
     """
     where = f"{key}.id={conf.id}"
-    config, tensors = read_files(conf, key)
     with explained(conf, key):
-        block = _block(config, where)
+        block = _block(config_of(conf, key), where)
     if conf.block is not None:
         if conf.block > block.block:
             raise UserError(
@@ -169,7 +169,7 @@ def load_dflash(conf: ModelConf, target: LoadedModel, key: str = "draft") -> Loa
                 "positions; give fewer"
             )
         block = replace(block, block=conf.block)
-    network = _dflash(block, tensors, target, where)
+    network = _dflash(block, tensors_of(conf, key), target, where)
     facts = {"architecture": "DFlash", "layout": block.layout, "block": block.block}
     return loaded_head(conf, target, key, network, facts, block.layer.max_position_embeddings)
 

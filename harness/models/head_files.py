@@ -82,9 +82,7 @@ def load_head(conf: ModelConf, target: LoadedModel, key: str = "draft") -> Loade
     Raises:
         UserError: it is no EAGLE-3 head in a known layout, incomplete, or for another target.
     """
-    where, dtype, device = f"{key}.id={conf.id}", target.network.dtype, target.network.device
-    layout = _layout_of(conf, key)
-    check_fits([MemoryNeed.of(layout.shape, dtype, device, key, conf.name)], 0)
+    where, layout = f"{key}.id={conf.id}", _layout_of(conf, key)
     network = _network(layout, _by_specforge(tensors_of(conf, key)), target, where)
     facts = {
         "architecture": "EAGLE-3",
@@ -356,13 +354,21 @@ def loaded_head(
     facts: Mapping[str, Any],
     context_tokens: int | None,
 ) -> LoadedHead:
-    """A head on its target's device, in its dtype, with its tokenizer."""
+    """A head on its target's device, in its dtype, with its tokenizer.
+
+    Raises:
+        UserError: it does not fit the device's memory.
+    """
+    dtype, device = target.network.dtype, target.network.device
+    weight_bytes = float(sum(weight.numel() for weight in network.weights) * dtype.itemsize)
+    need = MemoryNeed(key, conf.name, device, dtype, weight_bytes, network.kv_bytes_per_token)
+    check_fits([need], 0)
     return LoadedHead(
         key=key,
         name=conf.name,
         tokenizer=target.tokenizer,
         eos=target.eos,
         context_tokens=context_tokens,
-        network=network.to(target.network.device, target.network.dtype).eval(),
+        network=network.to(device, dtype).eval(),
         facts=facts,
     )

@@ -225,7 +225,7 @@ _VLLM: Mapping[DraftKind, KindLine] = {
 # By the names of SERVERS, then by kind
 LINES: Mapping[str, Mapping[DraftKind, KindLine]] = {
     "vllm": _VLLM,
-    # What a look-up proposes is chosen, so its line is the same; so are Medusa heads' drafts, always
+    # What a look-up proposes is chosen, so its line is the same; Medusa heads' drafts are, always
     "vllm_probabilistic": {
         **{kind: line for kind, line in _VLLM.items() if kind != "medusa"},
         "eagle3": KindLine(_vllm(lambda d: {**_vllm_eagle3(d), **SAMPLED})),

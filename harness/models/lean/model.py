@@ -93,11 +93,11 @@ class LeanModel(CachedModel):
         weights, (batch, count) = self.weights, tokens.shape
         if self._length and count > CHUNK:
             parts: list[Tensor] = []
-            states: list[Tensor] = []
+            chunks: list[Tensor] = []
             for part in tokens.split(CHUNK, 1):
                 parts.append(self._hidden(part).view(batch, part.shape[1], -1))
-                states += [] if self.states is None else [self.states]
-            self.states = torch.cat(states) if states else None
+                chunks += [] if self.states is None else [self.states]
+            self.states = torch.cat(chunks) if chunks else None
             return torch.cat(parts, 1).view(batch * count, -1)
         start, end = self._length, self._length + count
         if end > self._keys[0].shape[2]:
