@@ -112,7 +112,7 @@ class ModelConf:
     name: str = key("", "short name in tables and files; empty: the last part of the id")
     kind: str = key(
         "model",
-        "model; eagle3, medusa or dflash (heads); mtp, early_exit, copy (of the target)",
+        "model, a head (eagle3, medusa, dflash), mtp, early_exit or copy",
         choices=KINDS,
     )
     id: str = key(MISSING, "hub id, local folder, or embedded:NAME of one that ships here")

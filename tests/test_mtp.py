@@ -250,7 +250,7 @@ def test_a_round_drafts_what_the_layers_definition_gives(model_type: str, tmp_pa
         for start, k in ((2, 4), (5, 3), (6, 4), (9, 1)):
             expected = uncached(checkpoint, states, text, start, k)
             by_passes = torch.stack([rows[0, start - 2] for rows in passes[:k]])
-            by_passes = head.network.logits(by_passes, target.vocab_size)
+            by_passes = head.network.logits(by_passes, target.vocab_size, 0)
             before = text[: start + 2]
             model.prefill(before[:-1])
             drafter = drafter_of(head, model, GREEDY)
@@ -273,7 +273,7 @@ def test_the_first_draft_is_that_of_transformers(checkpoints: dict[str, Checkpoi
         states = target.network.base_model(text).last_hidden_state[:, :-1]
         _, logits, _ = theirs(text[:, 1:], states, None, torch.arange(1, 12).unsqueeze(0), None)
         rows = head.network.passes(text, states, 1)[0]
-        ours = head.network.logits(rows[:, -1:], target.vocab_size)
+        ours = head.network.logits(rows[:, -1:], target.vocab_size, 0)
     torch.testing.assert_close(ours, logits, atol=1e-4, rtol=1e-4)
 
 

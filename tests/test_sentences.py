@@ -159,6 +159,10 @@ CAVEATS: dict[str, tuple[dict[str, Any], str]] = {
         "sets top_k=20: a server applies this unless a request says otherwise, and this run did"
         " not; to measure with them: decode.top_k=20",
     ),
+    "fewer_drafts": (
+        {"draft": "heads", "tokens": 4, "k": 8},
+        "Heads drafts at most 4 tokens a round: what is shown of it for a larger K, up to 8, is",
+    ),
     "engine_fallback": (
         {"role": "draft", "reason": "no C compiler", "compiled": False},
         "Draft: no C compiler; its steps launch more kernels than compiled ones",
