@@ -162,6 +162,18 @@ def test_a_sampled_text_keeps_its_rounds_at_the_time_that_an_undisturbed_one_tak
     assert [each.decode_s for each in settled(untold)] == pytest.approx([0.2, 0.1, 0.4, 0.16])
 
 
+@pytest.mark.parametrize("start", [0.0, 1.0, 6.0])
+def test_a_sampled_text_keeps_its_time_whatever_a_request_takes_beside_its_rounds(
+    start: float,
+) -> None:
+    seconds = {rounds: 0.02 * (start + rounds) for rounds in (10, 5, 20, 8)}
+    visits = [
+        trial(number, each, text=number, temperature=1.0, rounds=rounds)
+        for number, (rounds, each) in enumerate(seconds.items())
+    ]
+    assert [each.decode_s for each in settled(visits)] == pytest.approx([*seconds.values()])
+
+
 @pytest.mark.parametrize("disturbed", ["one-token request", "request"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_disturbed_request_for_one_token_makes_decoding_no_faster(

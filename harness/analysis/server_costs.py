@@ -183,17 +183,24 @@ def settled(trials: Sequence[Trial]) -> list[Trial]:
     """The trials with times that are settled over visits.
 
     A greedy text is the same in every visit, so one trial stands for all; where rounding makes it
-    another one, the commonest counts. Sampled texts differ: each keeps its rounds, at the time that
-    a round of that prompt takes.
+    another one, the commonest counts. Sampled texts differ: each keeps its rounds, at the pace of
+    that prompt's requests, their start among it.
     """
     groups: dict[tuple[object, ...], list[Trial]] = {}
+    cells: dict[tuple[float, int], list[Trial]] = {}
     for trial in trials:
         key = (trial.prompt_set, trial.prompt, trial.temperature, trial.k)
         groups.setdefault(key, []).append(trial)
+        cells.setdefault((trial.temperature, trial.k), []).append(trial)
+    lengths = {cell: _Lengths.of(made) for cell, made in cells.items() if cell[0] != GREEDY}
     return [
         trial
-        for (*_, temperature, _), group in groups.items()
-        for trial in ([_settled(group)] if temperature == GREEDY else _at_settled_pace(group))
+        for group in groups.values()
+        for trial in (
+            [_settled(group)]
+            if group[0].temperature == GREEDY
+            else _at_settled_pace(group, lengths[group[0].temperature, group[0].k])
+        )
     ]
 
 
@@ -210,28 +217,58 @@ def _settled(trials: Sequence[Trial]) -> Trial:
     return replace(alike[0], repetition=0, decode_s=seconds)
 
 
-def _at_settled_pace(trials: Sequence[Trial]) -> list[Trial]:
-    """Of one prompt and K: every text at the settled time of a round.
+@dataclass(frozen=True)
+class _Lengths:
+    """How long sampled requests of one K are, in rounds.
 
-    Of a token where it is decoded plainly, or the server tells no rounds.
+    Attributes:
+        told: whether the server tells rounds; else tokens stand for them, as where it decodes
+            plainly.
+        start: how many rounds a request's start lasts. Without it the lowest time per round would
+            be the longest text's.
     """
-    told = all(trial.rounds for trial in trials if trial.status == "ok" and trial.new_tokens)
 
-    def rounds(trial: Trial) -> int:
-        return (trial.rounds if told else trial.new_tokens) or 0
+    told: bool
+    start: float
 
-    timed = [trial for trial in trials if trial.decode_s and rounds(trial)]
+    @classmethod
+    def of(cls, trials: Sequence[Trial]) -> "_Lengths":
+        """Of all prompts' requests."""
+        told = all(trial.rounds for trial in trials if trial.status == "ok" and trial.new_tokens)
+        bare = cls(told, 0.0)
+        timed = [trial for trial in trials if trial.decode_s and bare.rounds(trial)]
+        rounds = np.array([bare.rounds(trial) for trial in timed], dtype=np.float64)
+        if len(set(rounds)) < 2:
+            return bare
+        ones, seconds = np.ones_like(rounds), np.array([trial.decode_s for trial in timed])
+        start_s, round_s = _least_squares(np.stack([ones, rounds], axis=1), 0.0 * ones, seconds)
+        return cls(told, float(start_s / round_s)) if round_s > 0.0 else bare
+
+    def rounds(self, trial: Trial) -> int:
+        """Without the start."""
+        return (trial.rounds if self.told else trial.new_tokens) or 0
+
+    def __call__(self, trial: Trial) -> float:
+        """With it."""
+        return self.start + self.rounds(trial)
+
+
+def _at_settled_pace(trials: Sequence[Trial], length: _Lengths) -> list[Trial]:
+    """Of one prompt and K: every text at the settled pace."""
+    timed = [trial for trial in trials if trial.decode_s and length.rounds(trial)]
     if not timed:
         return list(trials)
     one_token_s = undisturbed([trial.one_token_s or 0.0 for trial in timed])  # of one prompt
     pace = undisturbed(
         [
-            ((trial.decode_s or 0.0) + (trial.one_token_s or 0.0) - one_token_s) / rounds(trial)
+            ((trial.decode_s or 0.0) + (trial.one_token_s or 0.0) - one_token_s) / length(trial)
             for trial in timed
         ]
     )
     return [
-        trial if trial.decode_s is None else replace(trial, decode_s=rounds(trial) * pace)
+        trial
+        if trial.decode_s is None
+        else replace(trial, decode_s=pace * length(trial) if length.rounds(trial) else 0.0)
         for trial in trials
     ]
 
