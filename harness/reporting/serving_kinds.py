@@ -14,6 +14,7 @@ One entry per engine and kind; an engine without an entry for a kind has nothing
   algorithm EAGLE without a draft path. srt/models/llama_eagle3.py reads tensors `midlayer.*` only.
   DFLASH (srt/speculative/dflash_worker.py) takes the block's positions as number of draft tokens.
   NGRAM (srt/arg_groups/speculative_hook.py) drafts a tree, whose branches share the draft tokens.
+  EAGLE and EAGLE3 take `--speculative-use-rejection-sampling`, which accepts by the ratio.
 - llama.cpp: docs/speculative.md: draft-eagle3 (`-md` is the head, converted with
   --target-model-dir), draft-mtp, draft-dflash, ngram-simple (the *last* earlier match of exactly
   size-n tokens; its drafts, too, are cut to --spec-draft-n-max, 3 by default).
