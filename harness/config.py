@@ -40,6 +40,8 @@ DEVICE: dict[str, Any] = {
 KINDS = ("model", "eagle3", "mtp", "medusa", "dflash", "early_exit", "copy")
 # Of these, the kinds that draft from hidden states of the target
 HEADS = ("eagle3", "mtp", "medusa", "dflash")
+# Of these, the kinds that take a pass for every token; the others draft a block at once
+CHAINED = ("eagle3", "mtp")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 ATTENTIONS = ("auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
 CORES = os.cpu_count() or 1

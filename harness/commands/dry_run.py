@@ -14,6 +14,7 @@ from harness import prompts as prompt_sets
 from harness.commands.pairing import SERVED_BYTES, Pairing, draft_size, pairings
 from harness.config import (
     AUTO_DRAFTS,
+    CHAINED,
     CONF_DIR,
     HEADS,
     AuditionConfig,
@@ -227,10 +228,11 @@ def _scores_line(traces: Sequence[TextTrace]) -> str:
 
 
 def _prefills(draft: ModelConf, largest_k: int) -> int:
-    """What scores a text: a draft's prefill; the target's and K of a head; none of a look-up."""
+    """What scores a text: a draft's prefill; of a head the target's too, and K where it chains."""
     if draft.id in LOOKUPS:
         return 0
-    return largest_k + 1 if draft.kind in HEADS else 1
+    passes = largest_k if draft.kind in CHAINED else 1
+    return passes + (draft.kind in HEADS)
 
 
 def _plan(config: Config, drafts: Sequence[ModelConf], rows: Mapping[str, object]) -> Table:

@@ -23,6 +23,8 @@ ENGINES = {
     "transformers": "eager forward of transformers",
     "eagle3": "eager EAGLE-3 head",
     "mtp": "eager MTP layers",
+    "medusa": "eager Medusa heads",
+    "dflash": "eager DFlash drafter",
 }
 _FAILURES_SHOWN = 8
 
