@@ -51,8 +51,12 @@ VerdictReason = Literal[
     "greedy_texts_unjudged",  # the same; resuming the run judges them
     # k: the worst; text_z, rounds_z: how far its texts, and its rounds, are from the target's
     "server_not_lossless",
+    # The timings cannot be right: k, prompt_set, speedup of the worst cell; clock: of a server
+    "impossible_speedup",
     "given_numbers",  # break-even; k, measured (by a server), alpha, breakeven_alpha, near
 ]
+# Why a verdict cannot be given, with the values to quote
+Doubt = tuple[VerdictReason, Values]
 CaveatCode = Literal[
     "dummy_weights",
     "synthetic_acceptance",
@@ -296,7 +300,7 @@ class Unstable:
         "verify_below_step",  # value: v(tokens), below 1 beyond its interval
         "verify_falls",  # value: this verify / a shorter one, below 1 beyond its interval
         "step_unlike_plain_token",  # value: target step / R(0), more than 15 % away from 1
-        "speedup_above_most",  # value: a cell's speedup, above K + 1
+        "speedup_above_most",  # value: a cell's speedup, above its tokens per round or K + 1
     ]
     value: float
     role: Literal["target", "draft"]

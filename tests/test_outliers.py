@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from harness.analysis import analyse
-from harness.analysis.outliers import outlier_cells, unstable_cells
+from harness.analysis.outliers import impossible, outlier_cells, unstable_cells
 from harness.analysis.unstable import unstable_steps
 from harness.records import ResultRow, StepTiming, Trial
 from harness.storage import load
@@ -59,13 +59,19 @@ def test_acceptance_that_differs_and_times_that_all_scatter_are_no_outliers(tria
     assert outlier_cells(trials) == ()
 
 
-def test_a_speedup_above_k_plus_1_cannot_be() -> None:
+def test_a_speedup_above_what_rounds_emit_cannot_be_nor_carry_a_verdict() -> None:
     row = ResultRow("big", "small", "easy", 0.0, 2, "measured", "complete", speedup=3.1)
     rows = [row, replace(row, speedup=2.9), replace(row, source="replayed"), replace(row, k=0)]
-    (found,) = unstable_cells(rows)
-    assert (found.reason, found.kind, found.tokens, found.value) == (
-        "speedup_above_most", "cell", 2, 3.1,
-    )  # fmt: skip
+    few = replace(row, speedup=2.1, tokens_per_round=1.7)
+    rows += [few, replace(few, speedup=1.9)]
+    found = list(unstable_cells(rows))
+    assert [(each.reason, each.kind, each.tokens, each.value) for each in found] == [
+        ("speedup_above_most", "cell", 2, 3.1),
+        ("speedup_above_most", "cell", 2, 2.1),
+    ]
+    for temperature, doubt in ((0.0, 3.1), (1.0, None)):
+        said = impossible(found, temperature)
+        assert (None if said is None else said[1]["speedup"]) == doubt
 
 
 def forwards(medians: dict[int, float], noise: float = 0.01, size: int = 40) -> list[StepTiming]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from harness.analysis.verdict import ErrorBudget, Evidence, decide
 from harness.records import GREEDY, RULES, Rule, Source
-from harness.summary import Answer, Values, Verdict, VerdictReason
+from harness.summary import Answer, Doubt, Verdict
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,9 +82,6 @@ def questions(
         for other in others:
             if (other, evidence.temperature) in replayed:
                 yield Question(replayed[other, evidence.temperature], (other,), "replayed")
-
-
-Doubt = tuple[VerdictReason, Values]
 
 
 def answered(

@@ -15,13 +15,15 @@ import numpy as np
 from harness.analysis.cells import Count, completed, decode_s, latest, new_tokens
 from harness.records import Cell, ResultRow, Trial
 from harness.stats.jackknife import Array
-from harness.summary import OutlierCell, Unstable
+from harness.summary import Doubt, OutlierCell, Unstable
 
 # Of the generations, left out at either end, and at least one
 TRIMMED = 0.1
 LEAST_GENERATIONS = 5
 # How far the two speedups must be from one another, and an outlier from the median
 LEAST_EFFECT, FAR = math.log(1.05), math.log(1.5)
+# How far noise lifts a speedup above the tokens of a round
+NOISE = 1.2
 
 
 def outlier_cells(trials: Sequence[Trial]) -> tuple[OutlierCell, ...]:
@@ -52,6 +54,19 @@ def _outlier(cell: Cell, pairs: Sequence[tuple[Trial, Trial]]) -> OutlierCell | 
     return OutlierCell(cell.prompt_set, cell.temperature, cell.k, speedup, trimmed, far)
 
 
+def impossible(cells: Sequence[Unstable], temperature: float) -> Doubt | None:
+    """Why no verdict of a temperature can rest on what was measured; None where it can."""
+    found = [cell for cell in cells if cell.kind == "cell" and cell.temperature == temperature]
+    if not found:
+        return None
+    worst = max(found, key=lambda cell: cell.value)
+    return "impossible_speedup", {
+        "k": worst.tokens,
+        "speedup": worst.value,
+        "prompt_set": worst.prompt_set,
+    }
+
+
 def _table(pairs: Sequence[tuple[Trial, Trial]], count: Count) -> Array:
     """[generation, 2], plain and drafted."""
     return np.array([[count(trial) for trial in pair] for pair in pairs])
@@ -63,9 +78,13 @@ def _speedup(seconds: Array, tokens: Array) -> float:
 
 
 def unstable_cells(rows: Sequence[ResultRow]) -> Iterator[Unstable]:
-    """The measured cells whose speedup is above K + 1, which no acceptance gives."""
+    """The measured cells whose speedup is far above their tokens per round, or above K + 1.
+
+    A round takes at least as long as a plain token, so its tokens are the most that it gains.
+    """
     for row in rows:
-        if row.source == "measured" and row.k and (row.speedup or 0.0) > row.k + 1:
+        most = min(row.k + 1, NOISE * (row.tokens_per_round or np.inf))
+        if row.source == "measured" and row.k and (row.speedup or 0.0) > most:
             yield Unstable(
                 "speedup_above_most",
                 row.speedup or 0.0,

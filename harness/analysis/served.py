@@ -17,14 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.acceptance_lengths import acceptance_lengths
-from harness.analysis.answers import Answered, Doubt, Question, answered
+from harness.analysis.answers import Answered, Question, answered
 from harness.analysis.batch_schedule import LoadResults, analyse_loads
 from harness.analysis.caveats import caveats, failures, greedy_texts_differ, of_the_timings
 from harness.analysis.cells import completed, measured_rows, ratio
 from harness.analysis.latency import latency_of, latency_row, visits_of
 from harness.analysis.leaderboard import draft_memory
 from harness.analysis.lossless import distrust
-from harness.analysis.outliers import unstable_cells
+from harness.analysis.outliers import impossible, unstable_cells
 from harness.analysis.served_texts import ServedTexts, Texts
 from harness.analysis.server_costs import (
     PlainRequests,
@@ -43,6 +43,7 @@ from harness.stats.jackknife import Array, speedup_interval
 from harness.summary import (
     AcceptanceByPosition,
     Caveat,
+    Doubt,
     NotPredicted,
     RoundSummary,
     ServedCell,
@@ -51,6 +52,7 @@ from harness.summary import (
     ServedK,
     ServedSummary,
     Summary,
+    Unstable,
     Verdict,
 )
 from harness.theory.speedup import RoundTimes
@@ -62,7 +64,7 @@ OWN_LOOP = Counting(first_position=0, shortens_last_draft=False)
 def analyse_served(setup: Setup) -> Summary:
     """Everything a server run says, as far as what it stored allows."""
     run = ServedRun(setup)
-    results, unstable = run.results, tuple(unstable_cells(run.measured))
+    results, unstable = run.results, run.unstable
     verdicts = run.verdicts
     return Summary(
         run=setup.facts(results),
@@ -489,20 +491,29 @@ class ServedRun(ServedTexts):
             facts={},
         )
 
+    @cached_property
+    def unstable(self) -> tuple[Unstable, ...]:
+        """The measured cells that cannot be right."""
+        return tuple(unstable_cells(self.measured))
+
     def _doubt(self, question: Question) -> Doubt | None:
-        """Why a question of the server's has no verdict: its texts are not the target's."""
+        """Why a question of the server's has no verdict: its texts or timings cannot be right."""
         temperature = question.evidence.temperature
         if question.engine != self.engine.name:
             return None
+        doubt = impossible(self.unstable, temperature)
+        if doubt is not None:
+            doubt = doubt[0], {**doubt[1], "clock": self.engine.clock}
         if temperature == GREEDY:
-            return distrust([check for check in self.checks if check.result == "FAIL"])
+            failed = [check for check in self.checks if check.result == "FAIL"]
+            return distrust(failed) or doubt
         failed = [
             gate
             for gate in self.gates
             if gate.temperature == temperature and gate.k and gate.lossless is False
         ]
         if not failed:
-            return None
+            return doubt
         worst = max(failed, key=lambda gate: max(abs(gate.text_z or 0), abs(gate.rounds_z or 0)))
         return "server_not_lossless", {
             "k": worst.k,

@@ -30,7 +30,7 @@ from harness.analysis.latency import (
 from harness.analysis.leaderboard import ENGINES, Ranking, draft_memory, rank, with_costs
 from harness.analysis.lengths import length_alpha
 from harness.analysis.lossless import distrust, text_checks, without_faulty
-from harness.analysis.outliers import outlier_cells, unstable_cells
+from harness.analysis.outliers import impossible, outlier_cells, unstable_cells
 from harness.analysis.predicted import (
     category_alpha,
     category_k,
@@ -57,6 +57,7 @@ from harness.summary import (
     AcceptanceByPosition,
     AdaptiveDrafting,
     Caveat,
+    Doubt,
     DraftMemory,
     Explanation,
     LeastRegret,
@@ -393,8 +394,19 @@ class PairAnalysis:
     @cached_property
     def answered(self) -> tuple[Answered, ...]:
         """All of it decided."""
-        seed, doubt = self.setup.seed, distrust(self.checks)
-        return answered(self.asked, weights=self.setup.shares, seed=seed, distrust=lambda _: doubt)
+        return answered(
+            self.asked,
+            weights=self.setup.shares,
+            seed=self.setup.seed,
+            distrust=self._doubt,
+        )
+
+    def _doubt(self, question: Question) -> Doubt | None:
+        """Why a question has no verdict: its texts, or its timings, cannot be right."""
+        doubt = distrust(self.checks)
+        if doubt is None and question.source == "measured":
+            doubt = impossible(self.unstable, question.evidence.temperature)
+        return doubt
 
     @property
     def _only_lookups(self) -> bool:

@@ -220,6 +220,16 @@ def _given_numbers(entry: Decided, values: Values) -> str:
     return reason
 
 
+def _impossible_speedup(_: Decided, values: Values) -> str:
+    again = "on a quiet machine"
+    if values.get("clock") not in (None, "cpu"):
+        again += ", or with clock=cpu"
+    return (
+        f"{fmt.speedup(_number(values['speedup']))} at K={values['k']} on {values['prompt_set']} prompts is"
+        f" more than its rounds emit, so timings here cannot be right; measure again {again}"
+    )
+
+
 # Of decisions not to serve a draft, and of given numbers; a gain speaks for itself
 VERDICT_REASONS: Mapping[str, Callable[[Decided, Values], str]] = {
     "held_out_loss": _held_out_loss,
@@ -255,6 +265,7 @@ VERDICT_REASONS: Mapping[str, Callable[[Decided, Values], str]] = {
         f"the server's texts or rounds at K={values['k']} are not those of lossless sampling"
         f" ({served.scores(values)}), so its speed does not count"
     ),
+    "impossible_speedup": _impossible_speedup,
     "given_numbers": _given_numbers,
 }
 

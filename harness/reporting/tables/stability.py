@@ -14,7 +14,7 @@ REASONS = {
     "verify_below_step": "a verify below one step",
     "verify_falls": "a verify below a shorter one",
     "step_unlike_plain_token": "a step far from the plain token's time",
-    "speedup_above_most": "a speedup above K + 1",
+    "speedup_above_most": "a speedup above what a round emits",
 }
 NOTE = (
     "unstable: cannot be right though it was timed again ({}); plots leave it out. Time it again on"
