@@ -460,3 +460,25 @@ def test_the_environment_is_folded_away_until_it_is_asked_for(
     page.evaluate('document.querySelector("details summary").focus()')
     page.press("Enter")
     assert page.evaluate(shown) is True
+
+
+@pytest.mark.parametrize(
+    ("headline", "large", "small"),
+    [
+        ("Serve small at K=3: 1.42x, measured.", "Serve small at K=3", "1.42x, measured."),
+        (
+            "On your server (vLLM), temperature 0: serve small at K=3, 1.42x.",
+            "Serve small at K=3",
+            "On your server (vLLM), temperature 0, 1.42x.",
+        ),
+        (
+            "On your server (vLLM), temperature 0: undecided; K=4 gives 0.94x.",
+            "Undecided",
+            "On your server (vLLM), temperature 0; K=4 gives 0.94x.",
+        ),
+    ],
+)
+def test_what_to_do_stands_in_large_letters(headline: str, large: str, small: str) -> None:
+    page = html.report(replace(content_of(summary("sweep")), verdicts=(headline,)), ())
+    assert f"</span>{large}</h2>" in page
+    assert f'<p class="numbers">{small}</p>' in page

@@ -70,7 +70,7 @@ class Term(NamedTuple):
 
 def report(content: Content, plots: "Sequence[Drawn]") -> str:
     """The text of report.html."""
-    first, _, rest = content.verdicts[0].partition(": ") if content.verdicts else ("", "", "")
+    first, rest = _what_and_why(content.verdicts[0]) if content.verdicts else ("", "")
     shown = content.snippets[:1] if first else ()
     first_line = shown[0] if shown and shown[0].code else None
     return page(
@@ -87,6 +87,18 @@ def report(content: Content, plots: "Sequence[Drawn]") -> str:
         plots=[Image(plot.caption, picture(plot.svg), picture(plot.narrow)) for plot in plots],
         definitions=glossary([*content.tables, *filter(None, [content.grid])]),
     )
+
+
+def _what_and_why(headline: str) -> tuple[str, str]:
+    """What to do, in large letters, and the rest of the headline.
+
+    "Serve small at K=3: 1.42x, ..." and "On your server (vLLM): serve small at K=3, 1.42x, ..."
+    """
+    first, _, rest = headline.partition(": ")
+    if not first.startswith("On "):
+        return first, rest
+    what, mark, why = [*re.split(r"([,;] )", rest, maxsplit=1), "", ""][:3]
+    return f"{what[0].upper()}{what[1:]}", f"{first}{mark}{why}"
 
 
 def page(template: str, **values: Any) -> str:
