@@ -37,7 +37,7 @@ DEVICE: dict[str, Any] = {
     "takes": "auto, cpu, mps, cuda or cuda:0",
 }
 # What a draft can be
-KINDS = ("model", "eagle3", "mtp", "medusa", "dflash", "early_exit", "copy")
+KINDS = ("model", "eagle3", "mtp", "medusa", "dflash", "early_exit", "copy", *LOOKUPS)
 # Of these, the kinds that draft from hidden states of the target
 HEADS = ("eagle3", "mtp", "medusa", "dflash")
 # Of these, the kinds that take a pass for every token; the others draft a block at once
@@ -114,7 +114,7 @@ class ModelConf:
     name: str = key("", "short name in tables and files; empty: the last part of the id")
     kind: str = key(
         "model",
-        "model, a head (eagle3, medusa, dflash), mtp, early_exit or copy",
+        "model, eagle3, mtp, medusa, dflash, early_exit, copy, ngram, suffix",
         choices=KINDS,
     )
     id: str = key(MISSING, "hub id, local folder, or embedded:NAME of one that ships here")
@@ -404,7 +404,7 @@ class PairConfig(ModelsConfig):
                 f"draft.name={self.draft.name}: the same as model.name, of another model; "
                 "give one of them another name (draft.name=...)"
             )
-        if self.draft.id not in LOOKUPS and self.model.weights != self.draft.weights:
+        if self.draft.kind not in LOOKUPS and self.model.weights != self.draft.weights:
             raise UserError(
                 f"model.weights={self.model.weights} and draft.weights={self.draft.weights}: their "
                 "tokenizers cannot be compared; set both to dummy or both to pretrained"
@@ -473,7 +473,7 @@ class SweepConfig(PairConfig):
     def check(self, _: str) -> None:
         """A recorded graph drafts a fixed number of tokens; a look-up is sure of none."""
         super().check(_)
-        if self.decode.stop != "none" and self.draft.id in LOOKUPS:
+        if self.decode.stop != "none" and self.draft.kind in LOOKUPS:
             raise UserError(
                 f"decode.stop={self.decode.stop}: draft={self.draft.name} gives its tokens no "
                 "probability that a threshold could be compared with; leave it out"
@@ -944,7 +944,7 @@ def like_target(target: ModelConf, draft: ModelConf) -> ModelConf:
         UserError: random weights are wanted, and the draft's config has no architecture.
     """
     draft = of_target(target, draft)
-    if target.weights != "dummy" or draft.id in LOOKUPS or draft.kind == "early_exit":
+    if target.weights != "dummy" or draft.kind in LOOKUPS or draft.kind == "early_exit":
         return draft
     if not isinstance(draft.architecture, dict):
         raise UserError(

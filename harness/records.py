@@ -27,8 +27,8 @@ Decision = Literal["speculate", "does_not_pay", "undecided"]
 Source = Literal["measured", "replayed", "theory"]
 StopReason = Literal["eos", "stop_string", "budget"]
 
-# Name and id of the drafts that look tokens up instead of running a model: n-grams of the text,
-# and the longest end of the text that occurred in it or in earlier answers
+# Kinds, and names, of the drafts that look tokens up instead of running a model: n-grams of the
+# text, and the longest end of the text that occurred in it or in earlier answers
 NGRAM, SUFFIX = "ngram", "suffix"
 LOOKUPS = (NGRAM, SUFFIX)
 LONGEST_NGRAM, LONGEST_SUFFIX = 2, 64

@@ -218,7 +218,7 @@ def test_auditioned_drafts_have_the_targets_kind_of_weights() -> None:
     target, draft = conf("big"), replace(conf("small"), weights="pretrained")
     assert like_target(target, draft).weights == "dummy"
     assert like_target(replace(target, weights="pretrained"), draft) is draft
-    ngram = ModelConf(name="ngram", id="ngram")
+    ngram = ModelConf(name="ngram", kind="ngram", id="ngram")
     assert like_target(target, ngram) is ngram
     with pytest.raises(UserError, match=r"^drafts: plain has no architecture"):
         like_target(target, ModelConf(name="plain", id="some/folder"))

@@ -244,7 +244,7 @@ def _parts(models: Sequence[tuple[str, ModelConf]], tokens: int) -> Iterator[tup
     """Bytes that each model takes on a card, where its sizes are known and it is on one card."""
     for role, conf in models:
         sizes = (
-            None if conf.id in LOOKUPS or conf.device_map or conf.quantization else sizes_of(conf)
+            None if conf.kind in LOOKUPS or conf.device_map or conf.quantization else sizes_of(conf)
         )
         if sizes is not None:
             unit = sizes.bytes_per_parameter

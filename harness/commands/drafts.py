@@ -220,7 +220,7 @@ def _measured(
     def score(model: CachedModel) -> DraftResult:
         return _scored(folder, target, texts, conf, model, config, timed)
 
-    if conf.id in LOOKUPS:
+    if conf.kind in LOOKUPS:
         return _looked_up(folder, target, texts, conf, config, timed=timed)
     if conf.kind in HEADS:
         return _scored_by_head(folder, target, texts, conf, config, timed=timed)
@@ -270,13 +270,13 @@ def _looked_up(
     timed: bool,
 ) -> DraftResult:
     """As `_scored`, of a draft without a model; rounds and look-ups are timed with all answers."""
-    drafter = DRAFTERS[conf.id](target.target.eos)
+    drafter = DRAFTERS[conf.kind](target.target.eos)
     for trial in folder.trials():
         drafter.learn(trial.tokens or ())
     visits = visits_of_draft(folder, target, conf, lambda _: FullLookup(drafter), config)
     visits.up_to(0.5)
     begin, k = time.perf_counter(), max(config.k)
-    traces = lookup_traces(texts, conf.id, num_draft_tokens=k, draft_name=conf.name)
+    traces = lookup_traces(texts, conf.kind, num_draft_tokens=k, draft_name=conf.name)
     seconds = time.perf_counter() - begin
     timings: list[StepTiming] = []
     if not timed:

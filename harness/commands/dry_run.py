@@ -304,8 +304,8 @@ def _costs(
         work = [*work, *text_forwards(waiting, prompt_sets.answer_tokens(config), batch)]
     models = {"target": config.model}
     if isinstance(config, AuditionConfig):
-        models |= {conf.name: conf for conf in drafts if conf.id not in LOOKUPS}
-    elif config.draft.id not in LOOKUPS:
+        models |= {conf.name: conf for conf in drafts if conf.kind not in LOOKUPS}
+    elif config.draft.kind not in LOOKUPS:
         models["draft"] = config.draft
     sizes = {name: draft_size(conf, config.model) for name, conf in models.items()}
     unknown = " and ".join(models[name].name for name, size in sizes.items() if size is None)

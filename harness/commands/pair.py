@@ -239,9 +239,9 @@ def open_drafted(config: PairConfig, prompts: Sequence[Prompt]) -> Drafted:
     """As `open_pair`, where the draft may also be a head, or one without a model."""
     if config.draft.kind in HEADS:
         return _open_head_pair(config, prompts)
-    if config.draft.id not in LOOKUPS:
+    if config.draft.kind not in LOOKUPS:
         return open_pair(config, prompts)
-    if config.draft.id == SUFFIX:
+    if config.draft.kind == SUFFIX:
         raise UserError(
             f"draft={config.draft.name}: what it finds depends on the answers before it, so no "
             "generation stands alone; audition it: python -m harness.audition drafts=[suffix]"
@@ -296,7 +296,7 @@ def open_pair(config: PairConfig, prompts: Sequence[Prompt]) -> Pair:
             f"draft={config.draft.name}: this command takes a draft model, and that is a head; "
             "sweep or audition it"
         )
-    if config.draft.id in LOOKUPS:
+    if config.draft.kind in LOOKUPS:
         raise UserError(
             f"draft={config.draft.name}: this command times steps of a draft model, and a look-up "
             "has none; sweep it: python -m harness.sweep draft=ngram"

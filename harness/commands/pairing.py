@@ -107,7 +107,7 @@ def shipped_drafts() -> list[ModelConf]:
 
 
 def _pairing(target: ModelConf, draft: ModelConf, card: GpuConf | None) -> Pairing:
-    if draft.id in LOOKUPS:
+    if draft.kind in LOOKUPS:
         return Pairing(draft, "eligible", "looks its tokens up")
     if draft.kind == "mtp" and not mtp_layers(target):
         return Pairing(draft, "not eligible", "no config.json here that says it has MTP layers")

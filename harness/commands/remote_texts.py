@@ -165,7 +165,7 @@ def _scored(
                 )
             )
 
-    if conf.id in LOOKUPS:
+    if conf.kind in LOOKUPS:
         k = max(config.k)
         return timed(
             lambda: lookup_traces(texts, conf.id, num_draft_tokens=k, draft_name=conf.name)

@@ -178,7 +178,7 @@ def _before_end(draft: list[int], eos: Collection[int]) -> list[int]:
     return draft[:end]
 
 
-# By the ids of their configurations
+# By the kinds of their configurations
 DRAFTERS: Mapping[str, type[NgramDrafter] | type[SuffixDrafter]] = {
     NGRAM: NgramDrafter,
     SUFFIX: SuffixDrafter,
