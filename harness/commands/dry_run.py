@@ -229,7 +229,7 @@ def _scores_line(traces: Sequence[TextTrace]) -> str:
 
 def _prefills(draft: ModelConf, largest_k: int) -> int:
     """What scores a text: a draft's prefill; of a head the target's too, and K where it chains."""
-    if draft.id in LOOKUPS:
+    if draft.kind in LOOKUPS:
         return 0
     passes = largest_k if draft.kind in CHAINED else 1
     return passes + (draft.kind in HEADS)
