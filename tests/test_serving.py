@@ -324,6 +324,7 @@ def test_every_kind_of_draft_has_its_lines(
     first, *others = of_kind(kind).values()
     config = {"method": kind, "num_speculative_tokens": 3, **method}
     assert speculative_config(first) == config
+    assert serving.REMOVED not in others
     code = " ".join(snippet.code for snippet in others)
     assert {word for word in elsewhere if word in code} == elsewhere
     lines_of_mlx = [snippet for snippet in others if snippet.title.startswith("mlx-lm")]

@@ -393,7 +393,9 @@ def snippets_of(summary: Summary) -> tuple[Snippet, ...]:
     if not shown.row.speculates:
         others = [line for line in others if line.code]
         return (first, *others)
-    return (first, *others, *_validation(summary, target, shown), REMOVED)
+    marked = _served(summary, target, {}, shown.row.answer)
+    removed = (REMOVED,) if marked.kind == "model" else ()
+    return (first, *others, *_validation(summary, target, shown), *removed)
 
 
 def _measured_server(

@@ -225,8 +225,8 @@ def _impossible_speedup(_: Decided, values: Values) -> str:
     if values.get("clock") not in (None, "cpu"):
         again += ", or with clock=cpu"
     return (
-        f"{fmt.speedup(_number(values['speedup']))} at K={values['k']} on {values['prompt_set']} prompts is"
-        f" more than its rounds emit, so timings here cannot be right; measure again {again}"
+        f"{fmt.speedup(_number(values['speedup']))} at K={values['k']} on {values['prompt_set']}"
+        f" prompts is more than its rounds emit, so timings here cannot be right; measure again {again}"
     )
 
 
