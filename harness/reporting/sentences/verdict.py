@@ -226,7 +226,8 @@ def _impossible_speedup(_: Decided, values: Values) -> str:
         again += ", or with clock=cpu"
     return (
         f"{fmt.speedup(_number(values['speedup']))} at K={values['k']} on {values['prompt_set']}"
-        f" prompts is more than its rounds emit, so timings here cannot be right; measure again {again}"
+        " prompts is more than its rounds emit, so timings here cannot be right; measure again"
+        f" {again}"
     )
 
 
