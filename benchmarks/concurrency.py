@@ -31,7 +31,6 @@ from harness.analysis.batch_schedule import (
     closed_loads,
     over_groups,
     schedule,
-    spread,
     throughputs,
 )
 from harness.config import ModelConf, PromptsConf
@@ -171,7 +170,7 @@ def _table(draft: str, rows: Sequence[Throughput]) -> Table:
                 row.group,
                 str(row.k),
                 f"{row.measured:.3f}x",
-                f"{100 * (spread(row.by_visit) or 0.0):.1f} %",
+                f"{100 * (row.spread or 0.0):.1f} %",
                 f"{row.predicted:.3f}x",
                 f"{100 * (row.predicted / row.measured - 1):+.1f} %",
             )

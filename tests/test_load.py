@@ -180,7 +180,7 @@ def true_costs(ks=(1, 2, 4)):
     )
 
 
-def loads(noise=0.0, visits=3, ks=(1, 2, 4)):
+def loads(noise=0.0, visits=3, ks=(1, 2, 4), counting=COUNTING):
     """Loads of two sets at known costs, and the replay of their texts."""
     rng = np.random.default_rng(5)
     traces = []
@@ -189,7 +189,7 @@ def loads(noise=0.0, visits=3, ks=(1, 2, 4)):
             chances = (rng.random(rng.integers(20, 39)) < chance).astype(float)
             traces.append(workloads.trace("draft", prompt_set, f"{n}", chances))
     lengths = [1 + len(trace.tokens) for trace in traces]
-    replays = ReplayedRequests(traces, "greedy_draft", COUNTING)
+    replays = ReplayedRequests(traces, "greedy_draft", counting)
     groups = groups_of(requests_of([(t.prompt_set, t.prompt) for t in traces]), 4)
     servers = {k: StandIn(k, lengths) for k in (0, *ks)}
     made = [
@@ -215,6 +215,51 @@ def test_what_loads_cost_is_found_again_from_the_loads(ks):
     for batch in BATCHES:
         for n in range(5):
             assert fitted.times.at(n, batch) == pytest.approx(known.times.at(n, batch), rel=0.01)
+
+
+def sampled(timings):
+    """The loads, had each returned texts of its own, in rounds of 1 to k + 1 tokens."""
+    rng = np.random.default_rng(7)
+    for timing in timings:
+        returned = [int(rng.integers(2, budget + 1)) for budget in timing.budgets]
+        rounds = [int(rng.integers(-(-(size - 1) // (timing.k + 1)), size)) for size in returned]
+        told = tuple(rounds) if timing.k else (None,) * len(rounds)
+        yield replace(timing, returned=tuple(returned), rounds=told)
+
+
+def test_what_loads_of_sampled_texts_cost_is_found_from_the_rounds_that_they_returned():
+    known = true_costs()
+    timings, replays = loads(visits=1, counting=Counting(1, shortens_last_draft=False))
+    priced = []
+    for timing in sampled(timings):
+        k, rounds = timing.k, timing.rounds if timing.k else np.array(timing.returned) - 1
+        iterations = closed_loop(np.outer(rounds, np.eye(k + 1)[k]), timing.concurrency)
+        start_s = known.start_s if k else known.plain_start_s
+        seconds = len(timing.texts) * start_s + known.times.seconds(iterations)
+        priced.append(replace(timing, seconds=seconds))
+    fitted = fit_load_costs(list(closed_loads(priced, replays).values()))
+    assert fitted is not None
+    assert (fitted.plain_start_s, fitted.start_s) == pytest.approx((2e-3, 3e-3), rel=0.01)
+    for batch in BATCHES:
+        for n in range(5):
+            assert fitted.times.at(n, batch) == pytest.approx(known.times.at(n, batch), rel=0.01)
+
+
+def test_sampled_texts_of_other_lengths_are_no_other_throughput():
+    timings, replays = loads(visits=4)
+    token_s = {0: 5e-3, 1: 4e-3, 2: 3e-3, 4: 6e-3}
+    paced = [replace(t, seconds=token_s[t.k] * sum(t.returned)) for t in sampled(timings)]
+    loops = closed_loads(paced, replays)
+    totals = over_groups(throughputs(loops))
+    assert len(totals) == len(BATCHES) * 4
+    for row in totals:
+        assert row.measured == pytest.approx(token_s[0] / token_s[row.k])
+        assert row.spread == pytest.approx(0.0, abs=1e-9)
+    for cell in load_cells(paced, totals):
+        assert cell.tokens_per_second == pytest.approx(1 / token_s[cell.k])
+    for row in analyse_loads(paced, [], None, None, "llamacpp").rows:
+        assert row.ms_per_token == pytest.approx(1e3 * (row.concurrency or 0) * token_s[row.k])
+        assert (row.rounds is None) == (row.k == 0)
 
 
 def test_one_sets_throughput_is_predicted_from_the_other_set():
@@ -358,11 +403,11 @@ def test_llamacpp_decodes_side_by_side_what_it_decodes_alone(tmp_path):
     traces = score_returned(texts, facts, *open_pair(target, draft), "tiny_good")
     replays = ReplayedRequests(traces, facts.rule, facts.counting)
     for timing in timings:
-        iterations = replays.iterations(timing)
-        assert iterations is not None
+        replayed = replays.replayed(timing)
+        assert replayed is not None
         assert timing.seconds > 0
         known = [rounds for rounds in timing.rounds if rounds is not None]
         if timing.k and len(known) == len(timing.rounds):
-            rounds = float(np.arange(len(iterations)) @ iterations.sum(axis=1))
+            rounds = float(np.arange(len(replayed.iterations)) @ replayed.iterations.sum(axis=1))
             assert sum(known) == pytest.approx(rounds)
     assert {timing.concurrency for timing in timings} == {1, 2}

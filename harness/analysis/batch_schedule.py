@@ -1,12 +1,14 @@
 """Which K to serve at which load: throughput by concurrency, measured and predicted.
 
 Measured: a load is a group of requests sent together (`harness.measurement.load`), timed as a
-whole; its time is the lower quartile of its visits, for what else runs on a machine only adds. The
-throughput ratio of a K is the plain server's seconds / this K's, over the same requests.
+whole; its time per returned token is the lower quartile of its visits, for what else runs on a
+machine only adds. The throughput ratio of a K is the plain server's seconds per token / this K's:
+sampled texts of the same requests differ in length between visits and K.
 
 Predicted: replay gives the rounds of every request, `harness.theory.batching` the iterations that a
 closed loop makes of them and how many requests each has, and the loads of the *other* groups what
-such an iteration costs, R(K, B), fitted by least squares with a start for each request. So no
+such an iteration costs, R(K, B), fitted by least squares with a start for each request, from the
+rounds that these loads returned where a server tells them. So no
 prediction has seen the requests that it is held against. What a token costs beside its round is not
 fitted: rounds and tokens of one group tell the two apart too badly.
 
@@ -17,6 +19,7 @@ these two; else it is a tie. A load between two measured ones gets the K of the 
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import nnls
@@ -54,21 +57,47 @@ class ClosedLoad:
         key: which.
         full: whether its requests had their full budgets.
         timings: one per visit.
-        seconds: of the load, over the visits.
-        iterations: [b, n] that replay expects (`closed_loop`), the mean over the visits, whose
-            orders differ; None where a text was not scored.
+        tokens: returned, the mean over the visits.
+        seconds: for so many tokens, over the visits.
+        replayed: what replay says of its rounds, the mean over the visits, whose orders differ;
+            None where a text was not scored.
     """
 
     key: LoadKey
     full: bool
     timings: tuple[LoadTiming, ...]
+    tokens: float
     seconds: float
-    iterations: Array | None
+    replayed: "ReplayedLoad | None"
 
     @property
     def requests(self) -> int:
         """How many were sent."""
         return len(self.timings[0].texts)
+
+
+class _Text(NamedTuple):
+    """One text of a prompt, "prompt set/prompt"."""
+
+    prompt: str
+    repetition: int
+
+
+@dataclass(frozen=True, eq=False)
+class ReplayedLoad:
+    """What replay says of the rounds of a load.
+
+    Attributes:
+        iterations: [b, n] that it expects of the plain server's texts (`closed_loop`).
+        returned: [b, n] the same at the number of rounds that each request took, where the server
+            tells, else at the number of tokens that it returned. At temperature 0 both are alike;
+            sampled texts are others in every load.
+        tokens: of the plain server's texts, the prefill's among them.
+    """
+
+    iterations: Array
+    returned: Array
+    tokens: float
 
 
 class ReplayedRequests:
@@ -84,36 +113,59 @@ class ReplayedRequests:
             rule, counting: the engine's; None where they are not known, and nothing is replayed.
         """
         self._counting = counting
-        self._chances: dict[str, Array] = {}
-        self._rounds: dict[tuple[str, int, int], Array] = {}
+        self._chances: dict[_Text, Array] = {}
+        self._rounds: dict[tuple[_Text, int, int], Array] = {}
         for trace in traces:
-            first_of_plain = trace.k == 0 and trace.repetition == 0
-            if rule is not None and first_of_plain and trace.depth is None:
-                self._chances[f"{trace.prompt_set}/{trace.prompt}"] = accept_probabilities(
+            if rule is not None and trace.k == 0 and trace.depth is None:
+                text = _Text(f"{trace.prompt_set}/{trace.prompt}", trace.repetition)
+                self._chances[text] = accept_probabilities(
                     rule, trace.target_logprob, trace.draft_logprob, trace.draft_is_argmax
                 )
 
-    def iterations(self, load: LoadTiming) -> Array | None:
-        """`closed_loop` of a load; None where a text was not scored, or requests arrive."""
-        counting, asked = self._counting, list(zip(load.texts, load.budgets, strict=True))
+    def replayed(self, load: LoadTiming) -> ReplayedLoad | None:
+        """Of a load; None where a text was not scored, or requests arrive."""
+        counting, k = self._counting, load.k
         if counting is None or load.concurrency is None:
             return None
         prefill = counting.first_position
-        returned = zip(load.texts, load.returned, strict=True)
-        if any(size > prefill and text not in self._chances for text, size in returned):
+        texts = [self._text(name, load.visit) for name in load.texts]
+        if any(
+            size > prefill and text not in self._chances
+            for text, size in zip(texts, load.returned, strict=True)
+        ):
             return None
-        missing = [each for each in dict.fromkeys(asked) if (*each, load.k) not in self._rounds]
+        asked = list(zip(texts, load.budgets, strict=True))
+        missing = [each for each in dict.fromkeys(asked) if (*each, k) not in self._rounds]
         if missing:
-            self._replay(missing, load.k, counting)
-        rounds = np.stack([self._rounds[(*each, load.k)] for each in asked])
-        return closed_loop(rounds, load.concurrency)
+            self._replay(missing, k, counting)
+        expected = np.stack([self._rounds[(*each, k)] for each in asked])
+        tokens = np.array([self._tokens(*each, counting) for each in asked], dtype=np.float64)
+        emitted = np.array(load.returned, dtype=np.float64) - prefill
+        rounds = expected.sum(axis=1)
+        share = np.divide(
+            expected, rounds[:, None], where=rounds[:, None] > 0.0, out=0.0 * expected
+        )
+        share[rounds == 0.0] = np.eye(k + 1)[k]
+        by_tokens = rounds * np.divide(emitted, tokens, where=tokens > 0.0, out=0.0 * tokens)
+        told = [each if k else None for each in load.rounds]
+        taken = [row if each is None else each for each, row in zip(told, by_tokens, strict=True)]
+        return ReplayedLoad(
+            closed_loop(expected, load.concurrency),
+            closed_loop(share * np.array(taken)[:, None], load.concurrency),
+            float(tokens.sum()) + prefill * len(tokens),
+        )
 
-    def _tokens(self, text: str, budget: int, counting: Counting) -> int:
+    def _text(self, name: str, visit: int) -> "_Text":
+        """The plain server's text of that visit; greedy ones are stored once."""
+        text = _Text(name, visit)
+        return text if text in self._chances else _Text(name, 0)
+
+    def _tokens(self, text: "_Text", budget: int, counting: Counting) -> int:
         """That rounds emit of a text under a budget."""
         chances = self._chances.get(text)  # none where all came from the prefill
         return 0 if chances is None else min(len(chances), budget - counting.first_position)
 
-    def _replay(self, asked: Sequence[tuple[str, int]], k: int, counting: Counting) -> None:
+    def _replay(self, asked: Sequence[tuple["_Text", int]], k: int, counting: Counting) -> None:
         """Note the rounds of requests by what they draft, [k + 1]."""
         sizes = [self._tokens(text, budget, counting) for text, budget in asked]
         for (text, budget), size in zip(asked, sizes, strict=True):
@@ -143,27 +195,31 @@ def closed_loads(
     for key in visits:
         most[key.group] = max(most.get(key.group, 0), key.budgets)
     return {
-        key: ClosedLoad(
-            key,
-            key.budgets == most[key.group],
-            tuple(made),
-            float(np.quantile([each.seconds for each in made], UNDISTURBED)),
-            _mean([requests.iterations(each) for each in made]),
-        )
+        key: _closed_load(key, key.budgets == most[key.group], made, requests)
         for key, made in sorted(visits.items())
     }
 
 
-def _paired(timings: Sequence[LoadTiming], plain: Sequence[LoadTiming]) -> Array:
-    """[visit, 2] seconds of both in the visits that timed both."""
-    plain_s = {each.visit: each.seconds for each in plain}
-    pairs = [(each.seconds, plain_s[each.visit]) for each in timings if each.visit in plain_s]
-    return np.array(pairs, dtype=np.float64).reshape(-1, 2)
+def _closed_load(
+    key: LoadKey, full: bool, timings: Sequence[LoadTiming], requests: ReplayedRequests
+) -> ClosedLoad:
+    tokens = float(np.mean([sum(each.returned) for each in timings]))
+    pace = float(np.quantile([_pace(each) for each in timings], UNDISTURBED))
+    parts = [requests.replayed(each) for each in timings]
+    known = [part for part in parts if part is not None]
+    replayed = None
+    if len(known) == len(parts):
+        replayed = ReplayedLoad(
+            np.mean([part.iterations for part in known], axis=0),
+            np.mean([part.returned for part in known], axis=0),
+            float(np.mean([part.tokens for part in known])),
+        )
+    return ClosedLoad(key, full, tuple(timings), tokens, pace * tokens, replayed)
 
 
-def _mean(iterations: Sequence[Array | None]) -> Array | None:
-    known = [each for each in iterations if each is not None]
-    return np.mean(known, axis=0) if len(known) == len(iterations) else None
+def _pace(timing: LoadTiming) -> float:
+    """Seconds per returned token."""
+    return timing.seconds / sum(timing.returned)
 
 
 # ---- what a load costs ---------------------------------------------------------------------------
@@ -185,9 +241,9 @@ class LoadCosts:
 
     def seconds(self, load: ClosedLoad) -> float:
         """Predicted of a load, from its replayed rounds."""
-        assert load.iterations is not None
+        assert load.replayed is not None
         start_s = self.start_s if load.key.k else self.plain_start_s
-        return load.requests * start_s + self.times.seconds(load.iterations)
+        return load.requests * start_s + self.times.seconds(load.replayed.iterations)
 
 
 def fit_load_costs(loads: Sequence[ClosedLoad]) -> LoadCosts | None:
@@ -234,10 +290,11 @@ def fit_load_costs(loads: Sequence[ClosedLoad]) -> LoadCosts | None:
 
 def _by_batch(load: ClosedLoad, batches: Sequence[int]) -> Array:
     """[batches, n] iterations, those of other numbers of requests shared between the nearest."""
-    assert load.iterations is not None
-    active = np.arange(len(load.iterations))
+    assert load.replayed is not None
+    iterations = load.replayed.returned
+    active = np.arange(len(iterations))
     share = np.stack([np.interp(active, batches, unit) for unit in np.eye(len(batches))])
-    return share @ load.iterations
+    return share @ iterations
 
 
 def _fitted(
@@ -306,17 +363,19 @@ class Throughput:
     """One K in a closed loop of one group, or of all.
 
     Attributes:
-        seconds: of its load and the plain server's, measured.
+        tokens: that the plain server returned.
+        seconds: of its load and the plain server's for so many tokens, measured.
         predicted_s: of both, from the costs that the other groups gave; None where not known.
-        by_visit: of both, each visit's, [visit, 2].
+        by_visit: of both, measured in each visit that timed both.
     """
 
     concurrency: int
     group: str
     k: int
+    tokens: float
     seconds: tuple[float, float]
     predicted_s: tuple[float, float] | None
-    by_visit: Array
+    by_visit: Mapping[int, tuple[float, float]]
 
     @property
     def measured(self) -> float:
@@ -328,6 +387,11 @@ class Throughput:
         """The same by prediction."""
         return None if self.predicted_s is None else self.predicted_s[1] / self.predicted_s[0]
 
+    @property
+    def spread(self) -> float | None:
+        """Of `measured` over visits."""
+        return spread(self.by_visit.values())
+
 
 def throughputs(loads: Mapping[LoadKey, ClosedLoad]) -> list[Throughput]:
     """Every group's closed loops with full budgets, plain ones among them, against plain ones."""
@@ -338,18 +402,25 @@ def throughputs(loads: Mapping[LoadKey, ClosedLoad]) -> list[Throughput]:
         plain = loads.get(LoadKey(load.key.concurrency, load.key.group, 0, load.key.budgets))
         if not load.full or plain is None:
             continue
-        known = costs[load.key.group]
+        known, tokens = costs[load.key.group], plain.tokens
         predicted = None
-        if known is not None and load.iterations is not None and plain.iterations is not None:
-            predicted = (known.seconds(load), known.seconds(plain))
+        if known is not None and load.replayed is not None and plain.replayed is not None:
+            scale = tokens / plain.replayed.tokens  # both predictions are of the replayed texts
+            predicted = (scale * known.seconds(load), scale * known.seconds(plain))
+        plain_pace = {each.visit: _pace(each) for each in plain.timings}
         rows.append(
             Throughput(
                 load.key.concurrency,
                 load.key.group,
                 load.key.k,
-                (load.seconds, plain.seconds),
+                tokens,
+                (load.seconds / load.tokens * tokens, plain.seconds),
                 predicted,
-                _paired(load.timings, plain.timings),
+                {
+                    each.visit: (_pace(each) * tokens, plain_pace[each.visit] * tokens)
+                    for each in load.timings
+                    if each.visit in plain_pace
+                },
             )
         )
     return rows
@@ -358,7 +429,7 @@ def throughputs(loads: Mapping[LoadKey, ClosedLoad]) -> list[Throughput]:
 def _costs_without(loads: Mapping[LoadKey, ClosedLoad], group: str) -> LoadCosts | None:
     """What the loads of the other groups cost."""
     others = [
-        load for load in loads.values() if load.key.group != group and load.iterations is not None
+        load for load in loads.values() if load.key.group != group and load.replayed is not None
     ]
     return fit_load_costs(others) if others else None
 
@@ -380,15 +451,19 @@ def _together(rows: Sequence[Throughput]) -> list[Throughput]:
     total: list[Throughput] = []
     for (concurrency, group, k), parts in sorted(cells.items()):
         predicted = [part.predicted_s for part in parts if part.predicted_s is not None]
-        visits = min(len(part.by_visit) for part in parts)
+        visits = set.intersection(*(set(part.by_visit) for part in parts))
         total.append(
             Throughput(
                 concurrency,
                 group,
                 k,
+                sum(part.tokens for part in parts),
                 _added([part.seconds for part in parts]),
                 _added(predicted) if len(predicted) == len(parts) else None,
-                np.sum([part.by_visit[:visits] for part in parts], axis=0),
+                {
+                    visit: _added([part.by_visit[visit] for part in parts])
+                    for visit in sorted(visits)
+                },
             )
         )
     return total
@@ -398,11 +473,10 @@ def _added(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return (sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs))
 
 
-def spread(rows: Array) -> float | None:
-    """Relative standard deviation over visits of [visit, 2] a ratio; None of fewer than two."""
-    if len(rows) < 2:
-        return None
-    return float(np.std(np.log(rows[:, 0] / rows[:, 1]), ddof=1))
+def spread(pairs: Iterable[tuple[float, float]]) -> float | None:
+    """Relative standard deviation of ratios; None of fewer than two."""
+    logs = [np.log(one / other) for one, other in pairs]
+    return float(np.std(logs, ddof=1)) if len(logs) > 1 else None
 
 
 def load_cells(timings: Sequence[LoadTiming], totals: Sequence[Throughput]) -> list[LoadCell]:
@@ -437,12 +511,14 @@ def _load_cell(made: Sequence[LoadTiming], total: Throughput | None) -> LoadCell
         concurrency=first.concurrency,
         rate=first.rate,
         requests=len(user_s),
-        tokens_per_second=float(tokens.sum()) / sum(each.seconds for each in made),
+        tokens_per_second=float(tokens.sum()) / sum(each.seconds for each in made)
+        if total is None
+        else total.tokens / total.seconds[0],
         ms_per_token=1e3 * float(np.median(user_s / tokens)),
         p95_s=float(np.percentile(user_s, PERCENTILE)),
         throughput_ratio=None if total is None else total.measured,
         predicted_ratio=None if total is None else total.predicted,
-        spread=None if total is None else spread(total.by_visit),
+        spread=None if total is None else total.spread,
     )
 
 
@@ -480,9 +556,11 @@ def _ratio(row: Throughput) -> float:
 
 def _leads(best: Throughput, other: Throughput) -> bool:
     """Whether a lead is larger than the spread of visits between the two."""
-    visits = min(len(best.by_visit), len(other.by_visit))
-    both = np.stack([other.by_visit[:visits, 0], best.by_visit[:visits, 0]], axis=1)
-    uncertain = spread(both)
+    uncertain = spread(
+        (seconds[0], best.by_visit[visit][0])
+        for visit, seconds in other.by_visit.items()
+        if visit in best.by_visit
+    )
     lead = float(np.log(_ratio(best) / _ratio(other)))
     return lead > (LEAD if uncertain is None else uncertain)
 
@@ -504,10 +582,7 @@ def _result_rows(
     first = parts[0].timings[0]
     visits = [timing for part in parts for timing in part.timings]
     user_ms = np.concatenate([1e3 * np.array(v.user_s) / np.array(v.returned) for v in visits])
-    # The same requests in every visit
-    tokens = sum(sum(part.timings[0].returned) for part in parts)
-    rounds = [rounds for part in parts for rounds in part.timings[0].rounds]
-    counted = None if None in rounds else float(sum(each or 0 for each in rounds))
+    rounds = [_rounds(part) for part in parts]
     measured = ResultRow(
         model=first.model,
         draft=first.draft if row.k else None,
@@ -517,12 +592,12 @@ def _result_rows(
         source="measured",
         status="complete",
         prompts=len({text for part in parts for text in part.timings[0].texts}),
-        new_tokens=tokens,
-        rounds=counted if row.k else None,
-        ms_per_token=1e3 * row.concurrency * row.seconds[0] / tokens,
+        new_tokens=round(sum(part.tokens for part in parts)),
+        rounds=None if None in rounds else sum(each or 0.0 for each in rounds),
+        ms_per_token=1e3 * row.concurrency * row.seconds[0] / row.tokens,
         ms_per_token_p50=float(np.percentile(user_ms, 50)),
         ms_per_token_p90=float(np.percentile(user_ms, 90)),
-        tokens_per_second=tokens / row.seconds[0],
+        tokens_per_second=row.tokens / row.seconds[0],
         speedup=row.measured,
         engine=engine,
         concurrency=row.concurrency,
@@ -533,9 +608,16 @@ def _result_rows(
             measured,
             source="replayed",
             rounds=None,
-            ms_per_token=1e3 * row.concurrency * row.predicted_s[0] / tokens,
+            ms_per_token=1e3 * row.concurrency * row.predicted_s[0] / row.tokens,
             ms_per_token_p50=None,
             ms_per_token_p90=None,
-            tokens_per_second=tokens / row.predicted_s[0],
+            tokens_per_second=row.tokens / row.predicted_s[0],
             speedup=row.predicted,
         )
+
+
+def _rounds(load: ClosedLoad) -> float | None:
+    """Of a load, the mean over its visits; None where it is plain or the server does not tell."""
+    told = [each for timing in load.timings for each in timing.rounds if each is not None]
+    known = load.key.k and len(told) == len(load.timings) * load.requests
+    return sum(told) / len(load.timings) if known else None
