@@ -145,9 +145,9 @@ def _sentences(texts: Sequence[str], out: Console, *, importance: int, most: int
 
 
 def _table_block(table: Table, out: Console, *, importance: int, most: int) -> _Block:
-    """A table whose last lines may go."""
+    """A table whose last lines may go, in the columns that fit the terminal."""
     title = _wrapped(out, [Text(table.title, "bold")])
-    lines = _table_lines(table, out)
+    lines = _table_lines(fold(table, out.width)[0], out)
     header = max(column.title.count("\n") + 1 for column in table.columns)
     head, rows = (*title, *lines[:header]), tuple((line,) for line in lines[header:])
     return _Block(head, rows, importance, most)

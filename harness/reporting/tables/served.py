@@ -150,10 +150,13 @@ CONVENTION_NOTE = (
 
 
 def brief_tables(summary: Summary) -> list[Table]:
-    """The cells in the columns that fit a terminal, and the K by load."""
-    made = served_tables(summary)
+    """The K by load where loads were measured, and the cells in the columns that fit a terminal."""
     served = summary.served
-    return [table(made[0].title, BRIEF_CELLS, served.cells), made[1]] if served else []
+    if served is None:
+        return []
+    cells, by_load, *_ = served_tables(summary)
+    brief = table(cells.title, BRIEF_CELLS, served.cells)
+    return [by_load, brief] if served.schedules else [brief]
 
 
 def served_tables(summary: Summary) -> list[Table]:
