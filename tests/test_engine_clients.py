@@ -60,9 +60,7 @@ def test_vllms_counts_and_times_are_read_from_its_answer(stand_in: Start) -> Non
     assert (done.tokens, done.returned, done.stop_reason) == (tuple(TOKENS), 6, "budget")
     assert done.cpu_s is None
     assert engine.open(2).facts.rule == "greedy_draft"
-    assert RunningVllm({2: server.url}, draft_sampling="probabilistic").open(2).facts.rule == (
-        "ratio"
-    )
+    assert RunningVllm({2: server.url}, rule="ratio").open(2).facts.rule == ("ratio")
 
 
 def test_a_server_whose_answers_tell_is_not_asked_for_its_metrics_again(stand_in: Start) -> None:
@@ -434,7 +432,7 @@ def test_servers_that_share_a_device_share_its_memory(tmp_path: Path) -> None:
 
 
 def test_synthetic_acceptance_is_asked_for_where_the_engine_has_it(tmp_path: Path) -> None:
-    flags = Vllm("t", "d", tmp_path, 100, draft_sampling="probabilistic").flags(2, [0.5, 0.0])
+    flags = Vllm("t", "d", tmp_path, 100, rule="ratio").flags(2, [0.5, 0.0])
     speculative = json.loads(flags[flags.index("--speculative-config") + 1])
     assert speculative["draft_sample_method"] == "probabilistic"
     assert speculative["rejection_sample_method"] == "synthetic"

@@ -269,7 +269,7 @@ def test_a_draft_that_samples_takes_the_rounds_of_the_ratio_rule_on_its_ten_like
     served: Served,
 ) -> None:
     # At this temperature a draft that is not cut, or not as warm, is told apart: |z| above 4
-    engine = replace(served.llamacpp(), draft_sampling="probabilistic")
+    engine = replace(served.llamacpp(), rule="ratio")
     sampling = SamplingParameters(1.5)
     requests = [
         replace(request, seed=100 * repetition + request.seed, repetition=repetition)

@@ -71,7 +71,7 @@ class StandIn:
         with self.lock:
             self.active -= 1
         tokens = tuple(range(min(budget, self.lengths[prompt[0]])))
-        return Completion(tokens, "budget", None, None, None, None, None, 0.1, None)
+        return Completion(tokens, "budget", 0.1)
 
     def cpu_s(self):
         return float(len(self.sent))

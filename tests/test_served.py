@@ -1,6 +1,7 @@
 """A server run: costs found again, the gate, rows, predictions and what the report says of them."""
 
 import importlib
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from harness.config import ReportConfig
 from harness.records import RoundTiming, Trial
 from harness.reporting import markdown, serving
 from harness.reporting.content import content_of
+from harness.reporting.sentences.comparison import verdicts
 from harness.serving.counting import Counting
 from harness.storage import StoredRun, load
 from harness.summary import LoadCell, Summary, TextLikelihood, from_json, to_json
@@ -414,9 +416,10 @@ def test_latency_csv_has_prefills_and_what_rounds_take_beside_their_start(
 
 
 def on_vllm(run: StoredRun, pace: float = 1.0, at: int | None = None) -> StoredRun:
-    """The run, had vLLM made it, its requests at one K (at every K) slower."""
+    """The run, had vLLM made it without telling rejections, at one K (at every K) slower."""
+    paces = {trial.k: pace if at in (None, trial.k) else 1.0 for trial in run.trials}
     trials = tuple(
-        replace(trial, decode_s=(trial.decode_s or 0.0) * (pace if at in (None, trial.k) else 1.0))
+        replace(trial, decode_s=(trial.decode_s or 0.0) * paces[trial.k], rejected=None)
         for trial in run.trials
     )
     made = with_engine(name="vllm", version="0.32.0")(replace(run, trials=trials))
@@ -444,6 +447,12 @@ def test_engines_are_compared_by_what_each_gained_from_the_pair(
         row for row in comparison.rows if (row.prompt_set, row.temperature, row.k) == ("all", 0, 4)
     ]
     assert paired.speedup_ratio == pytest.approx(0.5)
+    assert paired.alpha_difference is None
+    _, k = max(own, key=lambda cell: own[cell])
+    first = verdicts(comparison)[0]
+    assert first.startswith(f"K={k} at temperature")
+    assert "x on our own loop, " in re.sub(r" \[.*?\]", "", first)
+    assert first.endswith(" on vLLM 0.32.0.")
 
 
 def test_loads_are_listed_as_ratios_of_throughput(stored: StoredRun, summary: Summary) -> None:

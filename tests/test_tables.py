@@ -34,14 +34,15 @@ MADE = (
     ("audition", *SMALL, "temperature=[0.0]", "drafts=[ngram,tiny_small]", "decode.stop=threshold"),
     ("server", *SMALL, "k=[1,2,4]", "temperature=[0.0,1.0]", "engine=own", "repetitions=2"),
 )
+BUSY = "a run on a busy machine"
 # Columns that no run here fills, a whole table's by its name; and the run that would
 UNFILLED = {
     "latency.READS experts touched": "a profile of a mixture of experts",
     "latency.READS of experts": "a profile of a mixture of experts",
     "leaderboard.RANKS cost per 10^6 tokens": "an audition on a card with a price",
     "leaderboard.INELIGIBLE": "an audition with a draft of another tokenizer",
-    "sweep.CELLS trimmed speedup": "a run on a busy machine",
-    "sweep.CELLS timing": "a run on a busy machine",
+    "sweep.CELLS trimmed speedup": BUSY,
+    "sweep.CELLS timing": BUSY,
     "sweep.TEXTS first difference": "a snapshot whose texts differ",
     "sweep.TEXTS target margin": "a snapshot whose texts differ",
     "sweep.TEXTS speculative margin": "a snapshot whose texts differ",
@@ -64,7 +65,7 @@ UNWRITTEN = {
     "auditions on several cards": {"cards", "card_drafts"},
     "an audition with a draft of another tokenizer": {"ineligible"},
     "a run of which a part fails": {"failures"},
-    "a run on a busy machine": {"outlier_cells"},
+    BUSY: {"outlier_cells"},
 }  # fmt: skip
 
 
@@ -120,13 +121,14 @@ def test_every_column_has_a_value_in_some_real_run(summaries: list[Summary]) -> 
         empty = [column for column in columns if id(column) not in filled]
         alone = {f"{name} {column.one_line}" for column in empty}
         unfilled |= {name} if len(empty) == len(columns) else alone
-    assert unfilled == set(UNFILLED)
+    here = {name for name, run in UNFILLED.items() if run == BUSY}  # where others use the machine
+    assert unfilled | here == set(UNFILLED)
 
 
 def test_every_part_of_a_summary_is_written_by_some_real_run(summaries: list[Summary]) -> None:
     names = {field.name for field in fields(Summary)}
     written = {name for name in names for made in summaries if getattr(made, name)}
-    assert names - written == set().union(*UNWRITTEN.values())
+    assert (names - written) | UNWRITTEN[BUSY] == set().union(*UNWRITTEN.values())
 
 
 def test_every_plot_is_drawn_of_some_real_run_and_its_bytes_repeat(

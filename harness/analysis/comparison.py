@@ -251,6 +251,13 @@ def _measured_rows(pair: _Pair, blank: ComparisonRow) -> list[ComparisonRow]:
         for t in latest(run.trials)
         if t.status == "failed"
     }
+    # A server may not tell how its rounds ended
+    uncounted = {
+        (t.temperature, t.k)
+        for setup in pair.setups
+        for t in completed(timed_trials(setup))
+        if t.accepted is None or t.rejected is None
+    }
     plain = shared[shared["k"] == 0].drop(columns="k")
     plain = plain.rename(columns=lambda name: _plain(name) if name not in GENERATION else name)
     rows: list[ComparisonRow] = []
@@ -276,6 +283,8 @@ def _measured_rows(pair: _Pair, blank: ComparisonRow) -> list[ComparisonRow]:
             )
             weights = pair.setups[0].weights if name == ALL_SETS else None
             row, p_value = _measured_row(row, sums.loc[members], weights, baselines=baselines)
+            if (temperature, k) in uncounted:
+                row = replace(row, reference_alpha=None, alpha=None, alpha_difference=None)
             rows.append(row)
             p_values.append(p_value)
     return [replace(r, p_value_holm=p) for r, p in zip(rows, holm(p_values), strict=True)]

@@ -31,17 +31,8 @@ def judge(folder: RunFolder, work: Workload, pair: Pair) -> None:
     def returned(trial: Trial) -> ReturnedText:
         entry = prompts[trial.prompt_set, trial.prompt]
         request = work.request(entry, trial.temperature, trial.k, trial.repetition)
-        completion = Completion(
-            tokens=trial.tokens or (),
-            stop_reason=trial.stop_reason or "budget",
-            rounds=trial.rounds,
-            drafted=trial.drafted,
-            accepted=trial.accepted,
-            prefill_s=trial.prefill_s,
-            decode_s=trial.decode_s,
-            request_s=(trial.prefill_s or 0.0) + (trial.decode_s or 0.0),
-            cpu_s=None,
-        )
+        request_s = (trial.prefill_s or 0.0) + (trial.decode_s or 0.0)
+        completion = Completion(trial.tokens or (), trial.stop_reason or "budget", request_s)
         return ReturnedText(request, completion)
 
     with unless_broken(folder, "the scores of the returned texts"):

@@ -176,7 +176,7 @@ def _own(serve: ToServe, _: int | None) -> StartableEngine:
 
 
 def _llamacpp(serve: ToServe, port: int | None) -> StartableEngine:
-    from harness.engines.llamacpp import LlamaCpp, draft_sampling
+    from harness.engines.llamacpp import LlamaCpp
 
     config = serve.config
     return LlamaCpp(
@@ -187,7 +187,7 @@ def _llamacpp(serve: ToServe, port: int | None) -> StartableEngine:
         threads=serve.threads,
         kv_type=config.kv_type,
         flash_attention=cast("Any", config.flash_attention),
-        draft_sampling=draft_sampling(serve.rule),
+        rule=serve.rule,
         slots=serve.slots,
         port=port,
         more_flags=tuple(config.flags),
@@ -233,13 +233,13 @@ def _gguf(serve: ToServe, conf: ModelConf, key: str) -> Path:
 
 
 def _attached_llamacpp(to: Addresses, _: Any) -> Engine:
-    from harness.engines.llamacpp import RunningLlamaCpp, draft_sampling
+    from harness.engines.llamacpp import RunningLlamaCpp
 
-    return RunningLlamaCpp(to.urls, to.key, draft_sampling(to.rule))
+    return RunningLlamaCpp(to.urls, to.key, to.rule or "greedy_draft")
 
 
 def _vllm(serve: ToServe, port: int | None) -> StartableEngine:
-    from harness.engines.vllm import Vllm, draft_sampling
+    from harness.engines.vllm import Vllm
 
     return Vllm(
         target=_checkpoint(serve.config.model, "model"),
@@ -248,7 +248,7 @@ def _vllm(serve: ToServe, port: int | None) -> StartableEngine:
         context_tokens=serve.context_tokens,
         threads=serve.threads,
         dtype=serve.config.model.dtype,
-        draft_sampling=draft_sampling(serve.rule),
+        rule=serve.rule,
         slots=serve.slots,
         port=port,
         side_by_side=serve.side_by_side,
@@ -257,9 +257,9 @@ def _vllm(serve: ToServe, port: int | None) -> StartableEngine:
 
 
 def _attached_vllm(to: Addresses, _: Any) -> Engine:
-    from harness.engines.vllm import RunningVllm, draft_sampling
+    from harness.engines.vllm import RunningVllm
 
-    return RunningVllm(to.urls, to.key, draft_sampling(to.rule))
+    return RunningVllm(to.urls, to.key, to.rule or "greedy_draft")
 
 
 def _sglang(serve: ToServe, port: int | None) -> StartableEngine:

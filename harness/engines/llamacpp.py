@@ -46,8 +46,6 @@ from harness.records import Rule, StopReason, UserError
 from harness.serving.counting import Counting
 
 COUNTING = Counting(first_position=1, shortens_last_draft=True)
-DraftSampling = Literal["greedy", "probabilistic"]
-RULES: Mapping[DraftSampling, Rule] = {"greedy": "greedy_draft", "probabilistic": "ratio"}
 PROBABILISTIC_TOP_K = 10
 WHEEL = "xllamacpp"
 BINARY = "llama-server"
@@ -71,7 +69,7 @@ class LlamaCpp:
         threads: of each server; None leaves them to llama.cpp.
         kv_type: of both caches, as llama.cpp names types.
         flash_attention: on, off, or auto, llama.cpp's default.
-        draft_sampling: how the draft proposes, see above.
+        rule: by which it accepts; of `ratio` the draft samples, see above.
         slots: requests decoded side by side.
         port: to listen on; None takes a free one.
         more_flags: the user's own, for llama-server.
@@ -84,7 +82,7 @@ class LlamaCpp:
     threads: int | None = None
     kv_type: str = "f16"
     flash_attention: Literal["on", "off", "auto"] = "auto"
-    draft_sampling: DraftSampling = "greedy"
+    rule: Rule = "greedy_draft"
     slots: int = 1
     port: int | None = None
     more_flags: tuple[str, ...] = ()
@@ -103,7 +101,7 @@ class LlamaCpp:
             ready_s=READY_S,
         )
         with ended_on_error(running):
-            return LlamaCppServer(running, k, self.draft_sampling)
+            return LlamaCppServer(running, k, self.rule)
 
     def flags(self, k: int, synthetic: Sequence[float] | None = None) -> list[str]:
         """llama-server's command line, without where it listens."""
@@ -125,19 +123,14 @@ class LlamaCpp:
                 "--spec-draft-type-k": self.kv_type,
                 "--spec-draft-type-v": self.kv_type,
             }
-            if self.draft_sampling != "greedy":  # a build before 11368 does not know the flag
-                flags["--spec-draft-sampling"] = self.draft_sampling
+            if self.rule == "ratio":  # a build before 11368 does not know the flag
+                flags["--spec-draft-sampling"] = "probabilistic"
             if self.threads is not None:
                 flags["--spec-draft-threads"] = self.threads
             if synthetic is not None:
                 flags["--spec-synth-rates"] = ",".join(f"{rate:g}" for rate in synthetic)
         options = (str(part) for flag in flags.items() for part in flag)
         return [*options, "--metrics", *self.more_flags]
-
-
-def draft_sampling(rule: Rule | None) -> DraftSampling:
-    """How the draft proposes for an acceptance rule; by default greedily."""
-    return "probabilistic" if rule == RULES["probabilistic"] else "greedy"
 
 
 def program() -> list[str]:
@@ -160,31 +153,31 @@ class RunningLlamaCpp:
     Attributes:
         urls: by K; 0 is the plain one.
         key: the servers' API key, or None.
-        draft_sampling: how they were started.
+        rule: by which they were started to accept.
     """
 
     urls: Mapping[int, str]
     key: str | None = field(default=None, repr=False)
-    draft_sampling: DraftSampling = "greedy"
+    rule: Rule = "greedy_draft"
 
     def open(self, k: int, synthetic: Sequence[float] | None = None) -> "LlamaCppServer":
         """Attach to the server of this K."""
         running = attach(self.urls, self.key, k, synthetic)
-        return LlamaCppServer(running, k, self.draft_sampling)
+        return LlamaCppServer(running, k, self.rule)
 
 
 class LlamaCppServer(HttpServer):
     """One running server of llama.cpp."""
 
-    def __init__(self, running: Running, k: int, draft_sampling: DraftSampling) -> None:
-        """Take over a server that drafts `k` tokens per round, proposed by `draft_sampling`."""
+    def __init__(self, running: Running, k: int, rule: Rule) -> None:
+        """Take over a server that drafts `k` tokens per round and accepts by `rule`."""
         super().__init__(f"llama.cpp at k={k}", k, running)
         self.facts = EngineFacts(
             "llamacpp",
             _version(running.client, running.process),
-            RULES[draft_sampling],
+            rule,
             COUNTING,
-            PROBABILISTIC_TOP_K if draft_sampling == "probabilistic" else None,
+            PROBABILISTIC_TOP_K if rule == "ratio" else None,
         )
 
     def generate(

@@ -101,13 +101,7 @@ class OpenAiServer(HttpServer):
         return Completion(
             tokens=tuple(returned[len(self._prefix) :]),
             stop_reason=STOP_REASONS.get(str(choice.get("finish_reason")), "budget"),
-            rounds=None,
-            drafted=None,
-            accepted=None,
-            prefill_s=None,
-            decode_s=None,
             request_s=answer.request_s,
-            cpu_s=None,
             counted=int(field_of(usage, "completion_tokens", self.where, SERVER)),
         )
 

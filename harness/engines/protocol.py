@@ -58,12 +58,12 @@ class Completion:
         tokens: the returned ids, in order; an end-of-text token is the last of them. Where an
             engine returns a text alone, what the target's tokenizer makes of it.
         stop_reason: why the text ends.
+        request_s: from sending the request to the whole answer, on the client's clock.
         rounds: rounds of drafting and verifying, the plain steps of a speculating server among
             them; None on a plain server, and where the engine does not tell.
         drafted, accepted: tokens, over all rounds; None likewise.
         prefill_s, decode_s: by the engine's own clock, the token that comes from the prefill in
             the first; None where the engine does not tell.
-        request_s: from sending the request to the whole answer, on the client's clock.
         cpu_s: processor time that the server's process spent meanwhile, of all threads; None for
             a server elsewhere, or with other requests. On a machine shared with others it is
             steadier than any wall clock.
@@ -73,13 +73,13 @@ class Completion:
 
     tokens: tuple[int, ...]
     stop_reason: StopReason
-    rounds: int | None
-    drafted: int | None
-    accepted: int | None
-    prefill_s: float | None
-    decode_s: float | None
     request_s: float
-    cpu_s: float | None
+    rounds: int | None = None
+    drafted: int | None = None
+    accepted: int | None = None
+    prefill_s: float | None = None
+    decode_s: float | None = None
+    cpu_s: float | None = None
     steps: tuple[Round, ...] | None = None
     counted: int | None = None
 

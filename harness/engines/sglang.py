@@ -166,8 +166,6 @@ class SglangServer(HttpServer):
             rounds=rounds if self.k else None,
             drafted=drafted if self.k else None,
             accepted=accepted if self.k else None,
-            prefill_s=None,
-            decode_s=None,
             request_s=answer.request_s,
             cpu_s=answer.cpu_s,
         )

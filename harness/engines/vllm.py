@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any, Literal
+from typing import Any
 
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.client import HttpClient
@@ -46,8 +46,6 @@ from harness.records import Round, Rule, StopReason, UserError
 from harness.serving.counting import Counting
 
 COUNTING = Counting(first_position=1, shortens_last_draft=False)
-DraftSampling = Literal["greedy", "probabilistic"]
-RULES: Mapping[DraftSampling, Rule] = {"greedy": "greedy_draft", "probabilistic": "ratio"}
 BINARY = "vllm"
 SERVER = "vLLM's server"
 STOP_REASONS: Mapping[str, StopReason] = {"stop": "eos", "length": "budget"}
@@ -78,7 +76,7 @@ class Vllm:
         context_tokens: of the longest request, prompt and budget.
         threads: of each server, on a CPU; None leaves them to vLLM.
         dtype: of weights and caches, as vLLM names it.
-        draft_sampling: how the draft proposes, see above.
+        rule: by which it accepts; of `ratio` the draft samples, see above.
         slots: requests decoded side by side.
         port: to listen on; None takes a free one.
         side_by_side: servers that share the device at a time.
@@ -91,7 +89,7 @@ class Vllm:
     context_tokens: int
     threads: int | None = None
     dtype: str = "auto"
-    draft_sampling: DraftSampling = "greedy"
+    rule: Rule = "greedy_draft"
     slots: int = 1
     port: int | None = None
     side_by_side: int = 1
@@ -109,7 +107,7 @@ class Vllm:
             environment=self._environment(),
         )
         with ended_on_error(running):
-            return VllmServer(running, k, self.draft_sampling)
+            return VllmServer(running, k, self.rule)
 
     def flags(self, k: int, synthetic: Sequence[float] | None = None) -> list[str]:
         """The command line of vllm, without where it listens."""
@@ -126,8 +124,8 @@ class Vllm:
                 "model": self.draft,
                 "num_speculative_tokens": k,
             }
-            if self.draft_sampling != "greedy":
-                speculative["draft_sample_method"] = self.draft_sampling
+            if self.rule == "ratio":
+                speculative["draft_sample_method"] = "probabilistic"
             if synthetic is not None:
                 speculative["rejection_sample_method"] = "synthetic"
                 speculative["synthetic_acceptance_rates"] = list(synthetic)
@@ -153,11 +151,6 @@ class Vllm:
         return variables
 
 
-def draft_sampling(rule: Rule | None) -> DraftSampling:
-    """How the draft proposes for an acceptance rule; by default greedily."""
-    return "probabilistic" if rule == RULES["probabilistic"] else "greedy"
-
-
 @dataclass(frozen=True)
 class RunningVllm:
     """Servers that the user runs: one that decodes plainly, and one per K.
@@ -165,25 +158,25 @@ class RunningVllm:
     Attributes:
         urls: by K; 0 is the plain one.
         key: the servers' API key, or None.
-        draft_sampling: how they were started.
+        rule: by which they were started to accept.
     """
 
     urls: Mapping[int, str]
     key: str | None = field(default=None, repr=False)
-    draft_sampling: DraftSampling = "greedy"
+    rule: Rule = "greedy_draft"
 
     def open(self, k: int, synthetic: Sequence[float] | None = None) -> "VllmServer":
         """Attach to the server of this K."""
-        return VllmServer(attach(self.urls, self.key, k, synthetic), k, self.draft_sampling)
+        return VllmServer(attach(self.urls, self.key, k, synthetic), k, self.rule)
 
 
 class VllmServer(HttpServer):
     """One running server of vLLM."""
 
-    def __init__(self, running: Running, k: int, draft_sampling: DraftSampling) -> None:
-        """Take over a server that drafts `k` tokens per round, proposed by `draft_sampling`."""
+    def __init__(self, running: Running, k: int, rule: Rule) -> None:
+        """Take over a server that drafts `k` tokens per round and accepts by `rule`."""
         super().__init__(f"vLLM at k={k}", k, running)
-        self.facts = EngineFacts("vllm", _version(running.client), RULES[draft_sampling], COUNTING)
+        self.facts = EngineFacts("vllm", _version(running.client), rule, COUNTING)
         self._model = only_model(running.client)
         # Whether answers hold what the request took; asked of the first one
         self._answers_tell = False

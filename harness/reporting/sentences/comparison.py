@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from harness.reporting import formatting as fmt
 from harness.reporting.grid import SERVED
 from harness.reporting.sentences import as_sentence
+from harness.reporting.tables.specification import grouped
 from harness.summary import ComparedRun, Comparison, ComparisonCaveat, EngineRow
 
 OUTCOMES = {
@@ -83,7 +84,7 @@ CAVEATS = {
 def verdicts(comparison: Comparison) -> tuple[str, ...]:
     """Each compared run in one sentence, the threshold's outcome first where there is one.
 
-    Before them what each engine gained at the K that is compared, where they are several.
+    Before them what each engine gained at one K, where they are several.
     """
     return (*_engines(comparison), *(_verdict(run) for run in comparison.runs))
 
@@ -100,14 +101,20 @@ def caveat(entry: ComparisonCaveat) -> str:
 
 
 def _engines(comparison: Comparison) -> Iterator[str]:
-    """As "K=4 at temperature 0: 1.30x on vLLM 0.32.0, 0.68x on llama.cpp b11549"."""
-    cell = next((run.row for run in comparison.runs if run.row is not None), None)
-    rows = [
-        row
-        for row in comparison.engines
-        if cell and (row.temperature, row.k, row.concurrency) == (cell.temperature, cell.k, 1)
-    ]
-    if cell is None or len({(row.engine, row.version) for row in rows}) < 2:
+    """As "K=4 at temperature 0, measured: 1.30x on vLLM 0.32.0, 0.68x on llama.cpp b11549".
+
+    At the K that most engines have; of several that at which one of them gained most.
+    """
+    alone = [row for row in comparison.engines if row.concurrency == 1]
+    cells = grouped(alone, lambda row: (row.temperature, row.k))
+
+    def weight(rows: list[EngineRow]) -> tuple[int, float]:
+        return len({engine(row) for row in rows}), max(row.speedup or 0.0 for row in rows)
+
+    (temperature, k), rows = max(
+        cells.items(), key=lambda cell: weight(cell[1]), default=((0, 0), [])
+    )
+    if len({engine(row) for row in rows}) < 2:
         return
     drafts = len({row.draft for row in rows}) > 1
     gains = [
@@ -116,8 +123,7 @@ def _engines(comparison: Comparison) -> Iterator[str]:
         f"{'' if row.lossless else ', which is NOT LOSSLESS there'}"
         for row in rows
     ]
-    where = f"K={cell.k} at temperature {fmt.temperature(cell.temperature)}"
-    yield f"{where}, measured: {', '.join(gains)}."
+    yield f"K={k} at temperature {fmt.temperature(temperature)}, measured: {', '.join(gains)}."
 
 
 def engine(row: EngineRow) -> str:

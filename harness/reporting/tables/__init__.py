@@ -137,5 +137,5 @@ def brief_tables(summary: Summary) -> tuple[Table, ...]:
         made = (breakeven.measured_table(summary), breakeven.ideal_table(summary))
     elif summary.comparison is not None:
         compared = summary.comparison
-        made = (comparison.engines_table(compared), comparison.brief_table(compared))
+        made = (comparison.brief_engines(compared), comparison.brief_table(compared))
     return tuple(entry for entry in made if entry.rows)

@@ -38,6 +38,7 @@ ENGINES: tuple[Column[EngineRow], ...] = (
     ),
     Column("lossless", lambda row: None if row.lossless else "NO"),
 )
+ENGINES_TITLE = "Engines side by side"
 ENGINES_NOTE = (
     "Measured, each against the same engine's plain decoding, on all prompts of its run; with"
     " several requests side by side a ratio of throughputs, without an interval."
@@ -70,8 +71,20 @@ def comparison_tables(comparison: Comparison) -> tuple[Table, ...]:
 
 def engines_table(comparison: Comparison) -> Table:
     """What each engine gained, by K and load; without rows where no run is a server's."""
-    rows = sorted(comparison.engines, key=lambda row: (row.temperature, row.k, row.concurrency))
-    return table("Engines side by side", ENGINES, rows, notes=(ENGINES_NOTE,))
+    return table(ENGINES_TITLE, ENGINES, _by_cell(comparison), notes=(ENGINES_NOTE,))
+
+
+def _by_cell(comparison: Comparison) -> list[EngineRow]:
+    """Engines next to each other at each temperature, K and load."""
+    return sorted(comparison.engines, key=lambda row: (row.temperature, row.k, row.concurrency))
+
+
+def brief_engines(comparison: Comparison) -> Table:
+    """The same of one request at a time; without the runs' names where engines tell them apart."""
+    engines = {row.run: (row.engine, row.version) for row in comparison.engines}
+    columns = ENGINES if len({*engines.values()}) < len(engines) else ENGINES[1:]
+    rows = [row for row in _by_cell(comparison) if row.concurrency == 1]
+    return table(ENGINES_TITLE, columns, rows)
 
 
 def brief_table(comparison: Comparison) -> Table:
