@@ -12,7 +12,9 @@ Trees are not: theirs is another cost for another number of positions.
 
 A round that costs less than a plain token is impossible: the head drafts and the target verifies
 more than one position. It means that the throughput without the head was too low, so every chain
-that was compared with that throughput is flagged, and is left out of the last line.
+that was compared with that throughput is flagged, and is left out of the last line. The flag is
+raised by measured speedups, those that are judged among them, so that the line before it says how
+many chains were left out, and the median error with them.
 """
 
 import argparse
@@ -48,19 +50,29 @@ def main() -> None:
     if judged.empty:
         sys.exit(f"error: {file}: no chain was measured on two data sets")
     flagged, alone = chains["impossible"].sum(), (~chains["impossible"]).sum() - len(judged)
-    print(f"{flagged} chains rest on a throughput without a head that is impossible")
+    every = predicted(chains, flag=False)["error"].dropna().abs()
+    print(
+        f"{flagged} of {len(chains)} chains left out, for their throughput without a head is"
+        f" impossible; with them median error {100 * every.median():.1f} %, largest"
+        f" {100 * every.max():.1f} % over {len(every)} chains"
+    )
     if alone:
         print(f"{alone} chains have no other data set")
     print(f"largest error {100 * judged['error'].abs().max():.1f} %")
     print(f"median error {100 * judged['error'].abs().median():.1f} % over {len(judged)} chains")
 
 
-def predicted(chains: pd.DataFrame) -> pd.DataFrame:
-    """The chains with speedup, cost of a round in plain tokens, prediction and its error."""
+def predicted(chains: pd.DataFrame, *, flag: bool = True) -> pd.DataFrame:
+    """The chains with speedup, cost of a round in plain tokens, prediction and its error.
+
+    Args:
+        chains: rows of the file.
+        flag: whether chains that rest on an impossible throughput are neither used nor judged.
+    """
     speedup = chains["throughput"] / chains["plain_throughput"]
     rows = chains.assign(speedup=speedup, cost=chains["accept_length"] / speedup)
     rows["impossible"] = rows.groupby(SAME_PLAIN)["cost"].transform("min") < 1
-    usable = rows[~rows["impossible"]]
+    usable = rows[~rows["impossible"]] if flag else rows
     for _, group in usable.groupby(SAME_ROUND):
         for index in group.index:
             others = group["cost"].drop(index)

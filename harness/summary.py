@@ -1059,7 +1059,8 @@ class ScheduleEntry:
     high: int | None  # None: and above
     concurrency: int  # at which it was measured, the highest of them
     k: int  # the fastest, by prediction where there is one; 0 for plain decoding
-    # Further K whose distance to it is within the spread of repetitions; empty: it leads.
+    # Further K whose distance to it is within the spread of repetitions and the run's error of
+    # prediction together; empty: it leads.
     tied: tuple[int, ...]
     predicted_ratio: float | None  # throughput / plain decoding's
     # measured_ratio, loss: of the cell that confirms it, and what it lacks to the fastest measured.

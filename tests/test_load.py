@@ -17,6 +17,7 @@ from harness import prompts as prompt_sets
 from harness.analysis.batch_schedule import (
     LoadCosts,
     ReplayedRequests,
+    Throughput,
     analyse_loads,
     closed_loads,
     fit_load_costs,
@@ -304,6 +305,36 @@ def test_a_lead_within_the_spread_of_visits_is_a_tie():
     assert all(entry.k not in entry.tied for entry in chosen.entries)
 
 
+def throughput(k, predicted, by_visit, measured=1.0):
+    seconds = (1.0, measured)
+    return Throughput(1, "all", k, 1.0, seconds, predicted and (1.0, predicted), by_visit)
+
+
+STEADY = dict.fromkeys(range(4), (1.0, 1.0))
+# K = 2 was not timed in visit 1: its visits are as steady as K = 4's
+GAP = {0: (1.0, 1.0), 2: (3.0, 1.0), 3: (1.0, 1.0)}
+
+
+@pytest.mark.parametrize(
+    ("rows", "tied"),
+    [
+        ([(4, 1.1, STEADY, 1.1), (2, 1.0, STEADY, 1.0)], ()),  # exact predictions
+        ([(4, 1.1, STEADY, 0.9), (2, 1.0, STEADY, 1.0)], (2,)),  # 14 % off: the lead is nothing
+        ([(4, None, STEADY, 1.1), (2, None, STEADY, 1.0)], ()),
+        ([(4, 1.1, {**STEADY, 2: (3.0, 1.0)}, 1.1), (2, 1.0, GAP, 1.0)], ()),
+    ],
+)
+def test_a_lead_counts_beyond_the_spread_of_the_same_visits_and_the_error_of_prediction(rows, tied):
+    (entry,) = schedule(0.0, [throughput(*row) for row in rows]).entries
+    assert (entry.k, entry.tied) == (4, tied)
+
+
+def test_loads_in_which_rounds_cost_nothing_give_no_costs():
+    timings, replays = loads(visits=1)
+    only_starts = [replace(timing, seconds=1e-3 * len(timing.texts)) for timing in timings]
+    assert fit_load_costs(list(closed_loads(only_starts, replays).values())) is None
+
+
 def test_loads_come_back_from_their_file_and_say_rows_of_results(tmp_path):
     timings, _ = loads(visits=1)
     folder = RunFolder.create(tmp_path, "server", ["target"], {"k": [1, 2, 4]})
@@ -335,7 +366,9 @@ def test_without_scored_texts_loads_are_compared_but_not_predicted():
             "vllm serve TARGET --speculative-config"
             """ '{"method":"draft_model","model":"DRAFT","num_speculative_tokens":4,"""
             """"num_speculative_tokens_per_batch_size":[[1,2,4],[3,8,0]]}\'""",
-            "Above concurrency 8, not measured, vLLM keeps the last K.",
+            "Above concurrency 8, not measured, vLLM keeps the last K. At K=0 it still runs the"
+            " draft in each step; what was measured at K=0 is a server without one, so its throughput"
+            " and loss are not this line's.",
         ),
         (
             "sglang",

@@ -14,9 +14,11 @@ fitted: rounds and tokens of one group tell the two apart too badly.
 
 The schedule names, for each measured concurrency, the K with the largest predicted throughput. Its
 lead over the runner-up counts where it is larger than the spread of the visits' ratios between
-these two; else it is a tie. A load between two measured ones gets the K of the larger.
+these two and this run's own error of prediction together; else it is a tie. A load between two
+measured ones gets the K of the larger.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -253,7 +255,8 @@ def fit_load_costs(loads: Sequence[ClosedLoad]) -> LoadCosts | None:
         loads: whose rounds are known; full and shorter budgets, all K and concurrencies alike.
 
     Returns:
-        None where plain or speculative loads are missing.
+        None where plain or speculative loads are missing, and where they were so disturbed that a
+        token or a round would cost nothing.
     """
     batches = sorted({load.key.concurrency for load in loads})
     ks = sorted({load.key.k for load in loads} - {0})
@@ -282,6 +285,8 @@ def fit_load_costs(loads: Sequence[ClosedLoad]) -> LoadCosts | None:
             for load, made in zip(speculative, counts, strict=True)
         ]
         start_s, *rounds_s = _fitted(speculative, [made[:, 1:].ravel() for made in counts], seconds)
+        if min(*plain_s, *rounds_s) <= 0.0:
+            return None
         table = np.reshape(rounds_s, (len(batches), len(ks)))
         times = [with_rounds(*each) for each in zip(times, table.tolist(), strict=True)]
     by_batch = BatchTimes(dict(zip(batches, times, strict=True)))
@@ -530,6 +535,7 @@ def schedule(temperature: float, totals: Sequence[Throughput]) -> Schedule:
     by_batch: dict[int, list[Throughput]] = {}
     for row in totals:
         by_batch.setdefault(row.concurrency, []).append(row)
+    error = _prediction_error(totals)
     entries: list[ScheduleEntry] = []
     for at, (concurrency, rows) in enumerate(sorted(by_batch.items())):
         ranked = sorted(rows, key=_ratio, reverse=True)
@@ -541,7 +547,7 @@ def schedule(temperature: float, totals: Sequence[Throughput]) -> Schedule:
                 high=None if at + 1 == len(by_batch) else concurrency,
                 concurrency=concurrency,
                 k=best.k,
-                tied=tuple(row.k for row in ranked[1:] if not _leads(best, row)),
+                tied=tuple(row.k for row in ranked[1:] if not _leads(best, row, error)),
                 predicted_ratio=best.predicted,
                 measured_ratio=best.measured,
                 loss=1.0 - best.measured / fastest,
@@ -554,15 +560,24 @@ def _ratio(row: Throughput) -> float:
     return row.measured if row.predicted is None else row.predicted
 
 
-def _leads(best: Throughput, other: Throughput) -> bool:
-    """Whether a lead is larger than the spread of visits between the two."""
+def _prediction_error(totals: Iterable[Throughput]) -> float:
+    """Of throughput ratios, relative, the root mean square; 0.0 where nothing was predicted."""
+    logs = [np.log(row.predicted / row.measured) for row in totals if row.k and row.predicted]
+    return float(np.sqrt(np.mean(np.square(logs)))) if logs else 0.0
+
+
+def _leads(best: Throughput, other: Throughput, error: float) -> bool:
+    """Whether a lead is larger than the spread of visits between the two and a prediction's error.
+
+    One visit's spread, not the mean's: a server in use is one visit.
+    """
     uncertain = spread(
         (seconds[0], best.by_visit[visit][0])
         for visit, seconds in other.by_visit.items()
         if visit in best.by_visit
     )
     lead = float(np.log(_ratio(best) / _ratio(other)))
-    return lead > (LEAD if uncertain is None else uncertain)
+    return lead > math.hypot(LEAD if uncertain is None else uncertain, error)
 
 
 # ---- rows of results.csv -------------------------------------------------------------------------

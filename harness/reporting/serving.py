@@ -610,7 +610,10 @@ def _schedule_snippet(summary: Summary, schedule: Schedule, engine: Engine, targ
         }
         notes.append(f"Above concurrency {largest}, not measured, vLLM keeps the last K.")
         if 0 in k_by_load.values():
-            notes.append("At K=0 it still runs the draft in each step; a plain server does not.")
+            notes.append(
+                "At K=0 it still runs the draft in each step; what was measured at K=0 is a server"
+                " without one, so its throughput and loss are not this line's."
+            )
         return Snippet(title, vllm_serve(target, config), tuple(notes))
     changes = [*merged(k_by_load).items()]
     lines: list[str] = []
