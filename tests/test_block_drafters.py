@@ -67,36 +67,38 @@ KINDS = {
 
 
 def medusa_folder(target: LoadedModel, folder: Path, layout: str, heads: int) -> Path:
-    """Heads of random residual blocks, each with an output matrix fitted to the target's texts."""
+    """Heads of random residual blocks, with output matrices fitted to the target's texts.
+
+    In vLLM's layout one matrix serves all heads, which draft three quarters of the tokens.
+    """
     hidden = target.network.config.hidden_size
-    kept = None
-    if layout == "vllm":  # which may draft some tokens alone
-        kept = torch.randperm(target.vocab_size)[: target.vocab_size * 3 // 4].sort().values
     network = MedusaNetwork(
         heads=heads,
         depth=2,
         hidden=hidden,
         target_layers=target.network.config.num_hidden_layers,
-        draft_vocabulary=target.vocab_size if kept is None else len(kept),
+        draft_vocabulary=target.vocab_size,
         bias=layout == "fasterdecoding",
     )
     randomised(network)
-    samples, names = samples_of(target, network), [f"lm_heads.{n}.weight" for n in range(heads)]
-    for offset in range(heads):
-        pairs = [
-            (network.passes(tokens, states, heads)[offset][0], tokens[0, 2 + offset :])
-            for tokens, states in samples
-        ]
-        weight, output = fitted(pairs, target.vocab_size), network.get_parameter(names[offset])
-        output.copy_(weight if kept is None else weight[kept])
+    pairs = [
+        [(rows[0], tokens[0, 2 + offset :]) for offset, rows in enumerate(outputs)]
+        for tokens, states in samples_of(target, network)
+        for outputs in [network.passes(tokens, states, heads)]
+    ]
     tensors = {name: tensor.contiguous() for name, tensor in network.state_dict().items()}
     if layout == "vllm":
-        assert kept is not None
-        tensors["token_map"] = kept
+        one = fitted([pair for text in pairs for pair in text], target.vocab_size)
+        kept = torch.randperm(target.vocab_size)[: target.vocab_size * 3 // 4].sort().values
+        tensors = {name: each for name, each in tensors.items() if name.startswith("blocks.")}
+        tensors |= {"lm_heads.0.weight": one, "token_map": kept}
         config = {"model_type": "medusa", "architectures": ["MedusaModel"], "num_heads": heads}
         config |= {"hidden_size": hidden, "vocab_size": target.vocab_size, "num_hidden_layers": 2}
-        config["truncated_vocab_size"] = len(kept)
+        config |= {"original_lm_head": True, "truncated_vocab_size": len(kept)}
         return written(folder, config, tensors)
+    for offset in range(heads):
+        of_head = [text[offset] for text in pairs]
+        tensors[f"lm_heads.{offset}.weight"] = fitted(of_head, target.vocab_size)
     named: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         parts = name.split(".")
@@ -316,7 +318,7 @@ def test_the_greedy_text_is_the_targets_and_replay_counts_its_rounds(
             assert getattr(counts, name)[row] == sum(getattr(each, name) for each in rounds)
         for outcome in ("bonus", "cut", "rejected"):
             assert getattr(counts, outcome)[row] == [e.outcome for e in rounds].count(outcome)
-    assert by_k[max(ks)].acceptance_rate > 0.4
+    assert by_k[max(ks)].acceptance_rate > 0.2
 
 
 @pytest.mark.parametrize(
@@ -468,21 +470,20 @@ def test_a_pickled_file_of_medusa_heads_is_read_where_that_is_allowed(
     assert read(tmp_path, target, "medusa", allow_pickle=True).with_cache(VOCABULARY).drafts == 5
 
 
-def test_one_output_matrix_may_serve_all_medusa_heads(
+def test_medusa_heads_of_some_tokens_are_read_with_or_without_the_rows_of_the_others(
     target: LoadedModel, folders: dict[str, Path], tmp_path: Path
 ) -> None:
     tensors = load_file(folders["vllm"] / "model.safetensors")
-    one = {name: tensor for name, tensor in tensors.items() if not name.startswith("lm_heads.")}
+    whole, kept = tensors.pop("lm_heads.0.weight"), tensors["token_map"]
     config = json.loads((folders["vllm"] / "config.json").read_text())
-    whole = torch.randn(VOCABULARY, 32)
-    written(tmp_path, {**config, "original_lm_head": True}, {**one, "lm_head.weight": whole})
-    network = read(tmp_path, target, "medusa")
-    assert isinstance(network, MedusaNetwork)
-    logits = [network.logits(torch.ones(32), VOCABULARY, offset) for offset in range(3)]
-    expected = torch.full((VOCABULARY,), -torch.inf)
-    expected[one["token_map"]] = whole.sum(1)[one["token_map"]]
-    for each in logits:
-        torch.testing.assert_close(each, expected)
+    written(tmp_path, config, {**tensors, "lm_head.weight": whole[kept].contiguous()})
+    expected = torch.full((VOCABULARY,), -torch.inf).index_copy_(0, kept, whole.sum(1)[kept])
+    for folder in (folders["vllm"], tmp_path):
+        network = read(folder, target, "medusa")
+        assert isinstance(network, MedusaNetwork)
+        for offset in range(network.drafts):
+            logits = network.logits(torch.ones(32), VOCABULARY, offset)
+            torch.testing.assert_close(logits, expected)
 
 
 def test_a_block_can_be_shorter_than_the_drafters(

@@ -7,8 +7,9 @@ Medusa heads are published in two layouts, told by the names of their tensors:
   `{head}.{layers}.weight`. Names may begin with `medusa_heads.` (NVIDIA's ModelOpt). Some of its
   configs give another number of heads than the file has, so the tensors are counted.
 - vLLM's (`model_executor/models/medusa.py`): `model_type: medusa`, model.safetensors with
-  `blocks.{head}.layers.{layer}.weight` and `lm_heads.{head}.weight`. One `lm_head.weight` may serve
-  all heads; with `token_map` they draft these tokens alone.
+  `blocks.{head}.layers.{layer}.weight` and `lm_heads.{head}.weight`. With `original_lm_head` one
+  matrix, `lm_head.weight` or `lm_heads.0.weight`, serves all heads; with `token_map` they draft
+  these tokens alone, the rows of the others being there or not.
 
 DFlash drafters too:
 
@@ -99,6 +100,8 @@ def _medusa(
     found = [(int(match[1]), int(match[2])) for match in places if match]
     heads = 1 + max((head for head, _ in found), default=0)
     one = tensors.pop("lm_head.weight", None)
+    if one is None and config.get("original_lm_head"):
+        one = tensors.get("lm_heads.0.weight")
     if one is not None:
         tensors |= {f"lm_heads.{head}.weight": one for head in range(heads)}
     output, token_map = tensors.get("lm_heads.0.weight"), tensors.pop("token_map", None)
