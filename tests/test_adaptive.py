@@ -4,16 +4,17 @@ The embedded pairs run in the loop that a sweep with decode.stop=threshold runs.
 """
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stubs import CPU, TableModel, decoded
+from stubs import CPU, TableModel, decoded, text_of
 
 from harness import prompts
 from harness.analysis import analyse
@@ -24,8 +25,9 @@ from harness.commands.completions import confidences
 from harness.commands.pair import Drafted, HeadPair, Pair, open_drafted, request
 from harness.config import SweepConfig
 from harness.decoding.drafters import ModelDrafter
+from harness.decoding.heads import HeadDrafter
 from harness.decoding.sampling import SamplingParameters
-from harness.measurement.confidences import draft_confidences
+from harness.measurement.confidences import draft_confidences, head_confidences
 from harness.measurement.draft_scores import score_texts
 from harness.measurement.generations import Request, round_counts, run_trial
 from harness.measurement.head_scores import score_with_head
@@ -200,6 +202,33 @@ class Opened(NamedTuple):
                 for name in ("rounds", "drafted")
             ]
         )
+
+
+def head_gaps(requests: Sequence[Request], target: Any, head: Any, threshold: float) -> Array:
+    """[2, texts] rounds and drafted tokens of the loop with a head, minus those expected."""
+    drafters = [HeadDrafter(head, target, r.sampling, r.rule, threshold) for r in requests]
+    rounds = [
+        decoded(target, drafter, each.generation(CPU))
+        for drafter, each in zip(drafters, requests, strict=True)
+    ]
+    texts = [
+        GeneratedText(replace(each, k=0), tuple(text_of(done)), "budget")
+        for each, done in zip(requests, rounds, strict=True)
+    ]
+    k = max(each.k for each in requests)
+    traces = score_with_head(texts, target, head, num_draft_tokens=k, draft_name="draft")
+    known = head_confidences(
+        texts, target, head, draft_name="draft", rule="ratio", num_draft_tokens=k, least=min(FIVE)
+    )
+    scored = ScoredTexts(traces, {each.key: each for each in known}, "ratio")
+    expected = replayed_adaptively(scored, k, threshold)
+    counts = [round_counts(done, k) for done in rounds]
+    return np.array(
+        [
+            [each[name] for each in counts] - getattr(expected, name)
+            for name in ("rounds", "drafted")
+        ]
+    )
 
 
 @pytest.fixture(scope="module", params=["tiny_good", "tiny_eagle3"])

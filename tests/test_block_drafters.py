@@ -15,6 +15,7 @@ import torch
 from random_models import qwen3
 from safetensors.torch import load_file, save_file
 from stubs import CPU, GREEDY, decoded, text_of
+from test_adaptive import head_gaps
 from test_heads import (
     LAYERS,
     SAMPLED,
@@ -319,6 +320,19 @@ def test_the_greedy_text_is_the_targets_and_replay_counts_its_rounds(
         for outcome in ("bonus", "cut", "rejected"):
             assert getattr(counts, outcome)[row] == [e.outcome for e in rounds].count(outcome)
     assert by_k[max(ks)].acceptance_rate > 0.2
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=str)
+def test_rounds_that_end_after_an_unlikely_token_are_those_replayed(
+    target: LoadedModel, head: Head, sampling: SamplingParameters
+) -> None:
+    model = keeping(target, head)
+    requests = [replace(request, k=8) for request in asked(sampling, 12)]
+    repeated = [replace(each, repetition=n) for n in range(8) for each in requests]
+    gaps = head_gaps(requests if sampling.greedy else repeated, model, head, 0.3)
+    if sampling.greedy:
+        assert np.abs(gaps).max() < 1e-9
+    assert (np.abs(gaps.sum(axis=1)) <= 3 * np.sqrt(np.square(gaps).sum(axis=1))).all()
 
 
 @pytest.mark.parametrize(

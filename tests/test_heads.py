@@ -257,6 +257,32 @@ def test_scores_are_those_of_the_loops_own_steps_from_every_start(
         assert beyond[-1].tolist() == [False, True, True]
 
 
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=str)
+def test_a_text_of_an_earlier_process_is_scored_by_one_prefill_of_the_target(
+    target: LoadedModel, head: Eagle3Head, sampling: SamplingParameters
+) -> None:
+    """The target's logits come from the final states of the prefill that gives the head's."""
+    model = keeping(CachedModel(target.network, VOCABULARY), head)
+    texts = generate_texts(model, asked(sampling, 12), name="model=target")
+    fresh = score_with_head(texts, model, head, num_draft_tokens=3, draft_name="head")
+    stored = [replace(text, hidden=None) for text in texts]
+    lengths: list[int] = []
+    backbone = target.network.base_model
+    hook = backbone.register_forward_pre_hook(
+        lambda _, __, given: lengths.append(given["input_ids"].shape[1]), with_kwargs=True
+    )
+    try:
+        traces = score_with_head(stored, model, head, num_draft_tokens=3, draft_name="head")
+    finally:
+        hook.remove()
+    # After two that try whether the logits can be made of the final states
+    assert lengths[2:] == [len(text.request.tokens) + len(text.tokens) - 1 for text in texts]
+    for one, other in zip(traces, fresh, strict=True):
+        np.testing.assert_allclose(one.target_logprob, other.target_logprob, atol=1e-5)
+        np.testing.assert_allclose(one.draft_logprob, other.draft_logprob, atol=1e-5)
+        np.testing.assert_allclose(one.last_ratio, other.last_ratio, atol=1e-5)
+
+
 def test_replayed_rounds_equal_the_loops(target: LoadedModel, head: Eagle3Head) -> None:
     """At temperature 0 for every text and K, of rounds and of how they end."""
     ks = (1, 2, 4, 7)

@@ -13,6 +13,7 @@ import torch
 from random_models import SMALL, TOKENIZER_FILES, random_model
 from safetensors.torch import load_file, save_file
 from stubs import CPU, GREEDY, decoded, text_of
+from test_adaptive import head_gaps
 from torch import Tensor
 from transformers import (
     DeepseekV3Config,
@@ -341,6 +342,14 @@ def test_rounds_at_temperature_1_are_those_that_replay_expects(
 
 
 # What is refused
+
+
+def test_greedy_rounds_that_end_after_an_unlikely_token_are_those_replayed(
+    pair: tuple[CachedModel, Head],
+) -> None:
+    target, head = pair
+    requests = [replace(request, k=4) for request in asked(GREEDY, 16)]
+    assert np.abs(head_gaps(requests, target, head, 0.3)).max() < 1e-9
 
 
 def without(folder: Path, *parts: str) -> None:

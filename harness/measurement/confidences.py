@@ -163,7 +163,7 @@ def _of_rounds(
     count: int,
     least: float,
 ) -> Values:
-    """[n, K] of a head; see `DraftConfidence`. No row of a prompt of one token has the start 0."""
+    """[n, K] of a head; see `DraftConfidence`. NaN where it drafts nothing."""
     request, tokens = text.request, text.tokens
     chooses = request.sampling.greedy or rule == "greedy_draft"
     distribution = _softmax if chooses else sampler_for(request.sampling)
@@ -192,6 +192,7 @@ def _of_rounds(
 
     # Row t takes the state at t and token t + 1, and predicts token t + 2
     first = max(0, len(request.tokens) - 2)
+    most = count if head.drafts is None else min(count, head.drafts)
     head.prefill([])
     if first:
         head.condition(states[:first])
@@ -202,7 +203,7 @@ def _of_rounds(
         if row >= 0:
             head.condition(states[row : row + 1])
             feed, on_text, offset = ids[row + 1 : row + 2], True, 0
-            for offset in range(count):
+            for offset in range(most):
                 probs = distribution(head.forward(feed)[-1:])
                 on_text = on_text and start + offset < len(tokens)
                 emitted = tokens[start + offset] if on_text else None

@@ -2,10 +2,12 @@
 
 While drafted tokens are accepted they are the text's, so a head can be run on the text itself: the
 j-th drafts from all starts are one pass (`HeadNetwork.passes`). The target's states that it reads
-come from one prefill of the target. So a text costs K + 1 prefills, of which K are of a head.
+come from one prefill of the target, and above temperature 0 its final ones, which its logits are
+made of. So a text costs K + 1 prefills, of which K are of a head.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -79,7 +81,8 @@ def _score(
     # Start s is row (prompt length) + s - 2; a prompt of one token has no row for start 0
     first_row = max(0, len(request.tokens) - 2)
     first_start = first_row + 2 - len(request.tokens)
-    outputs = _outputs(text, target.model, head, depth, first_row)
+    states, text = _prefilled(text, target, head)
+    outputs = _outputs(text, states, head, depth, first_row)
     sampling, width = request.sampling, head.vocab_size
     tokens = torch.tensor(text.tokens, device=head.device)
     by_start = Scores(*(np.full((count, depth), np.nan) for _ in Scores._fields))
@@ -136,8 +139,30 @@ def _score(
     return trace_of(text, draft_name, scores, proposed)
 
 
+def _prefilled(
+    text: GeneratedText, target: ScoredModel, head: Head
+) -> tuple[Tensor, GeneratedText]:
+    """The target's states [tokens but the last, width] that the head reads, from one prefill.
+
+    Where the text's logits are needed, and can be made of final hidden states, it is returned with
+    these.
+    """
+    needed = not text.request.sampling.greedy and text.hidden is None and target.split is not None
+    model, layers = target.model, head.network.layers
+    model.keep_states((*layers, model.layers) if needed else layers)
+    model.prefill([*text.request.tokens, *text.tokens[:-1]])
+    states = model.states
+    assert states is not None
+    model.prefill([])
+    model.keep_states(layers)
+    if not needed:
+        return states, text
+    read, final = states.split([head.network.width, states.shape[1] - head.network.width], dim=1)
+    return read, replace(text, hidden=final[len(text.request.tokens) - 1 :])
+
+
 def _outputs(
-    text: GeneratedText, target: CachedModel, head: Head, depth: int, first_row: int
+    text: GeneratedText, states: Tensor, head: Head, depth: int, first_row: int
 ) -> list[Tensor]:
     """Per offset, the head's outputs [starts, hidden] from every start that has the tokens."""
     ids = [*text.request.tokens, *text.tokens]
@@ -145,12 +170,8 @@ def _outputs(
     count = len(ids) - 2
     if count <= first_row:
         return []
-    target.prefill(ids[:count])
-    states = target.states
-    assert states is not None
-    target.prefill([])
     tokens = torch.tensor([ids[: count + 1]])
-    outputs = head.network.passes(tokens, states.unsqueeze(0), depth, first_row)
+    outputs = head.network.passes(tokens, states[:count].unsqueeze(0), depth, first_row)
     return [rows[0] for rows in outputs]
 
 
