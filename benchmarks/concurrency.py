@@ -37,9 +37,10 @@ from harness.config import ModelConf, PromptsConf
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.gguf_file import write_gguf
 from harness.engines.llamacpp import COUNTING, LlamaCpp
+from harness.measurement.draft_scores import score_texts
 from harness.measurement.generations import Request
 from harness.measurement.load import Load, groups_of, load_visit
-from harness.measurement.returned_texts import ReturnedText, score_returned
+from harness.measurement.returned_texts import ReturnedText
 from harness.models.load import LoadedModel, load, open_pair
 from harness.models.tokenizer import encode
 from harness.records import LoadTiming, TextTrace
@@ -146,8 +147,9 @@ def measured(
             if number >= 0:  # the first one warms up
                 timings += done
     pair = open_pair(target, draft)
-    kept = [text for text in texts if COUNTING.decoded(text.completion.tokens)]
-    return timings, score_returned(kept, plain.facts, *pair, draft.name)
+    decoded = [text.decoded(plain.facts) for text in texts]
+    kept = [text for text in decoded if text.tokens]
+    return timings, score_texts(kept, *pair, draft_name=draft.name)
 
 
 def judged(

@@ -7,7 +7,9 @@ from pathlib import Path
 import torch
 
 from harness import prompts as prompt_sets
+from harness.analysis.replayed import replay_served
 from harness.config import ModelConf, PromptsConf
+from harness.decoding.drafters import ModelDrafter
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.gguf_file import write_gguf
 from harness.engines.llamacpp import LlamaCpp
@@ -15,11 +17,12 @@ from harness.engines.own import OwnLoop
 from harness.engines.protocol import Engine, EngineFacts
 from harness.engines.vllm import Vllm
 from harness.measurement.clock import Clock
+from harness.measurement.draft_scores import score_texts
 from harness.measurement.generations import Request
-from harness.measurement.returned_texts import ReturnedText, score_returned
+from harness.measurement.returned_texts import ReturnedText
 from harness.models.load import EMBEDDED, LoadedModel, load, open_pair
 from harness.models.tokenizer import encode
-from harness.theory.replay import Replayed, accept_probabilities, replay_texts
+from harness.theory.replay import Replayed
 
 CPU = torch.device("cpu")
 GREEDY = SamplingParameters(0.0)
@@ -59,7 +62,11 @@ class Served:
 
     def own(self) -> OwnLoop:
         now = Clock(self.target_model, self.draft_model).now
-        return OwnLoop(self.target_model, self.draft_model, self.loaded.eos, "greedy_draft", now)
+
+        def drafter(sampling: SamplingParameters, _: int) -> ModelDrafter:
+            return ModelDrafter(self.draft_model, sampling, "greedy_draft")
+
+        return OwnLoop(self.target_model, drafter, self.loaded.eos, "greedy_draft", now)
 
     def llamacpp(self, port: int | None = None) -> LlamaCpp:
         target, draft = self.folder / "target.gguf", self.folder / "draft.gguf"
@@ -80,15 +87,18 @@ class Served:
 
     def replayed(self, texts: Sequence[ReturnedText], facts: EngineFacts, k: int) -> Replayed:
         """What an engine should have counted for what it returned."""
-        traces = score_returned(texts, facts, self.target_model, self.draft_model, self.draft.name)
+        traces = score_texts(
+            [text.decoded(facts) for text in texts],
+            self.target_model,
+            self.draft_model,
+            draft_name=self.draft.name,
+            draft_top_k=facts.draft_top_k,
+        )
         assert facts.counting is not None
         assert facts.rule is not None
-        chances = [
-            accept_probabilities(facts.rule, t.target_logprob, t.draft_logprob, t.draft_is_argmax)
-            for t in traces
-        ]
-        proposed = [facts.counting.proposed(k, text.request.budget) for text in texts]
-        return replay_texts(chances, proposed, k)
+        limits = [facts.counting.proposed(k, text.request.budget) for text in texts]
+        lengths = [len(trace.tokens) for trace in traces]
+        return replay_served(traces, lengths, limits, facts.rule, k)
 
 
 def completed(

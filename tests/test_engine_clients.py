@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from harness.engines.sglang import RunningSglang, Sglang
 from harness.engines.vllm import RunningVllm, Vllm, metric_sums, rounds_of
 from harness.models.load import load_vocabulary
 from harness.records import Round, UserError
+from harness.serving.kinds import DraftKind
 
 GREEDY = SamplingParameters(0.0)
 
@@ -140,6 +142,34 @@ def test_the_rounds_of_a_text_are_told_from_what_each_step_accepted(
     assert rounds_of(TOKENS, told) == expected
 
 
+@pytest.mark.parametrize(
+    ("steps", "told", "rounds", "each"),
+    [
+        # Two rounds drafted; two more were plain steps
+        (5.0, {**SPECULATIVE, "num_spec_steps": 2, "num_draft_tokens": 3}, 4, None),
+        # Nothing was found in the whole text
+        (6.0, {**SPECULATIVE, "num_spec_steps": 0, "num_draft_tokens": 0}, 5, None),
+        (4.0, STEPS, 3, 3),
+        # No such counter
+        (None, STEPS, None, None),
+    ],
+)
+def test_the_rounds_of_a_look_up_are_the_servers_steps_less_the_prefills(
+    stand_in: Start, steps: float | None, told: Any, rounds: int | None, each: int | None
+) -> None:
+    name = "vllm:iteration_tokens_total_count"
+    before, after = BEFORE, AFTER
+    if steps is not None:
+        before, after = {**BEFORE, name: 30.0}, {**AFTER, name: 30.0 + steps}
+    answers = {
+        "/v1/completions": completion({**TIMES, "speculative_decoding": told}),
+        "/metrics": in_turn(before, after),
+    }
+    done = ask(RunningVllm({2: stand_in(vllm_answers(**answers)).url}, kind="ngram"))
+    assert (done.rounds, done.drafted) == (rounds, told["num_draft_tokens"])
+    assert (None if done.steps is None else len(done.steps)) == each
+
+
 def test_metrics_are_added_over_their_labels() -> None:
     assert metric_sums('# TYPE a counter\na{b="c d",e="f"} 1.5\na{b="g"} 2\nh 3e2\n') == {
         "a": 3.5,
@@ -235,7 +265,7 @@ def test_sglangs_counts_are_read_and_its_decoding_is_not_guessed(stand_in: Start
                 "/server_info": {"version": "0.5.23", "speculative_num_steps": None},
             },
             4,
-            "it drafted nothing; k=4 needs --speculative-algorithm STANDALONE",
+            "it drafted nothing; k=4 needs --speculative-algorithm",
         ),
         (
             {"/generate": {"output_ids": TOKENS, "meta_info": PLAIN_META}},
@@ -421,6 +451,32 @@ def test_a_server_on_path_is_started_with_its_flags_and_ended(
         assert flags["--speculative-num-draft-tokens"] == "3"
     assert {"--enforce-eager", "--host", "127.0.0.1"} <= set(arguments)
     assert os.environ["PATH"] == str(tmp_path)
+
+
+LOOKED_UP = {"prompt_lookup_min": 1, "prompt_lookup_max": 2}
+
+
+@pytest.mark.parametrize(
+    ("kind", "vllm", "sglang"),
+    [
+        ("model", {"method": "draft_model", "model": "d"}, "STANDALONE"),
+        ("eagle3", {"method": "eagle3", "model": "d"}, "EAGLE3"),
+        ("ngram", {"method": "ngram", **LOOKED_UP}, None),
+    ],
+)
+def test_a_server_is_started_for_each_kind_of_draft(
+    tmp_path: Path, kind: DraftKind, vllm: dict[str, Any], sglang: str | None
+) -> None:
+    sampled = {} if kind == "ngram" else {"draft_sample_method": "probabilistic"}
+    greedy = Vllm("t", "d", tmp_path, 100, kind=kind)
+    for engine, more in ((greedy, {}), (replace(greedy, rule="ratio"), sampled)):
+        flags = engine.flags(3)
+        config = json.loads(flags[flags.index("--speculative-config") + 1])
+        assert config == {**vllm, "num_speculative_tokens": 3, **more}
+    if sglang is not None:
+        flags = Sglang("t", "d", tmp_path, 100, kind=kind).flags(3)
+        assert flags[flags.index("--speculative-algorithm") + 1] == sglang
+        assert flags[flags.index("--speculative-draft-model-path") + 1] == "d"
 
 
 def test_servers_that_share_a_device_share_its_memory(tmp_path: Path) -> None:

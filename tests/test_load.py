@@ -31,9 +31,10 @@ from harness.decoding.sampling import SamplingParameters
 from harness.engines.gguf_file import write_gguf
 from harness.engines.llamacpp import LlamaCpp
 from harness.engines.protocol import Completion, EngineFacts, ServerDiedError
+from harness.measurement.draft_scores import score_texts
 from harness.measurement.generations import Request
 from harness.measurement.load import Load, groups_of, load_visit
-from harness.measurement.returned_texts import ReturnedText, score_returned
+from harness.measurement.returned_texts import ReturnedText
 from harness.models.load import load, open_pair
 from harness.models.tokenizer import encode
 from harness.reporting.serving import schedule_snippets
@@ -433,7 +434,8 @@ def test_llamacpp_decodes_side_by_side_what_it_decodes_alone(tmp_path):
         groups = groups_of(asked, 2)
         timings = list(load_visit(servers, groups, [Load(1), Load(2)], 0, random, "cpu"))
         facts = plain.facts
-    traces = score_returned(texts, facts, *open_pair(target, draft), "tiny_good")
+    decoded = [text.decoded(facts) for text in texts]
+    traces = score_texts(decoded, *open_pair(target, draft), draft_name="tiny_good")
     replays = ReplayedRequests(traces, facts.rule, facts.counting)
     for timing in timings:
         replayed = replays.replayed(timing)

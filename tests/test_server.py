@@ -23,6 +23,7 @@ from server_answers import (
 )
 from stand_in_server import StandIn
 
+from harness.analysis import analyse
 from harness.cli import compose
 from harness.commands import server as command
 from harness.commands import server_visits, snapshot
@@ -354,6 +355,21 @@ def test_a_server_that_does_not_draft_or_does_not_tell_is_refused_before_there_i
         (["url=[http://me:secret@h:1,http://h:2]"], "the address at h holds more than host"),
         (["url=[http://h:1,http://h:2]", "api_key_env=NO_SUCH"], "api_key_env=NO_SUCH: no such"),
         (["decode.rule=exact_match"], "decode.rule=exact_match: engine=llamacpp accepts by greedy"),
+        (
+            ["draft=tiny_eagle3"],
+            "draft=tiny_eagle3: engine=llamacpp does not draft with an EAGLE-3 head here;"
+            " engine=own or vllm or sglang does",
+        ),
+        (["draft=ngram"], "draft=ngram: engine=llamacpp does not draft with an n-gram look-up"),
+        (
+            ["engine=vllm", "draft=suffix"],
+            "draft=suffix: engine=vllm does not draft with a suffix look-up here$",
+        ),
+        (
+            ["engine=sglang", "draft=early_exit"],
+            "engine=sglang does not draft with early exit of the target's layers here; engine=own",
+        ),
+        (["engine=vllm", "draft=bf16"], "engine=vllm does not draft with a copy of the target"),
         (["engine=mlx"], r"engine=mlx: its servers are not started here; give url=\[\.\.\.\]"),
         (["engine=openai", "decode.rule=ratio"], "engine=openai accepts by a rule that it does"),
         (["engine=own", "url=[http://h:1,http://h:2]"], "url: engine=own decodes in this process"),
@@ -421,8 +437,11 @@ def test_an_endpoint_that_only_completes_texts_is_timed_and_nothing_is_predicted
 # ---- our own loop --------------------------------------------------------------------------------
 
 
-def test_our_own_loop_through_the_same_door_decodes_what_a_snapshot_does(tmp_path: Path) -> None:
-    words = ["k=[4]", "temperature=[0]", "repetitions=1"]
+@pytest.mark.parametrize("draft", ["tiny_good", "tiny_eagle3", "ngram"])
+def test_our_own_loop_through_the_same_door_decodes_what_a_snapshot_does(
+    tmp_path: Path, draft: str
+) -> None:
+    words = ["k=[4]", "temperature=[0]", "repetitions=1", f"draft={draft}"]
     run = stored(command.run(asked(tmp_path, "engine=own", *words)))
     grid = [word for word in GRID if not word.startswith(("k=", "temp", "rep"))]
     settings = [f"results_root={tmp_path}", *grid, *words, "threads=1"]
@@ -434,4 +453,11 @@ def test_our_own_loop_through_the_same_door_decodes_what_a_snapshot_does(tmp_pat
 
     assert counts(run) == counts(shot)
     assert ServingEngine(**run.manifest["engine"]).first_position == 0
-    assert {timing.k for timing in run.rounds} == {0, 4}
+    # A server that rejects every draft cannot be made of a look-up, which drafts what it finds
+    assert {timing.k for timing in run.rounds} == (set() if draft == "ngram" else {0, 4})
+    assert {start.k for start in run.starts} == ({0, 4} if draft == "ngram" else set())
+    served = analyse(run).served
+    assert served is not None
+    (gate,) = served.gates
+    assert gate.texts == 6
+    assert gate.equal_texts == gate.equal_rounds == gate.equal_drafted == gate.texts

@@ -5,22 +5,28 @@ a plain one. -s prints what was measured.
 """
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from served_pair import Served
+from served_pair import Served, embedded
 
+from harness import prompts as prompt_sets
 from harness.analysis import analyse
-from harness.cli import compose
+from harness.cli import compose, draft_conf
 from harness.commands import server as command
+from harness.config import PromptsConf
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement.draft_scores import score_texts
 from harness.measurement.remote_scores import DraftServer, TextServer
 from harness.measurement.target_texts import GeneratedText
+from harness.models.eagle3 import Eagle3Network
+from harness.models.head_files import load_head
 from harness.storage import StoredRun, load
 from harness.summary import ServedSummary
+from tools.train_embedded.head_files import save_head
 
 pytestmark = [
     pytest.mark.servers,
@@ -31,14 +37,13 @@ PAIRS, KS = ("tiny_good", "tiny_small"), (1, 2, 4, 8)
 # One process computes: vLLM's others wait for it in loops that cost processor time
 FLAGS = "flags=[--enforce-eager,--distributed-executor-backend,uni]"
 SERVERS = ["engine=vllm", "servers=5", "threads=1", "clock=cpu", "own_loop=false", FLAGS]
-PROMPTS = ["new_tokens=48", "prompts.limit=5"]
+PROMPTS, WHOLE = ("new_tokens=48", "prompts.limit=5"), ("new_tokens=64",)
 # Its release 0.32 for CPUs draws other tokens than the target's where it drafts above T = 0
 NOT_LOSSLESS = "0.32"
 
 
-def asked(folder: Path, *words: str) -> StoredRun:
-    words = (f"results_root={folder}", *SERVERS, *PROMPTS, *words)
-    outcome = command.run(compose("server", list(words)))
+def asked(folder: Path, *words: str, prompts: Sequence[str] = PROMPTS) -> StoredRun:
+    outcome = command.run(compose("server", [f"results_root={folder}", *SERVERS, *prompts, *words]))
     assert outcome.folder is not None
     return load(outcome.folder)
 
@@ -63,6 +68,32 @@ def test_rounds_and_drafted_tokens_equal_replay_and_texts_equal_plain(greedy: St
         assert gate.texts > 0
         assert gate.equal_rounds == gate.equal_drafted == gate.equal_texts == gate.texts
         assert gate.rounds == pytest.approx(gate.expected_rounds)
+        assert gate.lossless
+
+
+@pytest.fixture(scope="module", params=["specforge", "speculators", "ngram"])
+def no_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> StoredRun:
+    """All shipped prompts, drafted by the shipped head in one layout, or looked up."""
+    folder = tmp_path_factory.mktemp(request.param)
+    words = ["draft=ngram"]
+    if request.param != "ngram":
+        head = load_head(draft_conf("tiny_eagle3"), embedded("tiny")).network
+        assert isinstance(head, Eagle3Network)
+        save_head(head, folder / "head", request.param, "embedded:tiny")
+        words = ["draft=eagle3", f"draft.id={folder / 'head'}", f"draft.name={request.param}"]
+    return asked(folder, *words, "k=[1,2,4]", "temperature=0", "repetitions=1", prompts=WHOLE)
+
+
+def test_a_head_and_a_look_up_draft_as_replayed_after_every_shipped_prompt(
+    no_model: StoredRun,
+) -> None:
+    gates = {gate.k: gate for gate in said(no_model).gates}
+    assert gates.keys() == {1, 2, 4}
+    shipped = len(prompt_sets.load(PromptsConf(sets=["easy", "hard"])))
+    for gate in gates.values():
+        print(f"K = {gate.k}: {gate.rounds:.0f} rounds in {gate.texts} texts, as replayed")
+        assert gate.texts == shipped
+        assert gate.equal_rounds == gate.equal_drafted == gate.equal_texts == gate.texts
         assert gate.lossless
 
 

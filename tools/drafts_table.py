@@ -6,7 +6,8 @@ The engines' columns are those of `harness.reporting.serving_kinds`.
 from pathlib import Path
 
 from harness.reporting.serving import ENGINES
-from harness.reporting.serving_kinds import LINES, NAMES, DraftKind
+from harness.reporting.serving_kinds import LINES
+from harness.serving.kinds import NAMES, DraftKind
 
 PAGE = Path(__file__).resolve().parents[1] / "README.md"
 HEADING = "## What can draft for what\n"

@@ -26,13 +26,13 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import nnls
 
+from harness.analysis.replayed import replay_served
 from harness.analysis.server_costs import first_guess, shares, with_rounds
 from harness.records import LoadTiming, ResultRow, Rule, TextTrace, set_of
 from harness.serving.counting import Counting
 from harness.stats.jackknife import Array
 from harness.summary import LoadCell, Schedule, ScheduleEntry
 from harness.theory.batching import BatchTimes, closed_loop
-from harness.theory.replay import accept_probabilities, replay_texts
 
 PERCENTILE = 95
 # The quantile of a load's visits that is taken as its time
@@ -115,14 +115,13 @@ class ReplayedRequests:
             rule, counting: the engine's; None where they are not known, and nothing is replayed.
         """
         self._counting = counting
-        self._chances: dict[_Text, Array] = {}
+        self._rule: Rule | None = rule
         self._rounds: dict[tuple[_Text, int, int], Array] = {}
-        for trace in traces:
-            if rule is not None and trace.k == 0 and trace.depth is None:
-                text = _Text(f"{trace.prompt_set}/{trace.prompt}", trace.repetition)
-                self._chances[text] = accept_probabilities(
-                    rule, trace.target_logprob, trace.draft_logprob, trace.draft_is_argmax
-                )
+        self._traces = {
+            _Text(f"{trace.prompt_set}/{trace.prompt}", trace.repetition): trace
+            for trace in traces
+            if rule is not None and trace.k == 0
+        }
 
     def replayed(self, load: LoadTiming) -> ReplayedLoad | None:
         """Of a load; None where a text was not scored, or requests arrive."""
@@ -132,7 +131,7 @@ class ReplayedRequests:
         prefill = counting.first_position
         texts = [self._text(name, load.visit) for name in load.texts]
         if any(
-            size > prefill and text not in self._chances
+            size > prefill and text not in self._traces
             for text, size in zip(texts, load.returned, strict=True)
         ):
             return None
@@ -160,12 +159,12 @@ class ReplayedRequests:
     def _text(self, name: str, visit: int) -> "_Text":
         """The plain server's text of that visit; greedy ones are stored once."""
         text = _Text(name, visit)
-        return text if text in self._chances else _Text(name, 0)
+        return text if text in self._traces else _Text(name, 0)
 
     def _tokens(self, text: "_Text", budget: int, counting: Counting) -> int:
         """That rounds emit of a text under a budget."""
-        chances = self._chances.get(text)  # none where all came from the prefill
-        return 0 if chances is None else min(len(chances), budget - counting.first_position)
+        trace = self._traces.get(text)  # none where all came from the prefill
+        return 0 if trace is None else min(len(trace.tokens), budget - counting.first_position)
 
     def _replay(self, asked: Sequence[tuple["_Text", int]], k: int, counting: Counting) -> None:
         """Note the rounds of requests by what they draft, [k + 1]."""
@@ -175,9 +174,12 @@ class ReplayedRequests:
         rows = [row for row, size in enumerate(sizes) if size]
         if k == 0 or not rows:
             return
-        done = replay_texts(
-            [self._chances[asked[row][0]][: sizes[row]] for row in rows],
+        assert self._rule is not None
+        done = replay_served(
+            [self._traces[asked[row][0]] for row in rows],
+            [sizes[row] for row in rows],
             [counting.proposed(k, asked[row][1]) for row in rows],
+            self._rule,
             k,
         )
         for at, row in enumerate(rows):

@@ -20,7 +20,14 @@ from harness.stats import jackknife
 from harness.stats.jackknife import Array, set_weights
 from harness.summary import ReplayCheck
 from harness.theory.acceptance import check_k
-from harness.theory.replay import Replayed, accept_probabilities, by_start, replay, stacked
+from harness.theory.replay import (
+    Replayed,
+    accept_probabilities,
+    by_start,
+    replay,
+    replay_texts,
+    stacked,
+)
 
 # Entries of one (texts, positions, offsets) array; some ten such arrays are alive in a replay.
 CHUNK_ENTRIES = 4_000_000
@@ -234,6 +241,32 @@ def accept_chances(trace: TextTrace, rule: Rule, depth: int) -> Array:
     chances = accept_probabilities(rule, np.where(known, target, 0.0), draft, is_argmax)
     chances = np.where(known, chances, np.nan)
     return chances if trace.depth is not None else by_start(chances[None], depth)[0]
+
+
+def replay_served(
+    traces: Sequence[TextTrace],
+    lengths: Sequence[int],
+    limits: Sequence[NDArray[np.intp]],
+    rule: Rule,
+    k: int,
+) -> Replayed:
+    """Replay the beginnings of texts at one K, as an engine drafts them.
+
+    Args:
+        traces: of what the engine's rounds emitted.
+        lengths: of each, how many of its tokens; at least one.
+        limits: of each, [start] tokens that the engine drafts at most (`Counting.proposed`).
+        rule: the engine's.
+        k: num_draft_tokens.
+    """
+    chances = [
+        accept_chances(trace, rule, k)[:size] for trace, size in zip(traces, lengths, strict=True)
+    ]
+    proposed = [
+        most if trace.proposed is None else np.minimum(most[:size], trace.proposed[:size])
+        for trace, size, most in zip(traces, lengths, limits, strict=True)
+    ]
+    return replay_texts(chances, proposed, k)
 
 
 def _replay_some(

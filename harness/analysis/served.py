@@ -32,6 +32,7 @@ from harness.analysis.server_costs import (
     ServerCosts,
     TimedRequests,
     fit_costs,
+    seconds_of_rounds,
     timed_rounds,
 )
 from harness.analysis.server_gate import gates
@@ -362,8 +363,8 @@ class ServedRun(ServedTexts):
         texts = self.plain_texts(row)
         if not texts.trials or not times.covers(row.k):
             return None
-        counts = self.replayed(texts, row.k, OWN_LOOP)
-        return times.speedup(counts.tokens_per_round, row.k)
+        seconds = seconds_of_rounds(self.replayed(texts, row.k, OWN_LOOP), times)
+        return float(texts.tokens.sum() * times.plain_s / seconds.sum())
 
     def _from_two_k(self, row: ResultRow) -> float | None:
         """The prediction, had only the smallest and the largest K been measured."""
@@ -480,8 +481,8 @@ class ServedRun(ServedTexts):
         candidates: dict[Candidate, Timed] = {}
         for k in self.ks:
             if times.covers(k):
-                rounds = self.replayed(texts, k, OWN_LOOP).rounds
-                candidates[Candidate(self.setup.draft, k)] = timed(rounds * times.at(k))
+                seconds = seconds_of_rounds(self.replayed(texts, k, OWN_LOOP), times)
+                candidates[Candidate(self.setup.draft, k)] = timed(seconds)
         return Evidence(
             temperature=temperature,
             prompts=tuple(prompt for _, prompt in names),

@@ -8,13 +8,14 @@ import numpy as np
 
 from harness.analysis.cells import completed, latest
 from harness.analysis.lossless import text_checks, without_faulty
+from harness.analysis.replayed import replay_served
 from harness.analysis.server_costs import settled
 from harness.analysis.setup import Setup
 from harness.records import ServingEngine, TextTrace, Trial
 from harness.serving.counting import Counting, counting_of, shorter_budget
 from harness.stats.jackknife import Array
 from harness.summary import TextCheck
-from harness.theory.replay import Replayed, accept_probabilities, replay_texts
+from harness.theory.replay import Replayed
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,14 +151,9 @@ class ServedTexts:
         counting = counting or self.counting
         assert counting is not None
         assert self.engine.rule is not None
-        chances = [
-            accept_probabilities(
-                self.engine.rule, trace.target_logprob, trace.draft_logprob, trace.draft_is_argmax
-            )[: trial.new_tokens]
-            for trial, trace in texts.pairs
-        ]
-        proposed = [counting.proposed(k, self._budget(trial)) for trial in texts.trials]
-        return replay_texts(chances, proposed, k)
+        lengths = [trial.new_tokens or 0 for trial in texts.trials]
+        limits = [counting.proposed(k, self._budget(trial)) for trial in texts.trials]
+        return replay_served(texts.traces, lengths, limits, self.engine.rule, k)
 
     def _budget(self, trial: Trial) -> int:
         """Tokens that a request was allowed."""

@@ -101,8 +101,12 @@ class ServerCosts:
 
     def speculative_s(self, counts: Replayed) -> Array:
         """[n] seconds of requests whose rounds are expected to be these."""
-        rounds_s = np.array([self.times.at(n) for n in range(counts.k + 1)])
-        return self.start_s + counts.proposals @ rounds_s
+        return self.start_s + seconds_of_rounds(counts, self.times)
+
+
+def seconds_of_rounds(counts: Replayed, times: RoundTimes) -> Array:
+    """[n] seconds that the rounds of n texts take, each by how many tokens it drafts."""
+    return counts.proposals @ np.array([times.at(n) for n in range(counts.k + 1)])
 
 
 def fit_costs(timed: TimedRequests) -> ServerCosts | None:
@@ -317,4 +321,4 @@ def _rejected(texts: Sequence[tuple[int, bool]], k: int, counting: Counting) -> 
         counting.proposed(k, tokens + counting.first_position) if shortened else np.full(tokens, k)
         for tokens, shortened in texts
     ]
-    return replay_texts([np.zeros(tokens) for tokens, _ in texts], proposed, k)
+    return replay_texts([np.zeros((tokens, k)) for tokens, _ in texts], proposed, k)

@@ -3,7 +3,7 @@
 Also the target's answers to the earlier turns of a conversation, which later turns continue.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -29,7 +29,7 @@ from harness.measurement.head_scores import score_with_head
 from harness.measurement.target_texts import GeneratedText, generate_texts
 from harness.models.cached import CachedModel
 from harness.models.tokenizer import encode
-from harness.records import NGRAM, DraftConfidence, Trial
+from harness.records import NGRAM, DraftConfidence, TextTrace, Trial
 from harness.storage import RunFolder
 
 BATCH = 32
@@ -123,7 +123,6 @@ def score_pair(
     """
     if folder.traces():
         return
-    largest_k = max(config.k)
     plain = {
         trial.key: trial
         for trial in folder.trials()
@@ -133,33 +132,57 @@ def score_pair(
         and trial.tokens
     }
     texts = [_from_trial(entry, plain[entry.key]) for entry in requests if entry.key in plain]
-    if isinstance(pair, LookupPair):
-        name = pair.draft_name
-        folder.write_traces(
-            lookup_traces(texts, NGRAM, num_draft_tokens=largest_k, draft_name=name)
-        )
-        return
     with (
         unless_broken(folder, "the draft's scores of the target's text"),
         progress("the draft scores", len(texts)) as tick,
     ):
-        if isinstance(pair, HeadPair):
-            traces = score_with_head(
-                texts,
-                pair.target_model,
-                pair.head_model,
-                num_draft_tokens=largest_k,
-                draft_name=pair.draft_name,
-                tick=tick,
-            )
-        else:
-            traces = score_texts(
-                texts, pair.target_model, pair.draft_model, draft_name=pair.draft.name, tick=tick
-            )
-        draft = pair.head_model if isinstance(pair, HeadPair) else pair.draft_model
-        sure = confidences(texts, pair.target_model, draft, config, pair.draft_name)
-        folder.add_confidences(sure)
+        traces = scores(pair, texts, max(config.k), tick=tick)
+        if not isinstance(pair, LookupPair):
+            draft = pair.head_model if isinstance(pair, HeadPair) else pair.draft_model
+            sure = confidences(texts, pair.target_model, draft, config, pair.draft_name)
+            folder.add_confidences(sure)
         folder.write_traces(traces)
+
+
+def scores(
+    pair: Drafted,
+    texts: Sequence[GeneratedText],
+    largest_k: int,
+    *,
+    draft_top_k: int | None = None,
+    tick: Callable[[], None] = lambda: None,
+) -> list[TextTrace]:
+    """Texts of the target as what drafts for it sees them.
+
+    Args:
+        pair: the target and its draft.
+        texts: in the order in which they are answered.
+        largest_k: the largest K that is replayed of a look-up or a head.
+        draft_top_k: see `score_texts`.
+        tick: called once per scored text.
+    """
+    if isinstance(pair, LookupPair):
+        traces = lookup_traces(texts, NGRAM, num_draft_tokens=largest_k, draft_name=pair.draft_name)
+        for _ in texts:
+            tick()
+        return traces
+    if isinstance(pair, HeadPair):
+        return score_with_head(
+            texts,
+            pair.target_model,
+            pair.head_model,
+            num_draft_tokens=largest_k,
+            draft_name=pair.draft_name,
+            tick=tick,
+        )
+    return score_texts(
+        texts,
+        pair.target_model,
+        pair.draft_model,
+        draft_name=pair.draft_name,
+        draft_top_k=draft_top_k,
+        tick=tick,
+    )
 
 
 def confidences(

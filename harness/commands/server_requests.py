@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from harness.commands.completions import with_turns
-from harness.commands.pair import EncodedPrompt, Pair, described, open_pair, sampling_of
+from harness.commands.pair import Drafted, EncodedPrompt, described, open_drafted, sampling_of
 from harness.commands.progress import progress
 from harness.config import ServerConfig
 from harness.measurement.generations import Request
@@ -38,14 +38,14 @@ class Workload:
         config: the command's.
         conversations, prompts: as of `harness.commands.pair.Target`.
         vocabulary: the target's tokenizer.
-        pair: both models, where they are loaded here.
+        pair: the target with what drafts for it, where they are loaded here.
     """
 
     config: ServerConfig
     conversations: tuple[Prompt, ...]
     prompts: tuple[EncodedPrompt, ...]
     vocabulary: Vocabulary
-    pair: Pair | None
+    pair: Drafted | None
 
     @property
     def device(self) -> torch.device:
@@ -115,7 +115,7 @@ class Workload:
 def open_workload(config: ServerConfig, prompts: Sequence[Prompt]) -> Workload:
     """Load the pair, or the target's tokenizer alone."""
     if config.score:
-        pair = open_pair(config, prompts)
+        pair = open_drafted(config, prompts)
         return Workload(config, pair.conversations, pair.prompts, pair.target, pair)
     if any(len(prompt.turns) > 1 for prompt in prompts):
         raise UserError(

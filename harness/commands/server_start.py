@@ -14,16 +14,19 @@ from urllib.parse import urlsplit
 import psutil
 import torch
 
-from harness.commands.pair import sampling_of
+from harness.commands.pair import Pair, sampling_of
 from harness.commands.progress import progress
 from harness.commands.server_requests import Role, Workload
 from harness.config import ServerConfig
-from harness.engines.adapters import Adapter, OpenedPair, ToServe, addresses
+from harness.decoding.protocols import Drafter
+from harness.decoding.sampling import SamplingParameters
+from harness.engines.adapters import Adapter, OpenedPair, ToServe, addresses, kind_of
 from harness.engines.protocol import EngineFacts, Server
 from harness.measurement.clock import Clock
+from harness.measurement.generations import drafter_of
 from harness.measurement.served import check_drafts
 from harness.models.load import load_vocabulary
-from harness.records import GREEDY, Prompt, ServingEngine, UserError
+from harness.records import GREEDY, LOOKUPS, Prompt, ServingEngine, UserError
 from harness.serving.counting import counting_of
 from harness.storage import RunFolder
 from harness.storage.contents import plain
@@ -50,7 +53,7 @@ def try_addresses(config: ServerConfig, adapter: Adapter, prompts: Sequence[Prom
         for k in running.urls:
             with engine.open(k) as server:
                 ids = check_vocabulary(server, tokenizer, prompts)
-                check_drafts(server.generate(ids, sampling, config.seed, budget), k)
+                check_drafts(server, server.generate(ids, sampling, config.seed, budget))
             tick()
 
 
@@ -64,9 +67,16 @@ def check_vocabulary(server: Server, tokenizer: Any, prompts: Sequence[Prompt]) 
 def _to_serve(folder: RunFolder, work: Workload, *, slots: int) -> ToServe:
     """What the engine is asked to serve, with room for so many requests side by side."""
     pair, opened = work.pair, None
+
+    def drafter(sampling: SamplingParameters, k: int) -> Drafter:
+        assert pair is not None
+        request = work.request(work.prompts[0], sampling.temperature, k, 0)
+        return drafter_of(request, pair.drafting)
+
     if pair is not None:
-        models = (pair.target_model, pair.draft_model)
-        opened = OpenedPair(pair.target, pair.draft, *models, Clock(*models).now)
+        draft = pair.draft if isinstance(pair, Pair) else None
+        clock = Clock(*(timed.model for timed in pair.timed))
+        opened = OpenedPair(pair.target, draft, pair.target_model, drafter, clock.now)
     longest = max(len(entry.tokens) for entry in work.prompts)
     return ToServe(
         config=work.config,
@@ -108,7 +118,9 @@ def settle_threads(folder: RunFolder, work: Workload, adapter: Adapter) -> None:
 def is_synthetic(config: ServerConfig, adapter: Adapter) -> bool:
     """Whether servers can be told to reject every draft, so that their rounds are timed."""
     known = {"everywhere": True, "on CUDA": torch.cuda.is_available(), "nowhere": False}
-    return config.url is None and known[adapter.synthetic]
+    if config.url is not None or kind_of(config) in LOOKUPS:  # which draft as much as they find
+        return False
+    return known[adapter.synthetic]
 
 
 def side_by_side(roles: Sequence[Role], work: Workload, adapter: Adapter) -> Iterator[list[Role]]:
@@ -133,7 +145,9 @@ def _at_a_time(work: Workload, adapter: Adapter) -> int:
     if adapter.alone:
         return 1
     pair = work.pair
-    loaded = {} if pair is None else {"model": pair.target, "draft": pair.draft}
+    loaded = {} if pair is None else {"model": pair.target}
+    if isinstance(pair, Pair):
+        loaded["draft"] = pair.draft
     needed = 0
     for key, conf in (("model", config.model), ("draft", config.draft)):
         if conf.gguf is not None:

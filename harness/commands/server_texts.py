@@ -9,20 +9,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness.commands.pair import Pair
+from harness.commands.completions import scores
+from harness.commands.pair import Drafted
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import unless_broken
 from harness.commands.server_requests import Workload
 from harness.commands.server_start import stored_facts
 from harness.commands.snapshot import check_texts
 from harness.engines.protocol import Completion, EngineFacts
-from harness.measurement.returned_texts import ReturnedText, likelihood_test, score_returned
+from harness.measurement.returned_texts import ReturnedText, likelihood_test
 from harness.records import GREEDY, TextTrace, Trial
 from harness.storage import RunFolder
 from harness.summary import TextLikelihood
 
 
-def judge(folder: RunFolder, work: Workload, pair: Pair) -> None:
+def judge(folder: RunFolder, work: Workload, pair: Drafted) -> None:
     """Score the returned texts for replay, and hold them against the target's own."""
     facts = stored_facts(folder)
     trials = [trial for trial in folder.trials() if trial.status == "ok" and trial.tokens]
@@ -38,11 +39,11 @@ def judge(folder: RunFolder, work: Workload, pair: Pair) -> None:
     with unless_broken(folder, "the scores of the returned texts"):
         check_texts(folder, trials, pair, work.config, _likelihoods(trials, returned, pair))
         if facts.counting is not None:
-            _score(folder, trials, returned, facts, pair)
+            _score(folder, work, trials, returned, facts, pair)
 
 
 def _likelihoods(
-    trials: Sequence[Trial], returned: Callable[[Trial], ReturnedText], pair: Pair
+    trials: Sequence[Trial], returned: Callable[[Trial], ReturnedText], pair: Drafted
 ) -> list[TextLikelihood]:
     """A test of each temperature above 0 and K."""
     cells: dict[tuple[float, int], list[Trial]] = {}
@@ -59,10 +60,11 @@ def _likelihoods(
 
 def _score(
     folder: RunFolder,
+    work: Workload,
     trials: Sequence[Trial],
     returned: Callable[[Trial], ReturnedText],
     facts: EngineFacts,
-    pair: Pair,
+    pair: Drafted,
 ) -> None:
     """Score plain decoding's greedy texts, which are every K's, and every sampled text."""
     wanted: dict[tuple[Any, int], Trial] = {}
@@ -81,12 +83,11 @@ def _score(
     traces: list[TextTrace] = []
     with progress("scoring the returned texts", len(by_k)) as tick:
         for k, texts in sorted(by_k.items()):
-            scored = score_returned(
-                [returned(trial) for trial in texts],
-                facts,
-                pair.target_model,
-                pair.draft_model,
-                pair.draft.name,
+            scored = scores(
+                pair,
+                [returned(trial).decoded(facts) for trial in texts],
+                max(work.ks),
+                draft_top_k=facts.draft_top_k,
             )
             traces += [replace(trace, k=k) for trace in scored]
             tick()

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from harness.analysis.latency import can_pay
 from harness.commands.other_runs import Rates
-from harness.commands.pair import Drafted, EncodedPrompt, Pair, Target, completion, request
+from harness.commands.pair import Drafted, EncodedPrompt, Target, completion, request
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import NOT_MEASURED
 from harness.config import AuditionConfig, ModelConf, PairConfig, ServerConfig
@@ -66,7 +66,7 @@ def visits_of_pair(
 
 
 def time_own_loop(
-    folder: RunFolder, pair: Pair, config: ServerConfig, stored: Sequence[RoundTiming]
+    folder: RunFolder, pair: Drafted, config: ServerConfig, stored: Sequence[RoundTiming]
 ) -> None:
     """Time rounds of our own loop next to a server's, where wanted, or copy those of another run.
 

@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from harness.config import ModelConf, ServerConfig
+from harness.decoding.protocols import Drafter
+from harness.decoding.sampling import SamplingParameters
 from harness.engines.protocol import Engine, StartableEngine
-from harness.records import RULES, Rule, UserError
+from harness.records import LOOKUPS, RULES, Rule, UserError
+from harness.serving.kinds import NAMES, WITH_WEIGHTS, DraftKind
 
 if TYPE_CHECKING:
     from harness.models.cached import CachedModel
@@ -21,18 +24,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OpenedPair:
-    """A pair whose weights are here.
+    """A target whose weights are here, with what drafts for it.
 
     Attributes:
-        target, draft: as they were loaded.
-        target_model, draft_model: the same with caches.
+        target, draft: as they were loaded; no draft where it is no model of its own.
+        target_model: the target with a cache.
+        drafter: makes the drafter of a request from how it is sampled and its K.
         now: seconds, read after the models' devices have finished.
     """
 
     target: "LoadedModel"
-    draft: "LoadedModel"
+    draft: "LoadedModel | None"
     target_model: "CachedModel"
-    draft_model: "CachedModel"
+    drafter: Callable[[SamplingParameters, int], Drafter]
     now: Callable[[], float]
 
 
@@ -62,6 +66,11 @@ class ToServe:
         return cast("Rule", self.config.decode.rule)
 
     @property
+    def kind(self) -> DraftKind:
+        """Of the draft."""
+        return kind_of(self.config)
+
+    @property
     def side_by_side(self) -> int:
         """Servers at a time, of an engine that takes all of its device unless it is told."""
         most = self.config.servers
@@ -83,11 +92,13 @@ class Addresses:
         urls: by K; 0 is the plain one.
         key: their API key, or None.
         rule: by which they accept; None where it is not known.
+        kind: of their draft.
     """
 
     urls: Mapping[int, str]
     key: str | None = field(repr=False)
     rule: Rule | None
+    kind: DraftKind
 
 
 @dataclass(frozen=True)
@@ -106,6 +117,7 @@ class Adapter:
         tries_threads: whether servers with different numbers of threads are tried, where none is
             asked for.
         alone: whether a server takes all of its device, so that servers run one after the other.
+        kinds: of drafts that it serves.
     """
 
     rules: tuple[Rule, ...]
@@ -116,16 +128,36 @@ class Adapter:
     k_per_request: bool = False
     tries_threads: bool = False
     alone: bool = False
+    kinds: tuple[DraftKind, ...] = ("model",)
+
+
+def kind_of(config: ServerConfig) -> DraftKind:
+    """What kind of draft is to be served."""
+    target, draft = config.model, config.draft
+    if draft.id in LOOKUPS:
+        return cast("DraftKind", draft.id)
+    same = (draft.id, draft.gguf) == (target.id, target.gguf)
+    if same and (draft.quantization or draft.dtype not in ("auto", target.dtype)):
+        return "copy"
+    return cast("DraftKind", draft.kind)
 
 
 def adapter_of(config: ServerConfig) -> Adapter:
     """The adapter of `engine=`.
 
     Raises:
-        UserError: a rule that it cannot accept by, addresses where it takes none or lacks some, or
-            an environment variable that is not set.
+        UserError: a draft that it cannot serve, a rule that it cannot accept by, addresses where it
+            takes none or lacks some, or an environment variable that is not set.
     """
     adapter, name = ADAPTERS[config.engine], config.engine
+    kind = kind_of(config)
+    if kind not in adapter.kinds:
+        able = [other for other, each in ADAPTERS.items() if each.start and kind in each.kinds]
+        instead = f"; engine={' or '.join(able)} does" if able else ""
+        raise UserError(
+            f"draft={config.draft.name}: engine={name} does not draft with {NAMES[kind]} here"
+            f"{instead}"
+        )
     rule = config.decode.rule
     if rule is not None and rule not in adapter.rules:
         known = " or ".join(adapter.rules) or "a rule that it does not tell"
@@ -151,7 +183,7 @@ def addresses(config: ServerConfig, adapter: Adapter) -> Addresses:
         )
     key = api_key(config.api_key_env)
     rule = cast("Rule | None", config.decode.rule)
-    return Addresses(dict(zip(ks, urls, strict=True)), key, rule)
+    return Addresses(dict(zip(ks, urls, strict=True)), key, rule, kind_of(config))
 
 
 def api_key(name: str | None) -> str | None:
@@ -172,7 +204,14 @@ def _own(serve: ToServe, _: int | None) -> StartableEngine:
 
     pair = serve.pair
     assert pair is not None  # refused with score=false
-    return OwnLoop(pair.target_model, pair.draft_model, pair.target.eos, serve.rule, pair.now)
+    return OwnLoop(
+        pair.target_model,
+        pair.drafter,
+        pair.target.eos,
+        serve.rule,
+        pair.now,
+        drafts_fewer=serve.kind in LOOKUPS,
+    )
 
 
 def _llamacpp(serve: ToServe, port: int | None) -> StartableEngine:
@@ -243,11 +282,12 @@ def _vllm(serve: ToServe, port: int | None) -> StartableEngine:
 
     return Vllm(
         target=_checkpoint(serve.config.model, "model"),
-        draft=_checkpoint(serve.config.draft, "draft"),
+        draft=_checkpoint(serve.config.draft, "draft") if serve.kind in WITH_WEIGHTS else None,
         logs=serve.logs,
         context_tokens=serve.context_tokens,
         threads=serve.threads,
         dtype=serve.config.model.dtype,
+        kind=serve.kind,
         rule=serve.rule,
         slots=serve.slots,
         port=port,
@@ -259,7 +299,7 @@ def _vllm(serve: ToServe, port: int | None) -> StartableEngine:
 def _attached_vllm(to: Addresses, _: Any) -> Engine:
     from harness.engines.vllm import RunningVllm
 
-    return RunningVllm(to.urls, to.key, to.rule or "greedy_draft")
+    return RunningVllm(to.urls, to.key, to.rule or "greedy_draft", to.kind)
 
 
 def _sglang(serve: ToServe, port: int | None) -> StartableEngine:
@@ -267,10 +307,11 @@ def _sglang(serve: ToServe, port: int | None) -> StartableEngine:
 
     return Sglang(
         target=_checkpoint(serve.config.model, "model"),
-        draft=_checkpoint(serve.config.draft, "draft"),
+        draft=_checkpoint(serve.config.draft, "draft") if serve.kind in WITH_WEIGHTS else None,
         logs=serve.logs,
         context_tokens=serve.context_tokens,
         dtype=serve.config.model.dtype,
+        kind=serve.kind,
         slots=serve.slots,
         port=port,
         side_by_side=serve.side_by_side,
@@ -305,7 +346,12 @@ def _attached_mlx(to: Addresses, tokenizer: Any) -> Engine:
 
 _ROLES = {"model": "target", "draft": "draft"}
 ADAPTERS: Mapping[str, Adapter] = {
-    "own": Adapter(RULES, start=_own, synthetic="everywhere"),
+    "own": Adapter(
+        RULES,
+        start=_own,
+        synthetic="everywhere",
+        kinds=("model", "eagle3", "mtp", "ngram", "early_exit", "copy"),
+    ),
     "llamacpp": Adapter(
         ("greedy_draft", "ratio"),
         attach=_attached_llamacpp,
@@ -320,8 +366,15 @@ ADAPTERS: Mapping[str, Adapter] = {
         start=_vllm,
         synthetic="on CUDA",  # its builds for a CPU refuse it
         alone=True,
+        kinds=("model", "eagle3", "mtp", "ngram"),
     ),
-    "sglang": Adapter(("greedy_draft",), attach=_attached_sglang, start=_sglang, alone=True),
+    "sglang": Adapter(
+        ("greedy_draft",),
+        attach=_attached_sglang,
+        start=_sglang,
+        alone=True,
+        kinds=("model", "eagle3", "mtp"),
+    ),
     "mlx": Adapter(("exact_match",), attach=_attached_mlx, k_per_request=True),
-    "openai": Adapter((), attach=_attached_openai),
+    "openai": Adapter((), attach=_attached_openai, kinds=("model", "eagle3", "mtp", "ngram")),
 }

@@ -179,7 +179,7 @@ class HttpServer:
             raise UserError(
                 f"{self.where}: it drafts, and was given as the server that decodes plainly"
             )
-        if self.k and drafted == 0 and tokens > 2:
+        if self.k and drafted == 0 and tokens > 2 and not self.facts.drafts_fewer:
             raise UserError(f"{self.where}: it drafted nothing; k={self.k} needs {needs}")
 
     def without_counters(self, where: str, needs: str) -> UserError:

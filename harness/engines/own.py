@@ -13,9 +13,8 @@ from typing import Self
 import torch
 
 from harness import PACKAGE
-from harness.decoding.drafters import ModelDrafter
 from harness.decoding.loops import autoregressive_rounds, speculative_rounds
-from harness.decoding.protocols import CausalModel, Generation
+from harness.decoding.protocols import CausalModel, Drafter, Generation
 from harness.decoding.sampling import SamplingParameters, Uniforms
 from harness.engines.protocol import Completion, EngineFacts
 from harness.records import Rule
@@ -27,20 +26,24 @@ COUNTING = Counting(first_position=0, shortens_last_draft=False)
 
 @dataclass(frozen=True)
 class OwnLoop:
-    """A loaded pair.
+    """A loaded target, and what drafts for it.
 
     Attributes:
-        target, draft: models with a cache each; no draft where only plain decoding is measured.
+        target: the model, with a cache.
+        drafter: makes the drafter of a request from how it is sampled and its K; None where only
+            plain decoding is measured.
         eos: ids that end a text.
         rule: how drafted tokens are accepted.
         now: seconds, read after the models' devices have finished (`measurement`'s clock).
+        drafts_fewer: see `EngineFacts`.
     """
 
     target: CausalModel
-    draft: CausalModel | None
+    drafter: Callable[[SamplingParameters, int], Drafter] | None
     eos: frozenset[int]
     rule: Rule
     now: Callable[[], float]
+    drafts_fewer: bool = False
 
     def open(self, k: int, synthetic: Sequence[float] | None = None) -> "OwnServer":
         """The loop at one K."""
@@ -57,7 +60,9 @@ class OwnServer:
     def __init__(self, loop: OwnLoop, k: int, synthetic: Sequence[float] | None) -> None:
         """Decode with `k` draft tokens; `synthetic` given those before each."""
         self.k, self._loop, self._synthetic = k, loop, synthetic
-        self.facts = EngineFacts("own", version(PACKAGE), loop.rule, COUNTING)
+        self.facts = EngineFacts(
+            "own", version(PACKAGE), loop.rule, COUNTING, drafts_fewer=loop.drafts_fewer
+        )
 
     @torch.inference_mode()
     def generate(
@@ -77,9 +82,8 @@ class OwnServer:
         )
         drafter = None
         if self.k:
-            assert loop.draft is not None
-            drafter = ModelDrafter(loop.draft, sampling, loop.rule)
-            drafter.prepare(self.k)
+            assert loop.drafter is not None
+            drafter = loop.drafter(sampling, self.k)
         cpu, begin = self.cpu_s(), loop.now()
         loop.target.prefill(prompt[:-1])
         if drafter is None:

@@ -29,6 +29,7 @@ class EngineFacts:
         counting: how its counters count; None where it has none.
         draft_top_k: a draft that is sampled draws among so many of its likeliest tokens, at the
             request's temperature; None where it is sampled as the target is.
+        drafts_fewer: whether any round may draft fewer than K tokens, or none: a look-up's.
         returns_ids: whether it takes and returns token ids. Where it does not, texts are encoded
             again here and may have other tokens: they can be compared with each other and timed,
             but not replayed.
@@ -39,6 +40,7 @@ class EngineFacts:
     rule: Rule | None
     counting: Counting | None
     draft_top_k: int | None = None
+    drafts_fewer: bool = False
     returns_ids: bool = True
 
     @property

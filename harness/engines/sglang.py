@@ -9,8 +9,9 @@ project's test machines, so only its answers were tried, from a server that stan
   prefill apart, so decoding is not told; take the time of a one-token request off.
 - The first token comes from the prefill. Every round verifies K drafted tokens, near the budget
   too, where the text is cut.
-- `--speculative-algorithm STANDALONE` at `--speculative-eagle-topk 1` proposes the draft's argmax
-  and accepts it with the target's probability of it: the rule `greedy_draft`.
+- `--speculative-algorithm STANDALONE`, or EAGLE3 for a head, at `--speculative-eagle-topk 1`
+  proposes the draft's argmax and accepts it with the target's probability of it: the rule
+  `greedy_draft`.
 - `--speculative-num-draft-tokens` is K + 1: it counts the token that a round begins with.
 - A request's `sampling_seed` counts only with `--enable-deterministic-inference`.
 """
@@ -34,6 +35,7 @@ from harness.engines.http_server import (
 from harness.engines.protocol import Completion, EngineFacts
 from harness.records import UserError
 from harness.serving.counting import Counting
+from harness.serving.kinds import DraftKind, sglang_flags
 
 COUNTING = Counting(first_position=1, shortens_last_draft=False)
 BINARY = "sglang"
@@ -54,6 +56,7 @@ class Sglang:
         logs: folder for the servers' logs.
         context_tokens: of the longest request, prompt and budget.
         dtype: of weights, as SGLang names it.
+        kind: of the draft.
         slots: requests decoded side by side.
         port: to listen on; None takes a free one.
         side_by_side: servers that share the device at a time.
@@ -65,6 +68,7 @@ class Sglang:
     logs: Path
     context_tokens: int
     dtype: str = "auto"
+    kind: DraftKind = "model"
     slots: int = 1
     port: int | None = None
     side_by_side: int = 1
@@ -96,13 +100,7 @@ class Sglang:
         if self.side_by_side > 1:
             flags["--mem-fraction-static"] = f"{DEVICE_SHARE / self.side_by_side:.3f}"
         if k:
-            flags |= {
-                "--speculative-algorithm": "STANDALONE",
-                "--speculative-draft-model-path": self.draft,
-                "--speculative-num-steps": k,
-                "--speculative-eagle-topk": 1,
-                "--speculative-num-draft-tokens": k + 1,
-            }
+            flags |= sglang_flags(self.kind, self.draft or "", k)
         return [
             "serve",
             *(str(part) for flag in flags.items() for part in flag),
@@ -158,7 +156,7 @@ class SglangServer(HttpServer):
                     "in its answers, though it drafts", "release 0.5.11 or later has them"
                 )
             rounds = drafted = accepted = 0  # they are missing where nothing was drafted
-        self.check_drafts(drafted, len(tokens), "--speculative-algorithm STANDALONE")
+        self.check_drafts(drafted, len(tokens), "--speculative-algorithm")
         reason = told.get("finish_reason") or {}
         return Completion(
             tokens=tuple(tokens),

@@ -13,6 +13,9 @@ Read in vllm/entrypoints/openai and vllm/v1 of releases 0.29 to 0.33, and run (0
   that were generated meanwhile are this request's.
 - The first token comes from the prefill. Every later step drafts and verifies K tokens, near the
   budget too, where the text is cut.
+- A look-up's step may draft fewer tokens, or none, and the answer tells of no step without drafts.
+  So its rounds are the steps that `/metrics` counts meanwhile (`iteration_tokens_total`), less the
+  prefill's.
 - The draft proposes its argmax, and is accepted with the target's probability of it: the rule
   `greedy_draft`. With `"draft_sample_method": "probabilistic"` it is sampled as the target is, and
   accepted by the ratio.
@@ -22,7 +25,7 @@ Read in vllm/entrypoints/openai and vllm/v1 of releases 0.29 to 0.33, and run (0
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -42,8 +45,9 @@ from harness.engines.http_server import (
     start,
 )
 from harness.engines.protocol import Completion, EngineFacts, ServerDiedError
-from harness.records import Round, Rule, StopReason, UserError
+from harness.records import LOOKUPS, Round, Rule, StopReason, UserError
 from harness.serving.counting import Counting
+from harness.serving.kinds import DraftKind, vllm_config
 
 COUNTING = Counting(first_position=1, shortens_last_draft=False)
 BINARY = "vllm"
@@ -57,6 +61,7 @@ READY_S = 1200.0
 DEVICE_SHARE = 0.9
 # The sums of `/metrics` that are read, each of a server's only model
 GENERATED = "vllm:generation_tokens_total"
+STEPS = "vllm:iteration_tokens_total_count"
 DRAFTS = "vllm:spec_decode_num_drafts_total"
 DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
@@ -71,11 +76,13 @@ class Vllm:
     """A pair that vLLM serves on this machine.
 
     Attributes:
-        target, draft: hub ids or folders; no draft where only plain decoding is measured.
+        target, draft: hub ids or folders; no draft where only plain decoding is measured, or where
+            its kind has no weights.
         logs: folder for the servers' logs.
         context_tokens: of the longest request, prompt and budget.
         threads: of each server, on a CPU; None leaves them to vLLM.
         dtype: of weights and caches, as vLLM names it.
+        kind: of the draft.
         rule: by which it accepts; of `ratio` the draft samples, see above.
         slots: requests decoded side by side.
         port: to listen on; None takes a free one.
@@ -89,6 +96,7 @@ class Vllm:
     context_tokens: int
     threads: int | None = None
     dtype: str = "auto"
+    kind: DraftKind = "model"
     rule: Rule = "greedy_draft"
     slots: int = 1
     port: int | None = None
@@ -107,7 +115,7 @@ class Vllm:
             environment=self._environment(),
         )
         with ended_on_error(running):
-            return VllmServer(running, k, self.rule)
+            return VllmServer(running, k, self.rule, self.kind)
 
     def flags(self, k: int, synthetic: Sequence[float] | None = None) -> list[str]:
         """The command line of vllm, without where it listens."""
@@ -119,12 +127,8 @@ class Vllm:
         if self.side_by_side > 1:
             flags["--gpu-memory-utilization"] = f"{DEVICE_SHARE / self.side_by_side:.3f}"
         if k:
-            speculative: dict[str, Any] = {
-                "method": "draft_model",
-                "model": self.draft,
-                "num_speculative_tokens": k,
-            }
-            if self.rule == "ratio":
+            speculative = vllm_config(self.kind, self.draft or "", k)
+            if self.rule == "ratio" and self.kind not in LOOKUPS:
                 speculative["draft_sample_method"] = "probabilistic"
             if synthetic is not None:
                 speculative["rejection_sample_method"] = "synthetic"
@@ -159,27 +163,32 @@ class RunningVllm:
         urls: by K; 0 is the plain one.
         key: the servers' API key, or None.
         rule: by which they were started to accept.
+        kind: of their draft.
     """
 
     urls: Mapping[int, str]
     key: str | None = field(default=None, repr=False)
     rule: Rule = "greedy_draft"
+    kind: DraftKind = "model"
 
     def open(self, k: int, synthetic: Sequence[float] | None = None) -> "VllmServer":
         """Attach to the server of this K."""
-        return VllmServer(attach(self.urls, self.key, k, synthetic), k, self.rule)
+        return VllmServer(attach(self.urls, self.key, k, synthetic), k, self.rule, self.kind)
 
 
 class VllmServer(HttpServer):
     """One running server of vLLM."""
 
-    def __init__(self, running: Running, k: int, rule: Rule) -> None:
+    def __init__(self, running: Running, k: int, rule: Rule, kind: DraftKind) -> None:
         """Take over a server that drafts `k` tokens per round and accepts by `rule`."""
         super().__init__(f"vLLM at k={k}", k, running)
-        self.facts = EngineFacts("vllm", _version(running.client), rule, COUNTING)
+        version, lookup = _version(running.client), kind in LOOKUPS
+        self.facts = EngineFacts("vllm", version, rule, COUNTING, drafts_fewer=lookup)
         self._model = only_model(running.client)
         # Whether answers hold what the request took; asked of the first one
         self._answers_tell = False
+        # Whether some of its rounds draft nothing, of which no answer tells
+        self._steps_counted = lookup and k > 0
 
     def generate(
         self, prompt: Sequence[int], sampling: SamplingParameters, seed: int, budget: int
@@ -193,7 +202,8 @@ class VllmServer(HttpServer):
         metrics = answer.body.get("metrics") or {}
         speculative = metrics.get("speculative_decoding")
         timed = metrics.get("generation_time_ms") is not None
-        self._answers_tell = timed and (self.k == 0 or speculative is not None)
+        told = timed and (self.k == 0 or speculative is not None)
+        self._answers_tell = told and not self._steps_counted
         sums = None
         if before is not None and not self._answers_tell:
             sums = self._sums_of_request(before, len(tokens))
@@ -205,7 +215,13 @@ class VllmServer(HttpServer):
                 "start it with --enable-per-request-metrics --per-request-spec-decode-metrics"
                 " detailed",
             )
-        return self._completion(answer, choice, tokens, speculative, _times(metrics, sums))
+        completion = self._completion(answer, choice, tokens, speculative, _times(metrics, sums))
+        if not self._steps_counted:
+            return completion
+        steps = None if sums is None else sums.get(STEPS)
+        rounds = None if steps is None else int(steps) - COUNTING.first_position
+        each = completion.steps if len(completion.steps or ()) == rounds else None
+        return replace(completion, rounds=rounds, steps=each)
 
     def check_vocabulary(self, tokens: Sequence[int], text: str) -> None:
         """Refuse another model; see `HttpServer.check_decoded`."""

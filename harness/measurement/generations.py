@@ -151,7 +151,7 @@ def _generate(
     request: Request, target: CausalModel, draft: Draft | None
 ) -> tuple[list[Round], dict[str, float | None]]:
     """The rounds, and the seconds of a `Trial` by their names."""
-    drafter = _drafter(request, draft) if request.k and draft is not None else None
+    drafter = drafter_of(request, draft) if request.k and draft is not None else None
     generation = request.generation(target.device)
     clock = Clock(*_models(target, draft if drafter else None))
     begin = clock.now()
@@ -173,7 +173,8 @@ def _generate(
     }
 
 
-def _drafter(request: Request, draft: Draft) -> Drafter:
+def drafter_of(request: Request, draft: Draft) -> Drafter:
+    """What drafts for a request, ready to begin."""
     if callable(draft):
         return draft(request)
     drafter = ModelDrafter(draft, request.sampling, request.rule, request.stop_below or 0.0)

@@ -1,11 +1,11 @@
-"""What an engine returned, scored by the loaded pair: the input of replay.
+"""What an engine returned, for the loaded pair to score: the input of replay.
 
 An engine's uniforms are its own, so its texts above temperature 0 are not ours. They need not be:
-replay asks for the expected rounds of a given text, whoever drew it. The texts are scored by the
-loaded pair, from the position at which the engine's rounds begin and with the drafts that it
-proposes near the budget (`harness.serving.counting`). At temperature 0, and where the draft
-proposes its argmax, rounds and drafted tokens are then equal to the engine's counts; where it
-samples they are expectations.
+replay asks for the expected rounds of a given text, whoever drew it. What is scored is what rounds
+emitted (`ReturnedText.decoded`), from the position at which the engine's rounds begin and with the
+drafts that it proposes near the budget (`harness.serving.counting`). At temperature 0, and where
+the draft proposes its argmax, rounds and drafted tokens are then equal to the engine's counts;
+where it samples they are expectations.
 
 `likelihood_test` asks whether the texts are the target's at all.
 """
@@ -18,11 +18,9 @@ import torch
 
 from harness.decoding.sampling import sampler_for
 from harness.engines.protocol import Completion, EngineFacts
-from harness.measurement.draft_scores import score_texts
 from harness.measurement.generations import Request
 from harness.measurement.target_texts import GeneratedText
 from harness.models.cached import CachedModel
-from harness.records import TextTrace
 from harness.summary import TextLikelihood
 
 
@@ -43,18 +41,6 @@ class ReturnedText:
             request, tokens=(*request.tokens, *before), budget=request.budget - len(before)
         )
         return GeneratedText(after_prefill, rounds_emitted, self.completion.stop_reason)
-
-
-def score_returned(
-    texts: Sequence[ReturnedText],
-    facts: EngineFacts,
-    target: CachedModel,
-    draft: CachedModel,
-    draft_name: str,
-) -> list[TextTrace]:
-    """Score what the rounds of an engine emitted; each text has at least one token of a round."""
-    decoded = [text.decoded(facts) for text in texts]
-    return score_texts(decoded, target, draft, draft_name=draft_name, draft_top_k=facts.draft_top_k)
 
 
 @torch.inference_mode()

@@ -122,13 +122,13 @@ def accepted_tokens(emitted: int, rounds: int, counted: int | None) -> int | Non
     return None if counted is None else min(max(counted, least), least + 1)
 
 
-def check_drafts(completion: Completion, k: int) -> None:
+def check_drafts(server: Server, completion: Completion) -> None:
     """Refuse a server that drafts more or fewer tokens per round than it is said to.
 
     Near the budget some engines draft fewer: K - 1, K - 2, ... at most once each.
     """
-    rounds, drafted = completion.rounds, completion.drafted
-    if rounds is None or drafted is None:
+    k, rounds, drafted = server.k, completion.rounds, completion.drafted
+    if rounds is None or drafted is None or server.facts.drafts_fewer:
         return
     lacking = k * rounds - drafted
     if lacking < 0 or lacking > k * (k + 1) // 2:
@@ -149,7 +149,7 @@ def ask(server: Server, request: Request, number: int, clock: ServerClock) -> Se
 
     one = generate(1) if clock == "cpu" else None
     completion = generate(request.budget)
-    check_drafts(completion, request.k)
+    check_drafts(server, completion)
     if one is None:
         one = completion if completion.decode_s is not None else generate(1)
     return ServedRequest(number, request, completion, one)

@@ -29,7 +29,7 @@ import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import cast
 
 from harness.records import LOOKUPS, SERVERS, Rule
 from harness.reporting import formatting as fmt
@@ -39,14 +39,15 @@ from harness.reporting.serving_kinds import (
     LINES,
     LLAMA_SERVER,
     Drafting,
-    DraftKind,
     generate,
     not_available,
+    sglang_drafting,
     sglang_serve,
     vllm_serve,
 )
+from harness.serving.kinds import DraftKind, vllm_config
 from harness.serving.schedules import merged, sglang_tiers, vllm_ranges
-from harness.summary import Answer, SamplingFacts, Schedule, ServedSummary, Summary
+from harness.summary import Answer, ModelFacts, SamplingFacts, Schedule, ServedSummary, Summary
 
 SERVING_COMMANDS = frozenset({"sweep", "audition", "server"})
 ROUND_TIMES = ", at this run's round times"
@@ -195,17 +196,13 @@ def _vllm_plain(served: Served) -> str:
     return vllm_serve(served.target)
 
 
-def _draft_model(served: Served, k: int) -> dict[str, Any]:
-    return {"method": "draft_model", "model": served.draft, "num_speculative_tokens": k}
-
-
 def _vllm(served: Served, k: int) -> str:
-    return vllm_serve(served.target, _draft_model(served, k))
+    return vllm_serve(served.target, vllm_config("model", served.draft, k))
 
 
 def _vllm_sampled(served: Served, k: int) -> str:
-    config = {**_draft_model(served, k), "draft_sample_method": "probabilistic"}
-    return vllm_serve(served.target, config)
+    config = vllm_config("model", served.draft, k)
+    return vllm_serve(served.target, {**config, "draft_sample_method": "probabilistic"})
 
 
 def _vllm_sampled_notes(served: Served) -> Sequence[str]:
@@ -217,13 +214,7 @@ def _vllm_sampled_notes(served: Served) -> Sequence[str]:
 
 
 def _sglang(served: Served, k: int) -> str:
-    """STANDALONE with a chain: topk 1, and one position more than steps to verify."""
-    return (
-        f"{_sglang_plain(served)} --speculative-algorithm STANDALONE"
-        f" --speculative-draft-model-path {shlex.quote(served.draft)}"
-        f" --speculative-num-steps {k} --speculative-eagle-topk 1"
-        f" --speculative-num-draft-tokens {k + 1}"
-    )
+    return sglang_drafting("model", served.target, served.draft, k)
 
 
 def _sglang_plain(served: Served) -> str:
@@ -411,7 +402,7 @@ def _measured_server(
     pasted = _served(summary, target, {}, answer)
     if not shown.row.speculates:
         return (_without_draft(engine, pasted, title),)
-    code = engine.line(pasted, pasted.k)
+    code = _code(key or served.engine, pasted, pasted.k)
     if (served.engine, served.rule) == ("llamacpp", "ratio"):
         code = f"{code} {PROBABILISTIC}"
     gain = fmt.speedup(answer.speedup, answer.speedup_lo, answer.speedup_hi)
@@ -465,16 +456,9 @@ def _answers(summary: Summary, shown: Marked) -> dict[Rule, Answer]:
 def _served(
     summary: Summary, target: str, answers: Mapping[Rule, Answer], chosen: Answer
 ) -> Served:
-    drafts = [model for model in summary.run.models if model.role != "target"]
-    facts = next((model for model in drafts if model.name == chosen.draft), None)
-    kind: DraftKind = "model"
-    if chosen.draft in LOOKUPS:
-        kind = cast("DraftKind", chosen.draft)
-    elif facts is not None:
-        copied = facts.kind == "model" and facts.id == target
-        kind = "copy" if copied else facts.kind
+    facts = _facts_of(summary, chosen.draft)
     return Served(
-        kind=kind,
+        kind=_kind_of(chosen.draft, facts, target),
         layers=facts.layers if facts is not None else None,
         target=target,
         draft=(facts.id if facts is not None else None) or chosen.draft or "DRAFT",
@@ -484,6 +468,20 @@ def _served(
         answers=answers,
         synthetic=summary.run.synthetic,
     )
+
+
+def _facts_of(summary: Summary, draft: str | None) -> ModelFacts | None:
+    """What is known of a draft; None for a look-up."""
+    drafts = [model for model in summary.run.models if model.role != "target"]
+    return next((model for model in drafts if model.name == draft), None)
+
+
+def _kind_of(draft: str | None, facts: ModelFacts | None, target: str) -> DraftKind:
+    if draft in LOOKUPS:
+        return cast("DraftKind", draft)
+    if facts is None:
+        return "model"
+    return "copy" if facts.kind == "model" and facts.id == target else facts.kind
 
 
 def _without_draft(engine: Engine, served: Served, title: str) -> Snippet:
@@ -505,7 +503,7 @@ def _validation(summary: Summary, target: str, shown: Marked) -> Sequence[Snippe
     if len(rates) < chosen.k or served.kind != "model":
         return ()
     config = {
-        **_draft_model(served, served.k),
+        **vllm_config("model", served.draft, served.k),
         "rejection_sample_method": "synthetic",
         "synthetic_acceptance_rates": [round(rate, 4) for rate in rates[: served.k]],
     }
@@ -539,22 +537,23 @@ def _of_kind(engine: Engine, served: Served, server: str, title: str) -> Snippet
     entry = LINES[server].get(served.kind)
     if entry is None:
         return Snippet(title, "", (not_available(served.kind),))
-    imports, sampling = _sampling(served)
-    drafting = Drafting(
-        served.target,
-        served.draft,
-        served.k,
-        served.layers,
-        _threshold(served),
-        imports,
-        sampling,
-    )
     known = served.known(engine)
     if not entry.same:
         known = "Its speedup is not known: it proposes other tokens than this run's look-up."
     requests = (served.requests,) if engine.sampling_in_requests else ()
     notes = (known, *requests, *((entry.note,) if entry.note else ()))
-    return Snippet(title, entry.line(drafting), notes, engine.language)
+    return Snippet(title, entry.line(_drafting(served, served.k)), notes, engine.language)
+
+
+def _drafting(served: Served, k: int) -> Drafting:
+    threshold, (imports, sampling) = _threshold(served), _sampling(served)
+    return Drafting(served.target, served.draft, k, served.layers, threshold, imports, sampling)
+
+
+def _code(server: str, served: Served, k: int) -> str:
+    """A server's line, whatever drafts."""
+    entry = LINES[server].get(served.kind)
+    return ENGINES[server].line(served, k) if entry is None else entry.line(_drafting(served, k))
 
 
 # ---- K by load -----------------------------------------------------------------------------------
@@ -568,24 +567,25 @@ def schedule_snippets(summary: Summary, target: str) -> tuple[Snippet, ...]:
         target: id of the target.
     """
     served = summary.served
-    engine = ENGINES.get(served.engine) if served is not None else None
-    if served is None or engine is None:
+    if served is None or served.engine not in ENGINES:
         return ()
     return tuple(
-        _schedule_snippet(summary, schedule, engine, target)
+        _schedule_snippet(summary, schedule, served.engine, target)
         for schedule in served.schedules
         if len(schedule.entries) > 1
     )
 
 
-def _schedule_snippet(summary: Summary, schedule: Schedule, engine: Engine, target: str) -> Snippet:
+def _schedule_snippet(summary: Summary, schedule: Schedule, server: str, target: str) -> Snippet:
+    engine = ENGINES[server]
     k_by_load = {entry.low: entry.k for entry in schedule.entries}
     largest = max(entry.concurrency for entry in schedule.entries)
     largest_k = max(k_by_load.values())
-    drafts = [model for model in summary.run.models if model.role != "target"]
+    facts = _facts_of(summary, summary.run.draft)
     served = Served(
+        kind=_kind_of(summary.run.draft, facts, target),
         target=target,
-        draft=next((model.id for model in drafts if model.id), None) or "DRAFT",
+        draft=(facts.id if facts is not None else None) or "DRAFT",
         k=largest_k,
         temperature=schedule.temperature,
         sampling=summary.run.sampling,
@@ -604,8 +604,9 @@ def _schedule_snippet(summary: Summary, schedule: Schedule, engine: Engine, targ
     if largest_k == 0:
         return Snippet(title, "", ("Serve the target without a draft at every load.", *notes))
     if engine.name == VLLM.name:
+        kind = served.kind if served.kind in LINES["vllm"] else "model"
         config = {
-            **_draft_model(served, largest_k),
+            **vllm_config(kind, served.draft, largest_k),
             "num_speculative_tokens_per_batch_size": vllm_ranges(k_by_load, largest),
         }
         notes.append(f"Above concurrency {largest}, not measured, vLLM keeps the last K.")
@@ -620,7 +621,7 @@ def _schedule_snippet(summary: Summary, schedule: Schedule, engine: Engine, targ
     for (low, k), (after, _) in zip(changes, [*changes[1:], (None, 0)], strict=True):
         load = f"{low} and more" if after is None else f"{low}" if after == low + 1 else ""
         lines.append(f"# concurrency {load or f'{low} to {(after or 0) - 1}'}")
-        lines.append(engine.line(served, k) if k else "# without a draft")
+        lines.append(_code(server, served, k) if k else "# without a draft")
     if engine.name == ENGINES["sglang"].name:
         tiers = json.dumps(sglang_tiers(k_by_load))
         notes.append(

@@ -2,19 +2,10 @@
 
 One entry per engine and kind; an engine without an entry for a kind has nothing to paste. Read in:
 
-- vLLM: vllm/config/speculative.py, `SpeculativeMethod`: eagle3, mtp, medusa, dflash, ngram, suffix.
-  `mtp` takes the target's own layers, without a `model`; `medusa` needs a hidden_size in the
-  config.json of FasterDecoding's layout, too; `suffix` needs the package arctic-inference, and its
-  num_speculative_tokens is the most it proposes. v1/spec_decode/ngram_proposer.py proposes what
-  followed the first occurrence of the longest match, as this run's look-up does.
-  v1/spec_decode/llm_base_proposer.py: heads sample with `draft_sample_method: probabilistic`;
-  v1/spec_decode/medusa.py: Medusa heads do not.
-- SGLang: docs/advanced_features/speculative_decoding.md. At `--speculative-eagle-topk 1` a chain of
-  as many tokens as steps is drafted, and one position more verified. MTP layers are served by the
-  algorithm EAGLE without a draft path. srt/models/llama_eagle3.py reads tensors `midlayer.*` only.
-  DFLASH (srt/speculative/dflash_worker.py) takes the block's positions as number of draft tokens.
-  NGRAM (srt/arg_groups/speculative_hook.py) drafts a tree, whose branches share the draft tokens.
-  EAGLE and EAGLE3 take `--speculative-use-rejection-sampling`, which accepts by the ratio.
+- vLLM and SGLang: `harness.serving.kinds`. SGLang's srt/models/llama_eagle3.py reads tensors
+  `midlayer.*` only; its NGRAM (srt/arg_groups/speculative_hook.py) drafts a tree, whose branches
+  share the draft tokens; EAGLE and EAGLE3 take `--speculative-use-rejection-sampling`, which
+  accepts by the ratio.
 - llama.cpp: docs/speculative.md: draft-eagle3 (`-md` is the head, converted with
   --target-model-dir), draft-mtp, draft-dflash, ngram-simple (the *last* earlier match of exactly
   size-n tokens; its drafts, too, are cut to --spec-draft-n-max, 3 by default).
@@ -28,27 +19,13 @@ import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from harness.records import LONGEST_NGRAM
+from harness.serving.kinds import NAMES, DraftKind, sglang_flags, vllm_config
 
-DraftKind = Literal[
-    "model", "eagle3", "mtp", "medusa", "dflash", "ngram", "suffix", "early_exit", "copy"
-]
 # Of llama.cpp, the target alone; its files are conversions that only the reader knows
 LLAMA_SERVER = "llama-server -m TARGET.gguf"
-# What a sentence calls a draft of that kind
-NAMES: Mapping[DraftKind, str] = {
-    "model": "a draft model",
-    "eagle3": "an EAGLE-3 head",
-    "mtp": "MTP layers",
-    "medusa": "Medusa heads",
-    "dflash": "a DFlash drafter",
-    "ngram": "an n-gram look-up",
-    "suffix": "a suffix look-up",
-    "early_exit": "early exit of the target's layers",
-    "copy": "a copy of the target",
-}
 # Of every engine that serves DFlash drafters
 BLOCK = (
     "It fills a block of K + 1 positions; a run fills the drafter's whole block, or draft.block= of"
@@ -134,28 +111,22 @@ def generate(
     )
 
 
-def _vllm(config: Callable[[Drafting], dict[str, Any]]) -> Callable[[Drafting], str]:
-    return lambda drafting: vllm_serve(drafting.target, config(drafting))
-
-
-def _sglang(algorithm: str, *, draft: bool) -> Callable[[Drafting], str]:
+def _vllm(kind: DraftKind, **more: str) -> Callable[[Drafting], str]:
     def line(drafting: Drafting) -> str:
-        path = f" --speculative-draft-model-path {shlex.quote(drafting.draft)}" if draft else ""
-        return (
-            f"{sglang_serve(drafting.target)} --speculative-algorithm {algorithm}{path}"
-            f" --speculative-num-steps {drafting.k} --speculative-eagle-topk 1"
-            f" --speculative-num-draft-tokens {drafting.k + 1}"
-        )
+        config = vllm_config(kind, drafting.draft, drafting.k)
+        return vllm_serve(drafting.target, {**config, **more})
 
     return line
 
 
-def _sglang_dflash(drafting: Drafting) -> str:
-    return (
-        f"{sglang_serve(drafting.target)} --speculative-algorithm DFLASH"
-        f" --speculative-draft-model-path {shlex.quote(drafting.draft)}"
-        f" --speculative-num-draft-tokens {drafting.k + 1}"
-    )
+def _sglang(kind: DraftKind) -> Callable[[Drafting], str]:
+    return lambda drafting: sglang_drafting(kind, drafting.target, drafting.draft, drafting.k)
+
+
+def sglang_drafting(kind: DraftKind, target: str, draft: str, k: int) -> str:
+    """SGLang's server with a chain of k drafted tokens."""
+    flags = [str(part) for flag in sglang_flags(kind, draft, k).items() for part in flag]
+    return f"{sglang_serve(target)} {shlex.join(flags)}"
 
 
 def _sglang_ngram(drafting: Drafting) -> str:
@@ -187,38 +158,14 @@ def _transformers(argument: str, setting: str = "") -> Callable[[Drafting], str]
     return line
 
 
-def _vllm_eagle3(drafting: Drafting) -> dict[str, Any]:
-    return {"method": "eagle3", "model": drafting.draft, "num_speculative_tokens": drafting.k}
-
-
-def _vllm_mtp(drafting: Drafting) -> dict[str, Any]:
-    return {"method": "mtp", "num_speculative_tokens": drafting.k}
-
-
-def _vllm_dflash(drafting: Drafting) -> dict[str, Any]:
-    return {"method": "dflash", "model": drafting.draft, "num_speculative_tokens": drafting.k}
-
-
-SAMPLED = {"draft_sample_method": "probabilistic"}
 _VLLM: Mapping[DraftKind, KindLine] = {
-    "eagle3": KindLine(_vllm(_vllm_eagle3)),
-    "mtp": KindLine(_vllm(_vllm_mtp)),
-    "medusa": KindLine(
-        _vllm(lambda d: {"method": "medusa", "model": d.draft, "num_speculative_tokens": d.k})
-    ),
-    "dflash": KindLine(_vllm(_vllm_dflash), BLOCK),
-    "ngram": KindLine(
-        _vllm(
-            lambda d: {
-                "method": "ngram",
-                "num_speculative_tokens": d.k,
-                "prompt_lookup_max": LONGEST_NGRAM,
-                "prompt_lookup_min": 1,
-            }
-        )
-    ),
+    "eagle3": KindLine(_vllm("eagle3")),
+    "mtp": KindLine(_vllm("mtp")),
+    "medusa": KindLine(_vllm("medusa")),
+    "dflash": KindLine(_vllm("dflash"), BLOCK),
+    "ngram": KindLine(_vllm("ngram")),
     "suffix": KindLine(
-        _vllm(lambda d: {"method": "suffix", "num_speculative_tokens": d.k}),
+        _vllm("suffix"),
         "It needs the package arctic-inference, and scores matches by its own trees.",
         same=False,
     ),
@@ -229,17 +176,17 @@ LINES: Mapping[str, Mapping[DraftKind, KindLine]] = {
     # What a look-up proposes is chosen, so its line is the same; Medusa heads' drafts are, always
     "vllm_probabilistic": {
         **{kind: line for kind, line in _VLLM.items() if kind != "medusa"},
-        "eagle3": KindLine(_vllm(lambda d: {**_vllm_eagle3(d), **SAMPLED})),
-        "mtp": KindLine(_vllm(lambda d: {**_vllm_mtp(d), **SAMPLED})),
-        "dflash": KindLine(_vllm(lambda d: {**_vllm_dflash(d), **SAMPLED}), BLOCK),
+        "eagle3": KindLine(_vllm("eagle3", draft_sample_method="probabilistic")),
+        "mtp": KindLine(_vllm("mtp", draft_sample_method="probabilistic")),
+        "dflash": KindLine(_vllm("dflash", draft_sample_method="probabilistic"), BLOCK),
     },
     "sglang": {
         "eagle3": KindLine(
-            _sglang("EAGLE3", draft=True),
+            _sglang("eagle3"),
             "It reads heads in SpecForge's layout; convert one in another.",
         ),
-        "mtp": KindLine(_sglang("EAGLE", draft=False)),
-        "dflash": KindLine(_sglang_dflash, BLOCK),
+        "mtp": KindLine(_sglang("mtp")),
+        "dflash": KindLine(_sglang("dflash"), BLOCK),
         "ngram": KindLine(
             _sglang_ngram, "It drafts a tree, from a cache of all requests.", same=False
         ),

@@ -260,16 +260,17 @@ def replay_texts(chances: Sequence[Array], proposed: Sequence[Counts], k: int) -
     """Replay texts of several lengths at one K, as an engine drafts them.
 
     Args:
-        chances: per text, [position] the chance that its token is accepted if it is drafted.
+        chances: per text, [start, offset] the chance that its token there is accepted if it is
+            drafted; at least k offsets.
         proposed: per text, [start] tokens drafted; entries beyond the text's end are not read.
         k: num_draft_tokens.
     """
-    lengths = [len(row) for row in chances]
-    padded = np.zeros((len(lengths), max(lengths)))
-    drafts = np.zeros(padded.shape, dtype=np.intp)
+    lengths = [len(rows) for rows in chances]
+    padded = np.zeros((len(lengths), max(lengths), k))
+    drafts = np.zeros(padded.shape[:2], dtype=np.intp)
     for row, size in enumerate(lengths):
-        padded[row, :size], drafts[row, :size] = chances[row], proposed[row][:size]
-    return replay(by_start(padded, k), lengths, [k], proposed=drafts)[k]
+        padded[row, :size], drafts[row, :size] = chances[row][:, :k], proposed[row][:size]
+    return replay(padded, lengths, [k], proposed=drafts)[k]
 
 
 def _replay_one(

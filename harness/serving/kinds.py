@@ -1,0 +1,77 @@
+"""What vLLM and SGLang are started with to draft, by the kind of draft.
+
+One place for the servers that are started and for the lines that a report prints. Read in:
+
+- vLLM: vllm/config/speculative.py, `SpeculativeMethod`: draft_model, eagle3, mtp, medusa, dflash,
+  ngram, suffix. `mtp` takes the target's own layers, without a `model`; `medusa` needs a
+  hidden_size in the config.json of FasterDecoding's layout, too; `suffix` needs the package
+  arctic-inference, and its num_speculative_tokens is the most it proposes. eagle3 was run (0.32)
+  with a head in SpecForge's layout and in speculators', and so was ngram:
+  v1/spec_decode/ngram_proposer.py proposes what followed the first occurrence of the longest match,
+  as `harness.decoding.lookups` does, but does not stop before an end of text in the prompt.
+  v1/spec_decode/llm_base_proposer.py: heads sample with `draft_sample_method: probabilistic`;
+  v1/spec_decode/medusa.py: Medusa heads do not.
+- SGLang: docs/advanced_features/speculative_decoding.md. At `--speculative-eagle-topk 1` a chain of
+  as many tokens as steps is drafted, and one position more verified. MTP layers are served by the
+  algorithm EAGLE without a draft path. DFLASH (srt/speculative/dflash_worker.py) takes the block's
+  positions as number of draft tokens.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from harness.records import LONGEST_NGRAM
+
+DraftKind = Literal[
+    "model", "eagle3", "mtp", "medusa", "dflash", "ngram", "suffix", "early_exit", "copy"
+]
+# What a sentence calls a draft of that kind
+NAMES: Mapping[DraftKind, str] = {
+    "model": "a draft model",
+    "eagle3": "an EAGLE-3 head",
+    "mtp": "MTP layers",
+    "medusa": "Medusa heads",
+    "dflash": "a DFlash drafter",
+    "ngram": "an n-gram look-up",
+    "suffix": "a suffix look-up",
+    "early_exit": "early exit of the target's layers",
+    "copy": "a copy of the target",
+}
+# Those that have weights of their own
+WITH_WEIGHTS: tuple[DraftKind, ...] = ("model", "eagle3", "medusa", "dflash")
+
+
+def vllm_config(kind: DraftKind, draft: str, k: int) -> dict[str, Any]:
+    """`--speculative-config` of vLLM.
+
+    Args:
+        kind: of the draft, one that vLLM serves.
+        draft: hub id or folder, where it has weights of its own.
+        k: num_draft_tokens.
+    """
+    config: dict[str, Any] = {"method": "draft_model" if kind == "model" else kind}
+    if kind in WITH_WEIGHTS:
+        config["model"] = draft
+    config["num_speculative_tokens"] = k
+    if kind == "ngram":
+        config |= {"prompt_lookup_max": LONGEST_NGRAM, "prompt_lookup_min": 1}
+    return config
+
+
+# `--speculative-algorithm` of SGLang, for a chain or a block of drafted tokens
+SGLANG_ALGORITHMS: Mapping[DraftKind, str] = {
+    "model": "STANDALONE",
+    "eagle3": "EAGLE3",
+    "mtp": "EAGLE",
+    "dflash": "DFLASH",
+}
+
+
+def sglang_flags(kind: DraftKind, draft: str, k: int) -> dict[str, str | int]:
+    """The flags of SGLang's server by name; arguments as of `vllm_config`."""
+    flags: dict[str, str | int] = {"--speculative-algorithm": SGLANG_ALGORITHMS[kind]}
+    if kind in WITH_WEIGHTS:
+        flags["--speculative-draft-model-path"] = draft
+    if kind != "dflash":  # which has no steps
+        flags |= {"--speculative-num-steps": k, "--speculative-eagle-topk": 1}
+    return {**flags, "--speculative-num-draft-tokens": k + 1}
