@@ -315,7 +315,7 @@ IGNORES = {"version": "0.5.23", "speculative_num_steps": None}
             "sglang",
             SGLANG_PLAIN,
             {**SGLANG_PLAIN, "/server_info": IGNORES},
-            "it drafted nothing; k=2 needs --speculative-algorithm STANDALONE",
+            "it drafted nothing; k=2 needs --speculative-algorithm",
         ),
     ],
 )
