@@ -350,7 +350,7 @@ ADAPTERS: Mapping[str, Adapter] = {
         RULES,
         start=_own,
         synthetic="everywhere",
-        kinds=("model", "eagle3", "mtp", "ngram", "early_exit", "copy"),
+        kinds=(*("model", "eagle3", "mtp", "medusa", "dflash"), *("ngram", "early_exit", "copy")),
     ),
     "llamacpp": Adapter(
         ("greedy_draft", "ratio"),
