@@ -317,8 +317,8 @@ def replay_check(
         gap_in_standard_errors=gap.in_standard_errors,
         p_value=gap.p_value,
     )
-    if not counts.proposals[kept, : cell.k].any():
-        return check
+    if not any(entry.proposals[:, :k].any() for (_, k), entry in replays.candidates.items()):
+        return check  # every round drafts K
     measured = jackknife.ratio(drafted, rounds)
     expected = jackknife.ratio(counts.drafted[kept], counts.rounds[kept])
     return replace(

@@ -28,6 +28,7 @@ def _sweep(summary: Summary) -> list[Table]:
         *sweep.sweep_tables(summary),
         leaderboard.thumb_table(summary),
         sweep.replay_table(summary),
+        *adaptive.adaptive_tables(summary),
         leaderboard.prompt_set_table(summary),
         latency.rounds_table(summary),
         leaderboard.costs_table(summary),
