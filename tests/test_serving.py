@@ -12,13 +12,15 @@ import torch
 from transformers import GenerationConfig, GenerationMixin
 
 from harness.models.load import EMBEDDED
-from harness.records import LONGEST_NGRAM, LOOKUPS, SERVERS
+from harness.records import LONGEST_NGRAM, LOOKUPS, RULES, SERVERS
 from harness.reporting import serving
 from harness.reporting.grid import PHRASES
 from harness.reporting.serving import Snippet, snippets_of
 from harness.summary import (
     AcceptanceByPosition,
     Answer,
+    Leaderboard,
+    LeaderboardRow,
     ModelFacts,
     RunFacts,
     SamplingFacts,
@@ -347,6 +349,29 @@ def test_an_early_exit_and_a_copy_are_named_where_no_engine_has_them() -> None:
         for snippet in snippets_of(copied)
         if snippet.title.split()[0] in ("vLLM", "SGLang")
     )
+
+
+def test_an_engine_without_the_best_kind_is_given_the_best_draft_that_it_has() -> None:
+    kinds: Any = ("early_exit", "eagle3", "model")
+    facts = [ModelFacts(kind, kind, f"org/{kind}", kind=kind, layers=2) for kind in kinds]
+    models = (ModelFacts("target", "big", TARGET), *facts)
+    answers = dict.fromkeys(ANSWERS, (3, 1.9))
+    made = decided(answers, name="early_exit", models=models, temperature=0.0)
+    ranked = [("early_exit", 3, 1.9), ("eagle3", 2, 1.6), ("model", 5, 1.2), (None, 0, 1.0)]
+    rows = tuple(
+        LeaderboardRow(rank=place, draft=draft, k=k, speedup=speedup)
+        for place, (draft, k, speedup) in enumerate(ranked, start=1)
+    )
+    boards = tuple(Leaderboard(rule, 0.0, (), rows) for rule in RULES)
+    found = lines(replace(made, leaderboards=boards))
+    assert speculative_config(found["For"])["method"] == "eagle3"
+    assert "eagle3 at K=2 is the fastest: 1.60x" in found["For"].notes[0]
+    assert "assistant_early_exit" in found["transformers"].code
+    assert options(found["mlx-lm"].code)["--num-draft-tokens"] == "5"
+    assert "no early exit" in found["mlx-lm"].notes[0]
+    losing = (rows[0], rows[3], *rows[1:3])
+    boards = tuple(replace(board, rows=losing) for board in boards)
+    assert lines(replace(made, leaderboards=boards))["For"].code == ""
 
 
 def test_another_look_up_than_this_runs_has_no_known_speedup() -> None:

@@ -438,9 +438,35 @@ def _line(summary: Summary, target: str, shown: Marked, server: str) -> Snippet:
     if chosen.decision != "speculate":
         return Snippet(title, "")
     served = _served(summary, target, answers, chosen)
-    if served.kind != "model":
+    if served.kind == "model" or served.kind in LINES[server]:
         return _of_kind(engine, served, server, title)
-    return engine.snippet(served, title)
+    return _next_best(summary, engine, served, chosen, server, title)
+
+
+def _next_best(
+    summary: Summary, engine: Engine, lacking: Served, chosen: Answer, server: str, title: str
+) -> Snippet:
+    """For an engine that lacks the kind to serve, the fastest of the drafts that it has."""
+    said = not_available(lacking.kind)
+    where = (engine.rule, chosen.temperature)
+    ranked = [
+        board.rows for board in summary.leaderboards if (board.rule, board.temperature) == where
+    ]
+    for row in ranked[0] if ranked else ():
+        if row.draft is None:  # the drafts after it lose
+            break
+        answer = replace(chosen, draft=row.draft, k=row.k)
+        served = _served(summary, lacking.target, {}, answer)
+        line = LINES[server].get(served.kind)
+        if served.kind == "model" or (line is not None and line.same):
+            gain = fmt.speedup(row.speedup, row.speedup_lo, row.speedup_hi)
+            known = (
+                f"{said} Of the drafts that it has, {row.draft} at K={row.k} is the fastest:"
+                f" {gain}, predicted on the prompts that it was chosen on{ROUND_TIMES}."
+            )
+            snippet = _of_kind(engine, served, server, title)
+            return replace(snippet, notes=(known, *snippet.notes[1:]))
+    return Snippet(title, "", (said,))
 
 
 def _answers(summary: Summary, shown: Marked) -> dict[Rule, Answer]:
@@ -533,10 +559,10 @@ def _acceptance(summary: Summary, chosen: Answer) -> tuple[float, ...]:
 
 
 def _of_kind(engine: Engine, served: Served, server: str, title: str) -> Snippet:
-    """A line for a draft that is no model, or that the engine has no such drafting."""
-    entry = LINES[server].get(served.kind)
-    if entry is None:
-        return Snippet(title, "", (not_available(served.kind),))
+    """The engine's line for a draft of a kind that it has."""
+    if served.kind == "model":
+        return engine.snippet(served, title)
+    entry = LINES[server][served.kind]
     known = served.known(engine)
     if not entry.same:
         known = "Its speedup is not known: it proposes other tokens than this run's look-up."
