@@ -5,6 +5,7 @@
     modal run modal_app.py::snapshot --gpu L4
     modal run modal_app.py::audition --model qwen3_4b --drafts qwen3_0_6b,ngram --gpus A10G,L4,H100
     modal run modal_app.py::server --engine vllm --model qwen3_4b --draft qwen3_0_6b --gpu H100
+    modal run modal_app.py::server --draft eagle3 --overrides "draft.id=ORG/HEAD"
     modal run modal_app.py::acceptance_demo
     modal run modal_app.py::temperature_demo
 

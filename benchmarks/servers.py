@@ -3,7 +3,8 @@
     python benchmarks/servers.py                # the embedded pairs on llama.cpp, half an hour
     python benchmarks/servers.py RUN RUN ...    # stored server runs instead, of any engine
 
---untimed RUN ... adds runs whose speedups are left out.
+--untimed RUN ... adds runs whose speedups are left out. --add RUN ... measures nothing: it adds the
+rounds and sampled texts of these runs to the page that is there.
 
 Every number comes from a run of `python -m harness.server`, as anyone's own server would be
 measured. Writes docs/validation.md, or the file that --out names.
@@ -100,11 +101,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs="*", help="folders of server runs")
     parser.add_argument("--untimed", nargs="+", default=[], help="more, without their speedups")
+    parser.add_argument(
+        "--add", nargs="+", default=[], help="only these, to the page that is there"
+    )
     parser.add_argument("--visits", type=int, default=20, help="of the runs whose speedups count")
     parser.add_argument("--limit", type=int, help="prompts of each set")
     parser.add_argument("--out", type=Path, default=PAGE)
     parser.add_argument("--results", default="results", help="where runs go")
     asked = parser.parse_args()
+    if asked.add:
+        more = [_read(Path(run), False) for run in asked.add]
+        asked.out.write_text(added(asked.out.read_text(), more))
+        return
     folders = [Path(run) for run in asked.runs]
     if not folders:
         limit = [] if asked.limit is None else [f"prompts.limit={asked.limit}"]
@@ -153,6 +161,18 @@ def written(runs: Sequence[Run]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def added(page: str, runs: Sequence[Run]) -> str:
+    """A page with more rows of rounds and of sampled texts, and the commands that made them."""
+    for title, _, _, _, *rows in filter(None, ([*_rounds(runs)], [*_sampled(runs)])):
+        before, heading, after = page.partition(f"{title}\n")
+        if not heading:
+            sys.exit(f"error: the page has no section {title!r}; write it with all runs")
+        table, _, rest = after.partition("|\n\n")
+        page = "\n".join([f"{before}{heading}{table}|", *rows, rest])
+    commands = [f"    {run.command}" for run in runs]
+    return "\n".join([page.rstrip(), *dict.fromkeys(c for c in commands if c not in page), ""])
 
 
 def _machine(runs: Sequence[Run]) -> str:

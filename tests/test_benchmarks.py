@@ -184,6 +184,16 @@ def test_the_benchmark_of_servers_writes_its_page(
     assert "| tiny + tiny_good | 2 | 4 of 4 | 4 of 4 | 4 of 4 |" in text
     assert re.search(r"from its own rounds: median error .* over 4 cells", text)
     assert "## Sampled texts" in text
+    (run,) = tmp_path.glob("*_server_*")
+    monkeypatch.setattr(sys, "argv", ["servers.py", "--add", str(run), "--out", str(page)])
+    servers.main()
+    lines, more = text.splitlines(), page.read_text().splitlines()
+    rows = [
+        line for line in lines if "of 4" in line or "| greedy_draft" in line or "| ratio" in line
+    ]
+    assert len(more) == len(lines) + len(rows)
+    assert all(more.count(row) == 2 for row in rows)
+    assert [line for line in more if line not in rows] == [x for x in lines if x not in rows]
     assert re.search(
         r"`python benchmarks/published.py`: median error .* over \d+ chains; .* left out", text
     )

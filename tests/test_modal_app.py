@@ -375,6 +375,12 @@ def test_a_model_that_the_card_cannot_hold_is_refused_before_anything_is_rented(
         ("audition", [], [], "--gpus: name at least one"),
         ("sweep", [], ["RTX9000"], "--gpu RTX9000: no such card; there are L4, A10, A10G"),
         ("server", ["engine=llamacpp"], ["L4"], "engine=llamacpp: not on a rented machine; there"),
+        (
+            "server",
+            ["engine=vllm", "draft=medusa", "draft.id=a/b"],
+            ["L4"],
+            "engine=vllm does not draft with Medusa heads here",
+        ),
         ("server", ["engine=vllm", "k=1", f"url=[{URL},{URL}]"], ["L4"], "url: for local runs"),
         (
             "server",

@@ -13,6 +13,7 @@ from harness.cli import compose, draft_confs
 from harness.commands.dry_run import all_cards
 from harness.commands.pairing import sizes_of
 from harness.config import SCHEMAS, GpuConf, ModelConf
+from harness.engines.adapters import adapter_of
 from harness.records import LOOKUPS, Prompt, UserError
 
 # What the cloud calls a card, and its file in conf/gpu.
@@ -162,11 +163,12 @@ def _check_rentable(command: str, config: Any, drafts: Sequence[ModelConf]) -> N
 
 
 def _engine(config: Any) -> str:
-    """The engine of a server run, refused where a rented machine has none."""
+    """The engine of a server run, refused where a rented machine has none, or it cannot do this."""
     if config.engine not in ENGINES:
         raise UserError(
             f"engine={config.engine}: not on a rented machine; there are {', '.join(ENGINES)}"
         )
+    adapter_of(config)
     return config.engine
 
 

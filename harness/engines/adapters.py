@@ -134,8 +134,6 @@ class Adapter:
 def kind_of(config: ServerConfig) -> DraftKind:
     """What kind of draft is to be served."""
     target, draft = config.model, config.draft
-    if draft.id in LOOKUPS:
-        return cast("DraftKind", draft.id)
     same = (draft.id, draft.gguf) == (target.id, target.gguf)
     if same and (draft.quantization or draft.dtype not in ("auto", target.dtype)):
         return "copy"
