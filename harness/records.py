@@ -10,8 +10,8 @@ The words are those of harness/reporting/metrics.md: a *round* is one draft-veri
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:  # every command's --help imports this module, and must not wait for numpy
     import numpy as np
@@ -570,6 +570,21 @@ ServerClock = Literal["engine", "cpu"]
 
 
 @dataclass(frozen=True)
+class ServerCommand:
+    """What starts a server as it was measured.
+
+    Attributes:
+        k: tokens that it drafts per round; 0 decodes plainly.
+        slots: requests that it has room for side by side.
+        line: for a shell, without where it listens.
+    """
+
+    k: int
+    slots: int
+    line: str
+
+
+@dataclass(frozen=True)
 class ServingEngine:
     """The engine of a server run: the manifest's `engine`.
 
@@ -584,7 +599,7 @@ class ServingEngine:
         synthetic: whether its round times come from servers that are told to reject every draft.
         started: whether the run started its servers; else it attached to them.
         urls: host and port of each server that was attached to, the plain one first.
-        flags: that its servers were started with, apart from K and where they listen.
+        commands: that its servers were started with; empty where the run attached to them.
     """
 
     name: str
@@ -597,7 +612,14 @@ class ServingEngine:
     synthetic: bool
     started: bool
     urls: tuple[str, ...]
-    flags: tuple[str, ...]
+    commands: tuple[ServerCommand, ...] = ()
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any]) -> "ServingEngine":
+        """From the manifest's entry; keys of earlier versions are passed over."""
+        known = {field.name: entry.get(field.name) for field in fields(cls)}
+        commands = tuple(ServerCommand(**each) for each in entry.get("commands") or ())
+        return cls(**{**known, "commands": commands})  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from harness.records import (
     LatencyRow,
     ResultRow,
     Rule,
+    ServerCommand,
     SkippedCell,
     Source,
 )
@@ -1115,7 +1116,7 @@ class ServedSummary:
     rule: Rule | None  # None where it is not known
     clock: Literal["engine", "cpu"]  # "cpu": processor seconds of the server's process
     started: bool  # by this run; else it was attached to
-    flags: tuple[str, ...] = ()  # that it was started with, apart from K and where it listens
+    commands: tuple[ServerCommand, ...] = ()  # that started it; empty where it ran before
     cells: tuple[ServedCell, ...] = ()
     by_k: tuple[ServedK, ...] = ()
     gates: tuple[ServedGate, ...] = ()

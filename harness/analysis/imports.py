@@ -345,7 +345,6 @@ def imported(
             synthetic=False,
             started=False,
             urls=(),
-            flags=(),
         ),
         # A hub id, or a path on the server's machine
         model=PurePath(models[0]).name.removesuffix(".gguf") if models else "target",

@@ -533,7 +533,7 @@ class ServedRun(ServedTexts):
             rule=engine.rule,
             clock=engine.clock,
             started=engine.started,
-            flags=tuple(engine.flags),
+            commands=engine.commands,
             cells=tuple(self.cells()),
             by_k=tuple(self.by_k()),
             gates=self.gates,

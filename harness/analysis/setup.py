@@ -100,8 +100,7 @@ class Setup:
     def engine(self) -> ServingEngine | None:
         """The server that a server run measured; None of every other command."""
         entry: Entry = self.run.manifest.get("engine") or {}
-        known = {name.name: entry.get(name.name) for name in fields(ServingEngine)}
-        return ServingEngine(**known) if entry else None  # type: ignore[arg-type]
+        return ServingEngine.of(entry) if entry else None
 
     @property
     def rule(self) -> Rule:

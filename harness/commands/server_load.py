@@ -5,15 +5,12 @@ from dataclasses import replace
 import numpy as np
 
 from harness.commands.progress import progress
-from harness.commands.server_requests import Role, Workload
+from harness.commands.server_requests import Role, Workload, load_slots
 from harness.commands.server_start import side_by_side, started
 from harness.engines.adapters import Adapter
 from harness.measurement.clock import undisturbed
 from harness.measurement.load import Load, groups_of, load_visit
 from harness.storage import RunFolder
-
-# Requests that a server decodes side by side where they arrive at random
-ARRIVING_SLOTS = 8
 
 
 def measure_loads(folder: RunFolder, work: Workload, adapter: Adapter) -> None:
@@ -30,7 +27,7 @@ def measure_loads(folder: RunFolder, work: Workload, adapter: Adapter) -> None:
     ]
     if not loads:
         return
-    slots = max(*config.concurrency, ARRIVING_SLOTS if config.rate else 1)
+    slots = load_slots(config)
     roles = [Role(k) for k in work.ks]
     for group in side_by_side(roles, work, adapter):
         # Plain decoding stands in each group, to be compared with within moments

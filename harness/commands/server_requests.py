@@ -29,6 +29,9 @@ from harness.models.tokenizer import check_thinking, encode
 from harness.records import Prompt, Rule, ServerClock, UserError
 from harness.storage import RunFolder
 
+# Requests that a server decodes side by side where they arrive at random
+ARRIVING_SLOTS = 8
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -137,6 +140,11 @@ def open_workload(config: ServerConfig, prompts: Sequence[Prompt]) -> Workload:
             f" model={vocabulary.name}; lower new_tokens or leave the prompt out"
         )
     return Workload(config, tuple(prompts), encoded, vocabulary, None)
+
+
+def load_slots(config: ServerConfig) -> int:
+    """Requests that the servers of a load have room for; 1 where no load is measured."""
+    return max(*config.concurrency, ARRIVING_SLOTS if config.rate else 1)
 
 
 @dataclass(frozen=True, order=True)

@@ -3,10 +3,11 @@
 Servers, one per K and one that decodes plainly, stand side by side where the memory allows it.
 """
 
+import re
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,7 +17,7 @@ import torch
 
 from harness.commands.pair import Pair, sampling_of
 from harness.commands.progress import progress
-from harness.commands.server_requests import Role, Workload
+from harness.commands.server_requests import Role, Workload, load_slots
 from harness.config import ServerConfig
 from harness.decoding.protocols import Drafter
 from harness.decoding.sampling import SamplingParameters
@@ -26,7 +27,7 @@ from harness.measurement.clock import Clock
 from harness.measurement.generations import drafter_of
 from harness.measurement.served import check_drafts
 from harness.models.load import load_vocabulary
-from harness.records import GREEDY, LOOKUPS, Prompt, ServingEngine, UserError
+from harness.records import GREEDY, LOOKUPS, Prompt, ServerCommand, ServingEngine, UserError
 from harness.serving.counting import counting_of
 from harness.storage import RunFolder
 from harness.storage.contents import plain
@@ -188,12 +189,6 @@ def note_engine(folder: RunFolder, work: Workload, adapter: Adapter, server: Ser
     """Write the manifest's entry; refuse to resume a run on another engine or version."""
     config, facts = work.config, server.facts
     counting = facts.counting
-    flags: tuple[str, ...] = ()
-    if config.url is None:
-        assert adapter.start is not None
-        engine = adapter.start(_to_serve(folder, work, slots=1), None)
-        largest = max(config.k)
-        flags = tuple(_common(engine.flags(largest), engine.flags(largest + 1)))
     entry = ServingEngine(
         name=facts.name,
         version=facts.version,
@@ -205,35 +200,41 @@ def note_engine(folder: RunFolder, work: Workload, adapter: Adapter, server: Ser
         synthetic=is_synthetic(config, adapter),
         started=config.url is None,
         urls=tuple(urlsplit(url).netloc for url in config.url or ()),
-        flags=flags,
+        commands=tuple(_commands(folder, work, adapter)),
     )
-    described, known = plain(asdict(entry)), folder.manifest.get(ENGINE)
-    if known is not None and known != described:
-        changed = [name for name in described if known.get(name) != described[name]]
+    described, known = plain(asdict(entry)), folder.manifest.get(ENGINE) or {}
+    # A command follows from the configuration, which is the same; a file's path may have changed
+    compared = [name for name in described if name != "commands"]
+    changed = [name for name in compared if known.get(name) != described[name]]
+    if known and changed:
         raise UserError(
             f"resume={folder.path}: the engine's {' and '.join(changed)} changed since; one run"
             " cannot mix the two, start a new one without resume="
         )
-    if known is None:
+    if not known:
         folder.update_manifest({ENGINE: described})
 
 
 def stored_facts(folder: RunFolder) -> EngineFacts:
     """What the manifest says of the engine."""
-    entry = ServingEngine(**folder.manifest[ENGINE])
+    entry = ServingEngine.of(folder.manifest[ENGINE])
     counting = counting_of(entry)
     return EngineFacts(entry.name, entry.version, entry.rule, counting, entry.draft_top_k)
 
 
-def _common(flags: Sequence[str], others: Sequence[str]) -> Iterator[str]:
-    """The flags, with their values, that two command lines share."""
-    shared = {*_options(others)}
-    for option in _options(flags):
-        if option in shared:
-            yield from option
+def _commands(folder: RunFolder, work: Workload, adapter: Adapter) -> Iterator[ServerCommand]:
+    """What starts the servers of single requests, and those of a load."""
+    if work.config.url is not None:
+        return
+    assert adapter.start is not None
+    for slots in sorted({1, load_slots(work.config)}):
+        engine = adapter.start(_to_serve(folder, work, slots=slots), None)
+        for k in work.ks:
+            if command := engine.command(k):
+                yield ServerCommand(k, slots, _for_shell(command))
 
 
-def _options(flags: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    starts = [index for index, word in enumerate(flags) if word.startswith("--")]
-    for start, end in pairwise([*starts, len(flags)]):
-        yield tuple(flags[start:end])
+def _for_shell(command: Sequence[str]) -> str:
+    """Quoted; paths below the current folder start there."""
+    below = re.escape(f"{Path.cwd()}/")
+    return re.sub(rf"(?<![\w./-]){below}", "", shlex.join(command))

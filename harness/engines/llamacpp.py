@@ -103,6 +103,11 @@ class LlamaCpp:
         with ended_on_error(running):
             return LlamaCppServer(running, k, self.rule)
 
+    def command(self, k: int) -> list[str]:
+        """What starts a server at K; see `protocol.StartableEngine`."""
+        _, *module = program()
+        return ["python" if module else BINARY, *module, *self.flags(k)]
+
     def flags(self, k: int, synthetic: Sequence[float] | None = None) -> list[str]:
         """llama-server's command line, without where it listens."""
         flags = {

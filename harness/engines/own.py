@@ -49,7 +49,7 @@ class OwnLoop:
         """The loop at one K."""
         return OwnServer(self, k, None if synthetic is None else conditional(synthetic))
 
-    def flags(self, _: int) -> tuple[str, ...]:
+    def command(self, _: int) -> tuple[str, ...]:
         """None: nothing is started."""
         return ()
 

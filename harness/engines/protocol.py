@@ -166,6 +166,9 @@ class Engine(Protocol):
 class StartableEngine(Engine, Protocol):
     """An engine whose servers are started here, or that decodes in this process."""
 
-    def flags(self, k: int, /) -> Sequence[str]:
-        """Its server's command line at K, without where it listens; empty where none is started."""
+    def command(self, k: int, /) -> Sequence[str]:
+        """What a user types to start its server at K; empty where none is started.
+
+        Without where it listens, and the program by its name.
+        """
         ...

@@ -89,6 +89,10 @@ class Sglang:
         with ended_on_error(running):
             return SglangServer(running, k)
 
+    def command(self, k: int) -> list[str]:
+        """What starts a server at K; see `protocol.StartableEngine`."""
+        return [BINARY, *self.flags(k)]
+
     def flags(self, k: int) -> list[str]:
         """The command line of sglang, without where it listens."""
         flags: dict[str, object] = {

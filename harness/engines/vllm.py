@@ -117,6 +117,11 @@ class Vllm:
         with ended_on_error(running):
             return VllmServer(running, k, self.rule, self.kind)
 
+    def command(self, k: int) -> list[str]:
+        """What starts a server at K, its threads first; see `protocol.StartableEngine`."""
+        threads = (f"{name}={value}" for name, value in self._threads().items())
+        return [*threads, BINARY, *self.flags(k)]
+
     def flags(self, k: int, synthetic: Sequence[float] | None = None) -> list[str]:
         """The command line of vllm, without where it listens."""
         flags: dict[str, object] = {
@@ -145,14 +150,13 @@ class Vllm:
 
     def _environment(self) -> dict[str, str]:
         # Its processes talk to each other at this address
-        variables = {"VLLM_HOST_IP": "127.0.0.1"}
-        if self.threads is not None:
-            # On a CPU it would bind its threads to cores that it chooses, each server to the same
-            variables |= {
-                "OMP_NUM_THREADS": str(self.threads),
-                "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            }
-        return variables
+        return {"VLLM_HOST_IP": "127.0.0.1", **self._threads()}
+
+    def _threads(self) -> dict[str, str]:
+        if self.threads is None:
+            return {}
+        # On a CPU it would bind its threads to cores that it chooses, each server to the same
+        return {"OMP_NUM_THREADS": str(self.threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,9 @@
 
     python -m harness.engines.xllamacpp_server --model FILE --port N ...
 
-It takes the flags of llama-server that the harness uses, under their own names, so that a run and
-its report have one command line for both. The wheel holds llama.cpp's server as a library.
+It takes the flags of llama-server that the harness uses, under their own names and with their
+defaults, so that a run and its report have one command line for both. The wheel holds llama.cpp's
+server as a library.
 """
 
 import argparse
@@ -19,22 +20,22 @@ def arguments() -> argparse.Namespace:
     """The flags; any other is an error, as in llama-server."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--model", required=True)
-    parser.add_argument("--host", required=True)
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--ctx-size", type=int, required=True)
-    parser.add_argument("--parallel", type=int, required=True)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8080)
+    parser.add_argument("--ctx-size", type=int, default=0, help="0: the model's own")
+    parser.add_argument("--parallel", type=int, default=1)
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--cache-type-k", required=True)
-    parser.add_argument("--cache-type-v", required=True)
-    parser.add_argument("--flash-attn", choices=("on", "off", "auto"), required=True)
+    parser.add_argument("--cache-type-k", default="f16")
+    parser.add_argument("--cache-type-v", default="f16")
+    parser.add_argument("--flash-attn", choices=("on", "off", "auto"), default="auto")
     parser.add_argument("--metrics", action="store_true")
     parser.add_argument("--spec-type", choices=("draft-simple",))
     parser.add_argument("--spec-draft-model")
-    parser.add_argument("--spec-draft-n-max", type=int)
+    parser.add_argument("--spec-draft-n-max", type=int, default=3)
     parser.add_argument("--spec-draft-sampling", choices=("greedy", "probabilistic"))
     parser.add_argument("--spec-draft-threads", type=int)
-    parser.add_argument("--spec-draft-type-k")
-    parser.add_argument("--spec-draft-type-v")
+    parser.add_argument("--spec-draft-type-k", default="f16")
+    parser.add_argument("--spec-draft-type-v", default="f16")
     parser.add_argument("--spec-synth-rates")
     return parser.parse_args()
 

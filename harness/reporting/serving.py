@@ -51,8 +51,18 @@ from harness.summary import Answer, ModelFacts, SamplingFacts, Schedule, ServedS
 
 SERVING_COMMANDS = frozenset({"sweep", "audition", "server"})
 ROUND_TIMES = ", at this run's round times"
+# Of vLLM's --speculative-config: K by the size of a batch
+RANGES = "num_speculative_tokens_per_batch_size"
 # Of llama.cpp; without it the draft's argmax is proposed
 PROBABILISTIC = "--spec-draft-sampling probabilistic"
+# Of a measured command, what production may have otherwise
+IN_PRODUCTION: Mapping[str, str] = {
+    "llamacpp": "give --ctx-size and --parallel what you need, and leave --metrics out",
+    "vllm": "give --max-model-len and --max-num-seqs what you need, and leave the flags for"
+    " metrics and --no-enable-prefix-caching out",
+    "sglang": "give --context-length and --max-running-requests what you need, and leave"
+    " --disable-radix-cache out",
+}
 
 
 @dataclass(frozen=True)
@@ -392,7 +402,9 @@ def snippets_of(summary: Summary) -> tuple[Snippet, ...]:
 def _measured_server(
     summary: Summary, served: ServedSummary, target: str, shown: Marked
 ) -> tuple[Snippet, ...]:
-    """The line of the server that was measured; other engines' speed is not known from it."""
+    """The server that was measured; other engines' speed is not known from it."""
+    if served.commands:
+        return (_measured_command(summary, served, shown),)
     key = "vllm_probabilistic" if (served.engine, served.rule) == ("vllm", "ratio") else None
     engine = ENGINES.get(key or served.engine)
     if engine is None:
@@ -408,13 +420,29 @@ def _measured_server(
     gain = fmt.speedup(answer.speedup, answer.speedup_lo, answer.speedup_hi)
     version = f"{grid.SERVED[served.engine]} {served.version}"
     notes = [f"{gain}, measured on held-out prompts on {version}.", pasted.requests]
-    if served.flags:
-        flags = " ".join(shlex.quote(flag) for flag in served.flags)
-        notes.append(f"It was measured with {flags}.")
     notes += engine.notes(pasted)
     if target.startswith("embedded:") or summary.run.dummies:
         notes.append(TOYS)
     return (Snippet(title, code, tuple(notes), engine.language),)
+
+
+def _measured_command(summary: Summary, served: ServedSummary, shown: Marked) -> Snippet:
+    """What started the server; where nothing is decided the plain one, and the K to try."""
+    commands = {each.k: each.line for each in served.commands if each.slots == 1}
+    answer, version = shown.row.answer, f"{grid.SERVED[served.engine]} {served.version}"
+    title, notes = f"For {shown.phrase} ({version})", list[str]()
+    best = answer.reason_values.get("k")
+    if shown.row.speculates:
+        code = commands[answer.k]
+        gain = fmt.speedup(answer.speedup, answer.speedup_lo, answer.speedup_hi)
+        requests = _served(summary, "", {}, answer).requests
+        notes += [f"{gain}, measured on held-out prompts on {version}.", requests]
+    elif answer.decision == "undecided" and isinstance(best, int) and best in commands:
+        code = f"# until it is decided\n{commands[0]}\n# to try K={best}\n{commands[best]}"
+    else:
+        code, title = commands[0], f"{title}, without a draft"
+    notes.append(f"It was measured as it stands; in production {IN_PRODUCTION[served.engine]}.")
+    return Snippet(title, code, tuple(notes))
 
 
 def _apart(server: str, shown: Marked) -> bool:
@@ -618,9 +646,14 @@ def _schedule_snippet(summary: Summary, schedule: Schedule, server: str, target:
         answers={},
         synthetic=False,
     )
-    title = (
-        f"K by concurrency at temperature {fmt.temperature(schedule.temperature)} ({engine.title})"
-    )
+    # Of the servers that had room for the load; none of servers that the run attached to
+    measured = summary.served.commands if summary.served is not None else ()
+    slots = max((each.slots for each in measured), default=0)
+    commands = {each.k: each.line for each in measured if each.slots == slots}
+    version = engine.title
+    if summary.served is not None and commands:
+        version = f"{engine.name} {summary.served.version}"
+    title = f"K by concurrency at temperature {fmt.temperature(schedule.temperature)} ({version})"
     ties = [entry for entry in schedule.entries if entry.tied]
     notes = [
         f"At concurrency {entry.concurrency} K={entry.k} is a tie with"
@@ -628,12 +661,13 @@ def _schedule_snippet(summary: Summary, schedule: Schedule, server: str, target:
         for entry in ties
     ]
     if largest_k == 0:
-        return Snippet(title, "", ("Serve the target without a draft at every load.", *notes))
+        unpaid = "Serve the target without a draft at every load."
+        return Snippet(title, commands.get(0, ""), (unpaid, *notes))
     if engine.name == VLLM.name:
         kind = served.kind if served.kind in LINES["vllm"] else "model"
         config = {
             **vllm_config(kind, served.draft, largest_k),
-            "num_speculative_tokens_per_batch_size": vllm_ranges(k_by_load, largest),
+            RANGES: vllm_ranges(k_by_load, largest),
         }
         notes.append(f"Above concurrency {largest}, not measured, vLLM keeps the last K.")
         if 0 in k_by_load.values():
@@ -641,13 +675,17 @@ def _schedule_snippet(summary: Summary, schedule: Schedule, server: str, target:
                 "At K=0 it still runs the draft in each step; what was measured at K=0 is a server"
                 " without one, so its throughput and loss are not this line's."
             )
-        return Snippet(title, vllm_serve(target, config), tuple(notes))
+        code = vllm_serve(target, config)
+        if commands:
+            code = _with_ranges(commands[largest_k], config[RANGES])
+        return Snippet(title, code, tuple(notes))
     changes = [*merged(k_by_load).items()]
     lines: list[str] = []
     for (low, k), (after, _) in zip(changes, [*changes[1:], (None, 0)], strict=True):
         load = f"{low} and more" if after is None else f"{low}" if after == low + 1 else ""
         lines.append(f"# concurrency {load or f'{low} to {(after or 0) - 1}'}")
-        lines.append(_code(server, served, k) if k else "# without a draft")
+        unmeasured = _code(server, served, k) if k else "# without a draft"
+        lines.append(commands.get(k, unmeasured))
     if engine.name == ENGINES["sglang"].name:
         tiers = json.dumps(sglang_tiers(k_by_load))
         notes.append(
@@ -656,3 +694,11 @@ def _schedule_snippet(summary: Summary, schedule: Schedule, server: str, target:
         )
     notes.insert(0, f"{engine.name} has one K per server: take that of the expected concurrency.")
     return Snippet(title, "\n".join(lines), tuple(notes), engine.language)
+
+
+def _with_ranges(command: str, ranges: Sequence[Sequence[int]]) -> str:
+    """A command of vLLM with K by the size of a batch."""
+    words = shlex.split(command)
+    place = words.index("--speculative-config") + 1
+    words[place] = json.dumps({**json.loads(words[place]), RANGES: ranges})
+    return shlex.join(words)
