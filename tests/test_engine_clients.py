@@ -494,5 +494,8 @@ def test_synthetic_acceptance_is_asked_for_where_the_engine_has_it(tmp_path: Pat
     assert speculative["rejection_sample_method"] == "synthetic"
     assert speculative["synthetic_acceptance_rates"] == [0.5, 0.0]
     assert "--speculative-config" not in Vllm("t", None, tmp_path, 100).flags(0)
+    typed = Vllm("t", "d", tmp_path, 100, threads=2).command(2)
+    assert typed[:4] == ["OMP_NUM_THREADS=2", "VLLM_CPU_OMP_THREADS_BIND=nobind", "vllm", "serve"]
+    assert Sglang("t", "d", tmp_path, 100).command(0)[:2] == ["sglang", "serve"]
     with pytest.raises(UserError, match="engine=sglang: it has no synthetic acceptance"):
         Sglang("t", "d", tmp_path, 100).open(2, [0.5, 0.0])

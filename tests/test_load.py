@@ -37,6 +37,7 @@ from harness.measurement.load import Load, groups_of, load_visit
 from harness.measurement.returned_texts import ReturnedText
 from harness.models.load import load, open_pair
 from harness.models.tokenizer import encode
+from harness.records import ServerCommand
 from harness.reporting.serving import schedule_snippets
 from harness.serving.counting import Counting
 from harness.storage import RunFolder
@@ -368,8 +369,8 @@ def test_without_scored_texts_loads_are_compared_but_not_predicted():
             """ '{"method":"draft_model","model":"DRAFT","num_speculative_tokens":4,"""
             """"num_speculative_tokens_per_batch_size":[[1,2,4],[3,8,0]]}\'""",
             "Above concurrency 8, not measured, vLLM keeps the last K. At K=0 it still runs the"
-            " draft in each step; what was measured at K=0 is a server without one, so its throughput"
-            " and loss are not this line's.",
+            " draft in each step; what was measured at K=0 is a server without one, so its"
+            " throughput and loss are not this line's.",
         ),
         (
             "sglang",
@@ -403,6 +404,40 @@ def test_a_schedule_is_written_as_the_engine_takes_it(engine, code, note):
     (snippet,) = schedule_snippets(Summary(run, served=served), "TARGET")
     assert snippet.code == code
     assert note in " ".join(snippet.notes)
+
+
+@pytest.mark.parametrize(
+    ("engine", "expected"),
+    [
+        (
+            "vllm",
+            """vllm serve T --speculative-config '{"model": "D", """
+            """"num_speculative_tokens_per_batch_size": [[1, 1, 2], [2, 2, 0]]}'""",
+        ),
+        (
+            "llamacpp",
+            '# concurrency 1\nvllm serve T --speculative-config \'{"model": "D"}\'\n'
+            "# concurrency 2 and more\nvllm serve T",
+        ),
+    ],
+)
+def test_a_schedule_of_servers_that_were_started_has_their_commands(engine, expected):
+    entries = (
+        ScheduleEntry(1, 1, 1, 2, (), 1.2, 1.2, 0.0),
+        ScheduleEntry(2, None, 2, 0, (), 1.0, 1.0, 0.0),
+    )
+    commands = (
+        ServerCommand(2, 1, "alone"),
+        ServerCommand(0, 2, "vllm serve T"),
+        ServerCommand(2, 2, 'vllm serve T --speculative-config \'{"model": "D"}\''),
+    )
+    served = ServedSummary(
+        engine, "7", None, "cpu", True, commands, schedules=(Schedule(0.0, entries),)
+    )
+    run = RunFacts("server", "results/run", "complete", None, "target", "draft")
+    (snippet,) = schedule_snippets(Summary(run, served=served), "TARGET")
+    assert snippet.code == expected
+    assert " 7)" in snippet.title
 
 
 # ---- llama.cpp -----------------------------------------------------------------------------------

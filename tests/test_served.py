@@ -394,6 +394,31 @@ def test_the_line_to_paste_is_that_of_the_server_that_was_measured(
     assert "measured on held-out prompts on llama.cpp b11549" in snippet.notes[0]
 
 
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ({"decision": "speculate", "k": 2}, "vllm serve T --two"),
+        ({"decision": "does_not_pay", "k": 0}, "vllm serve T"),
+        (
+            {"decision": "undecided", "k": 0, "reason_values": {"k": 2}},
+            "# until it is decided\nvllm serve T\n# to try K=2\nvllm serve T --two",
+        ),
+        ({"decision": "undecided", "k": 0, "reason_values": {}}, "vllm serve T"),
+    ],
+)
+def test_the_commands_that_were_measured_are_those_to_paste(
+    stored: StoredRun, answer: dict[str, Any], expected: str
+) -> None:
+    lines = [(0, 1, "vllm serve T"), (2, 1, "vllm serve T --two"), (2, 4, "vllm serve T --load")]
+    commands = [dict(zip(("k", "slots", "line"), each, strict=True)) for each in lines]
+    made = analyse(with_engine(name="vllm", version="0.32.0", commands=commands)(stored))
+    gains = (replace(a, draft="tiny_good", speedup=1.3, **answer) for a in made.answers)
+    (snippet,) = serving.snippets_of(replace(made, answers=tuple(gains)))
+    assert snippet.code == expected
+    assert "(vLLM 0.32.0)" in snippet.title
+    assert "--max-model-len" in snippet.notes[-1]
+
+
 def test_latency_csv_has_prefills_and_what_rounds_take_beside_their_start(
     stored: StoredRun, summary: Summary
 ) -> None:

@@ -1,5 +1,6 @@
 """The command server: the embedded pair on llama.cpp for real, and what can go wrong with it."""
 
+import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -89,13 +90,22 @@ def test_every_request_is_a_trial_that_counts_what_rounds_emitted(served: Stored
 
 @needs_llamacpp
 def test_the_manifest_says_which_engine_it_was(served: StoredRun) -> None:
-    entry = ServingEngine(**served.manifest["engine"])
+    entry = ServingEngine.of(served.manifest["engine"])
     assert (entry.name, entry.rule, entry.clock) == ("llamacpp", "greedy_draft", "engine")
     assert (entry.first_position, entry.shortens_last_draft) == (1, True)
     assert entry.started
     assert entry.synthetic
-    assert "--cache-type-k" in entry.flags
-    assert "--spec-draft-n-max" not in entry.flags  # which every K has its own of
+    assert [(each.k, each.slots) for each in entry.commands] == [(0, 1), (1, 1), (4, 1)]
+    for each in entry.commands:
+        words = shlex.split(each.line)
+        assert words[0] in ("llama-server", "python")
+        model = Path(words[words.index("--model") + 1])
+        assert model.is_file()
+        assert ("--spec-draft-n-max" in words) == (each.k > 0)
+        assert not {"--host", "--port"} & set(words)
+    earlier = {**served.manifest["engine"], "flags": ["--parallel", "1"]}
+    del earlier["commands"]
+    assert ServingEngine.of(earlier).commands == ()
     logs = {path.name for path in (served.folder / "logs").iterdir()}
     assert {"llamacpp_k0.log", "llamacpp_k4.log", "llamacpp_k4_synthetic.log"} <= logs
 
@@ -240,8 +250,9 @@ def test_servers_that_the_user_runs_are_measured_without_weights(
 ) -> None:
     urls = f"url=[{running['plain']},{running['k4']}]"
     run = stored(command.run(asked(tmp_path, "k=[4]", "score=false", urls)))
-    entry = ServingEngine(**run.manifest["engine"])
+    entry = ServingEngine.of(run.manifest["engine"])
     assert not entry.started
+    assert not entry.commands
     assert not entry.synthetic
     assert [f"http://{url}" for url in entry.urls] == [running["plain"], running["k4"]]
     texts = {(trial.key, trial.k): trial.tokens for trial in served.trials}
@@ -452,7 +463,7 @@ def test_our_own_loop_through_the_same_door_decodes_what_a_snapshot_does(
         return {(t.key, t.k): [getattr(t, name) for name in counted] for t in each.trials}
 
     assert counts(run) == counts(shot)
-    assert ServingEngine(**run.manifest["engine"]).first_position == 0
+    assert ServingEngine.of(run.manifest["engine"]).first_position == 0
     # A server that rejects every draft cannot be made of a look-up, which drafts what it finds
     assert {timing.k for timing in run.rounds} == (set() if draft == "ngram" else {0, 4})
     assert {start.k for start in run.starts} == ({0, 4} if draft == "ngram" else set())
