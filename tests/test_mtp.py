@@ -341,15 +341,15 @@ def test_rounds_at_temperature_1_are_those_that_replay_expects(
     assert abs(np.sum(gaps) / np.sqrt(np.sum(np.square(gaps)))) < 3
 
 
-# What is refused
-
-
 def test_greedy_rounds_that_end_after_an_unlikely_token_are_those_replayed(
     pair: tuple[CachedModel, Head],
 ) -> None:
     target, head = pair
     requests = [replace(request, k=4) for request in asked(GREEDY, 16)]
     assert np.abs(head_gaps(requests, target, head, 0.3)).max() < 1e-9
+
+
+# What is refused
 
 
 def without(folder: Path, *parts: str) -> None:
