@@ -31,7 +31,8 @@ MADE = (
     ("snapshot", *SMALL, "temperature=[1.0]"),
     ("breakeven", "log={root}/log.csv"),
     ("report", "runs=[{frozen}/sweep,{examples}/embedded_sweep]"),
-    ("audition", *SMALL, "temperature=[0.0]", "drafts=[ngram,tiny_small]", "decode.stop=threshold"),
+    ("sweep", *SMALL, "temperature=[0.0]", "decode.stop=threshold"),
+    ("audition", *SMALL, "temperature=[0.0]", "drafts=[ngram,tiny_small]"),
     ("server", *SMALL, "k=[1,2,4]", "temperature=[0.0,1.0]", "engine=own", "repetitions=2"),
 )
 BUSY = "a run on a busy machine"
