@@ -21,6 +21,7 @@ from harness.commands import report
 from harness.engines.client import HttpClient
 from harness.engines.llamacpp import LlamaCppServer, request_settings
 from harness.records import UserError
+from harness.reporting.content import content_of
 from harness.storage import StoredRun, load
 
 # ---- one entry -----------------------------------------------------------------------------------
@@ -311,7 +312,10 @@ def test_one_speculating_server_alone_has_its_acceptance_and_no_verdict(
     files: list[str], tmp_path: Path
 ) -> None:
     summary = analyse(run(tmp_path, f"records=[{files[1]}]", "temperature=1"))
-    assert summary.verdict is None or summary.verdict.decision == "undecided"
+    assert summary.verdict is None
+    content = content_of(summary)
+    assert "No verdict: no file decodes plainly; add the plain server's" in content.verdicts[0]
+    assert not content.snippets
     assert summary.served is not None
     assert summary.served.acceptance_lengths
 
@@ -344,6 +348,9 @@ def test_records_without_times_have_acceptance_and_neither_times_nor_verdict(
     assert row.speedup != row.speedup
     summary = analyse(done)
     assert summary.verdict is None
+    assert content_of(summary).verdicts == (
+        "No verdict: the records do not say what decoding took.",
+    )
     assert summary.served is not None
     assert summary.served.acceptance_lengths
 
@@ -408,6 +415,9 @@ def test_llamacpps_rounds_follow_from_its_counts_or_are_left_open(
     assert (trial.k, trial.rounds, trial.temperature) == (k, rounds, 0.5)
 
 
+DRAFTED_4 = json.dumps({**LLAMACPP, "stop_type": "limit", "timings": BUDGET_ENDED})
+
+
 @pytest.mark.parametrize(
     ("entries", "overrides", "says"),
     [
@@ -419,6 +429,12 @@ def test_llamacpps_rounds_follow_from_its_counts_or_are_left_open(
         ([json.dumps(VLLM)], [], "they do not say their temperature; give temperature="),
         ([json.dumps(VLLM)], ["temperature=0", "k=[0,2]"], "k: 2 entries for 1 files"),
         ([json.dumps(VLLM)], ["temperature=0", "k=[4]"], "says that its server drafted 2 tokens"),
+        ([DRAFTED_4], ["k=[2]"], "k=2: {file} says that its server drafted 4 tokens per round"),
+        (
+            [DRAFTED_4],
+            ["temperature=1", "k=[4]"],
+            "temperature=1: {file} says that its requests ran at 0.5; leave temperature= out",
+        ),
         (
             [json.dumps({**LLAMACPP, "stop_type": "eos"})],
             [],
@@ -440,9 +456,21 @@ def test_records_that_cannot_be_used_are_refused_in_one_line(
     file.write_text("\n".join(entries), encoding="utf-8")
     with pytest.raises(UserError) as refused:
         run(tmp_path / "results", f"records=[{file}]", *overrides)
-    assert says in str(refused.value)
+    assert says.replace("{file}", str(file)) in str(refused.value)
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize("drafted", [DRAFTED_4, json.dumps(VLLM)])
+def test_a_file_of_drafting_requests_is_not_taken_for_the_plain_one(
+    drafted: str, tmp_path: Path
+) -> None:
+    drafting, other = tmp_path / "k4.jsonl", tmp_path / "other.jsonl"
+    for file in (drafting, other):
+        file.write_text(drafted, encoding="utf-8")
+    asked = [f"records=[{drafting},{other}]", "k=[0,4]"]
+    with pytest.raises(UserError, match=r"k=0: .*k4.jsonl says that its server drafted [24] "):
+        run(tmp_path / "results", *asked, *([] if drafted == DRAFTED_4 else ["temperature=0"]))
 
 
 # ---- llama.cpp itself ----------------------------------------------------------------------------

@@ -315,11 +315,19 @@ def imported(
 
     Raises:
         UserError: nothing to compare: files of two engines, or loads, or a K or temperature that is
-            not known.
+            not known, or is typed otherwise than the records have it.
     """
     if ks is not None and len(ks) != len(files):
         raise UserError(f"k: {len(ks)} entries for {len(files)} files of records; give one each")
     known = [record for records in files.values() for record in records]
+    for file, records in files.items():
+        stored = {record.temperature for record in records} - {None}
+        if temperature is not None and stored - {temperature}:
+            other = max(stored - {temperature})
+            raise UserError(
+                f"temperature={temperature:g}: {file} says that its requests ran at {other:g};"
+                " leave temperature= out"
+            )
     engine = _common("engines", {record.engine for record in known})
     told = {record.temperature for record in known} - {None}
     if temperature is None and not told:
@@ -378,15 +386,23 @@ def _side_by_side(records: Sequence[ServedRecord]) -> int:
 def _k_of(file: str, records: Sequence[ServedRecord], given: int | None) -> int:
     """The K of a file's server, as it says or is typed."""
     told = {record.k for record in records if record.k is not None and record.error is None}
-    if given is not None:
-        if told - {given} and max(told - {given}) > 0:
-            raise UserError(f"k={given}: {file} says that its server drafted {max(told)} tokens")
-        return given
     inferred = [
         math.ceil(record.drafted / rounds)
         for record in records
         if record.k is None and record.drafted and (rounds := _rounds_at_budget(record))
     ]
+    if given is not None:
+        # The last drafts of a text may be shortened, so what is inferred is a lower bound
+        contradicted = (told - {0, given}) | {k for k in inferred if k > given}
+        if not given and any(record.drafted for record in records):
+            contradicted |= {max(*told, *inferred, 1)}
+        if contradicted:
+            drafted = max(contradicted)
+            raise UserError(
+                f"k={given}: {file} says that its server drafted {drafted} tokens per round; give"
+                " the K of each file in their order, or leave k= out"
+            )
+        return given
     told |= {max(inferred)} if inferred else set()
     # A request too short to be drafted for looks like a plain one
     drafting = told - {0}

@@ -447,6 +447,8 @@ class ServedRun(ServedTexts):
         return [(entry.verdicts[0], entry.verdicts[1:]) for entry in measured]
 
     def _questions(self) -> Iterator[Question]:
+        if all(trial.k for trial in self.trials):  # records of no plain server
+            return
         for temperature in self.temperatures:
             done = (t for t in completed(self.settled) if t.temperature == temperature)
             if any(trial.decode_s is None for trial in done):  # records without a time of decoding

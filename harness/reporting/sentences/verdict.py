@@ -281,11 +281,20 @@ def _without_answers(summary: Summary) -> tuple[str, ...]:
     if command in DECIDING_COMMANDS and summary.answers and summary.run.serve_on:
         server = grid.PHRASES[summary.run.serve_on]
         return (f"Not known for {server}: this run has no prediction under its acceptance rule.",)
+    if summary.served is not None and summary.run.status == "complete":
+        return (f"No verdict: {_lacking(summary)}.",)
     if command in DECIDING_COMMANDS:
         return ("No verdict: the run stopped before there was enough to decide on.",)
     decided = () if summary.verdict is None else (verdict(summary.verdict),)
     possible = gain(summary)
     return decided if possible is None else (*decided, possible)
+
+
+def _lacking(summary: Summary) -> str:
+    """What a server's records would need for a verdict."""
+    if all(row.k for row in summary.results):
+        return "no file decodes plainly; add the plain server's records to records="
+    return "the records do not say what decoding took"
 
 
 def snapshot_checks(summary: Summary) -> list[CheckResult]:
