@@ -94,6 +94,11 @@ REASONS: dict[str, tuple[Verdict, str]] = {
         "the server's texts or rounds at K=2 are not those of lossless sampling (texts z = -85.1),"
         " so its speed does not count",
     ),
+    "impossible_speedup": (
+        refusal("impossible_speedup", k=2, speedup=3.2, prompt_set="easy", clock="engine"),
+        "3.20x at K=2 on easy prompts is more than its rounds emit, so timings here cannot be"
+        " right; measure again on a quiet machine, or with clock=cpu",
+    ),
 }  # fmt: skip
 
 

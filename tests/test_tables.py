@@ -28,7 +28,6 @@ LOG = "K,acceptance_rate,ms_per_token\n0,,20\n1,0.8,17\n2,0.7,16\n4,0.5,18\n8,0.
 # Small runs of what the stored ones lack; {root} is their folder
 MADE = (
     ("sweep", *SMALL, "temperature=[0.0]", "decode.acceptance=0.6"),
-    ("sweep", *SMALL, "temperature=[0.0]", "draft=ngram"),
     ("snapshot", *SMALL, "temperature=[1.0]"),
     ("breakeven", "log={root}/log.csv"),
     ("report", "runs=[{frozen}/sweep,{examples}/embedded_sweep]"),
