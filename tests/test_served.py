@@ -13,6 +13,7 @@ import pytest
 from harness.analysis import analyse
 from harness.analysis.compared_engines import engine_rows
 from harness.analysis.comparison import compare
+from harness.analysis.served import ServedRun
 from harness.analysis.server_costs import (
     PlainRequests,
     Requests,
@@ -20,6 +21,7 @@ from harness.analysis.server_costs import (
     TimedRequests,
     fit_costs,
     settled,
+    speedup_variance,
     timed_rounds,
 )
 from harness.analysis.setup import Setup
@@ -31,6 +33,7 @@ from harness.reporting import markdown, serving
 from harness.reporting.content import content_of
 from harness.reporting.sentences.comparison import verdicts
 from harness.serving.counting import Counting
+from harness.stats import jackknife
 from harness.storage import StoredRun, load
 from harness.summary import LoadCell, Summary, TextLikelihood, from_json, to_json
 from harness.theory.replay import Replayed, by_start, replay
@@ -105,6 +108,29 @@ def test_drafts_shorter_than_every_k_cost_in_the_fit_what_a_prediction_takes(
     costs = ServerCosts(0.7e-3, 1.5e-3, times)
     timed = requests_of(tuple(round_ms), [12, 60, 33, 5, 20, 7], costs)
     assert_found(fit_costs(timed), costs)
+
+
+def test_a_predicted_speedups_variance_is_that_of_costs_from_other_requests() -> None:
+    rng, lengths = np.random.default_rng(3), [12, 60, 33, 47, 20, 55, 41, 28] * 3
+    exact, tokens, counts = requests_of((1, 4), lengths), np.array([40.0]), counts_of(4, [40])
+    logs, variances = [], []
+    for _ in range(60):
+        plain, at = exact.plain, exact.speculative
+        factors = np.exp(0.05 * rng.standard_normal((3, len(lengths))))
+        timed = TimedRequests(
+            replace(plain, seconds=plain.seconds * factors[0]),
+            {k: replace(at[k], seconds=at[k].seconds * factors[n]) for n, k in ((1, 1), (2, 4))},
+        )
+        found, variance = fit_costs(timed), speedup_variance(timed, tokens, counts)
+        assert found is not None
+        assert variance is not None
+        logs.append(np.log(found.speedup(tokens, counts)))
+        variances.append(float(variance.value))
+    assert np.mean(variances) ** 0.5 == pytest.approx(np.std(logs), rel=0.25)
+    same = speedup_variance(exact, tokens, counts)
+    assert same is not None
+    assert float(same.value) == pytest.approx(0.0, abs=1e-12)
+    assert speedup_variance(requests_of((1, 4), lengths[:2]), tokens, counts) is None
 
 
 def rejected(visit: int, k: int, tokens: int, pace: float) -> RoundTiming:
@@ -274,6 +300,50 @@ def test_a_prediction_stands_next_to_each_measurement_with_its_error(summary: Su
     assert "## Predicted and measured on our own loop" in report
     assert "## Is the server lossless?" in report
     assert "Predicted against measured speedup: median error" in report
+
+
+def timed_at(run: StoredRun, varied: float) -> StoredRun:
+    """The run, had its rounds cost what `COSTS` says, but for a relative standard deviation."""
+    rng = np.random.default_rng(1)
+
+    def seconds(k: int, rounds: int) -> float:
+        start_s = COSTS.start_s if k else COSTS.plain_start_s
+        return (start_s + rounds * COSTS.times.at(k)) * float(np.exp(varied * rng.normal()))
+
+    trials = tuple(
+        replace(t, decode_s=seconds(t.k, (t.rounds if t.k else t.new_tokens) or 0))
+        for t in run.trials
+    )
+    rounds = tuple(replace(t, seconds=seconds(t.k, t.rounds)) for t in run.rounds)
+    return replace(run, trials=trials, rounds=rounds)
+
+
+@pytest.mark.parametrize("varied", [0.0, 0.1])
+def test_a_predictions_interval_has_the_error_of_the_costs(
+    stored: StoredRun, monkeypatch: pytest.MonkeyPatch, varied: float
+) -> None:
+    monkeypatch.setattr(jackknife, "MIN_PROMPTS", 4)
+    run = ServedRun(Setup(timed_at(stored, varied)))
+    # Greedy texts take the rounds that replay expects, sampled ones vary
+    rows = [r for r in run.results if r.source == "replayed" and r.k and r.temperature == 0]
+    assert len(rows) == 6
+    for row in rows:
+        costs, texts = run.costs(0.0, row.prompt_set), run.plain_texts(row)
+        assert costs is not None
+        plain_s = costs.plain_s(texts.tokens)
+        seconds = costs.speculative_s(run.replayed(texts, row.k))
+        _, of_text = np.unique([t.prompt for t in texts.trials], return_inverse=True)
+        before_s, tokens, after_s = (
+            np.bincount(of_text, each).astype(np.float64)
+            for each in (plain_s, texts.tokens, seconds)
+        )
+        alone = jackknife.speedup_interval(before_s, tokens, after_s, tokens)
+        assert alone is not None
+        if varied == 0.0:
+            assert (row.speedup_lo, row.speedup_hi) == pytest.approx(alone)
+        elif row.prompt_set == "easy":
+            assert alone.lo == pytest.approx(alone.hi)  # all prompts are alike
+            assert (row.speedup_hi or 0.0) > 1.02 * (row.speedup_lo or np.inf)
 
 
 def drifting(run: StoredRun, ks: tuple[int, ...]) -> StoredRun:

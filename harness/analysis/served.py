@@ -33,6 +33,7 @@ from harness.analysis.server_costs import (
     TimedRequests,
     fit_costs,
     seconds_of_rounds,
+    speedup_variance,
     timed_rounds,
 )
 from harness.analysis.server_gate import gates
@@ -40,7 +41,7 @@ from harness.analysis.setup import Setup
 from harness.analysis.verdict import Candidate, Evidence, Timed, evidence_from_trials
 from harness.records import GREEDY, LatencyRow, ResultRow, RoundTiming
 from harness.serving.counting import Counting
-from harness.stats.jackknife import Array, speedup_interval
+from harness.stats.jackknife import Array, Interval, enough_prompts, speedup_interval
 from harness.summary import (
     AcceptanceByPosition,
     Caveat,
@@ -56,6 +57,7 @@ from harness.summary import (
     Unstable,
     Verdict,
 )
+from harness.theory.replay import Replayed
 from harness.theory.speedup import RoundTimes
 
 # Our own loop takes every token from a round, and always drafts K
@@ -123,6 +125,13 @@ class ServedRun(ServedTexts):
     def _fitted_costs(
         self, temperature: float, prompt_set: str | None, ks: tuple[int, ...]
     ) -> ServerCosts | None:
+        timed = self._timed_requests(temperature, prompt_set, ks)
+        return fit_costs(timed) if timed is not None else None
+
+    def _timed_requests(
+        self, temperature: float, prompt_set: str | None, ks: Sequence[int]
+    ) -> TimedRequests | None:
+        """What costs are fitted from."""
         parts = [
             part
             for part in (
@@ -131,7 +140,7 @@ class ServedRun(ServedTexts):
             )
             if part is not None
         ]
-        return fit_costs(sum(parts[1:], parts[0])) if parts else None
+        return sum(parts[1:], parts[0]) if parts else None
 
     def _rejected_requests(self, temperature: float, ks: Sequence[int]) -> TimedRequests | None:
         """Those of servers that were told to reject every draft; None where there are none."""
@@ -311,7 +320,7 @@ class ServedRun(ServedTexts):
             return None
         counts = self.replayed(texts, row.k)
         seconds = costs.speculative_s(counts)
-        interval = speedup_interval(*_per_prompt(texts, plain_s, seconds))
+        interval = self._interval(row, texts, plain_s, seconds, counts)
         accepted, drafted = float(counts.accepted.sum()), float(counts.drafted.sum())
         return replace(
             _timed(made, seconds, texts.tokens),
@@ -324,11 +333,24 @@ class ServedRun(ServedTexts):
             mean_acceptance_length=counts.mean_acceptance_length,
             tokens_per_round=counts.tokens_per_round,
             rule=self.engine.rule,
-            speedup=float(plain_s.sum() / seconds.sum()),
+            speedup=costs.speedup(texts.tokens, counts),
             speedup_lo=interval.lo if interval else None,
             speedup_hi=interval.hi if interval else None,
             breakeven_alpha=costs.times.break_even_alpha(row.k),
         )
+
+    def _interval(
+        self, row: ResultRow, texts: Texts, plain_s: Array, seconds: Array, counts: Replayed
+    ) -> Interval | None:
+        """Of a predicted speedup: other prompts, and other requests that tell the costs."""
+        assert row.temperature is not None
+        timed = self._timed_requests(row.temperature, row.prompt_set, self.ks)
+        if timed is None or not enough_prompts([""] * len(_prompts(texts)[0])):
+            return None
+        costs_error = speedup_variance(timed, texts.tokens, counts)
+        if costs_error is None:
+            return None
+        return speedup_interval(*_per_prompt(texts, plain_s, seconds), shared=costs_error)
 
     def cells(self) -> Iterator[ServedCell]:
         """Prediction and measurement of every cell that drafts."""
@@ -374,8 +396,7 @@ class ServedRun(ServedTexts):
         texts = self.plain_texts(row)
         if costs is None or not costs.times.covers(row.k):
             return None
-        seconds = costs.speculative_s(self.replayed(texts, row.k))
-        return float(costs.plain_s(texts.tokens).sum() / seconds.sum())
+        return costs.speedup(texts.tokens, self.replayed(texts, row.k))
 
     def by_k(self) -> Iterator[ServedK]:
         """Every K on the whole workload, weighted."""

@@ -21,10 +21,12 @@ from scipy.optimize import nnls
 
 from harness.records import GREEDY, RoundTiming, Trial
 from harness.serving.counting import Counting
-from harness.stats.jackknife import Array
-from harness.theory.replay import Replayed, replay_texts, stacked
+from harness.stats.jackknife import Array, Index, Variance, left_out_variance
+from harness.theory.replay import Replayed, replay_texts, selected, stacked
 from harness.theory.speedup import RoundTimes
 
+# Costs' error is that of leaving out one such part of the requests at a time
+PARTS = 8
 # The quantile of a request's visits that is taken as its time
 UNDISTURBED = 0.1
 
@@ -81,6 +83,22 @@ class TimedRequests:
         )
         return TimedRequests(plain, speculative)
 
+    def without(self, part: int) -> "TimedRequests":
+        """The requests but for every `PARTS`th, from this one on."""
+
+        def kept(seconds: Array) -> Index:
+            return np.flatnonzero(np.arange(len(seconds)) % PARTS != part)
+
+        plain = kept(self.plain.seconds)
+        return TimedRequests(
+            PlainRequests(self.plain.seconds[plain], self.plain.tokens[plain]),
+            {
+                k: Requests(each.seconds[rows], selected(each.counts, rows))
+                for k, each in self.speculative.items()
+                if len(rows := kept(each.seconds))
+            },
+        )
+
 
 @dataclass(frozen=True)
 class ServerCosts:
@@ -103,10 +121,33 @@ class ServerCosts:
         """[n] seconds of requests whose rounds are expected to be these."""
         return self.start_s + seconds_of_rounds(counts, self.times)
 
+    def speedup(self, tokens: Array, counts: Replayed) -> float:
+        """Plain seconds / speculative ones, of such requests together."""
+        return float(self.plain_s(tokens).sum() / self.speculative_s(counts).sum())
+
 
 def seconds_of_rounds(counts: Replayed, times: RoundTimes) -> Array:
     """[n] seconds that the rounds of n texts take, each by how many tokens it drafts."""
     return counts.proposals @ np.array([times.at(n) for n in range(counts.k + 1)])
+
+
+def speedup_variance(timed: TimedRequests, tokens: Array, counts: Replayed) -> Variance | None:
+    """The variance that costs' error gives the logarithm of a predicted speedup, by the jackknife.
+
+    Args:
+        timed: requests from which the costs are fitted.
+        tokens, counts: the plain tokens and the rounds of the texts that are predicted.
+
+    Returns:
+        None where the costs rest on too few requests to do without some.
+    """
+    fits = [fit_costs(timed.without(part)) for part in range(PARTS)]
+    logs = [
+        np.log(fit.speedup(tokens, counts))
+        for fit in fits
+        if fit is not None and fit.times.covers(counts.k)
+    ]
+    return left_out_variance(np.array(logs), np.ones(PARTS)) if len(logs) == PARTS else None
 
 
 def fit_costs(timed: TimedRequests) -> ServerCosts | None:

@@ -212,11 +212,19 @@ class Estimate:
             return None
         return 2.0 * float(stdtr(float(self.variance.degrees), -abs(score)))
 
-    def interval(self, level: float = CONFIDENCE) -> Interval | None:
-        """Student's interval; None with too few prompts, or a value that is not finite."""
+    def interval(
+        self, level: float = CONFIDENCE, shared: Variance | None = None
+    ) -> Interval | None:
+        """Student's interval; None with too few prompts, or a value that is not finite.
+
+        Args:
+            level: of confidence.
+            shared: an error that all prompts have in common, such as that of a price of rounds.
+        """
         if self.variance is None or not enough_prompts(self.prompt_sets):
             return None
-        half = float(half_width(self.variance, level))
+        parts = [self.variance] if shared is None else [self.variance, shared]
+        half = float(half_width(joined(parts), level))
         return Interval(self.value - half, self.value + half)
 
 
@@ -266,6 +274,7 @@ def speedup_interval(
     tokens: Array,
     prompt_sets: Sequence[str] | None = None,
     weights: Mapping[str, float] | None = None,
+    shared: Variance | None = None,
 ) -> Interval | None:
     """The interval of a workload's speedup, a prompt's two runs left out together.
 
@@ -278,15 +287,15 @@ def speedup_interval(
         seconds, tokens: [prompt] of the run that is judged.
         prompt_sets: the set of each prompt; one set if None.
         weights: of the sets; equal if None.
+        shared: of the logarithm, an error that all prompts have in common.
 
     Returns:
         None with too few prompts.
     """
     sets = ("",) * len(seconds) if prompt_sets is None else prompt_sets
     before = workload_ratio(baseline_s, baseline_tokens, sets, weights)
-    return exponential(
-        (before.log() - workload_ratio(seconds, tokens, sets, weights).log()).interval()
-    )
+    log_speedup = before.log() - workload_ratio(seconds, tokens, sets, weights).log()
+    return exponential(log_speedup.interval(shared=shared))
 
 
 def exponential(interval: Interval | None) -> Interval | None:
