@@ -53,9 +53,8 @@ def save_head(network: Eagle3Network, folder: Path, layout: Layout, target: str)
         config = {"architectures": ["LlamaForCausalLMEagle3"], **layer, **shared}
     else:
         tensors = {re.sub(r"^midlayer\.", "layers.0.", name): t for name, t in tensors.items()}
-        config = {
+        config = {  # without a model_type: vLLM knows the layout by that
             "architectures": ["Eagle3Speculator"],
-            "model_type": "speculator_model",
             "speculators_model_type": "eagle3",
             "speculators_version": "0.5.0",
             "speculators_config": {
