@@ -554,6 +554,15 @@ class ServerConfig(PairConfig):
         return "ratio" if self.engine == "own" else SERVERS.get(self.engine)
 
     @property
+    def not_with_url(self) -> tuple[str, ...]:
+        """The keys given here that set how a server is started, where none is."""
+        if self.url is None:
+            return ()
+        settings = ("threads", "kv_type", "flash_attention", "servers", "port", "flags")
+        default = ServerConfig()
+        return tuple(name for name in settings if getattr(self, name) != getattr(default, name))
+
+    @property
     def takes_gguf(self) -> bool:
         """Only a server of llama.cpp that is started here."""
         return self.engine == "llamacpp" and self.url is None

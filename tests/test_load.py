@@ -33,7 +33,7 @@ from harness.engines.llamacpp import LlamaCpp
 from harness.engines.protocol import Completion, EngineFacts, ServerDiedError
 from harness.measurement.draft_scores import score_texts
 from harness.measurement.generations import Request
-from harness.measurement.load import Load, groups_of, load_visit
+from harness.measurement.load import Load, groups_of, load_visit, requests_of_load
 from harness.measurement.returned_texts import ReturnedText
 from harness.models.load import load, open_pair
 from harness.models.tokenizer import encode
@@ -404,6 +404,18 @@ def test_a_schedule_is_written_as_the_engine_takes_it(engine, code, note):
     (snippet,) = schedule_snippets(Summary(run, served=served), "TARGET")
     assert snippet.code == code
     assert note in " ".join(snippet.notes)
+
+
+@pytest.mark.parametrize("prompts", [[5], [1], [3, 7], [4, 4, 9]])
+@pytest.mark.parametrize("largest", [1, 2, 8])
+def test_a_plan_counts_the_requests_of_a_load(prompts, largest):
+    requests = [
+        Request("", f"set{name}", str(n), None, (1,), GREEDY, 32, 0, n, frozenset(), "t", "d")
+        for name, count in enumerate(prompts)
+        for n in range(count)
+    ]
+    sent = sum(len(group) for group in groups_of(requests, largest).values())
+    assert requests_of_load(prompts, largest) == sent
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,23 @@ def test_every_request_is_a_trial_that_counts_what_rounds_emitted(served: Stored
     assert len(seeds) == len(served.trials)
 
 
+def test_a_plan_counts_what_a_run_sends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["dry_run=true", "verbose=true"]
+    assert command.run(asked(tmp_path, *words, "concurrency=[1,2]")).folder is None
+    plan = " ".join(capsys.readouterr().out.split())
+    # 6 prompts of two sets, 3 servers, 2 temperatures and visits
+    assert "requests, one at a time 72 of 24 tokens" in plan
+    assert "48 requests; 2 servers reject every draft" in plan
+    assert f"1, 2: {2 * 2 * 12 * 2 * 9}" in plan
+    assert "CUDA graphs" not in plan
+    urls = "url=[http://127.0.0.1:9,http://127.0.0.1:9,http://127.0.0.1:9]"
+    assert command.run(asked(tmp_path, *words, urls)).folder is None
+    plan = " ".join(capsys.readouterr().out.split())
+    assert "http://127.0.0.1:9 not reachable" in plan
+    assert "not used with url= threads, kv_type, flash_attention" in plan
+    assert not any(tmp_path.iterdir())
+
+
 @needs_llamacpp
 def test_the_manifest_says_which_engine_it_was(served: StoredRun) -> None:
     entry = ServingEngine.of(served.manifest["engine"])

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from harness import prompts as prompt_sets
 from harness.commands.pairing import SERVED_BYTES, Pairing, draft_size, pairings
+from harness.commands.server_requests import load_slots
 from harness.config import (
     AUTO_DRAFTS,
     CHAINED,
@@ -26,6 +27,7 @@ from harness.config import (
     SnapshotConfig,
     SweepConfig,
 )
+from harness.measurement.load import requests_of_load
 from harness.records import LOOKUPS, Prompt, TextTrace
 from harness.reporting import formatting as fmt
 from harness.reporting.console import print_brief, print_table
@@ -101,23 +103,53 @@ def print_sweep_plan(config: SweepConfig, prompts: Sequence[Prompt]) -> None:
     _print([_plan(config, [config.draft], rows), costs], config)
 
 
-def print_server_plan(config: ServerConfig, prompts: Sequence[Prompt]) -> None:
-    """Servers, requests and the most tokens that they can return."""
+def print_server_plan(
+    config: ServerConfig, prompts: Sequence[Prompt], urls: Mapping[str, str], *, synthetic: bool
+) -> None:
+    """Servers, and the requests that each kind of them gets.
+
+    Args:
+        config: the command's.
+        prompts: of the run.
+        urls: addresses, each with who answers there.
+        synthetic: whether servers that reject every draft time the rounds.
+    """
     ks = [0, *(k for k in config.k if k > 0)]
-    texts = _turns(prompts) * len(config.temperature)
-    requests = texts * len(ks) * config.repetitions
-    where = "started here" if config.url is None else ", ".join(config.url)
+    sets = [prompt.prompt_set for prompt in prompts for _ in prompt.turns]
+    by_set = [sets.count(name) for name in dict.fromkeys(sets)]
+    each_k = len(config.temperature) * config.repetitions * len(ks)
+    requests = len(sets) * each_k
+    rounds = f"{requests} requests for a part of the budget"
+    if synthetic:  # a prompt of each set, at two budgets
+        rounds = f"{2 * len(by_set) * each_k} requests; {len(ks) - 1} servers reject every draft"
     rows: Rows = {
-        "engine": f"{config.engine}, {where}",
+        "engine": f"{config.engine}, {'started here' if config.url is None else 'running'}",
+        **urls,
+        **({"not used with url=": ", ".join(config.not_with_url)} if config.not_with_url else {}),
         "servers": ", ".join("plain" if k == 0 else f"K = {k}" for k in ks),
         "temperature": ", ".join(f"{value:g}" for value in config.temperature),
         **_answer_rows(config, prompts),
         "visits": config.repetitions,
         "requests, one at a time": f"{requests} of {config.new_tokens} tokens at most",
-        "requests side by side": ", ".join(map(str, config.concurrency)),
+        "rounds timed by": rounds,
+        **_load_rows(config, by_set, each_k),
         "returned texts": "scored for replay" if config.score else "not scored (score=false)",
     }
+    if config.score and config.own_loop and config.engine != "own":
+        rows["our own loop"] = "its rounds are timed too (own_loop=false leaves them out)"
     _print([_plan(config, [config.draft], rows)], config)
+
+
+def _load_rows(config: ServerConfig, by_set: Sequence[int], each_k: int) -> Rows:
+    """Requests side by side, and at random, with how many there are in all."""
+    size = each_k * requests_of_load(by_set, load_slots(config))
+    rows: Rows = {}
+    if max(config.concurrency) > 1:  # each load with the whole budget and with a part of it
+        levels = ", ".join(map(str, config.concurrency))
+        rows["requests side by side"] = f"{levels}: {2 * len(config.concurrency) * size}"
+    if config.rate:
+        rows["requests at random"] = f"{config.rate:g} per second: {size}"
+    return rows
 
 
 def print_profile_plan(config: ProfileConfig, prompts: Sequence[Prompt]) -> None:
@@ -238,8 +270,10 @@ def _prefills(draft: ModelConf, largest_k: int) -> int:
 def _plan(config: Config, drafts: Sequence[ModelConf], rows: Mapping[str, object]) -> Table:
     """What would be run."""
     heads = config.backend == "auto" and any(conf.kind in HEADS for conf in drafts)
+    backend = EAGER_FOR_HEADS if heads else BACKENDS[config.backend]
+    of_servers = isinstance(config, ServerConfig) and config.engine != "own"
     listed = [
-        ("backend", EAGER_FOR_HEADS if heads else BACKENDS[config.backend]),
+        *(() if of_servers else [("backend", backend)]),
         ("target", _model_line(config.model)),
         ("drafts" if len(drafts) > 1 else "draft", ", ".join(_model_line(conf) for conf in drafts)),
         *((name, str(value)) for name, value in rows.items()),

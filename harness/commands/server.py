@@ -18,7 +18,7 @@ from harness.commands.run_lifecycle import (
 )
 from harness.commands.server_load import measure_loads
 from harness.commands.server_requests import open_workload
-from harness.commands.server_start import try_addresses
+from harness.commands.server_start import is_synthetic, states_of_addresses, try_addresses
 from harness.commands.server_texts import judge
 from harness.commands.server_visits import measure
 from harness.commands.time_rounds import time_own_loop
@@ -34,7 +34,8 @@ def run(config: ServerConfig) -> Outcome:
     prompts = load_prompts(config)
     adapter = adapter_of(config)
     if config.dry_run:
-        print_server_plan(config, prompts)
+        states = states_of_addresses(config, adapter)
+        print_server_plan(config, prompts, states, synthetic=is_synthetic(config, adapter))
         return Outcome(None)
     folder = resumed(config, COMMAND)
     own_rounds = stored_own_rounds(config)

@@ -3,6 +3,7 @@
 Servers, one per K and one that decodes plainly, stand side by side where the memory allows it.
 """
 
+import logging
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -27,11 +28,20 @@ from harness.measurement.clock import Clock
 from harness.measurement.generations import drafter_of
 from harness.measurement.served import check_drafts
 from harness.models.load import load_vocabulary
-from harness.records import GREEDY, LOOKUPS, Prompt, ServerCommand, ServingEngine, UserError
+from harness.records import (
+    GREEDY,
+    LOOKUPS,
+    Prompt,
+    ServerCommand,
+    ServingEngine,
+    UserError,
+    in_one_line,
+)
 from harness.serving.counting import counting_of
 from harness.storage import RunFolder
 from harness.storage.contents import plain
 
+_log = logging.getLogger(__name__)
 # The manifest's entries of the engine, and of the threads that each server gets
 ENGINE, THREADS = "engine", "server_threads"
 # Tokens of a text by which an address is tried, or a number of threads judged
@@ -45,6 +55,8 @@ CHECKED_TOKENS = 64
 def try_addresses(config: ServerConfig, adapter: Adapter, prompts: Sequence[Prompt]) -> None:
     """Attach to every address once: refused ones are the user's to fix before anything begins."""
     assert adapter.attach is not None
+    if config.not_with_url:
+        _log.warning("not used with url=, whose servers run: %s", ", ".join(config.not_with_url))
     tokenizer = load_vocabulary(config.model, "model").tokenizer
     running = addresses(config, adapter)
     engine = adapter.attach(running, tokenizer)
@@ -56,6 +68,23 @@ def try_addresses(config: ServerConfig, adapter: Adapter, prompts: Sequence[Prom
                 ids = check_vocabulary(server, tokenizer, prompts)
                 check_drafts(server, server.generate(ids, sampling, config.seed, budget))
             tick()
+
+
+def states_of_addresses(config: ServerConfig, adapter: Adapter) -> dict[str, str]:
+    """Who answers at each address of `url=`, or why nobody does; no request is sent."""
+    states: dict[str, str] = {}
+    if config.url is None:
+        return states
+    assert adapter.attach is not None
+    running = addresses(config, adapter)
+    engine = adapter.attach(running, None)
+    for k, url in running.urls.items():
+        try:
+            with engine.open(k) as server:
+                states[url] = f"answers, {server.facts.name} {server.facts.version}"
+        except UserError as error:
+            states[url] = in_one_line(error).removeprefix(f"url={url}: ")
+    return states
 
 
 def check_vocabulary(server: Server, tokenizer: Any, prompts: Sequence[Prompt]) -> list[int]:

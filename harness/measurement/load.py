@@ -67,6 +67,20 @@ def groups_of(requests: Sequence[Request], largest: int) -> dict[str, list[Reque
     }
 
 
+def requests_of_load(prompts: Sequence[int], largest: int) -> int:
+    """How many requests `groups_of` gives.
+
+    Args:
+        prompts: how many each prompt set has.
+        largest: as of `groups_of`.
+    """
+    groups = prompts
+    if len(prompts) == 1:
+        groups = ((prompts[0] + 1) // 2, prompts[0] // 2)
+    least = REQUESTS_PER_SLOT * largest
+    return sum(size * max(1, -(-least // size)) for size in groups if size)
+
+
 def _repeated(requests: Sequence[Request], least: int) -> list[Request]:
     times = max(1, -(-least // len(requests)))
     sent = [(time, request) for time in range(times) for request in requests]
