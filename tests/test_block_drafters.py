@@ -33,6 +33,7 @@ from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel, 
 
 from harness import prompts
 from harness.analysis import analyse
+from harness.analysis.adaptive import ScoredTexts, replayed_adaptively
 from harness.analysis.replayed import replayed
 from harness.cli import compose, draft_conf, draft_confs
 from harness.commands import audition, snapshot, sweep
@@ -40,6 +41,7 @@ from harness.commands.pair import HEAD_READERS
 from harness.config import ModelConf, PromptsConf
 from harness.decoding.heads import HeadDrafter
 from harness.decoding.sampling import SamplingParameters, penalised, sampler_for
+from harness.measurement.confidences import head_confidences
 from harness.measurement.head_scores import score_with_head
 from harness.measurement.target_texts import generate_texts
 from harness.models.blocks import BlockHead
@@ -367,6 +369,25 @@ def test_scores_are_those_of_the_loops_own_rounds_from_every_start(
         assert trace.proposed is not None
         most = [head.drafts] * len(text.tokens)
         assert trace.proposed.tolist() == [*([0] if len(prompt) == 1 else most[:1]), *most[1:]]
+
+
+def test_adaptive_drafting_is_replayed_exactly_where_fewer_tokens_are_drafted_than_k(
+    target: LoadedModel, head: Head
+) -> None:
+    model = keeping(target, head)
+    requests = asked(GREEDY)
+    texts = generate_texts(model, requests, name="model=target")
+    traces = score_with_head(texts, model, head, num_draft_tokens=8, draft_name="head")
+    sure = head_confidences(
+        texts, model, head, draft_name="head", rule="ratio", num_draft_tokens=8, least=0.1
+    )
+    confidences = {text.request.key: each for text, each in zip(texts, sure, strict=True)}
+    counts = replayed_adaptively(ScoredTexts(traces, confidences, "ratio"), 8, 0.5)
+    for row, request in enumerate(requests):
+        drafter = HeadDrafter(head, model, GREEDY, "ratio", 0.5)
+        rounds = decoded(model, drafter, replace(request, k=8).generation(CPU))
+        assert counts.rounds[row] == len(rounds)
+        assert counts.drafted[row] == sum(each.drafted for each in rounds)
 
 
 def test_rounds_at_temperature_1_are_those_that_replay_expects(

@@ -56,11 +56,19 @@ class ScoredTexts:
         ]
 
     def chances(self, depth: int) -> Array:
-        """(texts, starts, depth) accept probabilities, padded with 0."""
+        """(texts, starts, depth) accept probabilities; 0 where nothing is drafted."""
         padded = np.zeros((len(self.traces), self.longest, depth))
         for row, trace in enumerate(self.traces):
             padded[row, : len(trace.tokens)] = accept_chances(trace, self.rule, depth)
-        return padded
+        return np.where(np.arange(depth) < self.most(depth)[:, :, None], padded, 0.0)
+
+    def most(self, k: int) -> Counts:
+        """(texts, starts) tokens that a round from a start drafts at most."""
+        most = np.full((len(self.traces), self.longest), k, dtype=np.intp)
+        for row, trace in enumerate(self.traces):
+            if trace.proposed is not None:
+                most[row, : len(trace.tokens)] = trace.proposed
+        return np.minimum(most, k)
 
     def drafting(self, k: int, threshold: float) -> tuple[Counts, Counts]:
         """Tokens drafted from each start: where all are the text's, and by how many stand.
@@ -70,13 +78,11 @@ class ScoredTexts:
         shape = (len(self.traces), self.longest)
         along = np.full((*shape, k), np.nan)
         away = np.full((shape[0], shape[1] + 1, k), np.nan)
-        most = np.full(shape, k, dtype=np.intp)
+        most = self.most(k)
         for row, trace in enumerate(self.traces):
             values, count = self.confidences[trace.key].values[:, :k], len(trace.tokens)
             away[row, : len(values)] = values
             along[row, :count] = self._along(trace, values, k)
-            if trace.proposed is not None:
-                most[row, :count] = trace.proposed
         proposed = np.minimum(until_unlikely(along, threshold), most)
         off_text = until_unlikely(away, threshold)
         if self.traces[0].depth is None:
@@ -136,9 +142,7 @@ def adaptive_drafting(
         )
 
     parts = texts.parts(depth)
-    fixed = [
-        row(stacked([replay(p.chances(k), p.lengths, [k])[k] for p in parts]), 0.0) for k in ks
-    ]
+    fixed = [row(replayed_adaptively(texts, k, 0.0), 0.0) for k in ks]
     grid = [row(replayed_adaptively(texts, k, value), value) for k in ks for value in THRESHOLDS]
     best = max(grid, key=lambda entry: entry.speedup)
     cost = latency.relative(depth)

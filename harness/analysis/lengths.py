@@ -79,10 +79,10 @@ def _judged(traces: Sequence[TextTrace], rule: Rule, k: int) -> tuple[Array, Arr
     for first in range(0, len(traces), size):
         part = traces[first : first + size]
         chances = np.zeros((len(part), longest, k))
-        proposed = None if part[0].proposed is None else np.zeros((len(part), longest), np.intp)
+        proposed = np.full((len(part), longest), k, dtype=np.intp)
         for row, trace in enumerate(part):
             chances[row, : len(trace.tokens)] = accept_chances(trace, rule, k)
-            if proposed is not None and trace.proposed is not None:
+            if trace.proposed is not None:
                 proposed[row, : len(trace.tokens)] = trace.proposed
         counts = judged_by_position(chances, lengths[first : first + size], k, proposed=proposed)
         both[:, first : first + size] = counts
