@@ -14,6 +14,7 @@ from harness.analysis import analyse
 from harness.analysis.compared_engines import engine_rows
 from harness.analysis.comparison import compare
 from harness.analysis.served import ServedRun
+from harness.analysis.served_texts import ServedTexts
 from harness.analysis.server_costs import (
     PlainRequests,
     Requests,
@@ -300,6 +301,22 @@ def test_a_prediction_stands_next_to_each_measurement_with_its_error(summary: Su
     assert "## Predicted and measured on our own loop" in report
     assert "## Is the server lossless?" in report
     assert "Predicted against measured speedup: median error" in report
+
+
+def test_a_text_has_the_trace_of_its_own_first_token(stored: StoredRun) -> None:
+    trial = next(t for t in stored.trials if (t.temperature, t.k) == (1.0, 0))
+    trace = next(t for t in stored.traces if (t.key, t.k) == (trial.key, 0))
+    tokens = trial.tokens or ()
+    one, other = (
+        replace(trial, repetition=number, tokens=(first, *tokens))
+        for number, first in enumerate((7, 8))
+    )
+    traces = [replace(trace, repetition=number) for number in (0, 1)]
+    run = with_engine(first_position=1)(replace(stored, trials=(one, other)))
+    run.__dict__["traces"] = traces
+    texts = ServedTexts(Setup(run))
+    assert [texts.trace_of(each) for each in (one, other)] == traces
+    assert texts.trace_of(replace(other, tokens=(9, *tokens))) is None
 
 
 def timed_at(run: StoredRun, varied: float) -> StoredRun:

@@ -121,6 +121,16 @@ class ServedTexts:
             traces.setdefault((trace.prompt_set, trace.prompt, trace.temperature), []).append(trace)
         return traces
 
+    @cached_property
+    def _prefilled(self) -> dict[tuple[object, ...], tuple[int, ...]]:
+        """The tokens of each text that come from its prefill, which its trace has not."""
+        first = 0 if self.counting is None else self.counting.first_position
+        return {
+            (t.prompt_set, t.prompt, t.temperature, t.repetition, t.k): t.tokens[:first]
+            for t in self.setup.run.trials
+            if t.tokens
+        }
+
     def trace_of(self, trial: Trial) -> TextTrace | None:
         """What the pair says of what a request's rounds emitted; None where it was not scored.
 
@@ -129,8 +139,11 @@ class ServedTexts:
         if self.counting is None or not trial.tokens:
             return None
         emitted = np.array(self.counting.decoded(trial.tokens))
-        for trace in self._traces.get((trial.prompt_set, trial.prompt, trial.temperature), ()):
-            if np.array_equal(trace.tokens[: len(emitted)], emitted):
+        prompt = (trial.prompt_set, trial.prompt, trial.temperature)
+        prefilled = trial.tokens[: self.counting.first_position]
+        for trace in self._traces.get(prompt, ()):
+            before = self._prefilled.get((*prompt, trace.repetition, trace.k), prefilled)
+            if before == prefilled and np.array_equal(trace.tokens[: len(emitted)], emitted):
                 return trace
         return None
 

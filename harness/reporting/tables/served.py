@@ -137,10 +137,12 @@ CLOCKS = {
 }
 LOAD_NOTE = (
     "throughput ratio: tokens per second / plain decoding's under the same load. spread: of that"
-    " ratio over visits, one standard deviation."
+    " ratio over visits, one standard deviation. Requests that arrive at a rate find an empty"
+    " server at first; at a rate beyond the tok/s of requests side by side they wait ever longer."
 )
 SCHEDULE_NOTE = (
-    "K: the largest predicted throughput; a tie is a lead within the spread of visits. The load in"
+    "K: the largest predicted throughput; a tie is a lead within the spread of visits and the error"
+    " of prediction together. The load in"
     " between two measured ones has the K of the larger."
 )
 CONVENTION_NOTE = (
