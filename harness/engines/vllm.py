@@ -156,7 +156,9 @@ class Vllm:
         if self.threads is None:
             return {}
         # On a CPU it would bind its threads to cores that it chooses, each server to the same
-        return {"OMP_NUM_THREADS": str(self.threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        threads = {"OMP_NUM_THREADS": str(self.threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        # Its look-up has threads of its own; on a busy machine they wait for each other for seconds
+        return threads | ({"NUMBA_NUM_THREADS": str(self.threads)} if self.kind in LOOKUPS else {})
 
 
 @dataclass(frozen=True)
