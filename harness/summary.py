@@ -75,6 +75,7 @@ CaveatCode = Literal[
     "scattered_steps",  # roles ("draft and target"), spread: p90 / median above it
     "busy_machine",  # load: processors that other work kept busy, on average; processors: of them
     "busy_servers",  # the same while servers that the run started were timed by their own clock
+    "busy_cpu_clock",  # the same by their processor time
     "busy_card",  # processes: of others, that used the card
     "unstable_timings",  # timings: how many entries `Summary.unstable` has
     # cells: how many `Summary.outlier_cells` has; prompt_set, temperature, k, speedup,

@@ -158,7 +158,10 @@ def test_every_reason_of_a_verdict_has_a_sentence() -> None:
 
 
 CAVEATS: dict[str, tuple[dict[str, Any], str]] = {
-    "few_prompts": ({"prompts": 2, "needed": 4, "in_cell": True}, "2 prompts in a cell: below 4"),
+    "few_prompts": (
+        {"prompts": 2, "needed": 4, "in_cell": True},
+        "2 prompts in a cell: below 4 there is no interval of its own; a verdict pools the prompt",
+    ),
     "generation_settings": (
         {"settings": "top_k=20", "overrides": "decode.top_k=20"},
         "sets top_k=20: a server applies this unless a request says otherwise, and this run did"
@@ -185,6 +188,7 @@ CAVEATS: dict[str, tuple[dict[str, Any], str]] = {
     "server_gap": ({"k": 2, "measured": 1.2, "predicted": 1.5}, "1.20x at K=2"),
     "busy_card": ({"processes": 2}, "2 other processes used the card"),
     "busy_servers": ({"load": 1.26, "processors": 2}, "or with clock=cpu"),
+    "busy_cpu_clock": ({"load": 1.26, "processors": 2}, "their processor time (clock=cpu) leaves"),
     "busy_machine": ({"load": 1.26, "processors": 2}, "kept 1.3 of 2 processors busy"),
     "unstable_timings": ({"timings": 1}, "1 timing cannot be right, though it was repeated; it is"),
     "outlier_generations": (

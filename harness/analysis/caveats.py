@@ -15,6 +15,7 @@ from harness.records import Failure, ResultRow, StepTiming, Trial
 from harness.stats.jackknife import MIN_PROMPTS
 from harness.summary import (
     Caveat,
+    CaveatCode,
     DistributionTest,
     OutlierCell,
     RoundSummary,
@@ -152,13 +153,10 @@ def _of_the_steps(setup: Setup, timings: Sequence[StepTiming]) -> Iterator[Cavea
     load = setup.run.manifest.get("other_load") or {}
     if load.get("load", 0.0) > BUSY * load.get("processors", 1):
         engine = setup.engine
-        servers = (
-            engine is not None
-            and engine.name != "own"
-            and engine.started
-            and engine.clock == "engine"
-        )
-        yield Caveat("busy_servers" if servers else "busy_machine", dict(load))
+        code: CaveatCode = "busy_machine"
+        if engine is not None and engine.name != "own" and engine.started:
+            code = "busy_servers" if engine.clock == "engine" else "busy_cpu_clock"
+        yield Caveat(code, dict(load))
     processes = setup.run.manifest.get("other_gpu_processes")
     if processes:
         yield Caveat("busy_card", {"processes": processes})

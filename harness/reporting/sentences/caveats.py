@@ -113,7 +113,7 @@ CAVEATS: Mapping[str, Any] = {
     "few_prompts": lambda values: (
         f"{_number_of(values['prompts'], 'prompt', 'prompts')}"
         f"{' in a cell' if values['in_cell'] else ''}: below {values['needed']} there is no"
-        " interval"
+        f" interval{' of its own; a verdict pools the prompt sets' if values['in_cell'] else ''}"
     ),
     "unused_card": "device=auto took the CPU: {card}",
     "thinking_mode": "thinking mode is on: acceptance is that of reasoning text",
@@ -143,6 +143,10 @@ CAVEATS: Mapping[str, Any] = {
     "busy_servers": (
         "other work kept {load:.1f} of {processors} processors busy while the servers were timed:"
         " time them again on a quiet machine, or with clock=cpu, by their processor time"
+    ),
+    "busy_cpu_clock": (
+        "other work kept {load:.1f} of {processors} processors busy while the servers were timed;"
+        " their processor time (clock=cpu) leaves waiting out, but shared caches still slow them"
     ),
     "busy_machine": (
         "other work kept {load:.1f} of {processors} processors busy while this run was timed: time"

@@ -19,6 +19,8 @@ from harness.summary import (
     Values,
 )
 
+# Of the memory that a draft takes, the share from which it is worth a sentence
+LEAST_SHARE = 0.01
 NOT_PREDICTED = {
     "no_weights": (
         "target and draft are not loaded here, so the texts that the server returned were not"
@@ -97,7 +99,7 @@ def reasons(summary: Summary) -> tuple[str, ...]:
         for sentence in (
             *_predictions(served.cells),
             *_gates(served),
-            *_memory(summary.memory),
+            *(() if _toys(summary) else _memory(summary.memory)),
         )
         if sentence
     )
@@ -147,13 +149,19 @@ def _rounds(gates: Sequence[ServedGate]) -> str:
     return f", and {equal} of {texts} took exactly the rounds of replay"
 
 
+def _toys(summary: Summary) -> bool:
+    """Whether the models are too small for their memory to matter to anyone."""
+    return any(entry.code == "embedded_models" for entry in summary.caveats)
+
+
 def _memory(entries: Sequence[DraftMemory]) -> Iterator[str]:
     for entry in entries:
-        if entry.context_tokens_lost > 0:
+        everything = entry.context_tokens + entry.context_tokens_lost
+        if entry.context_tokens_lost >= LEAST_SHARE * max(1, everything):
             yield (
                 f"On {entry.device or 'this device'} the draft takes the place of"
                 f" {fmt.count(entry.context_tokens_lost)} KV tokens of"
-                f" {fmt.count(entry.context_tokens + entry.context_tokens_lost)}:"
+                f" {fmt.count(everything)}:"
                 f" {fmt.memory(entry.weights_bytes)} of weights, and"
                 f" {fmt.memory(entry.kv_bytes_per_token)} of cache for each token that is left;"
                 f" {fmt.count(entry.sequences_lost)} requests fewer side by side, of"

@@ -140,6 +140,13 @@ LOAD_NOTE = (
     " ratio over visits, one standard deviation. Requests that arrive at a rate find an empty"
     " server at first; at a rate beyond the tok/s of requests side by side they wait ever longer."
 )
+LOAD_CLOCKS = {
+    "engine": "All times are the client's.",
+    "cpu": (
+        "tok/s and ratios of so many requests side by side are by the server's processor time;"
+        " ms/token of a user, p95 and requests that arrive at random are by the client's clock."
+    ),
+}
 SCHEDULE_NOTE = (
     "K: the largest predicted throughput; a tie is a lead within the spread of visits and the error"
     " of prediction together. The load in"
@@ -180,12 +187,13 @@ def served_tables(summary: Summary) -> list[Table]:
         for schedule in served.schedules
         for entry in schedule.entries
     ]
+    load_notes = (LOAD_NOTE, LOAD_CLOCKS[served.clock])
     return [
         table(f"Predicted and measured on {name}", CELLS, served.cells, notes=notes),
         table("K by load", SCHEDULE, scheduled, notes=(SCHEDULE_NOTE,)),
         table("Is the server lossless?", GATES, served.gates, notes=GATE_NOTES),
         table(f"What requests cost on {name}", COSTS, served.costs, notes=(COST_NOTE,)),
-        table(f"{name} under load", LOADS, served.load, notes=(LOAD_NOTE,)),
+        table(f"{name} under load", LOADS, served.load, notes=load_notes),
         *_conventions(served.acceptance_lengths),
     ]
 
