@@ -38,11 +38,21 @@ from harness.measurement.returned_texts import ReturnedText
 from harness.models.load import load, open_pair
 from harness.models.tokenizer import encode
 from harness.records import ServerCommand
+from harness.reporting.sentences.served import reasons
 from harness.reporting.serving import schedule_snippets
+from harness.reporting.tables.served import served_tables
 from harness.serving.counting import Counting
 from harness.storage import RunFolder
 from harness.storage import load as stored
-from harness.summary import RunFacts, Schedule, ScheduleEntry, ServedSummary, Summary
+from harness.summary import (
+    Caveat,
+    DraftMemory,
+    RunFacts,
+    Schedule,
+    ScheduleEntry,
+    ServedSummary,
+    Summary,
+)
 from harness.theory.batching import BatchTimes, closed_loop
 from harness.theory.speedup import RoundTimes
 
@@ -404,6 +414,30 @@ def test_a_schedule_is_written_as_the_engine_takes_it(engine, code, note):
     (snippet,) = schedule_snippets(Summary(run, served=served), "TARGET")
     assert snippet.code == code
     assert note in " ".join(snippet.notes)
+
+
+@pytest.mark.parametrize(
+    ("clock", "note"), [("engine", "All times are the client's."), ("cpu", "processor time")]
+)
+def test_the_table_of_loads_says_by_which_clock_it_is(clock, note):
+    served = ServedSummary("llamacpp", "7", None, clock, True)
+    run = RunFacts("server", "results/run", "complete", None, "target", "draft")
+    loads = next(t for t in served_tables(Summary(run, served=served)) if "under load" in t.title)
+    assert note in " ".join(loads.notes)
+
+
+@pytest.mark.parametrize(
+    ("lost", "codes", "shown"), [(20, [], 1), (5, [], 0), (20, ["embedded_models"], 0)]
+)
+def test_what_a_draft_takes_of_the_memory_is_a_reason_where_it_matters(lost, codes, shown):
+    memory = DraftMemory("small", "H100", 1e9, 1e5, True, 1000 - lost, lost, 90, 10)
+    summary = Summary(
+        RunFacts("server", "results/run", "complete", None, "target", "draft"),
+        memory=(memory,),
+        caveats=tuple(map(Caveat, codes)),
+        served=ServedSummary("llamacpp", "7", None, "engine", True),
+    )
+    assert len([text for text in reasons(summary) if "KV tokens" in text]) == shown
 
 
 @pytest.mark.parametrize("prompts", [[5], [1], [3, 7], [4, 4, 9]])
