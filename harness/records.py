@@ -600,6 +600,8 @@ class ServingEngine:
         started: whether the run started its servers; else it attached to them.
         urls: host and port of each server that was attached to, the plain one first.
         commands: that its servers were started with; empty where the run attached to them.
+        draft_by_temperature: whether a draft that is sampled takes the request's temperature alone;
+            runs of an earlier version scored it with all of its sampling parameters.
     """
 
     name: str
@@ -613,6 +615,7 @@ class ServingEngine:
     started: bool
     urls: tuple[str, ...]
     commands: tuple[ServerCommand, ...] = ()
+    draft_by_temperature: bool = False
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> "ServingEngine":

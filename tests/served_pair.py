@@ -92,7 +92,7 @@ class Served:
             self.target_model,
             self.draft_model,
             draft_name=self.draft.name,
-            draft_top_k=facts.draft_top_k,
+            draft_sampling=facts.draft_sampling,
         )
         assert facts.counting is not None
         assert facts.rule is not None

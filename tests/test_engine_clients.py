@@ -170,6 +170,19 @@ def test_the_rounds_of_a_look_up_are_the_servers_steps_less_the_prefills(
     assert (None if done.steps is None else len(done.steps)) == each
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_a_servers_draft_takes_of_a_requests_sampling_the_temperature_alone(
+    stand_in: Start, engine: str
+) -> None:
+    asked = SamplingParameters(0.7, 5, 0.9, 0.1, 1.2)
+    attached = {
+        "vllm": lambda: RunningVllm({2: stand_in(vllm_answers()).url}),
+        "sglang": lambda: RunningSglang({2: stand_in(sglang_answers()).url}),
+    }
+    with attached[engine]().open(2) as server:
+        assert server.facts.draft_sampling(asked) == SamplingParameters(0.7)
+
+
 def test_metrics_are_added_over_their_labels() -> None:
     assert metric_sums('# TYPE a counter\na{b="c d",e="f"} 1.5\na{b="g"} 2\nh 3e2\n') == {
         "a": 3.5,

@@ -265,12 +265,19 @@ def test_replay_of_returned_texts_gives_the_engines_rounds_and_drafted_tokens(
 
 
 @needs_llamacpp
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        # A draft that is not cut, or not as warm, is told apart: |z| above 4
+        SamplingParameters(1.5),
+        # So is one that is cut to the request's top_p
+        SamplingParameters(1.5, top_p=0.5),
+    ],
+)
 def test_a_draft_that_samples_takes_the_rounds_of_the_ratio_rule_on_its_ten_likeliest_tokens(
-    served: Served,
+    served: Served, sampling: SamplingParameters
 ) -> None:
-    # At this temperature a draft that is not cut, or not as warm, is told apart: |z| above 4
     engine = replace(served.llamacpp(), rule="ratio")
-    sampling = SamplingParameters(1.5)
     requests = [
         replace(request, seed=100 * repetition + request.seed, repetition=repetition)
         for repetition in range(3)

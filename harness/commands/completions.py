@@ -23,7 +23,7 @@ from harness.commands.run_lifecycle import unless_broken
 from harness.config import AuditionConfig, PairConfig, SweepConfig
 from harness.decoding.heads import HeadModel
 from harness.measurement.confidences import draft_confidences, head_confidences
-from harness.measurement.draft_scores import lookup_traces, score_texts
+from harness.measurement.draft_scores import DraftSampling, as_target, lookup_traces, score_texts
 from harness.measurement.generations import Request
 from harness.measurement.head_scores import score_with_head
 from harness.measurement.target_texts import GeneratedText, generate_texts
@@ -149,7 +149,7 @@ def scores(
     texts: Sequence[GeneratedText],
     largest_k: int,
     *,
-    draft_top_k: int | None = None,
+    draft_sampling: DraftSampling = as_target,
     tick: Callable[[], None] = lambda: None,
 ) -> list[TextTrace]:
     """Texts of the target as what drafts for it sees them.
@@ -158,7 +158,7 @@ def scores(
         pair: the target and its draft.
         texts: in the order in which they are answered.
         largest_k: the largest K that is replayed of a look-up or a head.
-        draft_top_k: see `score_texts`.
+        draft_sampling: see `score_texts`.
         tick: called once per scored text.
     """
     if isinstance(pair, LookupPair):
@@ -173,6 +173,7 @@ def scores(
             pair.head_model,
             num_draft_tokens=largest_k,
             draft_name=pair.draft_name,
+            draft_sampling=draft_sampling,
             tick=tick,
         )
     return score_texts(
@@ -180,7 +181,7 @@ def scores(
         pair.target_model,
         pair.draft_model,
         draft_name=pair.draft_name,
-        draft_top_k=draft_top_k,
+        draft_sampling=draft_sampling,
         tick=tick,
     )
 

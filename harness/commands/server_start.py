@@ -225,6 +225,7 @@ def note_engine(folder: RunFolder, work: Workload, adapter: Adapter, server: Ser
         first_position=None if counting is None else counting.first_position,
         shortens_last_draft=None if counting is None else counting.shortens_last_draft,
         draft_top_k=facts.draft_top_k,
+        draft_by_temperature=facts.draft_by_temperature,
         clock=work.clock,
         synthetic=is_synthetic(config, adapter),
         started=config.url is None,
@@ -248,7 +249,14 @@ def stored_facts(folder: RunFolder) -> EngineFacts:
     """What the manifest says of the engine."""
     entry = ServingEngine.of(folder.manifest[ENGINE])
     counting = counting_of(entry)
-    return EngineFacts(entry.name, entry.version, entry.rule, counting, entry.draft_top_k)
+    return EngineFacts(
+        entry.name,
+        entry.version,
+        entry.rule,
+        counting,
+        draft_by_temperature=entry.draft_by_temperature,
+        draft_top_k=entry.draft_top_k,
+    )
 
 
 def _commands(folder: RunFolder, work: Workload, adapter: Adapter) -> Iterator[ServerCommand]:

@@ -87,7 +87,7 @@ def _score(
                 pair,
                 [returned(trial).decoded(facts) for trial in texts],
                 max(work.ks),
-                draft_top_k=facts.draft_top_k,
+                draft_sampling=facts.draft_sampling,
             )
             traces += [replace(trace, k=k) for trace in scored]
             tick()

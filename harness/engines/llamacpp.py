@@ -13,7 +13,7 @@ Read in tools/server of the release (build 11549) and run:
   decodes this request alone, and `draft_n` / K elsewhere.
 - The draft proposes its argmax, and the target's sample decides: the rule `greedy_draft`. With
   `--spec-draft-sampling probabilistic` (from build 11368) it draws among its ten likeliest tokens,
-  at the request's temperature, and accepts by the ratio.
+  at the request's temperature and without its top_k, top_p and min_p, and accepts by the ratio.
 - `--spec-synth-rates` imposes acceptance, for timing: unconditional per position, K of them.
 """
 
@@ -182,7 +182,8 @@ class LlamaCppServer(HttpServer):
             _version(running.client, running.process),
             rule,
             COUNTING,
-            PROBABILISTIC_TOP_K if rule == "ratio" else None,
+            draft_by_temperature=True,
+            draft_top_k=PROBABILISTIC_TOP_K,
         )
 
     def generate(

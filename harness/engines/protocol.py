@@ -6,7 +6,7 @@ again may have other tokens.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
 from harness.decoding.sampling import SamplingParameters
@@ -27,8 +27,9 @@ class EngineFacts:
         version: as the engine reports it; "unknown" where it does not.
         rule: by which it accepts drafted tokens; None where it cannot be known.
         counting: how its counters count; None where it has none.
-        draft_top_k: a draft that is sampled draws among so many of its likeliest tokens, at the
-            request's temperature; None where it is sampled as the target is.
+        draft_by_temperature: whether a draft that is sampled takes the request's temperature alone,
+            and no top_p, min_p or penalty of it; else it is sampled as the target is.
+        draft_top_k: a draft that is sampled draws among so many of its likeliest tokens; None: all.
         drafts_fewer: whether any round may draft fewer than K tokens, or none: a look-up's.
         returns_ids: whether it takes and returns token ids. Where it does not, texts are encoded
             again here and may have other tokens: they can be compared with each other and timed,
@@ -39,9 +40,15 @@ class EngineFacts:
     version: str
     rule: Rule | None
     counting: Counting | None
+    draft_by_temperature: bool = False
     draft_top_k: int | None = None
     drafts_fewer: bool = False
     returns_ids: bool = True
+
+    def draft_sampling(self, target: SamplingParameters) -> SamplingParameters:
+        """How a draft is sampled for a request that samples the target so."""
+        draft = SamplingParameters(target.temperature) if self.draft_by_temperature else target
+        return draft if self.draft_top_k is None else replace(draft, top_k=self.draft_top_k)
 
     @property
     def first_position(self) -> int:

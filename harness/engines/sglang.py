@@ -137,7 +137,9 @@ class SglangServer(HttpServer):
         """Take over a server that drafts `k` tokens per round."""
         super().__init__(f"SGLang at k={k}", k, running)
         facts = running.client.about("/server_info", "version", SERVER)
-        self.facts = EngineFacts("sglang", str(facts["version"]), "greedy_draft", COUNTING)
+        self.facts = EngineFacts(
+            "sglang", str(facts["version"]), "greedy_draft", COUNTING, draft_by_temperature=True
+        )
         steps = facts.get("speculative_num_steps") or 0
         self._drafts = bool(steps)
         if k and steps and steps != k:

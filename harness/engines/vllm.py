@@ -17,8 +17,8 @@ Read in vllm/entrypoints/openai and vllm/v1 of releases 0.29 to 0.33, and run (0
   So its rounds are the steps that `/metrics` counts meanwhile (`iteration_tokens_total`), less the
   prefill's.
 - The draft proposes its argmax, and is accepted with the target's probability of it: the rule
-  `greedy_draft`. With `"draft_sample_method": "probabilistic"` it is sampled as the target is, and
-  accepted by the ratio.
+  `greedy_draft`. With `"draft_sample_method": "probabilistic"` it is sampled at the request's
+  temperature, without its other sampling parameters (vllm#56724), and accepted by the ratio.
 - `"rejection_sample_method": "synthetic"` imposes acceptance, for timing: unconditional per
   position, K of them, never increasing. Its CPU builds refuse it.
 """
@@ -189,7 +189,9 @@ class VllmServer(HttpServer):
         """Take over a server that drafts `k` tokens per round and accepts by `rule`."""
         super().__init__(f"vLLM at k={k}", k, running)
         version, lookup = _version(running.client), kind in LOOKUPS
-        self.facts = EngineFacts("vllm", version, rule, COUNTING, drafts_fewer=lookup)
+        self.facts = EngineFacts(
+            "vllm", version, rule, COUNTING, draft_by_temperature=True, drafts_fewer=lookup
+        )
         self._model = only_model(running.client)
         # Whether answers hold what the request took; asked of the first one
         self._answers_tell = False

@@ -16,7 +16,6 @@ server told them with the text, no target is needed here; where a server tells a
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -48,6 +47,13 @@ PREFILL_POSITIONS = 8192
 SEEN_AT_ONCE = 64
 
 Numbers = NDArray[np.float64]
+# How a draft is sampled, from how the target is
+DraftSampling = Callable[[SamplingParameters], SamplingParameters]
+
+
+def as_target(sampling: SamplingParameters) -> SamplingParameters:
+    """A draft that is sampled as the target is, as our own loop does."""
+    return sampling
 
 
 class Scores(NamedTuple):
@@ -81,7 +87,7 @@ def score_texts(
     *,
     draft_name: str,
     target_name: str = "the target",
-    draft_top_k: int | None = None,
+    draft_sampling: DraftSampling = as_target,
     batch: int = 32,
     chunk: int = 512,
     tick: Callable[[], None] = lambda: None,
@@ -89,13 +95,13 @@ def score_texts(
     """Score texts of the target with one draft.
 
     Args:
-        texts: of any temperatures; the draft is sampled like the target.
+        texts: of any temperatures.
         target: the model that generated them; run again only for texts without hidden states. None
             where a server did, and told the log-probabilities of those above temperature 0.
         draft: the draft. Distributions are over the narrower vocabulary of the two.
         draft_name: the draft's name in the traces, and in errors.
         target_name: what errors call the target.
-        draft_top_k: of an engine whose draft draws among so many tokens, whatever the target does.
+        draft_sampling: how an engine samples the draft, from how it samples the target.
         batch: texts in a batch at most; halved, and kept so, whenever memory runs out.
         chunk: tokens whose logits are in memory at a time.
         tick: called once per scored text.
@@ -123,7 +129,7 @@ def score_texts(
     size = 1 if whole else batch
 
     def work(some: Sequence[GeneratedText]) -> list[TextTrace]:
-        scored = _score(some, targets, drafts, draft_name, draft_top_k, chunk)
+        scored = _score(some, targets, drafts, draft_name, draft_sampling, chunk)
         for _ in scored:
             tick()
         return scored
@@ -246,12 +252,12 @@ def _score(
     target: ScoredModel | None,
     draft: ScoredModel,
     draft_name: str,
-    draft_top_k: int | None,
+    draft_sampling: DraftSampling,
     chunk: int,
 ) -> list[TextTrace]:
     """Score one batch of texts that are sampled alike."""
     sampling = texts[0].request.sampling
-    draft_sampling = sampling if draft_top_k is None else replace(sampling, top_k=draft_top_k)
+    draft_as = draft_sampling(sampling)
     width = draft.model.vocab_size
     if target is not None:
         width = min(width, target.model.vocab_size)
@@ -269,7 +275,7 @@ def _score(
     ):
         device, seen = draft_logits.device, next(seen_rows, None)
         draft_distribution = Distribution(
-            common_vocabulary_logits(draft_logits, width, seen, sampling), draft_sampling
+            common_vocabulary_logits(draft_logits, width, seen, draft_as), draft_as
         )
         target_distribution = None
         if target_logits is not None:

@@ -15,8 +15,10 @@ from torch import Tensor
 
 from harness.measurement.draft_scores import (
     Distribution,
+    DraftSampling,
     ScoredModel,
     Scores,
+    as_target,
     common_vocabulary_logits,
     compared,
     logit_chunks,
@@ -39,18 +41,20 @@ def score_with_head(
     num_draft_tokens: int,
     draft_name: str,
     target_name: str = "the target",
+    draft_sampling: DraftSampling = as_target,
     chunk: int = 512,
     tick: Callable[[], None] = lambda: None,
 ) -> list[TextTrace]:
     """Score texts of the target with a head that reads its states.
 
     Args:
-        texts: of any temperatures; the head is sampled like the target.
+        texts: of any temperatures.
         target: the model that generated them, which keeps the states that the head reads.
         head: for this target.
         num_draft_tokens: the largest K that is to be replayed.
         draft_name: the head's name in the traces, and in errors.
         target_name: what errors call the target.
+        draft_sampling: how an engine samples the head, from how it samples the target.
         chunk: tokens whose logits are in memory at a time.
         tick: called once per scored text.
 
@@ -63,7 +67,9 @@ def score_with_head(
     scored = ScoredModel(target, split, target_name)
     traces: list[TextTrace] = []
     for text in texts:
-        traces.append(_score(text, scored, head, num_draft_tokens, draft_name, chunk))
+        traces.append(
+            _score(text, scored, head, num_draft_tokens, draft_name, draft_sampling, chunk)
+        )
         tick()
     return traces
 
@@ -74,6 +80,7 @@ def _score(
     head: Head,
     depth: int,
     draft_name: str,
+    draft_sampling: DraftSampling,
     chunk: int,
 ) -> TextTrace:
     """One text's scores by start and offset."""
@@ -84,6 +91,7 @@ def _score(
     states, text = _prefilled(text, target, head)
     outputs = _outputs(text, states, head, depth, first_row)
     sampling, width = request.sampling, head.vocab_size
+    draft_as = draft_sampling(sampling)
     tokens = torch.tensor(text.tokens, device=head.device)
     by_start = Scores(*(np.full((count, depth), np.nan) for _ in Scores._fields))
     target_scores = np.full((3, count), np.nan)
@@ -113,9 +121,9 @@ def _score(
             )
             draft = Distribution(
                 common_vocabulary_logits(
-                    logits, width, None if seen is None else seen[in_chunk], sampling
+                    logits, width, None if seen is None else seen[in_chunk], draft_as
                 ),
-                sampling,
+                draft_as,
             )
             part = None if distribution is None else distribution.part(in_chunk)
             scores = compared(tokens[at], part, draft)
