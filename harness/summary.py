@@ -50,7 +50,7 @@ VerdictReason = Literal[
     "no_complete_prompt",  # prompt_set: the set without one; None where no prompt at all
     "greedy_texts_differ",  # texts, differing; of the first: prompt_set, prompt, k, position
     "greedy_texts_unjudged",  # the same; resuming the run judges them
-    # k: the worst; text_z, rounds_z: how far its texts, and its rounds, are from the target's
+    # k: the worst; text_z, plain_z: how far its texts are from the target's, and from plain ones
     "server_not_lossless",
     # The timings cannot be right: k, prompt_set, speedup of the worst cell; clock: of a server
     "impossible_speedup",
@@ -89,10 +89,12 @@ CaveatCode = Literal[
     "latency_from",  # run: the folder whose step times these are
     "other_budget",  # ignored ("new_tokens=64 and repetitions=2"), made_with ("new_tokens=32 ...")
     "greedy_texts_differ",  # equal, tie, different, not_judged; prompt_set, prompt, k, position
-    # temperature, k, text_z, rounds_z, nats, expected_nats: per token, of the server's texts
+    # temperature, k, text_z, plain_z, nats, expected_nats: per token, of the server's texts
     "server_not_lossless",
     "server_texts_unlike_target",  # the same, of the plain server
-    "server_rounds_unlike_replay",  # temperature, k, equal, texts
+    # temperature, k, rounds, expected_rounds; rounds_z, or equal and texts where rounds are certain
+    # (else None); rule: the engine's, other_rule: whose replay the rounds fit, or None
+    "server_rounds_unlike_replay",
     "server_not_predicted",  # reason: a `NotPredicted`
     "launch_bound",  # role, step_s, floor_s, mbu, positions, positions_ratio, overhead_share, c
     "verify_assumed_equal_step",
@@ -1006,20 +1008,28 @@ class ServedGate:
     texts: int
     # At temperature 0, of the texts: equal to plain decoding's, or a tie within rounding.
     equal_texts: int | None = None
-    # equal_rounds, equal_drafted: of the texts, those with exactly the replayed counts, where the
-    # rule leaves one way to decode a text.
+    # replayed_texts: those whose rounds are compared with replay's; equal_rounds, equal_drafted: of
+    # them, those with exactly the same counts, where the rule leaves one way to decode a text.
+    replayed_texts: int | None = None
     equal_rounds: int | None = None
     equal_drafted: int | None = None
-    # rounds, expected_rounds: of all texts; rounds_z: their difference in standard errors.
+    # rounds, expected_rounds: of all texts; rounds_z: their difference in standard deviations,
+    # where a text has several ways. Other rounds make a draft that is not the scored one, or
+    # another rule; they say nothing of the texts.
     rounds: float | None = None
     expected_rounds: float | None = None
     rounds_z: float | None = None
+    other_rule: Rule | None = None  # whose replay the rounds fit, where they do not the engine's
     # Above temperature 0: log-probability of a token under the target, its expectation, and how
-    # many standard errors their sums are apart (a martingale).
+    # many standard deviations their sums are apart (a martingale); plain_z: the same of its
+    # difference to that of the plain server's texts.
     nats_per_token: float | None = None
     expected_nats_per_token: float | None = None
     text_z: float | None = None
-    lossless: bool | None = None  # None where nothing could be compared
+    plain_z: float | None = None
+    # By the texts alone: those of K as plain decoding's, and the plain server's as the target's.
+    # None where nothing could be compared, or plain decoding's texts are not the target's.
+    lossless: bool | None = None
 
 
 @dataclass(frozen=True)

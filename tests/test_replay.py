@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 
 from harness.records import RULES, UserError
-from harness.theory.replay import accept_probabilities, by_start, judged_by_position, replay
+from harness.theory.replay import (
+    accept_probabilities,
+    by_start,
+    judged_by_position,
+    replay,
+    rounds_variance,
+)
 from harness.theory.speedup import expected_tokens_per_round
 
 COUNTS = ("rounds", "drafted", "accepted", "rejected", "bonus", "cut")
@@ -34,6 +40,7 @@ def loop_over_flags(flag, length, k, proposed):
         outcome = "cut" if kept == left else "bonus" if kept == drafts else "rejected"
         counts[outcome] += 1
         start += kept if outcome == "cut" else kept + 1
+    counts["rounds", "squared"] = counts["rounds"] ** 2
     return counts
 
 
@@ -90,6 +97,21 @@ def test_replay_equals_the_loop_for_chances_and_proposals_that_depend_on_the_sta
     for text, length in enumerate([4, 3]):
         expected = expected_over_flags(chances[text], length, k, proposed or [k] * length)
         assert_equal(replayed, text, expected, k)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+@pytest.mark.parametrize("proposed", [[3, 3, 3, 3], [3, 2, 1, 0], [0, 3, 1, 2]], ids=str)
+def test_the_variance_of_rounds_is_that_over_all_flags(k, proposed):
+    chances = np.random.default_rng(40 + k).uniform(0.0, 1.0, (2, 4, 3))
+    certain = (chances[1, :3] > 0.5).astype(float)  # as where a draft is not sampled
+    texts = [chances[0], chances[1, :3], certain]
+    variances = rounds_variance(texts, [np.array(proposed)] * 3, k)
+    for text, variance in zip(texts, variances, strict=True):
+        expected = expected_over_flags(text, len(text), k, proposed)
+        assert variance == pytest.approx(
+            expected["rounds", "squared"] - expected["rounds"] ** 2, abs=1e-10
+        )
+    assert variances[2] == 0.0
 
 
 def test_padding_beyond_a_text_is_not_read():

@@ -4,6 +4,7 @@ import importlib
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from harness.analysis.setup import Setup
 from harness.cli import compose
 from harness.commands import report
 from harness.config import ReportConfig
-from harness.records import RoundTiming, Trial
+from harness.records import RoundTiming, Rule, Trial
 from harness.reporting import markdown, serving
 from harness.reporting.content import content_of
 from harness.reporting.sentences.comparison import verdicts
@@ -363,10 +364,10 @@ def test_a_predictions_interval_has_the_error_of_the_costs(
             assert (row.speedup_hi or 0.0) > 1.02 * (row.speedup_lo or np.inf)
 
 
-def drifting(run: StoredRun, ks: tuple[int, ...]) -> StoredRun:
-    """The run, had its servers at these K returned unlikely texts at temperature 1."""
+def drifting(run: StoredRun, ks: tuple[int, ...], nats: float = 2.0) -> StoredRun:
+    """The run, had its servers at these K returned texts at temperature 1 so unlikely per token."""
     checks = tuple(
-        replace(check, excess=-100 * check.variance**0.5)
+        replace(check, excess=-nats * check.tokens)
         if isinstance(check, TextLikelihood) and check.k in ks
         else check
         for check in run.checks
@@ -374,26 +375,59 @@ def drifting(run: StoredRun, ks: tuple[int, ...]) -> StoredRun:
     return replace(run, checks=checks)
 
 
+def shifted(run: StoredRun) -> StoredRun:
+    """The run, had its target been quantised: K=0 passes just so, and every K would not."""
+    checks = tuple(
+        replace(check, excess=-(4.5 if check.k else 3.8) * check.variance**0.5)
+        if isinstance(check, TextLikelihood)
+        else check
+        for check in run.checks
+    )
+    return replace(run, checks=checks)
+
+
+PASSED = dict.fromkeys((0, 1, 2, 4), True)
+
+
 @pytest.mark.parametrize(
-    ("ks", "lossless", "caveat", "decision_stands"),
+    ("change", "lossless", "caveat", "decision_stands"),
     [
-        ((2,), {0: True, 1: True, 2: False, 4: True}, "NOT LOSSLESS at temperature 1, K=2", False),
-        ((0, 1, 2, 4), {0: False, 1: None, 2: None, 4: None}, "other weights", True),
+        (
+            lambda run: drifting(run, (2,)),
+            {**PASSED, 2: False},
+            "NOT LOSSLESS at temperature 1, K=2",
+            False,
+        ),
+        (
+            lambda run: drifting(run, (0, 1, 2, 4)),
+            {0: False, 1: None, 2: None, 4: None},
+            "other weights",
+            True,
+        ),
+        # Speculation changes them even so
+        (
+            lambda run: drifting(drifting(run, (0, 1, 2)), (4,), nats=9.0),
+            {0: False, 1: None, 2: None, 4: False},
+            "NOT LOSSLESS at temperature 1, K=4",
+            False,
+        ),
+        (shifted, PASSED, None, True),
     ],
 )
 def test_a_server_that_is_not_lossless_is_named_and_gets_no_verdict_there(
     stored: StoredRun,
-    ks: tuple[int, ...],
+    change: Callable[[StoredRun], StoredRun],
     lossless: dict[int, bool | None],
-    caveat: str,
+    caveat: str | None,
     decision_stands: bool,
 ) -> None:
-    made = analyse(drifting(stored, ks))
+    made = analyse(change(stored))
     assert made.served is not None
     gates = [gate for gate in made.served.gates if gate.temperature == 1]
     assert {gate.k: gate.lossless for gate in gates} == lossless
     content = content_of(made)
-    assert any(caveat in text for text in content.caveats)
+    unlike = [text for text in content.caveats if "LOSSLESS" in text or "other weights" in text]
+    assert any(caveat in text for text in unlike) if caveat else not unlike
     sampled = [answer for answer in made.answers if answer.temperature == 1]
     distrusted = {answer.reason == "server_not_lossless" for answer in sampled}
     assert distrusted == {not decision_stands}
@@ -410,6 +444,50 @@ def with_engine(**changes: Any) -> Change:
         return replace(run, manifest={**run.manifest, "engine": engine})
 
     return changed
+
+
+def with_rounds(run: StoredRun, rule: Rule, more: int = 0) -> StoredRun:
+    """The run, had its servers taken an acceptance rule's expected rounds at temperature 1."""
+    served = ServedRun(Setup(run))
+    rounds: dict[str, int] = {}
+    for k in served.ks:
+        texts = served.texts(run.trials, k, 1.0)
+        expected, _ = served.rounds_expected(texts, k, rule)
+        rounds |= {t.cell: round(e) + more for t, e in zip(texts.trials, expected, strict=True)}
+    trials = (replace(trial, rounds=rounds.get(trial.cell, trial.rounds)) for trial in run.trials)
+    return replace(run, trials=tuple(trials))
+
+
+@pytest.mark.parametrize(
+    ("rule", "taken", "more", "caveat"),
+    [
+        ("ratio", "ratio", 0, None),
+        ("ratio", "ratio", 3, "rounds are not those of replay"),
+        ("greedy_draft", "greedy_draft", 0, None),
+        # Each text alike off is far from chance, where nothing is left to it
+        ("greedy_draft", "greedy_draft", 1, "0 of 24 texts exactly"),
+        (
+            "ratio",
+            "greedy_draft",
+            0,
+            "not those of decode.rule=ratio (* those of greedy_draft: leave decode.rule out",
+        ),
+    ],
+)
+def test_rounds_unlike_replays_are_the_drafts_and_leave_the_verdict(
+    stored: StoredRun, rule: Rule, taken: Rule, more: int, caveat: str | None
+) -> None:
+    made = analyse(with_rounds(with_engine(rule=rule)(stored), taken, more))
+    assert made.served is not None
+    gates = [gate for gate in made.served.gates if gate.temperature == 1]
+    assert {gate.k: gate.lossless for gate in gates} == PASSED
+    for gate in gates[1:]:
+        assert (gate.rounds_z is None) == (rule == "greedy_draft")
+        assert gate.equal_rounds == (None if rule == "ratio" else 0 if more else 24)
+    unlike = [text for text in content_of(made).caveats if "rounds are not those" in text]
+    assert len(unlike) == (caveat is not None)
+    assert caveat is None or fnmatch(unlike[0], f"*{caveat}*")
+    assert all(answer.reason != "server_not_lossless" for answer in made.answers)
 
 
 def without_traces(run: StoredRun) -> StoredRun:

@@ -26,6 +26,7 @@ from harness.theory.replay import (
     by_start,
     replay,
     replay_texts,
+    rounds_variance,
     stacked,
 )
 
@@ -259,6 +260,28 @@ def replay_served(
         rule: the engine's.
         k: num_draft_tokens.
     """
+    return replay_texts(*_served(traces, lengths, limits, rule, k), k)
+
+
+def served_rounds_variance(
+    traces: Sequence[TextTrace],
+    lengths: Sequence[int],
+    limits: Sequence[NDArray[np.intp]],
+    rule: Rule,
+    k: int,
+) -> Array:
+    """Variance of each text's rounds, of the same texts; see `rounds_variance`."""
+    return rounds_variance(*_served(traces, lengths, limits, rule, k), k)
+
+
+def _served(
+    traces: Sequence[TextTrace],
+    lengths: Sequence[int],
+    limits: Sequence[NDArray[np.intp]],
+    rule: Rule,
+    k: int,
+) -> tuple[list[Array], list[NDArray[np.intp]]]:
+    """What `replay_texts` takes: each text's chances, and how many tokens are drafted."""
     chances = [
         accept_chances(trace, rule, k)[:size] for trace, size in zip(traces, lengths, strict=True)
     ]
@@ -266,7 +289,7 @@ def replay_served(
         most if trace.proposed is None else np.minimum(most[:size], trace.proposed[:size])
         for trace, size, most in zip(traces, lengths, limits, strict=True)
     ]
-    return replay_texts(chances, proposed, k)
+    return chances, proposed
 
 
 def _replay_some(

@@ -36,7 +36,7 @@ from harness.analysis.server_costs import (
     speedup_variance,
     timed_rounds,
 )
-from harness.analysis.server_gate import gates
+from harness.analysis.server_gate import gate_caveats, gates
 from harness.analysis.setup import Setup
 from harness.analysis.verdict import Candidate, Evidence, Timed, evidence_from_trials
 from harness.records import GREEDY, LatencyRow, ResultRow, RoundTiming
@@ -538,11 +538,11 @@ class ServedRun(ServedTexts):
         ]
         if not failed:
             return doubt
-        worst = max(failed, key=lambda gate: max(abs(gate.text_z or 0), abs(gate.rounds_z or 0)))
+        worst = max(failed, key=lambda gate: abs(gate.text_z or 0))
         return "server_not_lossless", {
             "k": worst.k,
             "text_z": worst.text_z,
-            "rounds_z": worst.rounds_z,
+            "plain_z": worst.plain_z,
         }
 
     # ---- the record ------------------------------------------------------------------------------
@@ -588,32 +588,7 @@ class ServedRun(ServedTexts):
             files = ", ".join(self.setup.run.config.get("records") or ())
             values = {"file": files, "max_concurrency": self.concurrency}
             yield Caveat("server_concurrency", values)
-        for gate in self.gates:
-            values = {"temperature": gate.temperature, "k": gate.k}
-            scores = {"text_z": gate.text_z, "rounds_z": gate.rounds_z}
-            if gate.lossless is False and gate.temperature != GREEDY:
-                nats = {
-                    "nats": gate.nats_per_token,
-                    "expected_nats": gate.expected_nats_per_token,
-                }
-                code = "server_not_lossless" if gate.k else "server_texts_unlike_target"
-                yield Caveat(code, {**values, **scores, **nats})
-        unlike = [
-            gate
-            for gate in self.gates
-            if gate.equal_rounds is not None and gate.equal_rounds < gate.texts
-        ]
-        if unlike and not any(gate.lossless is False for gate in self.gates):
-            worst = min(unlike, key=lambda gate: gate.equal_rounds or 0)
-            yield Caveat(
-                "server_rounds_unlike_replay",
-                {
-                    "temperature": worst.temperature,
-                    "k": worst.k,
-                    "equal": worst.equal_rounds,
-                    "texts": worst.texts,
-                },
-            )
+        yield from gate_caveats(self.gates, self.engine.rule)
         if self.not_predicted is not None:
             yield Caveat("server_not_predicted", {"reason": self.not_predicted})
 

@@ -1,17 +1,18 @@
 """What a server run stored: its requests, and their texts as the pair sees them, with replay."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from harness.analysis.cells import completed, latest
 from harness.analysis.lossless import text_checks, without_faulty
-from harness.analysis.replayed import replay_served
+from harness.analysis.replayed import replay_served, served_rounds_variance
 from harness.analysis.server_costs import settled
 from harness.analysis.setup import Setup
-from harness.records import ServingEngine, TextTrace, Trial
+from harness.records import Rule, ServingEngine, TextTrace, Trial
 from harness.serving.counting import Counting, counting_of, shorter_budget
 from harness.stats.jackknife import Array
 from harness.summary import TextCheck
@@ -161,12 +162,23 @@ class ServedTexts:
 
     def replayed(self, texts: Texts, k: int, counting: Counting | None = None) -> Replayed:
         """Expected counts at K, one entry per text; as the engine counts unless `counting` says."""
+        assert self.engine.rule is not None
+        return replay_served(*self._as_served(texts, k, counting), self.engine.rule, k)
+
+    def rounds_expected(self, texts: Texts, k: int, rule: Rule) -> tuple[Array, Array]:
+        """Expected rounds of each text by an acceptance rule, and their variance."""
+        served = self._as_served(texts, k)
+        return replay_served(*served, rule, k).rounds, served_rounds_variance(*served, rule, k)
+
+    def _as_served(
+        self, texts: Texts, k: int, counting: Counting | None = None
+    ) -> tuple[Sequence[TextTrace], list[int], list[NDArray[np.intp]]]:
+        """What `replay_served` takes: the texts, their lengths, and how many tokens are drafted."""
         counting = counting or self.counting
         assert counting is not None
-        assert self.engine.rule is not None
         lengths = [trial.new_tokens or 0 for trial in texts.trials]
         limits = [counting.proposed(k, self._budget(trial)) for trial in texts.trials]
-        return replay_served(texts.traces, lengths, limits, self.engine.rule, k)
+        return texts.traces, lengths, limits
 
     def _budget(self, trial: Trial) -> int:
         """Tokens that a request was allowed."""

@@ -1,24 +1,33 @@
-"""Whether a server is lossless: its texts, and the rounds that they took.
+"""Whether a server is lossless, by its texts; and whether its rounds are those of replay.
 
 At temperature 0 texts must be plain decoding's. Above it the log-probability of texts under the
-target is a martingale around its expectation, and rounds are held against replay of the same texts
-by the server's acceptance rule.
+target is a martingale around its expectation. The plain server's texts are held against the target
+that is loaded here; those of each K against the plain server's, because a target that is served in
+fewer bits shifts both.
+
+Rounds test something else. A draft that is served in fewer bits than it is scored in, or another
+rule, takes other rounds, and the texts stay the target's: then predictions are off, no more.
 """
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from harness.analysis.cells import completed
 from harness.analysis.served_texts import ServedTexts, Texts
-from harness.records import GREEDY
+from harness.records import GREEDY, Rule
 from harness.stats.jackknife import Array
-from harness.summary import ServedGate, TextLikelihood
+from harness.summary import Caveat, ServedGate, TextLikelihood
 
-# Beyond so many standard errors texts, or rounds, are not what they should be: by chance once in
-# 16,000 comparisons
+# Beyond so many standard deviations texts, or rounds, are not what they should be: by chance once
+# in 16,000 comparisons of normal numbers
 GATE = 4.0
+# Within so many, rounds fit another rule's replay
+FITS = 3.0
+# By rounds alone these can be told apart, and servers offer them (decode.rule)
+SERVED_RULES: tuple[Rule, ...] = ("greedy_draft", "ratio")
 
 
 def gates(run: ServedTexts) -> tuple[ServedGate, ...]:
@@ -28,11 +37,49 @@ def gates(run: ServedTexts) -> tuple[ServedGate, ...]:
         ks = run.ks if temperature == GREEDY else (0, *run.ks)
         made += [_gate(run, temperature, k) for k in ks]
     plain_fails = {gate.temperature for gate in made if gate.k == 0 and gate.lossless is False}
-    # Then it is not speculation that changes them
+    # Then texts like plain decoding's are not the target's either
     return tuple(
-        replace(gate, lossless=None) if gate.k and gate.temperature in plain_fails else gate
+        replace(gate, lossless=None)
+        if gate.k and gate.lossless and gate.temperature in plain_fails
+        else gate
         for gate in made
     )
+
+
+def gate_caveats(made: Sequence[ServedGate], rule: Rule | None) -> Iterator[Caveat]:
+    """What to mind, by the gates of an engine with this rule; the gravest first."""
+    failed = {gate.temperature for gate in made if gate.lossless is False}
+    for gate in made:
+        if gate.lossless is False and gate.temperature != GREEDY:
+            yield Caveat(
+                "server_not_lossless" if gate.k else "server_texts_unlike_target",
+                {
+                    "temperature": gate.temperature,
+                    "k": gate.k,
+                    "text_z": gate.text_z,
+                    "plain_z": gate.plain_z,
+                    "nats": gate.nats_per_token,
+                    "expected_nats": gate.expected_nats_per_token,
+                },
+            )
+    # The rounds of texts that are not the target's are not to be expected
+    unlike = [gate for gate in made if gate.temperature not in failed and _rounds_differ(gate)]
+    if unlike:
+        worst = max(unlike, key=lambda gate: abs((gate.rounds or 0) - (gate.expected_rounds or 0)))
+        yield Caveat(
+            "server_rounds_unlike_replay",
+            {
+                "temperature": worst.temperature,
+                "k": worst.k,
+                "rounds": worst.rounds,
+                "expected_rounds": worst.expected_rounds,
+                "rounds_z": worst.rounds_z,
+                "equal": worst.equal_rounds,
+                "texts": worst.replayed_texts,
+                "rule": rule,
+                "other_rule": worst.other_rule,
+            },
+        )
 
 
 def _gate(run: ServedTexts, temperature: float, k: int) -> ServedGate:
@@ -42,7 +89,7 @@ def _gate(run: ServedTexts, temperature: float, k: int) -> ServedGate:
         gate = _with_equal_texts(run, gate)
     texts = run.texts(done, k, temperature)
     if texts.trials and k and run.engine.rule is not None:
-        gate = _with_rounds(run, gate, texts)
+        gate = _with_rounds(run, gate, texts, run.engine.rule)
     return gate if temperature == GREEDY else _with_likelihood(run, gate)
 
 
@@ -60,51 +107,90 @@ def _with_equal_texts(run: ServedTexts, gate: ServedGate) -> ServedGate:
     return replace(gate, texts=len(results), equal_texts=equal, lossless=lossless)
 
 
-def _with_rounds(run: ServedTexts, gate: ServedGate, texts: Texts) -> ServedGate:
+# ---- rounds --------------------------------------------------------------------------------------
+
+
+def _with_rounds(run: ServedTexts, gate: ServedGate, texts: Texts, rule: Rule) -> ServedGate:
     """Rounds and drafted tokens next to replay of the same texts."""
     counted = [pair for pair in texts.pairs if pair[0].rounds is not None]
     if not counted:
         return gate
     texts = Texts(tuple(t for t, _ in counted), tuple(trace for _, trace in counted))
-    expected = run.replayed(texts, gate.k)
     rounds = np.array([trial.rounds for trial in texts.trials], dtype=np.float64)
-    drafted = [trial.drafted for trial in texts.trials]
-    gaps = rounds - expected.rounds
-    return replace(
+    expected, variance = run.rounds_expected(texts, gate.k, rule)
+    gate = replace(
         gate,
-        equal_rounds=int(np.isclose(gaps, 0.0).sum()) if _one_way(run, gate) else None,
-        equal_drafted=int(np.isclose(np.array(drafted, float), expected.drafted).sum())
-        if _one_way(run, gate) and None not in drafted
-        else None,
+        replayed_texts=len(counted),
         rounds=float(rounds.sum()),
-        expected_rounds=float(expected.rounds.sum()),
-        rounds_z=_z(gaps),
+        expected_rounds=float(expected.sum()),
     )
+    gaps = rounds - expected
+    if variance.any():
+        gate = replace(gate, rounds_z=_z(gaps.sum(), variance.sum()))
+    else:
+        drafted = [trial.drafted for trial in texts.trials]
+        expected_drafted = run.replayed(texts, gate.k).drafted
+        gate = replace(
+            gate,
+            equal_rounds=int(np.isclose(gaps, 0.0).sum()),
+            equal_drafted=None
+            if None in drafted
+            else int(np.isclose(np.array(drafted, float), expected_drafted).sum()),
+        )
+    if _rounds_differ(gate) and gate.temperature != GREEDY:
+        for other in SERVED_RULES:
+            if other != rule and _fits(run, texts, gate.k, rounds, other):
+                gate = replace(gate, other_rule=other)
+    return gate
+
+
+def _rounds_differ(gate: ServedGate) -> bool:
+    """Whether its rounds are not those of replay; False where nothing was compared."""
+    if gate.rounds_z is not None:
+        return abs(gate.rounds_z) >= GATE
+    return gate.equal_rounds is not None and gate.equal_rounds < (gate.replayed_texts or 0)
+
+
+def _fits(run: ServedTexts, texts: Texts, k: int, rounds: Array, rule: Rule) -> bool:
+    """Whether rounds are those of this rule's replay."""
+    expected, variance = run.rounds_expected(texts, k, rule)
+    if not variance.any():
+        return bool(np.isclose(rounds, expected).all())
+    return abs(_z((rounds - expected).sum(), variance.sum())) < FITS
+
+
+def _z(difference: float, variance: float) -> float:
+    """In standard deviations."""
+    return float(difference / math.sqrt(variance))
+
+
+# ---- sampled texts -------------------------------------------------------------------------------
 
 
 def _with_likelihood(run: ServedTexts, gate: ServedGate) -> ServedGate:
     """How likely the texts are under the target, next to how likely its own would be."""
-    tests = (test for test in run.setup.run.checks if isinstance(test, TextLikelihood))
-    for test in tests:
-        if (test.temperature, test.k) == (gate.temperature, gate.k) and test.tokens:
-            gate = replace(
-                gate,
-                nats_per_token=test.log_probability / test.tokens,
-                expected_nats_per_token=(test.log_probability - test.excess) / test.tokens,
-                text_z=test.z,
-            )
-    scores = [score for score in (gate.text_z, gate.rounds_z) if score is not None]
-    if not scores:
+    tests = {
+        test.k: test
+        for test in run.setup.run.checks
+        if isinstance(test, TextLikelihood) and test.temperature == gate.temperature and test.tokens
+    }
+    test, plain = tests.get(gate.k), tests.get(0)
+    if test is None:
         return gate
-    return replace(gate, lossless=all(abs(score) < GATE for score in scores))
+    gate = replace(
+        gate,
+        nats_per_token=test.log_probability / test.tokens,
+        expected_nats_per_token=(test.log_probability - test.excess) / test.tokens,
+        text_z=test.z,
+    )
+    if gate.k and plain is not None:
+        gate = replace(gate, plain_z=_difference_z(test, plain))
+    score = gate.text_z if gate.plain_z is None else gate.plain_z
+    return replace(gate, lossless=score is not None and abs(score) < GATE)
 
 
-def _one_way(run: ServedTexts, gate: ServedGate) -> bool:
-    """Whether a text has one way to be decoded: no draft is sampled."""
-    return gate.temperature == GREEDY or run.engine.rule == "greedy_draft"
-
-
-def _z(differences: Array) -> float:
-    """Their sum in standard errors, each with expectation 0; 0 where none differs."""
-    scale = math.sqrt(float((differences**2).sum()))
-    return float(differences.sum()) / scale if scale > 1e-9 else 0.0
+def _difference_z(test: TextLikelihood, plain: TextLikelihood) -> float:
+    """Of the excess per token, to that of the plain server's texts."""
+    difference = test.excess / test.tokens - plain.excess / plain.tokens
+    variance = test.variance / test.tokens**2 + plain.variance / plain.tokens**2
+    return _z(difference, variance) if variance > 0 else 0.0

@@ -270,12 +270,64 @@ def replay_texts(chances: Sequence[Array], proposed: Sequence[Counts], k: int) -
         proposed: per text, [start] tokens drafted; entries beyond the text's end are not read.
         k: num_draft_tokens.
     """
-    lengths = [len(rows) for rows in chances]
-    padded = np.zeros((len(lengths), max(lengths), k))
+    padded, drafts, lengths = _padded(chances, proposed, k)
+    return replay(padded, lengths, [k], proposed=drafts)[k]
+
+
+def rounds_variance(chances: Sequence[Array], proposed: Sequence[Counts], k: int) -> Array:
+    """Variance of each text's rounds, given the text, (texts,); 0 where they are certain.
+
+    With N[s] the rounds from a start s on, and L the tokens that the round from s emits,
+    N[s] = 1 + N[s + L]. So, from the text's end backwards, with 0 beyond it,
+    E N[s] = 1 + sum over L of P(L) E N[s + L], and
+    E N[s]^2 = 1 + 2 sum of P(L) E N[s + L] + sum of P(L) E N[s + L]^2.
+
+    Args:
+        chances, proposed, k: as `replay_texts` takes them.
+    """
+    padded, drafts, lengths = _padded(chances, proposed, k)
+    left = np.subtract.outer(lengths, np.arange(int(padded.shape[1]))).astype(np.intp)
+    emits = _emits(_reached(padded, _drafted_in_text(left, drafts, k)))
+    texts, positions = left.shape
+    mean, square = np.zeros((2, texts, positions + k + 1))
+    for s in range(positions - 1, -1, -1):
+        later = slice(s + 1, s + k + 2)
+        mean_later = (emits[:, s] * mean[:, later]).sum(axis=1)
+        square_later = (emits[:, s] * square[:, later]).sum(axis=1)
+        mean[:, s] = np.where(left[:, s] > 0, 1.0 + mean_later, 0.0)
+        square[:, s] = np.where(left[:, s] > 0, 1.0 + 2.0 * mean_later + square_later, 0.0)
+    variance = square[:, 0] - mean[:, 0] ** 2
+    # What rounding leaves of a difference of two squares is no variance
+    return np.where(variance > 1e-9 * square[:, 0], variance, 0.0)
+
+
+def _padded(
+    chances: Sequence[Array], proposed: Sequence[Counts], k: int
+) -> tuple[Array, Counts, Counts]:
+    """Texts of several lengths in one array: chances, tokens drafted, and the lengths."""
+    lengths = np.array([len(rows) for rows in chances], dtype=np.intp)
+    padded = np.zeros((len(lengths), int(lengths.max()), k))
     drafts = np.zeros(padded.shape[:2], dtype=np.intp)
     for row, size in enumerate(lengths):
         padded[row, :size], drafts[row, :size] = chances[row][:, :k], proposed[row][:size]
-    return replay(padded, lengths, [k], proposed=drafts)[k]
+    return padded, drafts, lengths
+
+
+def _drafted_in_text(left: Counts, drafts: Counts, k: int) -> NDArray[np.bool_]:
+    """Whether the text has a position at each offset of a round from each start, and drafts it."""
+    in_text = np.greater.outer(left, np.arange(k))
+    return np.logical_and(in_text, np.greater.outer(drafts, np.arange(k)))
+
+
+def _reached(chances: Array, exists: NDArray[np.bool_]) -> Array:
+    """reach[., s, j]: the chance to accept at least j from s; 0 beyond the text."""
+    products = np.multiply.accumulate(np.where(exists, chances, 0.0), axis=2)
+    return np.concatenate([np.ones((*exists.shape[:2], 1)), products], axis=2)
+
+
+def _emits(reach: Array) -> Array:
+    """P(a round from s emits j + 1 tokens): it stops after exactly j < K, or accepts all K."""
+    return reach - np.concatenate([reach[:, :, 1:], np.zeros_like(reach[:, :, :1])], axis=2)
 
 
 def _replay_one(
@@ -284,15 +336,12 @@ def _replay_one(
     """One K: the chance of every round length, the renewal recursion, then the sums."""
     left = np.subtract.outer(lengths, np.arange(int(chances.shape[1]))).astype(np.intp)
     drafts = np.full_like(left, k) if proposed is None else np.clip(proposed, 0, k)
-    # exists[., s, i]: the text has a position at offset i of a round from s, and it is drafted.
     in_text = np.greater.outer(left, np.arange(k)).astype(np.bool_)
-    exists = in_text & np.greater.outer(drafts, np.arange(k))
+    exists = _drafted_in_text(left, drafts, k)
     chances = chances[:, :, :k]
     if not ((chances >= 0.0) & (chances <= 1.0 + 1e-12))[exists].all():
         raise ValueError("accept_prob must lie between 0 and 1")
-    # reach[., s, j]: the chance to accept at least j from s; 0 beyond the text.
-    products = np.multiply.accumulate(np.where(exists, chances, 0.0), axis=2)
-    reach = np.concatenate([np.ones((*left.shape, 1)), products], axis=2)
+    reach = _reached(chances, exists)
     starts = _renewal(reach, left, k)
     kept = starts[:, :, None] * reach
     most = np.clip(left, 0, k).astype(np.intp)[:, :, np.newaxis]
@@ -335,8 +384,7 @@ def _renewal(reach: Array, left: Counts, k: int) -> Array:
     texts, positions = left.shape
     starts = np.zeros((texts, positions + k + 1))
     starts[:, 0] = 1.0
-    # A round from s emits j + 1 tokens: it stops after exactly j < K, or accepts all K.
-    emits = reach - np.concatenate([reach[:, :, 1:], np.zeros((texts, positions, 1))], axis=2)
+    emits = _emits(reach)
     for s in range(positions):
         starts[:, s] *= left[:, s] > 0
         starts[:, s + 1 : s + k + 2] += starts[:, s, None] * emits[:, s]

@@ -178,10 +178,7 @@ CAVEATS: Mapping[str, Any] = {
     "greedy_texts_differ": _greedy_texts_differ,
     "server_not_lossless": served.not_lossless,
     "server_texts_unlike_target": served.unlike_target,
-    "server_rounds_unlike_replay": (
-        "at temperature {temperature:g}, K={k}, {equal} of {texts} texts took exactly the rounds of"
-        " replay: the server's weights or kernels are not quite those that scored the texts here"
-    ),
+    "server_rounds_unlike_replay": served.rounds_unlike_replay,
     "server_not_predicted": lambda values: (
         f"no prediction: {served.NOT_PREDICTED[str(values['reason'])]}"
     ),

@@ -133,19 +133,23 @@ def _gates(served: ServedSummary) -> Iterator[str]:
         equal, texts = sum(g.equal_texts or 0 for g in greedy), sum(g.texts for g in greedy)
         yield f"{equal} of {texts} greedy texts equal plain decoding's{_rounds(greedy)}."
     sampled = [gate for gate in served.gates if gate.temperature > GREEDY and gate.lossless]
-    if sampled:
-        text = max((abs(gate.text_z) for gate in sampled if gate.text_z is not None), default=None)
+    text = [abs(gate.text_z) for gate in sampled if gate.text_z is not None]
+    if text:
         rounds = [abs(gate.rounds_z) for gate in sampled if gate.rounds_z is not None]
-        parts = [f"texts |z| <= {text:.1f}"] if text is not None else []
+        parts = [f"texts |z| <= {max(text):.1f}"]
         parts += [f"rounds |z| <= {max(rounds):.1f}"] if rounds else []
-        yield f"Sampled texts follow the target's distribution ({', '.join(parts)})."
+        yield (
+            f"Sampled texts follow the target's distribution ({', '.join(parts)})"
+            f"{_rounds(sampled)}."
+        )
 
 
 def _rounds(gates: Sequence[ServedGate]) -> str:
     known = [gate for gate in gates if gate.equal_rounds is not None]
     if not known:
         return ""
-    equal, texts = sum(gate.equal_rounds or 0 for gate in known), sum(g.texts for g in known)
+    equal = sum(gate.equal_rounds or 0 for gate in known)
+    texts = sum(gate.replayed_texts or 0 for gate in known)
     return f", and {equal} of {texts} took exactly the rounds of replay"
 
 
@@ -170,8 +174,8 @@ def _memory(entries: Sequence[DraftMemory]) -> Iterator[str]:
 
 
 def scores(values: Values) -> str:
-    """How far texts and rounds are off, as "texts z = -85.1, rounds z = 3.2"."""
-    names = (("texts", values.get("text_z")), ("rounds", values.get("rounds_z")))
+    """How far texts are off, as "texts z = -85.1, against plain decoding's z = -60.2"."""
+    names = (("texts", values.get("text_z")), ("against plain decoding's", values.get("plain_z")))
     known = [f"{name} z = {z:.1f}" for name, z in names if isinstance(z, int | float)]
     return ", ".join(known)
 
@@ -191,6 +195,36 @@ def unlike_target(values: Values) -> str:
         f" that is loaded here ({scores(values)}{_nats(values)}): other weights (quantised, another"
         " revision) or other sampling settings; the gate and replay mean little"
     )
+
+
+def rounds_unlike_replay(values: Values) -> str:
+    """A caveat: the rounds are not replay's, what that may be, and what it costs."""
+    rounds, expected, z = (values.get(name) for name in ("rounds", "expected_rounds", "rounds_z"))
+    if not isinstance(rounds, int | float) or not isinstance(expected, int | float):
+        return f"{_at(values)} the rounds are not those of replay"
+    by = f"z = {z:.1f}" if isinstance(z, int | float) else _equal(values)
+    counts = f"{fmt.count(rounds)} where replay expects {fmt.count(expected)}, {by}"
+    other = values.get("other_rule")
+    if other is not None:
+        key = "leave decode.rule out" if other == "greedy_draft" else f"give decode.rule={other}"
+        return (
+            f"{_at(values)} its rounds are not those of decode.rule={values['rule']} ({counts});"
+            f" they are those of {other}: {key}, or every prediction is of another server"
+        )
+    return (
+        f"{_at(values)} its rounds are not those of replay ({counts}): the draft that is served is"
+        " not quite the one that scored the texts here (fewer bits, another revision, other"
+        f" kernels), or its acceptance rule is another. Texts are not affected; predictions at this"
+        f" temperature err by about {fmt.percent(abs(rounds / expected - 1.0))}"
+    )
+
+
+def _at(values: Values) -> str:
+    return f"at temperature {_temperature(values)}, K={values['k']},"
+
+
+def _equal(values: Values) -> str:
+    return f"{values.get('equal')} of {values.get('texts')} texts exactly"
 
 
 def _temperature(values: Values) -> str:

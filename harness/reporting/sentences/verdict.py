@@ -263,7 +263,7 @@ VERDICT_REASONS: Mapping[str, Callable[[Decided, Values], str]] = {
         " these are ties; resume= judges them"
     ),
     "server_not_lossless": lambda _, values: (
-        f"the server's texts or rounds at K={values['k']} are not those of lossless sampling"
+        f"the server's texts at K={values['k']} are not those of lossless sampling"
         f" ({served.scores(values)}), so its speed does not count"
     ),
     "impossible_speedup": _impossible_speedup,

@@ -46,6 +46,7 @@ GATES: tuple[Column[ServedGate], ...] = (
     Column("nats per\ntoken", lambda gate: gate.nats_per_token, fmt.decimal),
     Column("nats\nexpected", lambda gate: gate.expected_nats_per_token, fmt.decimal),
     Column("z of\ntexts", lambda gate: gate.text_z, lambda z: fmt.signed(z, 1)),
+    Column("z against\nplain", lambda gate: gate.plain_z, lambda z: fmt.signed(z, 1)),
 )
 COSTS: tuple[Column[ServedCosts], ...] = (
     Column("temperature", lambda costs: costs.temperature, fmt.temperature, key=True),
@@ -121,8 +122,9 @@ TWO_K_NOTE = (
 OWN_NOTE = "Our own loop's round times, on this device, are not the server's: that is their error."
 GATE_NOTES = (
     "Greedy texts must be plain decoding's. Sampled ones: the log-probability of the texts under"
-    " the target next to its expectation, and rounds next to replay of the same texts, both in"
-    " standard errors; beyond 4 the server is not lossless. K=0 is the plain server.",
+    " the target next to its expectation, in standard deviations: beyond 4 the plain server (K=0)"
+    " has other weights, and a K whose texts are so far from plain decoding's is not lossless."
+    " Rounds test the draft and its rule, not the texts; they have a z where a draft is sampled.",
 )
 COST_NOTE = (
     "start: what a request costs beside its prefill and its rounds. A round costs by how many"
