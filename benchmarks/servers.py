@@ -283,11 +283,18 @@ def _sampled(runs: Sequence[Run]) -> Iterator[str]:
         ("texts", lambda _, gate: str(gate.texts)),
         ("rounds", lambda _, gate: fmt.count(gate.rounds)),
         ("replayed", lambda _, gate: fmt.count(gate.expected_rounds)),
-        ("z of rounds", lambda _, gate: fmt.signed(gate.rounds_z, 1)),
+        ("z of rounds", lambda _, gate: _rounds_z(gate)),
         ("nats per token", lambda _, gate: _nats(gate)),
         ("z of texts", lambda _, gate: fmt.signed(gate.text_z, 1)),
     )
     yield from _table("Sampled texts", columns, rows)
+
+
+def _rounds_z(gate: ServedGate) -> str:
+    """Where a text has one way to be decoded there is no z: how many took exactly its rounds."""
+    if gate.equal_rounds is not None:
+        return f"{gate.equal_rounds} of {gate.replayed_texts} equal"
+    return fmt.signed(gate.rounds_z, 1)
 
 
 def _nats(gate: ServedGate) -> str:

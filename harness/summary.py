@@ -10,7 +10,6 @@ Behind each code stand the values that it carries; `harness.reporting.sentences`
 each code.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -92,6 +91,7 @@ CaveatCode = Literal[
     # temperature, k, text_z, plain_z, nats, expected_nats: per token, of the server's texts
     "server_not_lossless",
     "server_texts_unlike_target",  # the same, of the plain server
+    "server_texts_repeat",  # temperature, k, texts
     # temperature, k, rounds, expected_rounds; rounds_z, or equal and texts where rounds are certain
     # (else None); rule: the engine's, other_rule: whose replay the rounds fit, or None
     "server_rounds_unlike_replay",
@@ -503,7 +503,8 @@ class TextLikelihood:
     Given what precedes it, a token of the target's own has the expected log-probability -H, the
     distribution's entropy, and a known variance. So the sum over the texts of log target(x) + H is
     a martingale, whatever the texts' lengths, and divided by the root of the summed variances it is
-    a standard normal number, for many tokens. A server that is not lossless drifts from 0.
+    a standard normal number, for many tokens; for fewer, and for a target that is sure of most of
+    them, it is skew (`harness.stats.skewed`). A server that is not lossless drifts from 0.
     """
 
     temperature: float
@@ -512,11 +513,7 @@ class TextLikelihood:
     excess: float  # sum of log target(x) + H, nats
     variance: float  # of that sum, nats squared
     log_probability: float  # sum of log target(x), nats
-
-    @property
-    def z(self) -> float:
-        """The excess in standard deviations; 0 where the target leaves no choice."""
-        return self.excess / math.sqrt(self.variance) if self.variance > 0 else 0.0
+    third_cumulant: float = 0.0  # of the excess, nats cubed; 0 in runs of an earlier version
 
 
 @dataclass(frozen=True)
@@ -1022,11 +1019,13 @@ class ServedGate:
     other_rule: Rule | None = None  # whose replay the rounds fit, where they do not the engine's
     # Above temperature 0: log-probability of a token under the target, its expectation, and how
     # many standard deviations their sums are apart (a martingale); plain_z: the same of its
-    # difference to that of the plain server's texts.
+    # difference to that of the plain server's texts. Both as a normal number (`stats.skewed`).
     nats_per_token: float | None = None
     expected_nats_per_token: float | None = None
     text_z: float | None = None
     plain_z: float | None = None
+    # Whether every visit returned the same texts although the target is not so sure of them.
+    repeats: bool = False
     # By the texts alone: those of K as plain decoding's, and the plain server's as the target's.
     # None where nothing could be compared, or plain decoding's texts are not the target's.
     lossless: bool | None = None

@@ -20,6 +20,7 @@ from served_pair import CPU, GREEDY, KS, Served, completed
 from stand_in_server import StandIn
 from transformers import GemmaConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
+from harness.analysis.server_gate import text_z
 from harness.config import ModelConf
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.gguf_file import write_gguf
@@ -34,6 +35,7 @@ from harness.engines.own import OwnLoop
 from harness.engines.process import ServerProcess
 from harness.engines.protocol import Engine, ServerDiedError
 from harness.measurement.clock import Clock
+from harness.measurement.generations import Request
 from harness.measurement.returned_texts import (
     likelihood_test,
 )
@@ -245,6 +247,14 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
     return Served(tmp_path_factory.mktemp("served"))
 
 
+def _three_of_each(served: Served) -> list[Request]:
+    return [
+        replace(request, seed=100 * repetition + request.seed, repetition=repetition)
+        for repetition in range(3)
+        for request in served.requests
+    ]
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", ["own", pytest.param("llamacpp", marks=needs_llamacpp)])
 def test_replay_of_returned_texts_gives_the_engines_rounds_and_drafted_tokens(
@@ -278,12 +288,7 @@ def test_a_draft_that_samples_takes_the_rounds_of_the_ratio_rule_on_its_ten_like
     served: Served, sampling: SamplingParameters
 ) -> None:
     engine = replace(served.llamacpp(), rule="ratio")
-    requests = [
-        replace(request, seed=100 * repetition + request.seed, repetition=repetition)
-        for repetition in range(3)
-        for request in served.requests
-    ]
-    texts, facts = completed(engine, 4, requests, sampling)
+    texts, facts = completed(engine, 4, _three_of_each(served), sampling)
     rounds = np.array([text.completion.rounds for text in texts], dtype=np.float64)
     gaps = rounds - served.replayed(texts, facts, 4).rounds
     assert abs(gaps.sum()) / np.sqrt((gaps**2).sum()) < 3
@@ -292,14 +297,42 @@ def test_a_draft_that_samples_takes_the_rounds_of_the_ratio_rule_on_its_ten_like
 @pytest.mark.parametrize("name", ["own", pytest.param("llamacpp", marks=needs_llamacpp)])
 def test_texts_are_tested_against_the_targets_distribution(served: Served, name: str) -> None:
     engine: Engine = served.own() if name == "own" else served.llamacpp()
-    texts, _ = completed(engine, 2, served.requests, SamplingParameters(1.5))
-    assert abs(likelihood_test(texts, served.target_model).z) < 3
+    texts, _ = completed(engine, 2, _three_of_each(served), SamplingParameters(1.5))
+    assert abs(text_z(likelihood_test(texts, served.target_model))) < 3
     # The same texts, had the target been asked for another temperature
     others = [
         replace(text, request=replace(text.request, sampling=SamplingParameters(1.0)))
         for text in texts
     ]
-    assert likelihood_test(others, served.target_model).z < -5
+    assert text_z(likelihood_test(others, served.target_model)) < -5
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParameters(1.0, repetition_penalty=1.3),
+        SamplingParameters(1.5, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.1),
+    ],
+)
+def test_texts_are_tested_with_every_sampling_parameter_of_the_request(
+    served: Served, sampling: SamplingParameters
+) -> None:
+    texts, _ = completed(served.own(), 2, served.requests, sampling)
+    assert abs(text_z(likelihood_test(texts, served.target_model))) < 3
+
+
+def test_a_token_at_the_edge_of_what_is_kept_is_as_unlikely_as_without_an_edge(
+    served: Served,
+) -> None:
+    texts, _ = completed(served.own(), 0, served.requests, SamplingParameters(1.5))
+
+    def tested(sampling: SamplingParameters) -> float:
+        asked = [replace(t, request=replace(t.request, sampling=sampling)) for t in texts]
+        return likelihood_test(asked, served.target_model).log_probability
+
+    kept_all, kept_most = (tested(SamplingParameters(1.5, top_p=p)) for p in (1.0, 0.6))
+    # What is kept is a little likelier for it, what is excluded costs what it did
+    assert kept_all < kept_most < kept_all / 4
 
 
 def test_a_clock_without_a_prefill_apart_is_read_for_one_token_too(served: Served) -> None:

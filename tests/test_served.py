@@ -386,7 +386,29 @@ def shifted(run: StoredRun) -> StoredRun:
     return replace(run, checks=checks)
 
 
+def repeating(run: StoredRun, ks: tuple[int, ...]) -> StoredRun:
+    """The run, had its servers at these K ignored the seeds of requests: each visit is the first's.
+
+    The target is not sure of any text.
+    """
+    first = {(t.k, t.prompt): t for t in run.trials if t.temperature == 1 and not t.repetition}
+    trials = (
+        replace(trial, tokens=first[trial.k, trial.prompt].tokens)
+        if trial.temperature == 1 and trial.k in ks
+        else trial
+        for trial in run.trials
+    )
+    checks = (
+        replace(check, log_probability=-0.5 * check.tokens)
+        if isinstance(check, TextLikelihood)
+        else check
+        for check in run.checks
+    )
+    return replace(run, trials=tuple(trials), checks=tuple(checks))
+
+
 PASSED = dict.fromkeys((0, 1, 2, 4), True)
+REPEAT = "all visits of the server returned the same"
 
 
 @pytest.mark.parametrize(
@@ -412,6 +434,13 @@ PASSED = dict.fromkeys((0, 1, 2, 4), True)
             False,
         ),
         (shifted, PASSED, None, True),
+        (
+            lambda run: repeating(run, (0, 1, 2, 4)),
+            {**dict.fromkeys((1, 2, 4)), 0: False},
+            REPEAT,
+            True,
+        ),
+        (lambda run: repeating(run, (2,)), {**PASSED, 2: False}, REPEAT, False),
     ],
 )
 def test_a_server_that_is_not_lossless_is_named_and_gets_no_verdict_there(
@@ -426,7 +455,9 @@ def test_a_server_that_is_not_lossless_is_named_and_gets_no_verdict_there(
     gates = [gate for gate in made.served.gates if gate.temperature == 1]
     assert {gate.k: gate.lossless for gate in gates} == lossless
     content = content_of(made)
-    unlike = [text for text in content.caveats if "LOSSLESS" in text or "other weights" in text]
+    unlike = [
+        text for text in content.caveats if re.search(f"LOSSLESS|other weights|{REPEAT}", text)
+    ]
     assert any(caveat in text for text in unlike) if caveat else not unlike
     sampled = [answer for answer in made.answers if answer.temperature == 1]
     distrusted = {answer.reason == "server_not_lossless" for answer in sampled}

@@ -25,6 +25,7 @@ from server_answers import (
 from stand_in_server import StandIn
 
 from harness.analysis import analyse
+from harness.analysis.server_gate import text_z
 from harness.cli import compose
 from harness.commands import server as command
 from harness.commands import server_visits, snapshot
@@ -153,7 +154,7 @@ def test_returned_texts_are_scored_and_tested(served: StoredRun) -> None:
         np.testing.assert_array_equal(trace.tokens, returned[1:])
     checks = [check for check in served.checks if isinstance(check, TextLikelihood)]
     assert [(check.temperature, check.k) for check in checks] == [(1.0, 0), (1.0, 1), (1.0, 4)]
-    assert all(abs(check.z) < 4 for check in checks)
+    assert all(abs(text_z(check)) < 4 for check in checks)
     compared = [check for check in served.checks if not isinstance(check, TextLikelihood)]
     assert len(compared) == len(KS) * VISITS * 6
     assert {check.result for check in compared} == {"PASS"}

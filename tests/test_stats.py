@@ -17,6 +17,7 @@ from harness.stats.jackknife import (
     speedup_interval,
     workload_ratio,
 )
+from harness.stats.skewed import normal_z
 
 SETS = ("easy",) * 12 + ("hard",) * 20
 
@@ -263,3 +264,37 @@ def test_the_best_of_eight_nulls_would_win_far_more_often_on_the_prompts_it_was_
         fitted += fit.interval(0.95).lo > 1.0
     assert fitted <= simulations * 0.05
     assert plain > 2 * fitted + 5
+
+
+# Sums of skew terms
+
+
+@pytest.mark.parametrize("terms", [16, 64])
+@pytest.mark.parametrize("tail", [1e-4, 0.01, 0.99, 1 - 1e-4])
+def test_a_sum_of_skew_terms_is_the_normal_number_with_its_tail(terms, tail):
+    # Waiting times, each of variance 1 and third cumulant 2: their sum is a gamma variable
+    total = stats.gamma.ppf(tail, terms) - terms
+    expected = stats.norm.ppf(tail)
+    assert normal_z(total, terms, 2 * terms) == pytest.approx(expected, abs=0.05)
+    assert normal_z(-total, terms, -2 * terms) == pytest.approx(-expected, abs=0.05)
+
+
+def test_false_alarms_of_a_sure_targets_texts_are_as_rare_as_a_normal_numbers():
+    # Every way to draw 100 tokens from these probabilities, each with its own
+    probs, tokens = np.array([0.9, 0.08, 0.02]), 100
+    logs = np.log(probs)
+    centred = logs - probs @ logs
+    variance, third = (tokens * (probs @ centred**power) for power in (2, 3))
+    second, last = (part.ravel() for part in np.indices((tokens + 1, tokens + 1)))
+    counts = np.stack([tokens - second - last, second, last], -1)[second + last <= tokens]
+    chance = stats.multinomial.pmf(counts, tokens, probs)
+    sums = counts @ centred
+    corrected = np.array([normal_z(total, variance, third) for total in sums])
+    nominal = stats.norm.sf(3)
+    for beyond in (corrected <= -3, corrected >= 3):
+        assert chance[beyond].sum() == pytest.approx(nominal, rel=0.2)
+    uncorrected = sums / math.sqrt(variance)
+    assert chance[uncorrected <= -3].sum() > 2.5 * nominal
+    assert chance[uncorrected >= 3].sum() < nominal / 20
+    # Texts that ignore the temperature: the most likely token every time
+    assert normal_z(tokens * centred[0], variance, third) > uncorrected.max() + 0.5

@@ -1,7 +1,8 @@
 """Whether a server is lossless, by its texts; and whether its rounds are those of replay.
 
 At temperature 0 texts must be plain decoding's. Above it the log-probability of texts under the
-target is a martingale around its expectation. The plain server's texts are held against the target
+target is a martingale around its expectation, and a server that ignores temperature or seeds
+returns the same text in every visit. The plain server's texts are held against the target
 that is loaded here; those of each K against the plain server's, because a target that is served in
 fewer bits shifts both.
 
@@ -17,13 +18,15 @@ import numpy as np
 
 from harness.analysis.cells import completed
 from harness.analysis.served_texts import ServedTexts, Texts
-from harness.records import GREEDY, Rule
+from harness.records import GREEDY, Rule, Trial
 from harness.stats.jackknife import Array
+from harness.stats.skewed import normal_z
 from harness.summary import Caveat, ServedGate, TextLikelihood
 
-# Beyond so many standard deviations texts, or rounds, are not what they should be: by chance once
-# in 16,000 comparisons of normal numbers
+# Beyond so many standard deviations texts, or rounds, are not what they should be
 GATE = 4.0
+# The logarithm of the probability of that: 2 * (1 - Phi(4))
+LEAST_LOG_CHANCE = -9.7
 # Within so many, rounds fit another rule's replay
 FITS = 3.0
 # By rounds alone these can be told apart, and servers offer them (decode.rule)
@@ -36,26 +39,37 @@ def gates(run: ServedTexts) -> tuple[ServedGate, ...]:
     for temperature in run.temperatures:
         ks = run.ks if temperature == GREEDY else (0, *run.ks)
         made += [_gate(run, temperature, k) for k in ks]
-    plain_fails = {gate.temperature for gate in made if gate.k == 0 and gate.lossless is False}
-    # Then texts like plain decoding's are not the target's either
-    return tuple(
-        replace(gate, lossless=None)
-        if gate.k and gate.lossless and gate.temperature in plain_fails
-        else gate
-        for gate in made
-    )
+    plain = {gate.temperature: gate for gate in made if gate.k == 0}
+    return tuple(_beside_plain(g, plain.get(g.temperature)) if g.k else g for g in made)
+
+
+def _beside_plain(gate: ServedGate, plain: ServedGate | None) -> ServedGate:
+    """A gate of some K, given the plain server's: what ails both is not speculation's."""
+    if plain is None or plain.lossless is not False:
+        return gate
+    differs = gate.plain_z is not None and abs(gate.plain_z) >= GATE
+    same = gate.temperature != GREEDY and not differs and (plain.repeats or not gate.repeats)
+    # Texts like plain decoding's are not the target's either
+    return replace(gate, lossless=None) if gate.lossless or same else gate
 
 
 def gate_caveats(made: Sequence[ServedGate], rule: Rule | None) -> Iterator[Caveat]:
     """What to mind, by the gates of an engine with this rule; the gravest first."""
     failed = {gate.temperature for gate in made if gate.lossless is False}
+    repeating: set[float] = set()
     for gate in made:
-        if gate.lossless is False and gate.temperature != GREEDY:
+        if gate.lossless is False and gate.temperature not in {GREEDY, *repeating}:
+            repeating |= {gate.temperature} if gate.repeats else set()
             yield Caveat(
-                "server_not_lossless" if gate.k else "server_texts_unlike_target",
+                "server_texts_repeat"
+                if gate.repeats
+                else "server_not_lossless"
+                if gate.k
+                else "server_texts_unlike_target",
                 {
                     "temperature": gate.temperature,
                     "k": gate.k,
+                    "texts": gate.texts,
                     "text_z": gate.text_z,
                     "plain_z": gate.plain_z,
                     "nats": gate.nats_per_token,
@@ -90,7 +104,7 @@ def _gate(run: ServedTexts, temperature: float, k: int) -> ServedGate:
     texts = run.texts(done, k, temperature)
     if texts.trials and k and run.engine.rule is not None:
         gate = _with_rounds(run, gate, texts, run.engine.rule)
-    return gate if temperature == GREEDY else _with_likelihood(run, gate)
+    return gate if temperature == GREEDY else _with_likelihood(run, gate, done)
 
 
 def _with_equal_texts(run: ServedTexts, gate: ServedGate) -> ServedGate:
@@ -167,7 +181,7 @@ def _z(difference: float, variance: float) -> float:
 # ---- sampled texts -------------------------------------------------------------------------------
 
 
-def _with_likelihood(run: ServedTexts, gate: ServedGate) -> ServedGate:
+def _with_likelihood(run: ServedTexts, gate: ServedGate, texts: Sequence[Trial]) -> ServedGate:
     """How likely the texts are under the target, next to how likely its own would be."""
     tests = {
         test.k: test
@@ -181,16 +195,37 @@ def _with_likelihood(run: ServedTexts, gate: ServedGate) -> ServedGate:
         gate,
         nats_per_token=test.log_probability / test.tokens,
         expected_nats_per_token=(test.log_probability - test.excess) / test.tokens,
-        text_z=test.z,
+        text_z=text_z(test),
+        repeats=_repeats(texts, test.log_probability / test.tokens),
     )
     if gate.k and plain is not None:
         gate = replace(gate, plain_z=_difference_z(test, plain))
     score = gate.text_z if gate.plain_z is None else gate.plain_z
-    return replace(gate, lossless=score is not None and abs(score) < GATE)
+    fails = gate.repeats or score is None or abs(score) >= GATE
+    return replace(gate, lossless=not fails)
+
+
+def text_z(test: TextLikelihood) -> float:
+    """How far texts are from the target's, as a normal number; 0 where it leaves no choice."""
+    return normal_z(test.excess, test.variance, test.third_cumulant)
 
 
 def _difference_z(test: TextLikelihood, plain: TextLikelihood) -> float:
     """Of the excess per token, to that of the plain server's texts."""
     difference = test.excess / test.tokens - plain.excess / plain.tokens
     variance = test.variance / test.tokens**2 + plain.variance / plain.tokens**2
-    return _z(difference, variance) if variance > 0 else 0.0
+    third = test.third_cumulant / test.tokens**3 - plain.third_cumulant / plain.tokens**3
+    return normal_z(difference, variance, third)
+
+
+def _repeats(trials: Sequence[Trial], nats_per_token: float) -> bool:
+    """Whether every visit of a prompt returned the same text, by a chance as small as the gate's.
+
+    Another draw of a text is the same one with the text's own probability.
+    """
+    texts: dict[tuple[str, str], list[tuple[int, ...]]] = {}
+    for trial in trials:
+        texts.setdefault((trial.prompt_set, trial.prompt), []).append(trial.tokens or ())
+    repeated = [text for visits in texts.values() for text in visits[1:]]
+    same = all(len(set(visits)) == 1 for visits in texts.values())
+    return same and nats_per_token * sum(map(len, repeated)) < LEAST_LOG_CHANCE

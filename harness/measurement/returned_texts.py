@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from harness.decoding.sampling import sampler_for
+from harness.decoding.sampling import penalised, sampler_for, seen_along, seen_tokens
 from harness.engines.protocol import Completion, EngineFacts
 from harness.measurement.generations import Request
 from harness.measurement.target_texts import GeneratedText
@@ -45,20 +46,39 @@ class ReturnedText:
 
 @torch.inference_mode()
 def likelihood_test(texts: Sequence[ReturnedText], target: CachedModel) -> TextLikelihood:
-    """Test texts of one K and temperature above 0, the prefill's token included."""
+    """Test texts of one K and temperature above 0, the prefill's token included.
+
+    A token that top-k, top-p or min-p exclude counts with its probability before they apply: which
+    of two tokens at the edge they exclude is a matter of rounding in 16 bits.
+    """
     first = texts[0].request
-    tokens, sums = 0, np.zeros(3)
+    tokens, sums = 0, np.zeros(4)
     for text in texts:
-        request, returned = text.request, torch.tensor(text.completion.tokens)
-        target.prefill(request.tokens[:-1])
-        fed = torch.tensor([request.tokens[-1], *text.completion.tokens[:-1]])
-        probs = sampler_for(request.sampling)(target.forward(fed.to(target.device))).double().cpu()
-        logs = probs.clamp_min(torch.finfo(torch.float32).tiny).log()
+        sampling, returned = text.request.sampling, torch.tensor(text.completion.tokens)
+        logits = _logits_along(text, target)
+        probs = sampler_for(sampling)(logits).double().cpu()
+        unfiltered = (logits.double() / sampling.temperature).log_softmax(-1).cpu()
+        logs = torch.where(probs > 0, probs.log(), unfiltered)
         drawn = logs.gather(-1, returned[:, None]).squeeze(-1)
-        mean = (probs * logs).sum(-1)
-        variance = (probs * logs.square()).sum(-1) - mean.square()
-        sums += [float(part.sum()) for part in (drawn - mean, variance, drawn)]
+        # Of excluded tokens an infinite logarithm (a token that a model suppresses) counts nothing
+        surprise = torch.where(probs > 0, logs, 0.0)
+        mean = (probs * surprise).sum(-1)
+        centred = surprise - mean[:, None]
+        variance, third = ((probs * centred**power).sum(-1) for power in (2, 3))
+        sums += [float(part.sum()) for part in (drawn - mean, variance, drawn, third)]
         tokens += len(returned)
     return TextLikelihood(
         first.sampling.temperature, first.k, tokens, *(float(each) for each in sums)
     )
+
+
+def _logits_along(text: ReturnedText, target: CachedModel) -> Tensor:
+    """The logits that decide each returned token, [n, vocab], with the repetition penalty."""
+    request, returned = text.request, text.completion.tokens
+    target.prefill(request.tokens[:-1])
+    fed = torch.tensor([request.tokens[-1], *returned[:-1]], device=target.device)
+    logits, penalty = target.forward(fed), request.sampling.repetition_penalty
+    if penalty is None:
+        return logits
+    before = seen_tokens(request.tokens, logits.shape[-1], logits.device)
+    return penalised(logits, seen_along(before, fed[1:]), penalty)

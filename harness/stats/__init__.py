@@ -1,1 +1,1 @@
-"""Statistics that know nothing of models: the jackknife, and cross-fitting."""
+"""Statistics that know nothing of models: the jackknife, cross-fitting, sums of skew terms."""

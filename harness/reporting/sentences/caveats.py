@@ -178,6 +178,11 @@ CAVEATS: Mapping[str, Any] = {
     "greedy_texts_differ": _greedy_texts_differ,
     "server_not_lossless": served.not_lossless,
     "server_texts_unlike_target": served.unlike_target,
+    "server_texts_repeat": (
+        "at temperature {temperature:g}, K={k}, all visits of the server returned the same {texts}"
+        " texts, which the target would not: it ignores the temperature or the seeds of requests;"
+        " texts and rounds here are not those of sampling"
+    ),
     "server_rounds_unlike_replay": served.rounds_unlike_replay,
     "server_not_predicted": lambda values: (
         f"no prediction: {served.NOT_PREDICTED[str(values['reason'])]}"
