@@ -175,6 +175,8 @@ class Trial:
         k: num_draft_tokens; 0 is plain decoding, for which every draft count is None.
         model, draft: the model that decodes, and the draft that proposes to it (None for k = 0).
         accepted_lengths: accepted_lengths[j] = rounds in which exactly j draft tokens were kept.
+        counted_accepted: accepted tokens by a server's own count, with those beyond the text's end;
+            None where that is `accepted`, and in runs of an earlier version.
         room: room[j - 1] = rounds that began with at least j text positions left, j = 1..K; the
             denominators of acceptance_by_position.
         prefill_s, draft_prefill_s: target's and draft's prefill, each synchronised.
@@ -224,6 +226,7 @@ class Trial:
     concurrency: int = 1
     logprobs: tuple[float, ...] | None = None
     one_token_s: float | None = None
+    counted_accepted: int | None = None
 
     @property
     def key(self) -> TextKey:

@@ -38,11 +38,13 @@ EXPECTED = {
     ("SGLang", "spec_accept_length"): (13 / 7,),
     ("SpecForge, benchmark", "accept length"): ((9 / 4 + 4 / 3) / 2,),
     ("SpecForge, training", "simulated_acc_len"): (5 / 7,),
-    ("Model-Optimizer", "Average_AL, once acceptance rate"): ((8 / 4 + 1) / 2,),
+    # With the prefill's token, an entry of length 1
+    ("Model-Optimizer", "Average_AL, once acceptance rate"): ((9 / 5 + 4 / 4) / 2,),
     ("vLLM, AIPerf, llama.cpp", "draft acceptance rate"): (5 / 14,),
+    ("this report", "expected tokens per round at K = 1, 2, ..."): (10 / 7, 12 / 7),
     ("vLLM", "acceptance rate by position"): (3 / 7, 2 / 7),
-    ("Model-Optimizer", "Joint_Acceptance_Rate"): (3 / 7, 2 / 7),
-    ("Model-Optimizer", "Conditional_Acceptance_Rate"): (3 / 7, 2 / 3),
+    ("Model-Optimizer", "Joint_Acceptance_Rate"): (1.0, 3 / 9, 2 / 9),
+    ("Model-Optimizer", "Conditional_Acceptance_Rate"): (1.0, 3 / 9, 2 / 3),
 }
 
 
@@ -54,6 +56,19 @@ def named(requests: Sequence[Trial]) -> dict[tuple[str, str], tuple[float, ...]]
 
 def test_every_convention_has_its_own_number() -> None:
     assert {key: pytest.approx(values) for key, values in EXPECTED.items()} == named(REQUESTS)
+
+
+def test_a_servers_own_count_of_accepted_tokens_is_what_it_prints() -> None:
+    # Two more were accepted beyond the end of the second answer
+    first, second = REQUESTS
+    counted = named([first, replace(second, counted_accepted=2)])
+    own = {
+        ("vLLM, llama.cpp", "mean acceptance length"): (14 / 7,),
+        ("AIPerf", "token-weighted acceptance length"): (14 / 7,),
+        ("AIPerf", "acceptance length"): ((9 / 4 + 5 / 3) / 2,),
+        ("vLLM, AIPerf, llama.cpp", "draft acceptance rate"): (7 / 14,),
+    }
+    assert {key: pytest.approx(values) for key, values in {**EXPECTED, **own}.items()} == counted
 
 
 def test_what_an_engine_does_not_count_is_left_out() -> None:

@@ -124,8 +124,10 @@ def vllm_draft(model: LoadedModel) -> dict[str, Any]:
         for token, logprob, rank in zip(
             prompt[1:], *scores(model, prompt[:1], prompt[1:]), strict=True
         ):
-            likeliest = {"-1": {"logprob": -0.1, "rank": 1}}
-            told.append({**likeliest, str(token): {"logprob": logprob, "rank": rank}})
+            # A likeliest token is tied with another here: then both have rank 2
+            likeliest = {"-1": {"logprob": logprob + 0.1 * (rank > 1), "rank": 1 + (rank == 1)}}
+            of_token = {"logprob": logprob, "rank": max(2, rank)}
+            told.append({**likeliest, str(token): of_token})
         return {"choices": [{"token_ids": [0], "prompt_logprobs": told}]}
 
     def detokenize(body: dict[str, Any]) -> dict[str, Any]:

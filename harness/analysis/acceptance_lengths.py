@@ -4,17 +4,19 @@ One run has an acceptance length of 2.91 in one tool and 2.84 in another, and no
 count other things. Of a cell's requests, with their rounds, drafted and accepted tokens:
 
 - vLLM: 1 + accepted / rounds over all requests. It counts drafts that were accepted beyond the end
-  of a text, so it is a little above the tokens that a round emitted (vllm#56101). AIPerf calls it
-  token-weighted, llama.cpp's log prints it as well.
+  of a text, so it is a little above the tokens that a round emitted (vllm#56101): at acceptance .97
+  and K = 8, 7.98 for 7.44 in texts of 47 tokens. AIPerf calls it token-weighted, llama.cpp's log
+  prints it as well. The server's own count is taken where the run has it.
 - SGLang: tokens of the answers / rounds. The first token of an answer, which the prefill gave,
   counts there.
 - A mean of the requests' own lengths weighs a short answer as much as a long one: SpecForge's
   benchmark (of SGLang's), AIPerf's acceptance length (of vLLM's), Model-Optimizer's Average_AL (of
-  tokens per round), which it called acceptance rate before.
+  tokens per round), which it called acceptance rate before. Model-Optimizer counts the lengths of
+  what is streamed, so the prefill's token is an entry of length 1 beside the rounds'.
 - SpecForge's training prints accepted / rounds, without the token that every round adds.
 - An acceptance rate is accepted / drafted in vLLM, AIPerf and llama.cpp. Model-Optimizer's are by
-  position: joint, the share of rounds that accepted at least so many, and conditional, the same of
-  the rounds that got there.
+  length, from 1: joint, the share of entries of at least that length, and conditional, the same of
+  the entries of at least the length before.
 
 Speed uses this report's own: tokens that rounds emitted / rounds. From the joint rates it also
 expects that of every smaller K, in rounds that start where those of this K did. A smaller K starts
@@ -54,19 +56,24 @@ def _named(
     """(convention, alias, values) of some requests at one K."""
     rounds = np.array([trial.rounds for trial in trials], dtype=np.float64)
     accepted = np.array([trial.accepted for trial in trials], dtype=np.float64)
+    counted = np.array([_counted(trial) for trial in trials], dtype=np.float64)
     emitted = np.array([trial.new_tokens for trial in trials], dtype=np.float64)
     answers = emitted + first_position
     yield "this report", "tokens_per_round", _ratio(emitted, rounds)
-    yield "vLLM, llama.cpp", "mean acceptance length", _ratio(rounds + accepted, rounds)
-    yield "AIPerf", "token-weighted acceptance length", _ratio(rounds + accepted, rounds)
-    yield "AIPerf", "acceptance length", _mean((rounds + accepted) / rounds)
+    yield "vLLM, llama.cpp", "mean acceptance length", _ratio(rounds + counted, rounds)
+    yield "AIPerf", "token-weighted acceptance length", _ratio(rounds + counted, rounds)
+    yield "AIPerf", "acceptance length", _mean((rounds + counted) / rounds)
     yield "SGLang", "spec_accept_length", _ratio(answers, rounds)
     yield "SpecForge, benchmark", "accept length", _mean(answers / rounds)
     yield "SpecForge, training", "simulated_acc_len", _ratio(accepted, rounds)
-    yield "Model-Optimizer", "Average_AL, once acceptance rate", _mean(emitted / rounds)
+    yield (
+        "Model-Optimizer",
+        "Average_AL, once acceptance rate",
+        _mean(answers / (rounds + first_position)),
+    )
     drafted = [trial.drafted for trial in trials if trial.drafted]
     if len(drafted) == len(trials):
-        rate = _ratio(accepted, np.array(drafted, dtype=np.float64))
+        rate = _ratio(counted, np.array(drafted, dtype=np.float64))
         yield "vLLM, AIPerf, llama.cpp", "draft acceptance rate", rate
     lengths = [trial.accepted_lengths for trial in trials if trial.accepted_lengths]
     if len(lengths) == len(trials):
@@ -74,8 +81,15 @@ def _named(
         shorter = tuple((1.0 + np.cumsum(joint)).tolist())
         yield "this report", "expected tokens per round at K = 1, 2, ...", shorter
         yield "vLLM", "acceptance rate by position", joint
-        yield "Model-Optimizer", "Joint_Acceptance_Rate", joint
-        yield "Model-Optimizer", "Conditional_Acceptance_Rate", conditional(joint)
+        of_rounds = rounds.sum() / (rounds.sum() + first_position * len(trials))
+        by_length = (1.0, *(float(of_rounds * share) for share in joint))
+        yield "Model-Optimizer", "Joint_Acceptance_Rate", by_length
+        yield "Model-Optimizer", "Conditional_Acceptance_Rate", conditional(by_length)
+
+
+def _counted(trial: Trial) -> int | None:
+    """Accepted tokens as the server counts them."""
+    return trial.accepted if trial.counted_accepted is None else trial.counted_accepted
 
 
 def _ratio(numerators: Array, denominators: Array) -> tuple[float, ...]:

@@ -12,8 +12,8 @@ drawn from; at another temperature it cannot be had from a few tokens, so other 
 refused (`refuse_sampling`). At temperature 0 a rule asks only whether a token is the draft's
 likeliest.
 
-A draft can be on a server too, where that tells log-probabilities and ranks of a *prompt*: vLLM's
-`prompt_logprobs`. It is sent prompt and completion as one prompt.
+A draft can be on a server too, where that tells log-probabilities of a *prompt* and of the likeliest
+tokens along it: vLLM's `prompt_logprobs`. It is sent prompt and completion as one prompt.
 """
 
 import hashlib
@@ -271,10 +271,11 @@ class DraftServer:
                 " (prompt_logprobs), for others load the draft here: drafts=[name@folder-or-hub-id]"
             )
         pairs = zip(text.tokens, told[len(text.request.tokens) :], strict=True)
-        entries = [entry[str(token)] for token, entry in pairs]
+        told_of = [(entry[str(token)], entry.values()) for token, entry in pairs]
         return served_trace(
             text,
             draft_name,
-            [float(entry["logprob"]) for entry in entries],
-            [entry["rank"] == 1 for entry in entries],
+            [float(entry["logprob"]) for entry, _ in told_of],
+            # Not by rank: of two tied likeliest tokens vLLM says rank 2
+            [e["logprob"] >= max(each["logprob"] for each in all_) for e, all_ in told_of],
         )

@@ -87,6 +87,7 @@ class ServedRequest:
             decode_s=max(0.0, self.decode_s(clock)) if emitted else 0.0,
             one_token_s=self.one_token_s(clock),
             first_token_s=0.0 if facts.first_position else None,
+            counted_accepted=done.accepted,
             **counts,
         )
         return replace(trial, rule=facts.rule if self.request.k else None)
