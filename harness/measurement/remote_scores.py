@@ -12,8 +12,9 @@ drawn from; at another temperature it cannot be had from a few tokens, so other 
 refused (`refuse_sampling`). At temperature 0 a rule asks only whether a token is the draft's
 likeliest.
 
-A draft can be on a server too, where that tells log-probabilities of a *prompt* and of the likeliest
-tokens along it: vLLM's `prompt_logprobs`. It is sent prompt and completion as one prompt.
+A draft can be on a server too, where that tells log-probabilities of a *prompt* and of the
+likeliest token at each place: vLLM's `prompt_logprobs`. It is sent prompt and
+completion as one prompt.
 """
 
 import hashlib
