@@ -304,6 +304,16 @@ def test_what_a_running_server_cannot_do_is_one_line(
     assert "\n" not in str(error.value)
 
 
+@needs_llamacpp
+def test_a_server_whose_greedy_texts_are_another_models_is_refused(
+    running: Mapping[str, str], tmp_path: Path
+) -> None:
+    url = "url=[{plain},{k4}]".format(**running)
+    message = rf"{running['plain']}: its greedy texts are not those of model=tiny_small: \d+%"
+    with pytest.raises(UserError, match=message):
+        command.run(asked(tmp_path, "k=[4]", "temperature=[0]", "model=tiny_small", url))
+
+
 # ---- input that cannot be used -------------------------------------------------------------------
 
 TINY = ModelConf(name="tiny", id="embedded:tiny")

@@ -26,6 +26,7 @@ from harness.engines.adapters import Adapter, OpenedPair, ToServe, addresses, ki
 from harness.engines.protocol import EngineFacts, Server
 from harness.measurement.clock import Clock
 from harness.measurement.generations import drafter_of
+from harness.measurement.returned_texts import ReturnedText, unlikely_share
 from harness.measurement.served import check_drafts
 from harness.models.load import load_vocabulary
 from harness.records import (
@@ -46,6 +47,8 @@ _log = logging.getLogger(__name__)
 ENGINE, THREADS = "engine", "server_threads"
 # Tokens of a text by which an address is tried, or a number of threads judged
 TRIED_TOKENS = 32
+# Texts by which a model is told from another, and the share of tokens that no rounding explains
+TRIED_TEXTS, OTHER_MODEL = 3, 0.2
 # Of the memory that is free, what servers may take; of a model's file, what its server takes
 USABLE, OVERHEAD = 0.8, 1.2
 # Ids that a server is asked to decode, to see whether it has the target's tokenizer
@@ -92,6 +95,30 @@ def check_vocabulary(server: Server, tokenizer: Any, prompts: Sequence[Prompt]) 
     ids = tokenizer(prompts[0].turns[0], add_special_tokens=False)["input_ids"][:CHECKED_TOKENS]
     server.check_vocabulary(ids, tokenizer.decode(ids))
     return ids
+
+
+def check_model(server: Server, work: Workload, adapter: Adapter) -> None:
+    """Refuse a server whose greedy texts are another model's, where the target is loaded here."""
+    config, pair = work.config, work.pair
+    if pair is None or config.engine == "own":
+        return
+    texts: list[ReturnedText] = []
+    for entry in work.prompts[:TRIED_TEXTS]:
+        request = work.request(entry, GREEDY, server.k, 0)
+        budget = min(TRIED_TOKENS, config.new_tokens)
+        done = server.generate(request.tokens, request.sampling, request.seed, budget)
+        if done.tokens:
+            texts.append(ReturnedText(request, done))
+    share = unlikely_share(texts, pair.target_model)
+    if share <= OTHER_MODEL:
+        return
+    where = f"engine={config.engine} at k={server.k}"
+    if config.url is not None:
+        where = f"url={addresses(config, adapter).urls[server.k]}"
+    raise UserError(
+        f"{where}: its greedy texts are not those of model={config.model.name}: {share:.0%} of"
+        " their tokens are far from its likeliest ones; does it serve another model?"
+    )
 
 
 def _to_serve(folder: RunFolder, work: Workload, *, slots: int) -> ToServe:

@@ -11,6 +11,7 @@ from harness.commands.progress import progress
 from harness.commands.run_lifecycle import NOT_MEASURED
 from harness.commands.server_requests import Role, Task, Workload, tasks_of, waiting_of
 from harness.commands.server_start import (
+    check_model,
     check_vocabulary,
     is_synthetic,
     note_engine,
@@ -41,6 +42,7 @@ def measure(folder: RunFolder, work: Workload, adapter: Adapter) -> None:
             for role, server in servers.items():
                 check_vocabulary(server, work.vocabulary.tokenizer, work.conversations)
                 if not role.rejects:
+                    check_model(server, work, adapter)
                     note_engine(folder, work, adapter, server)
             _visit(folder, work, servers, [task for task in waiting if task.role in servers])
 
