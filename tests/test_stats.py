@@ -284,10 +284,10 @@ def test_false_alarms_of_a_sure_targets_texts_are_as_rare_as_a_normal_numbers():
     probs, tokens = np.array([0.9, 0.08, 0.02]), 100
     logs = np.log(probs)
     centred = logs - probs @ logs
-    variance, third = (tokens * (probs @ centred**power) for power in (2, 3))
+    variance, third = (float(tokens * (probs @ centred**power)) for power in (2, 3))
     second, last = (part.ravel() for part in np.indices((tokens + 1, tokens + 1)))
     counts = np.stack([tokens - second - last, second, last], -1)[second + last <= tokens]
-    chance = stats.multinomial.pmf(counts, tokens, probs)
+    chance = np.asarray(stats.multinomial.pmf(counts, tokens, probs))
     sums = counts @ centred
     corrected = np.array([normal_z(total, variance, third) for total in sums])
     nominal = stats.norm.sf(3)

@@ -321,7 +321,7 @@ def imported(
         raise UserError(f"k: {len(ks)} entries for {len(files)} files of records; give one each")
     known = [record for records in files.values() for record in records]
     for file, records in files.items():
-        stored = {record.temperature for record in records} - {None}
+        stored = {r.temperature for r in records if r.temperature is not None}
         if temperature is not None and stored - {temperature}:
             other = max(stored - {temperature})
             raise UserError(

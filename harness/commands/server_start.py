@@ -48,7 +48,7 @@ ENGINE, THREADS = "engine", "server_threads"
 # Tokens of a text by which an address is tried, or a number of threads judged
 TRIED_TOKENS = 32
 # Texts by which a model is told from another, and the share of tokens that no rounding explains
-TRIED_TEXTS, OTHER_MODEL = 3, 0.2
+TRIED_TEXTS, OTHER_MODEL = 4, 0.1
 # Of the memory that is free, what servers may take; of a model's file, what its server takes
 USABLE, OVERHEAD = 0.8, 1.2
 # Ids that a server is asked to decode, to see whether it has the target's tokenizer
@@ -103,7 +103,8 @@ def check_model(server: Server, work: Workload, adapter: Adapter) -> None:
     if pair is None or config.engine == "own":
         return
     texts: list[ReturnedText] = []
-    for entry in work.prompts[:TRIED_TEXTS]:
+    apart = max(1, len(work.prompts) // TRIED_TEXTS)
+    for entry in work.prompts[::apart][:TRIED_TEXTS]:
         request = work.request(entry, GREEDY, server.k, 0)
         budget = min(TRIED_TOKENS, config.new_tokens)
         done = server.generate(request.tokens, request.sampling, request.seed, budget)
@@ -117,7 +118,8 @@ def check_model(server: Server, work: Workload, adapter: Adapter) -> None:
         where = f"url={addresses(config, adapter).urls[server.k]}"
     raise UserError(
         f"{where}: its greedy texts are not those of model={config.model.name}: {share:.0%} of"
-        " their tokens are far from its likeliest ones; does it serve another model?"
+        " their tokens are far from its likeliest ones. Is it another model? score=false measures"
+        " without the weights"
     )
 
 
