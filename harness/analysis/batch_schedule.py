@@ -12,7 +12,8 @@ rounds that these loads returned where a server tells them. So no
 prediction has seen the requests that it is held against. What a token costs beside its round is not
 fitted: rounds and tokens of one group tell the two apart too badly.
 
-The schedule names, for each measured concurrency, the K with the largest predicted throughput. Its
+The schedule names, for each measured concurrency, the K with the largest predicted throughput; of
+those that tie with it, the one that was measured fastest. Its
 lead over the runner-up counts where it is larger than the spread of the visits' ratios between
 these two and this run's own error of prediction together; else it is a tie. A load between two
 measured ones gets the K of the larger.
@@ -532,7 +533,8 @@ def _load_cell(made: Sequence[LoadTiming], total: Throughput | None) -> LoadCell
 def schedule(temperature: float, totals: Sequence[Throughput]) -> Schedule:
     """The K of the largest predicted throughput at each measured concurrency.
 
-    Where nothing was predicted, of the largest measured one.
+    Among those that tie with it, the one that was measured fastest; where nothing was predicted,
+    the fastest of all.
     """
     by_batch: dict[int, list[Throughput]] = {}
     for row in totals:
@@ -541,7 +543,8 @@ def schedule(temperature: float, totals: Sequence[Throughput]) -> Schedule:
     entries: list[ScheduleEntry] = []
     for at, (concurrency, rows) in enumerate(sorted(by_batch.items())):
         ranked = sorted(rows, key=_ratio, reverse=True)
-        best = ranked[0]
+        equal = [row for row in ranked if not _leads(ranked[0], row, error)]
+        best = max(equal, key=lambda row: row.measured)
         fastest = max(row.measured for row in rows)
         entries.append(
             ScheduleEntry(
@@ -549,7 +552,7 @@ def schedule(temperature: float, totals: Sequence[Throughput]) -> Schedule:
                 high=None if at + 1 == len(by_batch) else concurrency,
                 concurrency=concurrency,
                 k=best.k,
-                tied=tuple(row.k for row in ranked[1:] if not _leads(best, row, error)),
+                tied=tuple(row.k for row in equal if row is not best),
                 predicted_ratio=best.predicted,
                 measured_ratio=best.measured,
                 loss=1.0 - best.measured / fastest,

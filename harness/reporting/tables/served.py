@@ -150,9 +150,9 @@ LOAD_CLOCKS = {
     ),
 }
 SCHEDULE_NOTE = (
-    "K: the largest predicted throughput; a tie is a lead within the spread of visits and the error"
-    " of prediction together. The load in"
-    " between two measured ones has the K of the larger."
+    "K: the largest predicted throughput; where others tie with it (a lead within the spread of"
+    " visits and the error of prediction together), the fastest measured. The load in between two"
+    " measured ones has the K of the larger."
 )
 CONVENTION_NOTE = (
     "The same requests in every project's words: a number from elsewhere compares with the row of"
