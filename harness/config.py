@@ -643,8 +643,8 @@ class AuditionConfig(ModelsConfig):
         stop = f"decode.stop={self.decode.stop}"
         if self.decode.repetition_penalty not in (None, 1.0):
             raise UserError(f"{stop}: an audition replays it without decode.repetition_penalty")
-        for name in ("texts_from", "traces_from"):
-            if getattr(self, name) is not None:
+        for name in ("texts_from", "traces_from", "scores_from"):
+            if getattr(self, name):
                 raise UserError(f"{stop}: not with {name}; the drafts draft on from new texts")
 
     def _check_scores(self) -> None:

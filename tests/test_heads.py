@@ -1,5 +1,6 @@
 """EAGLE-3 heads: read in both layouts, lossless in the loop, and scored as the loop runs them."""
 
+import copy
 import itertools
 import json
 from collections import defaultdict
@@ -666,3 +667,16 @@ def test_an_entry_of_drafts_may_be_any_head() -> None:
     assert (conf.name, conf.kind, conf.id) == ("eagle3", "eagle3", "some/folder")
     conf = draft_conf("mine@some/folder@kind:eagle3")
     assert (conf.name, conf.kind) == ("mine", "eagle3")
+
+
+def test_rotary_frequencies_of_a_head_stay_in_float32_for_a_target_in_bfloat16(
+    target: LoadedModel, tmp_path: Path
+) -> None:
+    save_head(random_head(norm_before_residual=False), tmp_path, "specforge", "target")
+    exact = read(tmp_path, target)
+    low = replace(target, network=copy.deepcopy(target.network).to(torch.bfloat16))
+    head = read(tmp_path, low)
+    assert {weight.dtype for weight in head.parameters()} == {torch.bfloat16}
+    assert torch.equal(head._rotary.inv_freq, exact._rotary.inv_freq)
+    tokens, states = torch.tensor([[1, 2, 3]]), torch.randn(1, 2, head.fc.in_features)
+    assert head.passes(tokens, states.to(torch.bfloat16), 2)[0].dtype == torch.bfloat16

@@ -16,6 +16,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -31,6 +32,7 @@ from harness.commands.run_lifecycle import Interrupted, Outcome, running
 from harness.config import BreakevenConfig, GpuConf, ReportConfig
 from harness.records import (
     SCHEMA_VERSION,
+    DraftConfidence,
     LatencyRow,
     ResultRow,
     RoundTiming,
@@ -815,3 +817,15 @@ def test_no_environment_variable_is_stored(tmp_path: Path, monkeypatch: pytest.M
         assert value.encode() not in stored
     said = load(run).manifest["environment"]["command"]
     assert said[3:] == ["k=[1]", "key0=$MODAL_TOKEN_SECRET", "key1=***", "key2=https://***@host/x"]
+
+
+def test_confidences_that_are_stored_again_replace_the_first(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path, "audition", ["tiny"], CONFIG)
+    one = DraftConfidence("small", "easy", "a", 0, 0.0, np.full((3, 2), 0.5))
+    other = replace(one, prompt="b")
+    run.add_confidences([one, other])
+    run.add_confidences([replace(one, values=np.full((3, 2), 0.25))])
+    stored = {entry.prompt: entry.values for entry in run.confidences()}
+    assert len(run.confidences()) == 2
+    assert (stored["a"] == 0.25).all()
+    assert (stored["b"] == 0.5).all()

@@ -1,4 +1,4 @@
-"""Alpha by position in the answer and by length of the context: where a draft loses its grip.
+"""Alpha by position in the answer and by length of the context: how acceptance changes with length.
 
 A draft token at position p of an answer was judged with the prompt and p tokens before it. Buckets
 double in size, so that a long context has as many as a short one.

@@ -583,7 +583,7 @@ class ServedRun(ServedTexts):
                 )
 
     def caveats(self) -> Iterator[Caveat]:
-        """What to mind of this server, the gravest first."""
+        """What to mind of this server, the most serious first."""
         if self.concurrency > 1:
             files = ", ".join(self.setup.run.config.get("records") or ())
             values = {"file": files, "max_concurrency": self.concurrency}

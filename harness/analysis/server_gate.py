@@ -44,7 +44,7 @@ def gates(run: ServedTexts) -> tuple[ServedGate, ...]:
 
 
 def _beside_plain(gate: ServedGate, plain: ServedGate | None) -> ServedGate:
-    """A gate of some K, given the plain server's: what ails both is not speculation's."""
+    """A gate of some K, given the plain server's: faults of both are not due to speculation."""
     if plain is None or plain.lossless is not False:
         return gate
     differs = gate.plain_z is not None and abs(gate.plain_z) >= GATE
@@ -54,7 +54,7 @@ def _beside_plain(gate: ServedGate, plain: ServedGate | None) -> ServedGate:
 
 
 def gate_caveats(made: Sequence[ServedGate], rule: Rule | None) -> Iterator[Caveat]:
-    """What to mind, by the gates of an engine with this rule; the gravest first."""
+    """What to mind, by the gates of an engine with this rule; the most serious first."""
     failed = {gate.temperature for gate in made if gate.lossless is False}
     repeating: set[float] = set()
     for gate in made:

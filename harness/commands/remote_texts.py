@@ -168,10 +168,10 @@ def _scored(
     if conf.kind in LOOKUPS:
         k = max(config.k)
         return timed(
-            lambda: lookup_traces(texts, conf.id, num_draft_tokens=k, draft_name=conf.name)
+            lambda: lookup_traces(texts, conf.kind, num_draft_tokens=k, draft_name=conf.name)
         )
     if conf.kind in HEADS:
-        raise NotEligible("a head reads the target's hidden states, which no server tells")
+        raise NotEligible("a head reads the target's hidden states, which servers do not return")
     if not SERVER_URL.match(conf.id):
         return with_draft(conf, target, device, turns, config, by_weights)
     server = DraftServer(conf.id, key)

@@ -131,7 +131,7 @@ def visits_of_draft(
         conf.name,
         requests,
         visits,
-        enough=lambda timings: conf.id not in LOOKUPS and not can_pay(timings, conf.name),
+        enough=lambda timings: conf.kind not in LOOKUPS and not can_pay(timings, conf.name),
     )
 
 

@@ -363,12 +363,16 @@ def loaded_head(
     weight_bytes = float(sum(weight.numel() for weight in network.weights) * dtype.itemsize)
     need = MemoryNeed(key, conf.name, device, dtype, weight_bytes, network.kv_bytes_per_token)
     check_fits([need], 0)
+    network = network.to(device)
+    # Not its buffers: rotary frequencies stay in float32, as in the engines
+    for weight in network.parameters():
+        weight.data = weight.data.to(dtype)
     return LoadedHead(
         key=key,
         name=conf.name,
         tokenizer=target.tokenizer,
         eos=target.eos,
         context_tokens=context_tokens,
-        network=network.to(device, dtype).eval(),
+        network=network.eval(),
         facts=facts,
     )

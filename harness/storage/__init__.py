@@ -332,10 +332,15 @@ class RunFolder:
         return load_confidences(self.path)
 
     def add_confidences(self, confidences: Sequence[DraftConfidence]) -> None:
-        """Put further confidences behind the stored ones."""
+        """Store confidences; they replace those of the same draft and text.
+
+        An interrupted run may have stored them and not the traces that say that they are there.
+        """
         from harness.storage.confidences import content  # imports numpy and pandas
 
-        self._files.write(CONFIDENCES, content([*self.confidences(), *confidences]))
+        new = {(entry.draft, entry.key) for entry in confidences}
+        kept = [entry for entry in self.confidences() if (entry.draft, entry.key) not in new]
+        self._files.write(CONFIDENCES, content([*kept, *confidences]))
 
     def _write_traces(self, traces: Sequence[TextTrace], before: bytes | None) -> None:
         from harness.storage.traces import content  # imports numpy and pandas
