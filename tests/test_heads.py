@@ -674,7 +674,8 @@ def test_rotary_frequencies_of_a_head_stay_in_float32_for_a_target_in_bfloat16(
 ) -> None:
     save_head(random_head(norm_before_residual=False), tmp_path, "specforge", "target")
     exact = read(tmp_path, target)
-    low = replace(target, network=copy.deepcopy(target.network).to(torch.bfloat16))
+    lower: Any = copy.deepcopy(target.network)
+    low = replace(target, network=lower.to(torch.bfloat16))
     head = read(tmp_path, low)
     assert {weight.dtype for weight in head.parameters()} == {torch.bfloat16}
     assert torch.equal(head._rotary.inv_freq, exact._rotary.inv_freq)
