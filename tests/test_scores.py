@@ -98,6 +98,11 @@ def test_rows_by_start_may_come_in_any_order_and_end_with_the_text(tmp_path: Pat
             "above temperature 0 and no target_logprob",
         ),
         (
+            lambda frame: frame.assign(draft_is_argmax="likely"),
+            "column draft_is_argmax has 'likely', which is no number",
+        ),
+        (lambda frame: frame.assign(token=None), "column token has rows without a number"),
+        (
             lambda frame: frame.assign(start=[0, *[None] * (len(frame) - 1)], offset=0),
             "some rows have a start",
         ),

@@ -62,12 +62,26 @@ def _read(file: Path) -> pd.DataFrame:
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{file}: cannot be read as a table ({reason})") from error
+    for name in (
+        "position",
+        "token",
+        "temperature",
+        "start",
+        "offset",
+        "proposed",
+        *NUMBER_COLUMNS,
+    ):
+        if name in frame.columns:
+            frame[name] = _numbers(frame[name], file)
     if {"start", "offset"} <= {*frame.columns} and "position" not in frame.columns:
         frame["position"] = frame["start"] + frame["offset"]
     missing = [name for name in REQUIRED if name not in frame.columns]
     if missing or frame.empty:
         what = f"has no column {missing[0]}" if missing else "has no rows"
         raise UserError(f"{file}: {what}; docs/scores.md says what a table of scores needs")
+    for name in ("position", "temperature"):
+        if name in frame.columns and frame[name].isna().any():
+            raise UserError(f"{file}: column {name} has rows without a number")
     for name, value in DEFAULTS.items():
         frame[name] = frame[name] if name in frame.columns else value
     if "draft_temperature" not in frame.columns:
@@ -86,6 +100,14 @@ def _read(file: Path) -> pd.DataFrame:
     return frame
 
 
+def _numbers(column: pd.Series, file: Path) -> pd.Series:
+    numbers = pd.Series(pd.to_numeric(column, errors="coerce"), index=column.index)
+    wrong = column[numbers.isna() & column.notna()]
+    if len(wrong):
+        raise UserError(f"{file}: column {column.name} has {wrong.iloc[0]!r}, which is no number")
+    return numbers.astype(np.float64)
+
+
 def _trace(rows: pd.DataFrame, file: Path) -> TextTrace:
     """One text as one draft sees it."""
     where = f"{file}: draft {rows['draft'].iloc[0]!r}, prompt {rows['prompt'].iloc[0]}"
@@ -100,6 +122,8 @@ def _trace(rows: pd.DataFrame, file: Path) -> TextTrace:
             f"{where}: needs one row per position, from 0 (by start: of offset 0); a column"
             " repetition tells several texts of a prompt apart"
         )
+    if first["token"].isna().any():
+        raise UserError(f"{where}: column token has rows without a number")
     tokens = np.zeros(count, dtype=np.int64)
     tokens[position] = first["token"]
     inside = rows[rows["position"] < count]
