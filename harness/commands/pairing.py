@@ -110,7 +110,7 @@ def _pairing(target: ModelConf, draft: ModelConf, card: GpuConf | None) -> Pairi
     if draft.kind in LOOKUPS:
         return Pairing(draft, "eligible", "looks its tokens up")
     if draft.kind == "mtp" and not mtp_layers(target):
-        return Pairing(draft, "not eligible", "no folder here whose config.json names MTP layers")
+        return Pairing(draft, "not eligible", "no config.json in a local folder names MTP layers")
     size, target_size = draft_size(draft, target), sizes_of(target)
     numbers = (None, None) if size is None else (float(size.shape.parameters), size.weight_bytes)
 
