@@ -929,7 +929,7 @@ def of_target(target: ModelConf, draft: ModelConf) -> ModelConf:
     """A draft that is made of the target, with what it has from there; any other as it is.
 
     Raises:
-        UserError: a copy that does not differ from the target.
+        UserError: a copy of something else, or one that does not differ from the target.
     """
     if draft.kind == "early_exit":
         return replace(draft, weights=target.weights)
@@ -937,6 +937,11 @@ def of_target(target: ModelConf, draft: ModelConf) -> ModelConf:
         return replace(draft, id=target.id, revision=target.revision)
     if draft.kind != "copy":
         return draft
+    if draft.id not in ("copy", target.id):
+        raise UserError(
+            f"draft {draft.name}: id={draft.id}, and a copy is of the target; for another"
+            " checkpoint leave its kind out"
+        )
     dtype = target.dtype if draft.dtype == "auto" else draft.dtype
     copied = replace(target, name=draft.name, dtype=dtype, quantization=draft.quantization)
     if (copied.dtype, copied.quantization) == (target.dtype, target.quantization):

@@ -1,5 +1,6 @@
 """The target's own first layers as the draft, and copies of the target in another dtype."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -96,3 +97,5 @@ def test_a_copy_that_is_the_target_is_refused() -> None:
     with pytest.raises(UserError, match="a copy of the target must differ"):
         like_target(target, draft_conf("bf16"))
     assert like_target(target, draft_conf("int8")).quantization == "int8"
+    with pytest.raises(UserError, match="id=org/other, and a copy is of the target"):
+        like_target(target, replace(draft_conf("int8"), id="org/other"))

@@ -34,6 +34,7 @@ from harness.records import (
     SCHEMA_VERSION,
     DraftConfidence,
     LatencyRow,
+    LoadTiming,
     ResultRow,
     RoundTiming,
     StepTiming,
@@ -829,3 +830,15 @@ def test_confidences_that_are_stored_again_replace_the_first(tmp_path: Path) -> 
     assert len(run.confidences()) == 2
     assert (stored["a"] == 0.25).all()
     assert (stored["b"] == 0.5).all()
+
+
+def test_half_a_visit_under_load_is_not_stored(folder: RunFolder, broken: Break) -> None:
+    loads = [
+        LoadTiming(0, "m", "d", k, 0.0, "easy", 1, None, ("easy/a",), (8,), (8,), (8,), (0.1,), 0.1)
+        for k in (0, 1, 2, 4)
+    ]
+    folder.append_loads(loads)
+    broken(errno.ENOSPC, "write")
+    with pytest.raises(UserError, match="No space left"):
+        folder.append_loads([replace(load, visit=1) for load in loads])
+    assert folder.loads() == loads

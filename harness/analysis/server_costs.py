@@ -22,7 +22,7 @@ from scipy.optimize import nnls
 from harness.records import GREEDY, RoundTiming, Trial
 from harness.serving.counting import Counting
 from harness.stats.jackknife import Array, Index, Variance, left_out_variance
-from harness.theory.replay import Replayed, replay_texts, selected, stacked
+from harness.theory.replay import Replayed, replay_texts, stacked
 from harness.theory.speedup import RoundTimes
 
 # Costs' error is that of leaving out one such part of the requests at a time
@@ -93,7 +93,7 @@ class TimedRequests:
         return TimedRequests(
             PlainRequests(self.plain.seconds[plain], self.plain.tokens[plain]),
             {
-                k: Requests(each.seconds[rows], selected(each.counts, rows))
+                k: Requests(each.seconds[rows], each.counts.rows(rows))
                 for k, each in self.speculative.items()
                 if len(rows := kept(each.seconds))
             },

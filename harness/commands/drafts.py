@@ -38,7 +38,7 @@ from harness.decoding.protocols import recorder_of
 from harness.measurement import step_times
 from harness.measurement.draft_scores import lookup_traces, score_texts
 from harness.measurement.head_scores import score_with_head
-from harness.measurement.round_times import FullLookup
+from harness.measurement.round_times import FullLookup, RoundVisits
 from harness.measurement.step_times import TimedModel, time_lookups
 from harness.measurement.target_texts import GeneratedText
 from harness.models.cached import CachedModel
@@ -212,10 +212,7 @@ def _measured(
     *,
     timed: bool,
 ) -> DraftResult:
-    """One draft's traces, and its step times unless `timed`.
-
-    Half of the visits that time its rounds, stored in the folder, come before that, half after.
-    """
+    """One draft's traces, and its step times unless `timed`."""
 
     def score(model: CachedModel) -> DraftResult:
         return _scored(folder, target, texts, conf, model, config, timed)
@@ -237,27 +234,26 @@ def _scored(
     config: AuditionConfig,
     timed: bool,
 ) -> DraftResult:
-    visits = visits_of_draft(folder, target, conf, model, config)
-    visits.up_to(0.5)
-    begin = time.perf_counter()
-    with progress(f"{conf.name} scores", len(texts)) as tick:
-        traces = score_texts(
-            texts,
-            target.target_model,
-            model,
-            draft_name=conf.name,
-            target_name=f"model={target.target.name}",
-            batch=config.batch,
-            tick=tick,
-        )
-    seconds = time.perf_counter() - begin
-    sure = confidences(texts, target.target_model, model, config, conf.name)
-    timings: list[StepTiming] = []
-    if not timed:
+    def score() -> list[TextTrace]:
+        with progress(f"{conf.name} scores", len(texts)) as tick:
+            return score_texts(
+                texts,
+                target.target_model,
+                model,
+                draft_name=conf.name,
+                target_name=f"model={target.target.name}",
+                batch=config.batch,
+                tick=tick,
+            )
+
+    def steps() -> list[StepTiming]:
         models = [*target.timed, TimedModel("draft", conf.name, model)]
-        timings = _time(folder, target, conf, models, config)
-    visits.up_to(1.0)
-    return DraftResult(traces, timings, seconds, confidences=sure)
+        return _time(folder, target, conf, models, config)
+
+    visits = visits_of_draft(folder, target, conf, model, config)
+    result = _in_order(visits, score, None if timed else steps)
+    sure = confidences(texts, target.target_model, model, config, conf.name)
+    return replace(result, confidences=sure)
 
 
 def _looked_up(
@@ -273,18 +269,18 @@ def _looked_up(
     drafter = DRAFTERS[conf.kind](target.target.eos)
     for trial in folder.trials():
         drafter.learn(trial.tokens or ())
-    visits = visits_of_draft(folder, target, conf, lambda _: FullLookup(drafter), config)
-    visits.up_to(0.5)
-    begin, k = time.perf_counter(), max(config.k)
-    traces = lookup_traces(texts, conf.kind, num_draft_tokens=k, draft_name=conf.name)
-    seconds = time.perf_counter() - begin
-    timings: list[StepTiming] = []
-    if not timed:
+    k = max(config.k)
+
+    def score() -> list[TextTrace]:
+        return lookup_traces(texts, conf.kind, num_draft_tokens=k, draft_name=conf.name)
+
+    def steps() -> list[StepTiming]:
         timings = _time(folder, target, conf, target.timed, config)
         context = target.typical_context(config.new_tokens)
-        timings.append(time_lookups(drafter, conf.name, k, context))
-    visits.up_to(1.0)
-    return DraftResult(traces, timings, seconds)
+        return [*timings, time_lookups(drafter, conf.name, k, context)]
+
+    visits = visits_of_draft(folder, target, conf, lambda _: FullLookup(drafter), config)
+    return _in_order(visits, score, None if timed else steps)
 
 
 def _scored_by_head(
@@ -308,30 +304,48 @@ def _scored_by_head(
     loaded = open_head(conf, target, f"draft {conf.name}")
     try:
         head = loaded.network.with_cache(model.vocab_size)
-        visits = visits_of_draft(folder, target, conf, partial(head_drafter, head, model), config)
-        visits.up_to(0.5)
-        begin = time.perf_counter()
-        with progress(f"{conf.name} scores", len(texts)) as tick:
-            traces = score_with_head(
-                texts,
-                model,
-                head,
-                num_draft_tokens=max(config.k),
-                draft_name=conf.name,
-                target_name=f"model={target.target.name}",
-                tick=tick,
-            )
-        seconds = time.perf_counter() - begin
-        sure = confidences(texts, model, head, config, conf.name)
-        timings: list[StepTiming] = []
-        if not timed:
+
+        def score() -> list[TextTrace]:
+            with progress(f"{conf.name} scores", len(texts)) as tick:
+                return score_with_head(
+                    texts,
+                    model,
+                    head,
+                    num_draft_tokens=max(config.k),
+                    draft_name=conf.name,
+                    target_name=f"model={target.target.name}",
+                    tick=tick,
+                )
+
+        def steps() -> list[StepTiming]:
             models = [*target.timed, TimedModel("draft", conf.name, head)]
-            timings = _time(folder, target, conf, models, config)
-        visits.up_to(1.0)
+            return _time(folder, target, conf, models, config)
+
+        visits = visits_of_draft(folder, target, conf, partial(head_drafter, head, model), config)
+        result = _in_order(visits, score, None if timed else steps)
+        sure = confidences(texts, model, head, config, conf.name)
         described = {"id": conf.id, "kind": conf.kind, **loaded.describe(), **head.describe()}
-        return DraftResult(traces, timings, seconds, described, sure)
+        return replace(result, described=described, confidences=sure)
     finally:
         model.keep_states(())
+
+
+def _in_order(
+    visits: RoundVisits,
+    score: Callable[[], list[TextTrace]],
+    steps: Callable[[], list[StepTiming]] | None,
+) -> DraftResult:
+    """Score and time a draft.
+
+    Half of the visits that time its rounds, stored in the folder, come before that, half after.
+    """
+    visits.up_to(0.5)
+    begin = time.perf_counter()
+    traces = score()
+    seconds = time.perf_counter() - begin
+    timings = [] if steps is None else steps()
+    visits.up_to(1.0)
+    return DraftResult(traces, timings, seconds)
 
 
 def _time(

@@ -45,6 +45,5 @@ def measure_loads(folder: RunFolder, work: Workload, adapter: Adapter) -> None:
                     groups = groups_of(requests, slots)
                     # Stored together: half a visit compares nothing
                     done = [*load_visit(servers, groups, loads, visit, random, work.clock)]
-                    for timing in done:
-                        folder.append_load(timing)
+                    folder.append_loads(done)
                     tick()

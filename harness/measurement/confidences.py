@@ -25,6 +25,7 @@ from torch import Tensor
 from harness.decoding.heads import HeadModel, StateModel
 from harness.decoding.protocols import CausalModel
 from harness.decoding.sampling import Uniforms, inverse_cdf, sampler_for
+from harness.measurement.generations import Request
 from harness.measurement.target_texts import GeneratedText
 from harness.records import DraftConfidence, Rule
 
@@ -123,11 +124,8 @@ def _of_text(
 ) -> Values:
     """[n + 1, K] of a model; see `DraftConfidence`."""
     request, tokens = text.request, text.tokens
-    chooses = request.sampling.greedy or rule == "greedy_draft"
-    distribution = _softmax if chooses else sampler_for(request.sampling)
-    name = f"{request.text_name}/confidence"
-    draws = (len(tokens) + 1) * count
-    uniforms = Uniforms.keyed(request.seed, name, request.repetition, draws, draft.device).draft
+    chooses, distribution = _drafting(request, rule)
+    uniforms = _uniforms(request, (len(tokens) + 1) * count, draft.device).draft
     target_rows = _target_rows(text, target, width) if rule == "ratio" and not chooses else iter(())
     values = np.full((len(tokens) + 1, count), np.nan)
     draft.prefill(request.tokens[:-1])
@@ -165,11 +163,8 @@ def _of_rounds(
 ) -> Values:
     """[n, K] of a head; see `DraftConfidence`. NaN where it drafts nothing."""
     request, tokens = text.request, text.tokens
-    chooses = request.sampling.greedy or rule == "greedy_draft"
-    distribution = _softmax if chooses else sampler_for(request.sampling)
-    name = f"{request.text_name}/confidence"
-    draws = len(tokens) * count
-    uniforms = Uniforms.keyed(request.seed, name, request.repetition, draws, head.device)
+    chooses, distribution = _drafting(request, rule)
+    uniforms = _uniforms(request, len(tokens) * count, head.device)
     ids = torch.tensor([*request.tokens, *tokens])
     target.prefill(ids[:-1].tolist())
     states = target.states
@@ -255,6 +250,17 @@ def _onwards(
         values.append(confidence)
     draft.rewind(fed)
     return values
+
+
+def _drafting(request: Request, rule: Rule) -> tuple[bool, Callable[[Tensor], Tensor]]:
+    """Whether the draft chooses its tokens, and the distribution that its confidence is of."""
+    chooses = request.sampling.greedy or rule == "greedy_draft"
+    return chooses, _softmax if chooses else sampler_for(request.sampling)
+
+
+def _uniforms(request: Request, draws: int, device: torch.device) -> Uniforms:
+    name = f"{request.text_name}/confidence"
+    return Uniforms.keyed(request.seed, name, request.repetition, draws, device)
 
 
 def _softmax(logits: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from transformers.models.llama.modeling_llama import (
     repeat_kv,
 )
 
-from harness.models.heads import Head
+from harness.models.heads import ChainHead
 
 # Of the target, as both training frameworks take them where a checkpoint names no others
 STATES = 3
@@ -247,7 +247,7 @@ def _attend_from_every_start(
     return torch.cat(attended, dim=2)
 
 
-class Eagle3Head(Head):
+class Eagle3Head(ChainHead):
     """The head with a cache of preallocated keys and values."""
 
     engine = "eagle3"
@@ -262,7 +262,7 @@ class Eagle3Head(Head):
         """Forget the last `count` rows."""
         self._length -= count
 
-    def _clear(self) -> None:
+    def _forget_rows(self) -> None:
         self._length = 0
 
     def _append(self, tokens: Tensor, features: Tensor) -> Tensor:

@@ -1,10 +1,14 @@
-"""What every head for speculative decoding is here: an EAGLE-3 head, or a model's own MTP layers.
+"""What every head for speculative decoding is here.
+
+An EAGLE-3 head and a model's own MTP layer draft token by token (`ChainHead`); Medusa heads and
+DFlash drafters draft a block from the same states (`harness.models.blocks`).
 
 Row t of a text x takes token x[t + 1] and a feature, and predicts x[t + 2]. The feature of a row
 that starts afresh is made of the target's hidden states at t; that of each further row of a chain
 is the head's own output of the row before. `harness.decoding.heads` runs that in the loop.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -70,8 +74,8 @@ class HeadNetwork(Protocol):
         ...
 
 
-class Head:
-    """A head with a cache, for the loop; each kind says how rows are run and forgotten.
+class Head(ABC):
+    """A head for the loop.
 
     Attributes:
         engine: the name of its kind.
@@ -85,9 +89,6 @@ class Head:
 
     def __init__(self, network: HeadNetwork, vocab_size: int) -> None:
         self.network, self.vocab_size = network, vocab_size
-        # What the next forward takes as its rows' features; the head's last output where None
-        self._features: Tensor | None = None
-        self._output: Tensor | None = None
 
     @property
     def device(self) -> torch.device:
@@ -100,11 +101,38 @@ class Head:
 
     def prefill(self, tokens: Sequence[int]) -> None:
         """Forget everything; for timing, run rows of `tokens` with states of zero."""
-        self._features = self._output = None
         self._clear()
         if tokens:
             self.condition(torch.zeros(len(tokens), self.network.width))
             self.extend(torch.tensor(tokens))
+
+    @abstractmethod
+    def condition(self, states: Tensor) -> None:
+        """Let the next forward take the target's states [n, width], one row per token."""
+
+    @abstractmethod
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Append the rows of `tokens` [n]; return the logits after each, [n, vocab]."""
+
+    @abstractmethod
+    def extend(self, tokens: Tensor) -> None:
+        """As `forward`, where the logits are not needed."""
+
+    @abstractmethod
+    def rewind(self, count: int) -> None:
+        """Forget the last `count` rows."""
+
+    @abstractmethod
+    def _clear(self) -> None:
+        """Forget everything."""
+
+
+class ChainHead(Head):
+    """A head with a cache of rows; each row of a chain takes the output of the one before."""
+
+    # What the next forward takes as its rows' features; the head's last output where None
+    _features: Tensor | None = None
+    _output: Tensor | None = None
 
     @torch.inference_mode()
     def condition(self, states: Tensor) -> None:
@@ -121,10 +149,6 @@ class Head:
         """As `forward`, where the logits are not needed."""
         self._run(tokens)
 
-    def rewind(self, count: int) -> None:
-        """Forget the last `count` rows."""
-        raise NotImplementedError
-
     def _run(self, tokens: Tensor) -> Tensor:
         """The outputs [1, n, hidden]."""
         features = self._output if self._features is None else self._features
@@ -134,12 +158,16 @@ class Head:
         return outputs
 
     def _clear(self) -> None:
-        """Forget all rows."""
-        raise NotImplementedError
+        self._features = self._output = None
+        self._forget_rows()
 
+    @abstractmethod
+    def _forget_rows(self) -> None:
+        """Empty the cache."""
+
+    @abstractmethod
     def _append(self, tokens: Tensor, features: Tensor) -> Tensor:
         """Run rows of tokens [1, n] and features [1, n, hidden]; the outputs [1, n, hidden]."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,9 @@ from transformers.utils.hub import cached_file
 
 from harness.config import ModelConf
 from harness.models.checkpoint import explained, quiet_transformers, small_file
-from harness.models.heads import Head, LoadedHead
+from harness.models.heads import ChainHead, LoadedHead
 from harness.models.load import LoadedModel, source_of
+from harness.models.memory import MemoryNeed, check_fits
 from harness.records import UserError
 
 # Model types of targets whose MTP layers are read
@@ -200,7 +201,7 @@ def _chains(starts: Tensor, count: int, widths: list[int], dtype: torch.dtype) -
     return mask.masked_fill(hidden, torch.finfo(dtype).min)[None, None]
 
 
-class MtpHead(Head):
+class MtpHead(ChainHead):
     """The layer with transformers' cache."""
 
     engine = "mtp"
@@ -215,7 +216,7 @@ class MtpHead(Head):
         if count:
             self._cache.crop(-count)
 
-    def _clear(self) -> None:
+    def _forget_rows(self) -> None:
         self._cache = self.network.new_cache()
 
     def _append(self, tokens: Tensor, features: Tensor) -> Tensor:
@@ -250,6 +251,10 @@ def load_mtp(conf: ModelConf, target: LoadedModel, key: str = "draft") -> Loaded
             f"model.layers.{config.num_hidden_layers}.* (eh_proj, enorm, hnorm, shared_head); "
             f"{known}"
         )
+    network_of_target = target.network
+    numbers = sum(tensor.numel() for tensor in tensors.values())
+    dtype, device = network_of_target.dtype, network_of_target.device
+    check_fits([MemoryNeed(key, conf.name, device, dtype, float(numbers * dtype.itemsize), 0)], 0)
     with quiet_transformers():
         network = _network(config, tensors, target, f"{where}: the MTP layer in {conf.id}")
     return LoadedHead(

@@ -244,13 +244,13 @@ class RunFolder:
         """Store what rounds of our own loop took next to a server, in own_rounds.jsonl."""
         self._append(OWN_ROUNDS, timing)
 
-    def append_load(self, timing: LoadTiming) -> None:
-        """Store what a server took under load, likewise durably, in loads.jsonl."""
-        self._append(LOADS, timing)
+    def append_loads(self, visit: Sequence[LoadTiming]) -> None:
+        """Store what servers took under load in a visit, all or nothing of it, in loads.jsonl."""
+        self._append(LOADS, *visit)
 
-    def _append(self, name: str, entry: Trial | RoundTiming | LoadTiming) -> None:
+    def _append(self, name: str, *entries: Trial | RoundTiming | LoadTiming) -> None:
         with files.writing(self.path):
-            files.append(self.path / name, sealed_line(entry))
+            files.append(self.path / name, b"".join(map(sealed_line, entries)))
 
     def trials(self) -> list[Trial]:
         """Every whole stored generation, in order; a torn last line is left out."""

@@ -117,14 +117,14 @@ def directory(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
 
 
-def append(file: Path, line: bytes) -> None:
-    """Append a line durably: it is on the disk when this returns, and otherwise not in the file."""
+def append(file: Path, lines: bytes) -> None:
+    """Append lines durably: on the disk when this returns, and otherwise not in the file."""
     new = not file.exists()
     with _opened(file, os.O_RDWR | os.O_CREAT | os.O_APPEND) as handle:
         end = _end_of_lines(handle)
         try:
             with _named(file):
-                _write_all(handle, line)
+                _write_all(handle, lines)
                 os.fsync(handle)
         except BaseException:
             with suppress(OSError):

@@ -72,24 +72,20 @@ def best_k_per_round(accept_prob: ArrayLike, lengths: Sequence[int], cost: Array
     Returns:
         (texts,) in the unit of `cost`.
     """
-    chances, price = np.asarray(accept_prob, dtype=np.float64), np.asarray(cost, dtype=np.float64)
-    return np.array(
-        [
-            _least_cost(text[:length], price, flags=False)
-            for text, length in zip(chances, lengths, strict=True)
-        ]
-    )
+    return _least_costs(accept_prob, lengths, cost, flags=False)
 
 
 def flag_oracle(accept_prob: ArrayLike, lengths: Sequence[int], cost: ArrayLike) -> Array:
     """Least expected cost of each text where it is known what will be accepted; as above."""
-    chances, price = np.asarray(accept_prob, dtype=np.float64), np.asarray(cost, dtype=np.float64)
-    return np.array(
-        [
-            _least_cost(text[:length], price, flags=True)
-            for text, length in zip(chances, lengths, strict=True)
-        ]
-    )
+    return _least_costs(accept_prob, lengths, cost, flags=True)
+
+
+def _least_costs(
+    accept_prob: ArrayLike, lengths: Sequence[int], cost: ArrayLike, *, flags: bool
+) -> Array:
+    chances, costs = np.asarray(accept_prob, dtype=np.float64), np.asarray(cost, dtype=np.float64)
+    texts = zip(chances, lengths, strict=True)
+    return np.array([_least_cost(text[:length], costs, flags=flags) for text, length in texts])
 
 
 def _least_cost(chances: Array, price: Array, *, flags: bool) -> float:

@@ -136,11 +136,6 @@ def stacked(parts: Sequence[Replayed]) -> Replayed:
     return Replayed(parts[0].k, *(np.concatenate(column) for column in columns))
 
 
-def selected(counts: Replayed, texts: NDArray[np.intp]) -> Replayed:
-    """Some of the texts."""
-    return Replayed(counts.k, *(column[texts] for column in _arrays(counts)))
-
-
 def accept_probabilities(
     rule: Rule, target_logprob: ArrayLike, draft_logprob: ArrayLike, draft_is_argmax: ArrayLike
 ) -> Array:
