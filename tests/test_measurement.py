@@ -158,6 +158,27 @@ def test_draft_steps_are_timed_in_a_row_as_the_loop_runs_them(
     assert draft.cache == [1, 2]
 
 
+@pytest.mark.parametrize(
+    ("seconds", "threads"),
+    [
+        ({1: 1.0, 2: 0.95, 4: 0.93}, 1),  # a gain that noise gives too
+        ({1: 1.0, 2: 0.6, 4: 0.58}, 2),
+        ({1: 1.0, 2: 0.6, 4: 0.4}, 4),
+        ({1: 1.0, 2: 9.0, 4: 20.0}, 1),
+    ],
+)
+def test_more_threads_are_taken_for_a_clear_gain_alone(
+    seconds: dict[int, float], threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = torch.get_num_threads()
+    monkeypatch.setattr(environment.psutil, "cpu_count", lambda **_: 4)
+    monkeypatch.setattr(environment, "_step_seconds", lambda count, *_: seconds[count])
+    try:
+        assert environment.settle_threads("auto", [TableModel()], [1, 2]) == threads
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_threads_are_what_was_asked_for() -> None:
     before = torch.get_num_threads()
     try:

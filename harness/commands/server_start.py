@@ -25,6 +25,7 @@ from harness.decoding.sampling import SamplingParameters
 from harness.engines.adapters import Adapter, OpenedPair, ToServe, addresses, kind_of
 from harness.engines.protocol import EngineFacts, Server
 from harness.measurement.clock import Clock
+from harness.measurement.environment import fewest_threads
 from harness.measurement.generations import drafter_of
 from harness.measurement.returned_texts import ReturnedText, unlikely_share
 from harness.measurement.served import check_drafts
@@ -148,7 +149,7 @@ def _to_serve(folder: RunFolder, work: Workload, *, slots: int) -> ToServe:
 
 
 def settle_threads(folder: RunFolder, work: Workload, adapter: Adapter) -> None:
-    """Note how many threads each server gets: as asked for, else the fastest that was tried.
+    """Note how many threads each server gets: as asked for, else the fewest that are fast enough.
 
     An engine's own default is all processors, which for a small model, or next to other work, is
     many times slower than one. A resumed run keeps what it began with.
@@ -171,7 +172,7 @@ def settle_threads(folder: RunFolder, work: Workload, adapter: Adapter) -> None:
                     done = server.generate(request.tokens, request.sampling, 0, TRIED_TOKENS)
                     seconds[count] = done.decode_s or done.request_s
             tick()
-    folder.update_manifest({THREADS: min(counts, key=lambda count: seconds[count])})
+    folder.update_manifest({THREADS: fewest_threads(seconds)})
 
 
 def is_synthetic(config: ServerConfig, adapter: Adapter) -> bool:

@@ -19,7 +19,7 @@ class BlockHead(Head):
 
     def __init__(self, network: HeadNetwork, vocab_size: int, drafts: int) -> None:
         super().__init__(network, vocab_size)
-        self.drafts: int = drafts
+        self.drafts = self._size = drafts
         # Rows of the round's block that `forward` has given
         self._given = 0
 
@@ -39,7 +39,7 @@ class BlockHead(Head):
         The first time of a round `tokens` [n] end with the last of the text. After the block's last
         row it begins anew, which only timing asks for.
         """
-        offset = self._given % self.drafts
+        offset = self._given % self._size
         self._given = offset + 1
         return self._draft(offset, tokens[-1:])
 
