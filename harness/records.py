@@ -9,9 +9,9 @@ The words are those of harness/reporting/metrics.md: a *round* is one draft-veri
 (end-of-text or the budget stopped it early, so that neither happened).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 if TYPE_CHECKING:  # every command's --help imports this module, and must not wait for numpy
     import numpy as np
@@ -47,6 +47,17 @@ SERVERS: Mapping[str, Rule] = {
 
 # How a speculative greedy text compares with plain decoding's, in words
 GREEDY_RESULTS = {"PASS": "equal", "TIE": "tie", "FAIL": "different", "OPEN": "not judged"}
+
+Record = TypeVar("Record")
+Key = TypeVar("Key", bound=Hashable)
+
+
+def grouped(records: Iterable[Record], key: Callable[[Record], Key]) -> dict[Key, list[Record]]:
+    """The records by their key, keys in the order in which they appear."""
+    groups: dict[Key, list[Record]] = {}
+    for record in records:
+        groups.setdefault(key(record), []).append(record)
+    return groups
 
 
 class UserError(Exception):

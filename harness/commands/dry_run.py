@@ -28,11 +28,11 @@ from harness.config import (
     SweepConfig,
 )
 from harness.measurement.load import requests_of_load
-from harness.records import LOOKUPS, Prompt, TextTrace
+from harness.records import LOOKUPS, Prompt, TextTrace, grouped
 from harness.reporting import formatting as fmt
 from harness.reporting.console import print_brief, print_table
 from harness.reporting.tables.cards import cards_table, cost_table
-from harness.reporting.tables.specification import Column, Table, grouped, table
+from harness.reporting.tables.specification import Column, Table, table
 from harness.theory.architecture import architecture_of
 from harness.theory.cost import (
     Forwards,

@@ -3,10 +3,10 @@
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
 
+from harness.records import grouped
 from harness.reporting import formatting as fmt
 from harness.reporting.plots import style
 from harness.reporting.tables.leaderboard import at_k
-from harness.reporting.tables.specification import grouped
 from harness.summary import AcceptanceByPosition, Summary
 
 POSITION_CAPTION = "Share of rounds in which at least j draft tokens were accepted, j = 1..K"

@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+from harness.records import grouped
 from harness.reporting import formatting as fmt
 from harness.reporting.plots import style
 from harness.reporting.tables import stability
@@ -11,7 +12,6 @@ from harness.reporting.tables.latency import (
     named_waterfall,
     verify_curves,
 )
-from harness.reporting.tables.specification import grouped
 from harness.summary import StepCurve, Summary
 
 COST_CAPTION = (

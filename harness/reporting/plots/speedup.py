@@ -5,12 +5,11 @@ from itertools import pairwise
 
 from matplotlib.axes import Axes
 
-from harness.records import LOOKUPS, ResultRow
+from harness.records import LOOKUPS, ResultRow, grouped
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.plots import style
 from harness.reporting.tables import stability
-from harness.reporting.tables.specification import grouped
 from harness.summary import Summary
 
 GAIN_CAPTION = (

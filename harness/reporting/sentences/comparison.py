@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
+from harness.records import grouped
 from harness.reporting import formatting as fmt
 from harness.reporting.grid import SERVED
 from harness.reporting.sentences import as_sentence
-from harness.reporting.tables.specification import grouped
 from harness.summary import ComparedRun, Comparison, ComparisonCaveat, EngineRow
 
 OUTCOMES = {

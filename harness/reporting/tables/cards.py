@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
+from harness.records import grouped
 from harness.reporting import formatting as fmt
 from harness.reporting.tables.leaderboard import PLAIN
-from harness.reporting.tables.specification import Column, Table, grouped, table
+from harness.reporting.tables.specification import Column, Table, table
 from harness.summary import CardDraftRow, CardRow, Summary
 from harness.theory.cost import ALPHA, LOAD_BYTES_PER_S, SECONDS_PER_LAYER, START_S, Estimate
 from harness.theory.planning import PlannedCard, PlanRequest

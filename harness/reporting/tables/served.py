@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from harness.records import grouped
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
-from harness.reporting.tables.specification import Column, Table, grouped, table
+from harness.reporting.tables.specification import Column, Table, table
 from harness.summary import (
     AcceptanceLength,
     LoadCell,

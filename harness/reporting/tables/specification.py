@@ -12,7 +12,7 @@ compare) and its text (to read), so that no renderer parses a formatted number b
     table("Drafts", COLUMNS, rows, best=lambda row: row.rank == 1, notes=("speedup: predicted.",))
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
@@ -20,7 +20,6 @@ from harness.reporting import formatting as fmt
 
 R = TypeVar("R", contravariant=True)
 Record = TypeVar("Record")
-Key = TypeVar("Key", bound=Hashable)
 Value = float | str | None
 ValueWithBounds = tuple[float | None, float | None, float | None]
 
@@ -134,11 +133,3 @@ def _row(cells: list[Cell], best: bool) -> Row:
     if best:
         cells[0] = Cell(f"{BEST} {cells[0].text}", cells[0].value)
     return Row(tuple(cells), best)
-
-
-def grouped(records: Iterable[Record], key: Callable[[Record], Key]) -> dict[Key, list[Record]]:
-    """The records by their key, keys in the order in which they appear."""
-    groups: dict[Key, list[Record]] = {}
-    for record in records:
-        groups.setdefault(key(record), []).append(record)
-    return groups
