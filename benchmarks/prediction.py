@@ -4,7 +4,7 @@
     python benchmarks/prediction.py model=qwen3_4b draft=qwen3_0_6b k=[1,2,4] temperature=[0,1]
 
 Each run is a sweep of the product, and every number comes from the folder that it stored. Two
-errors are told apart, both as predicted / measured - 1:
+errors are distinguished, both as predicted / measured - 1:
 
 - time: measured tokens per round x R(0) / R(K), against the measured speedup. Acceptance is what
   happened, so the error is that of the round times, which were taken on other texts.

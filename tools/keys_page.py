@@ -17,9 +17,14 @@ def table() -> str:
             meanings.setdefault(name, {}).setdefault(meaning, []).append(command)
     rows = ["| key | commands | meaning |", "|---|---|---|"]
     for name, takers in meanings.items():
+        group, _, key = name.partition(".")
+        if group == "draft" and meanings.get(f"model.{key}") == takers:
+            continue  # it is in the model's row
+        of_both = group == "model" and meanings.get(f"draft.{key}") == takers
+        keys = f"`{name}`, `draft.{key}`" if of_both else f"`{name}`"
         for meaning, commands in takers.items():
             who = "all" if len(commands) == len(SCHEMAS) else ", ".join(commands)
-            rows.append(f"| `{name}` | {who} | {meaning.replace('|', '/')} |")
+            rows.append(f"| {keys} | {who} | {meaning.replace('|', '/')} |")
     return "\n".join(rows) + "\n"
 
 
