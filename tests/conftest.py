@@ -88,7 +88,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips tests marked gpu on machines without one; torch is only asked if there are any."""
+    """An hour for full counts; tests marked gpu are skipped on machines without one."""
+    for item in items:
+        if item.get_closest_marker("exhaustive") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(3600))
+    # torch is only imported if a test asks for a GPU
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return
