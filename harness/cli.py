@@ -15,6 +15,7 @@ implementation inside its `work` function.
 """
 
 import difflib
+import logging
 import os
 import signal
 import sys
@@ -57,6 +58,8 @@ from harness.storage import files, lock
 OK, CELLS_FAILED, USER_ERROR, SIGNALLED = 0, 1, 2, 128
 FULL_ERROR = "HYDRA_FULL_ERROR"
 MOST_CHARACTERS = 300
+# transformers imports torchao where it is installed, which warns of kernels for other machines
+NOISY_ON_IMPORT = ("torchao", "torch.utils._pytree")
 
 Work = Callable[[Any], Outcome]
 
@@ -86,6 +89,8 @@ def run_app(command: str, work: Work) -> NoReturn:
     register(command)
     OmegaConf.register_new_resolver("keys", help_of_keys, replace=True)
     _statuses.clear()
+    for name in NOISY_ON_IMPORT:
+        logging.getLogger(name).setLevel(logging.ERROR)
 
     def job(config: DictConfig) -> JobStatus:
         return note(run_job(work, config, HydraConfig.get().overrides.task))

@@ -22,6 +22,7 @@ from harness.reporting.tables.specification import Row, Table
 # A command's answer takes 30 lines; two are left for `fail_below` and `run:`
 MOST_LINES = 28
 MOST_CODE = 4
+MOST_FAILURES = 2
 # Of them, for the tables after the grid, so that a caveat still has its place
 MOST_TABLE = 12
 _GAP = 2
@@ -116,6 +117,9 @@ def _blocks(content: Content, out: Console) -> Iterator[_Block]:
     """What may be printed, in reading order."""
     head = [Text(content.title, "bold underline")]
     head += [Text(warning, "bold") for warning in (content.banner, content.status) if warning]
+    head += [Text(f"Did not complete: {text}") for text in content.failures[:MOST_FAILURES]]
+    if len(content.failures) > MOST_FAILURES:
+        head.append(Text("More did not complete: the report lists it."))
     head += [Text(text, "bold") for text in content.verdicts[:1]]
     yield _Block(_wrapped(out, head), apart=False)
     tables = content.brief
@@ -124,8 +128,7 @@ def _blocks(content: Content, out: Console) -> Iterator[_Block]:
         yield _Block((*_table_lines(grid, out), *_wrapped(out, map(Text, grid.notes))))
     for snippet in content.snippets[:1]:
         yield _Block(_snippet_lines(snippet, out))
-    notes = [f"Did not complete: {text}" for text in content.failures]
-    notes += [f"Note: {text}" for text in content.caveats]
+    notes = [f"Note: {text}" for text in content.caveats]
     if content.grid:  # it says that they do not speculate
         notes += content.verdicts[1:]
     else:
