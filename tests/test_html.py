@@ -272,7 +272,7 @@ def test_text_stands_out_from_the_paper_in_every_scheme(scheme: str) -> None:
     faint = {
         (name, ground): ratio
         for name in texts
-        for ground in ("paper", "page", "code", "best")
+        for ground in ("paper", "page", "code", "best", "unsure")
         if (ratio := contrast(colours[name], colours[ground])) < 4.5
     }
     assert not faint
@@ -412,6 +412,25 @@ def test_a_phone_scrolls_a_report_down_only_and_shows_the_verdict_at_once(
     for shown, drawn, room in boxes:
         assert shown <= room  # nothing is cut off,
         assert shown >= 0.9 * float(drawn)  # and text of 10 units stays text of 9 pixels
+
+
+@browser.needs_chromium
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_row_of_the_answer_looks_as_if_it_paid_only_where_it_does(
+    width: int, tmp_path: Path, chromium: browser.Browser
+) -> None:
+    content = content_of(summary("sweep"))
+    style = "getComputedStyle(document.querySelector('.grid tr.best%s'))['%s']"
+    shades: dict[str, str] = {}
+    for answer in ("yes", "no", "open", "none"):
+        file = tmp_path / f"{answer}.html"
+        file.write_text(html.report(replace(content, answer=answer), ()), encoding="utf-8")  # type: ignore[arg-type]
+        page = chromium.page(file, width=width)
+        shades[answer] = page.evaluate(style % ("", "background-color"))
+        # On a phone the row has the mark: one in its first cell would cover the text
+        marked = page.evaluate(style % (" th", "box-shadow")) != "none"
+        assert marked == (width == 1280)
+    assert len({shades["yes"], shades["no"], shades["open"]}) == 3
 
 
 @browser.needs_chromium
