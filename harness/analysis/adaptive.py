@@ -6,15 +6,15 @@ audition's that is not in it. Threshold and K are chosen on the prompts that the
 interval, and no verdict rests on them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from harness.analysis.latency import Latency
-from harness.analysis.replayed import CHUNK_ENTRIES, accept_chances
+from harness.analysis.replayed import in_chunks, padded_traces
 from harness.records import DraftConfidence, Rule, TextKey, TextTrace
-from harness.stats.jackknife import Array, set_weights
+from harness.stats.jackknife import Array, token_weights
 from harness.summary import AdaptiveDrafting, AdaptiveRow
 from harness.theory.adaptive import (
     Counts,
@@ -23,7 +23,7 @@ from harness.theory.adaptive import (
     flag_oracle,
     until_unlikely,
 )
-from harness.theory.replay import Replayed, replay, stacked
+from harness.theory.replay import PaddedTexts, Replayed, replay, stacked
 
 # In steps of 0.1: what a user would try
 THRESHOLDS = tuple(round(0.1 * step, 1) for step in range(1, 10))
@@ -37,48 +37,23 @@ class ScoredTexts:
     confidences: Mapping[TextKey, DraftConfidence]
     rule: Rule
 
-    @property
-    def lengths(self) -> list[int]:
-        """Tokens of each text."""
-        return [len(trace.tokens) for trace in self.traces]
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest text."""
-        return max(self.lengths)
-
-    def parts(self, depth: int) -> list["ScoredTexts"]:
+    def parts(self, depth: int) -> "Iterator[ScoredTexts]":
         """The texts in pieces that fit the memory."""
-        size = max(1, CHUNK_ENTRIES // (self.longest * (depth + 1)))
-        return [
-            ScoredTexts(self.traces[first : first + size], self.confidences, self.rule)
-            for first in range(0, len(self.traces), size)
-        ]
+        for part in in_chunks(self.traces, depth):
+            yield ScoredTexts(part, self.confidences, self.rule)
 
-    def chances(self, depth: int) -> Array:
-        """(texts, starts, depth) accept probabilities; 0 where nothing is drafted."""
-        padded = np.zeros((len(self.traces), self.longest, depth))
-        for row, trace in enumerate(self.traces):
-            padded[row, : len(trace.tokens)] = accept_chances(trace, self.rule, depth)
-        return np.where(np.arange(depth) < self.most(depth)[:, :, None], padded, 0.0)
+    def padded(self, k: int) -> PaddedTexts:
+        """Side by side, with what a round from each start drafts at most."""
+        return padded_traces(self.traces, self.rule, k)
 
-    def most(self, k: int) -> Counts:
-        """(texts, starts) tokens that a round from a start drafts at most."""
-        most = np.full((len(self.traces), self.longest), k, dtype=np.intp)
-        for row, trace in enumerate(self.traces):
-            if trace.proposed is not None:
-                most[row, : len(trace.tokens)] = trace.proposed
-        return np.minimum(most, k)
-
-    def drafting(self, k: int, threshold: float) -> tuple[Counts, Counts]:
+    def drafting(self, most: Counts, k: int, threshold: float) -> tuple[Counts, Counts]:
         """Tokens drafted from each start: where all are the text's, and by how many stand.
 
-        Shapes (texts, starts) and (texts, starts, K + 1), as `replay` takes them.
+        Shapes (texts, starts) and (texts, starts, K + 1), as `replay` takes them; `most` are
+        drafted at most, (texts, starts).
         """
-        shape = (len(self.traces), self.longest)
-        along = np.full((*shape, k), np.nan)
-        away = np.full((shape[0], shape[1] + 1, k), np.nan)
-        most = self.most(k)
+        along = np.full((*most.shape, k), np.nan)
+        away = np.full((most.shape[0], most.shape[1] + 1, k), np.nan)
         for row, trace in enumerate(self.traces):
             values, count = self.confidences[trace.key].values[:, :k], len(trace.tokens)
             away[row, : len(values)] = values
@@ -104,8 +79,9 @@ def replayed_adaptively(texts: ScoredTexts, k: int, threshold: float) -> Replaye
     """Expected counts of each text where a round drafts no more after an unlikely token."""
     parts: list[Replayed] = []
     for part in texts.parts(k):
-        proposed, drafted = part.drafting(k, threshold)
-        counts = replay(part.chances(k), part.lengths, [k], proposed=proposed, drafted=drafted)
+        padded = part.padded(k)
+        proposed, drafted = part.drafting(padded.proposed, k, threshold)
+        counts = replay(padded.chances, padded.lengths, [k], proposed=proposed, drafted=drafted)
         parts.append(counts[k])
     return stacked(parts)
 
@@ -124,11 +100,8 @@ def adaptive_drafting(
         latency: what rounds cost.
         weights: of the prompt sets; equal if None.
     """
-    depth, sets = max(ks), np.array([trace.prompt_set for trace in texts.traces], dtype=object)
-    tokens = np.array(texts.lengths, dtype=np.float64)
-    shares = set_weights(tuple(sets), weights)
-    of_set = {name: float(tokens[sets == name].sum()) for name in shares}
-    factors = np.array([shares[name] / of_set[name] for name in sets])
+    depth, tokens = max(ks), np.array([len(trace.tokens) for trace in texts.traces], dtype=float)
+    factors = token_weights([trace.prompt_set for trace in texts.traces], tokens, weights)
 
     def row(counts: Replayed, threshold: float) -> AdaptiveRow:
         counts = counts.scaled(factors)
@@ -141,15 +114,16 @@ def adaptive_drafting(
             speedup=1.0 / cost,
         )
 
-    parts = texts.parts(depth)
     fixed = [row(replayed_adaptively(texts, k, 0.0), 0.0) for k in ks]
     grid = [row(replayed_adaptively(texts, k, value), value) for k in ks for value in THRESHOLDS]
     best = max(grid, key=lambda entry: entry.speedup)
     cost = latency.relative(depth)
-    per_round, flags = (
-        float(factors @ np.concatenate([bound(p.chances(depth), p.lengths, cost) for p in parts]))
-        for bound in (best_k_per_round, flag_oracle)
-    )
+    least: list[list[Array]] = []
+    for part in texts.parts(depth):
+        padded = part.padded(depth)
+        bounds = (best_k_per_round, flag_oracle)
+        least.append([bound(padded.chances, padded.lengths, cost) for bound in bounds])
+    per_round, flags = (np.concatenate(least, axis=1) @ factors).tolist()
     first = texts.traces[0]
     return AdaptiveDrafting(
         draft=first.draft,

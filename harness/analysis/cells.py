@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from harness.records import Cell, ResultRow, Trial
-from harness.stats.jackknife import Array, set_weights, share_interval, speedup_interval
+from harness.stats.jackknife import Array, share_interval, speedup_interval, token_weights
 from harness.summary import AcceptanceByPosition
 from harness.theory.acceptance import conditional
 from harness.theory.replay import replay
@@ -92,11 +92,8 @@ def acceptance_by_position(
     ]
     if not counted:
         return ()
-    tokens: dict[str, float] = {}
-    for trial in counted:
-        tokens[trial.prompt_set] = tokens.get(trial.prompt_set, 0.0) + new_tokens(trial)
-    shares = set_weights([*tokens], weights)
-    factors = np.array([shares[t.prompt_set] / tokens[t.prompt_set] for t in counted])
+    tokens = np.array([new_tokens(trial) for trial in counted], dtype=np.float64)
+    factors = token_weights([trial.prompt_set for trial in counted], tokens, weights)
     lengths = factors @ np.array([trial.accepted_lengths for trial in counted])
     with_text_left = factors @ np.array([trial.room for trial in counted])
     at_least = lengths[::-1].cumsum()[::-1][1:]

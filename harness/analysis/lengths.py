@@ -9,9 +9,9 @@ from typing import Literal
 
 import numpy as np
 
-from harness.analysis.replayed import CHUNK_ENTRIES, accept_chances
+from harness.analysis.replayed import in_chunks, padded_traces
 from harness.records import Rule, TextTrace
-from harness.stats.jackknife import share_interval
+from harness.stats.jackknife import share_interval, token_weights
 from harness.summary import LengthAlpha
 from harness.theory.replay import Array, judged_by_position
 
@@ -21,7 +21,10 @@ AXES: tuple[Literal["answer", "context"], ...] = ("answer", "context")
 
 
 def length_alpha(
-    by_draft: Mapping[str, Sequence[TextTrace]], rule: Rule, k: int
+    by_draft: Mapping[str, Sequence[TextTrace]],
+    rule: Rule,
+    k: int,
+    weights: Mapping[str, float] | None = None,
 ) -> Iterator[LengthAlpha]:
     """Alpha of every draft in every bucket that it was judged in, at one K.
 
@@ -29,9 +32,15 @@ def length_alpha(
         by_draft: the traces of each draft, of one temperature.
         rule: the acceptance rule.
         k: at most what was scored.
+        weights: of the prompt sets; None counts every token alike.
     """
     for draft, traces in by_draft.items():
         judged, accepted = _judged(traces, rule, k)
+        if weights is not None:
+            tokens = np.array([len(trace.tokens) for trace in traces], dtype=np.float64)
+            sets = [trace.prompt_set for trace in traces]
+            factors = token_weights(sets, tokens, weights)[:, None] * tokens.sum()
+            judged, accepted = judged * factors, accepted * factors
         prompts = sorted({(trace.prompt_set, trace.conversation) for trace in traces})
         row_of = {name: row for row, name in enumerate(prompts)}
         rows = np.array([row_of[trace.prompt_set, trace.conversation] for trace in traces])
@@ -72,18 +81,11 @@ def _bucket(place: Array) -> Array:
 
 def _judged(traces: Sequence[TextTrace], rule: Rule, k: int) -> tuple[Array, Array]:
     """Draft tokens judged and accepted, (texts, positions), padded with 0."""
-    lengths = [len(trace.tokens) for trace in traces]
-    longest = max(lengths)
-    size = max(1, CHUNK_ENTRIES // (longest * (k + 1)))
-    both = np.zeros((2, len(traces), longest))
-    for first in range(0, len(traces), size):
-        part = traces[first : first + size]
-        chances = np.zeros((len(part), longest, k))
-        proposed = np.full((len(part), longest), k, dtype=np.intp)
-        for row, trace in enumerate(part):
-            chances[row, : len(trace.tokens)] = accept_chances(trace, rule, k)
-            if trace.proposed is not None:
-                proposed[row, : len(trace.tokens)] = trace.proposed
-        counts = judged_by_position(chances, lengths[first : first + size], k, proposed=proposed)
-        both[:, first : first + size] = counts
+    both = np.zeros((2, len(traces), max(len(trace.tokens) for trace in traces)))
+    first = 0
+    for part in in_chunks(traces, k):
+        texts = padded_traces(part, rule, k)
+        counts = judged_by_position(texts.chances, texts.lengths, k, proposed=texts.proposed)
+        both[:, first : first + len(part), : texts.chances.shape[1]] = counts
+        first += len(part)
     return both[0], both[1]

@@ -7,7 +7,7 @@ are compared prompt by prompt, on the same text. What these rounds cost is `pred
 The acceptance rule belongs to the engine, so each rule has its own `Replays`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,13 +17,15 @@ from harness.analysis.cells import completed, latest, new_tokens, per_prompt
 from harness.analysis.verdict import Candidate
 from harness.records import Cell, Rule, TextKey, TextTrace, Trial, UserError
 from harness.stats import jackknife
-from harness.stats.jackknife import Array, set_weights
+from harness.stats.jackknife import Array, token_weights
 from harness.summary import ReplayCheck
 from harness.theory.acceptance import check_k
 from harness.theory.replay import (
+    PaddedTexts,
     Replayed,
     accept_probabilities,
     by_start,
+    padded_texts,
     replay,
     replay_texts,
     rounds_variance,
@@ -72,10 +74,7 @@ class Replays:
 
         Sets count by their weights, equal if None, whatever their number of tokens.
         """
-        shares = set_weights(self.prompt_sets, weights)
-        sets, tokens = np.array(self.prompt_sets, dtype=object), self.new_tokens
-        of_set = {each: float(tokens[sets == each].sum()) for each in shares}
-        factors = np.array([shares[each] / of_set[each] for each in self.prompt_sets])
+        factors = token_weights(self.prompt_sets, self.new_tokens, weights)
         return self.candidates[name].scaled(factors)
 
     def only(self, prompt_sets: Sequence[str]) -> "Replays":
@@ -189,13 +188,24 @@ def replayed(traces: Sequence[TextTrace], rule: Rule, ks: Sequence[int]) -> Mapp
     depth = max(check_k(k) for k in ks)
     for trace in traces:
         _check(trace, traces[0], rule, depth)
-    longest = max(len(trace.tokens) for trace in traces)
-    texts = max(1, CHUNK_ENTRIES // (longest * (depth + 1)))
     parts = [
-        _replay_some(traces[first : first + texts], rule, ks, depth)
-        for first in range(0, len(traces), texts)
+        replay(texts.chances, texts.lengths, ks, proposed=texts.proposed)
+        for part in in_chunks(traces, depth)
+        for texts in [padded_traces(part, rule, depth)]
     ]
     return {k: stacked([part[k] for part in parts]) for k in parts[0]}
+
+
+def in_chunks(traces: Sequence[TextTrace], depth: int) -> Iterator[Sequence[TextTrace]]:
+    """One draft's texts in pieces whose `padded_traces` fit the memory."""
+    size = max(1, CHUNK_ENTRIES // (max(len(trace.tokens) for trace in traces) * (depth + 1)))
+    return (traces[first : first + size] for first in range(0, len(traces), size))
+
+
+def padded_traces(traces: Sequence[TextTrace], rule: Rule, depth: int) -> PaddedTexts:
+    """One draft's texts side by side, with their accept chances."""
+    chances = [accept_chances(trace, rule, depth) for trace in traces]
+    return padded_texts(chances, [trace.proposed for trace in traces], depth)
 
 
 def _check(trace: TextTrace, first: TextTrace, rule: Rule, depth: int) -> None:
@@ -290,21 +300,6 @@ def _served(
         for trace, size, most in zip(traces, lengths, limits, strict=True)
     ]
     return chances, proposed
-
-
-def _replay_some(
-    traces: Sequence[TextTrace], rule: Rule, ks: Sequence[int], depth: int
-) -> Mapping[int, Replayed]:
-    """Replay a chunk of texts, padded to its longest."""
-    sizes = [len(trace.tokens) for trace in traces]
-    shape = (len(traces), max(sizes))
-    chances = np.zeros((*shape, depth))
-    proposed = np.full(shape, depth, dtype=np.intp)
-    for row, trace in enumerate(traces):
-        chances[row, : sizes[row]] = accept_chances(trace, rule, depth)
-        if trace.proposed is not None:
-            proposed[row, : sizes[row]] = trace.proposed
-    return replay(chances, sizes, ks, proposed=proposed)
 
 
 def replay_check(

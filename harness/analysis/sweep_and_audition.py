@@ -461,7 +461,8 @@ class PairAnalysis:
                 draft: [t for t in self.traces[draft] if t.temperature == replays.temperature]
                 for draft in replays.drafts
             }
-            yield from length_alpha(by_draft, replays.rule, category_k(replays))
+            k, weights = category_k(replays), self.setup.weights
+            yield from length_alpha(by_draft, replays.rule, k, weights)
 
     def adaptive_drafting(self) -> Iterator[AdaptiveDrafting]:
         """What thresholds would bring to the drafts whose confidences are stored."""

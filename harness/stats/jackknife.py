@@ -84,6 +84,19 @@ def set_weights(
     return {name: value / total for name, value in chosen.items()}
 
 
+def token_weights(
+    prompt_sets: Sequence[str], tokens: Array, weights: Mapping[str, float] | None
+) -> Array:
+    """What each token of a prompt counts, [prompt], so that the workload sums to 1.
+
+    Sets count by their weights, equal if None, whatever their number of tokens [prompt].
+    """
+    shares, factors = set_weights(prompt_sets, weights), np.empty(len(prompt_sets))
+    for name, members in set_members(prompt_sets):
+        factors[members] = shares[name] / float(tokens[members].sum())
+    return factors
+
+
 def enough_prompts(prompt_sets: Sequence[str]) -> bool:
     """Whether these prompts can have an interval."""
     sizes = [len(members) for _, members in set_members(prompt_sets)]

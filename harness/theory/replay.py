@@ -26,6 +26,7 @@ Sources: Leviathan et al. 2023 and Chen et al. 2023 for the rule `ratio` and x ~
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -238,14 +239,10 @@ def judged_by_position(
         Both of shape (texts, positions); their sums are accepted + rejected, and accepted.
     """
     chances = np.asarray(accept_prob, dtype=np.float64)[:, :, :k]
-    sizes = np.asarray(lengths, dtype=np.intp)
-    left = np.subtract.outer(sizes, np.arange(int(chances.shape[1]))).astype(np.intp)
-    exists = np.greater.outer(left, np.arange(k)).astype(np.bool_)
-    if proposed is not None:
-        counts = np.asarray(proposed, dtype=np.intp)
-        exists &= np.greater.outer(counts, np.arange(k)).astype(np.bool_)
-    products = np.multiply.accumulate(np.where(exists, chances, 0.0), axis=2)
-    reach = np.concatenate([np.ones((*left.shape, 1)), products], axis=2)
+    left = _positions_left(np.asarray(lengths, dtype=np.intp), chances)
+    drafts = np.full_like(left, k) if proposed is None else np.asarray(proposed, dtype=np.intp)
+    exists = _drafted_in_text(left, drafts, k)
+    reach = _reached(chances, exists)
     kept = _renewal(reach, left, k)[:, :, None] * reach
     both = np.zeros((2, *left.shape))
     for offset in range(min(k, left.shape[1])):
@@ -256,17 +253,47 @@ def judged_by_position(
     return both[0], both[1]
 
 
-def replay_texts(chances: Sequence[Array], proposed: Sequence[Counts], k: int) -> Replayed:
-    """Replay texts of several lengths at one K, as an engine drafts them.
+class PaddedTexts(NamedTuple):
+    """Texts of several lengths side by side, as `replay` takes them.
+
+    Attributes:
+        chances: (texts, starts, K), 0 where nothing is drafted.
+        lengths: (texts,).
+        proposed: (texts, starts), at most K.
+    """
+
+    chances: Array
+    lengths: Counts
+    proposed: Counts
+
+
+def padded_texts(
+    chances: Sequence[Array], proposed: Sequence[Counts | None], k: int
+) -> PaddedTexts:
+    """Lay texts of several lengths side by side.
 
     Args:
         chances: per text, [start, offset] the chance that its token there is accepted if it is
             drafted; at least k offsets.
-        proposed: per text, [start] tokens drafted; entries beyond the text's end are not read.
+        proposed: per text, [start] tokens drafted; entries beyond the text's end are not read. None
+            means K from everywhere.
         k: num_draft_tokens.
     """
-    padded, drafts, lengths = _padded(chances, proposed, k)
-    return replay(padded, lengths, [k], proposed=drafts)[k]
+    lengths = np.array([len(rows) for rows in chances], dtype=np.intp)
+    padded = np.zeros((len(lengths), int(lengths.max()), k))
+    drafts = np.full(padded.shape[:2], k, dtype=np.intp)
+    for row, (size, most) in enumerate(zip(lengths, proposed, strict=True)):
+        padded[row, :size] = chances[row][:, :k]
+        if most is not None:
+            drafts[row, :size] = np.minimum(most[:size], k)
+    drafted = np.greater.outer(drafts, np.arange(k))
+    return PaddedTexts(np.where(drafted, padded, 0.0), lengths, drafts)
+
+
+def replay_texts(chances: Sequence[Array], proposed: Sequence[Counts], k: int) -> Replayed:
+    """Replay texts of several lengths at one K, as an engine drafts them; see `padded_texts`."""
+    texts = padded_texts(chances, proposed, k)
+    return replay(texts.chances, texts.lengths, [k], proposed=texts.proposed)[k]
 
 
 def rounds_variance(chances: Sequence[Array], proposed: Sequence[Counts], k: int) -> Array:
@@ -278,11 +305,11 @@ def rounds_variance(chances: Sequence[Array], proposed: Sequence[Counts], k: int
     E N[s]^2 = 1 + 2 sum of P(L) E N[s + L] + sum of P(L) E N[s + L]^2.
 
     Args:
-        chances, proposed, k: as `replay_texts` takes them.
+        chances, proposed, k: as `padded_texts` takes them.
     """
-    padded, drafts, lengths = _padded(chances, proposed, k)
-    left = np.subtract.outer(lengths, np.arange(int(padded.shape[1]))).astype(np.intp)
-    emits = _emits(_reached(padded, _drafted_in_text(left, drafts, k)))
+    padded = padded_texts(chances, proposed, k)
+    left = _positions_left(padded.lengths, padded.chances)
+    emits = _emits(_reached(padded.chances, _drafted_in_text(left, padded.proposed, k)))
     texts, positions = left.shape
     mean, square = np.zeros((2, texts, positions + k + 1))
     for s in range(positions - 1, -1, -1):
@@ -296,16 +323,9 @@ def rounds_variance(chances: Sequence[Array], proposed: Sequence[Counts], k: int
     return np.where(variance > 1e-9 * square[:, 0], variance, 0.0)
 
 
-def _padded(
-    chances: Sequence[Array], proposed: Sequence[Counts], k: int
-) -> tuple[Array, Counts, Counts]:
-    """Texts of several lengths in one array: chances, tokens drafted, and the lengths."""
-    lengths = np.array([len(rows) for rows in chances], dtype=np.intp)
-    padded = np.zeros((len(lengths), int(lengths.max()), k))
-    drafts = np.zeros(padded.shape[:2], dtype=np.intp)
-    for row, size in enumerate(lengths):
-        padded[row, :size], drafts[row, :size] = chances[row][:, :k], proposed[row][:size]
-    return padded, drafts, lengths
+def _positions_left(lengths: Counts, chances: Array) -> Counts:
+    """The text positions that each start has left, (texts, starts); not above 0 beyond the end."""
+    return np.subtract.outer(lengths, np.arange(int(chances.shape[1]))).astype(np.intp)
 
 
 def _drafted_in_text(left: Counts, drafts: Counts, k: int) -> NDArray[np.bool_]:
@@ -329,7 +349,7 @@ def _replay_one(
     chances: Array, lengths: Counts, k: int, proposed: Counts | None, drafted: Counts | None
 ) -> Replayed:
     """One K: the chance of every round length, the renewal recursion, then the sums."""
-    left = np.subtract.outer(lengths, np.arange(int(chances.shape[1]))).astype(np.intp)
+    left = _positions_left(lengths, chances)
     drafts = np.full_like(left, k) if proposed is None else np.clip(proposed, 0, k)
     in_text = np.greater.outer(left, np.arange(k)).astype(np.bool_)
     exists = _drafted_in_text(left, drafts, k)
