@@ -274,13 +274,13 @@ def cheapest(chances, cost, start, flags) -> float:
 
     if not flags:
         options = []
-        for n in range(most + 1):
+        for n in range(k + 1):
             total, reach = cost[n], 1.0
-            for j in range(n):
+            for j in range(min(n, most)):
                 chance = chances[start + j]
                 total += reach * (1 - chance) * after(j)
                 reach *= chance
-            options.append(total + reach * after(n))
+            options.append(total + reach * after(min(n, most)))
         return min(options)
     total = 0.0
     for flags_here in itertools.product((0, 1), repeat=most):
@@ -288,14 +288,20 @@ def cheapest(chances, cost, start, flags) -> float:
             [chances[start + j] if f else 1 - chances[start + j] for j, f in enumerate(flags_here)]
         )
         kept = next((j for j, f in enumerate(flags_here) if not f), most)
-        total += weight * min(cost[n] + after(n) for n in range(kept + 1))
+        total += weight * min(cost[n] + after(min(n, kept)) for n in range(k + 1))
     return total
 
 
+# Measured times of rounds may fall with the number of drafts
+COSTS = st.sampled_from([(1.0, 1.15, 1.4, 1.5), (1.0, 1.6, 1.5, 1.2), (1.0, 1.1, 1.7, 1.3)])
+
+
 @settings(max_examples=60, deadline=None)
-@given(CHANCES, st.integers(1, 3))
-def test_the_oracles_are_the_cheapest_of_all_choices(chances: list[float], k: int) -> None:
-    cost = np.array([1.0, 1.15, 1.4, 1.5][: k + 1])
+@given(CHANCES, st.integers(1, 3), COSTS)
+def test_the_oracles_are_the_cheapest_of_all_choices(
+    chances: list[float], k: int, costs: tuple[float, ...]
+) -> None:
+    cost = np.array(costs[: k + 1])
     laid = np.zeros((1, len(chances), k))
     for s, i in itertools.product(range(len(chances)), range(k)):
         laid[0, s, i] = chances[s + i] if s + i < len(chances) else 0.0

@@ -88,25 +88,29 @@ def _least_costs(
     return np.array([_least_cost(text[:length], costs, flags=flags) for text, length in texts])
 
 
-def _least_cost(chances: Array, price: Array, *, flags: bool) -> float:
+def _least_cost(chances: Array, prices: Array, *, flags: bool) -> float:
     """Dynamic programming from the end: the least expected cost of what follows each start.
 
-    A round from s that accepts j of n < the positions left goes on at s + j + 1.
+    A round from s that accepts j of n < the positions left goes on at s + j + 1. Where times were
+    measured, a round of more drafts may cost less.
     """
-    length, k = len(chances), len(price) - 1
+    length, k = len(chances), len(prices) - 1
+    at_least = np.minimum.accumulate(prices[::-1])[::-1]
     after = np.zeros(length + 2)
     for s in range(length - 1, -1, -1):
         # exactly[j], j < K: accepts j and would reject the next; the last entry: accepts all K
         most = min(k, length - s)
+        price = np.append(prices[:most], at_least[most])  # the last may be beyond the text's end
         reach = np.concatenate([[1.0], np.cumprod(chances[s, :most])])
         following = after[s + 1 : s + most + 2]
         if flags:
             exactly = reach - np.append(reach[1:], 0.0)
-            # Of the drafts that stand, as many as pay; running minimum over n
-            best = np.minimum.accumulate(price[: most + 1] + following)
+            # Of the drafts that stand, as many as pay (running minimum over n), or all of them
+            fewer = np.minimum.accumulate(price + following)
+            best = np.minimum(fewer, at_least[: most + 1] + following)
             after[s] = float(exactly @ best)
             continue
         stops = (reach[:-1] - reach[1:]) * following[:-1]
         until = np.concatenate([[0.0], np.cumsum(stops)])
-        after[s] = float((price[: most + 1] + until + reach * following).min())
+        after[s] = float((price + until + reach * following).min())
     return float(after[0])
