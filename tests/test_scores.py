@@ -86,6 +86,29 @@ def test_rows_by_start_may_come_in_any_order_and_end_with_the_text(tmp_path: Pat
     assert_replayed_alike(made, texts)
 
 
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_names_that_look_like_numbers_stay_names(suffix: str, tmp_path: Path) -> None:
+    texts = stored("tiny_good", temperature=0.0)[:2]
+    frame = table_of(texts, tmp_path / "traces.parquet")[[*NEEDED, "position"]]
+    names = dict(zip(frame["prompt"].unique(), ("001", "1"), strict=True))
+    frame = frame.assign(prompt=frame["prompt"].map(names).astype(str), draft="07", prompt_set="1")
+    WRITERS[suffix](frame, tmp_path / f"scores{suffix}")
+    made = read_table(tmp_path / f"scores{suffix}")
+    assert [(each.draft, each.prompt_set, each.prompt, each.category) for each in made] == [
+        ("07", "1", "001", None),
+        ("07", "1", "1", None),
+    ]
+    assert_replayed_alike(made, texts)
+
+
+@pytest.mark.parametrize("left_out", ["position", "start", "offset"])
+def test_of_position_start_and_offset_two_are_enough(left_out: str, tmp_path: Path) -> None:
+    texts = stored("ngram", temperature=0.0)[:2]
+    frame = table_of(texts, tmp_path / "traces.parquet").drop(columns=left_out)
+    frame.to_parquet(tmp_path / "scores.parquet")
+    assert_replayed_alike(read_table(tmp_path / "scores.parquet"), texts)
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -102,6 +125,11 @@ def test_rows_by_start_may_come_in_any_order_and_end_with_the_text(tmp_path: Pat
             "column draft_is_argmax has 'likely', which is no number",
         ),
         (lambda frame: frame.assign(token=None), "column token has rows without a number"),
+        (lambda frame: frame.assign(prompt=None), "column prompt has rows without a name"),
+        (
+            lambda frame: frame.assign(start=frame["position"], offset=1),
+            r"position must be start \+ offset, both from 0",
+        ),
         (
             lambda frame: frame.assign(start=[0, *[None] * (len(frame) - 1)], offset=0),
             "some rows have a start",

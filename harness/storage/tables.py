@@ -5,6 +5,7 @@ One row per (draft, text, start, offset), or where a draft's scores do not depen
 format is documented in docs/scores.md.
 """
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,19 @@ from numpy.typing import NDArray
 from harness.records import TextTrace, UserError
 from harness.storage.traces import NUMBER_COLUMNS, TARGET_COLUMNS, TEXT_COLUMNS
 
+# Names, which stay as they are written: 007 is no number
+NAMES = ("draft", "prompt_set", "prompt", "category")
+
+
+def _read_lines(file: Path) -> pd.DataFrame:
+    lines = file.read_text(encoding="utf-8-sig").split("\n")
+    return pd.DataFrame([json.loads(line) for line in lines if line.strip()])
+
+
 READ = {
     ".parquet": pd.read_parquet,
-    ".jsonl": lambda file: pd.read_json(file, lines=True),
-    ".csv": pd.read_csv,
+    ".jsonl": _read_lines,
+    ".csv": lambda file: pd.read_csv(file, dtype=dict.fromkeys(NAMES, str)),
 }
 REQUIRED = ("draft", "prompt", "position", "token", "draft_is_argmax")
 # Needed above temperature 0
@@ -73,17 +83,34 @@ def _read(file: Path) -> pd.DataFrame:
     ):
         if name in frame.columns:
             frame[name] = _numbers(frame[name], file)
-    if {"start", "offset"} <= {*frame.columns} and "position" not in frame.columns:
-        frame["position"] = frame["start"] + frame["offset"]
+    for name, value in {
+        "position": ("start", "offset", 1),
+        "offset": ("position", "start", -1),
+        "start": ("position", "offset", -1),
+    }.items():
+        first, other, sign = value
+        if name not in frame.columns and {first, other} <= {*frame.columns}:
+            frame[name] = frame[first] + sign * frame[other]
     missing = [name for name in REQUIRED if name not in frame.columns]
     if missing or frame.empty:
         what = f"has no column {missing[0]}" if missing else "has no rows"
         raise UserError(f"{file}: {what}; docs/scores.md says what a table of scores needs")
-    for name in ("position", "temperature"):
+    for name, what in {
+        "draft": "name",
+        "prompt": "name",
+        "position": "number",
+        "temperature": "number",
+    }.items():
         if name in frame.columns and frame[name].isna().any():
-            raise UserError(f"{file}: column {name} has rows without a number")
+            raise UserError(f"{file}: column {name} has rows without a {what}")
+    for name in NAMES:
+        if name in frame.columns:
+            frame[name] = frame[name].astype(object).map(str, na_action="ignore")
     for name, value in DEFAULTS.items():
-        frame[name] = frame[name] if name in frame.columns else value
+        if name not in frame.columns:
+            frame[name] = value
+        elif value is not None:
+            frame[name] = frame[name].where(frame[name].notna(), value)
     if "draft_temperature" not in frame.columns:
         frame["draft_temperature"] = frame["temperature"]
     for name in ("start", "offset", "proposed", *NUMBER_COLUMNS):
@@ -114,6 +141,15 @@ def _trace(rows: pd.DataFrame, file: Path) -> TextTrace:
     by_start = rows["start"].notna()
     if by_start.nunique() > 1:
         raise UserError(f"{where}: some rows have a start and some have none")
+    if (
+        by_start.all()
+        and not (
+            (rows["position"] == rows["start"] + rows["offset"])
+            & (rows["start"] >= 0)
+            & (rows["offset"] >= 0)
+        ).all()
+    ):
+        raise UserError(f"{where}: position must be start + offset, both from 0")
     first = rows[rows["offset"] == 0] if by_start.all() else rows
     position = first["position"].to_numpy(np.int64)
     count = int(position.max(initial=-1)) + 1
@@ -149,7 +185,7 @@ def _trace(rows: pd.DataFrame, file: Path) -> TextTrace:
         proposed = np.zeros(count, dtype=np.int64)
         proposed[position] = first["proposed"]
     return TextTrace(
-        **{**head, "prompt": str(head["prompt"])},
+        **head,
         tokens=tokens,
         **{**numbers, **target, "draft_is_argmax": numbers["draft_is_argmax"] == 1.0},
         proposed=proposed,
