@@ -197,6 +197,8 @@ def _vllm_counts(told: Mapping[str, Any] | None) -> dict[str, Any]:
 def _rounds_alone(entry: Mapping[str, Any]) -> ServedRecord:
     """A request of which only the tokens accepted in each round are known, in order."""
     counts = _vllm_counts({"num_spec_tokens": entry.get("k"), **entry})
+    if entry.get("k") is None and not entry.get("per_step_drafted"):
+        counts |= {"k": None, "drafted": None}  # no round need have accepted K
     return ServedRecord(
         engine=str(entry.get("engine") or "vllm"),
         returned=FIRST_POSITION + counts["rounds"] + counts["accepted"],
@@ -393,7 +395,8 @@ def _k_of(file: str, records: Sequence[ServedRecord], given: int | None) -> int:
     ]
     if given is not None:
         # The last drafts of a text may be shortened, so what is inferred is a lower bound
-        contradicted = (told - {0, given}) | {k for k in inferred if k > given}
+        least = [*inferred, *(len(r.accepted_lengths or (0,)) - 1 for r in records if r.k is None)]
+        contradicted = (told - {0, given}) | {k for k in least if k > given}
         if not given and any(record.drafted for record in records):
             contradicted |= {max(*told, *inferred, 1)}
         if contradicted:
@@ -427,6 +430,9 @@ def _counted(record: ServedRecord, k: int) -> ServedRecord:
     """
     if not k:
         return replace(record, rounds=None, drafted=None, accepted=None, accepted_lengths=None)
+    if record.rounds is not None and record.drafted is None and record.accepted_lengths:
+        lengths = (*record.accepted_lengths, *(0,) * (k + 1 - len(record.accepted_lengths)))
+        return replace(record, drafted=k * record.rounds, accepted_lengths=lengths)
     if record.rounds is not None or record.drafted is None or record.accepted is None:
         return record
     rounds = _rounds_at_budget(record)
