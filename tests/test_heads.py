@@ -522,6 +522,9 @@ def test_a_head_for_another_target_is_refused(
     [
         ({"architectures": ["MedusaModel"]}, r"architectures \['MedusaModel'\]; read here are"),
         ({"speculators_model_type": "dflash"}, "speculators_model_type dflash; read here are"),
+        ({"norm_output": True}, "an EAGLE-3 head with norm_output, which is not read here"),
+        ({"eagle_config": {"norm_before_fc": True}}, "head with norm_before_fc, which is not"),
+        ({"logit_scale": 0.5}, "an EAGLE-3 head with logit_scale, which is not read here"),
         ({"intermediate_size": 64}, "midlayer.mlp.gate_proj.weight is .* its config.json makes it"),
     ],
 )

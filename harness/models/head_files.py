@@ -35,6 +35,8 @@ EAGLE3 = (
     "speculators' (speculators_model_type eagle3, tensors layers.0.*)",
 )
 EAGLE3_CLASS = re.compile("eagle-?3", re.IGNORECASE)
+# What a config.json may ask for, as vLLM reads it, that is not computed here
+UNREAD = ("norm_output", "norm_before_fc", "fc_norm")
 WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
 # Of tensors that only training needs
 UNUSED = frozenset({"verifier_lm_head.weight", "verifier_norm.weight"})
@@ -117,29 +119,37 @@ def _layout(config: Mapping[str, Any], where: str) -> _Layout:
     """Which layout it is, and what it says."""
     names = [str(name) for name in config.get("architectures") or ()]
     kind = str(config.get("speculators_model_type") or "")
-    if kind == "eagle3":
+    if kind != "eagle3" and (kind or not any(EAGLE3_CLASS.search(name) for name in names)):
+        raise unknown_layout(where, config, *EAGLE3)
+    of_eagle = config.get("eagle_config") or {}
+    settings = {**config, **of_eagle}
+    unread = [name for name in UNREAD if settings.get(name)]
+    unread += ["logit_scale"] if settings.get("logit_scale", 1.0) != 1.0 else []
+    if unread:
+        raise UserError(
+            f"{where}: an EAGLE-3 head with {', '.join(unread)}, which is not read here; give one "
+            "without"
+        )
+    layers = _layer_ids(config.get("eagle_aux_hidden_state_layer_ids"), 0)
+    if kind:
         layer = config.get("transformer_layer_config")
         if not isinstance(layer, Mapping):
             raise UserError(f"{where}: its config.json has no transformer_layer_config")
         return _Layout(
             "speculators",
             LlamaConfig(**layer),
-            _layer_ids(config.get("eagle_aux_hidden_state_layer_ids"), 0),
+            layers,
             bool(config.get("norm_before_residual", True)),
             config.get("draft_vocab_size"),
         )
-    if not kind and any(EAGLE3_CLASS.search(name) for name in names):
+    return _Layout(
+        "specforge",
+        LlamaConfig(**config),
         # As SGLang reads it, which counts the layers whose output it is
-        nested = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
-        ids = _layer_ids(config.get("eagle_aux_hidden_state_layer_ids"), 0)
-        return _Layout(
-            "specforge",
-            LlamaConfig(**config),
-            ids or _layer_ids(nested, 1),
-            bool(config.get("norm_before_residual", False)),
-            config.get("draft_vocab_size"),
-        )
-    raise unknown_layout(where, config, *EAGLE3)
+        layers or _layer_ids(of_eagle.get("eagle_aux_hidden_state_layer_ids"), 1),
+        bool(config.get("norm_before_residual", False)),
+        config.get("draft_vocab_size"),
+    )
 
 
 def _layer_ids(given: Any, shift: int) -> tuple[int, ...] | None:
