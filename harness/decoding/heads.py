@@ -3,9 +3,10 @@
 An EAGLE-3 head, or a model's own MTP layers, reads what the target computed for a token, and the
 token after it. Row t of a text x takes token x[t + 1] with the target's states at t, and predicts
 x[t + 2]. Within a round the target's states are not known yet: there each row takes the head's own
-output of the row before (Li et al. 2025, EAGLE-3). The verify then computes the target's states
-for every token that stands, and those rows are run again from these. So nothing of a round's drafts
-is left in the head, rounds start afresh, and replay is exact.
+output of the row before (Li et al. 2025, EAGLE-3). Medusa heads and DFlash drafters read the same
+states, and draft all tokens of a round from those of its start. The verify then computes the
+target's states for every token that stands, and those rows are run again from these. So nothing of
+a round's drafts is left in the head, rounds start afresh, and replay is exact.
 """
 
 from collections.abc import Sequence
@@ -47,11 +48,13 @@ class HeadModel(CausalModel, Protocol):
 
 
 class HeadDrafter(ModelDrafter):
-    """Proposes token by token from the target's states, then from the head's own output.
+    """Proposes what any head drafts: EAGLE-3, MTP layers, Medusa heads or a DFlash drafter.
 
-    Between rounds the head's cache holds the rows whose target states are known and that were run;
-    those of the last round's tokens are `pending`, and go in together as the next round's first
-    forward. A prompt of one token has no states yet: its first round proposes nothing.
+    Its first forward of a round takes the target's states; each further one the head's own output,
+    or the next row of a block. Between rounds the head's cache holds the rows whose target states
+    are known and that were run; those of the last round's tokens are `pending`, and go in together
+    as the next round's first forward. A prompt of one token has no states yet: its first round
+    proposes nothing.
     """
 
     def __init__(
@@ -97,14 +100,15 @@ class HeadDrafter(ModelDrafter):
         return super().propose(count, uniforms)
 
     def logits_along(self, tokens: Tensor) -> Tensor:
-        """Logits [n, vocab] that the round's first n drafts are drawn from, were they `tokens` [n].
+        """Logits [n, vocab] that a round's first drafts are drawn from, were they `tokens` [count].
 
-        The prompt has more than one token, and nothing was proposed before.
+        n is the number that `propose(count)` drafts. Nothing was proposed before.
         """
-        assert self._states is not None
+        if self._states is None:
+            return torch.empty(0, self._head.vocab_size, device=self._head.device)
         self._head.condition(self._states)
         rows = [self._head.forward(self._pending)[-1:]]
-        rows += [self._head.forward(token) for token in tokens[:-1].unsqueeze(1)]
+        rows += [self._head.forward(t) for t in tokens[: self._head.drafts][:-1].unsqueeze(1)]
         return torch.cat(rows)
 
     def advance(self, proposal: Proposal, accepted: int, next_token: Tensor) -> None:

@@ -1,9 +1,10 @@
-"""Score the target's texts with a head: drafts from every start, K passes over each text.
+"""Score the target's texts with a head: its drafts from every start of each text.
 
 While drafted tokens are accepted they are the text's, so a head can be run on the text itself: the
 j-th drafts from all starts are one pass (`HeadNetwork.passes`). The target's states that it reads
 come from one prefill of the target, and above temperature 0 its final ones, which its logits are
-made of. So a text costs K + 1 prefills, of which K are of a head.
+made of. So a text costs one prefill of the target and K of a head that drafts token by token; a
+block drafter gives all drafts from a start at once.
 """
 
 from collections.abc import Callable, Sequence

@@ -225,7 +225,9 @@ def distribution_tests(
     if isinstance(draft, NgramDrafter):
         draft_probs = _looked_up_along(draft, prompt, forced, target_probs)
     elif isinstance(draft, HeadDrafter):
-        draft_probs = _head_probs_along(draft, target, prompt, forced, sampling)
+        draft_probs = torch.zeros_like(target_probs[:-1])
+        drafted = _head_probs_along(draft, target, prompt, forced, sampling)
+        draft_probs[: len(drafted)] = drafted
     else:
         draft_probs = _probs_along(draft, prompt, forced, sampling, "draft")[:-1]
     distributions = _Distributions(target_probs, draft_probs.to(target.device), chosen)
@@ -266,7 +268,7 @@ class _Distributions(NamedTuple):
 
     Attributes:
         target: [K + 1, vocab].
-        draft: [K, vocab]; a row of zeros where a look-up proposes nothing.
+        draft: [K, vocab]; a row of zeros where nothing is proposed.
         chosen: whether the draft proposes its most likely token, and does not draw.
     """
 
@@ -297,14 +299,17 @@ def _head_probs_along(
     forced: Tensor,
     sampling: SamplingParameters,
 ) -> Tensor:
-    """A head's sampling probabilities in a round after the prompt, [len(forced), vocab]."""
+    """A head's sampling probabilities in a round after the prompt, [n, vocab].
+
+    n is what it drafts of as many tokens as are forced.
+    """
     target.prefill(prompt[:-1])
     drafter.begin(prompt)
     logits = _finite(drafter.logits_along(forced), "draft")
     seen = None
     if sampling.repetition_penalty is not None:
         before = seen_tokens(prompt, logits.shape[-1], logits.device)
-        seen = seen_along(before, forced.to(logits.device))[:-1]
+        seen = seen_along(before, forced.to(logits.device))[: len(logits)]
     return sampler_for(sampling)(penalised(logits, seen, sampling.repetition_penalty))
 
 
