@@ -43,6 +43,7 @@ from harness.decoding.heads import HeadDrafter
 from harness.decoding.sampling import SamplingParameters, penalised, sampler_for
 from harness.measurement.confidences import head_confidences
 from harness.measurement.head_scores import score_with_head
+from harness.measurement.lossless import distribution_tests
 from harness.measurement.target_texts import generate_texts
 from harness.models.blocks import BlockHead
 from harness.models.cached import CachedModel
@@ -441,6 +442,28 @@ def test_a_block_drafter_is_lossless_and_replayed_exactly(rule: Rule, k: int) ->
 # ---- what others compute -------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("prompt", [(8,), (3, 4, 1)])
+def test_draws_are_the_targets_where_fewer_tokens_are_drafted_than_k(
+    target: LoadedModel, head: Head, prompt: tuple[int, ...]
+) -> None:
+    """After a prompt of one token nothing is drafted, and never more than the block has."""
+    model = keeping(target, head)
+    assert head.drafts is not None
+    k = head.drafts + 1
+    tests = distribution_tests(
+        model,
+        HeadDrafter(head, model, SAMPLED),
+        prompt,
+        num_draft_tokens=k,
+        sampling=SAMPLED,
+        rule="ratio",
+        draws=400,
+        seed=1,
+    )
+    assert [test.offset for test in tests] == [*range(1, k + 2)]
+    assert min(test.p_value for test in tests) > 1e-4
+
+
 def test_a_dflash_drafter_computes_what_transformers_own_does(
     target: LoadedModel, folders: dict[str, Path]
 ) -> None:
@@ -635,6 +658,7 @@ def test_a_sweep_measures_medusa_heads_and_replays_them_exactly(
     assert measured.accepted.max() > 0
     fewer = [entry.values for entry in analyse(run).caveats if entry.code == "fewer_drafts"]
     assert fewer == [{"draft": "medusa", "tokens": 3, "k": 4}]
+    assert {timing.k for timing in run.rounds} == {0, 3, 4}
 
 
 @pytest.mark.usefixtures("few_samples")
@@ -647,7 +671,9 @@ def test_an_audition_ranks_block_drafters_beside_others(
     assert outcome.status == 0
     assert outcome.folder is not None
     run = load_run(outcome.folder)
-    assert {timing.draft for timing in run.rounds} == {"medusa", "dflash", "ngram"}
+    timed = {(timing.draft, timing.k) for timing in run.rounds if timing.k}
+    ks = {"medusa": (1, 3, 4), "dflash": (1, 4), "ngram": (1, 4)}
+    assert timed == {(draft, k) for draft, each in ks.items() for k in each}
     kinds = {entry["name"]: entry.get("kind") for entry in run.manifest["models"].values()}
     assert (kinds["medusa"], kinds["dflash"]) == ("medusa", "dflash")
 

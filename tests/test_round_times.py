@@ -249,6 +249,23 @@ def test_of_many_drafts_each_is_timed_at_one_the_largest_and_at_most_two_between
     assert timed_ks(ks) == timed
 
 
+@pytest.mark.parametrize(
+    ("ks", "most", "timed"),
+    [
+        ([1, 8], 3, [1, 3, 8]),
+        ([4], 1, [1, 4]),
+        ([1, 2, 3, 4, 5, 6, 8, 10], 5, [1, 2, 4, 5, 10]),
+        ([1, 2, 4], 4, [1, 2, 4]),
+        ([1, 2, 4], 9, [1, 2, 4]),
+    ],
+)
+def test_the_most_tokens_that_a_block_drafter_drafts_are_timed_as_such(
+    ks: list[int], most: int, timed: list[int]
+) -> None:
+    """A line to a larger K, whose rounds draft as many, would make them too cheap."""
+    assert timed_ks(ks, most) == timed
+
+
 def test_a_short_run_makes_fewer_visits() -> None:
     assert [visits_for(texts) for texts in (1, 8, 40, 160)] == [6, 12, 24, 72]
     assert visits_for(40, among_many=True) == 12

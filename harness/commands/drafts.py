@@ -321,7 +321,8 @@ def _scored_by_head(
             models = [*target.timed, TimedModel("draft", conf.name, head)]
             return _time(folder, target, conf, models, config)
 
-        visits = visits_of_draft(folder, target, conf, partial(head_drafter, head, model), config)
+        drafter = partial(head_drafter, head, model)
+        visits = visits_of_draft(folder, target, conf, drafter, config, head.drafts)
         result = _in_order(visits, score, None if timed else steps)
         sure = confidences(texts, model, head, config, conf.name)
         described = {"id": conf.id, "kind": conf.kind, **loaded.describe(), **head.describe()}

@@ -9,7 +9,14 @@ from typing import NamedTuple
 
 from harness.analysis.latency import can_pay
 from harness.commands.other_runs import Rates
-from harness.commands.pair import Drafted, EncodedPrompt, Target, completion, request
+from harness.commands.pair import (
+    Drafted,
+    EncodedPrompt,
+    HeadPair,
+    Target,
+    completion,
+    request,
+)
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import NOT_MEASURED
 from harness.config import AuditionConfig, ModelConf, PairConfig, ServerConfig
@@ -50,8 +57,11 @@ def visits_of_pair(
     rounds.jsonl, or in `store`.
     """
     ks = sorted({k for k in config.k if k > 0})
+    most = pair.head_model.drafts if isinstance(pair, HeadPair) else None
     if config.decode.stop != "none":
-        ks = timed_ks(ks)
+        ks = timed_ks(ks, most)
+    elif most is not None and most < max(ks, default=0):  # what rounds of a larger K draft
+        ks = sorted({*ks, most})
     requests = {
         name: [
             replace(one, stop_below=one.stop_below and NEVER)
@@ -95,19 +105,25 @@ def time_own_loop(
 
 
 def visits_of_draft(
-    folder: RunFolder, target: Target, conf: ModelConf, draft: Draft | None, config: AuditionConfig
+    folder: RunFolder,
+    target: Target,
+    conf: ModelConf,
+    draft: Draft | None,
+    config: AuditionConfig,
+    most: int | None = None,
 ) -> RoundVisits:
     """The visits of one draft of an audition; half of them where it cannot pay at any acceptance.
 
     Args:
         draft: the loaded model, or what makes the drafter of a request; None while there is none,
             to see what is missing.
+        most: tokens that it drafts a round at most; None: any number.
     """
 
     def no_draft(_: Request) -> Drafter:
         raise AssertionError("rounds are timed with a draft")
 
-    ks = timed_ks(config.k)
+    ks = timed_ks(config.k, most)
     requests = {
         name: [
             replace(

@@ -135,12 +135,15 @@ def visits_for(texts: int, *, among_many: bool = False) -> int:
     return min(most, max(LEAST_VISITS, round(VISITS_PER_TEXT * texts)))
 
 
-def timed_ks(ks: Sequence[int]) -> list[int]:
+def timed_ks(ks: Sequence[int], most: int | None = None) -> list[int]:
     """The K at which the rounds of one draft among many are timed; those between are interpolated.
 
-    They are 1, the largest, and up to two of `ks` between, about equally far apart.
+    They are 1, the largest, and up to two of `ks` between, about equally far apart. Where `most`
+    tokens are drafted however large K is, they end with that number, and with the largest K.
     """
     positive = sorted({1, *(k for k in ks if k > 0)})
+    if most is not None and most < positive[-1]:
+        return [*timed_ks([*(k for k in positive if k < most), most]), positive[-1]]
     if len(positive) <= MOST_KS:
         return positive
     ideal = [1 + (positive[-1] - 1) * step / (MOST_KS - 1) for step in range(MOST_KS)]
