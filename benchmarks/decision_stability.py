@@ -14,11 +14,11 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from harness import audition, sweep
 from harness.analysis.answers import answered
 from harness.analysis.setup import Setup
 from harness.analysis.sweep_and_audition import PairAnalysis
-from harness.cli import compose, draft_conf
-from harness.commands import audition, sweep
+from harness.cli import compose
 from harness.storage import StoredRun, load
 
 SEEDS = 40
@@ -55,12 +55,9 @@ def make(folder: Path) -> None:
         root = folder / "".join(letter if letter.isalnum() else "_" for letter in name)
         if any(root.glob("*/summary.json")):
             continue
-        config = compose(door, [*SHORT, *keys, f"results_root={root}"])
         print(f"python -m harness.{door} {' '.join([*SHORT, *keys])}", flush=True)
-        if door == "sweep":
-            sweep.run(config)
-        else:
-            audition.run(config, [draft_conf(draft) for draft in config.drafts])
+        work = {"sweep": sweep.work, "audition": audition.work}[door]
+        work(compose(door, [*SHORT, *keys, f"results_root={root}"]))
 
 
 def decisions(run: StoredRun, seeds: int) -> dict[str, Counter[str]]:

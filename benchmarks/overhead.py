@@ -114,14 +114,16 @@ def main() -> None:
     for temperature in asked.temperature:
         for k in asked.k:
             with torch.inference_mode():
-                found = [
+                shares = [
                     share(target, draft, k, temperature, asked, seed)
                     for seed in range(-1, asked.repetitions)
                 ][1:]
-            middle = statistics.median(found)
+            middle = statistics.median(shares)
             rows.append({"k": k, "temperature": temperature, "overhead": middle})
             table.add_row(
-                str(k), f"{temperature:g}", *(f"{v:.1%}" for v in (middle, min(found), max(found)))
+                str(k),
+                f"{temperature:g}",
+                *(f"{share:.1%}" for share in (middle, min(shares), max(shares))),
             )
     console = Console()
     console.print(table)

@@ -111,12 +111,12 @@ def greedy(models: Family, ks: Sequence[int]) -> tuple[int, list[str]]:
     texts = generate_texts(models.target, models.prompts, name="model=tiny")
     compared, wrong = 0, []
     for draft in track(DRAFTS, "greedy", transient=True):
-        found = replayed(models.traces(draft, texts, max(ks)), "ratio", ks)
+        by_k = replayed(models.traces(draft, texts, max(ks)), "ratio", ks)
         for row, text in enumerate(texts):
             for k in ks:
                 trial = models.trial(text.request, draft, k)
                 compared += 1
-                if trial.tokens != text.tokens or trial.rounds != found[k].rounds[row]:
+                if trial.tokens != text.tokens or trial.rounds != by_k[k].rounds[row]:
                     wrong.append(f"{draft} K={k} {text.request.prompt}")
     return compared, wrong
 
@@ -148,7 +148,7 @@ def sampled(models: Family, ks: Sequence[int], temperature: float, generations: 
     lengths = np.array([float(len(text.tokens)) for text in texts])
     cells: list[Cell] = []
     for draft in DRAFTS:
-        found = replayed(models.traces(draft, texts, max(ks)), "ratio", ks)
+        by_k = replayed(models.traces(draft, texts, max(ks)), "ratio", ks)
         for k in track(ks, f"T = {temperature:g}, {draft}", transient=True):
             trials = [models.trial(replace(one, seed=LOOP_SEED), draft, k) for one in asked]
             rounds = np.array([float(trial.rounds or 0) for trial in trials])
@@ -160,11 +160,11 @@ def sampled(models: Family, ks: Sequence[int], temperature: float, generations: 
                     k=k,
                     generations=len(asked),
                     loop_rounds=float(rounds.mean()),
-                    replayed_rounds=float(found[k].rounds.mean()),
-                    p_independent=p_independent(rounds, found[k].rounds, repetitions),
+                    replayed_rounds=float(by_k[k].rounds.mean()),
+                    p_independent=p_independent(rounds, by_k[k].rounds, repetitions),
                     p_own_text=p_own_text(models, draft, asked, trials, k),
                     loop_variance=variance(rounds, tokens, repetitions),
-                    replay_variance=variance(found[k].rounds, lengths, repetitions),
+                    replay_variance=variance(by_k[k].rounds, lengths, repetitions),
                 )
             )
     return cells

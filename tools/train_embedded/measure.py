@@ -1,6 +1,6 @@
 """What the family is worth: how often each draft is accepted, and how much cheaper its step is.
 
-alpha needs no speculative loop. Speculative sampling emits text of the target's own law, and
+alpha needs no speculative loop. Speculative sampling emits text of the target's distribution, and
 accepts the draft's proposal at a position with probability min(1, draft(x) / target(x)), x being
 the target's token (Leviathan et al. 2023, section 2.3). So: sample text from the target, score it
 once with each draft, average.
@@ -24,7 +24,7 @@ CONTEXT_TOKENS = 64
 
 
 class Continuations(NamedTuple):
-    """Texts that the target wrote after one prompt.
+    """Texts that the target generated after one prompt.
 
     Attributes:
         ids: Prompt and continuation, int64 [rows, prompt_tokens + budget].
@@ -50,7 +50,7 @@ def load(recipe: Recipe) -> PreTrainedModel:
 
 
 def load_tokenizer(recipe: Recipe) -> Tokenizer:
-    """Load the tokenizer that lies beside a committed model."""
+    """Load the tokenizer in a committed model's folder."""
     return AutoTokenizer.from_pretrained(recipe.folder)
 
 
@@ -68,7 +68,7 @@ def continue_prompt(
     generator: torch.Generator,
     budget: int = BUDGET_TOKENS,
 ) -> Continuations:
-    """Let the target write a greedy text (row 0) and `samples` texts at temperature 1."""
+    """Generate a greedy text (row 0) and `samples` texts at temperature 1."""
     cache = DynamicCache(config=target.config)
     pieces = [torch.tensor([list(prompt_ids)]).repeat(1 + samples, 1)]
     alive, kept = torch.ones(1 + samples, dtype=torch.bool), []
@@ -95,7 +95,7 @@ def accept_probabilities(target_log: Tensor, draft_log: Tensor, texts: Continuat
     Args:
         target_log: The target's log-probabilities, float32 [rows, budget, vocabulary].
         draft_log: The draft's, likewise.
-        texts: What the target wrote.
+        texts: What the target generated.
 
     Returns:
         float32 [rows, budget]: in row 0 whether the draft's argmax is the token, in the others

@@ -82,7 +82,7 @@ def train_models(recipes: Sequence[Recipe]) -> None:
 
 
 def train_family() -> None:
-    """Train all four models, the target beside the drafts."""
+    """Train all four models, the target at the same time as the drafts."""
     # Spawned, not forked: torch's thread pools do not survive a fork.
     workers = [
         multiprocessing.get_context("spawn").Process(target=train_models, args=(recipes,))
@@ -125,7 +125,7 @@ def requirements(measured: Measured) -> list[Requirement]:
 
     easy, hard = alpha(GOOD, "easy"), alpha(GOOD, "hard")
     ratio = measured.step_ms[TARGET.name] / measured.step_ms[GOOD.name]
-    found = [
+    rows = [
         Requirement("tiny_good alpha on easy >= 0.80", easy, easy >= 0.80),
         Requirement("tiny_good alpha on hard <= 0.70", hard, hard <= 0.70),
         Requirement("tiny step / tiny_good step >= 3", ratio, ratio >= 3),
@@ -133,14 +133,14 @@ def requirements(measured: Measured) -> list[Requirement]:
     for kind in KINDS:
         gap = alpha(GOOD, kind) - alpha(SMALL, kind)
         stranger = alpha(UNRELATED, kind)
-        found += [
+        rows += [
             Requirement(f"tiny_small alpha on {kind} lower by >= 0.08", gap, gap >= 0.08),
             Requirement(f"tiny_unrelated alpha on {kind} < 0.30", stranger, stranger < 0.30),
         ]
-    return found
+    return rows
 
 
-def print_report(measured: Measured, found: Sequence[Requirement]) -> None:
+def print_report(measured: Measured, checked: Sequence[Requirement]) -> None:
     """Print the numbers, then the requirements."""
     table = Table(
         title="embedded family",
@@ -165,21 +165,21 @@ def print_report(measured: Measured, found: Sequence[Requirement]) -> None:
             cells += [f"{rate:.3f}" for rate in rates] or ["", ""]
         table.add_row(recipe.name, *cells)
     console.print(table)
-    for requirement in found:
+    for requirement in checked:
         mark = "ok    " if requirement.met else "MISSED"
         console.print(f"{mark} {requirement.text}: {requirement.value:.3f}")
 
 
 def main() -> int:
-    """Train unless told not to, measure, report; 1 if a requirement is missed."""
+    """Train unless asked not to, measure, report; 1 if a requirement is missed."""
     parser = argparse.ArgumentParser(description="Rebuild and measure the embedded family.")
     parser.add_argument("--measure-only", action="store_true", help="measure the committed weights")
     if not parser.parse_args().measure_only:
         train_family()
     measured = measure_family()
-    found = requirements(measured)
-    print_report(measured, found)
-    return 0 if all(requirement.met for requirement in found) else 1
+    checked = requirements(measured)
+    print_report(measured, checked)
+    return 0 if all(requirement.met for requirement in checked) else 1
 
 
 if __name__ == "__main__":
