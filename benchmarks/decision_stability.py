@@ -63,12 +63,16 @@ def make(folder: Path) -> None:
 def decisions(run: StoredRun, seeds: int) -> dict[str, Counter[str]]:
     """How often each decision of the run came out as what, over the seeds."""
     pair = PairAnalysis(Setup(run))
-    asked = pair.asked
+    asked = [entry.question for entry in pair.answered]
     counts: dict[str, Counter[str]] = {}
     for seed in range(seeds):
-        for entry in answered(asked, weights=pair.shares, seed=seed, distrust=None):
+        for entry in answered(asked, weights=pair.setup.shares, seed=seed, distrust=lambda _: None):
             for verdict in entry.verdicts:
-                rule = "/".join(entry.question.rules) if len(entry.question.rules) < 3 else "any"
+                rule = (
+                    "/".join(map(str, entry.question.rules))
+                    if len(entry.question.rules) < 3
+                    else "any"
+                )
                 name = f"T={verdict.temperature:g} {rule} {verdict.prompt_set}"
                 counts.setdefault(name, Counter())[verdict.decision] += 1
     return counts

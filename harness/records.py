@@ -535,7 +535,7 @@ class PartTiming:
     tokens: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ResultRow:
     """One row of results.csv, in the contract's column order. None is written as an empty field.
 
@@ -544,13 +544,13 @@ class ResultRow:
     for our own loop, else the server's name; `concurrency` is how many requests ran side by side.
     """
 
-    model: str | None
-    draft: str | None
-    prompt_set: str | None
-    temperature: float | None
+    model: str | None = None
+    draft: str | None = None
+    prompt_set: str | None = None
+    temperature: float | None = None
     k: int
     source: Source
-    status: Literal["complete", "failed", "partial"]
+    status: Literal["complete", "failed", "partial"] = "complete"
     error: str | None = None
     prompts: int | None = None
     new_tokens: int | None = None

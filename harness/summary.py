@@ -157,6 +157,14 @@ class Verdict:
     reason: VerdictReason
     reason_values: Values = field(default_factory=dict[str, Value])
 
+    @classmethod
+    def undecided(
+        cls, temperature: float | None, prompt_set: str, reason: VerdictReason, values: Values
+    ) -> "Verdict":
+        """Without a choice or a speedup."""
+        nothing = (None, None, None)
+        return cls("undecided", False, None, 0, temperature, prompt_set, *nothing, reason, values)
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -599,9 +607,9 @@ class DraftMemory:
     device: str | None
     weights_bytes: float
     kv_bytes_per_token: float
-    fits: bool
+    fits: bool  # whether the weights alone do
     context_tokens: int  # tokens of cache that fit, of one sequence or all together
-    context_tokens_lost: int
+    context_tokens_lost: int  # to what fits without a draft
     sequences: int  # concurrent sequences at the asked context
     sequences_lost: int
 

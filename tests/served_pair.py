@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from harness import prompts as prompt_sets
-from harness.analysis.replayed import replay_served
+from harness.analysis.replayed import as_served
 from harness.config import ModelConf, PromptsConf
 from harness.decoding.drafters import ModelDrafter
 from harness.decoding.sampling import SamplingParameters
@@ -22,7 +22,7 @@ from harness.measurement.generations import Request
 from harness.measurement.returned_texts import ReturnedText
 from harness.models.load import EMBEDDED, LoadedModel, load, open_pair
 from harness.models.tokenizer import encode
-from harness.theory.replay import Replayed
+from harness.theory.replay import Replayed, replay_texts
 
 CPU = torch.device("cpu")
 GREEDY = SamplingParameters(0.0)
@@ -98,7 +98,7 @@ class Served:
         assert facts.rule is not None
         limits = [facts.counting.proposed(k, text.request.budget) for text in texts]
         lengths = [len(trace.tokens) for trace in traces]
-        return replay_served(traces, lengths, limits, facts.rule, k)
+        return replay_texts(*as_served(traces, lengths, limits, facts.rule, k))
 
 
 def completed(

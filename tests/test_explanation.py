@@ -83,8 +83,8 @@ WEIGHTED = Verdict("undecided", False, "small", 2, 0.0, "all", 1.1, None, None, 
 )
 def test_prompt_sets_count_by_their_weights_not_by_their_tokens(weights, tokens, alpha) -> None:
     row = ResultRow(
-        "big", "small", "easy", 0.0, 2, "measured", "complete", new_tokens=100, rounds=50,
-        drafted=100, accepted=60, rejected=30,
+        draft="small", prompt_set="easy", temperature=0.0, k=2, source="measured",
+        new_tokens=100, rounds=50, drafted=100, accepted=60, rejected=30,
     )  # fmt: skip
     hard = replace(
         row, prompt_set="hard", new_tokens=1000, rounds=400, drafted=800, accepted=300, rejected=300

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from harness.analysis import analyse
-from harness.analysis.outliers import impossible, outlier_cells, unstable_cells
-from harness.analysis.unstable import unstable_steps
+from harness.analysis.unstable import impossible, outlier_cells, unstable_cells, unstable_steps
 from harness.records import ResultRow, StepTiming, Trial
 from harness.storage import load
 
@@ -60,7 +59,7 @@ def test_acceptance_that_differs_and_times_that_all_scatter_are_no_outliers(tria
 
 
 def test_a_speedup_above_what_rounds_emit_cannot_be_nor_carry_a_verdict() -> None:
-    row = ResultRow("big", "small", "easy", 0.0, 2, "measured", "complete", speedup=3.1)
+    row = ResultRow(prompt_set="easy", temperature=0.0, k=2, source="measured", speedup=3.1)
     rows = [row, replace(row, speedup=2.9), replace(row, source="replayed"), replace(row, k=0)]
     few = replace(row, speedup=2.1, tokens_per_round=1.7)
     rows += [few, replace(few, speedup=1.9)]

@@ -249,7 +249,9 @@ def test_prefills_lie_between_the_lengths_that_were_timed_and_nowhere_else(repla
 
 
 def test_synthetic_acceptance_predicts_each_measured_cell():
-    row = ResultRow("big", "small", "easy", 0.0, 2, "measured", "complete", new_tokens=40)
+    row = ResultRow(
+        draft="small", prompt_set="easy", temperature=0.0, k=2, source="measured", new_tokens=40
+    )
     plain = replace(row, k=0, draft="small")
     trials = [
         Trial("c", "easy", f"{i}", 0, k, 0.0, "ratio", "ok", new_tokens=20)
@@ -274,7 +276,9 @@ def test_evidence_serves_the_verdict_and_names_what_it_needs(replays):
     verdict = decide(evidence, ErrorBudget(), weights={"easy": 3, "hard": 1})
     assert (verdict.decision, verdict.draft) == ("speculate", "good")
     assert verdict.reason_values["draft"] == "good"
-    assert least_regret(evidence.by_set())[0] == "good"
+    safest = least_regret(evidence, None)
+    assert safest is not None
+    assert safest.draft == "good"
     with pytest.raises(UserError, match="draft 'poor' was not timed"):
         evidence_of(replays, {draft: EXACT[draft] for draft in DRAFTS if draft != "poor"})
     short = typed_latency(StepTimes(0.1, 1.0, (1.0, 1.1)), 8)
@@ -293,8 +297,8 @@ def test_the_leaderboard_ranks_every_draft_at_its_best_k_and_not_speculating(rep
     assert None not in (best.speedup_lo, best.speedup_hi, best.alpha_lo, best.alpha)
     evidence = evidence_of(replays, latency)
     shares = []
-    for part in evidence.by_set().values():
-        timed = part.candidates[Candidate(best.draft, best.k)]
+    for name in sorted(set(evidence.prompt_sets)):
+        timed = evidence.only([name]).candidates[Candidate(best.draft, best.k)]
         shares.append(timed.seconds.sum() / timed.tokens.sum())
     assert best.speedup == pytest.approx(
         latency[replays.drafts[0]].rounds.plain_s / np.mean(shares)

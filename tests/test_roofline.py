@@ -259,13 +259,13 @@ def test_a_draft_costs_context_and_sequences():
     target, draft = QWEN3["32B"], QWEN3["0.6B"]
     of_draft = DraftBytes(2.0 * draft.parameters, draft.kv_bytes_read(1))
     drafts = {"small": of_draft, "ngram": DraftBytes()}
-    plain, small, ngram = memory_view(target, drafts, 80e9, context_tokens=8192)
-    assert plain.context_tokens == int((72e9 - 2 * target.parameters) // (2 * 2 * 64 * 8 * 128))
-    assert small.draft_kv_bytes_per_token == 2 * 2 * 28 * 8 * 128
-    assert small.context_tokens + small.context_tokens_lost == plain.context_tokens
-    assert small.sequences < plain.sequences
+    small, ngram = memory_view(target, drafts, 80e9, context_tokens=8192)
+    assert ngram.context_tokens == int((72e9 - 2 * target.parameters) // (2 * 2 * 64 * 8 * 128))
     assert (ngram.context_tokens_lost, ngram.sequences_lost) == (0, 0)
-    none = memory_view(target, {}, 24e9, context_tokens=8192)[0]
+    assert small.kv_bytes_per_token == 2 * 2 * 28 * 8 * 128
+    assert small.context_tokens + small.context_tokens_lost == ngram.context_tokens
+    assert small.sequences + small.sequences_lost == ngram.sequences > small.sequences
+    (none,) = memory_view(target, {"ngram": DraftBytes()}, 24e9, context_tokens=8192)
     assert (none.fits, none.sequences) == (False, 0)
 
 

@@ -57,8 +57,8 @@ def folder(tmp_path: Path) -> RunFolder:
     """A sweep as it is stored, with some results, to continue."""
     path = shutil.copytree(FROZEN / "sweep", tmp_path / "run")
     run = RunFolder.resume(path, "sweep", CONFIG)
-    names = ("tiny", "tiny_good", "easy", 0.0, 0, "measured", "complete")
-    run.write_results([ResultRow(*names, ms_per_token=2.5)])  # type: ignore[arg-type]
+    where = {"prompt_set": "easy", "temperature": 0.0, "k": 0, "ms_per_token": 2.5}
+    run.write_results([ResultRow(model="tiny", draft="tiny_good", source="measured", **where)])  # type: ignore[arg-type]
     run.write_summary(SUMMARY)
     return run
 
@@ -103,7 +103,9 @@ def test_tables_have_the_contracts_columns_and_empty_means_empty(tmp_path: Path)
     folder = RunFolder.create(tmp_path, "profile", ["7"], {})
     timings = [StepTiming("draft", "007", "step", 1, 16, 1, (0.001,), "12")]
     folder.write_latency(latency_rows(timings), timings)
-    folder.write_results([ResultRow("tiny", None, "easy", 0.0, 0, "measured", "complete")])
+    folder.write_results(
+        [ResultRow(model="tiny", prompt_set="easy", temperature=0.0, k=0, source="measured")]
+    )
     stored = load(folder.path)
     assert folder.timings() == stored.timings == timings, "names like numbers stay names"
     assert tuple(stored.results.columns) == RESULT_COLUMNS

@@ -28,7 +28,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from harness.analysis.cells import completed, latest
-from harness.records import Trial
+from harness.records import Trial, grouped
 from harness.stats.jackknife import Array
 from harness.summary import AcceptanceLength
 from harness.theory.acceptance import conditional
@@ -41,10 +41,9 @@ def acceptance_lengths(trials: Sequence[Trial], first_position: int) -> Iterator
         trials: of any K; `new_tokens` are those that rounds emitted.
         first_position: how many tokens of an answer come before them, from the prefill.
     """
-    groups: dict[tuple[float, int], list[Trial]] = {}
-    for trial in completed(latest(trials)):
-        if trial.k and trial.rounds and trial.accepted is not None:
-            groups.setdefault((trial.temperature, trial.k), []).append(trial)
+    done = completed(latest(trials))
+    counted = [t for t in done if t.k and t.rounds and t.accepted is not None]
+    groups = grouped(counted, lambda trial: (trial.temperature, trial.k))
     for (temperature, k), group in sorted(groups.items()):
         for convention, alias, values in _named(group, first_position):
             yield AcceptanceLength(temperature, k, convention, alias, values)

@@ -9,11 +9,14 @@ Every decision that a report shows is one of these, and all of them share one er
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from harness.analysis.verdict import ErrorBudget, Evidence, decide
 from harness.records import GREEDY, RULES, Rule, Source
 from harness.summary import Answer, Doubt, Verdict
+
+# What an answer says of its verdict
+OF_VERDICT = {field.name for field in fields(Answer)} & {field.name for field in fields(Verdict)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,19 +42,10 @@ class Answered:
             for verdict in self.verdicts:
                 if verdict.temperature is not None:
                     yield Answer(
-                        temperature=verdict.temperature,
                         engine=self.question.engine,
                         rule=rule,
-                        prompt_set=verdict.prompt_set,
-                        draft=verdict.draft,
-                        k=verdict.k,
-                        speedup=verdict.speedup,
-                        speedup_lo=verdict.speedup_lo,
-                        speedup_hi=verdict.speedup_hi,
                         source=self.question.source,
-                        decision=verdict.decision,
-                        reason=verdict.reason,
-                        reason_values=verdict.reason_values,
+                        **{name: getattr(verdict, name) for name in OF_VERDICT},
                     )
 
 
@@ -116,10 +110,7 @@ def answered(
 
     return tuple(
         Answered(
-            question,
-            tuple(
-                _distrusted(verdict, distrust(question)) for verdict in verdicts(question.evidence)
-            ),
+            question, tuple(_distrusted(v, distrust(question)) for v in verdicts(question.evidence))
         )
         for question in asked
     )
@@ -129,15 +120,4 @@ def _distrusted(verdict: Verdict, reason: Doubt | None) -> Verdict:
     """The verdict; undecided, without a speedup, where there is a reason to distrust the texts."""
     if reason is None:
         return verdict
-    return replace(
-        verdict,
-        decision="undecided",
-        speculate=False,
-        draft=None,
-        k=0,
-        speedup=None,
-        speedup_lo=None,
-        speedup_hi=None,
-        reason=reason[0],
-        reason_values=reason[1],
-    )
+    return Verdict.undecided(verdict.temperature, verdict.prompt_set, *reason)

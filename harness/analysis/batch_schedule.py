@@ -20,20 +20,20 @@ measured ones gets the K of the larger.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import nnls
 
-from harness.analysis.replayed import replay_served
-from harness.analysis.server_costs import first_guess, shares, with_rounds
-from harness.records import LoadTiming, ResultRow, Rule, TextTrace, set_of
+from harness.analysis.replayed import as_served
+from harness.analysis.server_costs import fit_rounds, least_squares
+from harness.records import LoadTiming, ResultRow, Rule, TextTrace, grouped, set_of
 from harness.serving.counting import Counting
 from harness.stats.jackknife import Array
 from harness.summary import LoadCell, Schedule, ScheduleEntry
 from harness.theory.batching import BatchTimes, closed_loop
+from harness.theory.replay import replay_texts
 
 PERCENTILE = 95
 # The quantile of a load's visits that is taken as its time
@@ -176,29 +176,27 @@ class ReplayedRequests:
         if k == 0 or not rows:
             return
         assert self._rule is not None
-        done = replay_served(
+        served = as_served(
             [self._traces[asked[row][0]] for row in rows],
             [sizes[row] for row in rows],
             [counting.proposed(k, asked[row][1]) for row in rows],
             self._rule,
             k,
         )
-        for at, row in enumerate(rows):
-            self._rounds[(*asked[row], k)] = done.proposals[at]
+        for row, proposals in zip(rows, replay_texts(*served).proposals, strict=True):
+            self._rounds[(*asked[row], k)] = proposals
 
 
 def closed_loads(
     timings: Iterable[LoadTiming], requests: ReplayedRequests
 ) -> dict[LoadKey, ClosedLoad]:
     """The closed loops of one temperature, visits taken together."""
-    visits: dict[LoadKey, list[LoadTiming]] = {}
-    for timing in timings:
-        if timing.concurrency is not None:
-            key = LoadKey(timing.concurrency, timing.group, timing.k, sum(timing.budgets))
-            visits.setdefault(key, []).append(timing)
-    most: dict[str, int] = {}
-    for key in visits:
-        most[key.group] = max(most.get(key.group, 0), key.budgets)
+    closed = (timing for timing in timings if timing.concurrency is not None)
+    visits = grouped(closed, lambda t: LoadKey(t.concurrency or 0, t.group, t.k, sum(t.budgets)))
+    most = {
+        group: max(key.budgets for key in keys)
+        for group, keys in grouped(visits, lambda key: key.group).items()
+    }
     return {
         key: _closed_load(key, key.budgets == most[key.group], made, requests)
         for key, made in sorted(visits.items())
@@ -262,38 +260,23 @@ def fit_load_costs(loads: Sequence[ClosedLoad]) -> LoadCosts | None:
         token or a round would cost nothing.
     """
     batches = sorted({load.key.concurrency for load in loads})
-    ks = sorted({load.key.k for load in loads} - {0})
     plain = [load for load in loads if load.key.k == 0]
     speculative = [load for load in loads if load.key.k]
-    if not ks or any(
-        {load.key.concurrency for load in of} != {*batches} for of in (plain, speculative)
-    ):
+    if any({load.key.concurrency for load in of} != {*batches} for of in (plain, speculative)):
         return None
-    columns = [_by_batch(load, batches)[:, 0] for load in plain]
-    plain_start_s, *plain_s = _fitted(plain, columns, [load.seconds for load in plain])
-    start_s, times = 0.0, [first_guess(token_s, ks) for token_s in plain_s]
-    for _ in range(2):
-        # [batches, 1 + ks] plain steps and rounds of each K
-        counts = [
-            np.stack(
-                [
-                    iterations @ shares(by_batch, load.key.k)
-                    for iterations, by_batch in zip(_by_batch(load, batches), times, strict=True)
-                ]
-            )
-            for load in speculative
-        ]
-        seconds = [
-            load.seconds - float(made[:, 0] @ plain_s)
-            for load, made in zip(speculative, counts, strict=True)
-        ]
-        start_s, *rounds_s = _fitted(speculative, [made[:, 1:].ravel() for made in counts], seconds)
-        if min(*plain_s, *rounds_s) <= 0.0:
-            return None
-        table = np.reshape(rounds_s, (len(batches), len(ks)))
-        times = [with_rounds(*each) for each in zip(times, table.tolist(), strict=True)]
-    by_batch = BatchTimes(dict(zip(batches, times, strict=True)))
-    return LoadCosts(plain_start_s, start_s, by_batch)
+    counts = [[load.requests, *_by_batch(load, batches)[:, 0]] for load in plain]
+    plain_start_s, *plain_s = least_squares(np.array(counts), _seconds(plain))
+    rounds = [(load.key.k, _by_batch(load, batches)[None]) for load in speculative]
+    starts = np.array([load.requests for load in speculative])
+    fitted = fit_rounds(plain_s, rounds, starts, _seconds(speculative))
+    if fitted is None:
+        return None
+    times = dict(zip(batches, fitted[1], strict=True))
+    return LoadCosts(plain_start_s, fitted[0], BatchTimes(times))
+
+
+def _seconds(loads: Sequence[ClosedLoad]) -> Array:
+    return np.array([load.seconds for load in loads])
 
 
 def _by_batch(load: ClosedLoad, batches: Sequence[int]) -> Array:
@@ -303,22 +286,6 @@ def _by_batch(load: ClosedLoad, batches: Sequence[int]) -> Array:
     active = np.arange(len(iterations))
     share = np.stack([np.interp(active, batches, unit) for unit in np.eye(len(batches))])
     return share @ iterations
-
-
-def _fitted(
-    loads: Sequence[ClosedLoad], columns: Sequence[Array], seconds: Sequence[float]
-) -> list[float]:
-    """Least squares: the start of a request, then a time for each column.
-
-    Args:
-        loads: that are fitted.
-        columns: of each load, how often each time is taken.
-        seconds: of each load, that these times make up.
-    """
-    rows = [[load.requests, *counts] for load, counts in zip(loads, columns, strict=True)]
-    scale = np.array([load.seconds for load in loads])
-    fitted, _ = nnls(np.array(rows, dtype=np.float64) / scale[:, None], np.array(seconds) / scale)
-    return fitted.tolist()
 
 
 # ---- throughput by concurrency, and what to serve ------------------------------------------------
@@ -360,7 +327,7 @@ def analyse_loads(
         cells += load_cells(made, totals)
         if totals:
             schedules.append(schedule(temperature, totals))
-        for row in over_sets(compared):
+        for row in over_groups(compared, set_of):  # the halves of a set together
             if row.concurrency > 1:  # the requests that were sent one at a time have that row
                 rows += _result_rows(row, loads, engine)
     return LoadResults(tuple(cells), tuple(schedules), tuple(rows))
@@ -442,21 +409,12 @@ def _costs_without(loads: Mapping[LoadKey, ClosedLoad], group: str) -> LoadCosts
     return fit_load_costs(others) if others else None
 
 
-def over_groups(rows: Sequence[Throughput]) -> list[Throughput]:
-    """All groups together, by concurrency and K: their seconds added up."""
-    return _together([replace(row, group="all") for row in rows])
-
-
-def over_sets(rows: Sequence[Throughput]) -> list[Throughput]:
-    """The halves of a set together."""
-    return _together([replace(row, group=set_of(row.group)) for row in rows])
-
-
-def _together(rows: Sequence[Throughput]) -> list[Throughput]:
-    cells: dict[tuple[int, str, int], list[Throughput]] = {}
-    for row in rows:
-        cells.setdefault((row.concurrency, row.group, row.k), []).append(row)
+def over_groups(
+    rows: Sequence[Throughput], name: Callable[[str], str] = lambda _: "all"
+) -> list[Throughput]:
+    """All groups of one name together, by concurrency and K: their seconds added up."""
     total: list[Throughput] = []
+    cells = grouped(rows, lambda row: (row.concurrency, name(row.group), row.k))
     for (concurrency, group, k), parts in sorted(cells.items()):
         predicted = [part.predicted_s for part in parts if part.predicted_s is not None]
         visits = set.intersection(*(set(part.by_visit) for part in parts))
@@ -489,24 +447,22 @@ def spread(pairs: Iterable[tuple[float, float]]) -> float | None:
 
 def load_cells(timings: Sequence[LoadTiming], totals: Sequence[Throughput]) -> list[LoadCell]:
     """What a report shows of loads at one temperature: closed loops, then rates."""
+
+    def requests(t: LoadTiming) -> tuple[int, float, str, int]:
+        return (t.concurrency or 0, t.rate or 0.0, t.group, t.k)
+
+    def cell(t: LoadTiming) -> tuple[bool, int, float, int]:
+        return (t.concurrency is None, t.concurrency or 0, t.rate or 0.0, t.k)
+
+    budgets = {
+        name: max(sum(t.budgets) for t in made) for name, made in grouped(timings, requests).items()
+    }
+    full = (t for t in timings if sum(t.budgets) == budgets[requests(t)])
     ratios = {(row.concurrency, row.k): row for row in totals}
-    most: dict[tuple[int, float, str, int], int] = {}
-    groups: dict[tuple[int, float, int], list[LoadTiming]] = {}
-    for timing in timings:
-        where = (timing.concurrency or 0, timing.rate or 0.0, timing.group, timing.k)
-        most[where] = max(most.get(where, 0), sum(timing.budgets))
-    for timing in timings:
-        where = (timing.concurrency or 0, timing.rate or 0.0, timing.group, timing.k)
-        if sum(timing.budgets) == most[where]:  # with full budgets
-            groups.setdefault((*where[:2], timing.k), []).append(timing)
     return [
         _load_cell(made, ratios.get((concurrency, k)))
-        for (concurrency, _, k), made in sorted(groups.items(), key=lambda each: _order(each[0]))
+        for (_, concurrency, _, k), made in sorted(grouped(full, cell).items())
     ]
-
-
-def _order(where: tuple[int, float, int]) -> tuple[bool, int, float, int]:
-    return (where[0] == 0, *where)
 
 
 def _load_cell(made: Sequence[LoadTiming], total: Throughput | None) -> LoadCell:
@@ -536,9 +492,7 @@ def schedule(temperature: float, totals: Sequence[Throughput]) -> Schedule:
     Among those that tie with it, the one that was measured fastest; where nothing was predicted,
     the fastest of all.
     """
-    by_batch: dict[int, list[Throughput]] = {}
-    for row in totals:
-        by_batch.setdefault(row.concurrency, []).append(row)
+    by_batch = grouped(totals, lambda row: row.concurrency)
     error = _prediction_error(totals)
     entries: list[ScheduleEntry] = []
     for at, (concurrency, rows) in enumerate(sorted(by_batch.items())):
@@ -610,7 +564,6 @@ def _result_rows(
         temperature=first.temperature,
         k=row.k,
         source="measured",
-        status="complete",
         prompts=len({text for part in parts for text in part.timings[0].texts}),
         new_tokens=round(sum(part.tokens for part in parts)),
         rounds=None if None in rounds else sum(each or 0.0 for each in rounds),

@@ -198,13 +198,8 @@ def _row(rounds: RoundTimes, k: int, alpha: float, rate: float, tokens: float) -
     speedup = rounds.speedup(tokens, k)
     ms_per_token = rounds.plain_s * 1e3 / speedup
     return ResultRow(
-        model=None,
-        draft=None,
-        prompt_set=None,
-        temperature=None,
         k=k,
         source="theory",
-        status="complete",
         acceptance_rate=rate,
         alpha=alpha,
         mean_acceptance_length=tokens,

@@ -20,7 +20,7 @@ from harness.theory.cost import money, usd_per_million_tokens
 ALIKE = ("k", "temperature", "new_tokens", "repetitions", "seed", "decode", "backend")
 ALIKE_MODEL = ("id", "revision", "dtype", "weights", "quantization")
 
-# Fields of combined runs of earlier versions
+# Fields of combined runs before rounds were timed: a plain token's time was the step's
 FORMER = {"target_step_s": "plain_s"}
 
 Row = TypeVar("Row", CardRow, CardDraftRow)
@@ -39,16 +39,11 @@ def rank_cards(runs: Sequence[StoredRun], summaries: Sequence[Summary]) -> Ranke
     """Rank the cards of finished auditions."""
     _check(runs, summaries)
     names = _names(runs)
-    cards = [
-        row
-        for name, run, summary in zip(names, runs, summaries, strict=True)
-        for row in _card_rows(name, run, summary)
-    ]
-    drafts = [
-        row
-        for name, summary in zip(names, summaries, strict=True)
-        for row in _draft_rows(name, summary)
-    ]
+    cards: list[CardRow] = []
+    drafts: list[CardDraftRow] = []
+    for name, run, summary in zip(names, runs, summaries, strict=True):
+        cards += _card_rows(name, run, summary)
+        drafts += _draft_rows(name, summary)
     ranked = _by_price(cards)
     first = [row for row in ranked if row.temperature == ranked[0].temperature]
     placed = [
@@ -62,15 +57,10 @@ def stored_cards(
     manifest: Mapping[str, Any],
 ) -> tuple[tuple[CardRow, ...], tuple[CardDraftRow, ...]]:
     """The ranking in the manifest of a combined run; empty in any other."""
-    return (
-        tuple(_card_row(entry) for entry in manifest.get("cards") or ()),
-        tuple(CardDraftRow(**entry) for entry in manifest.get("card_drafts") or ()),
-    )
-
-
-def _card_row(entry: Mapping[str, Any]) -> CardRow:
-    """A card as it was stored; before rounds were timed a plain token's time was the step's."""
-    return CardRow(**{FORMER.get(name, name): value for name, value in entry.items()})
+    entries: Sequence[Mapping[str, Any]] = manifest.get("cards") or ()
+    cards = ({FORMER.get(key, key): value for key, value in each.items()} for each in entries)
+    drafts = manifest.get("card_drafts") or ()
+    return tuple(CardRow(**row) for row in cards), tuple(CardDraftRow(**row) for row in drafts)
 
 
 def _check(runs: Sequence[StoredRun], summaries: Sequence[Summary]) -> None:

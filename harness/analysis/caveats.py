@@ -5,6 +5,7 @@
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 
@@ -22,7 +23,7 @@ from harness.summary import (
     StepBound,
     TextCheck,
     Unstable,
-    Value,
+    Values,
 )
 from harness.theory.speedup import StepTimes
 
@@ -72,7 +73,7 @@ def _of_the_models(setup: Setup) -> Iterator[Caveat]:
     for entry in setup.described.values():
         most = entry.get("drafts_at_most")
         if most is not None and most < largest:
-            values: dict[str, Value] = {"draft": entry["name"], "tokens": most, "k": largest}
+            values: Values = {"draft": entry["name"], "tokens": most, "k": largest}
             yield Caveat("fewer_drafts", values)
 
 
@@ -176,28 +177,19 @@ def of_the_timings(
     unstable: Sequence[Unstable],
     outliers: Sequence[OutlierCell],
     round_times: Mapping[float, RoundSummary],
-) -> tuple[Caveat, ...]:
+) -> Iterator[Caveat]:
     """What to mind of the times; `round_times` by temperature, those that predictions rest on."""
-    from_steps = any(rounds.source == "steps" for rounds in round_times.values())
-    return (
-        *([Caveat("unstable_timings", {"timings": len(unstable)})] if unstable else ()),
-        *_outliers(outliers),
-        *([Caveat("priced_from_steps")] if from_steps else ()),
-        *(
-            Caveat(
-                "rounds_at_other_temperature",
-                {"temperature": temperature, "timed_at": rounds.temperature},
-            )
-            for temperature, rounds in round_times.items()
-            if rounds.temperature not in (None, temperature)
-        ),
-    )
-
-
-def _outliers(outliers: Sequence[OutlierCell]) -> Iterator[Caveat]:
+    if unstable:
+        yield Caveat("unstable_timings", {"timings": len(unstable)})
     if outliers:
         worst = max(outliers, key=lambda cell: abs(math.log(cell.speedup / cell.trimmed_speedup)))
         yield Caveat("outlier_generations", {"cells": len(outliers), **asdict(worst)})
+    if any(rounds.source == "steps" for rounds in round_times.values()):
+        yield Caveat("priced_from_steps")
+    for temperature, rounds in round_times.items():
+        if rounds.temperature not in (None, temperature):
+            values: Values = {"temperature": temperature, "timed_at": rounds.temperature}
+            yield Caveat("rounds_at_other_temperature", values)
 
 
 def _engine_fallbacks(setup: Setup) -> Iterator[Caveat]:
@@ -208,54 +200,37 @@ def _engine_fallbacks(setup: Setup) -> Iterator[Caveat]:
         return Caveat("engine_fallback", {"role": role, "reason": reason, "compiled": compiled})
 
     reasons = {role: entry for role, entry in setup.described.items() if entry.get("engine_reason")}
-    yield from (
-        fallback(role, compiled=False)
-        for role, entry in reasons.items()
-        if entry.get("compiled") is False
-    )
+    for role, entry in reasons.items():
+        if entry.get("compiled") is False:
+            yield fallback(role, compiled=False)
     if setup.run.config.get("backend") != "eager" and setup.environment.get("device") == "cuda":
-        yield from (
-            fallback(role, compiled=None)
-            for role, entry in reasons.items()
-            if entry.get("engine") != "cuda_graphs"
-        )
+        for role, entry in reasons.items():
+            if entry.get("engine") != "cuda_graphs":
+                yield fallback(role, compiled=None)
 
 
-def launch_bound(bounds: Sequence[StepBound], times: StepTimes | None) -> tuple[Caveat, ...]:
+OF_BOUND = ("role", "step_s", "floor_s", "mbu", "positions", "positions_ratio", "overhead_share")
+
+
+def launch_bound(bounds: Sequence[StepBound], times: StepTimes | None) -> Iterator[Caveat]:
     """A launch-bound step says more about the engine than about the model."""
-    if times is None:
-        return ()
-    return tuple(
-        Caveat(
-            "launch_bound",
-            {
-                "role": bound.role,
-                "step_s": bound.step_s,
-                "floor_s": bound.floor_s,
-                "mbu": bound.mbu,
-                "positions": bound.positions,
-                "positions_ratio": bound.positions_ratio,
-                "overhead_share": bound.overhead_share,
-                "c": times.c,
-            },
-        )
-        for bound in bounds
-        if bound.launch_bound
-    )
+    for bound in bounds:
+        if bound.launch_bound and times is not None:
+            values = {name: getattr(bound, name) for name in OF_BOUND}
+            yield Caveat("launch_bound", {**values, "c": times.c})
 
 
-def greedy_texts_differ(checks: Sequence[TextCheck]) -> tuple[Caveat, ...]:
+def greedy_texts_differ(checks: Sequence[TextCheck]) -> Iterator[Caveat]:
     """The counts of greedy texts, where not every one is plain decoding's."""
     first = next((check for check in checks if check.result != "PASS"), None)
-    if first is None:
-        return ()
-    names = {"PASS": "equal", "TIE": "tie", "FAIL": "different", "OPEN": "not_judged"}
-    results = [check.result for check in checks]
-    counts: dict[str, Value] = {name: results.count(key) for key, name in names.items()}  # type: ignore[arg-type]
-    return (Caveat("greedy_texts_differ", {**counts, **place(first)}),)
+    if first is not None:
+        names = {"PASS": "equal", "TIE": "tie", "FAIL": "different", "OPEN": "not_judged"}
+        results = Counter(check.result for check in checks)
+        counts: Values = {name: results[key] for key, name in names.items()}  # type: ignore[index]
+        yield Caveat("greedy_texts_differ", {**counts, **place(first)})
 
 
-def place(check: TextCheck) -> dict[str, Value]:
+def place(check: TextCheck) -> Values:
     """Where a text first differs."""
     return {
         "prompt_set": check.prompt_set,

@@ -7,15 +7,15 @@ set and temperature, so that a prompt that failed on one side shifts neither.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from harness.records import Cell, ResultRow, Trial
+from harness.records import Cell, ResultRow, Trial, grouped
 from harness.stats.jackknife import Array, share_interval, speedup_interval, token_weights
 from harness.summary import AcceptanceByPosition
 from harness.theory.acceptance import conditional
-from harness.theory.replay import replay
+from harness.theory.replay import Replayed, replay
 from harness.theory.speedup import RoundTimes
 
 Count = Callable[[Trial], float]
@@ -104,15 +104,6 @@ def acceptance_by_position(
 # ---- measured rows -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Pair:
-    """What every row of one call shares."""
-
-    model: str
-    draft: str
-    times: Mapping[float, RoundTimes]
-
-
 def measured_rows(
     trials: Sequence[Trial],
     *,
@@ -125,22 +116,21 @@ def measured_rows(
     Baseline rows carry the draft's name too, so that a pair's rows stay together. `times` are by
     temperature; where there are none a row has no break-even alpha.
     """
-    cells: dict[Cell, list[Trial]] = {}
-    for trial in latest(trials):
-        cells.setdefault(trial.cell_key, []).append(trial)
-    pair = _Pair(model, draft, times)
-    return [_measured_row(cell, cells, pair) for cell in sorted(cells)]
+    cells = grouped(latest(trials), lambda trial: trial.cell_key)
+    return [
+        replace(_measured_row(cell, cells, times.get(cell.temperature)), model=model, draft=draft)
+        for cell in sorted(cells)
+    ]
 
 
-def _measured_row(cell: Cell, cells: Mapping[Cell, Sequence[Trial]], pair: _Pair) -> ResultRow:
+def _measured_row(
+    cell: Cell, cells: Mapping[Cell, Sequence[Trial]], times: RoundTimes | None
+) -> ResultRow:
     trials = cells[cell]
     done = completed(trials)
     failed = [trial for trial in trials if trial.status == "failed"]
-    times = pair.times.get(cell.temperature)
     error = f"{len(failed)} of {len(trials)} generations failed, first: " if failed else ""
     row = ResultRow(
-        model=pair.model,
-        draft=pair.draft,
         prompt_set=cell.prompt_set,
         temperature=cell.temperature,
         k=cell.k,
@@ -152,21 +142,49 @@ def _measured_row(cell: Cell, cells: Mapping[Cell, Sequence[Trial]], pair: _Pair
     )
     if not done:
         return row
-    row = _with_times(row, done)
+    row = _with_measured_times(row, done)
     if cell.k == 0:
         return replace(row, speedup=1.0, request_speedup=1.0)
     baseline = completed(cells.get(replace(cell, k=0), []))
     return _with_speedup(_with_acceptance(row, done), done, baseline)
 
 
-def _with_times(row: ResultRow, done: Sequence[Trial]) -> ResultRow:
-    tokens = sum(map(new_tokens, done))
-    prompts = len({trial.conversation for trial in done})
-    row = replace(row, prompts=prompts, new_tokens=int(tokens))
+def with_times(row: ResultRow, seconds: Array, tokens: Array) -> ResultRow:
+    """A row with what the seconds and tokens of its texts, or prompts, come to; [n] of both."""
+    each_ms, ms_per_token = 1e3 * seconds / tokens, 1e3 * float(seconds.sum() / tokens.sum())
+    return replace(
+        row,
+        new_tokens=round(float(tokens.sum())),
+        ms_per_token=ms_per_token,
+        ms_per_token_p50=float(np.percentile(each_ms, 50)),
+        ms_per_token_p90=float(np.percentile(each_ms, 90)),
+        tokens_per_second=ratio(1e3, ms_per_token),
+    )
+
+
+def with_counts(row: ResultRow, counts: Replayed) -> ResultRow:
+    """A row with the rounds that replay expects, and their rates."""
+    accepted, drafted = float(counts.accepted.sum()), float(counts.drafted.sum())
+    return replace(
+        row,
+        rounds=float(counts.rounds.sum()),
+        drafted=drafted,
+        accepted=accepted,
+        rejected=float(counts.rejected.sum()),
+        acceptance_rate=ratio(accepted, drafted),
+        alpha=ratio(accepted, float(counts.judged.sum())),
+        mean_acceptance_length=counts.mean_acceptance_length,
+        tokens_per_round=counts.tokens_per_round,
+    )
+
+
+def _with_measured_times(row: ResultRow, done: Sequence[Trial]) -> ResultRow:
+    tokens = np.array([new_tokens(trial) for trial in done])
+    row = replace(
+        row, prompts=len({trial.conversation for trial in done}), new_tokens=int(tokens.sum())
+    )
     if any(trial.decode_s is None for trial in done):  # as a server's records may be
         return row
-    trial_ms = [1e3 * decode_s(trial) / new_tokens(trial) for trial in done]
-    ms_per_token = 1e3 * sum(map(decode_s, done)) / tokens
     first_s = [
         request_s(trial) - decode_s(trial) + trial.first_token_s
         for trial in done
@@ -174,11 +192,7 @@ def _with_times(row: ResultRow, done: Sequence[Trial]) -> ResultRow:
     ]
     peaks = [trial.peak_memory_bytes for trial in done if trial.peak_memory_bytes is not None]
     return replace(
-        row,
-        ms_per_token=ms_per_token,
-        ms_per_token_p50=float(np.percentile(trial_ms, 50)),
-        ms_per_token_p90=float(np.percentile(trial_ms, 90)),
-        tokens_per_second=ratio(1e3, ms_per_token),
+        with_times(row, np.array([decode_s(trial) for trial in done]), tokens),
         ttft_ms=1e3 * float(np.median(first_s)) if first_s else None,
         peak_memory_bytes=max(peaks, default=None),
     )
@@ -270,12 +284,11 @@ def measured_positions(
     draft: str, trials: Sequence[Trial], weights: Mapping[str, float] | None
 ) -> Iterator[AcceptanceByPosition]:
     """By prompt set, temperature and K, and for all sets together, which count by their weights."""
-    groups: dict[tuple[str, float, int], list[Trial]] = {}
-    for trial in completed(latest(trials)):
-        if trial.k > 0:
-            for name in (trial.prompt_set, "all"):
-                groups.setdefault((name, trial.temperature, trial.k), []).append(trial)
+    done = [trial for trial in completed(latest(trials)) if trial.k > 0]
+    named = [(name, trial) for trial in done for name in (trial.prompt_set, "all")]
+    groups = grouped(named, lambda pair: (pair[0], pair[1].temperature, pair[1].k))
     for (name, temperature, k), group in groups.items():
-        shares = acceptance_by_position(group, weights if name == "all" else None)
+        of_all = weights if name == "all" else None
+        shares = acceptance_by_position([trial for _, trial in group], of_all)
         if shares:
             yield AcceptanceByPosition(draft, name, temperature, k, "measured", shares)

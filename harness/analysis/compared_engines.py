@@ -8,8 +8,6 @@ several requests side by side follow, whose speedup is a ratio of throughputs wi
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from harness.analysis.cells import completed, latest
 from harness.analysis.lossless import distrust, text_checks
 from harness.analysis.served_texts import ServedTexts
@@ -74,11 +72,9 @@ def engine_rows(name: str, setup: Setup, served: ServedSummary | None) -> Iterat
         evidence = evidence_from_trials(
             trials, draft=setup.draft, temperature=temperature, times=None
         )
-        if not evidence.prompts or not evidence.candidates:
-            continue
-        speedups = np.exp(evidence.workload(setup.weights).log_speedups()).tolist()
         plain = evidence.baseline
-        for (candidate, timed), speedup in zip(evidence.candidates.items(), speedups, strict=True):
+        for candidate, speedup in evidence.speedups(setup.weights).items():
+            timed = evidence.candidates[candidate]
             interval = speedup_interval(
                 plain.seconds,
                 plain.tokens,

@@ -27,6 +27,7 @@ results.csv are compared as they stand, without an interval.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -43,12 +44,7 @@ from harness.analysis.cells import (
     new_tokens,
     ratio,
 )
-from harness.analysis.compared_engines import (
-    engine_of,
-    engine_rows,
-    not_lossless,
-    timed_trials,
-)
+from harness.analysis.compared_engines import engine_of, engine_rows, not_lossless, timed_trials
 from harness.analysis.latency import seconds_per_round
 from harness.analysis.lossless import distrust, text_checks
 from harness.analysis.setup import Setup, named_values
@@ -225,6 +221,7 @@ def _check_target(pair: _Pair) -> None:
 # ---- rows of measured runs, paired by prompt ----
 
 
+SIDES = ("reference", "run")
 QUANTITIES = ("seconds", "tokens", "accepted", "judged")
 GENERATION = ["prompt_set", "conversation", "prompt", "repetition", "prompt_tokens", "temperature"]
 
@@ -241,10 +238,15 @@ def _generations(setup: Setup) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[*GENERATION, "k", *QUANTITIES])
 
 
+def _shared_generations(pair: _Pair) -> pd.DataFrame:
+    """Those of both runs side by side: seconds_reference, seconds_run and so on."""
+    one, two = map(_generations, pair.setups)
+    return one.merge(two, on=[*GENERATION, "k"], suffixes=[f"_{side}" for side in SIDES])
+
+
 def _measured_rows(pair: _Pair, blank: ComparisonRow) -> list[ComparisonRow]:
     """By temperature, K and prompt set, the whole workload ("all") last in its group."""
-    one, two = map(_generations, pair.setups)
-    shared = one.merge(two, on=[*GENERATION, "k"], suffixes=("_reference", "_run"))
+    shared = _shared_generations(pair)
     failed = {
         (t.prompt_set, t.temperature, t.k)
         for run in pair.runs
@@ -273,13 +275,13 @@ def _measured_rows(pair: _Pair, blank: ComparisonRow) -> list[ComparisonRow]:
         sets = sorted(set(cell["prompt_set"]))
         for name in [*sets, ALL_SETS] if len(sets) > 1 else sets:
             members = sets if name == ALL_SETS else [name]
-            partial = any((member, temperature, k) in failed for member in members)
+            incomplete = any((member, temperature, k) in failed for member in members)
             row = replace(
                 blank,
                 prompt_set=name,
                 temperature=float(temperature),
                 k=int(k),
-                status="partial" if partial else "complete",
+                status="partial" if incomplete else "complete",
             )
             weights = pair.setups[0].weights if name == ALL_SETS else None
             row, p_value = _measured_row(row, sums.loc[members], weights, baselines=baselines)
@@ -288,6 +290,15 @@ def _measured_rows(pair: _Pair, blank: ComparisonRow) -> list[ComparisonRow]:
             rows.append(row)
             p_values.append(p_value)
     return [replace(r, p_value_holm=p) for r, p in zip(rows, holm(p_values), strict=True)]
+
+
+def _per_token(
+    sums: pd.DataFrame, quantity: str, side: str, weights: Mapping[str, float] | None = None
+) -> Estimate:
+    """A quantity per token of the workload, by its sums over prompts."""
+    sets = tuple(sums.index.get_level_values("prompt_set"))
+    of, tokens = (sums[f"{name}_{side}"].to_numpy(np.float64) for name in (quantity, "tokens"))
+    return workload_ratio(of, tokens, sets, weights)
 
 
 def _plain(column: str) -> str:
@@ -304,41 +315,28 @@ def _measured_row(
     baselines: bool,
 ) -> tuple[ComparisonRow, float | None]:
     """The row and the p-value of its speedup ratio, not yet adjusted."""
-    sets = tuple(sums.index.get_level_values("prompt_set"))
-    sides = ["reference", "run", *(["plain_reference", "plain_run"] if baselines else [])]
-    seconds, tokens = (
-        {side: sums[f"{name}_{side}"].to_numpy(dtype=np.float64) for side in sides}
-        for name in ("seconds", "tokens")
-    )
-
-    def time(side: str) -> Estimate:
-        return workload_ratio(seconds[side], tokens[side], sets, weights)
-
+    per_token = partial(_per_token, sums, weights=weights)
+    times = [per_token("seconds", side) for side in SIDES]
     row = replace(
         row,
         prompts=len(sums),
-        reference_ms_per_token=1e3 * time("reference").value,
-        ms_per_token=1e3 * time("run").value,
+        reference_ms_per_token=1e3 * times[0].value,
+        ms_per_token=1e3 * times[1].value,
     )
     if not row.k:
         return row, None
-
-    def alpha(side: str) -> float | None:
-        """Of the workload: each set's counts per token, by its weight."""
-        kept, of = (
-            workload_ratio(sums[f"{name}_{side}"].to_numpy(float), tokens[side], sets, weights)
-            for name in ("accepted", "judged")
-        )
-        return ratio(kept.value, of.value)
-
-    before, after = alpha("reference"), alpha("run")
+    before, after = (
+        ratio(per_token("accepted", side).value, per_token("judged", side).value) for side in SIDES
+    )
     row = replace(
         row, reference_alpha=before, alpha=after, alpha_difference=_difference(before, after)
     )
     if not baselines:
         return row, None
-    reference = time("plain_reference").log() - time("reference").log()
-    run = time("plain_run").log() - time("run").log()
+    reference, run = (
+        per_token("seconds", f"plain_{side}").log() - time.log()
+        for side, time in zip(SIDES, times, strict=True)
+    )
     gain = run - reference
     interval = exponential(gain.interval())
     row = replace(
@@ -467,23 +465,16 @@ def _devices(pair: _Pair) -> Iterator[ComparisonCaveat]:
 def _unlike(pair: _Pair) -> ComparisonCaveat | None:
     """Why acceptance, and with it speedups, cannot be compared; None where they can."""
     for name, setup in zip(pair.names, pair.setups, strict=True):
-        checks = (
-            []
-            if setup.synthetic or setup.replay_only
-            else text_checks(setup.run.trials, setup.run.checks)
-        )
-        doubt = distrust(checks)
+        judged = not (setup.synthetic or setup.replay_only)
+        doubt = distrust(text_checks(setup.run.trials, setup.run.checks)) if judged else None
         if doubt:
             return ComparisonCaveat("distrusted", {"run": name, "reason": doubt[0]})
     kinds = [
         "synthetic" if setup.synthetic else "dummy" if setup.dummy else "measured"
         for setup in pair.setups
     ]
-    return (
-        None
-        if kinds[0] == kinds[1]
-        else ComparisonCaveat("other_acceptance", pair.values(kind=kinds))
-    )
+    unlike = ComparisonCaveat("other_acceptance", pair.values(kind=kinds))
+    return None if kinds[0] == kinds[1] else unlike
 
 
 def _not_lossless(pair: _Pair) -> Iterator[Values]:
@@ -538,18 +529,10 @@ def _changed_machine(timed: Sequence[_PlainTime], pair: _Pair) -> Iterator[Compa
 
 def _plain_generations(pair: _Pair) -> Iterator[_PlainTime]:
     """By temperature, paired by the prompts that both runs decoded plainly."""
-    one, two = map(_generations, pair.setups)
-    shared = one.merge(two, on=[*GENERATION, "k"], suffixes=("_reference", "_run"))
+    shared = _shared_generations(pair)
     for temperature, cell in shared[shared["k"] == 0].groupby("temperature"):
-        columns = [f"{name}_{side}" for name in QUANTITIES[:2] for side in ("reference", "run")]
-        sums = cell.groupby(["prompt_set", "conversation"])[columns].sum()
-        sets = tuple(sums.index.get_level_values("prompt_set"))
-        before, after = (
-            workload_ratio(
-                sums[f"seconds_{side}"].to_numpy(), sums[f"tokens_{side}"].to_numpy(), sets
-            )
-            for side in ("reference", "run")
-        )
+        sums = cell.groupby(["prompt_set", "conversation"]).sum(numeric_only=True)
+        before, after = (_per_token(sums, "seconds", side) for side in SIDES)
         p_value = (after.log() - before.log()).p_value
         yield _PlainTime(float(str(temperature)), (before.value, after.value), p_value)
 

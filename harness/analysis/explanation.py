@@ -18,10 +18,12 @@ acceptance_rate and alpha (harness/reporting/metrics.md). They are shown, never 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from harness.analysis.cells import ratio
 from harness.analysis.latency import Latency
-from harness.records import Decision, LatencyRow, ResultRow
-from harness.stats.jackknife import set_weights
+from harness.records import Decision, LatencyRow, ResultRow, grouped
+from harness.stats.jackknife import token_weights
 from harness.summary import Explanation, Factor, RuleOfThumb, Verdict
 from harness.theory.acceptance import accepted_over_emitted
 from harness.theory.roofline import LAUNCH_BOUND_MBU
@@ -34,8 +36,6 @@ PARAMETER_SHARE = (0.05, 0.20)
 WARNING = 0.40
 # acceptance_rate from which on a K is suggested; below WARNING it is 2
 SUGGESTED_K = ((0.85, 16), (0.75, 8), (WARNING, 4))
-
-
 COUNTS = ("new_tokens", "rounds", "drafted", "accepted", "rejected")
 
 
@@ -109,27 +109,26 @@ def _cells(
     weights: Mapping[str, float] | None,
 ) -> dict[int, CellOfK]:
     for source in ("measured", "replayed"):
-        by_k: dict[int, list[ResultRow]] = {}
-        for row in rows:
-            if (
-                row.k > 0
-                and row.draft == draft
-                and row.source == source
-                and row.temperature == verdict.temperature
-                and row.rounds
-                and verdict.prompt_set in ("all", row.prompt_set)
-                and (weights or {}).get(row.prompt_set or "", 1.0) > 0.0
-            ):
-                by_k.setdefault(row.k, []).append(row)
-        if by_k:
+        cells = [
+            row
+            for row in rows
+            if row.k > 0
+            and (row.draft, row.source) == (draft, source)
+            and row.temperature == verdict.temperature
+            and row.rounds
+            and verdict.prompt_set in ("all", row.prompt_set)
+            and (weights or {}).get(row.prompt_set or "", 1.0) > 0.0
+        ]
+        if cells:
+            by_k = grouped(cells, lambda row: row.k)
             return {k: _workload_cell(cell, weights) for k, cell in by_k.items()}
     return {}
 
 
 def _workload_cell(rows: Sequence[ResultRow], weights: Mapping[str, float] | None) -> CellOfK:
     """The rows of all prompt sets at one K, each set's counts per token times its weight."""
-    shares = set_weights([row.prompt_set or "" for row in rows], weights)
-    factors = [shares[row.prompt_set or ""] / (row.new_tokens or 1) for row in rows]
+    tokens = np.array([row.new_tokens or 1 for row in rows])
+    factors = token_weights([row.prompt_set or "" for row in rows], tokens, weights).tolist()
     sums = (
         sum(factor * (getattr(row, name) or 0) for factor, row in zip(factors, rows, strict=True))
         for name in COUNTS

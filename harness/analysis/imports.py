@@ -44,6 +44,11 @@ UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.
 SGLANG_DRAFTED = ("spec_num_proposed_drafts", "spec_proposed_drafts", "spec_draft_token_num")
 SGLANG_ACCEPTED = ("spec_num_correct_drafts", "spec_accepted_drafts", "spec_accept_token_num")
 PROMPT_FIELDS = ("prompt", "messages", "input_ids", "text")
+# What a record and its trial have in common; of a request that failed none is known
+OF_TRIAL = (
+    *("rounds", "drafted", "accepted", "accepted_lengths", "prefill_s", "decode_s"),
+    *("stop_reason", "tokens"),
+)
 SGLANG_LENGTHS = ("spec_correct_drafts_histogram", "spec_accept_histogram")
 
 
@@ -452,8 +457,7 @@ def _trials(
         prompt = record.prompt or str(place)
         repetition = seen[prompt]
         seen[prompt] += 1
-        emitted = record.returned - FIRST_POSITION
-        trial = Trial(
+        yield Trial(
             cell=f"{file}:{place}",
             prompt_set=PROMPT_SET,
             prompt=prompt,
@@ -464,19 +468,7 @@ def _trials(
             status="ok" if record.error is None else "failed",
             error=record.error,
             model=record.model,
+            new_tokens=max(0, record.returned - FIRST_POSITION) if record.error is None else None,
+            first_token_s=None if record.prefill_s is None else 0.0,
+            **{name: getattr(record, name) for name in OF_TRIAL},
         )
-        if record.error is None:
-            trial = replace(
-                trial,
-                new_tokens=max(0, emitted),
-                rounds=record.rounds,
-                drafted=record.drafted,
-                accepted=record.accepted,
-                accepted_lengths=record.accepted_lengths,
-                prefill_s=record.prefill_s,
-                decode_s=record.decode_s,
-                first_token_s=None if record.prefill_s is None else 0.0,
-                stop_reason=record.stop_reason,
-                tokens=record.tokens,
-            )
-        yield trial

@@ -23,7 +23,7 @@ import pandas as pd
 from scipy.stats import trim_mean
 
 from harness.analysis.unstable import unstable_steps
-from harness.records import LatencyRow, RoundTiming, StepTiming, UserError
+from harness.records import GREEDY, LatencyRow, RoundTiming, StepTiming, UserError, grouped
 from harness.stats.crossfit import TRIMMED
 from harness.stats.jackknife import Array
 from harness.storage import StoredRun
@@ -53,11 +53,16 @@ class Visits:
     ks: tuple[int, ...]
     ratios: Array
 
-    def rounds(self, ratios: Array, lookup_s: float | None) -> RoundTimes:
-        """R from [K] ratios; `lookup_s` is what a look-up that finds nothing adds to a token."""
+    @property
+    def mean_ratios(self) -> Array:
+        """[K] interquartile means over the visits."""
+        return np.asarray(trim_mean(self.ratios, TRIMMED, axis=0), dtype=np.float64)
+
+    def rounds(self, lookup_s: float | None) -> RoundTimes:
+        """R; `lookup_s` is what a look-up that finds nothing adds to a token."""
         plain_s = float(np.median(self.plain_s))
         nothing = () if lookup_s is None else ((0, plain_s + lookup_s),)
-        timed = zip(self.ks, (ratios * plain_s).tolist(), strict=True)
+        timed = zip(self.ks, (self.mean_ratios * plain_s).tolist(), strict=True)
         return RoundTimes(plain_s, (*nothing, *timed))
 
 
@@ -122,15 +127,12 @@ class Latency:
 
     def by_visit(self, k: int) -> Array:
         """`relative` as each visit timed it, [visit, k + 1]; (1, k + 1) where it is exact."""
-        return self.relative(k)[None] if self.visits is None else self._line(self.visits.ratios, k)
-
-    def _line(self, ratios: Array, k: int) -> Array:
-        """[row, timed K] ratios as [row, n = 0..k], on the lines between the timed ones."""
-        assert self.visits is not None
-        nothing = self.rounds.relative(0)  # of a look-up that found nothing: exact
+        if self.visits is None:
+            return self.relative(k)[None]
+        # A look-up that found nothing is exact
         columns = {
-            0: np.full(len(ratios), nothing),
-            **dict(zip(self.visits.ks, ratios.T, strict=True)),
+            0: np.full(len(self.visits.ratios), self.rounds.relative(0)),
+            **dict(zip(self.visits.ks, self.visits.ratios.T, strict=True)),
         }
         lines = [
             sum(share * columns[timed] for timed, share in self.rounds.parts(n))
@@ -207,9 +209,7 @@ def latency_rows(timings: Sequence[StepTiming]) -> list[LatencyRow]:
 
 def _round_rows(timings: Sequence[RoundTiming]) -> Iterator[LatencyRow]:
     """Seconds of a plain token, or of a round, over visits; their context is the median one."""
-    groups: dict[tuple[float, int, int, str], list[RoundTiming]] = {}
-    for t in timings:
-        groups.setdefault((t.temperature, t.batch, t.k, t.draft if t.k else ""), []).append(t)
+    groups = grouped(timings, lambda t: (t.temperature, t.batch, t.k, t.draft if t.k else ""))
     for (temperature, batch, k, draft), group in sorted(groups.items()):
         context = round(float(np.median([t.context_tokens for t in group])))
         seconds = tuple(seconds_per_round(t) for t in group)
@@ -290,26 +290,16 @@ def step_times(timings: Sequence[StepTiming]) -> StepTimes:
 
 
 def visits_of(timings: Sequence[RoundTiming], draft: str, temperature: float) -> Visits | None:
-    """What visits timed of a draft; None without a whole visit.
-
-    Of the temperatures that were timed the nearest counts, and sampling stands for sampling: at
-    temperature 0 no probability is computed.
-    """
-    timings = [t for t in timings if t.draft == draft and t.batch == 1]
+    """What visits timed of a draft at the nearest temperature; None without a whole visit."""
+    timings = near([t for t in timings if t.draft == draft and t.batch == 1], temperature)
     if not timings:
         return None
-
-    def distance(timed: float) -> tuple[bool, float]:
-        return (timed > 0) != (temperature > 0), abs(timed - temperature)
-
-    nearest = min({t.temperature for t in timings}, key=distance)
-    lines: dict[int, dict[int, list[float]]] = {}
-    for t in timings:
-        if t.temperature == nearest:
-            lines.setdefault(t.visit, {}).setdefault(t.k, []).append(seconds_per_round(t))
     by_visit = {
-        visit: {k: float(np.mean(seconds)) for k, seconds in timed.items()}
-        for visit, timed in lines.items()
+        visit: {
+            k: float(np.mean([seconds_per_round(t) for t in of_k]))
+            for k, of_k in grouped(of_visit, lambda t: t.k).items()
+        }
+        for visit, of_visit in grouped(timings, lambda t: t.visit).items()
     }
     timed = [k for seconds in by_visit.values() for k in seconds if k]
     # A K that ran out of memory on the way is none that was timed
@@ -318,7 +308,20 @@ def visits_of(timings: Sequence[RoundTiming], draft: str, temperature: float) ->
     if not complete or not ks:
         return None
     table = np.array([[seconds[k] for k in (0, *ks)] for seconds in complete])
-    return Visits(nearest, table[:, 0], ks, table[:, 1:] / table[:, :1])
+    return Visits(timings[0].temperature, table[:, 0], ks, table[:, 1:] / table[:, :1])
+
+
+def near(timings: Sequence[RoundTiming], temperature: float) -> list[RoundTiming]:
+    """Those at the nearest temperature that was timed; sampling stands for sampling.
+
+    At temperature 0 no probability is computed.
+    """
+
+    def distance(timed: float) -> tuple[bool, float]:
+        return (timed > GREEDY) != (temperature > GREEDY), abs(timed - temperature)
+
+    nearest = min({t.temperature for t in timings}, key=distance, default=None)
+    return [t for t in timings if t.temperature == nearest]
 
 
 def can_pay(timings: Sequence[RoundTiming], draft: str) -> bool:
@@ -331,8 +334,7 @@ def can_pay(timings: Sequence[RoundTiming], draft: str) -> bool:
         visits = visits_of(timings, draft, temperature)
         if visits is None:
             return True
-        ratios = np.asarray(trim_mean(visits.ratios, TRIMMED, axis=0), dtype=np.float64)
-        if ((np.array(visits.ks) + 1) / ratios).max() > HOPELESS:
+        if ((np.array(visits.ks) + 1) / visits.mean_ratios).max() > HOPELESS:
             return True
     return False
 
@@ -344,9 +346,8 @@ def latency_of(
     timings = tuple(reference(timings))
     steps = step_times(timings) if timings else None
     if visits is not None:
-        ratios = np.asarray(trim_mean(visits.ratios, TRIMMED, axis=0), dtype=np.float64)
         lookup_s = steps.draft_s if lookup and steps else None
-        return Latency(visits.rounds(ratios, lookup_s), visits, steps, timings)
+        return Latency(visits.rounds(lookup_s), visits, steps, timings)
     if steps is None:
         raise UserError("latency: neither rounds nor steps were timed; time them or type them in")
     rounds = RoundTimes.from_steps(steps, len(steps.verify_s) - 1, lookup=lookup)

@@ -144,31 +144,14 @@ def draft_memory(
     target, available = architecture(described), setup.memory_bytes
     if target is None or available is None:
         return ()
-    drafts: dict[str, DraftBytes] = {}
-    for draft in names:
-        kept = DraftBytes() if draft in lookups else setup.draft_bytes(draft)
-        if kept is not None:
-            drafts[draft] = kept
-    width = int(described.get("bytes_per_parameter", 2))
-    rows = memory_view(
+    kept = {
+        draft: DraftBytes() if draft in lookups else setup.draft_bytes(draft) for draft in names
+    }
+    return memory_view(
         target,
-        drafts,
+        {draft: each for draft, each in kept.items() if each is not None},
         available,
         context_tokens=context_tokens,
-        bytes_per_parameter=width,
-    )
-    return tuple(
-        DraftMemory(
-            draft=row.draft,
-            device=setup.device_of_memory,
-            weights_bytes=row.draft_weight_bytes,
-            kv_bytes_per_token=row.draft_kv_bytes_per_token,
-            fits=row.fits,
-            context_tokens=row.context_tokens,
-            context_tokens_lost=row.context_tokens_lost,
-            sequences=row.sequences,
-            sequences_lost=row.sequences_lost,
-        )
-        for row in rows
-        if row.draft is not None
+        bytes_per_parameter=int(described.get("bytes_per_parameter", 2)),
+        device=setup.device_of_memory,
     )

@@ -15,12 +15,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from harness.analysis.cells import expected_tokens_per_round, new_tokens, ratio
+from harness.analysis.cells import (
+    expected_tokens_per_round,
+    new_tokens,
+    ratio,
+    with_counts,
+    with_times,
+)
 from harness.analysis.latency import Latency
 from harness.analysis.replayed import Replays
 from harness.analysis.verdict import Candidate, Evidence, Facts, Timed
 from harness.records import Cell, ResultRow, Trial, UserError
-from harness.stats.jackknife import Array, Interval, set_weights, share_interval
+from harness.stats.jackknife import Array, Interval, share_interval, token_weights
 from harness.summary import CategoryAlpha, RequestSummary
 from harness.theory.replay import Replayed
 
@@ -166,7 +172,6 @@ def _predicted_cell(row: ResultRow, latency: Latency, tokens_per_round: float | 
         temperature=row.temperature,
         k=row.k,
         source="replayed",
-        status="complete",
         prompts=row.prompts,
         new_tokens=row.new_tokens,
         rounds=ratio(row.new_tokens, tokens_per_round),
@@ -188,24 +193,15 @@ def _at_pace(row: ResultRow, pace: float) -> ResultRow:
 
 def _timed(part: Replays, k: int, seconds: Array, model: str) -> ResultRow:
     """What every row has, from decode seconds per prompt."""
-    tokens = part.new_tokens
-    prompt_ms = 1e3 * seconds / tokens
-    ms_per_token = 1e3 * float(seconds.sum() / tokens.sum())
-    return ResultRow(
+    row = ResultRow(
         model=model,
-        draft=None,
         prompt_set=part.prompt_sets[0],
         temperature=part.temperature,
         k=k,
         source="replayed",
-        status="complete",
         prompts=len(part.prompts),
-        new_tokens=round(float(tokens.sum())),
-        ms_per_token=ms_per_token,
-        ms_per_token_p50=float(np.percentile(prompt_ms, 50)),
-        ms_per_token_p90=float(np.percentile(prompt_ms, 90)),
-        tokens_per_second=ratio(1e3, ms_per_token),
     )
+    return with_times(row, seconds, part.new_tokens)
 
 
 def _baseline_row(part: Replays, latency: Latency, model: str) -> ResultRow:
@@ -223,20 +219,11 @@ def _row(name: Candidate, part: Replays, latency: Latency, gain: Speedup, model:
     seconds = plain_s * (counts.proposals @ latency.relative(name.k))
     bounds = gain.interval
     alphas = share_interval(counts.accepted, counts.judged, part.prompt_sets)
-    accepted, drafted = float(counts.accepted.sum()), float(counts.drafted.sum())
     row = replace(
-        _timed(part, name.k, seconds, model),
+        with_counts(_timed(part, name.k, seconds, model), counts),
         draft=name.draft,
-        rounds=float(counts.rounds.sum()),
-        drafted=drafted,
-        accepted=accepted,
-        rejected=float(counts.rejected.sum()),
-        acceptance_rate=ratio(accepted, drafted),
-        alpha=alpha_of(counts),
         alpha_lo=alphas.lo if alphas else None,
         alpha_hi=alphas.hi if alphas else None,
-        mean_acceptance_length=counts.mean_acceptance_length,
-        tokens_per_round=counts.tokens_per_round,
         rule=part.rule,
         speedup=gain.value,
         speedup_lo=bounds.lo if bounds else None,
@@ -299,9 +286,9 @@ def request_summary(
         return None
     before = plain + counts.new_tokens * plain_s
     after = both + plain_s * (counts.proposals @ latency.relative(name.k))
-    shares, texts = set_weights(replays.prompt_sets, weights), _texts(replays)
-    sizes = {each: replays.prompt_sets.count(each) for each in shares}
-    weight = np.array([shares[each] / sizes[each] for each in replays.prompt_sets])
+    texts = _texts(replays)
+    # Every prompt as one token
+    weight = token_weights(replays.prompt_sets, np.ones(len(texts)), weights)
 
     def p95(seconds: Array) -> float:
         method = "inverted_cdf"  # the one that takes weights

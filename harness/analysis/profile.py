@@ -22,7 +22,7 @@ weights) all sequences advance by the iid formula's tokens per round at an assum
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,7 @@ from harness.records import (
     SkippedCell,
     TextTrace,
     Trial,
+    grouped,
 )
 from harness.summary import (
     Bandwidth,
@@ -79,6 +80,7 @@ def analyse_profile(setup: Setup) -> Summary:
         if run.traces
         else assumed_gains(latency, setup.alphas)
     )
+    timed_rounds = latency_of_pair.rounds if latency_of_pair and latency_of_pair.visits else None
     bandwidth = run.manifest.get("bandwidth")
     base = Summary(
         run=setup.facts(measured),
@@ -86,22 +88,11 @@ def analyse_profile(setup: Setup) -> Summary:
         results=tuple(measured),
         latency=latency,
         alphas=setup.alphas,
-        bandwidth=Bandwidth(
-            bandwidth["gb_s"],
-            bandwidth["source"],
-            bandwidth.get("target_gb_s"),
-            bandwidth.get("draft_gb_s"),
-        )
-        if bandwidth
-        else None,
+        bandwidth=bandwidth
+        and Bandwidth(**{field.name: bandwidth.get(field.name) for field in fields(Bandwidth)}),
         bytes_read=tuple(BytesRead(**entry) for entry in run.manifest.get("bytes_read") or ()),
         step_bounds=tuple(bounds),
-        rounds=tuple(
-            round_breakdowns(
-                run.parts,
-                latency_of_pair.rounds if latency_of_pair and latency_of_pair.visits else None,
-            )
-        ),
+        rounds=tuple(round_breakdowns(run.parts, timed_rounds)),
         step_curves=tuple(step_curves(latency)),
         batch_gains=tuple(gains),
         stopping_batches=tuple(stopping_batches(gains)),
@@ -112,8 +103,8 @@ def analyse_profile(setup: Setup) -> Summary:
     if latency_of_pair is None:
         return replace(base, caveats=caveats(setup, measured))
     rounds, steps = latency_of_pair.rounds, latency_of_pair.summary(setup.draft)
-    plain_s = rounds.plain_s if latency_of_pair.visits else None
-    unstable = unstable_steps(run.timings, plain_s)  # of every context and batch
+    # Of every context and batch
+    unstable = unstable_steps(run.timings, timed_rounds and timed_rounds.plain_s)
     ks = [k for k in range(1, max(setup.ks, default=0) + 1) if rounds.covers(k)]
     return replace(
         base,
@@ -146,11 +137,8 @@ def _ceiling_row(setup: Setup, k: int, rounds: RoundTimes) -> ResultRow:
     return ResultRow(
         model=setup.model,
         draft=setup.draft,
-        prompt_set=None,
-        temperature=None,
         k=k,
         source="theory",
-        status="complete",
         alpha=1.0,
         tokens_per_round=k + 1.0,
         ms_per_token=1e3 * rounds.at(k) / (k + 1),
@@ -268,13 +256,11 @@ def _waterfall(
 
 def step_curves(rows: Sequence[LatencyRow]) -> list[StepCurve]:
     """Every context and batch at which both models' steps and several positions were timed."""
-    cells: dict[tuple[int, int], dict[tuple[str, str, int], LatencyRow]] = {}
-    for row in rows:
-        if row.kind != "prefill":
-            cell = cells.setdefault((row.context_tokens, row.batch), {})
-            cell[row.role, row.kind, row.tokens] = row
+    decoding = (row for row in rows if row.kind != "prefill")
+    cells = grouped(decoding, lambda row: (row.context_tokens, row.batch))
     curves: list[StepCurve] = []
-    for (context, batch), cell in sorted(cells.items()):
+    for (context, batch), timed in sorted(cells.items()):
+        cell = {(row.role, row.kind, row.tokens): row for row in timed}
         draft, target = cell.get(("draft", "step", 1)), cell.get(("target", "step", 1))
         verify: list[float] = []
         while (row := cell.get(("target", "verify", len(verify) + 1))) is not None:
@@ -316,9 +302,7 @@ def replayed_gains(
         traces: greedy texts of the target, scored by the draft.
         latency: the rounds that were timed, one sequence at a time; None adds nothing to steps.
     """
-    curves: dict[int, list[StepCurve]] = {}
-    for curve in step_curves(rows):
-        curves.setdefault(curve.context_tokens, []).append(curve)
+    curves = grouped(step_curves(rows), lambda curve: curve.context_tokens)
     gains: list[BatchGain] = []
     for timed in curves.values():
         largest = min(curve.largest_k for curve in timed)
@@ -381,13 +365,11 @@ def _gain(curve: StepCurve, alpha: float | None, k: int, speedup: float, plain: 
 def stopping_batches(gains: Sequence[BatchGain]) -> list[StoppingBatch]:
     """For each context and acceptance with several batches: up to which speculation pays."""
     stops: list[StoppingBatch] = []
-    for context, alpha in dict.fromkeys((gain.context_tokens, gain.alpha) for gain in gains):
-        line = sorted(
-            (gain for gain in gains if (gain.context_tokens, gain.alpha) == (context, alpha)),
-            key=lambda gain: gain.batch,
-        )
+    lines = grouped(gains, lambda gain: (gain.context_tokens, gain.alpha))
+    for (context, alpha), line in lines.items():
         if len(line) < 2:
             continue
+        line.sort(key=lambda gain: gain.batch)
         paying = [gain.batch for gain in line if gain.k > 0]
         up_to = paying[-1] if paying else None
         above = [gain.batch for gain in line if gain.batch > (up_to or 0)]

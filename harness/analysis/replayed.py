@@ -27,8 +27,6 @@ from harness.theory.replay import (
     by_start,
     padded_texts,
     replay,
-    replay_texts,
-    rounds_variance,
     stacked,
 )
 
@@ -254,14 +252,14 @@ def accept_chances(trace: TextTrace, rule: Rule, depth: int) -> Array:
     return chances if trace.depth is not None else by_start(chances[None], depth)[0]
 
 
-def replay_served(
+def as_served(
     traces: Sequence[TextTrace],
     lengths: Sequence[int],
     limits: Sequence[NDArray[np.intp]],
     rule: Rule,
     k: int,
-) -> Replayed:
-    """Replay the beginnings of texts at one K, as an engine drafts them.
+) -> tuple[list[Array], list[NDArray[np.intp]], int]:
+    """The beginnings of texts as an engine drafts them, as `replay_texts` takes them.
 
     Args:
         traces: of what the engine's rounds emitted.
@@ -270,28 +268,6 @@ def replay_served(
         rule: the engine's.
         k: num_draft_tokens.
     """
-    return replay_texts(*_served(traces, lengths, limits, rule, k), k)
-
-
-def served_rounds_variance(
-    traces: Sequence[TextTrace],
-    lengths: Sequence[int],
-    limits: Sequence[NDArray[np.intp]],
-    rule: Rule,
-    k: int,
-) -> Array:
-    """Variance of each text's rounds, of the same texts; see `rounds_variance`."""
-    return rounds_variance(*_served(traces, lengths, limits, rule, k), k)
-
-
-def _served(
-    traces: Sequence[TextTrace],
-    lengths: Sequence[int],
-    limits: Sequence[NDArray[np.intp]],
-    rule: Rule,
-    k: int,
-) -> tuple[list[Array], list[NDArray[np.intp]]]:
-    """What `replay_texts` takes: each text's chances, and how many tokens are drafted."""
     chances = [
         accept_chances(trace, rule, k)[:size] for trace, size in zip(traces, lengths, strict=True)
     ]
@@ -299,7 +275,7 @@ def _served(
         most if trace.proposed is None else np.minimum(most[:size], trace.proposed[:size])
         for trace, size, most in zip(traces, lengths, limits, strict=True)
     ]
-    return chances, proposed
+    return chances, proposed, k
 
 
 def replay_check(

@@ -12,19 +12,18 @@ A temperature at which a speculating server is not lossless (`server_gate`) gets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 
 import numpy as np
-from numpy.typing import NDArray
 
 from harness.analysis.acceptance_lengths import acceptance_lengths
 from harness.analysis.answers import Answered, Question, answered
 from harness.analysis.batch_schedule import LoadResults, analyse_loads
 from harness.analysis.caveats import caveats, failures, greedy_texts_differ, of_the_timings
-from harness.analysis.cells import completed, measured_rows, ratio
-from harness.analysis.latency import latency_of, latency_row, visits_of
+from harness.analysis.cells import completed, measured_rows, ratio, with_counts, with_times
+from harness.analysis.latency import latency_of, latency_row, near, visits_of
 from harness.analysis.leaderboard import draft_memory
 from harness.analysis.lossless import distrust
-from harness.analysis.outliers import impossible, unstable_cells
 from harness.analysis.served_texts import ServedTexts, Texts
 from harness.analysis.server_costs import (
     PlainRequests,
@@ -38,8 +37,9 @@ from harness.analysis.server_costs import (
 )
 from harness.analysis.server_gate import gate_caveats, gates
 from harness.analysis.setup import Setup
+from harness.analysis.unstable import impossible, unstable_cells
 from harness.analysis.verdict import Candidate, Evidence, Timed, evidence_from_trials
-from harness.records import GREEDY, LatencyRow, ResultRow, RoundTiming
+from harness.records import GREEDY, LatencyRow, ResultRow, RoundTiming, grouped
 from harness.serving.counting import Counting
 from harness.stats.jackknife import Array, Interval, enough_prompts, speedup_interval
 from harness.summary import (
@@ -114,7 +114,8 @@ class ServedRun(ServedTexts):
         """
         asked = (temperature, prompt_set, self.ks if ks is None else tuple(ks))
         if asked not in self._costs:
-            self._costs[asked] = self._fitted_costs(*asked)
+            timed = self._timed_requests(*asked)
+            self._costs[asked] = None if timed is None else fit_costs(timed)
         return self._costs[asked]
 
     @cached_property
@@ -122,25 +123,21 @@ class ServedRun(ServedTexts):
         """Those that were fitted so far."""
         return {}
 
-    def _fitted_costs(
-        self, temperature: float, prompt_set: str | None, ks: tuple[int, ...]
-    ) -> ServerCosts | None:
-        timed = self._timed_requests(temperature, prompt_set, ks)
-        return fit_costs(timed) if timed is not None else None
+    @cached_property
+    def costs_by_temperature(self) -> dict[float, ServerCosts]:
+        """By requests of all sets, where these tell."""
+        made = {temperature: self.costs(temperature, None) for temperature in self.temperatures}
+        return {temperature: costs for temperature, costs in made.items() if costs is not None}
 
     def _timed_requests(
         self, temperature: float, prompt_set: str | None, ks: Sequence[int]
     ) -> TimedRequests | None:
         """What costs are fitted from."""
-        parts = [
-            part
-            for part in (
-                self._rejected_requests(temperature, ks),
-                self._requests(temperature, prompt_set, ks),
-            )
-            if part is not None
-        ]
-        return sum(parts[1:], parts[0]) if parts else None
+        rejected = self._rejected_requests(temperature, ks)
+        requests = self._requests(temperature, prompt_set, ks)
+        if rejected is None or requests is None:
+            return rejected or requests
+        return rejected + requests
 
     def _rejected_requests(self, temperature: float, ks: Sequence[int]) -> TimedRequests | None:
         """Those of servers that were told to reject every draft; None where there are none."""
@@ -168,14 +165,8 @@ class ServedRun(ServedTexts):
         return TimedRequests(PlainRequests(plain.seconds, plain.tokens), speculative)
 
     def _rounds_near(self, temperature: float) -> list[RoundTiming]:
-        """The rounds of the nearest temperature that was timed; sampling stands for sampling."""
-        rounds = [t for t in self.setup.run.rounds if t.batch == 1]
-
-        def distance(timed: float) -> tuple[bool, float]:
-            return (timed > GREEDY) != (temperature > GREEDY), abs(timed - temperature)
-
-        nearest = min({t.temperature for t in rounds}, key=distance, default=None)
-        return [t for t in rounds if t.temperature == nearest]
+        """Those of servers that were told to reject every draft."""
+        return near([t for t in self.setup.run.rounds if t.batch == 1], temperature)
 
     def own_times(self, temperature: float) -> RoundTimes | None:
         """What our own loop's rounds take, where the run timed them next to the server's."""
@@ -184,53 +175,49 @@ class ServedRun(ServedTexts):
 
     def round_times(self) -> Iterator[RoundSummary]:
         """R(0) and R(K) of the server, by temperature."""
-        for temperature in self.temperatures:
-            costs = self.costs(temperature, None)
-            if costs is not None:
-                yield RoundSummary(
-                    draft=self.setup.draft,
-                    temperature=temperature,
-                    source="requests",
-                    plain_s=costs.times.plain_s,
-                    round_s={k: seconds for k, seconds in costs.times.round_s if k},
-                    visits=len({trial.repetition for trial in self.trials}),
-                )
+        for temperature, costs in self.costs_by_temperature.items():
+            yield RoundSummary(
+                draft=self.setup.draft,
+                temperature=temperature,
+                source="requests",
+                plain_s=costs.times.plain_s,
+                round_s={k: seconds for k, seconds in costs.times.round_s if k},
+                visits=len({trial.repetition for trial in self.trials}),
+            )
 
     def prefill_rows(self) -> Iterator[LatencyRow]:
         """Rows of latency.csv: the plain server's prefills, over visits, by length."""
-        by_length: dict[int, list[float]] = {}
-        for trial in completed(self.trials):
-            alone = trial.k == 0 and trial.concurrency == 1
-            if alone and trial.prefill_s is not None and trial.prompt_tokens is not None:
-                by_length.setdefault(trial.prompt_tokens, []).append(trial.prefill_s)
-        for length, seconds in sorted(by_length.items()):
+        prefills = [
+            (t.prompt_tokens, t.prefill_s)
+            for t in completed(self.trials)
+            if t.k == 0 and t.concurrency == 1
+            if t.prefill_s is not None and t.prompt_tokens is not None
+        ]
+        for length, group in sorted(grouped(prefills, lambda pair: pair[0]).items()):
+            seconds = [prefill_s for _, prefill_s in group]
             yield latency_row("target", self.setup.model, "prefill", length, 0, 1, seconds)
 
     def round_rows(self) -> Iterator[LatencyRow]:
         """Rows of latency.csv: a plain token, and a round, of each request less its start."""
-        for temperature in self.temperatures:
-            costs = self.costs(temperature, None)
-            if costs is None or self.concurrency > 1:
-                continue
-            for k in (0, *self.ks):
-                start_s = costs.start_s if k else costs.plain_start_s
-                done = [
-                    (trial, (trial.rounds if k else trial.new_tokens) or 0)
-                    for trial in completed(self.settled)
-                    if (trial.temperature, trial.k) == (temperature, k)
-                ]
-                seconds = [
-                    max(0.0, trial.decode_s - start_s) / rounds
-                    for trial, rounds in done
-                    if rounds and trial.decode_s is not None
-                ]
-                if seconds:
-                    named = ("draft", self.setup.draft) if k else ("target", self.setup.model)
-                    context = round(
-                        float(np.median([trial.prompt_tokens or 0 for trial, _ in done]))
-                    )
-                    row = latency_row(*named, "round", k, context, 1, seconds)
-                    yield replace(row, temperature=temperature)
+        asked = product(self.costs_by_temperature.items(), (0, *self.ks))
+        for (temperature, costs), k in asked if self.concurrency == 1 else ():
+            start_s = costs.start_s if k else costs.plain_start_s
+            done = [
+                trial
+                for trial in completed(self.settled)
+                if (trial.temperature, trial.k) == (temperature, k)
+            ]
+            seconds = [
+                max(0.0, trial.decode_s - start_s) / rounds
+                for trial in done
+                if (rounds := trial.rounds if k else trial.new_tokens)
+                and trial.decode_s is not None
+            ]
+            if seconds:
+                named = ("draft", self.setup.draft) if k else ("target", self.setup.model)
+                context = round(float(np.median([trial.prompt_tokens or 0 for trial in done])))
+                row = latency_row(*named, "round", k, context, 1, seconds)
+                yield replace(row, temperature=temperature)
 
     @property
     def not_predicted(self) -> NotPredicted | None:
@@ -247,38 +234,30 @@ class ServedRun(ServedTexts):
     @cached_property
     def measured(self) -> list[ResultRow]:
         """What the server took, one row per cell; a failure in any visit shows in its status."""
-        times = {
-            temperature: costs.times
-            for temperature in self.temperatures
-            if (costs := self.costs(temperature, None)) is not None
+        names = {
+            "model": self.setup.model,
+            "draft": self.setup.draft,
+            "times": {value: costs.times for value, costs in self.costs_by_temperature.items()},
         }
-        names = {"model": self.setup.model, "draft": self.setup.draft, "times": times}
-        rows = measured_rows(self.settled, **names)
-        every = {
-            (row.prompt_set, row.temperature, row.k): row
-            for row in measured_rows(self.trials, **names)
-        }
-        made: list[ResultRow] = []
-        for row in rows:
-            all_visits = every[row.prompt_set, row.temperature, row.k]
-            made.append(
-                replace(
-                    row,
-                    status=all_visits.status,
-                    error=all_visits.error,
-                    engine=self.engine.name,
-                    concurrency=self.concurrency,
-                )
-            )
-        return made
+        served = {"engine": self.engine.name, "concurrency": self.concurrency}
+        pairs = zip(  # of the same cells, in order
+            measured_rows(self.settled, **names), measured_rows(self.trials, **names), strict=True
+        )
+        return [
+            replace(row, status=every.status, error=every.error, **served) for row, every in pairs
+        ]
+
+    @cached_property
+    def predicted(self) -> list[ResultRow | None]:
+        """What is predicted of each row of `measured`; None where nothing is."""
+        return [self._replayed_row(row) for row in self.measured]
 
     @cached_property
     def results(self) -> list[ResultRow]:
         """Rows of results.csv: measured ones, and what is predicted of each cell."""
-        predicted = (self._replayed_row(row) for row in self.measured)
         return [
             *self.measured,
-            *(row for row in predicted if row is not None),
+            *(row for row in self.predicted if row is not None),
             *(row for row in self.loads.rows if row.concurrency > 1),
         ]
 
@@ -310,28 +289,18 @@ class ServedRun(ServedTexts):
             temperature=row.temperature,
             k=row.k,
             source="replayed",
-            status="complete",
             prompts=len({trial.conversation for trial in texts.trials}),
             engine=self.engine.name,
         )
         if row.k == 0:
-            return replace(_timed(made, plain_s, texts.tokens), speedup=1.0)
+            return replace(with_times(made, plain_s, texts.tokens), speedup=1.0)
         if not costs.times.covers(row.k):
             return None
         counts = self.replayed(texts, row.k)
         seconds = costs.speculative_s(counts)
         interval = self._interval(row, texts, plain_s, seconds, counts)
-        accepted, drafted = float(counts.accepted.sum()), float(counts.drafted.sum())
         return replace(
-            _timed(made, seconds, texts.tokens),
-            rounds=float(counts.rounds.sum()),
-            drafted=drafted,
-            accepted=accepted,
-            rejected=float(counts.rejected.sum()),
-            acceptance_rate=ratio(accepted, drafted),
-            alpha=ratio(accepted, float(counts.judged.sum())),
-            mean_acceptance_length=counts.mean_acceptance_length,
-            tokens_per_round=counts.tokens_per_round,
+            with_counts(with_times(made, seconds, texts.tokens), counts),
             rule=self.engine.rule,
             speedup=costs.speedup(texts.tokens, counts),
             speedup_lo=interval.lo if interval else None,
@@ -345,24 +314,19 @@ class ServedRun(ServedTexts):
         """Of a predicted speedup: other prompts, and other requests that tell the costs."""
         assert row.temperature is not None
         timed = self._timed_requests(row.temperature, row.prompt_set, self.ks)
-        if timed is None or not enough_prompts([""] * len(_prompts(texts)[0])):
+        names, (before, after, tokens) = _by_prompt(texts, plain_s, seconds, texts.tokens)
+        if timed is None or not enough_prompts([""] * len(names)):
             return None
         costs_error = speedup_variance(timed, texts.tokens, counts)
         if costs_error is None:
             return None
-        return speedup_interval(*_per_prompt(texts, plain_s, seconds), shared=costs_error)
+        return speedup_interval(before, tokens, after, tokens, shared=costs_error)
 
     def cells(self) -> Iterator[ServedCell]:
         """Prediction and measurement of every cell that drafts."""
-        predicted = {
-            (row.prompt_set, row.temperature, row.k): row
-            for row in self.results
-            if row.source == "replayed" and row.concurrency == 1
-        }
-        for row in self.measured:
+        for row, found in zip(self.measured, self.predicted, strict=True):
             if row.k == 0 or row.speedup is None or row.temperature is None:
                 continue
-            found = predicted.get((row.prompt_set, row.temperature, row.k))
             yield ServedCell(
                 prompt_set=row.prompt_set or "",
                 temperature=row.temperature,
@@ -404,14 +368,14 @@ class ServedRun(ServedTexts):
             (name.k, entry.question.evidence.temperature): speedup
             for entry in self.answered
             if entry.question.source == "replayed"
-            for name, speedup in _speedups(entry.question.evidence, self.setup).items()
+            for name, speedup in entry.question.evidence.speedups(self.setup.weights).items()
         }
         for entry in self.answered:
             evidence, temperature = entry.question.evidence, entry.question.evidence.temperature
             if entry.question.source != "measured":
                 continue
-            costs = self.costs(temperature, None)
-            for name, speedup in _speedups(evidence, self.setup).items():
+            costs = self.costs_by_temperature.get(temperature)
+            for name, speedup in evidence.speedups(self.setup.weights).items():
                 done = [
                     trial
                     for trial in completed(self.settled)
@@ -474,7 +438,7 @@ class ServedRun(ServedTexts):
             done = (t for t in completed(self.settled) if t.temperature == temperature)
             if any(trial.decode_s is None for trial in done):  # records without a time of decoding
                 continue
-            costs = self.costs(temperature, None)
+            costs = self.costs_by_temperature.get(temperature)
             evidence = evidence_from_trials(
                 self.settled,
                 draft=self.setup.draft,
@@ -496,22 +460,19 @@ class ServedRun(ServedTexts):
 
     def _predicted_evidence(self, texts: Texts, temperature: float, times: RoundTimes) -> Evidence:
         """Seconds per prompt at our own loop's round times."""
-        names, of_text = _prompts(texts)
-
-        def timed(seconds: Array) -> Timed:
-            return Timed(_summed(seconds, of_text), _summed(texts.tokens, of_text))
-
-        candidates: dict[Candidate, Timed] = {}
-        for k in self.ks:
-            if times.covers(k):
-                seconds = seconds_of_rounds(self.replayed(texts, k, OWN_LOOP), times)
-                candidates[Candidate(self.setup.draft, k)] = timed(seconds)
+        ks = [k for k in self.ks if times.covers(k)]
+        rounds_s = (seconds_of_rounds(self.replayed(texts, k, OWN_LOOP), times) for k in ks)
+        plain_s = texts.tokens * times.plain_s
+        names, (tokens, plain, *seconds) = _by_prompt(texts, texts.tokens, plain_s, *rounds_s)
         return Evidence(
             temperature=temperature,
             prompts=tuple(prompt for _, prompt in names),
             prompt_sets=tuple(prompt_set for prompt_set, _ in names),
-            baseline=timed(texts.tokens * times.plain_s),
-            candidates=candidates,
+            baseline=Timed(plain, tokens),
+            candidates={
+                Candidate(self.setup.draft, k): Timed(of_k, tokens)
+                for k, of_k in zip(ks, seconds, strict=True)
+            },
             facts={},
         )
 
@@ -560,20 +521,8 @@ class ServedRun(ServedTexts):
             cells=tuple(self.cells()),
             by_k=tuple(self.by_k()),
             gates=self.gates,
-            costs=tuple(self._costs_by_temperature()),
-            not_predicted=self.not_predicted,
-            load=self.loads.cells,
-            schedules=self.loads.schedules,
-            acceptance_lengths=()
-            if first is None
-            else tuple(acceptance_lengths(self.settled, first)),
-        )
-
-    def _costs_by_temperature(self) -> Iterator[ServedCosts]:
-        for temperature in self.temperatures:
-            costs = self.costs(temperature, None)
-            if costs is not None:
-                yield ServedCosts(
+            costs=tuple(
+                ServedCosts(
                     temperature=temperature,
                     source="synthetic" if self._rounds_near(temperature) else "other_sets",
                     plain_start_s=costs.plain_start_s,
@@ -581,6 +530,15 @@ class ServedRun(ServedTexts):
                     plain_s=costs.times.plain_s,
                     round_s=dict(costs.times.round_s),
                 )
+                for temperature, costs in self.costs_by_temperature.items()
+            ),
+            not_predicted=self.not_predicted,
+            load=self.loads.cells,
+            schedules=self.loads.schedules,
+            acceptance_lengths=()
+            if first is None
+            else tuple(acceptance_lengths(self.settled, first)),
+        )
 
     def caveats(self) -> Iterator[Caveat]:
         """What to mind of this server, the most serious first."""
@@ -593,41 +551,9 @@ class ServedRun(ServedTexts):
             yield Caveat("server_not_predicted", {"reason": self.not_predicted})
 
 
-def _speedups(evidence: Evidence, setup: Setup) -> dict[Candidate, float]:
-    """Of the whole workload; empty without a prompt that is complete in every cell."""
-    if not evidence.prompts or not evidence.candidates:
-        return {}
-    speedups = np.exp(evidence.workload(setup.weights).log_speedups()).tolist()
-    return dict(zip(evidence.candidates, speedups, strict=True))
-
-
-def _prompts(texts: Texts) -> tuple[list[tuple[str, str]], NDArray[np.intp]]:
-    """The prompts of some texts, and the place of each text's among them, [n]."""
+def _by_prompt(texts: Texts, *values: Array) -> tuple[list[tuple[str, str]], list[Array]]:
+    """The prompts of n texts, and for each of the [n] values its sums, [prompt]."""
     of_text = [(trial.prompt_set, trial.conversation) for trial in texts.trials]
     names = sorted(set(of_text))
-    return names, np.array([names.index(name) for name in of_text], dtype=np.intp)
-
-
-def _summed(values: Array, of_text: NDArray[np.intp]) -> Array:
-    """[prompt] sums of [n] values."""
-    return np.bincount(of_text, values).astype(np.float64)
-
-
-def _per_prompt(texts: Texts, plain_s: Array, seconds: Array) -> tuple[Array, Array, Array, Array]:
-    """Plain and speculative seconds and tokens of each prompt, as `speedup_interval` takes them."""
-    _, of_text = _prompts(texts)
-    tokens = _summed(texts.tokens, of_text)
-    return _summed(plain_s, of_text), tokens, _summed(seconds, of_text), tokens
-
-
-def _timed(row: ResultRow, seconds: Array, tokens: Array) -> ResultRow:
-    """A row with what so many seconds for so many tokens of each text come to."""
-    text_ms, ms_per_token = 1e3 * seconds / tokens, 1e3 * float(seconds.sum() / tokens.sum())
-    return replace(
-        row,
-        new_tokens=int(tokens.sum()),
-        ms_per_token=ms_per_token,
-        ms_per_token_p50=float(np.percentile(text_ms, 50)),
-        ms_per_token_p90=float(np.percentile(text_ms, 90)),
-        tokens_per_second=ratio(1e3, ms_per_token),
-    )
+    places = [names.index(name) for name in of_text]
+    return names, [np.bincount(places, each).astype(np.float64) for each in values]

@@ -1,6 +1,6 @@
 """What a server run stored: its requests, and their texts as the pair sees them, with replay."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -9,38 +9,36 @@ from numpy.typing import NDArray
 
 from harness.analysis.cells import completed, latest
 from harness.analysis.lossless import text_checks, without_faulty
-from harness.analysis.replayed import replay_served, served_rounds_variance
+from harness.analysis.replayed import as_served
 from harness.analysis.server_costs import settled
 from harness.analysis.setup import Setup
-from harness.records import Rule, ServingEngine, TextTrace, Trial
+from harness.records import Rule, ServingEngine, TextTrace, Trial, grouped
 from harness.serving.counting import Counting, counting_of, shorter_budget
 from harness.stats.jackknife import Array
 from harness.summary import TextCheck
-from harness.theory.replay import Replayed
+from harness.theory.replay import Replayed, replay_texts, rounds_variance
 
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """Some of a server's texts, with what the pair says of each; n of both.
+    """Some of a server's texts, n requests, each with the trace of what its rounds emitted."""
 
-    Attributes:
-        trials: the requests that returned them.
-        traces: of what their rounds emitted.
-    """
+    pairs: tuple[tuple[Trial, TextTrace], ...]
 
-    trials: tuple[Trial, ...]
-    traces: tuple[TextTrace, ...]
+    @property
+    def trials(self) -> list[Trial]:
+        """[n] the requests that returned them."""
+        return [trial for trial, _ in self.pairs]
+
+    @property
+    def traces(self) -> list[TextTrace]:
+        """[n] what the pair says of each."""
+        return [trace for _, trace in self.pairs]
 
     def of(self, prompt_sets: Iterable[str]) -> "Texts":
         """Those of some prompt sets."""
         names = set(prompt_sets)
-        pairs = [pair for pair in self.pairs if pair[0].prompt_set in names]
-        return Texts(tuple(trial for trial, _ in pairs), tuple(trace for _, trace in pairs))
-
-    @property
-    def pairs(self) -> tuple[tuple[Trial, TextTrace], ...]:
-        """Each request with its trace."""
-        return tuple(zip(self.trials, self.traces, strict=True))
+        return Texts(tuple(pair for pair in self.pairs if pair[0].prompt_set in names))
 
     @property
     def seconds(self) -> Array:
@@ -115,12 +113,9 @@ class ServedTexts:
         return [value for value in self.setup.temperatures if value in seen]
 
     @cached_property
-    def _traces(self) -> dict[tuple[object, ...], list[TextTrace]]:
+    def _traces(self) -> dict[tuple[str, str, float], list[TextTrace]]:
         """By prompt and temperature."""
-        traces: dict[tuple[object, ...], list[TextTrace]] = {}
-        for trace in self.setup.run.traces:
-            traces.setdefault((trace.prompt_set, trace.prompt, trace.temperature), []).append(trace)
-        return traces
+        return grouped(self.setup.run.traces, lambda t: (t.prompt_set, t.prompt, t.temperature))
 
     @cached_property
     def _prefilled(self) -> dict[tuple[object, ...], tuple[int, ...]]:
@@ -150,35 +145,31 @@ class ServedTexts:
 
     def texts(self, trials: Iterable[Trial], k: int, temperature: float) -> Texts:
         """Completed requests of one cell or several, of those whose texts were scored."""
-        pairs = [
-            (trial, trace)
-            for trial in completed(list(trials))
-            if (trial.k, trial.temperature) == (k, temperature)
-            and (trace := self.trace_of(trial)) is not None
-        ]
-        return Texts(tuple(trial for trial, _ in pairs), tuple(trace for _, trace in pairs))
+        cell = [t for t in completed(list(trials)) if (t.k, t.temperature) == (k, temperature)]
+        pairs = ((trial, self.trace_of(trial)) for trial in cell)
+        return Texts(tuple((trial, trace) for trial, trace in pairs if trace is not None))
 
     # ---- replay ----------------------------------------------------------------------------------
 
     def replayed(self, texts: Texts, k: int, counting: Counting | None = None) -> Replayed:
         """Expected counts at K, one entry per text; as the engine counts unless `counting` says."""
         assert self.engine.rule is not None
-        return replay_served(*self._as_served(texts, k, counting), self.engine.rule, k)
+        return replay_texts(*self._as_served(texts, k, self.engine.rule, counting))
 
     def rounds_expected(self, texts: Texts, k: int, rule: Rule) -> tuple[Array, Array]:
         """Expected rounds of each text by an acceptance rule, and their variance."""
-        served = self._as_served(texts, k)
-        return replay_served(*served, rule, k).rounds, served_rounds_variance(*served, rule, k)
+        served = self._as_served(texts, k, rule)
+        return replay_texts(*served).rounds, rounds_variance(*served)
 
     def _as_served(
-        self, texts: Texts, k: int, counting: Counting | None = None
-    ) -> tuple[Sequence[TextTrace], list[int], list[NDArray[np.intp]]]:
-        """What `replay_served` takes: the texts, their lengths, and how many tokens are drafted."""
+        self, texts: Texts, k: int, rule: Rule, counting: Counting | None = None
+    ) -> tuple[list[Array], list[NDArray[np.intp]], int]:
+        """What `replay_texts` takes."""
         counting = counting or self.counting
         assert counting is not None
         lengths = [trial.new_tokens or 0 for trial in texts.trials]
         limits = [counting.proposed(k, self._budget(trial)) for trial in texts.trials]
-        return texts.traces, lengths, limits
+        return as_served(texts.traces, lengths, limits, rule, k)
 
     def _budget(self, trial: Trial) -> int:
         """Tokens that a request was allowed."""

@@ -13,13 +13,13 @@ of decoding is a request less another for one token, each of the two is settled 
 differences are those whose one-token request was disturbed.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import nnls
 
-from harness.records import GREEDY, RoundTiming, Trial
+from harness.records import GREEDY, RoundTiming, Trial, grouped
 from harness.serving.counting import Counting
 from harness.stats.jackknife import Array, Index, Variance, left_out_variance
 from harness.theory.replay import Replayed, replay_texts, stacked
@@ -66,17 +66,11 @@ class TimedRequests:
 
     def __add__(self, other: "TimedRequests") -> "TimedRequests":
         """Both, of the K that either has."""
-        speculative = dict(self.speculative)
-        for k, requests in other.speculative.items():
-            known = speculative.get(k)
-            speculative[k] = (
-                requests
-                if known is None
-                else Requests(
-                    np.concatenate([known.seconds, requests.seconds]),
-                    stacked([known.counts, requests.counts]),
-                )
-            )
+        speculative = {**other.speculative, **self.speculative}
+        for k in other.speculative.keys() & self.speculative.keys():
+            parts = self.speculative[k], other.speculative[k]
+            seconds = np.concatenate([part.seconds for part in parts])
+            speculative[k] = Requests(seconds, stacked([part.counts for part in parts]))
         plain = PlainRequests(
             np.concatenate([self.plain.seconds, other.plain.seconds]),
             np.concatenate([self.plain.tokens, other.plain.tokens]),
@@ -160,40 +154,57 @@ def fit_costs(timed: TimedRequests) -> ServerCosts | None:
     plain, speculative = timed.plain, dict(sorted(timed.speculative.items()))
     if len(set(plain.tokens)) < 2 or not speculative:
         return None
-    ones = np.ones_like(plain.tokens)
-    plain_start_s, token_s = _least_squares(
-        np.stack([ones, plain.tokens], axis=1), 0.0 * ones, plain.seconds
+    plain_start_s, token_s = least_squares(
+        np.column_stack([np.ones_like(plain.tokens), plain.tokens]), plain.seconds
     )
     seconds = np.concatenate([each.seconds for each in speculative.values()])
-    start_s, times = 0.0, first_guess(float(token_s), speculative)
-    for _ in range(2):
-        # [n, 1 + ks] plain steps and rounds of each K
-        counts = np.concatenate(
-            [each.counts.proposals @ shares(times, k) for k, each in speculative.items()]
-        )
-        columns = np.concatenate([np.ones((len(counts), 1)), counts[:, 1:]], axis=1)
-        start_s, *rounds_s = _least_squares(columns, counts[:, 0] * token_s, seconds)
-        if min(token_s, *rounds_s) <= 0.0:
-            return None
-        times = with_rounds(times, rounds_s)
-    return ServerCosts(float(plain_start_s), float(start_s), times)
+    rounds = [(k, each.counts.proposals[:, None]) for k, each in speculative.items()]
+    fitted = fit_rounds([token_s], rounds, np.ones_like(seconds), seconds)
+    return None if fitted is None else ServerCosts(plain_start_s, fitted[0], fitted[1][0])
 
 
-def first_guess(token_s: float, ks: Iterable[int]) -> RoundTimes:
-    """Times by which a draft shorter than every K lies on the line from the plain token.
+def fit_rounds(
+    plain_s: Sequence[float], rounds: Sequence[tuple[int, Array]], starts: Array, seconds: Array
+) -> tuple[float, list[RoundTimes]] | None:
+    """Fit what a start and rounds cost, in n entries of one request or of several together.
 
-    Which line it lies on depends on the times (`RoundTimes`), so that these are fitted twice.
+    Args:
+        plain_s: [batch] of a plain token, by how many requests are decoded side by side.
+        rounds: K of some entries, and [entry, batch, K + 1] their rounds that draft 0..K tokens.
+        starts: [n] requests of each entry, in the order of `rounds`.
+        seconds: [n] that each took.
+
+    Returns:
+        Of a start, and by batch; None where a token or a round would cost nothing.
     """
-    return RoundTimes(token_s, tuple((k, token_s * (1 + k**2)) for k in sorted(ks)))
+    ks = sorted({k for k, _ in rounds})
+    # Which line a draft shorter than every K lies on depends on the times (`RoundTimes`), so these
+    # are fitted twice; by the first ones it lies on that from the plain token.
+    table = np.outer(plain_s, [1.0 + k**2 for k in ks])
+    start_s, times = 0.0, _times_of(plain_s, ks, table)
+    for _ in range(2):
+        # [n, batch, 1 + ks] plain steps and rounds of each K
+        counts = np.concatenate(
+            [
+                np.stack([made[:, at] @ _shares(each, k) for at, each in enumerate(times)], axis=1)
+                for k, made in rounds
+            ]
+        )
+        columns = np.column_stack([starts, counts[..., 1:].reshape(len(counts), -1)])
+        start_s, *rounds_s = least_squares(columns, seconds, counts[..., 0] @ np.array(plain_s))
+        if min(*plain_s, *rounds_s) <= 0.0:
+            return None
+        times = _times_of(plain_s, ks, np.reshape(rounds_s, table.shape))
+    return start_s, times
 
 
-def with_rounds(times: RoundTimes, rounds_s: Iterable[float]) -> RoundTimes:
-    """The same K at other times."""
-    named = zip(times.round_s, rounds_s, strict=True)
-    return replace(times, round_s=tuple((k, float(seconds)) for (k, _), seconds in named))
+def _times_of(plain_s: Sequence[float], ks: Sequence[int], rounds_s: Array) -> list[RoundTimes]:
+    """R by batch, from the [batch, K] seconds of a round."""
+    rows = zip(plain_s, rounds_s.tolist(), strict=True)
+    return [RoundTimes(token_s, tuple(zip(ks, row, strict=True))) for token_s, row in rows]
 
 
-def shares(times: RoundTimes, k: int) -> Array:
+def _shares(times: RoundTimes, k: int) -> Array:
     """[k + 1, 1 + ks] how much of R(0) and each timed R a round of n = 0..k drafted tokens is."""
     columns = {n: column for column, n in enumerate([0, *(n for n, _ in times.round_s)])}
     made = np.zeros((k + 1, len(columns)))
@@ -203,10 +214,16 @@ def shares(times: RoundTimes, k: int) -> Array:
     return made
 
 
-def _least_squares(columns: Array, known_s: Array, seconds: Array) -> Array:
-    """What each column costs, none below 0; `known_s` of each request's seconds is known."""
+def least_squares(columns: Array, seconds: Array, known_s: Array | float = 0.0) -> list[float]:
+    """What each of the [n, column] counts costs, none below 0, errors relative to the seconds.
+
+    Args:
+        columns: how often each thing was done.
+        seconds: [n] that it took together.
+        known_s: what of these is known already.
+    """
     fitted, _ = nnls(columns / seconds[:, None], 1.0 - known_s / seconds)
-    return fitted.astype(np.float64)
+    return fitted.tolist()
 
 
 # ---- over visits ---------------------------------------------------------------------------------
@@ -231,20 +248,17 @@ def settled(trials: Sequence[Trial]) -> list[Trial]:
     another one, the commonest counts. Sampled texts differ: each keeps its rounds, at the pace of
     that prompt's requests, their start among it.
     """
-    groups: dict[tuple[object, ...], list[Trial]] = {}
-    cells: dict[tuple[float, int], list[Trial]] = {}
-    for trial in trials:
-        key = (trial.prompt_set, trial.prompt, trial.temperature, trial.k)
-        groups.setdefault(key, []).append(trial)
-        cells.setdefault((trial.temperature, trial.k), []).append(trial)
-    lengths = {cell: _Lengths.of(made) for cell, made in cells.items() if cell[0] != GREEDY}
+    groups = grouped(trials, lambda t: (t.prompt_set, t.prompt, t.temperature, t.k))
+    sampled = (trial for trial in trials if trial.temperature != GREEDY)
+    cells = grouped(sampled, lambda trial: (trial.temperature, trial.k))
+    lengths = {cell: _Lengths.of(made) for cell, made in cells.items()}
     return [
         trial
-        for group in groups.values()
+        for (*_, temperature, k), group in groups.items()
         for trial in (
             [_settled(group)]
-            if group[0].temperature == GREEDY
-            else _at_settled_pace(group, lengths[group[0].temperature, group[0].k])
+            if temperature == GREEDY
+            else _at_settled_pace(group, lengths[temperature, k])
         )
     ]
 
@@ -285,9 +299,9 @@ class _Lengths:
         rounds = np.array([bare.rounds(trial) for trial in timed], dtype=np.float64)
         if len(set(rounds)) < 2:
             return bare
-        ones, seconds = np.ones_like(rounds), np.array([trial.decode_s for trial in timed])
-        start_s, round_s = _least_squares(np.stack([ones, rounds], axis=1), 0.0 * ones, seconds)
-        return cls(told, float(start_s / round_s)) if round_s > 0.0 else bare
+        columns = np.column_stack([np.ones_like(rounds), rounds])
+        start_s, round_s = least_squares(columns, np.array([trial.decode_s for trial in timed]))
+        return cls(told, start_s / round_s) if round_s > 0.0 else bare
 
     def rounds(self, trial: Trial) -> int:
         """Without the start."""

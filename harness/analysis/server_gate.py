@@ -18,7 +18,7 @@ import numpy as np
 
 from harness.analysis.cells import completed
 from harness.analysis.served_texts import ServedTexts, Texts
-from harness.records import GREEDY, Rule, Trial
+from harness.records import GREEDY, Rule, Trial, grouped
 from harness.stats.jackknife import Array
 from harness.stats.skewed import normal_z
 from harness.summary import Caveat, ServedGate, TextLikelihood
@@ -109,14 +109,13 @@ def _gate(run: ServedTexts, temperature: float, k: int) -> ServedGate:
 
 def _with_equal_texts(run: ServedTexts, gate: ServedGate) -> ServedGate:
     """How many texts are plain decoding's; one that no model has judged leaves it open."""
-    results: dict[tuple[str, str], list[str]] = {}
-    for check in run.checks:
-        if check.k == gate.k:
-            results.setdefault((check.prompt_set, check.prompt), []).append(check.result)
+    checks = [check for check in run.checks if check.k == gate.k]
+    by_prompt = grouped(checks, lambda check: (check.prompt_set, check.prompt))
+    results = [{check.result for check in visits} for visits in by_prompt.values()]
     if not results:
         return gate
-    equal = sum({*found} <= {"PASS", "TIE"} for found in results.values())
-    failed = any("FAIL" in found for found in results.values())
+    equal = sum(visits <= {"PASS", "TIE"} for visits in results)
+    failed = any("FAIL" in visits for visits in results)
     lossless = False if failed else True if equal == len(results) else None
     return replace(gate, texts=len(results), equal_texts=equal, lossless=lossless)
 
@@ -126,15 +125,14 @@ def _with_equal_texts(run: ServedTexts, gate: ServedGate) -> ServedGate:
 
 def _with_rounds(run: ServedTexts, gate: ServedGate, texts: Texts, rule: Rule) -> ServedGate:
     """Rounds and drafted tokens next to replay of the same texts."""
-    counted = [pair for pair in texts.pairs if pair[0].rounds is not None]
-    if not counted:
+    texts = Texts(tuple(pair for pair in texts.pairs if pair[0].rounds is not None))
+    if not texts.pairs:
         return gate
-    texts = Texts(tuple(t for t, _ in counted), tuple(trace for _, trace in counted))
     rounds = np.array([trial.rounds for trial in texts.trials], dtype=np.float64)
     expected, variance = run.rounds_expected(texts, gate.k, rule)
     gate = replace(
         gate,
-        replayed_texts=len(counted),
+        replayed_texts=len(texts.pairs),
         rounds=float(rounds.sum()),
         expected_rounds=float(expected.sum()),
     )
@@ -223,9 +221,8 @@ def _repeats(trials: Sequence[Trial], nats_per_token: float) -> bool:
 
     Another draw of a text is the same one with the text's own probability.
     """
-    texts: dict[tuple[str, str], list[tuple[int, ...]]] = {}
-    for trial in trials:
-        texts.setdefault((trial.prompt_set, trial.prompt), []).append(trial.tokens or ())
-    repeated = [text for visits in texts.values() for text in visits[1:]]
-    same = all(len(set(visits)) == 1 for visits in texts.values())
-    return same and nats_per_token * sum(map(len, repeated)) < LEAST_LOG_CHANCE
+    by_prompt = grouped(trials, lambda trial: (trial.prompt_set, trial.prompt))
+    texts = [[trial.tokens or () for trial in visits] for visits in by_prompt.values()]
+    repeated = sum(len(text) for visits in texts for text in visits[1:])
+    same = all(len(set(visits)) == 1 for visits in texts)
+    return same and nats_per_token * repeated < LEAST_LOG_CHANCE

@@ -30,7 +30,6 @@ from harness.analysis.latency import (
 from harness.analysis.leaderboard import ENGINES, Ranking, draft_memory, rank, with_costs
 from harness.analysis.lengths import length_alpha
 from harness.analysis.lossless import distrust, text_checks, without_faulty
-from harness.analysis.outliers import impossible, outlier_cells, unstable_cells
 from harness.analysis.predicted import (
     category_alpha,
     category_k,
@@ -40,6 +39,7 @@ from harness.analysis.predicted import (
 )
 from harness.analysis.replayed import replay_check, replay_drafts
 from harness.analysis.setup import Setup, stored_rates
+from harness.analysis.unstable import impossible, outlier_cells, unstable_cells
 from harness.analysis.verdict import Candidate, Evidence, evidence_from_trials, least_regret
 from harness.records import (
     Cell,
@@ -48,10 +48,10 @@ from harness.records import (
     LatencyRow,
     ResultRow,
     Rule,
-    StepTiming,
     TextKey,
     TextTrace,
     Trial,
+    grouped,
 )
 from harness.summary import (
     AcceptanceByPosition,
@@ -60,7 +60,6 @@ from harness.summary import (
     Doubt,
     DraftMemory,
     Explanation,
-    LeastRegret,
     LengthAlpha,
     OutlierCell,
     ReplayCheck,
@@ -91,7 +90,12 @@ def analyse_pair(setup: Setup) -> Summary:
         failures=failures(setup, pair.trials),
         caveats=(
             *greedy_texts_differ(pair.checks),
-            *caveats(setup, pair.results, pair.sweep_timings, prompts=pair.audition_prompts),
+            *caveats(
+                setup,
+                pair.results,
+                () if setup.command == "audition" else setup.run.timings,
+                prompts=pair.audition_prompts,
+            ),
             *of_the_timings(pair.unstable, pair.outlier_cells, pair.times_of_first_draft),
             *pair.k_not_timed(),
         ),
@@ -106,9 +110,11 @@ def analyse_pair(setup: Setup) -> Summary:
         unstable=pair.unstable,
         outlier_cells=pair.outlier_cells,
         leaderboards=tuple(ranking.leaderboard for ranking in pair.rankings.values()),
-        least_regret=()
-        if pair.texts_differ
-        else tuple(_least_regret(pair.evidence, setup.weights)),
+        least_regret=tuple(
+            row
+            for evidence in (() if pair.texts_differ else pair.evidence)
+            if (row := least_regret(evidence, setup.weights)) is not None
+        ),
         acceptance_by_position=(
             *measured_positions(setup.draft, pair.trials, setup.weights),
             *pair.positions(),
@@ -159,11 +165,6 @@ class PairAnalysis:
             return ()
         return without_faulty(self.setup.run.trials, self.checks)
 
-    @property
-    def sweep_timings(self) -> Sequence[StepTiming]:
-        """The steps whose scatter is looked at: those of a sweep."""
-        return () if self.setup.command == "audition" else self.setup.run.timings
-
     @cached_property
     def latency(self) -> tuple[LatencyRow, ...]:
         """Rows of latency.csv."""
@@ -173,11 +174,10 @@ class PairAnalysis:
     def traces(self) -> dict[str, list[TextTrace]]:
         """The run's traces by draft, in stored order; not of drafts that failed."""
         failed = {entry.where.removeprefix("draft ") for entry in self.setup.draft_failures}
-        by_draft: dict[str, list[TextTrace]] = {}
-        for trace in self.setup.run.traces:
-            if trace.draft not in failed:
-                by_draft.setdefault(trace.draft, []).append(trace)
-        return by_draft
+        return grouped(
+            (trace for trace in self.setup.run.traces if trace.draft not in failed),
+            lambda trace: trace.draft,
+        )
 
     @cached_property
     def latencies(self) -> dict[float, dict[str, Latency]]:
@@ -218,33 +218,25 @@ class PairAnalysis:
     @property
     def round_times(self) -> tuple[RoundSummary, ...]:
         """R(0) and R(K) of each draft, at each temperature where rounds were timed."""
-        made = [
-            latency.round_summary(draft)
-            for by_draft in self.latencies.values()
-            for draft, latency in by_draft.items()
-        ]
+        timed = (pair for by_draft in self.latencies.values() for pair in by_draft.items())
+        made = (latency.round_summary(draft) for draft, latency in timed)
         return tuple({(entry.draft, entry.temperature): entry for entry in made}.values())
 
     @property
     def times_of_first_draft(self) -> dict[float, RoundSummary]:
         """By temperature, the round times of the first draft: where predictions are from."""
-        return {
-            temperature: next(latency.round_summary(draft) for draft, latency in by_draft.items())
-            for temperature, by_draft in self.latencies.items()
-            if by_draft
-        }
+        first = {at: next(iter(each.items())) for at, each in self.latencies.items() if each}
+        return {at: latency.round_summary(draft) for at, (draft, latency) in first.items()}
 
     @cached_property
     def unstable(self) -> tuple[Unstable, ...]:
         """Steps and cells that cannot be right; a target's forward once, however many drafts."""
         coolest = min(self.latencies, default=None)
         by_draft = {} if coolest is None else self.latencies[coolest]
-        steps: dict[tuple[object, ...], Unstable] = {}
-        for latency in by_draft.values():
-            for entry in latency.unstable():
-                forward = (entry.kind, entry.tokens, entry.context_tokens, entry.batch)
-                steps.setdefault(forward, entry)
-        return (*steps.values(), *unstable_cells(self.results))
+        entries = (entry for latency in by_draft.values() for entry in latency.unstable())
+        forwards = grouped(entries, lambda e: (e.kind, e.tokens, e.context_tokens, e.batch))
+        first = (group[0] for group in forwards.values())
+        return (*first, *unstable_cells(self.results))
 
     @cached_property
     def outlier_cells(self) -> tuple[OutlierCell, ...]:
@@ -283,10 +275,7 @@ class PairAnalysis:
     @cached_property
     def rankings(self) -> dict[tuple[Rule, float], Ranking]:
         """By rule, the verdict's first, and temperature; of drafts that were scored and timed."""
-        rules: list[Rule] = [
-            self.setup.rule,
-            *(rule for rule in ENGINES if rule != self.setup.rule),
-        ]
+        rules: list[Rule] = [*dict.fromkeys((self.setup.rule, *ENGINES))]
         # Engines with the other rules stop no drafting early
         adaptive = self.setup.rule if self.setup.adaptive else None
         if adaptive and not self.confidences:  # those of a repetition penalty are not known
@@ -313,10 +302,8 @@ class PairAnalysis:
     @cached_property
     def confidences(self) -> dict[str, dict[TextKey, DraftConfidence]]:
         """By draft and text, how sure it is off the text; none unless drafting may stop early."""
-        by_draft: dict[str, dict[TextKey, DraftConfidence]] = {}
-        for entry in self.setup.run.confidences:
-            by_draft.setdefault(entry.draft, {})[entry.key] = entry
-        return by_draft
+        by_draft = grouped(self.setup.run.confidences, lambda entry: entry.draft)
+        return {draft: {each.key: each for each in known} for draft, known in by_draft.items()}
 
     def _adaptive_counts(
         self, texts: Sequence[TextTrace], rule: Rule, ks: Sequence[int]
@@ -377,9 +364,9 @@ class PairAnalysis:
             ]
         return [ranking.evidence for ranking in self.rankings_of_run_rule]
 
-    @property
-    def asked(self) -> list[Question]:
-        """What is to be decided, for every temperature and acceptance rule."""
+    @cached_property
+    def answered(self) -> tuple[Answered, ...]:
+        """Every question decided, for every temperature and acceptance rule."""
         setup = self.setup
         asked = questions(
             self.evidence,
@@ -389,17 +376,7 @@ class PairAnalysis:
             coincide=setup.synthetic or self._only_lookups,
             adaptive=setup.adaptive,
         )
-        return list(asked)
-
-    @cached_property
-    def answered(self) -> tuple[Answered, ...]:
-        """All of it decided."""
-        return answered(
-            self.asked,
-            weights=self.setup.shares,
-            seed=self.setup.seed,
-            distrust=self._doubt,
-        )
+        return answered(list(asked), weights=setup.shares, seed=setup.seed, distrust=self._doubt)
 
     def _doubt(self, question: Question) -> Doubt | None:
         """Why a question has no verdict: its texts, or its timings, cannot be right."""
@@ -549,17 +526,3 @@ class PairAnalysis:
             plain_usd_per_million_tokens=plain,
             usd_per_million_tokens=plain / speedup,
         )
-
-
-def _least_regret(
-    evidence: Sequence[Evidence], weights: Mapping[str, float] | None
-) -> Iterator[LeastRegret]:
-    """What loses the least speedup if traffic shifts between the prompt sets that have a weight."""
-    for evidence_at_temperature in evidence:
-        by_set = {
-            name: alone
-            for name, alone in evidence_at_temperature.by_set().items()
-            if (weights or {}).get(name, 1.0) > 0.0
-        }
-        if len(by_set) > 1:
-            yield LeastRegret(evidence_at_temperature.temperature, *least_regret(by_set))

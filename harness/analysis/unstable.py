@@ -1,21 +1,29 @@
-"""Which step times cannot be right: both the measurement, which repeats them, and a report ask.
+"""Which times cannot be right, and which measured cells a few generations decide.
 
-A verify computes at least what a step computes, and a longer verify at least what a shorter one
-does; a bare step and a token of plain decoding are the same forward. Times that say otherwise,
-beyond their noise, were disturbed.
+Steps: both the measurement, which repeats them, and a report ask. A verify computes at least what
+a step computes, and a longer verify at least what a shorter one does; a bare step and a token of
+plain decoding are the same forward. Times that say otherwise, beyond their noise, were disturbed.
 
 Samples of one repetition were taken within moments of one another, so two forwards are compared by
 the median of their paired ratios. Its bound is that of the sign test, which assumes nothing of the
 distribution (Conover, "Practical Nonparametric Statistics", 1999, section 3.2).
+
+Cells: a round of one K costs about the same whatever its text and acceptance, and so does a plain
+token. So seconds per round / seconds per plain token of the same prompt tell a disturbed generation
+from one of unusual acceptance. Where the speedup changes with the slowest and fastest of these left
+out, because a few of them are far from the others, both numbers are reported.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from scipy.stats import binom
 
-from harness.records import StepTiming
-from harness.summary import Unstable
+from harness.analysis.cells import Count, completed, decode_s, latest, new_tokens
+from harness.records import Cell, ResultRow, StepTiming, Trial, grouped
+from harness.stats.jackknife import Array
+from harness.summary import Doubt, OutlierCell, Unstable
 
 # One-sided, of a bound: a profile compares dozens of forwards
 CONFIDENCE = 0.995
@@ -23,6 +31,15 @@ CONFIDENCE = 0.995
 LEAST_EFFECT = 0.02
 # How far a step may be from a plain token, which the loop's own work makes slower
 LOOP_SHARE = 0.15
+# Of a cell's generations, left out at either end, and at least one
+TRIMMED = 0.1
+LEAST_GENERATIONS = 5
+# How far the two speedups must be from one another, and an outlier from the median
+LEAST_CHANGE, FAR = math.log(1.05), math.log(1.5)
+# How far noise lifts a speedup above the tokens of a round
+NOISE = 1.2
+
+# ---- steps ---------------------------------------------------------------------------------------
 
 
 def unstable_steps(
@@ -35,14 +52,11 @@ def unstable_steps(
             pairing are compared.
         plain_s: R(0), held against the steps of the first context and batch; None if unknown.
     """
-    groups: dict[tuple[int, int, str | None], dict[int, StepTiming]] = {}
-    for timing in timings:
-        if timing.role == "target" and timing.kind != "prefill":
-            positions = 0 if timing.kind == "step" else timing.tokens
-            key = (timing.context_tokens, timing.batch, timing.beside)
-            groups.setdefault(key, {})[positions] = timing
+    forwards = (t for t in timings if t.role == "target" and t.kind != "prefill")
+    groups = grouped(forwards, lambda t: (t.context_tokens, t.batch, t.beside))
     unstable: list[Unstable] = []
-    for number, group in enumerate(groups.values()):
+    for number, timed in enumerate(groups.values()):
+        group = {0 if t.kind == "step" else t.tokens: t for t in timed}
         step = group.get(0)
         if step is None:
             continue
@@ -84,3 +98,73 @@ def _unstable(reason: str, value: float, timing: StepTiming) -> Unstable:
     kind = "step" if timing.kind == "step" else "verify"
     where = (timing.context_tokens, timing.batch)
     return Unstable(reason, value, "target", kind, timing.tokens, *where)  # type: ignore[arg-type]
+
+
+# ---- cells ---------------------------------------------------------------------------------------
+
+
+def outlier_cells(trials: Sequence[Trial]) -> tuple[OutlierCell, ...]:
+    """The cells whose speedup changes by more than 5 % without their far generations."""
+    done = completed(latest(trials))
+    plain = {trial.key: trial for trial in done if trial.k == 0}
+    drafted = (trial for trial in done if trial.k > 0 and trial.key in plain)
+    cells = grouped(drafted, lambda trial: trial.cell_key)
+    outliers = (
+        _outlier(cell, [(plain[trial.key], trial) for trial in cells[cell]])
+        for cell in sorted(cells)
+    )
+    return tuple(outlier for outlier in outliers if outlier is not None)
+
+
+def _outlier(cell: Cell, pairs: Sequence[tuple[Trial, Trial]]) -> OutlierCell | None:
+    if len(pairs) < LEAST_GENERATIONS:
+        return None
+    seconds, tokens = _table(pairs, decode_s), _table(pairs, new_tokens)
+    rounds = np.array([drafted.rounds or 1 for _, drafted in pairs], dtype=np.float64)
+    costs = np.log(seconds[:, 1] / rounds) - np.log(seconds[:, 0] / tokens[:, 0])
+    cut = max(1, int(TRIMMED * len(pairs)))
+    kept = np.argsort(costs, kind="stable")[cut:-cut]
+    speedup, trimmed = _speedup(seconds, tokens), _speedup(seconds[kept], tokens[kept])
+    far = int((np.abs(costs - np.median(costs)) > FAR).sum())
+    if abs(math.log(speedup / trimmed)) <= LEAST_CHANGE or not 1 <= far <= 2 * cut:
+        return None
+    return OutlierCell(cell.prompt_set, cell.temperature, cell.k, speedup, trimmed, far)
+
+
+def impossible(cells: Sequence[Unstable], temperature: float) -> Doubt | None:
+    """Why no verdict of a temperature can rest on what was measured; None where it can."""
+    wrong = [cell for cell in cells if cell.kind == "cell" and cell.temperature == temperature]
+    if not wrong:
+        return None
+    worst = max(wrong, key=lambda cell: cell.value)
+    values = {"k": worst.tokens, "speedup": worst.value, "prompt_set": worst.prompt_set}
+    return "impossible_speedup", {**values}
+
+
+def _table(pairs: Sequence[tuple[Trial, Trial]], count: Count) -> Array:
+    """[generation, 2], plain and drafted."""
+    return np.array([[count(trial) for trial in pair] for pair in pairs])
+
+
+def _speedup(seconds: Array, tokens: Array) -> float:
+    plain, drafted = seconds.sum(axis=0) / tokens.sum(axis=0)
+    return float(plain / drafted)
+
+
+def unstable_cells(rows: Sequence[ResultRow]) -> Iterator[Unstable]:
+    """The measured cells whose speedup is far above their tokens per round, or above K + 1.
+
+    A round takes at least as long as a plain token, so its tokens are the most that it gains.
+    """
+    for row in rows:
+        most = min(row.k + 1, NOISE * (row.tokens_per_round or np.inf))
+        if row.source == "measured" and row.k and (row.speedup or 0.0) > most:
+            yield Unstable(
+                "speedup_above_most",
+                row.speedup or 0.0,
+                "target",
+                "cell",
+                row.k,
+                prompt_set=row.prompt_set,
+                temperature=row.temperature,
+            )

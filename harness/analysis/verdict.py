@@ -19,6 +19,7 @@ sampling", 1982).
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -37,7 +38,7 @@ from harness.analysis.cells import (
     per_prompt,
     ratio,
 )
-from harness.records import Decision, Trial
+from harness.records import Trial, grouped
 from harness.stats.crossfit import CrossFit, VisitCosts, Workload, cross_fit, deals_for
 from harness.stats.jackknife import (
     CONFIDENCE,
@@ -50,7 +51,7 @@ from harness.stats.jackknife import (
     set_weights,
     workload_ratio,
 )
-from harness.summary import Value, Verdict, VerdictReason
+from harness.summary import Doubt, LeastRegret, Values, Verdict
 from harness.theory.speedup import RoundTimes
 
 # Chance of a wrong verdict in a report, and what part of it those on the whole workload take where
@@ -143,18 +144,26 @@ class Evidence:
             visits=evidence._visits(),
         )
 
+    def speedups(self, weights: Mapping[str, float] | None) -> dict[Candidate, float]:
+        """Of the whole workload; empty without a prompt that is complete in every cell."""
+        if not self.prompts or not self.candidates:
+            return {}
+        speedups = np.exp(self.workload(weights).log_speedups()).tolist()
+        return dict(zip(self.candidates, speedups, strict=True))
+
     def _visits(self) -> tuple[VisitCosts, ...]:
         """The visits of each draft that was timed more than once."""
-        names = list(self.candidates)
-        groups: list[VisitCosts] = []
-        for draft in dict.fromkeys(name.draft for name in self.visit_costs):
-            rows = [i for i, name in enumerate(names) if name.draft == draft]
-            costs = np.stack([self.visit_costs[names[row]] for row in rows])
-            if costs.shape[1] > 1:
-                groups.append(VisitCosts(np.array(rows), costs))
-        return tuple(groups)
+        place = {name: index for index, name in enumerate(self.candidates)}
+        groups = (
+            VisitCosts(
+                np.array([place[name] for name in names]),
+                np.stack([self.visit_costs[name] for name in names]),
+            )
+            for names in grouped(self.visit_costs, lambda name: name.draft).values()
+        )
+        return tuple(group for group in groups if group.costs.shape[1] > 1)
 
-    def alphas(self, name: Candidate, weights: Mapping[str, float] | None) -> dict[str, Value]:
+    def alphas(self, name: Candidate, weights: Mapping[str, float] | None) -> Values:
         """A candidate's alpha on the weighted workload, and the alpha that it needs."""
         if name not in self.facts:
             return {"alpha": None, "breakeven_alpha": None}
@@ -164,10 +173,6 @@ class Evidence:
             for counts in (facts.accepted, facts.judged)
         )
         return {"alpha": ratio(accepted, judged), "breakeven_alpha": facts.breakeven_alpha}
-
-    def by_set(self) -> "dict[str, Evidence]":
-        """The evidence of each prompt set alone, in order of name."""
-        return {name: self.only([name]) for name in sorted(set(self.prompt_sets))}
 
 
 def _rows(timed: Timed, keep: NDArray[np.bool_]) -> Timed:
@@ -186,9 +191,8 @@ def evidence_from_trials(
     """
     considered = [trial for trial in latest(trials) if trial.temperature == temperature]
     repetitions = len({trial.repetition for trial in considered})
-    turns = {(t.prompt_set, t.conversation): 0 for t in considered}
-    for prompt_set, conversation, _ in {(t.prompt_set, t.conversation, t.turn) for t in considered}:
-        turns[prompt_set, conversation] += 1
+    seen = {((t.prompt_set, t.conversation), t.turn) for t in considered}
+    turns = Counter(name for name, _ in seen)
     done: dict[int, dict[tuple[str, str], Array]] = {0: {}}
     for k in sorted({trial.k for trial in considered}):
         cell = completed([trial for trial in considered if trial.k == k])
@@ -202,39 +206,30 @@ def evidence_from_trials(
     uncounted = {t.k for t in completed(considered) if t.accepted is None or t.rejected is None}
     names = sorted(name for name in done[0] if all(name in cell for cell in kept.values()))
     sums_of = {
-        k: np.array([cell[name] for name in names]).reshape(len(names), 5)
+        Candidate(draft, k): np.array([cell[name] for name in names]).reshape(len(names), 5)
         for k, cell in kept.items()
     }
+    timed = {name: Timed(sums[:, 0], sums[:, 1]) for name, sums in sums_of.items()}
     return Evidence(
         temperature=temperature,
         prompts=tuple(prompt for _, prompt in names),
         prompt_sets=tuple(prompt_set for prompt_set, _ in names),
-        baseline=Timed(sums_of[0][:, 0], sums_of[0][:, 1]),
-        candidates={
-            Candidate(draft, k): Timed(sums[:, 0], sums[:, 1])
-            for k, sums in sums_of.items()
-            if k > 0
-        },
+        baseline=timed.pop(Candidate(draft, 0)),
+        candidates=timed,
         facts={
-            Candidate(draft, k): _facts(sums, k, times)
-            for k, sums in sums_of.items()
-            if k > 0 and k not in uncounted
+            name: Facts(sums[:, 2], sums[:, 3], times.break_even_alpha(name.k) if times else None)
+            for name, sums in sums_of.items()
+            if name.k > 0 and name.k not in uncounted
         },
     )
 
 
 def _mostly_failed(trials: Sequence[Trial]) -> bool:
     """Whether more than half of the prompts of any set failed."""
-    done: dict[str, dict[str, bool]] = {}
-    for trial in trials:
-        of_set = done.setdefault(trial.prompt_set, {})
-        so_far = of_set.get(trial.conversation, True)
-        of_set[trial.conversation] = so_far and trial.status == "ok"
-    return any(2 * sum(of_set.values()) < len(of_set) for of_set in done.values())
-
-
-def _facts(sums: Array, k: int, times: RoundTimes | None) -> Facts:
-    return Facts(sums[:, 2], sums[:, 3], times.break_even_alpha(k) if times else None)
+    prompts = {(t.prompt_set, t.conversation) for t in trials}
+    failed = {(t.prompt_set, t.conversation) for t in trials if t.status == "failed"}
+    sizes, failures = (Counter(name for name, _ in each) for each in (prompts, failed))
+    return any(2 * failures[name] > size for name, size in sizes.items())
 
 
 # ---- decision ------------------------------------------------------------------------------------
@@ -290,23 +285,16 @@ def decide(
     """
     if prompt_set != "all":
         evidence, weights = evidence.only([prompt_set]), None
-    undecided = Verdict(
-        decision="undecided",
-        speculate=False,
-        draft=None,
-        k=0,
-        temperature=evidence.temperature,
-        prompt_set=prompt_set,
-        speedup=None,
-        speedup_lo=None,
-        speedup_hi=None,
-        reason="no_complete_prompt",
-        reason_values={"prompt_set": None},
-    )
     asked = [name for name, weight in (weights or {}).items() if weight > 0]
     unseen = [name for name in asked if name not in evidence.prompt_sets]
+    undecided = Verdict.undecided(
+        evidence.temperature,
+        prompt_set,
+        "no_complete_prompt",
+        {"prompt_set": next(iter(unseen), None)},
+    )
     if unseen or not evidence.prompts or not evidence.candidates:
-        return replace(undecided, reason_values={"prompt_set": next(iter(unseen), None)})
+        return undecided
     workload = evidence.workload(weights)
     level = budget.level(prompt_set)
     fit = cross_fit(workload, seed, deals=deals or deals_for(workload))
@@ -315,62 +303,35 @@ def decide(
     speedups = np.exp(workload.log_speedups())
     best = list(evidence.candidates)[int(np.argmax(speedups))]
     several = len({name.draft for name in evidence.candidates}) > 1
-    named: dict[str, Value] = {"draft": best.draft if several else None, "k": best.k}
+    named: Values = {"draft": best.draft if several else None, "k": best.k}
+    verdict = replace(undecided, draft=best.draft, k=best.k)
     if fit is None:
         reason, values = _too_few(workload.prompt_sets)
-        return replace(
-            undecided,
-            draft=best.draft,
-            k=best.k,
-            speedup=float(speedups.max()),
-            reason=reason,
-            reason_values={**named, **values},
-        )
-    decision, interval = _decision(fit, level), fit.interval(level)
-    values: dict[str, Value] = {}
-    if decision == "speculate":
-        reason: VerdictReason = "held_out_gain"
-    elif decision == "does_not_pay":
-        reason = "held_out_loss"
-        values = evidence.alphas(best, weights)
+        speedup = float(speedups.max())
+        return replace(verdict, speedup=speedup, reason=reason, reason_values={**named, **values})
+    interval = fit.interval(level)
+    verdict = replace(verdict, speedup=fit.speedup, speedup_lo=interval.lo, speedup_hi=interval.hi)
+    if 2 * fit.chose_plain < fit.choices and interval.lo > 1.0:
+        verdict = replace(verdict, decision="speculate", speculate=True)
+        reason, values = "held_out_gain", {}
+    elif fit.ceiling(level) < 1.0:
+        verdict = replace(verdict, decision="does_not_pay", draft=None, k=0)
+        reason, values = "held_out_loss", evidence.alphas(best, weights)
     else:
         reason, values = _why_undecided(fit, workload, level)
-    return replace(
-        undecided,
-        decision=decision,
-        speculate=decision == "speculate",
-        draft=None if decision == "does_not_pay" else best.draft,
-        k=0 if decision == "does_not_pay" else best.k,
-        speedup=fit.speedup,
-        speedup_lo=interval.lo,
-        speedup_hi=interval.hi,
-        reason=reason,
-        reason_values={**named, "level": level, **values},
-    )
+    return replace(verdict, reason=reason, reason_values={**named, "level": level, **values})
 
 
-def _decision(fit: CrossFit, level: float) -> Decision:
-    interval = fit.interval(level)
-    if 2 * fit.chose_plain < fit.choices and interval.lo > 1.0:
-        return "speculate"
-    if fit.ceiling(level) < 1.0:
-        return "does_not_pay"
-    return "undecided"
-
-
-def _too_few(prompt_sets: tuple[str, ...]) -> tuple[VerdictReason, dict[str, Value]]:
+def _too_few(prompt_sets: tuple[str, ...]) -> Doubt:
     """Why there is no interval."""
     if len(prompt_sets) < MIN_PROMPTS:
         return "too_few_prompts", {"prompts": len(prompt_sets), "needed": MIN_PROMPTS}
-    small = next(
-        (name for name in prompt_sets if prompt_sets.count(name) < MIN_SET), prompt_sets[0]
-    )
+    few = (name for name in prompt_sets if prompt_sets.count(name) < MIN_SET)
+    small = next(few, prompt_sets[0])
     return "too_few_in_set", {"prompt_set": small, "needed": MIN_SET}
 
 
-def _why_undecided(
-    fit: CrossFit, workload: Workload, level: float
-) -> tuple[VerdictReason, dict[str, Value]]:
+def _why_undecided(fit: CrossFit, workload: Workload, level: float) -> Doubt:
     """What keeps the interval from deciding, and what would change it."""
     interval = fit.interval(level)
     if interval.lo >= 1.0 - NEAR and interval.hi <= 1.0 + NEAR:
@@ -380,10 +341,8 @@ def _why_undecided(
         measured = not workload.visits
         return "timing_noise", {"timing_share": timing_share, "measured": measured}
     prompts = len(workload.prompt_sets)
-    return "interval_spans_one", {
-        "prompts": prompts,
-        "prompts_needed": _needed(fit, prompts, level),
-    }
+    needed = _needed(fit, prompts, level)
+    return "interval_spans_one", {"prompts": prompts, "prompts_needed": needed}
 
 
 def _timing_share(fit: CrossFit, workload: Workload) -> float:
@@ -418,26 +377,20 @@ def _needed(fit: CrossFit, prompts: int, level: float) -> int | None:
     return int(number[decides.argmax()]) if decides.any() else None
 
 
-def least_regret(evidences: Mapping[str, Evidence]) -> tuple[str | None, int]:
-    """The (draft, K) that gives away least if traffic shifts between prompt sets.
+def least_regret(evidence: Evidence, weights: Mapping[str, float] | None) -> LeastRegret | None:
+    """What gives away least if traffic shifts between the prompt sets that have a weight.
 
     Regret on a set is the best speedup there over this candidate's, and what counts is the worst
     set. No mix of sets can be worse than the worst set: the regret on a mix is a ratio of two sums
     that are linear in the mix. K = 0, speedup 1, is a candidate; plain speedups, no interval.
 
-    (None, 0) if not speculating is the safest, or if nothing was measured.
+    None with fewer than two sets.
     """
-    filled = [evidence for evidence in evidences.values() if evidence.prompts]
-    if not filled:
-        return None, 0
-    names = [name for name in filled[0].candidates if all(name in e.candidates for e in filled)]
-    speedups = np.array([[1.0, *(_plain(evidence, name) for name in names)] for evidence in filled])
+    names = sorted({name for name in evidence.prompt_sets if (weights or {}).get(name, 1.0) > 0.0})
+    if len(names) < 2:
+        return None
+    of_sets = [evidence.only([name]).speedups(None) for name in names]
+    speedups = np.array([[1.0, *of_set.values()] for of_set in of_sets])
     regret = (speedups.max(axis=1, keepdims=True) / speedups).max(axis=0)
-    best = int(np.argmin(regret))
-    return (None, 0) if best == 0 else names[best - 1]
-
-
-def _plain(evidence: Evidence, name: Candidate) -> float:
-    before, after = evidence.baseline, evidence.candidates[name]
-    seconds = before.seconds.sum() / after.seconds.sum()
-    return float(seconds * after.tokens.sum() / before.tokens.sum())
+    draft, k = [(None, 0), *evidence.candidates][int(np.argmin(regret))]
+    return LeastRegret(evidence.temperature, draft, k)

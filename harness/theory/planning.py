@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.records import UserError
+from harness.summary import DraftMemory
 from harness.theory.architecture import Architecture
 from harness.theory.cost import USABLE_SHARE, usd_per_million_tokens
 from harness.theory.roofline import Card, forward_floor
@@ -32,28 +33,6 @@ class DraftBytes:
     kv_per_token: float = 0.0
 
 
-@dataclass(frozen=True)
-class MemoryRow:
-    """Memory with one draft, or without any (draft None).
-
-    Attributes:
-        draft_weight_bytes, draft_kv_bytes_per_token: of the draft; 0 for an n-gram or none.
-        fits: whether the weights alone do.
-        context_tokens: tokens of cache that one sequence can have, or all of them together.
-        sequences: concurrent sequences at the asked context.
-        context_tokens_lost, sequences_lost: against no draft.
-    """
-
-    draft: str | None
-    draft_weight_bytes: float
-    draft_kv_bytes_per_token: float
-    fits: bool
-    context_tokens: int
-    sequences: int
-    context_tokens_lost: int
-    sequences_lost: int
-
-
 def memory_view(
     target: Architecture,
     drafts: Mapping[str, DraftBytes],
@@ -61,14 +40,16 @@ def memory_view(
     *,
     context_tokens: int,
     bytes_per_parameter: float = 2.0,
-) -> tuple[MemoryRow, ...]:
-    """What each draft leaves of the memory; the first row is the target alone.
+    device: str | None = None,
+) -> tuple[DraftMemory, ...]:
+    """What each draft leaves of the memory, and what is lost of what the target alone leaves.
 
     Args:
         drafts: by name.
         memory_bytes: of the device; USABLE_SHARE of it may be filled.
         context_tokens: of each concurrent sequence, prompt and answer.
         bytes_per_parameter: of the target's weights and cache alike.
+        device: its name.
     """
     if not (math.isfinite(memory_bytes) and memory_bytes > 0.0):
         raise UserError(f"memory_bytes={memory_bytes}: must be above 0")
@@ -77,19 +58,25 @@ def memory_view(
     free = memory_bytes * USABLE_SHARE - target.parameters * bytes_per_parameter
     per_token = target.kv_bytes_read(1, bytes_per_parameter)
 
-    def row(name: str | None, weights: float, kv: float, without: MemoryRow | None) -> MemoryRow:
-        tokens = max(0, math.floor((free - weights) / (per_token + kv)))
-        sequences = tokens // context_tokens
-        lost_tokens = without.context_tokens - tokens if without else 0
-        lost_sequences = without.sequences - sequences if without else 0
-        fits = free >= weights
-        return MemoryRow(name, weights, kv, fits, tokens, sequences, lost_tokens, lost_sequences)
+    def tokens_with(draft: DraftBytes) -> int:
+        return max(0, math.floor((free - draft.weights) / (per_token + draft.kv_per_token)))
 
-    alone = row(None, 0.0, 0.0, None)
-    rows = [alone]
-    for name, draft in drafts.items():
-        rows.append(row(name, draft.weights, draft.kv_per_token, alone))
-    return tuple(rows)
+    alone = tokens_with(DraftBytes())
+    return tuple(
+        DraftMemory(
+            draft=name,
+            device=device,
+            weights_bytes=draft.weights,
+            kv_bytes_per_token=draft.kv_per_token,
+            fits=free >= draft.weights,
+            context_tokens=tokens,
+            context_tokens_lost=alone - tokens,
+            sequences=tokens // context_tokens,
+            sequences_lost=alone // context_tokens - tokens // context_tokens,
+        )
+        for name, draft in drafts.items()
+        for tokens in (tokens_with(draft),)
+    )
 
 
 @dataclass(frozen=True)
