@@ -52,6 +52,20 @@ Record = TypeVar("Record")
 Key = TypeVar("Key", bound=Hashable)
 
 
+def where(records: Iterable[Record], **wanted: object) -> list[Record]:
+    """The records whose fields have these values."""
+    return [
+        record
+        for record in records
+        if all(getattr(record, name) == value for name, value in wanted.items())
+    ]
+
+
+def first(records: Iterable[Record], **wanted: object) -> Record | None:
+    """The first record whose fields have these values; None where there is none."""
+    return next(iter(where(records, **wanted)), None)
+
+
 def grouped(records: Iterable[Record], key: Callable[[Record], Key]) -> dict[Key, list[Record]]:
     """The records by their key, keys in the order in which they appear."""
     groups: dict[Key, list[Record]] = {}

@@ -412,8 +412,8 @@ def test_a_schedule_is_written_as_the_engine_takes_it(engine, code, note):
         ]
     )
     served = ServedSummary(engine, "1", None, "cpu", True, schedules=(Schedule(0.0, entries),))
-    run = RunFacts("server", "results/run", "complete", None, "target", "draft")
-    (snippet,) = schedule_snippets(Summary(run, served=served), "TARGET")
+    run = RunFacts("server", "results/run", "complete", None, "TARGET", "draft")
+    (snippet,) = schedule_snippets(Summary(run, served=served))
     assert snippet.code == code
     assert note in " ".join(snippet.notes)
 
@@ -482,8 +482,8 @@ def test_a_schedule_of_servers_that_were_started_has_their_commands(engine, expe
     served = ServedSummary(
         engine, "7", None, "cpu", True, commands, schedules=(Schedule(0.0, entries),)
     )
-    run = RunFacts("server", "results/run", "complete", None, "target", "draft")
-    (snippet,) = schedule_snippets(Summary(run, served=served), "TARGET")
+    run = RunFacts("server", "results/run", "complete", None, "TARGET", "draft")
+    (snippet,) = schedule_snippets(Summary(run, served=served))
     assert snippet.code == expected
     assert " 7)" in snippet.title
 

@@ -1,12 +1,11 @@
 """Write README's table of what can draft for what: python tools/drafts_table.py.
 
-The engines' columns are those of `harness.reporting.serving_kinds`.
+The engines' columns are those of `harness.reporting.serving_lines`.
 """
 
 from pathlib import Path
 
-from harness.reporting.serving import ENGINES
-from harness.reporting.serving_kinds import LINES
+from harness.reporting.serving_lines import ENGINES
 from harness.serving.kinds import NAMES, DraftKind
 
 PAGE = Path(__file__).resolve().parents[1] / "README.md"
@@ -38,9 +37,7 @@ def table() -> str:
 
 def _cell(server: str, kind: DraftKind) -> str:
     """Whether an engine has a line for a kind."""
-    if kind == "model":
-        return "yes"
-    line = LINES[server].get(kind)
+    line = ENGINES[server].lines.get(kind)
     if line is None:
         return "-"
     return "yes" if line.same else "another look-up"

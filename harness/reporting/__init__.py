@@ -5,7 +5,7 @@ of a command. Both read the Summary alone: a report can be made again without an
 
     sentences/  every sentence, by subject          tables/  every table, as column specifications
     serving     what to paste into a server         plots/   every plot
-    grid        which answer is shown where
+    serving_lines  each engine's syntax             grid     which answer is shown where
     content     what a report says, in order        formatting  numbers as text
     console, markdown, html  lay it out             definitions  metrics.md as data
     index       every run of a folder on one page

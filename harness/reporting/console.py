@@ -35,7 +35,7 @@ def show(content: Content, console: Console | None = None, *, verbose: bool = Fa
     if verbose:
         _show_all(content, out)
     else:
-        _show_answer(content, out)
+        _fit(list(_blocks(content, out)), out)
 
 
 # ---- the answer ----------------------------------------------------------------------------------
@@ -87,10 +87,6 @@ def print_brief(parts: Sequence[Table | str], out: Console) -> None:
         for place, part in enumerate(parts, start=1)
     ]
     _fit([replace(blocks[0], apart=False), *blocks[1:]], out)
-
-
-def _show_answer(content: Content, out: Console) -> None:
-    _fit(list(_blocks(content, out)), out)
 
 
 def _fit(every: Sequence[_Block], out: Console) -> None:
@@ -192,7 +188,7 @@ def _show_all(content: Content, out: Console) -> None:
     for warning in (content.banner, content.status):
         if warning:
             _line(out, warning, "bold")
-    _verdict(out, content)
+    _paragraph(out, content.verdicts, "bold")
     if content.engine:
         _line(out, content.engine)
     if content.grid:
@@ -208,8 +204,8 @@ def _show_all(content: Content, out: Console) -> None:
     for table in content.tables:
         print_table(table, out)
     _paragraph(out, [content.acceptance] if content.acceptance else [])
-    if content.verdicts and content.tables:
-        _verdict(out, content)
+    if content.tables:
+        _paragraph(out, content.verdicts, "bold")
 
 
 def print_table(table: Table, out: Console) -> None:
@@ -270,18 +266,12 @@ def _widths(table: Table, width: int) -> list[int]:
     return widths
 
 
-def _verdict(out: Console, content: Content) -> None:
-    if content.verdicts:
-        out.print()
-    for number, sentence in enumerate(content.verdicts):
-        _line(out, sentence, "bold" if number == 0 else "")
-
-
-def _paragraph(out: Console, lines: Sequence[str]) -> None:
+def _paragraph(out: Console, lines: Sequence[str], style: str = "") -> None:
+    """Lines below an empty one, the first in a style of its own."""
     if lines:
         out.print()
-    for line in lines:
-        _line(out, line)
+    for number, line in enumerate(lines):
+        _line(out, line, "" if number else style)
 
 
 def _snippet(out: Console, snippet: Snippet) -> None:

@@ -8,7 +8,6 @@ from typing import Literal
 from harness.reporting import formatting as fmt
 from harness.reporting import grid, serving
 from harness.reporting.sentences import caveats, explanation, run, verdict
-from harness.reporting.sentences.next_step import next_step
 from harness.reporting.tables import answers, brief_tables, tables_of
 from harness.reporting.tables.specification import Table
 from harness.summary import Summary
@@ -73,7 +72,7 @@ class Content:
 
 def content_of(summary: Summary) -> Content:
     """Gather a run's report; whatever its summary lacks is left out."""
-    decides = summary.run.command in verdict.DECIDING_COMMANDS
+    decides = summary.run.command in grid.DECIDING_COMMANDS
     measured, environment = measured_with(summary)
     answered = answers.grid_table(summary)
     return Content(
@@ -84,7 +83,7 @@ def content_of(summary: Summary) -> Content:
         answer=_answer(summary),
         grid=answered if answered.rows else None,
         brief=brief_tables(summary),
-        next_step=next_step(summary),
+        next_step=verdict.next_step(summary),
         page=str(Path(summary.run.folder) / "report.html"),
         engine=None if summary.served else run.engine(summary.run),
         reasons=explanation.explanation(summary),

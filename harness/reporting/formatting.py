@@ -4,11 +4,26 @@ Two habits keep quantities apart that readers mix up: an acceptance_rate is alwa
 percent ("34.2 %"), an alpha never is ("0.561"). A value that does not apply is "-", never 0.
 """
 
+from harness.records import ResultRow
+from harness.summary import Answer, CardDraftRow, CardRow, EngineRow, LeaderboardRow, Verdict
+
 EMPTY = "-"
 NO_ROOT = "none"
+Gain = Answer | CardDraftRow | CardRow | EngineRow | LeaderboardRow | ResultRow | Verdict
+Bounded = tuple[float | None, float | None, float | None]  # a value, and its interval
 _GIB = 1024**3
 _MIB = 1024**2
 _KIB = 1024
+
+
+def bounded(record: Gain) -> Bounded:
+    """Its speedup, with an interval where it has one."""
+    return record.speedup, record.speedup_lo, record.speedup_hi
+
+
+def gain(record: Gain) -> str:
+    """The same as text: "1.42x [1.36, 1.48]"."""
+    return speedup(*bounded(record))
 
 
 def count(value: float | None) -> str:
@@ -81,6 +96,11 @@ def signed(value: float | None, digits: int = 2) -> str:
         return EMPTY
     text = f"{value:+.{digits}f}"
     return text[1:] if float(text) == 0.0 else text
+
+
+def deviations(value: float | None) -> str:
+    """A difference in standard deviations as "+1.3"."""
+    return signed(value, 1)
 
 
 def with_bounds(value: float | None, low: float | None = None, high: float | None = None) -> str:

@@ -11,10 +11,17 @@ Of a server run the marked row is the server's own, and our own loop's stand bel
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from harness.records import SERVERS, Rule
+from harness.records import SERVERS, Decision, Rule, grouped, where
 from harness.reporting import formatting as fmt
 from harness.summary import Answer, SamplingFacts, Summary, Verdict
 
+# Those whose reports say what to serve
+DECIDING_COMMANDS = frozenset({"sweep", "audition", "server"})
+DECISIONS: Mapping[Decision, str] = {
+    "speculate": "speculate",
+    "does_not_pay": "do not speculate",
+    "undecided": "undecided",
+}
 DEFAULT_SERVER = "vllm"
 # Of the marked row and of its serving line
 MARK = "*"
@@ -98,44 +105,36 @@ def rows(summary: Summary) -> tuple[GridRow, ...]:
     """Every row, temperatures as listed, vLLM's default first."""
     if summary.served is not None:
         return tuple(_served_rows(summary))
+    sampling = summary.run.sampling
     made: list[GridRow] = []
-    for temperature in dict.fromkeys(answer.temperature for answer in summary.answers):
-        groups: dict[str, list[Answer]] = {}
-        for rule in ENGINES:
-            answers = [
-                answer
-                for answer in summary.answers
-                if (answer.temperature, answer.rule) == (temperature, rule)
-            ]
-            if answers:
-                alike = repr([replace(answer, rule="ratio") for answer in answers])
-                groups.setdefault(alike, []).extend(answers)
-        made += [_row(temperature, answers, summary.run.sampling) for answers in groups.values()]
+    for temperature, answers in grouped(summary.answers, lambda answer: answer.temperature).items():
+        alike: dict[str, list[Answer]] = {}
+        for of_rule in (where(answers, rule=rule) for rule in ENGINES):
+            if of_rule:
+                shown = repr([replace(answer, rule="ratio") for answer in of_rule])
+                alike.setdefault(shown, []).extend(of_rule)
+        made += [_row(temperature, group, sampling) for group in alike.values()]
     return tuple(made)
 
 
 def _served_rows(summary: Summary) -> Iterator[GridRow]:
     """The server's row of each temperature, then our own loop's where it is known."""
-    for temperature in dict.fromkeys(answer.temperature for answer in summary.answers):
-        of_engine: dict[str, list[Answer]] = {}
-        for answer in summary.answers:
-            if answer.temperature == temperature:
-                of_engine.setdefault(answer.engine, []).append(answer)
-        for engine, answers in of_engine.items():
-            row = _row(temperature, answers, summary.run.sampling)
+    for temperature, answers in grouped(summary.answers, lambda answer: answer.temperature).items():
+        for engine, group in grouped(answers, lambda answer: answer.engine).items():
+            row = _row(temperature, group, summary.run.sampling)
             yield replace(row, every=False, served=engine)
 
 
 def _row(temperature: float, answers: Sequence[Answer], sampling: SamplingFacts) -> GridRow:
-    rules: tuple[Rule | None, ...] = tuple(dict.fromkeys(answer.rule for answer in answers))
-    first = [answer for answer in answers if answer.rule == rules[0]]
+    by_rule: dict[Rule | None, list[Answer]] = grouped(answers, lambda answer: answer.rule)
+    first, *_ = by_rule.values()
     return GridRow(
         temperature,
-        rules,
+        tuple(by_rule),
         next(answer for answer in first if answer.prompt_set == "all"),
         tuple(answer for answer in first if answer.prompt_set != "all"),
-        every=set(rules) == set(ENGINES),
-        adaptive=sampling.stop_threshold is not None and sampling.rule in rules,
+        every=set(by_rule) == set(ENGINES),
+        adaptive=sampling.stop_threshold is not None and sampling.rule in by_rule,
     )
 
 

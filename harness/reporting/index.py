@@ -52,7 +52,7 @@ class Line:
     check: str = ""  # how its gate ended; empty where it has none
     verdict: str = ""
     temperature: float | None = None
-    speedup: tuple[float | None, float | None, float | None] = (None, None, None)
+    speedup: fmt.Bounded = (None, None, None)
     command: str = ""
     model: str = ""
     draft: str = ""
@@ -130,9 +130,7 @@ def _line(entry: Entry) -> Line:
         date=(facts.created_utc or "")[:_MINUTES].replace("T", " "),
         verdict=_verdict(summary),
         temperature=decision.temperature if decision else None,
-        speedup=(decision.speedup, decision.speedup_lo, decision.speedup_hi)
-        if decision
-        else (None, None, None),
+        speedup=fmt.bounded(decision) if decision else (None, None, None),
         command=facts.command,
         model=facts.model or "",
         draft=draft or "",

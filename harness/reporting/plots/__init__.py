@@ -7,13 +7,7 @@ To add one: a function from `Summary` and the most panels in a row to `style.Plo
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.reporting.plots import (
-    acceptance,
-    latency,
-    leaderboard,
-    speedup,
-    style,
-)
+from harness.reporting.plots import acceptance, latency, speedup, style
 from harness.storage import files
 from harness.summary import Summary
 
@@ -26,7 +20,7 @@ _DEFAULT = (
 )
 PLOTS = {
     "audition": (
-        leaderboard.draw,
+        speedup.draw_leaderboard,
         speedup.draw_by_k,
         acceptance.draw_by_category,
         acceptance.draw_by_length,

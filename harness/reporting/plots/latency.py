@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from harness.records import grouped
+from harness.records import grouped, where
 from harness.reporting import formatting as fmt
 from harness.reporting.plots import style
 from harness.reporting.tables import stability
@@ -50,15 +50,10 @@ def draw_verify_cost(summary: Summary, across: int) -> style.Plot | None:
         ns = [row.tokens for row in rows]
         style.points(panel, ns, values, label="target forward", **style.look(0))
         for forward in curve[::every]:
-            where = (forward.row.tokens, forward.row.p90_ms)
-            style.note_at(panel, fmt.decimal(forward.v), where, color=style.COLOURS[0])
-        timed = (step.context_tokens, step.batch)
-        drafts = [
-            row
-            for row in summary.latency
-            if (row.role, row.kind) == ("draft", "step")
-            and (row.context_tokens, row.batch) == timed
-        ]
+            point = (forward.row.tokens, forward.row.p90_ms)
+            style.note_at(panel, fmt.decimal(forward.v), point, color=style.COLOURS[0])
+        timed = {"context_tokens": step.context_tokens, "batch": step.batch}
+        drafts = where(summary.latency, role="draft", kind="step", **timed)
         levels = {"target step": step} | {f"{row.model or 'draft'} step": row for row in drafts}
         for index, (name, row) in enumerate(levels.items()):
             colour = style.GREY if index == 0 else style.COLOURS[index % len(style.COLOURS)]
@@ -103,9 +98,9 @@ def draw_verify_curves(summary: Summary, across: int) -> style.Plot | None:
 
 def _unstable(summary: Summary, curve: StepCurve, n: int) -> bool:
     """Whether v(n) is one that cannot be right, or its step is."""
-    where = (curve.context_tokens, curve.batch)
+    timed = (curve.context_tokens, curve.batch)
     return any(
-        stability.of_step(summary, "target", kind, *where, tokens) is not None
+        stability.of_step(summary, "target", kind, *timed, tokens) is not None
         for kind, tokens in (("verify", n), ("step", 1))
     )
 

@@ -1,7 +1,8 @@
-"""Speedup against K, measured and predicted; and alpha against the alpha that each K needs."""
+"""Speedup against K, and of each draft at its best K; alpha against the alpha that each K needs."""
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 from matplotlib.axes import Axes
 
@@ -10,7 +11,8 @@ from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.plots import style
 from harness.reporting.tables import stability
-from harness.summary import Summary
+from harness.reporting.tables.leaderboard import PLAIN, Board, boards
+from harness.summary import LeaderboardRow, Summary
 
 GAIN_CAPTION = (
     "Speedup over plain decoding against K: {points}, and the line at 1 where there is no"
@@ -60,14 +62,16 @@ def draw_by_k(summary: Summary, across: int) -> style.Plot | None:
         rows = by_panel[where]
         ks = sorted({row.k for row in rows})
         style.ticks(panel, ks, DRAFT_TOKENS, log=True)
-        style.no_gain_line(panel)
+        line = {"color": style.INK, "linewidth": 1.2, "linestyle": style.DASHED}
+        panel.axhline(1.0, **line, label="no speculation", zorder=1)
         for name, series in grouped(rows, series_of).items():
             index = names.index(name)
             look = style.look(index)
             _line(panel, lines_of.get((where, name), ()), look["color"])
             at = style.dodge([row.k for row in series], index, len(names))
-            values = [(row.speedup, row.speedup_lo, row.speedup_hi) for row in series]
-            style.points(panel, at, values, label=name, linestyle="none", **look)
+            style.points(
+                panel, at, [*map(fmt.bounded, series)], label=name, linestyle="none", **look
+            )
         prompts = f", {where[1]} prompts" if several else ""
         panel.set_title(f"temperature {fmt.temperature(where[0])}{prompts}")
     rule = points[0].rule
@@ -181,3 +185,73 @@ def draw_ceilings(summary: Summary, across: int) -> style.Plot | None:
         panel.set_xlabel(DRAFT_TOKENS)
         panel.set_title(title)
     return style.plot("ceilings.svg", CEILING_CAPTION, figure, CEILING_UNDER)
+
+
+BOARD_CAPTION = (
+    "Predicted speedup of each draft at its best K with its interval, in order of rank, next to not"
+    " speculating at 1"
+)
+BOARD_UNDER = "predicted, with 95 % interval; filled: the best; the dashed line: no speculation"
+LETTERS, NARROW_LETTERS = 23, 16  # of a draft's name in one line; engines have twice as many
+
+
+def draw_leaderboard(summary: Summary, across: int) -> style.Plot | None:
+    """A panel per leaderboard, all on one scale; None without a leaderboard."""
+    ranked = boards(summary)
+    if not ranked:
+        return None
+    longest = max(len(board.rows) for board in ranked)
+    height = 1.9 + 0.4 * longest
+    figure, axes = style.panels(len(ranked), across, share_y=False, width=5.2, height=height)
+    narrow = across == style.NARROW
+    ends = [
+        value for board in ranked for row in board.rows for value in (row.speedup, row.speedup_hi)
+    ]
+    for panel, board in zip(axes, ranked, strict=True):
+        _board(panel, board, summary.drafts, NARROW_LETTERS if narrow else LETTERS)
+        # The numbers stand to the right of the intervals
+        most = max(value for value in (1.0, *ends) if value is not None)
+        panel.set_xlim(0.0, (1.6 if narrow else 1.3) * most)
+        panel.set_ylim(longest - 0.4, -0.6)
+    return style.plot("leaderboard.svg", BOARD_CAPTION, figure, BOARD_UNDER)
+
+
+def _board(axes: Axes, board: Board, drafts: tuple[str, ...], letters: int) -> None:
+    axes.axvline(1.0, color=style.INK, linewidth=1.2, linestyle=style.DASHED, zorder=1)
+    for place, row in enumerate(board.rows):
+        plain = {"color": style.INK, "marker": "X"}
+        look = plain if row.draft is None else style.look(drafts.index(row.draft))
+        _row(axes, place, row, look)
+    names = [PLAIN if row.draft is None else f"{row.draft}, K={row.k}" for row in board.rows]
+    axes.set_yticks(range(len(names)), [style.folded(name, letters) for name in names])
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False, axis="y")
+    axes.grid(visible=True, axis="x")
+    axes.set_xlabel("speedup")
+    lines = style.folded("" if board.every_rule else board.acceptance, 2 * letters)
+    axes.set_title(style.folded(board.name, 2 * letters - 6), pad=9 + 13 * (lines.count("\n") + 1))
+    style.note_at(axes, lines, (0, 1), xycoords="axes fraction", ha="left", color=style.GREY)
+
+
+def _row(axes: Axes, place: int, row: LeaderboardRow, look: dict[str, Any]) -> None:
+    best = row.rank == 1
+    low, high = row.speedup_lo, row.speedup_hi
+    bar = None
+    if low is not None and high is not None:
+        bar = [[max(0.0, row.speedup - low)], [max(0.0, high - row.speedup)]]
+    axes.errorbar(
+        [row.speedup],
+        [place],
+        xerr=bar,
+        markersize=8,
+        markeredgewidth=1.4,
+        markerfacecolor=look["color"] if best else "white",
+        capsize=3,
+        elinewidth=1.6,
+        zorder=3,
+        **look,
+    )
+    text = fmt.speedup(row.speedup) + (" best" if best else "")
+    weight = "bold" if best else "normal"
+    settings = {"xytext": (9, 0), "ha": "left", "va": "center", "fontweight": weight}
+    style.note_at(axes, text, (high or row.speedup, place), color=look["color"], **settings)

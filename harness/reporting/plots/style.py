@@ -17,6 +17,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
+from harness.reporting.formatting import Bounded
+
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#aa4499", "#806000", "#3a8fb7")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 INK, GREY, FAINT = "#1a1a1a", "#6b6b6b", "#e4e4e4"
@@ -128,11 +130,6 @@ def look(index: int) -> dict[str, Any]:
     return {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[marker % len(MARKERS)]}
 
 
-def no_gain_line(axes: Axes) -> None:
-    """The line at 1: no speculation."""
-    axes.axhline(1.0, color=INK, linewidth=1.2, linestyle=DASHED, label="no speculation", zorder=1)
-
-
 def ticks(axes: Axes, values: Sequence[float], label: str, *, log: bool = False) -> None:
     """An x axis with ticks at these values and nowhere else, with space on both sides."""
     if log:
@@ -149,10 +146,7 @@ def percent_axis(axes: Axes) -> None:
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
 
 
-Interval = tuple[float | None, float | None, float | None]
-
-
-def points(axes: Axes, x: Sequence[float], values: Sequence[Interval], **kwargs: Any) -> None:
+def points(axes: Axes, x: Sequence[float], values: Sequence[Bounded], **kwargs: Any) -> None:
     """(value, low, high) with error bars; no bar where there is no interval."""
     value, low, high = np.array(values, dtype=float).reshape(-1, 3).T
     bars = np.clip([value - low, high - value], 0.0, None)

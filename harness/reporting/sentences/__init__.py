@@ -11,6 +11,12 @@ The words are the same in the console, report.md, report.html and the index. `ha
 has the table of codes and of the values that each quotes: a new code gets its sentence here.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
+# The values that a code carries, each None or of the type that `harness.summary` says
+Quoted = Mapping[str, Any]
+
 
 def as_sentence(clause: str) -> str:
     """A clause with a capital letter and a full stop."""

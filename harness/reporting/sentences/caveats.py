@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.reporting import formatting as fmt
-from harness.reporting.sentences import as_sentence, comparison, served
-from harness.summary import Caveat, Summary, Values
+from harness.reporting.sentences import Quoted, as_sentence, comparison, served
+from harness.summary import Caveat, Summary
 
 
 def caveats(summary: Summary) -> tuple[str, ...]:
@@ -26,7 +26,7 @@ def caveat(entry: Caveat) -> str:
     return words.format(**entry.values) if isinstance(words, str) else words(entry.values)
 
 
-def _generation_settings(values: Values) -> str:
+def _generation_settings(values: Quoted) -> str:
     with_them = f"; to measure with them: {values['overrides']}" if values["overrides"] else ""
     return (
         f"the target's generation_config sets {values['settings']}: a server applies this unless a"
@@ -34,7 +34,7 @@ def _generation_settings(values: Values) -> str:
     )
 
 
-def _engine_fallback(values: Values) -> str:
+def _engine_fallback(values: Quoted) -> str:
     cause = f"{values['role']}: {values['reason']}; its steps"
     if values["compiled"] is False:
         return f"{cause} launch more kernels than compiled ones, which takes longer"
@@ -45,7 +45,7 @@ def _number_of(number: object, one: str, several: str) -> str:
     return f"{number} {one if number == 1 else several}"
 
 
-def _unstable_timings(values: Values) -> str:
+def _unstable_timings(values: Quoted) -> str:
     one = values["timings"] == 1
     subject, they, them = ("it", "it is", "it") if one else ("they", "they are", "them")
     return (
@@ -55,7 +55,7 @@ def _unstable_timings(values: Values) -> str:
     )
 
 
-def _outlier_generations(values: Values) -> str:
+def _outlier_generations(values: Quoted) -> str:
     return (
         f"in {_number_of(values['cells'], 'cell', 'cells')} a few generations decide the speedup:"
         " {prompt_set} at temperature {temperature:g}, K={k}, is {speedup:.2f}x, and"
@@ -64,7 +64,7 @@ def _outlier_generations(values: Values) -> str:
     ).format(**values)
 
 
-def _greedy_texts_differ(values: Values) -> str:
+def _greedy_texts_differ(values: Quoted) -> str:
     not_judged = ", {not_judged} not judged" if values["not_judged"] else ""
     return (
         "greedy texts against plain decoding: {equal} equal, {tie} tie, {different} different"
@@ -73,7 +73,7 @@ def _greedy_texts_differ(values: Values) -> str:
     ).format(**values)
 
 
-def _server_concurrency(values: Values) -> str:
+def _server_concurrency(values: Quoted) -> str:
     limit = values["max_concurrency"]
     return (
         f"{values['file']}: requests ran at the same time (max_concurrency:"
@@ -82,7 +82,7 @@ def _server_concurrency(values: Values) -> str:
     )
 
 
-def _launch_bound(bounds: Sequence[Mapping[str, Any]]) -> list[str]:
+def _launch_bound(bounds: Sequence[Quoted]) -> list[str]:
     """One sentence for both models, since c is a property of the pair."""
     if not bounds:
         return []

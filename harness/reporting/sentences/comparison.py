@@ -118,7 +118,7 @@ def _engines(comparison: Comparison) -> Iterator[str]:
         return
     drafts = len({row.draft for row in rows}) > 1
     gains = [
-        f"{fmt.speedup(row.speedup, row.speedup_lo, row.speedup_hi)}"
+        f"{fmt.gain(row)}"
         f"{f' with {row.draft}' if drafts else ''} on {engine(row)}"
         f"{'' if row.lossless else ', which is NOT LOSSLESS there'}"
         for row in rows

@@ -1,5 +1,6 @@
 """Why the verdict is what it is, and what would change it; and rules of thumb."""
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from harness.reporting import formatting as fmt
@@ -14,7 +15,6 @@ _FACTORS = {
     "slow_loop": "slow loop",
     "launch_bound_engine": "launch-bound engine",
 }
-
 _UNSERVED = {None: "undecided", 0: "do not speculate"}
 
 
@@ -26,7 +26,7 @@ def explanation(summary: Summary) -> tuple[str, ...]:
     entry, shown = summary.explanation, grid.marked(summary)
     if entry is None:
         return served.reasons(summary)
-    first, *others = (*_because(entry), *_launch_bound_steps(entry))
+    first, *others = _because(entry)
     rule, temperature = summary.run.sampling.rule, entry.temperature
     if shown and (rule not in shown.row.rules or shown.row.temperature != temperature):
         where = f"temperature {fmt.temperature(temperature)}, {grid.ENGINES[rule]}"
@@ -34,21 +34,25 @@ def explanation(summary: Summary) -> tuple[str, ...]:
     return tuple(as_sentence(clause) for clause in (first, *others))
 
 
-def _because(entry: Explanation) -> list[str]:
+def _because(entry: Explanation) -> Iterator[str]:
     if entry.decision == "does_not_pay" and entry.speedup > 1:
-        return [
+        yield (
             f"round times and tokens per round would give {entry.speedup:.2f}x at K={entry.k}, more"
             " than was measured: mind the interval"
-        ]
-    if entry.decision == "speculate" or entry.speedup > 1:
-        return [_margin(entry)]
-    factors = ", ".join(_FACTORS[factor] for factor in entry.factors)
-    return [
-        *([f"what prevents a gain: {factors}"] if factors else ()),
-        _acceptance_needed(entry),
-        *_draft_and_verify_needed(entry),
-        *_loop(entry),
-    ]
+        )
+    elif entry.decision == "speculate" or entry.speedup > 1:
+        yield _margin(entry)
+    else:
+        yield from _obstacles(entry)
+    if entry.launch_bound and entry.floor_c is not None and entry.floor_speedup is not None:
+        gains = f"K={entry.floor_k} would give {entry.floor_speedup:.2f}x"
+        floor = gains if entry.floor_speedup > 1 else "no K would pay either"
+        yield (
+            f"the step ratio c is {entry.c:.2f} because steps are launch-bound (memory floors are"
+            f" {entry.draft_floor_share:.0%} of the draft's step and"
+            f" {entry.target_floor_share:.0%} of the target's); at the memory floor it would be"
+            f" {entry.floor_c:.2f} and {floor}"
+        )
 
 
 def _margin(entry: Explanation) -> str:
@@ -78,41 +82,28 @@ def _acceptance_needed(entry: Explanation) -> str:
     return f"needs alpha >= {needed:.2f} at K={k}; measured {alpha:.2f}"
 
 
-def _draft_and_verify_needed(entry: Explanation) -> list[str]:
-    draft = "no draft is fast enough for this acceptance: the verify alone costs what it gains"
+def _obstacles(entry: Explanation) -> Iterator[str]:
+    """What stands between a loss and a gain, one factor at a time."""
+    if entry.factors:
+        yield f"what prevents a gain: {', '.join(_FACTORS[factor] for factor in entry.factors)}"
+    yield _acceptance_needed(entry)
     if entry.c_allowed > 0:
-        draft = (
+        yield (
             f"or a draft step of at most {entry.c_allowed:.2f} of a target step; it is"
             f" {entry.c:.2f}"
         )
-    if entry.speedup_at_v1 <= 1:
-        return [draft]
-    return [
-        draft,
-        f"the verify of {entry.k + 1} positions costs {entry.v:.2f} steps; at one step it would be"
-        f" {entry.speedup_at_v1:.2f}x",
-    ]
-
-
-def _loop(entry: Explanation) -> list[str]:
-    if "slow_loop" not in entry.factors:
-        return []
-    return [
-        f"a round takes {entry.loop:.2f} target steps besides its forwards (accepting, sampling,"
-        f" host work); without them it would be {entry.speedup_without_loop:.2f}x"
-    ]
-
-
-def _launch_bound_steps(entry: Explanation) -> list[str]:
-    if not entry.launch_bound or entry.floor_c is None or entry.floor_speedup is None:
-        return []
-    gains = f"K={entry.floor_k} would give {entry.floor_speedup:.2f}x"
-    floor = gains if entry.floor_speedup > 1 else "no K would pay either"
-    return [
-        f"the step ratio c is {entry.c:.2f} because steps are launch-bound (memory floors are"
-        f" {entry.draft_floor_share:.0%} of the draft's step and {entry.target_floor_share:.0%} of"
-        f" the target's); at the memory floor it would be {entry.floor_c:.2f} and {floor}"
-    ]
+    else:
+        yield "no draft is fast enough for this acceptance: the verify alone costs what it gains"
+    if entry.speedup_at_v1 > 1:
+        yield (
+            f"the verify of {entry.k + 1} positions costs {entry.v:.2f} steps; at one step it would"
+            f" be {entry.speedup_at_v1:.2f}x"
+        )
+    if "slow_loop" in entry.factors:
+        yield (
+            f"a round takes {entry.loop:.2f} target steps besides its forwards (accepting,"
+            f" sampling, host work); without them it would be {entry.speedup_without_loop:.2f}x"
+        )
 
 
 class RuleText(NamedTuple):

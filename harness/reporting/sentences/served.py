@@ -7,16 +7,15 @@ import numpy as np
 from harness.records import GREEDY
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
-from harness.reporting.grid import GridRow, Marked
+from harness.reporting.grid import Marked
+from harness.reporting.sentences import Quoted
 from harness.summary import (
-    Answer,
     DraftMemory,
     ServedCell,
     ServedGate,
     ServedK,
     ServedSummary,
     Summary,
-    Values,
 )
 
 # Of the memory that a draft takes, the share from which it is worth a sentence
@@ -45,26 +44,24 @@ def contrast(summary: Summary, shown: Marked) -> str:
     """
     rows = [row for row in grid.rows(summary) if row.temperature == shown.row.temperature]
     own = next((row for row in rows if row.served == "own" != shown.row.served), None)
-    by_k = {entry.k: entry for entry in _by_k(summary, shown.row.temperature)}
-    if own is not None and own.speculates and own.answer.k in by_k:
-        there = by_k[own.answer.k]
-        if there.speedup < 1.0:
-            gain, answer = fmt.speedup(own.answer.speedup), shown.row.answer
-            undecided = answer.decision == "undecided" and answer.reason_values.get("k") == there.k
-            loses = _loses(there, "may lose here" if undecided else "loses here")
-            return f"K={there.k}, which pays on our own loop ({gain}), {loses}."
+    entries = summary.served.by_k if summary.served else ()
+    by_k = {entry.k: entry for entry in entries if entry.temperature == shown.row.temperature}
     if own is not None:
-        return _own_differs(own, shown.row)
+        here, there = shown.row.answer, by_k.get(own.answer.k)
+        if own.speculates and there is not None and there.speedup < 1.0:
+            undecided = here.decision == "undecided" and here.reason_values.get("k") == there.k
+            loses = _loses(there, "may lose here" if undecided else "loses here")
+            gain = fmt.speedup(own.answer.speedup)
+            return f"K={there.k}, which pays on our own loop ({gain}), {loses}."
+        if (own.answer.decision, own.answer.k) == (here.decision, here.k):
+            return ""
+        known = f"{fmt.gain(own.answer)}, {grid.SOURCES[own.answer.source]}"
+        return f"Our own loop's answer is another: {grid.words(own.answer)}, {known}."
     losing = [entry for entry in by_k.values() if entry.speedup < 1.0]
     if not losing or not shown.row.speculates:
         return ""
     worst = min(losing, key=lambda entry: entry.speedup)
     return f"K={worst.k} {_loses(worst)}."
-
-
-def _by_k(summary: Summary, temperature: float) -> list[ServedK]:
-    entries = summary.served.by_k if summary.served else ()
-    return [entry for entry in entries if entry.temperature == temperature]
 
 
 def _loses(entry: ServedK, how: str = "loses here") -> str:
@@ -77,32 +74,15 @@ def _loses(entry: ServedK, how: str = "loses here") -> str:
     )
 
 
-def _own_differs(own: GridRow, here: GridRow) -> str:
-    """Our own loop's answer, where it is another one."""
-    if (own.answer.decision, own.answer.k) == (here.answer.decision, here.answer.k):
-        return ""
-    return f"Our own loop's answer is another: {grid.words(own.answer)}, {_gain(own.answer)}."
-
-
-def _gain(answer: Answer) -> str:
-    gain = fmt.speedup(answer.speedup, answer.speedup_lo, answer.speedup_hi)
-    return f"{gain}, {grid.SOURCES[answer.source]}"
-
-
 def reasons(summary: Summary) -> tuple[str, ...]:
     """How well the server was predicted, whether it is lossless, and what the draft takes."""
     served = summary.served
     if served is None:
         return ()
-    return tuple(
-        sentence
-        for sentence in (
-            *_predictions(served.cells),
-            *_gates(served),
-            *(() if _toys(summary) else _memory(summary.memory)),
-        )
-        if sentence
-    )
+    # Models whose memory matters to no one
+    toys = any(entry.code == "embedded_models" for entry in summary.caveats)
+    memory = () if toys else _memory(summary.memory)
+    return (*_predictions(served.cells), *_gates(served), *memory)
 
 
 def _predictions(cells: Sequence[ServedCell]) -> Iterator[str]:
@@ -153,11 +133,6 @@ def _rounds(gates: Sequence[ServedGate]) -> str:
     return f", and {equal} of {texts} took exactly the rounds of replay"
 
 
-def _toys(summary: Summary) -> bool:
-    """Whether the models are too small for their memory to matter to anyone."""
-    return any(entry.code == "embedded_models" for entry in summary.caveats)
-
-
 def _memory(entries: Sequence[DraftMemory]) -> Iterator[str]:
     for entry in entries:
         everything = entry.context_tokens + entry.context_tokens_lost
@@ -173,67 +148,58 @@ def _memory(entries: Sequence[DraftMemory]) -> Iterator[str]:
             )
 
 
-def scores(values: Values) -> str:
+def scores(values: Quoted) -> str:
     """How far texts are off, as "texts z = -85.1, against plain decoding's z = -60.2"."""
     names = (("texts", values.get("text_z")), ("against plain decoding's", values.get("plain_z")))
-    known = [f"{name} z = {z:.1f}" for name, z in names if isinstance(z, int | float)]
-    return ", ".join(known)
+    return ", ".join(f"{name} z = {z:.1f}" for name, z in names if z is not None)
 
 
-def not_lossless(values: Values) -> str:
+def not_lossless(values: Quoted) -> str:
     """A caveat: which K, and how far off."""
     return (
-        f"the server is NOT LOSSLESS at temperature {_temperature(values)}, K={values['k']}"
-        f" ({scores(values)}): what it returns is not what the target would{_nats(values)}"
+        f"the server is NOT LOSSLESS {_at(values)} ({scores(values)}): what it returns is not what"
+        f" the target would{_nats(values)}"
     )
 
 
-def unlike_target(values: Values) -> str:
+def unlike_target(values: Quoted) -> str:
     """A caveat: the plain server's texts are not those of the target that scored them."""
     return (
-        f"at temperature {_temperature(values)} the plain server's own texts are not the target's"
-        f" that is loaded here ({scores(values)}{_nats(values)}): other weights (quantised, another"
-        " revision) or other sampling settings; the gate and replay mean little"
+        f"at temperature {values['temperature']:g} the plain server's own texts are not the"
+        f" target's that is loaded here ({scores(values)}{_nats(values)}): other weights"
+        " (quantised, another revision) or other sampling settings; the gate and replay mean little"
     )
 
 
-def rounds_unlike_replay(values: Values) -> str:
+def rounds_unlike_replay(values: Quoted) -> str:
     """A caveat: the rounds are not replay's, what that may be, and what it costs."""
     rounds, expected, z = (values.get(name) for name in ("rounds", "expected_rounds", "rounds_z"))
-    if not isinstance(rounds, int | float) or not isinstance(expected, int | float):
-        return f"{_at(values)} the rounds are not those of replay"
-    by = f"z = {z:.1f}" if isinstance(z, int | float) else _equal(values)
+    if rounds is None or expected is None:
+        return f"{_at(values)}, the rounds are not those of replay"
+    by = f"{values.get('equal')} of {values.get('texts')} texts exactly"
+    by = by if z is None else f"z = {z:.1f}"
     counts = f"{fmt.count(rounds)} where replay expects {fmt.count(expected)}, {by}"
     other = values.get("other_rule")
     if other is not None:
         key = "leave decode.rule out" if other == "greedy_draft" else f"give decode.rule={other}"
         return (
-            f"{_at(values)} its rounds are not those of decode.rule={values['rule']} ({counts});"
+            f"{_at(values)}, its rounds are not those of decode.rule={values['rule']} ({counts});"
             f" they are those of {other}: {key}, or every prediction is of another server"
         )
     return (
-        f"{_at(values)} its rounds are not those of replay ({counts}): the draft that is served is"
+        f"{_at(values)}, its rounds are not those of replay ({counts}): the draft that is served is"
         " not quite the one that scored the texts here (fewer bits, another revision, other"
         f" kernels), or its acceptance rule is another. Texts are not affected; predictions at this"
         f" temperature err by about {fmt.percent(abs(rounds / expected - 1.0))}"
     )
 
 
-def _at(values: Values) -> str:
-    return f"at temperature {_temperature(values)}, K={values['k']},"
+def _at(values: Quoted) -> str:
+    return f"at temperature {values['temperature']:g}, K={values['k']}"
 
 
-def _equal(values: Values) -> str:
-    return f"{values.get('equal')} of {values.get('texts')} texts exactly"
-
-
-def _temperature(values: Values) -> str:
-    temperature = values["temperature"]
-    return fmt.temperature(temperature if isinstance(temperature, int | float) else None)
-
-
-def _nats(values: Values) -> str:
+def _nats(values: Quoted) -> str:
     nats, expected = values.get("nats"), values.get("expected_nats")
-    if not isinstance(nats, int | float) or not isinstance(expected, int | float):
+    if nats is None or expected is None:
         return ""
     return f"; {nats:.2f} nats per token, {expected:.2f} is right"

@@ -1,4 +1,4 @@
-"""What to do, and the reason for it."""
+"""What to do, the reason for it, and what to do next."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -6,10 +6,9 @@ from harness.records import GREEDY, Rule
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.grid import Marked
-from harness.reporting.sentences import comparison, served
-from harness.summary import Answer, CheckResult, Summary, Values, Verdict, VerdictReason
+from harness.reporting.sentences import Quoted, comparison, served
+from harness.summary import Answer, CheckResult, Summary, Verdict, VerdictReason
 
-DECIDING_COMMANDS = frozenset({"sweep", "audition", "server"})
 NO_ADVICE = "Not a recommendation (dummy weights): "
 RULES: Mapping[Rule, str] = {
     "greedy_draft": "the draft proposes its likeliest token",
@@ -54,7 +53,7 @@ def _measured_otherwise(summary: Summary, shown: Marked) -> str:
         return ""
     return (
         f" Measured at this temperature ({measured.engines}), the answer differs:"
-        f" {grid.words(measured.answer)}, {_gain(measured.answer)}."
+        f" {grid.words(measured.answer)}, {fmt.gain(measured.answer)}."
     )
 
 
@@ -73,40 +72,22 @@ def headline(shown: Marked) -> str:
     """What to serve on the marked row's server, or why nothing.
 
     "Serve small at K=3: 1.42x [1.36, 1.48], measured on held-out prompts, for vLLM with its
-    defaults at temperature 0."
+    defaults at temperature 0." Of a server that was measured "On your server (llama.cpp),
+    temperature 0: serve small at K=1, 1.31x [1.27, 1.35], measured on held-out prompts."
     """
-    answer = shown.row.answer
-    if shown.row.served is not None:
-        return _served_headline(shown)
-    if not shown.row.speculates:
-        start = {"does_not_pay": "Do not speculate", "undecided": "Undecided"}[answer.decision]
-        return f"{start}: {_reason(answer)} (for {shown.phrase})."
-    gain = fmt.speedup(answer.speedup, answer.speedup_lo, answer.speedup_hi)
-    unsure = "" if answer.speedup_lo is not None else ", no interval"
-    return (
-        f"Serve {answer.draft} at K={answer.k}: {gain}{unsure}, {how_known(answer)}, for"
-        f" {shown.phrase}."
-    )
-
-
-def _served_headline(shown: Marked) -> str:
-    """The same of the server that was measured.
-
-    "On your server (llama.cpp), temperature 0: K=1, 1.31x [1.27, 1.35], measured on held-out
-    prompts."
-    """
-    answer, row = shown.row.answer, shown.row
-    name = grid.SERVED[row.served or "own"]
-    where = "On our own loop" if row.served == "own" else f"On your server ({name})"
-    where = f"{where}, temperature {fmt.temperature(row.temperature)}"
-    if answer.decision == "speculate":
+    row, answer = shown.row, shown.row.answer
+    if row.speculates:
+        start = f"serve {answer.draft} at K={answer.k}"
         unsure = "" if answer.speedup_lo is not None else ", no interval"
-        return (
-            f"{where}: serve {answer.draft} at K={answer.k}, {_gain(answer)}{unsure},"
-            f" {how_known(answer)}."
-        )
-    start = {"does_not_pay": "do not speculate", "undecided": "undecided"}[answer.decision]
-    return f"{where}: {start}; {_reason(answer)}."
+        why = f"{fmt.gain(answer)}{unsure}, {how_known(answer)}"
+    else:
+        start, why = grid.DECISIONS[answer.decision], _reason(answer)
+    if row.served is None:
+        end = f", for {shown.phrase}" if row.speculates else f" (for {shown.phrase})"
+        return f"{_capital(start)}: {why}{end}."
+    name = "our own loop" if row.served == "own" else f"your server ({grid.SERVED[row.served]})"
+    mark = "," if row.speculates else ";"
+    return f"On {name}, temperature {fmt.temperature(row.temperature)}: {start}{mark} {why}."
 
 
 def how_known(answer: Answer) -> str:
@@ -154,18 +135,14 @@ def _reason(entry: Decided) -> str:
     return VERDICT_REASONS[entry.reason](entry, entry.reason_values)
 
 
-def _candidate(values: Values) -> str:
+def _candidate(values: Quoted) -> str:
     draft = values["draft"]
     return f"K={values['k']}" if draft is None else f"{draft} with K={values['k']}"
 
 
-def _gain(entry: Decided) -> str:
-    return fmt.speedup(entry.speedup, entry.speedup_lo, entry.speedup_hi)
-
-
-def _held_out_loss(entry: Decided, values: Values) -> str:
-    loss = f"{_candidate(values)} loses least, {_gain(entry)} on held-out prompts"
-    alpha, needed = _number(values["alpha"]), _number(values["breakeven_alpha"])
+def _held_out_loss(entry: Decided, values: Quoted) -> str:
+    loss = f"{_candidate(values)} loses least, {fmt.gain(entry)} on held-out prompts"
+    alpha, needed = values["alpha"], values["breakeven_alpha"]
     if alpha is None:
         return loss
     if needed is None:
@@ -178,36 +155,38 @@ def _held_out_loss(entry: Decided, values: Values) -> str:
     )
 
 
-def _undecided(why: str, entry: Decided, values: Values) -> str:
+def _undecided(why: str, entry: Decided, values: Quoted) -> str:
     if entry.speedup_hi is not None and entry.speedup_hi < 1.0:
         why = f"it loses, but another candidate is not ruled out; {why}"
-    return f"{_candidate(values)} gives {_gain(entry)} on held-out prompts; {why.format(**values)}"
+    return (
+        f"{_candidate(values)} gives {fmt.gain(entry)} on held-out prompts; {why.format(**values)}"
+    )
 
 
-def _interval_spans_one(entry: Decided, values: Values) -> str:
+def _interval_spans_one(entry: Decided, values: Quoted) -> str:
     needed = "{prompts} prompts do not decide it, about {prompts_needed:,} would"
     if values["prompts_needed"] is None:
         needed = "{prompts} prompts do not decide it, nor say how many would"
     return _undecided(needed, entry, values)
 
 
-def _timing_noise(entry: Decided, values: Values) -> str:
+def _timing_noise(entry: Decided, values: Quoted) -> str:
     advice = "a quieter machine" + (" or more repetitions=" if values["measured"] else "")
     why = "timing noise makes {timing_share:.0%} of the variance: " + advice + " would help"
     return _undecided(why, entry, values)
 
 
-def _not_held_out(why: str, entry: Decided, values: Values) -> str:
+def _not_held_out(why: str, entry: Decided, values: Quoted) -> str:
     so_far = f"{_candidate(values)} gives {fmt.speedup(entry.speedup)} so far"
     return f"{why.format(**values)}; {so_far}, not held out"
 
 
-def _first_difference(values: Values) -> str:
+def _first_difference(values: Quoted) -> str:
     return "{prompt_set}/{prompt} K={k} from position {position} on".format(**values)
 
 
-def _given_numbers(entry: Decided, values: Values) -> str:
-    k, alpha, needed = values["k"], _number(values["alpha"]), _number(values["breakeven_alpha"])
+def _given_numbers(entry: Decided, values: Quoted) -> str:
+    k, alpha, needed = values["k"], values["alpha"], values["breakeven_alpha"]
     origin = "measured by the server" if values["measured"] else "by arithmetic"
     reason = f"K={k} gives {fmt.speedup(entry.speedup)} {origin}"
     if entry.decision != "speculate" and alpha is not None:
@@ -220,19 +199,19 @@ def _given_numbers(entry: Decided, values: Values) -> str:
     return reason
 
 
-def _impossible_speedup(_: Decided, values: Values) -> str:
+def _impossible_speedup(_: Decided, values: Quoted) -> str:
     again = "on a quiet machine"
     if values.get("clock") not in (None, "cpu"):
         again += ", or with clock=cpu"
     return (
-        f"{fmt.speedup(_number(values['speedup']))} at K={values['k']} on {values['prompt_set']}"
+        f"{fmt.speedup(values['speedup'])} at K={values['k']} on {values['prompt_set']}"
         " prompts is more than its rounds emit, so timings here cannot be right; measure again"
         f" {again}"
     )
 
 
 # Of decisions not to serve a draft, and of given numbers; a gain speaks for itself
-VERDICT_REASONS: Mapping[str, Callable[[Decided, Values], str]] = {
+VERDICT_REASONS: Mapping[str, Callable[[Decided, Quoted], str]] = {
     "held_out_loss": _held_out_loss,
     "interval_spans_one": _interval_spans_one,
     "timing_noise": _timing_noise,
@@ -278,12 +257,12 @@ def _without_answers(summary: Summary) -> tuple[str, ...]:
         return (snapshot(checks),)
     if summary.comparison is not None:
         return comparison.verdicts(summary.comparison)
-    if command in DECIDING_COMMANDS and summary.answers and summary.run.serve_on:
+    if command in grid.DECIDING_COMMANDS and summary.answers and summary.run.serve_on:
         server = grid.PHRASES[summary.run.serve_on]
         return (f"Not known for {server}: this run has no prediction under its acceptance rule.",)
     if summary.served is not None and summary.run.status == "complete":
         return (f"No verdict: {_lacking(summary)}.",)
-    if command in DECIDING_COMMANDS:
+    if command in grid.DECIDING_COMMANDS:
         return ("No verdict: the run stopped before there was enough to decide on.",)
     decided = () if summary.verdict is None else (verdict(summary.verdict),)
     possible = gain(summary)
@@ -327,5 +306,45 @@ def snapshot(results: Sequence[CheckResult]) -> str:
     return f"{outcome}: {meaning} ({len(results)} checks: {counts})."
 
 
-def _number(value: object) -> float | None:
-    return value if isinstance(value, int | float) else None
+NEXT = {
+    "profile": "a sweep (python -m harness.sweep) measures whether alpha is that high",
+    "breakeven": "a sweep (python -m harness.sweep) measures alpha for a pair",
+}
+AUDITION = "an audition (python -m harness.audition) looks for a draft that pays"
+ATTACHED = "url=[PLAIN,SPECULATIVE] score=false"
+OTHER_DRAFTS = "name other drafts (drafts=[...])"
+
+
+def next_step(summary: Summary) -> str | None:
+    """What to do next; None where the answer says it all."""
+    if summary.run.command in NEXT:
+        return NEXT[summary.run.command]
+    shown = grid.marked(summary)
+    if shown is None or summary.run.dummies:
+        return None
+    answer = shown.row.answer
+    if answer.decision == "undecided":
+        return None
+    if answer.decision == "does_not_pay":
+        return OTHER_DRAFTS if summary.run.command == "audition" else AUDITION
+    if summary.served is not None:
+        return "serve your own requests so (prompts.files=[...] measures with them)"
+    if answer.source == "measured":
+        if shown.server == "transformers":
+            return "run your own requests with this draft and without it, and compare"
+        engine = shown.server.removesuffix("_probabilistic")
+        return f"python -m harness.server engine={engine} measures this pair on that server"
+    served_by = next((c.values["engine"] for c in summary.caveats if c.code == "texts_from"), None)
+    if served_by is not None:
+        keys = f"engine={served_by} k=[{answer.k}] temperature=[{answer.temperature:g}] {ATTACHED}"
+        return (
+            f"start its server with this draft too; python -m harness.server {keys} measures both"
+        )
+    if summary.run.command == "audition":
+        keys = f"draft={answer.draft} k=[{answer.k}] temperature=[{answer.temperature:g}]"
+        if answer.temperature != GREEDY:
+            keys += f" decode.rule={answer.rule}"
+        return f"python -m harness.sweep {keys} (and this run's other keys) measures it"
+    if summary.run.replay_only:
+        return "the same sweep with mode=measure measures what is predicted"
+    return f"the same sweep with decode.rule={answer.rule} measures what is predicted"

@@ -5,11 +5,10 @@ column, add a `Column` to the subject's tuple; to add a table, a function from `
 named below. A table without rows is not shown.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from harness.reporting.tables import (
-    adaptive,
     answers,
     breakeven,
     cards,
@@ -22,94 +21,78 @@ from harness.reporting.tables import (
 from harness.reporting.tables.specification import Table
 from harness.summary import Summary
 
-
-def _sweep(summary: Summary) -> list[Table]:
-    return [
-        *sweep.sweep_tables(summary),
-        leaderboard.thumb_table(summary),
-        sweep.replay_table(summary),
-        *adaptive.adaptive_tables(summary),
-        leaderboard.prompt_set_table(summary),
-        latency.rounds_table(summary),
-        leaderboard.costs_table(summary),
-        *latency.verify_tables(summary),
-    ]
-
-
-def _server(summary: Summary) -> list[Table]:
-    return [
-        *served.served_tables(summary),
-        *sweep.sweep_tables(summary),
-        leaderboard.prompt_set_table(summary),
-        latency.rounds_table(summary),
-        leaderboard.costs_table(summary),
-        *leaderboard.position_tables(summary),
-    ]
-
-
-def _audition(summary: Summary) -> list[Table]:
-    return [
-        *cards.card_tables(summary),
-        *leaderboard.leaderboard_tables(summary),
-        leaderboard.ineligible_table(summary),
-        leaderboard.prompt_set_table(summary),
-        *adaptive.adaptive_tables(summary),
-        leaderboard.thumb_table(summary),
-        latency.rounds_table(summary),
-        leaderboard.costs_table(summary),
-        *leaderboard.category_tables(summary),
-        *leaderboard.length_tables(summary),
-        *leaderboard.position_tables(summary),
-        leaderboard.request_table(summary),
-        *latency.verify_tables(summary),
-    ]
-
-
-def _profile(summary: Summary) -> list[Table]:
-    return [
-        latency.alone_table(summary),
-        latency.rounds_table(summary),
-        leaderboard.costs_table(summary),
-        latency.bounds_table(summary),
-        latency.reads_table(summary),
-        *latency.verify_tables(summary)[:1],
-        breakeven.ideal_table(summary),
-        latency.waterfall_table(summary),
-        latency.parts_table(summary),
-        latency.curve_table(summary),
-        latency.batch_table(summary),
-    ]
-
-
-def _breakeven(summary: Summary) -> list[Table]:
-    fit = summary.round_fit
-    return [
-        *(breakeven.server_tables(fit) if fit else ()),
-        breakeven.measured_table(summary),
-        breakeven.ideal_table(summary),
-        breakeven.rules_table(summary),
-        latency.rounds_table(summary),
-        leaderboard.costs_table(summary),
-    ]
+Maker = Callable[[Summary], Table | Sequence[Table]]
+SWEEP: tuple[Maker, ...] = (
+    sweep.sweep_tables,
+    leaderboard.thumb_table,
+    sweep.replay_table,
+    sweep.adaptive_tables,
+    leaderboard.prompt_set_table,
+    latency.rounds_table,
+    leaderboard.costs_table,
+    latency.verify_tables,
+)
+# By command; a sweep's for every other
+TABLES: dict[str, tuple[Maker, ...]] = {
+    "audition": (
+        cards.card_tables,
+        leaderboard.leaderboard_tables,
+        leaderboard.ineligible_table,
+        leaderboard.prompt_set_table,
+        sweep.adaptive_tables,
+        leaderboard.thumb_table,
+        latency.rounds_table,
+        leaderboard.costs_table,
+        leaderboard.category_tables,
+        leaderboard.length_tables,
+        leaderboard.position_tables,
+        leaderboard.request_table,
+        latency.verify_tables,
+    ),
+    "server": (
+        served.served_tables,
+        sweep.sweep_tables,
+        leaderboard.prompt_set_table,
+        latency.rounds_table,
+        leaderboard.costs_table,
+        leaderboard.position_tables,
+    ),
+    "profile": (
+        latency.alone_table,
+        latency.rounds_table,
+        leaderboard.costs_table,
+        latency.bounds_table,
+        latency.reads_table,
+        lambda summary: latency.verify_tables(summary)[:1],
+        breakeven.ideal_table,
+        latency.waterfall_table,
+        latency.parts_table,
+        latency.curve_table,
+        latency.batch_table,
+    ),
+    "breakeven": (
+        breakeven.server_tables,
+        breakeven.measured_table,
+        breakeven.ideal_table,
+        breakeven.rules_table,
+        latency.rounds_table,
+        leaderboard.costs_table,
+    ),
+    "snapshot": (sweep.text_table, sweep.distribution_table),
+    "report": (comparison.comparison_tables,),
+}
 
 
-def _snapshot(summary: Summary) -> list[Table]:
-    return [sweep.text_table(summary), sweep.distribution_table(summary)]
-
-
-def _report(summary: Summary) -> list[Table]:
-    compared = summary.comparison
-    return list(comparison.comparison_tables(compared)) if compared else []
-
-
-TABLES: dict[str, Callable[[Summary], Sequence[Table]]] = {
-    "sweep": _sweep,
-    "audition": _audition,
-    "server": _server,
-    "profile": _profile,
-    "breakeven": _breakeven,
-    "snapshot": _snapshot,
-    "report": _report,
+_ANSWERS: tuple[Maker, ...] = (answers.short_grid, served.brief_tables, answers.sets_table)
+_TIMES: tuple[Maker, ...] = (breakeven.measured_table, breakeven.ideal_table)
+# What the console shows where it does not print every table
+BRIEF: dict[str, tuple[Maker, ...]] = {
+    "sweep": _ANSWERS,
+    "audition": (*_ANSWERS, answers.drafts_table),
+    "server": _ANSWERS,
+    "profile": _TIMES,
+    "breakeven": _TIMES,
+    "report": (comparison.brief_tables,),
 }
 
 
@@ -118,7 +101,7 @@ def tables_of(summary: Summary) -> tuple[Table, ...]:
 
     A note that several tables share is made under the last of them only.
     """
-    made = [table for table in TABLES.get(summary.run.command, _sweep)(summary) if table.rows]
+    made = list(_made(TABLES.get(summary.run.command, SWEEP), summary))
     last = {note: index for index, table in enumerate(made) for note in table.notes}
     return tuple(
         replace(table, notes=tuple(note for note in table.notes if last[note] == index))
@@ -127,16 +110,13 @@ def tables_of(summary: Summary) -> tuple[Table, ...]:
 
 
 def brief_tables(summary: Summary) -> tuple[Table, ...]:
-    """What the console shows where it does not print every table: the grid, then by importance."""
-    command = summary.run.command
-    made: Sequence[Table] = ()
-    if command in ("sweep", "audition", "server"):
-        made = (answers.short_grid(summary), *served.brief_tables(summary))
-        made += (answers.sets_table(summary),)
-        made += (answers.drafts_table(summary),) if command == "audition" else ()
-    elif command in ("profile", "breakeven"):
-        made = (breakeven.measured_table(summary), breakeven.ideal_table(summary))
-    elif summary.comparison is not None:
-        compared = summary.comparison
-        made = (comparison.brief_engines(compared), comparison.brief_table(compared))
-    return tuple(entry for entry in made if entry.rows)
+    """The console's tables: the grid in short, then by importance."""
+    return tuple(_made(BRIEF.get(summary.run.command, ()), summary))
+
+
+def _made(makers: Sequence[Maker], summary: Summary) -> Iterator[Table]:
+    for maker in makers:
+        tables = maker(summary)
+        for table in [tables] if isinstance(tables, Table) else tables:
+            if table.rows:
+                yield table

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from harness.records import GREEDY, SERVERS, ResultRow
+from harness.records import GREEDY, SERVERS, ResultRow, first, where
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
-from harness.reporting.tables.specification import Column, Table, table
+from harness.reporting.tables.specification import Column, Table, columns_by, table
 from harness.summary import Answer, LeaderboardRow, Summary
 
 MOST_SETS = 4  # prompt sets that get a column of the grid
@@ -30,15 +30,7 @@ GRID: tuple[Column[Line], ...] = (
     Column("T", lambda line: line.temperature, key=True, definition="temperature"),
     Column("engines", lambda line: line.row.engines, key=True, flexible=True),
     Column("serve", lambda line: grid.words_of_row(line.row.answer), flexible=True),
-    Column(
-        "speedup [lo, hi]",
-        lambda line: (
-            line.row.answer.speedup,
-            line.row.answer.speedup_lo,
-            line.row.answer.speedup_hi,
-        ),
-        fmt.speedup,
-    ),
+    Column("speedup [lo, hi]", lambda line: fmt.bounded(line.row.answer), fmt.speedup),
     Column("evidence", lambda line: grid.SOURCES[line.row.answer.source]),
 )
 TITLE = "What to serve"
@@ -90,11 +82,7 @@ SETS: tuple[Column[SetLine], ...] = (
     Column("prompts", lambda line: line.answer.prompt_set, key=True, flexible=True),
     Column("serve", lambda line: line.serve, flexible=True),
     Column("K", lambda line: line.k, fmt.count),
-    Column(
-        "speedup\n[lo, hi]",
-        lambda line: (line.answer.speedup, line.answer.speedup_lo, line.answer.speedup_hi),
-        fmt.speedup,
-    ),
+    Column("speedup\n[lo, hi]", lambda line: fmt.bounded(line.answer), fmt.speedup),
     Column(
         "predicted\nspeedup",
         lambda line: line.predicted.speedup if line.measured and line.predicted else None,
@@ -110,8 +98,8 @@ def grid_table(summary: Summary) -> Table:
     lines = _lines(summary)
     names = list(dict.fromkeys(answer.prompt_set for line in lines for answer in line.row.sets))
     alone = names if 1 < len(names) <= MOST_SETS else []
-    columns = [*GRID, *(_set_column(name) for name in alone)]
-    return _grid(columns, lines, _grid_notes(lines, summary))
+    columns = columns_by(alone, "{} alone", _words_of_set)
+    return _grid((*GRID, *columns), lines, _grid_notes(lines, summary))
 
 
 def short_grid(summary: Summary) -> Table:
@@ -121,8 +109,8 @@ def short_grid(summary: Summary) -> Table:
     if shown is not None and len(every) > MOST_ROWS:
         lines = [line for line in every if _for_server(line.row, shown)]
         if len(lines) > MOST_ROWS:
-            first = next(index for index, line in enumerate(lines) if line.marked)
-            lines = lines[first : first + MOST_ROWS]
+            start = [line.marked for line in lines].index(True)
+            lines = lines[start : start + MOST_ROWS]
     notes = list(_grid_notes(lines, summary))
     if len(lines) < len(every):
         notes.append(
@@ -163,26 +151,18 @@ def _grid_notes(lines: Sequence[Line], summary: Summary) -> Iterator[str]:
         yield grid.PROBABILISTIC
 
 
-def _set_column(name: str) -> Column[Line]:
-    def text(line: Line) -> str | None:
-        answer = next((answer for answer in line.row.sets if answer.prompt_set == name), None)
-        if answer is None or answer.decision != "speculate":
-            return answer and grid.words(answer)
-        return f"{grid.words(answer)}: {fmt.speedup(answer.speedup)}"
-
-    return Column(f"{name} alone", text)
+def _words_of_set(line: Line, name: str) -> str | None:
+    answer = first(line.row.sets, prompt_set=name)
+    if answer is None or answer.decision != "speculate":
+        return answer and grid.words(answer)
+    return f"{grid.words(answer)}: {fmt.speedup(answer.speedup)}"
 
 
 def sets_table(summary: Summary) -> Table:
     """Each prompt set alone, on the engine that was asked for, else under the run's own rule."""
     rule, served = grid.rule_of(summary), summary.served
-    lines = [
-        _set_line(answer, summary)
-        for answer in summary.answers
-        if answer.rule == rule
-        and answer.prompt_set != "all"
-        and answer.engine == (served.engine if served else "own")
-    ]
+    answers = where(summary.answers, rule=rule, engine=served.engine if served else "own")
+    lines = [_set_line(answer, summary) for answer in answers if answer.prompt_set != "all"]
     on = grid.SERVED[served.engine] if served else grid.ENGINES[rule] if rule else ""
     return table(f"Each prompt set alone ({on})", SETS, lines)
 
@@ -192,13 +172,8 @@ def _set_line(answer: Answer, summary: Summary) -> SetLine:
     draft = answer.draft or answer.reason_values.get("draft")
     k = answer.k or answer.reason_values.get("k")
     own = answer.rule == summary.run.sampling.rule or answer.temperature == GREEDY
-    rows = [
-        row
-        for row in summary.alone
-        if own
-        and (row.prompt_set, row.temperature, row.k) == (answer.prompt_set, answer.temperature, k)
-        and draft in (None, row.draft)
-    ]
+    cell = {"prompt_set": answer.prompt_set, "temperature": answer.temperature, "k": k}
+    rows = [row for row in where(summary.alone, **cell) if own and draft in (None, row.draft)]
     by_source = {row.source: row for row in rows}
     return SetLine(
         answer, by_source.get("measured"), by_source.get("replayed") or by_source.get("theory")
@@ -208,9 +183,7 @@ def _set_line(answer: Answer, summary: Summary) -> SetLine:
 DRAFTS: tuple[Column[LeaderboardRow], ...] = (
     Column("draft", lambda row: row.draft, key=True, flexible=True),
     Column("K", lambda row: row.k, fmt.count),
-    Column(
-        "speedup\n[lo, hi]", lambda row: (row.speedup, row.speedup_lo, row.speedup_hi), fmt.speedup
-    ),
+    Column("speedup\n[lo, hi]", fmt.bounded, fmt.speedup),
     Column("tokens/\nround", lambda row: row.tokens_per_round, fmt.decimal),
     Column("alpha", lambda row: row.alpha, fmt.alpha),
     Column("break-even\nalpha", lambda row: row.breakeven_alpha or fmt.NO_ROOT, fmt.alpha),
@@ -220,13 +193,9 @@ DRAFTS: tuple[Column[LeaderboardRow], ...] = (
 def drafts_table(summary: Summary) -> Table:
     """An audition's drafts where the marked row is, each at the K that looks best."""
     shown = grid.marked(summary)
-    rows = [
-        row
-        for board in summary.leaderboards
-        if shown
-        and (board.rule, board.temperature) == (shown.row.answer.rule, shown.row.temperature)
-        for row in board.rows
-        if row.draft is not None
-    ]
-    title = f"Every draft at its fastest K, predicted ({shown.row.where})" if shown else ""
-    return table(title, DRAFTS, rows)
+    if shown is None:
+        return table("", DRAFTS, ())
+    answer = shown.row.answer
+    boards = where(summary.leaderboards, rule=answer.rule, temperature=shown.row.temperature)
+    rows = [row for board in boards for row in board.rows if row.draft is not None]
+    return table(f"Every draft at its fastest K, predicted ({shown.row.where})", DRAFTS, rows)

@@ -8,19 +8,20 @@ from typing import NamedTuple
 
 from harness.records import ResultRow
 from harness.reporting import formatting as fmt
-from harness.reporting.tables.specification import Column, Table, ValueWithBounds, table
-from harness.summary import CeilingAtK, FittedRound, RoundFit, SpeedupByK, Summary
+from harness.reporting.tables.specification import Column, Table, columns_by, table
+from harness.summary import CeilingAtK, FittedRound, SpeedupByK, Summary
 
-NO_ROOT = "none: even alpha = 1 loses"
+
+def _needed(row: CeilingAtK | ResultRow) -> float | str:
+    no_root = "none: even alpha = 1 loses"
+    return no_root if row.breakeven_alpha is None else row.breakeven_alpha
+
+
 IDEAL: tuple[Column[CeilingAtK], ...] = (
     Column("K", lambda ceiling: ceiling.k, fmt.count, key=True),
     Column("ideal ms/tok", lambda ceiling: ceiling.ideal_seconds_per_token, fmt.in_ms),
     Column("ideal speedup", lambda ceiling: ceiling.ideal_speedup, fmt.speedup),
-    Column(
-        "break-even alpha",
-        lambda ceiling: NO_ROOT if ceiling.breakeven_alpha is None else ceiling.breakeven_alpha,
-        fmt.alpha,
-    ),
+    Column("break-even alpha", _needed, fmt.alpha),
 )
 MEASURED: tuple[Column[ResultRow], ...] = (
     Column("K", lambda row: row.k, fmt.count, key=True),
@@ -29,11 +30,7 @@ MEASURED: tuple[Column[ResultRow], ...] = (
     Column("tokens/\nround", lambda row: row.tokens_per_round, fmt.decimal),
     Column("ms/tok", lambda row: row.ms_per_token, fmt.milliseconds),
     Column("speedup", lambda row: row.speedup, fmt.speedup),
-    Column(
-        "break-even\nalpha",
-        lambda row: NO_ROOT if row.breakeven_alpha is None else row.breakeven_alpha,
-        fmt.alpha,
-    ),
+    Column("break-even\nalpha", _needed, fmt.alpha),
 )
 IDEAL_NOTE = "ideal: every draft token accepted (alpha = 1)."
 MEASURED_NOTE = (
@@ -69,14 +66,10 @@ def rules_table(summary: Summary) -> Table:
         Column("alpha", lambda row: row.alpha, lambda alpha: f"{alpha:.4g}", key=True),
         *([Column("rule", lambda row: row.rule, key=True)] if both else ()),
         Column("best\nK", lambda row: row.best_k, fmt.count),
-        *(_speedup_at(k) for k in ks),
+        *columns_by(ks, "K={}", lambda row, k: row.speedups.get(k), fmt.speedup, "speedup"),
     )
     title = "Speedup by alpha and K, by each rule" if both else "Speedup by alpha and K"
     return table(title, columns, rows, notes=RULES_NOTES if both else (*RULES_NOTES[::2],))
-
-
-def _speedup_at(k: int) -> Column[SpeedupByK]:
-    return Column(f"K={k}", lambda row: row.speedups.get(k), fmt.speedup, definition="speedup")
 
 
 class Part(NamedTuple):
@@ -88,7 +81,7 @@ class Part(NamedTuple):
     lo_s: float | None = None
     hi_s: float | None = None
 
-    def scaled(self, factor: float) -> ValueWithBounds:
+    def scaled(self, factor: float) -> fmt.Bounded:
         """Value and bounds times a factor; without bounds where there is no interval."""
         if self.lo_s is None or self.hi_s is None:
             return factor * self.seconds, None, None
@@ -96,11 +89,9 @@ class Part(NamedTuple):
 
 
 PARTS: tuple[Column[Part], ...] = (
-    Column("part of a round", lambda part: part.name, key=True),
-    Column("ms [lo, hi]", lambda part: part.scaled(1e3), fmt.with_bounds),
-    Column(
-        "in target steps [lo, hi]", lambda part: part.scaled(1 / part.target_s), fmt.with_bounds
-    ),
+    Column("part of a round", lambda row: row.name, key=True),
+    Column("ms [lo, hi]", lambda row: row.scaled(1e3), fmt.with_bounds),
+    Column("in target steps [lo, hi]", lambda row: row.scaled(1 / row.target_s), fmt.with_bounds),
 )
 LOG: tuple[Column[FittedRound], ...] = (
     Column("K", lambda row: row.k, fmt.count, key=True),
@@ -121,8 +112,11 @@ TOGETHER_NOTE = (
 )
 
 
-def server_tables(fit: RoundFit) -> list[Table]:
+def server_tables(summary: Summary) -> list[Table]:
     """The parts of a round, then the log next to the fit."""
+    fit = summary.round_fit
+    if fit is None:
+        return []
     rest = "overhead" if fit.separated else "v + overhead (not separable)"
     parts = (
         Part("target step (K = 0)", fit.target_s, fit.target_s),

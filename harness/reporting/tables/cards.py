@@ -22,9 +22,7 @@ CARDS: tuple[Column[CardRow], ...] = (
     Column("place", lambda row: row.place, fmt.count, key=True),
     Column("card", lambda row: row.card, key=True),
     Column("serve", _serve),
-    Column(
-        "speedup\n[lo, hi]", lambda row: (row.speedup, row.speedup_lo, row.speedup_hi), fmt.speedup
-    ),
+    Column("speedup\n[lo, hi]", fmt.bounded, fmt.speedup),
     Column("ms/\ntoken", lambda row: row.seconds_per_token, fmt.in_ms),
     Column("plain\nms/token", lambda row: row.plain_s, fmt.in_ms),
     Column("USD per\n10^6 tokens", lambda row: row.usd_per_million_tokens, fmt.dollars),
@@ -38,9 +36,7 @@ DRAFTS: tuple[Column[CardDraftRow], ...] = (
     Column("card", lambda row: row.card, key=True),
     Column("draft", lambda row: row.draft or PLAIN, key=True),
     Column("best\nK", lambda row: row.k, fmt.count),
-    Column(
-        "speedup\n[lo, hi]", lambda row: (row.speedup, row.speedup_lo, row.speedup_hi), fmt.speedup
-    ),
+    Column("speedup\n[lo, hi]", fmt.bounded, fmt.speedup),
     Column("ms/\ntoken", lambda row: row.seconds_per_token, fmt.in_ms),
     Column("USD per\n10^6 tokens", lambda row: row.usd_per_million_tokens, fmt.dollars),
     Column("draft\nstep, ms", lambda row: row.draft_step_s, fmt.in_ms),

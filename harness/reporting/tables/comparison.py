@@ -3,7 +3,7 @@
 from harness.reporting import formatting as fmt
 from harness.reporting.grid import SERVED
 from harness.reporting.tables.specification import Column, Table, table
-from harness.summary import Comparison, ComparisonRow, Difference, EngineRow
+from harness.summary import Comparison, ComparisonRow, Difference, EngineRow, Summary
 
 COLUMNS: tuple[Column[ComparisonRow], ...] = (
     Column("prompt set", lambda row: row.prompt_set, key=True),
@@ -31,11 +31,7 @@ ENGINES: tuple[Column[EngineRow], ...] = (
     Column("temperature", lambda row: row.temperature, fmt.temperature, key=True),
     Column("K", lambda row: row.k, fmt.count, key=True),
     Column("concur-\nrency", lambda row: row.concurrency, fmt.count, key=True),
-    Column(
-        "speedup\n[lo, hi]",
-        lambda row: (row.speedup, row.speedup_lo, row.speedup_hi),
-        fmt.speedup,
-    ),
+    Column("speedup\n[lo, hi]", fmt.bounded, fmt.speedup),
     Column("lossless", lambda row: None if row.lossless else "NO"),
 )
 ENGINES_TITLE = "Engines side by side"
@@ -53,48 +49,45 @@ HOLM_NOTE = (
 )
 
 
-def comparison_tables(comparison: Comparison) -> tuple[Table, ...]:
+def comparison_tables(summary: Summary) -> list[Table]:
     """Engines side by side, one table per compared run, then in what the runs differ."""
-    tables = [engines_table(comparison)]
-    for run in comparison.runs:
-        rows = [row for row in comparison.rows if row.run == run.name]
+    compared = summary.comparison
+    if compared is None:
+        return []
+    made = [table(ENGINES_TITLE, ENGINES, _by_cell(compared), notes=(ENGINES_NOTE,))]
+    for run in compared.runs:
+        rows = [row for row in compared.rows if row.run == run.name]
         notes = (RATIO_NOTE, HOLM_NOTE) if run.cells else (RATIO_NOTE,)
-        tables.append(
-            table(f"{run.name} against {comparison.reference}", COLUMNS, rows, notes=notes)
-        )
+        made.append(table(f"{run.name} against {compared.reference}", COLUMNS, rows, notes=notes))
     columns: tuple[Column[Difference], ...] = (
         Column("setting", lambda entry: entry.name, key=True),
-        *(_value_of(index, name) for index, name in enumerate(comparison.names)),
+        *(
+            Column(name, lambda entry, place=place: fmt.text(entry.values[place]), flexible=True)
+            for place, name in enumerate(compared.names)
+        ),
     )
-    return (*tables, table("What differs around them", columns, comparison.differences))
+    return [*made, table("What differs around them", columns, compared.differences)]
 
 
-def engines_table(comparison: Comparison) -> Table:
-    """What each engine gained, by K and load; without rows where no run is a server's."""
-    return table(ENGINES_TITLE, ENGINES, _by_cell(comparison), notes=(ENGINES_NOTE,))
+def brief_tables(summary: Summary) -> list[Table]:
+    """Engines with one request at a time, then all runs' whole workload at every K above 0.
 
-
-def _by_cell(comparison: Comparison) -> list[EngineRow]:
-    """Engines next to each other at each temperature, K and load."""
-    return sorted(comparison.engines, key=lambda row: (row.temperature, row.k, row.concurrency))
-
-
-def brief_engines(comparison: Comparison) -> Table:
-    """The same of one request at a time; without the runs' names where engines tell them apart."""
-    engines = {row.run: (row.engine, row.version) for row in comparison.engines}
+    Engines stand without the runs' names where engine and version tell the runs apart.
+    """
+    compared = summary.comparison
+    if compared is None:
+        return []
+    engines = {row.run: (row.engine, row.version) for row in compared.engines}
     columns = ENGINES if len({*engines.values()}) < len(engines) else ENGINES[1:]
-    rows = [row for row in _by_cell(comparison) if row.concurrency == 1]
-    return table(ENGINES_TITLE, columns, rows)
+    alone = [row for row in _by_cell(compared) if row.concurrency == 1]
+    cells = [row for row in compared.rows if row.prompt_set in (None, "all") and row.k]
+    of_cells: list[Column[ComparisonRow]] = [*COLUMNS[1:3], *COLUMNS[5:9]]
+    if len(compared.runs) > 1:
+        of_cells.insert(0, Column("run", lambda row: row.run, key=True, flexible=True))
+    title = f"Whole workload, against {compared.reference}"
+    return [table(ENGINES_TITLE, columns, alone), table(title, of_cells, cells)]
 
 
-def brief_table(comparison: Comparison) -> Table:
-    """The whole workload at every K above 0, in one table for all runs."""
-    rows = [row for row in comparison.rows if row.prompt_set in (None, "all") and row.k]
-    columns: list[Column[ComparisonRow]] = [*COLUMNS[1:3], *COLUMNS[5:9]]
-    if len(comparison.runs) > 1:
-        columns.insert(0, Column("run", lambda row: row.run, key=True, flexible=True))
-    return table(f"Whole workload, against {comparison.reference}", columns, rows)
-
-
-def _value_of(index: int, run: str) -> Column[Difference]:
-    return Column(run, lambda entry: fmt.text(entry.values[index]), flexible=True)
+def _by_cell(compared: Comparison) -> list[EngineRow]:
+    """Engines next to each other at each temperature, K and load."""
+    return sorted(compared.engines, key=lambda row: (row.temperature, row.k, row.concurrency))

@@ -5,10 +5,10 @@ v(n) is a target forward over n positions / a target step of the same context an
 
 from typing import NamedTuple
 
-from harness.records import VERIFY_AND_ACCEPT, LatencyRow, ResultRow
+from harness.records import VERIFY_AND_ACCEPT, LatencyRow, ResultRow, first, grouped, where
 from harness.reporting import formatting as fmt
 from harness.reporting.tables import stability
-from harness.reporting.tables.specification import Column, Table, table
+from harness.reporting.tables.specification import Column, Table, columns_by, table
 from harness.summary import (
     BatchGain,
     BytesRead,
@@ -163,11 +163,11 @@ def rounds_table(summary: Summary) -> Table:
         for k in (0, *sorted(times.round_s))
     ]
     sources = {times.source for times in summary.round_times}
-    notes = [
-        *([ROUND_NOTE] if "rounds" in sources else ()),
-        *([SERVER_ROUND_NOTE] if "requests" in sources else ()),
-        *([ROUND_BY_STEPS_NOTE] if sources & {"steps", "typed"} else ()),
-    ]
+    notes = (
+        ROUND_NOTE if "rounds" in sources else "",
+        SERVER_ROUND_NOTE if "requests" in sources else "",
+        ROUND_BY_STEPS_NOTE if sources & {"steps", "typed"} else "",
+    )
     return table("What a plain token and a round take", ROUNDS, rows, notes=notes)
 
 
@@ -175,49 +175,36 @@ def _visits(summary: Summary, times: RoundSummary, k: int) -> LatencyRow | None:
     """The row of latency.csv; None for plain tokens of several drafts, which share one."""
     if k == 0 and len({entry.draft for entry in summary.round_times}) > 1:
         return None
-    wanted = ("draft", times.draft) if k else ("target", summary.run.model)
-    return next(
-        (
-            row
-            for row in summary.latency
-            if row.kind == "round"
-            and (row.tokens, row.temperature) == (k, times.temperature)
-            and (row.role, row.model) == wanted
-        ),
-        None,
-    )
+    role, model = ("draft", times.draft) if k else ("target", summary.run.model)
+    rounds = where(summary.latency, kind="round", tokens=k, temperature=times.temperature)
+    return first(rounds, role=role, model=model)
 
 
 def verify_curves(summary: Summary) -> list[list[Forward]]:
     """The target's forwards over n positions, n ascending: one list per timed context and batch."""
-    target = [row for row in summary.latency if row.role == "target"]
-    curves = [
-        sorted(
-            (
-                Forward(row, step)
-                for row in target
-                if row.kind == "verify"
-                and (row.context_tokens, row.batch) == (step.context_tokens, step.batch)
-            ),
-            key=lambda forward: forward.row.tokens,
-        )
-        for step in target
-        if step.kind == "step"
+    verifies = grouped(where(summary.latency, role="target", kind="verify"), _where)
+    return [
+        [Forward(row, step) for row in sorted(verifies[_where(step)], key=lambda row: row.tokens)]
+        for step in where(summary.latency, role="target", kind="step")
+        if _where(step) in verifies
     ]
-    return [curve for curve in curves if curve]
+
+
+def _where(timed: LatencyRow | StepCurve | Unstable) -> tuple[int | None, int | None]:
+    return timed.context_tokens, timed.batch
 
 
 def verify_tables(summary: Summary) -> list[Table]:
     """The verify curve, one table per context and batch."""
+    unstable: Column[Forward] = stability.column(
+        lambda forward: stability.of_forward(summary, forward.row)
+    )
+    notes = (VERIFY_NOTE, stability.note(summary, "verify"))
     made = []
     for curve in verify_curves(summary):
         step = curve[0].step
         batch = f", batch {step.batch}" if step.batch > 1 else ""
         title = f"What verifying costs the target, after {step.context_tokens} tokens of context"
-        unstable: Column[Forward] = stability.column(
-            lambda forward: stability.of_forward(summary, forward.row)
-        )
-        notes = (VERIFY_NOTE, *stability.notes(summary, "verify"))
         made.append(table(title + batch, (*VERIFY, unstable), curve, notes=notes))
     return made
 
@@ -225,18 +212,19 @@ def verify_tables(summary: Summary) -> list[Table]:
 def bounds_table(summary: Summary) -> Table:
     """What a step's time goes to, per model and context at batch 1."""
     in_cache = any(bound.mbu > 1 for bound in summary.step_bounds)
-    notes = [_floor_note(summary), *BOUND_NOTES, *([IN_CACHE_NOTE] if in_cache else [])]
+    notes = (
+        _floor_note(summary),
+        *BOUND_NOTES,
+        IN_CACHE_NOTE if in_cache else "",
+        stability.note(summary, "step"),
+    )
     unstable: Column[StepBound] = stability.column(
         lambda bound: stability.of_step(
             summary, bound.role, "step", bound.context_tokens, bound.batch
         )
     )
-    return table(
-        "What the steps wait for",
-        (*BOUNDS, unstable),
-        summary.step_bounds,
-        notes=(*notes, *stability.notes(summary, "step")),
-    )
+    title = "What the steps wait for"
+    return table(title, (*BOUNDS, unstable), summary.step_bounds, notes=notes)
 
 
 def reads_table(summary: Summary) -> Table:
@@ -319,7 +307,7 @@ def parts_table(summary: Summary) -> Table:
     names = dict.fromkeys(part.name for entry in summary.rounds for part in entry.parts)
     columns: tuple[Column[RoundBreakdown], ...] = (
         Column("K", lambda entry: entry.k, fmt.count, key=True),
-        *(_part(name) for name in names),
+        *columns_by(names, "{}\nms", _part, fmt.in_ms, definition="ms"),
         Column("unex-\nplained ms", lambda entry: entry.unexplained_s, fmt.in_ms),
         Column("unexplained,\nshare", lambda entry: entry.unexplained_share, fmt.percent),
         Column("whole\nround ms", lambda entry: entry.round_s, fmt.in_ms),
@@ -329,10 +317,10 @@ def parts_table(summary: Summary) -> Table:
     )
     notes = [PARTS_NOTE]
     if summary.rounds:
-        first = summary.rounds[0]
+        timed = summary.rounds[0]
         notes.append(
-            f"plain decoding, timed in between: {fmt.in_ms(first.plain_s)} ms a token, of which the"
-            f" bare target step is {fmt.in_ms(first.step_s)} ms."
+            f"plain decoding, timed in between: {fmt.in_ms(timed.plain_s)} ms a token, of which the"
+            f" bare target step is {fmt.in_ms(timed.step_s)} ms."
         )
     if VERIFY_AND_ACCEPT in names:
         notes.append(TOGETHER_NOTE)
@@ -346,13 +334,9 @@ def parts_table(summary: Summary) -> Table:
     return table("What a round is made of", columns, summary.rounds, notes=notes)
 
 
-def _part(name: str) -> Column[RoundBreakdown]:
-    return Column(
-        f"{name}\nms",
-        lambda entry: next((part.seconds for part in entry.parts if part.name == name), None),
-        fmt.in_ms,
-        definition="ms",
-    )
+def _part(entry: RoundBreakdown, name: str) -> float | None:
+    part = first(entry.parts, name=name)
+    return part and part.seconds
 
 
 GAINS: tuple[Column[BatchGain], ...] = (
@@ -395,25 +379,22 @@ def curve_table(summary: Summary) -> Table:
         Column("target\nMBU", lambda curve: curve.target_mbu, fmt.decimal),
         Column("draft\nMBU", lambda curve: curve.draft_mbu, fmt.decimal),
         Column("c", lambda curve: curve.c, fmt.decimal),
-        *(_v(n) for n in range(2, longest + 1)),
+        *columns_by(range(2, longest + 1), "v({})", _v, fmt.decimal, definition="v(n)"),
         stability.column(lambda curve: _unstable(summary, curve)),
     )
-    skipped: dict[str, list[str]] = {}
-    for cell in summary.skipped_cells:
-        skipped.setdefault(cell.reason, []).append(f"{cell.context_tokens} x {cell.batch}")
     not_timed = (
-        f"not timed (context x batch {', '.join(cells)}): {reason}."
-        for reason, cells in skipped.items()
+        f"not timed (context x batch"
+        f" {', '.join(f'{cell.context_tokens} x {cell.batch}' for cell in cells)}): {reason}."
+        for reason, cells in grouped(summary.skipped_cells, lambda cell: cell.reason).items()
     )
     title = "Steps and verifies by context and batch"
-    marks = stability.notes(summary, "step", "verify")
-    return table(title, columns, curves, notes=(CURVE_NOTE, *marks, *not_timed))
+    notes = (CURVE_NOTE, stability.note(summary, "step", "verify"), *not_timed)
+    return table(title, columns, curves, notes=notes)
 
 
 def _unstable(summary: Summary, curve: StepCurve) -> Unstable | None:
     """The first of a context's and batch's forwards that cannot be right."""
-    where = (curve.context_tokens, curve.batch)
-    return next((e for e in summary.unstable if (e.context_tokens, e.batch) == where), None)
+    return next((entry for entry in summary.unstable if _where(entry) == _where(curve)), None)
 
 
 def batch_table(summary: Summary) -> Table:
@@ -432,23 +413,16 @@ def batch_table(summary: Summary) -> Table:
     return table("Predicted speedup by batch", columns, gains, notes=(note, v_note, *stops))
 
 
-def _v(n: int) -> Column[StepCurve]:
-    return Column(
-        f"v({n})",
-        lambda curve: (
-            curve.verify_s[n - 1] / curve.target_step_s if n <= len(curve.verify_s) else None
-        ),
-        fmt.decimal,
-        definition="v(n)",
-    )
+def _v(curve: StepCurve, n: int) -> float | None:
+    return curve.verify_s[n - 1] / curve.target_step_s if n <= len(curve.verify_s) else None
 
 
 def _stop_sentence(stop: StoppingBatch) -> str:
     alpha = "" if stop.alpha is None else f", alpha {stop.alpha:g}"
-    where = f"{stop.context_tokens} tokens of context{alpha}: speculation"
+    context = f"{stop.context_tokens} tokens of context{alpha}: speculation"
     if stop.pays_up_to is None:
-        return f"{where} pays at no batch that was timed."
+        return f"{context} pays at no batch that was timed."
     but = f" (not at batch {', '.join(map(str, stop.not_at))})" if stop.not_at else ""
     if stop.stops_at is not None:
-        return f"{where} stops paying at batch {stop.stops_at}, after {stop.pays_up_to}{but}."
-    return f"{where} pays up to batch {stop.pays_up_to}, the largest that was timed{but}."
+        return f"{context} stops paying at batch {stop.stops_at}, after {stop.pays_up_to}{but}."
+    return f"{context} pays up to batch {stop.pays_up_to}, the largest that was timed{but}."

@@ -4,21 +4,30 @@ A leaderboard holds for the engines that accept by its rule, and not speculating
 Rules whose rows are alike to the last digit shown (at temperature 0 all are) share one.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from harness.records import LOOKUPS, Decision, Failure, Rule
+from harness.records import LOOKUPS, Failure, Rule, first, grouped, where
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.sentences.explanation import rule_of_thumb
 from harness.reporting.sentences.verdict import RULES
 from harness.reporting.tables import stability
-from harness.reporting.tables.specification import Column, Table, Value, table
+from harness.reporting.tables.specification import (
+    Cell,
+    Column,
+    Table,
+    Value,
+    columns_by,
+    table,
+)
 from harness.summary import (
     AcceptanceByPosition,
     CategoryAlpha,
     DraftMemory,
+    Leaderboard,
     LeaderboardRow,
+    LengthAlpha,
     RequestSummary,
     RuleOfThumb,
     StepSummary,
@@ -27,12 +36,8 @@ from harness.summary import (
     Verdict,
 )
 
-PLAIN = "do not speculate"
-DECISIONS: dict[Decision, str] = {
-    "speculate": "speculate",
-    "does_not_pay": PLAIN,
-    "undecided": "undecided",
-}
+PLAIN = grid.DECISIONS["does_not_pay"]
+Alpha = CategoryAlpha | LengthAlpha
 
 
 class Board(NamedTuple):
@@ -76,9 +81,7 @@ RANKS: tuple[Column[LeaderboardRow], ...] = (
     Column("rank", lambda row: row.rank, fmt.count, key=True),
     Column("draft", lambda row: row.draft or PLAIN, key=True),
     Column("best\nK", lambda row: row.k, fmt.count),
-    Column(
-        "speedup\n[lo, hi]", lambda row: (row.speedup, row.speedup_lo, row.speedup_hi), fmt.speedup
-    ),
+    Column("speedup\n[lo, hi]", fmt.bounded, fmt.speedup),
     Column("chance\nto be best", lambda row: row.probability_best, fmt.chance),
     Column("cost per\n10^6 tokens", lambda row: row.usd_per_million_tokens, fmt.dollars),
     Column("alpha\n[lo, hi]", lambda row: (row.alpha, row.alpha_lo, row.alpha_hi), fmt.alpha),
@@ -87,36 +90,26 @@ RANKS: tuple[Column[LeaderboardRow], ...] = (
 SETS: tuple[Column[Verdict], ...] = (
     Column("prompt set", lambda verdict: verdict.prompt_set, key=True),
     Column("temperature", lambda verdict: verdict.temperature, fmt.temperature, key=True),
-    Column("decision", lambda verdict: DECISIONS[verdict.decision]),
+    Column("decision", lambda verdict: grid.DECISIONS[verdict.decision]),
     Column("draft", lambda verdict: verdict.draft),
     Column("K", lambda verdict: verdict.k, fmt.count),
-    Column(
-        "speedup [lo, hi]",
-        lambda verdict: (verdict.speedup, verdict.speedup_lo, verdict.speedup_hi),
-        fmt.speedup,
-    ),
+    Column("speedup [lo, hi]", fmt.bounded, fmt.speedup),
 )
 COSTS: tuple[Column[DraftCosts], ...] = (
-    Column("draft", lambda costs: costs.draft, key=True),
-    Column("draft\nstep ms", lambda costs: costs.step and costs.step.draft_step_s, fmt.in_ms),
-    Column("target\nstep ms", lambda costs: costs.step and costs.step.target_step_s, fmt.in_ms),
-    Column("c", lambda costs: costs.step and costs.step.c, lambda c: fmt.decimal(c, 3)),
-    Column("context\ntokens", lambda costs: costs.step and costs.step.context_tokens, fmt.count),
-    Column("extra\nmemory", lambda costs: costs.weights_bytes, fmt.memory),
+    Column("draft", lambda row: row.draft, key=True),
+    Column("draft\nstep ms", lambda row: row.step and row.step.draft_step_s, fmt.in_ms),
+    Column("target\nstep ms", lambda row: row.step and row.step.target_step_s, fmt.in_ms),
+    Column("c", lambda row: row.step and row.step.c, lambda c: fmt.decimal(c, 3)),
+    Column("context\ntokens", lambda row: row.step and row.step.context_tokens, fmt.count),
+    Column("extra\nmemory", lambda row: row.weights_bytes, fmt.memory),
     Column(
-        "cache\nper token",
-        lambda costs: costs.memory and costs.memory.kv_bytes_per_token,
-        fmt.memory,
+        "cache\nper token", lambda row: row.memory and row.memory.kv_bytes_per_token, fmt.memory
     ),
     Column(
-        "context\ntokens lost",
-        lambda costs: costs.memory and costs.memory.context_tokens_lost,
-        fmt.count,
+        "context\ntokens lost", lambda row: row.memory and row.memory.context_tokens_lost, fmt.count
     ),
-    Column(
-        "sequences\nlost", lambda costs: costs.memory and costs.memory.sequences_lost, fmt.count
-    ),
-    Column("on", lambda costs: costs.memory and costs.memory.device),
+    Column("sequences\nlost", lambda row: row.memory and row.memory.sequences_lost, fmt.count),
+    Column("on", lambda row: row.memory and row.memory.device),
 )
 INELIGIBLE: tuple[Column[Failure], ...] = (
     Column("draft", lambda failure: failure.where, key=True),
@@ -125,12 +118,10 @@ INELIGIBLE: tuple[Column[Failure], ...] = (
 STEP_ROLES = ("target", "draft")
 MET = {True: "yes", False: "no", None: None}
 THUMBS: tuple[Column[RuleOfThumb], ...] = (
-    Column("rule of thumb", lambda rule: rule_of_thumb(rule).rule, key=True, flexible=True),
-    Column("here", lambda rule: rule_of_thumb(rule).value),
-    Column("met", lambda rule: MET[rule.met]),
-    Column(
-        "what the measurement says", lambda rule: rule_of_thumb(rule).measurement, flexible=True
-    ),
+    Column("rule of thumb", lambda row: rule_of_thumb(row).rule, key=True, flexible=True),
+    Column("here", lambda row: rule_of_thumb(row).value),
+    Column("met", lambda row: MET[row.met]),
+    Column("what the measurement says", lambda row: rule_of_thumb(row).measurement, flexible=True),
 )
 
 SPEEDUP_NOTE = (
@@ -143,6 +134,10 @@ LOOKUP_NOTE = (
     " propose, and cost and emit less, which its speedup takes into account."
 )
 SET_NOTE = "Each prompt set judged alone: right only for a server that sees nothing else."
+REGRET_NOTE = (
+    "Least regret, the choice that gives away least of the best speedup in any one set should"
+    " traffic shift between them: {}."
+)
 STEP_NOTE = (
     "draft step: one draft token; of a look-up all that it proposes at once. c: draft step /"
     " target step."
@@ -161,20 +156,22 @@ def boards(summary: Summary) -> list[Board]:
     """The leaderboards rule by rule; those whose rows read alike as one."""
     ranked = [board for board in summary.leaderboards if board.rows]
     rules = list(dict.fromkeys(board.rule for board in ranked))
-    alike: dict[object, list[int]] = {}
-    for index, board in sorted(enumerate(ranked), key=lambda item: rules.index(item[1].rule)):
-        shown = tuple(row.cells for row in table("", RANKS, board.rows).rows)
-        alike.setdefault((board.temperature, shown), []).append(index)
+    by_rule = sorted(ranked, key=lambda board: rules.index(board.rule))
+    alike = grouped(by_rule, lambda board: (board.temperature, _shown(board)))
     return [
         Board(
-            rules=tuple(ranked[index].rule for index in indices),
-            every_rule=1 < len(rules) == len(indices),
-            engines=tuple(engine for index in indices for engine in ranked[index].engines),
-            temperature=ranked[indices[0]].temperature,
-            rows=ranked[indices[0]].rows,
+            rules=tuple(board.rule for board in group),
+            every_rule=1 < len(rules) == len(group),
+            engines=tuple(engine for board in group for engine in board.engines),
+            temperature=temperature,
+            rows=group[0].rows,
         )
-        for indices in alike.values()
+        for (temperature, _), group in alike.items()
     ]
+
+
+def _shown(board: Leaderboard) -> tuple[tuple[Cell, ...], ...]:
+    return tuple(row.cells for row in table("", RANKS, board.rows).rows)
 
 
 def leaderboard_tables(summary: Summary) -> list[Table]:
@@ -182,14 +179,16 @@ def leaderboard_tables(summary: Summary) -> list[Table]:
     made = []
     for board in boards(summary):
         title = board.name[0].upper() + board.name[1:]
-        notes = [SPEEDUP_NOTE, *_to_serve(summary, board)]
-        if any(_breakeven(row) == fmt.NO_ROOT for row in board.rows):
-            notes.insert(0, NO_ROOT_NOTE)
-        looked_up = [name for name in LOOKUPS if any(row.draft == name for row in board.rows)]
-        if looked_up:
-            notes.append(LOOKUP_NOTE.format(", ".join(looked_up)))
         how = "" if board.every_rule else f": {board.acceptance}"
-        notes.insert(0, f"Holds for {', '.join(board.engines)}{how}.")
+        no_root = any(_breakeven(row) == fmt.NO_ROOT for row in board.rows)
+        looked_up = ", ".join(name for name in LOOKUPS if name in {row.draft for row in board.rows})
+        notes = (
+            f"Holds for {', '.join(board.engines)}{how}.",
+            NO_ROOT_NOTE if no_root else "",
+            SPEEDUP_NOTE,
+            *_to_serve(summary, board),
+            LOOKUP_NOTE.format(looked_up) if looked_up else "",
+        )
         made.append(table(title, RANKS, board.rows, best=lambda row: row.rank == 1, notes=notes))
     return made
 
@@ -198,26 +197,21 @@ def _to_serve(summary: Summary, board: Board) -> list[str]:
     """What the grid of answers says for the same engines."""
     return [
         f"What to serve on these engines is chosen on held-out prompts: {grid.words(answer)},"
-        f" {fmt.speedup(answer.speedup, answer.speedup_lo, answer.speedup_hi)}."
-        for answer in summary.answers
-        if (answer.rule, answer.temperature, answer.prompt_set)
-        == (board.rules[0], board.temperature, "all")
+        f" {fmt.gain(answer)}."
+        for answer in where(
+            summary.answers, rule=board.rules[0], temperature=board.temperature, prompt_set="all"
+        )
     ]
 
 
 def prompt_set_table(summary: Summary) -> Table:
     """Each prompt set judged alone, and what is safe if traffic shifts between them."""
-    notes = [SET_NOTE]
-    if summary.least_regret:
-        choices = ", ".join(
-            (f"{entry.draft or 'the draft'} at K={entry.k}" if entry.k else PLAIN)
-            + f" (temperature {fmt.temperature(entry.temperature)})"
-            for entry in summary.least_regret
-        )
-        notes.append(
-            "Least regret, the choice that gives away least of the best speedup in any one set"
-            f" should traffic shift between them: {choices}."
-        )
+    choices = ", ".join(
+        (f"{entry.draft or 'the draft'} at K={entry.k}" if entry.k else PLAIN)
+        + f" (temperature {fmt.temperature(entry.temperature)})"
+        for entry in summary.least_regret
+    )
+    notes = (SET_NOTE, REGRET_NOTE.format(choices) if choices else "")
     return table("Each prompt set alone", SETS, summary.per_prompt_set, notes=notes)
 
 
@@ -236,12 +230,17 @@ def costs_table(summary: Summary) -> Table:
         DraftCosts(draft or "draft", steps.get(draft), memory.get(draft), weights.get(draft))
         for draft in dict.fromkeys([*weights, *steps])
     ]
-    notes = [STEP_NOTE, *([MEMORY_NOTE] if memory else ()), *_money(summary), *_seconds(summary)]
+    notes = (
+        STEP_NOTE,
+        MEMORY_NOTE if memory else "",
+        _money(summary),
+        _seconds(summary),
+        stability.note(summary, "step"),
+    )
     title = "What each draft takes" if len(rows) > 1 else "What the draft takes"
     unstable: Column[DraftCosts] = stability.column(
         lambda costs: _unstable_step(summary, costs.step)
     )
-    notes += stability.notes(summary, "step")
     return table(title, (*COSTS, unstable), rows, notes=notes)
 
 
@@ -263,33 +262,25 @@ def thumb_table(summary: Summary) -> Table:
     return table("Rules of thumb", THUMBS, summary.rules_of_thumb, notes=(THUMB_NOTE,))
 
 
-def _money(summary: Summary) -> list[str]:
+def _money(summary: Summary) -> str:
     """What a token costs on the card, where its price is known."""
     if summary.price_per_hour_usd is None or summary.plain_usd_per_million_tokens is None:
-        return []
-    return [
+        return ""
+    return (
         f"10^6 tokens at {fmt.dollars(summary.price_per_hour_usd)} an hour:"
         f" {fmt.dollars(summary.plain_usd_per_million_tokens)} with plain decoding,"
         f" {fmt.dollars(summary.usd_per_million_tokens)} as the verdict says."
-    ]
+    )
 
 
-def _seconds(summary: Summary) -> list[str]:
+def _seconds(summary: Summary) -> str:
     """What an audition's own work took."""
     if summary.generation_s is None or summary.scoring_s is None:
-        return []
-    return [
+        return ""
+    return (
         f"The target's completions took {fmt.seconds(summary.generation_s)}, scoring them with all"
         f" drafts {fmt.seconds(summary.scoring_s)}."
-    ]
-
-
-class Category(NamedTuple):
-    """One category of prompts, and the alpha of every draft on it."""
-
-    name: str
-    prompts: int
-    alphas: dict[str, tuple[float | None, float | None, float | None]]
+    )
 
 
 REQUEST: tuple[Column[RequestSummary], ...] = (
@@ -302,6 +293,7 @@ REQUEST: tuple[Column[RequestSummary], ...] = (
     Column("p95\nspeculative", lambda request: request.speculative_p95_s, fmt.seconds),
     Column("slower\nrequests", lambda request: request.slower_share, fmt.percent),
 )
+AXES = {"answer": "position in\nthe answer", "context": "tokens of\ncontext"}
 CATEGORY_NOTE = (
     "alpha with its interval, where a category has prompts enough for one. Speculate on a category"
     " only where alpha is above the break-even alpha."
@@ -322,57 +314,65 @@ REQUEST_NOTE = (
 
 def category_tables(summary: Summary) -> list[Table]:
     """The draft x category matrix of alpha, one table per temperature."""
-    made = []
-    for temperature in dict.fromkeys(entry.temperature for entry in summary.category_alpha):
-        entries = [entry for entry in summary.category_alpha if entry.temperature == temperature]
-        title = f"Alpha by category, temperature {fmt.temperature(temperature)}{at_k(entries)}"
-        columns: tuple[Column[Category], ...] = (
-            Column("category", lambda row: row.name, key=True),
-            Column("prompts", lambda row: row.prompts, fmt.count, key=True),
-            *(_alpha_of(draft) for draft in dict.fromkeys(entry.draft for entry in entries)),
+    return [
+        _alpha_table(
+            "category", entries, grouped(entries, lambda entry: entry.category), CATEGORY_NOTE
         )
-        rows: dict[str, Category] = {}
-        for entry in entries:
-            row = rows.setdefault(entry.category, Category(entry.category, entry.prompts, {}))
-            row.alphas[entry.draft] = (entry.alpha, entry.alpha_lo, entry.alpha_hi)
-        made.append(table(title, columns, rows.values(), notes=(CATEGORY_NOTE,)))
-    return made
+        for entries in grouped(summary.category_alpha, lambda entry: entry.temperature).values()
+    ]
 
 
 def length_tables(summary: Summary) -> list[Table]:
     """Alpha by position in the answer and by context length, one table per temperature."""
     made = []
-    for temperature, axis in dict.fromkeys((e.temperature, e.axis) for e in summary.length_alpha):
-        at_temperature = [e for e in summary.length_alpha if e.temperature == temperature]
-        entries = [entry for entry in at_temperature if entry.axis == axis]
-        of = "position in the answer" if axis == "answer" else "tokens of context"
-        head = "position in\nthe answer" if axis == "answer" else "tokens of\ncontext"
-        title = f"Alpha by {of}, temperature {fmt.temperature(temperature)}, K={entries[0].k}"
-        columns: tuple[Column[Category], ...] = (
-            Column(head, lambda row: row.name, key=True),
-            Column("prompts", lambda row: row.prompts, fmt.count, key=True),
-            *(_alpha_of(draft) for draft in dict.fromkeys(entry.draft for entry in entries)),
-        )
-        rows: dict[int, Category] = {}
-        for entry in sorted(entries, key=lambda entry: entry.low):
-            name = f"{entry.low:,} to {entry.high - 1:,}"
-            row = rows.setdefault(entry.low, Category(name, entry.prompts, {}))
-            row.alphas[entry.draft] = (entry.alpha, entry.alpha_lo, entry.alpha_hi)
-        made.append(table(title, columns, rows.values(), notes=(LENGTH_NOTE,)))
+    groups = grouped(summary.length_alpha, lambda entry: (entry.temperature, entry.axis))
+    for (_, axis), entries in groups.items():
+        buckets = sorted(entries, key=lambda entry: entry.low)
+        rows = grouped(buckets, lambda entry: f"{entry.low:,} to {entry.high - 1:,}")
+        made.append(_alpha_table(AXES[axis], entries, rows, LENGTH_NOTE))
     return made
+
+
+def _alpha_table(
+    head: str, entries: Sequence[Alpha], rows: Mapping[str, Sequence[Alpha]], note: str
+) -> Table:
+    """At one temperature: a row per name, a column per draft."""
+    columns: tuple[Column[tuple[str, Sequence[Alpha]]], ...] = (
+        Column(head, lambda row: row[0], key=True),
+        Column("prompts", lambda row: row[1][0].prompts, fmt.count, key=True),
+        *columns_by(
+            dict.fromkeys(entry.draft for entry in entries),
+            "{}",
+            lambda row, draft: _alpha_of(row[1], draft),
+            fmt.alpha,
+            definition="alpha",
+        ),
+    )
+    temperature = fmt.temperature(entries[0].temperature)
+    title = f"Alpha by {columns[0].one_line}, temperature {temperature}{at_k(entries)}"
+    return table(title, columns, rows.items(), notes=(note,))
+
+
+def _alpha_of(entries: Sequence[Alpha], draft: str) -> fmt.Bounded | None:
+    entry = first(entries, draft=draft)
+    return entry and (entry.alpha, entry.alpha_lo, entry.alpha_hi)
 
 
 def position_tables(summary: Summary) -> list[Table]:
     """acceptance_by_position of every draft as replayed, one table per temperature."""
-    replayed = [entry for entry in summary.acceptance_by_position if entry.source == "replayed"]
+    replayed = where(summary.acceptance_by_position, source="replayed")
     made = []
-    for temperature in dict.fromkeys(entry.temperature for entry in replayed):
-        entries = [entry for entry in replayed if entry.temperature == temperature]
-        deepest = max(len(entry.shares) for entry in entries)
+    for temperature, entries in grouped(replayed, lambda entry: entry.temperature).items():
         columns: tuple[Column[AcceptanceByPosition], ...] = (
             Column("draft", lambda entry: entry.draft, key=True),
             Column("K", lambda entry: entry.k, fmt.count, key=True),
-            *(_share_at(j) for j in range(1, deepest + 1)),
+            *columns_by(
+                range(1, max(len(entry.shares) for entry in entries) + 1),
+                "j={}",
+                lambda entry, j: entry.shares[j - 1] if j <= len(entry.shares) else None,
+                fmt.percent,
+                definition="acceptance_by_position",
+            ),
         )
         title = f"acceptance_by_position, temperature {fmt.temperature(temperature)}"
         made.append(table(title, columns, entries, notes=(POSITION_NOTE,)))
@@ -385,20 +385,7 @@ def request_table(summary: Summary) -> Table:
     return table("Whole requests", REQUEST, requests, notes=(REQUEST_NOTE,))
 
 
-def at_k(entries: Iterable[CategoryAlpha]) -> str:
+def at_k(entries: Iterable[Alpha]) -> str:
     """The K of all entries, with a comma before it; nothing where they differ."""
     ks = {entry.k for entry in entries}
     return f", K={ks.pop()}" if len(ks) == 1 else ""
-
-
-def _alpha_of(draft: str) -> Column[Category]:
-    return Column(draft, lambda row: row.alphas.get(draft), fmt.alpha, definition="alpha")
-
-
-def _share_at(j: int) -> Column[AcceptanceByPosition]:
-    return Column(
-        f"j={j}",
-        lambda entry: entry.shares[j - 1] if j <= len(entry.shares) else None,
-        fmt.percent,
-        definition="acceptance_by_position",
-    )

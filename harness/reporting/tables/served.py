@@ -6,7 +6,7 @@ from typing import NamedTuple
 from harness.records import grouped
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
-from harness.reporting.tables.specification import Column, Table, table
+from harness.reporting.tables.specification import Column, Table, columns_by, table
 from harness.summary import (
     AcceptanceLength,
     LoadCell,
@@ -43,11 +43,11 @@ GATES: tuple[Column[ServedGate], ...] = (
     Column("equal\ndrafted", lambda gate: gate.equal_drafted, fmt.count),
     Column("rounds", lambda gate: gate.rounds, fmt.count),
     Column("rounds\nreplayed", lambda gate: gate.expected_rounds, fmt.count),
-    Column("z of\nrounds", lambda gate: gate.rounds_z, lambda z: fmt.signed(z, 1)),
+    Column("z of\nrounds", lambda gate: gate.rounds_z, fmt.deviations),
     Column("nats per\ntoken", lambda gate: gate.nats_per_token, fmt.decimal),
     Column("nats\nexpected", lambda gate: gate.expected_nats_per_token, fmt.decimal),
-    Column("z of\ntexts", lambda gate: gate.text_z, lambda z: fmt.signed(z, 1)),
-    Column("z against\nplain", lambda gate: gate.plain_z, lambda z: fmt.signed(z, 1)),
+    Column("z of\ntexts", lambda gate: gate.text_z, fmt.deviations),
+    Column("z against\nplain", lambda gate: gate.plain_z, fmt.deviations),
 )
 COSTS: tuple[Column[ServedCosts], ...] = (
     Column("temperature", lambda costs: costs.temperature, fmt.temperature, key=True),
@@ -179,12 +179,14 @@ def served_tables(summary: Summary) -> list[Table]:
     name = grid.SERVED[served.engine]
     source = next((SOURCES[costs.source] for costs in served.costs), "")
     predicted = any(cell.predicted is not None for cell in served.cells)
-    notes = [CELL_NOTE.format(source=source)] if predicted else []
-    if any(cell.two_k_error is not None for cell in served.cells):
-        notes.append(TWO_K_NOTE)
-    if any(cell.own_error is not None for cell in served.cells):
-        notes.append(OWN_NOTE)
-    notes.append(CLOCKS[served.clock])
+    two_k = any(cell.two_k_error is not None for cell in served.cells)
+    own = any(cell.own_error is not None for cell in served.cells)
+    notes = (
+        CELL_NOTE.format(source=source) if predicted else "",
+        TWO_K_NOTE if two_k else "",
+        OWN_NOTE if own else "",
+        CLOCKS[served.clock],
+    )
     scheduled = [
         Scheduled(schedule.temperature, entry)
         for schedule in served.schedules
@@ -214,15 +216,13 @@ def _conventions(entries: Sequence[AcceptanceLength]) -> list[Table]:
         columns: tuple[Column[Convention], ...] = (
             Column("convention", lambda row: row.convention, key=True, flexible=True),
             Column("alias", lambda row: row.alias, flexible=True),
-            *(_at_k(k) for k in sorted({entry.k for entry in group})),
+            *columns_by(
+                sorted({entry.k for entry in group}),
+                "K={}",
+                lambda row, k: " ".join(map(fmt.decimal, row.values.get(k, ()))),
+                definition="acceptance lengths elsewhere",
+            ),
         )
         title = f"Acceptance in other projects' words, temperature {fmt.temperature(temperature)}"
         made.append(table(title, columns, rows, notes=(CONVENTION_NOTE,)))
     return made
-
-
-def _at_k(k: int) -> Column[Convention]:
-    def text(row: Convention) -> str | None:
-        return " ".join(fmt.decimal(value) for value in row.values.get(k, ())) or None
-
-    return Column(f"K={k}", text, definition="acceptance lengths elsewhere")

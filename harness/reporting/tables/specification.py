@@ -16,12 +16,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
+from harness.records import Key, Record
 from harness.reporting import formatting as fmt
 
 R = TypeVar("R", contravariant=True)
-Record = TypeVar("Record")
 Value = float | str | None
-ValueWithBounds = tuple[float | None, float | None, float | None]
 
 BEST = "best"
 
@@ -42,7 +41,7 @@ class Column(Generic[R]):
     title: str  # its header; a line break says where a narrow header may fold
     # Of a record; with an interval (value, low, high). A word is shown as it is, and None as a
     # dash.
-    value: Callable[[R], Value | ValueWithBounds]
+    value: Callable[[R], Value | fmt.Bounded]
     # How a number is written, with its bounds where there are any; None for a column of words.
     text: Callable[..., str] | None = None
     key: bool = False  # names the row; repeated when a wide table is folded into parts
@@ -104,7 +103,7 @@ def table(
     best: Callable[[Record], bool] | None = None,
     notes: Sequence[str] = (),
 ) -> Table:
-    """One row per record; columns that are empty in every row are left out.
+    """One row per record; columns that are empty in every row, and empty notes, are left out.
 
     The row that is `best` says so in words too: "best 4" in its first cell.
     """
@@ -115,16 +114,29 @@ def table(
         for index in range(len(columns))
         if any(cells[index].text != fmt.EMPTY for cells in made)
     ]
-    rows = tuple(
-        _row([cells[index] for index in kept], best is not None and best(record))
-        for record, cells in zip(listed, made, strict=True)
-    )
     return Table(
         title,
         tuple(columns[index] for index in kept),
-        rows,
-        tuple(notes),
+        tuple(
+            _row([cells[index] for index in kept], best is not None and best(record))
+            for record, cells in zip(listed, made, strict=True)
+        ),
+        tuple(filter(None, notes)),
         tuple(column for index, column in enumerate(columns) if index not in kept),
+    )
+
+
+def columns_by(
+    keys: Iterable[Key],
+    title: str,
+    value: Callable[[Record, Key], Value | fmt.Bounded],
+    text: Callable[..., str] | None = None,
+    definition: str = "",
+) -> tuple[Column[Record], ...]:
+    """A column per key, such as K: the title has {} in the key's place."""
+    return tuple(
+        Column(title.format(key), lambda row, key=key: value(row, key), text, definition=definition)
+        for key in keys
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from harness.records import LatencyRow, ResultRow
+from harness.records import LatencyRow, ResultRow, first
 from harness.reporting.tables.specification import Column
 from harness.summary import Summary, Unstable
 
@@ -31,29 +31,14 @@ def of_step(
     summary: Summary, role: str, kind: str, context: int | None, batch: int, tokens: int = 1
 ) -> Unstable | None:
     """What is wrong with a forward over so many positions after so much context."""
-    wanted = (role, kind, context, batch, tokens)
-    return next(
-        (
-            entry
-            for entry in summary.unstable
-            if (entry.role, entry.kind, entry.context_tokens, entry.batch, entry.tokens) == wanted
-        ),
-        None,
-    )
+    wanted = {"role": role, "kind": kind, "context_tokens": context}
+    return first(summary.unstable, **wanted, batch=batch, tokens=tokens)
 
 
 def of_cell(summary: Summary, row: ResultRow) -> Unstable | None:
     """What is wrong with a measured cell."""
-    wanted = (row.prompt_set, row.temperature, row.k)
-    return next(
-        (
-            entry
-            for entry in summary.unstable
-            if entry.kind == "cell"
-            and (entry.prompt_set, entry.temperature, entry.tokens) == wanted
-        ),
-        None,
-    )
+    cell = {"prompt_set": row.prompt_set, "temperature": row.temperature, "tokens": row.k}
+    return first(summary.unstable, kind="cell", **cell)
 
 
 def column(found: Callable[[R], Unstable | None]) -> Column[R]:
@@ -61,7 +46,7 @@ def column(found: Callable[[R], Unstable | None]) -> Column[R]:
     return Column("timing", lambda record: UNSTABLE if found(record) else None)
 
 
-def notes(summary: Summary, *kinds: str) -> tuple[str, ...]:
-    """The remark under a table that may mark timings of these kinds."""
+def note(summary: Summary, *kinds: str) -> str:
+    """The remark under a table that may mark timings of these kinds; "" where it marks none."""
     found = dict.fromkeys(e.reason for e in summary.unstable if e.kind in kinds)
-    return (NOTE.format(", ".join(REASONS[reason] for reason in found)),) if found else ()
+    return NOTE.format(", ".join(REASONS[reason] for reason in found)) if found else ""

@@ -1,4 +1,4 @@
-"""What was generated at each K, by draft, temperature and prompt set; checks of the output.
+"""What was generated at each K, by draft, temperature and prompt set; checks; adaptive drafting.
 
 A row is a K; what was predicted for it, and its break-even alpha, are in the replayed row of the
 same cell.
@@ -8,11 +8,20 @@ title says so; where both were made, `replay_table` shows them next to each othe
 
 from typing import NamedTuple
 
-from harness.records import LOOKUPS, ResultRow
+from harness.records import LOOKUPS, ResultRow, grouped
 from harness.reporting import formatting as fmt
 from harness.reporting.tables import stability
-from harness.reporting.tables.specification import Column, Table, ValueWithBounds, table
-from harness.summary import DistributionTest, OutlierCell, ReplayCheck, Summary, TextCheck, Unstable
+from harness.reporting.tables.specification import Column, Table, table
+from harness.summary import (
+    AdaptiveDrafting,
+    AdaptiveRow,
+    DistributionTest,
+    OutlierCell,
+    ReplayCheck,
+    Summary,
+    TextCheck,
+    Unstable,
+)
 
 
 class Cell(NamedTuple):
@@ -24,10 +33,9 @@ class Cell(NamedTuple):
     outlier: OutlierCell | None
 
     @property
-    def speedup(self) -> ValueWithBounds | None:
+    def speedup(self) -> fmt.Bounded | None:
         """With its interval; None of the baseline."""
-        row = self.row
-        return (row.speedup, row.speedup_lo, row.speedup_hi) if row.k else None
+        return fmt.bounded(self.row) if self.row.k else None
 
     @property
     def predicted_speedup(self) -> float | None:
@@ -63,9 +71,7 @@ CELLS: tuple[Column[Cell], ...] = (
     ),
     Column("speedup\n[lo, hi]", lambda cell: cell.speedup, fmt.speedup),
     Column(
-        "trimmed\nspeedup",
-        lambda cell: cell.outlier.trimmed_speedup if cell.outlier else None,
-        fmt.speedup,
+        "trimmed\nspeedup", lambda cell: cell.outlier and cell.outlier.trimmed_speedup, fmt.speedup
     ),
     Column("predicted\nspeedup", lambda cell: cell.predicted_speedup, fmt.speedup),
     Column("prediction\nerror", lambda cell: cell.error, fmt.signed_percent),
@@ -88,17 +94,13 @@ REPLAY: tuple[Column[ReplayCheck], ...] = (
     Column("K", lambda check: check.k, fmt.count, key=True),
     Column("tokens/round\nmeasured", lambda check: check.measured_tokens_per_round, fmt.decimal),
     Column("tokens/round\nreplayed", lambda check: check.replayed_tokens_per_round, fmt.decimal),
-    Column(
-        "gap, in\nstandard errors",
-        lambda check: check.gap_in_standard_errors,
-        lambda gap: fmt.signed(gap, 1),
-    ),
+    Column("gap, in\nstandard errors", lambda check: check.gap_in_standard_errors, fmt.deviations),
     Column("drafted/round\nmeasured", lambda check: check.measured_drafted_per_round, fmt.decimal),
     Column("drafted/round\nreplayed", lambda check: check.replayed_drafted_per_round, fmt.decimal),
     Column(
         "drafted gap, in\nstandard errors",
         lambda check: check.drafted_gap_in_standard_errors,
-        lambda gap: fmt.signed(gap, 1),
+        fmt.deviations,
     ),
 )
 
@@ -138,15 +140,12 @@ def sweep_tables(summary: Summary) -> list[Table]:
     drafts = list(dict.fromkeys(row.draft for row in rows if row.k > 0 and row.draft))
     made = []
     for draft in drafts or [None]:
-        cells = [cell_of(row) for row in rows if row.k == 0 or row.draft == draft]
-        groups: dict[tuple[float, str], list[Cell]] = {}
-        for cell in cells:
-            where = (cell.row.temperature or 0.0, cell.row.prompt_set or "all")
-            groups.setdefault(where, []).append(cell)
+        of_draft = [row for row in rows if row.k == 0 or row.draft == draft]
+        groups = grouped(of_draft, lambda row: (row.temperature or 0.0, row.prompt_set or "all"))
         for (temperature, prompt_set), group in sorted(groups.items(), key=lambda item: item[0][0]):
             name = f"temperature {fmt.temperature(temperature)}, {prompt_set} prompts"
             title = f"{draft}, {name}" if len(drafts) > 1 else name[0].upper() + name[1:]
-            made.append(_cells_table(title, group, summary))
+            made.append(_cells_table(title, [cell_of(row) for row in group], summary))
     return made
 
 
@@ -163,26 +162,21 @@ def _cells_table(title: str, cells: list[Cell], summary: Summary) -> Table:
         stable, key=lambda cell: (cell.row.speedup or 0.0) if cell.row.k else 1.0, default=None
     )
     speculated = any(cell.row.k and cell.row.speedup is not None for cell in ordered)
-    notes = [
-        f"K={row.k} is {row.status}" + (f": {row.error}" if row.error else ".")
-        for row in (cell.row for cell in ordered)
-        if row.status != "complete"
-    ]
-    if any(cell.breakeven == fmt.NO_ROOT for cell in ordered):
-        notes.append(NO_ROOT_NOTE)
-    if speculated:
-        notes.append(BEST_NOTE)
-    if any(cell.outlier for cell in ordered):
-        notes.append(OUTLIER_NOTE)
-    notes += stability.notes(summary, "cell")
-    if run.synthetic:
-        notes.append(EXPECTED_NOTE)
-    if run.replay_only:
-        notes.append(REPLAYED_NOTE)
-    columns = (*CELLS, EXPECTED) if run.synthetic else CELLS
-    shown = f"{title} (predicted)" if run.replay_only else title
+    incomplete = [cell.row for cell in ordered if cell.row.status != "complete"]
     return table(
-        shown, columns, ordered, best=lambda cell: speculated and cell is fastest, notes=notes
+        f"{title} (predicted)" if run.replay_only else title,
+        (*CELLS, EXPECTED) if run.synthetic else CELLS,
+        ordered,
+        best=lambda cell: speculated and cell is fastest,
+        notes=(
+            *(f"K={r.k} is {r.status}" + (f": {r.error}" if r.error else ".") for r in incomplete),
+            NO_ROOT_NOTE if any(cell.breakeven == fmt.NO_ROOT for cell in ordered) else "",
+            BEST_NOTE if speculated else "",
+            OUTLIER_NOTE if any(cell.outlier for cell in ordered) else "",
+            stability.note(summary, "cell"),
+            EXPECTED_NOTE if run.synthetic else "",
+            REPLAYED_NOTE if run.replay_only else "",
+        ),
     )
 
 
@@ -239,3 +233,56 @@ def distribution_table(summary: Summary) -> Table:
     """The test of sampled tokens, offset by offset."""
     title = "Sampled output against the target's distribution"
     return table(title, DISTRIBUTIONS, summary.distribution_tests, notes=DISTRIBUTION_NOTES)
+
+
+class Threshold(NamedTuple):
+    """One threshold of one draft."""
+
+    drafting: AdaptiveDrafting
+    row: AdaptiveRow
+
+
+ADAPTIVE: tuple[Column[AdaptiveDrafting], ...] = (
+    Column("draft", lambda entry: entry.draft, key=True),
+    Column("T", lambda entry: entry.temperature, fmt.temperature, key=True),
+    Column("best\nK", lambda entry: entry.fixed.k, fmt.count),
+    Column("speedup", lambda entry: entry.fixed.speedup, fmt.speedup),
+    Column("best\nthreshold", lambda entry: entry.best.threshold, fmt.decimal),
+    Column("K at\nmost", lambda entry: entry.best.k, fmt.count),
+    Column("adaptive\nspeedup", lambda entry: entry.best.speedup, fmt.speedup),
+    Column("best K\nper round", lambda entry: entry.best_k_per_round, fmt.speedup),
+    Column("flag\noracle", lambda entry: entry.flag_oracle, fmt.speedup),
+)
+THRESHOLDS: tuple[Column[Threshold], ...] = (
+    Column("draft", lambda entry: entry.drafting.draft, key=True),
+    Column("T", lambda entry: entry.drafting.temperature, fmt.temperature, key=True),
+    Column("K at\nmost", lambda entry: entry.row.k, fmt.count, key=True),
+    Column("threshold", lambda entry: entry.row.threshold, fmt.decimal),
+    Column("tokens/\nround", lambda entry: entry.row.tokens_per_round, fmt.decimal),
+    Column("drafted/\nround", lambda entry: entry.row.drafted_per_round, fmt.decimal),
+    Column("adaptive\nspeedup", lambda entry: entry.row.speedup, fmt.speedup),
+)
+ADAPTIVE_NOTES = (
+    "Replayed, and priced by timed rounds of a fixed number of draft tokens. Reading every draft"
+    " step back, which a threshold needs, is in those of a sweep with decode.stop=threshold, not in"
+    " those of an audition. Chosen on the prompts shown, not held out.",
+    "Bounds for any rule, at this K at most: best K per round knows the accept probabilities of the"
+    " text, the flag oracle which draft tokens will be accepted.",
+)
+WITHOUT = "it gives its tokens no probability that a threshold could be compared with."
+
+
+def adaptive_tables(summary: Summary) -> list[Table]:
+    """The best threshold of each draft, then every threshold at its K."""
+    rows = [Threshold(entry, row) for entry in summary.adaptive for row in entry.thresholds]
+    title = "Adaptive drafting (decode.stop=threshold)"
+    ranked = dict.fromkeys(row.draft for board in summary.leaderboards for row in board.rows)
+    known = {None, *(entry.draft for entry in summary.adaptive)}
+    without = ", ".join(str(draft) for draft in ranked if draft not in known)
+    notes = (
+        (*ADAPTIVE_NOTES, f"Not available for {without}: {WITHOUT}") if without else ADAPTIVE_NOTES
+    )
+    return [
+        table(title, ADAPTIVE, summary.adaptive, notes=notes),
+        table("Adaptive drafting by threshold", THRESHOLDS, rows),
+    ]
