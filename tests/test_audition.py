@@ -7,10 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 from random_models import qwen3, save
+from stubs import CPU
 
 from harness import prompts as prompt_sets
 from harness.analysis import analyse
@@ -18,12 +20,13 @@ from harness.cli import compose, draft_conf, draft_confs
 from harness.commands import audition, drafts, profile, snapshot, sweep
 from harness.commands.pair import Target, open_target
 from harness.commands.run_lifecycle import Outcome
-from harness.config import EMBEDDED_DRAFTS, AuditionConfig
+from harness.config import EMBEDDED_DRAFTS, AuditionConfig, ModelConf
 from harness.measurement import round_parts
 from harness.models import probe
 from harness.models.lean.pieces import compiled_pieces
 from harness.models.lean.static import whole_pieces
 from harness.models.load import LoadedModel
+from harness.models.load import load as load_model
 from harness.records import RULES, UserError
 from harness.storage import RunFolder, StoredRun, load, load_traces
 from harness.summary import Summary
@@ -317,6 +320,27 @@ def test_texts_of_one_token_and_k_beyond_the_text_are_fine(tmp_path: Path) -> No
     assert outcome.status == 0
     replayed = stored(outcome).results.query("k > 0")
     assert (replayed.tokens_per_round == 1.0).all()
+
+
+def test_drafts_whose_embeddings_are_padded_to_other_widths_are_sampled(tmp_path: Path) -> None:
+    """As those of one family are: ids beyond the tokenizer's are padding."""
+    padding = {"target": ("tiny", 64), "narrow": ("tiny_good", 32), "wide": ("tiny_good", 128)}
+    for name, (model, more) in padding.items():
+        conf = ModelConf(name=model, id=f"embedded:{model}")
+        network: Any = load_model(conf, "model", CPU).network
+        rows = network.config.vocab_size
+        network.resize_token_embeddings(rows + more, mean_resizing=False)
+        network.get_input_embeddings().weight.data[rows:] = 0.0
+        save(network, tmp_path / name)
+    words = ["model=hf", f"model.id={tmp_path / 'target'}", "k=[2]", "temperature=[1]"]
+    words += ["decode.top_k=20", "prompts.limit=2", "new_tokens=6"]
+    names = [f"{name}@{tmp_path / name}" for name in ("narrow", "wide")]
+    outcome = run(tmp_path, *words, drafts=names)
+    assert outcome.status == 0
+    rows = stored(outcome).results
+    speculative = rows[rows.k == 2].set_index(["prompt_set", "draft"]).alpha.unstack()
+    assert {*speculative.columns} == {"narrow", "wide"}
+    np.testing.assert_allclose(speculative.narrow, speculative.wide, rtol=1e-3)
 
 
 def test_an_entry_of_drafts_may_carry_keys(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ from harness.measurement.round_times import FullLookup, RoundVisits
 from harness.measurement.step_times import TimedModel, time_lookups
 from harness.measurement.target_texts import GeneratedText
 from harness.models.cached import CachedModel
-from harness.models.load import Vocabulary
+from harness.models.load import LoadedModel, Vocabulary
 from harness.models.probe import cached_model, check_length
 from harness.models.tokenizer import tokenizer_difference
 from harness.records import LOOKUPS, DraftConfidence, StepTiming, TextTrace, UserError, in_one_line
@@ -188,9 +188,11 @@ def with_draft(
         difference = tokenizer_difference(target.tokenizer, draft.tokenizer)
         if difference:
             raise NotEligible(f"another tokenizer than the target's: {difference}")
-        name = f"draft={draft.name}"
+        name, width = f"draft={draft.name}", draft.vocab_size
+        if isinstance(target, LoadedModel):  # tokens that the target lacks are padding
+            width = min(width, target.vocab_size)
         with opening(config.backend, device.type, f"draft {draft.name}"):
-            model = cached_model(draft.network, draft.vocab_size, name, config.backend)
+            model = cached_model(draft.network, width, name, config.backend)
         check_length(model, reserve(prompts, config, [(draft, model)]), name)
         result = score(model)
         described = {"id": conf.id, "kind": conf.kind, **draft.describe(), **model.describe()}

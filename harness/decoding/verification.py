@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from harness.decoding.sampling import inverse_cdf, most_likely, unless_broken
 
@@ -53,8 +54,8 @@ def verify_sampled(
     Args:
         target_probs: [n + 1, vocab], after the sampling parameters.
         draft_tokens: [n].
-        draft_probs: [n, vocab] the distributions the tokens were drawn from, likewise; None where
-            each token was chosen with certainty.
+        draft_probs: [n, vocab] the distributions the tokens were drawn from, likewise, of no more
+            tokens than the target's; None where each token was chosen with certainty.
         accept_uniforms: [n] in (0, 1].
         resample_uniforms: [n + 1] in (0, 1]; entry i decides the target's own token at position i.
     """
@@ -79,6 +80,8 @@ def verify_sampled(
         taken = torch.zeros_like(row).scatter_(1, columns.index_select(0, rejected_at), 1.0)
     else:
         taken = draft_probs.index_select(0, rejected_at)
+        if taken.shape[-1] < row.shape[-1]:  # a draft whose embedding is padded to fewer rows
+            taken = functional.pad(taken, (0, row.shape[-1] - taken.shape[-1]))
     residual = (row - taken * was_rejected).clamp_min(0)
     # Draft and target equal up to rounding can leave nothing; the target's own distribution is then
     # the limit, and no rejection happens there in exact arithmetic.
