@@ -33,7 +33,7 @@ from harness.commands.pair import open_drafted
 from harness.config import ModelConf
 from harness.decoding.heads import HeadDrafter, HeadModel
 from harness.decoding.sampling import SamplingParameters, penalised, sampler_for
-from harness.measurement.generations import Request
+from harness.measurement.generations import Request, run_trial
 from harness.measurement.head_scores import score_with_head
 from harness.measurement.target_texts import GeneratedText, generate_texts
 from harness.models import head_files, memory, probe
@@ -205,6 +205,28 @@ def test_a_text_depends_on_the_seed_and_not_on_what_the_head_ran_before(
         for order in (asked(SAMPLED), asked(SAMPLED)[::-1])
     ]
     assert texts[0] == texts[1][::-1]
+
+
+def test_plain_decoding_next_to_a_head_keeps_no_states(
+    target: LoadedModel, head: Eagle3Head
+) -> None:
+    """They take a per cent of a small model's step, which would flatter the head."""
+    model, (request, *_) = keeping(LeanModel(target.network, VOCABULARY), head), asked(GREEDY)
+    kept: list[bool] = []
+    forward = model.forward
+
+    def noted(tokens: Tensor) -> Tensor:
+        logits = forward(tokens)
+        kept.append(model.states is not None)
+        return logits
+
+    model.forward = noted
+    for k in (0, 2):
+        drafter = drafter_of(head, model, GREEDY)
+        trial = run_trial(replace(request, k=k), model, lambda _, made=drafter: made)
+        assert trial.status == "ok"
+        assert {*kept} == {k > 0}
+        kept.clear()
 
 
 # Scores

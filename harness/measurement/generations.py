@@ -6,6 +6,7 @@ or meets logits that are not finite is a record with an error, not the end of th
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -18,6 +19,7 @@ from harness.decoding.loops import autoregressive_rounds, speculative_rounds
 from harness.decoding.protocols import CausalModel, Drafter, Generation, StopRule
 from harness.decoding.sampling import SamplingParameters, Uniforms
 from harness.measurement.clock import Clock, undisturbed
+from harness.models.cached import CachedModel
 from harness.models.memory import is_out_of_memory
 from harness.records import BrokenLogitsError, Round, Rule, StopReason, TextKey, Trial, first_line
 
@@ -118,8 +120,11 @@ def run_trial(request: Request, target: CausalModel, draft: Draft | None) -> Tri
     The draft is not used where request.k is 0.
     """
     _reset_peak(target.device)
+    own_work = nullcontext()
+    if request.k == 0 and isinstance(target, CachedModel):
+        own_work = target.keeping_no_states()
     try:
-        with undisturbed():
+        with undisturbed(), own_work:
             rounds, seconds = _generate(request, target, draft)
     except BrokenLogitsError as error:
         names = {"target": f"model={request.model}", "draft": f"draft={request.draft}"}

@@ -14,7 +14,8 @@ turned into logits a few rows at a time.
 
 import copy
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -106,6 +107,15 @@ class CachedModel:
         one after the last layer is what enters the output head, after the last norm.
         """
         self._kept_layers, self.states = tuple(layers), None
+
+    @contextmanager
+    def keeping_no_states(self) -> Iterator[None]:
+        """Keep none while the block runs: plain decoding needs none, and must not pay for them."""
+        kept, self._kept_layers = self._kept_layers, ()
+        try:
+            yield
+        finally:
+            self._kept_layers = kept
 
     @property
     def device(self) -> torch.device:
