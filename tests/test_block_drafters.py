@@ -45,10 +45,9 @@ from harness.measurement.confidences import head_confidences
 from harness.measurement.head_scores import score_with_head
 from harness.measurement.lossless import distribution_tests
 from harness.measurement.target_texts import generate_texts
-from harness.models.blocks import BlockHead
 from harness.models.cached import CachedModel
 from harness.models.dflash import DFlashNetwork
-from harness.models.heads import Head, HeadNetwork
+from harness.models.heads import BlockHead, Head, HeadNetwork
 from harness.models.lean.model import LeanModel
 from harness.models.load import LoadedModel, load
 from harness.models.medusa import MedusaNetwork

@@ -33,7 +33,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
     rotate_half,
 )
 
-from harness.models.blocks import BlockHead, in_target_ids
+from harness.models.heads import BlockHead, in_target_ids
 
 # Positions of blocks in memory at a time, where a text's starts are scored
 QUERIES = 512

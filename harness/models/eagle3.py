@@ -30,7 +30,7 @@ from transformers.models.llama.modeling_llama import (
     repeat_kv,
 )
 
-from harness.models.heads import ChainHead
+from harness.models.heads import ChainHead, in_target_ids
 
 # Of the target, as both training frameworks take them where a checkpoint names no others
 STATES = 3
@@ -159,10 +159,8 @@ class Eagle3Network(nn.Module):
     def logits(self, outputs: Tensor, vocabulary: int, offset: int) -> Tensor:
         """Logits [..., vocabulary] in the target's ids; -inf of tokens that it cannot draft."""
         del offset
-        reduced = self.draft_logits(outputs)
-        places = self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
-        full = reduced.new_full((*reduced.shape[:-1], vocabulary), float("-inf"))
-        return full.index_copy_(-1, places, reduced)
+        ids = self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+        return in_target_ids(self.draft_logits(outputs), ids, vocabulary)
 
     @property
     def weights(self) -> list[Tensor]:
@@ -256,7 +254,7 @@ class Eagle3Head(ChainHead):
     def __init__(self, network: Eagle3Network, vocab_size: int) -> None:
         super().__init__(network, vocab_size)
         self._length = 0
-        self._allocate(1, CAPACITY)
+        self._allocate(CAPACITY)
 
     def rewind(self, count: int) -> None:
         """Forget the last `count` rows."""
@@ -270,7 +268,7 @@ class Eagle3Head(ChainHead):
         start, end = self._length, self._length + count
         if end > self._keys.shape[2]:
             keys, values = self._keys, self._values
-            self._allocate(1, 2 * end)
+            self._allocate(2 * end)
             self._keys[:, :, :start] = keys[:, :, :start]
             self._values[:, :, :start] = values[:, :, :start]
         angles = self._cosines[:, start:end], self._sines[:, start:end]
@@ -291,10 +289,10 @@ class Eagle3Head(ChainHead):
         self._length = end
         return self.network.finish(attended, row.residual)
 
-    def _allocate(self, batch: int, capacity: int) -> None:
+    def _allocate(self, capacity: int) -> None:
         network, dtype = self.network, self.network.lm_head.weight.dtype
         kv_heads = network.midlayer.self_attn.k_proj.out_features // network.head_dim
-        shape = (batch, kv_heads, capacity, network.head_dim)
+        shape = (1, kv_heads, capacity, network.head_dim)
         self._keys = torch.zeros(shape, dtype=dtype, device=self.device)
         self._values = torch.zeros(shape, dtype=dtype, device=self.device)
         places = torch.arange(capacity, device=self.device).unsqueeze(0)

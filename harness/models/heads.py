@@ -1,7 +1,7 @@
 """What every head for speculative decoding is here.
 
 An EAGLE-3 head and a model's own MTP layer draft token by token (`ChainHead`); Medusa heads and
-DFlash drafters draft a block from the same states (`harness.models.blocks`).
+DFlash drafters draft a block from the same states (`BlockHead`).
 
 Row t of a text x takes token x[t + 1] and a feature, and predicts x[t + 2]. The feature of a row
 that starts afresh is made of the target's hidden states at t; that of each further row of a chain
@@ -97,7 +97,8 @@ class Head(ABC):
 
     def describe(self) -> dict[str, Any]:
         """How it runs, for the manifest."""
-        return {"engine": self.engine, "layers_read": list(self.network.layers)}
+        most = {} if self.drafts is None else {"drafts_at_most": self.drafts}
+        return {"engine": self.engine, "layers_read": list(self.network.layers), **most}
 
     def prefill(self, tokens: Sequence[int]) -> None:
         """Forget everything; for timing, run rows of `tokens` with states of zero."""
@@ -106,9 +107,10 @@ class Head(ABC):
             self.condition(torch.zeros(len(tokens), self.network.width))
             self.extend(torch.tensor(tokens))
 
-    @abstractmethod
+    @torch.inference_mode()
     def condition(self, states: Tensor) -> None:
-        """Let the next forward take the target's states [n, width], one row per token."""
+        """Take the target's states [n, width] of as many tokens, for the next forward."""
+        self._read(self.network.features(states))
 
     @abstractmethod
     def forward(self, tokens: Tensor) -> Tensor:
@@ -123,6 +125,10 @@ class Head(ABC):
         """Forget the last `count` rows."""
 
     @abstractmethod
+    def _read(self, features: Tensor) -> None:
+        """Take features [n, hidden] of the target's states."""
+
+    @abstractmethod
     def _clear(self) -> None:
         """Forget everything."""
 
@@ -133,11 +139,6 @@ class ChainHead(Head):
     # What the next forward takes as its rows' features; the head's last output where None
     _features: Tensor | None = None
     _output: Tensor | None = None
-
-    @torch.inference_mode()
-    def condition(self, states: Tensor) -> None:
-        """Let the next forward take the target's states [n, width], one row per token."""
-        self._features = self.network.features(states).unsqueeze(0)
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor) -> Tensor:
@@ -157,6 +158,9 @@ class ChainHead(Head):
         self._features, self._output = None, outputs[:, -1:]
         return outputs
 
+    def _read(self, features: Tensor) -> None:
+        self._features = features.unsqueeze(0)
+
     def _clear(self) -> None:
         self._features = self._output = None
         self._forget_rows()
@@ -168,6 +172,63 @@ class ChainHead(Head):
     @abstractmethod
     def _append(self, tokens: Tensor, features: Tensor) -> Tensor:
         """Run rows of tokens [1, n] and features [1, n, hidden]; the outputs [1, n, hidden]."""
+
+
+class BlockHead(Head):
+    """A head that drafts a whole block from where a round starts.
+
+    What it drafts at an offset depends on the start, and not on the tokens that it drafts before.
+    So `forward` gives the block's rows one after the other, whatever token it is fed after the
+    first. K steps in a row, which is how a draft's steps are timed, cost what drafting costs a
+    round of K.
+    """
+
+    def __init__(self, network: HeadNetwork, vocab_size: int, drafts: int) -> None:
+        super().__init__(network, vocab_size)
+        self.drafts = self._size = drafts
+        # Rows of the round's block that `forward` has given
+        self._given = 0
+
+    @torch.inference_mode()
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits [1, vocab] of the round's next draft.
+
+        The first time of a round `tokens` [n] end with the last of the text. After the block's last
+        row it begins anew, which only timing asks for.
+        """
+        offset = self._given % self._size
+        self._given = offset + 1
+        return self._draft(offset, tokens[-1:])
+
+    def extend(self, tokens: Tensor) -> None:
+        """Nothing: of the text before the last token it reads the target's states alone."""
+        del tokens
+
+    def rewind(self, count: int) -> None:
+        """End the round, of which nothing is kept, however many tokens it drafted."""
+        del count
+        self._given = 0
+
+    def _clear(self) -> None:
+        self._given = 0
+
+    @abstractmethod
+    def _draft(self, offset: int, token: Tensor) -> Tensor:
+        """Logits [1, vocab] at an offset; `token` [1] is the text's last where that is 0."""
+
+
+def in_target_ids(logits: Tensor, ids: Tensor | None, vocabulary: int) -> Tensor:
+    """Logits [..., vocabulary] in the target's ids; -inf of tokens that cannot be drafted.
+
+    Args:
+        logits: [..., draft vocabulary].
+        ids: [draft vocabulary] the target's id of each; None where all of them are drafted.
+        vocabulary: the target's.
+    """
+    if ids is None:
+        return logits[..., :vocabulary]
+    full = logits.new_full((*logits.shape[:-1], vocabulary), float("-inf"))
+    return full.index_copy_(-1, ids, logits)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from harness.models.blocks import BlockHead, in_target_ids
+from harness.models.heads import BlockHead, in_target_ids
 
 
 class _Residual(nn.Module):
