@@ -527,7 +527,7 @@ def test_traces_of_a_head_come_back_as_they_were(
     [
         ({"layers": 2}, r"reads layers \[1, 3, 5\], and model=target has 2"),
         ({"hidden_size": 48, "head_dim": 24}, "takes 32 numbers of each of 3 layers"),
-        ({"vocab": 32}, "its tokens are of a vocabulary of 16, and model=target has 32"),
+        ({"vocab": 32}, "the tokens are of a vocabulary of 16, and model=target has 32"),
     ],
 )
 def test_a_head_for_another_target_is_refused(

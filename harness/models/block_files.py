@@ -25,7 +25,7 @@ transformers is not).
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,14 +36,7 @@ from transformers import Qwen3Config
 from harness.config import ModelConf
 from harness.models.checkpoint import explained
 from harness.models.dflash import DFlashNetwork
-from harness.models.head_files import (
-    config_of,
-    fill,
-    loaded_head,
-    other_vocabulary,
-    tensors_of,
-    unknown_layout,
-)
+from harness.models.head_files import HeadFiles, config_of, found_in
 from harness.models.heads import LoadedHead
 from harness.models.load import LoadedModel
 from harness.models.medusa import MedusaNetwork
@@ -72,14 +65,14 @@ def load_medusa(conf: ModelConf, target: LoadedModel, key: str = "draft") -> Loa
     Raises:
         UserError: no Medusa heads in a known layout, incomplete, or for another target.
     """
-    where = f"{key}.id={conf.id}"
-    config, tensors = config_of(conf, key), tensors_of(conf, key, MEDUSA_FILES, MEDUSA_PICKLES)
+    files, config = HeadFiles(conf, key, target, *MEDUSA), config_of(conf, key)
+    tensors = files.tensors(MEDUSA_FILES, MEDUSA_PICKLES)
     layout = "vllm" if _is(config, "medusa") else "fasterdecoding"
     if layout != "vllm" and "medusa_num_heads" not in config:
-        raise unknown_layout(where, config, *MEDUSA)
-    network = _medusa(config, _medusa_names(tensors), target, where)
+        raise files.unknown_layout(found_in(config))
+    network = _medusa(config, _medusa_names(tensors), files)
     facts = {"architecture": "Medusa", "layout": layout, "heads": network.drafts}
-    return loaded_head(conf, target, key, network, facts, None)
+    return files.loaded(network, facts, None)
 
 
 def _medusa_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -93,7 +86,7 @@ def _medusa_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _medusa(
-    config: Mapping[str, Any], tensors: dict[str, Tensor], target: LoadedModel, where: str
+    config: Mapping[str, Any], tensors: dict[str, Tensor], files: HeadFiles
 ) -> MedusaNetwork:
     """The heads, their weights filled in, after all that can be compared with the target."""
     places = [re.match(r"blocks\.(\d+)\.layers\.(\d+)\.", name) for name in tensors]
@@ -106,34 +99,33 @@ def _medusa(
         tensors |= {f"lm_heads.{head}.weight": one for head in range(heads)}
     output, token_map = tensors.get("lm_heads.0.weight"), tensors.pop("token_map", None)
     if not found or output is None or config.get("logit_scale", 1.0) != 1.0:
-        raise unknown_layout(where, config, *MEDUSA)
-    named = f"{target.key}={target.name}"
-    if output.shape[1] != _target_config(target).hidden_size:
-        raise UserError(
-            f"{where}: heads for another target: they take hidden states of {output.shape[1]}, and "
-            f"{named} has a hidden size of {_target_config(target).hidden_size}"
+        raise files.unknown_layout(found_in(config))
+    hidden = files.target_config.hidden_size
+    if output.shape[1] != hidden:
+        raise files.other_target(
+            f"they take hidden states of {output.shape[1]}, and {files.target_name} has a hidden "
+            f"size of {hidden}"
         )
-    if token_map is None and len(output) != target.vocab_size:
-        raise other_vocabulary(where, len(output), named, target.vocab_size)
-    if token_map is not None:
-        token_map = _target_ids(token_map, where, target)
-        if len(output) > len(token_map):  # rows of tokens that are not drafted
-            tensors |= {
-                name: tensor[token_map]
-                for name, tensor in tensors.items()
-                if name.startswith("lm_heads.")
-            }
+    if token_map is None and len(output) != files.target.vocab_size:
+        raise files.other_vocabulary(len(output))
+    if token_map is not None and len(output) > len(files.check_ids(token_map)):
+        # The rows of tokens that are not drafted are left out
+        tensors |= {
+            name: tensor[token_map]
+            for name, tensor in tensors.items()
+            if name.startswith("lm_heads.")
+        }
     network = MedusaNetwork(
         heads=heads,
         depth=1 + max(layer for _, layer in found),
-        hidden=output.shape[1],
-        target_layers=_target_config(target).num_hidden_layers,
+        hidden=hidden,
+        target_layers=files.target_config.num_hidden_layers,
         draft_vocabulary=len(output) if token_map is None else len(token_map),
         token_map=token_map,
         bias=any(name.endswith(".bias") for name in tensors),
         one_output=one is not None,
     )
-    fill(network, tensors, where, *MEDUSA)
+    files.fill(network, tensors)
     return network
 
 
@@ -162,9 +154,9 @@ def load_dflash(conf: ModelConf, target: LoadedModel, key: str = "draft") -> Loa
     Raises:
         UserError: no DFlash drafter in a known layout, incomplete, or for another target.
     """
-    where = f"{key}.id={conf.id}"
+    files = HeadFiles(conf, key, target, *DFLASH)
     with explained(conf, key):
-        block = _block(config_of(conf, key), where)
+        block = _block(config_of(conf, key), files)
     if conf.block is not None:
         if conf.block > block.block:
             raise UserError(
@@ -172,12 +164,12 @@ def load_dflash(conf: ModelConf, target: LoadedModel, key: str = "draft") -> Loa
                 "positions; give fewer"
             )
         block = replace(block, block=conf.block)
-    network = _dflash(block, tensors_of(conf, key), target, where)
+    network = _dflash(block, files.tensors(), files)
     facts = {"architecture": "DFlash", "layout": block.layout, "block": block.block}
-    return loaded_head(conf, target, key, network, facts, block.layer.max_position_embeddings)
+    return files.loaded(network, facts, block.layer.max_position_embeddings)
 
 
-def _block(config: Mapping[str, Any], where: str) -> _Block:
+def _block(config: Mapping[str, Any], files: HeadFiles) -> _Block:
     """What the config.json says, in either layout."""
     settings: dict[str, Any] = dict(config.get("dflash_config") or {})
     if config.get("speculators_model_type") == "dflash":
@@ -195,13 +187,13 @@ def _block(config: Mapping[str, Any], where: str) -> _Block:
         layers = [int(number) + 1 for number in settings.get("target_layer_ids") or ()]
         mask_token = settings.get("mask_token_id")
     else:
-        raise unknown_layout(where, config, *DFLASH)
+        raise files.unknown_layout(found_in(config))
     size = config.get("block_size") or settings.get("block_size")
     needed = {"block_size": size, "mask_token_id": mask_token, "the target's layer ids": layers}
     missing = [name for name, value in needed.items() if value in (None, [], ())]
     if size is None or mask_token is None or missing:
         raise UserError(
-            f"{where}: its config.json has no {missing[0]}, which a DFlash drafter needs"
+            f"{files.where}: its config.json has no {missing[0]}, which a DFlash drafter needs"
         )
     parsed = Qwen3Config(**layer)
     if "sliding_attention" in (parsed.layer_types or ()):
@@ -209,93 +201,50 @@ def _block(config: Mapping[str, Any], where: str) -> _Block:
     unread = sorted(name for name in settings.keys() - READ if settings[name] not in PLAIN)
     if unread:
         raise UserError(
-            f"{where}: a DFlash drafter with {', '.join(unread)}, which is not read here; give one "
-            "of full attention without further settings"
+            f"{files.where}: a DFlash drafter with {', '.join(unread)}, which is not read here; "
+            "give one of full attention without further settings"
         )
     return _Block(layout, parsed, tuple(map(int, layers)), int(size), int(mask_token))
 
 
-def _dflash(
-    block: _Block, tensors: dict[str, Tensor], target: LoadedModel, where: str
-) -> DFlashNetwork:
+def _dflash(block: _Block, tensors: dict[str, Tensor], files: HeadFiles) -> DFlashNetwork:
     """The drafter, its weights filled in, after all that can be compared with the target."""
-    named, of_target = f"{target.key}={target.name}", _target_config(target)
+    of_target, vocabulary = files.target_config, files.target.vocab_size
     if min(block.layers) < 0 or max(block.layers) > of_target.num_hidden_layers:
-        raise UserError(
-            f"{where}: it reads layers {list(block.layers)}, and {named} has "
-            f"{of_target.num_hidden_layers}; give the drafter of this target"
-        )
-    width = len(block.layers) * of_target.hidden_size
-    fc = tensors.get("fc.weight")
-    if fc is not None and fc.shape[1] != width:
-        raise UserError(
-            f"{where}: a drafter for another target: it takes {fc.shape[1] // len(block.layers)} "
-            f"numbers of each of {len(block.layers)} layers, and {named} has a hidden size of "
-            f"{of_target.hidden_size}"
-        )
-    network_of_target: Any = target.network
+        raise files.other_layers(block.layers)
+    files.check_width(tensors, block.layers)
     d2t, _ = tensors.pop("d2t", None), tensors.pop("t2d", None)
-    ids = None if d2t is None else _target_ids(d2t + torch.arange(len(d2t)), where, target)
-    modules: list[Callable[[Tensor], Tensor]] = []
-    for name, shared, rows in (
-        ("embed_tokens.weight", network_of_target.get_input_embeddings(), target.vocab_size),
-        (
-            "lm_head.weight",
-            network_of_target.get_output_embeddings(),
-            target.vocab_size if ids is None else len(ids),
-        ),
-    ):
-        own = tensors.pop(name, None)
-        if own is not None and len(own) != rows:
-            raise other_vocabulary(where, len(own), named, rows)
-        if own is None and shared.weight.shape[1] != block.layer.hidden_size:
-            raise UserError(
-                f"{where}: it has no {name} of its own and a hidden size of "
-                f"{block.layer.hidden_size}, and that of {named} is {shared.weight.shape[1]}; give "
-                "the drafter of this target"
-            )
-        modules.append(shared.__call__ if own is None else _module(name, own))
+    ids = None if d2t is None else files.check_ids(d2t + torch.arange(len(d2t)))
+    drafted = vocabulary if ids is None else len(ids)
+    target: Any = files.target.network
+    embed, output = target.get_input_embeddings(), target.get_output_embeddings()
+    hidden = block.layer.hidden_size
+    own_embed = files.own_matrix(tensors, "embed_tokens.weight", embed, vocabulary, hidden)
+    own_output = files.own_matrix(tensors, "lm_head.weight", output, drafted, hidden)
     network = DFlashNetwork(
         block.layer,
         target_hidden=of_target.hidden_size,
         layers=block.layers,
         block=block.block,
         mask_token=block.mask_token,
-        embed=modules[0],
-        output=modules[1],
+        # The target's modules must be no part of this one
+        embed=embed.__call__ if own_embed is None else nn.Embedding.from_pretrained(own_embed),
+        output=output.__call__ if own_output is None else _linear(own_output),
         ids=ids,
     )
-    if block.mask_token >= target.vocab_size:
-        raise other_vocabulary(where, block.mask_token + 1, named, target.vocab_size)
+    if block.mask_token >= vocabulary:
+        raise files.other_vocabulary(block.mask_token + 1)
     renamed = {re.sub("^layers", "body", name): tensor for name, tensor in tensors.items()}
-    fill(network, renamed, where, *DFLASH, given=("embed.", "output."))
+    files.fill(network, renamed, given=("embed.", "output."))
     return network
 
 
-def _module(name: str, weight: Tensor) -> nn.Module:
-    """An embedding or an output matrix of its own."""
-    if name.startswith("embed"):
-        return nn.Embedding.from_pretrained(weight)
+def _linear(weight: Tensor) -> nn.Module:
     module = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     module.weight = nn.Parameter(weight, requires_grad=False)
     return module
 
 
-# ---- both ----------------------------------------------------------------------------------------
-
-
 def _is(config: Mapping[str, Any], kind: str) -> bool:
     names = [config.get("model_type"), *(config.get("architectures") or ())]
     return any(kind in str(name).lower() for name in names)
-
-
-def _target_config(target: LoadedModel) -> Any:
-    return target.network.config.get_text_config()
-
-
-def _target_ids(ids: Tensor, where: str, target: LoadedModel) -> Tensor:
-    """The ids [draft vocabulary] that a drafter can draft, which the target must have."""
-    if int(ids.min()) < 0 or int(ids.max()) >= target.vocab_size:
-        named = f"{target.key}={target.name}"
-        raise other_vocabulary(where, int(ids.max()) + 1, named, target.vocab_size)
-    return ids

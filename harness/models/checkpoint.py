@@ -177,22 +177,23 @@ def small_file(source: str, name: str, conf: ModelConf) -> dict[str, Any] | None
 
     transformers reads the same files next, and its errors are more precise.
     """
+    quiet = {f"_raise_exceptions_for_{what}": False for what in ("gated_repo", "connection_errors")}
     try:
-        if Path(source).is_dir():
-            file: str | Path | None = Path(source) / name
-        else:
-            file = cached_file(
-                source,
-                name,
-                revision=conf.revision,
-                _raise_exceptions_for_gated_repo=False,
-                _raise_exceptions_for_missing_entries=False,
-                _raise_exceptions_for_connection_errors=False,
-            )
-        content = json.loads(Path(file).read_text(encoding="utf-8")) if file else None
+        file = file_of(source, name, conf, **quiet)
+        content = json.loads(file.read_text(encoding="utf-8")) if file else None
     except (OSError, ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) else None
+
+
+def file_of(source: str, name: str, conf: ModelConf, **options: Any) -> Path | None:
+    """A file of a folder or a hub id, with options of `cached_file`; None where there is none."""
+    if Path(source).is_dir():
+        path = Path(source) / name
+        return path if path.is_file() else None
+    options["_raise_exceptions_for_missing_entries"] = False
+    found = cached_file(source, name, revision=conf.revision, **options)
+    return None if found is None else Path(found)
 
 
 @contextmanager

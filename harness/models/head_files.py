@@ -10,17 +10,15 @@ without an error, so everything that can be compared with the target is.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import LlamaConfig
-from transformers.utils.hub import cached_file
 
 from harness.config import ModelConf
-from harness.models.checkpoint import explained, quiet_transformers, small_file
+from harness.models.checkpoint import explained, file_of, quiet_transformers, small_file
 from harness.models.eagle3 import STATES, Eagle3Network, default_layers
 from harness.models.heads import LoadedHead
 from harness.models.load import LoadedModel, source_of
@@ -79,13 +77,13 @@ class _Layout:
 
 
 def load_head(conf: ModelConf, target: LoadedModel, key: str = "draft") -> LoadedHead:
-    """Read the head that `conf` names, for this target, onto its device and in its dtype.
+    """Read the EAGLE-3 head that `conf` names, for this target, onto its device and in its dtype.
 
     Raises:
         UserError: it is no EAGLE-3 head in a known layout, incomplete, or for another target.
     """
-    where, layout = f"{key}.id={conf.id}", _layout_of(conf, key)
-    network = _network(layout, _by_specforge(tensors_of(conf, key)), target, where)
+    files, layout = HeadFiles(conf, key, target, *EAGLE3), _layout_of(conf, key)
+    network = _network(layout, _by_specforge(files.tensors()), files)
     facts = {
         "architecture": "EAGLE-3",
         "layout": layout.name,
@@ -93,7 +91,7 @@ def load_head(conf: ModelConf, target: LoadedModel, key: str = "draft") -> Loade
         "norm_before_residual": network.norm_before_residual,
     }
     context_tokens = getattr(layout.layer, "max_position_embeddings", None)
-    return loaded_head(conf, target, key, network, facts, context_tokens)
+    return files.loaded(network, facts, context_tokens)
 
 
 def memory_need(conf: ModelConf, key: str, target: MemoryNeed) -> MemoryNeed:
@@ -120,7 +118,7 @@ def _layout(config: Mapping[str, Any], where: str) -> _Layout:
     names = [str(name) for name in config.get("architectures") or ()]
     kind = str(config.get("speculators_model_type") or "")
     if kind != "eagle3" and (kind or not any(EAGLE3_CLASS.search(name) for name in names)):
-        raise unknown_layout(where, config, *EAGLE3)
+        raise unknown_layout(where, *EAGLE3, found_in(config))
     of_eagle = config.get("eagle_config") or {}
     settings = {**config, **of_eagle}
     unread = [name for name in UNREAD if settings.get(name)]
@@ -165,34 +163,18 @@ def _by_specforge(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def _network(
-    layout: _Layout, tensors: dict[str, Tensor], target: LoadedModel, where: str
-) -> Eagle3Network:
+def _network(layout: _Layout, tensors: dict[str, Tensor], files: "HeadFiles") -> Eagle3Network:
     """The head, its weights filled in, after all that can be compared with the target."""
-    named = f"{target.key}={target.name}"
-    config: Any = target.network.config.get_text_config()
+    config, vocabulary = files.target_config, files.target.vocab_size
     layers = layout.layers or default_layers(config.num_hidden_layers)
-    usual = "" if layout.layers else " by default"
     if min(layers) < 0 or max(layers) >= config.num_hidden_layers or len(set(layers)) < len(layers):
-        raise UserError(
-            f"{where}: it reads layers {list(layers)}{usual}, and {named} has "
-            f"{config.num_hidden_layers}; give the head of this target"
-        )
-    width = len(layers) * config.hidden_size
-    fc = tensors.get("fc.weight")
-    if fc is not None and fc.shape[1] != width:
-        raise UserError(
-            f"{where}: a head for another target: it takes {fc.shape[1] // len(layers)} numbers of "
-            f"each of {len(layers)} layers, and {named} has a hidden size of {config.hidden_size}"
-        )
+        raise files.other_layers(layers, "" if layout.layers else " by default")
+    files.check_width(tensors, layers)
     d2t, t2d = tensors.get("d2t"), tensors.get("t2d")
-    vocabulary = target.vocab_size
     if t2d is not None and len(t2d) != vocabulary:
-        raise other_vocabulary(where, len(t2d), named, vocabulary)
-    if d2t is None and "lm_head.weight" in tensors:
-        rows = len(tensors["lm_head.weight"])
-        if rows != vocabulary:
-            raise other_vocabulary(where, rows, named, vocabulary)
+        raise files.other_vocabulary(len(t2d))
+    if d2t is None and "lm_head.weight" in tensors and len(tensors["lm_head.weight"]) != vocabulary:
+        raise files.other_vocabulary(len(tensors["lm_head.weight"]))
     network = Eagle3Network(
         layout.layer,
         target_hidden=config.hidden_size,
@@ -201,37 +183,179 @@ def _network(
         vocabulary=vocabulary,
         norm_before_residual=layout.norm_before_residual,
     )
-    _embed(network, tensors, target, where)
-    fill(network, tensors, where, *EAGLE3, optional=("d2t", "t2d"))
-    places = network.d2t + torch.arange(len(network.d2t))
-    if int(places.min()) < 0 or int(places.max()) >= vocabulary:
-        raise other_vocabulary(where, int(places.max()) + 1, named, vocabulary)
+    shared: Any = files.target.network.get_input_embeddings()
+    hidden = layout.layer.hidden_size
+    own = files.own_matrix(tensors, "embed_tokens.weight", shared, vocabulary, hidden)
+    network.embed_tokens = shared if own is None else nn.Embedding.from_pretrained(own)
+    network.own_embedding = own is not None
+    files.fill(network, tensors, given=("embed_tokens.",), optional=("d2t", "t2d"))
+    files.check_ids(network.d2t + torch.arange(len(network.d2t)))
     return network
 
 
-def _embed(
-    network: Eagle3Network, tensors: dict[str, Tensor], target: LoadedModel, where: str
-) -> None:
-    """Give it an embedding of its own where its files hold one, else the target's."""
-    own = tensors.pop("embed_tokens.weight", None)
-    if own is not None:
-        if len(own) != target.vocab_size:
-            named = f"{target.key}={target.name}"
-            raise other_vocabulary(where, len(own), named, target.vocab_size)
-        network.embed_tokens, network.own_embedding = nn.Embedding.from_pretrained(own), True
-        return
-    shared: Any = target.network.get_input_embeddings()
-    hidden = network.config.hidden_size
-    if shared.weight.shape[1] != hidden:
-        raise UserError(
-            f"{where}: it has no embedding of its own and a hidden size of {hidden}, and "
-            f"{target.key}={target.name} embeds in {shared.weight.shape[1]}; give the head of this "
-            "target"
-        )
-    network.embed_tokens = shared
-
-
 # ---- any head ------------------------------------------------------------------------------------
+
+
+class HeadFiles:
+    """The files of a head, read for one target; every error is a line that names them.
+
+    Attributes:
+        where: what errors call the head.
+        target_name: what they call the target.
+        target_config: that of its text model.
+    """
+
+    def __init__(
+        self, conf: ModelConf, key: str, target: LoadedModel, kind: str, layouts: str
+    ) -> None:
+        """Those that `conf`, of the command line's `key`, names; `layouts` are read of a `kind`."""
+        self.conf, self.key, self.target, self.kind = conf, key, target, kind
+        self.layouts, self.where = layouts, f"{key}.id={conf.id}"
+        self.target_name = f"{target.key}={target.name}"
+        self.target_config: Any = target.network.config.get_text_config()
+
+    def tensors(
+        self, files: Sequence[str] = (WEIGHTS,), pickles: Sequence[str] = (PICKLED,)
+    ) -> dict[str, Tensor]:
+        """The weights, by names without `model.` at their beginning; without what training needs.
+
+        Args:
+            files: they are in the first of these that is there.
+            pickles: or in one of these, if pickles may be read.
+
+        Raises:
+            UserError: no such file, or it cannot be read.
+        """
+        conf, source = self.conf, source_of(self.conf, self.key)
+        with quiet_transformers(), explained(conf, self.key):
+            names = (*files, *(pickles if conf.allow_pickle else ()))
+            found = (file_of(source, name, conf) for name in names)
+            file = next((path for path in found if path is not None), None)
+            if file is None:
+                raise OSError(f"no file named {files[-1]} in {source}")
+            pickled = file.name in pickles
+            tensors = torch.load(file, weights_only=True) if pickled else load_file(file)
+        return {
+            name.removeprefix("model."): tensor
+            for name, tensor in tensors.items()
+            if name not in UNUSED
+        }
+
+    def unknown_layout(self, found: str) -> UserError:
+        """What is said of files in none of the layouts that are read."""
+        return unknown_layout(self.where, self.kind, self.layouts, found)
+
+    def other_target(self, why: str) -> UserError:
+        """What is said of a head that cannot be this target's."""
+        return UserError(f"{self.where}: {self.kind} for another target: {why}")
+
+    def other_layers(self, layers: Sequence[int], how: str = "") -> UserError:
+        """What is said of a head that reads layers which the target has not."""
+        return UserError(
+            f"{self.where}: it reads layers {list(layers)}{how}, and {self.target_name} has "
+            f"{self.target_config.num_hidden_layers}; give the head of this target"
+        )
+
+    def other_vocabulary(self, tokens: int, vocabulary: int | None = None) -> UserError:
+        """What is said of a head whose tokens are not the target's."""
+        return self.other_target(
+            f"the tokens are of a vocabulary of {tokens}, and {self.target_name} has "
+            f"{vocabulary or self.target.vocab_size}"
+        )
+
+    def check_width(self, tensors: Mapping[str, Tensor], layers: Sequence[int]) -> None:
+        """Refuse a head whose `fc` takes other numbers than the hidden states of these layers."""
+        hidden, fc = self.target_config.hidden_size, tensors.get("fc.weight")
+        if fc is not None and fc.shape[1] != len(layers) * hidden:
+            raise self.other_target(
+                f"it takes {fc.shape[1] // len(layers)} numbers of each of {len(layers)} layers, "
+                f"and {self.target_name} has a hidden size of {hidden}"
+            )
+
+    def check_ids(self, ids: Tensor) -> Tensor:
+        """The ids [draft vocabulary] of what a head can draft, which the target must have."""
+        if int(ids.min()) < 0 or int(ids.max()) >= self.target.vocab_size:
+            raise self.other_vocabulary(int(ids.max()) + 1)
+        return ids
+
+    def own_matrix(
+        self, tensors: dict[str, Tensor], name: str, shared: nn.Module, rows: int, hidden: int
+    ) -> Tensor | None:
+        """Take a matrix of its own [rows, hidden] out of `tensors`; None where it uses `shared`.
+
+        Raises:
+            UserError: the one is of another vocabulary, or the other of another hidden size.
+        """
+        own, of_target = tensors.pop(name, None), shared.weight.shape[1]
+        if own is not None and len(own) != rows:
+            raise self.other_vocabulary(len(own), rows)
+        if own is None and of_target != hidden:
+            raise UserError(
+                f"{self.where}: it has no {name} of its own and a hidden size of {hidden}, and "
+                f"that of {self.target_name} is {of_target}; give the head of this target"
+            )
+        return own
+
+    def fill(
+        self,
+        network: nn.Module,
+        tensors: Mapping[str, Tensor],
+        *,
+        given: Sequence[str] = (),
+        optional: Sequence[str] = (),
+    ) -> None:
+        """Load the weights; every tensor must be there, and none left over.
+
+        Args:
+            network: of the head.
+            tensors: by the network's names.
+            given: beginnings of the names of what the network has already.
+            optional: names that may be missing.
+        """
+        wanted = {
+            name: tensor
+            for name, tensor in network.state_dict().items()
+            if not name.startswith(tuple(given))
+        }
+        missing = sorted(wanted.keys() - set(optional) - tensors.keys())
+        left = sorted(tensors.keys() - wanted.keys())
+        if missing or left:
+            what = "lacks" if missing else "has"
+            raise self.unknown_layout(f"it {what} {', '.join((missing or left)[:3])}")
+        for name, tensor in tensors.items():
+            if tensor.shape != wanted[name].shape:
+                raise UserError(
+                    f"{self.where}: {name} is {list(tensor.shape)}, and its config.json makes it "
+                    f"{list(wanted[name].shape)}; give a folder whose files belong together"
+                )
+        network.load_state_dict(dict(tensors), strict=False)
+
+    def loaded(
+        self, network: Any, facts: Mapping[str, Any], context_tokens: int | None
+    ) -> LoadedHead:
+        """The head on its target's device, in its dtype, with its tokenizer.
+
+        Raises:
+            UserError: it does not fit the device's memory.
+        """
+        conf, target = self.conf, self.target
+        dtype, device = target.network.dtype, target.network.device
+        weight_bytes = float(sum(weight.numel() for weight in network.weights) * dtype.itemsize)
+        kv_bytes = network.kv_bytes_per_token
+        check_fits([MemoryNeed(self.key, conf.name, device, dtype, weight_bytes, kv_bytes)], 0)
+        network = network.to(device)
+        # Not its buffers: rotary frequencies stay in float32, as in the engines
+        for weight in network.parameters():
+            weight.data = weight.data.to(dtype)
+        return LoadedHead(
+            key=self.key,
+            name=conf.name,
+            tokenizer=target.tokenizer,
+            eos=target.eos,
+            context_tokens=context_tokens,
+            network=network.eval(),
+            facts=facts,
+        )
 
 
 def config_of(conf: ModelConf, key: str) -> dict[str, Any]:
@@ -249,140 +373,16 @@ def config_of(conf: ModelConf, key: str) -> dict[str, Any]:
     return config
 
 
-def tensors_of(
-    conf: ModelConf,
-    key: str,
-    files: Sequence[str] = (WEIGHTS,),
-    pickles: Sequence[str] = (PICKLED,),
-) -> dict[str, Tensor]:
-    """A head's weights, by names that do not begin with `model.`, without what only training needs.
-
-    Args:
-        conf: names its folder or hub id.
-        key: what errors call it.
-        files: its weights are in the first of these that is there.
-        pickles: or in one of these, if pickles may be read.
-
-    Raises:
-        UserError: no such file, or it cannot be read.
-    """
-    source = source_of(conf, key)
-    with quiet_transformers(), explained(conf, key):
-        names = (*files, *(pickles if conf.allow_pickle else ()))
-        found = (_file(source, name, conf) for name in names)
-        file = next((path for path in found if path is not None), None)
-        if file is None:
-            raise OSError(f"no file named {files[-1]} in {source}")
-        pickled = file.name in pickles
-        tensors = torch.load(file, weights_only=True) if pickled else load_file(file)
-    return {
-        name.removeprefix("model."): tensor
-        for name, tensor in tensors.items()
-        if name not in UNUSED
-    }
-
-
-def _file(source: str, name: str, conf: ModelConf) -> Path | None:
-    """A file of a folder or of a hub id; None where there is none."""
-    if Path(source).is_dir():
-        path = Path(source) / name
-        return path if path.is_file() else None
-    path = cached_file(
-        source, name, revision=conf.revision, _raise_exceptions_for_missing_entries=False
-    )
-    return None if path is None else Path(path)
-
-
-def unknown_layout(where: str, config: Mapping[str, Any], kind: str, layouts: str) -> UserError:
-    """What is said of a config.json that is in none of the layouts that are read."""
+def found_in(config: Mapping[str, Any]) -> str:
+    """What a config.json says that it is of."""
     speculators = config.get("speculators_model_type")
     names = [str(name) for name in config.get("architectures") or ()]
     found = f"speculators_model_type {speculators}" if speculators else f"architectures {names}"
+    return f"its config.json has {found}"
+
+
+def unknown_layout(where: str, kind: str, layouts: str, found: str) -> UserError:
+    """What is said of a head in none of the layouts that are read."""
     return UserError(
-        f"{where}: not {kind} in a layout that is known: its config.json has {found}; read here "
-        f"are {layouts}"
-    )
-
-
-def other_vocabulary(where: str, tokens: int, target: str, vocabulary: int) -> UserError:
-    """What is said of a head whose tokens are not the target's."""
-    return UserError(
-        f"{where}: a head for another target: its tokens are of a vocabulary of {tokens}, and "
-        f"{target} has {vocabulary}"
-    )
-
-
-def fill(
-    network: nn.Module,
-    tensors: Mapping[str, Tensor],
-    where: str,
-    kind: str,
-    layouts: str,
-    *,
-    given: Sequence[str] = ("embed_tokens.",),
-    optional: Sequence[str] = (),
-) -> None:
-    """Load the weights; every tensor must be there, and none left over.
-
-    Args:
-        network: of the head.
-        tensors: by the network's names.
-        where: what errors call the head.
-        kind, layouts: what it should be, and what is read of it.
-        given: beginnings of the names of what the network has already.
-        optional: names that may be missing.
-    """
-    wanted = {
-        name: tensor
-        for name, tensor in network.state_dict().items()
-        if not name.startswith(tuple(given))
-    }
-    needed = wanted.keys() - set(optional)
-    missing, left = sorted(needed - tensors.keys()), sorted(tensors.keys() - wanted.keys())
-    if missing or left:
-        found = f"it lacks {', '.join(missing[:3])}" if missing else f"it has {', '.join(left[:3])}"
-        raise UserError(
-            f"{where}: not {kind} in a layout that is known: {found}; read here are {layouts}"
-        )
-    wrong = [
-        name for name in wanted if name in tensors and tensors[name].shape != wanted[name].shape
-    ]
-    if wrong:
-        name = wrong[0]
-        raise UserError(
-            f"{where}: {name} is {list(tensors[name].shape)}, and its config.json makes it "
-            f"{list(wanted[name].shape)}; give a folder whose files belong together"
-        )
-    network.load_state_dict(dict(tensors), strict=False)
-
-
-def loaded_head(
-    conf: ModelConf,
-    target: LoadedModel,
-    key: str,
-    network: Any,
-    facts: Mapping[str, Any],
-    context_tokens: int | None,
-) -> LoadedHead:
-    """A head on its target's device, in its dtype, with its tokenizer.
-
-    Raises:
-        UserError: it does not fit the device's memory.
-    """
-    dtype, device = target.network.dtype, target.network.device
-    weight_bytes = float(sum(weight.numel() for weight in network.weights) * dtype.itemsize)
-    need = MemoryNeed(key, conf.name, device, dtype, weight_bytes, network.kv_bytes_per_token)
-    check_fits([need], 0)
-    network = network.to(device)
-    # Not its buffers: rotary frequencies stay in float32, as in the engines
-    for weight in network.parameters():
-        weight.data = weight.data.to(dtype)
-    return LoadedHead(
-        key=key,
-        name=conf.name,
-        tokenizer=target.tokenizer,
-        eos=target.eos,
-        context_tokens=context_tokens,
-        network=network.eval(),
-        facts=facts,
+        f"{where}: not {kind} in a layout that is known: {found}; read here are {layouts}"
     )
