@@ -15,7 +15,8 @@ server told them with the text, no target is needed here; where a server tells a
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -116,17 +117,10 @@ def score_texts(
     if not texts:
         return []
     sample = texts[0].request.tokens
-    drafts = ScoredModel(
-        draft, padded_network(draft, split_network(draft, sample)), f"draft={draft_name}"
-    )
-    targets = None
-    if target is not None:
-        targets = ScoredModel(
-            target, padded_network(target, split_network(target, sample)), target_name
-        )
+    drafts = scored_model(draft, f"draft={draft_name}", sample)
+    targets = None if target is None else scored_model(target, target_name, sample)
     # A model that cannot be split into body and head, or batched, is run text by text
     whole = any(scored is not None and scored.split is None for scored in (drafts, targets))
-    size = 1 if whole else batch
 
     def work(some: Sequence[GeneratedText]) -> list[TextTrace]:
         scored = _score(some, targets, drafts, draft_name, draft_sampling, chunk)
@@ -134,23 +128,18 @@ def score_texts(
             tick()
         return scored
 
-    # Texts that are sampled alike together, the longest first
-    order = sorted(
-        range(len(texts)),
-        key=lambda index: (
-            repr(texts[index].request.sampling),
-            -len(texts[index].request.tokens) - len(texts[index].tokens),
-        ),
-    )
-    done = in_batches(
-        [texts[index] for index in order],
-        size,
+    return in_batches(
+        texts,
+        1 if whole else batch,
         lambda a, b: a.request.sampling == b.request.sampling,
         work,
         drafts.name,
+        # Texts that are sampled alike together, the longest first
+        key=lambda text: (
+            repr(text.request.sampling),
+            -len(text.request.tokens) - len(text.tokens),
+        ),
     )
-    placed = dict(zip(order, done, strict=True))
-    return [placed[index] for index in range(len(texts))]
 
 
 def lookup_traces(
@@ -218,11 +207,13 @@ def served_trace(
     return trace_of(text, draft_name, scores)
 
 
-def padded_network(model: CachedModel, split: SplitNetwork | None) -> SplitNetwork | None:
-    """The split network, if rows padded on the right score as each does alone; else None.
+def scored_model(model: CachedModel, name: str, sample: Sequence[int]) -> ScoredModel:
+    """A model split, if rows padded on the right then score as each does alone; else whole.
 
-    Tried once per model, with one prefill and with several, and stored on it for the manifest.
+    That is tried once per model, with one prefill and with several, and stored on it for the
+    manifest. `sample` is for `split_network`.
     """
+    split = split_network(model, sample)
     known = model.text_batches.get("scoring")
     if known is None:
         reason = "its head on its final hidden states does not give its logits"
@@ -231,7 +222,7 @@ def padded_network(model: CachedModel, split: SplitNetwork | None) -> SplitNetwo
             reason = f"padded {reason}" if reason else None
         known = "padded" if reason is None else f"one by one: {reason}"
         model.text_batches["scoring"] = known
-    return split if known == "padded" else None
+    return ScoredModel(model, split if known == "padded" else None, name)
 
 
 def _padding_error(model: CachedModel, split: SplitNetwork) -> float:
@@ -261,27 +252,19 @@ def _score(
     width = draft.model.vocab_size
     if target is not None:
         width = min(width, target.model.vocab_size)
-    token_chunks = torch.tensor([token for text in texts for token in text.tokens]).split(chunk)
-    draft_chunks = logit_chunks(draft, texts, chunk, kept=False)
-    target_chunks = (
-        [None] * len(token_chunks)
-        if sampling.greedy or target is None
-        else logit_chunks(target, texts, chunk, kept=True)
-    )
-    seen_rows = seen_chunks(texts, width, chunk)
-    parts: list[Scores] = []
-    for tokens, draft_logits, target_logits in zip(
-        token_chunks, draft_chunks, target_chunks, strict=True
-    ):
-        device, seen = draft_logits.device, next(seen_rows, None)
-        draft_distribution = Distribution(
-            common_vocabulary_logits(draft_logits, width, seen, draft_as), draft_as
+    emitted = torch.tensor([token for text in texts for token in text.tokens])
+    device = draft.model.device
+    parts = [
+        compared(
+            tokens.to(device), of_target, Distribution(logits.to(device), draft_as, width, seen)
         )
-        target_distribution = None
-        if target_logits is not None:
-            target_cut = common_vocabulary_logits(target_logits.to(device), width, seen, sampling)
-            target_distribution = Distribution(target_cut, sampling)
-        parts.append(compared(tokens.to(device), target_distribution, draft_distribution))
+        for tokens, logits, (seen, of_target) in zip(
+            emitted.split(chunk),
+            logit_chunks(draft, texts, chunk, kept=False),
+            target_chunks(texts, target, width, chunk, device),
+            strict=True,
+        )
+    ]
     scores = Scores(*(np.concatenate(column) for column in zip(*parts, strict=True)))
     ends = np.cumsum([len(text.tokens) for text in texts])
     traces: list[TextTrace] = []
@@ -297,16 +280,8 @@ def _score(
     return traces
 
 
-def common_vocabulary_logits(
-    logits: Tensor, width: int, seen: Tensor | None, sampling: SamplingParameters
-) -> Tensor:
-    """Logits of the tokens that both models have, with the repetition penalty."""
-    seen = None if seen is None else seen.to(logits.device)
-    return penalised(logits[:, :width], seen, sampling.repetition_penalty)
-
-
 class Distribution:
-    """A model's distributions after some tokens.
+    """A model's distributions after some tokens, over the vocabulary that both models have.
 
     Attributes:
         probs: [n, vocab] as sampled; None where each is a point, on `best`.
@@ -314,7 +289,12 @@ class Distribution:
         finite: [n] whether the logits are.
     """
 
-    def __init__(self, logits: Tensor, sampling: SamplingParameters) -> None:
+    def __init__(
+        self, logits: Tensor, sampling: SamplingParameters, width: int, seen: Tensor | None
+    ) -> None:
+        """Of logits [n, width or more]; `seen` [n, width] is for a repetition penalty."""
+        seen = None if seen is None else seen.to(logits.device)
+        logits = penalised(logits[:, :width], seen, sampling.repetition_penalty)
         peak, self.best = logits.max(-1)
         self.finite = peak.isfinite()
         self.probs = None if sampling.greedy else sampler_for(sampling)(logits)
@@ -376,7 +356,32 @@ def compared(tokens: Tensor, target: Distribution | None, draft: Distribution) -
         )
 
 
-def seen_chunks(texts: Sequence[GeneratedText], width: int, chunk: int) -> Iterator[Tensor]:
+def target_chunks(
+    texts: Sequence[GeneratedText],
+    target: ScoredModel | None,
+    width: int,
+    chunk: int,
+    device: torch.device,
+) -> Iterator[tuple[Tensor | None, Distribution | None]]:
+    """Per chunk of the texts' tokens: what was seen before each, and the target's distributions.
+
+    None where there is no repetition penalty; where it is greedy, or not here.
+    """
+    sampling = texts[0].request.sampling
+    chunks: Iterable[Tensor | None]
+    if sampling.greedy or target is None:
+        chunks = repeat(None, -(-sum(len(text.tokens) for text in texts) // chunk))
+    else:
+        chunks = logit_chunks(target, texts, chunk, kept=True)
+    seen_rows = _seen_chunks(texts, width, chunk)
+    for logits in chunks:
+        seen, of_target = next(seen_rows, None), None
+        if logits is not None:
+            of_target = Distribution(logits.to(device), sampling, width, seen)
+        yield seen, of_target
+
+
+def _seen_chunks(texts: Sequence[GeneratedText], width: int, chunk: int) -> Iterator[Tensor]:
     """For a repetition penalty: the tokens seen before each token, [at most chunk, width] bool.
 
     Yields nothing where the texts are drawn without a penalty.

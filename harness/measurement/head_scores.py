@@ -20,15 +20,13 @@ from harness.measurement.draft_scores import (
     ScoredModel,
     Scores,
     as_target,
-    common_vocabulary_logits,
     compared,
-    logit_chunks,
-    padded_network,
-    seen_chunks,
+    scored_model,
+    target_chunks,
     trace_of,
 )
 from harness.measurement.target_texts import GeneratedText, broken_logits
-from harness.models.cached import CachedModel, split_network
+from harness.models.cached import CachedModel
 from harness.models.heads import Head
 from harness.records import TextTrace
 
@@ -46,26 +44,13 @@ def score_with_head(
     chunk: int = 512,
     tick: Callable[[], None] = lambda: None,
 ) -> list[TextTrace]:
-    """Score texts of the target with a head that reads its states.
+    """Score texts with a head for their target, which keeps the states that the head reads.
 
-    Args:
-        texts: of any temperatures.
-        target: the model that generated them, which keeps the states that the head reads.
-        head: for this target.
-        num_draft_tokens: the largest K that is to be replayed.
-        draft_name: the head's name in the traces, and in errors.
-        target_name: what errors call the target.
-        draft_sampling: how an engine samples the head, from how it samples the target.
-        chunk: tokens whose logits are in memory at a time.
-        tick: called once per scored text.
-
-    Raises:
-        BrokenLogitsError: logits that are not finite.
+    `num_draft_tokens` is the largest K that is to be replayed; for the rest see `score_texts`.
     """
     if not texts:
         return []
-    split = padded_network(target, split_network(target, texts[0].request.tokens))
-    scored = ScoredModel(target, split, target_name)
+    scored = scored_model(target, target_name, texts[0].request.tokens)
     traces: list[TextTrace] = []
     for text in texts:
         traces.append(
@@ -96,21 +81,9 @@ def _score(
     tokens = torch.tensor(text.tokens, device=head.device)
     by_start = Scores(*(np.full((count, depth), np.nan) for _ in Scores._fields))
     target_scores = np.full((3, count), np.nan)
-    positions = range(0, count, chunk)
-    target_chunks = (
-        [None] * len(positions)
-        if sampling.greedy
-        else logit_chunks(target, [text], chunk, kept=True)
-    )
-    seen_rows = seen_chunks([text], width, chunk)
-    for begin, target_logits in zip(positions, target_chunks, strict=True):
-        end, seen = min(begin + chunk, count), next(seen_rows, None)
-        distribution = None
-        if target_logits is not None:
-            logits = target_logits.to(head.device)
-            distribution = Distribution(
-                common_vocabulary_logits(logits, width, seen, sampling), sampling
-            )
+    chunks = target_chunks([text], target, width, chunk, head.device)
+    for begin, (seen, of_target) in zip(range(0, count, chunk), chunks, strict=True):
+        end = min(begin + chunk, count)
         for offset, rows in enumerate(outputs):
             low = max(begin - offset, first_start)
             if low >= end - offset:
@@ -120,13 +93,9 @@ def _score(
             logits = head.network.logits(
                 rows[low - first_start : end - offset - first_start], width, offset
             )
-            draft = Distribution(
-                common_vocabulary_logits(
-                    logits, width, None if seen is None else seen[in_chunk], draft_as
-                ),
-                draft_as,
-            )
-            part = None if distribution is None else distribution.part(in_chunk)
+            seen_there = None if seen is None else seen[in_chunk]
+            draft = Distribution(logits, draft_as, width, seen_there)
+            part = None if of_target is None else of_target.part(in_chunk)
             scores = compared(tokens[at], part, draft)
             for column, values in zip(by_start, scores, strict=True):
                 column[starts, offset] = values

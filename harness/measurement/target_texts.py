@@ -115,16 +115,14 @@ def generate_texts(
             for index, (request, tokens) in enumerate(zip(some, rows.tokens, strict=True))
         ]
 
-    order = sorted(range(len(requests)), key=lambda index: -len(requests[index].tokens))
-    texts = in_batches(
-        [requests[index] for index in order],
+    return in_batches(
+        requests,
         1 if way == "one by one" else batch,
         lambda a, b: way == "padded" or len(a.tokens) == len(b.tokens),
         work,
         name,
+        key=lambda request: -len(request.tokens),
     )
-    placed = dict(zip(order, texts, strict=True))
-    return [placed[index] for index in range(len(requests))]
 
 
 def settle_batches(target: CachedModel, split: SplitNetwork | None) -> str:
@@ -402,26 +400,31 @@ def in_batches(
     together: Callable[[Item, Item], bool],
     work: Callable[[Sequence[Item]], list[Result]],
     name: str,
+    *,
+    key: Callable[[Item], Any] = lambda _: 0,
 ) -> list[Result]:
-    """Do `work` on consecutive items, halving the batch whenever memory runs out.
+    """Do `work` on batches of items, halving the batch whenever memory runs out.
 
     Args:
-        items: in the order they are batched.
+        items: of any order, in which the results are returned.
         size: items in a batch at most.
         together: whether an item may be in one batch with the batch's first.
         work: one result per item; it is called again with fewer items where memory ran out.
         name: what the error calls the model.
+        key: what items are sorted by before they are batched.
 
     Raises:
         UserError: a single item runs out of memory.
     """
-    results: list[Result] = []
+    order = sorted(range(len(items)), key=lambda index: key(items[index]))
+    results: dict[int, Result] = {}
     while len(results) < len(items):
-        some = items[len(results) : len(results) + size]
+        indices = order[len(results) : len(results) + size]
+        some = [items[index] for index in indices]
         count = next((i for i, item in enumerate(some) if not together(some[0], item)), len(some))
         done = _attempt(work, some[:count])
         if done is not None:
-            results += done
+            results.update(zip(indices[:count], done, strict=True))
         elif count == 1:
             raise UserError(
                 f"{name}: out of memory with a single text; lower new_tokens or prompts.limit, or "
@@ -429,7 +432,7 @@ def in_batches(
             )
         else:
             size = count // 2
-    return results
+    return [results[index] for index in range(len(items))]
 
 
 def _attempt(
