@@ -33,7 +33,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
     rotate_half,
 )
 
-from harness.models.heads import BlockHead, in_target_ids
+from harness.models.heads import BlockHead, HeadNetwork, in_target_ids
 
 # Positions of blocks in memory at a time, where a text's starts are scored
 QUERIES = 512
@@ -109,7 +109,7 @@ class _Layer(nn.Module):
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
 
-class DFlashNetwork(nn.Module):
+class DFlashNetwork(HeadNetwork):
     """The drafter's weights and arithmetic.
 
     Attributes:
@@ -140,33 +140,19 @@ class DFlashNetwork(nn.Module):
         super().__init__()
         self.config, self.layers = config, tuple(layers)
         self.block, self.drafts, self.mask_token = block, block - 1, mask_token
+        self.width = len(self.layers) * target_hidden
         hidden, eps = config.hidden_size, config.rms_norm_eps
         self.head_dim = config.head_dim or hidden // config.num_attention_heads
-        self.fc = nn.Linear(len(self.layers) * target_hidden, hidden, bias=False)
+        self.fc = nn.Linear(self.width, hidden, bias=False)
         self.hidden_norm, self.norm = Qwen3RMSNorm(hidden, eps), Qwen3RMSNorm(hidden, eps)
         self.body = nn.ModuleList(
             _Layer(config, self.head_dim) for _ in range(config.num_hidden_layers)
         )
+        kv_heads: int = config.num_key_value_heads or config.num_attention_heads
+        self.cached_numbers = 2 * config.num_hidden_layers * kv_heads * self.head_dim
         self.embed, self.output = embed, output
         self.register_buffer("ids", ids, persistent=False)
         self._rotary = Qwen3RotaryEmbedding(config)
-
-    @property
-    def width(self) -> int:
-        """Numbers of the target's states of a token."""
-        return self.fc.in_features
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Of its cache of the context."""
-        config, weight = self.config, self.fc.weight
-        heads: int = config.num_key_value_heads or config.num_attention_heads
-        return 2 * len(self.body) * heads * self.head_dim * weight.element_size()
-
-    @property
-    def weights(self) -> Sequence[Tensor]:
-        """Its own, without what it shares with the target."""
-        return list(self.parameters())
 
     def with_cache(self, vocab_size: int) -> "DFlashHead":
         """The same with a cache of the context, for the loop."""

@@ -30,7 +30,7 @@ from transformers.models.llama.modeling_llama import (
     repeat_kv,
 )
 
-from harness.models.heads import ChainHead, in_target_ids
+from harness.models.heads import ChainHead, HeadNetwork, in_target_ids
 
 # Of the target, as both training frameworks take them where a checkpoint names no others
 STATES = 3
@@ -78,7 +78,7 @@ class _Layer(nn.Module):
         self.mlp = LlamaMLP(config)
 
 
-class Eagle3Network(nn.Module):
+class Eagle3Network(HeadNetwork):
     """The head's weights and arithmetic; parameters are named as SpecForge names them.
 
     Attributes:
@@ -108,8 +108,10 @@ class Eagle3Network(nn.Module):
         self.config, self.layers = config, tuple(layers)
         self.norm_before_residual = norm_before_residual
         self.head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
-        self.fc = nn.Linear(len(self.layers) * target_hidden, config.hidden_size, bias=False)
+        self.width = len(self.layers) * target_hidden
+        self.fc = nn.Linear(self.width, config.hidden_size, bias=False)
         self.midlayer = _Layer(config, self.head_dim)
+        self.cached_numbers = 2 * self.midlayer.self_attn.k_proj.out_features
         self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, draft_vocabulary, bias=False)
         self.register_buffer("d2t", torch.zeros(draft_vocabulary, dtype=torch.long))
@@ -117,12 +119,6 @@ class Eagle3Network(nn.Module):
         self.embed_tokens: nn.Module | None = None
         self.own_embedding = False
         self._rotary = LlamaRotaryEmbedding(config)
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Of its cache."""
-        projection = self.midlayer.self_attn.k_proj
-        return 2 * projection.out_features * projection.weight.element_size()
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [B, n, D] of positions [B, n]."""
@@ -170,11 +166,6 @@ class Eagle3Network(nn.Module):
             for name, weight in self.named_parameters()
             if self.own_embedding or not name.startswith("embed_tokens")
         ]
-
-    @property
-    def width(self) -> int:
-        """Numbers of the target's states: one hidden state of each layer."""
-        return self.fc.in_features
 
     def features(self, states: Tensor) -> Tensor:
         """The features [..., hidden] of the target's states [..., width]."""

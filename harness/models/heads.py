@@ -11,45 +11,46 @@ is the head's own output of the row before. `harness.decoding.heads` runs that i
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from harness.models.load import Vocabulary, sampled_hash
 
 
-class HeadNetwork(Protocol):
+class HeadNetwork(nn.Module, ABC):
     """A head's weights: what it reads, and its drafts from every start of a given text.
 
     While drafts are accepted they are the text's tokens, so replay needs no loop: pass j runs the
     j-th row of the chains of all starts at once.
+
+    Attributes:
+        layers: which states of the target it reads; see `CachedModel.keep_states`.
+        width: numbers of these states, of a token.
+        cached_numbers: those that it keeps of a token.
     """
 
-    @property
-    def layers(self) -> tuple[int, ...]:
-        """Which states of the target it reads; see `CachedModel.keep_states`."""
-        ...
+    layers: tuple[int, ...]
+    width: int
+    cached_numbers: int = 0
 
     @property
-    def width(self) -> int:
-        """Numbers of the target's states that a row takes."""
-        ...
-
-    @property
-    def weights(self) -> Sequence[Tensor]:
+    def weights(self) -> list[Tensor]:
         """Its own, without those that it shares with the target."""
-        ...
+        return list(self.parameters())
 
     @property
     def kv_bytes_per_token(self) -> int:
         """Of its cache."""
-        ...
+        return self.cached_numbers * self.weights[0].element_size()
 
     def features(self, states: Tensor) -> Tensor:
         """The features [..., hidden] of the target's states [..., width], on any device."""
-        ...
+        weight = self.weights[0]
+        return states.to(weight.device, weight.dtype)
 
+    @abstractmethod
     def passes(self, tokens: Tensor, states: Tensor, depth: int, first: int = 0) -> list[Tensor]:
         """The outputs of `depth` drafts from every start of a text.
 
@@ -63,15 +64,14 @@ class HeadNetwork(Protocol):
             Per pass j = 0 .. depth - 1 the outputs [B, n - first - j, hidden]: entry i is from
             start row t = first + i, fed with tokens t + 1 .. t + 1 + j.
         """
-        ...
 
+    @abstractmethod
     def logits(self, outputs: Tensor, vocabulary: int, offset: int) -> Tensor:
         """Logits [..., vocabulary] of outputs [..., hidden] of a pass, in the target's ids."""
-        ...
 
+    @abstractmethod
     def with_cache(self, vocab_size: int) -> "Head":
         """The head for the loop; `vocab_size` is the width of its logits, the target's."""
-        ...
 
 
 class Head(ABC):

@@ -9,13 +9,11 @@ best tokens; here, as in vLLM's `v1/spec_decode/medusa.py`, it is a chain of one
 `harness.models.block_files` reads the published layouts.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from harness.models.heads import BlockHead, in_target_ids
+from harness.models.heads import BlockHead, HeadNetwork, in_target_ids
 
 
 class _Residual(nn.Module):
@@ -31,7 +29,7 @@ class _Residual(nn.Module):
         return state
 
 
-class MedusaNetwork(nn.Module):
+class MedusaNetwork(HeadNetwork):
     """The heads' weights and arithmetic; parameters are named as in vLLM's layout.
 
     Attributes:
@@ -67,24 +65,9 @@ class MedusaNetwork(nn.Module):
         self.lm_heads = nn.ModuleList(outputs)
         self.register_buffer("token_map", token_map, persistent=False)
 
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """None: they read the state of one token."""
-        return 0
-
-    @property
-    def weights(self) -> Sequence[Tensor]:
-        """All of them; none is the target's."""
-        return list(self.parameters())
-
     def with_cache(self, vocab_size: int) -> "MedusaHead":
         """The heads for the loop."""
         return MedusaHead(self, vocab_size)
-
-    def features(self, states: Tensor) -> Tensor:
-        """The target's states [..., width] as they are, on the heads' device."""
-        weight = next(self.parameters())
-        return states.to(weight.device, weight.dtype)
 
     def passes(self, tokens: Tensor, states: Tensor, depth: int, first: int = 0) -> list[Tensor]:
         """The outputs of `depth` drafts from every start of a text; see `HeadNetwork.passes`.

@@ -39,7 +39,7 @@ from transformers.utils.hub import cached_file
 
 from harness.config import ModelConf
 from harness.models.checkpoint import explained, quiet_transformers, small_file
-from harness.models.heads import ChainHead, LoadedHead
+from harness.models.heads import ChainHead, HeadNetwork, LoadedHead
 from harness.models.load import LoadedModel, source_of
 from harness.models.memory import MemoryNeed, check_fits
 from harness.records import UserError
@@ -81,7 +81,7 @@ SHOWN = 3
 INDEX, WEIGHTS = "model.safetensors.index.json", "model.safetensors"
 
 
-class MtpNetwork(nn.Module):
+class MtpNetwork(HeadNetwork):
     """The layer's weights and arithmetic.
 
     Attributes:
@@ -97,7 +97,7 @@ class MtpNetwork(nn.Module):
         super().__init__()
         self.network, self.layers = network, (target_layers,)
         norm: Any = network.base_model.norm
-        self.width: int = network.config.hidden_size
+        self.width = network.config.hidden_size
         self.fc = nn.Linear(2 * self.width, self.width, bias=False, dtype=network.dtype)
         self.norm_embedding, self.norm_hidden = copy.deepcopy(norm), copy.deepcopy(norm)
         self._shared = {id(weight) for weight in shared}
@@ -120,10 +120,6 @@ class MtpNetwork(nn.Module):
         self.rows(token.to(device), self.features(torch.zeros(1, 1, self.width)), cache)
         kept: Any = cache.layers[0]
         return sum(each.numel() * each.element_size() for each in (kept.keys, kept.values))
-
-    def features(self, states: Tensor) -> Tensor:
-        """The target's states [..., hidden] as they are, on the layer's device."""
-        return states.to(self.fc.weight.device, self.fc.weight.dtype)
 
     def new_cache(self) -> DynamicCache:
         """An empty cache for `rows`."""
