@@ -27,7 +27,7 @@ from harness.config import SweepConfig
 from harness.decoding.drafters import ModelDrafter
 from harness.decoding.heads import HeadDrafter
 from harness.decoding.sampling import SamplingParameters
-from harness.measurement.confidences import draft_confidences, head_confidences
+from harness.measurement.confidences import draft_confidences
 from harness.measurement.draft_scores import score_texts
 from harness.measurement.generations import Request, round_counts, run_trial
 from harness.measurement.head_scores import score_with_head
@@ -217,7 +217,7 @@ def head_gaps(requests: Sequence[Request], target: Any, head: Any, threshold: fl
     ]
     k = max(each.k for each in requests)
     traces = score_with_head(texts, target, head, num_draft_tokens=k, draft_name="draft")
-    known = head_confidences(
+    known = draft_confidences(
         texts, target, head, draft_name="draft", rule="ratio", num_draft_tokens=k, least=min(FIVE)
     )
     scored = ScoredTexts(traces, {each.key: each for each in known}, "ratio")

@@ -41,7 +41,7 @@ from harness.commands.pair import HEAD_READERS
 from harness.config import ModelConf, PromptsConf
 from harness.decoding.heads import HeadDrafter
 from harness.decoding.sampling import SamplingParameters, penalised, sampler_for
-from harness.measurement.confidences import head_confidences
+from harness.measurement.confidences import draft_confidences
 from harness.measurement.head_scores import score_with_head
 from harness.measurement.lossless import distribution_tests
 from harness.measurement.target_texts import generate_texts
@@ -378,7 +378,7 @@ def test_adaptive_drafting_is_replayed_exactly_where_fewer_tokens_are_drafted_th
     requests = asked(GREEDY)
     texts = generate_texts(model, requests, name="model=target")
     traces = score_with_head(texts, model, head, num_draft_tokens=8, draft_name="head")
-    sure = head_confidences(
+    sure = draft_confidences(
         texts, model, head, draft_name="head", rule="ratio", num_draft_tokens=8, least=0.1
     )
     confidences = {text.request.key: each for text, each in zip(texts, sure, strict=True)}

@@ -5,7 +5,7 @@ Also the target's answers to the earlier turns of a conversation, which later tu
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from harness import prompts as prompt_sets
 from harness.analysis.adaptive import THRESHOLDS
@@ -22,7 +22,7 @@ from harness.commands.progress import progress
 from harness.commands.run_lifecycle import unless_broken
 from harness.config import AuditionConfig, PairConfig, SweepConfig
 from harness.decoding.heads import HeadModel
-from harness.measurement.confidences import draft_confidences, head_confidences
+from harness.measurement.confidences import draft_confidences
 from harness.measurement.draft_scores import DraftSampling, as_target, lookup_traces, score_texts
 from harness.measurement.generations import Request
 from harness.measurement.head_scores import score_with_head
@@ -197,16 +197,16 @@ def confidences(
     if config.decode.stop == "none":
         return []
     with progress(f"{name} drafts off the texts", len(texts)) as tick:
-        how: dict[str, Any] = {
-            "draft_name": name,
-            "rule": config.decode.rule,
-            "num_draft_tokens": max(config.k),
-            "least": min(*THRESHOLDS, config.decode.stop_threshold),
-            "tick": tick,
-        }
-        if isinstance(draft, CachedModel):
-            return draft_confidences(texts, target, draft, **how)
-        return head_confidences(texts, target, draft, **how)
+        return draft_confidences(
+            texts,
+            target,
+            draft,
+            draft_name=name,
+            rule=config.decode.rule,
+            num_draft_tokens=max(config.k),
+            least=min(*THRESHOLDS, config.decode.stop_threshold),
+            tick=tick,
+        )
 
 
 def text_requests(opened: Target, config: AuditionConfig | SweepConfig) -> list[Request]:

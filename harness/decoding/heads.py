@@ -10,7 +10,7 @@ a round's drafts is left in the head, rounds start afresh, and replay is exact.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from harness.decoding.sampling import SamplingParameters
 from harness.records import Rule
 
 
+@runtime_checkable
 class StateModel(CausalModel, Protocol):
     """A target that keeps the hidden states that a head reads."""
 
@@ -30,6 +31,7 @@ class StateModel(CausalModel, Protocol):
         ...
 
 
+@runtime_checkable
 class HeadModel(CausalModel, Protocol):
     """A head, whose forward takes the target's states, or its own last output."""
 

@@ -39,7 +39,7 @@ Values = NDArray[np.float64]
 def draft_confidences(
     texts: Sequence[GeneratedText],
     target: CausalModel | None,
-    draft: CausalModel,
+    draft: CausalModel | HeadModel,
     *,
     draft_name: str,
     rule: Rule,
@@ -47,11 +47,12 @@ def draft_confidences(
     least: float,
     tick: Callable[[], None] = lambda: None,
 ) -> list[DraftConfidence]:
-    """Let a draft model leave each text at every position.
+    """Let a draft model leave each text at every position, or a head draft a round from there.
 
     Args:
         texts: sampled without a repetition penalty.
-        target: the model that generated them; only the rule `ratio` above temperature 0 needs it.
+        target: the model that generated them, which keeps the states that a head reads; for a
+            draft model, only the rule `ratio` above temperature 0 needs it.
         draft: the draft. Distributions are over the narrower vocabulary of the two.
         draft_name: its name in the records.
         rule: how its tokens are accepted.
@@ -59,54 +60,17 @@ def draft_confidences(
         least: no threshold below it is replayed.
         tick: called once per text.
     """
-    width = draft.vocab_size if target is None else min(draft.vocab_size, target.vocab_size)
-
-    def values(text: GeneratedText) -> Values:
-        return _of_text(text, target, draft, rule, num_draft_tokens, least, width)
-
-    return _recorded(texts, draft_name, values, tick)
-
-
-@torch.inference_mode()
-def head_confidences(
-    texts: Sequence[GeneratedText],
-    target: StateModel,
-    head: HeadModel,
-    *,
-    draft_name: str,
-    rule: Rule,
-    num_draft_tokens: int,
-    least: float,
-    tick: Callable[[], None] = lambda: None,
-) -> list[DraftConfidence]:
-    """Let a head draft a round from every start of each text; as `draft_confidences`.
-
-    The target keeps the states that the head reads.
-    """
-
-    def values(text: GeneratedText) -> Values:
-        return _of_rounds(text, target, head, rule, num_draft_tokens, least)
-
-    return _recorded(texts, draft_name, values, tick)
-
-
-def _recorded(
-    texts: Sequence[GeneratedText],
-    draft_name: str,
-    values: Callable[[GeneratedText], Values],
-    tick: Callable[[], None],
-) -> list[DraftConfidence]:
     made: list[DraftConfidence] = []
     for text in texts:
+        if isinstance(draft, HeadModel):
+            assert isinstance(target, StateModel)
+            values = _of_rounds(text, target, draft, rule, num_draft_tokens, least)
+        else:
+            values = _of_text(text, target, draft, rule, num_draft_tokens, least)
         key = text.request.key
         made.append(
             DraftConfidence(
-                draft_name,
-                key.prompt_set,
-                key.prompt,
-                key.repetition,
-                key.temperature,
-                values(text),
+                draft_name, key.prompt_set, key.prompt, key.repetition, key.temperature, values
             )
         )
         tick()
@@ -120,13 +84,13 @@ def _of_text(
     rule: Rule,
     count: int,
     least: float,
-    width: int,
 ) -> Values:
     """[n + 1, K] of a model; see `DraftConfidence`."""
+    width = draft.vocab_size if target is None else min(draft.vocab_size, target.vocab_size)
     request, tokens = text.request, text.tokens
     chooses, distribution = _drafting(request, rule)
     uniforms = _uniforms(request, (len(tokens) + 1) * count, draft.device).draft
-    target_rows = _target_rows(text, target, width) if rule == "ratio" and not chooses else iter(())
+    target_rows = _target_rows(text, target, width, rule)
     values = np.full((len(tokens) + 1, count), np.nan)
     draft.prefill(request.tokens[:-1])
     feed = torch.tensor(request.tokens[-1:], device=draft.device)
@@ -169,8 +133,7 @@ def _of_rounds(
     target.prefill(ids[:-1].tolist())
     states = target.states
     assert states is not None
-    weighs = rule == "ratio" and not chooses
-    rows = _target_rows(text, target, head.vocab_size) if weighs else iter(())
+    rows = _target_rows(text, target, head.vocab_size, rule)
     # The target's distributions from the start on
     ahead = deque(islice(rows, count))
 
@@ -283,10 +246,14 @@ def _rejected(row: Tensor, target_row: Tensor | None, emitted: int | None, rule:
     return others
 
 
-def _target_rows(text: GeneratedText, target: CausalModel | None, width: int) -> Iterator[Tensor]:
-    """The target's distributions [1, width] at the text's tokens, one after the other."""
-    assert target is not None
+def _target_rows(
+    text: GeneratedText, target: CausalModel | None, width: int, rule: Rule
+) -> Iterator[Tensor]:
+    """The target's distributions [1, width] at the text's tokens, where the rule compares them."""
     request = text.request
+    if request.sampling.greedy or rule != "ratio":
+        return
+    assert target is not None
     sampler = sampler_for(request.sampling)
     target.prefill(request.tokens[:-1])
     fed = torch.tensor([*request.tokens[-1:], *text.tokens[:-1]], device=target.device)
