@@ -131,6 +131,16 @@ def seen_along(seen: Tensor, tokens: Tensor) -> Tensor:
     return rows
 
 
+def penalised_along(
+    logits: Tensor, prompt: Sequence[int], tokens: Tensor, penalty: float | None
+) -> Tensor:
+    """Logits [n + 1, vocab] after a prompt and each of `tokens` [n], `penalised` for these."""
+    if penalty is None:
+        return logits
+    before = seen_tokens(prompt, logits.shape[-1], logits.device)
+    return penalised(logits, seen_along(before, tokens.to(logits.device)), penalty)
+
+
 def inverse_cdf(probs: Tensor, uniforms: Tensor) -> Tensor:
     """Draw one token per row: the first index at which the running sum reaches the uniform.
 

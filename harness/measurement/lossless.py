@@ -22,14 +22,15 @@ from torch import Tensor
 
 from harness.decoding.heads import HeadDrafter
 from harness.decoding.lookups import NgramDrafter
-from harness.decoding.protocols import CausalModel
+from harness.decoding.loops import autoregressive_rounds
+from harness.decoding.protocols import CausalModel, Generation
 from harness.decoding.sampling import (
     SamplingParameters,
     Uniforms,
     inverse_cdf,
     penalised,
+    penalised_along,
     sampler_for,
-    seen_along,
     seen_tokens,
 )
 from harness.decoding.verification import verify_exact_match, verify_sampled
@@ -305,12 +306,9 @@ def _head_probs_along(
     """
     target.prefill(prompt[:-1])
     drafter.begin(prompt)
-    logits = _finite(drafter.logits_along(forced), "draft")
-    seen = None
-    if sampling.repetition_penalty is not None:
-        before = seen_tokens(prompt, logits.shape[-1], logits.device)
-        seen = seen_along(before, forced.to(logits.device))[: len(logits)]
-    return sampler_for(sampling)(penalised(logits, seen, sampling.repetition_penalty))
+    logits, penalty = _finite(drafter.logits_along(forced), "draft"), sampling.repetition_penalty
+    before = forced[: max(0, len(logits) - 1)]
+    return sampler_for(sampling)(penalised_along(logits, prompt, before, penalty))
 
 
 def _probs_along(
@@ -327,41 +325,29 @@ def _probs_along(
     model.prefill(prompt[:-1])
     last = torch.tensor(prompt[-1:], device=model.device)
     logits = _finite(model.forward(torch.cat([last, forced.to(model.device)])), who)
-    seen = None
-    if sampling.repetition_penalty is not None:
-        before = seen_tokens(prompt, model.vocab_size, model.device)
-        seen = seen_along(before, forced.to(model.device))
-    return sampler_for(sampling)(penalised(logits, seen, sampling.repetition_penalty))
+    penalty = sampling.repetition_penalty
+    return sampler_for(sampling)(penalised_along(logits, prompt, forced, penalty))
 
 
 def _forced_text(
     target: CausalModel, prompt: Sequence[int], count: int, sampling: SamplingParameters, seed: int
 ) -> Tensor:
     """The target's own text, so that every token of it can stand. [count]."""
-    sampler, penalty = sampler_for(sampling), sampling.repetition_penalty
-    seen = None if penalty is None else seen_tokens(prompt, target.vocab_size, target.device)
     uniforms = Uniforms.keyed(seed, "snapshot/forced", 0, count, target.device)
     target.prefill(prompt[:-1])
-    token = torch.tensor(prompt[-1:], device=target.device)
-    tokens: list[Tensor] = []
-    for position in range(count):
-        logits = penalised(_finite(target.forward(token), "target", position), seen, penalty)
-        token = inverse_cdf(sampler(logits), uniforms.resample[position : position + 1])
-        if seen is not None:
-            seen[token] = True
-        tokens.append(token)
-    return torch.cat(tokens)
+    rounds = autoregressive_rounds(target, Generation(prompt, count, sampling, uniforms))
+    return torch.tensor([entry.tokens[0] for entry in rounds], device=target.device)
 
 
-def _finite(logits: Tensor, who: str, position: int = 0) -> Tensor:
-    """The logits [n, vocab], the first of which predict the text's token at `position`.
+def _finite(logits: Tensor, who: str) -> Tensor:
+    """The logits [n, vocab], the first of which predict the text's first token.
 
     Raises:
         BrokenLogitsError: a row's largest is not finite.
     """
     broken = (~logits.amax(-1).isfinite()).nonzero()
     if len(broken):
-        raise BrokenLogitsError(who, position + int(broken[0]))
+        raise BrokenLogitsError(who, int(broken[0]))
     return logits
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.decoding.sampling import penalised, sampler_for, seen_along, seen_tokens
+from harness.decoding.sampling import penalised_along, sampler_for
 from harness.engines.protocol import Completion, EngineFacts
 from harness.measurement.generations import Request
 from harness.measurement.target_texts import GeneratedText
@@ -98,8 +98,5 @@ def _logits_along(text: ReturnedText, target: CachedModel) -> Tensor:
     request, returned = text.request, text.completion.tokens
     target.prefill(request.tokens[:-1])
     fed = torch.tensor([request.tokens[-1], *returned[:-1]], device=target.device)
-    logits, penalty = target.forward(fed), request.sampling.repetition_penalty
-    if penalty is None:
-        return logits
-    before = seen_tokens(request.tokens, logits.shape[-1], logits.device)
-    return penalised(logits, seen_along(before, fed[1:]), penalty)
+    penalty = request.sampling.repetition_penalty
+    return penalised_along(target.forward(fed), request.tokens, fed[1:], penalty)

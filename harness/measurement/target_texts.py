@@ -240,10 +240,6 @@ class _Rows:
             for index, request in enumerate(requests)
             if request.sampling.repetition_penalty is not None
         }
-        self._samplers = {
-            request.sampling: None if request.sampling.greedy else sampler_for(request.sampling)
-            for request in requests
-        }
 
     def step(self) -> None:
         """Emit one token per row."""
@@ -314,22 +310,16 @@ class _Rows:
         uniforms = self._uniforms[:, self._position]
         chosen = torch.empty(len(logits), dtype=torch.long, device=logits.device)
         for sampling, rows in self._groups.items():
-            sampler = self._samplers[sampling]
-            row_logits = self._penalised(logits[rows], sampling, rows)
+            of_group, seen = logits[rows], None
+            if sampling.repetition_penalty is not None:
+                seen = torch.stack([self._seen[self._order[row]] for row in rows])
+            of_group = penalised(of_group, seen, sampling.repetition_penalty)
             chosen[rows] = (
-                row_logits.argmax(-1)
-                if sampler is None
-                else inverse_cdf(sampler(row_logits), uniforms[rows])
+                of_group.argmax(-1)
+                if sampling.greedy
+                else inverse_cdf(sampler_for(sampling)(of_group), uniforms[rows])
             )
         return chosen
-
-    def _penalised(
-        self, logits: Tensor, sampling: SamplingParameters, rows: Sequence[int]
-    ) -> Tensor:
-        if sampling.repetition_penalty is None:
-            return logits
-        seen = torch.stack([self._seen[self._order[row]] for row in rows])
-        return penalised(logits, seen, sampling.repetition_penalty)
 
     def _grouped(self) -> dict[SamplingParameters, list[int]]:
         groups: dict[SamplingParameters, list[int]] = {}
