@@ -330,7 +330,7 @@ def prompt_of(length: int, seed: int) -> tuple[int, ...]:
 
 def eager_generate_ms(opened_model: Opened, context: int, steps: int = 24) -> float:
     """Milliseconds per token of transformers' generate: what 24 tokens more cost than one."""
-    network, clock = opened_model.model.network, Clock.at(opened_model.model.device)
+    network, clock = opened_model.model.network, Clock(opened_model.model)
     ids = torch.tensor([prompt_of(context, 0)], device=opened_model.model.device)
 
     def seconds(new_tokens: int) -> float:
@@ -357,7 +357,7 @@ def forward_ms(
     The target is read back after every forward, a draft only after a whole proposal: its steps are
     timed `in_a_row`.
     """
-    model, clock = opened_model.model, Clock.at(opened_model.model.device)
+    model, clock = opened_model.model, Clock(opened_model.model)
     model.prefill(prompt_of(context, 0))
     tokens = {n: torch.tensor(prompt_of(n, 3), device=model.device) for n in counts}
     found: dict[int, list[float]] = {n: [] for n in counts}

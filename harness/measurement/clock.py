@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from time import perf_counter
 
 import torch
+from torch import Tensor
 
 from harness.decoding.protocols import CausalModel
 
@@ -13,16 +14,9 @@ from harness.decoding.protocols import CausalModel
 class Clock:
     """Seconds, read only after the devices have finished their work: the one place that waits."""
 
-    def __init__(self, *models: CausalModel) -> None:
-        """Wait for the devices of `models` at every reading."""
-        self._devices = {model.device for model in models if model.device.type != "cpu"}
-
-    @classmethod
-    def at(cls, device: torch.device) -> "Clock":
-        """A clock that waits for `device`."""
-        clock = cls()
-        clock._devices = set() if device.type == "cpu" else {device}
-        return clock
+    def __init__(self, *timed: CausalModel | Tensor) -> None:
+        """Wait for the devices of what is timed at every reading."""
+        self._devices = {each.device for each in timed if each.device.type != "cpu"}
 
     def now(self) -> float:
         """Finish all queued work, then read the clock, seconds."""

@@ -259,7 +259,7 @@ def copy_bandwidth(device: "torch.device", buffer_bytes: int | None = None) -> C
     size = max(1, wanted // 4)
     # Both are written first: memory that was never touched is not there yet
     source, copy = (torch.full((size,), value, device=device) for value in (1.0, 0.0))
-    clock, repeats = Clock.at(device), max(1, LEAST_SAMPLE_BYTES // (4 * size))
+    clock, repeats = Clock(source), max(1, LEAST_SAMPLE_BYTES // (4 * size))
     seconds: list[float] = []
     for _ in range(1 + SAMPLES):
         start = clock.now()

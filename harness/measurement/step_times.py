@@ -76,32 +76,23 @@ class Forward:
         self, context: int, batch: int, samples: Sequence[float], paired_with: str | None = None
     ) -> StepTiming:
         """The stored record of its samples, seconds."""
-        name, context = self.timed.name, 0 if self.kind == "prefill" else context
-        return StepTiming(
-            self.timed.role,
-            name,
-            self.kind,
-            self.tokens,
-            context,
-            batch,
-            tuple(samples),
-            paired_with,
-        )
+        timed, context = self.timed, 0 if self.kind == "prefill" else context
+        what = (timed.role, timed.name, self.kind, self.tokens, context, batch)
+        return StepTiming(*what, tuple(samples), paired_with)
 
 
-def plan_forwards(models: Sequence[TimedModel], max_k: int) -> list[Forward]:
-    """List what is timed after a context: steps of each model, verifies of the target."""
+def _forwards(
+    models: Sequence[TimedModel], max_k: int, verifies_of_draft: Sequence[int] = ()
+) -> list[Forward]:
+    """What is timed after a context: steps of each model, verifies of the target, up to K + 1."""
     forwards: list[Forward] = []
     for timed in models:
-        forwards.append(_step(timed, max_k))
-        if timed.role == "target":
-            forwards += [Forward(timed, "verify", count) for count in range(1, max_k + 2)]
+        drafts = timed.role == "draft"
+        # A round runs K draft steps without waiting in between
+        forwards.append(Forward(timed, "step", 1, max(1, max_k) if drafts else 1))
+        widths = verifies_of_draft if drafts else range(1, max_k + 2)
+        forwards += [Forward(timed, "verify", width) for width in widths]
     return forwards
-
-
-def _step(timed: TimedModel, max_k: int) -> Forward:
-    """A step; a round runs K draft steps without waiting in between."""
-    return Forward(timed, "step", 1, max(1, max_k) if timed.role == "draft" else 1)
 
 
 def time_forwards(
@@ -134,7 +125,7 @@ def time_forwards(
         tick: called after each repetition, likewise.
     """
     prompts = [Forward(timed, "prefill", length) for timed in models for length in prefills]
-    others = plan_forwards(models, max_k)
+    others = _forwards(models, max_k)
     repetitions = REPETITIONS if repetitions is None else repetitions
     clock, order = Clock(*(timed.model for timed in models)), random.Random(seed)
 
@@ -223,18 +214,6 @@ def _time_in_a_row(
     seconds = clock.now() - start
     model.rewind(forward.tokens * times)
     return seconds / times
-
-
-def curve_forwards(models: Sequence[TimedModel], max_k: int) -> list[Forward]:
-    """Steps of both, verifies of the target, and of the draft the widest one.
-
-    The draft never verifies; how little its time depends on positions shows what bounds its step.
-    """
-    forwards: list[Forward] = []
-    for timed in models:
-        widths = range(1, max_k + 2) if timed.role == "target" else (max_k + 1,)
-        forwards += [_step(timed, max_k), *(Forward(timed, "verify", width) for width in widths)]
-    return forwards
 
 
 @torch.inference_mode()
@@ -340,7 +319,8 @@ def _visit(
     try:
         for timed in models:
             _cached(timed).fill(batch, context)
-        forwards = curve_forwards(models, max_k)
+        # A draft never verifies; how little its time depends on positions shows what bounds a step
+        forwards = _forwards(models, max_k, verifies_of_draft=[max_k + 1])
         inputs = {forward: _any_tokens(forward, batch) for forward in forwards}
         clock = Clock(*(timed.model for timed in models))
 
