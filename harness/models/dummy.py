@@ -29,27 +29,15 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
-from transformers import (
-    LlamaConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen3Config,
-    Qwen3MoeConfig,
-)
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
+from harness.models.memory import NAMES
 from harness.records import BYTES_PER_TOKEN, UserError
 from harness.theory.architecture import Architecture, architecture_of
 
 SEED = 20_000
-CONFIGS: dict[str, type[PreTrainedConfig]] = {
-    "qwen3": Qwen3Config,
-    "qwen3_moe": Qwen3MoeConfig,
-    "llama": LlamaConfig,
-    "qwen2": Qwen2Config,
-}
 # Released values, where the architecture leaves them out: rotary base, norm epsilon, positions.
 RELEASED: dict[str, tuple[float, float, int]] = {
     "qwen3": (1e6, 1e-6, 40_960),
@@ -129,7 +117,7 @@ def config_of(architecture: Mapping[str, Any], key: str = "model.architecture") 
         "eos_token_id": None,
     }
     try:
-        return CONFIGS[family](**settings)
+        return AutoConfig.for_model(family, **settings)
     except (StrictDataclassError, KeyError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{key}: not a {family} network ({reason[:200]})") from error
@@ -149,24 +137,15 @@ def _scaling(conf: Mapping[str, Any] | None, key: str) -> dict[str, Any]:
 
 def _sizes(shape: Architecture) -> dict[str, Any]:
     """Sizes under transformers' names."""
-    experts = {
-        "num_experts": shape.experts,
-        "num_experts_per_tok": shape.experts_per_token,
-        "moe_intermediate_size": shape.moe_ffn,
-        # The released mixtures normalise; the config class does not by default
-        "norm_topk_prob": True,
+    of_experts = {"experts", "experts_per_token", "moe_ffn"} if not shape.experts else set[str]()
+    sizes = {
+        names if isinstance(names, str) else names[0]: getattr(shape, name)
+        for name, names in NAMES.items()
+        if name not in of_experts
     }
-    return {
-        "vocab_size": shape.vocab,
-        "hidden_size": shape.hidden,
-        "intermediate_size": shape.ffn,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
-        "tie_word_embeddings": shape.tied,
-        **(experts if shape.experts else {}),
-    }
+    # The released mixtures normalise; the config class does not by default
+    normalised = {"norm_topk_prob": True} if shape.experts else {}
+    return {"vocab_size": shape.vocab, **sizes, **normalised}
 
 
 @torch.no_grad()

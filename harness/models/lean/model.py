@@ -38,7 +38,6 @@ class LeanModel(CachedModel):
         self._sizes = (self.weights.heads, self.weights.kv_heads, self.weights.head_dim)
         self._dtype = self.weights.embedding.dtype
         self._masks: dict[int, tuple[Tensor, ...]] = {}
-        self._length = 0
         self._home = self.weights.embedding.device
         self._allocate(1, CAPACITY)
 
@@ -46,11 +45,6 @@ class LeanModel(CachedModel):
     def device(self) -> torch.device:
         """Where the logits live."""
         return self._home
-
-    @property
-    def cached_tokens(self) -> int:
-        """How many tokens the cache holds."""
-        return self._length
 
     @torch.inference_mode()
     def prefill(self, tokens: Sequence[int]) -> None:
