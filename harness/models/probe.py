@@ -6,6 +6,10 @@ these show as logits that differ from those of one forward over the same tokens 
 use_cache=False. Every way of running a model is compared with that, transformers' own included.
 """
 
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -24,6 +28,8 @@ from harness.models.lean.static import StaticModel
 from harness.models.lean.weights import unsupported
 from harness.models.memory import is_out_of_memory
 from harness.records import BrokenLogitsError, UserError, first_line
+
+Model = TypeVar("Model", bound=CachedModel)
 
 # Logits of two orders of the same sums, relative to the largest: rounding stays far below these,
 # a state that was not rewound is far above.
@@ -72,19 +78,11 @@ def cached_model(
     reasons: dict[str, list[str]] = {}
     for kind, positions in _candidates(network):
         how = kind.rewinding + (" with position_ids" if positions else "")
-        try:
-            model = kind(network, vocab_size, positions=positions)
-            error = cache_error(model)
-        except Exception as problem:  # whatever a model's own code raises when it is used like this
-            if is_out_of_memory(problem):
-                raise
-            reason = f"{type(problem).__name__}: {first_line(problem)}"
-            reasons.setdefault(reason, []).append(how)
-            continue
-        if error <= allowed_error(network):
+        model, fault = _agreeing(partial(kind, network, vocab_size, positions=positions))
+        if model is not None:
             model.engine_reason = STEPS_REASON if kind is SteppedModel else why_not
             return model
-        reasons.setdefault(f"logits off by {error:.2g} of their range", []).append(how)
+        reasons.setdefault(fault, []).append(how)
     tried = "; ".join(f"{', '.join(ways)}: {reason}" for reason, ways in reasons.items())
     raise UserError(
         f"{name}: its logits with a cache, before or after a rewind, differ from those without "
@@ -97,24 +95,29 @@ def allowed_error(network: PreTrainedModel) -> float:
     return TOLERANCE.get(network.dtype, COARSE_TOLERANCE)
 
 
-def lean_model(network: PreTrainedModel, vocab_size: int) -> tuple[LeanModel | None, str | None]:
-    """The lean forward for `network` if it can have one, or why not.
+def _agreeing(make: Callable[[], Model]) -> tuple[Model | None, str]:
+    """A model whose cached logits agree with uncached ones, or what is wrong with it."""
+    try:
+        model = make()
+        error = cache_error(model)
+    # A model's own code fails in too many ways to list, and so does a compiler: no C compiler, a
+    # Triton error, a timeout
+    except Exception as problem:
+        if is_out_of_memory(problem):
+            raise
+        return None, f"{type(problem).__name__}: {first_line(problem, 300)}"
+    if error <= allowed_error(model.network):  # NaN is an error too
+        return model, ""
+    return None, f"logits are off by {error:.2g} of their range"
 
-    It must agree with transformers' forward, and rewind.
-    """
+
+def lean_model(network: PreTrainedModel, vocab_size: int) -> tuple[LeanModel | None, str | None]:
+    """The lean forward for `network` if it can have one, or why not."""
     reason = unsupported(network)
     if reason is not None:
         return None, reason
-    try:
-        model = LeanModel(network, vocab_size)
-        error = cache_error(model)
-    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as problem:
-        if is_out_of_memory(problem):
-            raise
-        return None, f"the lean forward does not fit it ({type(problem).__name__}: {problem})"
-    if not error <= allowed_error(network):  # NaN counts as an error too
-        return None, f"the lean forward's logits are off by {error:.2g} of their range"
-    return model, None
+    model, fault = _agreeing(partial(LeanModel, network, vocab_size))
+    return model, None if model else f"the lean forward does not fit it ({fault})"
 
 
 def graphed_model(
@@ -125,24 +128,14 @@ def graphed_model(
     reason = unsupported(network)
     if reason is not None:
         return None, f"no CUDA graphs, {reason}"
-    uncompiled_because: str | None = None
-    failure = ""
+    fault, uncompiled_because = "", None
     for compiled in (True, False):
-        try:
-            model = StaticModel(network, vocab_size, compiled=compiled)
-            error = cache_error(model)
-        # A compiler fails in too many ways to list: no C compiler, a Triton error, a timeout
-        except Exception as problem:
-            if is_out_of_memory(problem):
-                raise
-            failure = f"{type(problem).__name__}: {first_line(problem, 300)}"
-        else:
-            if error <= allowed_error(network):
-                model.engine_reason = uncompiled_because
-                return model, None
-            failure = f"logits are off by {error:.2g} of their range"
-        uncompiled_because = f"compiling failed ({failure}): graphs of uncompiled kernels"
-    return None, f"no CUDA graphs, {failure}"
+        model, fault = _agreeing(partial(StaticModel, network, vocab_size, compiled=compiled))
+        if model is not None:
+            model.engine_reason = uncompiled_because
+            return model, None
+        uncompiled_because = f"compiling failed ({fault}): graphs of uncompiled kernels"
+    return None, f"no CUDA graphs, {fault}"
 
 
 def check_graphs(device: torch.device, name: str) -> None:
