@@ -93,22 +93,19 @@ def score_texts(
     chunk: int = 512,
     tick: Callable[[], None] = lambda: None,
 ) -> list[TextTrace]:
-    """Score texts of the target with one draft.
+    """Score texts of the target with one draft: a trace per text, in the order given.
 
     Args:
         texts: of any temperatures.
         target: the model that generated them; run again only for texts without hidden states. None
             where a server did, and told the log-probabilities of those above temperature 0.
-        draft: the draft. Distributions are over the narrower vocabulary of the two.
-        draft_name: the draft's name in the traces, and in errors.
+        draft: distributions are over the narrower vocabulary of the two.
+        draft_name: its name in the traces, and in errors.
         target_name: what errors call the target.
         draft_sampling: how an engine samples the draft, from how it samples the target.
         batch: texts in a batch at most; halved, and kept so, whenever memory runs out.
         chunk: tokens whose logits are in memory at a time.
-        tick: called once per scored text.
-
-    Returns:
-        One trace per text, in the order given.
+        tick: called once per text.
 
     Raises:
         BrokenLogitsError: logits that are not finite.
@@ -155,7 +152,6 @@ def lookup_traces(
             before one of the same temperature and repetition are.
         kind: of look-up, a key of `DRAFTERS`.
         num_draft_tokens: the largest K that is to be replayed.
-        draft_name: its name in the traces.
     """
     drafters: dict[tuple[float, int], LookupDrafter] = {}
     traces: list[TextTrace] = []
@@ -190,7 +186,6 @@ def served_trace(
 
     Args:
         text: of temperature 0, or of 1 without other sampling parameters.
-        draft_name: its name in the trace.
         logprobs: [n] of the tokens under the draft, at temperature 1.
         is_argmax: [n] whether each is the draft's most likely one.
     """

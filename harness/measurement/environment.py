@@ -171,10 +171,7 @@ def settle_threads(
         setting: "auto" or a positive integer.
         models: whose single-token steps are timed, one after the other.
         context: token ids that fill the caches.
-        expect, tick: for progress, called with the number of steps and after each.
-
-    Returns:
-        The number of threads now in force.
+        expect, tick: called with the number of steps, and after each.
     """
     import torch
 

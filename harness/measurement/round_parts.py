@@ -82,12 +82,10 @@ def time_rounds(
     """Time whole rounds and their parts at every K, plain rounds and bare steps, interleaved.
 
     Args:
-        pair: the two models.
         prompts: token ids; each visit takes the next.
         ks: numbers of draft tokens, each 1 or more.
         positions: that the caches are sure to have after any of the prompts, at least max(ks) + 1.
-        expect: called with the number of visits once it is known, for progress.
-        tick: called after each visit, likewise.
+        expect, tick: called with the number of visits once it is known, and after each.
 
     Returns:
         One PartTiming per (K, part), raw samples; the i-th sample of every part of a K and of its

@@ -111,8 +111,6 @@ def time_forwards(
     """Time every forward `repetitions` times, interleaved; verifies go up to max_k + 1 positions.
 
     Args:
-        models: the target and, if any, the draft.
-        max_k: the largest K.
         context: token ids that fill the cache; its length is context_tokens.
         prefills: lengths of prompts whose prefill is timed, each at most once.
         repetitions: samples of each, after warm-up; None for REPETITIONS. Of a prefill, which can
@@ -121,8 +119,7 @@ def time_forwards(
         paired_with: the draft's name, where several are timed one after the other.
         doubtful: whether timings cannot be right; then all but the prefills are timed again, and
             what the last attempt gave stays. All of them, since they are read as ratios.
-        expect: called before each attempt with the number of its repetitions, for progress.
-        tick: called after each repetition, likewise.
+        expect, tick: called before each attempt with the number of its repetitions, and after each.
     """
     prompts = [Forward(timed, "prefill", length) for timed in models for length in prefills]
     others = _forwards(models, max_k)
@@ -229,11 +226,10 @@ def time_curves(
     tick: Callable[[], None] = lambda: None,
     say: Callable[[str], None] = lambda _label: None,
 ) -> tuple[list[StepTiming], list[SkippedCell]]:
-    """Time every forward of every (context_tokens, batch).
+    """Time every forward of every (context_tokens, batch); verifies as in `time_forwards`.
 
     Args:
         models: target and draft, which fill caches by themselves (CachedModel).
-        max_k: the largest K; verifies go up to max_k + 1 positions.
         cells: (context_tokens, batch), cheapest first.
         refused: why a cell must not be tried, or None.
         budget_s: seconds after which no further cell is begun, recording and compiling not
@@ -241,8 +237,7 @@ def time_curves(
         recording_budget_s: the same for recording and compiling alone.
         doubtful: whether the timings of a cell cannot be right; then it is timed again, while the
             budgets last.
-        tick: called after each visit of a cell, for progress.
-        say: called with what is being done, for progress.
+        tick, say: called after each visit of a cell, and with what is being done.
 
     Returns:
         The timings with raw samples, and the cells that were left out: refused, out of memory, or

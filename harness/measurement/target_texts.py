@@ -80,8 +80,7 @@ def generate_texts(
     """Generate every text, in the order of the requests, which may be in any mixture.
 
     Args:
-        target: the model whose texts they are; its logits are cut to its `vocab_size`.
-        requests: what to generate.
+        target: its logits are cut to its `vocab_size`.
         name: what errors call the target, such as "model=tiny".
         batch: texts in a batch at most; halved for good whenever memory runs out.
         tick: called once per finished text.

@@ -20,7 +20,6 @@ def early_exit(target: LoadedModel, name: str, layers: int | None) -> LoadedMode
     """A model of the target's first layers, which shares its weights.
 
     Args:
-        target: the loaded target.
         name: of the draft.
         layers: how many; None is a quarter, and at least one.
 
