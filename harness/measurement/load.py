@@ -16,7 +16,7 @@ A visit puts every load on every server, the servers in a new order for each loa
 in a new order for each visit.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from time import monotonic, perf_counter, sleep
@@ -121,7 +121,7 @@ def load_visit(
     for load in loads:
         for name, group in groups.items():
             order = [group[int(row)] for row in random.permutation(len(group))]
-            gaps_s = random.exponential(1.0, len(order)) / (load.rate or 1.0)
+            gaps_s = (random.exponential(1.0, len(order)) / (load.rate or 1.0)).tolist()
             for k in random.permutation(sorted(servers)):
                 for asked in (order,) if load.rate else (_short(order), order):
                     yield _timed(servers[int(k)], name, asked, load, gaps_s, number, clock)
@@ -136,15 +136,13 @@ def _timed(
     group: str,
     requests: Sequence[Request],
     load: Load,
-    gaps_s: Sequence[float] | np.ndarray,
+    gaps_s: Sequence[float],
     number: int,
     clock: ServerClock,
 ) -> LoadTiming:
     cpu_s, begin = server.cpu_s(), perf_counter()
-    if load.concurrency is not None:
-        done = closed_loop(server, requests, load.concurrency)
-    else:
-        done = arriving(server, requests, gaps_s)
+    in_flight = load.concurrency or len(requests)
+    done = _sent(server, requests, in_flight, gaps_s if load.rate else None)
     elapsed_s, cpu_now_s = perf_counter() - begin, server.cpu_s()
     seconds = elapsed_s
     if clock == "cpu" and load.rate is None:
@@ -170,42 +168,23 @@ def _timed(
     )
 
 
-def closed_loop(server: Server, requests: Sequence[Request], concurrency: int) -> list[Completion]:
-    """Send requests in their order, so many in flight; what each returned."""
-    return _side_by_side(concurrency, lambda start: [start(server, each) for each in requests])
-
-
-def arriving(
-    server: Server, requests: Sequence[Request], gaps_s: Sequence[float] | np.ndarray
+def _sent(
+    server: Server, requests: Sequence[Request], in_flight: int, gaps_s: Sequence[float] | None
 ) -> list[Completion]:
-    """Send each request so long after the one before it, whatever became of that one."""
+    """What each request returned, so many in flight; an error ends what is not yet sent.
 
-    def send(start: "Start") -> "list[Future[Completion]]":
-        due, sent = monotonic(), []
-        for request, gap_s in zip(requests, gaps_s, strict=True):
-            due += float(gap_s)
-            sleep(max(0.0, due - monotonic()))
-            sent.append(start(server, request))
-        return sent
-
-    return _side_by_side(len(requests), send)
-
-
-Start = Callable[[Server, Request], "Future[Completion]"]
-
-
-def _side_by_side(
-    threads: int, send: "Callable[[Start], list[Future[Completion]]]"
-) -> list[Completion]:
-    """The answers of requests that threads wait for; an error ends what is not yet sent."""
-    with ThreadPoolExecutor(threads) as pool:
+    With gaps each is sent so long after the one before it, whatever became of that one.
+    """
+    with ThreadPoolExecutor(in_flight) as pool:
+        due, sent = monotonic(), list[Future[Completion]]()
         try:
-            sent = send(lambda server, request: pool.submit(_generate, server, request))
+            for index, request in enumerate(requests):
+                if gaps_s is not None:
+                    due += float(gaps_s[index])
+                    sleep(max(0.0, due - monotonic()))
+                asked = (request.tokens, request.sampling, request.seed, request.budget)
+                sent.append(pool.submit(server.generate, *asked))
             return [future.result() for future in sent]
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-
-
-def _generate(server: Server, request: Request) -> Completion:
-    return server.generate(request.tokens, request.sampling, request.seed, request.budget)
