@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import (
-    Qwen3MLP,
+    Qwen3DecoderLayer,
     Qwen3RMSNorm,
     Qwen3RotaryEmbedding,
     repeat_kv,
@@ -52,61 +52,30 @@ Angles = tuple[Tensor, Tensor]
 Attend = Callable[[Tensor, KeysValues], Tensor]
 
 
-class _Attention(nn.Module):
-    """The projections of a layer; what attends to what is its caller's."""
-
-    def __init__(self, config: Any, head_dim: int) -> None:
-        super().__init__()
-        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-        bias = bool(config.attention_bias)
-        self.head_dim = head_dim
-        self.q_proj = nn.Linear(config.hidden_size, heads * head_dim, bias=bias)
-        self.k_proj = nn.Linear(config.hidden_size, kv_heads * head_dim, bias=bias)
-        self.v_proj = nn.Linear(config.hidden_size, kv_heads * head_dim, bias=bias)
-        self.o_proj = nn.Linear(heads * head_dim, config.hidden_size, bias=bias)
-        self.q_norm = Qwen3RMSNorm(head_dim, config.rms_norm_eps)
-        self.k_norm = Qwen3RMSNorm(head_dim, config.rms_norm_eps)
-
-    def query(self, rows: Tensor, angles: Angles) -> Tensor:
-        """Queries [B, heads, n, D] of rows [B, n, hidden]."""
-        return _rotated(self.q_norm(self._by_head(self.q_proj(rows))), angles)
-
-    def keys_values(self, rows: Tensor, angles: Angles) -> KeysValues:
-        """Keys and values of rows [B, n, hidden], of the context or of the block."""
-        keys = _rotated(self.k_norm(self._by_head(self.k_proj(rows))), angles)
-        return KeysValues(keys, self._by_head(self.v_proj(rows)))
-
-    def _by_head(self, rows: Tensor) -> Tensor:
-        return rows.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-
-
 def _rotated(rows: Tensor, angles: Angles) -> Tensor:
     """Rows [B, heads, n, D] turned by cosines and sines [B or 1, n, D]."""
     cos, sin = angles
     return rows * cos.unsqueeze(1) + rotate_half(rows) * sin.unsqueeze(1)
 
 
-class _Layer(nn.Module):
-    """A decoder layer."""
+def _keys_values(attention: Any, rows: Tensor, angles: Angles) -> KeysValues:
+    """A layer's keys and values of rows [B, n, hidden], of the context or of the block."""
+    keys = _rotated(attention.k_norm(_by_head(attention.k_proj, rows, attention)), angles)
+    return KeysValues(keys, _by_head(attention.v_proj, rows, attention))
 
-    def __init__(self, config: Any, head_dim: int) -> None:
-        super().__init__()
-        self.input_layernorm = Qwen3RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = _Attention(config, head_dim)
-        self.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = Qwen3MLP(config)
 
-    def forward(
-        self,
-        hidden: Tensor,
-        angles: Angles,
-        attend: Attend,
-    ) -> Tensor:
-        """Outputs [B, n, hidden]."""
-        rows, attention = self.input_layernorm(hidden), self.self_attn
-        attended = attend(attention.query(rows, angles), attention.keys_values(rows, angles))
-        hidden = hidden + attention.o_proj(attended.transpose(1, 2).flatten(2))
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+def _by_head(project: Any, rows: Tensor, attention: Any) -> Tensor:
+    """Projected rows, [B, heads, n, D]."""
+    return project(rows).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
+
+
+def _layer_output(layer: Any, hidden: Tensor, angles: Angles, attend: Attend) -> Tensor:
+    """The outputs [B, n, hidden] of one of Qwen3's layers, with another attention."""
+    rows, attention = layer.input_layernorm(hidden), layer.self_attn
+    query = _rotated(attention.q_norm(_by_head(attention.q_proj, rows, attention)), angles)
+    attended = attend(query, _keys_values(attention, rows, angles))
+    hidden = hidden + attention.o_proj(attended.transpose(1, 2).flatten(2))
+    return hidden + layer.mlp(layer.post_attention_layernorm(hidden))
 
 
 class DFlashNetwork(HeadNetwork):
@@ -142,11 +111,12 @@ class DFlashNetwork(HeadNetwork):
         self.block, self.drafts, self.mask_token = block, block - 1, mask_token
         self.width = len(self.layers) * target_hidden
         hidden, eps = config.hidden_size, config.rms_norm_eps
-        self.head_dim = config.head_dim or hidden // config.num_attention_heads
+        config.head_dim = config.head_dim or hidden // config.num_attention_heads
+        self.head_dim: int = config.head_dim
         self.fc = nn.Linear(self.width, hidden, bias=False)
         self.hidden_norm, self.norm = Qwen3RMSNorm(hidden, eps), Qwen3RMSNorm(hidden, eps)
         self.body = nn.ModuleList(
-            _Layer(config, self.head_dim) for _ in range(config.num_hidden_layers)
+            Qwen3DecoderLayer(config, index) for index in range(config.num_hidden_layers)
         )
         kv_heads: int = config.num_key_value_heads or config.num_attention_heads
         self.cached_numbers = 2 * config.num_hidden_layers * kv_heads * self.head_dim
@@ -170,7 +140,7 @@ class DFlashNetwork(HeadNetwork):
     def context(self, features: Tensor, angles: Angles) -> list[KeysValues]:
         """What each layer makes of context vectors [B, n, hidden]."""
         layers: list[Any] = list(self.body)
-        return [layer.self_attn.keys_values(features, angles) for layer in layers]
+        return [_keys_values(layer.self_attn, features, angles) for layer in layers]
 
     def blocks(self, tokens: Tensor, angles: Angles, attend: Sequence[Attend]) -> Tensor:
         """The outputs [B, drafts, hidden] of the blocks that begin with tokens [B].
@@ -183,7 +153,7 @@ class DFlashNetwork(HeadNetwork):
         masks = tokens.new_full((len(tokens), self.drafts), self.mask_token)
         hidden = self.embed(torch.cat([tokens.unsqueeze(1), masks], dim=1))
         for layer, attended in zip(self.body, attend, strict=True):
-            hidden = layer(hidden, angles, attended)
+            hidden = _layer_output(layer, hidden, angles, attended)
         return hidden[:, 1:]
 
     def passes(self, tokens: Tensor, states: Tensor, depth: int, first: int = 0) -> list[Tensor]:
@@ -276,12 +246,9 @@ class DFlashHead(BlockHead):
         return self._cosines[:, begin:end], self._sines[:, begin:end]
 
     def _allocate(self, capacity: int) -> None:
-        network = self.network
-        config: Any = network.config
-        weight, shape = (
-            network.fc.weight,
-            (1, config.num_key_value_heads, capacity, network.head_dim),
-        )
+        network, weight = self.network, self.network.fc.weight
+        kv_heads = network.config.num_key_value_heads
+        shape = (1, kv_heads, capacity, network.head_dim)
         self._caches = [
             KeysValues(weight.new_zeros(shape), weight.new_zeros(shape)) for _ in network.body
         ]
