@@ -35,7 +35,7 @@ from harness.measurement.generations import Request, stop_reason
 from harness.models.cached import CachedModel, SplitNetwork, new_cache, split_network, takes
 from harness.models.memory import is_out_of_memory
 from harness.models.probe import allowed_error, difference, probe_tokens, uncached_logits
-from harness.records import BrokenLogitsError, StopReason, UserError, first_line
+from harness.records import BrokenLogitsError, StopReason, UserError, first_line, grouped
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -321,10 +321,9 @@ class _Rows:
         return chosen
 
     def _grouped(self) -> dict[SamplingParameters, list[int]]:
-        groups: dict[SamplingParameters, list[int]] = {}
-        for row, index in enumerate(self._order):
-            groups.setdefault(self._requests[index].sampling, []).append(row)
-        return groups
+        return grouped(
+            range(len(self._order)), lambda row: self._requests[self._order[row]].sampling
+        )
 
     def _drop_finished(self) -> None:
         rows = [row for row, index in enumerate(self._order) if index in self.alive]

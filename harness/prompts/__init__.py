@@ -20,7 +20,7 @@ from typing import Any
 from harness.config import AuditionConfig, PairConfig, PromptsConf
 from harness.prompts.entries import checked_text, encodes
 from harness.prompts.readers import hub_label, read_file, read_hub, stem_of
-from harness.records import BYTES_PER_TOKEN, Prompt, UserError
+from harness.records import BYTES_PER_TOKEN, Prompt, UserError, grouped
 
 SHIPPED_DIR = Path(__file__).resolve().parents[1] / "prompt_sets"
 THINKING = "+thinking"
@@ -64,9 +64,7 @@ def _load(config: PromptsConf, labels: Sequence[str]) -> tuple[Prompt, ...]:
         prompts += _apart(read_hub(config), hub_label(config.hub), config)
     prompts = _modes([_fitted(prompt, config) for prompt in prompts], config)
     _refuse_repeated_ids(prompts)
-    sets: dict[str, list[Prompt]] = {}
-    for prompt in prompts:
-        sets.setdefault(prompt.prompt_set, []).append(prompt)
+    sets = grouped(prompts, lambda prompt: prompt.prompt_set)
     for name in config.weights or {}:
         if name not in sets:
             raise UserError(f"prompts.weights: no prompt set {name!r}; there are {_names(sets)}")
@@ -90,9 +88,7 @@ def spread(prompts: Sequence[Prompt], limit: int | None) -> tuple[Prompt, ...]:
     """
     if limit is None or limit >= len(prompts):
         return tuple(prompts)
-    by_category: dict[str | None, list[int]] = {}
-    for index, prompt in enumerate(prompts):
-        by_category.setdefault(prompt.category, []).append(index)
+    by_category = grouped(range(len(prompts)), lambda index: prompts[index].category)
     ranked: list[tuple[int, int, int]] = []
     for place, indices in enumerate(by_category.values()):
         bits = max(len(indices) - 1, 1).bit_length()
