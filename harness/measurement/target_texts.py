@@ -22,10 +22,10 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from harness.decoding.sampling import (
     SamplingParameters,
-    Uniforms,
     inverse_cdf,
     penalised,
     sampler_for,
@@ -223,7 +223,6 @@ class _Rows:
         self._cache: Any = None
         self._cached = 0
         self._position = 0
-        self._budget = max(request.budget for request in requests)
         device = target.network.device
         width = max(len(request.tokens) for request in requests)
         padding = [width - len(request.tokens) for request in requests]
@@ -231,7 +230,10 @@ class _Rows:
         self._feed = torch.tensor(ids, device=device)
         self._padding = torch.tensor(padding, device=device).unsqueeze(1)
         self._padded = any(padding)
-        self._uniforms = torch.stack([_uniforms(r, self._budget, target.device) for r in requests])
+        self._generations = [request.generation(target.device) for request in requests]
+        self._uniforms = pad_sequence(
+            [generation.uniforms.resample for generation in self._generations], batch_first=True
+        )
         self._groups = self._grouped()
         # What a repetition penalty applies to, [vocab] per request that has one
         self._seen = {
@@ -252,14 +254,11 @@ class _Rows:
                 continue
             if not sound[row]:
                 raise broken_logits(self._name, self._requests[index], self._position)
-            self.tokens[index].append(tokens[row])
             if index in self._seen:
                 self._seen[index][tokens[row]] = True
-            request, text = self._requests[index], self.tokens[index]
-            over = tokens[row] in request.eos or len(text) >= request.budget
-            stop = request.stop
-            if over or (stop is not None and stop(text[:-1], text[-1:]) is not None):
+            if self._generations[index].ends(self.tokens[index], tokens[row : row + 1]):
                 self.alive.discard(index)
+            self.tokens[index].append(tokens[row])
         self._position += 1
         self._feed = chosen.to(self._feed.device).unsqueeze(1)
         if self._target.rewinding == "crop" and 0 < len(self.alive) < len(self._order):
@@ -300,7 +299,7 @@ class _Rows:
     def _keep(self, last: Tensor) -> None:
         """Store this position's hidden states on the host."""
         if self.hidden is None:
-            shape = (len(self._requests), self._budget, last.shape[-1])
+            shape = (*self._uniforms.shape, last.shape[-1])
             self.hidden = torch.empty(shape, dtype=last.dtype)
         self.hidden[self._order, self._position] = last.cpu()
 
@@ -369,12 +368,6 @@ class _GivenRows(_Rows):
         self.logits.append(kept)
         token = self._given[self._position]
         return torch.full((len(logits),), token, dtype=torch.long, device=logits.device)
-
-
-def _uniforms(request: Request, positions: int, device: torch.device) -> Tensor:
-    """The uniforms that decide the target's own token at each position."""
-    keyed = Uniforms.keyed(request.seed, request.text_name, request.repetition, positions, device)
-    return keyed.resample
 
 
 def broken_logits(name: str, request: Request, position: int) -> BrokenLogitsError:
