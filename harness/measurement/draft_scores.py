@@ -38,7 +38,7 @@ from harness.measurement.target_texts import (
     broken_logits,
     in_batches,
 )
-from harness.models.cached import CachedModel, SplitNetwork, new_cache, split_network
+from harness.models.cached import CachedModel, SplitNetwork, split_network
 from harness.models.probe import difference, probe_tokens, uncached_logits
 from harness.records import TextTrace
 
@@ -445,7 +445,7 @@ def _states(
     pieces = ids.to(model.network.device).split(max(1, positions // len(input_ids)), dim=1)
     if len(pieces) == 1:
         return split.hidden(input_ids=pieces[0], use_cache=False)
-    cache, done = new_cache(model), list[Tensor]()
+    cache, done = model.new_cache(), list[Tensor]()
     for piece in pieces:
         start = sum(states.shape[1] for states in done)
         places = torch.arange(start, start + piece.shape[1], device=piece.device)

@@ -32,7 +32,7 @@ from harness.decoding.sampling import (
     seen_tokens,
 )
 from harness.measurement.generations import Request, stop_reason
-from harness.models.cached import CachedModel, SplitNetwork, new_cache, split_network, takes
+from harness.models.cached import CachedModel, SplitNetwork, split_network, takes
 from harness.models.memory import is_out_of_memory
 from harness.models.probe import allowed_error, difference, probe_tokens, uncached_logits
 from harness.records import BrokenLogitsError, StopReason, UserError, first_line, grouped
@@ -267,7 +267,7 @@ class _Rows:
     def _forward(self) -> Tensor:
         """Logits [rows, vocab] after the tokens to feed."""
         if self._cache is None:
-            self._cache = new_cache(self._target)
+            self._cache = self._target.new_cache()
         inputs = {
             "input_ids": self._feed,
             "past_key_values": self._cache,

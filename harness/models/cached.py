@@ -93,7 +93,7 @@ class CachedModel:
         self.states: Tensor | None = None
         self._kept_layers: tuple[int, ...] = ()
         self._length = 0
-        self._cache: Any = self._new_cache()
+        self._cache: Any = self.new_cache()
 
     @property
     def layers(self) -> int:
@@ -181,9 +181,10 @@ class CachedModel:
             self._length -= count
 
     def _clear(self) -> None:
-        self._cache, self._length = self._new_cache(), 0
+        self._cache, self._length = self.new_cache(), 0
 
-    def _new_cache(self) -> Any:
+    def new_cache(self) -> Any:
+        """An empty cache."""
         return DynamicCache()
 
     def _run(self, tokens: Tensor, logits_to_keep: int = 0) -> Tensor:
@@ -222,25 +223,16 @@ class SnapshotModel(CachedModel):
     """
 
     rewinding = "snapshot"
-
-    def __init__(
-        self, network: PreTrainedModel, vocab_size: int, *, positions: bool = False
-    ) -> None:
-        super().__init__(network, vocab_size, positions=positions)
-        self._saved: Any = None
-        self._fed: list[Tensor] = []
-
-    def prefill(self, tokens: Sequence[int]) -> None:
-        """Forget everything and fill the cache with `tokens`."""
-        self._saved, self._fed = None, []
-        super().prefill(tokens)
+    # The copy with its length, and what was fed since
+    _saved: Any = None
+    _fed: Sequence[Tensor] = ()
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor) -> Tensor:
         """Append `tokens` [n], remembering what it takes to undo that."""
         if self._saved is None:
             self._saved = (copy.deepcopy(self._cache), self._length)
-        self._fed.append(tokens)
+        self._fed = (*self._fed, tokens)
         return self._run(tokens)
 
     @torch.inference_mode()
@@ -251,12 +243,15 @@ class SnapshotModel(CachedModel):
             self._cache, self._length = self._saved
             if count < len(fed):
                 self._run(fed[: len(fed) - count], logits_to_keep=1)
-        self._saved, self._fed = None, []
+        self._saved, self._fed = None, ()
 
-    def _new_cache(self) -> Any:
-        if self.makes_state:
-            return None
-        return DynamicCache(config=self.network.config)
+    def new_cache(self) -> Any:
+        """An empty cache; None where the network makes its state itself."""
+        return None if self.makes_state else DynamicCache(config=self.network.config)
+
+    def _clear(self) -> None:
+        super()._clear()
+        self._saved, self._fed = None, ()
 
 
 class SteppedModel(SnapshotModel):
@@ -322,10 +317,3 @@ def split_network(model: CachedModel, sample: Sequence[int]) -> SplitNetwork | N
     allowed = SAME_LOGITS.get(network.dtype, COARSE_SAME_LOGITS) * expected.abs().amax()
     # With NaN logits the comparison is false: the network itself is used, and its error says where
     return split if bool((logits - expected).abs().amax() <= allowed) else None
-
-
-def new_cache(model: CachedModel) -> Any:
-    """An empty cache of the kind that `model` uses."""
-    if model.rewinding == "crop":
-        return DynamicCache()
-    return DynamicCache(config=model.network.config)

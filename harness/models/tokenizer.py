@@ -5,8 +5,7 @@ prompts.chat_template=never) the texts of a conversation are joined with a blank
 turn, answer, turn.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from harness.config import PromptsConf
-from harness.records import Prompt, UserError
+from harness.records import Prompt, UserError, in_one_line
 
 SEPARATOR = "\n\n"
 # Two tokenizers must encode these alike
@@ -87,20 +86,14 @@ def _through_template(tokenizer: Any, prompt: Prompt) -> Any:
         messages.append({"role": "user", "content": turn or ""})
         if answer is not None:
             messages.append({"role": "assistant", "content": answer})
-    with _template_explained(tokenizer, prompt):
+    try:
         return tokenizer.apply_chat_template(
             messages,
             add_generation_prompt=True,
             enable_thinking=prompt.thinking,
             return_dict=True,
         )["input_ids"]
-
-
-@contextmanager
-def _template_explained(tokenizer: Any, prompt: Prompt) -> Iterator[None]:
-    """Turn what a chat template raises into one line; it is code that comes with the model."""
-    try:
-        yield
+    # A template is code that comes with the model
     except (
         TemplateError,
         ArithmeticError,
@@ -109,7 +102,7 @@ def _template_explained(tokenizer: Any, prompt: Prompt) -> Iterator[None]:
         TypeError,
         ValueError,
     ) as e:
-        reason = " ".join(f"{type(e).__name__}: {e}".split())[:200].rstrip(".")
+        reason = in_one_line(e)[:200].rstrip(".")
         raise UserError(
             f"prompt {prompt.prompt_set}/{prompt.id}: the chat template of "
             f"{tokenizer.name_or_path} cannot render it ({reason}); fix the template, leave the "
