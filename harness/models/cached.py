@@ -239,7 +239,7 @@ class SnapshotModel(CachedModel):
     def rewind(self, count: int) -> None:
         """Forget the last `count` tokens, which must lie after the previous rewind."""
         if count:
-            fed = torch.cat(self._fed)
+            fed = torch.cat([*self._fed])
             self._cache, self._length = self._saved
             if count < len(fed):
                 self._run(fed[: len(fed) - count], logits_to_keep=1)
