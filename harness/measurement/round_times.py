@@ -22,8 +22,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from harness.decoding.lookups import LookupDrafter
-from harness.decoding.protocols import CausalModel
+from harness.decoding.protocols import CausalModel, Proposal
 from harness.measurement.clock import undisturbed
 from harness.measurement.generations import Draft, Request, run_trial
 from harness.records import RoundTiming
@@ -150,28 +153,17 @@ def timed_ks(ks: Sequence[int], most: int | None = None) -> list[int]:
     return sorted({min(positive, key=lambda k: abs(k - place)) for place in ideal})
 
 
-class FullLookup(LookupDrafter):
-    """Looks up as another does, but always proposes as many tokens as it is asked for."""
+class FullLookup:
+    """Looks up as another drafter does, but always proposes as many tokens as it is asked for."""
 
     def __init__(self, drafter: LookupDrafter) -> None:
-        self._drafter = drafter
+        self._drafter, self.begin, self.advance = drafter, drafter.begin, drafter.advance
 
-    def learn(self, answer: Sequence[int]) -> None:
-        """As the other."""
-        self._drafter.learn(answer)
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        """As the other."""
-        self._drafter.begin(prompt)
-
-    def append(self, tokens: Sequence[int]) -> None:
-        """As the other."""
-        self._drafter.append(tokens)
-
-    def draft(self, count: int) -> list[int]:
+    def propose(self, count: int, uniforms: Tensor) -> Proposal:
         """What is looked up, then the text's last token up to `count`."""
-        proposed = self._drafter.draft(count)
-        return proposed + [self._drafter.text[-1]] * (count - len(proposed))
+        tokens = self._drafter.draft(count)
+        tokens = tokens + [self._drafter.text[-1]] * (count - len(tokens))
+        return Proposal(torch.tensor(tokens, device=uniforms.device), None)
 
 
 class RoundVisits:
