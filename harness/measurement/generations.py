@@ -135,8 +135,7 @@ def run_trial(request: Request, target: CausalModel, draft: Draft | None) -> Tri
             raise
         for model in _models(target, draft):
             model.prefill([])  # frees what the failed generation kept
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
         reason = f"out of memory: {first_line(error, 285)}"
         return request.as_trial(status="failed", error=reason)
     tokens = tuple(token for entry in rounds for token in entry.tokens)

@@ -359,5 +359,4 @@ def _release(models: Sequence[TimedModel]) -> None:
     """Let go of large caches; the next prefill makes its own."""
     for timed in models:
         _cached(timed).prefill([])
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    torch.cuda.empty_cache()

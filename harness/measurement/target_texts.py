@@ -425,6 +425,5 @@ def _attempt(
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    torch.cuda.empty_cache()
     return None
