@@ -143,21 +143,17 @@ class SuffixDrafter(LookupDrafter):
         draft: list[int] = []
         least = LEAST_SHARE * len(found)
         while len(draft) < min(count, longest):
-            following = Counter(
-                sequence[place + len(draft)]
+            following = {
+                (number, place): sequence[place + len(draft)]
                 for number, place in found
                 if place + len(draft) < len(sequence := self._sequence(number))
-            )
+            }
             # Of tokens that are as frequent, the one that came first
-            token, times = following.most_common(1)[0] if following else (-1, 0)
+            most_common = Counter(following.values()).most_common(1)
+            token, times = most_common[0] if most_common else (-1, 0)
             if times < max(1.0, least) or token in self._eos:
                 break
-            found = [
-                (number, place)
-                for number, place in found
-                if place + len(draft) < len(sequence := self._sequence(number))
-                and sequence[place + len(draft)] == token
-            ]
+            found = [place for place, next_token in following.items() if next_token == token]
             draft.append(token)
         return draft
 

@@ -403,16 +403,15 @@ def chi_square(offset: int, drawn: Sequence[int], distribution: Tensor) -> ChiSq
     if counts[expected == 0].sum() > 0:
         return ChiSquare(offset, len(drawn), 1, float("inf"), 0.0)
     common = expected >= LEAST_EXPECTED
-    cells = [*zip(counts[common], expected[common], strict=True)]
-    rest = counts[~common].sum(), expected[~common].sum()
-    if rest[1] >= LEAST_EXPECTED or not cells:
-        cells.append(rest)
+    cells = np.array([counts[common], expected[common]])
+    rest = np.array([counts[~common].sum(), expected[~common].sum()])
+    if rest[1] >= LEAST_EXPECTED or not common.any():
+        cells = np.column_stack([cells, rest])
     else:
         # Too rare for a cell of their own: together with the rarest of the others
-        rarest = min(range(len(cells)), key=lambda index: cells[index][1])
-        cells[rarest] = cells[rarest][0] + rest[0], cells[rarest][1] + rest[1]
-    if len(cells) == 1:
+        cells[:, cells[1].argmin()] += rest
+    bins = cells.shape[1]
+    if bins == 1:
         return ChiSquare(offset, len(drawn), 1, 0.0, 1.0)
-    observed, wanted = zip(*cells, strict=True)
-    test = chisquare(observed, wanted)
-    return ChiSquare(offset, len(drawn), len(cells), float(test.statistic), float(test.pvalue))
+    test = chisquare(*cells)
+    return ChiSquare(offset, len(drawn), bins, float(test.statistic), float(test.pvalue))

@@ -29,7 +29,7 @@ from harness.decoding.lookups import LookupDrafter
 from harness.decoding.protocols import CausalModel, Proposal
 from harness.measurement.clock import undisturbed
 from harness.measurement.generations import Draft, Request, run_trial
-from harness.records import RoundTiming
+from harness.records import RoundTiming, grouped
 
 # Of a pair; each draft among many gets half of them
 LEAST_VISITS, MOST_VISITS = 6, 24
@@ -209,14 +209,11 @@ class RoundVisits:
             for entry in entries
             if self._name(entry) not in self._refused
         }
-        numbers = {line.visit for line in lines}
-        complete = [
-            number
-            for number in numbers
-            if kinds <= {(line.k, line.temperature) for line in lines if line.visit == number}
-        ]
-        self._next = max(numbers, default=-1) + 1
-        self._complete = len(complete)
+        by_visit = grouped(lines, lambda line: line.visit)
+        self._next = max(by_visit, default=-1) + 1
+        self._complete = sum(
+            kinds <= {(line.k, line.temperature) for line in made} for made in by_visit.values()
+        )
         self.missing = 0 if self._settled else max(0, visits - self._complete)
         self._made = 0
         self._warm = False

@@ -67,9 +67,8 @@ def check_source(conf: ModelConf, key: str, source: str) -> None:
     if path.is_file():
         kind = GGUF if path.suffix == ".gguf" else "a file; give the folder that holds it"
         raise _not_a_model(conf, key, kind)
-    adapter = small_file(source, "adapter_config.json", conf) if path.is_dir() else None
-    config = small_file(source, "config.json", conf)
-    if config is None and not path.is_dir():
+    config, adapter = small_file(source, "config.json", conf), None
+    if config is None or path.is_dir():
         adapter = small_file(source, "adapter_config.json", conf)
     if adapter is not None:
         base = adapter.get("base_model_name_or_path") or "its base model"
