@@ -17,7 +17,7 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import repeat
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -464,6 +464,9 @@ def trace_of(
 ) -> TextTrace:
     """The trace of a text, from its scores."""
     request, sampling = text.request, text.request.sampling
+    fields: dict[str, Any] = scores._asdict()
+    del fields["target_finite"], fields["draft_finite"]
+    fields["draft_is_argmax"] = scores.draft_is_argmax.astype(np.bool_)
     return TextTrace(
         draft=draft_name,
         draft_temperature=sampling.temperature,
@@ -477,14 +480,7 @@ def trace_of(
         prompt_tokens=len(request.tokens),
         stop_reason=text.stop_reason,
         tokens=np.array(text.tokens, dtype=np.int64),
-        target_logprob=scores.target_logprob,
-        draft_logprob=scores.draft_logprob,
-        draft_is_argmax=scores.draft_is_argmax.astype(np.bool_),
-        last_ratio=scores.last_ratio,
-        last_exact_match=scores.last_exact_match,
-        last_greedy_draft=scores.last_greedy_draft,
-        target_entropy=scores.target_entropy,
-        draft_entropy=scores.draft_entropy,
+        **fields,
         proposed=proposed,
         chosen=chosen,
         turn=request.turn,

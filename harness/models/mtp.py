@@ -247,10 +247,9 @@ def load_mtp(conf: ModelConf, target: LoadedModel, key: str = "draft") -> Loaded
             f"model.layers.{config.num_hidden_layers}.* (eh_proj, enorm, hnorm, shared_head); "
             f"{known}"
         )
-    network_of_target = target.network
-    numbers = sum(tensor.numel() for tensor in tensors.values())
-    dtype, device = network_of_target.dtype, network_of_target.device
-    check_fits([MemoryNeed(key, conf.name, device, dtype, float(numbers * dtype.itemsize), 0)], 0)
+    dtype, device = target.network.dtype, target.network.device
+    size = float(sum(tensor.numel() for tensor in tensors.values()) * dtype.itemsize)
+    check_fits([MemoryNeed(key, conf.name, device, dtype, size, 0)], 0)
     with quiet_transformers():
         network = _network(config, tensors, target, f"{where}: the MTP layer in {conf.id}")
     return LoadedHead(
@@ -259,7 +258,7 @@ def load_mtp(conf: ModelConf, target: LoadedModel, key: str = "draft") -> Loaded
         tokenizer=target.tokenizer,
         eos=target.eos,
         context_tokens=target.context_tokens,
-        network=network.to(target.network.device).eval(),
+        network=network.to(device).eval(),
         facts={"architecture": "MTP", "layout": layers.pop(), "draft_vocab": target.vocab_size},
     )
 
