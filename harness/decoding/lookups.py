@@ -198,13 +198,7 @@ def lookups(
 ) -> Lookups:
     """What a look-up proposes from prompt + text[:s], for every s, compared with the text.
 
-    A smaller K proposes a beginning of the same tokens, so one call serves every K.
-
-    Args:
-        drafter: it begins anew.
-        prompt: at least one token.
-        text: n tokens.
-        num_draft_tokens: K, the largest.
+    A smaller K proposes a beginning of the same tokens, so one call, of the largest, serves all.
     """
     drafter.begin(prompt)
     matches = np.zeros((len(text), num_draft_tokens), dtype=np.bool_)

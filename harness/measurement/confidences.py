@@ -53,7 +53,7 @@ def draft_confidences(
         texts: sampled without a repetition penalty.
         target: the model that generated them, which keeps the states that a head reads; for a
             draft model, only the rule `ratio` above temperature 0 needs it.
-        draft: the draft. Distributions are over the narrower vocabulary of the two.
+        draft: distributions are over the narrower vocabulary of the two.
         draft_name: its name in the records.
         rule: how its tokens are accepted.
         num_draft_tokens: the largest K.

@@ -68,12 +68,7 @@ def groups_of(requests: Sequence[Request], largest: int) -> dict[str, list[Reque
 
 
 def requests_of_load(prompts: Sequence[int], largest: int) -> int:
-    """How many requests `groups_of` gives.
-
-    Args:
-        prompts: how many each prompt set has.
-        largest: as of `groups_of`.
-    """
+    """How many requests `groups_of` gives where the prompt sets have so many prompts."""
     groups = prompts
     if len(prompts) == 1:
         groups = ((prompts[0] + 1) // 2, prompts[0] // 2)
@@ -112,7 +107,6 @@ def load_visit(
         servers: by K; 0 decodes plainly. Each decodes at least the largest concurrency side by
             side.
         groups: by name; the requests' k is not read, their draft is the pair's.
-        loads: closed loops, and rates.
         number: of the visit.
         random: draws orders and arrivals.
         clock: `cpu` is the processor time of each server's process, in closed loops; requests that

@@ -190,7 +190,6 @@ class RoundVisits:
         A visit that was interrupted is made again as a whole, under another number.
 
         Args:
-            loop: what is timed.
             stored: every stored line, of other drafts too.
             visits: how many are wanted.
             store: keeps a timing as it is made.

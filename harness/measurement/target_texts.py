@@ -388,10 +388,8 @@ def in_batches(
 
     Args:
         items: of any order, in which the results are returned.
-        size: items in a batch at most.
         together: whether an item may be in one batch with the batch's first.
         work: one result per item; it is called again with fewer items where memory ran out.
-        name: what the error calls the model.
         key: what items are sorted by before they are batched.
 
     Raises:

@@ -19,9 +19,7 @@ from harness.records import UserError
 def early_exit(target: LoadedModel, name: str, layers: int | None) -> LoadedModel:
     """A model of the target's first layers, which shares its weights.
 
-    Args:
-        name: of the draft.
-        layers: how many; None is a quarter, and at least one.
+    Where `layers` is None they are a quarter, and at least one.
 
     Raises:
         UserError: not fewer layers than the target has, or a network that does not keep them in one

@@ -219,9 +219,7 @@ class HeadFiles:
     ) -> dict[str, Tensor]:
         """The weights, by names without `model.` at their beginning; without what training needs.
 
-        Args:
-            files: they are in the first of these that is there.
-            pickles: or in one of these, if pickles may be read.
+        They are in the first of the files that is there, the pickles if these may be read.
 
         Raises:
             UserError: no such file, or it cannot be read.
@@ -306,11 +304,7 @@ class HeadFiles:
     ) -> None:
         """Load the weights; every tensor must be there, and none left over.
 
-        Args:
-            network: of the head.
-            tensors: by the network's names.
-            given: beginnings of the names of what the network has already.
-            optional: names that may be missing.
+        What the network has already, by beginnings of names, is `given`; `optional` may be missing.
         """
         wanted = {
             name: tensor
