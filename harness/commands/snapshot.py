@@ -134,7 +134,7 @@ def _cell_tests(
         sampling=sampling,
         seed=config.seed,
     )
-    tests = distribution_tests(
+    return distribution_tests(
         pair.target_model,
         _drafting(pair, sampling, config),
         prompt,
@@ -144,7 +144,6 @@ def _cell_tests(
         draws=config.draws,
         seed=config.seed,
     )
-    return [DistributionTest(temperature, k, **test._asdict(), result="PASS") for test in tests]
 
 
 def _drafting(

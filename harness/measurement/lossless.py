@@ -35,6 +35,7 @@ from harness.decoding.sampling import (
 )
 from harness.decoding.verification import verify_exact_match, verify_sampled
 from harness.records import BrokenLogitsError, Rule
+from harness.summary import DistributionTest
 
 Result = Literal["PASS", "TIE", "FAIL"]
 
@@ -52,39 +53,13 @@ ALWAYS = 1e-300
 
 
 class TextComparison(NamedTuple):
-    """How a speculative greedy text stands to the plain one.
-
-    Attributes:
-        result: PASS, TIE or FAIL.
-        first_difference: position of the first token that differs, or None.
-        target_margin: between the two best logits there, by a plain step.
-        verify_margin: the same by a forward of K + 1 positions.
-        rounding: largest difference there between logits by different forwards.
-    """
+    """How a speculative greedy text stands to the plain one; fields as of a `TextCheck`."""
 
     result: Result
     first_difference: int | None = None
     target_margin: float | None = None
     verify_margin: float | None = None
     rounding: float | None = None
-
-
-class ChiSquare(NamedTuple):
-    """A chi-square of drawn tokens against the target's exact distribution, at one offset.
-
-    Attributes:
-        offset: 1 for the round's first token, K + 1 for its bonus.
-        draws: how many tokens were drawn.
-        bins: cells of at least 5 expected draws, the rest pooled into one.
-        chi2: the statistic.
-        p_value: its upper tail probability with bins - 1 degrees of freedom.
-    """
-
-    offset: int
-    draws: int
-    bins: int
-    chi2: float
-    p_value: float
 
 
 def compare_texts(
@@ -211,11 +186,14 @@ def distribution_tests(
     rule: Rule,
     draws: int,
     seed: int,
-) -> list[ChiSquare]:
+) -> list[DistributionTest]:
     """Draw the token at every offset 1..K + 1 after one forced text, and test its distribution.
 
     The production verification decides each of the `draws` per offset; only its uniforms for the
     forced tokens are chosen, so that they stand.
+
+    Returns:
+        A test per offset, not yet judged: its result is PASS.
 
     Raises:
         BrokenLogitsError: logits of the target or the draft are not finite.
@@ -232,13 +210,15 @@ def distribution_tests(
     else:
         draft_probs = _probs_along(draft, prompt, forced, sampling, "draft")[:-1]
     distributions = _Distributions(target_probs, draft_probs.to(target.device), chosen)
-    tests: list[ChiSquare] = []
+    tests: list[DistributionTest] = []
     for offset in range(1, num_draft_tokens + 2):
         uniforms = Uniforms.keyed(seed, f"snapshot/{offset}", 0, draws, target.device)
         drawn = [
             _draw_at(offset, index, forced, distributions, uniforms, rule) for index in range(draws)
         ]
-        tests.append(chi_square(offset, drawn, distributions.target[offset - 1]))
+        test = chi_square(drawn, distributions.target[offset - 1])
+        cell = (sampling.temperature, num_draft_tokens, offset, draws)
+        tests.append(DistributionTest(*cell, *test, result="PASS"))
     return tests
 
 
@@ -391,17 +371,20 @@ def _cell_midpoints(probs: Tensor, tokens: Tensor) -> Tensor:
     return (upper - mass / 2) / running[:, -1]
 
 
-def chi_square(offset: int, drawn: Sequence[int], distribution: Tensor) -> ChiSquare:
+def chi_square(drawn: Sequence[int], distribution: Tensor) -> tuple[int, float, float]:
     """Test drawn tokens against `distribution` [vocab]; rare tokens are pooled into one cell.
 
     A single cell, where the distribution is nearly certain, cannot be tested and has p = 1; a drawn
     token that it gives zero has p = 0 whatever its cell.
+
+    Returns:
+        The number of cells, the statistic, and its p-value.
     """
     probs = distribution.double().cpu().numpy()
     counts = np.bincount(np.asarray(drawn), minlength=len(probs)).astype(np.float64)
     expected = probs / probs.sum() * len(drawn)
     if counts[expected == 0].sum() > 0:
-        return ChiSquare(offset, len(drawn), 1, float("inf"), 0.0)
+        return 1, float("inf"), 0.0
     common = expected >= LEAST_EXPECTED
     cells = np.array([counts[common], expected[common]])
     rest = np.array([counts[~common].sum(), expected[~common].sum()])
@@ -412,6 +395,6 @@ def chi_square(offset: int, drawn: Sequence[int], distribution: Tensor) -> ChiSq
         cells[:, cells[1].argmin()] += rest
     bins = cells.shape[1]
     if bins == 1:
-        return ChiSquare(offset, len(drawn), 1, 0.0, 1.0)
+        return 1, 0.0, 1.0
     test = chisquare(*cells)
-    return ChiSquare(offset, len(drawn), bins, float(test.statistic), float(test.pvalue))
+    return bins, float(test.statistic), float(test.pvalue)
