@@ -316,11 +316,11 @@ class HeadFiles:
         if missing or left:
             what = "lacks" if missing else "has"
             raise self.unknown_layout(f"it {what} {', '.join((missing or left)[:3])}")
-        for name, tensor in tensors.items():
-            if tensor.shape != wanted[name].shape:
+        for name, made in wanted.items():
+            if name in tensors and tensors[name].shape != made.shape:
                 raise UserError(
-                    f"{self.where}: {name} is {list(tensor.shape)}, and its config.json makes it "
-                    f"{list(wanted[name].shape)}; give a folder whose files belong together"
+                    f"{self.where}: {name} is {list(tensors[name].shape)}, and its config.json "
+                    f"makes it {list(made.shape)}; give a folder whose files belong together"
                 )
         network.load_state_dict(dict(tensors), strict=False)
 
