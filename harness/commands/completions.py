@@ -202,7 +202,7 @@ def confidences(
             target,
             draft,
             draft_name=name,
-            rule=config.decode.rule,
+            rule=config.decode.rule,  # type: ignore[arg-type]  # validated
             num_draft_tokens=max(config.k),
             least=min(*THRESHOLDS, config.decode.stop_threshold),
             tick=tick,

@@ -247,8 +247,8 @@ class DFlashHead(BlockHead):
 
     def _allocate(self, capacity: int) -> None:
         network, weight = self.network, self.network.fc.weight
-        kv_heads = network.config.num_key_value_heads
-        shape = (1, kv_heads, capacity, network.head_dim)
+        config: Any = network.config
+        shape = (1, config.num_key_value_heads, capacity, network.head_dim)
         self._caches = [
             KeysValues(weight.new_zeros(shape), weight.new_zeros(shape)) for _ in network.body
         ]

@@ -277,7 +277,7 @@ class HeadFiles:
         return ids
 
     def own_matrix(
-        self, tensors: dict[str, Tensor], name: str, shared: nn.Module, rows: int, hidden: int
+        self, tensors: dict[str, Tensor], name: str, shared: Any, rows: int, hidden: int
     ) -> Tensor | None:
         """Take a matrix of its own [rows, hidden] out of `tensors`; None where it uses `shared`.
 
