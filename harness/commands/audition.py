@@ -25,7 +25,7 @@ from harness.commands.run_lifecycle import (
 )
 from harness.config import AuditionConfig, ModelConf, like_target
 from harness.measurement.environment import describe_host
-from harness.records import Failure, Prompt, TextTrace, UserError
+from harness.records import LOOKUPS, Failure, Prompt, TextTrace, UserError
 from harness.storage import RunFolder, load
 from harness.storage.tables import read_tables
 
@@ -84,7 +84,8 @@ def _measured(
 
     names = [conf.name for conf in drafts]
     texts = stored_texts(config, names) if config.latency.measure else None
-    times = stored_times(config, names)
+    lookups = [conf.name for conf in drafts if conf.kind in LOOKUPS]
+    times = stored_times(config, names, lookups=lookups)
     opened = replace(config, backend=backend_for(config.backend, drafts))
     target = open_target(opened, prompts)
     folder = folder or _create(config)
@@ -103,7 +104,8 @@ def _from_elsewhere(
 ) -> RunFolder:
     """Another run's traces, with its step times or those that are named in the configuration."""
     traces, source = stored_traces(config, drafts)
-    times = stored_times(config, drafts, source)
+    lookups = {trace.draft for trace in traces if trace.chosen}
+    times = stored_times(config, drafts, source, lookups=lookups)
     folder = folder or _create(config)
     folder.write_traces(traces)
     times.copy_to(folder)
@@ -133,7 +135,8 @@ def _scored_elsewhere(config: AuditionConfig) -> list[TextTrace]:
 def _from_tables(config: AuditionConfig, traces: Sequence[TextTrace]) -> RunFolder:
     """Scores made elsewhere, with step times that are typed or another run's."""
     drafts = list(dict.fromkeys(trace.draft for trace in traces))
-    times = stored_times(config, drafts)
+    lookups = {trace.draft for trace in traces if trace.chosen}
+    times = stored_times(config, drafts, lookups=lookups)
     temperatures = sorted({trace.temperature for trace in traces})
     config = replace(config, drafts=drafts, temperature=temperatures)
     folder = resumed(config, "audition") or _create(config)

@@ -4,7 +4,7 @@ All of it is checked to be of the same model, prompts and sampling parameters, t
 come from a run whose speculation left the greedy texts alone. No torch here.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,6 @@ from harness.analysis.lossless import distrust, text_checks
 from harness.analysis.setup import Setup
 from harness.config import AuditionConfig, DecodeConf, ServerConfig, SweepConfig, rates_for
 from harness.records import (
-    LOOKUPS,
     Cell,
     Prompt,
     RoundTiming,
@@ -220,11 +219,16 @@ class StoredTimes:
 
 
 def stored_times(
-    config: AuditionConfig, drafts: Sequence[str], source: StoredRun | None = None
+    config: AuditionConfig,
+    drafts: Sequence[str],
+    source: StoredRun | None = None,
+    *,
+    lookups: Container[str],
 ) -> StoredTimes:
     """Times of the drafts and the target from `latency_from`, or from `source`.
 
-    None where they are typed in, which is checked, or where they are to be measured.
+    None where they are typed in, which is checked, or where they are to be measured. `lookups` are
+    the drafts that look their tokens up, which need no typed time.
 
     Raises:
         UserError: both kinds given, none there, or a draft without times.
@@ -234,7 +238,7 @@ def stored_times(
         if config.latency_from is not None:
             raise UserError("latency_from and latency.target_ms: give one of the two")
         for name in drafts:
-            _check_typed(config, name, typed.target_ms)
+            _check_typed(config, name, typed.target_ms, lookup=name in lookups)
         return StoredTimes()
     if typed.draft_ms is not None or typed.verify_ms is not None:
         raise UserError("latency.target_ms: give it with latency.draft_ms and latency.verify_ms")
@@ -292,12 +296,12 @@ def stored_own_rounds(config: ServerConfig) -> list[RoundTiming]:
     return rounds
 
 
-def _check_typed(config: AuditionConfig, draft: str, target_ms: float) -> None:
+def _check_typed(config: AuditionConfig, draft: str, target_ms: float, *, lookup: bool) -> None:
     """Refuse typed step times that are none, or that lack this draft."""
     draft_ms: Any = config.latency.draft_ms
     if isinstance(draft_ms, Mapping):
         draft_ms = draft_ms.get(draft)
-    elif draft in LOOKUPS:
+    elif lookup:
         draft_ms = LOOKUP_S * 1e3
     if draft_ms is None or isinstance(draft_ms, bool) or not isinstance(draft_ms, int | float):
         raise UserError(

@@ -46,7 +46,8 @@ def audition_texts(
         UserError: no times to price rounds by, a server or a tokenizer that cannot be used,
             sampling parameters whose log-probabilities no server tells, or no draft left to rank.
     """
-    times = stored_times(config, [conf.name for conf in drafts])
+    lookups = [conf.name for conf in drafts if conf.kind in LOOKUPS]
+    times = stored_times(config, [conf.name for conf in drafts], lookups=lookups)
     key = api_key(config.api_key_env)
     with fetching(f"reading the tokenizer of {config.model.name}", config.model.id):
         target = load_vocabulary(config.model, "model")
