@@ -5,6 +5,7 @@ from the cards' data sheets (`harness.theory.cost`).
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 from omegaconf import OmegaConf
@@ -33,6 +34,7 @@ from harness.reporting import formatting as fmt
 from harness.reporting.console import print_brief, print_table
 from harness.reporting.tables.cards import cards_table, cost_table
 from harness.reporting.tables.specification import Column, Table, table
+from harness.serving.counting import shorter_budget
 from harness.theory.architecture import architecture_of
 from harness.theory.cost import (
     Forwards,
@@ -137,7 +139,32 @@ def print_server_plan(
     }
     if config.score and config.own_loop and config.engine != "own":
         rows["our own loop"] = "its rounds are timed too (own_loop=false leaves them out)"
-    _print([_plan(config, [config.draft], rows)], config)
+    if config.url is not None:  # on machines that are not known here
+        _print([_plan(config, [config.draft], rows)], config)
+        return
+    rows["not in the estimate"] = "the start of each server, requests at random, the scores"
+    work = _served_forwards(config, by_set, synthetic=synthetic)
+    costs = _costs(config, [config.draft], prompts, work)
+    _print([_plan(config, [config.draft], rows), costs], config)
+
+
+def _served_forwards(
+    config: ServerConfig, by_set: Sequence[int], *, synthetic: bool
+) -> list[Forwards]:
+    """The forwards of servers that are started here; `by_set` are the prompts of each set."""
+    ks = [0, *(k for k in config.k if k > 0)]
+    visits = len(config.temperature) * config.repetitions
+    requests, whole = sum(by_set) * visits, config.new_tokens
+    both = whole + shorter_budget(whole)
+    work = pair_forwards(ks, requests, whole if synthetic else both)
+    if synthetic:
+        work += pair_forwards(ks, len(by_set) * visits, both, alpha=0.0)
+    levels = config.concurrency if max(config.concurrency) > 1 else ()
+    loads = visits * requests_of_load(by_set, load_slots(config))
+    for level in levels:
+        side_by_side = pair_forwards(ks, loads, both)
+        work += [replace(each, count=each.count / level, batch=level) for each in side_by_side]
+    return work
 
 
 def _load_rows(config: ServerConfig, by_set: Sequence[int], each_k: int) -> Rows:
@@ -327,12 +354,14 @@ def _model_line(conf: ModelConf) -> str:
 
 
 def _costs(
-    config: SweepConfig | ProfileConfig | AuditionConfig,
+    config: SweepConfig | ProfileConfig | ServerConfig | AuditionConfig,
     drafts: Sequence[ModelConf],
     prompts: Sequence[Prompt],
     work: Sequence[Forwards],
 ) -> Table | str:
     """What the work, and the answers to earlier turns, would take and cost on each card."""
+    if isinstance(config, ServerConfig) and (config.model.gguf or config.draft.gguf):
+        return "estimated cost: unknown; the sizes in a GGUF file are not read here"
     batch = config.batch if isinstance(config, AuditionConfig) else REPLAY_BATCH
     if waiting := _answers(prompts):
         work = [*work, *text_forwards(waiting, prompt_sets.answer_tokens(config), batch)]
