@@ -75,14 +75,19 @@ class Served:
             write_gguf(self.draft, draft)
         context = max(len(request.tokens) for request in self.requests) + BUDGET
         return LlamaCpp(
-            target, draft, self.folder, context, 1, "f32", flash_attention="off", port=port
+            *(target, draft, self.folder, context, 1),
+            port=port,
+            kv_type="f32",
+            flash_attention="off",
         )
 
     def vllm(self) -> Vllm:
         context = max(len(request.tokens) for request in self.requests) + BUDGET
         target, draft = (str(EMBEDDED / loaded.name) for loaded in (self.loaded, self.draft))
         return Vllm(
-            target, draft, self.folder, context, 1, "float32", more_flags=("--enforce-eager",)
+            *(target, draft, self.folder, context, 1),
+            more_flags=("--enforce-eager",),
+            dtype="float32",
         )
 
     def replayed(self, texts: Sequence[ReturnedText], facts: EngineFacts, k: int) -> Replayed:

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,15 @@ from server_answers import (
 )
 from stand_in_server import StandIn
 
+from harness.cli import compose
 from harness.config import ModelConf
 from harness.decoding.sampling import SamplingParameters
-from harness.engines.openai import Name, RunningOpenAi
+from harness.engines.adapters import ToServe, adapter_of
+from harness.engines.http_server import AttachedEngine, HttpServer
+from harness.engines.openai import Name, OpenAiServer
 from harness.engines.protocol import Completion, Engine, ServerDiedError
-from harness.engines.sglang import RunningSglang, Sglang
-from harness.engines.vllm import RunningVllm, Vllm, metric_sums, rounds_of
+from harness.engines.sglang import Sglang, SglangServer
+from harness.engines.vllm import Vllm, VllmServer, metric_sums, rounds_of
 from harness.models.load import load_vocabulary
 from harness.records import Round, UserError
 from harness.serving.kinds import DraftKind
@@ -44,6 +48,13 @@ GREEDY = SamplingParameters(0.0)
 
 
 Start = Callable[[Mapping[str, Any]], StandIn]
+
+
+def attached(
+    server: Callable[..., HttpServer], url: str, k: int = 2, *, key: str | None = None, **how: Any
+) -> AttachedEngine:
+    """A server that runs, at its K."""
+    return AttachedEngine({k: url}, partial(server, **how), key)
 
 
 def ask(engine: Engine, k: int = 2, sampling: SamplingParameters = GREEDY) -> Completion:
@@ -55,25 +66,25 @@ def ask(engine: Engine, k: int = 2, sampling: SamplingParameters = GREEDY) -> Co
 
 def test_vllms_counts_and_times_are_read_from_its_answer(stand_in: Start) -> None:
     server = stand_in(vllm_answers())
-    engine = RunningVllm({2: server.url})
+    engine = attached(VllmServer, server.url)
     done = ask(engine)
     assert (done.rounds, done.drafted, done.accepted) == (3, 6, 2)
     assert (done.prefill_s, done.decode_s) == (0.002, 0.03)
     assert (done.tokens, done.returned, done.stop_reason) == (tuple(TOKENS), 6, "budget")
     assert done.cpu_s is None
     assert engine.open(2).facts.rule == "greedy_draft"
-    assert RunningVllm({2: server.url}, rule="ratio").open(2).facts.rule == ("ratio")
+    assert attached(VllmServer, server.url, rule="ratio").open(2).facts.rule == ("ratio")
 
 
 def test_a_server_whose_answers_tell_is_not_asked_for_its_metrics_again(stand_in: Start) -> None:
     asked: list[Any] = []
     server = stand_in(vllm_answers(**{"/metrics": lambda body: asked.append(body) or page(BEFORE)}))
-    running = RunningVllm({2: server.url}).open(2)
+    running = attached(VllmServer, server.url).open(2)
     for _ in range(3):
         assert running.generate([1], GREEDY, 1, 6).rounds == 3
     assert len(asked) == 1
     unlisted = stand_in(vllm_answers(**{"/metrics": 404}))
-    assert ask(RunningVllm({2: unlisted.url})).rounds == 3
+    assert ask(attached(VllmServer, unlisted.url)).rounds == 3
 
 
 @pytest.mark.parametrize(
@@ -107,7 +118,7 @@ def test_what_an_answer_lacks_is_read_from_the_servers_sums(
         names = [name for name in BEFORE if "spec_decode" in name]
         pages = tuple({n: v for n, v in each.items() if n not in names} for each in pages)
     answers = {"/v1/completions": completion(metrics), "/metrics": in_turn(*pages)}
-    done = ask(RunningVllm({k: stand_in(vllm_answers(**answers)).url}), k)
+    done = ask(attached(VllmServer, stand_in(vllm_answers(**answers)).url, k), k)
     assert (done.rounds, done.drafted, done.accepted) == counts
     assert (done.prefill_s, done.decode_s) == (
         pytest.approx(times) if times[0] is not None else times
@@ -165,7 +176,7 @@ def test_the_rounds_of_a_look_up_are_the_servers_steps_less_the_prefills(
         "/v1/completions": completion({**TIMES, "speculative_decoding": told}),
         "/metrics": in_turn(before, after),
     }
-    done = ask(RunningVllm({2: stand_in(vllm_answers(**answers)).url}, kind="ngram"))
+    done = ask(attached(VllmServer, stand_in(vllm_answers(**answers)).url, kind="ngram"))
     assert (done.rounds, done.drafted) == (rounds, told["num_draft_tokens"])
     assert (None if done.steps is None else len(done.steps)) == each
 
@@ -176,8 +187,8 @@ def test_a_servers_draft_takes_of_a_requests_sampling_the_temperature_alone(
 ) -> None:
     asked = SamplingParameters(0.7, 5, 0.9, 0.1, 1.2)
     attached = {
-        "vllm": lambda: RunningVllm({2: stand_in(vllm_answers()).url}),
-        "sglang": lambda: RunningSglang({2: stand_in(sglang_answers()).url}),
+        "vllm": lambda: attached(VllmServer, stand_in(vllm_answers()).url),
+        "sglang": lambda: attached(SglangServer, stand_in(sglang_answers()).url),
     }
     with attached[engine]().open(2) as server:
         assert server.facts.draft_sampling(asked) == SamplingParameters(0.7)
@@ -228,7 +239,7 @@ def test_a_vllm_that_does_not_fit_is_refused_in_one_line(
 ) -> None:
     server = stand_in(vllm_answers(**answers))
     with pytest.raises(UserError, match=message) as error:
-        ask(RunningVllm({k: server.url}), k)
+        ask(attached(VllmServer, server.url, k), k)
     assert "\n" not in str(error.value)
     assert server.url in str(error.value)
 
@@ -236,13 +247,13 @@ def test_a_vllm_that_does_not_fit_is_refused_in_one_line(
 def test_a_vllm_that_stops_answering_died(stand_in: Start) -> None:
     server = stand_in(vllm_answers(**{"/v1/completions": None}))
     with pytest.raises(ServerDiedError, match=r"vLLM at k=2: .*not reachable"):
-        ask(RunningVllm({2: server.url}))
+        ask(attached(VllmServer, server.url))
 
 
 def test_a_request_sets_every_sampling_parameter_of_the_server(stand_in: Start) -> None:
     server = stand_in(vllm_answers())
-    ask(RunningVllm({2: server.url}))
-    ask(RunningVllm({2: server.url}), sampling=SamplingParameters(0.7, 5, 0.9, 0.1, 1.2))
+    ask(attached(VllmServer, server.url))
+    ask(attached(VllmServer, server.url), sampling=SamplingParameters(0.7, 5, 0.9, 0.1, 1.2))
     plain, sampled = server.asked
     assert plain["prompt"] == [1, 2, 3]
     assert (plain["model"], plain["max_tokens"], plain["seed"]) == ("m", 6, 7)
@@ -256,7 +267,7 @@ def test_a_request_sets_every_sampling_parameter_of_the_server(stand_in: Start) 
 
 def test_sglangs_counts_are_read_and_its_decoding_is_not_guessed(stand_in: Start) -> None:
     server = stand_in(sglang_answers())
-    done = ask(RunningSglang({2: server.url}), sampling=SamplingParameters(0.7, min_p=0.1))
+    done = ask(attached(SglangServer, server.url), sampling=SamplingParameters(0.7, min_p=0.1))
     assert (done.rounds, done.drafted, done.accepted) == (3, 6, 2)
     assert (done.tokens, done.stop_reason) == (tuple(TOKENS), "eos")
     assert (done.prefill_s, done.decode_s) == (None, None)
@@ -293,7 +304,7 @@ def test_an_sglang_that_does_not_fit_is_refused_in_one_line(
 ) -> None:
     server = stand_in(sglang_answers(**answers))
     with pytest.raises(UserError, match=message) as error:
-        ask(RunningSglang({k: server.url}), k)
+        ask(attached(SglangServer, server.url, k), k)
     assert "\n" not in str(error.value)
 
 
@@ -312,7 +323,7 @@ def test_an_endpoint_that_completes_texts_is_timed_and_counts_nothing(
     text = "the river ran"
     answer = completion(choice={"text": text, "finish_reason": "stop"})
     server = stand_in({"/v1/models": {"data": [{"id": "m"}]}, "/v1/completions": answer})
-    engine = RunningOpenAi({2: server.url}, tokenizer, name)
+    engine = attached(OpenAiServer, server.url, tokenizer=tokenizer, name=name)
     prompt = tokenizer("Once upon a time")["input_ids"]
     done = engine.open(2).generate(prompt, GREEDY, 7, 6)
     assert (done.rounds, done.drafted, done.accepted) == (None, None, None)
@@ -345,7 +356,7 @@ def test_a_setting_that_an_endpoint_lacks_is_refused(
     stand_in: Start, tokenizer: Any, name: Name, sampling: SamplingParameters, refused: str | None
 ) -> None:
     server = stand_in({"/v1/models": {"data": [{"id": "m"}]}, "/v1/completions": completion()})
-    engine = RunningOpenAi({2: server.url}, tokenizer, name)
+    engine = attached(OpenAiServer, server.url, tokenizer=tokenizer, name=name)
     if refused is None:
         ask(engine, sampling=sampling)
         assert (server.asked[0]["top_k"], server.asked[0]["min_p"]) == (5, 0.1)
@@ -370,9 +381,9 @@ def test_another_model_behind_an_address_is_refused(stand_in: Start, tokenizer: 
         }
         url = stand_in({**sglang_answers(), **vllm_answers(), **answers}).url
         for engine in (
-            RunningVllm({2: url}),
-            RunningSglang({2: url}),
-            RunningOpenAi({2: url}, tokenizer),
+            attached(VllmServer, url),
+            attached(SglangServer, url),
+            attached(OpenAiServer, url, tokenizer=tokenizer),
         ):
             server = engine.open(2)
             if fits:
@@ -384,19 +395,19 @@ def test_another_model_behind_an_address_is_refused(stand_in: Start, tokenizer: 
 
 def test_an_address_may_end_as_openais_clients_write_it(stand_in: Start) -> None:
     server = stand_in(vllm_answers())
-    assert ask(RunningVllm({2: f"{server.url}/v1/"})).rounds == 3
+    assert ask(attached(VllmServer, f"{server.url}/v1/")).rounds == 3
 
 
 def test_an_api_key_is_sent_and_never_shown(stand_in: Start, tokenizer: Any) -> None:
     answers = {**vllm_answers(), **sglang_answers()}
-    for engine in (RunningVllm, RunningSglang):
+    for kind in (VllmServer, SglangServer):
         server = stand_in(answers)
-        running = engine({2: server.url}, "the-key")
+        running = attached(kind, server.url, key="the-key")
         ask(running)
         assert server.keys == {"Bearer the-key"}
         assert "the-key" not in repr(running)
     server = stand_in(answers)
-    endpoint = RunningOpenAi({2: server.url}, tokenizer, key="the-key")
+    endpoint = attached(OpenAiServer, server.url, key="the-key", tokenizer=tokenizer)
     ask(endpoint)
     assert server.keys == {"Bearer the-key"}
     assert "the-key" not in repr(endpoint)
@@ -418,7 +429,7 @@ time.sleep(60)
 def test_a_server_on_path_is_started_with_its_flags_and_ended(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine: Engine = (
+    engine = (
         Vllm("target", "draft", tmp_path, 100, threads=1, more_flags=("--enforce-eager",))
         if name == "vllm"
         else Sglang("target", "draft", tmp_path, 100, more_flags=("--enforce-eager",))
@@ -440,7 +451,7 @@ def test_a_server_on_path_is_started_with_its_flags_and_ended(
     with engine.open(2) as server:
         done = server.generate([1, 2, 3], GREEDY, 7, 6)
         arguments, environment = json.loads(started.read_text())
-        process = psutil.Process(server.process_id)  # pyright: ignore[reportAttributeAccessIssue]
+        process = psutil.Process(server.process_id)
     assert (done.rounds, done.drafted) == (3, 6)
     if sys.platform == "linux":
         assert done.cpu_s is not None
@@ -466,6 +477,21 @@ def test_a_server_on_path_is_started_with_its_flags_and_ended(
     assert os.environ["PATH"] == str(tmp_path)
 
 
+def test_a_server_that_is_not_ready_in_time_is_ended_with_its_log_in_the_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "vllm"
+    program.write_text("#!/bin/sh\necho 'Loading weights: 3 of 9 files'\nsleep 60\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(Vllm, "ready_s", 0.5)
+    engine = Vllm("t", "d", tmp_path, 100)
+    with pytest.raises(UserError) as error:
+        engine.open(2)
+    for part in ("vLLM at k=2: ", "waited 0 s", "3 of 9 files", str(engine.log(2))):
+        assert part in str(error.value)
+
+
 LOOKED_UP = {"prompt_lookup_min": 1, "prompt_lookup_max": 2}
 
 
@@ -474,6 +500,7 @@ LOOKED_UP = {"prompt_lookup_min": 1, "prompt_lookup_max": 2}
     [
         ("model", {"method": "draft_model", "model": "d"}, "STANDALONE"),
         ("eagle3", {"method": "eagle3", "model": "d"}, "EAGLE3"),
+        ("mtp", {"method": "mtp", "model": "d"}, "EAGLE"),
         ("ngram", {"method": "ngram", **LOOKED_UP}, None),
     ],
 )
@@ -490,6 +517,21 @@ def test_a_server_is_started_for_each_kind_of_draft(
         flags = Sglang("t", "d", tmp_path, 100, kind=kind).flags(3)
         assert flags[flags.index("--speculative-algorithm") + 1] == sglang
         assert flags[flags.index("--speculative-draft-model-path") + 1] == "d"
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("other", [True, False])
+def test_mtp_layers_of_another_checkpoint_are_given_to_the_server(
+    tmp_path: Path, engine: str, other: bool
+) -> None:
+    layers = ["draft.id=ORG/OTHER"] if other else []
+    config = compose("server", [f"engine={engine}", "model=qwen3_4b", "draft=mtp", *layers])
+    start = adapter_of(config).start
+    assert start is not None
+    serve = ToServe(config, tmp_path, 100, slots=1, threads=None, pair=None)
+    command = " ".join(start(serve, None).command(2))
+    assert ("ORG/OTHER" in command) == other
+    assert command.count("Qwen/Qwen3-4B") == 1
 
 
 def test_servers_that_share_a_device_share_its_memory(tmp_path: Path) -> None:

@@ -24,13 +24,8 @@ from harness.analysis.server_gate import text_z
 from harness.config import ModelConf
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.gguf_file import write_gguf
-from harness.engines.llamacpp import (
-    LlamaCpp,
-    LlamaCppServer,
-    RunningLlamaCpp,
-    request_settings,
-    rounds_at_eos,
-)
+from harness.engines.http_server import AttachedEngine
+from harness.engines.llamacpp import LlamaCpp, LlamaCppServer, request_settings, rounds_at_eos
 from harness.engines.own import OwnLoop
 from harness.engines.process import ServerProcess
 from harness.engines.protocol import Engine, ServerDiedError
@@ -74,7 +69,7 @@ def llamacpp(stand_in: Callable[..., StandIn]) -> Callable[..., StandIn]:
 
 
 def answered(server: StandIn, k: int) -> Any:
-    engine = RunningLlamaCpp({k: server.url})
+    engine = AttachedEngine({k: server.url}, LlamaCppServer)
     return engine.open(k).generate([1, 2, 3], GREEDY, seed=1, budget=6)
 
 
@@ -121,24 +116,24 @@ def test_a_servers_counters_are_read(llamacpp: Callable[..., StandIn]) -> None:
 
 def test_where_nothing_listens_the_address_is_named() -> None:
     with pytest.raises(UserError, match=r"url=http://127\.0\.0\.1:9: not reachable"):
-        RunningLlamaCpp({0: "http://127.0.0.1:9"}).open(0)
+        AttachedEngine({0: "http://127.0.0.1:9"}, LlamaCppServer).open(0)
     with pytest.raises(UserError, match="write it as http://HOST:PORT"):
-        RunningLlamaCpp({0: "file:///etc/passwd"}).open(0)
+        AttachedEngine({0: "file:///etc/passwd"}, LlamaCppServer).open(0)
 
 
 def test_another_program_or_another_model_behind_the_address_is_refused(
     llamacpp: Callable[..., StandIn],
 ) -> None:
     with pytest.raises(UserError, match=r"not llama\.cpp's server"):
-        RunningLlamaCpp({0: llamacpp(props={"model": "other"}).url}).open(0)
-    other = RunningLlamaCpp({0: llamacpp(detokenize={"content": "xy"}).url}).open(0)
+        AttachedEngine({0: llamacpp(props={"model": "other"}).url}, LlamaCppServer).open(0)
+    other = AttachedEngine({0: llamacpp(detokenize={"content": "xy"}).url}, LlamaCppServer).open(0)
     with pytest.raises(UserError, match="another model than model="):
         other.check_vocabulary([5, 6], "Hello")
 
 
 def test_a_k_without_a_server_is_refused() -> None:
     with pytest.raises(UserError, match=r"no server for k=4; there are \[0\]"):
-        RunningLlamaCpp({0: "http://127.0.0.1:9"}).open(4)
+        AttachedEngine({0: "http://127.0.0.1:9"}, LlamaCppServer).open(4)
 
 
 @pytest.mark.parametrize(
@@ -203,6 +198,27 @@ def test_a_server_that_ends_by_itself_is_reported_with_its_log(tmp_path: Path) -
         time.sleep(0.01)
     assert "its log ends: error: no such model" in server.last_words()
     server.stop()
+
+
+def test_the_error_of_a_server_of_several_processes_has_its_cause(tmp_path: Path) -> None:
+    told = [
+        "(EngineCore pid=7) ERROR 11-22 14:16:42 [core.py:9] EngineCore failed to start.",
+        "(EngineCore pid=7) ERROR 11-22 14:16:42 [core.py:9] Traceback (most recent call last):",
+        '(EngineCore pid=7) ERROR 11-22 14:16:42 [core.py:9]   File "core.py", in run_error',
+        "(EngineCore pid=7) ERROR 11-22 14:16:42 [core.py:9] ValueError: no memory for its cache",
+        "(EngineCore pid=7) ValueError: no memory for its cache",
+        "(APIServer pid=6)     raise RuntimeError(",
+        "(APIServer pid=6) RuntimeError: initialization failed. See root cause above.",
+        "nanobind: leaked 4 instances!",
+    ]
+    log = tmp_path / "log"
+    server = ServerProcess([sys.executable, "-c", ""], log)
+    server.stop()
+    log.write_text("\n".join(told))
+    assert server.last_words() == (
+        "its log ends: EngineCore failed to start.; ValueError: no memory for its cache;"
+        f" RuntimeError: initialization failed. See root cause above. ({log})"
+    )
 
 
 def test_a_command_that_cannot_start_is_one_line(tmp_path: Path) -> None:
@@ -388,7 +404,7 @@ def test_a_server_that_the_user_runs_is_attached_to_and_counts_the_same(served: 
     started, facts = completed(served.llamacpp(), 4, served.requests, GREEDY)
     with served.llamacpp().open(4) as server:
         assert isinstance(server, LlamaCppServer)
-        running = RunningLlamaCpp({4: server.url})
+        running = AttachedEngine({4: server.url}, LlamaCppServer)
         attached, attached_facts = completed(running, 4, served.requests, GREEDY)
         # Attaching leaves the server running
         text = served.loaded.tokenizer.decode(served.requests[0].tokens)
@@ -484,7 +500,7 @@ def test_a_converted_model_decodes_as_the_original(
     loaded = load(ModelConf(name="random", id=str(folder)), "model", CPU)
     gguf = write_gguf(loaded, tmp_path / "model.gguf")
     prompt = list(range(5, 45))
-    engine = LlamaCpp(gguf, None, tmp_path, 120, 1, "f32", flash_attention="off")
+    engine = LlamaCpp(gguf, None, tmp_path, 120, 1, kv_type="f32", flash_attention="off")
     with engine.open(0) as server:
         tokens = server.generate(prompt, GREEDY, 1, 40).tokens
     model = CachedModel(loaded.network, loaded.vocab_size)

@@ -508,7 +508,7 @@ def test_llamacpp_decodes_side_by_side_what_it_decodes_alone(tmp_path):
     ]  # fmt: skip
     random = np.random.default_rng(0)
     one, other = (write_gguf(each, tmp_path / f"{each.name}.gguf") for each in (target, draft))
-    engine = LlamaCpp(one, other, tmp_path, 160, 1, "f32", flash_attention="off", slots=2)
+    engine = LlamaCpp(one, other, tmp_path, 160, 1, slots=2, kv_type="f32", flash_attention="off")
     with engine.open(0) as plain, engine.open(2) as speculating:
         texts = [
             ReturnedText(r, plain.generate(r.tokens, r.sampling, r.seed, r.budget)) for r in asked

@@ -1,5 +1,7 @@
 """The command server: the embedded pair on llama.cpp for real, and what can go wrong with it."""
 
+import os
+import re
 import shlex
 import time
 from collections import Counter
@@ -103,7 +105,53 @@ def test_a_plan_counts_what_a_run_sends(tmp_path: Path, capsys: pytest.CaptureFi
     plan = " ".join(capsys.readouterr().out.split())
     assert "http://127.0.0.1:9 not reachable" in plan
     assert "not used with url= threads, kv_type, flash_attention" in plan
+    assert "modelled" not in plan  # the servers may run anywhere
     assert not any(tmp_path.iterdir())
+
+
+def test_a_plan_estimates_time_and_cost_by_all_of_its_requests(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def most_usd(*words: str) -> float:
+        models = ["model=qwen3_4b", "draft=qwen3_0_6b", "gpu=h100", "verbose=true"]
+        command.run(asked(tmp_path, "dry_run=true", "engine=vllm", *models, *words))
+        out = capsys.readouterr().out
+        (row,) = [line for line in out.splitlines() if line.startswith("h100 ")]
+        return max(float(usd) for usd in re.findall(r"\$([\d.]+)", row))
+
+    few = most_usd("new_tokens=400")
+    assert most_usd("new_tokens=400", "repetitions=20") > 4 * few
+    assert most_usd("new_tokens=400", "concurrency=[1,4]") > few
+
+
+@pytest.mark.parametrize("engine", ["openai", "mlx", "vllm", "sglang"])
+def test_a_plan_says_who_answers_at_each_address(
+    stand_in: Callable[..., StandIn],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    engine: str,
+) -> None:
+    url = stand_in({**vllm_answers(), **sglang_answers()}).url
+    urls = f"url=[{url},http://127.0.0.1:9]"
+    words = ["dry_run=true", "verbose=true", f"engine={engine}", "k=[4]", urls]
+    assert command.run(asked(tmp_path, *words)).folder is None
+    plan = " ".join(capsys.readouterr().out.split())
+    assert f"{url} answers, {engine}" in plan
+    assert "http://127.0.0.1:9 not reachable" in plan
+
+
+def test_a_server_that_takes_long_or_fails_is_shown_with_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "bin" / "vllm"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho 'ValueError: no memory for its cache'\nsleep 1\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr("harness.commands.progress.SOON_S", 0.1)
+    with pytest.raises(UserError, match="at k=0 ended; its log ends: ValueError: no memory for"):
+        command.run(asked(tmp_path / "results", "engine=vllm", "score=false"))
+    assert re.search(r"starting vllm at K=0 \(log: .*vllm_k0\.log\)", capsys.readouterr().err)
 
 
 @needs_llamacpp

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
 
-# Seconds between two lines, and to the first line of something that may wait for the network
+# Seconds between two lines, and to the first line of what may wait for the network or a server
 EVERY_S, SOON_S = 10.0, 2.0
 # How often a bar is drawn, or looked at whether a line is due: rarely, since models are being timed
 LOOKS_PER_S = 2
@@ -51,7 +51,7 @@ class Bar:
         self.done, self._counted = self.done + 1, time.monotonic()
 
     def say(self, label: str, *, soon: bool = False) -> None:
-        """Show another label; `soon`: within seconds, because it may wait for the network."""
+        """Show another label; `soon`: within seconds, because it may wait for something else."""
         self.label, self.due = label, time.monotonic() + (SOON_S if soon else float("inf"))
         self._display.refresh()
 

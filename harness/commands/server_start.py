@@ -231,6 +231,7 @@ def started(
     with ExitStack() as stack:
         with progress(f"starting {config.engine}", len(roles)) as tick:
             for number, role in enumerate(roles):
+                rates = [0.0] * role.k if role.rejects else None
                 if config.url is not None:
                     assert adapter.attach is not None
                     engine = adapter.attach(addresses(config, adapter), work.vocabulary.tokenizer)
@@ -238,7 +239,8 @@ def started(
                     assert adapter.start is not None
                     port = None if config.port is None else config.port + number
                     engine = adapter.start(serve, port)
-                rates = [0.0] * role.k if role.rejects else None
+                    if (log := engine.log(role.k, rates)) is not None:
+                        tick.say(f"starting {config.engine} at {role} (log: {log})", soon=True)
                 servers[role] = stack.enter_context(engine.open(role.k, rates))
                 tick()
         yield servers

@@ -7,13 +7,19 @@ rounds, and the functions that start its servers or attach to those that run.
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from harness.config import ModelConf, ServerConfig
 from harness.decoding.protocols import Drafter
 from harness.decoding.sampling import SamplingParameters
+from harness.engines.http_server import AttachedEngine, HttpServer
+from harness.engines.llamacpp import LlamaCpp, LlamaCppServer, program
+from harness.engines.openai import OpenAiServer
 from harness.engines.protocol import Engine, StartableEngine
+from harness.engines.sglang import Sglang, SglangServer
+from harness.engines.vllm import Vllm, VllmServer
 from harness.records import LOOKUPS, RULES, Rule, UserError
 from harness.serving.kinds import NAMES, WITH_WEIGHTS, DraftKind
 
@@ -99,6 +105,10 @@ class Addresses:
     key: str | None = field(repr=False)
     rule: Rule | None
     kind: DraftKind
+
+    def served_by(self, server: Callable[..., HttpServer], **settings: Any) -> AttachedEngine:
+        """The same as an engine; `server` takes each over, with these settings."""
+        return AttachedEngine(self.urls, partial(server, **settings), self.key)
 
 
 @dataclass(frozen=True)
@@ -194,7 +204,7 @@ def api_key(name: str | None) -> str | None:
     return key
 
 
-# ---- the engines; imported where they are used, since a server's own process imports this package
+# ---- the engines ---------------------------------------------------------------------------------
 
 
 def _own(serve: ToServe, _: int | None) -> StartableEngine:
@@ -212,29 +222,35 @@ def _own(serve: ToServe, _: int | None) -> StartableEngine:
     )
 
 
-def _llamacpp(serve: ToServe, port: int | None) -> StartableEngine:
-    from harness.engines.llamacpp import LlamaCpp
+def _started(serve: ToServe, port: int | None) -> dict[str, Any]:
+    """What every engine is started with beside the models."""
+    return {
+        "logs": serve.logs,
+        "context_tokens": serve.context_tokens,
+        "threads": serve.threads,
+        "kind": serve.kind,
+        "rule": serve.rule,
+        "slots": serve.slots,
+        "port": port,
+        "side_by_side": serve.side_by_side,
+        "more_flags": tuple(serve.config.flags),
+    }
 
+
+def _llamacpp(serve: ToServe, port: int | None) -> StartableEngine:
     config = serve.config
     return LlamaCpp(
-        target=_gguf(serve, config.model, "model"),
-        draft=_gguf(serve, config.draft, "draft"),
-        logs=serve.logs,
-        context_tokens=serve.context_tokens,
-        threads=serve.threads,
+        _gguf(serve, config.model, "model"),
+        _gguf(serve, config.draft, "draft"),
+        **_started(serve, port),
         kv_type=config.kv_type,
         flash_attention=cast("Any", config.flash_attention),
-        rule=serve.rule,
-        slots=serve.slots,
-        port=port,
-        more_flags=tuple(config.flags),
     )
 
 
 def _check_llamacpp(config: ServerConfig) -> None:
     """Refuse files that are not there, none where none can be written, and no program."""
     from harness.engines.gguf_file import gguf_package
-    from harness.engines.llamacpp import program
 
     models = {"model": config.model, "draft": config.draft}
     for key, conf in models.items():
@@ -269,77 +285,22 @@ def _gguf(serve: ToServe, conf: ModelConf, key: str) -> Path:
     return file if file.exists() else write_gguf(getattr(serve.pair, _ROLES[key]), file)
 
 
-def _attached_llamacpp(to: Addresses, _: Any) -> Engine:
-    from harness.engines.llamacpp import RunningLlamaCpp
-
-    return RunningLlamaCpp(to.urls, to.key, to.rule or "greedy_draft")
-
-
 def _vllm(serve: ToServe, port: int | None) -> StartableEngine:
-    from harness.engines.vllm import Vllm
-
-    return Vllm(
-        target=_checkpoint(serve.config.model, "model"),
-        draft=_checkpoint(serve.config.draft, "draft") if serve.kind in WITH_WEIGHTS else None,
-        logs=serve.logs,
-        context_tokens=serve.context_tokens,
-        threads=serve.threads,
-        dtype=serve.config.model.dtype,
-        kind=serve.kind,
-        rule=serve.rule,
-        slots=serve.slots,
-        port=port,
-        side_by_side=serve.side_by_side,
-        more_flags=tuple(serve.config.flags),
-    )
-
-
-def _attached_vllm(to: Addresses, _: Any) -> Engine:
-    from harness.engines.vllm import RunningVllm
-
-    return RunningVllm(to.urls, to.key, to.rule or "greedy_draft", to.kind)
+    return Vllm(*_checkpoints(serve), **_started(serve, port), dtype=serve.config.model.dtype)
 
 
 def _sglang(serve: ToServe, port: int | None) -> StartableEngine:
-    from harness.engines.sglang import Sglang
-
-    return Sglang(
-        target=_checkpoint(serve.config.model, "model"),
-        draft=_checkpoint(serve.config.draft, "draft") if serve.kind in WITH_WEIGHTS else None,
-        logs=serve.logs,
-        context_tokens=serve.context_tokens,
-        dtype=serve.config.model.dtype,
-        kind=serve.kind,
-        slots=serve.slots,
-        port=port,
-        side_by_side=serve.side_by_side,
-        more_flags=tuple(serve.config.flags),
-    )
+    return Sglang(*_checkpoints(serve), **_started(serve, port), dtype=serve.config.model.dtype)
 
 
-def _attached_sglang(to: Addresses, _: Any) -> Engine:
-    from harness.engines.sglang import RunningSglang
-
-    return RunningSglang(to.urls, to.key)
-
-
-def _checkpoint(conf: ModelConf, key: str) -> str:
-    """A model's hub id or folder, as a server that reads checkpoints takes it."""
+def _checkpoints(serve: ToServe) -> tuple[str, str | None]:
+    """The target's and the draft's hub ids or folders; no draft where it has no weights there."""
     from harness.models.load import source_of
 
-    return source_of(conf, key)
-
-
-def _attached_openai(to: Addresses, tokenizer: Any) -> Engine:
-    from harness.engines.openai import RunningOpenAi
-
-    return RunningOpenAi(to.urls, tokenizer, "openai", to.key)
-
-
-def _attached_mlx(to: Addresses, tokenizer: Any) -> Engine:
-    from harness.engines.openai import RunningOpenAi
-
-    return RunningOpenAi(to.urls, tokenizer, "mlx", to.key)
+    target, draft = serve.config.model, serve.config.draft
+    # MTP layers may be those of another checkpoint than the target's
+    weights = serve.kind in WITH_WEIGHTS or (serve.kind == "mtp" and draft.id != target.id)
+    return source_of(target, "model"), source_of(draft, "draft") if weights else None
 
 
 _ROLES = {"model": "target", "draft": "draft"}
@@ -352,7 +313,7 @@ ADAPTERS: Mapping[str, Adapter] = {
     ),
     "llamacpp": Adapter(
         ("greedy_draft", "ratio"),
-        attach=_attached_llamacpp,
+        attach=lambda to, _: to.served_by(LlamaCppServer, rule=to.rule or "greedy_draft"),
         start=_llamacpp,
         check=_check_llamacpp,
         synthetic="everywhere",
@@ -360,7 +321,7 @@ ADAPTERS: Mapping[str, Adapter] = {
     ),
     "vllm": Adapter(
         ("greedy_draft", "ratio"),
-        attach=_attached_vllm,
+        attach=lambda to, _: to.served_by(VllmServer, rule=to.rule or "greedy_draft", kind=to.kind),
         start=_vllm,
         synthetic="on CUDA",  # its builds for a CPU refuse it
         alone=True,
@@ -368,11 +329,19 @@ ADAPTERS: Mapping[str, Adapter] = {
     ),
     "sglang": Adapter(
         ("greedy_draft",),
-        attach=_attached_sglang,
+        attach=lambda to, _: to.served_by(SglangServer),
         start=_sglang,
         alone=True,
         kinds=("model", "eagle3", "mtp"),
     ),
-    "mlx": Adapter(("exact_match",), attach=_attached_mlx, k_per_request=True),
-    "openai": Adapter((), attach=_attached_openai, kinds=("model", "eagle3", "mtp", "ngram")),
+    "mlx": Adapter(
+        ("exact_match",),
+        attach=lambda to, tokenizer: to.served_by(OpenAiServer, tokenizer=tokenizer, name="mlx"),
+        k_per_request=True,
+    ),
+    "openai": Adapter(
+        (),
+        attach=lambda to, tokenizer: to.served_by(OpenAiServer, tokenizer=tokenizer),
+        kinds=("model", "eagle3", "mtp", "ngram"),
+    ),
 }

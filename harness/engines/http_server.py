@@ -1,17 +1,25 @@
 """A server behind HTTP, whatever its engine: started here or running somewhere, asked, ended."""
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
+from harness.decoding.sampling import SamplingParameters
 from harness.engines.client import HttpClient
 from harness.engines.process import LOOPBACK, ServerProcess, check_port_free, free_port
-from harness.engines.protocol import EngineFacts, ServerDiedError
-from harness.records import UserError
+from harness.engines.protocol import Completion, EngineFacts, ServerDiedError
+from harness.records import Rule, StopReason, UserError
+from harness.serving.kinds import DraftKind
+
+# Positions beside prompt, budget and one draft, so that the context never shortens a draft
+SPARE_POSITIONS = 8
+# Where an OpenAI-compatible server lists its models
+MODELS = "/v1/models"
 
 
 @dataclass(frozen=True)
@@ -39,59 +47,6 @@ class Answer:
     cpu_s: float | None
 
 
-def on_path(binary: str) -> str:
-    """The program that starts an engine's server, which is called as the engine is."""
-    program = shutil.which(binary)
-    if program is None:
-        raise UserError(
-            f"engine={binary}: no {binary} on PATH; install it, or give url= of a server that runs"
-        )
-    return program
-
-
-def log_file(folder: Path, engine: str, k: int, synthetic: Sequence[float] | None) -> Path:
-    """Where a server's log goes; servers with synthetic acceptance stand beside the others."""
-    return folder / f"{engine}_k{k}{'' if synthetic is None else '_synthetic'}.log"
-
-
-def start(
-    title: str,
-    command: Sequence[str],
-    log: Path,
-    *,
-    port: int | None,
-    slots: int,
-    ready_s: float,
-    environment: Mapping[str, str] | None = None,
-) -> Running:
-    """Start a server that listens on this machine only, and wait until it answers.
-
-    Args:
-        title: the engine and its K, for errors.
-        command: without where to listen.
-        log: takes what it prints.
-        port: None takes a free one.
-        slots: requests that it decodes side by side.
-        ready_s: until it has loaded its models.
-        environment: variables beside this process's own.
-    """
-    port = free_port() if port is None else port
-    check_port_free(port)
-    listening = ("--host", LOOPBACK, "--port", str(port))
-    process = ServerProcess([*command, *listening], log, environment)
-    client = HttpClient(f"http://{LOOPBACK}:{port}")
-
-    def stopped() -> str:
-        return "" if process.alive else f"{title} ended; {process.last_words()}"
-
-    running = Running(client, process, slots == 1)
-    with ended_on_error(running):
-        client.wait_until_ready("/health", ready_s, stopped)
-        if not process.alive:
-            raise UserError(stopped())
-    return running
-
-
 @contextmanager
 def ended_on_error(running: Running) -> Iterator[None]:
     """End a server that turns out to be another than was wanted."""
@@ -103,28 +58,130 @@ def ended_on_error(running: Running) -> Iterator[None]:
         raise
 
 
-def attach(
-    urls: Mapping[int, str], key: str | None, k: int, synthetic: Sequence[float] | None
-) -> Running:
-    """The server of this K among those that the user runs.
+@dataclass(frozen=True)
+class StartedEngine(ABC):
+    """A pair whose servers are started on this machine, each at one K.
 
-    Args:
-        urls: by K; 0 is the plain one.
-        key: the servers' API key.
-        k: which one.
-        synthetic: refused, see `protocol.Engine`.
+    Attributes:
+        target, draft: hub ids, folders or GGUF files; no draft where only plain decoding is
+            measured, or where the target's own weights draft, or none.
+        logs: folder for the servers' logs.
+        context_tokens: of the longest request, prompt and budget.
+        threads: of each server, on a CPU; None leaves them to the engine.
+        kind: of the draft.
+        rule: by which it accepts; of `ratio` the draft samples.
+        slots: requests decoded side by side.
+        port: to listen on; None takes a free one.
+        side_by_side: servers that share the device at a time.
+        more_flags: the user's own, for the servers.
     """
-    if k not in urls:
-        raise UserError(f"url: no server for k={k}; there are {sorted(urls)}")
-    if synthetic is not None:
-        raise UserError(f"url={urls[k]}: acceptance is fixed when a server starts")
-    return Running(HttpClient(urls[k], key))
+
+    # As `engine=` has it, which also names the logs; as errors have it; and seconds until a server
+    # has loaded its models, and compiled them where it does
+    name: ClassVar[str]
+    title: ClassVar[str]
+    ready_s: ClassVar[float] = 1200.0
+
+    target: str | Path
+    draft: str | Path | None
+    logs: Path
+    context_tokens: int
+    threads: int | None = None
+    kind: DraftKind = "model"
+    rule: Rule = "greedy_draft"
+    slots: int = 1
+    port: int | None = None
+    side_by_side: int = 1
+    more_flags: tuple[str, ...] = ()
+
+    def open(self, k: int, synthetic: Sequence[float] | None = None) -> "HttpServer":
+        """Start a server that drafts k tokens per round, and wait until it answers."""
+        title, log = f"{self.title} at k={k}", self.log(k, synthetic)
+        flags, program = self.flags(k, synthetic), self.program()
+        port = free_port() if self.port is None else self.port
+        check_port_free(port)
+        listening = ("--host", LOOPBACK, "--port", str(port))
+        process = ServerProcess([*program, *flags, *listening], log, self.environment())
+        client = HttpClient(f"http://{LOOPBACK}:{port}")
+
+        def stopped() -> str:
+            return "" if process.alive else f"{title} ended; {process.last_words()}"
+
+        running = Running(client, process, self.slots == 1)
+        with ended_on_error(running):
+            try:
+                client.wait_until_ready("/health", self.ready_s, stopped)
+            except UserError as error:
+                if not process.alive:
+                    raise
+                raise UserError(f"{title}: {error}; {process.last_words()}") from error
+            if not process.alive:
+                raise UserError(stopped())
+            return self.server(running, k)
+
+    def command(self, k: int) -> list[str]:
+        """What starts a server at K; see `protocol.StartableEngine`."""
+        return [self.name, *self.flags(k)]
+
+    def log(self, k: int, synthetic: Sequence[float] | None = None) -> Path:
+        """Where a server's log goes; servers with synthetic acceptance have one of their own."""
+        return self.logs / f"{self.name}_k{k}{'' if synthetic is None else '_synthetic'}.log"
+
+    def program(self) -> list[str]:
+        """What starts a server, before its flags."""
+        found = shutil.which(self.name)
+        if found is None:
+            raise UserError(
+                f"engine={self.name}: no {self.name} on PATH; install it, or give url= of a server"
+                " that runs"
+            )
+        return [found]
+
+    def environment(self) -> Mapping[str, str]:
+        """Variables of a server beside this process's own."""
+        return {}
+
+    @abstractmethod
+    def flags(self, k: int, synthetic: Sequence[float] | None = None) -> list[str]:
+        """A server's command line, without where it listens."""
+
+    @abstractmethod
+    def server(self, running: Running, k: int) -> "HttpServer":
+        """Take over a server that answers."""
 
 
-class HttpServer:
-    """One running server, without what differs between engines."""
+@dataclass(frozen=True)
+class AttachedEngine:
+    """Servers that the user runs: one that decodes plainly, and one per K.
+
+    Attributes:
+        urls: by K; 0 is the plain one.
+        server: takes over the one of a K.
+        key: the servers' API key, or None.
+    """
+
+    urls: Mapping[int, str]
+    server: "Callable[[Running, int], HttpServer]"
+    key: str | None = field(default=None, repr=False)
+
+    def open(self, k: int, synthetic: Sequence[float] | None = None) -> "HttpServer":
+        """Attach to the server of this K."""
+        if k not in self.urls:
+            raise UserError(f"url: no server for k={k}; there are {sorted(self.urls)}")
+        if synthetic is not None:
+            raise UserError(f"url={self.urls[k]}: acceptance is fixed when a server starts")
+        return self.server(Running(HttpClient(self.urls[k], self.key)), k)
+
+
+class HttpServer(ABC):
+    """One running server, without what differs between engines.
+
+    Attributes:
+        decoded_field: of the answer of /detokenize, the one with the text.
+    """
 
     facts: EngineFacts
+    decoded_field: ClassVar[str]
 
     def __init__(self, title: str, k: int, running: Running) -> None:
         """Take over a server that drafts `k` tokens per round; `title` names it in errors."""
@@ -144,18 +201,16 @@ class HttpServer:
         with self._log_named():
             return self._client.get(path)
 
-    def check_decoded(self, path: str, field: str, tokens: Sequence[int], text: str) -> None:
-        """Refuse a server whose model reads token ids as another text.
+    @abstractmethod
+    def generate(
+        self, prompt: Sequence[int], sampling: SamplingParameters, seed: int, budget: int
+    ) -> Completion:
+        """Complete a prompt; see `protocol.Server`."""
 
-        Args:
-            path: what turns ids into text.
-            field: of its answer that has the text.
-            tokens: ids without special ones.
-            text: what they stand for in the target's tokenizer.
-        """
-        body = {"tokens": list(tokens), **self.named()}
-        answer = self._client.post(path, body)
-        said = answer.get(field) if isinstance(answer, dict) else None
+    def check_vocabulary(self, tokens: Sequence[int], text: str) -> None:
+        """Refuse a server whose model reads token ids as another text; see `protocol.Server`."""
+        answer = self._client.post("/detokenize", {"tokens": list(tokens), **self.named()})
+        said = answer.get(self.decoded_field) if isinstance(answer, dict) else None
         if said is None or said.strip() != text.strip():
             raise UserError(
                 f"{self.where}: another model than model=, by its tokens: ids that stand for"
@@ -181,6 +236,35 @@ class HttpServer:
             )
         if self.k and drafted == 0 and tokens > 2 and not self.facts.drafts_fewer:
             raise UserError(f"{self.where}: it drafted nothing; k={self.k} needs {needs}")
+
+    def completion(
+        self,
+        answer: Answer,
+        tokens: Sequence[int],
+        reason: StopReason,
+        counts: tuple[int | None, int | None, int | None],
+        **more: Any,
+    ) -> Completion:
+        """A request's result.
+
+        Args:
+            answer: of the server.
+            tokens: that it returned.
+            reason: why the text ends.
+            counts: rounds, drafted and accepted tokens; passed over where it decodes plainly.
+            more: further fields.
+        """
+        rounds, drafted, accepted = counts if self.k else (None, None, None)
+        return Completion(
+            tokens=tuple(tokens),
+            stop_reason=reason,
+            request_s=answer.request_s,
+            rounds=rounds,
+            drafted=drafted,
+            accepted=accepted,
+            cpu_s=answer.cpu_s,
+            **more,
+        )
 
     def without_counters(self, where: str, needs: str) -> UserError:
         """What to do about a server that drafts and does not tell its rounds.
@@ -253,7 +337,7 @@ def field_of(answer: Any, field: str, where: str, expected: str) -> Any:
 def only_model(client: HttpClient) -> str:
     """The name of the model that an OpenAI-compatible server has."""
     where = f"url={client.url}"
-    listed = field_of(client.get("/v1/models"), "data", where, "an OpenAI-compatible server")
+    listed = field_of(client.get(MODELS), "data", where, "an OpenAI-compatible server")
     if not listed:
         raise UserError(f"{where}: it serves no model")
     return str(listed[0]["id"])

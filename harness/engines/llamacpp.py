@@ -20,7 +20,7 @@ Read in tools/server of the release (build 11549) and run:
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as package_version
 from importlib.util import find_spec
@@ -31,14 +31,12 @@ from harness import PACKAGE
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.client import HttpClient
 from harness.engines.http_server import (
+    SPARE_POSITIONS,
     Answer,
     HttpServer,
     Running,
-    attach,
-    ended_on_error,
+    StartedEngine,
     field_of,
-    log_file,
-    start,
 )
 from harness.engines.process import ServerProcess
 from harness.engines.protocol import Completion, EngineFacts
@@ -51,62 +49,44 @@ WHEEL = "xllamacpp"
 BINARY = "llama-server"
 STOP_REASONS: Mapping[str, StopReason] = {"eos": "eos", "word": "stop_string", "limit": "budget"}
 DRAFTS_COUNTER = "llamacpp:spec_decode_num_drafts_total"
-# Positions beside prompt, budget and one draft, so that the context never shortens a draft
-SPARE_POSITIONS = 8
-# Until a server has loaded its models; large ones take minutes from a slow disk
-READY_S = 300.0
 SERVER = "llama.cpp's server, build 11368 or later"
 
 
 @dataclass(frozen=True)
-class LlamaCpp:
-    """A pair that llama.cpp serves on this machine.
+class LlamaCpp(StartedEngine):
+    """A pair that llama.cpp serves on this machine, from GGUF files.
 
     Attributes:
-        target, draft: GGUF files; no draft where only plain decoding is measured.
-        logs: folder for the servers' logs.
-        context_tokens: of the longest request, prompt and budget.
-        threads: of each server; None leaves them to llama.cpp.
         kv_type: of both caches, as llama.cpp names types.
         flash_attention: on, off, or auto, llama.cpp's default.
-        rule: by which it accepts; of `ratio` the draft samples, see above.
-        slots: requests decoded side by side.
-        port: to listen on; None takes a free one.
-        more_flags: the user's own, for llama-server.
     """
 
-    target: Path
-    draft: Path | None
-    logs: Path
-    context_tokens: int
-    threads: int | None = None
+    name = "llamacpp"
+    title = "llama.cpp"
+    ready_s = 300.0  # large models take minutes from a slow disk
+
     kv_type: str = "f16"
     flash_attention: Literal["on", "off", "auto"] = "auto"
-    rule: Rule = "greedy_draft"
-    slots: int = 1
-    port: int | None = None
-    more_flags: tuple[str, ...] = ()
 
-    def open(self, k: int, synthetic: Sequence[float] | None = None) -> "LlamaCppServer":
+    def open(self, k: int, synthetic: Sequence[float] | None = None) -> HttpServer:
         """Start a server that drafts k tokens per round, and wait until it answers."""
         for key, file in (("model", self.target), ("draft", self.draft if k else None)):
-            if file is not None and not file.is_file():
+            if file is not None and not Path(file).is_file():
                 raise UserError(f"{key}.gguf={file}: no such file")
-        running = start(
-            f"llama.cpp at k={k}",
-            [*program(), *self.flags(k, synthetic)],
-            log_file(self.logs, "llamacpp", k, synthetic),
-            port=self.port,
-            slots=self.slots,
-            ready_s=READY_S,
-        )
-        with ended_on_error(running):
-            return LlamaCppServer(running, k, self.rule)
+        return super().open(k, synthetic)
+
+    def program(self) -> list[str]:
+        """The user's own binary where there is one, else the wheel."""
+        return program()
 
     def command(self, k: int) -> list[str]:
         """What starts a server at K; see `protocol.StartableEngine`."""
         _, *module = program()
         return ["python" if module else BINARY, *module, *self.flags(k)]
+
+    def server(self, running: Running, k: int) -> "LlamaCppServer":
+        """Take over a server that answers."""
+        return LlamaCppServer(running, k, self.rule)
 
     def flags(self, k: int, synthetic: Sequence[float] | None = None) -> list[str]:
         """llama-server's command line, without where it listens."""
@@ -151,30 +131,12 @@ def program() -> list[str]:
     )
 
 
-@dataclass(frozen=True)
-class RunningLlamaCpp:
-    """Servers that the user runs: one that decodes plainly, and one per K.
-
-    Attributes:
-        urls: by K; 0 is the plain one.
-        key: the servers' API key, or None.
-        rule: by which they were started to accept.
-    """
-
-    urls: Mapping[int, str]
-    key: str | None = field(default=None, repr=False)
-    rule: Rule = "greedy_draft"
-
-    def open(self, k: int, synthetic: Sequence[float] | None = None) -> "LlamaCppServer":
-        """Attach to the server of this K."""
-        running = attach(self.urls, self.key, k, synthetic)
-        return LlamaCppServer(running, k, self.rule)
-
-
 class LlamaCppServer(HttpServer):
     """One running server of llama.cpp."""
 
-    def __init__(self, running: Running, k: int, rule: Rule) -> None:
+    decoded_field = "content"
+
+    def __init__(self, running: Running, k: int, rule: Rule = "greedy_draft") -> None:
         """Take over a server that drafts `k` tokens per round and accepts by `rule`."""
         super().__init__(f"llama.cpp at k={k}", k, running)
         self.facts = EngineFacts(
@@ -196,10 +158,6 @@ class LlamaCppServer(HttpServer):
         drafts_now = self._drafts()
         drafted = None if drafts is None or drafts_now is None else drafts_now - drafts
         return self._completion(answer, budget, drafts=drafted)
-
-    def check_vocabulary(self, tokens: Sequence[int], text: str) -> None:
-        """Refuse another model; see `HttpServer.check_decoded`."""
-        self.check_decoded("/detokenize", "content", tokens, text)
 
     def _drafts(self) -> int | None:
         """Rounds that drafted, since the server started; None where they are not one request's."""
@@ -228,16 +186,13 @@ class LlamaCppServer(HttpServer):
                 if reason == "budget"
                 else rounds_at_eos(own, drafted, self.k, left=budget - len(tokens), drafts=drafts)
             )
-        return Completion(
-            tokens=tuple(int(token) for token in tokens),
-            stop_reason=reason,
-            rounds=rounds,
-            drafted=drafted if self.k else None,
-            accepted=accepted if self.k else None,
+        return self.completion(
+            answer,
+            [int(token) for token in tokens],
+            reason,
+            (rounds, drafted, accepted),
             prefill_s=timings["prompt_ms"] / 1e3,
             decode_s=timings["predicted_ms"] / 1e3,
-            request_s=answer.request_s,
-            cpu_s=answer.cpu_s,
         )
 
 

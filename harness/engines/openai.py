@@ -14,11 +14,12 @@ greedy texts equal plain decoding's.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from harness.decoding.sampling import SamplingParameters
-from harness.engines.http_server import HttpServer, Running, attach, field_of, only_model
+from harness.engines.http_server import MODELS, HttpServer, Running, field_of, only_model
 from harness.engines.protocol import Completion, EngineFacts
 from harness.records import Rule, StopReason, UserError
 
@@ -51,40 +52,30 @@ DIALECTS: Mapping[Name, Dialect] = {
 }
 
 
-@dataclass(frozen=True)
-class RunningOpenAi:
-    """Servers that the user runs: one that decodes plainly, and one per K.
-
-    Attributes:
-        urls: by K; 0 is the plain one.
-        tokenizer: the target's, of transformers.
-        name: which dialect.
-        key: the servers' API key, or None.
-    """
-
-    urls: Mapping[int, str]
-    tokenizer: Any
-    name: Name = "openai"
-    key: str | None = field(default=None, repr=False)
-
-    def open(self, k: int, synthetic: Sequence[float] | None = None) -> "OpenAiServer":
-        """Attach to the server of this K."""
-        running = attach(self.urls, self.key, k, synthetic)
-        return OpenAiServer(running, k, self.name, self.tokenizer)
-
-
 class OpenAiServer(HttpServer):
     """One running server that completes texts."""
 
-    def __init__(self, running: Running, k: int, name: Name, tokenizer: Any) -> None:
-        """Take over a server that is said to draft `k` tokens per round."""
+    def __init__(self, running: Running, k: int, tokenizer: Any, name: Name = "openai") -> None:
+        """Take over a server that is said to draft `k` tokens per round.
+
+        Args:
+            running: the server.
+            k: tokens.
+            tokenizer: the target's, of transformers; None where no request is sent.
+            name: which dialect.
+        """
         super().__init__(f"{name} at k={k}", k, running)
         self._name: Name = name
         self._dialect, self._tokenizer = DIALECTS[name], tokenizer
-        # What the tokenizer puts before every text, and so will the server's
-        self._prefix = tuple(tokenizer("")["input_ids"])
         self.facts = EngineFacts(name, "unknown", self._dialect.rule, None, returns_ids=False)
+        if self._dialect.one_model:
+            running.client.get(MODELS)  # whether it answers
         self._named = {} if self._dialect.one_model else {"model": only_model(running.client)}
+
+    @cached_property
+    def _prefix(self) -> tuple[int, ...]:
+        """What the tokenizer puts before every text, and so will the server's."""
+        return tuple(self._tokenizer("")["input_ids"])
 
     def generate(
         self, prompt: Sequence[int], sampling: SamplingParameters, seed: int, budget: int

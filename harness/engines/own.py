@@ -53,6 +53,9 @@ class OwnLoop:
         """None: nothing is started."""
         return ()
 
+    def log(self, _: int, __: Sequence[float] | None = None) -> None:
+        """None: nothing is started."""
+
 
 class OwnServer:
     """The loop at one K."""

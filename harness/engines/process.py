@@ -1,6 +1,7 @@
 """A server process: started, watched, measured and ended here; it never outlives the run."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -15,6 +16,9 @@ from harness.records import UserError
 LOOPBACK = "127.0.0.1"
 # The supervisor stops a server within twice its grace
 STOP_S = 15.0
+# What servers put before a line: which process wrote it, how grave it is, when and where
+LOG_PREFIX = re.compile(r"(\(\w+ pid=\d+\) )?((ERROR|CRITICAL) \S+ \S+ \[[^\]]*\] |\[[^\]]*\] )?")
+SHOWN_LINES, SHOWN_CHARACTERS = 3, 200
 
 
 def free_port() -> int:
@@ -87,11 +91,18 @@ class ServerProcess:
             return None
 
     def last_words(self) -> str:
-        """What its log says last, in one line that names the log."""
-        lines = self._log.read_text(errors="replace").splitlines()
+        """What its log says last, in one line that names the log.
+
+        The last different lines about errors, without a traceback's own, which are indented: a
+        server of several processes says its cause first, and last that one of them ended.
+        """
+        text = self._log.read_text(errors="replace")
+        lines = [LOG_PREFIX.sub("", line, count=1).rstrip() for line in text.splitlines()]
+        lines = [line for line in lines if line and not line[0].isspace()]
         errors = [line for line in lines if "error" in line.lower() or "fail" in line.lower()]
-        said = " ".join((errors or lines or ["nothing was printed"])[-1].split())
-        return f"its log ends: {said[:200]} ({self._log})"
+        last = dict.fromkeys(reversed(errors or lines[-1:] or ["nothing was printed"]))
+        shown = [" ".join(line.split())[:SHOWN_CHARACTERS] for line in [*last][:SHOWN_LINES]]
+        return f"its log ends: {'; '.join(reversed(shown))} ({self._log})"
 
     def stop(self) -> None:
         """End it; a second call does nothing."""

@@ -7,6 +7,7 @@ again may have other tokens.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol, Self
 
 from harness.decoding.sampling import SamplingParameters
@@ -178,4 +179,8 @@ class StartableEngine(Engine, Protocol):
 
         Without where it listens, and the program by its name.
         """
+        ...
+
+    def log(self, k: int, synthetic: Sequence[float] | None = None, /) -> Path | None:
+        """The log of the server that `open` starts; None where none is started."""
         ...

@@ -16,85 +16,50 @@ project's test machines, so only its answers were tried, from a server that stan
 - A request's `sampling_seed` counts only with `--enable-deterministic-inference`.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.http_server import (
+    SPARE_POSITIONS,
     HttpServer,
     Running,
-    attach,
-    ended_on_error,
+    StartedEngine,
     field_of,
-    log_file,
-    on_path,
-    start,
 )
 from harness.engines.protocol import Completion, EngineFacts
 from harness.records import UserError
 from harness.serving.counting import Counting
-from harness.serving.kinds import DraftKind, sglang_flags
+from harness.serving.kinds import sglang_flags
 
 COUNTING = Counting(first_position=1, shortens_last_draft=False)
-BINARY = "sglang"
 SERVER = "SGLang's server"
-# Positions beside prompt, budget and one draft, so that the context never shortens a draft
-SPARE_POSITIONS = 8
-READY_S = 1200.0
 # Of the device's memory, of servers that share it
 DEVICE_SHARE = 0.85
 
 
 @dataclass(frozen=True)
-class Sglang:
+class Sglang(StartedEngine):
     """A pair that SGLang serves on this machine.
 
     Attributes:
-        target, draft: hub ids or folders; no draft where only plain decoding is measured.
-        logs: folder for the servers' logs.
-        context_tokens: of the longest request, prompt and budget.
         dtype: of weights, as SGLang names it.
-        kind: of the draft.
-        slots: requests decoded side by side.
-        port: to listen on; None takes a free one.
-        side_by_side: servers that share the device at a time.
-        more_flags: the user's own, for `sglang serve`.
     """
 
-    target: str
-    draft: str | None
-    logs: Path
-    context_tokens: int
-    dtype: str = "auto"
-    kind: DraftKind = "model"
-    slots: int = 1
-    port: int | None = None
-    side_by_side: int = 1
-    more_flags: tuple[str, ...] = ()
+    name = "sglang"
+    title = "SGLang"
 
-    def open(self, k: int, synthetic: Sequence[float] | None = None) -> "SglangServer":
-        """Start a server that drafts k tokens per round, and wait until it answers."""
+    dtype: str = "auto"
+
+    def server(self, running: Running, k: int) -> "SglangServer":
+        """Take over a server that answers."""
+        return SglangServer(running, k)
+
+    def flags(self, k: int, synthetic: Sequence[float] | None = None) -> list[str]:
+        """The command line of sglang, without where it listens."""
         if synthetic is not None:
             raise UserError("engine=sglang: it has no synthetic acceptance")
-        running = start(
-            f"SGLang at k={k}",
-            [on_path(BINARY), *self.flags(k)],
-            log_file(self.logs, "sglang", k, synthetic),
-            port=self.port,
-            slots=self.slots,
-            ready_s=READY_S,
-        )
-        with ended_on_error(running):
-            return SglangServer(running, k)
-
-    def command(self, k: int) -> list[str]:
-        """What starts a server at K; see `protocol.StartableEngine`."""
-        return [BINARY, *self.flags(k)]
-
-    def flags(self, k: int) -> list[str]:
-        """The command line of sglang, without where it listens."""
         flags: dict[str, object] = {
             "--model-path": self.target,
             "--dtype": self.dtype,
@@ -104,7 +69,9 @@ class Sglang:
         if self.side_by_side > 1:
             flags["--mem-fraction-static"] = f"{DEVICE_SHARE / self.side_by_side:.3f}"
         if k:
-            flags |= sglang_flags(self.kind, self.draft or "", k)
+            flags |= sglang_flags(
+                self.kind, str(self.draft or ""), k, own_layers=self.draft is None
+            )
         return [
             "serve",
             *(str(part) for flag in flags.items() for part in flag),
@@ -113,25 +80,10 @@ class Sglang:
         ]
 
 
-@dataclass(frozen=True)
-class RunningSglang:
-    """Servers that the user runs: one that decodes plainly, and one per K.
-
-    Attributes:
-        urls: by K; 0 is the plain one.
-        key: the servers' API key, or None.
-    """
-
-    urls: Mapping[int, str]
-    key: str | None = field(default=None, repr=False)
-
-    def open(self, k: int, synthetic: Sequence[float] | None = None) -> "SglangServer":
-        """Attach to the server of this K."""
-        return SglangServer(attach(self.urls, self.key, k, synthetic), k)
-
-
 class SglangServer(HttpServer):
     """One running server of SGLang."""
+
+    decoded_field = "text"
 
     def __init__(self, running: Running, k: int) -> None:
         """Take over a server that drafts `k` tokens per round."""
@@ -164,19 +116,8 @@ class SglangServer(HttpServer):
             rounds = drafted = accepted = 0  # they are missing where nothing was drafted
         self.check_drafts(drafted, len(tokens), "--speculative-algorithm")
         reason = told.get("finish_reason") or {}
-        return Completion(
-            tokens=tuple(tokens),
-            stop_reason="eos" if reason.get("type") == "stop" else "budget",
-            rounds=rounds if self.k else None,
-            drafted=drafted if self.k else None,
-            accepted=accepted if self.k else None,
-            request_s=answer.request_s,
-            cpu_s=answer.cpu_s,
-        )
-
-    def check_vocabulary(self, tokens: Sequence[int], text: str) -> None:
-        """Refuse another model; see `HttpServer.check_decoded`."""
-        self.check_decoded("/detokenize", "text", tokens, text)
+        ended = "eos" if reason.get("type") == "stop" else "budget"
+        return self.completion(answer, tokens, ended, (rounds, drafted, accepted))
 
 
 def request_settings(sampling: SamplingParameters, seed: int, budget: int) -> dict[str, Any]:

@@ -25,38 +25,28 @@ Read in vllm/entrypoints/openai and vllm/v1 of releases 0.29 to 0.33, and run (0
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from time import monotonic, sleep
 from typing import Any
 
 from harness.decoding.sampling import SamplingParameters
-from harness.engines.client import HttpClient
 from harness.engines.http_server import (
-    Answer,
+    SPARE_POSITIONS,
     HttpServer,
     Running,
-    attach,
-    ended_on_error,
+    StartedEngine,
     field_of,
-    log_file,
-    on_path,
     only_model,
-    start,
 )
+from harness.engines.process import LOOPBACK
 from harness.engines.protocol import Completion, EngineFacts, ServerDiedError
 from harness.records import LOOKUPS, Round, Rule, StopReason, UserError
 from harness.serving.counting import Counting
 from harness.serving.kinds import DraftKind, vllm_config
 
 COUNTING = Counting(first_position=1, shortens_last_draft=False)
-BINARY = "vllm"
 SERVER = "vLLM's server"
 STOP_REASONS: Mapping[str, StopReason] = {"stop": "eos", "length": "budget"}
-# Positions beside prompt, budget and one draft, so that the context never shortens a draft
-SPARE_POSITIONS = 8
-# Until a server has loaded its models, compiled them and captured its graphs
-READY_S = 1200.0
 # Of the device's memory, of servers that share it
 DEVICE_SHARE = 0.9
 # The sums of `/metrics` that are read, each of a server's only model
@@ -72,55 +62,30 @@ COUNTED_WITHIN_S, COUNTED_POLL_S = 1.0, 0.01
 
 
 @dataclass(frozen=True)
-class Vllm:
+class Vllm(StartedEngine):
     """A pair that vLLM serves on this machine.
 
     Attributes:
-        target, draft: hub ids or folders; no draft where only plain decoding is measured, or where
-            its kind has no weights.
-        logs: folder for the servers' logs.
-        context_tokens: of the longest request, prompt and budget.
-        threads: of each server, on a CPU; None leaves them to vLLM.
         dtype: of weights and caches, as vLLM names it.
-        kind: of the draft.
-        rule: by which it accepts; of `ratio` the draft samples, see above.
-        slots: requests decoded side by side.
-        port: to listen on; None takes a free one.
-        side_by_side: servers that share the device at a time.
-        more_flags: the user's own, for `vllm serve`.
     """
 
-    target: str
-    draft: str | None
-    logs: Path
-    context_tokens: int
-    threads: int | None = None
-    dtype: str = "auto"
-    kind: DraftKind = "model"
-    rule: Rule = "greedy_draft"
-    slots: int = 1
-    port: int | None = None
-    side_by_side: int = 1
-    more_flags: tuple[str, ...] = ()
+    name = "vllm"
+    title = "vLLM"
 
-    def open(self, k: int, synthetic: Sequence[float] | None = None) -> "VllmServer":
-        """Start a server that drafts k tokens per round, and wait until it answers."""
-        running = start(
-            f"vLLM at k={k}",
-            [on_path(BINARY), *self.flags(k, synthetic)],
-            log_file(self.logs, "vllm", k, synthetic),
-            port=self.port,
-            slots=self.slots,
-            ready_s=READY_S,
-            environment=self._environment(),
-        )
-        with ended_on_error(running):
-            return VllmServer(running, k, self.rule, self.kind)
+    dtype: str = "auto"
 
     def command(self, k: int) -> list[str]:
         """What starts a server at K, its threads first; see `protocol.StartableEngine`."""
         threads = (f"{name}={value}" for name, value in self._threads().items())
-        return [*threads, BINARY, *self.flags(k)]
+        return [*threads, *super().command(k)]
+
+    def environment(self) -> Mapping[str, str]:
+        """Its threads, and the address at which its processes talk to each other."""
+        return {"VLLM_HOST_IP": LOOPBACK, **self._threads()}
+
+    def server(self, running: Running, k: int) -> "VllmServer":
+        """Take over a server that answers."""
+        return VllmServer(running, k, self.rule, self.kind)
 
     def flags(self, k: int, synthetic: Sequence[float] | None = None) -> list[str]:
         """The command line of vllm, without where it listens."""
@@ -132,7 +97,9 @@ class Vllm:
         if self.side_by_side > 1:
             flags["--gpu-memory-utilization"] = f"{DEVICE_SHARE / self.side_by_side:.3f}"
         if k:
-            speculative = vllm_config(self.kind, self.draft or "", k)
+            speculative = vllm_config(
+                self.kind, str(self.draft or ""), k, own_layers=self.draft is None
+            )
             if self.rule == "ratio" and self.kind not in LOOKUPS:
                 speculative["draft_sample_method"] = "probabilistic"
             if synthetic is not None:
@@ -141,16 +108,12 @@ class Vllm:
             flags["--speculative-config"] = json.dumps(speculative)
             flags["--per-request-spec-decode-metrics"] = "detailed"
         return [
-            *("serve", self.target),
+            *("serve", str(self.target)),
             *(str(part) for flag in flags.items() for part in flag),
             # A prompt that was seen has a prefill too
             *("--enable-per-request-metrics", "--no-enable-prefix-caching"),
             *self.more_flags,
         ]
-
-    def _environment(self) -> dict[str, str]:
-        # Its processes talk to each other at this address
-        return {"VLLM_HOST_IP": "127.0.0.1", **self._threads()}
 
     def _threads(self) -> dict[str, str]:
         if self.threads is None:
@@ -161,34 +124,22 @@ class Vllm:
         return threads | ({"NUMBA_NUM_THREADS": str(self.threads)} if self.kind in LOOKUPS else {})
 
 
-@dataclass(frozen=True)
-class RunningVllm:
-    """Servers that the user runs: one that decodes plainly, and one per K.
-
-    Attributes:
-        urls: by K; 0 is the plain one.
-        key: the servers' API key, or None.
-        rule: by which they were started to accept.
-        kind: of their draft.
-    """
-
-    urls: Mapping[int, str]
-    key: str | None = field(default=None, repr=False)
-    rule: Rule = "greedy_draft"
-    kind: DraftKind = "model"
-
-    def open(self, k: int, synthetic: Sequence[float] | None = None) -> "VllmServer":
-        """Attach to the server of this K."""
-        return VllmServer(attach(self.urls, self.key, k, synthetic), k, self.rule, self.kind)
-
-
 class VllmServer(HttpServer):
     """One running server of vLLM."""
 
-    def __init__(self, running: Running, k: int, rule: Rule, kind: DraftKind) -> None:
+    decoded_field = "prompt"
+
+    def __init__(
+        self,
+        running: Running,
+        k: int,
+        rule: Rule = "greedy_draft",
+        kind: DraftKind = "model",
+    ) -> None:
         """Take over a server that drafts `k` tokens per round and accepts by `rule`."""
         super().__init__(f"vLLM at k={k}", k, running)
-        version, lookup = _version(running.client), kind in LOOKUPS
+        version = str(running.client.about("/version", "version", SERVER)["version"])
+        lookup = kind in LOOKUPS
         self.facts = EngineFacts(
             "vllm", version, rule, COUNTING, draft_by_temperature=True, drafts_fewer=lookup
         )
@@ -223,7 +174,17 @@ class VllmServer(HttpServer):
                 "start it with --enable-per-request-metrics --per-request-spec-decode-metrics"
                 " detailed",
             )
-        completion = self._completion(answer, choice, tokens, speculative, _times(metrics, sums))
+        reason = STOP_REASONS.get(str(choice.get("finish_reason")), "budget")
+        prefill_s, decode_s = _times(metrics, sums)
+        completion = self.completion(
+            answer,
+            tokens,
+            reason,
+            self._counts(speculative, len(tokens)),
+            prefill_s=prefill_s,
+            decode_s=decode_s,
+            steps=rounds_of(tokens, speculative) if self.k and speculative is not None else None,
+        )
         if not self._steps_counted:
             return completion
         steps = None if sums is None else sums.get(STEPS)
@@ -231,46 +192,25 @@ class VllmServer(HttpServer):
         each = completion.steps if len(completion.steps or ()) == rounds else None
         return replace(completion, rounds=rounds, steps=each)
 
-    def check_vocabulary(self, tokens: Sequence[int], text: str) -> None:
-        """Refuse another model; see `HttpServer.check_decoded`."""
-        self.check_decoded("/detokenize", "prompt", tokens, text)
-
     def named(self) -> Mapping[str, Any]:
         """A server may have adapters besides its model."""
         return {"model": self._model}
 
-    def _completion(
-        self,
-        answer: Answer,
-        choice: Mapping[str, Any],
-        tokens: tuple[int, ...],
-        speculative: Mapping[str, Any] | None,
-        times: tuple[float | None, float | None],
-    ) -> Completion:
+    def _counts(
+        self, told: Mapping[str, Any] | None, tokens: int
+    ) -> tuple[int | None, int | None, int | None]:
+        """Rounds, drafted and accepted tokens of an answer with so many tokens."""
         rounds = drafted = accepted = None
-        if speculative is not None:
-            rounds, drafted, accepted = (
-                int(speculative[name])
-                for name in ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
-            )
-            told_k = speculative.get("num_spec_tokens", self.k)
+        if told is not None:
+            names = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
+            rounds, drafted, accepted = (int(told[name]) for name in names)
+            told_k = told.get("num_spec_tokens", self.k)
             if self.k and told_k != self.k:
                 raise UserError(
                     f"{self.where}: it drafts {told_k} tokens per round, not k={self.k}"
                 )
-        self.check_drafts(drafted, len(tokens), "--speculative-config")
-        return Completion(
-            tokens=tokens,
-            stop_reason=STOP_REASONS.get(str(choice.get("finish_reason")), "budget"),
-            rounds=rounds if self.k else None,
-            drafted=drafted if self.k else None,
-            accepted=accepted if self.k else None,
-            prefill_s=times[0],
-            decode_s=times[1],
-            request_s=answer.request_s,
-            cpu_s=answer.cpu_s,
-            steps=rounds_of(tokens, speculative) if self.k and speculative is not None else None,
-        )
+        self.check_drafts(drafted, tokens, "--speculative-config")
+        return rounds, drafted, accepted
 
     def _sums(self) -> dict[str, float] | None:
         """What it counts over all requests, by name; None where it does not show them."""
@@ -374,7 +314,3 @@ def _times(
     if sums is None:
         return None, None
     return sums.get(PREFILL_S), sums.get(DECODE_S)
-
-
-def _version(client: HttpClient) -> str:
-    return str(client.about("/version", "version", SERVER)["version"])

@@ -3,18 +3,18 @@
 One place for the servers that are started and for the lines that a report prints. Read in:
 
 - vLLM: vllm/config/speculative.py, `SpeculativeMethod`: draft_model, eagle3, mtp, medusa, dflash,
-  ngram, suffix. `mtp` takes the target's own layers, without a `model`; `medusa` needs a
-  hidden_size in the config.json of FasterDecoding's layout, too; `suffix` needs the package
-  arctic-inference, and its num_speculative_tokens is the most it proposes. eagle3 was run (0.32)
-  with a head in SpecForge's layout and in speculators', and so was ngram:
+  ngram, suffix. `mtp` takes the target's own layers, or those of the checkpoint that is its
+  `model`; `medusa` needs a hidden_size in the config.json of FasterDecoding's layout, too; `suffix`
+  needs the package arctic-inference, and its num_speculative_tokens is the most it proposes. eagle3
+  was run (0.32) with a head in SpecForge's layout and in speculators', and so was ngram:
   v1/spec_decode/ngram_proposer.py proposes what followed the first occurrence of the longest match,
   as `harness.decoding.lookups` does, but does not stop before an end of text in the prompt.
   v1/spec_decode/llm_base_proposer.py: heads sample with `draft_sample_method: probabilistic`;
   v1/spec_decode/medusa.py: Medusa heads do not.
 - SGLang: docs/advanced_features/speculative_decoding.md. At `--speculative-eagle-topk 1` a chain of
   as many tokens as steps is drafted, and one position more verified. MTP layers are served by the
-  algorithm EAGLE without a draft path. DFLASH (srt/speculative/dflash_worker.py) takes the block's
-  positions as number of draft tokens.
+  algorithm EAGLE, the target's own without a draft path, others with one. DFLASH
+  (srt/speculative/dflash_worker.py) takes the block's positions as number of draft tokens.
 """
 
 from collections.abc import Mapping
@@ -41,16 +41,17 @@ NAMES: Mapping[DraftKind, str] = {
 WITH_WEIGHTS: tuple[DraftKind, ...] = ("model", "eagle3", "medusa", "dflash")
 
 
-def vllm_config(kind: DraftKind, draft: str, k: int) -> dict[str, Any]:
+def vllm_config(kind: DraftKind, draft: str, k: int, *, own_layers: bool = True) -> dict[str, Any]:
     """`--speculative-config` of vLLM.
 
     Args:
         kind: of the draft, one that vLLM serves.
         draft: hub id or folder, where it has weights of its own.
         k: num_draft_tokens.
+        own_layers: of MTP layers, whether they are the target's; else they are those of `draft`.
     """
     config: dict[str, Any] = {"method": "draft_model" if kind == "model" else kind}
-    if kind in WITH_WEIGHTS:
+    if kind in WITH_WEIGHTS or (kind == "mtp" and not own_layers):
         config["model"] = draft
     config["num_speculative_tokens"] = k
     if kind == "ngram":
@@ -67,10 +68,12 @@ SGLANG_ALGORITHMS: Mapping[DraftKind, str] = {
 }
 
 
-def sglang_flags(kind: DraftKind, draft: str, k: int) -> dict[str, str | int]:
+def sglang_flags(
+    kind: DraftKind, draft: str, k: int, *, own_layers: bool = True
+) -> dict[str, str | int]:
     """The flags of SGLang's server by name; arguments as of `vllm_config`."""
     flags: dict[str, str | int] = {"--speculative-algorithm": SGLANG_ALGORITHMS[kind]}
-    if kind in WITH_WEIGHTS:
+    if kind in WITH_WEIGHTS or (kind == "mtp" and not own_layers):
         flags["--speculative-draft-model-path"] = draft
     if kind != "dflash":  # which has no steps
         flags |= {"--speculative-num-steps": k, "--speculative-eagle-topk": 1}
