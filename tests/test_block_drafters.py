@@ -452,7 +452,7 @@ def test_draws_are_the_targets_where_fewer_tokens_are_drafted_than_k(
     tests = distribution_tests(
         model,
         HeadDrafter(head, model, SAMPLED),
-        prompt,
+        [prompt],
         num_draft_tokens=k,
         sampling=SAMPLED,
         rule="ratio",

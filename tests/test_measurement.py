@@ -266,7 +266,7 @@ def test_the_production_verification_passes_the_distribution_test(
     tests = distribution_tests(
         TableModel(6),
         draft,
-        (*PROMPT, *PROMPT),
+        [(*PROMPT, *PROMPT)],
         num_draft_tokens=2,
         sampling=SamplingParameters(1.0),
         rule=rule,

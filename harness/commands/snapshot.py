@@ -31,7 +31,7 @@ from harness.config import ServerConfig, SnapshotConfig, SweepConfig
 from harness.decoding.heads import HeadDrafter
 from harness.decoding.lookups import NgramDrafter
 from harness.decoding.sampling import SamplingParameters
-from harness.measurement.lossless import compare_texts, distribution_tests, most_open
+from harness.measurement.lossless import compare_texts, distribution_tests
 from harness.models.cached import CachedModel
 from harness.records import GREEDY, Trial, UserError
 from harness.reporting.console import MarkedText, Piece, show_tokens
@@ -127,17 +127,10 @@ def _cell_tests(
 ) -> list[DistributionTest]:
     """One test per offset, after the prompt that tests most."""
     sampling = sampling_of(config.decode, temperature)
-    prompt = most_open(
-        pair.target_model,
-        [entry.tokens for entry in pair.prompts],
-        num_draft_tokens=k,
-        sampling=sampling,
-        seed=config.seed,
-    )
     return distribution_tests(
         pair.target_model,
         _drafting(pair, sampling, config),
-        prompt,
+        [entry.tokens for entry in pair.prompts],
         num_draft_tokens=k,
         sampling=sampling,
         rule=config.decode.rule,  # type: ignore[arg-type]  # validated

@@ -12,7 +12,7 @@ exact probabilities.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -179,7 +179,7 @@ def _margin(logits: Tensor) -> float:
 def distribution_tests(
     target: CausalModel,
     draft: CausalModel | NgramDrafter | HeadDrafter,
-    prompt: Sequence[int],
+    prompts: Iterable[Sequence[int]],
     *,
     num_draft_tokens: int,
     sampling: SamplingParameters,
@@ -190,7 +190,9 @@ def distribution_tests(
     """Draw the token at every offset 1..K + 1 after one forced text, and test its distribution.
 
     The production verification decides each of the `draws` per offset; only its uniforms for the
-    forced tokens are chosen, so that they stand.
+    forced tokens are chosen, so that they stand. Of the prompts the one is taken after which the
+    target is least certain at its most certain offset: where the next token is nearly certain,
+    draws cannot tell one distribution from another.
 
     Returns:
         A test per offset, not yet judged: its result is PASS.
@@ -198,8 +200,14 @@ def distribution_tests(
     Raises:
         BrokenLogitsError: logits of the target or the draft are not finite.
     """
-    forced = _forced_text(target, prompt, num_draft_tokens, sampling, seed)
-    target_probs = _probs_along(target, prompt, forced, sampling, "target")
+
+    def forced_after(prompt: Sequence[int]) -> tuple[Sequence[int], Tensor, Tensor]:
+        forced = _forced_text(target, prompt, num_draft_tokens, sampling, seed)
+        return prompt, forced, _probs_along(target, prompt, forced, sampling, "target")
+
+    prompt, forced, target_probs = max(
+        map(forced_after, prompts), key=lambda each: float((1.0 - each[2].max(-1).values).min())
+    )
     chosen = rule == "greedy_draft" or isinstance(draft, NgramDrafter)
     if isinstance(draft, NgramDrafter):
         draft_probs = _looked_up_along(draft, prompt, forced, target_probs)
@@ -220,28 +228,6 @@ def distribution_tests(
         cell = (sampling.temperature, num_draft_tokens, offset, draws)
         tests.append(DistributionTest(*cell, *test, result="PASS"))
     return tests
-
-
-def most_open(
-    target: CausalModel,
-    prompts: Sequence[Sequence[int]],
-    *,
-    num_draft_tokens: int,
-    sampling: SamplingParameters,
-    seed: int,
-) -> Sequence[int]:
-    """The prompt after which the target is least certain at its most certain offset.
-
-    Where the next token is nearly certain, draws cannot tell one distribution from another. The
-    seed is the one that `distribution_tests` is given.
-    """
-
-    def openness(prompt: Sequence[int]) -> float:
-        forced = _forced_text(target, prompt, num_draft_tokens, sampling, seed)
-        probs = _probs_along(target, prompt, forced, sampling, "target")
-        return float((1.0 - probs.max(-1).values).min())
-
-    return max(prompts, key=openness)
 
 
 class _Distributions(NamedTuple):
