@@ -94,11 +94,8 @@ def adaptive_drafting(
 ) -> AdaptiveDrafting:
     """The best threshold beside the best fixed K, and what no choice of K could beat.
 
-    Args:
-        texts: of one draft and temperature.
-        ks: the K, each timed.
-        latency: what rounds cost.
-        weights: of the prompt sets; equal if None.
+    The texts are of one draft and temperature, each K was timed, and sets count alike without
+    weights.
     """
     depth, tokens = max(ks), np.array([len(trace.tokens) for trace in texts.traces], dtype=float)
     factors = token_weights([trace.prompt_set for trace in texts.traces], tokens, weights)

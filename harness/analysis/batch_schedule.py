@@ -57,9 +57,7 @@ class ClosedLoad:
     """A closed loop over its visits.
 
     Attributes:
-        key: which.
         full: whether its requests had their full budgets.
-        timings: one per visit.
         tokens: returned, the mean over the visits.
         seconds: for so many tokens, over the visits.
         replayed: what replay says of its rounds, the mean over the visits, whose orders differ;
@@ -309,11 +307,7 @@ def analyse_loads(
 ) -> LoadResults:
     """Everything that a server's loads say; no predictions where nothing can be replayed.
 
-    Args:
-        timings: of every temperature.
-        traces: of the plain server's texts.
-        rule, counting: the engine's, None where they are not known.
-        engine: its name.
+    The traces are of the plain server's texts; rule and counting are None where they are not known.
     """
     cells: list[LoadCell] = []
     schedules: list[Schedule] = []

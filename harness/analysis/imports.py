@@ -89,18 +89,11 @@ class ServedRecord:
 
 @dataclass(frozen=True)
 class Imported:
-    """The records of a server run.
-
-    Attributes:
-        engine: the manifest's entry.
-        model: the target's name.
-        temperature: of every request.
-        trials: of every file.
-    """
+    """The records of a server run."""
 
     engine: ServingEngine
-    model: str
-    temperature: float
+    model: str  # the target's name
+    temperature: float  # of every request
     trials: tuple[Trial, ...]
 
 
@@ -110,9 +103,7 @@ class Imported:
 def record_of(entry: Mapping[str, Any], where: str) -> ServedRecord | None:
     """One request's record; None for one that only warmed the server up.
 
-    Args:
-        entry: JSON decoded.
-        where: file and place, for errors.
+    `where`, file and place, is for errors.
 
     Raises:
         UserError: none of the known kinds, or one that lacks what its kind has.

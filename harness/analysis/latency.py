@@ -42,9 +42,8 @@ class Visits:
     """What each visit timed of one draft at one temperature.
 
     Attributes:
-        temperature: at which they were timed.
         plain_s: [visit] seconds of a plain token.
-        ks: the K that were timed, ascending.
+        ks: ascending.
         ratios: [visit, K] R(K) / R(0) by that visit alone.
     """
 

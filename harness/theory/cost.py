@@ -60,35 +60,24 @@ class ModelSize:
 
 @dataclass(frozen=True)
 class Forwards:
-    """Forwards of one kind.
+    """Forwards of one kind."""
 
-    Attributes:
-        model: its name.
-        count: how many; an expectation, so no whole number.
-        tokens: new positions of each sequence.
-        batch: sequences side by side.
-    """
-
-    model: str
-    count: float
-    tokens: int = 1
-    batch: int = 1
+    model: str  # its name
+    count: float  # how many; an expectation, so no whole number
+    tokens: int = 1  # new positions of each sequence
+    batch: int = 1  # sequences side by side
 
 
 @dataclass(frozen=True)
 class Estimate:
     """What a run would take on a card.
 
-    Attributes:
-        fits: whether the weights do.
-        start_s: until the first forward.
-        low_s, high_s: all of it, with every forward at its floor, and launched layer by layer.
-        low_usd, high_usd: what that costs.
+    low_s, high_s: all of it, with every forward at its floor, and launched layer by layer.
     """
 
     card: str
-    fits: bool
-    start_s: float
+    fits: bool  # whether the weights do
+    start_s: float  # until the first forward
     low_s: float
     high_s: float
     low_usd: float

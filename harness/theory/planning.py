@@ -129,14 +129,12 @@ class PlannedCard:
     """A pair on one card; all of it modelled.
 
     Attributes:
-        card: its name.
         fits: whether weights and caches of both models do, in the share that may be filled.
         needed_bytes: weights and caches.
         cards_needed: by memory alone.
         sequences: concurrent sequences of the asked context that fit; 0 if the weights do not.
         largest_batch: the largest batch looked at: what fits, at most 1024.
         target_ms, draft_ms: one step.
-        c: draft step / target step.
         largest_k, v: verify of largest_k + 1 positions / target step.
         usd_per_million_tokens: plain decoding's, as in PlannedGain.
         gains: one per alpha.
@@ -150,7 +148,7 @@ class PlannedCard:
     largest_batch: int
     target_ms: float
     draft_ms: float
-    c: float
+    c: float  # draft step / target step
     largest_k: int
     v: float
     usd_per_million_tokens: float | None
