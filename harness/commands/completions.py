@@ -21,15 +21,14 @@ from harness.commands.pair import (
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import unless_broken
 from harness.config import AuditionConfig, PairConfig, SweepConfig
-from harness.decoding.heads import HeadModel
 from harness.measurement.confidences import draft_confidences
 from harness.measurement.draft_scores import DraftSampling, as_target, lookup_traces, score_texts
 from harness.measurement.generations import Request
 from harness.measurement.head_scores import score_with_head
 from harness.measurement.target_texts import GeneratedText, generate_texts
-from harness.models.cached import CachedModel
+from harness.models.load import Vocabulary
 from harness.models.tokenizer import encode
-from harness.records import NGRAM, DraftConfidence, TextTrace, Trial
+from harness.records import DraftConfidence, TextTrace, Trial
 from harness.storage import RunFolder
 
 BATCH = 32
@@ -91,7 +90,7 @@ def _answers(
             for text in generate_texts(
                 opened.target_model, part, name=name, batch=batch, tick=tick
             ):
-                folder.append_answer(_trial(text))
+                folder.append_answer(trial_of(text))
                 stored[text.request.key] = text.tokens
     return [stored[entry.key] for entry in requests]
 
@@ -100,7 +99,7 @@ def completions(
     folder: RunFolder, opened: Target, config: AuditionConfig | SweepConfig
 ) -> list[GeneratedText]:
     """The completion of every prompt at every temperature, generated where the folder lacks it."""
-    requests = text_requests(opened, config)
+    requests = text_requests(opened.target, opened.prompts, config)
     stored = {trial.key: trial for trial in folder.trials()}
     waiting = [entry for entry in requests if entry.key not in stored]
     name = f"model={opened.target.name}"
@@ -109,9 +108,9 @@ def completions(
             opened.target_model, waiting, name=name, batch=_batch(config), tick=tick
         )
     for text in texts:
-        folder.append_trial(_trial(text))
+        folder.append_trial(trial_of(text))
     fresh = {text.request.key: text for text in texts}
-    return [fresh.get(entry.key) or _from_trial(entry, stored[entry.key]) for entry in requests]
+    return [fresh.get(entry.key) or stored_text(entry, stored[entry.key]) for entry in requests]
 
 
 def score_pair(
@@ -131,15 +130,13 @@ def score_pair(
         and trial.status == "ok"
         and trial.tokens
     }
-    texts = [_from_trial(entry, plain[entry.key]) for entry in requests if entry.key in plain]
+    texts = [stored_text(entry, plain[entry.key]) for entry in requests if entry.key in plain]
     with (
         unless_broken(folder, "the draft's scores of the target's text"),
         progress("the draft scores", len(texts)) as tick,
     ):
         traces = scores(pair, texts, max(config.k), tick=tick)
-        if not isinstance(pair, LookupPair):
-            draft = pair.head_model if isinstance(pair, HeadPair) else pair.draft_model
-            sure = confidences(texts, pair.target_model, draft, config, pair.draft_name)
+        if sure := confidences(pair, texts, config):
             folder.add_confidences(sure)
         folder.write_traces(traces)
 
@@ -150,6 +147,7 @@ def scores(
     largest_k: int,
     *,
     draft_sampling: DraftSampling = as_target,
+    batch: int = BATCH,
     tick: Callable[[], None] = lambda: None,
 ) -> list[TextTrace]:
     """Texts of the target as what drafts for it sees them.
@@ -158,14 +156,16 @@ def scores(
         pair: the target and its draft.
         texts: in the order in which they are answered.
         largest_k: the largest K that is replayed of a look-up or a head.
-        draft_sampling: see `score_texts`.
+        draft_sampling, batch: see `score_texts`.
         tick: called once per scored text.
     """
     if isinstance(pair, LookupPair):
-        traces = lookup_traces(texts, NGRAM, num_draft_tokens=largest_k, draft_name=pair.draft_name)
+        name = pair.draft_name
+        traces = lookup_traces(texts, pair.kind, num_draft_tokens=largest_k, draft_name=name)
         for _ in texts:
             tick()
         return traces
+    target_name = f"model={pair.target.name}"
     if isinstance(pair, HeadPair):
         return score_with_head(
             texts,
@@ -173,6 +173,7 @@ def scores(
             pair.head_model,
             num_draft_tokens=largest_k,
             draft_name=pair.draft_name,
+            target_name=target_name,
             draft_sampling=draft_sampling,
             tick=tick,
         )
@@ -181,27 +182,25 @@ def scores(
         pair.target_model,
         pair.draft_model,
         draft_name=pair.draft_name,
+        target_name=target_name,
         draft_sampling=draft_sampling,
+        batch=batch,
         tick=tick,
     )
 
 
 def confidences(
-    texts: Sequence[GeneratedText],
-    target: CachedModel,
-    draft: CachedModel | HeadModel,
-    config: AuditionConfig | PairConfig,
-    name: str,
+    pair: Drafted, texts: Sequence[GeneratedText], config: AuditionConfig | PairConfig
 ) -> list[DraftConfidence]:
     """How sure a draft is of what it drafts off the texts; empty where nothing asks for it."""
-    if config.decode.stop == "none":
+    if config.decode.stop == "none" or isinstance(pair, LookupPair):
         return []
-    with progress(f"{name} drafts off the texts", len(texts)) as tick:
+    with progress(f"{pair.draft_name} drafts off the texts", len(texts)) as tick:
         return draft_confidences(
             texts,
-            target,
-            draft,
-            draft_name=name,
+            pair.target_model,
+            pair.head_model if isinstance(pair, HeadPair) else pair.draft_model,
+            draft_name=pair.draft_name,
             rule=config.decode.rule,  # type: ignore[arg-type]  # validated
             num_draft_tokens=max(config.k),
             least=min(*THRESHOLDS, config.decode.stop_threshold),
@@ -209,14 +208,16 @@ def confidences(
         )
 
 
-def text_requests(opened: Target, config: AuditionConfig | SweepConfig) -> list[Request]:
+def text_requests(
+    target: Vocabulary, prompts: Sequence[EncodedPrompt], config: AuditionConfig | SweepConfig
+) -> list[Request]:
     """The requests of the target's texts: one per (temperature, repetition, prompt)."""
     return [
-        completion(opened.target, config, entry, temperature, repetition)
+        completion(target, config, entry, temperature, repetition)
         for temperature in config.temperature
         # Greedy texts are all alike: once is enough
         for repetition in range(config.repetitions if temperature else 1)
-        for entry in opened.prompts
+        for entry in prompts
     ]
 
 
@@ -225,16 +226,18 @@ def _batch(config: PairConfig | AuditionConfig) -> int:
     return config.batch if isinstance(config, AuditionConfig) else BATCH
 
 
-def _trial(text: GeneratedText) -> Trial:
-    """A text as a line of trials.jsonl; made in a batch, so without times of its own."""
+def trial_of(text: GeneratedText) -> Trial:
+    """A text as a line of trials.jsonl; without times, as it is made in a batch or elsewhere."""
     return text.request.as_trial(
         status="ok",
         new_tokens=len(text.tokens),
         stop_reason=text.stop_reason,
         tokens=text.tokens,
+        logprobs=text.logprobs,
     )
 
 
-def _from_trial(request: Request, trial: Trial) -> GeneratedText:
+def stored_text(request: Request, trial: Trial) -> GeneratedText:
     """A stored text, without the hidden states that a fresh one carries."""
-    return GeneratedText(request, trial.tokens or (), trial.stop_reason or "budget")
+    reason = trial.stop_reason or "budget"
+    return GeneratedText(request, trial.tokens or (), reason, logprobs=trial.logprobs)

@@ -11,35 +11,32 @@ import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from harness.analysis.latency import latency_rows
-from harness.commands.completions import completions, confidences
+from harness.commands.completions import completions, confidences, scores
 from harness.commands.pair import (
     GRAPHS_KEEP_NO_STATES,
+    Drafted,
     EncodedPrompt,
+    HeadPair,
+    LookupPair,
+    Pair,
     Target,
-    head_drafter,
     load_draft,
-    open_head,
     opening,
     reserve,
+    with_head,
 )
 from harness.commands.progress import progress
 from harness.commands.time_rounds import visits_of_draft
 from harness.commands.time_steps import timed_steps
 from harness.config import HEADS, AuditionConfig, ModelConf
-from harness.decoding.lookups import DRAFTERS
 from harness.decoding.protocols import recorder_of
 from harness.measurement import step_times
-from harness.measurement.draft_scores import lookup_traces, score_texts
-from harness.measurement.head_scores import score_with_head
-from harness.measurement.round_times import FullLookup, RoundVisits
-from harness.measurement.step_times import TimedModel, time_lookups
 from harness.measurement.target_texts import GeneratedText
 from harness.models.cached import CachedModel
 from harness.models.load import LoadedModel, Vocabulary
@@ -142,6 +139,10 @@ def each_draft(
                 traceback.print_exception(error)
             failures.append({"where": f"draft {conf.name}", "error": _reason(error)})
             continue
+        finally:  # one draft in memory at a time
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
         if result is not None:
             costs["scoring_s"] += result.scoring_s
             if result.described is not None:
@@ -161,15 +162,14 @@ def each_draft(
         raise UserError("drafts: none could be auditioned; " + "; ".join(reasons))
 
 
-def with_draft(
+def checked_draft(
     conf: ModelConf,
     target: Vocabulary,
     device: torch.device,
     prompts: Sequence[EncodedPrompt],
     config: AuditionConfig,
-    score: Callable[[CachedModel], DraftResult],
-) -> DraftResult:
-    """Load a draft and check it, let it score, and free it before this returns.
+) -> tuple[LoadedModel, CachedModel]:
+    """A draft model, loaded and with a cache for the longest text.
 
     Args:
         conf: the draft.
@@ -177,32 +177,43 @@ def with_draft(
         device: where it goes.
         prompts: that the texts complete.
         config: of the audition.
-        score: what it is loaded for.
 
     Raises:
         NotEligible: another tokenizer than the target's.
-        UserError: it cannot be loaded or rewound, runs out of memory, or its logits are broken.
+        UserError: it cannot be loaded or rewound, or runs out of memory.
     """
     draft = load_draft(conf, f"draft {conf.name}", device, target)
-    try:
-        difference = tokenizer_difference(target.tokenizer, draft.tokenizer)
-        if difference:
-            raise NotEligible(f"another tokenizer than the target's: {difference}")
-        name, width = f"draft={draft.name}", draft.vocab_size
-        if isinstance(target, LoadedModel):  # tokens that the target lacks are padding
-            width = min(width, target.vocab_size)
-        with opening(config.backend, device.type, f"draft {draft.name}"):
-            model = cached_model(draft.network, width, name, config.backend)
-        check_length(model, reserve(prompts, config, [(draft, model)]), name)
-        result = score(model)
-        described = {"id": conf.id, "kind": conf.kind, **draft.describe(), **model.describe()}
-        return replace(result, described=described)
-    finally:
-        del draft
-        model = None
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+    difference = tokenizer_difference(target.tokenizer, draft.tokenizer)
+    if difference:
+        raise NotEligible(f"another tokenizer than the target's: {difference}")
+    name, width = f"draft={draft.name}", draft.vocab_size
+    if isinstance(target, LoadedModel):  # tokens that the target lacks are padding
+        width = min(width, target.vocab_size)
+    with opening(config.backend, device.type, f"draft {draft.name}"):
+        model = cached_model(draft.network, width, name, config.backend)
+    check_length(model, reserve(prompts, config, [(draft, model)]), name)
+    return draft, model
+
+
+def _with_draft(
+    target: Target, conf: ModelConf, folder: RunFolder, config: AuditionConfig
+) -> Drafted:
+    """The target with one draft, loaded and checked.
+
+    Raises:
+        NotEligible: another tokenizer, or a head of a target that runs as recorded graphs.
+        UserError: a draft that cannot be loaded, rewound or read, or for another target.
+    """
+    if conf.kind in LOOKUPS:
+        answers = [trial.tokens or () for trial in folder.trials()]
+        return LookupPair(**vars(target), draft_name=conf.name, kind=conf.kind, answers=answers)
+    if conf.kind in HEADS:
+        if recorder_of(target.target_model) is not None:
+            raise NotEligible(f"{GRAPHS_KEEP_NO_STATES}; audition it with backend=eager")
+        return with_head(target, conf, f"draft {conf.name}")
+    device = target.target_model.device
+    draft, model = checked_draft(conf, target.target, device, target.prompts, config)
+    return Pair(**vars(target), draft=draft, draft_model=model)
 
 
 def _measured(
@@ -214,162 +225,41 @@ def _measured(
     *,
     timed: bool,
 ) -> DraftResult:
-    """One draft's traces, and its step times unless `timed`."""
-
-    def score(model: CachedModel) -> DraftResult:
-        return _scored(folder, target, texts, conf, model, config, timed)
-
-    if conf.kind in LOOKUPS:
-        return _looked_up(folder, target, texts, conf, config, timed=timed)
-    if conf.kind in HEADS:
-        return _scored_by_head(folder, target, texts, conf, config, timed=timed)
-    device = target.target_model.device
-    return with_draft(conf, target.target, device, target.prompts, config, score)
-
-
-def _scored(
-    folder: RunFolder,
-    target: Target,
-    texts: Sequence[GeneratedText],
-    conf: ModelConf,
-    model: CachedModel,
-    config: AuditionConfig,
-    timed: bool,
-) -> DraftResult:
-    def score() -> list[TextTrace]:
-        with progress(f"{conf.name} scores", len(texts)) as tick:
-            return score_texts(
-                texts,
-                target.target_model,
-                model,
-                draft_name=conf.name,
-                target_name=f"model={target.target.name}",
-                batch=config.batch,
-                tick=tick,
-            )
-
-    def steps() -> list[StepTiming]:
-        models = [*target.timed, TimedModel("draft", conf.name, model)]
-        return _time(folder, target, conf, models, config)
-
-    visits = visits_of_draft(folder, target, conf, model, config)
-    result = _in_order(visits, score, None if timed else steps)
-    sure = confidences(texts, target.target_model, model, config, conf.name)
-    return replace(result, confidences=sure)
-
-
-def _looked_up(
-    folder: RunFolder,
-    target: Target,
-    texts: Sequence[GeneratedText],
-    conf: ModelConf,
-    config: AuditionConfig,
-    *,
-    timed: bool,
-) -> DraftResult:
-    """As `_scored`, of a draft without a model; rounds and look-ups are timed with all answers."""
-    drafter = DRAFTERS[conf.kind](target.target.eos)
-    for trial in folder.trials():
-        drafter.learn(trial.tokens or ())
-    k = max(config.k)
-
-    def score() -> list[TextTrace]:
-        return lookup_traces(texts, conf.kind, num_draft_tokens=k, draft_name=conf.name)
-
-    def steps() -> list[StepTiming]:
-        timings = _time(folder, target, conf, target.timed, config)
-        context = target.typical_context(config.new_tokens)
-        return [*timings, time_lookups(drafter, conf.name, k, context)]
-
-    visits = visits_of_draft(folder, target, conf, lambda _: FullLookup(drafter), config)
-    return _in_order(visits, score, None if timed else steps)
-
-
-def _scored_by_head(
-    folder: RunFolder,
-    target: Target,
-    texts: Sequence[GeneratedText],
-    conf: ModelConf,
-    config: AuditionConfig,
-    *,
-    timed: bool,
-) -> DraftResult:
-    """As `_scored`, of a head; the target keeps the states that it reads until this returns.
-
-    Raises:
-        NotEligible: the target runs as recorded graphs.
-        UserError: no head that can be read, or one for another target.
-    """
-    model = target.target_model
-    if recorder_of(model) is not None:
-        raise NotEligible(f"{GRAPHS_KEEP_NO_STATES}; audition it with backend=eager")
-    loaded = open_head(conf, target, f"draft {conf.name}")
-    try:
-        head = loaded.network.with_cache(model.vocab_size)
-
-        def score() -> list[TextTrace]:
-            with progress(f"{conf.name} scores", len(texts)) as tick:
-                return score_with_head(
-                    texts,
-                    model,
-                    head,
-                    num_draft_tokens=max(config.k),
-                    draft_name=conf.name,
-                    target_name=f"model={target.target.name}",
-                    tick=tick,
-                )
-
-        def steps() -> list[StepTiming]:
-            models = [*target.timed, TimedModel("draft", conf.name, head)]
-            return _time(folder, target, conf, models, config)
-
-        drafter = partial(head_drafter, head, model)
-        visits = visits_of_draft(folder, target, conf, drafter, config, head.drafts)
-        result = _in_order(visits, score, None if timed else steps)
-        sure = confidences(texts, model, head, config, conf.name)
-        described = {"id": conf.id, "kind": conf.kind, **loaded.describe(), **head.describe()}
-        return replace(result, described=described, confidences=sure)
-    finally:
-        model.keep_states(())
-
-
-def _in_order(
-    visits: RoundVisits,
-    score: Callable[[], list[TextTrace]],
-    steps: Callable[[], list[StepTiming]] | None,
-) -> DraftResult:
-    """Score and time a draft.
+    """One draft's scores, and its step times unless `timed`.
 
     Half of the visits that time its rounds, stored in the folder, come before that, half after.
     """
-    visits.up_to(0.5)
-    begin = time.perf_counter()
-    traces = score()
-    seconds = time.perf_counter() - begin
-    timings = [] if steps is None else steps()
-    visits.up_to(1.0)
-    return DraftResult(traces, timings, seconds)
+    pair = _with_draft(target, conf, folder, config)
+    try:
+        most = pair.head_model.drafts if isinstance(pair, HeadPair) else None
+        visits = visits_of_draft(folder, target, conf, pair.timed_drafting, config, most)
+        visits.up_to(0.5)
+        begin = time.perf_counter()
+        with progress(f"{conf.name} scores", len(texts)) as tick:
+            traces = scores(pair, texts, max(config.k), batch=config.batch, tick=tick)
+        scoring_s = time.perf_counter() - begin
+        timings: list[StepTiming] = []
+        if not timed:
+            # Interleaved; the target's are timed with every draft again
+            timings = timed_steps(
+                folder,
+                pair,
+                config,
+                paired_with=conf.name,
+                repetitions=math.ceil(step_times.REPETITIONS / 2),
+                doing=f"timing {conf.name}",
+            )
+        visits.up_to(1.0)
+        sure = confidences(pair, texts, config)
+        described = described_draft(conf, pair.draft_entry)
+        return DraftResult(traces, timings, scoring_s, described, sure)
+    finally:
+        target.target_model.keep_states(())
 
 
-def _time(
-    folder: RunFolder,
-    target: Target,
-    conf: ModelConf,
-    models: Sequence[TimedModel],
-    config: AuditionConfig,
-) -> list[StepTiming]:
-    """Steps of the models, interleaved; the target's are timed with every draft again."""
-    name = conf.name
-    return timed_steps(
-        folder,
-        target,
-        models,
-        config,
-        draft=name,
-        paired_with=name,
-        repetitions=math.ceil(step_times.REPETITIONS / 2),
-        doing=f"timing {name}",
-    )
+def described_draft(conf: ModelConf, entry: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The manifest's entry of an auditioned draft; None for one without weights."""
+    return None if entry is None else {"id": conf.id, "kind": conf.kind, **entry}
 
 
 def _reason(error: Exception) -> str:

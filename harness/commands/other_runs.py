@@ -23,6 +23,7 @@ from harness.records import (
     TextTrace,
     Trial,
     UserError,
+    grouped,
 )
 from harness.storage import SERVER, RunFolder, StoredRun, load
 from harness.theory.speedup import StepTimes
@@ -70,9 +71,7 @@ def stored_traces(
     key = f"traces_from={config.traces_from}"
     run = load(str(config.traces_from))
     check_source(key, run, config.decode)
-    by_draft: dict[str, list[TextTrace]] = {}
-    for trace in run.traces:
-        by_draft.setdefault(trace.draft, []).append(trace)
+    by_draft = grouped(run.traces, lambda trace: trace.draft)
     if not by_draft:
         raise UserError(f"{key}: no traces.parquet there; {_how_to_get(run)}")
     model = run.config.get("model", {})

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from harness import prompts as prompt_sets
@@ -17,7 +18,7 @@ from harness.commands.other_runs import Rates
 from harness.commands.progress import Bar, fetching, progress
 from harness.config import HEADS, AuditionConfig, DecodeConf, ModelConf, PairConfig
 from harness.decoding.heads import HeadDrafter
-from harness.decoding.lookups import NgramDrafter
+from harness.decoding.lookups import DRAFTERS, LookupDrafter
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement import environment
 from harness.measurement.clock import undisturbed
@@ -37,7 +38,7 @@ from harness.models.memory import MemoryNeed, check_fits
 from harness.models.mtp import load_mtp
 from harness.models.probe import cached_model, check_length
 from harness.models.tokenizer import check_thinking, encode, stop_rule
-from harness.records import LOOKUPS, SUFFIX, Cell, Prompt, TextKey, Trial, UserError
+from harness.records import LOOKUPS, NGRAM, SUFFIX, Cell, Prompt, TextKey, Trial, UserError
 from harness.storage import RunFolder
 from harness.theory.acceptance import conditional
 
@@ -112,12 +113,18 @@ class Target:
             for role, (loaded, model) in self.opened.items()
         )
 
+    @property
+    def draft_entry(self) -> dict[str, Any] | None:
+        """The manifest's entry of the draft; None where there is none, or it has no weights."""
+        return None
+
     def describe(self) -> dict[str, Any]:
         """The manifest's entries about models, prompts and machine."""
-        models = {
-            role: {**loaded.describe(), **model.describe()}
-            for role, (loaded, model) in self.opened.items()
+        entries = {
+            "target": {**self.target.describe(), **self.target_model.describe()},
+            "draft": self.draft_entry,
         }
+        models = {role: entry for role, entry in entries.items() if entry is not None}
         return described(self.target_model.device, models, self.conversations)
 
     def check_lengths(self) -> None:
@@ -160,6 +167,11 @@ class Pair(Target):
         return {**super().opened, "draft": (self.draft, self.draft_model)}
 
     @property
+    def draft_entry(self) -> dict[str, Any]:
+        """The manifest's entry of the draft."""
+        return {**self.draft.describe(), **self.draft_model.describe()}
+
+    @property
     def draft_name(self) -> str:
         """The draft's name in the records."""
         return self.draft.name
@@ -177,17 +189,33 @@ class Pair(Target):
 
 @dataclass(frozen=True)
 class LookupPair(Target):
-    """A target whose draft looks its tokens up in the text: there is no second model."""
+    """A target whose draft looks its tokens up: there is no second model.
+
+    Attributes:
+        draft_name: in the records.
+        kind: of look-up.
+        answers: that were given before; a look-up in earlier answers has read them.
+    """
 
     draft_name: str
+    kind: str = NGRAM
+    answers: Sequence[Sequence[int]] = ()
 
-    def drafting(self, request: Request) -> NgramDrafter:
+    @cached_property
+    def drafter(self) -> LookupDrafter:
+        """What looks the tokens up; it begins anew with each generation."""
+        drafter = DRAFTERS[self.kind](self.target.eos)
+        for answer in self.answers:
+            drafter.learn(answer)
+        return drafter
+
+    def drafting(self, _: Request) -> LookupDrafter:
         """What the loop drafts with."""
-        return NgramDrafter(request.eos)
+        return self.drafter
 
-    def timed_drafting(self, request: Request) -> FullLookup:
+    def timed_drafting(self, _: Request) -> FullLookup:
         """What rounds are timed with: it proposes as many tokens as it is asked for."""
-        return FullLookup(self.drafting(request))
+        return FullLookup(self.drafter)
 
 
 @dataclass(frozen=True)
@@ -207,15 +235,17 @@ class HeadPair(Target):
         """The target and the head, as the measurement of step times wants them."""
         return (*super().timed, TimedModel("draft", self.head.name, self.head_model))
 
-    def describe(self) -> dict[str, Any]:
-        """The manifest's entries about models, prompts and machine."""
-        entries = super().describe()
-        head = {**self.head.describe(), **self.head_model.describe()}
-        return {**entries, "models": {**entries["models"], "draft": head}}
+    @property
+    def draft_entry(self) -> dict[str, Any]:
+        """The manifest's entry of the head."""
+        return {**self.head.describe(), **self.head_model.describe()}
 
     def drafting(self, request: Request) -> HeadDrafter:
         """What the loop drafts with."""
-        return head_drafter(self.head_model, self.target_model, request)
+        stop_below = request.stop_below or 0.0
+        return HeadDrafter(
+            self.head_model, self.target_model, request.sampling, request.rule, stop_below
+        )
 
     @property
     def timed_drafting(self) -> Callable[[Request], HeadDrafter]:
@@ -225,11 +255,6 @@ class HeadPair(Target):
 
 # A target with what drafts for it
 Drafted = Pair | LookupPair | HeadPair
-
-
-def head_drafter(head: Head, target: CachedModel, request: Request) -> HeadDrafter:
-    """What drafts for a request with a head."""
-    return HeadDrafter(head, target, request.sampling, request.rule, request.stop_below or 0.0)
 
 
 # ---- opening -------------------------------------------------------------------------------------
@@ -246,15 +271,7 @@ def open_drafted(config: PairConfig, prompts: Sequence[Prompt]) -> Drafted:
             f"draft={config.draft.name}: what it finds depends on the answers before it, so no "
             "generation stands alone; audition it: python -m harness.audition drafts=[suffix]"
         )
-    target = _open_target(config, prompts)
-    return LookupPair(
-        target.target,
-        target.target_model,
-        target.conversations,
-        target.prompts,
-        target.positions,
-        config.draft.name,
-    )
+    return LookupPair(**vars(_open_target(config, prompts)), draft_name=config.draft.name)
 
 
 def _open_head_pair(config: PairConfig, prompts: Sequence[Prompt]) -> HeadPair:
@@ -262,16 +279,7 @@ def _open_head_pair(config: PairConfig, prompts: Sequence[Prompt]) -> HeadPair:
         raise UserError(f"backend=cuda_graphs: {GRAPHS_KEEP_NO_STATES}; use backend=eager")
     backend = backend_for(config.backend, [config.draft])
     target = _open_target(replace(config, backend=backend), prompts, config.draft)
-    head = open_head(config.draft, target)
-    return HeadPair(
-        target.target,
-        target.target_model,
-        target.conversations,
-        target.prompts,
-        target.positions,
-        head,
-        head.network.with_cache(target.target_model.vocab_size),
-    )
+    return with_head(target, config.draft)
 
 
 def backend_for(backend: str, drafts: Sequence[ModelConf]) -> str:
@@ -281,12 +289,13 @@ def backend_for(backend: str, drafts: Sequence[ModelConf]) -> str:
     return backend
 
 
-def open_head(conf: ModelConf, target: Target, key: str = "draft") -> LoadedHead:
+def with_head(target: Target, conf: ModelConf, key: str = "draft") -> HeadPair:
     """Load a head, and let the target keep the states that it reads; errors call it `key`."""
     with fetching(f"loading {conf.name}", _hub_id(conf)):
         head = HEAD_READERS[conf.kind](conf, target.target, key)
     target.target_model.keep_states(head.network.layers)
-    return head
+    model = head.network.with_cache(target.target_model.vocab_size)
+    return HeadPair(**vars(target), head=head, head_model=model)
 
 
 def open_pair(config: PairConfig, prompts: Sequence[Prompt]) -> Pair:

@@ -6,15 +6,22 @@ that it lacks.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 from urllib.parse import urlsplit
 
 from harness import prompts as prompt_sets
-from harness.commands.drafts import DraftResult, NotEligible, each_draft, with_draft
+from harness.commands.completions import stored_text, text_requests, trial_of
+from harness.commands.drafts import (
+    DraftResult,
+    NotEligible,
+    checked_draft,
+    described_draft,
+    each_draft,
+)
 from harness.commands.other_runs import stored_times
-from harness.commands.pair import EncodedPrompt, completion, described
+from harness.commands.pair import EncodedPrompt, described
 from harness.commands.progress import fetching, progress
 from harness.commands.run_lifecycle import measuring, note_or_check
 from harness.config import HEADS, SERVER_URL, AuditionConfig, ModelConf
@@ -23,7 +30,6 @@ from harness.measurement.draft_scores import lookup_traces, score_texts
 from harness.measurement.generations import Request
 from harness.measurement.remote_scores import DraftServer, TextServer, refuse_sampling
 from harness.measurement.target_texts import GeneratedText
-from harness.models.cached import CachedModel
 from harness.models.device import resolve_device
 from harness.models.load import Vocabulary, load_vocabulary
 from harness.models.tokenizer import check_thinking, encode
@@ -52,7 +58,7 @@ def audition_texts(
     with fetching(f"reading the tokenizer of {config.model.name}", config.model.id):
         target = load_vocabulary(config.model, "model")
     turns = tuple(_turns(config, prompts, target))
-    requests = _requests(config, turns, target)
+    requests = text_requests(target, turns, config)
     for request in requests:
         refuse_sampling(request.sampling)
     stored = {trial.key: trial for trial in folder.trials()} if folder else {}
@@ -73,7 +79,7 @@ def audition_texts(
             folder.update_manifest({TEXTS_FROM: source})
             stored |= _complete(folder, server, waiting, target)
         generation_s = time.perf_counter() - begin
-        texts = [_text(request, stored[request.key]) for request in requests]
+        texts = [stored_text(request, stored[request.key]) for request in requests]
 
         def measure(conf: ModelConf, unscored: Sequence[GeneratedText]) -> DraftResult | None:
             return _scored(conf, unscored, target, turns, config, key, device) if unscored else None
@@ -99,18 +105,6 @@ def _turns(
             yield EncodedPrompt(turn, encode(target.tokenizer, turn, config.prompts))
 
 
-def _requests(
-    config: AuditionConfig, turns: Sequence[EncodedPrompt], target: Vocabulary
-) -> list[Request]:
-    """One request per (temperature, repetition, prompt)."""
-    return [
-        completion(target, config, entry, temperature, repetition)
-        for temperature in config.temperature
-        for repetition in range(config.repetitions if temperature else 1)
-        for entry in turns
-    ]
-
-
 def _complete(
     folder: RunFolder, server: TextServer, requests: Sequence[Request], target: Vocabulary
 ) -> dict[TextKey, Trial]:
@@ -123,23 +117,10 @@ def _complete(
     with progress(f"{server.engine} completes prompts", len(requests)) as tick:
         for request in requests:
             text = server.complete(request, decode)
-            trial = request.as_trial(
-                status="ok",
-                new_tokens=len(text.tokens),
-                stop_reason=text.stop_reason,
-                tokens=text.tokens,
-                logprobs=text.logprobs,
-            )
-            folder.append_trial(trial)
-            trials[request.key] = trial
+            trials[request.key] = trial_of(text)
+            folder.append_trial(trials[request.key])
             tick()
     return trials
-
-
-def _text(request: Request, trial: Trial) -> GeneratedText:
-    return GeneratedText(
-        request, trial.tokens or (), trial.stop_reason or "budget", logprobs=trial.logprobs
-    )
 
 
 def _scored(
@@ -152,39 +133,25 @@ def _scored(
     device: Any,
 ) -> DraftResult:
     """One draft's scores: looked up, by its weights here, or by its server."""
-
-    def timed(score: Callable[[], list[TextTrace]]) -> DraftResult:
-        begin = time.perf_counter()
-        traces = score()
-        return DraftResult(traces, [], time.perf_counter() - begin)
-
-    def by_weights(model: CachedModel) -> DraftResult:
-        with progress(f"{conf.name} scores", len(texts)) as tick:
-            return timed(
-                lambda: score_texts(
-                    texts, None, model, draft_name=conf.name, batch=config.batch, tick=tick
-                )
-            )
-
+    name, described, begin = conf.name, None, time.perf_counter()
     if conf.kind in LOOKUPS:
-        k = max(config.k)
-        return timed(
-            lambda: lookup_traces(texts, conf.kind, num_draft_tokens=k, draft_name=conf.name)
-        )
-    if conf.kind in HEADS:
+        traces = lookup_traces(texts, conf.kind, num_draft_tokens=max(config.k), draft_name=name)
+    elif conf.kind in HEADS:
         raise NotEligible("a head reads the target's hidden states, which servers do not return")
-    if not SERVER_URL.match(conf.id):
-        return with_draft(conf, target, device, turns, config, by_weights)
-    server = DraftServer(conf.id, key)
-    first = texts[0].request.tokens
-    server.check_vocabulary(first, target.tokenizer.decode(list(first)))
-    with progress(f"{conf.name} scores at {urlsplit(conf.id).netloc}", len(texts)) as tick:
-
-        def by_server() -> list[TextTrace]:
-            traces: list[TextTrace] = []
+    elif SERVER_URL.match(conf.id):
+        server = DraftServer(conf.id, key)
+        first = texts[0].request.tokens
+        server.check_vocabulary(first, target.tokenizer.decode(list(first)))
+        traces: list[TextTrace] = []
+        begin = time.perf_counter()
+        with progress(f"{name} scores at {urlsplit(conf.id).netloc}", len(texts)) as tick:
             for text in texts:
-                traces.append(server.score(text, conf.name))
+                traces.append(server.score(text, name))
                 tick()
-            return traces
-
-        return timed(by_server)
+    else:
+        draft, model = checked_draft(conf, target, device, turns, config)
+        begin = time.perf_counter()
+        with progress(f"{name} scores", len(texts)) as tick:
+            traces = score_texts(texts, None, model, draft_name=name, batch=config.batch, tick=tick)
+        described = described_draft(conf, {**draft.describe(), **model.describe()})
+    return DraftResult(traces, [], time.perf_counter() - begin, described)

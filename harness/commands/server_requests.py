@@ -26,7 +26,7 @@ from harness.measurement.generations import Request
 from harness.measurement.served import shorter
 from harness.models.load import Vocabulary, load_vocabulary
 from harness.models.tokenizer import check_thinking, encode
-from harness.records import Prompt, Rule, ServerClock, UserError
+from harness.records import Prompt, Rule, ServerClock, UserError, grouped
 from harness.storage import RunFolder
 
 # Requests that a server decodes side by side where they arrive at random
@@ -182,9 +182,7 @@ class Task:
 def tasks_of(work: Workload, *, synthetic: bool) -> Iterator[Task]:
     """Every request of a run, in the order it is sent."""
     config, ks = work.config, work.ks
-    by_set: dict[str, list[EncodedPrompt]] = {}
-    for entry in work.prompts:
-        by_set.setdefault(entry.prompt.prompt_set, []).append(entry)
+    by_set = grouped(work.prompts, lambda entry: entry.prompt.prompt_set)
     for visit in range(config.repetitions):
         order = np.random.default_rng((config.seed, visit))
         for entry in work.prompts:

@@ -18,7 +18,7 @@ from harness.commands.server_start import stored_facts
 from harness.commands.snapshot import check_texts
 from harness.engines.protocol import Completion, EngineFacts
 from harness.measurement.returned_texts import ReturnedText, likelihood_test
-from harness.records import GREEDY, TextTrace, Trial
+from harness.records import GREEDY, TextTrace, Trial, grouped
 from harness.storage import RunFolder
 from harness.summary import TextLikelihood
 
@@ -46,10 +46,8 @@ def _likelihoods(
     trials: Sequence[Trial], returned: Callable[[Trial], ReturnedText], pair: Drafted
 ) -> list[TextLikelihood]:
     """A test of each temperature above 0 and K."""
-    cells: dict[tuple[float, int], list[Trial]] = {}
-    for trial in trials:
-        if trial.temperature != GREEDY:
-            cells.setdefault((trial.temperature, trial.k), []).append(trial)
+    sampled = [trial for trial in trials if trial.temperature != GREEDY]
+    cells = grouped(sampled, lambda trial: (trial.temperature, trial.k))
     with progress("testing the returned texts", len(cells)) as tick:
         tests: list[TextLikelihood] = []
         for _, cell in sorted(cells.items()):
@@ -77,9 +75,7 @@ def _score(
             wanted.setdefault((replace(trial.key, repetition=0), 0), replace(trial, repetition=0))
     if wanted.keys() == {(trace.key, trace.k) for trace in folder.traces()}:
         return
-    by_k: dict[int, list[Trial]] = {}
-    for trial in wanted.values():
-        by_k.setdefault(trial.k, []).append(trial)
+    by_k = grouped(wanted.values(), lambda trial: trial.k)
     traces: list[TextTrace] = []
     with progress("scoring the returned texts", len(by_k)) as tick:
         for k, texts in sorted(by_k.items()):

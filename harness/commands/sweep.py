@@ -59,6 +59,6 @@ def run(config: SweepConfig) -> Outcome:
         # How far a draft drafts off the text is not replayed with a penalty
         penalised = config.decode.repetition_penalty not in (None, 1.0)
         if not synthetic and not (penalised and config.decode.stop != "none"):
-            score_pair(folder, pair, text_requests(pair, config), config)
+            score_pair(folder, pair, text_requests(pair.target, pair.prompts, config), config)
         visits.up_to(1.0)
     return concluded(folder, verbose=config.verbose)

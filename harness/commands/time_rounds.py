@@ -28,7 +28,7 @@ from harness.measurement.round_times import (
     timed_ks,
     visits_for,
 )
-from harness.records import LOOKUPS, Cell, RoundTiming
+from harness.records import LOOKUPS, Cell, RoundTiming, grouped
 from harness.storage import RunFolder
 
 # A threshold that no token which is drafted is below
@@ -185,7 +185,4 @@ def _visits(
 
 
 def _by_set(prompts: Iterable[EncodedPrompt]) -> dict[str, list[EncodedPrompt]]:
-    by_set: dict[str, list[EncodedPrompt]] = {}
-    for entry in prompts:
-        by_set.setdefault(entry.prompt.prompt_set, []).append(entry)
-    return by_set
+    return grouped(prompts, lambda entry: entry.prompt.prompt_set)

@@ -4,7 +4,7 @@ A floor is the time that reading a forward's bytes takes at the device's bandwid
 measured on the same run by copying memory (or, where that cannot be, the named card's data sheet).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,13 +14,12 @@ import torch
 from harness.analysis.latency import latency_rows, visits_of
 from harness.analysis.setup import is_card
 from harness.analysis.unstable import unstable_steps
-from harness.commands.pair import Drafted, LookupPair, Target
+from harness.commands.pair import Drafted, LookupPair
 from harness.commands.progress import progress
 from harness.config import AuditionConfig, PairConfig, ProfileConfig, SweepConfig
-from harness.decoding.lookups import NgramDrafter
 from harness.measurement import environment
 from harness.measurement.environment import copy_bandwidth
-from harness.measurement.step_times import TimedModel, time_forwards, time_lookups
+from harness.measurement.step_times import time_forwards, time_lookups
 from harness.models.load import LoadedModel
 from harness.models.memory import is_out_of_memory, shape_of
 from harness.records import GREEDY, CopyBandwidth, StepTiming, UserError
@@ -43,19 +42,8 @@ def measure_steps(
     lacks_floors = not timings or load(folder.path).latency["floor_ms"].isna().all()
     if not timings:
         with enough_memory("single steps"):
-            timings = timed_steps(
-                folder,
-                pair,
-                pair.timed,
-                config,
-                draft=pair.draft_name,
-                paired_with=pair.draft_name if isinstance(pair, LookupPair) else None,
-                doing="timing steps",
-            )
-        if isinstance(pair, LookupPair):
-            drafter = NgramDrafter(pair.target.eos)
-            context = pair.typical_context(config.new_tokens)
-            timings.append(time_lookups(drafter, pair.draft_name, max(config.k), context))
+            looked_up = pair.draft_name if isinstance(pair, LookupPair) else None
+            timings = timed_steps(folder, pair, config, paired_with=looked_up, doing="timing steps")
     if lacks_floors:
         folder.write_latency(with_floors(latency_rows(timings), reading), timings)
     return timings
@@ -63,28 +51,27 @@ def measure_steps(
 
 def timed_steps(
     folder: RunFolder,
-    target: Target,
-    models: Sequence[TimedModel],
+    pair: Drafted,
     config: PairConfig | AuditionConfig,
     *,
-    draft: str,
-    paired_with: str | None = None,
+    paired_with: str | None,
     repetitions: int | None = None,
     doing: str,
 ) -> list[StepTiming]:
-    """Steps, verifies and prefills of these models; those that cannot be right are timed again.
+    """Steps, verifies and prefills of a pair; those that cannot be right are timed again.
 
-    The first visit that timed rounds of `draft` says what a plain token takes. `repetitions` is
-    that of `time_forwards`. `doing` is shown.
+    The first visit that timed rounds of the draft says what a plain token takes. `paired_with` and
+    `repetitions` are those of `time_forwards`. `doing` is shown.
     """
-    visits = visits_of(folder.rounds(), draft, GREEDY)
+    visits = visits_of(folder.rounds(), pair.draft_name, GREEDY)
     plain_s = None if visits is None else float(np.median(visits.plain_s))
-    lengths = sorted({len(entry.tokens) for entry in target.prompts})
+    lengths = sorted({len(entry.tokens) for entry in pair.prompts})
+    max_k, context = max(config.k), pair.typical_context(config.new_tokens)
     with progress(doing) as bar:
-        return time_forwards(
-            models,
-            max(config.k),
-            context=target.typical_context(config.new_tokens),
+        timings = time_forwards(
+            pair.timed,
+            max_k,
+            context=context,
             prefills=sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]}),
             repetitions=repetitions,
             seed=config.seed,
@@ -93,6 +80,9 @@ def timed_steps(
             expect=bar.expect,
             tick=bar,
         )
+    if isinstance(pair, LookupPair):
+        timings.append(time_lookups(pair.drafter, pair.draft_name, max_k, context))
+    return timings
 
 
 @contextmanager
