@@ -435,22 +435,29 @@ def reserve(
     opened: Sequence[tuple[LoadedModel, CachedModel]],
 ) -> int:
     """Make the caches long enough for the longest generation; returns the positions it needs."""
+    check_lengths(prompts, config, [loaded for loaded, _ in opened])
+    positions = max(entry.length for entry in prompts) + config.new_tokens + max(config.k) + 1
+    for _, model in opened:
+        model.reserve(positions)
+    return positions
+
+
+def check_lengths(
+    prompts: Sequence[EncodedPrompt], config: Config, models: Sequence[Vocabulary]
+) -> None:
+    """Refuse generations that are longer than a model can read."""
     new_tokens, max_k = config.new_tokens, max(config.k)
     for entry in prompts:
-        for loaded, _ in opened:
-            needed, limit = entry.length + new_tokens + max_k, loaded.context_tokens
+        for model in models:
+            needed, limit = entry.length + new_tokens + max_k, model.context_tokens
             if limit is not None and needed > limit:
                 turns = ", set prompts.max_turns" if len(entry.prompt.turns) > 1 else ""
                 raise UserError(
                     f"new_tokens={new_tokens}: prompt {entry.prompt.prompt_set}/{entry.prompt.id} "
                     f"has {entry.length} tokens, with K={max_k} together {needed}, beyond the "
-                    f"{limit} of {loaded.key}={loaded.name}; lower new_tokens{turns} or leave the "
+                    f"{limit} of {model.key}={model.name}; lower new_tokens{turns} or leave the "
                     "prompt out"
                 )
-    positions = max(entry.length for entry in prompts) + new_tokens + max_k + 1
-    for _, model in opened:
-        model.reserve(positions)
-    return positions
 
 
 # ---- planning ------------------------------------------------------------------------------------
@@ -544,13 +551,18 @@ def request(
     }
     return replace(
         plain,
-        cell=hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16],
+        cell=hash_of(identity),
         k=k,
         draft=pair.draft_name if k else None,
         rule=config.decode.rule,
         synthetic=conditional(rates) if rates else None,
         stop_below=stop_below,
     )
+
+
+def hash_of(identity: Any) -> str:
+    """A generation's key, from all that determines it."""
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def sampling_of(decode: DecodeConf, temperature: float) -> SamplingParameters:

@@ -1,12 +1,21 @@
 """A pair on the engine that will serve it: every K on live servers, then the verdict.
 
 What the servers are asked for is in `server_requests`, how they are started or attached to in
-`server_start`, the single requests in `server_visits`, requests side by side in `server_load`, and
-what becomes of the returned texts in `server_texts`.
+`server_start`, and the requests in `server_visits`. What they returned is held here against the
+pair's own weights: it is scored by the pair for replay (traces.parquet), and compared with plain
+decoding's texts and with the target's distribution (checks.jsonl). Where only a tokenizer is here
+(score=false) there is nothing of that.
 """
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from harness.commands.completions import scores
 from harness.commands.dry_run import print_server_plan
 from harness.commands.other_runs import stored_own_rounds
+from harness.commands.pair import Drafted
+from harness.commands.progress import progress
 from harness.commands.run_lifecycle import (
     Outcome,
     concluded,
@@ -15,16 +24,26 @@ from harness.commands.run_lifecycle import (
     measuring,
     note_or_check,
     resumed,
+    unless_broken,
 )
-from harness.commands.server_load import measure_loads
-from harness.commands.server_requests import open_workload
-from harness.commands.server_start import is_synthetic, states_of_addresses, try_addresses
-from harness.commands.server_texts import judge
-from harness.commands.server_visits import measure
+from harness.commands.server_requests import Workload, open_workload
+from harness.commands.server_start import (
+    is_synthetic,
+    states_of_addresses,
+    stored_facts,
+    try_addresses,
+)
+from harness.commands.server_visits import measure, measure_loads
+from harness.commands.snapshot import check_texts
 from harness.commands.time_rounds import time_own_loop
 from harness.config import ServerConfig
 from harness.engines.adapters import adapter_of
 from harness.engines.process import check_port_free
+from harness.engines.protocol import Completion, EngineFacts
+from harness.measurement.returned_texts import ReturnedText, likelihood_test
+from harness.records import GREEDY, TextTrace, Trial, grouped
+from harness.storage import RunFolder
+from harness.summary import TextLikelihood
 
 COMMAND = "server"
 
@@ -54,7 +73,77 @@ def run(config: ServerConfig) -> Outcome:
         measure(folder, work, adapter)
         measure_loads(folder, work, adapter)
         if work.pair is not None:
-            judge(folder, work, work.pair)
+            _judge(folder, work, work.pair)
             if config.engine != "own":
                 time_own_loop(folder, work.pair, config, own_rounds)
     return concluded(folder, verbose=config.verbose)
+
+
+# ---- what they returned ------------------------------------------------------------------------
+
+
+def _judge(folder: RunFolder, work: Workload, pair: Drafted) -> None:
+    """Score the returned texts for replay, and hold them against the target's own."""
+    facts = stored_facts(folder)
+    trials = [trial for trial in folder.trials() if trial.status == "ok" and trial.tokens]
+    prompts = {(entry.prompt.prompt_set, entry.prompt.id): entry for entry in work.prompts}
+
+    def returned(trial: Trial) -> ReturnedText:
+        entry = prompts[trial.prompt_set, trial.prompt]
+        request = work.request(entry, trial.temperature, trial.k, trial.repetition)
+        request_s = (trial.prefill_s or 0.0) + (trial.decode_s or 0.0)
+        completion = Completion(trial.tokens or (), trial.stop_reason or "budget", request_s)
+        return ReturnedText(request, completion)
+
+    with unless_broken(folder, "the scores of the returned texts"):
+        check_texts(folder, trials, pair, work.config, _likelihoods(trials, returned, pair))
+        if facts.counting is not None:
+            _score(folder, work, trials, returned, facts, pair)
+
+
+def _likelihoods(
+    trials: Sequence[Trial], returned: Callable[[Trial], ReturnedText], pair: Drafted
+) -> list[TextLikelihood]:
+    """A test of each temperature above 0 and K."""
+    sampled = [trial for trial in trials if trial.temperature != GREEDY]
+    cells = grouped(sampled, lambda trial: (trial.temperature, trial.k))
+    with progress("testing the returned texts", len(cells)) as tick:
+        tests: list[TextLikelihood] = []
+        for _, cell in sorted(cells.items()):
+            tests.append(likelihood_test([returned(trial) for trial in cell], pair.target_model))
+            tick()
+    return tests
+
+
+def _score(
+    folder: RunFolder,
+    work: Workload,
+    trials: Sequence[Trial],
+    returned: Callable[[Trial], ReturnedText],
+    facts: EngineFacts,
+    pair: Drafted,
+) -> None:
+    """Score plain decoding's greedy texts, which are every K's, and every sampled text."""
+    wanted: dict[tuple[Any, int], Trial] = {}
+    for trial in trials:
+        if not trial.new_tokens:
+            continue
+        if trial.temperature != GREEDY:
+            wanted[trial.key, trial.k] = trial
+        elif trial.k == 0:
+            wanted.setdefault((replace(trial.key, repetition=0), 0), replace(trial, repetition=0))
+    if wanted.keys() == {(trace.key, trace.k) for trace in folder.traces()}:
+        return
+    by_k = grouped(wanted.values(), lambda trial: trial.k)
+    traces: list[TextTrace] = []
+    with progress("scoring the returned texts", len(by_k)) as tick:
+        for k, texts in sorted(by_k.items()):
+            scored = scores(
+                pair,
+                [returned(trial).decoded(facts) for trial in texts],
+                max(work.ks),
+                draft_sampling=facts.draft_sampling,
+            )
+            traces += [replace(trace, k=k) for trace in scored]
+            tick()
+    folder.write_traces(traces)

@@ -8,8 +8,6 @@ What rounds cost comes from the same visits: from servers that are told to rejec
 (starts.jsonl).
 """
 
-import hashlib
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,7 +17,16 @@ import numpy as np
 import torch
 
 from harness.commands.completions import with_turns
-from harness.commands.pair import Drafted, EncodedPrompt, described, open_drafted, sampling_of
+from harness.commands.pair import (
+    Drafted,
+    EncodedPrompt,
+    check_lengths,
+    completion,
+    described,
+    hash_of,
+    open_drafted,
+    sampling_of,
+)
 from harness.commands.progress import progress
 from harness.config import ServerConfig
 from harness.measurement.generations import Request
@@ -96,22 +103,13 @@ class Workload:
             "seed": config.seed,
         }
         text = [config.seed, prompt.prompt_set, prompt.id, sampling.temperature, visit, k]
-        return Request(
-            cell=_hash(identity),
-            prompt_set=prompt.prompt_set,
-            prompt=prompt.id,
-            category=prompt.category,
-            tokens=entry.tokens,
-            sampling=sampling,
-            budget=config.new_tokens,
-            repetition=visit,
-            seed=int(_hash(text)[:8], 16),
-            eos=self.vocabulary.eos,
-            model=self.vocabulary.name,
+        return replace(
+            completion(self.vocabulary, config, entry, temperature, visit),
+            cell=hash_of(identity),
+            seed=int(hash_of(text)[:8], 16),
             draft=config.draft.name if k else None,
             k=k,
             rule=cast("Rule", config.decode.rule or "ratio"),
-            turn=entry.turn,
         )
 
 
@@ -132,13 +130,7 @@ def open_workload(config: ServerConfig, prompts: Sequence[Prompt]) -> Workload:
         EncodedPrompt(prompt, encode(vocabulary.tokenizer, prompt, config.prompts))
         for prompt in prompts
     )
-    longest = max(len(entry.tokens) for entry in encoded) + config.new_tokens + max(config.k)
-    if vocabulary.context_tokens is not None and longest > vocabulary.context_tokens:
-        raise UserError(
-            f"new_tokens={config.new_tokens}: with the longest prompt and K={max(config.k)} that is"
-            f" {longest} tokens, beyond the {vocabulary.context_tokens} of"
-            f" model={vocabulary.name}; lower new_tokens or leave the prompt out"
-        )
+    check_lengths(encoded, config, [vocabulary])
     return Workload(config, tuple(prompts), encoded, vocabulary, None)
 
 
@@ -225,7 +217,3 @@ def waiting_of(folder: RunFolder, tasks: Sequence[Task]) -> list[Task]:
         if not stored:
             waiting.append(task)
     return waiting
-
-
-def _hash(identity: Any) -> str:
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]

@@ -7,12 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
-from harness.decoding.sampling import SamplingParameters
 from harness.engines.client import HttpClient
 from harness.engines.process import LOOPBACK, ServerProcess, check_port_free, free_port
-from harness.engines.protocol import Completion, EngineFacts, ServerDiedError
+from harness.engines.protocol import Completion, Server, ServerDiedError
 from harness.records import Rule, StopReason, UserError
 from harness.serving.kinds import DraftKind
 
@@ -173,14 +172,13 @@ class AttachedEngine:
         return self.server(Running(HttpClient(self.urls[k], self.key)), k)
 
 
-class HttpServer(ABC):
+class HttpServer(Server):
     """One running server, without what differs between engines.
 
     Attributes:
         decoded_field: of the answer of /detokenize, the one with the text.
     """
 
-    facts: EngineFacts
     decoded_field: ClassVar[str]
 
     def __init__(self, title: str, k: int, running: Running) -> None:
@@ -200,12 +198,6 @@ class HttpServer(ABC):
         """What it has at `path`."""
         with self._log_named():
             return self._client.get(path)
-
-    @abstractmethod
-    def generate(
-        self, prompt: Sequence[int], sampling: SamplingParameters, seed: int, budget: int
-    ) -> Completion:
-        """Complete a prompt; see `protocol.Server`."""
 
     def check_vocabulary(self, tokens: Sequence[int], text: str) -> None:
         """Refuse a server whose model reads token ids as another text; see `protocol.Server`."""
@@ -300,12 +292,6 @@ class HttpServer(ABC):
         """End the server, if it was started here."""
         if self._process is not None:
             self._process.stop()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @contextmanager
     def _log_named(self) -> Iterator[None]:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from time import process_time
-from typing import Self
 
 import torch
 
@@ -16,7 +15,7 @@ from harness import PACKAGE
 from harness.decoding.loops import autoregressive_rounds, speculative_rounds
 from harness.decoding.protocols import CausalModel, Drafter, Generation
 from harness.decoding.sampling import SamplingParameters, Uniforms
-from harness.engines.protocol import Completion, EngineFacts
+from harness.engines.protocol import Completion, EngineFacts, Server
 from harness.records import Rule
 from harness.serving.counting import Counting
 from harness.theory.acceptance import conditional
@@ -57,7 +56,7 @@ class OwnLoop:
         """None: nothing is started."""
 
 
-class OwnServer:
+class OwnServer(Server):
     """The loop at one K."""
 
     def __init__(self, loop: OwnLoop, k: int, synthetic: Sequence[float] | None) -> None:
@@ -117,12 +116,3 @@ class OwnServer:
 
     def check_vocabulary(self, tokens: Sequence[int], text: str) -> None:
         """The tokenizer is the target's own."""
-
-    def close(self) -> None:
-        """Nothing was started."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass

@@ -5,6 +5,7 @@ means several servers side by side. Prompts and texts are token ids, because tex
 again may have other tokens.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -99,12 +100,18 @@ class Completion:
         return len(self.tokens) if self.counted is None else self.counted
 
 
-class Server(Protocol):
-    """An engine that runs, at one K."""
+class Server(ABC):
+    """An engine that runs, at one K.
 
-    k: int  # tokens that it drafts per round; 0 decodes plainly
+    Attributes:
+        k: tokens that it drafts per round; 0 decodes plainly.
+        facts: what the engine is.
+    """
+
+    k: int
     facts: EngineFacts
 
+    @abstractmethod
     def generate(
         self, prompt: Sequence[int], sampling: SamplingParameters, seed: int, budget: int
     ) -> Completion:
@@ -120,15 +127,15 @@ class Server(Protocol):
             ServerDiedError: the server ended or cannot be reached any more.
             UserError: the engine cannot do this, or its answer lacks what it should have.
         """
-        ...
 
+    @abstractmethod
     def cpu_s(self) -> float | None:
         """Processor time so far of the server's process, all threads; None elsewhere.
 
         Between two calls it is that of whatever was decoded meanwhile, side by side or not.
         """
-        ...
 
+    @abstractmethod
     def check_vocabulary(self, tokens: Sequence[int], text: str) -> None:
         """Refuse a server whose model reads token ids as another text, where it can be asked.
 
@@ -139,19 +146,17 @@ class Server(Protocol):
         Raises:
             UserError: it serves another model.
         """
-        ...
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """End what was started here; a second call does nothing."""
-        ...
 
     def __enter__(self) -> Self:
         """Itself; closed at the end of the block."""
-        ...
+        return self
 
     def __exit__(self, *_: object) -> None:
         """Close."""
-        ...
+        self.close()
 
 
 class Engine(Protocol):
