@@ -412,7 +412,7 @@ def test_graphs_are_timed_at_every_context_near_the_end_of_a_cache(
     for draft in ("tiny_good", "ngram"):
         result = drafts._measured(folder, target, [], draft_conf(draft), asked, timed=False)
         assert {t.context_tokens for t in result.timings if t.kind != "prefill"} == {context}
-        rounds = [line for line in folder.rounds() if line.draft == draft]
+        rounds = [line for line in folder.rounds.read() if line.draft == draft]
         assert {line.k for line in rounds} == {0, 1, 8}
 
 

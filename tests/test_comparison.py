@@ -285,7 +285,7 @@ def folders(tmp_path: Path) -> list[str]:
     for name, change in (("one", lambda trial: trial), ("two", slower(1.25, k=4))):
         folder = RunFolder.create(tmp_path / name, "sweep", ["tiny"], SWEEP.config)
         for trial in SWEEP.trials:
-            folder.append_trial(change(trial))
+            folder.trials.append(change(trial))
         folder.write_latency((), RunFolder(SWEEP.folder, {}).timings())
         folder.update_manifest({**SWEEP.manifest, "status": "running"})
         paths.append(str(folder.path))

@@ -76,7 +76,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> StoredRun:
 
 
 def answers_of(run: StoredRun) -> dict[str, Trial]:
-    return {trial.prompt: trial for trial in RunFolder(run.folder, run.manifest).answers()}
+    return {trial.prompt: trial for trial in RunFolder(run.folder, run.manifest).answers.read()}
 
 
 def test_every_turn_is_a_prompt_of_its_own_in_every_cell(swept: StoredRun) -> None:
@@ -281,7 +281,7 @@ def test_both_thinking_modes_run_side_by_side(tmp_path: Path) -> None:
     assert {name for name, _ in lengths} == {"talks", "talks+thinking"}
     assert lengths["talks+thinking", "a"] > lengths["talks", "a"]
     # Each mode continues the answers that it gave itself
-    answers = RunFolder(run.folder, run.manifest).answers()
+    answers = RunFolder(run.folder, run.manifest).answers.read()
     assert Counter(t.prompt_set for t in answers) == {"talks": 3, "talks+thinking": 3}
 
 

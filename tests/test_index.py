@@ -245,7 +245,7 @@ def test_a_killed_snapshot_says_which_texts_are_the_same_and_which_are_open(
     changed = replace(other, tokens=(other.tokens[0], -1, *other.tokens[2:]))
     (folder / "trials.jsonl").unlink()
     for trial in trials:
-        RunFolder(folder, load(folder).manifest).append_trial(changed if trial is other else trial)
+        RunFolder(folder, load(folder).manifest).trials.append(changed if trial is other else trial)
     assert "47 PASS, 0 TIE, 0 FAIL, 1 OPEN" in reported(folder)
     (opened,) = [check for check in analyse(load(folder)).text_checks if check.result == "OPEN"]
     assert (opened.prompt, opened.first_difference) == (other.prompt, 1)

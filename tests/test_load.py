@@ -353,8 +353,8 @@ def test_loads_in_which_rounds_cost_nothing_give_no_costs():
 def test_loads_come_back_from_their_file_and_say_rows_of_results(tmp_path):
     timings, _ = loads(visits=1)
     folder = RunFolder.create(tmp_path, "server", ["target"], {"k": [1, 2, 4]})
-    folder.append_loads(timings)
-    assert stored(folder.path).loads == tuple(timings) == tuple(folder.loads())
+    folder.loads.append(*timings)
+    assert stored(folder.path).loads == tuple(timings) == tuple(folder.loads.read())
     results = analyse_loads(timings, [], None, None, "llamacpp")
     assert [schedule.temperature for schedule in results.schedules] == [0.0]
     assert {(row.prompt_set, row.concurrency, row.engine) for row in results.rows} == {

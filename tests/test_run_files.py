@@ -118,10 +118,10 @@ def test_tables_have_the_contracts_columns_and_empty_means_empty(tmp_path: Path)
 
 
 def test_trials_checks_and_traces_come_back_as_they_were(folder: RunFolder) -> None:
-    before, traces = folder.trials(), load_traces(folder.path)
+    before, traces = folder.trials.read(), load_traces(folder.path)
     failed = replace(TRIAL, cell="x", status="failed", error="out of memory", tokens=None)
-    folder.append_trial(failed)
-    folder.append_answer(TRIAL)
+    folder.trials.append(failed)
+    folder.answers.append(TRIAL)
     checks = (
         TextCheck("easy", "one", 0, 2, "TIE", first_difference=3, target_margin=1e-7),
         DistributionTest(1.0, 2, 1, 5000, 12, 9.5, 0.57, "PASS"),
@@ -131,7 +131,7 @@ def test_trials_checks_and_traces_come_back_as_they_were(folder: RunFolder) -> N
     folder.add_traces(traces[5:])
     stored = load(folder.path)
     assert stored.trials == (*before, failed)
-    assert folder.answers() == [TRIAL]
+    assert folder.answers.read() == [TRIAL]
     assert stored.checks == checks
     assert [trace.key for trace in stored.traces] == [trace.key for trace in traces]
     for back, trace in zip(stored.traces, traces, strict=True):
@@ -251,7 +251,7 @@ def test_a_folder_of_an_earlier_version_is_read_and_said_to_be_unverified(tmp_pa
     assert len(stored.trials) == len(lines) > 0
     assert "traces.parquet" in stored.unverified
     folder = RunFolder(old, stored.manifest)
-    folder.append_trial(replace(stored.trials[0], cell="new"))
+    folder.trials.append(replace(stored.trials[0], cell="new"))
     assert len(load(old).trials) == len(lines) + 1
     # What that version derived is derived again; its summary stays, for what no raw file holds
     now, former = (f'"schema_version": {number}' for number in (SCHEMA_VERSION, 1))
@@ -267,7 +267,7 @@ def test_a_folder_of_an_earlier_version_is_read_and_said_to_be_unverified(tmp_pa
 
 def test_damaged_trials_are_all_named_and_only_they_are_measured_again(folder: RunFolder) -> None:
     file = folder.path / "trials.jsonl"
-    before = folder.trials()
+    before = folder.trials.read()
     lines = file.read_bytes().splitlines(keepends=True)
     lines[2] = lines[2].replace(b'"k": ', b'"k": 1', 1)
     lines[7] = lines[7][:40] + b"\n"
@@ -277,7 +277,7 @@ def test_damaged_trials_are_all_named_and_only_they_are_measured_again(folder: R
     assert file.read_bytes() == b"".join(lines)
     command = str(refused.value).partition("(sed")[2].partition(")")[0]
     subprocess.run(f"sed{command}", shell=True, check=True)
-    kept = RunFolder.resume(folder.path, "sweep", CONFIG).trials()
+    kept = RunFolder.resume(folder.path, "sweep", CONFIG).trials.read()
     assert kept == [trial for index, trial in enumerate(before) if index not in (2, 7)]
     assert (folder.path / "trials.jsonl.bak").read_bytes() == b"".join(lines)
 
@@ -286,29 +286,29 @@ def test_round_times_come_back_and_a_killed_writers_half_line_is_cut_off(folder:
     assert load(folder.path).rounds == (), "an earlier version timed none"
     timings = [replace(TIMING, visit=visit, k=k) for visit in range(2) for k in (0, 2)]
     for timing in timings:
-        folder.append_round(timing)
+        folder.rounds.append(timing)
     file = folder.path / "rounds.jsonl"
     content = file.read_bytes()
     file.write_bytes(content[:-9])
     assert load(folder.path).rounds == tuple(timings[:-1])
     again = RunFolder.resume(folder.path, "sweep", CONFIG)
-    again.append_round(timings[-1])
+    again.rounds.append(timings[-1])
     assert file.read_bytes() == content
-    assert load(folder.path).rounds == tuple(again.rounds()) == tuple(timings)
+    assert load(folder.path).rounds == tuple(again.rounds.read()) == tuple(timings)
     file.write_bytes(content.replace(b'"rounds": 16', b'"rounds": 17', 1))
     assert "rounds.jsonl, line 1: damaged" in refusal(folder.rounds)
 
 
 def test_a_lost_line_break_or_a_lost_line_is_not_passed_over(folder: RunFolder) -> None:
-    file, trials = folder.path / "trials.jsonl", folder.trials()
+    file, trials = folder.path / "trials.jsonl", folder.trials.read()
     content = file.read_bytes()
     file.write_bytes(content[:-1])
-    assert folder.trials() == trials, "whole but for its line break"
-    assert RunFolder.resume(folder.path, "sweep", CONFIG).trials() == trials
+    assert folder.trials.read() == trials, "whole but for its line break"
+    assert RunFolder.resume(folder.path, "sweep", CONFIG).trials.read() == trials
     assert file.read_bytes() == content
     file.write_bytes(content[:-1] + b"J")
     with pytest.raises(UserError, match=f"line {len(trials)}: damaged"):
-        folder.trials()
+        folder.trials.read()
     file.write_bytes(content)
     folder.update_manifest({"status": "complete"})
     file.write_bytes(b"".join(content.splitlines(keepends=True)[:-1]))
@@ -317,7 +317,7 @@ def test_a_lost_line_break_or_a_lost_line_is_not_passed_over(folder: RunFolder) 
     for settings in (ReportConfig(run=runs[0]), ReportConfig(runs=runs)):
         with pytest.raises(UserError, match="1 of the generations that were stored are missing"):
             report.run(settings)
-    assert len(RunFolder.resume(folder.path, "sweep", CONFIG).trials()) == len(trials) - 1
+    assert len(RunFolder.resume(folder.path, "sweep", CONFIG).trials.read()) == len(trials) - 1
 
 
 def test_a_kill_between_two_writes_is_not_taken_for_damage(
@@ -441,7 +441,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(
     extra, summary = replace(stored.trials[0], cell="extra"), analyse(stored)
     broken(number, call)
     for write in (
-        lambda: folder.append_trial(extra),
+        lambda: folder.trials.append(extra),
         lambda: folder.write_results([]),
         lambda: folder.write_traces(traces[:1]),
         lambda: folder.write_latency((), folder.timings()[:1]),
@@ -457,23 +457,23 @@ def test_a_full_disk_is_one_line_and_loses_nothing(
     assert {name for name in files if files[name] != after[name]} <= {"checksums.json"}
     assert set(files) == set(after), "nothing half-written is left"
     again = RunFolder.resume(folder.path, "sweep", CONFIG)
-    again.append_trial(extra)
+    again.trials.append(extra)
     assert load(folder.path).trials == (*stored.trials, extra)
 
 
 def test_what_a_full_disk_left_of_a_line_does_not_join_the_next(
     folder: RunFolder, broken: Break, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trials = folder.trials()
+    trials = folder.trials.read()
     truncate = os.ftruncate
     broken(errno.ENOSPC, "write")
     monkeypatch.setattr(os, "ftruncate", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "")))
     with pytest.raises(UserError, match="No space left"):
-        folder.append_trial(replace(trials[0], cell="torn"))
+        folder.trials.append(replace(trials[0], cell="torn"))
     monkeypatch.undo()
     assert os.ftruncate is truncate
-    folder.append_trial(replace(trials[0], cell="next"))
-    assert [trial.cell for trial in folder.trials()[-2:]] == [trials[-1].cell, "next"]
+    folder.trials.append(replace(trials[0], cell="next"))
+    assert [trial.cell for trial in folder.trials.read()[-2:]] == [trials[-1].cell, "next"]
 
 
 @pytest.mark.parametrize("during", ["a generation", "anything else"])
@@ -487,7 +487,7 @@ def test_a_command_on_a_full_disk_ends_with_status_2(
             raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), "/elsewhere")
         with running(run):
             broken(errno.ENOSPC, "write")
-            run.append_trial(TRIAL)
+            run.trials.append(TRIAL)
         raise AssertionError
 
     assert door(work) == 2
@@ -569,7 +569,7 @@ def test_a_file_system_without_locks_is_written_without_and_says_so(
 
     monkeypatch.setattr("fcntl.flock", unsupported)
     run = RunFolder.create(tmp_path, "sweep", ["tiny"], {})
-    run.append_trial(TRIAL)
+    run.trials.append(TRIAL)
     assert load(run.path).manifest["written_without_lock"] == "flock: No locks available"
     assert "written without a lock" in caplog.text
 
@@ -619,7 +619,7 @@ def test_a_signal_that_is_ignored_stays_ignored(door: Callable[..., int]) -> Non
 def test_a_generation_interrupted_while_it_is_stored_is_stored_whole_or_not_at_all(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trials, write = folder.trials(), os.write
+    trials, write = folder.trials.read(), os.write
 
     def interrupted(handle: int, content: Any) -> int:
         write(handle, bytes(content)[:50])
@@ -628,8 +628,8 @@ def test_a_generation_interrupted_while_it_is_stored_is_stored_whole_or_not_at_a
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", interrupted)
         with pytest.raises(Interrupted):
-            folder.append_trial(replace(trials[0], cell="next"))
-    assert folder.trials() == trials
+            folder.trials.append(replace(trials[0], cell="next"))
+    assert folder.trials.read() == trials
     assert (folder.path / "trials.jsonl").read_bytes().endswith(b"}\n")
 
 
@@ -839,8 +839,8 @@ def test_half_a_visit_under_load_is_not_stored(folder: RunFolder, broken: Break)
         LoadTiming(0, "m", "d", k, 0.0, "easy", 1, None, ("easy/a",), (8,), (8,), (8,), (0.1,), 0.1)
         for k in (0, 1, 2, 4)
     ]
-    folder.append_loads(loads)
+    folder.loads.append(*loads)
     broken(errno.ENOSPC, "write")
     with pytest.raises(UserError, match="No space left"):
-        folder.append_loads([replace(load, visit=1) for load in loads])
-    assert folder.loads() == loads
+        folder.loads.append(*[replace(load, visit=1) for load in loads])
+    assert folder.loads.read() == loads

@@ -249,7 +249,7 @@ def test_a_run_that_timed_rounds_gives_them_and_not_what_its_steps_add_up_to(
     folder = RunFolder.reopen(load(run))
     for k, seconds in {0: 0.010, 1: 0.016, 4: 0.028}.items():
         rounds = RoundTiming(0, "tiny", "tiny_good", k, 0.0, 30, 1, 16, 16, 16 * seconds)
-        folder.append_round(rounds)
+        folder.rounds.append(rounds)
     del folder  # gives the run's lock back
     found = judged(
         tmp_path, latency_from=str(run), acceptance_by_position=[0.9, 0.8, 0.7], k=[1, 2, 3, 8]

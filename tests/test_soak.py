@@ -44,7 +44,7 @@ def soak(generations: int, root: Path, warm_up: int = WARM_UP) -> tuple[list[int
     def run(count: int, first: int) -> None:
         for number in range(first, first + count):
             entry = seeded(requests, number)
-            folder.append_trial(run_trial(entry, pair.target_model, pair.draft_model))
+            folder.trials.append(run_trial(entry, pair.target_model, pair.draft_model))
 
     rates = rates_on.cache_info().currsize  # of other tests in this process
     run(warm_up, 0)
@@ -56,7 +56,7 @@ def soak(generations: int, root: Path, warm_up: int = WARM_UP) -> tuple[list[int
         if part < 10:
             share = (generations - warm_up) // 10
             run(share, warm_up + part * share)
-    trials = folder.trials()
+    trials = folder.trials.read()
     assert len(trials) == generations
     assert all(trial.status == "ok" for trial in trials)
     assert rates_on.cache_info().currsize - rates <= 2 * len(config.k)

@@ -204,10 +204,10 @@ def combine(config: AuditionConfig, failures: Sequence[Failure] = ()) -> Outcome
             }
         )
         for timing in best.rounds:
-            folder.append_round(timing)
+            folder.rounds.append(timing)
         for trial in best.trials:
             if trial.status == "ok":  # the failures are in the manifest
-                folder.append_trial(trial)
+                folder.trials.append(trial)
         folder.write_traces(best.traces)
         folder.write_latency(summaries[ranked.best].latency, best.timings)
     return concluded(folder, verbose=config.verbose)

@@ -80,7 +80,7 @@ def _answers(
         replace(completion(opened.target, config, entry, 0.0, 0), budget=budget, seed=0)
         for entry in prompts
     ]
-    stored = {trial.key: trial.tokens or () for trial in folder.answers()}
+    stored = {trial.key: trial.tokens or () for trial in folder.answers.read()}
     waiting = [entry for entry in requests if entry.key not in stored]
     name = f"model={opened.target.name}"
     with progress("the target answers earlier turns", len(waiting)) as tick:
@@ -90,7 +90,7 @@ def _answers(
             for text in generate_texts(
                 opened.target_model, part, name=name, batch=batch, tick=tick
             ):
-                folder.append_answer(trial_of(text))
+                folder.answers.append(trial_of(text))
                 stored[text.request.key] = text.tokens
     return [stored[entry.key] for entry in requests]
 
@@ -100,7 +100,7 @@ def completions(
 ) -> list[GeneratedText]:
     """The completion of every prompt at every temperature, generated where the folder lacks it."""
     requests = text_requests(opened.target, opened.prompts, config)
-    stored = {trial.key: trial for trial in folder.trials()}
+    stored = {trial.key: trial for trial in folder.trials.read()}
     waiting = [entry for entry in requests if entry.key not in stored]
     name = f"model={opened.target.name}"
     with progress("the target generates", len(waiting)) as tick:
@@ -108,7 +108,7 @@ def completions(
             opened.target_model, waiting, name=name, batch=_batch(config), tick=tick
         )
     for text in texts:
-        folder.append_trial(trial_of(text))
+        folder.trials.append(trial_of(text))
     fresh = {text.request.key: text for text in texts}
     return [fresh.get(entry.key) or stored_text(entry, stored[entry.key]) for entry in requests]
 
@@ -124,7 +124,7 @@ def score_pair(
         return
     plain = {
         trial.key: trial
-        for trial in folder.trials()
+        for trial in folder.trials.read()
         if trial.k == 0
         and trial.model == pair.target.name
         and trial.status == "ok"

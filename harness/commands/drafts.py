@@ -205,7 +205,7 @@ def _with_draft(
         UserError: a draft that cannot be loaded, rewound or read, or for another target.
     """
     if conf.kind in LOOKUPS:
-        answers = [trial.tokens or () for trial in folder.trials()]
+        answers = [trial.tokens or () for trial in folder.trials.read()]
         return LookupPair(**vars(target), draft_name=conf.name, kind=conf.kind, answers=answers)
     if conf.kind in HEADS:
         if recorder_of(target.target_model) is not None:

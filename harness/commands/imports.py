@@ -41,7 +41,7 @@ def run(config: ReportConfig) -> Outcome:
         }
     )
     for trial in found.trials:
-        folder.append_trial(trial)
+        folder.trials.append(trial)
     return concluded(folder, verbose=config.verbose)
 
 

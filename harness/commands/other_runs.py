@@ -151,17 +151,17 @@ class StoredTexts:
 
     def copy_to(self, folder: RunFolder) -> None:
         """Put them into a run that times its own steps; what is stored there stays."""
-        stored = {trial.key for trial in folder.trials()}
+        stored = {trial.key for trial in folder.trials.read()}
         if not stored:
             folder.write_traces(self.traces)
             folder.update_manifest({"traces_from": str(self.run.folder)})
-        answered = {trial.key for trial in folder.answers()}
+        answered = {trial.key for trial in folder.answers.read()}
         for answer in self.answers:
             if answer.key not in answered:
-                folder.append_answer(answer)
+                folder.answers.append(answer)
         for trial in self.trials:
             if trial.key not in stored:
-                folder.append_trial(trial)
+                folder.trials.append(trial)
 
 
 def stored_texts(config: AuditionConfig, drafts: Sequence[str]) -> StoredTexts:
@@ -188,7 +188,7 @@ def stored_texts(config: AuditionConfig, drafts: Sequence[str]) -> StoredTexts:
         raise UserError(
             f"{key}: {len(wanted) - len(lacking)} of {len(wanted)} texts; {_how_to_get(run)}"
         )
-    answers = tuple(RunFolder(run.folder, run.manifest).answers())
+    answers = tuple(RunFolder(run.folder, run.manifest).answers.read())
     return StoredTexts(run, trials, answers, traces)
 
 
@@ -211,10 +211,10 @@ class StoredTimes:
         """Put them into a run; what is stored there stays."""
         if self.steps and not folder.timings():
             folder.write_latency(latency_rows(self.steps), self.steps)
-        stored = {*folder.rounds()}
+        stored = {*folder.rounds.read()}
         for timing in self.rounds:
             if timing not in stored:
-                folder.append_round(timing)
+                folder.rounds.append(timing)
 
 
 def stored_times(

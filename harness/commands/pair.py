@@ -598,19 +598,19 @@ def run_requests(
 
     The `visits` that time rounds are spread evenly between them.
     """
-    finished = {trial.cell for trial in folder.trials() if trial.status == "ok"}
+    finished = {trial.cell for trial in folder.trials.read() if trial.status == "ok"}
     waiting = [entry for entry in requests if entry.cell not in finished]
     _warm_up(waiting, models)
     with progress(label, len(waiting)) as tick, undisturbed():
         for done, entry in enumerate(waiting, start=1):
             if visits is not None:
                 visits.up_to(done / (len(waiting) + 1))
-            folder.append_trial(run_trial(entry, *models(entry)))
+            folder.trials.append(run_trial(entry, *models(entry)))
             tick()
         if visits is not None:
             visits.up_to(1.0)
     wanted = {entry.cell for entry in requests}
-    return [trial for trial in folder.trials() if trial.cell in wanted]
+    return [trial for trial in folder.trials.read() if trial.cell in wanted]
 
 
 def _warm_up(requests: Sequence[Request], models: Models) -> None:

@@ -61,7 +61,7 @@ def audition_texts(
     requests = text_requests(target, turns, config)
     for request in requests:
         refuse_sampling(request.sampling)
-    stored = {trial.key: trial for trial in folder.trials()} if folder else {}
+    stored = {trial.key: trial for trial in folder.trials.read()} if folder else {}
     waiting = [request for request in requests if request.key not in stored]
     server = TextServer(str(config.texts_from), key) if waiting else None
     folder = folder or RunFolder.create(
@@ -118,7 +118,7 @@ def _complete(
         for request in requests:
             text = server.complete(request, decode)
             trials[request.key] = trial_of(text)
-            folder.append_trial(trials[request.key])
+            folder.trials.append(trials[request.key])
             tick()
     return trials
 

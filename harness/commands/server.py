@@ -85,7 +85,7 @@ def run(config: ServerConfig) -> Outcome:
 def _judge(folder: RunFolder, work: Workload, pair: Drafted) -> None:
     """Score the returned texts for replay, and hold them against the target's own."""
     facts = stored_facts(folder)
-    trials = [trial for trial in folder.trials() if trial.status == "ok" and trial.tokens]
+    trials = [trial for trial in folder.trials.read() if trial.status == "ok" and trial.tokens]
     prompts = {(entry.prompt.prompt_set, entry.prompt.id): entry for entry in work.prompts}
 
     def returned(trial: Trial) -> ReturnedText:

@@ -200,12 +200,12 @@ def tasks_of(work: Workload, *, synthetic: bool) -> Iterator[Task]:
 def waiting_of(folder: RunFolder, tasks: Sequence[Task]) -> list[Task]:
     """The tasks whose answers the folder lacks."""
     finished = {
-        "trials": {trial.cell for trial in folder.trials() if trial.status == "ok"},
-        "starts": {trial.cell for trial in folder.starts()},
+        "trials": {trial.cell for trial in folder.trials.read() if trial.status == "ok"},
+        "starts": {trial.cell for trial in folder.starts.read()},
     }
     rounds = Counter(
         (timing.visit, timing.k, timing.temperature, timing.context_tokens)
-        for timing in folder.rounds()
+        for timing in folder.rounds.read()
     )
     waiting: list[Task] = []
     for task in tasks:

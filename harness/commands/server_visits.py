@@ -111,11 +111,11 @@ def _ask(folder: RunFolder, work: Workload, server: Server, task: Task) -> None:
     served = ask(server, task.request, task.visit, clock)
     facts = server.facts
     if task.file == "trials":
-        folder.append_trial(served.trial(facts, clock))
+        folder.trials.append(served.trial(facts, clock))
     elif task.file == "starts":
-        folder.append_start(served.trial(facts, clock))
+        folder.starts.append(served.trial(facts, clock))
     elif served.completion.returned > facts.first_position:  # else there was no round
-        folder.append_round(served.rejected_rounds(facts, clock, work.config.draft.name))
+        folder.rounds.append(served.rejected_rounds(facts, clock, work.config.draft.name))
 
 
 def _note_death(folder: RunFolder, role: Role, error: str, left: Sequence[Task]) -> None:
@@ -126,7 +126,7 @@ def _note_death(folder: RunFolder, role: Role, error: str, left: Sequence[Task])
         return
     for task in left:
         if task.file == "trials" and task.visit == left[0].visit:
-            folder.append_trial(task.request.as_trial(status="failed", error=error))
+            folder.trials.append(task.request.as_trial(status="failed", error=error))
 
 
 def _forget_failures(folder: RunFolder) -> None:
@@ -150,7 +150,7 @@ def measure_loads(folder: RunFolder, work: Workload, adapter: Adapter) -> None:
     loads = [Load(rate=config.rate)] if config.rate else []
     if max(config.concurrency) > 1:
         loads += [Load(concurrency=level) for level in config.concurrency]
-    stored = {(timing.visit, timing.temperature, timing.k) for timing in folder.loads()}
+    stored = {(timing.visit, timing.temperature, timing.k) for timing in folder.loads.read()}
     visits = [
         (visit, temperature)
         for visit in range(config.repetitions)
@@ -176,5 +176,5 @@ def measure_loads(folder: RunFolder, work: Workload, adapter: Adapter) -> None:
                     groups = groups_of(requests, slots)
                     # Stored together: half a visit compares nothing
                     done = [*load_visit(servers, groups, loads, visit, random, work.clock)]
-                    folder.append_loads(done)
+                    folder.loads.append(*done)
                     tick()

@@ -5,7 +5,6 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from harness.analysis.latency import can_pay
 from harness.commands.other_runs import Rates
@@ -30,16 +29,10 @@ from harness.measurement.round_times import (
 )
 from harness.records import LOOKUPS, Cell, RoundTiming, grouped
 from harness.storage import RunFolder
+from harness.storage.contents import Lines
 
 # A threshold that no token which is drafted is below
 NEVER = 1e-300
-
-
-class _Store(NamedTuple):
-    """Where timed rounds are kept."""
-
-    stored: list[RoundTiming]
-    append: Callable[[RoundTiming], None]
 
 
 def visits_of_pair(
@@ -48,7 +41,7 @@ def visits_of_pair(
     config: PairConfig,
     temperatures: Sequence[float],
     synthetic: Mapping[Cell, Rates] | None = None,
-    store: _Store | None = None,
+    store: Lines[RoundTiming] | None = None,
 ) -> RoundVisits:
     """The visits of a run of one pair, at every K of its list; `synthetic` as of its generations.
 
@@ -86,10 +79,10 @@ def time_own_loop(
         config: the command's.
         stored: those of another run, which are taken instead.
     """
-    known = folder.own_rounds()
+    known = folder.own_rounds.read()
     for timing in stored:
         if timing not in known:
-            folder.append_own_round(timing)
+            folder.own_rounds.append(timing)
     if stored or not config.own_loop:
         return
     decode = replace(config.decode, rule=config.decode.rule or "ratio")
@@ -98,7 +91,7 @@ def time_own_loop(
         pair,
         replace(config, decode=decode),
         config.temperature,
-        store=_Store(known, folder.append_own_round),
+        store=folder.own_rounds,
     )
     visits.begin()
     visits.up_to(1.0)
@@ -158,7 +151,7 @@ def _visits(
     name: str,
     requests: Mapping[str, Sequence[Request]],
     visits: int,
-    store: _Store | None = None,
+    store: Lines[RoundTiming] | None = None,
     enough: Callable[[Sequence[RoundTiming]], bool] = lambda _: False,
 ) -> RoundVisits:
     prompts = {
@@ -171,10 +164,10 @@ def _visits(
         notes = folder.manifest.get(NOT_MEASURED) or {}
         folder.update_manifest({NOT_MEASURED: {**notes, what: reason}})
 
-    rounds = store or _Store(folder.rounds(), folder.append_round)
+    rounds = folder.rounds if store is None else store
     return RoundVisits(
         loop,
-        rounds.stored,
+        rounds.read(),
         visits=visits,
         store=rounds.append,
         refuse=refuse,

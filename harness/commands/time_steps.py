@@ -63,7 +63,7 @@ def timed_steps(
     The first visit that timed rounds of the draft says what a plain token takes. `paired_with` and
     `repetitions` are those of `time_forwards`. `doing` is shown.
     """
-    visits = visits_of(folder.rounds(), pair.draft_name, GREEDY)
+    visits = visits_of(folder.rounds.read(), pair.draft_name, GREEDY)
     plain_s = None if visits is None else float(np.median(visits.plain_s))
     lengths = sorted({len(entry.tokens) for entry in pair.prompts})
     max_k, context = max(config.k), pair.typical_context(config.new_tokens)

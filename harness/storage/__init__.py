@@ -35,6 +35,7 @@ from harness.storage import files
 from harness.storage.contents import (
     TABLES,
     Check,
+    Lines,
     check_lines,
     csv_text,
     flattened,
@@ -44,11 +45,9 @@ from harness.storage.contents import (
     plain,
     read_checks,
     read_config,
-    read_lines,
     read_manifest,
     read_table,
     samples_of,
-    sealed_line,
     summary_from,
     timings_from,
 )
@@ -59,17 +58,6 @@ if TYPE_CHECKING:  # every command's --help imports this module, and must not wa
     import pandas as pd
 
 RESULT_COLUMNS = TABLES["results.csv"].columns
-TRIALS, ANSWERS, ROUNDS = "trials.jsonl", "answers.jsonl", "rounds.jsonl"
-LOADS, OWN_ROUNDS, STARTS = "loads.jsonl", "own_rounds.jsonl", "starts.jsonl"
-# Files of lines that are stored as they are made
-APPENDED = (
-    (TRIALS, Trial),
-    (ANSWERS, Trial),
-    (STARTS, Trial),
-    (ROUNDS, RoundTiming),
-    (OWN_ROUNDS, RoundTiming),
-    (LOADS, LoadTiming),
-)
 TRACES, CHECKS, CONFIDENCES = "traces.parquet", "checks.jsonl", "confidences.parquet"
 # What a reader of a run needs of it, with a checksum
 CHECKED = ("config.yaml", "summary.json", TRACES, CONFIDENCES, CHECKS, *TABLES)
@@ -158,6 +146,16 @@ class RunFolder:
 
     Create one with `RunFolder.create`, continue one by `RunFolder.resume`, or derive results
     of a stored one anew with `RunFolder.reopen`: these hold the run's lock while they exist.
+
+    Attributes:
+        path: the folder.
+        manifest: what manifest.json holds.
+        trials: one line per generation.
+        answers: the target's answers to earlier turns.
+        starts: requests to servers for a part of their budget.
+        rounds: what consecutive rounds took.
+        own_rounds: the same of our own loop, next to a server.
+        loads: what servers took under load, of each visit all lines or none.
     """
 
     def __init__(self, path: Path, manifest: dict[str, Any], lock: Lock | None = None) -> None:
@@ -167,6 +165,12 @@ class RunFolder:
         self._files = files.Files(path)
         self._lock = lock
         self._traces: list[TextTrace] | None = None
+        self.trials = Lines(path / "trials.jsonl", Trial)
+        self.answers = Lines(path / "answers.jsonl", Trial)
+        self.starts = Lines(path / "starts.jsonl", Trial)
+        self.rounds = Lines(path / "rounds.jsonl", RoundTiming)
+        self.own_rounds = Lines(path / "own_rounds.jsonl", RoundTiming)
+        self.loads = Lines(path / "loads.jsonl", LoadTiming)
         if lock is not None and lock.unlocked is not None:
             manifest["written_without_lock"] = lock.unlocked
 
@@ -208,12 +212,17 @@ class RunFolder:
                 f"resume={folder}: its configuration differs in {', '.join(differing)}; "
                 "leave out what the run has already, or start a new run without resume="
             )
-        for name, kind in APPENDED:
-            read_lines(path, name, kind)  # damage is an error before anything is cut off or added
+        run = cls(path, manifest, lock)
+        appended = (
+            *(run.trials, run.answers, run.starts),
+            *(run.rounds, run.own_rounds, run.loads),
+        )
+        for lines in appended:
+            lines.read()  # damage is an error before anything is cut off or added
         with files.writing(path):
-            for name, _ in APPENDED:
-                files.repair_last_line(path / name)
-        return cls(path, manifest, lock)
+            for lines in appended:
+                files.repair_last_line(lines.file)
+        return run
 
     @classmethod
     def reopen(cls, stored: StoredRun) -> "RunFolder":
@@ -223,58 +232,6 @@ class RunFolder:
             lock.Busy: another process is writing it.
         """
         return cls(stored.folder, stored.manifest, take(stored.folder))
-
-    def append_trial(self, trial: Trial) -> None:
-        """Store one generation durably: one line, fsynced before this returns, or none."""
-        self._append(TRIALS, trial)
-
-    def append_answer(self, answer: Trial) -> None:
-        """Store the target's answer to an earlier turn, likewise durably, in answers.jsonl."""
-        self._append(ANSWERS, answer)
-
-    def append_round(self, timing: RoundTiming) -> None:
-        """Store what consecutive rounds took, likewise durably, in rounds.jsonl."""
-        self._append(ROUNDS, timing)
-
-    def append_start(self, trial: Trial) -> None:
-        """Store a request for a part of its budget, likewise durably, in starts.jsonl."""
-        self._append(STARTS, trial)
-
-    def append_own_round(self, timing: RoundTiming) -> None:
-        """Store what rounds of our own loop took next to a server, in own_rounds.jsonl."""
-        self._append(OWN_ROUNDS, timing)
-
-    def append_loads(self, visit: Sequence[LoadTiming]) -> None:
-        """Store what servers took under load in a visit, all or nothing of it, in loads.jsonl."""
-        self._append(LOADS, *visit)
-
-    def _append(self, name: str, *entries: Trial | RoundTiming | LoadTiming) -> None:
-        with files.writing(self.path):
-            files.append(self.path / name, b"".join(map(sealed_line, entries)))
-
-    def trials(self) -> list[Trial]:
-        """Every whole stored generation, in order; a torn last line is left out."""
-        return read_lines(self.path, TRIALS, Trial)
-
-    def answers(self) -> list[Trial]:
-        """Every whole stored answer to an earlier turn, in order."""
-        return read_lines(self.path, ANSWERS, Trial)
-
-    def rounds(self) -> list[RoundTiming]:
-        """Every whole stored line of rounds.jsonl, in order."""
-        return read_lines(self.path, ROUNDS, RoundTiming)
-
-    def starts(self) -> list[Trial]:
-        """Every whole stored line of starts.jsonl, in order."""
-        return read_lines(self.path, STARTS, Trial)
-
-    def own_rounds(self) -> list[RoundTiming]:
-        """Every whole stored line of own_rounds.jsonl, in order."""
-        return read_lines(self.path, OWN_ROUNDS, RoundTiming)
-
-    def loads(self) -> list[LoadTiming]:
-        """Every whole stored line of loads.jsonl, in order."""
-        return read_lines(self.path, LOADS, LoadTiming)
 
     def write_latency(self, rows: Sequence[LatencyRow], timings: Sequence[StepTiming]) -> None:
         """Write latency.csv and the raw samples behind it."""
@@ -349,8 +306,8 @@ class RunFolder:
 
     def update_manifest(self, entries: Mapping[str, Any]) -> None:
         """Merge `entries` into manifest.json; with a status that ends the run, count its trials."""
-        if entries.get("status") in ENDED and (self.path / TRIALS).exists():
-            self._files.end(len(self.trials()))
+        if entries.get("status") in ENDED and self.trials.file.exists():
+            self._files.end(len(self.trials.read()))
         self.manifest.update(entries)
         with files.writing(self.path):  # notes are made in it by hand, so it has no checksum
             text = json.dumps(plain(self.manifest), indent=2) + "\n"
@@ -372,7 +329,8 @@ def load(folder: str | Path) -> StoredRun:
     """
     path = Path(folder)
     manifest = read_manifest(path)
-    trials = tuple(read_lines(path, TRIALS, Trial))
+    run = RunFolder(path, manifest)
+    trials = tuple(run.trials.read())
     known = files.record(path)
     content = files.read_verified(path, "summary.json", files.TEXT_BYTES) or b""
     summary = summary_from(content)
@@ -387,10 +345,10 @@ def load(folder: str | Path) -> StoredRun:
         trials=trials,
         summary=summary,
         parts=parts_from(read_table(path, "parts.csv")),
-        rounds=tuple(read_lines(path, ROUNDS, RoundTiming)),
-        starts=tuple(read_lines(path, STARTS, Trial)),
-        own_rounds=tuple(read_lines(path, OWN_ROUNDS, RoundTiming)),
-        loads=tuple(read_lines(path, LOADS, LoadTiming)),
+        rounds=tuple(run.rounds.read()),
+        starts=tuple(run.starts.read()),
+        own_rounds=tuple(run.own_rounds.read()),
+        loads=tuple(run.loads.read()),
         checks=read_checks(path, CHECKS) or (() if summary else older_checks(content)),
         unverified=tuple(
             name for name in CHECKED if name not in known.files and (path / name).exists()
@@ -403,7 +361,7 @@ def refuse_lost_trials(run: StoredRun) -> None:
     """Refuse to report on a complete run that has lost generations; it can still be resumed."""
     if run.lost_trials:
         raise UserError(
-            f"{run.folder / TRIALS}: {run.lost_trials} of the generations that were stored "
+            f"{run.folder / 'trials.jsonl'}: {run.lost_trials} of the generations that were stored "
             f"are missing; put back a copy of it, resume={run.folder} measures them again, or "
             f"delete {run.folder / files.CHECKSUMS} to read the folder unverified"
         )

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import yaml
 
@@ -153,40 +153,54 @@ def flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def sealed_line(entry: Trial | RoundTiming | LoadTiming) -> bytes:
-    """A record as a line with a checksum."""
-    return files.seal(json.dumps(plain(asdict(entry)), allow_nan=False))
+@dataclass(frozen=True)
+class Lines(Generic[Line]):
+    """A file of records that are stored as they are made, each a line with a checksum.
 
-
-def read_lines(folder: Path, name: str, kind: type[Line]) -> list[Line]:
-    """The records of the whole lines; a torn last one (the process was killed) is passed over.
-
-    Raises:
-        UserError: damaged lines; all are named, with how to go on.
+    Attributes:
+        file: of the run.
+        kind: of the records.
     """
-    file = folder / name
-    *lines, torn = (files.read(file) or b"").split(b"\n")
-    # Whole but for its line break; or with another byte in its place, which no kill leaves
-    if files.sealed(torn) is not None:
-        lines.append(torn)
-    known = {field.name for field in fields(kind)}
-    verified, reasons = False, dict[int, str]()
-    records: list[Line] = []
-    for number, line in enumerate(lines, start=1):
-        intact = files.sealed(line)
-        verified = verified or intact is not None
-        if not intact and verified:
-            reasons[number] = "it has no checksum" if intact is None else "its checksum differs"
-            continue
-        try:  # lines of an earlier version come first and have no checksum
-            entry = {key: value for key, value in json.loads(line).items() if key in known}
-            lists = {key: tuple(value) for key, value in entry.items() if isinstance(value, list)}
-            records.append(kind(**{**entry, **lists}))
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            reasons[number] = f"not a {kind.__name__}: {error}"
-    if reasons:
-        raise _damaged_lines(file, reasons)
-    return records
+
+    file: Path
+    kind: type[Line]
+
+    def append(self, *entries: Line) -> None:
+        """Store records durably: on the disk when this returns, and all of them or none."""
+        lines = (files.seal(json.dumps(plain(asdict(each)), allow_nan=False)) for each in entries)
+        with files.writing(self.file.parent):
+            files.append(self.file, b"".join(lines))
+
+    def read(self) -> list[Line]:
+        """The records of the whole lines; a torn last one (the process was killed) is passed over.
+
+        Raises:
+            UserError: damaged lines; all are named, with how to go on.
+        """
+        *lines, torn = (files.read(self.file) or b"").split(b"\n")
+        # Whole but for its line break; or with another byte in its place, which no kill leaves
+        if files.sealed(torn) is not None:
+            lines.append(torn)
+        known = {field.name for field in fields(self.kind)}
+        verified, reasons = False, dict[int, str]()
+        records: list[Line] = []
+        for number, line in enumerate(lines, start=1):
+            intact = files.sealed(line)
+            verified = verified or intact is not None
+            if not intact and verified:
+                reasons[number] = "it has no checksum" if intact is None else "its checksum differs"
+                continue
+            try:  # lines of an earlier version come first and have no checksum
+                entry = {key: value for key, value in json.loads(line).items() if key in known}
+                lists = {
+                    name: tuple(each) for name, each in entry.items() if isinstance(each, list)
+                }
+                records.append(self.kind(**{**entry, **lists}))
+            except (ValueError, TypeError, AttributeError, RecursionError) as error:
+                reasons[number] = f"not a {self.kind.__name__}: {error}"
+        if reasons:
+            raise _damaged_lines(self.file, reasons)
+        return records
 
 
 def _damaged_lines(file: Path, reasons: Mapping[int, str]) -> UserError:
