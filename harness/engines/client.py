@@ -67,25 +67,29 @@ class HttpClient:
             raise UserError(f"url={self.url}: not {server} ({path} has no {field})")
         return answer
 
-    def wait_until_ready(self, path: str, within_s: float, stopped: Callable[[], str]) -> None:
+    def wait_until_ready(self, path: str, within_s: float, alive: Callable[[], bool]) -> str:
         """Wait until `path` answers with success.
 
         Args:
             path: what answers once the model is loaded.
             within_s: how long to wait.
-            stopped: why waiting longer is useless, "" while it is not.
+            alive: whether waiting longer is of use.
+
+        Returns:
+            Why it does not answer; empty where it does.
         """
         give_up = time.monotonic() + within_s
         while True:
             try:
                 self.get(path)
             except UserError as error:
-                reason = stopped()
-                if reason or time.monotonic() > give_up:
-                    raise UserError(reason or f"{error} (waited {within_s:.0f} s)") from error
+                if not alive():
+                    return str(error)
+                if time.monotonic() > give_up:
+                    return f"{error} (waited {within_s:.0f} s)"
                 time.sleep(POLL_S)
             else:
-                return
+                return ""
 
     def _answer(self, request: Request, timeout_s: float) -> Any:
         where = f"url={self.url}"

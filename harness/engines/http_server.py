@@ -46,17 +46,6 @@ class Answer:
     cpu_s: float | None
 
 
-@contextmanager
-def ended_on_error(running: Running) -> Iterator[None]:
-    """End a server that turns out to be another than was wanted."""
-    try:
-        yield
-    except BaseException:
-        if running.process is not None:
-            running.process.stop()
-        raise
-
-
 @dataclass(frozen=True)
 class StartedEngine(ABC):
     """A pair whose servers are started on this machine, each at one K.
@@ -95,28 +84,21 @@ class StartedEngine(ABC):
 
     def open(self, k: int, synthetic: Sequence[float] | None = None) -> "HttpServer":
         """Start a server that drafts k tokens per round, and wait until it answers."""
-        title, log = f"{self.title} at k={k}", self.log(k, synthetic)
         flags, program = self.flags(k, synthetic), self.program()
         port = free_port() if self.port is None else self.port
         check_port_free(port)
-        listening = ("--host", LOOPBACK, "--port", str(port))
-        process = ServerProcess([*program, *flags, *listening], log, self.environment())
+        command = [*program, *flags, "--host", LOOPBACK, "--port", str(port)]
+        process = ServerProcess(command, self.log(k, synthetic), self.environment())
         client = HttpClient(f"http://{LOOPBACK}:{port}")
-
-        def stopped() -> str:
-            return "" if process.alive else f"{title} ended; {process.last_words()}"
-
-        running = Running(client, process, self.slots == 1)
-        with ended_on_error(running):
-            try:
-                client.wait_until_ready("/health", self.ready_s, stopped)
-            except UserError as error:
-                if not process.alive:
-                    raise
-                raise UserError(f"{title}: {error}; {process.last_words()}") from error
-            if not process.alive:
-                raise UserError(stopped())
-            return self.server(running, k)
+        try:
+            late = client.wait_until_ready("/health", self.ready_s, lambda: process.alive)
+            if late or not process.alive:
+                why = f": {late}" if process.alive else " ended"
+                raise UserError(f"{self.title} at k={k}{why}; {process.last_words()}")
+            return self.server(Running(client, process, self.slots == 1), k)
+        except BaseException:  # another server than was wanted does not go on
+            process.stop()
+            raise
 
     def command(self, k: int) -> list[str]:
         """What starts a server at K; see `protocol.StartableEngine`."""
