@@ -94,12 +94,17 @@ def _tokens(default: int | None, meaning: str) -> Any:
     return key(default, meaning, whole=True, least=1, most=10_000_000, why="a run would not end")
 
 
+def _repetitions(default: int, meaning: str) -> Any:
+    return key(default, meaning, least=1, most=10_000, why="a run would not end")
+
+
 def _engine() -> Any:
-    return key(
-        None,
-        "vllm, sglang, llamacpp, mlx, ...: whose serving line comes first",
-        choices=tuple(SERVERS),
-    )
+    meaning = "vllm, sglang, llamacpp, mlx, ...: whose serving line comes first"
+    return key(None, meaning, choices=tuple(SERVERS))
+
+
+def _api_key_env() -> Any:
+    return key(None, "the environment variable that holds the servers' API key")
 
 
 def _sizes(meaning: str) -> Any:
@@ -329,9 +334,7 @@ class ModelsConfig(CommandConfig):
     decode: DecodeConf = field(default_factory=DecodeConf)
     k: list[int] = _grid(1, 2, 4, 8)
     new_tokens: Any = _tokens(None, NEW_TOKENS)
-    repetitions: int = key(
-        1, "measured repeats of each generation", least=1, most=10_000, why="a run would not end"
-    )
+    repetitions: int = _repetitions(1, "measured repeats of each generation")
     threads: Any = key(
         "auto",
         "CPU threads; auto: measured",
@@ -508,7 +511,7 @@ class ServerConfig(PairConfig):
     temperature: list[float] = _temperatures(0.0, 1.0)
     engine: str = key("llamacpp", "own, llamacpp, vllm, sglang, mlx, openai", choices=SERVING)
     url: list[str] | None = key(None, "servers that run, the plain one first, then one per K")
-    api_key_env: str | None = key(None, "the environment variable that holds the servers' API key")
+    api_key_env: str | None = _api_key_env()
     concurrency: list[int] = key(
         [1],
         "requests decoded side by side, a closed loop for each number",
@@ -519,13 +522,7 @@ class ServerConfig(PairConfig):
         example="[1,2,4,8]",
     )
     rate: float | None = key(None, "requests per second that arrive at random instead", above=0)
-    repetitions: int = key(
-        5,
-        "visits: each asks every server for every prompt",
-        least=1,
-        most=10_000,
-        why="a run would not end",
-    )
+    repetitions: int = _repetitions(5, "visits: each asks every server for every prompt")
     clock: str = key(
         "engine",
         "engine: its own clock; cpu: its processor time, for a busy machine",
@@ -613,7 +610,7 @@ class AuditionConfig(ModelsConfig):
         [], "scores made elsewhere (docs/scores.md): no model is loaded", distinct=True
     )
     texts_from: str | None = key(None, "a target's server, http://HOST:PORT, for its completions")
-    api_key_env: str | None = key(None, "the environment variable that holds the servers' API key")
+    api_key_env: str | None = _api_key_env()
     latency_from: str | None = key(None, "a run whose step and round times are used")
     latency: LatencyConf = field(default_factory=LatencyConf)
     combine: list[str] = key([], "auditions of one target, one per card, whose cards are ranked")
@@ -653,9 +650,13 @@ class AuditionConfig(ModelsConfig):
             stored = name == "drafts" and self.resume is not None
             if getattr(self, name) and not stored:
                 raise UserError(f"{name}: not with scores_from, whose tables name their drafts")
+        self._check_times("scores_from")
+
+    def _check_times(self, source: str) -> None:
+        """Refuse scores or texts from a `source` that times nothing, without times."""
         if self.latency.target_ms is None and self.latency_from is None:
             raise UserError(
-                "scores_from: nothing is timed here; give latency.target_ms= and latency.draft_ms=,"
+                f"{source}: nothing is timed here; give latency.target_ms= and latency.draft_ms=,"
                 " or latency_from=RUN"
             )
 
@@ -674,11 +675,7 @@ class AuditionConfig(ModelsConfig):
         check_address("texts_from", self.texts_from)
         if self.traces_from is not None:
             raise UserError("texts_from and traces_from: give one of the two")
-        if self.latency.target_ms is None and self.latency_from is None:
-            raise UserError(
-                "texts_from: nothing is timed here; give latency.target_ms= and latency.draft_ms=,"
-                " or latency_from=RUN"
-            )
+        self._check_times("texts_from")
         if self.decode.stop_strings:
             raise UserError("texts_from: not with decode.stop_strings, which a server may cut off")
 

@@ -4,7 +4,8 @@ With `dry_run=true` no model is loaded: sizes come from a model's configuration,
 from the cards' data sheets (`harness.theory.cost`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from urllib.parse import urlsplit
 
@@ -83,13 +84,12 @@ Rows = dict[str, object]
 def print_sweep_plan(config: SweepConfig, prompts: Sequence[Prompt]) -> None:
     """Cells, generations and the most tokens they can emit."""
     ks = [0, *(k for k in config.k if k > 0)]
-    sets = [prompt.prompt_set for prompt in prompts]
-    counts = {name: sets.count(name) for name in dict.fromkeys(sets)}
+    counts = Counter(prompt.prompt_set for prompt in prompts)
     texts = _turns(prompts) * len(config.temperature) * config.repetitions
     generations = texts * len(ks)
     rows: Rows = {
         "K": ", ".join("0 (baseline)" if k == 0 else str(k) for k in ks),
-        "temperature": ", ".join(f"{value:g}" for value in config.temperature),
+        "temperature": _listed(config.temperature),
         **{f"prompt set {name}": f"{count} prompts" for name, count in counts.items()},
         **_answer_rows(config, prompts),
         "cells": len(counts) * len(config.temperature) * len(ks),
@@ -101,8 +101,7 @@ def print_sweep_plan(config: SweepConfig, prompts: Sequence[Prompt]) -> None:
         work += timing_forwards(max(ks), "draft")
     else:
         work = pair_forwards(ks, texts, config.new_tokens)
-    costs = _costs(config, [config.draft], prompts, work)
-    _print([_plan(config, [config.draft], rows), costs], config)
+    _print_plan(config, [config.draft], rows, _costs(config, [config.draft], prompts, work))
 
 
 def print_server_plan(
@@ -117,10 +116,9 @@ def print_server_plan(
         synthetic: whether servers that reject every draft time the rounds.
     """
     ks = [0, *(k for k in config.k if k > 0)]
-    sets = [prompt.prompt_set for prompt in prompts for _ in prompt.turns]
-    by_set = [sets.count(name) for name in dict.fromkeys(sets)]
+    by_set = [*Counter(prompt.prompt_set for prompt in prompts for _ in prompt.turns).values()]
     each_k = len(config.temperature) * config.repetitions * len(ks)
-    requests = len(sets) * each_k
+    requests = sum(by_set) * each_k
     rounds = f"{requests} requests for a part of the budget"
     if synthetic:  # a prompt of each set, at two budgets
         rounds = f"{2 * len(by_set) * each_k} requests; {len(ks) - 1} servers reject every draft"
@@ -129,7 +127,7 @@ def print_server_plan(
         **urls,
         **({"not used with url=": ", ".join(config.not_with_url)} if config.not_with_url else {}),
         "servers": ", ".join("plain" if k == 0 else f"K = {k}" for k in ks),
-        "temperature": ", ".join(f"{value:g}" for value in config.temperature),
+        "temperature": _listed(config.temperature),
         **_answer_rows(config, prompts),
         "visits": config.repetitions,
         "requests, one at a time": f"{requests} of {config.new_tokens} tokens at most",
@@ -140,12 +138,11 @@ def print_server_plan(
     if config.score and config.own_loop and config.engine != "own":
         rows["our own loop"] = "its rounds are timed too (own_loop=false leaves them out)"
     if config.url is not None:  # on machines that are not known here
-        _print([_plan(config, [config.draft], rows)], config)
+        _print_plan(config, [config.draft], rows)
         return
     rows["not in the estimate"] = "the start of each server, requests at random, the scores"
     work = _served_forwards(config, by_set, synthetic=synthetic)
-    costs = _costs(config, [config.draft], prompts, work)
-    _print([_plan(config, [config.draft], rows), costs], config)
+    _print_plan(config, [config.draft], rows, _costs(config, [config.draft], prompts, work))
 
 
 def _served_forwards(
@@ -172,8 +169,9 @@ def _load_rows(config: ServerConfig, by_set: Sequence[int], each_k: int) -> Rows
     size = each_k * requests_of_load(by_set, load_slots(config))
     rows: Rows = {}
     if max(config.concurrency) > 1:  # each load with the whole budget and with a part of it
-        levels = ", ".join(map(str, config.concurrency))
-        rows["requests side by side"] = f"{levels}: {2 * len(config.concurrency) * size}"
+        rows["requests side by side"] = (
+            f"{_listed(config.concurrency)}: {2 * len(config.concurrency) * size}"
+        )
     if config.rate:
         rows["requests at random"] = f"{config.rate:g} per second: {size}"
     return rows
@@ -189,12 +187,12 @@ def print_profile_plan(config: ProfileConfig, prompts: Sequence[Prompt]) -> None
         "generations, plain": f"{texts * models} (each model alone)",
         "tokens, at most": f"{texts * models * config.new_tokens:,}",
         "steps and verifies": f"1 to {max(config.k) + 1} positions",
-        "rounds in parts": f"K = {', '.join(str(k) for k in config.k if k > 0)}",
+        "rounds in parts": f"K = {_listed(k for k in config.k if k > 0)}",
     }
     tokens = texts * config.new_tokens
     work = [Forwards("target", tokens), Forwards("draft", tokens)]
     work += timing_forwards(max(config.k), "draft")
-    parts = [_plan(config, [config.draft], rows), _costs(config, [config.draft], prompts, work)]
+    costs = _costs(config, [config.draft], prompts, work)
     request = _cards_request(config)
     if request is not None:
         cards = {card.name: card for card in all_cards()}
@@ -202,13 +200,14 @@ def print_profile_plan(config: ProfileConfig, prompts: Sequence[Prompt]) -> None
         if config.gpu:  # with the numbers that it was given
             cards[config.gpu.name] = config.gpu
         planned = plan_cards([card_of(card) for card in cards.values()], request)
-        parts.insert(1, cards_table(planned, request, chosen, brief=not config.verbose))
+        parts = (cards_table(planned, request, chosen, brief=not config.verbose), costs)
     else:
-        parts.append(
+        unknown = (
             "cards (modelled): a model's architecture is not in its config; choose one that has it "
             "(model=qwen3_4b) or give model.architecture={family: qwen3, ...}"
         )
-    _print(parts, config)
+        parts = (costs, unknown)
+    _print_plan(config, [config.draft], rows, *parts)
 
 
 def print_snapshot_plan(config: SnapshotConfig, prompts: Sequence[Prompt]) -> None:
@@ -217,14 +216,14 @@ def print_snapshot_plan(config: SnapshotConfig, prompts: Sequence[Prompt]) -> No
     compared = _turns(prompts) * config.repetitions if 0 in config.temperature else 0
     draws = sum(value > 0 for value in config.temperature) * len(ks) * config.draws
     rows: Rows = {
-        "K": ", ".join(map(str, ks)),
+        "K": _listed(ks),
         "prompts": len(prompts),
         **_answer_rows(config, prompts),
         "generations": f"{compared * (1 + len(ks))} (temperature 0)",
         "tokens, at most": f"{compared * (1 + len(ks)) * config.new_tokens:,}",
         "draws from one prefix": f"{draws:,} (temperatures above 0)",
     }
-    _print([_plan(config, [config.draft], rows)], config)
+    _print_plan(config, [config.draft], rows)
 
 
 def print_audition_plan(
@@ -238,12 +237,12 @@ def print_audition_plan(
     ks = [k for k in config.k if k > 0]
     cells = len(ks) * len(drafts) * len(config.temperature)
     rows: Rows = {
-        "temperature": ", ".join(f"{value:g}" for value in config.temperature),
+        "temperature": _listed(config.temperature),
         **_answer_rows(config, prompts),
         "texts of the target": texts,
         "tokens, at most": f"{texts * config.new_tokens:,}",
         "prefills that score them": texts * sum(_prefills(conf, max(config.k)) for conf in drafts),
-        "cells, replayed": f"{cells} (K = {', '.join(map(str, ks))})",
+        "cells, replayed": f"{cells} (K = {_listed(ks)})",
     }
     paired: list[Table | str] = []
     if AUTO_DRAFTS in (config.drafts or ()):
@@ -251,13 +250,12 @@ def print_audition_plan(
         paired.append(table(f"Drafts for {config.model.name}", PAIRING, found))
     if config.texts_from is not None:  # its server's time and cost are not known here
         rows["texts of the target"] = f"{texts}, from {urlsplit(config.texts_from).netloc}"
-        _print([_plan(config, drafts, rows), *paired], config)
+        _print_plan(config, drafts, rows, *paired)
         return
     work = text_forwards(texts, config.new_tokens, config.batch)
     for conf in drafts:
         work += timing_forwards(max(config.k), conf.name)
-    costs = _costs(config, drafts, prompts, work)
-    _print([_plan(config, drafts, rows), *paired, costs], config)
+    _print_plan(config, drafts, rows, *paired, _costs(config, drafts, prompts, work))
 
 
 def print_scores_plan(config: AuditionConfig, traces: Sequence[TextTrace]) -> None:
@@ -269,13 +267,11 @@ def print_scores_plan(config: AuditionConfig, traces: Sequence[TextTrace]) -> No
     rows = {
         "tables": ", ".join(config.scores_from),
         **{f"scores of {draft}": _scores_line(scored) for draft, scored in by_draft.items()},
-        "temperature": ", ".join(f"{value:g}" for value in temperatures),
+        "temperature": _listed(temperatures),
         "step times": times,
-        "cells, replayed": f"{len(ks) * len(by_draft) * len(temperatures)}"
-        f" (K = {', '.join(map(str, ks))})",
+        "cells, replayed": f"{len(ks) * len(by_draft) * len(temperatures)} (K = {_listed(ks)})",
     }
-    listed = [(name, str(value)) for name, value in rows.items()]
-    _print([table("Plan (nothing is run)", PLAN, listed)], config)
+    _print([_table(rows)], config)
 
 
 def _scores_line(traces: Sequence[TextTrace]) -> str:
@@ -294,18 +290,28 @@ def _prefills(draft: ModelConf, largest_k: int) -> int:
     return passes + (draft.kind in HEADS)
 
 
-def _plan(config: Config, drafts: Sequence[ModelConf], rows: Mapping[str, object]) -> Table:
-    """What would be run."""
+def _print_plan(
+    config: Config, drafts: Sequence[ModelConf], rows: Rows, *more: Table | str
+) -> None:
+    """What would be run with which models, and further parts."""
     heads = config.backend == "auto" and any(conf.kind in HEADS for conf in drafts)
     backend = EAGER_FOR_HEADS if heads else BACKENDS[config.backend]
     of_servers = isinstance(config, ServerConfig) and config.engine != "own"
-    listed = [
-        *(() if of_servers else [("backend", backend)]),
-        ("target", _model_line(config.model)),
-        ("drafts" if len(drafts) > 1 else "draft", ", ".join(_model_line(conf) for conf in drafts)),
-        *((name, str(value)) for name, value in rows.items()),
-    ]
+    first: Rows = {
+        **({} if of_servers else {"backend": backend}),
+        "target": _model_line(config.model),
+        "drafts" if len(drafts) > 1 else "draft": ", ".join(map(_model_line, drafts)),
+    }
+    _print([_table({**first, **rows}), *more], config)
+
+
+def _table(rows: Rows) -> Table:
+    listed = [(name, str(value)) for name, value in rows.items()]
     return table("Plan (nothing is run)", PLAN, listed)
+
+
+def _listed(values: Iterable[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
 
 
 def _print(parts: Sequence[Table | str], config: Config) -> None:
