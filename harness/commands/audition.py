@@ -16,10 +16,11 @@ from harness.commands.dry_run import print_audition_plan, print_scores_plan
 from harness.commands.other_runs import stored_texts, stored_times, stored_traces
 from harness.commands.run_lifecycle import (
     Outcome,
+    begin,
     concluded,
+    create,
     load_prompts,
     measuring,
-    note_or_check,
     resumed,
     running,
 )
@@ -29,6 +30,7 @@ from harness.records import LOOKUPS, Failure, Prompt, TextTrace, UserError
 from harness.storage import RunFolder, load
 from harness.storage.tables import read_tables
 
+AUDITION = "audition"
 # What a run on another's traces has from there
 TEXTS_MADE_WITH = ("new_tokens", "repetitions")
 OF_TRACES = ("models", "prompts", "prompts_sha256")
@@ -59,7 +61,7 @@ def run(config: AuditionConfig, drafts: Sequence[ModelConf]) -> Outcome:
     if config.dry_run:
         print_audition_plan(config, drafts, prompts)
         return Outcome(None)
-    folder = resumed(config, "audition")
+    folder = resumed(config, AUDITION)
     if config.texts_from is not None:
         from harness.commands.remote_texts import audition_texts
 
@@ -88,8 +90,7 @@ def _measured(
     times = stored_times(config, names, lookups=lookups)
     opened = replace(config, backend=backend_for(config.backend, drafts))
     target = open_target(opened, prompts)
-    folder = folder or _create(config)
-    note_or_check(folder, target.describe(), config.seed)
+    folder = begin(config, AUDITION, folder, target.describe())
     with measuring(folder, target.target_model.device):
         if texts is not None:
             texts.copy_to(folder)
@@ -106,7 +107,7 @@ def _from_elsewhere(
     traces, source = stored_traces(config, drafts)
     lookups = {trace.draft for trace in traces if trace.chosen}
     times = stored_times(config, drafts, source, lookups=lookups)
-    folder = folder or _create(config)
+    folder = folder or create(config, AUDITION)
     folder.write_traces(traces)
     times.copy_to(folder)
     folder.update_manifest(
@@ -139,7 +140,7 @@ def _from_tables(config: AuditionConfig, traces: Sequence[TextTrace]) -> RunFold
     times = stored_times(config, drafts, lookups=lookups)
     temperatures = sorted({trace.temperature for trace in traces})
     config = replace(config, drafts=drafts, temperature=temperatures)
-    folder = resumed(config, "audition") or _create(config)
+    folder = resumed(config, AUDITION) or create(config, AUDITION)
     folder.write_traces(traces)
     times.copy_to(folder)
     prompts = {(trace.prompt_set, trace.conversation) for trace in traces}
@@ -152,10 +153,6 @@ def _from_tables(config: AuditionConfig, traces: Sequence[TextTrace]) -> RunFold
         }
     )
     return folder
-
-
-def _create(config: AuditionConfig) -> RunFolder:
-    return RunFolder.create(config.results_root, "audition", [config.model.name], asdict(config))
 
 
 # ---- the same audition on several cards ----------------------------------------------------------
@@ -192,7 +189,7 @@ def combine(config: AuditionConfig, failures: Sequence[Failure] = ()) -> Outcome
         "resume": None,
     }
     names = [best.config["model"]["name"], "cards"]
-    folder = RunFolder.create(config.results_root, "audition", names, {**best.config, **settings})
+    folder = RunFolder.create(config.results_root, AUDITION, names, {**best.config, **settings})
     with running(folder):
         folder.update_manifest(
             {

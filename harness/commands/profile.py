@@ -15,11 +15,10 @@ from harness.commands.pair import Pair, open_pair, request, run_requests
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import (
     Outcome,
+    begin,
     concluded,
-    create,
     load_prompts,
     measuring,
-    note_or_check,
     resumed,
     unless_broken,
 )
@@ -57,8 +56,7 @@ def run(config: ProfileConfig) -> Outcome:
     folder = resumed(config, "profile")
     pair = open_pair(config, prompts)
     cells = _curve_cells(pair, config)  # refuses typed contexts before a folder is made
-    folder = folder or create(config, "profile")
-    note_or_check(folder, pair.describe(), config.seed)
+    folder = begin(config, "profile", folder, pair.describe())
     with measuring(folder, pair.target_model.device):
         pair = with_turns(folder, pair, config)
         given = config.decode.acceptance

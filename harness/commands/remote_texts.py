@@ -7,7 +7,6 @@ that it lacks.
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,7 +22,7 @@ from harness.commands.drafts import (
 from harness.commands.other_runs import stored_times
 from harness.commands.pair import EncodedPrompt, described
 from harness.commands.progress import fetching, progress
-from harness.commands.run_lifecycle import measuring, note_or_check
+from harness.commands.run_lifecycle import begin, measuring
 from harness.config import HEADS, SERVER_URL, AuditionConfig, ModelConf
 from harness.engines.adapters import api_key
 from harness.measurement.draft_scores import lookup_traces, score_texts
@@ -64,21 +63,18 @@ def audition_texts(
     stored = {trial.key: trial for trial in folder.trials.read()} if folder else {}
     waiting = [request for request in requests if request.key not in stored]
     server = TextServer(str(config.texts_from), key) if waiting else None
-    folder = folder or RunFolder.create(
-        config.results_root, "audition", [config.model.name], asdict(config)
-    )
     device = resolve_device(config.device.name)
     models = {"target": {"name": config.model.name, "weights": "served"}}
-    note_or_check(folder, described(device, models, prompts), config.seed)
+    folder = begin(config, "audition", folder, described(device, models, prompts))
     with measuring(folder, device):
         times.copy_to(folder)
-        begin = time.perf_counter()
+        start = time.perf_counter()
         if server is not None:
             host = urlsplit(str(config.texts_from)).netloc
             source = {"engine": server.engine, "version": server.version, "url": host}
             folder.update_manifest({TEXTS_FROM: source})
             stored |= _complete(folder, server, waiting, target)
-        generation_s = time.perf_counter() - begin
+        generation_s = time.perf_counter() - start
         texts = [stored_text(request, stored[request.key]) for request in requests]
 
         def measure(conf: ModelConf, unscored: Sequence[GeneratedText]) -> DraftResult | None:
@@ -133,7 +129,7 @@ def _scored(
     device: Any,
 ) -> DraftResult:
     """One draft's scores: looked up, by its weights here, or by its server."""
-    name, described, begin = conf.name, None, time.perf_counter()
+    name, described, start = conf.name, None, time.perf_counter()
     if conf.kind in LOOKUPS:
         traces = lookup_traces(texts, conf.kind, num_draft_tokens=max(config.k), draft_name=name)
     elif conf.kind in HEADS:
@@ -143,15 +139,15 @@ def _scored(
         first = texts[0].request.tokens
         server.check_vocabulary(first, target.tokenizer.decode(list(first)))
         traces: list[TextTrace] = []
-        begin = time.perf_counter()
+        start = time.perf_counter()
         with progress(f"{name} scores at {urlsplit(conf.id).netloc}", len(texts)) as tick:
             for text in texts:
                 traces.append(server.score(text, name))
                 tick()
     else:
         draft, model = checked_draft(conf, target, device, turns, config)
-        begin = time.perf_counter()
+        start = time.perf_counter()
         with progress(f"{name} scores", len(texts)) as tick:
             traces = score_texts(texts, None, model, draft_name=name, batch=config.batch, tick=tick)
         described = described_draft(conf, {**draft.describe(), **model.describe()})
-    return DraftResult(traces, [], time.perf_counter() - begin, described)
+    return DraftResult(traces, [], time.perf_counter() - start, described)

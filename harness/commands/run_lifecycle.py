@@ -77,10 +77,24 @@ def load_prompts(config: PairConfig | AuditionConfig) -> tuple[Prompt, ...]:
         return prompt_sets.load(config.prompts)
 
 
-def create(config: PairConfig, command: str) -> RunFolder:
+def create(config: PairConfig | AuditionConfig, command: str) -> RunFolder:
     """A new folder, made only when everything that can be checked beforehand was."""
-    names = [config.model.name, config.draft.name]
+    names = [config.model.name]
+    if isinstance(config, PairConfig):
+        names.append(config.draft.name)
     return RunFolder.create(config.results_root, command, names, asdict(config))
+
+
+def begin(
+    config: PairConfig | AuditionConfig,
+    command: str,
+    folder: RunFolder | None,
+    described: Mapping[str, Any],
+) -> RunFolder:
+    """The folder to resume, or a new one, with the manifest's entries noted or checked."""
+    folder = folder or create(config, command)
+    note_or_check(folder, described, config.seed)
+    return folder
 
 
 def resumed(config: PairConfig | AuditionConfig, command: str) -> RunFolder | None:

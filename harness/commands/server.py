@@ -18,11 +18,10 @@ from harness.commands.pair import Drafted
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import (
     Outcome,
+    begin,
     concluded,
-    create,
     load_prompts,
     measuring,
-    note_or_check,
     resumed,
     unless_broken,
 )
@@ -42,10 +41,8 @@ from harness.engines.process import check_port_free
 from harness.engines.protocol import Completion, EngineFacts
 from harness.measurement.returned_texts import ReturnedText, likelihood_test
 from harness.records import GREEDY, TextTrace, Trial, grouped
-from harness.storage import RunFolder
+from harness.storage import SERVER, RunFolder
 from harness.summary import TextLikelihood
-
-COMMAND = "server"
 
 
 def run(config: ServerConfig) -> Outcome:
@@ -56,7 +53,7 @@ def run(config: ServerConfig) -> Outcome:
         states = states_of_addresses(config, adapter)
         print_server_plan(config, prompts, states, synthetic=is_synthetic(config, adapter))
         return Outcome(None)
-    folder = resumed(config, COMMAND)
+    folder = resumed(config, SERVER)
     own_rounds = stored_own_rounds(config)
     # Before weights are loaded and a folder is made
     if config.url is not None:
@@ -66,8 +63,7 @@ def run(config: ServerConfig) -> Outcome:
         if config.port is not None:
             check_port_free(config.port)
     work = open_workload(config, prompts)
-    folder = folder or create(config, COMMAND)
-    note_or_check(folder, work.describe(), config.seed)
+    folder = begin(config, SERVER, folder, work.describe())
     with measuring(folder, work.device):
         work = work.with_turns(folder)
         measure(folder, work, adapter)

@@ -19,11 +19,10 @@ from harness.commands.pair import (
 from harness.commands.progress import progress
 from harness.commands.run_lifecycle import (
     Outcome,
+    begin,
     concluded,
-    create,
     load_prompts,
     measuring,
-    note_or_check,
     resumed,
     unless_broken,
 )
@@ -53,8 +52,7 @@ def run(config: SnapshotConfig) -> Outcome:
         return Outcome(None)
     folder = resumed(config, "snapshot")
     pair = open_drafted(config, prompts)
-    folder = folder or create(config, "snapshot")
-    note_or_check(folder, pair.describe(), config.seed)
+    folder = begin(config, "snapshot", folder, pair.describe())
     with measuring(folder, pair.target_model.device):
         pair = with_turns(folder, pair, config)
         trials: list[Trial] = []

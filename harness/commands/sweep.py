@@ -13,11 +13,10 @@ from harness.commands.other_runs import as_stored, synthetic_rates
 from harness.commands.pair import open_drafted, plan, run_requests
 from harness.commands.run_lifecycle import (
     Outcome,
+    begin,
     concluded,
-    create,
     load_prompts,
     measuring,
-    note_or_check,
     resumed,
 )
 from harness.commands.snapshot import check_texts
@@ -36,8 +35,7 @@ def run(config: SweepConfig) -> Outcome:
     synthetic = stored_rates(folder.manifest) if folder else {}
     synthetic = synthetic or synthetic_rates(config, prompts)
     pair = open_drafted(config, prompts)
-    folder = folder or create(config, "sweep")
-    note_or_check(folder, pair.describe(), config.seed)
+    folder = begin(config, "sweep", folder, pair.describe())
     if synthetic:
         folder.update_manifest({"synthetic_acceptance": as_stored(synthetic)})
     with measuring(folder, pair.target_model.device):
