@@ -22,7 +22,14 @@ from harness.commands.server_requests import Role, Workload, load_slots
 from harness.config import ServerConfig
 from harness.decoding.protocols import Drafter
 from harness.decoding.sampling import SamplingParameters
-from harness.engines.adapters import Adapter, OpenedPair, ToServe, addresses, kind_of
+from harness.engines.adapters import (
+    Adapter,
+    OpenedPair,
+    ToServe,
+    addresses,
+    attached,
+    kind_of,
+)
 from harness.engines.protocol import EngineFacts, Server
 from harness.measurement.clock import Clock
 from harness.measurement.environment import fewest_threads
@@ -58,16 +65,14 @@ CHECKED_TOKENS = 64
 
 def try_addresses(config: ServerConfig, adapter: Adapter, prompts: Sequence[Prompt]) -> None:
     """Attach to every address once: refused ones are the user's to fix before anything begins."""
-    assert adapter.attach is not None
     if config.not_with_url:
         _log.warning("not used with url=, whose servers run: %s", ", ".join(config.not_with_url))
     tokenizer = load_vocabulary(config.model, "model").tokenizer
-    running = addresses(config, adapter)
-    engine = adapter.attach(running, tokenizer)
+    engine = attached(config, adapter, tokenizer)
     sampling = sampling_of(config.decode, config.temperature[0])
     budget = min(TRIED_TOKENS, config.new_tokens)
-    with progress("trying the addresses", len(running.urls)) as tick:
-        for k in running.urls:
+    with progress("trying the addresses", len(engine.urls)) as tick:
+        for k in engine.urls:
             with engine.open(k) as server:
                 ids = check_vocabulary(server, tokenizer, prompts)
                 check_drafts(server, server.generate(ids, sampling, config.seed, budget))
@@ -79,10 +84,8 @@ def states_of_addresses(config: ServerConfig, adapter: Adapter) -> dict[str, str
     states: dict[str, str] = {}
     if config.url is None:
         return states
-    assert adapter.attach is not None
-    running = addresses(config, adapter)
-    engine = adapter.attach(running, None)
-    for k, url in running.urls.items():
+    engine = attached(config, adapter, None)
+    for k, url in engine.urls.items():
         try:
             with engine.open(k) as server:
                 states[url] = f"answers, {server.facts.name} {server.facts.version}"
@@ -116,7 +119,7 @@ def check_model(server: Server, work: Workload, adapter: Adapter) -> None:
         return
     where = f"engine={config.engine} at k={server.k}"
     if config.url is not None:
-        where = f"url={addresses(config, adapter).urls[server.k]}"
+        where = f"url={addresses(config, adapter)[server.k]}"
     raise UserError(
         f"{where}: its greedy texts are not those of model={config.model.name}: {share:.0%} of"
         " their tokens are far from its likeliest ones. Is it another model? score=false measures"
@@ -233,8 +236,7 @@ def started(
             for number, role in enumerate(roles):
                 rates = [0.0] * role.k if role.rejects else None
                 if config.url is not None:
-                    assert adapter.attach is not None
-                    engine = adapter.attach(addresses(config, adapter), work.vocabulary.tokenizer)
+                    engine = attached(config, adapter, work.vocabulary.tokenizer)
                 else:
                     assert adapter.start is not None
                     port = None if config.port is None else config.port + number

@@ -6,7 +6,7 @@ rounds, and the functions that start its servers or attach to those that run.
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from harness.config import ModelConf, ServerConfig
 from harness.decoding.protocols import Drafter
 from harness.decoding.sampling import SamplingParameters
-from harness.engines.http_server import AttachedEngine, HttpServer
+from harness.engines.http_server import AttachedEngine, HttpServer, Running
 from harness.engines.llamacpp import LlamaCpp, LlamaCppServer, program
 from harness.engines.openai import OpenAiServer
-from harness.engines.protocol import Engine, StartableEngine
+from harness.engines.protocol import StartableEngine
 from harness.engines.sglang import Sglang, SglangServer
 from harness.engines.vllm import Vllm, VllmServer
 from harness.records import LOOKUPS, RULES, Rule, UserError
@@ -91,33 +91,13 @@ class ToServe:
 
 
 @dataclass(frozen=True)
-class Addresses:
-    """Servers that the user runs.
-
-    Attributes:
-        urls: by K; 0 is the plain one.
-        key: their API key, or None.
-        rule: by which they accept; None where it is not known.
-        kind: of their draft.
-    """
-
-    urls: Mapping[int, str]
-    key: str | None = field(repr=False)
-    rule: Rule | None
-    kind: DraftKind
-
-    def served_by(self, server: Callable[..., HttpServer], **settings: Any) -> AttachedEngine:
-        """The same as an engine; `server` takes each over, with these settings."""
-        return AttachedEngine(self.urls, partial(server, **settings), self.key)
-
-
-@dataclass(frozen=True)
 class Adapter:
     """How an engine is used.
 
     Attributes:
         rules: that its servers can accept by; empty where it cannot be chosen or known.
-        attach: to servers that run, with the target's tokenizer; None where there are none.
+        attach: what takes over a server that runs, by the configuration and with the target's
+            tokenizer; None where there are none.
         start: one server after another, each at the port given, or at a free one for None; None
             where servers are not started here.
         check: what starting needs, before there is a run; raises UserError.
@@ -131,7 +111,7 @@ class Adapter:
     """
 
     rules: tuple[Rule, ...]
-    attach: Callable[[Addresses, Any], Engine] | None = None
+    attach: Callable[[ServerConfig, Any], Callable[[Running, int], HttpServer]] | None = None
     start: Callable[[ToServe, int | None], StartableEngine] | None = None
     check: Callable[[ServerConfig], None] = lambda _: None
     synthetic: Literal["everywhere", "on CUDA", "nowhere"] = "nowhere"
@@ -176,11 +156,12 @@ def adapter_of(config: ServerConfig) -> Adapter:
         )
     if config.url is not None:
         addresses(config, adapter)
+        api_key(config.api_key_env)
     return adapter
 
 
-def addresses(config: ServerConfig, adapter: Adapter) -> Addresses:
-    """The servers of `url=`: the plain one, then one per K in the order of `k`."""
+def addresses(config: ServerConfig, adapter: Adapter) -> dict[int, str]:
+    """The servers of `url=` by K: the plain one, then one per K in the order of `k`."""
     urls, ks = config.url or [], [0, *(k for k in config.k if k)]
     if len(urls) == 2 and adapter.k_per_request:
         urls = [urls[0], *[urls[1]] * (len(ks) - 1)]
@@ -189,9 +170,14 @@ def addresses(config: ServerConfig, adapter: Adapter) -> Addresses:
             f"url: {len(ks)} servers are needed, and {len(urls)} given; first the one that decodes"
             f" plainly, then those with k={','.join(map(str, ks[1:]))}, in this order"
         )
-    key = api_key(config.api_key_env)
-    rule = cast("Rule | None", config.decode.rule)
-    return Addresses(dict(zip(ks, urls, strict=True)), key, rule, kind_of(config))
+    return dict(zip(ks, urls, strict=True))
+
+
+def attached(config: ServerConfig, adapter: Adapter, tokenizer: Any) -> AttachedEngine:
+    """The servers of `url=` as an engine; the target's tokenizer is None where none is asked."""
+    assert adapter.attach is not None
+    server = adapter.attach(config, tokenizer)
+    return AttachedEngine(addresses(config, adapter), server, api_key(config.api_key_env))
 
 
 def api_key(name: str | None) -> str | None:
@@ -303,6 +289,11 @@ def _checkpoints(serve: ToServe) -> tuple[str, str | None]:
     return source_of(target, "model"), source_of(draft, "draft") if weights else None
 
 
+def _rule(config: ServerConfig) -> Rule:
+    """By which servers that run accept: as the user says, else as they do by default."""
+    return cast("Rule", config.decode.rule or "greedy_draft")
+
+
 _ROLES = {"model": "target", "draft": "draft"}
 ADAPTERS: Mapping[str, Adapter] = {
     "own": Adapter(
@@ -313,7 +304,7 @@ ADAPTERS: Mapping[str, Adapter] = {
     ),
     "llamacpp": Adapter(
         ("greedy_draft", "ratio"),
-        attach=lambda to, _: to.served_by(LlamaCppServer, rule=to.rule or "greedy_draft"),
+        attach=lambda config, _: partial(LlamaCppServer, rule=_rule(config)),
         start=_llamacpp,
         check=_check_llamacpp,
         synthetic="everywhere",
@@ -321,7 +312,7 @@ ADAPTERS: Mapping[str, Adapter] = {
     ),
     "vllm": Adapter(
         ("greedy_draft", "ratio"),
-        attach=lambda to, _: to.served_by(VllmServer, rule=to.rule or "greedy_draft", kind=to.kind),
+        attach=lambda config, _: partial(VllmServer, rule=_rule(config), kind=kind_of(config)),
         start=_vllm,
         synthetic="on CUDA",  # its builds for a CPU refuse it
         alone=True,
@@ -329,19 +320,19 @@ ADAPTERS: Mapping[str, Adapter] = {
     ),
     "sglang": Adapter(
         ("greedy_draft",),
-        attach=lambda to, _: to.served_by(SglangServer),
+        attach=lambda *_: SglangServer,
         start=_sglang,
         alone=True,
         kinds=("model", "eagle3", "mtp"),
     ),
     "mlx": Adapter(
         ("exact_match",),
-        attach=lambda to, tokenizer: to.served_by(OpenAiServer, tokenizer=tokenizer, name="mlx"),
+        attach=lambda _, tokenizer: partial(OpenAiServer, tokenizer=tokenizer, name="mlx"),
         k_per_request=True,
     ),
     "openai": Adapter(
         (),
-        attach=lambda to, tokenizer: to.served_by(OpenAiServer, tokenizer=tokenizer),
+        attach=lambda _, tokenizer: partial(OpenAiServer, tokenizer=tokenizer),
         kinds=("model", "eagle3", "mtp", "ngram"),
     ),
 }
