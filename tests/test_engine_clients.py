@@ -534,6 +534,24 @@ def test_mtp_layers_of_another_checkpoint_are_given_to_the_server(
     assert command.count("Qwen/Qwen3-4B") == 1
 
 
+@pytest.mark.parametrize("draft", ["qwen3_0_6b", "mtp"])
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_revisions_are_given_to_the_server(tmp_path: Path, engine: str, draft: str) -> None:
+    words = ["model=qwen3_4b", f"draft={draft}", "model.revision=one", "draft.revision=other"]
+    config = compose("server", [f"engine={engine}", *words])
+    start = adapter_of(config).start
+    assert start is not None
+    serve = ToServe(config, tmp_path, 100, slots=1, threads=None, pair=None)
+    command = start(serve, None).command(2)
+    assert command[command.index("--revision") + 1] == "one"
+    own_layers = draft == "mtp"  # which are in the target's revision
+    if engine == "vllm":
+        speculative = json.loads(command[command.index("--speculative-config") + 1])
+        assert speculative["revision"] == ("one" if own_layers else "other")
+    else:
+        assert ("other" in command) != own_layers
+
+
 def test_servers_that_share_a_device_share_its_memory(tmp_path: Path) -> None:
     alone, shared = (Vllm("t", "d", tmp_path, 100, side_by_side=n).flags(2) for n in (1, 3))
     assert "--gpu-memory-utilization" not in alone

@@ -456,6 +456,10 @@ def test_a_server_that_does_not_draft_or_does_not_tell_is_refused_before_there_i
             ["engine=sglang", "draft=early_exit"],
             "engine=sglang does not draft with early exit of the target's layers here; engine=own",
         ),
+        (
+            ["engine=vllm", "model.quantization=int8"],
+            "model.quantization=int8: engine=vllm serves the weights as they are stored; leave",
+        ),
         (["engine=vllm", "draft=bf16"], "engine=vllm does not draft with a copy of the target"),
         (["engine=mlx"], r"engine=mlx: its servers are not started here; give url=\[\.\.\.\]"),
         (["engine=openai", "decode.rule=ratio"], "engine=openai accepts by a rule that it does"),

@@ -150,6 +150,12 @@ def adapter_of(config: ServerConfig) -> Adapter:
     if rule is not None and rule not in adapter.rules:
         known = " or ".join(adapter.rules) or "a rule that it does not tell"
         raise UserError(f"decode.rule={rule}: engine={name} accepts by {known}")
+    for role, conf in (("model", config.model), ("draft", config.draft)):
+        if conf.quantization is not None and name != "own" and config.url is None:
+            raise UserError(
+                f"{role}.quantization={conf.quantization}: engine={name} serves the weights as they"
+                f" are stored; leave it out, or give a quantized checkpoint as {role}.id"
+            )
     if config.url is None and adapter.start is None:
         raise UserError(
             f"engine={name}: its servers are not started here; give url=[...] of ones that run"
@@ -214,6 +220,8 @@ def _started(serve: ToServe, port: int | None) -> dict[str, Any]:
         "logs": serve.logs,
         "context_tokens": serve.context_tokens,
         "threads": serve.threads,
+        "revision": serve.config.model.revision,
+        "draft_revision": serve.config.draft.revision if serve.kind not in LOOKUPS else None,
         "kind": serve.kind,
         "rule": serve.rule,
         "slots": serve.slots,

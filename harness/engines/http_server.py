@@ -56,6 +56,7 @@ class StartedEngine(ABC):
         logs: folder for the servers' logs.
         context_tokens: of the longest request, prompt and budget.
         threads: of each server, on a CPU; None leaves them to the engine.
+        revision, draft_revision: of hub ids; None takes their newest.
         kind: of the draft.
         rule: by which it accepts; of `ratio` the draft samples.
         slots: requests decoded side by side.
@@ -75,6 +76,8 @@ class StartedEngine(ABC):
     logs: Path
     context_tokens: int
     threads: int | None = None
+    revision: str | None = None
+    draft_revision: str | None = None
     kind: DraftKind = "model"
     rule: Rule = "greedy_draft"
     slots: int = 1

@@ -66,12 +66,16 @@ class Sglang(StartedEngine):
             "--context-length": self.context_tokens + k + SPARE_POSITIONS,
             "--max-running-requests": self.slots,
         }
+        if self.revision is not None:
+            flags["--revision"] = self.revision
         if self.side_by_side > 1:
             flags["--mem-fraction-static"] = f"{DEVICE_SHARE / self.side_by_side:.3f}"
         if k:
             flags |= sglang_flags(
                 self.kind, str(self.draft or ""), k, own_layers=self.draft is None
             )
+            if self.draft is not None and self.draft_revision is not None:
+                flags["--speculative-draft-model-revision"] = self.draft_revision
         return [
             "serve",
             *(str(part) for flag in flags.items() for part in flag),

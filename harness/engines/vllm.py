@@ -94,12 +94,16 @@ class Vllm(StartedEngine):
             "--max-model-len": self.context_tokens + k + SPARE_POSITIONS,
             "--max-num-seqs": self.slots,
         }
+        if self.revision is not None:
+            flags["--revision"] = self.revision
         if self.side_by_side > 1:
             flags["--gpu-memory-utilization"] = f"{DEVICE_SHARE / self.side_by_side:.3f}"
         if k:
             speculative = vllm_config(
                 self.kind, str(self.draft or ""), k, own_layers=self.draft is None
             )
+            if self.draft_revision is not None:
+                speculative["revision"] = self.draft_revision
             if self.rule == "ratio" and self.kind not in LOOKUPS:
                 speculative["draft_sample_method"] = "probabilistic"
             if synthetic is not None:
