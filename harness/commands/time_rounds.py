@@ -3,7 +3,7 @@
 `harness.measurement.round_times` makes the visits; the commands spread them over what they measure.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from harness.analysis.latency import can_pay
@@ -55,17 +55,15 @@ def visits_of_pair(
         ks = timed_ks(ks, most)
     elif most is not None and most < max(ks, default=0):  # what rounds of a larger K draft
         ks = sorted({*ks, most})
-    requests = {
-        name: [
-            replace(one, stop_below=one.stop_below and NEVER)
-            for k in (0, *ks)
-            for temperature in temperatures
-            for one in [request(pair, config, entries[0], k, temperature, 0, synthetic=synthetic)]
-        ]
-        for name, entries in _by_set(pair.prompts).items()
-    }
+
+    def asked(entry: EncodedPrompt, k: int, temperature: float) -> Request:
+        made = request(pair, config, entry, k, temperature, 0, synthetic=synthetic)
+        return replace(made, stop_below=made.stop_below and NEVER)
+
     visits = visits_for(len(pair.prompts) * config.repetitions)
-    return _visits(folder, pair, pair.timed_drafting, pair.draft_name, requests, visits, store)
+    cells = [(k, temperature) for k in (0, *ks) for temperature in temperatures]
+    name = pair.draft_name
+    return _visits(folder, pair, pair.timed_drafting, name, cells, asked, visits, store)
 
 
 def time_own_loop(
@@ -86,13 +84,8 @@ def time_own_loop(
     if stored or not config.own_loop:
         return
     decode = replace(config.decode, rule=config.decode.rule or "ratio")
-    visits = visits_of_pair(
-        folder,
-        pair,
-        replace(config, decode=decode),
-        config.temperature,
-        store=folder.own_rounds,
-    )
+    config = replace(config, decode=decode)
+    visits = visits_of_pair(folder, pair, config, config.temperature, store=folder.own_rounds)
     visits.begin()
     visits.up_to(1.0)
 
@@ -116,20 +109,11 @@ def visits_of_draft(
     def no_draft(_: Request) -> Drafter:
         raise AssertionError("rounds are timed with a draft")
 
-    ks = timed_ks(config.k, most)
-    requests = {
-        name: [
-            replace(
-                completion(target.target, config, entries[0], temperature, 0),
-                k=k,
-                draft=conf.name if k else None,
-                rule=config.decode.rule,
-            )
-            for k in (0, *ks)
-            for temperature in config.temperature
-        ]
-        for name, entries in _by_set(target.prompts).items()
-    }
+    def asked(entry: EncodedPrompt, k: int, temperature: float) -> Request:
+        plain = completion(target.target, config, entry, temperature, 0)
+        return replace(plain, k=k, draft=conf.name if k else None, rule=config.decode.rule)
+
+    cells = [(k, value) for k in (0, *timed_ks(config.k, most)) for value in config.temperature]
     visits = visits_for(len(target.prompts) * config.repetitions, among_many=True)
     if config.latency.target_ms is not None or config.latency_from is not None:
         visits = 0
@@ -138,7 +122,8 @@ def visits_of_draft(
         target,
         draft or no_draft,
         conf.name,
-        requests,
+        cells,
+        asked,
         visits,
         enough=lambda timings: conf.kind not in LOOKUPS and not can_pay(timings, conf.name),
     )
@@ -149,15 +134,16 @@ def _visits(
     target: Target,
     draft: Draft,
     name: str,
-    requests: Mapping[str, Sequence[Request]],
+    cells: Sequence[tuple[int, float]],
+    asked: Callable[[EncodedPrompt, int, float], Request],
     visits: int,
     store: Lines[RoundTiming] | None = None,
     enough: Callable[[Sequence[RoundTiming]], bool] = lambda _: False,
 ) -> RoundVisits:
-    prompts = {
-        prompt_set: [entry.tokens for entry in entries]
-        for prompt_set, entries in _by_set(target.prompts).items()
-    }
+    """The visits that time each cell, a K and a temperature, as `asked` of a prompt of each set."""
+    by_set = grouped(target.prompts, lambda entry: entry.prompt.prompt_set)
+    requests = {key: [asked(each[0], *cell) for cell in cells] for key, each in by_set.items()}
+    prompts = {key: [entry.tokens for entry in each] for key, each in by_set.items()}
     loop = TimedLoop(target.target_model, draft, name, requests, prompts, target.positions)
 
     def refuse(what: str, reason: str) -> None:
@@ -175,7 +161,3 @@ def _visits(
         enough=enough,
         counted=lambda doing, number: progress(f"{doing} rounds of {name}", number),
     )
-
-
-def _by_set(prompts: Iterable[EncodedPrompt]) -> dict[str, list[EncodedPrompt]]:
-    return grouped(prompts, lambda entry: entry.prompt.prompt_set)
