@@ -186,11 +186,11 @@ def test_a_servers_draft_takes_of_a_requests_sampling_the_temperature_alone(
     stand_in: Start, engine: str
 ) -> None:
     asked = SamplingParameters(0.7, 5, 0.9, 0.1, 1.2)
-    attached = {
+    engines = {
         "vllm": lambda: attached(VllmServer, stand_in(vllm_answers()).url),
         "sglang": lambda: attached(SglangServer, stand_in(sglang_answers()).url),
     }
-    with attached[engine]().open(2) as server:
+    with engines[engine]().open(2) as server:
         assert server.facts.draft_sampling(asked) == SamplingParameters(0.7)
 
 

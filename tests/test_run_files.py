@@ -203,7 +203,7 @@ def read_as_other_values(file: Path, flips: int, read: Callable[[], Any]) -> tup
 
 def test_a_flipped_bit_in_the_trials_is_never_read_as_other_values(folder: RunFolder) -> None:
     file = folder.path / "trials.jsonl"
-    other, refused = read_as_other_values(file, 300, folder.trials)
+    other, refused = read_as_other_values(file, 300, folder.trials.read)
     assert other == 0
     assert refused >= 297  # the name of the first line's checksum is no value
 
@@ -296,7 +296,7 @@ def test_round_times_come_back_and_a_killed_writers_half_line_is_cut_off(folder:
     assert file.read_bytes() == content
     assert load(folder.path).rounds == tuple(again.rounds.read()) == tuple(timings)
     file.write_bytes(content.replace(b'"rounds": 16', b'"rounds": 17', 1))
-    assert "rounds.jsonl, line 1: damaged" in refusal(folder.rounds)
+    assert "rounds.jsonl, line 1: damaged" in refusal(folder.rounds.read)
 
 
 def test_a_lost_line_break_or_a_lost_line_is_not_passed_over(folder: RunFolder) -> None:

@@ -117,7 +117,7 @@ def test_a_plan_estimates_time_and_cost_by_all_of_its_requests(
         command.run(asked(tmp_path, "dry_run=true", "engine=vllm", *models, *words))
         out = capsys.readouterr().out
         (row,) = [line for line in out.splitlines() if line.startswith("h100 ")]
-        return max(float(usd) for usd in re.findall(r"\$([\d.]+)", row))
+        return float(re.findall(r"to \$([\d.]+)", row)[0])
 
     few = most_usd("new_tokens=400")
     assert most_usd("new_tokens=400", "repetitions=20") > 4 * few
