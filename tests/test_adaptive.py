@@ -193,7 +193,7 @@ class Opened(NamedTuple):
             assert isinstance(self.pair, Pair)
             head = self.pair.draft_model
             traces = score_texts(texts, target, head, draft_name="draft")
-        known = confidences(texts, target, head, config, "draft")
+        known = confidences(self.pair, texts, config)
         scored = ScoredTexts(traces, {each.key: each for each in known}, "ratio")
         expected = replayed_adaptively(scored, K, threshold)
         return np.array(

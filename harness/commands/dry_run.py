@@ -264,7 +264,7 @@ def print_scores_plan(config: AuditionConfig, traces: Sequence[TextTrace]) -> No
     ks = [k for k in config.k if k > 0]
     temperatures = sorted({trace.temperature for trace in traces})
     times = "typed" if config.latency_from is None else f"from {config.latency_from}"
-    rows = {
+    rows: Rows = {
         "tables": ", ".join(config.scores_from),
         **{f"scores of {draft}": _scores_line(scored) for draft, scored in by_draft.items()},
         "temperature": _listed(temperatures),
