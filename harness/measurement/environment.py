@@ -166,6 +166,7 @@ def settle_threads(
 
     More threads are not faster as a matter of course: an oversubscribed machine ran a 1M-parameter
     model twenty times slower with two than with one. So more are taken only for a clear gain.
+    Returns the number that is now in force.
 
     Args:
         setting: "auto" or a positive integer.
