@@ -1,14 +1,16 @@
 """Replayed candidates: from texts to seconds, rankings, rows and requests."""
 
+from collections import defaultdict
 from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 import pytest
-from workloads import DRAFTS, KS, Steps, population, trace
+from workloads import DRAFTS, KS, SETS, Steps, population, trace
 
 from harness.analysis.latency import Visits, latency_of, typed_latency, visits_of
 from harness.analysis.leaderboard import ENGINES, rank
+from harness.analysis.lengths import length_alpha
 from harness.analysis.predicted import (
     category_alpha,
     evidence_of,
@@ -372,6 +374,42 @@ def looped(replays, name, rng=None):
         )
         for prompt_set, prompt, tokens, rounds in rows
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("weights", [None, {"easy": 3.0, "hard": 1.0}, {"easy": 1.0, "hard": 0.0}])
+def test_alpha_by_length_is_that_of_the_draft_tokens_judged_there(weights):
+    rng = np.random.default_rng(3)
+    texts = [
+        trace(
+            "draft", ("easy", "hard")[n % 2], f"p{n}", (rng.random(5 + 7 * n) < 0.6).astype(float)
+        )
+        for n in range(8)
+    ]
+    tokens = {name: sum(len(t.tokens) for t in texts if t.prompt_set == name) for name in SETS}
+    sums = defaultdict(lambda: np.zeros(2))
+    for text in texts:
+        share = weights[text.prompt_set] / tokens[text.prompt_set] if weights else 1.0
+        start, length = 0, len(text.tokens)
+        while start < length:
+            for at in range(start, min(start + 3, length)):
+                flag = text.last_ratio[at]
+                for axis, place in (("answer", at), ("context", at + text.prompt_tokens)):
+                    sums[axis, place.bit_length()] += share * np.array([flag, 1.0])
+                if not flag:
+                    break
+            else:
+                at += 1  # a bonus, or the end
+            start = at + 1
+    rows = [*length_alpha({"draft": texts}, "ratio", 3, weights)]
+    found = {(row.axis, (row.high - 1).bit_length()): row.alpha for row in rows}
+    expected = defaultdict(lambda: np.zeros(2))
+    for (axis, bits), counts in sums.items():  # one bucket below 16
+        expected[axis, max(bits, 4)] += counts
+    assert found == {
+        key: pytest.approx(kept / judged, abs=1e-9)
+        for key, (kept, judged) in expected.items()
+        if judged
+    }
 
 
 def test_a_loop_is_held_against_its_replay(replays):

@@ -13,14 +13,14 @@ import numpy as np
 
 from harness.analysis.predicted import Latencies, Speedup, alpha_of, evidence_of, speedups
 from harness.analysis.replayed import Replays
-from harness.analysis.setup import Setup, architecture
+from harness.analysis.setup import Setup
 from harness.analysis.verdict import Candidate, Evidence
 from harness.records import Rule
 from harness.stats.crossfit import Workload
 from harness.stats.jackknife import enough_prompts, set_weights, share_interval
 from harness.summary import DraftMemory, Leaderboard, LeaderboardRow
 from harness.theory.cost import usd_per_million_tokens
-from harness.theory.planning import DraftBytes, memory_view
+from harness.theory.planning import ModelBytes, memory_view
 
 # Of the speedups, for the chance that a draft is the fastest
 DRAWS = 4000
@@ -140,18 +140,16 @@ def draft_memory(
     lookups: Collection[str] = (),
 ) -> tuple[DraftMemory, ...]:
     """What each draft leaves of the device's memory, where the sizes are known."""
-    described = setup.described.get("target", {})
-    target, available = architecture(described), setup.memory_bytes
+    target, available = setup.model_bytes(), setup.memory_bytes
     if target is None or available is None:
         return ()
     kept = {
-        draft: DraftBytes() if draft in lookups else setup.draft_bytes(draft) for draft in names
+        draft: ModelBytes() if draft in lookups else setup.model_bytes(draft) for draft in names
     }
     return memory_view(
         target,
         {draft: each for draft, each in kept.items() if each is not None},
         available,
         context_tokens=context_tokens,
-        bytes_per_parameter=int(described.get("bytes_per_parameter", 2)),
         device=setup.device_of_memory,
     )

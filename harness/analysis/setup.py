@@ -15,7 +15,7 @@ from harness.storage import StoredRun
 from harness.storage.contents import flattened
 from harness.summary import ModelFacts, RunFacts, SamplingFacts, Status, Value
 from harness.theory.architecture import Architecture
-from harness.theory.planning import DraftBytes
+from harness.theory.planning import ModelBytes
 from harness.theory.roofline import Card
 
 Entry = Mapping[str, Any]
@@ -206,9 +206,9 @@ class Setup:
         drafts = (entry for role, entry in self.described.items() if role != "target")
         return next((entry for entry in drafts if entry.get("name") == name), {})
 
-    def draft_bytes(self, name: str) -> DraftBytes | None:
-        """What a draft keeps in memory; None where the manifest does not say it."""
-        entry = self.described_draft(name)
+    def model_bytes(self, name: str | None = None) -> ModelBytes | None:
+        """What a draft, or the target, keeps in memory; None where the manifest does not say it."""
+        entry = self.described.get("target", {}) if name is None else self.described_draft(name)
         sizes, width = architecture(entry), entry.get("bytes_per_parameter", SERVED_BYTES)
         kv = entry.get("kv_bytes_per_token")
         if kv is None and sizes is not None:
@@ -216,7 +216,7 @@ class Setup:
         weights = entry.get("weights_bytes")
         if weights is None and sizes is not None:
             weights = sizes.parameters * width
-        return None if kv is None or weights is None else DraftBytes(weights, kv)
+        return None if kv is None or weights is None else ModelBytes(weights, kv)
 
     def parameter_share(self, draft: str) -> float | None:
         """The draft's parameters / the target's; None if unknown."""

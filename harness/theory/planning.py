@@ -26,20 +26,19 @@ LARGEST_BATCH = 1024
 
 
 @dataclass(frozen=True)
-class DraftBytes:
-    """What a draft keeps in memory: weights of its own, and cache for every token of a text."""
+class ModelBytes:
+    """What a model keeps in memory: weights of its own, and cache for every token of a text."""
 
     weights: float = 0.0
     kv_per_token: float = 0.0
 
 
 def memory_view(
-    target: Architecture,
-    drafts: Mapping[str, DraftBytes],
+    target: ModelBytes,
+    drafts: Mapping[str, ModelBytes],
     memory_bytes: float,
     *,
     context_tokens: int,
-    bytes_per_parameter: float = 2.0,
     device: str | None = None,
 ) -> tuple[DraftMemory, ...]:
     """What each draft leaves of the memory, and what is lost of what the target alone leaves.
@@ -48,20 +47,19 @@ def memory_view(
         drafts: by name.
         memory_bytes: of the device; USABLE_SHARE of it may be filled.
         context_tokens: of each concurrent sequence, prompt and answer.
-        bytes_per_parameter: of the target's weights and cache alike.
         device: its name.
     """
     if not (math.isfinite(memory_bytes) and memory_bytes > 0.0):
         raise UserError(f"memory_bytes={memory_bytes}: must be above 0")
     if context_tokens < 1:
         raise UserError(f"context_tokens={context_tokens}: must be 1 or more")
-    free = memory_bytes * USABLE_SHARE - target.parameters * bytes_per_parameter
-    per_token = target.kv_bytes_read(1, bytes_per_parameter)
+    free = memory_bytes * USABLE_SHARE - target.weights
 
-    def tokens_with(draft: DraftBytes) -> int:
-        return max(0, math.floor((free - draft.weights) / (per_token + draft.kv_per_token)))
+    def tokens_with(draft: ModelBytes) -> int:
+        per_token = target.kv_per_token + draft.kv_per_token
+        return max(0, math.floor((free - draft.weights) / per_token))
 
-    alone = tokens_with(DraftBytes())
+    alone = tokens_with(ModelBytes())
     return tuple(
         DraftMemory(
             draft=name,
