@@ -562,6 +562,7 @@ def test_a_block_can_be_shorter_than_the_drafters(
         ("z-lab", {"layers": 3}, r"reads layers \[1, 5\], and model=target has 3"),
         ("z-lab", {"hidden_size": 48, "head_dim": 24}, "takes 32 numbers of each of 2 layers"),
         ("z-lab", {"vocab": 12}, "a vocabulary of 16, and model=target has 12"),
+        ("z-lab", {"vocab": 32}, "a vocabulary of 16, and model=target has 32"),
         ("speculators", {"vocab": 32}, "a vocabulary of 16, and model=target has 32"),
     ],
 )

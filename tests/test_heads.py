@@ -37,6 +37,7 @@ from harness.measurement.generations import Request, run_trial
 from harness.measurement.head_scores import score_with_head
 from harness.measurement.target_texts import GeneratedText, generate_texts
 from harness.models import head_files, memory, probe
+from harness.models.block_files import load_dflash, load_medusa
 from harness.models.cached import CachedModel, SnapshotModel
 from harness.models.eagle3 import Eagle3Head, Eagle3Network
 from harness.models.head_files import load_head
@@ -539,6 +540,28 @@ def test_a_head_for_another_target_is_refused(
         read(tmp_path, other)
 
 
+@pytest.mark.parametrize("layout", ["specforge", "speculators"])
+def test_a_heads_vocabulary_is_the_targets_by_its_config_or_with_the_padding(
+    layout: str, tmp_path: Path
+) -> None:
+    save_head(random_head(), tmp_path, layout, "target")
+    target = loaded(qwen3(1, layers=LAYERS, vocab=VOCABULARY))
+    file = tmp_path / "config.json"
+    text = file.read_text()
+    assert text.count(f'"vocab_size": {VOCABULARY}') == 1
+
+    def read_with(vocabulary: int) -> None:
+        file.write_text(text.replace(f'"vocab_size": {VOCABULARY}', f'"vocab_size": {vocabulary}'))
+        read(tmp_path, target)
+
+    with pytest.raises(UserError, match="of a vocabulary of 32, and model=target has 16"):
+        read_with(32)
+    read_with(VOCABULARY)
+    target.network.config.vocab_size = 14  # the embedding has two rows more
+    read_with(14)
+    read_with(VOCABULARY)
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -558,6 +581,34 @@ def test_a_head_that_is_not_understood_is_refused_with_what_was_found(
     (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
     with pytest.raises(UserError, match=says):
         read(tmp_path, target)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, r"/head: no config\.json there"),
+        ("{oops", r"/head: its config\.json cannot be read \(Expecting property name"),
+        ("[1, 2]", r"/head: its config\.json holds a list, not an object"),
+        ("no folder", "/head: no such folder$"),
+        ("a hub id", r"=org/head: cannot be loaded .*(connect|offline)"),
+    ],
+)
+def test_a_head_without_a_config_that_can_be_read_is_refused_with_the_reason(
+    content: str | None,
+    says: str,
+    target: LoadedModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    folder = tmp_path / "head"
+    if content != "no folder":
+        folder.mkdir()
+        if content is not None:
+            (folder / "config.json").write_text(content)
+    for load_kind in (load_head, load_medusa, load_dflash):
+        with pytest.raises(UserError, match=says):
+            load_kind(ModelConf(id="org/head" if content == "a hub id" else str(folder)), target)
 
 
 def test_an_incomplete_head_is_refused(target: LoadedModel, tmp_path: Path) -> None:

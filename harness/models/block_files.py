@@ -139,6 +139,7 @@ class _Block:
         layers: of the target, whose inputs are read.
         block: positions of a block.
         mask_token: the id of the token that stands for what is to be drafted.
+        vocabulary: of the target; None where it does not say.
     """
 
     layout: str
@@ -146,6 +147,7 @@ class _Block:
     layers: tuple[int, ...]
     block: int
     mask_token: int
+    vocabulary: int | None
 
 
 def load_dflash(conf: ModelConf, target: LoadedModel, key: str = "draft") -> LoadedHead:
@@ -204,7 +206,8 @@ def _block(config: Mapping[str, Any], files: HeadFiles) -> _Block:
             f"{files.where}: a DFlash drafter with {', '.join(unread)}, which is not read here; "
             "give one of full attention without further settings"
         )
-    return _Block(layout, parsed, tuple(map(int, layers)), int(size), int(mask_token))
+    vocabulary = layer.get("vocab_size")
+    return _Block(layout, parsed, tuple(map(int, layers)), int(size), int(mask_token), vocabulary)
 
 
 def _dflash(block: _Block, tensors: dict[str, Tensor], files: HeadFiles) -> DFlashNetwork:
@@ -213,6 +216,7 @@ def _dflash(block: _Block, tensors: dict[str, Tensor], files: HeadFiles) -> DFla
     if min(block.layers) < 0 or max(block.layers) > of_target.num_hidden_layers:
         raise files.other_layers(block.layers)
     files.check_width(tensors, block.layers)
+    files.check_vocabulary(block.vocabulary)
     d2t, _ = tensors.pop("d2t", None), tensors.pop("t2d", None)
     ids = None if d2t is None else files.check_ids(d2t + torch.arange(len(d2t)))
     drafted = vocabulary if ids is None else len(ids)

@@ -190,7 +190,7 @@ def file_of(source: str, name: str, conf: ModelConf, **options: Any) -> Path | N
     if Path(source).is_dir():
         path = Path(source) / name
         return path if path.is_file() else None
-    options["_raise_exceptions_for_missing_entries"] = False
+    options = {"_raise_exceptions_for_missing_entries": False, **options}
     found = cached_file(source, name, revision=conf.revision, **options)
     return None if found is None else Path(found)
 

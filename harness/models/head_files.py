@@ -7,6 +7,7 @@ a head's tokens are its target's. A head that was trained for another target wou
 without an error, so everything that can be compared with the target is.
 """
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,12 +19,12 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from harness.config import ModelConf
-from harness.models.checkpoint import explained, file_of, quiet_transformers, small_file
+from harness.models.checkpoint import explained, file_of, quiet_transformers
 from harness.models.eagle3 import STATES, Eagle3Network, default_layers
 from harness.models.heads import LoadedHead
 from harness.models.load import LoadedModel, source_of
 from harness.models.memory import MemoryNeed, check_fits
-from harness.records import UserError
+from harness.records import UserError, first_line
 from harness.theory.architecture import HeadArchitecture
 
 # What it is, and the layouts of it that are read
@@ -49,6 +50,7 @@ class _Layout:
         layer: the decoder layer's config.
         layers: of the target, whose inputs are read; None where it takes the usual ones.
         norm_before_residual: see `Eagle3Network`.
+        vocabulary: of the target; None where it does not say.
         draft_vocabulary: tokens that it can draft; None where it is the target's vocabulary.
     """
 
@@ -56,6 +58,7 @@ class _Layout:
     layer: LlamaConfig
     layers: tuple[int, ...] | None
     norm_before_residual: bool
+    vocabulary: int | None
     draft_vocabulary: int | None
 
     @property
@@ -138,6 +141,7 @@ def _layout(config: Mapping[str, Any], where: str) -> _Layout:
             LlamaConfig(**layer),
             layers,
             bool(config.get("norm_before_residual", True)),
+            layer.get("vocab_size"),
             config.get("draft_vocab_size"),
         )
     return _Layout(
@@ -146,6 +150,7 @@ def _layout(config: Mapping[str, Any], where: str) -> _Layout:
         # As SGLang reads it, which counts the layers whose output it is
         layers or _layer_ids(of_eagle.get("eagle_aux_hidden_state_layer_ids"), 1),
         bool(config.get("norm_before_residual", False)),
+        config.get("vocab_size"),
         config.get("draft_vocab_size"),
     )
 
@@ -170,6 +175,7 @@ def _network(layout: _Layout, tensors: dict[str, Tensor], files: "HeadFiles") ->
     if min(layers) < 0 or max(layers) >= config.num_hidden_layers or len(set(layers)) < len(layers):
         raise files.other_layers(layers, "" if layout.layers else " by default")
     files.check_width(tensors, layers)
+    files.check_vocabulary(layout.vocabulary)
     d2t, t2d = tensors.get("d2t"), tensors.get("t2d")
     if t2d is not None and len(t2d) != vocabulary:
         raise files.other_vocabulary(len(t2d))
@@ -270,6 +276,14 @@ class HeadFiles:
                 f"and {self.target_name} has a hidden size of {hidden}"
             )
 
+    def check_vocabulary(self, tokens: int | None) -> None:
+        """Refuse a head whose config.json says another vocabulary than the target's.
+
+        That is what the target's config.json says, or the rows of its output matrix with padding.
+        """
+        if tokens not in (None, self.target_config.vocab_size, self.target.vocab_size):
+            raise self.other_vocabulary(tokens)
+
     def check_ids(self, ids: Tensor) -> Tensor:
         """The ids [draft vocabulary] of what a head can draft, which the target must have."""
         if int(ids.min()) < 0 or int(ids.max()) >= self.target.vocab_size:
@@ -358,11 +372,24 @@ def config_of(conf: ModelConf, key: str) -> dict[str, Any]:
     Raises:
         UserError: there is none, or it cannot be read.
     """
+    where = f"{key}.id={conf.id}"
+    # Of a hub that cannot be reached transformers speaks only with this
+    reached = {"_raise_exceptions_for_missing_entries": True}
     with quiet_transformers(), explained(conf, key):
-        config = small_file(source_of(conf, key), "config.json", conf)
-    if config is None:
+        file = file_of(source_of(conf, key), "config.json", conf, **reached)
+    if file is None:
+        raise UserError(f"{where}: no config.json there; give a folder or hub id of a head")
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        reason = first_line(error)
         raise UserError(
-            f"{key}.id={conf.id}: no config.json there; give a folder or hub id of a head"
+            f"{where}: its config.json cannot be read ({reason}); download or save it again"
+        ) from error
+    if not isinstance(config, dict):
+        raise UserError(
+            f"{where}: its config.json holds a {type(config).__name__}, not an object; give a "
+            "folder or hub id of a head"
         )
     return config
 

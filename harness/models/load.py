@@ -4,6 +4,7 @@
 """
 
 import hashlib
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -312,6 +313,9 @@ def _device(conf: ModelConf, default: torch.device) -> torch.device:
 def source_of(conf: ModelConf, key: str) -> str:
     """A model's hub id or folder; errors call it `key`."""
     if not conf.id.startswith("embedded:"):
+        # A hub id is a name, or an owner and a name
+        if re.match(r"[./~]|[^/]+/[^/]+/", conf.id) and not Path(conf.id).exists():
+            raise UserError(f"{key}.id={conf.id}: no such folder")
         return conf.id
     folder = EMBEDDED / conf.id.removeprefix("embedded:")
     if not folder.is_dir():
