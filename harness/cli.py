@@ -23,7 +23,8 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
 from typing import Any, NoReturn
 
 import hydra
@@ -288,9 +289,9 @@ def draft_conf(entry: str) -> ModelConf:
     """The configuration of one entry of `drafts=[...]`.
 
     Args:
-        entry: a name of the draft group, or name@folder-or-hub-id for any other model, the name
-            being the draft's kind where that is no model (eagle3@folder); either may be followed by
-            @key:value pairs.
+        entry: a name of the draft group, another@name for one of the group under another name, or
+            name@folder-or-hub-id for any other model, the name being the draft's kind where that is
+            no model (eagle3@folder); each may be followed by @key:value pairs.
 
     Raises:
         UserError: no such name in the group, or a key or value that a draft cannot have.
@@ -298,12 +299,14 @@ def draft_conf(entry: str) -> ModelConf:
     draft = split_draft(entry)
     if not draft.name or draft.id == "":
         raise UserError(f"drafts: {entry!r} is not name@folder-or-hub-id")
-    given = None
-    if draft.id is not None:
-        # The one or the other says its kind: half@early_exit, eagle3@folder
+    if draft.id is None:
+        conf = _group_draft(draft.name)
+    elif (CONF_DIR / "draft" / f"{draft.id}.yaml").is_file() and not Path(draft.id).is_dir():
+        conf = replace(_group_draft(draft.id), name=draft.name)  # half@early_exit, four@int4
+    else:
+        # The one or the other says its kind: a@copy, eagle3@folder
         kind = next((name for name in (draft.id, draft.name) if name in KINDS), "model")
-        given = ModelConf(name=draft.name, id=draft.id, kind=kind)
-    conf = given or _group_draft(draft.name)
+        conf = ModelConf(name=draft.name, id=draft.id, kind=kind)
     for key, value in draft.settings.items():
         if key not in DRAFT_KEYS:
             raise UserError(

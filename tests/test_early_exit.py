@@ -79,17 +79,38 @@ def test_a_quantized_copy_is_auditioned_where_torchao_is_installed(
     pytest.importorskip("torchao")
     grid = ["k=[2]", "temperature=[0]", "new_tokens=12", "threads=1", "prompts.limit=2"]
     times = ["latency.target_ms=10", "latency.draft_ms=2"]
-    drafts = f"drafts=[int8@quantization:{quantization}]"
+    drafts = f"drafts=[{quantization}]"
     config = compose("audition", [f"results_root={tmp_path}", drafts, *grid, *times])
     outcome = audition.run(config, draft_confs(config))
     assert outcome.folder is not None
     run = load_run(outcome.folder)
-    target, copied = run.manifest["models"]["target"], run.manifest["models"]["int8"]
+    target, copied = run.manifest["models"]["target"], run.manifest["models"][quantization]
     # The embedding stays, a byte a weight and the scales are left of the rest
     assert copied["weights_bytes"] < 0.45 * target["weights_bytes"]
     assert copied["weights_sample_sha256"] != target["weights_sample_sha256"]
-    alpha = next(row.alpha for row in analyse(run).leaderboards[0].rows if row.draft == "int8")
+    alpha = next(
+        row.alpha for row in analyse(run).leaderboards[0].rows if row.draft == quantization
+    )
     assert (alpha or 0.0) > least
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ("int4", {"kind": "copy", "quantization": "int4"}),
+        ("four@int4", {"kind": "copy", "quantization": "int4"}),
+        ("four@int8@quantization:int4", {"kind": "copy", "quantization": "int4"}),
+        ("four@copy@quantization:int4", {"kind": "copy", "quantization": "int4"}),
+        ("half@early_exit@layers:2", {"kind": "early_exit", "layers": 2}),
+        ("small@qwen3_0_6b@dtype:float32", {"id": "Qwen/Qwen3-0.6B", "dtype": "float32"}),
+    ],
+)
+def test_an_entry_of_drafts_may_be_one_of_the_group_under_another_name(
+    entry: str, expected: dict[str, object]
+) -> None:
+    conf = draft_conf(entry)
+    assert conf.name == entry.partition("@")[0]
+    assert {name: getattr(conf, name) for name in expected} == expected
 
 
 def test_a_copy_that_is_the_target_is_refused() -> None:

@@ -20,7 +20,7 @@ ENTRIES: dict[DraftKind, str] = {
     "ngram": "`ngram`",
     "suffix": "`suffix` (audition only)",
     "early_exit": "`early_exit@layers:4`",
-    "copy": "`bf16`; with `pip install .[quantization]` also `int8`, `int8@quantization:int4`",
+    "copy": "`bf16`; with `pip install .[quantization]` also `int8`, `int4`",
 }
 SERVERS = ("vllm", "sglang", "llamacpp", "mlx", "transformers")
 
