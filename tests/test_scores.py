@@ -1,6 +1,7 @@
 """Tables of scores made elsewhere: read in every format, replayed and ranked without a model."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,16 @@ def test_a_file_that_is_no_table_is_refused(tmp_path: Path) -> None:
 def ranked(words: list[str]) -> Outcome:
     config = compose("audition", words)
     return audition.run(config, draft_confs(config))
+
+
+def test_a_look_up_needs_no_typed_time_whatever_its_name(tmp_path: Path) -> None:
+    file = tmp_path / "scores.parquet"
+    words = [f"scores_from=[{file}]", f"results_root={tmp_path}", "k=[1]", "latency.target_ms=12"]
+    table_of([replace(trace, draft="copying") for trace in stored("ngram")], file)
+    assert ranked(words).status == 0
+    table_of([replace(trace, draft="ngram") for trace in stored("tiny_good")], file)
+    with pytest.raises(UserError, match=r"latency\.draft_ms: no time for draft 'ngram'"):
+        ranked(words)
 
 
 def test_tables_are_ranked_without_a_model(tmp_path: Path) -> None:
