@@ -113,7 +113,8 @@ def _blocks(content: Content, out: Console) -> Iterator[_Block]:
     """What may be printed, in reading order."""
     head = [Text(content.title, "bold underline")]
     head += [Text(warning, "bold") for warning in (content.banner, content.status) if warning]
-    head += [Text(f"Did not complete: {text}") for text in content.failures[:MOST_FAILURES]]
+    failures = [f"Did not complete: {text}" for text in content.failures[:MOST_FAILURES]]
+    head += [Text(_one_line(text, out.width)) for text in failures]
     if len(content.failures) > MOST_FAILURES:
         head.append(Text("More did not complete: the report lists it."))
     head += [Text(text, "bold") for text in content.verdicts[:1]]
@@ -173,6 +174,10 @@ def _snippet_lines(snippet: Snippet, out: Console) -> Lines:
         where = f"{len(code)} lines of code, to copy from the report that is named below."
         return (*title, *_wrapped(out, [Text(where)]))
     return (*title, *map(Text, code or snippet.notes))
+
+
+def _one_line(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 4]} ..."
 
 
 def _height(lines: Sequence[Text], width: int) -> int:
