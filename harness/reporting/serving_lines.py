@@ -198,9 +198,8 @@ def _llama_cpp_notes(served: Served) -> Sequence[str]:
         f" {served.draft}; quantised weights accept differently."
     )
     sampled = served.answers.get("ratio")
-    if served.temperature == 0 or served.synthetic:
-        return (files,)
-    if sampled is None or sampled.decision != "speculate":
+    greedy = served.temperature == 0 or served.synthetic
+    if greedy or sampled is None or sampled.decision != "speculate":
         return (files,)
     gain = f"{fmt.speedup(sampled.speedup)} at K={sampled.k}"
     return (
@@ -235,10 +234,7 @@ def _mlx_drafting(served: Served) -> str:
 def _generate(served: Served, settings: Sequence[str] = (), drafting: Sequence[str] = ()) -> str:
     """A call of `generate` as Python, with sampling that is applied to both models once.
 
-    Args:
-        served: what is served.
-        settings: lines before the call.
-        drafting: the arguments that say how to draft.
+    `settings` are lines before the call, `drafting` its arguments that say how to draft.
     """
     processors = _processors(served)
     imports = ["AutoModelForCausalLM"]

@@ -26,7 +26,7 @@ OF_THE_RUN = frozenset[VerdictReason](
         "greedy_texts_unjudged",
     )
 )
-SYNTHETIC_ONLY = " It holds at the synthetic acceptance only."
+SYNTHETIC_ONLY = "It holds at the synthetic acceptance only."
 
 
 def verdicts(summary: Summary) -> tuple[str, ...]:
@@ -36,12 +36,10 @@ def verdicts(summary: Summary) -> tuple[str, ...]:
         return _without_answers(summary)
     synthetic = summary.run.synthetic
     prefix = NO_ADVICE if summary.run.dummies and not synthetic else ""
-    suffix = SYNTHETIC_ONLY if synthetic else ""
+    more = (SYNTHETIC_ONLY if synthetic else "", _measured_otherwise(summary, shown))
     if summary.served is not None:
-        against = served.contrast(summary, shown)
-        first = " ".join(filter(None, (f"{prefix}{headline(shown)}", against)))
-        return (first, *_other_refusals(summary, shown))
-    first = f"{prefix}{headline(shown)}{suffix}{_measured_otherwise(summary, shown)}"
+        more = (served.contrast(summary, shown),)
+    first = " ".join(filter(None, (f"{prefix}{headline(shown)}", *more)))
     return (first, *_other_refusals(summary, shown))
 
 
@@ -52,7 +50,7 @@ def _measured_otherwise(summary: Summary, shown: Marked) -> str:
     if measured.answer.decision == shown.row.answer.decision:
         return ""
     return (
-        f" Measured at this temperature ({measured.engines}), the answer differs:"
+        f"Measured at this temperature ({measured.engines}), the answer differs:"
         f" {grid.words(measured.answer)}, {fmt.gain(measured.answer)}."
     )
 
