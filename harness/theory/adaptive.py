@@ -61,7 +61,9 @@ def drafted_by_accepted(along: Counts, off_text: Counts, k: int) -> Counts:
     return np.where(stopped, along[:, :, None], np.minimum(k, offsets + off_text[:, at]))
 
 
-def best_k_per_round(accept_prob: ArrayLike, lengths: Sequence[int], cost: ArrayLike) -> Array:
+def best_k_per_round(
+    accept_prob: ArrayLike, lengths: Sequence[int] | Counts, cost: ArrayLike
+) -> Array:
     """Least expected cost of each text where every start has the number of drafts that suits it.
 
     Args:
@@ -75,13 +77,13 @@ def best_k_per_round(accept_prob: ArrayLike, lengths: Sequence[int], cost: Array
     return _least_costs(accept_prob, lengths, cost, flags=False)
 
 
-def flag_oracle(accept_prob: ArrayLike, lengths: Sequence[int], cost: ArrayLike) -> Array:
+def flag_oracle(accept_prob: ArrayLike, lengths: Sequence[int] | Counts, cost: ArrayLike) -> Array:
     """Least expected cost of each text where it is known what will be accepted; as above."""
     return _least_costs(accept_prob, lengths, cost, flags=True)
 
 
 def _least_costs(
-    accept_prob: ArrayLike, lengths: Sequence[int], cost: ArrayLike, *, flags: bool
+    accept_prob: ArrayLike, lengths: Sequence[int] | Counts, cost: ArrayLike, *, flags: bool
 ) -> Array:
     chances, costs = np.asarray(accept_prob, dtype=np.float64), np.asarray(cost, dtype=np.float64)
     texts = zip(chances, lengths, strict=True)
