@@ -22,8 +22,8 @@ Then, for each pair of a target with Qwen3-0.6B, it measures, in one process, on
 2. a decoding step of transformers' eager `generate`, and of our recorded graphs;
 3. v(n), a forward over n positions in steps, and the draft's step;
 4. the loop at the acceptances of a well-known post (Qwen3-4B with 0.6B on an A10G), each K's own,
-   imposed: measured speedup beside what step times and the renewal recursion predict, and the part
-   of a round that no forward explains.
+   set synthetically: measured speedup next to what step times and the renewal recursion predict,
+   and the part of a round that no forward explains.
 
 Pairs that no longer fit into --budget seconds are left out, and said to be. `--shape tiny --device
 cpu` runs the same code on toy shapes, without graphs, to show that it runs.
@@ -345,8 +345,8 @@ def eager_generate_ms(opened_model: Opened, context: int, steps: int = 24) -> fl
         return clock.now() - start
 
     seconds(2)
-    found = [(seconds(steps + 1) - seconds(1)) / steps for _ in range(3)]
-    return 1e3 * statistics.median(found)
+    differences = [(seconds(steps + 1) - seconds(1)) / steps for _ in range(3)]
+    return 1e3 * statistics.median(differences)
 
 
 def forward_ms(
@@ -401,7 +401,7 @@ def generation(
     return run_trial(request, target.model, draft.model if k else None)
 
 
-def imposed_sweep(
+def synthetic_sweep(
     target: Opened, draft: Opened, times: dict[str, Any], asked: argparse.Namespace
 ) -> list[dict[str, Any]]:
     """Baseline and every (set, K) in turn, in rotating order, at the post's acceptances."""
@@ -469,7 +469,7 @@ def measure(
         if target.model.device.type == "cuda"
         else None,
     }
-    return {**times, "imposed": imposed_sweep(target, draft, times, asked)}
+    return {**times, "synthetic": synthetic_sweep(target, draft, times, asked)}
 
 
 def show(result: dict[str, Any], console: Console) -> None:
@@ -486,7 +486,7 @@ def show(result: dict[str, Any], console: Console) -> None:
     table = Table()
     for column in ("set", "K", "alpha", "speedup", "predicted", "measured/predicted", "overhead"):
         table.add_column(column, justify="right")
-    for row in result["imposed"][1:]:
+    for row in result["synthetic"][1:]:
         table.add_row(
             row["set"],
             str(row["k"]),

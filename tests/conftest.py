@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from stand_in_server import StandIn
 
+# Their assertions show the values that they compare, as those of the tests do
+pytest.register_assert_rewrite("checks_of_heads", "runs", "stubs")
 # Before torch or transformers are imported, and inherited by every subprocess.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "agg")

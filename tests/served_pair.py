@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import torch
+from stubs import CPU, REQUEST
 
 from harness import prompts as prompt_sets
 from harness.analysis.replayed import as_served
@@ -24,8 +25,6 @@ from harness.models.load import EMBEDDED, LoadedModel, load, open_pair
 from harness.models.tokenizer import encode
 from harness.theory.replay import Replayed, replay_texts
 
-CPU = torch.device("cpu")
-GREEDY = SamplingParameters(0.0)
 KS = (1, 2, 4, 8)
 BUDGET = 48
 DRAFT = "tiny_good"
@@ -35,6 +34,22 @@ def embedded(name: str, key: str = "model") -> LoadedModel:
     return load(ModelConf(name=name, id=f"embedded:{name}"), key, CPU)
 
 
+def shipped_requests(loaded: LoadedModel, limit: int, **changes: Any) -> list[Request]:
+    """Greedy texts after so many prompts of each shipped set."""
+    conf = PromptsConf(sets=["easy", "hard"], limit=limit)
+    one = replace(REQUEST, model=loaded.name, eos=loaded.eos, **changes)
+    return [
+        replace(
+            one,
+            prompt_set=prompt.prompt_set,
+            prompt=prompt.id,
+            category=prompt.category,
+            tokens=encode(loaded.tokenizer, prompt, conf),
+        )
+        for prompt in prompt_sets.load(conf)
+    ]
+
+
 class Served:
     """A pair that ships with the harness, for every engine."""
 
@@ -42,23 +57,8 @@ class Served:
         self.loaded, self.draft = embedded("tiny"), embedded(draft, "draft")
         self.target_model, self.draft_model = open_pair(self.loaded, self.draft)
         self.folder = folder
-        conf = PromptsConf(sets=["easy", "hard"], limit=prompts)
-        self.requests = [
-            Request(
-                cell="",
-                prompt_set=prompt.prompt_set,
-                prompt=prompt.id,
-                category=None,
-                tokens=encode(self.loaded.tokenizer, prompt, conf),
-                sampling=GREEDY,
-                budget=BUDGET,
-                repetition=0,
-                seed=index + 1,
-                eos=self.loaded.eos,
-                model="tiny",
-            )
-            for index, prompt in enumerate(prompt_sets.load(conf))
-        ]
+        shipped = shipped_requests(self.loaded, prompts, budget=BUDGET)
+        self.requests = [replace(each, seed=n) for n, each in enumerate(shipped, 1)]
 
     def own(self) -> OwnLoop:
         now = Clock(self.target_model, self.draft_model).now

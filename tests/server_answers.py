@@ -51,11 +51,11 @@ def in_turn(*pages: Mapping[str, float]) -> Callable[[Any], str]:
 
 
 def vllm_answers(**answers: Any) -> dict[str, Any]:
-    told = {**TIMES, "speculative_decoding": SPECULATIVE}
+    metrics = {**TIMES, "speculative_decoding": SPECULATIVE}
     return {
         "/version": {"version": "0.32.0"},
         "/v1/models": {"object": "list", "data": [{"id": "m"}]},
-        "/v1/completions": completion(told),
+        "/v1/completions": completion(metrics),
         "/metrics": page(BEFORE),
         "/health": "",
         **answers,

@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -13,10 +14,26 @@ from harness.decoding.drafters import ModelDrafter
 from harness.decoding.loops import autoregressive_rounds, speculative_rounds
 from harness.decoding.protocols import CausalModel, Drafter, Generation
 from harness.decoding.sampling import SamplingParameters, Uniforms
+from harness.measurement.generations import Request, round_counts
 from harness.records import Round
+from harness.theory.replay import Replayed
 
 CPU = torch.device("cpu")
 GREEDY = SamplingParameters(0.0)
+# A greedy text of plain decoding after no prompt, to be changed
+REQUEST = Request(
+    cell="cell",
+    prompt_set="set",
+    prompt="one",
+    category=None,
+    tokens=(),
+    sampling=GREEDY,
+    budget=30,
+    repetition=0,
+    seed=1,
+    eos=frozenset(),
+    model="target",
+)
 
 
 def generation_of(
@@ -49,6 +66,12 @@ def decoded(
 
 def text_of(rounds: Sequence[Round]) -> list[int]:
     return [token for entry in rounds for token in entry.tokens]
+
+
+def assert_counts(expected: Replayed, row: int, rounds: Sequence[Round]) -> None:
+    """What replay expects of a text, one row, is what the loop did."""
+    for name, count in round_counts(rounds, expected.k).items():
+        assert getattr(expected, name)[row] == pytest.approx(count, abs=1e-9), name
 
 
 class TableModel:

@@ -62,13 +62,15 @@ def test_a_servers_own_count_of_accepted_tokens_is_what_it_prints() -> None:
     # Two more were accepted beyond the end of the second answer
     first, second = REQUESTS
     counted = named([first, replace(second, counted_accepted=2)])
-    own = {
+    lengths = {
         ("vLLM, llama.cpp", "mean acceptance length"): (14 / 7,),
         ("AIPerf", "token-weighted acceptance length"): (14 / 7,),
         ("AIPerf", "acceptance length"): ((9 / 4 + 5 / 3) / 2,),
         ("vLLM, AIPerf, llama.cpp", "draft acceptance rate"): (7 / 14,),
     }
-    assert {key: pytest.approx(values) for key, values in {**EXPECTED, **own}.items()} == counted
+    assert {
+        key: pytest.approx(values) for key, values in {**EXPECTED, **lengths}.items()
+    } == counted
 
 
 def test_what_an_engine_does_not_count_is_left_out() -> None:

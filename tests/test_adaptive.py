@@ -4,28 +4,27 @@ The embedded pairs run in the loop that a sweep with decode.stop=threshold runs.
 """
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stubs import CPU, TableModel, decoded, text_of
+from runs import ran
+from stubs import CPU, REQUEST, TableModel, assert_counts, decoded
 
 from harness import prompts
 from harness.analysis import analyse
 from harness.analysis.adaptive import THRESHOLDS, ScoredTexts, replayed_adaptively
-from harness.cli import compose, draft_confs
-from harness.commands import audition
+from harness.cli import compose
 from harness.commands.completions import confidences
 from harness.commands.pair import Drafted, HeadPair, Pair, open_drafted, request
 from harness.config import SweepConfig
 from harness.decoding.drafters import ModelDrafter
-from harness.decoding.heads import HeadDrafter
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement.confidences import draft_confidences
 from harness.measurement.draft_scores import score_texts
@@ -34,7 +33,6 @@ from harness.measurement.head_scores import score_with_head
 from harness.measurement.target_texts import GeneratedText
 from harness.records import Round, Rule, TextTrace, UserError
 from harness.stats.jackknife import Array
-from harness.storage import load
 from harness.theory.adaptive import (
     best_k_per_round,
     drafted_by_accepted,
@@ -45,22 +43,17 @@ from harness.theory.replay import replay
 
 K = 4
 FIVE = (0.1, 0.3, 0.5, 0.7, 0.9)
-COUNTS = ("rounds", "drafted", "accepted", "rejected", "bonus", "cut")
 
 
 def request_of(number: int, temperature: float, rule: Rule, budget: int) -> Request:
-    return Request(
-        cell=str(number),
-        prompt_set="set",
+    return replace(
+        REQUEST,
         prompt=str(number),
-        category=None,
         tokens=(1, number % 7, number // 7 % 7, number // 49),
         sampling=SamplingParameters(temperature),
         budget=budget,
-        repetition=0,
         seed=3,
         eos=frozenset({9}),
-        model="target",
         draft="draft",
         k=K,
         rule=rule,
@@ -79,7 +72,7 @@ def replayed(requests: list[Request], rounds: list[list[Round]], threshold: floa
         for request, done in zip(requests, rounds, strict=True)
     ]
     draft, rule = TableModel(strangeness=0.3), requests[0].rule
-    traces = score_of(texts, draft)
+    traces = [trace_of(text, draft) for text in texts]
     known = draft_confidences(
         texts,
         TableModel(),
@@ -90,10 +83,6 @@ def replayed(requests: list[Request], rounds: list[list[Round]], threshold: floa
         least=min(FIVE),
     )
     return replayed_adaptively(ScoredTexts(traces, {c.key: c for c in known}, rule), K, threshold)
-
-
-def score_of(texts: list[GeneratedText], draft: TableModel) -> list[TextTrace]:
-    return [trace_of(text, draft) for text in texts]
 
 
 def trace_of(text: GeneratedText, draft: TableModel) -> TextTrace:
@@ -145,10 +134,7 @@ def test_of_tokens_that_are_chosen_every_count_is_the_loops(
     rounds = [loop(request, threshold) for request in requests]
     expected = replayed(requests, rounds, threshold)
     for row, done in enumerate(rounds):
-        counts = round_counts(done, K)
-        for name in COUNTS:
-            assert getattr(expected, name)[row] == pytest.approx(counts[name], abs=1e-9), name
-        assert expected.accepted_lengths[row] == pytest.approx(counts["accepted_lengths"])
+        assert_counts(expected, row, done)
 
 
 @pytest.mark.parametrize("rule", ["ratio", "exact_match"])
@@ -202,33 +188,6 @@ class Opened(NamedTuple):
                 for name in ("rounds", "drafted")
             ]
         )
-
-
-def head_gaps(requests: Sequence[Request], target: Any, head: Any, threshold: float) -> Array:
-    """[2, texts] rounds and drafted tokens of the loop with a head, minus those expected."""
-    drafters = [HeadDrafter(head, target, r.sampling, r.rule, threshold) for r in requests]
-    rounds = [
-        decoded(target, drafter, each.generation(CPU))
-        for drafter, each in zip(drafters, requests, strict=True)
-    ]
-    texts = [
-        GeneratedText(replace(each, k=0), tuple(text_of(done)), "budget")
-        for each, done in zip(requests, rounds, strict=True)
-    ]
-    k = max(each.k for each in requests)
-    traces = score_with_head(texts, target, head, num_draft_tokens=k, draft_name="draft")
-    known = draft_confidences(
-        texts, target, head, draft_name="draft", rule="ratio", num_draft_tokens=k, least=min(FIVE)
-    )
-    scored = ScoredTexts(traces, {each.key: each for each in known}, "ratio")
-    expected = replayed_adaptively(scored, k, threshold)
-    counts = [round_counts(done, k) for done in rounds]
-    return np.array(
-        [
-            [each[name] for each in counts] - getattr(expected, name)
-            for name in ("rounds", "drafted")
-        ]
-    )
 
 
 @pytest.fixture(scope="module", params=["tiny_good", "tiny_eagle3"])
@@ -328,18 +287,12 @@ def test_drafting_stops_after_the_first_unlikely_token_and_not_at_a_texts_end() 
 def test_an_audition_shows_the_best_threshold_between_the_best_k_and_the_oracles(
     tmp_path: Path,
 ) -> None:
-    words = [
-        "drafts=[tiny_good,tiny_eagle3,ngram]",
-        "k=[1,2,4]",
-        "prompts.limit=3",
-        "new_tokens=16",
-    ]
+    words = ["drafts=[tiny_good,tiny_eagle3,ngram]", "k=[1,2,4]", "prompts.limit=3"]
+    words += ["new_tokens=16"]
     times = ["latency.target_ms=10", "latency.draft_ms=2", "threads=1", "temperature=[0,1]"]
     words = [f"results_root={tmp_path}", "decode.stop=threshold", *words, *times]
-    config = compose("audition", words)
-    outcome = audition.run(config, draft_confs(config))
-    assert outcome.folder is not None
-    summary = analyse(load(outcome.folder))
+    run = ran("audition", *words)
+    summary = analyse(run)
     assert [(entry.draft, entry.temperature) for entry in summary.adaptive] == [
         (draft, temperature) for temperature in (0.0, 1.0) for draft in ("tiny_good", "tiny_eagle3")
     ]
@@ -350,8 +303,8 @@ def test_an_audition_shows_the_best_threshold_between_the_best_k_and_the_oracles
         assert entry.best_k_per_round <= entry.flag_oracle + 1e-9
         drafted = [row.drafted_per_round for row in entry.thresholds]
         assert drafted == sorted(drafted, reverse=True)
-    written = (outcome.folder / "report.md").read_text()
+    written = (run.folder / "report.md").read_text()
     assert "Adaptive drafting" in written
     assert "Not available for ngram: it gives its tokens no probability" in written
     with pytest.raises(UserError, match=r"decode\.stop=threshold: not with traces_from"):
-        compose("audition", [*words[:2], f"traces_from={outcome.folder}"])
+        compose("audition", [*words[:2], f"traces_from={run.folder}"])

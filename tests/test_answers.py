@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.console import Console
+from runs import FROZEN
 
 from harness import reporting
 from harness.analysis import analyse
@@ -26,7 +27,6 @@ from harness.reporting.content import content_of
 from harness.storage import StoredRun, load
 from harness.summary import Answer, Caveat, Failure, Summary
 
-FROZEN = Path(__file__).parent / "frozen"
 Change = Callable[[StoredRun], StoredRun]
 
 
@@ -193,12 +193,12 @@ def screen(made: Summary, width: int = 80) -> list[str]:
 
 def drafted(code: str) -> int | None:
     """The K of a line to serve."""
-    found = re.search(
+    match = re.search(
         r'num_speculative_tokens":(\d+)|num-steps (\d+)|draft-n-max (\d+)'
         r"|num-draft-tokens (\d+)|num_assistant_tokens = (\d+)",
         code,
     )
-    return None if found is None else int(next(filter(None, found.groups())))
+    return None if match is None else int(next(filter(None, match.groups())))
 
 
 @any_run
@@ -248,13 +248,13 @@ def test_the_summarys_verdicts_are_cells_of_the_grid(name: str) -> None:
     made = summary(name)
 
     def cell(temperature: float | None, prompt_set: str) -> Answer:
-        (found,) = [
+        (answer_of_cell,) = [
             answer
             for answer in made.answers
             if (answer.rule, answer.temperature, answer.prompt_set)
             == (made.run.sampling.rule, temperature, prompt_set)
         ]
-        return found
+        return answer_of_cell
 
     assert made.verdict == made.per_temperature[0]
     for verdict in (*made.per_temperature, *made.per_prompt_set):
@@ -352,11 +352,11 @@ def test_a_set_that_brought_nothing_leaves_the_workload_undecided() -> None:
 
     run = load(FROZEN / "sweep")
     made = analyse(changed(run, [ended(trial) for trial in run.trials], prompts__weights=None))
-    own = [answer for answer in made.answers if answer.rule == made.run.sampling.rule]
-    assert {(a.decision, a.reason) for a in own if a.prompt_set == "all"} == {
+    of_the_runs_rule = [answer for answer in made.answers if answer.rule == made.run.sampling.rule]
+    assert {(a.decision, a.reason) for a in of_the_runs_rule if a.prompt_set == "all"} == {
         ("undecided", "no_complete_prompt")
     }
-    assert all(a.speedup is not None for a in own if a.prompt_set == "easy")
+    assert all(a.speedup is not None for a in of_the_runs_rule if a.prompt_set == "easy")
 
 
 def test_a_k_beyond_the_times_is_left_out_and_named() -> None:

@@ -12,12 +12,13 @@ import pandas as pd
 import pytest
 import torch
 from random_models import qwen3, save
+from runs import outcome_of, ran, stored
 from stubs import CPU
 
 from harness import prompts as prompt_sets
 from harness.analysis import analyse
-from harness.cli import compose, draft_conf, draft_confs
-from harness.commands import audition, drafts, profile, snapshot, sweep
+from harness.cli import compose, draft_conf
+from harness.commands import audition, drafts
 from harness.commands.pair import Target, open_target
 from harness.commands.run_lifecycle import Outcome
 from harness.config import EMBEDDED_DRAFTS, AuditionConfig, ModelConf
@@ -42,11 +43,6 @@ def config(root: Path, *overrides: str) -> AuditionConfig:
 def run(root: Path, *overrides: str, drafts: list[str] | None = None) -> Outcome:
     asked = config(root, *overrides)
     return audition.run(asked, [draft_conf(name) for name in drafts or DRAFTS])
-
-
-def stored(outcome: Outcome) -> StoredRun:
-    assert outcome.folder is not None
-    return load(outcome.folder)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -135,23 +131,16 @@ def test_what_was_stored_is_enough_to_rank_again_without_a_model(
     assert values == {"ignored": "new_tokens=200", "made_with": "new_tokens=12"}
 
 
-def taken_from(run: str, root: Path, *overrides: str) -> AuditionConfig:
-    """An audition whose command line names a run and little else."""
-    return compose("audition", [f"results_root={root}", run, *overrides])
-
-
 def test_traces_from_takes_all_other_keys_from_its_run_and_typed_ones_replace_them(
     auditioned: StoredRun, tmp_path: Path
 ) -> None:
-    source = f"traces_from={auditioned.folder}"
-    asked = taken_from(source, tmp_path)
-    outcome = audition.run(asked, draft_confs(asked))
-    pd.testing.assert_frame_equal(stored(outcome).results, auditioned.results)
-    assert stored(outcome).rounds == auditioned.rounds
+    source = (f"traces_from={auditioned.folder}", f"results_root={tmp_path}")
+    same = ran("audition", *source)
+    pd.testing.assert_frame_equal(same.results, auditioned.results)
+    assert same.rounds == auditioned.rounds
     of_run = {**auditioned.config, "results_root": str(tmp_path), "threads": "auto"}
-    assert stored(outcome).config == {**of_run, "traces_from": str(auditioned.folder)}
-    fewer = taken_from(source, tmp_path, "k=1", "temperature=1", "draft=tiny_small", "seed=3")
-    again = stored(audition.run(fewer, draft_confs(fewer)))
+    assert same.config == {**of_run, "traces_from": str(auditioned.folder)}
+    again = ran("audition", *source, "k=1", "temperature=1", "draft=tiny_small", "seed=3")
     replayed = again.results.query("source == 'replayed' and k > 0")
     assert set(zip(replayed.draft, replayed.k, replayed.temperature, strict=True)) == {
         ("tiny_small", 1, 1.0)
@@ -162,12 +151,10 @@ def test_traces_from_takes_all_other_keys_from_its_run_and_typed_ones_replace_th
 
 def test_a_sweeps_traces_bring_its_draft_and_its_round_times(tmp_path: Path) -> None:
     grid = ["k=[2]", "new_tokens=4", "threads=1", "prompts.limit=1", "temperature=[0]"]
-    swept = stored(
-        sweep.run(compose("sweep", [f"results_root={tmp_path}", "draft=tiny_small", *grid]))
-    )
-    asked = taken_from(f"traces_from={swept.folder}", tmp_path)
-    run = stored(audition.run(asked, draft_confs(asked)))
-    assert (asked.k, asked.temperature, asked.drafts) == ([2], [0.0], ["tiny_small"])
+    swept = ran("sweep", tmp_path, "draft=tiny_small", *grid)
+    run = ran("audition", f"traces_from={swept.folder}", tmp_path)
+    taken = [run.config[name] for name in ("k", "temperature", "drafts")]
+    assert taken == [[2], [0.0], ["tiny_small"]]
     assert swept.rounds
     assert run.rounds == swept.rounds
 
@@ -176,7 +163,7 @@ def test_a_sweeps_step_times_serve_an_audition_and_are_kept_in_it(
     auditioned: StoredRun, tmp_path: Path
 ) -> None:
     grid = ["mode=replay", "k=[16]", "new_tokens=4", "threads=1", "prompts.limit=2"]
-    swept = stored(sweep.run(compose("sweep", [f"results_root={tmp_path}", *grid])))
+    swept = ran("sweep", tmp_path, *grid)
     source = [f"traces_from={auditioned.folder}", f"latency_from={swept.folder}"]
     again = run(tmp_path, *source, drafts=["tiny_good"])
     assert again.status == 0
@@ -295,13 +282,12 @@ def test_an_audition_that_was_interrupted_goes_on_with_the_drafts_it_lacks(
 def test_a_resumed_run_needs_no_other_key_and_refuses_one_that_differs(
     auditioned: StoredRun,
 ) -> None:
-    asked = compose("audition", [f"resume={auditioned.folder}"])
+    resume = f"resume={auditioned.folder}"
     free = {"resume": str(auditioned.folder), "results_root": "results"}
-    assert asdict(asked) == {**auditioned.config, **free}
-    assert audition.run(asked, draft_confs(asked)).status == 0
-    other = compose("audition", [f"resume={auditioned.folder}", "k=2", "model=tiny"])
+    assert asdict(compose("audition", [resume])) == {**auditioned.config, **free}
+    assert outcome_of("audition", resume).status == 0
     with pytest.raises(UserError, match=r"differs in k=\[2\] \(the run: \[1, 4, 16\]\)"):
-        audition.run(other, draft_confs(other))
+        outcome_of("audition", resume, "k=2", "model=tiny")
 
 
 def test_an_audition_whose_prompts_changed_is_not_resumed(tmp_path: Path) -> None:
@@ -425,7 +411,6 @@ def no_compiler(*_: Any) -> Any:
 
 
 UNCOMPILED = "compiling failed (NoCompilerError: no C compiler): graphs of uncompiled kernels"
-COMMANDS = {"sweep": sweep, "profile": profile, "snapshot": snapshot}
 
 
 @pytest.mark.usefixtures("graphs_on_the_cpu")
@@ -440,12 +425,8 @@ def test_pieces_that_do_not_compile_go_on_uncompiled_with_a_caveat(
     monkeypatch.setattr(round_parts, "MOST_VISITS", 1)
     small = ["backend=cuda_graphs", "k=[1]", "prompts.limit=2", "new_tokens=4", "threads=1"]
     grid = ["contexts=[16]", "batches=[1]"] if command == "profile" else ["temperature=[0]"]
-    asked = compose(command, [f"results_root={tmp_path}", *small, *grid])
-    if command == "audition":
-        outcome = audition.run(asked, [draft_conf("tiny_good")])
-    else:
-        outcome = COMMANDS[command].run(asked)
-    run = stored(outcome)
+    grid += ["drafts=[tiny_good]"] if command == "audition" else []
+    run = ran(command, tmp_path, *small, *grid)
     roles = ("target", "tiny_good" if command == "audition" else "draft")
     described = [run.manifest["models"][role] for role in roles]
     assert all(model["engine"] == "cuda_graphs" for model in described)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from random_models import qwen3, save
+from runs import FROZEN
 
 from harness.analysis import analyse
 from harness.cli import compose
@@ -85,7 +86,7 @@ def test_one_run_does_not_mix_two_engines(tmp_path: Path) -> None:
 
 def ran_on(target: dict[str, Any], draft: dict[str, Any], **environment: Any) -> Summary:
     """The frozen sweep, had it run on these engines."""
-    run = load_run(Path(__file__).parent / "frozen" / "sweep")
+    run = load_run(FROZEN / "sweep")
     described = run.manifest["models"]
     for role, ran in (("target", target), ("draft", draft)):
         engine = {"engine": None, "engine_reason": None, "compiled": None, **ran}

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from collections.abc import Callable
 from importlib import util
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,18 +27,30 @@ def script(name: str) -> ModuleType:
     return module
 
 
+Bench = Callable[..., None]
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """Runs a benchmark from its command line: words, and more of them that hold spaces."""
+
+    def run(name: str, words: str, *more: object) -> None:
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *words.split(), *map(str, more)])
+        script(name).main()
+
+    return run
+
+
 def test_the_gpu_benchmark_runs_on_toy_shapes_and_keeps_what_it_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, tmp_path: Path
 ) -> None:
-    sizes = ["--context", "24", "--new-tokens", "8", "--prompts", "1", "--samples", "2"]
-    asked = ["--device", "cpu", "--shape", "tiny", "--out", str(tmp_path), *sizes]
-    monkeypatch.setattr(sys, "argv", ["gpu.py", *asked, "--targets", "qwen3_4b"])
-    script("gpu").main()
+    sizes = "--context 24 --new-tokens 8 --prompts 1 --samples 2"
+    bench("gpu", f"--device cpu --shape tiny --targets qwen3_4b {sizes} --out", tmp_path)
     stored = json.loads((tmp_path / "gpu.json").read_text())
     (pair,) = stored["pairs"]
     assert pair["engine"]["engine"] == "lean"
     assert set(pair["verify_ms"]) == {"1", "2", "3", "5", "9"}
-    assert [(row["set"], row["k"]) for row in pair["imposed"][1:]] == [
+    assert [(row["set"], row["k"]) for row in pair["synthetic"][1:]] == [
         (name, k) for k in (1, 2, 4, 8) for name in ("easy", "hard")
     ]
     assert stored["copy_gb_s"] > 0
@@ -101,44 +114,27 @@ def test_the_smoke_run_accepts_nothing_but_compiled_graphs_on_a_card() -> None:
                 gpu.check_engine("x", model, card)
 
 
-def test_overhead_is_a_share_of_the_round(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    sizes = [
-        "--k",
-        "2",
-        "--temperature",
-        "1.0",
-        "--context",
-        "8",
-        "--new-tokens",
-        "6",
-        "--repetitions",
-        "1",
-    ]
-    monkeypatch.setattr(sys, "argv", ["overhead.py", *sizes, "--json", str(tmp_path / "o.json")])
-    script("overhead").main()
+def test_overhead_is_a_share_of_the_round(bench: Bench, tmp_path: Path) -> None:
+    sizes = "--k 2 --temperature 1.0 --context 8 --new-tokens 6 --repetitions 1"
+    bench("overhead", f"{sizes} --json", tmp_path / "o.json")
     (row,) = json.loads((tmp_path / "o.json").read_text())
     assert 0 < row["overhead"] < 1
 
 
-def test_texts_are_those_of_transformers_assisted_generation(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_texts_are_those_of_transformers_assisted_generation(bench: Bench, tmp_path: Path) -> None:
     out = tmp_path / "ratios.json"
-    words = ["--k", "2", "--temperature", "0", "--prompts", "1", "--new-tokens", "8"]
-    words += ["--repetitions", "1", "--json", str(out)]
-    monkeypatch.setattr(sys, "argv", ["vs_transformers.py", *words])
-    script("vs_transformers").main()
+    sizes = "--k 2 --temperature 0 --prompts 1 --new-tokens 8 --repetitions 1"
+    bench("vs_transformers", f"{sizes} --json", out)
     rows = json.loads(out.read_text())
     assert [(row["k"], row["same"]) for row in rows] == [(0, True), (2, True)]
 
 
 @pytest.mark.usefixtures("few_samples")
 def test_prediction_holds_predictions_against_measurements_cell_by_cell(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    keys = ["k=[1,2]", "temperature=[0]", "prompts.limit=2", "new_tokens=8", "threads=1"]
-    monkeypatch.setattr(sys, "argv", ["prediction.py", "--runs", "2", *keys])
-    script("prediction").main()
+    keys = "k=[1,2] temperature=[0] prompts.limit=2 new_tokens=8 threads=1"
+    bench("prediction", f"--runs 2 {keys}")
     out = capsys.readouterr().out
     assert "run 1" in out
     assert "run 2" in out
@@ -154,10 +150,9 @@ def test_prediction_holds_predictions_against_measurements_cell_by_cell(
 
 
 def test_published_speedups_are_predicted_from_other_data_sets(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    bench: Bench, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["published.py"])
-    script("published").main()
+    bench("published", "")
     *rows, flagged, _, last = capsys.readouterr().out.splitlines()
     assert last == "median error 3.1 % over 96 chains"
     assert flagged.startswith("30 of 126 chains left out")
@@ -166,9 +161,8 @@ def test_published_speedups_are_predicted_from_other_data_sets(
     table = BENCHMARKS / "published" / "specbundle.csv"
     short = tmp_path / "short.csv"
     short.write_text("\n".join(line.rpartition(",")[0] for line in table.read_text().splitlines()))
-    monkeypatch.setattr(sys, "argv", ["published.py", str(short)])
     with pytest.raises(SystemExit, match="no column plain_throughput"):
-        script("published").main()
+        bench("published", "", short)
 
 
 def test_the_benchmark_of_servers_writes_its_page(
@@ -201,23 +195,20 @@ def test_the_benchmark_of_servers_writes_its_page(
 
 @pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")
 def test_the_benchmark_of_concurrency_runs(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sizes = ["--limit", "3", "--visits", "1", "--new-tokens", "24", "--users", "1", "2"]
-    monkeypatch.setattr(sys, "argv", ["concurrency.py", "--drafts", "tiny_good", *sizes])
-    script("concurrency").main()
+    sizes = "--limit 3 --visits 1 --new-tokens 24 --users 1 2"
+    bench("concurrency", f"--drafts tiny_good {sizes}")
     ratio, loss = capsys.readouterr().out.splitlines()[-2:]
     assert re.fullmatch(r"throughput ratio: median error .* over 16 cells", ratio)
     assert re.fullmatch(r"schedule: largest loss .* over 2 entries", loss)
 
 
-def test_the_cost_of_replay_is_told_next_to_the_loop(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_cost_of_replay_stands_next_to_the_loops(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sizes = ["--new-tokens", "4", "--limit", "1", "--runs", "1", "--stride", "2"]
-    monkeypatch.setattr(sys, "argv", ["replay_cost.py", *sizes])
     monkeypatch.syspath_prepend(BENCHMARKS)
-    script("replay_cost").main()
+    bench("replay_cost", "--new-tokens 4 --limit 1 --runs 1 --stride 2")
     out = capsys.readouterr().out
     assert "One audition: 24 target tokens" in out  # two prompts at three temperatures
     assert "total / generation alone: " in out

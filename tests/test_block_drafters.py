@@ -1,6 +1,5 @@
 """Medusa heads and DFlash drafters: read in each layout, lossless, scored as the loop runs them."""
 
-import itertools
 import json
 import shutil
 from collections.abc import Sequence
@@ -12,37 +11,34 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from random_models import qwen3
-from safetensors.torch import load_file, save_file
-from stubs import CPU, GREEDY, decoded, text_of
-from test_adaptive import head_gaps
-from test_heads import (
-    LAYERS,
+from checks_of_heads import (
     SAMPLED,
+    SAMPLINGS,
     VOCABULARY,
     asked,
+    assert_replay_counts_the_loops_rounds,
+    assert_scores_are_the_loops,
     enumerate_all,
     gap_in_standard_errors,
-    loaded,
+    gaps,
+    keeping,
     number_of,
-    step_by_step,
+    random_target,
 )
+from runs import assert_replay_is_exact, assert_texts_are_unchanged, ran
+from safetensors.torch import load_file, save_file
+from served_pair import shipped_requests
+from stubs import CPU, GREEDY
 from test_verification import VOCAB, random_distribution
 from torch import Tensor
 from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel, Qwen3Config
 
-from harness import prompts
 from harness.analysis import analyse
-from harness.analysis.adaptive import ScoredTexts, replayed_adaptively
-from harness.analysis.replayed import replayed
-from harness.cli import compose, draft_conf, draft_confs
-from harness.commands import audition, snapshot, sweep
+from harness.cli import draft_conf
 from harness.commands.pair import HEAD_READERS
-from harness.config import ModelConf, PromptsConf
+from harness.config import ModelConf
 from harness.decoding.heads import HeadDrafter
-from harness.decoding.sampling import SamplingParameters, penalised, sampler_for
-from harness.measurement.confidences import draft_confidences
-from harness.measurement.head_scores import score_with_head
+from harness.decoding.sampling import SamplingParameters
 from harness.measurement.lossless import distribution_tests
 from harness.measurement.target_texts import generate_texts
 from harness.models.cached import CachedModel
@@ -51,10 +47,7 @@ from harness.models.heads import BlockHead, Head, HeadNetwork
 from harness.models.lean.model import LeanModel
 from harness.models.load import LoadedModel, load
 from harness.models.medusa import MedusaNetwork
-from harness.models.tokenizer import encode
 from harness.records import Rule, UserError
-from harness.storage import load as load_run
-from harness.summary import TextLikelihood
 
 # Logits per unit of a least-squares fit to the tokens: some certainty at temperature 1
 SCALE = 6.0
@@ -196,11 +189,8 @@ def texts_of(target: LoadedModel) -> list[list[int]]:
         for one in asked(sampling)
     ]
     if target.tokenizer is not None:
-        conf = PromptsConf(sets=["easy", "hard"], limit=12)
-        requests = [
-            replace(requests[0], prompt=prompt.id, tokens=encode(target.tokenizer, prompt, conf))
-            for prompt in prompts.load(conf)
-        ]
+        requests = shipped_requests(target, 12)
+        requests = [replace(each, budget=50, eos=frozenset[int]()) for each in requests]
     model = LeanModel(target.network, target.vocab_size)
     texts = generate_texts(model, requests, name="model=target")
     return [[*text.request.tokens, *text.tokens] for text in texts]
@@ -272,7 +262,7 @@ def read(folder: Path, target: LoadedModel, kind: str, **more: Any) -> HeadNetwo
 
 @pytest.fixture(scope="module")
 def target() -> LoadedModel:
-    return loaded(qwen3(1, layers=LAYERS, vocab=VOCABULARY))
+    return random_target()
 
 
 @pytest.fixture(scope="module")
@@ -292,12 +282,6 @@ def head(request: pytest.FixtureRequest, target: LoadedModel, folders: dict[str,
     return network.with_cache(VOCABULARY)
 
 
-def keeping(target: LoadedModel, head: Head, forward: type[CachedModel] = LeanModel) -> CachedModel:
-    model = forward(target.network, target.vocab_size)
-    model.keep_states(head.network.layers)
-    return model
-
-
 # ---- the loop and replay -------------------------------------------------------------------------
 
 
@@ -308,20 +292,8 @@ def test_the_greedy_text_is_the_targets_and_replay_counts_its_rounds(
     """At every K, also where the drafter drafts fewer tokens at most."""
     ks = (1, 2, 4, 8) if forward is LeanModel else (3,)
     model = keeping(target, head, forward)
-    requests = asked(GREEDY)
-    texts = generate_texts(model, requests, name="model=target")
-    traces = score_with_head(texts, model, head, num_draft_tokens=max(ks), draft_name="head")
-    by_k = replayed(traces, "ratio", ks)
-    for k, (row, request) in itertools.product(ks, enumerate(requests)):
-        drafter, counts = HeadDrafter(head, model, GREEDY), by_k[k]
-        rounds = decoded(model, drafter, replace(request, k=k).generation(CPU))
-        assert text_of(rounds) == list(texts[row].tokens)
-        assert counts.rounds[row] == len(rounds)
-        for name in ("drafted", "accepted"):
-            assert getattr(counts, name)[row] == sum(getattr(each, name) for each in rounds)
-        for outcome in ("bonus", "cut", "rejected"):
-            assert getattr(counts, outcome)[row] == [e.outcome for e in rounds].count(outcome)
-    assert by_k[max(ks)].acceptance_rate > 0.2
+    counts = assert_replay_counts_the_loops_rounds(model, head, ks)
+    assert counts[max(ks)].acceptance_rate > 0.2
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=str)
@@ -331,77 +303,31 @@ def test_rounds_that_end_after_an_unlikely_token_are_those_replayed(
     model = keeping(target, head)
     requests = [replace(request, k=8) for request in asked(sampling, 12)]
     repeated = [replace(each, repetition=n) for n in range(8) for each in requests]
-    gaps = head_gaps(requests if sampling.greedy else repeated, model, head, 0.3)
+    off = gaps(requests if sampling.greedy else repeated, model, head, 0.3)
     if sampling.greedy:
-        assert np.abs(gaps).max() < 1e-9
-    assert (np.abs(gaps.sum(axis=1)) <= 3 * np.sqrt(np.square(gaps).sum(axis=1))).all()
+        assert np.abs(off).max() < 1e-9
+    assert (np.abs(off.sum(axis=1)) <= 3 * np.sqrt(np.square(off).sum(axis=1))).all()
 
 
-@pytest.mark.parametrize(
-    "sampling",
-    [GREEDY, SAMPLED, SamplingParameters(0.7, top_k=9, top_p=0.9, repetition_penalty=1.3)],
-    ids=str,
-)
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_scores_are_those_of_the_loops_own_rounds_from_every_start(
     target: LoadedModel, head: Head, sampling: SamplingParameters
 ) -> None:
-    model = keeping(target, head)
-    depth = min(3, head.drafts or 3)
-    texts = generate_texts(model, asked(sampling, 12), name="model=target")
-    traces = score_with_head(texts, model, head, num_draft_tokens=8, draft_name="head", chunk=5)
-    for text, trace in zip(texts, traces, strict=True):
-        prompt = text.request.tokens
-        for start in range(len(prompt) == 1, len(text.tokens)):
-            logits = step_by_step(head, model, text, start, depth)
-            for offset, row in enumerate(logits):
-                at = start + offset
-                seen = torch.zeros(1, VOCABULARY, dtype=torch.bool)
-                seen[0, [*prompt, *text.tokens[:at]]] = True
-                drafted = penalised(row[None], seen, sampling.repetition_penalty)
-                token = text.tokens[at]
-                assert trace.draft_is_argmax[start, offset] == (int(drafted.argmax()) == token)
-                if sampling.greedy:
-                    continue
-                chance = float(sampler_for(sampling)(drafted)[0, token])
-                assert np.exp(trace.draft_logprob[start, offset]) == pytest.approx(
-                    chance, abs=1e-5, rel=1e-3
-                )
-        assert trace.proposed is not None
-        most = [head.drafts] * len(text.tokens)
-        assert trace.proposed.tolist() == [*([0] if len(prompt) == 1 else most[:1]), *most[1:]]
+    assert_scores_are_the_loops(keeping(target, head), head, sampling, 8)
 
 
 def test_adaptive_drafting_is_replayed_exactly_where_fewer_tokens_are_drafted_than_k(
     target: LoadedModel, head: Head
 ) -> None:
-    model = keeping(target, head)
-    requests = asked(GREEDY)
-    texts = generate_texts(model, requests, name="model=target")
-    traces = score_with_head(texts, model, head, num_draft_tokens=8, draft_name="head")
-    sure = draft_confidences(
-        texts, model, head, draft_name="head", rule="ratio", num_draft_tokens=8, least=0.1
-    )
-    confidences = {text.request.key: each for text, each in zip(texts, sure, strict=True)}
-    counts = replayed_adaptively(ScoredTexts(traces, confidences, "ratio"), 8, 0.5)
-    for row, request in enumerate(requests):
-        drafter = HeadDrafter(head, model, GREEDY, "ratio", 0.5)
-        rounds = decoded(model, drafter, replace(request, k=8).generation(CPU))
-        assert counts.rounds[row] == len(rounds)
-        assert counts.drafted[row] == sum(each.drafted for each in rounds)
+    requests = [replace(request, k=8) for request in asked(GREEDY)]
+    assert np.abs(gaps(requests, keeping(target, head), head, 0.5)).max() < 1e-9
 
 
+@pytest.mark.parametrize("generations", [48, pytest.param(2000, marks=pytest.mark.exhaustive)])
 def test_rounds_at_temperature_1_are_those_that_replay_expects(
-    target: LoadedModel, head: Head
+    target: LoadedModel, head: Head, generations: int
 ) -> None:
-    """Of the very texts that the loop made, at K = 3."""
-    assert abs(gap_in_standard_errors(target, head, 12)) < 3
-
-
-@pytest.mark.exhaustive
-def test_rounds_of_2000_generations_are_those_that_replay_expects(
-    target: LoadedModel, head: Head
-) -> None:
-    assert abs(gap_in_standard_errors(target, head, 500)) < 3
+    assert abs(gap_in_standard_errors(keeping(target, head), head, generations)) < 3
 
 
 # Its weights do nothing
@@ -531,10 +457,10 @@ def test_medusa_heads_of_some_tokens_are_read_with_or_without_the_rows_of_the_ot
     target: LoadedModel, folders: dict[str, Path], tmp_path: Path
 ) -> None:
     tensors = load_file(folders["vllm"] / "model.safetensors")
-    whole, kept = tensors.pop("lm_heads.0.weight"), tensors["token_map"]
+    matrix, kept = tensors.pop("lm_heads.0.weight"), tensors["token_map"]
     config = json.loads((folders["vllm"] / "config.json").read_text())
-    written(tmp_path, config, {**tensors, "lm_head.weight": whole[kept].contiguous()})
-    expected = torch.full((VOCABULARY,), -torch.inf).index_copy_(0, kept, whole.sum(1)[kept])
+    written(tmp_path, config, {**tensors, "lm_head.weight": matrix[kept].contiguous()})
+    expected = torch.full((VOCABULARY,), -torch.inf).index_copy_(0, kept, matrix.sum(1)[kept])
     for folder in (folders["vllm"], tmp_path):
         network = read(folder, target, "medusa")
         assert isinstance(network, MedusaNetwork)
@@ -569,9 +495,8 @@ def test_a_block_can_be_shorter_than_the_drafters(
 def test_a_drafter_for_another_target_is_refused(
     layout: str, change: dict[str, Any], says: str, folders: dict[str, Path]
 ) -> None:
-    other = loaded(qwen3(1, **{"layers": LAYERS, "vocab": VOCABULARY, **change}))
     with pytest.raises(UserError, match=says):
-        read(folders[layout], other, KINDS[layout])
+        read(folders[layout], random_target(**change), KINDS[layout])
 
 
 @pytest.mark.parametrize(
@@ -644,33 +569,19 @@ def test_a_sweep_measures_medusa_heads_and_replays_them_exactly(
 ) -> None:
     """Also at a K above the number of heads, which the report says."""
     words = ["draft=medusa", f"draft.id={for_tiny['medusa']}", f"results_root={tmp_path}"]
-    outcome = sweep.run(compose("sweep", [*WORDS, *words]))
-    assert outcome.status == 0
-    assert outcome.folder is not None
-    run = load_run(outcome.folder)
-    greedy = run.results[(run.results.temperature == 0.0) & (run.results.k > 0)]
-    measured, predicted = (
-        greedy[greedy.source == source].set_index(["prompt_set", "k"])
-        for source in ("measured", "replayed")
-    )
-    for name in ("rounds", "drafted", "accepted", "rejected"):
-        assert measured[name].astype(float).to_dict() == predicted[name].astype(float).to_dict()
-    assert measured.accepted.max() > 0
+    run = ran("sweep", *WORDS, *words)
+    assert_replay_is_exact(run)
     fewer = [entry.values for entry in analyse(run).caveats if entry.code == "fewer_drafts"]
     assert fewer == [{"draft": "medusa", "tokens": 3, "k": 4}]
     assert {timing.k for timing in run.rounds} == {0, 3, 4}
 
 
 @pytest.mark.usefixtures("few_samples")
-def test_an_audition_ranks_block_drafters_beside_others(
+def test_an_audition_ranks_block_drafters_with_others(
     for_tiny: dict[str, Path], tmp_path: Path
 ) -> None:
     named = ",".join(f"{kind}@{folder}" for kind, folder in for_tiny.items())
-    config = compose("audition", [*WORDS, f"drafts=[{named},ngram]", f"results_root={tmp_path}"])
-    outcome = audition.run(config, draft_confs(config))
-    assert outcome.status == 0
-    assert outcome.folder is not None
-    run = load_run(outcome.folder)
+    run = ran("audition", *WORDS, f"drafts=[{named},ngram]", tmp_path)
     timed = {(timing.draft, timing.k) for timing in run.rounds if timing.k}
     ks = {"medusa": (1, 3, 4), "dflash": (1, 4), "ngram": (1, 4)}
     assert timed == {(draft, k) for draft, each in ks.items() for k in each}
@@ -683,13 +594,7 @@ def test_a_snapshot_finds_the_texts_of_a_dflash_drafter_unchanged(
     for_tiny: dict[str, Path], tmp_path: Path
 ) -> None:
     words = ["draft=dflash", f"draft.id={for_tiny['dflash']}", f"results_root={tmp_path}"]
-    outcome = snapshot.run(compose("snapshot", [*WORDS, *words, "prompts.limit=1"]))
-    assert outcome.status == 0
-    assert outcome.folder is not None
-    checks = load_run(outcome.folder).checks
-    results = {check.result for check in checks if not isinstance(check, TextLikelihood)}
-    assert results <= {"PASS", "UNTESTED"}
-    assert "PASS" in results
+    assert_texts_are_unchanged(ran("snapshot", *WORDS, *words, "prompts.limit=1"))
 
 
 def test_an_entry_of_drafts_may_be_any_block_drafter() -> None:

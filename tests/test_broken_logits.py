@@ -1,6 +1,7 @@
 """Logits that are NaN or infinite: one clear error per cell, at every temperature and command."""
 
 import copy
+import itertools
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,24 +10,22 @@ from pathlib import Path
 import pytest
 import torch
 from random_models import qwen3, save
+from runs import outcome_of, ran
 from stubs import TableModel
 from test_measurement import PROMPT, request
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from harness import prompts as prompt_sets
-from harness.cli import compose, draft_conf
-from harness.commands import audition, profile, snapshot, sweep
+from harness.cli import compose
 from harness.commands.pair import open_pair, plan
-from harness.commands.run_lifecycle import Outcome
-from harness.config import ModelConf
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement.generations import run_trial
 from harness.models.cached import CachedModel
 from harness.models.lean.model import LeanModel
 from harness.models.lean.static import StaticModel
 from harness.records import BrokenLogitsError, Trial, UserError
-from harness.storage import StoredRun, load
+from harness.storage import StoredRun
 
 pytestmark = pytest.mark.usefixtures("few_samples")
 NAN, INF = float("nan"), float("inf")
@@ -194,12 +193,10 @@ def loading(role: str, folder: Path) -> list[str]:
     return [f"{role}=hf", f"{role}.id={folder}", f"{role}.name=late"]
 
 
-def failed_run(outcome: Outcome) -> tuple[StoredRun, list[Trial], list[str]]:
+def failed_run(command: str, *words: str) -> tuple[StoredRun, list[Trial], list[str]]:
     """The run with its failed trials and the errors in its summary, round times' apart."""
-    assert outcome.status == 1
-    assert outcome.folder is not None
-    run = load(outcome.folder)
-    errors = json.loads((outcome.folder / "summary.json").read_text())["failures"]
+    run = ran(command, *words, status=1)
+    errors = json.loads((run.folder / "summary.json").read_text())["failures"]
     rounds = ("rounds of ", "plain tokens ")
     of_texts = [entry["error"] for entry in errors if not entry["where"].startswith(rounds)]
     return run, [t for t in run.trials if t.status == "failed"], of_texts
@@ -213,13 +210,13 @@ def test_a_sweep_stores_each_broken_cell_as_failed_and_measures_the_rest(
 ) -> None:
     words = [f"results_root={tmp_path}", *GRID]
     target = [*words, *loading("model", late), "temperature=[0,1]"]
-    run, failed, errors = failed_run(sweep.run(compose("sweep", target)))
+    run, failed, errors = failed_run("sweep", *target)
     assert {(trial.k, trial.temperature) for trial in failed} >= {(0, 0.0), (2, 0.0)}
     assert all(str(trial.error).startswith(f"model=late: {LINE}") for trial in failed)
     assert any(trial.status == "ok" for trial in run.trials)
     assert len(errors) == len(failed)
     draft = [*words, *loading("draft", late), "temperature=[0]"]
-    _, failed, errors = failed_run(sweep.run(compose("sweep", draft)))
+    _, failed, errors = failed_run("sweep", *draft)
     assert {trial.k for trial in failed} == {2}
     assert all(line.startswith(f"draft=late: {LINE}") for line in errors)
     # Nor could the draft score those texts
@@ -228,9 +225,7 @@ def test_a_sweep_stores_each_broken_cell_as_failed_and_measures_the_rest(
 
 def test_a_snapshot_reports_it_at_every_temperature(late: Path, tmp_path: Path) -> None:
     words = [f"results_root={tmp_path}", *GRID, "k=[8]", "temperature=[0,1]"]
-    run, _, errors = failed_run(
-        snapshot.run(compose("snapshot", [*words, *loading("model", late)]))
-    )
+    run, _, errors = failed_run("snapshot", *words, *loading("model", late))
     summary = json.loads((run.folder / "summary.json").read_text())
     places = [entry["where"] for entry in summary["failures"]]
     assert any("temperature=0" in place for place in places)
@@ -240,16 +235,14 @@ def test_a_snapshot_reports_it_at_every_temperature(late: Path, tmp_path: Path) 
 
 def test_a_profile_reports_it_and_keeps_the_step_times(late: Path, tmp_path: Path) -> None:
     words = [f"results_root={tmp_path}", *GRID, *loading("model", late)]
-    config = compose("profile", [*words, "contexts=[16]", "batches=[1]"])
-    run, _, errors = failed_run(profile.run(config))
+    run, _, errors = failed_run("profile", *words, "contexts=[16]", "batches=[1]")
     assert all("model=late: its logits are not finite" in line for line in errors)
     assert not run.latency.empty
 
 
 def test_an_audition_goes_on_without_a_draft_that_breaks_later(late: Path, tmp_path: Path) -> None:
-    config = compose("audition", [f"results_root={tmp_path}", *GRID, "temperature=[0,1]"])
-    drafts = [ModelConf(name="late", id=str(late)), draft_conf("tiny_good")]
-    run, _, (line,) = failed_run(audition.run(config, drafts))
+    words = [f"results_root={tmp_path}", *GRID, "temperature=[0,1]"]
+    run, _, (line,) = failed_run("audition", *words, f"drafts=[late@{late},tiny_good]")
     assert line.startswith(f"draft=late: {LINE}")
     assert set(run.results.draft.dropna()) == {"tiny_good"}
 
@@ -259,10 +252,8 @@ def test_a_model_that_is_broken_at_once_is_refused_by_every_command(
 ) -> None:
     line = f"=late: {LINE} 0 of the probe's text; check its weights"
     words = [f"results_root={tmp_path}", *GRID]
-    for name, run in {"sweep": sweep.run, "snapshot": snapshot.run, "profile": profile.run}.items():
-        for role in ("model", "draft"):
-            with pytest.raises(UserError, match=f"{role}{line}"):
-                run(compose(name, [*words, *loading(role, at_once)]))
-    config = compose("audition", [*words, *loading("model", at_once)])
+    for name, role in itertools.product(("sweep", "snapshot", "profile"), ("model", "draft")):
+        with pytest.raises(UserError, match=f"{role}{line}"):
+            outcome_of(name, *words, *loading(role, at_once))
     with pytest.raises(BrokenLogitsError, match=f"model{line}"):
-        audition.run(config, [draft_conf("tiny_good")])
+        outcome_of("audition", *words, *loading("model", at_once), "drafts=[tiny_good]")

@@ -5,22 +5,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runs import FROZEN, outcome_of, ran
 
 from harness.analysis import analyse
 from harness.analysis.cards import rank_cards
 from harness.analysis.setup import is_card
-from harness.audition import work
-from harness.cli import compose
 from harness.cloud.jobs import card_named
-from harness.commands import profile, snapshot, sweep
 from harness.commands.dry_run import all_cards
-from harness.config import AuditionConfig
 from harness.records import UserError
 from harness.reporting.console import MOST_LINES
 from harness.storage import RunFolder, StoredRun, load
 from harness.summary import Summary
 
-AUDITION = load(Path(__file__).parent / "frozen" / "audition")
+AUDITION = load(FROZEN / "audition")
 SMALL = ["k=[1,4]", "temperature=[0]", "new_tokens=8", "prompts.limit=4", "threads=1"]
 
 pytestmark = pytest.mark.usefixtures("few_samples")
@@ -140,9 +137,7 @@ def test_runs_that_are_not_of_one_audition_are_refused(l4: Entry, a10g: Entry) -
 
 
 def audition(root: Path, *overrides: str) -> StoredRun:
-    outcome = work(compose("audition", [f"results_root={root}", *SMALL, *overrides]))
-    assert outcome.folder is not None
-    return load(outcome.folder)
+    return ran("audition", root, *SMALL, *overrides)
 
 
 @pytest.fixture(scope="module")
@@ -193,10 +188,8 @@ def test_cards_are_combined_into_one_run(
     two_cards: tuple[StoredRun, StoredRun], tmp_path: Path
 ) -> None:
     def combine(*folders: Path) -> StoredRun:
-        names = [str(folder) for folder in folders]
-        outcome = work(AuditionConfig(results_root=str(tmp_path), combine=names))
-        assert outcome.folder is not None
-        return load(outcome.folder)
+        names = ",".join(map(str, folders))
+        return ran("audition", tmp_path, f"combine=[{names}]")
 
     combined = combine(*(run.folder for run in two_cards))
     assert (combined.door, combined.manifest["status"]) == ("audition", "complete")
@@ -220,8 +213,8 @@ def test_cards_are_combined_into_one_run(
 def test_a_dry_run_takes_few_lines(
     models: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for command, door in {"sweep": sweep, "profile": profile, "snapshot": snapshot}.items():
-        door.run(compose(command, ["dry_run=true", *models]))
+    for command in ("sweep", "profile", "snapshot"):
+        outcome_of(command, "dry_run=true", *models)
         lines = capsys.readouterr().out.splitlines()
         assert len(lines) <= MOST_LINES
         assert max(map(len, lines)) <= 80
@@ -231,7 +224,7 @@ def test_a_dry_run_prints_the_modelled_cost_of_one_card_or_of_all(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def dry(*overrides: str) -> str:
-        sweep.run(compose("sweep", ["dry_run=true", *overrides]))
+        outcome_of("sweep", "dry_run=true", *overrides)
         return capsys.readouterr().out
 
     one = dry("model=qwen3_4b", "draft=qwen3_0_6b", "gpu=a10g")

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from random_models import qwen3, save
+from runs import outcome_of
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, Qwen3Config
 
-from harness.cli import compose, draft_conf
-from harness.commands import audition, profile, snapshot, sweep
 from harness.config import ModelConf
 from harness.models.load import load
 from harness.records import UserError
@@ -175,13 +174,12 @@ def test_every_command_that_loads_refuses_an_incomplete_checkpoint(
     without_one_tensor(folder)
     few = [f"results_root={tmp_path}/results", "prompts.limit=1", "new_tokens=4", "threads=1"]
     line = r"\.id=.*: it lacks 1 of 25 tensors"
-    for command in (sweep, snapshot, profile):
-        name = command.__name__.rpartition(".")[2]
+    for command in ("sweep", "snapshot", "profile"):
         with pytest.raises(UserError, match=f"draft{line}"):
-            command.run(compose(name, [*few, "draft=hf", f"draft.id={folder}", "draft.name=x"]))
-    target = ["model=hf", f"model.id={folder}", "model.name=x"]
+            outcome_of(command, *few, "draft=hf", f"draft.id={folder}", "draft.name=x")
+    target = ["model=hf", f"model.id={folder}", "model.name=x", "drafts=[tiny_good]"]
     with pytest.raises(UserError, match=f"model{line}"):
-        audition.run(compose("audition", [*few, *target]), [draft_conf("tiny_good")])
+        outcome_of("audition", *few, *target)
 
 
 @pytest.mark.parametrize(

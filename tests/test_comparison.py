@@ -11,6 +11,7 @@ from typing import Any, get_args
 import numpy as np
 import pandas as pd
 import pytest
+from runs import FROZEN
 
 from harness.analysis.comparison import compare, deciding
 from harness.commands import report
@@ -22,7 +23,6 @@ from harness.stats.jackknife import speedup_interval
 from harness.storage import RunFolder, StoredRun, load
 from harness.summary import Comparison, ComparisonCaveatCode, ComparisonRow
 
-FROZEN = Path(__file__).parent / "frozen"
 SWEEP = load(FROZEN / "sweep")
 Change = Callable[[Trial], Trial]
 
@@ -110,11 +110,11 @@ def test_only_what_all_four_sides_finished_on_the_same_prompt_is_compared() -> N
         return replace(trial, prompt_tokens=99) if trial.prompt == easy[2] else trial
 
     run = other(change)
-    found = rows(run)
-    assert (found["easy", 2].prompts, found["easy", 2].status) == (5, "partial")
-    assert (found["easy", 1].prompts, found["easy", 1].status) == (6, "complete")
-    assert found["easy", 2].speedup_ratio == pytest.approx(1.0)
-    assert found["easy", 2].speedup_ratio_lo is None, "too few prompts for an interval"
+    compared_rows = rows(run)
+    assert (compared_rows["easy", 2].prompts, compared_rows["easy", 2].status) == (5, "partial")
+    assert (compared_rows["easy", 1].prompts, compared_rows["easy", 1].status) == (6, "complete")
+    assert compared_rows["easy", 2].speedup_ratio == pytest.approx(1.0)
+    assert compared_rows["easy", 2].speedup_ratio_lo is None, "too few prompts for an interval"
     assert "other_lengths" in codes(compare([SWEEP, run]))
 
 
@@ -128,18 +128,18 @@ def test_alpha_differs_as_its_counts_do() -> None:
 
 
 def test_without_a_difference_p_values_are_uniform() -> None:
-    found = []
+    p_values = []
     for seed in range(25):
         rng = np.random.default_rng(seed)
         scale = {id(t): np.exp(rng.normal(0, 0.1)) for t in SWEEP.trials}
         trials = [replace(t, decode_s=(t.decode_s or 0) * scale[id(t)]) for t in SWEEP.trials]
         one_k = tuple(t for t in trials if t.k in (0, 2) and t.temperature == 0)
         compared = compare([SWEEP, replace(SWEEP, folder=Path("other"), trials=one_k)]).rows
-        found += [r.p_value_holm for r in compared if r.prompt_set != "all" and r.p_value_holm]
-    assert len(found) == 50
+        p_values += [r.p_value_holm for r in compared if r.prompt_set != "all" and r.p_value_holm]
+    assert len(p_values) == 50
     # Three p-values are adjusted together, so at most a third of them is below 0.05 / 3
-    assert np.mean(np.array(found) < 0.05) < 0.1
-    assert np.mean(np.array(found) == 1.0) > 0.2
+    assert np.mean(np.array(p_values) < 0.05) < 0.1
+    assert np.mean(np.array(p_values) == 1.0) > 0.2
 
 
 @pytest.mark.parametrize(
@@ -216,8 +216,8 @@ ELSEWHERE = nested(SWEEP.manifest, "environment.device", "cuda")
     ],
 )
 def test_what_a_reader_must_know_is_said(run: StoredRun, code: str | None) -> None:
-    found = compare([SWEEP, run]).caveats
-    assert list(dict.fromkeys(caveat.code for caveat in found)) == ([code] if code else [])
+    caveats = compare([SWEEP, run]).caveats
+    assert list(dict.fromkeys(caveat.code for caveat in caveats)) == ([code] if code else [])
 
 
 def test_dummy_weights_are_compared_in_time_only() -> None:
@@ -267,8 +267,8 @@ def test_replayed_runs_are_compared_unpaired() -> None:
 def test_differences_name_what_differs_and_not_what_always_does() -> None:
     config = nested(nested(SWEEP.config, "new_tokens", 64), "results_root", "there")
     manifest = nested(nested(SWEEP.manifest, "environment.device_name", "Xeon"), "created_utc", "")
-    found = compare([SWEEP, other(config=config, manifest=manifest)]).differences
-    assert [(entry.name, entry.values[1]) for entry in found] == [
+    differences = compare([SWEEP, other(config=config, manifest=manifest)]).differences
+    assert [(entry.name, entry.values[1]) for entry in differences] == [
         ("device_name", "Xeon"),
         ("new_tokens", 64),
     ]

@@ -136,9 +136,9 @@ def test_what_overrides_make_of_a_key(
 
 
 def test_an_auditions_draft_is_that_of_the_group_wherever_drafts_names_it() -> None:
-    own = ["draft.id=some/folder", "draft.dtype=float16"]
+    keys = ["draft.id=some/folder", "draft.dtype=float16"]
     for drafts in ("drafts=[ngram,hf]", "drafts=[ngram,folder]"):
-        ngram, mine = draft_confs(compose("audition", [*own, drafts]))
+        ngram, mine = draft_confs(compose("audition", [*keys, drafts]))
         assert ngram.id == "ngram"
         assert (mine.name, mine.id, mine.dtype) == ("folder", "some/folder", "float16")
     with pytest.raises(UserError, match=r"draft\.id: no value and no default"):

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 from random_models import qwen3, save
+from runs import outcome_of, ran
 
 from harness import reporting
 from harness.analysis import analyse
 from harness.analysis.cells import per_prompt
 from harness.analysis.verdict import evidence_from_trials
-from harness.cli import compose, draft_conf
-from harness.commands import audition, completions, profile, snapshot, sweep
+from harness.cli import draft_conf
+from harness.commands import completions
 from harness.config import ModelConf, PromptsConf
 from harness.models.load import LoadedModel
 from harness.models.load import load as load_model
@@ -69,10 +70,7 @@ def tiny() -> LoadedModel:
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> StoredRun:
     root = tmp_path_factory.mktemp("swept")
-    outcome = sweep.run(compose("sweep", words(root)))
-    assert outcome.status == 0
-    assert outcome.folder is not None
-    return load(outcome.folder)
+    return ran("sweep", *words(root))
 
 
 def answers_of(run: StoredRun) -> dict[str, Trial]:
@@ -82,8 +80,8 @@ def answers_of(run: StoredRun) -> dict[str, Trial]:
 def test_every_turn_is_a_prompt_of_its_own_in_every_cell(swept: StoredRun) -> None:
     for temperature in (0.0, 1.0):
         for k in (0, 2):
-            here = [t for t in swept.trials if (t.temperature, t.k) == (temperature, k)]
-            assert [t.prompt for t in sorted(here, key=lambda t: t.prompt)] == TURNS
+            of_cell = [t for t in swept.trials if (t.temperature, t.k) == (temperature, k)]
+            assert [t.prompt for t in sorted(of_cell, key=lambda t: t.prompt)] == TURNS
     assert {t.prompt: (t.conversation, t.turn) for t in swept.trials}["a/3"] == ("a", 3)
 
 
@@ -99,8 +97,8 @@ def test_a_turn_continues_the_greedy_targets_own_answers_in_every_cell(
         for name in ("a", "a/2")
     )
     turns = TALKS[0]["turns"]
-    whole = "\n\n".join([turns[0], first, turns[1], second, turns[2]])
-    expected = len(tiny.tokenizer(whole)["input_ids"])
+    conversation = "\n\n".join([turns[0], first, turns[1], second, turns[2]])
+    expected = len(tiny.tokenizer(conversation)["input_ids"])
     assert {t.prompt_tokens for t in swept.trials if t.prompt == "a/3"} == {expected}
     # Answers that are given are used as they are
     expected = len(tiny.tokenizer("\n\n".join(m["content"] for m in GIVEN))["input_ids"])
@@ -127,12 +125,12 @@ def test_a_resumed_run_asks_for_no_answer_again(
     monkeypatch.setattr(completions, "generate_texts", counted)
     lines = (swept.folder / "answers.jsonl").read_bytes()
     again = [*words(swept.folder.parent.parent), f"resume={swept.folder}"]
-    sweep.run(compose("sweep", again))
+    outcome_of("sweep", *again)
     assert asked == []
     # A run that was killed while it stored the second answer has lost that one and no other
     first = lines.index(b"\n") + 1
     (swept.folder / "answers.jsonl").write_bytes(lines[: first + 40])
-    sweep.run(compose("sweep", again))
+    outcome_of("sweep", *again)
     assert (swept.folder / "answers.jsonl").read_bytes().count(b"\n") == 3
     assert sum(asked) == 2
     assert load(swept.folder).trials == swept.trials
@@ -140,21 +138,17 @@ def test_a_resumed_run_asks_for_no_answer_again(
 
 @pytest.mark.usefixtures("unrendered")
 def test_an_audition_scores_every_draft_on_the_same_conversations(tmp_path: Path) -> None:
-    asked = compose("audition", words(tmp_path))
-    drafts = [draft_conf(name) for name in ("tiny_good", "ngram")]
-    outcome = audition.run(asked, drafts)
-    assert outcome.folder is not None
-    run = load(outcome.folder)
+    drafts = "drafts=[tiny_good,ngram]"
+    run = ran("audition", *words(tmp_path, drafts))
     assert (run.results[run.results.source == "replayed"].prompts == 4).all()
     assert len(answers_of(run)) == 3
     # The same texts elsewhere continue the same answers
     more = [f"traces_from={run.folder}", "latency.measure=true"]
-    other = audition.run(compose("audition", words(tmp_path, *more)), drafts)
-    assert other.folder is not None
-    assert answers_of(load(other.folder)) == answers_of(run)
-    assert load(other.folder).trials == run.trials
+    other = ran("audition", *words(tmp_path, drafts, *more))
+    assert answers_of(other) == answers_of(run)
+    assert other.trials == run.trials
     with pytest.raises(UserError, match=r"made with prompts\.answer_tokens=None"):
-        audition.run(compose("audition", words(tmp_path, *more, "prompts.answer_tokens=3")), drafts)
+        outcome_of("audition", *words(tmp_path, drafts, *more, "prompts.answer_tokens=3"))
 
 
 @pytest.mark.usefixtures("unrendered")
@@ -163,11 +157,7 @@ def test_profile_and_snapshot_run_every_turn(command: str, tmp_path: Path) -> No
     settings = [word for word in words(tmp_path) if not word.startswith("temperature")]
     if command == "profile":
         settings += ["contexts=[16]", "batches=[1]"]
-    outcome = {"profile": profile, "snapshot": snapshot}[command].run(compose(command, settings))
-    assert outcome.folder is not None
-    run = load(outcome.folder)
-    assert {trial.prompt for trial in run.trials} == set(TURNS)
-    assert outcome.status == 0
+    assert {trial.prompt for trial in ran(command, *settings).trials} == set(TURNS)
 
 
 @pytest.mark.parametrize("command", ["sweep", "audition", "profile", "snapshot"])
@@ -177,11 +167,7 @@ def test_a_dry_run_counts_turns_and_answers(
     settings = [*words(tmp_path, "dry_run=true")]
     if command == "profile":
         settings = [word for word in settings if not word.startswith("temperature")]
-    asked = compose(command, settings)
-    if command == "audition":
-        audition.run(asked, [draft_conf("tiny_good")])
-    else:
-        {"sweep": sweep, "profile": profile, "snapshot": snapshot}[command].run(asked)
+    outcome_of(command, *settings)
     shown = " ".join(capsys.readouterr().out.split())
     assert "8, one generation for each" in shown
     assert "3 by the target, 8 tokens at most" in shown
@@ -192,7 +178,7 @@ def test_a_conversation_beyond_the_context_is_refused_before_anything_is_generat
 ) -> None:
     settings = words(tmp_path, "prompts.answer_tokens=9000")
     with pytest.raises(UserError, match=r"prompt talks/a has \d+ tokens"):
-        sweep.run(compose("sweep", settings))
+        outcome_of("sweep", *settings)
     assert not (tmp_path / "results").exists()
 
 
@@ -219,10 +205,21 @@ def test_the_turns_of_a_conversation_are_one_prompt_to_the_statistics() -> None:
 # Encoding
 
 
+def chatty_folder(root: Path, template: str = TEMPLATE) -> Path:
+    folder = save(qwen3(), root / "chatty")
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+def with_template(root: Path) -> list[str]:
+    """Of a replayed sweep of a model that has a thinking mode, with itself."""
+    folder = chatty_folder(root)
+    return [f"model.id={folder}", f"draft.id={folder}", "model=hf", "draft=hf", "mode=replay"]
+
+
 @pytest.fixture(scope="module")
 def chatty(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    folder = save(qwen3(), tmp_path_factory.mktemp("models") / "chatty")
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    folder = chatty_folder(tmp_path_factory.mktemp("models"))
     return load_model(ModelConf(name="chatty", id=str(folder)), "model", CPU)
 
 
@@ -245,7 +242,7 @@ def test_a_system_message_without_a_template_is_refused(
     with pytest.raises(UserError, match=r"and prompts\.chat_template=never"):
         encode(chatty.tokenizer, TALK, PromptsConf(chat_template="never"))
     with pytest.raises(UserError, match=r"prompts\.system: a system message goes through the chat"):
-        sweep.run(compose("sweep", words(tmp_path, "prompts.system=Rhyme.")))
+        outcome_of("sweep", *words(tmp_path, "prompts.system=Rhyme."))
 
 
 @pytest.mark.parametrize(
@@ -253,10 +250,9 @@ def test_a_system_message_without_a_template_is_refused(
     [("{{ raise_exception('no role') }}", "no role"), ("{{ 1 // 0 }}", ""), ("{% for %}", "")],
 )
 def test_a_template_that_raises_is_one_line(template: str, reason: str, tmp_path: Path) -> None:
-    folder = save(qwen3(), tmp_path / "strict")
-    (folder / "chat_template.jinja").write_text(template)
+    folder = chatty_folder(tmp_path, template)
     strict = load_model(ModelConf(name="strict", id=str(folder)), "model", CPU)
-    line = rf"prompt s/x/2: the chat template of .*strict cannot render it \(.*{reason}.*=never"
+    line = rf"prompt s/x/2: the chat template of .*chatty cannot render it \(.*{reason}.*=never"
     with pytest.raises(UserError, match=line) as raised:
         encode(strict.tokenizer, TALK, PromptsConf())
     assert "\n" not in str(raised.value)
@@ -264,18 +260,13 @@ def test_a_template_that_raises_is_one_line(template: str, reason: str, tmp_path
 
 def test_a_thinking_mode_that_changes_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"prompts\.enable_thinking=\[False, True\]: the prompts"):
-        sweep.run(compose("sweep", words(tmp_path, "prompts.enable_thinking=[false,true]")))
+        outcome_of("sweep", *words(tmp_path, "prompts.enable_thinking=[false,true]"))
 
 
 @pytest.mark.usefixtures("unrendered")
 def test_both_thinking_modes_run_side_by_side(tmp_path: Path) -> None:
-    folder = save(qwen3(), tmp_path / "chatty")
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    names = [f"model.id={folder}", f"draft.id={folder}", "model=hf", "draft=hf"]
-    settings = words(tmp_path, *names, "prompts.enable_thinking=[false,true]", "mode=replay")
-    outcome = sweep.run(compose("sweep", [*settings, "prompts.weights={talks:1,talks+thinking:2}"]))
-    assert outcome.folder is not None
-    run = load(outcome.folder)
+    settings = words(tmp_path, *with_template(tmp_path), "prompts.enable_thinking=[false,true]")
+    run = ran("sweep", *settings, "prompts.weights={talks:1,talks+thinking:2}")
     assert "thinking_mode" in {caveat.code for caveat in analyse(run).caveats}
     lengths = {(t.prompt_set, t.prompt): t.prompt_tokens or 0 for t in run.trials}
     assert {name for name, _ in lengths} == {"talks", "talks+thinking"}
@@ -291,10 +282,6 @@ def test_a_report_says_that_thinking_mode_is_off_for_a_model_that_has_one(
 ) -> None:
     codes = {"thinking_mode", "thinking_mode_off"}
     assert not codes & {caveat.code for caveat in analyse(swept).caveats}, "it has no template"
-    folder = save(qwen3(), tmp_path / "chatty")
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    names = [f"model.id={folder}", f"draft.id={folder}", "model=hf", "draft=hf", "mode=replay"]
-    outcome = sweep.run(compose("sweep", words(tmp_path, *names, "temperature=0")))
-    assert outcome.folder is not None
-    found = {caveat.code for caveat in analyse(load(outcome.folder)).caveats}
-    assert codes & found == {"thinking_mode_off"}
+    run = ran("sweep", *words(tmp_path, *with_template(tmp_path), "temperature=0"))
+    shown = {caveat.code for caveat in analyse(run).caveats}
+    assert codes & shown == {"thinking_mode_off"}

@@ -12,18 +12,25 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stubs import FunctionModel, ScriptedModel, TableModel, decoded, generation_of, text_of
+from runs import assert_replay_is_exact, outcome_of, ran
+from stubs import (
+    FunctionModel,
+    ScriptedModel,
+    TableModel,
+    assert_counts,
+    decoded,
+    generation_of,
+    text_of,
+)
 from test_verification import cells, emitted_after, random_distribution, sequence_probabilities
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 from harness.analysis import analyse
 from harness.cli import compose
-from harness.commands import snapshot, sweep
 from harness.decoding.drafters import ModelDrafter
 from harness.decoding.lookups import NgramDrafter, SuffixDrafter, lookups
 from harness.decoding.sampling import SamplingParameters
 from harness.records import RULES, Round, Rule, UserError
-from harness.storage import load
 from harness.theory.replay import replay
 
 K = 3
@@ -89,9 +96,7 @@ def test_a_sweep_drafts_adaptively_next_to_what_replay_expects_of_it(
     words = [f"results_root={tmp_path}", "prompts.limit=2", "temperature=[0.0]", "new_tokens=12"]
     words += [f"draft={draft}", "k=[4]", "threads=1"]
     words += ["decode.stop=threshold", "decode.stop_threshold=0.9"]
-    outcome = sweep.run(compose("sweep", words))
-    assert outcome.folder is not None
-    run = load(outcome.folder)
+    run = ran("sweep", *words)
     drafting = [trial for trial in run.trials if trial.k == 4]
     assert sum(t.drafted or 0 for t in drafting) < 4 * sum(t.rounds or 0 for t in drafting)
     summary = analyse(run)
@@ -104,13 +109,13 @@ def test_a_sweep_drafts_adaptively_next_to_what_replay_expects_of_it(
         assert check.replayed_drafted_per_round == pytest.approx(check.measured_drafted_per_round)
     assert {row.k for row in summary.results if row.source == "replayed"} == {0, 4}
     assert [(entry.draft, entry.temperature) for entry in summary.adaptive] == [(draft, 0.0)]
-    assert "Adaptive drafting by threshold" in (outcome.folder / "report.md").read_text()
+    assert "Adaptive drafting by threshold" in (run.folder / "report.md").read_text()
     for more, message in (
         ("backend=cuda_graphs", "backend=eager"),
         ("mode=replay", "only a sweep with mode=measure"),
     ):
         with pytest.raises(UserError, match=message):
-            sweep.run(compose("sweep", [*words, more]))
+            outcome_of("sweep", *words, more)
 
 
 # N-grams
@@ -221,29 +226,18 @@ def test_replayed_rounds_equal_the_loops(
     assert text_of(rounds) == text
     along = lookups(drafter, prompt, text, k)
     replayed = replay(along.matches[None], [len(text)], [k], proposed=along.proposed[None])[k]
-    assert replayed.rounds[0] == len(rounds)
-    assert replayed.drafted[0] == sum(entry.drafted for entry in rounds)
-    assert replayed.accepted[0] == sum(entry.accepted for entry in rounds)
-    outcomes = [entry.outcome for entry in rounds]
-    for outcome in ("bonus", "cut", "rejected"):
-        assert getattr(replayed, outcome)[0] == outcomes.count(outcome)
+    assert_counts(replayed, 0, rounds)
 
 
 @pytest.mark.usefixtures("few_samples")
 def test_a_sweep_measures_and_replays_a_look_up(tmp_path: Path) -> None:
     grid = ["k=[1,4]", "temperature=[0,1]", "new_tokens=16", "threads=1", "prompts.limit=3"]
     words = [f"results_root={tmp_path}", "draft=ngram", *grid]
-    outcome = sweep.run(compose("sweep", words))
-    assert (outcome.status, outcome.folder is None) == (0, False)
-    assert outcome.folder is not None
-    run = load(outcome.folder)
+    run = ran("sweep", *words)
     cells = run.results.groupby("source").size().to_dict()
     assert cells == {"measured": 12, "replayed": 12}
     assert run.results.breakeven_alpha.isna().all()
-    greedy = [check for check in analyse(run).replay_checks if check.temperature == 0]
-    assert len(greedy) == 4
-    for check in greedy:
-        assert check.measured_tokens_per_round == pytest.approx(check.replayed_tokens_per_round)
+    assert_replay_is_exact(run)
     with pytest.raises(UserError, match="no probability that a threshold"):
         compose("sweep", [*words, "decode.stop=threshold"])
 
@@ -253,5 +247,5 @@ def test_a_snapshot_compares_texts_and_distributions_of_a_look_up(
 ) -> None:
     grid = ["k=[2]", "temperature=[0,1]", "prompts.limit=2", "new_tokens=8", "threads=1"]
     words = [f"results_root={tmp_path}", "draft=ngram", *grid]
-    assert snapshot.run(compose("snapshot", words)).status == 0
+    ran("snapshot", *words)
     assert re.search(r"[1-9] PASS, 0 TIE, 0 FAIL", capsys.readouterr().out)

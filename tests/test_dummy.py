@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from runs import outcome_of
 from transformers import PreTrainedModel
 
 from harness.cli import compose
@@ -275,7 +276,7 @@ def test_a_plan_of_the_largest_mixture_allocates_nothing(
     monkeypatch.setattr(dummy, "build", lambda *_args, **_more: pytest.fail("it was made"))
     pair = ["model=qwen3_235b_a22b", "draft=qwen3_0_6b"]
     random = ["model.weights=dummy", "draft.weights=dummy", "dry_run=true"]
-    assert sweep.run(compose("sweep", [*pair, *random])).folder is None
+    assert outcome_of("sweep", *pair, *random).folder is None
     assert "qwen3_235b_a22b (dummy weights, 470 GB in bfloat16)" in capsys.readouterr().out
 
 

@@ -6,16 +6,16 @@ from typing import Any, cast
 
 import pytest
 import torch
+from runs import assert_replay_is_exact, ran
 
 from harness.analysis import analyse
-from harness.cli import compose, draft_conf, draft_confs
-from harness.commands import audition, sweep
+from harness.cli import draft_conf
 from harness.config import ModelConf, like_target
 from harness.models.early_exit import early_exit
 from harness.models.load import LoadedModel, load
 from harness.models.probe import cached_model
 from harness.records import UserError
-from harness.storage import load as load_run
+from harness.storage import StoredRun
 
 
 @pytest.fixture(scope="module")
@@ -38,38 +38,34 @@ def test_an_early_exit_is_the_networks_first_layers_and_shares_their_weights(
         model.prefill([5, 6])
         torch.testing.assert_close(model.forward(torch.tensor([7, 8])), expected[0, 2:])
         assert tiny.network(input_ids=ids).logits.shape == expected.shape
-    own = {weight.data_ptr() for weight in tiny.network.parameters()}
-    assert {weight.data_ptr() for weight in exit_at_2.network.parameters()} < own
+    target_weights = {weight.data_ptr() for weight in tiny.network.parameters()}
+    assert {weight.data_ptr() for weight in exit_at_2.network.parameters()} < target_weights
     assert exit_at_2.describe()["weights_bytes"] == 0
     assert (len(network.base_model.layers), network.config.num_hidden_layers) == (8, 8)
     with pytest.raises(UserError, match="layers=8, and model=tiny has 8; give fewer"):
         early_exit(tiny, "exit", 8)
 
 
+GRID = ["temperature=[0]", "new_tokens=12", "threads=1", "prompts.limit=2"]
+TIMES = ["latency.target_ms=10", "latency.draft_ms=2"]
+
+
 @pytest.mark.usefixtures("few_samples")
 def test_replayed_rounds_of_an_early_exit_are_the_loops(tmp_path: Path) -> None:
-    grid = ["k=[1,3]", "temperature=[0]", "new_tokens=16", "threads=1", "prompts.limit=3"]
-    words = [f"results_root={tmp_path}", "draft=early_exit", "draft.layers=4", *grid]
-    outcome = sweep.run(compose("sweep", words))
-    assert (outcome.status, outcome.folder is None) == (0, False)
-    assert outcome.folder is not None
-    checks = analyse(load_run(outcome.folder)).replay_checks
-    assert len(checks) == 4
-    for check in checks:
-        assert check.measured_tokens_per_round == pytest.approx(check.replayed_tokens_per_round)
+    words = [f"results_root={tmp_path}", "draft=early_exit", "draft.layers=4", "k=[1,3]"]
+    assert_replay_is_exact(ran("sweep", *words, *GRID, "prompts.limit=3"))
+
+
+def alphas(run: StoredRun) -> dict[str | None, float]:
+    """Of every draft on the first leaderboard; plain decoding, which has none, as 0."""
+    return {row.draft: row.alpha or 0.0 for row in analyse(run).leaderboards[0].rows}
 
 
 def test_an_audition_ranks_an_early_exit_and_a_copy(tmp_path: Path) -> None:
     drafts = "drafts=[early_exit@layers:4,half@early_exit,bf16,ngram]"
-    grid = ["k=[1,2]", "temperature=[0]", "new_tokens=12", "threads=1", "prompts.limit=2"]
-    times = ["latency.target_ms=10", "latency.draft_ms=2"]
-    config = compose("audition", [f"results_root={tmp_path}", drafts, *grid, *times])
-    outcome = audition.run(config, draft_confs(config))
-    assert outcome.folder is not None
-    board = analyse(load_run(outcome.folder)).leaderboards[0]
-    assert {row.draft for row in board.rows} == {"early_exit", "half", "bf16", "ngram", None}
-    copied = next(row for row in board.rows if row.draft == "bf16")
-    assert (copied.alpha or 0.0) > 0.9
+    run = ran("audition", tmp_path, drafts, "k=[1,2]", *GRID, *TIMES)
+    assert set(alphas(run)) == {"early_exit", "half", "bf16", "ngram", None}
+    assert alphas(run)["bf16"] > 0.9
 
 
 @pytest.mark.parametrize(("quantization", "least"), [("int8", 0.95), ("int4", 0.5)])
@@ -77,21 +73,12 @@ def test_a_quantized_copy_is_auditioned_where_torchao_is_installed(
     quantization: str, least: float, tmp_path: Path
 ) -> None:
     pytest.importorskip("torchao")
-    grid = ["k=[2]", "temperature=[0]", "new_tokens=12", "threads=1", "prompts.limit=2"]
-    times = ["latency.target_ms=10", "latency.draft_ms=2"]
-    drafts = f"drafts=[{quantization}]"
-    config = compose("audition", [f"results_root={tmp_path}", drafts, *grid, *times])
-    outcome = audition.run(config, draft_confs(config))
-    assert outcome.folder is not None
-    run = load_run(outcome.folder)
+    run = ran("audition", tmp_path, f"drafts=[{quantization}]", "k=[2]", *GRID, *TIMES)
     target, copied = run.manifest["models"]["target"], run.manifest["models"][quantization]
     # The embedding stays, a byte a weight and the scales are left of the rest
     assert copied["weights_bytes"] < 0.45 * target["weights_bytes"]
     assert copied["weights_sample_sha256"] != target["weights_sample_sha256"]
-    alpha = next(
-        row.alpha for row in analyse(run).leaderboards[0].rows if row.draft == quantization
-    )
-    assert (alpha or 0.0) > least
+    assert alphas(run)[quantization] > least
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,9 @@ def test_vllms_counts_and_times_are_read_from_its_answer(stand_in: Start) -> Non
     assert attached(VllmServer, server.url, rule="ratio").open(2).facts.rule == ("ratio")
 
 
-def test_a_server_whose_answers_tell_is_not_asked_for_its_metrics_again(stand_in: Start) -> None:
+def test_a_server_whose_answers_have_counts_is_not_asked_for_its_sums_again(
+    stand_in: Start,
+) -> None:
     asked: list[Any] = []
     server = stand_in(vllm_answers(**{"/metrics": lambda body: asked.append(body) or page(BEFORE)}))
     running = attached(VllmServer, server.url).open(2)
@@ -129,7 +131,7 @@ STEPS = {**SPECULATIVE, "per_step_accepted": [1, 0, 2], "per_step_drafted": [2, 
 
 
 @pytest.mark.parametrize(
-    ("told", "rounds"),
+    ("counts", "rounds"),
     [
         # The last one had three tokens to emit, and the budget two left
         (
@@ -146,15 +148,15 @@ STEPS = {**SPECULATIVE, "per_step_accepted": [1, 0, 2], "per_step_drafted": [2, 
         ({**STEPS, "per_step_accepted": [2, 2, 2]}, None),
     ],
 )
-def test_the_rounds_of_a_text_are_told_from_what_each_step_accepted(
-    told: dict[str, Any], rounds: list[tuple[Any, ...]] | None
+def test_the_rounds_of_a_text_follow_from_what_each_step_accepted(
+    counts: dict[str, Any], rounds: list[tuple[Any, ...]] | None
 ) -> None:
     expected = None if rounds is None else tuple(Round(*each) for each in rounds)
-    assert rounds_of(TOKENS, told) == expected
+    assert rounds_of(TOKENS, counts) == expected
 
 
 @pytest.mark.parametrize(
-    ("steps", "told", "rounds", "each"),
+    ("steps", "reported", "rounds", "each"),
     [
         # Two rounds drafted; two more were plain steps
         (5.0, {**SPECULATIVE, "num_spec_steps": 2, "num_draft_tokens": 3}, 4, None),
@@ -166,18 +168,18 @@ def test_the_rounds_of_a_text_are_told_from_what_each_step_accepted(
     ],
 )
 def test_the_rounds_of_a_look_up_are_the_servers_steps_less_the_prefills(
-    stand_in: Start, steps: float | None, told: Any, rounds: int | None, each: int | None
+    stand_in: Start, steps: float | None, reported: Any, rounds: int | None, each: int | None
 ) -> None:
     name = "vllm:iteration_tokens_total_count"
     before, after = BEFORE, AFTER
     if steps is not None:
         before, after = {**BEFORE, name: 30.0}, {**AFTER, name: 30.0 + steps}
     answers = {
-        "/v1/completions": completion({**TIMES, "speculative_decoding": told}),
+        "/v1/completions": completion({**TIMES, "speculative_decoding": reported}),
         "/metrics": in_turn(before, after),
     }
     done = ask(attached(VllmServer, stand_in(vllm_answers(**answers)).url, kind="ngram"))
-    assert (done.rounds, done.drafted) == (rounds, told["num_draft_tokens"])
+    assert (done.rounds, done.drafted) == (rounds, reported["num_draft_tokens"])
     assert (None if done.steps is None else len(done.steps)) == each
 
 

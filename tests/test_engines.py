@@ -16,8 +16,9 @@ import numpy as np
 import psutil
 import pytest
 from random_models import save, small
-from served_pair import CPU, GREEDY, KS, Served, completed
+from served_pair import KS, Served, completed
 from stand_in_server import StandIn
+from stubs import CPU, GREEDY
 from transformers import GemmaConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
 from harness.analysis.server_gate import text_z
@@ -137,7 +138,7 @@ def test_a_k_without_a_server_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "drafted", "left", "drafts", "rounds"),
+    ("of_the_target", "drafted", "left", "drafts", "rounds"),
     [
         (5, 20, 9, None, 5),  # the end of text is the target's own, or not counted as accepted
         (4, 20, 9, None, 5),  # it is an accepted draft
@@ -148,10 +149,10 @@ def test_a_k_without_a_server_is_refused() -> None:
         (6, 20, 0, 5, 6),  # the last round had room for no draft
     ],
 )
-def test_rounds_of_a_text_that_ended_early_are_told_from_counts_or_not_at_all(
-    own: int, drafted: int, left: int, drafts: int | None, rounds: int | None
+def test_rounds_of_a_text_that_ended_early_follow_from_counts_or_are_unknown(
+    of_the_target: int, drafted: int, left: int, drafts: int | None, rounds: int | None
 ) -> None:
-    assert rounds_at_eos(own, drafted, 4, left=left, drafts=drafts) == rounds
+    assert rounds_at_eos(of_the_target, drafted, 4, left=left, drafts=drafts) == rounds
 
 
 def test_a_request_switches_the_servers_samplers_off() -> None:
@@ -504,8 +505,8 @@ def test_a_converted_model_decodes_as_the_original(
     with engine.open(0) as server:
         tokens = server.generate(prompt, GREEDY, 1, 40).tokens
     model = CachedModel(loaded.network, loaded.vocab_size)
-    own = OwnLoop(model, None, loaded.eos, "greedy_draft", Clock(model).now)
-    assert tokens == own.open(0).generate(prompt, GREEDY, 1, 40).tokens
+    loop = OwnLoop(model, None, loaded.eos, "greedy_draft", Clock(model).now)
+    assert tokens == loop.open(0).generate(prompt, GREEDY, 1, 40).tokens
 
 
 def test_a_family_that_is_not_converted_is_refused(tmp_path: Path) -> None:

@@ -41,33 +41,33 @@ POST = Case(
 
 
 def test_the_founding_post_is_launch_bound_and_would_win_at_its_memory_floor() -> None:
-    found = explained(POST)
-    assert found.factors == ("launch_bound_engine", "slow_draft", "acceptance")
-    assert found.breakeven_alpha == pytest.approx(0.738, abs=1e-3)
-    assert (found.launch_bound, found.floor_k) == (True, 4)
-    assert found.floor_speedup == pytest.approx((1 + 4 * 0.342) / (4 * 1.99 / 13.4 + 1))
-    assert found.draft_floor_share == pytest.approx(0.09, abs=1e-3)
+    explanation = explained(POST)
+    assert explanation.factors == ("launch_bound_engine", "slow_draft", "acceptance")
+    assert explanation.breakeven_alpha == pytest.approx(0.738, abs=1e-3)
+    assert (explanation.launch_bound, explanation.floor_k) == (True, 4)
+    assert explanation.floor_speedup == pytest.approx((1 + 4 * 0.342) / (4 * 1.99 / 13.4 + 1))
+    assert explanation.draft_floor_share == pytest.approx(0.09, abs=1e-3)
 
 
 def test_each_counterfactual_is_where_the_speedup_turns_one() -> None:
-    found = explained(case_of(2, 0.5, 1.7, 0.2, 1.6))
-    assert found.speedup < 1
-    assert 2 * found.c_allowed + 1.6 == pytest.approx(1.7)
-    assert found.speedup_at_v1 == pytest.approx(1.7 / 1.4)
+    explanation = explained(case_of(2, 0.5, 1.7, 0.2, 1.6))
+    assert explanation.speedup < 1
+    assert 2 * explanation.c_allowed + 1.6 == pytest.approx(1.7)
+    assert explanation.speedup_at_v1 == pytest.approx(1.7 / 1.4)
 
 
 def test_drafting_verify_and_loop_add_up_to_the_round_that_was_timed() -> None:
     """Forwards alone would gain; the loop, 0.5 target steps a round, takes it."""
     steps = StepTimes(0.2, 1.0, (1.0, 1.1, 1.2))
     rounds = RoundTimes(1.05, ((2, 2.1),))
-    found = explained(Case("small", 2, {2: cell(1.75, 0.6)}, rounds, steps))
-    assert 2 * found.c + found.v + found.loop == pytest.approx(2.1)
-    assert (found.loop, found.plain) == (pytest.approx(0.5), 1.05)
-    assert found.speedup == pytest.approx(1.75 * 1.05 / 2.1)
-    assert found.speedup_without_loop == pytest.approx(1.75 / 1.6)
-    assert found.factors == ("slow_loop", "acceptance")
-    cost = 2 * found.c_allowed + found.v + found.loop
-    assert 1.75 * found.plain / cost == pytest.approx(1)
+    explanation = explained(Case("small", 2, {2: cell(1.75, 0.6)}, rounds, steps))
+    assert 2 * explanation.c + explanation.v + explanation.loop == pytest.approx(2.1)
+    assert (explanation.loop, explanation.plain) == (pytest.approx(0.5), 1.05)
+    assert explanation.speedup == pytest.approx(1.75 * 1.05 / 2.1)
+    assert explanation.speedup_without_loop == pytest.approx(1.75 / 1.6)
+    assert explanation.factors == ("slow_loop", "acceptance")
+    cost = 2 * explanation.c_allowed + explanation.v + explanation.loop
+    assert 1.75 * explanation.plain / cost == pytest.approx(1)
 
 
 WEIGHTED = Verdict("undecided", False, "small", 2, 0.0, "all", 1.1, None, None, "too_few_prompts")
@@ -106,9 +106,9 @@ def test_prompt_sets_count_by_their_weights_not_by_their_tokens(weights, tokens,
     ],
 )
 def test_what_alone_would_turn_a_loss_is_named_first(case, factors) -> None:
-    found = explained(case)
-    assert found.factors == factors
-    assert not found.launch_bound
+    explanation = explained(case)
+    assert explanation.factors == factors
+    assert not explanation.launch_bound
 
 
 @pytest.mark.parametrize(

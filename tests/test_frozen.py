@@ -5,32 +5,25 @@ The runs are of schema 1. What is derived from them is held by the golden report
 
 import math
 from dataclasses import replace
-from functools import cache
-from pathlib import Path
 
 import pytest
+from runs import FROZEN, analysed
 
 from harness.analysis import analyse
 from harness.storage import StoredRun, load
-from harness.summary import Summary, from_json, to_json
+from harness.summary import from_json, to_json
 
-FROZEN = Path(__file__).parent / "frozen"
 RUNS = ("breakeven", "profile", "snapshot", "sweep", "sweep_replay", "audition")
-
-
-@cache
-def summary(kind: str) -> Summary:
-    return analyse(load(FROZEN / kind))
 
 
 @pytest.mark.parametrize("kind", RUNS)
 def test_a_summary_is_written_and_read_back_as_it_is(kind: str) -> None:
-    assert summary(kind).results
-    assert from_json(to_json(summary(kind))) == summary(kind)
+    assert analysed(kind).results
+    assert from_json(to_json(analysed(kind))) == analysed(kind)
 
 
 def test_a_waterfall_leads_from_the_ideal_to_the_measured_speedup() -> None:
-    rounds = summary("profile").rounds
+    rounds = analysed("profile").rounds
     assert [entry.k for entry in rounds] == [1, 2, 4]
     for entry in rounds:
         product = math.prod(step.factor for step in entry.waterfall)
@@ -38,7 +31,7 @@ def test_a_waterfall_leads_from_the_ideal_to_the_measured_speedup() -> None:
 
 
 def test_a_sweep_agrees_with_replay_and_with_plain_decoding() -> None:
-    sweep = summary("sweep")
+    sweep = analysed("sweep")
     assert {check.result for check in sweep.text_checks} == {"PASS"}
     assert len(sweep.text_checks) == 48
     gaps = [abs(check.gap_in_standard_errors or 0.0) for check in sweep.replay_checks]
@@ -48,11 +41,11 @@ def test_a_sweep_agrees_with_replay_and_with_plain_decoding() -> None:
 
 @pytest.mark.parametrize("kind", ["sweep", "sweep_replay", "audition"])
 def test_every_rule_and_temperature_has_a_leaderboard_and_an_answer(kind: str) -> None:
-    boards = {(b.rule, b.temperature): b.rows[0] for b in summary(kind).leaderboards}
+    boards = {(b.rule, b.temperature): b.rows[0] for b in analysed(kind).leaderboards}
     assert len(boards) == 6
     assert len({(boards[rule, 0.0].draft, boards[rule, 0.0].k) for rule, _ in boards}) == 1
     assert boards["exact_match", 1.0].speedup < boards["ratio", 1.0].speedup
-    rules = {answer.rule for answer in summary(kind).answers}
+    rules = {answer.rule for answer in analysed(kind).answers}
     assert rules == {"ratio", "exact_match", "greedy_draft"}
 
 
@@ -71,6 +64,6 @@ def test_a_run_that_stopped_early_is_analysed_as_far_as_it_got(
     run = interrupted(load(FROZEN / kind), trials, traces)
     untimed = replace(run, latency=run.latency[:0], latency_samples=run.latency_samples[:0])
     for early in (run, untimed):
-        found = analyse(early)
-        assert from_json(to_json(found)) == found
-        assert len(found.results) <= len(summary(kind).results)
+        early_summary = analyse(early)
+        assert from_json(to_json(early_summary)) == early_summary
+        assert len(early_summary.results) <= len(analysed(kind).results)

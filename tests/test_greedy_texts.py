@@ -12,32 +12,18 @@ from typing import Any
 import pytest
 import torch
 from random_models import random_model, save
+from runs import outcome_of, ran, stored
 from transformers import Phi3Config, PreTrainedModel
 
-from harness import audition, report
 from harness.analysis import analyse
-from harness.cli import compose
-from harness.commands import snapshot, sweep
-from harness.commands.run_lifecycle import Outcome
 from harness.models.lean.model import LeanModel
-from harness.records import CopyBandwidth, UserError
+from harness.records import UserError
 from harness.reporting.content import content_of
-from harness.storage import StoredRun, load
+from harness.storage import StoredRun
 from harness.summary import Summary
 
+pytestmark = pytest.mark.usefixtures("few_samples")
 SMALL = ["k=[4]", "temperature=[0]", "new_tokens=8", "threads=1", "prompts.limit=4"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def few_samples() -> Any:
-    """Step times are not what these tests are about."""
-    patch = pytest.MonkeyPatch()
-    patch.setattr("harness.measurement.step_times.REPETITIONS", 3)
-    patch.setattr("harness.measurement.round_times.MOST_VISITS", 2)
-    bandwidth = CopyBandwidth(10.0, 1, 1)
-    patch.setattr("harness.commands.time_steps.copy_bandwidth", lambda *_: bandwidth)
-    yield
-    patch.undo()
 
 
 def phi3(seed: int) -> PreTrainedModel:
@@ -71,11 +57,6 @@ def asked(root: Path, models: list[str], *more: str) -> list[str]:
     return [f"results_root={root}", *models, *SMALL, "new_tokens=40", "prompts.limit=2", *more]
 
 
-def stored(outcome: Outcome) -> StoredRun:
-    assert outcome.folder is not None
-    return load(outcome.folder)
-
-
 def results(summary: Summary) -> Counter[str]:
     return Counter(check.result for check in summary.text_checks)
 
@@ -83,9 +64,7 @@ def results(summary: Summary) -> Counter[str]:
 @pytest.fixture(scope="module")
 def crossing(tmp_path_factory: pytest.TempPathFactory, models: list[str]) -> StoredRun:
     root = tmp_path_factory.mktemp("results")
-    outcome = sweep.run(compose("sweep", asked(root, models, "temperature=[0,1]")))
-    assert outcome.status == 1
-    return stored(outcome)
+    return ran("sweep", *asked(root, models, "temperature=[0,1]"), status=1)
 
 
 def test_such_a_pair_has_no_verdict_and_each_such_generation_has_failed(
@@ -119,8 +98,7 @@ def test_a_run_that_stopped_before_anyone_could_judge_is_not_trusted_either(
         (copy / name).unlink()
     manifest = json.loads((copy / "manifest.json").read_text())
     (copy / "manifest.json").write_text(json.dumps({**manifest, "status": "running"}))
-    report.work(compose("report", [f"run={copy}"]))
-    summary = load(copy).summary
+    summary = ran("report", f"run={copy}").summary
     assert summary is not None
     assert summary.verdict is not None
     assert (summary.verdict.decision, summary.verdict.reason) == (
@@ -131,9 +109,8 @@ def test_a_run_that_stopped_before_anyone_could_judge_is_not_trusted_either(
 
 @pytest.mark.exhaustive
 def test_the_snapshot_of_that_pair_agrees(models: list[str], tmp_path: Path) -> None:
-    outcome = snapshot.run(compose("snapshot", asked(tmp_path, models)))
-    assert outcome.status == 1
-    assert results(analyse(stored(outcome)))["FAIL"] >= 1
+    run = ran("snapshot", *asked(tmp_path, models), status=1)
+    assert results(analyse(run))["FAIL"] >= 1
 
 
 @pytest.mark.parametrize("tie", [False, True], ids=["equal", "a tie"])
@@ -152,15 +129,12 @@ def test_equal_texts_and_ties_leave_the_verdict_alone(
             logits[rows, top[:, 1]] += 2e-5
         return logits
 
-    config = compose("sweep", [f"results_root={tmp_path}", *SMALL, "draft=tiny_unrelated"])
     if tie:
         monkeypatch.setattr("harness.models.probe.forward_error", lambda _: 0.0)
         monkeypatch.setattr("harness.models.probe.rewind_error", lambda _: 0.0)
         monkeypatch.setattr(LeanModel, "forward", rounding)
-    outcome = sweep.run(config)
-    summary = analyse(stored(outcome))
+    summary = analyse(ran("sweep", tmp_path, *SMALL, "draft=tiny_unrelated"))
     counts = results(summary)
-    assert outcome.status == 0
     assert (counts["TIE"] > 0) == tie
     assert counts["PASS"] + counts["TIE"] == 8
     assert summary.verdict is not None
@@ -174,8 +148,8 @@ def test_nothing_of_such_a_run_is_used_elsewhere(
     shutil.copytree(crossing.folder, copy)
     compared = [f"runs=[{crossing.folder},{copy}]", f"results_root={tmp_path}"]
     with pytest.raises(UserError, match="no speedup of copy can be compared"):
-        report.work(compose("report", [*compared, "fail_below=0.5"]))
-    comparison = analyse(stored(report.work(compose("report", compared)))).comparison
+        outcome_of("report", *compared, "fail_below=0.5")
+    comparison = analyse(stored(outcome_of("report", *compared))).comparison
     assert comparison is not None
     assert "distrusted" in {caveat.code for caveat in comparison.caveats}
     assert all(row.speedup_ratio is None for row in comparison.rows)
@@ -185,20 +159,17 @@ def test_nothing_of_such_a_run_is_used_elsewhere(
     grid = ["prompts.limit=2", "k=[4]", *latency]
     ranked = [*models[:2], f"traces_from={copy}", f"drafts=[draft@{draft}]", *grid]
     with pytest.raises(UserError, match="greedy texts are not plain decoding's"):
-        audition.work(compose("audition", [f"results_root={tmp_path}", *ranked]))
-    synthetic = asked(tmp_path, models, f"decode.acceptance_from={copy}")
+        outcome_of("audition", tmp_path, *ranked)
     with pytest.raises(UserError, match="greedy texts are not plain decoding's"):
-        sweep.run(compose("sweep", synthetic))
+        outcome_of("sweep", *asked(tmp_path, models, f"decode.acceptance_from={copy}"))
 
 
 @pytest.mark.parametrize("more", ["mode=replay", "temperature=[1]", "audition"])
 def test_where_no_greedy_texts_are_compared_the_lengths_of_the_run_are_tried_first(
     more: str, tmp_path: Path, models: list[str]
 ) -> None:
+    command, words = "sweep", asked(tmp_path, models, more)
     if more == "audition":
-        words = [f"results_root={tmp_path}", *models[:2], *SMALL, "drafts=[ngram]"]
-        command, config = audition.work, compose("audition", [*words, "new_tokens=40"])
-    else:
-        command, config = sweep.run, compose("sweep", asked(tmp_path, models, more))
+        command, words = more, asked(tmp_path, models[:2], "drafts=[ngram]")
     with pytest.raises(UserError, match=r"^model=.*: in a text of .* its cached logits differ"):
-        command(config)
+        outcome_of(command, *words)

@@ -1,10 +1,7 @@
 """EAGLE-3 heads: read in both layouts, lossless in the loop, and scored as the loop runs them."""
 
 import copy
-import itertools
 import json
-from collections import defaultdict
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,64 +9,56 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from random_models import qwen3
+from checks_of_heads import (
+    LAYERS,
+    SAMPLED,
+    SAMPLINGS,
+    VOCABULARY,
+    Tokens,
+    asked,
+    assert_replay_counts_the_loops_rounds,
+    assert_scores_are_the_loops,
+    enumerate_all,
+    gap_in_standard_errors,
+    keeping,
+    number_of,
+    random_target,
+)
+from runs import assert_replay_is_exact, assert_texts_are_unchanged, outcome_of, ran
 from stubs import CPU, GREEDY, FunctionModel, decoded, text_of
 from test_traces import assert_same
-from test_verification import (
-    VOCAB,
-    cells,
-    random_distribution,
-    round_outcomes,
-    sequence_probabilities,
-)
+from test_verification import random_distribution
 from torch import Tensor
 from transformers import LlamaConfig
 
 from harness import prompts as prompt_sets
-from harness.analysis.replayed import replayed
-from harness.cli import compose, draft_conf, draft_confs
-from harness.commands import audition, pair, profile, snapshot, sweep
+from harness.cli import compose, draft_conf
+from harness.commands import pair
 from harness.commands.pair import open_drafted
 from harness.config import ModelConf
-from harness.decoding.heads import HeadDrafter, HeadModel
-from harness.decoding.sampling import SamplingParameters, penalised, sampler_for
-from harness.measurement.generations import Request, run_trial
+from harness.decoding.heads import HeadDrafter
+from harness.decoding.sampling import SamplingParameters
+from harness.measurement.generations import run_trial
 from harness.measurement.head_scores import score_with_head
-from harness.measurement.target_texts import GeneratedText, generate_texts
+from harness.measurement.target_texts import generate_texts
 from harness.models import head_files, memory, probe
 from harness.models.block_files import load_dflash, load_medusa
 from harness.models.cached import CachedModel, SnapshotModel
 from harness.models.eagle3 import Eagle3Head, Eagle3Network
 from harness.models.head_files import load_head
-from harness.models.heads import Head
 from harness.models.lean.model import LeanModel
 from harness.models.lean.pieces import compiled_pieces
 from harness.models.load import LoadedModel
 from harness.records import RULES, Rule, UserError
 from harness.storage import RunFolder, load_traces
-from harness.storage import load as load_run
-from harness.summary import TextLikelihood
-from harness.theory.replay import accept_probabilities, replay
 from tools.train_embedded.head_files import save_head
 
-LAYERS, VOCABULARY, DRAFTED = 7, 16, 12
-SAMPLED = SamplingParameters(1.0)
-PROMPTS: tuple[tuple[int, ...], ...] = (
-    (5, 9, 3, 2, 7, 5, 9),
-    (8,),
-    (3, 4),
-    tuple(place * place % 13 for place in range(36)),
-)
-
-
-def loaded(network: Any, name: str = "target") -> LoadedModel:
-    """A random target; no test reads its tokenizer."""
-    return LoadedModel("model", name, None, frozenset(), 256, network)
+DRAFTED = 12
 
 
 @pytest.fixture(scope="module")
 def target() -> LoadedModel:
-    return loaded(qwen3(1, layers=LAYERS, vocab=VOCABULARY))
+    return random_target()
 
 
 def random_head(*, norm_before_residual: bool = False) -> Eagle3Network:
@@ -120,36 +109,6 @@ def read(folder: Path, target: LoadedModel) -> Eagle3Network:
     return network
 
 
-def keeping(model: CachedModel, head: Head) -> CachedModel:
-    model.keep_states(head.network.layers)
-    return model
-
-
-def asked(sampling: SamplingParameters, budget: int = 30) -> list[Request]:
-    return [
-        Request(
-            cell="",
-            prompt_set="set",
-            prompt=str(index),
-            category=None,
-            tokens=tokens,
-            sampling=sampling,
-            budget=budget,
-            repetition=0,
-            seed=5,
-            eos=frozenset({15}),
-            model="target",
-        )
-        for index, tokens in enumerate(PROMPTS)
-    ]
-
-
-def drafter_of(
-    head: Head, target: CachedModel, sampling: SamplingParameters, rule: Rule = "ratio"
-) -> HeadDrafter:
-    return HeadDrafter(head, target, sampling, rule)
-
-
 # The target's states
 
 
@@ -157,11 +116,11 @@ def drafter_of(
 def test_the_lean_forward_keeps_the_states_that_transformers_reports(
     target: LoadedModel, count: int
 ) -> None:
-    lean, whole = LeanModel(target.network, VOCABULARY), CachedModel(target.network, VOCABULARY)
+    lean, cached = LeanModel(target.network, VOCABULARY), CachedModel(target.network, VOCABULARY)
     kept = (6, 0, 2, LAYERS)
     text = [place * 7 % VOCABULARY for place in range(20 + count)]
     states: list[Tensor] = []
-    for model in (lean, whole):
+    for model in (lean, cached):
         model.keep_states(kept)
         model.prefill(text[:20])
         assert model.states is not None
@@ -179,28 +138,20 @@ def test_the_lean_forward_keeps_the_states_that_transformers_reports(
 # The loop
 
 
-@pytest.mark.parametrize("k", [1, 3, 5])
 @pytest.mark.parametrize("forward", [LeanModel, CachedModel, SnapshotModel])
-def test_the_greedy_text_is_the_targets(
-    target: LoadedModel, head: Eagle3Head, forward: type[CachedModel], k: int
+def test_the_greedy_text_is_the_targets_and_replay_counts_its_rounds(
+    target: LoadedModel, head: Eagle3Head, forward: type[CachedModel]
 ) -> None:
-    model = keeping(forward(target.network, VOCABULARY), head)
-    accepted = 0
-    for request in asked(GREEDY):
-        generation = request.generation(CPU)
-        plain = text_of(decoded(model, None, generation))
-        drafting = replace(request, k=k).generation(CPU)
-        rounds = decoded(model, drafter_of(head, model, GREEDY), drafting)
-        assert text_of(rounds) == plain
-        accepted += sum(entry.accepted for entry in rounds)
-    assert accepted
+    model, lean = keeping(target, head, forward), forward is LeanModel
+    ks, rules = ((1, 2, 4, 7), RULES) if lean else ((1, 5), RULES[:1])
+    assert_replay_counts_the_loops_rounds(model, head, ks, rules)
 
 
 def test_a_text_depends_on_the_seed_and_not_on_what_the_head_ran_before(
     target: LoadedModel, head: Eagle3Head
 ) -> None:
-    model = keeping(LeanModel(target.network, VOCABULARY), head)
-    drafter = drafter_of(head, model, SAMPLED)
+    model = keeping(target, head)
+    drafter = HeadDrafter(head, model, SAMPLED)
     texts = [
         [text_of(decoded(model, drafter, replace(one, k=3).generation(CPU))) for one in order]
         for order in (asked(SAMPLED), asked(SAMPLED)[::-1])
@@ -212,7 +163,7 @@ def test_plain_decoding_next_to_a_head_keeps_no_states(
     target: LoadedModel, head: Eagle3Head
 ) -> None:
     """They take a per cent of a small model's step, which would flatter the head."""
-    model, (request, *_) = keeping(LeanModel(target.network, VOCABULARY), head), asked(GREEDY)
+    model, (request, *_) = keeping(target, head), asked(GREEDY)
     kept: list[bool] = []
     forward = model.forward
 
@@ -223,7 +174,7 @@ def test_plain_decoding_next_to_a_head_keeps_no_states(
 
     model.forward = noted
     for k in (0, 2):
-        drafter = drafter_of(head, model, GREEDY)
+        drafter = HeadDrafter(head, model, GREEDY)
         trial = run_trial(replace(request, k=k), model, lambda _, made=drafter: made)
         assert trial.status == "ok"
         assert {*kept} == {k > 0}
@@ -233,52 +184,11 @@ def test_plain_decoding_next_to_a_head_keeps_no_states(
 # Scores
 
 
-def step_by_step(
-    head: Head, target: CachedModel, text: GeneratedText, start: int, depth: int
-) -> Tensor:
-    """Logits of the head in a round from a start whose drafts are the text's tokens."""
-    before = [*text.request.tokens, *text.tokens[:start]]
-    drafter = drafter_of(head, target, GREEDY)
-    target.prefill(before[:-1])
-    drafter.begin(before)
-    return drafter.logits_along(torch.tensor(text.tokens[start : start + depth]))
-
-
-@pytest.mark.parametrize(
-    "sampling",
-    [GREEDY, SAMPLED, SamplingParameters(0.7, top_k=9, top_p=0.9, repetition_penalty=1.3)],
-    ids=str,
-)
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_scores_are_those_of_the_loops_own_steps_from_every_start(
     target: LoadedModel, head: Eagle3Head, sampling: SamplingParameters
 ) -> None:
-    depth = 3
-    model = keeping(LeanModel(target.network, VOCABULARY), head)
-    texts = generate_texts(model, asked(sampling, 12), name="model=target")
-    traces = score_with_head(texts, model, head, num_draft_tokens=depth, draft_name="head", chunk=5)
-    for text, trace in zip(texts, traces, strict=True):
-        starts = range(len(text.request.tokens) == 1, len(text.tokens))
-        for start in starts:
-            logits = step_by_step(head, model, text, start, depth)
-            for offset, row in enumerate(logits):
-                at = start + offset
-                before = [*text.request.tokens, *text.tokens[:at]]
-                seen = torch.zeros(1, VOCABULARY, dtype=torch.bool)
-                seen[0, before] = True
-                drafted = penalised(row[None], seen, sampling.repetition_penalty)
-                token = text.tokens[at]
-                assert trace.draft_is_argmax[start, offset] == (int(drafted.argmax()) == token)
-                if sampling.greedy:
-                    continue
-                chance = float(sampler_for(sampling)(drafted)[0, token])
-                assert np.exp(trace.draft_logprob[start, offset]) == pytest.approx(
-                    chance, abs=1e-5, rel=1e-3
-                )
-        if len(text.request.tokens) == 1:
-            assert trace.proposed is not None
-            assert trace.proposed.tolist() == [0, *[depth] * (len(text.tokens) - 1)]
-        beyond = np.isnan(trace.draft_logprob)
-        assert beyond[-1].tolist() == [False, True, True]
+    assert_scores_are_the_loops(keeping(target, head), head, sampling, 3)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=str)
@@ -286,7 +196,7 @@ def test_a_text_of_an_earlier_process_is_scored_by_one_prefill_of_the_target(
     target: LoadedModel, head: Eagle3Head, sampling: SamplingParameters
 ) -> None:
     """The target's logits come from the final states of the prefill that gives the head's."""
-    model = keeping(CachedModel(target.network, VOCABULARY), head)
+    model = keeping(target, head, CachedModel)
     texts = generate_texts(model, asked(sampling, 12), name="model=target")
     fresh = score_with_head(texts, model, head, num_draft_tokens=3, draft_name="head")
     stored = [replace(text, hidden=None) for text in texts]
@@ -307,86 +217,14 @@ def test_a_text_of_an_earlier_process_is_scored_by_one_prefill_of_the_target(
         np.testing.assert_allclose(one.last_ratio, other.last_ratio, atol=1e-5)
 
 
-def test_replayed_rounds_equal_the_loops(target: LoadedModel, head: Eagle3Head) -> None:
-    """At temperature 0 for every text and K, of rounds and of how they end."""
-    ks = (1, 2, 4, 7)
-    model = keeping(LeanModel(target.network, VOCABULARY), head)
-    requests = asked(GREEDY, 40)
-    texts = generate_texts(model, requests, name="model=target")
-    traces = score_with_head(texts, model, head, num_draft_tokens=7, draft_name="head")
-    for rule in RULES:
-        by_k = replayed(traces, rule, ks)
-        for k, (row, request) in itertools.product(ks, enumerate(requests)):
-            drafting = replace(request, k=k, rule=rule).generation(CPU)
-            rounds = decoded(model, drafter_of(head, model, GREEDY, rule), drafting)
-            assert text_of(rounds) == list(texts[row].tokens)
-            outcomes, counts = [entry.outcome for entry in rounds], by_k[k]
-            assert counts.rounds[row] == len(rounds)
-            assert counts.drafted[row] == sum(entry.drafted for entry in rounds)
-            assert counts.accepted[row] == sum(entry.accepted for entry in rounds)
-            for outcome in ("bonus", "cut", "rejected"):
-                assert getattr(counts, outcome)[row] == outcomes.count(outcome)
-
-
+@pytest.mark.parametrize("generations", [100, pytest.param(5000, marks=pytest.mark.exhaustive)])
 def test_rounds_at_temperature_1_are_those_that_replay_expects(
-    target: LoadedModel, head: Eagle3Head
+    target: LoadedModel, head: Eagle3Head, generations: int
 ) -> None:
-    assert abs(gap_in_standard_errors(target, head, 25)) < 3
-
-
-@pytest.mark.exhaustive
-def test_rounds_of_5000_generations_are_those_that_replay_expects(
-    target: LoadedModel, head: Eagle3Head
-) -> None:
-    assert abs(gap_in_standard_errors(target, head, 1250)) < 3
-
-
-def gap_in_standard_errors(target: LoadedModel, head: Head, repetitions: int) -> float:
-    """Of the loop's rounds at K = 3 from those expected of the very texts that it generated."""
-    model = keeping(LeanModel(target.network, VOCABULARY), head)
-    gaps: list[float] = []
-    for repetition in range(repetitions):
-        requests = [replace(one, repetition=repetition, k=3) for one in asked(SAMPLED, 12)]
-        rounds = [
-            decoded(model, drafter_of(head, model, SAMPLED), one.generation(CPU))
-            for one in requests
-        ]
-        texts = [
-            GeneratedText(request, tuple(text_of(each)), "budget")
-            for request, each in zip(requests, rounds, strict=True)
-        ]
-        traces = score_with_head(texts, model, head, num_draft_tokens=3, draft_name="head")
-        expected = replayed(traces, "ratio", [3])[3].rounds
-        gaps += [len(each) - value for each, value in zip(rounds, expected, strict=True)]
-    return float(np.sum(gaps) / np.sqrt(np.sum(np.square(gaps))))
+    assert abs(gap_in_standard_errors(keeping(target, head), head, generations)) < 3
 
 
 # A toy head whose drafts depend on where the round starts, enumerated
-
-LENGTH = 4
-Tokens = tuple[int, ...]
-# (text to a start, what is drafted since) -> the distribution of the next draft
-DraftedFrom = Callable[[Tokens, Tokens], Tensor]
-
-
-class CountingTarget(FunctionModel):
-    """A toy target whose state after a token is a number of its own for every text."""
-
-    states: Tensor | None = None
-
-    def prefill(self, tokens: Sequence[int]) -> None:
-        super().prefill(tokens)
-        self.states = self.numbers(len(tokens))
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        logits = super().forward(tokens)
-        self.states = self.numbers(len(tokens))
-        return logits
-
-    def numbers(self, count: int) -> Tensor:
-        """The states [n, 1] of the last `count` tokens."""
-        ends = range(len(self.cache) - count + 1, len(self.cache) + 1)
-        return torch.tensor([[number_of(self.cache[:end])] for end in ends], dtype=torch.float64)
 
 
 class ToyHead(FunctionModel):
@@ -419,10 +257,6 @@ class ToyHead(FunctionModel):
         return self.probabilities(prefix).log()
 
 
-def number_of(text: Sequence[int]) -> int:
-    return sum((token + 1) * 4**place for place, token in enumerate(text))
-
-
 def drafted_after(prefix: Tokens) -> Tensor:
     """The head's distribution: the state's number, then the tokens fed since."""
     return random_distribution(17)(prefix)
@@ -433,79 +267,9 @@ def drafted_from(before: Tokens, drafted: Tokens) -> Tensor:
     return drafted_after((number_of(before[:-1]), before[-1], *drafted))
 
 
-def proposals_from(
-    before: Tokens,
-    k: int,
-    rule: Rule,
-    make_head: Callable[[], HeadModel],
-    drafted_from: DraftedFrom,
-) -> dict[Tokens, float]:
-    """What the production drafter proposes from a start and how often."""
-    target = CountingTarget(random_distribution(1))
-    grids = [
-        cells(
-            value
-            for drafted in itertools.product(range(VOCAB), repeat=index)
-            for value in drafted_from(before, drafted).cumsum(0).tolist()
-        )
-        for index in range(k)
-    ]
-    chances: dict[Tokens, float] = defaultdict(float)
-    for combination in itertools.product(*grids):
-        target.prefill(before[:-1])
-        drafter = HeadDrafter(make_head(), target, SAMPLED, rule)
-        drafter.begin(before)
-        uniforms = torch.tensor([middle for middle, _ in combination], dtype=torch.float64)
-        tokens = tuple(drafter.propose(k, uniforms).tokens.tolist())
-        chances[tokens] += float(np.prod([size for _, size in combination]))
-    return chances
-
-
 @pytest.mark.parametrize(("rule", "k"), [("ratio", 2), ("exact_match", 2), ("greedy_draft", 3)])
 def test_a_head_that_carries_states_is_lossless_and_replayed_exactly(rule: Rule, k: int) -> None:
     enumerate_all(ToyHead, drafted_from, rule, k)
-
-
-def enumerate_all(
-    make_head: Callable[[], HeadModel], drafted_from: DraftedFrom, rule: Rule, k: int
-) -> None:
-    """Check, of all that the production drafter and verification can do, what they emit."""
-    target, prompt = random_distribution(1), (2, 0)
-    emitted: dict[Tokens, float] = defaultdict(float)
-    reached: dict[Tokens, float] = {(): 1.0}
-    rounds = 0.0
-    while reached:
-        text = min(reached, key=len)
-        weight = reached.pop(text)
-        rounds += weight
-        after = (*prompt[1:], *text)
-        proposals = proposals_from((*prompt, *text), k, rule, make_head, drafted_from)
-        for drafted, share in proposals.items():
-            target_rows = torch.stack([target((*after, *drafted[:i])) for i in range(k + 1)])
-            rows = [drafted_from((*prompt, *text), drafted[:i]) for i in range(k)]
-            ends = round_outcomes(target_rows, torch.stack(rows), drafted, rule)
-            for (accepted, token), chance in ends.items():
-                longer = (*text, *drafted[:accepted], token)[:LENGTH]
-                into = emitted if len(longer) == LENGTH else reached
-                into[longer] = into.get(longer, 0.0) + weight * share * chance
-    texts = sequence_probabilities(lambda tokens: target((*prompt[1:], *tokens)), LENGTH)
-    for text, chance in texts.items():
-        assert emitted[text] == pytest.approx(chance, abs=1e-12)
-    accept = np.zeros((len(texts), LENGTH, k))
-    for row, text in enumerate(texts):
-        for start, offset in itertools.product(range(LENGTH), range(k)):
-            if start + offset >= LENGTH:
-                continue
-            token, before = text[start + offset], text[: start + offset]
-            draft = drafted_from((*prompt, *text[:start]), text[start : start + offset])
-            accept[row, start, offset] = accept_probabilities(
-                rule,
-                float(target((*prompt[1:], *before))[token].log()),
-                float(draft[token].log()),
-                int(draft.argmax()) == token,
-            )
-    expected = replay(accept, [LENGTH] * len(texts), [k])[k].rounds
-    assert np.array(list(texts.values())) @ expected == pytest.approx(rounds, abs=1e-12)
 
 
 # Reading and storing
@@ -514,7 +278,7 @@ def enumerate_all(
 def test_traces_of_a_head_come_back_as_they_were(
     target: LoadedModel, head: Eagle3Head, tmp_path: Path
 ) -> None:
-    model = keeping(LeanModel(target.network, VOCABULARY), head)
+    model = keeping(target, head)
     texts = generate_texts(model, asked(SAMPLED, 6), name="model=target")
     traces = score_with_head(texts, model, head, num_draft_tokens=4, draft_name="head")
     folder = RunFolder.create(tmp_path, "audition", ["target"], {})
@@ -535,9 +299,8 @@ def test_a_head_for_another_target_is_refused(
     change: dict[str, Any], says: str, tmp_path: Path
 ) -> None:
     save_head(random_head(), tmp_path, "specforge", "target")
-    other = loaded(qwen3(1, **{"layers": LAYERS, "vocab": VOCABULARY, **change}))
     with pytest.raises(UserError, match=says):
-        read(tmp_path, other)
+        read(tmp_path, random_target(**change))
 
 
 @pytest.mark.parametrize("layout", ["specforge", "speculators"])
@@ -545,7 +308,7 @@ def test_a_heads_vocabulary_is_the_targets_by_its_config_or_with_the_padding(
     layout: str, tmp_path: Path
 ) -> None:
     save_head(random_head(), tmp_path, layout, "target")
-    target = loaded(qwen3(1, layers=LAYERS, vocab=VOCABULARY))
+    target = random_target()
     file = tmp_path / "config.json"
     text = file.read_text()
     assert text.count(f'"vocab_size": {VOCABULARY}') == 1
@@ -629,31 +392,15 @@ WORDS = ["prompts.limit=2", "new_tokens=12", "k=[2]", "threads=1", "temperature=
 
 @pytest.mark.usefixtures("few_samples")
 def test_a_sweep_measures_the_shipped_head_and_replays_it_exactly(tmp_path: Path) -> None:
-    words = [*WORDS, "draft=tiny_eagle3", f"results_root={tmp_path}"]
-    outcome = sweep.run(compose("sweep", words))
-    assert outcome.status == 0
-    assert outcome.folder is not None
-    run = load_run(outcome.folder)
+    run = ran("sweep", *WORDS, "draft=tiny_eagle3", tmp_path)
     assert {trace.depth for trace in run.traces} == {2}
     assert run.manifest["models"]["draft"]["layers_read"] == [2, 4, 5]
-    greedy = run.results[(run.results.temperature == 0.0) & (run.results.k == 2)]
-    measured, predicted = (
-        greedy[greedy.source == source].set_index("prompt_set")
-        for source in ("measured", "replayed")
-    )
-    for name in ("rounds", "drafted", "accepted", "rejected"):
-        assert measured[name].astype(float).to_dict() == predicted[name].astype(float).to_dict()
-    assert measured.accepted.min() > 0
+    assert_replay_is_exact(run)
 
 
 @pytest.mark.usefixtures("few_samples")
-def test_an_audition_ranks_the_shipped_head_beside_others(tmp_path: Path) -> None:
-    words = [*WORDS, "drafts=[tiny_eagle3,ngram]", f"results_root={tmp_path}"]
-    config = compose("audition", words)
-    outcome = audition.run(config, draft_confs(config))
-    assert outcome.status == 0
-    assert outcome.folder is not None
-    run = load_run(outcome.folder)
+def test_an_audition_ranks_the_shipped_head_with_others(tmp_path: Path) -> None:
+    run = ran("audition", *WORDS, "drafts=[tiny_eagle3,ngram]", tmp_path)
     assert {trace.draft: (trace.depth, trace.chosen) for trace in run.traces} == {
         "tiny_eagle3": (2, False),
         "ngram": (2, True),
@@ -663,21 +410,13 @@ def test_an_audition_ranks_the_shipped_head_beside_others(tmp_path: Path) -> Non
 
 @pytest.mark.usefixtures("few_samples")
 def test_a_snapshot_finds_the_texts_of_the_shipped_head_unchanged(tmp_path: Path) -> None:
-    outcome = snapshot.run(
-        compose("snapshot", [*WORDS, "draft=tiny_eagle3", f"results_root={tmp_path}"])
-    )
-    assert outcome.status == 0
-    assert outcome.folder is not None
-    checks = load_run(outcome.folder).checks
-    results = {check.result for check in checks if not isinstance(check, TextLikelihood)}
-    assert results <= {"PASS", "UNTESTED"}
-    assert "PASS" in results
+    words = [*WORDS, "draft=tiny_eagle3", f"results_root={tmp_path}"]
+    assert_texts_are_unchanged(ran("snapshot", *words))
 
 
 def test_a_command_that_takes_a_draft_model_says_so(tmp_path: Path) -> None:
-    words = ["draft=tiny_eagle3", f"results_root={tmp_path}"]
     with pytest.raises(UserError, match="takes a draft model, and that is a head; sweep"):
-        profile.run(compose("profile", words))
+        outcome_of("profile", "draft=tiny_eagle3", tmp_path)
 
 
 def test_a_heads_memory_is_known_before_its_weights_are_read(
@@ -714,9 +453,8 @@ def test_auto_is_eager_where_a_head_is_auditioned(
 
     monkeypatch.setattr(pair, "cached_model", opening)
     words = [*WORDS, f"drafts={drafts}", f"backend={asked_for}", f"results_root={tmp_path}"]
-    config = compose("audition", words)
     with pytest.raises(UserError, match="seen"):
-        audition.run(config, draft_confs(config))
+        outcome_of("audition", *words)
     assert backends == [opened]
 
 
@@ -725,15 +463,14 @@ def test_a_head_is_refused_where_graphs_are_asked_for(
 ) -> None:
     words = [*WORDS, "backend=cuda_graphs", f"results_root={tmp_path}"]
     with pytest.raises(UserError, match="which recorded graphs do not keep; use backend=eager"):
-        sweep.run(compose("sweep", [*words, "draft=tiny_eagle3"]))
+        outcome_of("sweep", *words, "draft=tiny_eagle3")
     # Graphs are recorded on a card alone; the code that is recorded runs here as well
     monkeypatch.setattr(probe, "check_graphs", lambda *_: None)
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     compiled_pieces.cache_clear()
-    config = compose("audition", [*words, "drafts=[tiny_eagle3]"])
     try:
         with pytest.raises(UserError, match="do not keep; audition it with backend=eager"):
-            audition.run(config, draft_confs(config))
+            outcome_of("audition", *words, "drafts=[tiny_eagle3]")
     finally:
         compiled_pieces.cache_clear()
 

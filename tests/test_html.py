@@ -7,24 +7,22 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
+from runs import analysed
 
 from harness import reporting
-from harness.analysis import analyse
 from harness.records import Failure
 from harness.reporting import definitions, html
 from harness.reporting.content import Content, content_of
 from harness.reporting.plots import Drawn
 from harness.reporting.serving import Snippet
 from harness.reporting.tables import tables_of
-from harness.storage import load
-from harness.summary import ModelFacts, Summary
+from harness.summary import ModelFacts
 from tests import browser
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -67,18 +65,13 @@ class Parsed(HTMLParser):
         return [found[attribute] for _, found in self.elements if attribute in found]
 
 
-@cache
-def summary(name: str) -> Summary:
-    return analyse(load(ROOT / "tests/frozen" / name))
-
-
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The page of every stored run."""
     files = {}
     for name in RUNS:
         folder = tmp_path_factory.mktemp(name)
-        reporting.render(summary(name), folder)
+        reporting.render(analysed(name), folder)
         files[name] = folder / "report.html"
     return files
 
@@ -91,7 +84,7 @@ def full_content() -> Content:
     """A report with every section in it."""
     snippet = Snippet("vLLM 9", "vllm serve a --draft 'b'", ("quoted under its own rule",))
     return replace(
-        content_of(summary("sweep")),
+        content_of(analysed("sweep")),
         reasons=("Because of the reason.",),
         caveats=("Beware of the caveat.",),
         failures=("the failure: out of memory",),
@@ -143,7 +136,7 @@ def test_every_link_within_a_page_leads_somewhere_and_no_id_is_given_twice(
 
 @any_run
 def test_every_column_of_numbers_is_defined_in_the_metrics(name: str) -> None:
-    columns = [column for table in tables_of(summary(name)) for column in table.columns]
+    columns = [column for table in tables_of(analysed(name)) for column in table.columns]
     numbers = {column.definition or column.one_line for column in columns if column.text}
     assert not [title for title in numbers if definitions.lookup(title) is None]
 
@@ -161,13 +154,13 @@ def test_the_metrics_are_parsed_from_headings_rows_and_aliases() -> None:
         "| name | what | unit |\n|---|---|---|\n| `three_x` | a *thing* | ms |\n"
         "| `alias` | [one](#one) |\n"
     )
-    found = definitions.parse(text)
-    assert found["one"].source == found["two"].source
-    assert found["one"].text == "Shared, see three."
-    assert found["three_x"].source == "a *thing* (ms)"
-    assert found["three_x"].text == "a thing (ms)"
-    assert str(found["one"].html) == 'Shared, see <a href="#m-three-x">three</a>.'
-    assert "top" not in found
+    parsed_definitions = definitions.parse(text)
+    assert parsed_definitions["one"].source == parsed_definitions["two"].source
+    assert parsed_definitions["one"].text == "Shared, see three."
+    assert parsed_definitions["three_x"].source == "a *thing* (ms)"
+    assert parsed_definitions["three_x"].text == "a thing (ms)"
+    assert str(parsed_definitions["one"].html) == 'Shared, see <a href="#m-three-x">three</a>.'
+    assert "top" not in parsed_definitions
 
 
 @pytest.mark.parametrize(
@@ -182,18 +175,18 @@ def test_the_metrics_are_parsed_from_headings_rows_and_aliases() -> None:
     ],
 )
 def test_a_header_finds_the_definition_behind_its_units_and_numbers(title: str, name: str) -> None:
-    found = definitions.lookup(title)
-    assert found is not None
-    assert found.name == name
+    definition = definitions.lookup(title)
+    assert definition is not None
+    assert definition.name == name
 
 
 def test_a_definition_cannot_carry_markup_into_a_page() -> None:
-    found = definitions.parse("### `x`\n<b>bold</b> & `a<b`\n")["x"]
-    assert str(found.html) == "&lt;b&gt;bold&lt;/b&gt; &amp; <code>a&lt;b</code>"
+    definition = definitions.parse("### `x`\n<b>bold</b> & `a<b`\n")["x"]
+    assert str(definition.html) == "&lt;b&gt;bold&lt;/b&gt; &amp; <code>a&lt;b</code>"
 
 
 def test_what_a_user_calls_a_model_stays_text(tmp_path: Path) -> None:
-    made = summary("sweep")
+    made = analysed("sweep")
     verdict: Any = made.verdict
     assert verdict is not None
     run = replace(
@@ -248,8 +241,8 @@ def schemes() -> dict[str, dict[str, str]]:
     """The custom properties of the style sheet: light, dark, print."""
     css = (ROOT / "harness/reporting/templates/page.css").read_text(encoding="utf-8")
     blocks = re.findall(r":root \{(.*?)\}", css, re.DOTALL)
-    found = [dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block)) for block in blocks]
-    return dict(zip(("light", "dark", "print"), found, strict=True))
+    colours = [dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block)) for block in blocks]
+    return dict(zip(("light", "dark", "print"), colours, strict=True))
 
 
 def contrast(one: str, other: str) -> float:
@@ -419,7 +412,7 @@ def test_a_phone_scrolls_a_report_down_only_and_shows_the_verdict_at_once(
 def test_the_row_of_the_answer_looks_as_if_it_paid_only_where_it_does(
     width: int, tmp_path: Path, chromium: browser.Browser
 ) -> None:
-    content = content_of(summary("sweep"))
+    content = content_of(analysed("sweep"))
     style = "getComputedStyle(document.querySelector('.grid tr.best%s'))['%s']"
     shades: dict[str, str] = {}
     for answer in ("yes", "no", "open", "none"):
@@ -498,6 +491,6 @@ def test_the_environment_is_folded_away_until_it_is_asked_for(
     ],
 )
 def test_what_to_do_stands_in_large_letters(headline: str, large: str, small: str) -> None:
-    page = html.report(replace(content_of(summary("sweep")), verdicts=(headline,)), ())
+    page = html.report(replace(content_of(analysed("sweep")), verdicts=(headline,)), ())
     assert f"</span>{large}</h2>" in page
     assert f'<p class="numbers">{small}</p>' in page

@@ -5,24 +5,23 @@ asked of its server.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from runs import ran
 from served_pair import Served
 
 from harness.analysis import analyse
 from harness.analysis.imports import ServedRecord, record_of
-from harness.cli import compose
-from harness.commands import report
 from harness.engines.client import HttpClient
 from harness.engines.llamacpp import LlamaCppServer, request_settings
 from harness.records import UserError
 from harness.reporting.content import content_of
-from harness.storage import StoredRun, load
+from harness.storage import StoredRun
 
 # ---- one entry -----------------------------------------------------------------------------------
 
@@ -141,7 +140,7 @@ def without(entry: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in entry.items() if name not in names}
 
 
-def told(**speculative: Any) -> dict[str, Any]:
+def with_counts(**speculative: Any) -> dict[str, Any]:
     """vLLM's answer with other counts."""
     metrics = {**VLLM["metrics"], "speculative_decoding": {**SPECULATIVE, **speculative}}
     return {**VLLM, "metrics": metrics}
@@ -151,7 +150,7 @@ def told(**speculative: Any) -> dict[str, Any]:
     ("entry", "expected"),
     [
         (VLLM, FROM_VLLM),
-        (told(**PER_STEP), FROM_VLLM),
+        (with_counts(**PER_STEP), FROM_VLLM),
         (
             {**VLLM, "metrics": without(VLLM["metrics"], "speculative_decoding")},
             {**FROM_VLLM, **PLAIN_COUNTS, "k": 0},
@@ -221,11 +220,9 @@ def write(file: Path, *entries: Any) -> str:
     return str(file)
 
 
-def run(root: Path, *overrides: str) -> StoredRun:
-    outcome = report.run(compose("report", [f"results_root={root}", *overrides]))
-    assert outcome.folder is not None
-    assert outcome.error is None
-    return load(outcome.folder)
+def run(root: Path, files: Sequence[str | Path], *overrides: str, status: int = 0) -> StoredRun:
+    names = ",".join(map(str, files))
+    return ran("report", root, f"records=[{names}]", *overrides, status=status)
 
 
 def request(number: int, k: int, step_ms: float) -> dict[str, Any]:
@@ -266,7 +263,7 @@ def files(tmp_path: Path) -> list[str]:
 def test_records_of_two_servers_become_a_run_with_its_speedup_and_acceptance_lengths(
     files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = run(tmp_path, f"records=[{','.join(files)}]", "temperature=0")
+    done = run(tmp_path, files, "temperature=0")
     assert (done.door, done.manifest["status"]) == ("server", "complete")
     emitted = sum(20 + number for number in range(10))
     rounds = sum((21 + number) // 2 for number in range(10))
@@ -301,7 +298,7 @@ def test_requests_are_paired_by_their_prompts_where_records_hold_them(tmp_path: 
         plain = [asked(number, 0, 10.0, ids=ids) for number in range(10)]
         drafted = [asked(number, 1, 12.0, ids=ids) for number in reversed(range(10))]
         files = [write(tmp_path / "a.jsonl", *plain), write(tmp_path / "b.jsonl", *drafted)]
-        done = run(tmp_path, f"records=[{','.join(files)}]", "temperature=0")
+        done = run(tmp_path, files, "temperature=0")
         by_prompt = {trial.prompt: trial.new_tokens for trial in done.trials if trial.k == 0}
         assert len(by_prompt) == 10
         for trial in done.trials:
@@ -311,7 +308,7 @@ def test_requests_are_paired_by_their_prompts_where_records_hold_them(tmp_path: 
 def test_one_speculating_server_alone_has_its_acceptance_and_no_verdict(
     files: list[str], tmp_path: Path
 ) -> None:
-    summary = analyse(run(tmp_path, f"records=[{files[1]}]", "temperature=1"))
+    summary = analyse(run(tmp_path, files[1:], "temperature=1"))
     assert summary.verdict is None
     content = content_of(summary)
     assert "No verdict: no file decodes plainly; add the plain server's" in content.verdicts[0]
@@ -323,7 +320,7 @@ def test_one_speculating_server_alone_has_its_acceptance_and_no_verdict(
 def test_accepted_tokens_of_each_round_give_those_of_every_smaller_k(tmp_path: Path) -> None:
     steps = [{"per_step_accepted": [4, 0, 2, 4, 1], "k": 4}] * 10
     written = write(tmp_path / "rounds.jsonl", *steps)
-    summary = analyse(run(tmp_path, f"records=[{written}]", "temperature=0"))
+    summary = analyse(run(tmp_path, [written], "temperature=0"))
     assert summary.served is not None
     named = {entry.alias: entry.values for entry in summary.served.acceptance_lengths}
     at_least = [4 / 5, 3 / 5, 2 / 5, 2 / 5]
@@ -359,7 +356,7 @@ def test_records_without_times_have_acceptance_and_neither_times_nor_verdict(
         write(tmp_path / f"{place}.jsonl", *[entry] * 10)
         for place, entry in enumerate((plain, {"meta_info": META}))
     ]
-    done = run(tmp_path, f"records=[{','.join(files)}]", "temperature=0")
+    done = run(tmp_path, files, "temperature=0")
     row = done.results[done.results.k == 2].iloc[0]
     assert row.tokens_per_round == pytest.approx(2.0)
     assert done.results[["ms_per_token", "speedup_lo"]].isna().all(axis=None)
@@ -379,7 +376,7 @@ def test_a_request_that_failed_is_named_and_the_others_are_compared(tmp_path: Pa
         write(tmp_path / "a.jsonl", without(AIPERF, "spec_decode_acceptance")),
         write(tmp_path / "b.jsonl", AIPERF, bad),
     ]
-    done = run(tmp_path, f"records=[{','.join(files)}]", "temperature=0")
+    done = run(tmp_path, files, "temperature=0", status=1)
     assert done.manifest["status"] == "failed"
     row = done.results[done.results.k == 2].iloc[0]
     assert (row.status, row.speedup) == ("partial", pytest.approx(1.0))
@@ -396,7 +393,7 @@ def test_requests_side_by_side_are_counted_and_must_be_as_many_in_every_file(
     two = [at(0, 2), at(1, 3), at(2, 4)]
     plain = [without(entry, "spec_decode_acceptance") for entry in two]
     files = [write(tmp_path / "a.jsonl", *plain), write(tmp_path / "b.jsonl", *two)]
-    done = run(tmp_path, f"records=[{','.join(files)}]", "temperature=0")
+    done = run(tmp_path, files, "temperature=0")
     assert {trial.concurrency for trial in done.trials} == {2}
     assert set(done.results.concurrency) == {2}
     codes = {caveat.code: caveat.values for caveat in analyse(done).caveats}
@@ -405,7 +402,7 @@ def test_requests_side_by_side_are_counted_and_must_be_as_many_in_every_file(
     assert [trial.repetition for trial in done.trials if trial.k == 0] == [0, 1, 2]
     alone = write(tmp_path / "c.jsonl", plain[0])
     with pytest.raises(UserError, match=r"of 2 numbers of requests side by side \(1, 2\)"):
-        run(tmp_path, f"records=[{alone},{files[1]}]", "temperature=0")
+        run(tmp_path, [alone, files[1]], "temperature=0")
 
 
 BUDGET_ENDED = {**LLAMACPP["timings"], "draft_n": 11}  # three rounds of 4, the last shortened
@@ -428,7 +425,7 @@ def test_llamacpps_rounds_follow_from_its_counts_or_are_left_open(
     plain = {**entry, "timings": without(timings, "draft_n", "draft_n_accepted")}
     files = [write(tmp_path / "a.jsonl", plain), write(tmp_path / "b.jsonl", entry)]
     asked = [] if given is None else [f"k=[0,{given}]"]
-    done = run(tmp_path, f"records=[{','.join(files)}]", *asked)
+    done = run(tmp_path, files, *asked)
     (trial,) = [trial for trial in done.trials if trial.k]
     assert (trial.k, trial.rounds, trial.temperature) == (k, rounds, 0.5)
 
@@ -473,7 +470,7 @@ def test_records_that_cannot_be_used_are_refused_in_one_line(
     file = tmp_path / "records.jsonl"
     file.write_text("\n".join(entries), encoding="utf-8")
     with pytest.raises(UserError) as refused:
-        run(tmp_path / "results", f"records=[{file}]", *overrides)
+        run(tmp_path / "results", [file], *overrides)
     assert says.replace("{file}", str(file)) in str(refused.value)
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "results").exists()
@@ -486,9 +483,9 @@ def test_a_file_of_drafting_requests_is_not_taken_for_the_plain_one(
     drafting, other = tmp_path / "k4.jsonl", tmp_path / "other.jsonl"
     for file in (drafting, other):
         file.write_text(drafted, encoding="utf-8")
-    asked = [f"records=[{drafting},{other}]", "k=[0,4]"]
+    more = [] if drafted == DRAFTED_4 else ["temperature=0"]
     with pytest.raises(UserError, match=r"k=0: .*k4.jsonl says that its server drafted [24] "):
-        run(tmp_path / "results", *asked, *([] if drafted == DRAFTED_4 else ["temperature=0"]))
+        run(tmp_path / "results", [drafting, other], "k=[0,4]", *more)
 
 
 # ---- llama.cpp itself ----------------------------------------------------------------------------
@@ -511,7 +508,7 @@ def test_llamacpps_own_answers_give_the_rounds_that_its_adapter_counts(tmp_path:
                 if k:
                     expected.append((len(done.tokens) - 1, done.rounds, done.drafted))
         files.append(write(tmp_path / f"k{k}.jsonl", *answers))
-    stored = run(tmp_path, f"records=[{','.join(files)}]")
+    stored = run(tmp_path, files)
     trials = [trial for trial in stored.trials if trial.k == 4]
     counted = [(trial.new_tokens, trial.rounds, trial.drafted) for trial in trials]
     known = [(a, b) for a, b in zip(counted, expected, strict=True) if a[1] is not None]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runs import FROZEN
 
 from harness.analysis import analyse
 from harness.cli import compose
@@ -17,7 +18,6 @@ from harness.records import SCHEMA_VERSION, UserError
 from harness.storage import RunFolder, load
 from tests import browser
 
-FROZEN = Path(__file__).parent / "frozen"
 HOSTILE = """<img src=x onerror="alert('1')">"""
 
 

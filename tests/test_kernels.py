@@ -4,18 +4,17 @@ On the CPU scaled_dot_product_attention takes any strides and any pointer, so th
 refuse passes unseen. Here every call is checked against the rules of torch's CUDA kernels first.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from random_models import qwen3
+from runs import ran
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from harness.cli import compose, draft_conf
-from harness.commands import audition, profile, snapshot, sweep
 from harness.decoding.drafters import ModelDrafter
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement.target_texts import in_batches
@@ -25,7 +24,6 @@ from harness.models.lean.model import CAPACITY, CHUNK, SHORT, LeanModel
 from harness.models.lean.static import StaticModel
 from harness.models.memory import is_out_of_memory
 from harness.models.probe import cached_model
-from harness.storage import load
 
 # The vector that a CUDA kernel loads at once, and what SDPA asks of a mask's row stride
 VECTOR_BYTES = 16
@@ -168,11 +166,7 @@ def key_lengths(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lengths]:
     settle_kernels()
 
 
-COMMANDS: dict[str, Callable[[Any], Any]] = {
-    "sweep": sweep.run,
-    "profile": profile.run,
-    "snapshot": snapshot.run,
-}
+OTHER_COMMANDS = ("sweep", "profile", "snapshot")
 
 
 def check_varying_lengths_never_reach_cudnn(seen: Lengths) -> None:
@@ -185,21 +179,18 @@ def check_varying_lengths_never_reach_cudnn(seen: Lengths) -> None:
 @pytest.mark.usefixtures("few_samples")
 @pytest.mark.filterwarnings("ignore:constrained_layout not applied")
 @pytest.mark.parametrize(
-    "name", ["audition", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in COMMANDS)]
+    "name",
+    ["audition", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in OTHER_COMMANDS)],
 )
 def test_no_command_lets_key_lengths_that_vary_reach_cudnn(
     name: str, key_lengths: Lengths, tmp_path: Path
 ) -> None:
     words = ["k=[2]", "new_tokens=8", "prompts.limit=1", "threads=1", f"results_root={tmp_path}"]
     words += ["contexts=[12]", "batches=[1]"] if name == "profile" else ["temperature=[0]"]
-    config = compose(name, words)
-    if name == "audition":
-        outcome = audition.run(config, [draft_conf("tiny_good")])
-    else:
-        outcome = COMMANDS[name](config)
-    assert outcome.folder is not None
+    words += ["drafts=[tiny_good]"] if name == "audition" else []
+    run = ran(name, *words)
     check_varying_lengths_never_reach_cudnn(key_lengths)
-    kernels = load(outcome.folder).manifest["environment"]["kernels"]
+    kernels = run.manifest["environment"]["kernels"]
     assert set(kernels) == set(kernel_settings())
     assert not any(kernels.values())
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import workloads
 from hypothesis import given
 from hypothesis import strategies as st
+from served_pair import Served
+from stubs import REQUEST
 
-from harness import prompts as prompt_sets
 from harness.analysis.batch_schedule import (
     LoadCosts,
     ReplayedRequests,
@@ -26,17 +26,12 @@ from harness.analysis.batch_schedule import (
     schedule,
     throughputs,
 )
-from harness.config import ModelConf, PromptsConf
 from harness.decoding.sampling import SamplingParameters
-from harness.engines.gguf_file import write_gguf
-from harness.engines.llamacpp import LlamaCpp
 from harness.engines.protocol import Completion, EngineFacts, ServerDiedError
 from harness.measurement.draft_scores import score_texts
 from harness.measurement.generations import Request
 from harness.measurement.load import Load, groups_of, load_visit, requests_of_load
 from harness.measurement.returned_texts import ReturnedText
-from harness.models.load import load, open_pair
-from harness.models.tokenizer import encode
 from harness.records import ServerCommand
 from harness.reporting.sentences.served import reasons
 from harness.reporting.serving import schedule_snippets
@@ -91,9 +86,10 @@ class StandIn:
 
 
 def requests_of(texts, budget=40):
+    one = replace(REQUEST, budget=budget, draft="draft")
     return [
-        Request("", s, p, None, (n,), GREEDY, budget, 0, n, frozenset(), "target", "draft")
-        for n, (s, p) in enumerate(texts)
+        replace(one, prompt_set=prompt_set, prompt=prompt, tokens=(n,), seed=n)
+        for n, (prompt_set, prompt) in enumerate(texts)
     ]
 
 
@@ -236,8 +232,8 @@ def sampled(timings):
     for timing in timings:
         returned = [int(rng.integers(2, budget + 1)) for budget in timing.budgets]
         rounds = [int(rng.integers(-(-(size - 1) // (timing.k + 1)), size)) for size in returned]
-        told = tuple(rounds) if timing.k else (None,) * len(rounds)
-        yield replace(timing, returned=tuple(returned), rounds=told)
+        counted = tuple(rounds) if timing.k else (None,) * len(rounds)
+        yield replace(timing, returned=tuple(returned), rounds=counted)
 
 
 def test_what_loads_of_sampled_texts_cost_is_found_from_the_rounds_that_they_returned():
@@ -493,22 +489,9 @@ def test_a_schedule_of_servers_that_were_started_has_their_commands(engine, expe
 
 @pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")
 def test_llamacpp_decodes_side_by_side_what_it_decodes_alone(tmp_path):
-    device = torch.device("cpu")
-    target, draft = (
-        load(ModelConf(name=name, id=f"embedded:{name}"), key, device)
-        for name, key in (("tiny", "model"), ("tiny_good", "draft"))
-    )
-    conf = PromptsConf(sets=["easy", "hard"], limit=3)
-    asked = [
-        Request(
-            "", p.prompt_set, p.id, None, encode(target.tokenizer, p, conf), GREEDY, 32, 0, n,
-            target.eos, "tiny", "tiny_good",
-        )
-        for n, p in enumerate(prompt_sets.load(conf))
-    ]  # fmt: skip
-    random = np.random.default_rng(0)
-    one, other = (write_gguf(each, tmp_path / f"{each.name}.gguf") for each in (target, draft))
-    engine = LlamaCpp(one, other, tmp_path, 160, 1, slots=2, kv_type="f32", flash_attention="off")
+    pair, random = Served(tmp_path, prompts=3), np.random.default_rng(0)
+    asked = [replace(each, budget=32, draft=pair.draft.name) for each in pair.requests]
+    engine = replace(pair.llamacpp(), slots=2)
     with engine.open(0) as plain, engine.open(2) as speculating:
         texts = [
             ReturnedText(r, plain.generate(r.tokens, r.sampling, r.seed, r.budget)) for r in asked
@@ -518,7 +501,7 @@ def test_llamacpp_decodes_side_by_side_what_it_decodes_alone(tmp_path):
         timings = list(load_visit(servers, groups, [Load(1), Load(2)], 0, random, "cpu"))
         facts = plain.facts
     decoded = [text.decoded(facts) for text in texts]
-    traces = score_texts(decoded, *open_pair(target, draft), draft_name="tiny_good")
+    traces = score_texts(decoded, pair.target_model, pair.draft_model, draft_name=pair.draft.name)
     replays = ReplayedRequests(traces, facts.rule, facts.counting)
     for timing in timings:
         replayed = replays.replayed(timing)

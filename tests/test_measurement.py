@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from random_models import qwen3
-from stubs import TableModel
+from stubs import REQUEST, TableModel
 
 from harness.analysis.latency import latency_rows, step_times
 from harness.decoding.lookups import NgramDrafter
@@ -25,20 +25,14 @@ PROMPT = (3, 1, 4, 1, 5)
 
 
 def request(k: int, *, temperature: float = 0.0, budget: int = 30, eos: int = -1) -> Request:
-    return Request(
-        cell="cell",
-        prompt_set="set",
-        prompt="one",
+    return replace(
+        REQUEST,
         category="facts",
         tokens=PROMPT,
         k=k,
         sampling=SamplingParameters(temperature),
-        rule="ratio",
         budget=budget,
-        repetition=0,
-        seed=1,
         eos=frozenset({eos}),
-        model="target",
         draft="draft" if k else None,
     )
 
@@ -192,7 +186,7 @@ def test_threads_are_what_was_asked_for() -> None:
             environment.settle_threads(wrong, [TableModel()], [1, 2])
 
 
-def test_other_work_on_the_machine_is_told_from_this_process(
+def test_other_work_on_the_machine_is_counted_apart_from_this_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of 2 x 10 s, 8 were idle, 2 waited for a disk and 4 were ours: others kept 0.6 of 2 busy."""

@@ -331,8 +331,8 @@ def test_a_container_that_takes_over_goes_on_with_what_the_first_one_stored(
     lines = trials.read_text().splitlines(keepends=True)
     assert lines[:2] == stored[:2]
     assert len(lines) == len(stored)
-    (found,) = remote.fan_out([job], volume, lambda _: pytest.fail("complete: nothing to rent"))
-    assert found.folder == first.folder
+    (delivery,) = remote.fan_out([job], volume, lambda _: pytest.fail("complete: nothing to rent"))
+    assert delivery.folder == first.folder
 
 
 def test_what_the_user_can_fix_is_not_tried_again(tmp_path: Path) -> None:
@@ -403,8 +403,8 @@ def test_a_typing_error_is_refused_before_anything_is_rented(
 
 def test_every_card_has_a_price_and_a_larger_model_a_larger_container() -> None:
     for name in GPUS:
-        found, card = card_named(f" {name.lower()}")
-        assert found == name
+        known_name, card = card_named(f" {name.lower()}")
+        assert known_name == name
         assert card.price_per_hour_usd > 0
     small, large, huge = (
         container_memory_mib([compose("sweep", [f"model={name}"]).model])
@@ -420,8 +420,8 @@ def test_prompt_files_go_along_and_those_of_one_name_stay_two_prompt_sets(tmp_pa
     for file in files:
         file.parent.mkdir()
         file.write_text(json.dumps({"prompt": f"Count in {file.parent.name}."}))
-    own = [f"prompts.files=[{','.join(map(str, files))}]", "prompts.sets=[]"]
-    (job,), config = plan_jobs("sweep", [*SWEEP, *own], ["L4"])
+    prompts_of_mine = [f"prompts.files=[{','.join(map(str, files))}]", "prompts.sets=[]"]
+    (job,), config = plan_jobs("sweep", [*SWEEP, *prompts_of_mine], ["L4"])
     wanted = load_prompts(config.prompts)
     for file in files:
         file.unlink()
@@ -497,8 +497,8 @@ def fanned_out(
 def source_of(job: Job) -> str | None:
     """The job whose texts it takes."""
     keys = dict(word.split("=", 1) for word in job.overrides)
-    found = keys.get("traces_from")
-    return None if found is None else Path(found).parent.name
+    source = keys.get("traces_from")
+    return None if source is None else Path(source).parent.name
 
 
 def test_the_first_card_that_there_is_generates_the_texts_and_a_launch_goes_on(

@@ -10,10 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from checks_of_heads import (
+    asked,
+    assert_replay_counts_the_loops_rounds,
+    gap_in_standard_errors,
+    gaps,
+)
 from random_models import SMALL, TOKENIZER_FILES, random_model
+from runs import assert_replay_is_exact, assert_texts_are_unchanged, ran
 from safetensors.torch import load_file, save_file
-from stubs import CPU, GREEDY, decoded, text_of
-from test_adaptive import head_gaps
+from stubs import CPU, GREEDY
 from torch import Tensor
 from transformers import (
     DeepseekV3Config,
@@ -25,25 +31,17 @@ from transformers import (
     Qwen3NextConfig,
 )
 
-from harness.analysis.replayed import replayed
-from harness.cli import compose, draft_conf, draft_confs
-from harness.commands import audition, snapshot, sweep
+from harness.cli import compose, draft_conf
 from harness.commands.pairing import pairings
 from harness.config import ModelConf
 from harness.decoding.heads import HeadDrafter
-from harness.decoding.sampling import SamplingParameters
-from harness.measurement.generations import Request
-from harness.measurement.head_scores import score_with_head
-from harness.measurement.target_texts import GeneratedText, generate_texts
 from harness.models.cached import CachedModel
 from harness.models.heads import Head
 from harness.models.load import EMBEDDED, LoadedModel, load
 from harness.models.mtp import MODEL_TYPES, load_mtp
 from harness.models.probe import cached_model
 from harness.records import UserError
-from harness.storage import load as load_run
 
-SAMPLED = SamplingParameters(1.0)
 LAYERS = 2
 EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 16,
@@ -83,12 +81,6 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], bool]] = {
 }
 # One per layout and per way to rewind
 BOTH = ("glm4_moe", "qwen3_5_text")
-PROMPTS: tuple[tuple[int, ...], ...] = (
-    (5, 9, 3, 2, 7, 5, 9),
-    (8,),
-    (3, 4),
-    tuple(place * place % 13 for place in range(36)),
-)
 
 
 @dataclass(frozen=True)
@@ -175,29 +167,6 @@ def pair(
     return model, head
 
 
-def asked(sampling: SamplingParameters, budget: int = 30) -> list[Request]:
-    return [
-        Request(
-            cell="",
-            prompt_set="set",
-            prompt=str(index),
-            category=None,
-            tokens=tokens,
-            sampling=sampling,
-            budget=budget,
-            repetition=0,
-            seed=5,
-            eos=frozenset({15}),
-            model="target",
-        )
-        for index, tokens in enumerate(PROMPTS)
-    ]
-
-
-def drafter_of(head: Head, target: CachedModel, sampling: SamplingParameters) -> HeadDrafter:
-    return HeadDrafter(head, target, sampling)
-
-
 # The arithmetic
 
 
@@ -254,7 +223,7 @@ def test_a_round_drafts_what_the_layers_definition_gives(model_type: str, tmp_pa
             by_passes = head.network.logits(by_passes, target.vocab_size, 0)
             before = text[: start + 2]
             model.prefill(before[:-1])
-            drafter = drafter_of(head, model, GREEDY)
+            drafter = HeadDrafter(head, model, GREEDY)
             drafter.begin(before)
             by_steps = drafter.logits_along(torch.tensor(text[start + 2 : start + 2 + k]))
             for each in (by_passes, by_steps):
@@ -281,26 +250,10 @@ def test_the_first_draft_is_that_of_transformers(checkpoints: dict[str, Checkpoi
 # The loop and replay
 
 
-@pytest.mark.parametrize("k", [1, 2, 4])
 def test_the_greedy_text_is_the_targets_and_replay_counts_its_rounds(
-    pair: tuple[CachedModel, Head], k: int
+    pair: tuple[CachedModel, Head],
 ) -> None:
-    model, head = pair
-    requests = asked(GREEDY)
-    texts = generate_texts(model, requests, name="model=target")
-    traces = score_with_head(texts, model, head, num_draft_tokens=4, draft_name="mtp")
-    counts = replayed(traces, "ratio", [k])[k]
-    for row, (request, text) in enumerate(zip(requests, texts, strict=True)):
-        drafting = replace(request, k=k).generation(CPU)
-        rounds = decoded(model, drafter_of(head, model, GREEDY), drafting)
-        assert text_of(rounds) == list(text.tokens)
-        outcomes = [entry.outcome for entry in rounds]
-        assert counts.rounds[row] == len(rounds)
-        assert counts.drafted[row] == sum(entry.drafted for entry in rounds)
-        assert counts.accepted[row] == sum(entry.accepted for entry in rounds)
-        for outcome in ("bonus", "cut", "rejected"):
-            assert getattr(counts, outcome)[row] == outcomes.count(outcome)
-    assert counts.accepted.sum() > 0
+    assert_replay_counts_the_loops_rounds(*pair, (1, 2, 4))
 
 
 def test_scores_do_not_depend_on_how_many_chains_run_at_once(
@@ -318,35 +271,18 @@ def test_scores_do_not_depend_on_how_many_chains_run_at_once(
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("repetitions", [15, pytest.param(250, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("generations", [60, pytest.param(1000, marks=pytest.mark.exhaustive)])
 def test_rounds_at_temperature_1_are_those_that_replay_expects(
-    pair: tuple[CachedModel, Head], repetitions: int
+    pair: tuple[CachedModel, Head], generations: int
 ) -> None:
-    """At K = 3, of the very texts that the loop generated, four a repetition."""
-    model, head = pair
-    gaps: list[float] = []
-    for repetition in range(repetitions):
-        requests = [replace(one, repetition=repetition, k=3) for one in asked(SAMPLED, 12)]
-        rounds = [
-            decoded(model, drafter_of(head, model, SAMPLED), one.generation(CPU))
-            for one in requests
-        ]
-        texts = [
-            GeneratedText(request, tuple(text_of(each)), "budget")
-            for request, each in zip(requests, rounds, strict=True)
-        ]
-        traces = score_with_head(texts, model, head, num_draft_tokens=3, draft_name="mtp")
-        expected = replayed(traces, "ratio", [3])[3].rounds
-        gaps += [len(each) - value for each, value in zip(rounds, expected, strict=True)]
-    assert abs(np.sum(gaps) / np.sqrt(np.sum(np.square(gaps)))) < 3
+    assert abs(gap_in_standard_errors(*pair, generations)) < 3
 
 
 def test_greedy_rounds_that_end_after_an_unlikely_token_are_those_replayed(
     pair: tuple[CachedModel, Head],
 ) -> None:
-    target, head = pair
     requests = [replace(request, k=4) for request in asked(GREEDY, 16)]
-    assert np.abs(head_gaps(requests, target, head, 0.3)).max() < 1e-9
+    assert np.abs(gaps(requests, *pair, 0.3)).max() < 1e-9
 
 
 # What is refused
@@ -409,9 +345,9 @@ def test_a_checkpoint_of_several_files_is_read(
     checkpoints: dict[str, Checkpoint], tmp_path: Path
 ) -> None:
     """Of which only those that hold a tensor of the MTP layer are opened."""
-    whole = checkpoints["qwen3_5_text"].folder
-    target, _, head = opened(whole)
-    tensors = load_file(whole / "model.safetensors")
+    folder = checkpoints["qwen3_5_text"].folder
+    target, _, head = opened(folder)
+    tensors = load_file(folder / "model.safetensors")
     files = {name: f"{'fc' if '.fc.' in name else name[:3]}.safetensors" for name in tensors}
     for file in {*files.values()} - {"mod.safetensors"}:
         part = {name: each for name, each in tensors.items() if files[name] == file}
@@ -456,26 +392,15 @@ def test_auto_names_mtp_where_the_targets_config_says_that_it_has_it(words: list
 def test_a_sweep_measures_mtp_layers_and_replays_them_exactly(
     words: list[str], tmp_path: Path
 ) -> None:
-    outcome = sweep.run(compose("sweep", [*words, "draft=mtp", f"results_root={tmp_path}"]))
-    assert outcome.status == 0
-    assert outcome.folder is not None
-    run = load_run(outcome.folder)
+    run = ran("sweep", *words, "draft=mtp", tmp_path)
     assert run.manifest["models"]["draft"]["layers_read"] == [LAYERS]
-    rows = run.results[run.results.k == 2].set_index(["source", "prompt_set"])
-    for name in ("rounds", "drafted", "accepted", "rejected"):
-        assert rows[name]["measured"].astype(float).to_dict() == (
-            rows[name]["replayed"].astype(float).to_dict()
-        )
+    assert_replay_is_exact(run, accepted=False)
 
 
 @pytest.mark.parametrize("words", BOTH[:1], indirect=True)
 @pytest.mark.usefixtures("few_samples")
-def test_an_audition_ranks_mtp_layers_beside_others(words: list[str], tmp_path: Path) -> None:
-    config = compose("audition", [*words, "drafts=[mtp,ngram]", f"results_root={tmp_path}"])
-    outcome = audition.run(config, draft_confs(config))
-    assert outcome.status == 0
-    assert outcome.folder is not None
-    run = load_run(outcome.folder)
+def test_an_audition_ranks_mtp_layers_with_others(words: list[str], tmp_path: Path) -> None:
+    run = ran("audition", *words, "drafts=[mtp,ngram]", tmp_path)
     assert {trace.draft for trace in run.traces} == {"mtp", "ngram"}
     assert {timing.draft for timing in run.rounds} == {"mtp", "ngram"}
     assert run.manifest["models"]["mtp"]["kind"] == "mtp"
@@ -486,5 +411,4 @@ def test_an_audition_ranks_mtp_layers_beside_others(words: list[str], tmp_path: 
 def test_a_snapshot_finds_the_texts_of_mtp_layers_unchanged(
     words: list[str], tmp_path: Path
 ) -> None:
-    outcome = snapshot.run(compose("snapshot", [*words, "draft=mtp", f"results_root={tmp_path}"]))
-    assert outcome.status == 0
+    assert_texts_are_unchanged(ran("snapshot", *words, "draft=mtp", tmp_path))

@@ -2,17 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
+from runs import FROZEN
 
 from harness.analysis import analyse
 from harness.analysis.unstable import impossible, outlier_cells, unstable_cells, unstable_steps
 from harness.records import ResultRow, StepTiming, Trial
 from harness.storage import load
-
-FROZEN = Path(__file__).parent / "frozen"
 
 
 def trial(prompt: int, k: int, seconds: float, rounds: int, tokens: int = 48) -> Trial:
@@ -38,11 +36,11 @@ CALM = [0.003 * number for number in ROUNDS]
 def test_one_disturbed_generation_is_reported_next_to_the_speedup_without_it() -> None:
     """0.2 s in a single generation of 16."""
     disturbed = [*CALM[:5], CALM[5] + 2.0, *CALM[6:]]
-    (found,) = outlier_cells(cell(disturbed, ROUNDS))
-    assert (found.prompt_set, found.temperature, found.k) == ("easy", 0.0, 2)
-    assert found.speedup == pytest.approx(1.6 / sum(disturbed))
-    assert found.trimmed_speedup == pytest.approx(1.6 / sum(CALM), rel=0.05)
-    assert found.generations == 1
+    (outlier,) = outlier_cells(cell(disturbed, ROUNDS))
+    assert (outlier.prompt_set, outlier.temperature, outlier.k) == ("easy", 0.0, 2)
+    assert outlier.speedup == pytest.approx(1.6 / sum(disturbed))
+    assert outlier.trimmed_speedup == pytest.approx(1.6 / sum(CALM), rel=0.05)
+    assert outlier.generations == 1
 
 
 @pytest.mark.parametrize(
@@ -63,13 +61,13 @@ def test_a_speedup_above_what_rounds_emit_cannot_be_nor_carry_a_verdict() -> Non
     rows = [row, replace(row, speedup=2.9), replace(row, source="replayed"), replace(row, k=0)]
     few = replace(row, speedup=2.1, tokens_per_round=1.7)
     rows += [few, replace(few, speedup=1.9)]
-    found = list(unstable_cells(rows))
-    assert [(each.reason, each.kind, each.tokens, each.value) for each in found] == [
+    unstable = list(unstable_cells(rows))
+    assert [(each.reason, each.kind, each.tokens, each.value) for each in unstable] == [
         ("speedup_above_most", "cell", 2, 3.1),
         ("speedup_above_most", "cell", 2, 2.1),
     ]
     for temperature, doubt in ((0.0, 3.1), (1.0, None)):
-        said = impossible(found, temperature)
+        said = impossible(unstable, temperature)
         assert (None if said is None else said[1]["speedup"]) == doubt
 
 

@@ -69,16 +69,16 @@ def test_an_installed_command_runs_from_another_folder(
     command: str, words: tuple[str, ...], file: str, installed: Path, tmp_path: Path
 ) -> None:
     where = "import harness.config as c; print(c.__file__); print(c.CONF_DIR)"
-    found = python("-c", where, cwd=tmp_path, site=installed).split()
-    assert found == [str(installed / "harness/config.py"), str(installed / "harness/conf")]
+    printed = python("-c", where, cwd=tmp_path, site=installed).split()
+    assert printed == [str(installed / "harness/config.py"), str(installed / "harness/conf")]
     out = python("-m", f"harness.{command}", *words, cwd=tmp_path, site=installed)
     assert (tmp_path / out.splitlines()[-1].removeprefix("run: ") / file).is_file()
 
 
 def test_own_conf_comes_in_through_config_dir(installed: Path, tmp_path: Path) -> None:
-    own = tmp_path / "my_conf" / "draft"
-    own.mkdir(parents=True)
-    (own / "mine.yaml").write_text("name: mine\nid: some/folder\n")
+    group = tmp_path / "my_conf" / "draft"
+    group.mkdir(parents=True)
+    (group / "mine.yaml").write_text("name: mine\nid: some/folder\n")
     words = ("--config-dir", "my_conf", "draft=mine", "--cfg", "job", "--package", "draft")
     out = python("-m", "harness.sweep", *words, cwd=tmp_path, site=installed)
     assert "id: some/folder" in out

@@ -32,12 +32,12 @@ def test_auto_names_every_smaller_draft_of_the_targets_family(
     overrides: list[str], names: list[str] | None
 ) -> None:
     wanted = names or ["ngram", "suffix", "tiny_small", "tiny_good", "tiny_unrelated", "tiny"]
-    found = drafts_of("drafts=auto", *overrides)
-    assert "early_exit" in found
-    assert [name for name in found if name != "early_exit"] == wanted
+    drafts = drafts_of("drafts=auto", *overrides)
+    assert "early_exit" in drafts
+    assert [name for name in drafts if name != "early_exit"] == wanted
 
 
-def test_auto_stands_beside_named_drafts() -> None:
+def test_auto_may_be_listed_with_named_drafts() -> None:
     names = drafts_of("drafts=[tiny_good@dtype:bfloat16,auto]")
     assert names[:3] == ["tiny_good", "ngram", "suffix"]
     assert {*names[3:]} == {"tiny_eagle3", "tiny_small", "tiny_unrelated", "early_exit"}

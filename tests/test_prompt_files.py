@@ -387,10 +387,10 @@ def test_flipped_bytes_of_parquet_and_gzip_are_one_line_or_whole_prompts(tmp_pat
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(text.encode()))
     dice = random.Random(1)
     for name in ("a.parquet", "a.jsonl.gz"):
-        whole = (tmp_path / name).read_bytes()
+        content = (tmp_path / name).read_bytes()
         for _ in range(60):
-            damaged = bytearray(whole)
-            damaged[dice.randrange(len(whole))] ^= 1 << dice.randrange(8)
+            damaged = bytearray(content)
+            damaged[dice.randrange(len(content))] ^= 1 << dice.randrange(8)
             (tmp_path / f"b{name[1:]}").write_bytes(damaged)
             try:
                 assert_sound(load(own(tmp_path / f"b{name[1:]}")))
@@ -474,9 +474,9 @@ def test_a_hub_data_set_is_read_with_subset_split_and_column(
 
     stub(monkeypatch, loads)
     conf = PromptsConf(sets=[], hub="openai/gsm8k", hub_subset="main", hub_split="test[:3]")
-    found = load(conf)
+    rows_read = load(conf)
     assert asked == [("openai/gsm8k", "main", "test[:3]")]
-    assert [(p.prompt_set, p.id, p.turns) for p in found] == [
+    assert [(p.prompt_set, p.id, p.turns) for p in rows_read] == [
         ("gsm8k", f"gsm8k-0{n + 1}", (f"q{n}",)) for n in range(3)
     ]
     column = load(PromptsConf(sets=[], hub="openai/gsm8k", hub_split="test", hub_column="body"))

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from runs import FROZEN, ran
 from served_pair import Served, embedded
 from stand_in_server import StandIn
 
 from harness.analysis import analyse
-from harness.cli import compose, draft_confs
-from harness.commands import audition
+from harness.cli import compose
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.llamacpp import LlamaCppServer
 from harness.measurement.draft_scores import score_texts
@@ -32,7 +32,6 @@ from harness.storage import StoredRun, load
 BUDGET = 10
 LATENCIES = ["latency.target_ms=10", "latency.draft_ms=2"]
 SMALL = [f"new_tokens={BUDGET}", "prompts.limit=2", "k=[1,4]", "temperature=[0,1]", "threads=1"]
-FROZEN = Path(__file__).parent / "frozen" / "audition"
 NUMBERS = ("target_logprob", "draft_logprob", "draft_is_argmax")
 
 
@@ -120,15 +119,15 @@ def vllm_draft(model: LoadedModel) -> dict[str, Any]:
     def complete(body: dict[str, Any]) -> dict[str, Any]:
         prompt = body["prompt"]
         assert (body["max_tokens"], body["prompt_logprobs"]) == (1, 1)
-        told: list[Any] = [None]
+        logprobs: list[Any] = [None]
         for token, logprob, rank in zip(
             prompt[1:], *scores(model, prompt[:1], prompt[1:]), strict=True
         ):
             # A likeliest token is tied with another here: then both have rank 2
             likeliest = {"-1": {"logprob": logprob + 0.1 * (rank > 1), "rank": 1 + (rank == 1)}}
             of_token = {"logprob": logprob, "rank": max(2, rank)}
-            told.append({**likeliest, str(token): of_token})
-        return {"choices": [{"token_ids": [0], "prompt_logprobs": told}]}
+            logprobs.append({**likeliest, str(token): of_token})
+        return {"choices": [{"token_ids": [0], "prompt_logprobs": logprobs}]}
 
     def detokenize(body: dict[str, Any]) -> dict[str, Any]:
         return {"prompt": model.tokenizer.decode(body["tokens"])}
@@ -144,11 +143,7 @@ Start = Callable[[Mapping[str, Any]], StandIn]
 
 
 def run(root: Path, *overrides: str) -> StoredRun:
-    asked = compose("audition", [f"results_root={root}", *SMALL, *overrides])
-    outcome = audition.run(asked, draft_confs(asked))
-    assert outcome.folder is not None
-    assert outcome.status == 0, load(outcome.folder).manifest["audition"]
-    return load(outcome.folder)
+    return ran("audition", root, *SMALL, *overrides)
 
 
 def of_draft(run: StoredRun, draft: str) -> dict[Any, TextTrace]:
@@ -252,7 +247,10 @@ def test_a_key_is_sent_to_every_server_and_stored_nowhere(
     ("overrides", "says"),
     [
         ([], "texts_from: nothing is timed here; give latency.target_ms="),
-        ([*LATENCIES, f"traces_from={FROZEN}"], "texts_from and traces_from: give one of the two"),
+        (
+            [*LATENCIES, f"traces_from={FROZEN}/audition"],
+            "texts_from and traces_from: give one of the two",
+        ),
         ([*LATENCIES, "temperature=0.7"], "temperature=0.7: a server tells log-probabilities"),
         ([*LATENCIES, "decode.top_k=5"], "decode.top_k at temperature 1"),
         ([*LATENCIES, "decode.repetition_penalty=1.1"], "decode.repetition_penalty"),
@@ -325,19 +323,8 @@ def test_a_draft_server_that_cannot_score_is_named_and_the_others_are_ranked(
 ) -> None:
     target = stand_in(vllm(models))
     draft = stand_in({**vllm_draft(embedded("tiny_small", "draft")), **answers})
-    asked = compose(
-        "audition",
-        [
-            f"results_root={tmp_path}",
-            *SMALL,
-            f"texts_from={target.url}",
-            *LATENCIES,
-            f"drafts=[ngram,remote@{draft.url}]",
-        ],
-    )
-    outcome = audition.run(asked, draft_confs(asked))
-    assert outcome.status == 1
-    summary = analyse(load(str(outcome.folder)))
+    words = [f"texts_from={target.url}", *LATENCIES, f"drafts=[ngram,remote@{draft.url}]"]
+    summary = analyse(ran("audition", tmp_path, *SMALL, *words, status=1))
     assert summary.drafts == ("ngram",)
     (failure,) = summary.failures
     assert (failure.where, says in failure.error) == ("draft remote", True)
@@ -358,7 +345,7 @@ def test_a_draft_on_a_server_needs_texts_from_one() -> None:
 
 
 @pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")
-def test_llamacpp_tells_the_log_probabilities_of_what_it_draws(
+def test_llamacpp_returns_the_log_probabilities_of_what_it_draws(
     models: Models, tmp_path: Path
 ) -> None:
     pair = Served(tmp_path, prompts=5)

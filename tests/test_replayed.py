@@ -234,14 +234,14 @@ def test_prefills_lie_between_the_lengths_that_were_timed_and_nowhere_else(repla
     assert known.prefill_s("target", np.array([19.0])) is None
     assert EXACT["good"].prefill_s("target", np.array([25.0])) is None
     name = Candidate("good", 4)
-    whole = request_summary(replays, name, known)
-    assert whole is not None
+    requests = request_summary(replays, name, known)
+    assert requests is not None
     lengths = np.array([each[0] for each in replays.prompt_tokens])  # one text each
     prefill = np.interp(lengths, [20, 30, 50], [2.0, 4.0, 10.0])
     counts = replays.candidates[name]
     before = prefill + counts.new_tokens
     after = 1.5 * prefill + counts.rounds * known.rounds.at(4)
-    assert whole.speedup == pytest.approx(before.sum() / after.sum())  # two sets of 12 prompts
+    assert requests.speedup == pytest.approx(before.sum() / after.sum())  # two sets of 12 prompts
     easy = np.array(replays.prompt_sets) == "easy"
     alone = request_summary(replays, name, known, {"easy": 1.0, "hard": 0.0})
     assert alone is not None

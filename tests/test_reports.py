@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from runs import EXAMPLES, FROZEN, analysed
 
 from harness import reporting
-from harness.analysis import analyse
 from harness.analysis.comparison import compare
 from harness.records import Failure
 from harness.reporting import formatting, markdown
@@ -33,17 +33,12 @@ RUNS = (*GOLDEN, "sweep_replay", "breakeven", "snapshot")
 any_run = pytest.mark.parametrize("name", RUNS)
 
 
-@cache
-def summary(name: str) -> Summary:
-    return analyse(load(HERE / "frozen" / name))
-
-
 @pytest.fixture(scope="module")
 def rendered(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     @cache
     def folder(name: str) -> Path:
         made = tmp_path_factory.mktemp(name)
-        reporting.render(summary(name), made)
+        reporting.render(analysed(name), made)
         return made
 
     return folder
@@ -75,7 +70,7 @@ def test_a_report_reads_as_the_golden_one(
 def test_the_console_prints_the_golden_text(name: str, pytestconfig: pytest.Config) -> None:
     compared_with_golden(
         f"{name}.txt",
-        printed(summary(name), 80, verbose=False),
+        printed(analysed(name), 80, verbose=False),
         bool(pytestconfig.getoption("renew_golden")),
     )
 
@@ -99,7 +94,7 @@ def test_rendering_again_gives_the_same_bytes_and_leaves_other_files_alone(
     shutil.copytree(rendered("sweep"), again)
     (again / "plots" / "mine.svg").write_text("mine")
     (again / "plots" / "leaderboard.svg").write_text("of an earlier rendering")
-    reporting.render(summary("sweep"), again)
+    reporting.render(analysed("sweep"), again)
     before = {path.name: path.read_bytes() for path in rendered("sweep").rglob("*.*")}
     after = {path.name: path.read_bytes() for path in again.rglob("*.*")}
     assert after.pop("mine.svg") == b"mine"
@@ -110,17 +105,17 @@ def test_rendering_again_gives_the_same_bytes_and_leaves_other_files_alone(
 @pytest.mark.parametrize("width", [60, 80, 200])
 @pytest.mark.parametrize("verbose", [False, True])
 def test_no_line_is_wider_than_the_console(name: str, width: int, verbose: bool) -> None:
-    content = content_of(summary(name))
+    content = content_of(analysed(name))
     pasted = {line.rstrip() for entry in content.snippets for line in entry.code.splitlines()}
-    text = printed(summary(name), width, verbose=verbose)
+    text = printed(analysed(name), width, verbose=verbose)
     lines = [line for line in text.splitlines() if line not in pasted and content.page not in line]
     assert max(map(len, lines)) <= width
 
 
 @any_run
 def test_a_narrow_console_still_shows_every_column_complete(name: str) -> None:
-    words = " ".join(printed(summary(name), 80).split())
-    for entry in tables_of(summary(name)):
+    words = " ".join(printed(analysed(name), 80).split())
+    for entry in tables_of(analysed(name)):
         for index, column in enumerate(entry.columns):
             texts = {" ".join(row.cells[index].text.split()) for row in entry.rows}
             assert column.flexible or all(text in words for text in texts)
@@ -128,7 +123,7 @@ def test_a_narrow_console_still_shows_every_column_complete(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*RUNS, "comparison"])
 def test_the_console_has_the_answer_and_the_path_in_few_lines(name: str) -> None:
-    made = summary(name) if name != "comparison" else compared()
+    made = analysed(name) if name != "comparison" else compared()
     content, lines = content_of(made), printed(made, 80, verbose=False).splitlines()
     assert sum(max(1, -(-len(line) // 80)) for line in lines) <= MOST_LINES
     assert content.verdicts[0] in " ".join(" ".join(lines).split())
@@ -136,20 +131,20 @@ def test_the_console_has_the_answer_and_the_path_in_few_lines(name: str) -> None
 
 
 def compared() -> Summary:
-    runs = [load(HERE / "frozen/sweep"), load(HERE.parent / "results/examples/embedded_sweep")]
-    return replace(summary("sweep"), run=replace(summary("sweep").run, command="report"),
+    runs = [load(FROZEN / "sweep"), load(EXAMPLES / "embedded_sweep")]
+    return replace(analysed("sweep"), run=replace(analysed("sweep").run, command="report"),
                    answers=(), verdict=None, comparison=compare(runs, 0.95))  # fmt: skip
 
 
 def test_profile_and_break_even_answer_in_one_sentence() -> None:
-    assert content_of(summary("profile")).verdicts == (
+    assert content_of(analysed("profile")).verdicts == (
         "With these round times speculation needs an alpha above 0.32 (K=1); at most 2.52x is"
         " possible (K=4, every draft token accepted).",
     )
-    *_, possible = content_of(summary("breakeven")).verdicts
+    *_, possible = content_of(analysed("breakeven")).verdicts
     assert possible.startswith("With these step times speculation needs an alpha above 0.78 (K=1)")
-    lost = tuple(replace(entry, breakeven_alpha=None) for entry in summary("profile").ceilings)
-    (never,) = content_of(replace(summary("profile"), ceilings=lost)).verdicts
+    lost = tuple(replace(entry, breakeven_alpha=None) for entry in analysed("profile").ceilings)
+    (never,) = content_of(replace(analysed("profile"), ceilings=lost)).verdicts
     assert "speculation cannot pay" in never
 
 
@@ -169,7 +164,7 @@ def test_a_folded_table_repeats_what_names_its_rows() -> None:
 
 @any_run
 def test_markdown_tables_have_as_many_cells_in_every_line(name: str) -> None:
-    for entry in tables_of(summary(name)):
+    for entry in tables_of(analysed(name)):
         lines = markdown.table(entry).splitlines()
         assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {len(entry.columns) + 1}
 
@@ -181,7 +176,7 @@ def test_what_markdown_would_act_on_is_escaped() -> None:
 
 
 def test_a_report_in_a_checkout_links_to_the_definitions(tmp_path: Path) -> None:
-    content = content_of(summary("breakeven"))
+    content = content_of(analysed("breakeven"))
     root = HERE.parent
     assert "](../../harness/reporting/metrics.md)" in markdown.report(
         content, (), root / "results/run"
@@ -190,7 +185,7 @@ def test_a_report_in_a_checkout_links_to_the_definitions(tmp_path: Path) -> None
 
 
 def test_an_unfinished_run_is_marked_above_everything() -> None:
-    made = summary("sweep")
+    made = analysed("sweep")
     failures = tuple(Failure(f"easy/p{index} k=8", "out of memory") for index in range(20))
     run = replace(made.run, status="running", folder="results/x", failed_cells=1)
     text = printed(replace(made, run=run, failures=failures))
@@ -204,7 +199,7 @@ def test_an_unfinished_run_is_marked_above_everything() -> None:
 
 
 def test_a_run_with_random_weights_recommends_nothing() -> None:
-    made = summary("sweep")
+    made = analysed("sweep")
     dummy = ModelFacts(role="draft", name="big_draft", weights="dummy")
     content = content_of(replace(made, run=replace(made.run, models=(dummy,))))
     assert content.answer == "none"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from stubs import TableModel
+from stubs import REQUEST, TableModel
 
 from harness.analysis.latency import can_pay
 from harness.analysis.unstable import unstable_steps
@@ -39,19 +39,14 @@ TIMED = [*KINDS, *((0, temperature) for temperature in TEMPERATURES)]
 
 
 def request(prompt_set: str, k: int, temperature: float) -> Request:
-    return Request(
-        cell="cell",
+    return replace(
+        REQUEST,
         prompt_set=prompt_set,
-        prompt="one",
-        category=None,
         tokens=PROMPTS[prompt_set][0],
         k=k,
         sampling=SamplingParameters(temperature),
         budget=20,
-        repetition=0,
-        seed=1,
         eos=frozenset({9}),
-        model="target",
         draft="draft" if k else None,
     )
 
@@ -163,14 +158,14 @@ def test_visits_are_spread_and_an_interrupted_one_is_made_again_as_a_whole() -> 
         visits.up_to(done / 13)
         counts.append(len({line.visit for line in stored.lines}))
     assert counts == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6]
-    whole = list(stored.lines)
-    torn = Stored(*whole[: 3 * len(TIMED) + 2])  # killed in the fourth visit
+    stored_lines = list(stored.lines)
+    torn = Stored(*stored_lines[: 3 * len(TIMED) + 2])  # killed in the fourth visit
     visits = torn.visits(loop())
     assert visits.missing == 3
     visits.up_to(1.0)
     assert [line.visit for line in torn.lines][-3 * len(TIMED) :: len(TIMED)] == [4, 5, 6]
     assert torn.visits(loop()).missing == 0
-    other = replace(whole[0], draft="another")
+    other = replace(stored_lines[0], draft="another")
     assert Stored(other).visits(loop()).missing == 6
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from runs import EXAMPLES, FROZEN
 
 from harness import cli, reporting
 from harness.analysis import analyse
@@ -43,8 +44,6 @@ from harness.records import (
 from harness.storage import RESULT_COLUMNS, RunFolder, load, load_traces, lock
 from harness.summary import DistributionTest, RunFacts, Summary, TextCheck
 
-FROZEN = Path(__file__).parent / "frozen"
-EXAMPLES = Path(__file__).resolve().parents[1] / "results/examples"
 CONFIG = load(FROZEN / "sweep").config
 TRIAL = load(FROZEN / "sweep").trials[1]
 TIMING = RoundTiming(0, "tiny", "tiny_good", 2, 0.0, 40, 1, 16, 29, 0.0123)

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 from random_models import qwen3, save
+from runs import FROZEN, ran
 from transformers import GenerationConfig
 
-from harness import audition, snapshot, sweep
 from harness import prompts as prompt_sets
 from harness.analysis import analyse
 from harness.cli import compose
@@ -24,21 +24,13 @@ from harness.models.load import load
 from harness.models.tokenizer import StopStrings, stop_rule
 from harness.records import UserError
 from harness.reporting.content import content_of
-from harness.storage import StoredRun
 from harness.storage import load as load_run
 
 pytestmark = pytest.mark.usefixtures("few_samples")
 CPU = torch.device("cpu")
 
 
-def work(command: Any, tmp_path: Path, *overrides: str) -> StoredRun:
-    name = command.__name__.rpartition(".")[2]
-    outcome = command.work(compose(name, [f"results_root={tmp_path}", "threads=1", *overrides]))
-    assert outcome.status == 0
-    return load_run(outcome.folder)
-
-
-SMALL = ("prompts.limit=4", "new_tokens=24", "k=[1,4]")
+SMALL = ("prompts.limit=4", "new_tokens=24", "k=[1,4]", "threads=1")
 
 
 def test_a_penalty_divides_positive_logits_and_multiplies_negative_ones_of_seen_tokens() -> None:
@@ -63,7 +55,7 @@ def test_min_p_drops_what_is_less_likely_than_its_share_of_the_best() -> None:
 def test_a_penalised_greedy_text_is_transformers_own_and_the_same_at_every_k(
     tmp_path: Path,
 ) -> None:
-    stored = work(sweep, tmp_path, *SMALL, "temperature=[0]", "decode.repetition_penalty=1.3")
+    stored = ran("sweep", tmp_path, *SMALL, "temperature=[0]", "decode.repetition_penalty=1.3")
     texts: dict[tuple[str, str], set[tuple[int, ...]]] = {}
     for trial in stored.trials:
         texts.setdefault((trial.prompt_set, trial.prompt), set()).add(trial.tokens or ())
@@ -81,14 +73,15 @@ def test_a_penalised_greedy_text_is_transformers_own_and_the_same_at_every_k(
         assert texts[prompt.prompt_set, prompt.id] == {tuple(text[0, ids.shape[1] :].tolist())}
 
 
-@pytest.mark.parametrize("command", [sweep, audition])
+@pytest.mark.parametrize(
+    ("command", "more"), [("sweep", "mode=replay"), ("audition", "drafts=[tiny_good]")]
+)
 def test_replay_counts_the_rounds_under_a_penalty_and_stop_strings(
-    tmp_path: Path, command: Any
+    tmp_path: Path, command: str, more: str
 ) -> None:
     options = ("decode.repetition_penalty=1.2", "decode.min_p=0.02", "decode.stop_strings=[' the']")
-    more = "mode=replay" if command is sweep else "drafts=[tiny_good]"
-    loop = work(sweep, tmp_path / "loop", *SMALL, "temperature=[0]", *options)
-    replay = work(command, tmp_path / "replay", *SMALL, "temperature=[0]", *options, more)
+    loop = ran("sweep", tmp_path / "loop", *SMALL, "temperature=[0]", *options)
+    replay = ran(command, tmp_path / "replay", *SMALL, "temperature=[0]", *options, more)
     measured = loop.results.query("k > 0 and source == 'measured'")
     rounds = {(row.prompt_set, row.k): row.rounds for row in measured.itertuples()}
     assert rounds
@@ -98,19 +91,20 @@ def test_replay_counts_the_rounds_under_a_penalty_and_stop_strings(
 
 def test_sampled_tokens_follow_the_penalised_distribution(tmp_path: Path) -> None:
     sampling = ("temperature=[2.0]", "decode.repetition_penalty=1.2", "decode.min_p=0.002")
-    work(snapshot, tmp_path, "k=[2]", "prompts.sets=[hard]", "prompts.limit=6", *sampling)
+    hard = ("k=[2]", "prompts.sets=[hard]", "prompts.limit=6", "threads=1")
+    ran("snapshot", tmp_path, *hard, *sampling)
 
 
 def test_a_draft_that_is_the_target_is_always_accepted_under_a_penalty(tmp_path: Path) -> None:
     sampling = ("temperature=[1.0]", "decode.repetition_penalty=1.4", "decode.top_k=40")
-    copy = ("draft=tiny", "draft.name=copy", "k=[3]", "prompts.limit=3", "new_tokens=24")
-    trials = [trial for trial in work(sweep, tmp_path, *copy, *sampling).trials if trial.k]
+    copy = ("draft=tiny", "draft.name=copy", *SMALL, "k=[3]", "prompts.limit=3")
+    trials = [trial for trial in ran("sweep", tmp_path, *copy, *sampling).trials if trial.k]
     assert sum(trial.rejected or 0 for trial in trials) == 0
 
 
 def test_texts_end_with_the_token_that_completes_a_stop_string(tmp_path: Path) -> None:
-    plain = work(sweep, tmp_path, *SMALL, "temperature=[0]")
-    stopped = work(sweep, tmp_path, *SMALL, "temperature=[0]", "decode.stop_strings=['a','. ']")
+    plain = ran("sweep", tmp_path, *SMALL, "temperature=[0]")
+    stopped = ran("sweep", tmp_path, *SMALL, "temperature=[0]", "decode.stop_strings=['a','. ']")
     tokenizer = load(compose("sweep").model, "model", CPU).tokenizer
     texts = {(t.prompt_set, t.prompt): t.tokens or () for t in plain.trials if t.k == 0}
     reasons: set[str | None] = set()
@@ -139,7 +133,7 @@ def test_a_stop_string_across_many_tokens_is_found_where_it_is_completed() -> No
 
 def test_the_generations_of_an_older_run_keep_their_keys() -> None:
     """Otherwise it could not be resumed."""
-    run = load_run(Path(__file__).parent / "frozen" / "sweep")
+    run = load_run(FROZEN / "sweep")
     stored = run.config
     words = [f"{key}={stored[key]}" for key in ("k", "temperature", "new_tokens", "seed")]
     config = compose("sweep", [*words, f"prompts.limit={stored['prompts']['limit']}", "threads=1"])
@@ -156,10 +150,10 @@ def test_what_generation_config_asks_for_and_the_run_did_not_do_is_a_caveat(tmp_
     )
     folder = save(network, tmp_path / "model")
     words = [f"model.id={folder}", f"draft.id={folder}", "model=hf", "draft=hf", "draft.name=copy"]
-    short = [*words, "prompts.limit=1", "new_tokens=4", "k=[1]"]
+    short = [*words, "prompts.limit=1", "new_tokens=4", "k=[1]", "threads=1"]
 
     def caveat(*overrides: str) -> str:
-        stored = work(sweep, tmp_path / "runs", *short, *overrides)
+        stored = ran("sweep", tmp_path / "runs", *short, *overrides)
         caveats = content_of(analyse(stored)).caveats
         return " ".join(line for line in caveats if "generation_config" in line)
 

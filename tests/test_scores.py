@@ -8,17 +8,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from runs import FROZEN, outcome_of, ran
 
 from harness.analysis.replayed import replayed
-from harness.cli import compose, draft_confs
-from harness.commands import audition
-from harness.commands.run_lifecycle import Outcome
 from harness.records import RULES, TextTrace, UserError
-from harness.storage import load, load_traces, traces
+from harness.storage import load_traces, traces
 from harness.storage.tables import read_table
 
 # A stored audition of a draft model and a look-up, at temperatures 0 and 1
-STORED = Path(__file__).parent / "frozen" / "audition"
 NEEDED = ["draft", "prompt_set", "prompt", "token", "draft_is_argmax"]
 SAMPLED = ["temperature", "repetition", "target_logprob", "draft_logprob"]
 WRITERS: dict[str, Callable[[pd.DataFrame, Path], None]] = {
@@ -31,7 +28,7 @@ WRITERS: dict[str, Callable[[pd.DataFrame, Path], None]] = {
 def stored(*drafts: str, temperature: float | None = None) -> list[TextTrace]:
     return [
         trace
-        for trace in load_traces(STORED)
+        for trace in load_traces(FROZEN / "audition")
         if trace.draft in drafts
         and temperature in (None, trace.temperature)
         and trace.draft_temperature == trace.temperature
@@ -156,29 +153,21 @@ def test_a_file_that_is_no_table_is_refused(tmp_path: Path) -> None:
         read_table(tmp_path / "scores.parquet")
 
 
-def ranked(words: list[str]) -> Outcome:
-    config = compose("audition", words)
-    return audition.run(config, draft_confs(config))
-
-
 def test_a_look_up_needs_no_typed_time_whatever_its_name(tmp_path: Path) -> None:
     file = tmp_path / "scores.parquet"
     words = [f"scores_from=[{file}]", f"results_root={tmp_path}", "k=[1]", "latency.target_ms=12"]
     table_of([replace(trace, draft="copying") for trace in stored("ngram")], file)
-    assert ranked(words).status == 0
+    ran("audition", *words)
     table_of([replace(trace, draft="ngram") for trace in stored("tiny_good")], file)
     with pytest.raises(UserError, match=r"latency\.draft_ms: no time for draft 'ngram'"):
-        ranked(words)
+        outcome_of("audition", *words)
 
 
 def test_tables_are_ranked_without_a_model(tmp_path: Path) -> None:
     table_of(stored("tiny_good", "ngram"), tmp_path / "scores.parquet")
     words = [f"scores_from=[{tmp_path / 'scores.parquet'}]", f"results_root={tmp_path}"]
     words += ["k=[1,2,4]", "latency.target_ms=12", "latency.draft_ms={tiny_good:1.5,ngram:0.02}"]
-    outcome = ranked(words)
-    assert outcome.status == 0
-    assert outcome.folder is not None
-    run = load(outcome.folder)
+    run = ran("audition", *words)
     assert set(run.results.draft.dropna()) == {"tiny_good", "ngram"}
     rows: list[Any] = run.results[run.results.k > 0].to_dict("records")
     assert len(rows) == 24
@@ -195,7 +184,7 @@ def test_a_plan_says_what_is_read_and_an_interrupted_run_is_continued(
     table_of(stored("tiny_good", "ngram", temperature=0.0), tmp_path / "scores.parquet")
     words = [f"scores_from=[{tmp_path / 'scores.parquet'}]", f"results_root={tmp_path / 'runs'}"]
     words += ["k=[1,2,4]", "latency.target_ms=12", "latency.draft_ms={tiny_good:1.5,ngram:0.02}"]
-    assert ranked([*words, "dry_run=true", "verbose=true"]).folder is None
+    assert outcome_of("audition", *words, "dry_run=true", "verbose=true").folder is None
     plan = " ".join(capsys.readouterr().out.split())
     for line in ("tiny_good", "by position, for every K", "by start, for K up to 4", "typed"):
         assert line in plan
@@ -207,11 +196,11 @@ def test_a_plan_says_what_is_read_and_an_interrupted_run_is_continued(
     with monkeypatch.context() as patched:
         patched.setattr("harness.storage.RunFolder.write_traces", stop)
         with pytest.raises(KeyboardInterrupt):
-            ranked(words)
+            outcome_of("audition", *words)
     (folder,) = (tmp_path / "runs").iterdir()
-    outcome = ranked([f"resume={folder}"])
-    assert (outcome.status, outcome.folder) == (0, folder)
-    assert set(load(folder).results.draft.dropna()) == {"tiny_good", "ngram"}
+    run = ran("audition", f"resume={folder}")
+    assert run.folder == folder
+    assert set(run.results.draft.dropna()) == {"tiny_good", "ngram"}
 
 
 @pytest.mark.parametrize(
@@ -228,4 +217,4 @@ def test_what_does_not_go_with_tables_is_refused(
     table_of(stored("ngram"), tmp_path / "scores.parquet")
     given = [f"scores_from=[{tmp_path / 'scores.parquet'}]", f"results_root={tmp_path}", *words]
     with pytest.raises(UserError, match=says):
-        ranked(given)
+        outcome_of("audition", *given)

@@ -7,10 +7,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from runs import FROZEN, ran
 
-from harness import reporting, sweep
+from harness import reporting
 from harness.analysis import analyse
-from harness.cli import compose
 from harness.storage import load
 
 PAYLOADS = (
@@ -68,10 +68,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Elements, Elements,
         *("k=[1]", "temperature=[0]", "new_tokens=4"),
         *(f"model.name={json.dumps(PAYLOADS[0])}", f"draft.name={json.dumps(PAYLOADS[6])}"),
     ]
-    hostile = sweep.work(compose("sweep", words)).folder
-    assert hostile is not None
+    hostile = ran("sweep", *words).folder
     tamper(hostile)
-    ordinary = shutil.copytree(Path(__file__).parent / "frozen" / "sweep", root / "ordinary")
+    ordinary = shutil.copytree(FROZEN / "sweep", root / "ordinary")
     for folder in (ordinary, hostile):
         reporting.render(analyse(load(folder)), folder)
     plain, read = (Elements((path / "report.html").read_text()) for path in (ordinary, hostile))

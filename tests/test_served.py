@@ -1,6 +1,5 @@
 """A server run: costs found again, the gate, rows, predictions and what the report says of them."""
 
-import importlib
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from runs import ran
 
 from harness.analysis import analyse
 from harness.analysis.compared_engines import engine_rows
@@ -27,9 +27,6 @@ from harness.analysis.server_costs import (
     timed_rounds,
 )
 from harness.analysis.setup import Setup
-from harness.cli import compose
-from harness.commands import report
-from harness.config import ReportConfig
 from harness.records import RoundTiming, Rule, Trial
 from harness.reporting import markdown, serving
 from harness.reporting.content import content_of
@@ -123,10 +120,10 @@ def test_a_predicted_speedups_variance_is_that_of_costs_from_other_requests() ->
             replace(plain, seconds=plain.seconds * factors[0]),
             {k: replace(at[k], seconds=at[k].seconds * factors[n]) for n, k in ((1, 1), (2, 4))},
         )
-        found, variance = fit_costs(timed), speedup_variance(timed, tokens, counts)
-        assert found is not None
+        costs, variance = fit_costs(timed), speedup_variance(timed, tokens, counts)
+        assert costs is not None
         assert variance is not None
-        logs.append(np.log(found.speedup(tokens, counts)))
+        logs.append(np.log(costs.speedup(tokens, counts)))
         variances.append(float(variance.value))
     assert np.mean(variances) ** 0.5 == pytest.approx(np.std(logs), rel=0.25)
     same = speedup_variance(exact, tokens, counts)
@@ -248,9 +245,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> StoredRun:
     """Our own loop through the door of servers, both temperatures."""
     root = tmp_path_factory.mktemp("served")
     asked = ["engine=own", f"results_root={root}", *SMALL, "temperature=[0,1]"]
-    outcome = importlib.import_module("harness.commands.server").run(compose("server", asked))
-    assert outcome.folder is not None
-    return load(outcome.folder)
+    return ran("server", *asked)
 
 
 @pytest.fixture(scope="module")
@@ -615,7 +610,7 @@ def test_the_commands_that_were_measured_are_those_to_paste(
     assert "--max-model-len" in snippet.notes[-1]
 
 
-def test_latency_csv_has_prefills_and_what_rounds_take_beside_their_start(
+def test_latency_csv_has_prefills_and_what_rounds_take_without_their_start(
     stored: StoredRun, summary: Summary
 ) -> None:
     rows = {(row.kind, row.tokens, row.temperature): row for row in summary.latency}
@@ -653,11 +648,11 @@ def test_engines_are_compared_by_what_each_gained_from_the_pair(
     other = on_vllm(stored, 2.0, at=4)
     comparison = compare([stored, other])
     assert summary.served is not None
-    own = {(entry.temperature, entry.k): entry.speedup for entry in summary.served.by_k}
+    speedups = {(entry.temperature, entry.k): entry.speedup for entry in summary.served.by_k}
     rows = {(row.engine, row.temperature, row.k): row for row in comparison.engines}
     assert len(rows) == 2 * 2 * 3
     for (engine, temperature, k), row in rows.items():
-        expected = own[temperature, k] / (2 if (engine, k) == ("vllm", 4) else 1)
+        expected = speedups[temperature, k] / (2 if (engine, k) == ("vllm", 4) else 1)
         assert row.speedup is not None
         assert row.speedup == pytest.approx(expected)
         assert row.speedup_lo is not None
@@ -669,7 +664,7 @@ def test_engines_are_compared_by_what_each_gained_from_the_pair(
     ]
     assert paired.speedup_ratio == pytest.approx(0.5)
     assert paired.alpha_difference is None
-    _, k = max(own, key=lambda cell: own[cell])
+    _, k = max(speedups, key=lambda cell: speedups[cell])
     first = verdicts(comparison)[0]
     assert first.startswith(f"K={k} at temperature")
     assert "x on our own loop, " in re.sub(r" \[.*?\]", "", first)
@@ -711,14 +706,12 @@ def test_a_server_is_compared_with_a_sweep_of_our_own_loop(
     stored: StoredRun, tmp_path: Path
 ) -> None:
     words = [word for word in SMALL if not word.startswith("repetitions")]
-    sweep = importlib.import_module("harness.commands.sweep")
-    swept = sweep.run(compose("sweep", [f"results_root={tmp_path}", *words, "temperature=[0]"]))
+    root = f"results_root={tmp_path}"
+    swept = ran("sweep", root, *words, "temperature=[0]")
     runs = [str(stored.folder), str(swept.folder)]
-    outcome = report.run(ReportConfig(runs=runs, results_root=str(tmp_path)))
-    assert outcome.folder is not None
-    text = (outcome.folder / "report.md").read_text()
-    assert "## Engines side by side" in text
-    made = load(outcome.folder).summary
+    compared = ran("report", root, f"runs=[{','.join(runs)}]")
+    assert "## Engines side by side" in (compared.folder / "report.md").read_text()
+    made = compared.summary
     assert made is not None
     assert made.comparison is not None
     assert {(row.run, row.engine) for row in made.comparison.engines} == {

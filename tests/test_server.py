@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from runs import outcome_of, ran, stored
 from served_pair import Served
 from server_answers import (
     PLAIN_META,
@@ -30,13 +31,12 @@ from harness.analysis import analyse
 from harness.analysis.server_gate import text_z
 from harness.cli import compose
 from harness.commands import server as command
-from harness.commands import server_visits, snapshot
-from harness.commands.run_lifecycle import Outcome
+from harness.commands import server_visits
 from harness.config import ModelConf
 from harness.engines.protocol import ServerDiedError
 from harness.models.load import load_vocabulary
 from harness.records import ServingEngine, Trial, UserError
-from harness.storage import StoredRun, load
+from harness.storage import StoredRun
 from harness.summary import TextLikelihood
 
 needs_llamacpp = pytest.mark.skipif(
@@ -50,11 +50,6 @@ EXACT = ["threads=1", "kv_type=f32", "flash_attention=off"]
 def asked(root: Path, *words: str) -> Any:
     settings = [f"results_root={root}", "own_loop=false", *GRID, *EXACT, *words]
     return compose("server", settings)
-
-
-def stored(outcome: Outcome) -> StoredRun:
-    assert outcome.folder is not None
-    return load(outcome.folder)
 
 
 @pytest.fixture(scope="module")
@@ -227,11 +222,9 @@ def test_a_run_that_is_complete_is_resumed_without_a_server(
         raise AssertionError("a server was started")
 
     monkeypatch.setattr(server_visits, "started", started)
-    outcome = command.run(compose("server", [f"resume={served.folder}"]))
-    assert outcome.status == 0
-    assert stored(outcome).trials == served.trials
+    assert ran("server", f"resume={served.folder}").trials == served.trials
     with pytest.raises(UserError, match=r"its configuration differs in engine=own"):
-        command.run(compose("server", [f"resume={served.folder}", "engine=own"]))
+        outcome_of("server", f"resume={served.folder}", "engine=own")
 
 
 class Killed:
@@ -267,9 +260,8 @@ def test_a_server_that_dies_costs_its_own_cells_and_resume_asks_them_again(
     assert sum(trial.k == 4 for trial in ok) == 14
     assert {trial.k for trial in failed} == {4}
     assert "llama.cpp at k=4" in str(failed[0].error)
-    again = command.run(compose("server", [f"resume={outcome.folder}"]))
-    assert again.status == 0
-    done: Mapping[Any, Trial] = {trial.cell: trial for trial in stored(again).trials}
+    again = ran("server", f"resume={run.folder}")
+    done: Mapping[Any, Trial] = {trial.cell: trial for trial in again.trials}
     assert all(trial.status == "ok" for trial in done.values())
     assert len(done) == 6 * 3 * 2 * VISITS
 
@@ -287,7 +279,7 @@ def test_without_the_server_that_decodes_plainly_the_run_ends_and_can_be_resumed
     assert f"resume={folder}" in str(error.value)
     assert "\n" not in str(error.value)
     assert not _servers()
-    assert command.run(compose("server", [f"resume={folder}"])).status == 0
+    ran("server", f"resume={folder}")
 
 
 def _servers() -> list[str]:
@@ -536,7 +528,7 @@ def test_our_own_loop_through_the_same_door_decodes_what_a_snapshot_does(
     run = stored(command.run(asked(tmp_path, "engine=own", *words)))
     grid = [word for word in GRID if not word.startswith(("k=", "temp", "rep"))]
     settings = [f"results_root={tmp_path}", *grid, *words, "threads=1"]
-    shot = stored(snapshot.run(compose("snapshot", settings)))
+    shot = ran("snapshot", *settings)
     counted = ("tokens", "new_tokens", "rounds", "drafted", "accepted", "rejected", "room")
 
     def counts(each: StoredRun) -> dict[Any, list[Any]]:

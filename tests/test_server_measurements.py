@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from runs import FROZEN
 
 from harness.analysis.server_measurements import ServerRound, fit_rounds
 from harness.commands import breakeven
@@ -15,7 +16,7 @@ from harness.config import BreakevenConfig
 from harness.records import RoundTiming, UserError
 from harness.storage import RunFolder, load
 
-PROFILE = str(Path(__file__).parent / "frozen" / "profile")
+PROFILE = str(FROZEN / "profile")
 # A published K sweep of two prompt sets: K, ms per token, acceptance_rate.
 POST = {
     "easy": [
@@ -152,9 +153,9 @@ def test_positions_counts_or_rate_and_length_give_the_same_acceptance(tmp_path: 
         dict.fromkeys((POSITIONS, *COUNTS)),
     ]
     for changes in left_out:
-        found = read_benchmark("acceptance_from", benchmark(tmp_path, **changes))
-        assert (found.k, found.acceptance_rate) == (4, pytest.approx(0.55))
-        assert found.positions == (() if changes else (0.8, 0.6, 0.45, 0.35))
+        measured = read_benchmark("acceptance_from", benchmark(tmp_path, **changes))
+        assert (measured.k, measured.acceptance_rate) == (4, pytest.approx(0.55))
+        assert measured.positions == (() if changes else (0.8, 0.6, 0.45, 0.35))
 
 
 @pytest.mark.parametrize(
@@ -196,11 +197,11 @@ def judged(root: Path, **settings: Any) -> dict[str, Any]:
 
 
 def test_a_benchmark_and_two_latencies_are_a_verdict(tmp_path: Path) -> None:
-    found = judged(tmp_path, acceptance_from=benchmark(tmp_path), draft_ms=2.0, target_ms=13.4)
-    verdict = found["verdict"]
+    summary = judged(tmp_path, acceptance_from=benchmark(tmp_path), draft_ms=2.0, target_ms=13.4)
+    verdict = summary["verdict"]
     assert (verdict["decision"], verdict["k"], verdict["draft"]) == ("speculate", 4, None)
     assert verdict["speedup"] == pytest.approx(3.2 / (4 * 2 / 13.4 + 1))
-    assert "Serve the draft at K=4" in found["report"]
+    assert "Serve the draft at K=4" in summary["report"]
     slow = judged(tmp_path, acceptance_from=benchmark(tmp_path), draft_ms=12.0, target_ms=13.4)
     assert (slow["verdict"]["decision"], slow["verdict"]["k"]) == ("does_not_pay", 0)
     assert "needs alpha >= 0.90 and has 0.80" in slow["report"]
@@ -208,17 +209,18 @@ def test_a_benchmark_and_two_latencies_are_a_verdict(tmp_path: Path) -> None:
 
 def test_what_the_server_measured_goes_before_the_arithmetic(tmp_path: Path) -> None:
     plain = write(tmp_path / "plain.json", json.dumps({"mean_tpot_ms": 13.4}))
-    found = judged(tmp_path, acceptance_from=benchmark(tmp_path), baseline_from=plain, draft_ms=2.0)
-    assert found["verdict"]["speedup"] == pytest.approx(13.4 / 9.0)
-    assert "server measured 1.49x at K=4, the arithmetic says 2.00x" in found["report"]
-    assert "max_concurrency: no limit" in found["report"]
+    measured = benchmark(tmp_path)
+    summary = judged(tmp_path, acceptance_from=measured, baseline_from=plain, draft_ms=2.0)
+    assert summary["verdict"]["speedup"] == pytest.approx(13.4 / 9.0)
+    assert "server measured 1.49x at K=4, the arithmetic says 2.00x" in summary["report"]
+    assert "max_concurrency: no limit" in summary["report"]
 
 
 def test_the_published_log_says_do_not_speculate(tmp_path: Path) -> None:
-    found = judged(tmp_path, log=log(tmp_path))
-    assert found["verdict"]["decision"] == "does_not_pay"
-    assert found["verdict"]["speedup"] == pytest.approx(0.683, abs=5e-4)
-    assert "v + overhead (not separable)" in found["report"]
+    summary = judged(tmp_path, log=log(tmp_path))
+    assert summary["verdict"]["decision"] == "does_not_pay"
+    assert summary["verdict"]["speedup"] == pytest.approx(0.683, abs=5e-4)
+    assert "v + overhead (not separable)" in summary["report"]
     curve = [23.74 + 0.2 * index for index in range(17)]
     separated = judged(tmp_path, log=log(tmp_path), verify_ms=curve)
     assert "not separable" not in separated["report"]
@@ -226,13 +228,13 @@ def test_the_published_log_says_do_not_speculate(tmp_path: Path) -> None:
 
 
 def test_step_times_may_come_from_a_run(tmp_path: Path) -> None:
-    found = judged(tmp_path, latency_from=PROFILE, acceptance_by_position=[0.9, 0.8], k=[2, 99])
+    summary = judged(tmp_path, latency_from=PROFILE, acceptance_by_position=[0.9, 0.8], k=[2, 99])
     steps = load(PROFILE).latency.query("context_tokens == 30 and batch == 1")
     medians = steps.set_index(["role", "kind", "tokens"])["median_ms"].to_dict()
     draft_ms, target_ms = (medians[role, "step", 1] for role in ("draft", "target"))
     expected = 2.7 * target_ms / (2 * draft_ms + medians["target", "verify", 3])
-    assert found["verdict"]["speedup"] == pytest.approx(expected, rel=1e-3)
-    assert "atency_from times no verify for k = 99" in found["report"]
+    assert summary["verdict"]["speedup"] == pytest.approx(expected, rel=1e-3)
+    assert "atency_from times no verify for k = 99" in summary["report"]
     short = write(
         tmp_path / "short.csv", "k,tokens_per_round,ms_per_token\n0,,20\n1,1.5,18\n2,2.0,16"
     )
@@ -251,17 +253,17 @@ def test_a_run_that_timed_rounds_gives_them_and_not_what_its_steps_add_up_to(
         rounds = RoundTiming(0, "tiny", "tiny_good", k, 0.0, 30, 1, 16, 16, 16 * seconds)
         folder.rounds.append(rounds)
     del folder  # gives the run's lock back
-    found = judged(
+    summary = judged(
         tmp_path, latency_from=str(run), acceptance_by_position=[0.9, 0.8, 0.7], k=[1, 2, 3, 8]
     )
-    assert found["round_times"] == [
+    assert summary["round_times"] == [
         {"draft": "", "temperature": None, "source": "rounds", "plain_s": 0.01,
          "round_s": {"1": 0.016, "2": 0.020, "3": 0.024}, "visits": 0}
     ]  # fmt: skip
-    assert found["verdict"]["speedup"] == pytest.approx(3.4 * 10 / 24)
-    ideal = {entry["k"]: entry["ideal_speedup"] for entry in found["ceilings"]}
+    assert summary["verdict"]["speedup"] == pytest.approx(3.4 * 10 / 24)
+    ideal = {entry["k"]: entry["ideal_speedup"] for entry in summary["ceilings"]}
     assert ideal == pytest.approx({1: 2 * 10 / 16, 2: 3 * 10 / 20, 3: 4 * 10 / 24})
-    assert "atency_from times no verify for k = 8" in found["report"]
+    assert "atency_from times no verify for k = 8" in summary["report"]
 
 
 @pytest.mark.parametrize(

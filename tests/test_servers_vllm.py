@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from runs import outcome_of, stored
 from served_pair import Served, embedded
 
 from harness import prompts as prompt_sets
 from harness.analysis import analyse
-from harness.cli import compose, draft_conf
-from harness.commands import server as command
+from harness.cli import draft_conf
 from harness.config import PromptsConf
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement.draft_scores import score_texts
@@ -24,7 +24,7 @@ from harness.measurement.remote_scores import DraftServer, TextServer
 from harness.measurement.target_texts import GeneratedText
 from harness.models.eagle3 import Eagle3Network
 from harness.models.head_files import load_head
-from harness.storage import StoredRun, load
+from harness.storage import StoredRun
 from harness.summary import ServedSummary
 from tools.train_embedded.head_files import save_head
 
@@ -43,9 +43,7 @@ NOT_LOSSLESS = "0.32"
 
 
 def asked(folder: Path, *words: str, prompts: Sequence[str] = PROMPTS) -> StoredRun:
-    outcome = command.run(compose("server", [f"results_root={folder}", *SERVERS, *prompts, *words]))
-    assert outcome.folder is not None
-    return load(outcome.folder)
+    return stored(outcome_of("server", folder, *SERVERS, *prompts, *words))
 
 
 def said(run: StoredRun) -> ServedSummary:
@@ -149,8 +147,8 @@ def test_completions_and_prompts_are_scored_as_by_the_loaded_models(tmp_path: Pa
         told = [scorer.score(text, "remote") for text in texts]
     assert remote.engine == "vllm"
     unscored = [replace(text, logprobs=None) for text in texts]
-    own = score_texts(unscored, pair.target_model, pair.draft_model, draft_name="here")
-    for trace, expected in zip(told, own, strict=True):
+    local = score_texts(unscored, pair.target_model, pair.draft_model, draft_name="here")
+    for trace, expected in zip(told, local, strict=True):
         np.testing.assert_array_equal(trace.draft_is_argmax, expected.draft_is_argmax)
         for name in ("target_logprob", "draft_logprob"):
             np.testing.assert_allclose(getattr(trace, name), getattr(expected, name), atol=1e-3)

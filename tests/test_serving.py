@@ -137,15 +137,15 @@ def test_vllm_is_checked_without_weights_by_our_acceptance() -> None:
 def test_an_engine_drafts_the_k_that_is_best_under_its_rule(
     engine: str, expected: dict[str, str]
 ) -> None:
-    found = lines(decided({**ANSWERS, "exact_match": (2, 1.1)}))
-    assert expected.items() <= options(found[engine].code).items()
+    snippets = lines(decided({**ANSWERS, "exact_match": (2, 1.1)}))
+    assert expected.items() <= options(snippets[engine].code).items()
 
 
 def test_a_line_says_what_is_known_of_its_speedup() -> None:
-    found = lines(decided())
-    assert found["mlx-lm"].code == ""
-    assert found["mlx-lm"].notes == ("Without a draft: none is known to pay on it.",)
-    assert "1.60x at K=4" in found["llama.cpp"].notes[-1]
+    snippets = lines(decided())
+    assert snippets["mlx-lm"].code == ""
+    assert snippets["mlx-lm"].notes == ("Without a draft: none is known to pay on it.",)
+    assert "1.60x at K=4" in snippets["llama.cpp"].notes[-1]
     unknown = lines(decided({"ratio": (4, 1.5)}))
     for engine in ("SGLang", "llama.cpp", "mlx-lm"):
         assert "speedup is not known" in unknown[engine].notes[0]
@@ -209,20 +209,20 @@ def test_names_are_quoted_in_python_too() -> None:
 
 
 def test_a_run_that_stopped_drafting_early_is_served_so_where_the_engine_can() -> None:
-    found = lines(decided({"ratio": (4, 1.5)}, sampling={"stop_threshold": 0.3}))
-    assert "assistant_confidence_threshold = 0.3" in found["For"].code
-    assert "1.50x, measured on held-out" in found["For"].notes[0]
+    snippets = lines(decided({"ratio": (4, 1.5)}, sampling={"stop_threshold": 0.3}))
+    assert "assistant_confidence_threshold = 0.3" in snippets["For"].code
+    assert "1.50x, measured on held-out" in snippets["For"].notes[0]
     for engine in ("vLLM", "SGLang", "llama.cpp", "mlx-lm"):
-        assert "speedup is not known" in found[engine].notes[0]
+        assert "speedup is not known" in snippets[engine].notes[0]
 
 
 def test_the_sampling_of_the_run_is_on_the_line_or_asked_of_requests() -> None:
     sampling = {"top_k": 40, "top_p": 0.9}
-    found = lines(decided(GREEDY, sampling=sampling, temperature=0.7))
-    given = options(found["mlx-lm"].code)
+    snippets = lines(decided(GREEDY, sampling=sampling, temperature=0.7))
+    given = options(snippets["mlx-lm"].code)
     assert (given["--temp"], given["--top-k"], given["--top-p"]) == ("0.7", "40", "0.9")
     for engine in ("For", "SGLang", "llama.cpp"):
-        (asked,) = [note for note in found[engine].notes if "requests" in note]
+        (asked,) = [note for note in snippets[engine].notes if "requests" in note]
         assert "temperature 0.7, top_k 40 and top_p 0.9" in asked
 
 
@@ -363,12 +363,12 @@ def test_an_engine_without_the_best_kind_is_given_the_best_draft_that_it_has() -
         for place, (draft, k, speedup) in enumerate(ranked, start=1)
     )
     boards = tuple(Leaderboard(rule, 0.0, (), rows) for rule in RULES)
-    found = lines(replace(made, leaderboards=boards))
-    assert speculative_config(found["For"])["method"] == "eagle3"
-    assert "eagle3 at K=2 is the fastest: 1.60x" in found["For"].notes[0]
-    assert "assistant_early_exit" in found["transformers"].code
-    assert options(found["mlx-lm"].code)["--num-draft-tokens"] == "5"
-    assert "no early exit" in found["mlx-lm"].notes[0]
+    snippets = lines(replace(made, leaderboards=boards))
+    assert speculative_config(snippets["For"])["method"] == "eagle3"
+    assert "eagle3 at K=2 is the fastest: 1.60x" in snippets["For"].notes[0]
+    assert "assistant_early_exit" in snippets["transformers"].code
+    assert options(snippets["mlx-lm"].code)["--num-draft-tokens"] == "5"
+    assert "no early exit" in snippets["mlx-lm"].notes[0]
     losing = (rows[0], rows[3], *rows[1:3])
     boards = tuple(replace(board, rows=losing) for board in boards)
     assert lines(replace(made, leaderboards=boards))["For"].code == ""
@@ -377,8 +377,8 @@ def test_an_engine_without_the_best_kind_is_given_the_best_draft_that_it_has() -
 def test_another_look_up_than_this_runs_has_no_known_speedup() -> None:
     known = {title: snippet.notes[0] for title, snippet in of_kind("ngram").items()}
     for title, note in known.items():
-        own = title.startswith(("vLLM", "transformers"))
-        assert note.startswith("1.50x") == own, title
+        same_look_up = title.startswith(("vLLM", "transformers"))
+        assert note.startswith("1.50x") == same_look_up, title
 
 
 def test_a_run_that_decides_nothing_has_no_line() -> None:

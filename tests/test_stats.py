@@ -236,10 +236,10 @@ def test_a_lucky_visit_that_favours_one_candidate_is_neither_trusted_nor_forgott
 
 def test_draws_vary_as_the_intervals_say_and_share_what_candidates_share():
     rng = np.random.default_rng(0)
-    shared, own = rng.normal(0.0, 0.2, 24), rng.normal(0.0, 0.02, (2, 24))
+    shared, apart = rng.normal(0.0, 0.2, 24), rng.normal(0.0, 0.02, (2, 24))
     costs = 1.0 + 0.03 * rng.normal(size=(1, 12))
     visits = (VisitCosts(np.array([1]), costs / costs.mean()),)
-    work = workload(np.exp(shared + own), visits=visits)
+    work = workload(np.exp(shared + apart), visits=visits)
     drawn = work.drawn(20_000, 0)
     assert drawn.mean(axis=0) == pytest.approx(work.log_speedups(), abs=0.002)
     assert drawn.var(axis=0) == pytest.approx(work.log_speedup_variance().value, rel=0.05)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import Door
 from random_models import fill_hub_cache, qwen3, save
+from runs import stored
 
 from harness import prompts as prompt_sets
 from harness.analysis import analyse
@@ -28,11 +29,6 @@ KS, TEMPERATURES = [1, 4], [0.0, 1.0]
 def config(root: Path, *overrides: str) -> SweepConfig:
     grid = ["k=[1,4]", "temperature=[0,1]", "new_tokens=12", "threads=1"]
     return compose("sweep", [f"results_root={root}", *grid, *overrides])
-
-
-def stored(outcome: Outcome) -> StoredRun:
-    assert outcome.folder is not None
-    return load(outcome.folder)
 
 
 @pytest.fixture(scope="module")
@@ -96,8 +92,8 @@ def test_latency_csv_has_a_row_of_plain_tokens_and_of_each_k_by_temperature(
 ) -> None:
     rounds = swept.latency[swept.latency.kind == "round"]
     assert swept.latency.columns[-1] == "temperature"
-    found = list(zip(rounds.role, rounds.tokens, rounds.temperature, strict=True))
-    assert found == [
+    listed = list(zip(rounds.role, rounds.tokens, rounds.temperature, strict=True))
+    assert listed == [
         ("draft" if k else "target", k, temperature)
         for temperature in TEMPERATURES
         for k in (0, *KS)

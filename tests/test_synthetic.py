@@ -7,17 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from runs import outcome_of, ran
 
 from harness.analysis.cells import expected_tokens_per_round as expected_on_texts
-from harness.cli import compose
-from harness.commands import snapshot, sweep
 from harness.config import rates_for
 from harness.decoding import loops
 from harness.decoding.protocols import Proposal
 from harness.decoding.sampling import SamplingParameters
 from harness.decoding.verification import Decision, verify_synthetic
 from harness.records import UserError
-from harness.storage import StoredRun, load
+from harness.storage import StoredRun
 from harness.theory.acceptance import (
     alpha_from_acceptance_rate,
     conditional,
@@ -115,9 +114,7 @@ def test_rates_that_cannot_be_are_refused(acceptance: object, k: int, message: s
 
 def swept(tmp_path: Path, *more: str) -> StoredRun:
     words = ["prompts.limit=2", "temperature=[0.0]", "new_tokens=12", "k=[1,2]", "threads=1"]
-    outcome = sweep.run(compose("sweep", [f"results_root={tmp_path}", *words, *more]))
-    assert outcome.folder is not None
-    return load(outcome.folder)
+    return ran("sweep", tmp_path, *words, *more)
 
 
 def test_a_sweep_predicts_from_rates_that_were_set_and_another_run_can_take_its_own(
@@ -179,6 +176,5 @@ RATE = "decode.acceptance=0.8"
 def test_synthetic_acceptance_is_refused_where_no_loop_is_measured(
     command: str, words: list[str], message: str, tmp_path: Path
 ) -> None:
-    run = {"snapshot": snapshot.run, "sweep": sweep.run}.get(command, lambda _: None)
     with pytest.raises(UserError, match=message):
-        run(compose(command, [f"results_root={tmp_path}", *words]))
+        outcome_of(command, tmp_path, *words)

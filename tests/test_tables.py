@@ -3,15 +3,14 @@
 import importlib
 import pkgutil
 from dataclasses import fields, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from runs import EXAMPLES, FROZEN, analysed, ran
 
 from harness.analysis import analyse
-from harness.cli import compose
 from harness.reporting import formatting as fmt
 from harness.reporting import plots, tables
 from harness.reporting.plots import style
@@ -20,8 +19,6 @@ from harness.reporting.tables.specification import Cell, Column, Table, table
 from harness.storage import load
 from harness.summary import Summary
 
-FROZEN = Path(__file__).parent / "frozen"
-EXAMPLES = Path(__file__).parents[1] / "results" / "examples"
 RUNS = ("sweep", "sweep_replay", "audition", "profile", "breakeven", "snapshot")
 SMALL = ("prompts.limit=2", "new_tokens=8", "threads=1", "k=[2]")
 LOG = "K,acceptance_rate,ms_per_token\n0,,20\n1,0.8,17\n2,0.7,16\n4,0.5,18\n8,0.3,24\n"
@@ -70,11 +67,6 @@ UNWRITTEN = {
 }  # fmt: skip
 
 
-@cache
-def summary(name: str) -> Summary:
-    return analyse(load(FROZEN / name))
-
-
 @pytest.fixture(scope="module")
 def summaries(tmp_path_factory: pytest.TempPathFactory) -> list[Summary]:
     root = tmp_path_factory.mktemp("made")
@@ -82,10 +74,8 @@ def summaries(tmp_path_factory: pytest.TempPathFactory) -> list[Summary]:
     made = []
     for command, *overrides in MADE:
         asked = [text.format(root=root, frozen=FROZEN, examples=EXAMPLES) for text in overrides]
-        config = compose(command, [f"results_root={root}", *asked])
-        outcome = importlib.import_module(f"harness.{command}").work(config)
-        made.append(analyse(load(outcome.folder)))
-    return [*(summary(name) for name in RUNS), *made]
+        made.append(analyse(ran(command, root, *asked)))
+    return [*(analysed(name) for name in RUNS), *made]
 
 
 def by_title(made: Summary, start: str) -> Table:
@@ -122,8 +112,9 @@ def test_every_column_has_a_value_in_some_real_run(summaries: list[Summary]) -> 
         empty = [column for column in columns if id(column) not in filled]
         alone = {f"{name} {column.one_line}" for column in empty}
         unfilled |= {name} if len(empty) == len(columns) else alone
-    here = {name for name, run in UNFILLED.items() if run == BUSY}  # where others use the machine
-    assert unfilled | here == set(UNFILLED)
+    # Where others use the machine
+    filled_on_busy = {name for name, run in UNFILLED.items() if run == BUSY}
+    assert unfilled | filled_on_busy == set(UNFILLED)
 
 
 def test_every_part_of_a_summary_is_written_by_some_real_run(summaries: list[Summary]) -> None:
@@ -137,7 +128,7 @@ def test_every_plot_is_drawn_of_some_real_run_and_its_bytes_repeat(
 ) -> None:
     made = {plot.name for one in summaries for plot in plots.drawn(one)}
     assert made | {"speedup_by_k.svg"} == set(plots.NAMES)  # of an older version
-    assert plots.drawn(summary("sweep")) == plots.drawn(summary("sweep"))
+    assert plots.drawn(analysed("sweep")) == plots.drawn(analysed("sweep"))
 
 
 # A table's specification
@@ -166,17 +157,17 @@ def test_a_column_without_any_value_is_left_out_and_named() -> None:
 
 
 def test_a_sweep_has_a_table_per_temperature_and_prompt_set() -> None:
-    titles = [entry.title for entry in tables_of(summary("sweep"))]
+    titles = [entry.title for entry in tables_of(analysed("sweep"))]
     assert titles[:4] == [
         f"Temperature {temperature}, {prompt_set} prompts"
         for temperature in (0, 1)
         for prompt_set in ("easy", "hard")
     ]
-    assert by_title(summary("sweep_replay"), "Temperature 0, easy").title.endswith("(predicted)")
+    assert by_title(analysed("sweep_replay"), "Temperature 0, easy").title.endswith("(predicted)")
 
 
 def test_the_best_row_is_the_fastest_and_the_baseline_where_every_k_is_slower() -> None:
-    made = summary("sweep")
+    made = analysed("sweep")
     assert texts(made, "Temperature 0, easy", "K") == ["0", "1", "2", "best 4"]
     slow = tuple(replace(row, speedup=0.9) if row.k else row for row in made.results)
     slower = replace(made, results=slow)
@@ -184,7 +175,7 @@ def test_the_best_row_is_the_fastest_and_the_baseline_where_every_k_is_slower() 
 
 
 def test_break_even_is_none_where_even_alpha_1_loses_and_unknown_without_a_prediction() -> None:
-    made = summary("sweep")
+    made = analysed("sweep")
     lost = replace(made, results=tuple(replace(r, breakeven_alpha=None) for r in made.results))
     assert texts(lost, "Temperature 0, easy", "break-even alpha") == ["-", "none", "none", "none"]
     measured = tuple(row for row in lost.results if row.source == "measured")
@@ -193,7 +184,7 @@ def test_break_even_is_none_where_even_alpha_1_loses_and_unknown_without_a_predi
 
 
 def test_a_cell_that_did_not_complete_is_named_with_its_error() -> None:
-    made = summary("sweep")
+    made = analysed("sweep")
     rows = tuple(
         replace(row, status="failed", error="out of memory") if row.k == 2 else row
         for row in made.results
@@ -203,20 +194,20 @@ def test_a_cell_that_did_not_complete_is_named_with_its_error() -> None:
 
 
 def test_rules_that_rank_alike_share_a_leaderboard() -> None:
-    boards = leaderboard.boards(summary("audition"))
+    boards = leaderboard.boards(analysed("audition"))
     assert [board.name for board in boards] == [
         "temperature 0, all engines",
         "temperature 1, transformers",
         "temperature 1, vLLM, SGLang, llama.cpp",
         "temperature 1, mlx-lm",
     ]
-    assert all(leaderboard.PLAIN in texts(summary("audition"), title, "draft")
+    assert all(leaderboard.PLAIN in texts(analysed("audition"), title, "draft")
                for title in ("Temperature 0", "Temperature 1"))  # fmt: skip
 
 
 def test_a_note_of_several_tables_is_made_under_the_last_of_them() -> None:
     for name in RUNS:
-        notes = [note for entry in tables_of(summary(name)) for note in entry.notes]
+        notes = [note for entry in tables_of(analysed(name)) for note in entry.notes]
         assert len(notes) == len(set(notes))
 
 
@@ -235,14 +226,14 @@ def test_the_linear_rule_is_shown_where_it_is_asked_for_and_promises_more() -> N
 
 
 def test_the_waterfall_ends_at_the_measured_speedup_and_its_factors_lead_there() -> None:
-    shown = by_title(summary("profile"), "From the ideal speedup")
+    shown = by_title(analysed("profile"), "From the ideal speedup")
     speedup = [float(cell.value or 0) for cell in shown.column("speedup")]
     factors = [float(cell.value or 1) for cell in shown.column("factor")]
     product = speedup[0]
     for factor in factors:
         product *= factor
     assert product == pytest.approx(speedup[-1])
-    rounds = by_title(summary("profile"), "What a round is made of")
+    rounds = by_title(analysed("profile"), "What a round is made of")
     measured = [float(cell.value or 0) for cell in rounds.column("measured speedup")]
     assert max(measured) == pytest.approx(product)
 
@@ -251,13 +242,13 @@ def test_the_waterfall_ends_at_the_measured_speedup_and_its_factors_lead_there()
 
 
 def test_the_plots_name_their_series_and_lines() -> None:
-    drawn = {plot.name: words(plot.svg) for plot in plots.drawn(summary("sweep"))}
+    drawn = {plot.name: words(plot.svg) for plot in plots.drawn(analysed("sweep"))}
     assert "no speculation" in drawn["speedup_vs_k.svg"]
     for name in ("speedup_vs_k.svg", "breakeven_vs_measured.svg", "acceptance_by_position.svg"):
         assert all(label in drawn[name] for label in ("easy", "hard", "temperature 1"))
     assert all(f"K={k}" in drawn["acceptance_vs_temperature.svg"] for k in (1, 2, 4))
     assert "tiny_good step" in drawn["verify_cost.svg"]
-    board = words(plots.drawn(summary("audition"))[0].svg)
+    board = words(plots.drawn(analysed("audition"))[0].svg)
     assert all(name in board for name in ("tiny_good, K=2", "ngram", leaderboard.PLAIN))
 
 
@@ -273,7 +264,7 @@ def test_the_plots_name_their_series_and_lines() -> None:
 def test_a_plot_without_its_data_is_not_drawn_and_an_earlier_one_is_removed(
     tmp_path: Path, missing: str, left_out: set[str]
 ) -> None:
-    made = summary("sweep")
+    made = analysed("sweep")
     folder, without = tmp_path / "plots", replace(made, **{missing: ()})
     every = {Path(plot.file).name for plot in plots.draw(made, folder)}
     kept = {Path(plot.file).name for plot in plots.draw(without, folder)}
@@ -283,7 +274,7 @@ def test_a_plot_without_its_data_is_not_drawn_and_an_earlier_one_is_removed(
 
 def test_a_run_that_stored_nothing_has_no_table_and_no_plot() -> None:
     for name in RUNS:
-        empty = Summary(run=summary(name).run)
+        empty = Summary(run=analysed(name).run)
         assert (tables_of(empty), plots.drawn(empty)) == ((), ())
 
 

@@ -9,16 +9,15 @@ import numpy as np
 import pytest
 import torch
 from random_models import qwen3, random_model
+from served_pair import embedded, shipped_requests
 from stubs import CPU, GREEDY, decoded, text_of
 from transformers import Gemma2Config, MistralConfig, Qwen3NextConfig, RobertaConfig
 
-from harness import prompts as prompt_sets
 from harness.analysis.replayed import replayed
-from harness.config import ModelConf, PromptsConf
 from harness.decoding.drafters import ModelDrafter
 from harness.decoding.lookups import NgramDrafter
-from harness.decoding.protocols import Drafter, Generation
-from harness.decoding.sampling import SamplingParameters, Uniforms, sampler_for
+from harness.decoding.protocols import Drafter
+from harness.decoding.sampling import SamplingParameters, sampler_for
 from harness.measurement import draft_scores
 from harness.measurement.draft_scores import lookup_traces, score_texts
 from harness.measurement.target_texts import (
@@ -28,8 +27,6 @@ from harness.measurement.target_texts import (
     generate_texts,
 )
 from harness.models.cached import CachedModel, SnapshotModel, SplitNetwork, split_network
-from harness.models.load import load
-from harness.models.tokenizer import encode
 from harness.records import NGRAM, TextTrace, UserError
 from harness.storage import RunFolder, load_traces
 
@@ -48,60 +45,34 @@ SMALL: dict[str, Any] = {
 Make = Callable[[Request], Drafter]
 
 
-def embedded(name: str) -> CachedModel:
-    network = load(ModelConf(name=name, id=f"embedded:{name}"), "model", CPU).network
-    return CachedModel(network, 1024)
+def cached(name: str) -> CachedModel:
+    return CachedModel(embedded(name).network, 1024)
 
 
 @pytest.fixture(scope="module")
 def target() -> CachedModel:
-    return embedded("tiny")
+    return cached("tiny")
 
 
 @pytest.fixture(scope="module")
 def drafts() -> dict[str, CachedModel]:
-    return {name: embedded(name) for name in DRAFTS}
+    return {name: cached(name) for name in DRAFTS}
 
 
 @pytest.fixture(scope="module")
 def requests() -> list[Request]:
     """Six prompts of each shipped set, greedy."""
-    loaded = load(ModelConf(name="tiny", id="embedded:tiny"), "model", CPU)
-    conf = PromptsConf(sets=["easy", "hard"], limit=6)
-    return [
-        Request(
-            cell="",
-            prompt_set=prompt.prompt_set,
-            prompt=prompt.id,
-            category=prompt.category,
-            tokens=encode(loaded.tokenizer, prompt, conf),
-            repetition=0,
-            sampling=GREEDY,
-            budget=BUDGET,
-            seed=3,
-            eos=loaded.eos,
-            model="tiny",
-        )
-        for prompt in prompt_sets.load(conf)
-    ]
-
-
-def generation(request: Request, k: int = 0) -> Generation:
-    key = f"{request.prompt_set}/{request.prompt}"
-    positions = request.budget + k + 1
-    uniforms = Uniforms.keyed(request.seed, key, request.repetition, positions, CPU)
-    return Generation(
-        request.tokens, request.budget, request.sampling, uniforms, k, eos=request.eos
-    )
+    return shipped_requests(embedded("tiny"), 6, budget=BUDGET, seed=3)
 
 
 def plain(target: CachedModel, request: Request) -> tuple[int, ...]:
-    return tuple(text_of(decoded(target, None, generation(request))))
+    return tuple(text_of(decoded(target, None, request.generation(CPU))))
 
 
 def loop_rounds(target: CachedModel, drafter: Drafter, request: Request, k: int) -> list[int]:
     """Tokens emitted by each round of the real loop."""
-    return [len(entry.tokens) for entry in decoded(target, drafter, generation(request, k))]
+    drafting = replace(request, k=k).generation(CPU)
+    return [len(entry.tokens) for entry in decoded(target, drafter, drafting)]
 
 
 def at(requests: Sequence[Request], sampling: SamplingParameters) -> list[Request]:

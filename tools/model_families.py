@@ -30,7 +30,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,6 @@ from transformers.models.auto.modeling_auto import (
 
 from harness.analysis.replayed import replayed
 from harness.config import ModelConf
-from harness.decoding.sampling import SamplingParameters
 from harness.measurement.draft_scores import score_texts
 from harness.measurement.generations import Request
 from harness.measurement.target_texts import generate_texts
@@ -53,7 +52,7 @@ from harness.models.checkpoint import quiet_transformers
 from harness.models.load import EMBEDDED, load
 from harness.models.probe import cached_model
 from harness.records import UserError
-from tests.stubs import decoded, generation_of, text_of
+from tests.stubs import REQUEST, decoded, generation_of, text_of
 
 TABLE = Path(__file__).resolve().parent.parent / "docs" / "families.md"
 CPU = torch.device("cpu")
@@ -288,30 +287,15 @@ def build(model_type: str) -> PreTrainedModel:
 @torch.inference_mode()
 def greedy(network: PreTrainedModel, prompt: Sequence[int]) -> tuple[int, ...]:
     """The reference: one forward without a cache over the whole text for each token."""
-    whole = list(prompt)
+    text = list(prompt)
     for _ in range(BUDGET):
-        logits: Tensor = network(input_ids=torch.tensor([whole]), use_cache=False).logits
-        whole.append(int(logits[0, -1, :VISIBLE].argmax()))
-    return tuple(whole[len(prompt) :])
+        logits: Tensor = network(input_ids=torch.tensor([text]), use_cache=False).logits
+        text.append(int(logits[0, -1, :VISIBLE].argmax()))
+    return tuple(text[len(prompt) :])
 
 
 def _request(prompt: Sequence[int]) -> Request:
-    return Request(
-        cell="",
-        prompt_set="set",
-        prompt=str(len(prompt)),
-        category=None,
-        tokens=tuple(prompt),
-        sampling=SamplingParameters(0.0),
-        budget=BUDGET,
-        repetition=0,
-        seed=1,
-        eos=NO_EOS,
-        model="target",
-    )
-
-
-NO_EOS: frozenset[int] = frozenset()
+    return replace(REQUEST, prompt=str(len(prompt)), tokens=tuple(prompt), budget=BUDGET)
 
 
 def _rounds(target: CachedModel, draft: CachedModel | None, prompt: Sequence[int], k: int):

@@ -1,0 +1,287 @@
+"""What every kind of head must pass: lossless in the loop, and scored as the loop runs it.
+
+The target is small and random; heads of each kind are made by the tests of that kind.
+"""
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from random_models import qwen3
+from stubs import CPU, GREEDY, REQUEST, FunctionModel, assert_counts, decoded, text_of
+from test_verification import (
+    VOCAB,
+    cells,
+    random_distribution,
+    round_outcomes,
+    sequence_probabilities,
+)
+from torch import Tensor
+
+from harness.analysis.adaptive import ScoredTexts, replayed_adaptively
+from harness.analysis.replayed import replayed
+from harness.decoding.heads import HeadDrafter, HeadModel
+from harness.decoding.sampling import SamplingParameters, penalised, sampler_for
+from harness.measurement.confidences import draft_confidences
+from harness.measurement.generations import Request
+from harness.measurement.head_scores import score_with_head
+from harness.measurement.target_texts import GeneratedText, generate_texts
+from harness.models.cached import CachedModel
+from harness.models.heads import Head
+from harness.models.lean.model import LeanModel
+from harness.models.load import LoadedModel
+from harness.records import Rule
+from harness.stats.jackknife import Array
+from harness.theory.replay import Replayed, accept_probabilities, replay
+
+LAYERS, VOCABULARY = 7, 16
+SAMPLED = SamplingParameters(1.0)
+SAMPLINGS = (GREEDY, SAMPLED, SamplingParameters(0.7, top_k=9, top_p=0.9, repetition_penalty=1.3))
+PROMPTS: tuple[tuple[int, ...], ...] = (
+    (5, 9, 3, 2, 7, 5, 9),
+    (8,),
+    (3, 4),
+    tuple(place * place % 13 for place in range(36)),
+)
+
+
+def random_target(**sizes: Any) -> LoadedModel:
+    """A random target of 7 layers and 16 tokens; no test reads its tokenizer."""
+    network = qwen3(1, **{"layers": LAYERS, "vocab": VOCABULARY, **sizes})
+    return LoadedModel("model", "target", None, frozenset(), 256, network)
+
+
+def keeping(target: LoadedModel, head: Head, forward: type[CachedModel] = LeanModel) -> CachedModel:
+    """The target with a cache, which keeps the states that a head reads."""
+    model = forward(target.network, target.vocab_size)
+    model.keep_states(head.network.layers)
+    return model
+
+
+def asked(sampling: SamplingParameters, budget: int = 30) -> list[Request]:
+    """A text after each of the prompts."""
+    one = replace(REQUEST, sampling=sampling, budget=budget, seed=5, eos=frozenset({15}))
+    return [replace(one, prompt=str(index), tokens=tokens) for index, tokens in enumerate(PROMPTS)]
+
+
+# ---- the loop and replay -------------------------------------------------------------------------
+
+
+def assert_replay_counts_the_loops_rounds(
+    model: CachedModel, head: Head, ks: Sequence[int], rules: Iterable[Rule] = ("ratio",)
+) -> Mapping[int, Replayed]:
+    """At temperature 0 texts are the target's, and every count of every text and K replay's.
+
+    Returns:
+        What replay expects, by K, under the last rule.
+    """
+    requests = asked(GREEDY)
+    texts = generate_texts(model, requests, name="model=target")
+    traces = score_with_head(texts, model, head, num_draft_tokens=max(ks), draft_name="head")
+    by_k: Mapping[int, Replayed] = {}
+    for rule in rules:
+        by_k = replayed(traces, rule, ks)
+        for k, (row, request) in itertools.product(ks, enumerate(requests)):
+            drafting = replace(request, k=k, rule=rule).generation(CPU)
+            rounds = decoded(model, HeadDrafter(head, model, GREEDY, rule), drafting)
+            assert text_of(rounds) == list(texts[row].tokens)
+            assert_counts(by_k[k], row, rounds)
+    assert by_k[max(ks)].accepted.sum() > 0
+    return by_k
+
+
+def gaps(
+    requests: Sequence[Request], model: CachedModel, head: Head, threshold: float = 0.0
+) -> Array:
+    """[2, texts] rounds and drafted tokens of the loop, less those that replay expects.
+
+    No more tokens are drafted after one that is less likely than the threshold.
+    """
+    rounds = [
+        decoded(
+            model,
+            HeadDrafter(head, model, each.sampling, each.rule, threshold),
+            each.generation(CPU),
+        )
+        for each in requests
+    ]
+    texts = [
+        GeneratedText(replace(each, k=0), tuple(text_of(done)), "budget")
+        for each, done in zip(requests, rounds, strict=True)
+    ]
+    k = max(each.k for each in requests)
+    traces = score_with_head(texts, model, head, num_draft_tokens=k, draft_name="head")
+    if threshold:
+        known = draft_confidences(
+            texts, model, head, draft_name="head", rule="ratio", num_draft_tokens=k, least=0.1
+        )
+        scored = ScoredTexts(traces, {each.key: each for each in known}, "ratio")
+        expected = replayed_adaptively(scored, k, threshold)
+    else:
+        expected = replayed(traces, "ratio", [k])[k]
+    drafted = [sum(each.drafted for each in done) for done in rounds]
+    return np.array([[*map(len, rounds)] - expected.rounds, drafted - expected.drafted])
+
+
+def gap_in_standard_errors(model: CachedModel, head: Head, generations: int) -> float:
+    """Of the loop's rounds at K = 3 and temperature 1 from those expected of its very texts."""
+    requests = [
+        replace(one, repetition=repetition, k=3)
+        for repetition in range(generations // len(PROMPTS))
+        for one in asked(SAMPLED, 12)
+    ]
+    rounds, _ = gaps(requests, model, head)
+    return float(rounds.sum() / np.sqrt(np.square(rounds).sum()))
+
+
+def step_by_step(
+    head: Head, model: CachedModel, text: GeneratedText, start: int, depth: int
+) -> Tensor:
+    """Logits of the head in a round from a start whose drafts are the text's tokens."""
+    before = [*text.request.tokens, *text.tokens[:start]]
+    drafter = HeadDrafter(head, model, GREEDY)
+    model.prefill(before[:-1])
+    drafter.begin(before)
+    return drafter.logits_along(torch.tensor(text.tokens[start : start + depth]))
+
+
+def assert_scores_are_the_loops(
+    model: CachedModel, head: Head, sampling: SamplingParameters, depth: int
+) -> None:
+    """From every start, for as many tokens as a head drafts, `depth` at most."""
+    most = head.drafts or depth
+    texts = generate_texts(model, asked(sampling, 12), name="model=target")
+    traces = score_with_head(texts, model, head, num_draft_tokens=depth, draft_name="head", chunk=5)
+    for text, trace in zip(texts, traces, strict=True):
+        first = int(len(text.request.tokens) == 1)  # nothing precedes the first token's state
+        for start in range(first, len(text.tokens)):
+            logits = step_by_step(head, model, text, start, min(depth, most))
+            for offset, row in enumerate(logits):
+                at = start + offset
+                seen = torch.zeros(1, VOCABULARY, dtype=torch.bool)
+                seen[0, [*text.request.tokens, *text.tokens[:at]]] = True
+                drafted = penalised(row[None], seen, sampling.repetition_penalty)
+                token = text.tokens[at]
+                assert trace.draft_is_argmax[start, offset] == (int(drafted.argmax()) == token)
+                if sampling.greedy:
+                    continue
+                chance = float(sampler_for(sampling)(drafted)[0, token])
+                assert np.exp(trace.draft_logprob[start, offset]) == pytest.approx(
+                    chance, abs=1e-5, rel=1e-3
+                )
+        if first or head.drafts:
+            assert trace.proposed is not None
+            expected = [0] * first + [most] * (len(text.tokens) - first)
+            assert trace.proposed.tolist() == expected
+        beyond = np.isnan(trace.draft_logprob)
+        assert beyond[-1].tolist() == [False] + [True] * (beyond.shape[1] - 1)
+
+
+# ---- all that a toy head and the production drafter can do ---------------------------------------
+
+LENGTH = 4
+Tokens = tuple[int, ...]
+# (text to a start, what is drafted since) -> the distribution of the next draft
+DraftedFrom = Callable[[Tokens, Tokens], Tensor]
+
+
+class CountingTarget(FunctionModel):
+    """A toy target whose state after a token is a number of its own for every text."""
+
+    states: Tensor | None = None
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        super().prefill(tokens)
+        self.states = self.numbers(len(tokens))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits = super().forward(tokens)
+        self.states = self.numbers(len(tokens))
+        return logits
+
+    def numbers(self, count: int) -> Tensor:
+        """The states [n, 1] of the last `count` tokens."""
+        ends = range(len(self.cache) - count + 1, len(self.cache) + 1)
+        return torch.tensor([[number_of(self.cache[:end])] for end in ends], dtype=torch.float64)
+
+
+def number_of(text: Sequence[int]) -> int:
+    return sum((token + 1) * 4**place for place, token in enumerate(text))
+
+
+def proposals_from(
+    before: Tokens,
+    k: int,
+    rule: Rule,
+    make_head: Callable[[], HeadModel],
+    drafted_from: DraftedFrom,
+) -> dict[Tokens, float]:
+    """What the production drafter proposes from a start and how often."""
+    target = CountingTarget(random_distribution(1))
+    # A draft that proposes its argmax reads no uniform; two of each would show that it does
+    grids = [
+        cells([0.5])
+        if rule == "greedy_draft"
+        else cells(
+            value
+            for drafted in itertools.product(range(VOCAB), repeat=index)
+            for value in drafted_from(before, drafted).cumsum(0).tolist()
+        )
+        for index in range(k)
+    ]
+    chances: dict[Tokens, float] = defaultdict(float)
+    for combination in itertools.product(*grids):
+        target.prefill(before[:-1])
+        drafter = HeadDrafter(make_head(), target, SAMPLED, rule)
+        drafter.begin(before)
+        uniforms = torch.tensor([middle for middle, _ in combination], dtype=torch.float64)
+        tokens = tuple(drafter.propose(k, uniforms).tokens.tolist())
+        chances[tokens] += float(np.prod([size for _, size in combination]))
+    return chances
+
+
+def enumerate_all(
+    make_head: Callable[[], HeadModel], drafted_from: DraftedFrom, rule: Rule, k: int
+) -> None:
+    """Check, of all that the production drafter and verification can do, what they emit."""
+    target, prompt = random_distribution(1), (2, 0)
+    emitted: dict[Tokens, float] = defaultdict(float)
+    reached: dict[Tokens, float] = {(): 1.0}
+    rounds = 0.0
+    while reached:
+        text = min(reached, key=len)
+        weight = reached.pop(text)
+        rounds += weight
+        after = (*prompt[1:], *text)
+        proposals = proposals_from((*prompt, *text), k, rule, make_head, drafted_from)
+        for drafted, share in proposals.items():
+            target_rows = torch.stack([target((*after, *drafted[:i])) for i in range(k + 1)])
+            rows = [drafted_from((*prompt, *text), drafted[:i]) for i in range(k)]
+            ends = round_outcomes(target_rows, torch.stack(rows), drafted, rule)
+            for (accepted, token), chance in ends.items():
+                longer = (*text, *drafted[:accepted], token)[:LENGTH]
+                into = emitted if len(longer) == LENGTH else reached
+                into[longer] = into.get(longer, 0.0) + weight * share * chance
+    texts = sequence_probabilities(lambda tokens: target((*prompt[1:], *tokens)), LENGTH)
+    for text, chance in texts.items():
+        assert emitted[text] == pytest.approx(chance, abs=1e-12)
+    accept = np.zeros((len(texts), LENGTH, k))
+    for row, text in enumerate(texts):
+        for start, offset in itertools.product(range(LENGTH), range(k)):
+            if start + offset >= LENGTH:
+                continue
+            token, before = text[start + offset], text[: start + offset]
+            draft = drafted_from((*prompt, *text[:start]), text[start : start + offset])
+            accept[row, start, offset] = accept_probabilities(
+                rule,
+                float(target((*prompt[1:], *before))[token].log()),
+                float(draft[token].log()),
+                int(draft.argmax()) == token,
+            )
+    expected = replay(accept, [LENGTH] * len(texts), [k])[k].rounds
+    assert np.array(list(texts.values())) @ expected == pytest.approx(rounds, abs=1e-12)

@@ -1,0 +1,59 @@
+"""Commands run in this process and what they stored, and the runs that are stored here."""
+
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+from harness.analysis import analyse
+from harness.cli import compose
+from harness.commands.run_lifecycle import Outcome
+from harness.storage import StoredRun, load
+from harness.summary import Summary, TextLikelihood
+
+FROZEN = Path(__file__).parent / "frozen"
+EXAMPLES = Path(__file__).parents[1] / "results" / "examples"
+
+
+@cache
+def analysed(name: str) -> Summary:
+    """What the analysis says of a run in tests/frozen."""
+    return analyse(load(FROZEN / name))
+
+
+def outcome_of(command: str, *words: str | Path) -> Outcome:
+    """How a command ends on these overrides; a path is the folder that its run goes to."""
+    typed = [f"results_root={word}" if isinstance(word, Path) else word for word in words]
+    return import_module(f"harness.{command}").work(compose(command, typed))
+
+
+def stored(outcome: Outcome) -> StoredRun:
+    """The run folder that a command wrote, read back."""
+    assert outcome.folder is not None
+    return load(outcome.folder)
+
+
+def ran(command: str, *words: str | Path, status: int = 0) -> StoredRun:
+    """What a command stored that ends with this status; words as of `outcome_of`."""
+    outcome = outcome_of(command, *words)
+    assert outcome.status == status, outcome
+    return stored(outcome)
+
+
+def assert_replay_is_exact(run: StoredRun, *, accepted: bool = True) -> None:
+    """At temperature 0 the counts of every K are those replayed, and some tokens were accepted."""
+    greedy = run.results[(run.results.temperature == 0.0) & (run.results.k > 0)]
+    assert len(greedy)
+    measured, replayed = (
+        greedy[greedy.source == source].set_index(["prompt_set", "k"])
+        for source in ("measured", "replayed")
+    )
+    for name in ("rounds", "drafted", "accepted", "rejected"):
+        assert measured[name].astype(float).to_dict() == replayed[name].astype(float).to_dict()
+    assert (measured.accepted.max() > 0) == accepted
+
+
+def assert_texts_are_unchanged(run: StoredRun) -> None:
+    """A snapshot compared texts, and found no difference in them or in what was drawn."""
+    results = [each.result for each in run.checks if not isinstance(each, TextLikelihood)]
+    assert "PASS" in results
+    assert {*results} <= {"PASS", "UNTESTED"}
