@@ -51,7 +51,7 @@ from harness.models.lean.pieces import compiled_pieces
 from harness.models.load import LoadedModel
 from harness.records import RULES, Rule, UserError
 from harness.storage import RunFolder, load_traces
-from tools.train_embedded.head_files import save_head
+from tools.train_embedded.head_files import Layout, save_head
 
 DRAFTED = 12
 
@@ -305,7 +305,7 @@ def test_a_head_for_another_target_is_refused(
 
 @pytest.mark.parametrize("layout", ["specforge", "speculators"])
 def test_a_heads_vocabulary_is_the_targets_by_its_config_or_with_the_padding(
-    layout: str, tmp_path: Path
+    layout: Layout, tmp_path: Path
 ) -> None:
     save_head(random_head(), tmp_path, layout, "target")
     target = random_target()
