@@ -13,7 +13,7 @@ from runs import FROZEN, outcome_of, ran
 from harness.analysis.replayed import replayed
 from harness.records import RULES, TextTrace, UserError
 from harness.storage import load_traces, traces
-from harness.storage.tables import read_table
+from harness.storage.tables import read_table, read_tables
 
 # A stored audition of a draft model and a look-up, at temperatures 0 and 1
 NEEDED = ["draft", "prompt_set", "prompt", "token", "draft_is_argmax"]
@@ -107,6 +107,17 @@ def test_of_position_start_and_offset_two_are_enough(left_out: str, tmp_path: Pa
     assert_replayed_alike(read_table(tmp_path / "scores.parquet"), texts)
 
 
+def with_value(frame: pd.DataFrame, column: str, value: Any) -> pd.DataFrame:
+    """The table with another value in its third row."""
+    values = frame[column].tolist()
+    return frame.assign(**{column: [*values[:2], value, *values[3:]]})
+
+
+def sampled(frame: pd.DataFrame) -> pd.DataFrame:
+    """The table of a text at temperature 1; what rounding leaves above 0 is taken for 0."""
+    return frame.assign(temperature=1.0, target_logprob=5e-7, draft_logprob=-0.5)
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -116,14 +127,41 @@ def test_of_position_start_and_offset_two_are_enough(left_out: str, tmp_path: Pa
         (lambda frame: pd.concat([frame, frame.iloc[:1]]), "needs one row per position"),
         (
             lambda frame: frame.assign(temperature=1.0),
-            "above temperature 0 and no target_logprob",
+            "above temperature 0 and no column target_logprob",
         ),
         (
             lambda frame: frame.assign(draft_is_argmax="likely"),
-            "column draft_is_argmax has 'likely', which is no number",
+            "row 1: column draft_is_argmax has 'likely', which is no number",
         ),
         (lambda frame: frame.assign(token=None), "column token has rows without a number"),
-        (lambda frame: frame.assign(prompt=None), "column prompt has rows without a name"),
+        (lambda frame: with_value(frame, "prompt", None), "row 3: column prompt is empty; give"),
+        (
+            lambda frame: frame.assign(draft_is_argmax=3),
+            "row 1: column draft_is_argmax has 3, which cannot be; give true or false",
+        ),
+        (
+            lambda frame: with_value(frame, "draft_is_argmax", None),
+            "row 3: column draft_is_argmax is empty; give true or false",
+        ),
+        (lambda frame: with_value(frame, "token", -5), "row 3: column token has -5, which cannot"),
+        (lambda frame: with_value(frame, "position", 2.5), "row 3: column position has 2.5, which"),
+        (lambda frame: frame.assign(temperature=-1.0), "row 1: column temperature has -1.0, which"),
+        (
+            lambda frame: with_value(sampled(frame), "draft_logprob", 0.7),
+            "row 3: column draft_logprob has 0.7, which cannot be; give log-probabilities",
+        ),
+        (
+            lambda frame: with_value(sampled(frame), "target_logprob", 1e-5),
+            "row 3: column target_logprob has 1e-05, which cannot be",
+        ),
+        (
+            lambda frame: with_value(sampled(frame), "draft_logprob", None),
+            "row 3: column draft_logprob is empty, and texts above temperature 0 need it",
+        ),
+        (
+            lambda frame: sampled(frame).assign(draft_logprob=np.nan),
+            "row 1: column draft_logprob is empty, and texts above temperature 0 need it",
+        ),
         (
             lambda frame: frame.assign(start=frame["position"], offset=1),
             r"position must be start \+ offset, both from 0",
@@ -151,6 +189,21 @@ def test_a_file_that_is_no_table_is_refused(tmp_path: Path) -> None:
     (tmp_path / "scores.parquet").write_bytes(b"no table")
     with pytest.raises(UserError, match=r"scores\.parquet: cannot be read as a table"):
         read_table(tmp_path / "scores.parquet")
+
+
+def test_drafts_that_scored_other_prompts_are_refused(tmp_path: Path) -> None:
+    texts = stored("tiny_good", temperature=0.0)[:3]
+    frame = table_of(texts, tmp_path / "traces.parquet")[[*NEEDED, "position"]]
+    names = [frame["prompt"].astype(str) != texts[2].prompt, [True] * len(frame)]
+    files = [str(tmp_path / f"{name}.parquet") for name in ("less", "all")]
+    for file, kept in zip(files, names, strict=True):
+        frame[kept].assign(draft=Path(file).stem).to_parquet(file)
+    for order in (files, files[::-1]):
+        with pytest.raises(UserError) as caught:
+            read_tables(order)
+        assert f"{files[0]}: draft 'less' has no rows of prompt {texts[2].prompt} (set" in str(
+            caught.value
+        )
 
 
 def test_a_look_up_needs_no_typed_time_whatever_its_name(tmp_path: Path) -> None:

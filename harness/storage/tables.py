@@ -7,14 +7,15 @@ format is documented in docs/scores.md.
 
 import json
 from collections.abc import Sequence
+from itertools import permutations
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from harness.records import TextTrace, UserError
+from harness.records import TextTrace, UserError, grouped
 from harness.storage.traces import NUMBER_COLUMNS, TARGET_COLUMNS, TEXT_COLUMNS
 
 # Names, which stay as they are written: 007 is no number
@@ -34,6 +35,17 @@ READ = {
 REQUIRED = ("draft", "prompt", "position", "token", "draft_is_argmax")
 # Needed above temperature 0
 LOGPROBS = ("target_logprob", "draft_logprob")
+ROUNDING = 1e-6  # of a log-probability
+# Values that are used: the least, the most, whether only whole ones, and what to write instead
+_WHOLE = (0.0, np.inf, True, "give whole numbers from 0")
+_LOGPROB = (-np.inf, ROUNDING, False, "give log-probabilities, of at most 0")
+_TEMPERATURE = (0.0, np.finfo(np.float64).max, False, "give 0 or a number above it")
+LIMITS: dict[str, tuple[float, float, bool, str]] = {
+    **dict.fromkeys(("token", "position", "start", "offset", "proposed"), _WHOLE),
+    **dict.fromkeys(LOGPROBS, _LOGPROB),
+    **dict.fromkeys(("temperature", "draft_temperature"), _TEMPERATURE),
+    "draft_is_argmax": (0.0, 1.0, True, "give true or false, or 1 or 0"),
+}
 # What a text is where the table does not say
 DEFAULTS: dict[str, Any] = {
     "prompt_set": "imported",
@@ -72,15 +84,7 @@ def _read(file: Path) -> pd.DataFrame:
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{file}: cannot be read as a table ({reason})") from error
-    for name in (
-        "position",
-        "token",
-        "temperature",
-        "start",
-        "offset",
-        "proposed",
-        *NUMBER_COLUMNS,
-    ):
+    for name in dict.fromkeys((*LIMITS, *NUMBER_COLUMNS)):
         if name in frame.columns:
             frame[name] = _numbers(frame[name], file)
     for name, value in {
@@ -102,7 +106,7 @@ def _read(file: Path) -> pd.DataFrame:
         "temperature": "number",
     }.items():
         if name in frame.columns and frame[name].isna().any():
-            raise UserError(f"{file}: column {name} has rows without a {what}")
+            _refuse(file, name, frame[name].isna(), f"is empty; give a {what}")
     for name in NAMES:
         if name in frame.columns:
             frame[name] = frame[name].astype(object).map(str, na_action="ignore")
@@ -113,13 +117,22 @@ def _read(file: Path) -> pd.DataFrame:
             frame[name] = frame[name].where(frame[name].notna(), value)
     if "draft_temperature" not in frame.columns:
         frame["draft_temperature"] = frame["temperature"]
+    given = [*frame.columns]
     for name in ("start", "offset", "proposed", *NUMBER_COLUMNS):
         values = frame[name] if name in frame.columns else np.nan
         frame[name] = pd.Series(values, index=frame.index).astype(np.float64)
     sampled = (frame["temperature"] > 0) & ~frame["chosen"].astype(np.bool_)
-    lacking = [name for name in LOGPROBS if frame.loc[sampled, name].isna().all() and sampled.any()]
-    if lacking:
-        raise UserError(f"{file}: has texts above temperature 0 and no {lacking[0]}; add it")
+    for name in LOGPROBS:
+        if sampled.any() and name not in given:
+            raise UserError(f"{file}: has texts above temperature 0 and no column {name}; add it")
+        empty = sampled & frame[name].isna()
+        # Of scores by start, what no K reaches may be empty
+        if empty[frame["start"].isna()].any() or (sampled.any() and empty[sampled].all()):
+            _refuse(file, name, empty, "is empty, and texts above temperature 0 need it")
+    reached = frame["token"].notna() & ~(frame["offset"] >= frame["proposed"])
+    empty = reached & frame["draft_is_argmax"].isna()
+    if empty.any():
+        _refuse(file, "draft_is_argmax", empty, "is empty; give true or false")
     with np.errstate(divide="ignore"):
         matched = np.log(frame["draft_is_argmax"])
     frame["target_logprob"] = frame["target_logprob"].where(sampled, 0.0)
@@ -128,11 +141,27 @@ def _read(file: Path) -> pd.DataFrame:
 
 
 def _numbers(column: pd.Series, file: Path) -> pd.Series:
+    """A column as numbers; an empty cell is NaN.
+
+    Raises:
+        UserError: a cell that holds something else, or a number outside of the column's limits.
+    """
+    name = str(column.name)
     numbers = pd.Series(pd.to_numeric(column, errors="coerce"), index=column.index)
-    wrong = column[numbers.isna() & column.notna()]
-    if len(wrong):
-        raise UserError(f"{file}: column {column.name} has {wrong.iloc[0]!r}, which is no number")
-    return numbers.astype(np.float64)
+    numbers = numbers.astype(np.float64)
+    text = numbers.isna() & column.notna()
+    least, most, whole, say = LIMITS.get(name, (-np.inf, np.inf, False, ""))
+    outside = (numbers < least) | (numbers > most) | (whole & (numbers % 1 != 0) & numbers.notna())
+    for wrong, what in ((text, "is no number"), (outside, f"cannot be; {say}")):
+        if wrong.any():
+            _refuse(file, name, wrong, f"has {_value(column[wrong].iloc[0])!r}, which {what}")
+    return numbers.clip(upper=0.0) if name in LOGPROBS else numbers
+
+
+def _refuse(file: Path, name: str, wrong: pd.Series, says: str) -> NoReturn:
+    """Say it of a column in the first of its rows that is wrong; rows count from 1."""
+    row = int(np.flatnonzero(wrong)[0]) + 1
+    raise UserError(f"{file}: row {row}: column {name} {says}")
 
 
 def _trace(rows: pd.DataFrame, file: Path) -> TextTrace:
@@ -200,5 +229,21 @@ def _value(value: Any) -> Any:
 
 
 def read_tables(files: Sequence[str]) -> list[TextTrace]:
-    """The traces of several tables, one after the other."""
-    return [trace for file in files for trace in read_table(Path(file))]
+    """The traces of several tables, one after the other.
+
+    Raises:
+        UserError: as `read_table`; or a draft lacks a text that another one scored.
+    """
+    traces = [(file, trace) for file in files for trace in read_table(Path(file))]
+    by_draft = grouped(traces, lambda each: each[1].draft)
+    texts = {draft: {trace.key: None for _, trace in each} for draft, each in by_draft.items()}
+    for (draft, scored), (other, others) in permutations(texts.items(), 2):
+        for key in others:
+            if key not in scored:
+                raise UserError(
+                    f"{by_draft[draft][0][0]}: draft {draft!r} has no rows of prompt {key.prompt}"
+                    f" (set {key.prompt_set}, temperature {key.temperature:g}, repetition"
+                    f" {key.repetition}), which draft {other!r} scored; all must score the same"
+                    " texts"
+                )
+    return [trace for _, trace in traces]
