@@ -430,6 +430,10 @@ def test_llamacpps_rounds_follow_from_its_counts_or_are_left_open(
     assert (trial.k, trial.rounds, trial.temperature) == (k, rounds, 0.5)
 
 
+def rounds(**changes: Any) -> str:
+    return json.dumps({"per_step_accepted": [0, 2, 1], "k": 4, "temperature": 0, **changes})
+
+
 DRAFTED_4 = json.dumps({**LLAMACPP, "stop_type": "limit", "timings": BUDGET_ENDED})
 
 
@@ -440,7 +444,22 @@ DRAFTED_4 = json.dumps({**LLAMACPP, "stop_type": "limit", "timings": BUDGET_ENDE
         (["[1]"], [], "entry 1: not a JSON object"),
         ([""], [], "no request in it"),
         (['{"a": 1}'], [], "line 1: no record that is known here; give answers of vLLM, SGLang"),
-        (['{"usage": {}}'], [], "line 1: cannot be read (KeyError: 'completion_tokens')"),
+        (['{"usage": {}}'], [], "line 1: has no field 'completion_tokens'"),
+        (
+            [rounds(per_step_accepted="1,2")],
+            [],
+            'line 1: field per_step_accepted is "1,2"; it must be a list of whole numbers from 0',
+        ),
+        ([rounds(), rounds(per_step_accepted=[1, -2])], [], "line 2: field per_step_accepted is"),
+        ([rounds(k="four")], [], 'field k is "four"; it must be a whole number from 0'),
+        ([rounds(temperature="hot")], [], 'field temperature is "hot"; it must be a number from 0'),
+        ([rounds(k=1)], [], "line 1: cannot be read: 2 tokens accepted in a round of K=1"),
+        ([rounds(per_step_drafted=[4])], [], "per_step_drafted of 1 rounds, accepted of 3"),
+        (
+            [json.dumps({"choices": [{"meta_info": {**META, "completion_tokens": "many"}}]})],
+            [],
+            'field completion_tokens is "many"',
+        ),
         ([json.dumps(VLLM)], [], "they do not say their temperature; give temperature="),
         ([json.dumps(VLLM)], ["temperature=0", "k=[0,2]"], "k: 2 entries for 1 files"),
         ([json.dumps(VLLM)], ["temperature=0", "k=[4]"], "says that its server drafted 2 tokens"),

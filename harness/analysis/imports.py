@@ -20,7 +20,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
@@ -111,9 +111,10 @@ def record_of(entry: Mapping[str, Any], where: str) -> ServedRecord | None:
     request, answer = entry.get("request"), entry.get("response", entry)
     if not isinstance(answer, Mapping):
         raise UserError(f"{where}: its response is not a JSON object")
-    choices = answer.get("choices") or [{}]
-    meta = answer.get("meta_info") or choices[0].get("meta_info")
+    _check_fields(entry, where)
     try:
+        choices = answer.get("choices") or [{}]
+        meta = answer.get("meta_info") or choices[0].get("meta_info")
         if isinstance(answer.get("metadata"), Mapping):
             record = _aiperf(answer)
         elif meta:
@@ -122,15 +123,17 @@ def record_of(entry: Mapping[str, Any], where: str) -> ServedRecord | None:
             record = _llamacpp(answer, answer["timings"], choices[0])
         elif isinstance(answer.get("usage"), Mapping):
             record = _vllm(answer, choices[0])
-        elif "per_step_accepted" in answer:
+        elif answer.get("per_step_accepted") is not None:
             record = _rounds_alone(answer)
         else:
             raise UserError(
                 f"{where}: no record that is known here; give answers of vLLM, SGLang or llama.cpp,"
                 " AIPerf's profile_export.jsonl or per_step_accepted, one JSON object per request"
             )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{where}: cannot be read ({type(error).__name__}: {error})") from error
+    except KeyError as error:
+        raise UserError(f"{where}: has no field {error}") from error
+    except (TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{where}: cannot be read: {error}") from error
     if record is None:
         return None
     if not isinstance(request, Mapping):
@@ -141,6 +144,59 @@ def record_of(entry: Mapping[str, Any], where: str) -> ServedRecord | None:
         prompt=record.prompt or _prompt_name(request, choices[0]),
         temperature=sampling.get("temperature", record.temperature),
     )
+
+
+def _is_number(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and 0 <= value < math.inf
+
+
+def _is_count(value: Any) -> bool:
+    return _is_number(value) and value % 1 == 0
+
+
+def _are_counts(value: Any) -> bool:
+    """Of a list, or by length."""
+    if isinstance(value, dict):
+        return all(str(key).isdecimal() for key in value) and _are_counts([*value.values()])
+    return isinstance(value, list) and all(map(_is_count, value))
+
+
+# What a field has to be, wherever it stands
+FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(
+        (
+            *("k", "completion_tokens", "num_spec_tokens", "num_spec_steps", "num_draft_tokens"),
+            *("num_accepted_draft_tokens", "spec_verify_ct", *SGLANG_DRAFTED, *SGLANG_ACCEPTED),
+            *("predicted_n", "draft_n", "draft_n_accepted"),
+        ),
+        (_is_count, "a whole number from 0"),
+    ),
+    **dict.fromkeys(
+        ("per_step_accepted", "per_step_drafted", "acceptance_histogram", *SGLANG_LENGTHS),
+        (_are_counts, "a list of whole numbers from 0"),
+    ),
+    **dict.fromkeys(
+        (
+            *("time_to_first_token_ms", "generation_time_ms", "prompt_ms", "predicted_ms"),
+            *("request_start_ns", "request_end_ns", "temperature"),
+        ),
+        (_is_number, "a number from 0"),
+    ),
+}
+
+
+def _check_fields(told: Mapping[str, Any], where: str) -> None:
+    """Refuse the first field, however deep, that is neither null nor what it has to be."""
+    for name, value in told.items():
+        fits, wanted = FIELDS.get(name, (None, ""))
+        if fits is not None and value is not None and not fits(value):
+            shown = json.dumps(value)[:80]
+            raise UserError(f"{where}: field {name} is {shown}; it must be {wanted}")
+        parts = value if name == "choices" and isinstance(value, list) else [value]
+        for part in parts:
+            if isinstance(part, dict):
+                _check_fields(part, where)
 
 
 def _prompt_name(request: Mapping[str, Any], choice: Mapping[str, Any]) -> str | None:
@@ -178,6 +234,8 @@ def _vllm_counts(told: Mapping[str, Any] | None) -> dict[str, Any]:
     k = told.get("num_spec_tokens") or max(drafted or by_length or [0])
     if max(by_length, default=0) > k:
         raise ValueError(f"{max(by_length)} tokens accepted in a round of K={k}")
+    if steps is not None and drafted is not None and len(steps) != len(drafted):
+        raise ValueError(f"per_step_drafted of {len(drafted)} rounds, accepted of {len(steps)}")
     if steps is not None:
         counted = {"num_spec_steps": len(steps), "num_accepted_draft_tokens": sum(steps)}
         told = {"num_draft_tokens": sum(drafted or [k] * len(steps)), **counted, **told}
