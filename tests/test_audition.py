@@ -266,7 +266,7 @@ def test_an_audition_that_was_interrupted_goes_on_with_the_drafts_it_lacks(
     (folder,) = tmp_path.iterdir()
     assert {trace.draft for trace in load_traces(folder)} == {"tiny_good"}
     texts = (folder / "trials.jsonl").read_bytes()
-    unfinished = f"interrupted by SIGINT: harness.audition resume={folder} completes it"
+    unfinished = f"interrupted by SIGINT: python -m harness.audition resume={folder} completes it"
     with pytest.raises(UserError, match=f"no traces of draft 'tiny_small'; .*{unfinished}"):
         run(tmp_path, f"traces_from={folder}", drafts=["tiny_good", "tiny_small"])
     with pytest.raises(UserError, match=f"it may lack times; .*{unfinished}"):

@@ -130,7 +130,8 @@ def _how_to_get(run: StoredRun) -> str:
         return "name the folder of an audition, or of a sweep, that has it"
     stopped = run.manifest.get("interrupted_by")
     why = f", interrupted by {stopped}" if stopped else ""
-    return f"that run is unfinished{why}: harness.{run.door} resume={run.folder} completes it"
+    command = f"python -m harness.{run.door} resume={run.folder}"
+    return f"that run is unfinished{why}: {command} completes it"
 
 
 @dataclass(frozen=True)
