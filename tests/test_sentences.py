@@ -296,7 +296,7 @@ def test_an_explanation_names_what_would_change_the_verdict(
          ("draft of 5% to 20% of the target's parameters", "15%",
           "its step is 18% of the target's")),
         ("same_vocabulary", None, {},
-         ("same vocabulary", "not compared", "checked on encodings, not on sizes")),
+         ("same vocabulary", "not checked", "tokenizers were not compared")),
         ("suggested_k", 0.51, {"k": 4, "suggested_k": 4, "verdict_k": 0},
          ("K by acceptance_rate: 2 low, 4 default, 8 above 75 %, 16 above 85 %",
           "51% at K=4, so K=4", "the verdict is do not speculate")),

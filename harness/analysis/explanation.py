@@ -229,7 +229,7 @@ def rules_of_thumb(
     """Every rule that there are numbers for.
 
     A `verdict_k` of 0 is not to speculate, None is undecided; `same_vocabulary` is None where
-    tokenizers were not compared (dummy weights).
+    tokenizers were not compared (dummy weights, scores made elsewhere).
     """
     k, cell = case.k, case.cells[case.k]
     step_ratio, needed = 1.0 / explanation.c, explanation.breakeven_alpha

@@ -149,6 +149,11 @@ class Setup:
         return self.command == "audition" or self.run.config.get("mode") == "replay"
 
     @property
+    def tokenizers_compared(self) -> bool:
+        """Whether models with tokenizers of their own were loaded."""
+        return not self.dummy and not self.run.manifest.get("scores_from")
+
+    @property
     def embedded(self) -> bool:
         """Whether the target is one of the models that ship with the package."""
         return str(self.conf("model").get("id") or "").startswith("embedded:")

@@ -488,7 +488,7 @@ class PairAnalysis:
             case,
             verdict_k={"speculate": verdict.k, "does_not_pay": 0}.get(verdict.decision),
             parameter_share=self.setup.parameter_share(case.draft),
-            same_vocabulary=None if self.setup.dummy else True,
+            same_vocabulary=True if self.setup.tokenizers_compared else None,
         )
         return explanation, tuple(rules)
 

@@ -131,7 +131,9 @@ def rule_of_thumb(entry: RuleOfThumb) -> RuleText:
             f"its step is {values['step_share']:.0%} of the target's",
         )
     if entry.code == "same_vocabulary":
-        met = {None: "not compared", True: "yes", False: "no"}[entry.met]
+        if entry.met is None:
+            return RuleText("same vocabulary", "not checked", "tokenizers were not compared")
+        met = "yes" if entry.met else "no"
         return RuleText("same vocabulary", met, "checked on encodings, not on sizes")
     if entry.code == "suggested_k":
         k = values["verdict_k"]
