@@ -248,7 +248,7 @@ def _verdict(measured: Sequence[ResultRow], server_speedups: Mapping[int, float]
 
 def _caveats(inputs: Inputs, measured: Sequence[ResultRow]) -> Iterator[Caveat]:
     if not inputs.times.verify_s and not inputs.rounds_measured:
-        yield Caveat("verify_assumed_equal_step")
+        yield Caveat("verify_assumed_equal_step", {"key": "verify_ms"})
     beyond = [k for k in inputs.ks if k > len(inputs.acceptance_by_position)]
     if inputs.acceptance_by_position and beyond:
         yield Caveat("positions_too_short", {"ks": ", ".join(map(str, beyond))})

@@ -142,6 +142,8 @@ def _of_the_steps(setup: Setup, timings: Sequence[StepTiming]) -> Iterator[Cavea
         yield Caveat("texts_from", {**completed_by})
     if setup.typed_latency:
         yield Caveat("typed_latency")
+        if not setup.conf("latency").get("verify_ms"):
+            yield Caveat("verify_assumed_equal_step", {"key": "latency.verify_ms"})
     if setup.latency_from is not None:
         yield Caveat("latency_from", {"run": setup.latency_from})
     if setup.typed_latency or setup.latency_from is not None:

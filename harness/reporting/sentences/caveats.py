@@ -189,7 +189,7 @@ CAVEATS: Mapping[str, Any] = {
     ),
     "verify_assumed_equal_step": (
         "a verify over K + 1 positions is taken to cost one target step (v = 1); give"
-        " verify_ms=[...] to use measured times"
+        " {key}=[...] to use measured times"
     ),
     "positions_too_short": (
         "acceptance_by_position is too short for k = {ks}; no row from it there"
