@@ -255,6 +255,12 @@ def to_dataclass(config: DictConfig, words: Sequence[str] = ()) -> Any:
 
             config = with_keys_of_run(config, words)
         _refuse_missing_keys(config)
+        named = any(word.startswith(("model", "experiment")) for word in words)
+        if config.get("scores_from") and config.get("resume") is None and not named:
+            raise UserError(
+                "scores_from: give model=, the target whose texts were scored (model=hf"
+                " model.id=ORG/TARGET)"
+            )
         resolved = OmegaConf.to_object(config)
     except OmegaConfBaseException as error:
         raise UserError(_one_line(str(error))) from error
@@ -324,10 +330,8 @@ def draft_confs(config: AuditionConfig) -> list[ModelConf]:
     """The configurations of an audition's drafts; that of `draft` for the entry that means it.
 
     The entry `auto` stands for the shipped drafts that can serve the target and are not named.
-    Tables of scores name their own drafts, which have no configuration.
+    With `scores_from` they say what drafts of its tables are, and may be few or none.
     """
-    if config.scores_from:
-        return []
     typed, entries = config.draft, config.drafts or []
     named = [
         typed if typed is not None and entry in (OWN_DRAFT, typed.name) else draft_conf(entry)

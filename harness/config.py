@@ -645,11 +645,12 @@ class AuditionConfig(ModelsConfig):
                 raise UserError(f"{stop}: not with {name}; the drafts draft on from new texts")
 
     def _check_scores(self) -> None:
-        """Refuse what scores made elsewhere do not go with; the tables name their drafts."""
-        for name in ("draft", "drafts", "traces_from", "texts_from"):
-            stored = name == "drafts" and self.resume is not None
-            if getattr(self, name) and not stored:
-                raise UserError(f"{name}: not with scores_from, whose tables name their drafts")
+        """Refuse what scores made elsewhere do not go with; `drafts` says what their drafts are."""
+        for name in ("draft", "traces_from", "texts_from"):
+            if getattr(self, name):
+                raise UserError(f"{name}: not with scores_from; drafts= says what its drafts are")
+        if AUTO_DRAFTS in (self.drafts or ()):
+            raise UserError("drafts=auto: not with scores_from; name the drafts of its tables")
         self._check_times("scores_from")
 
     def _check_times(self, source: str) -> None:

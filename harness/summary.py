@@ -259,6 +259,10 @@ class RunFacts:
     # Every entry of the manifest under its dotted name, in its order.
     environment: Mapping[str, Value] = field(default_factory=dict[str, Value])
 
+    def facts_of(self, draft: str | None) -> ModelFacts | None:
+        """What is known of a draft; None for a look-up, and for one that only has a name."""
+        return next((m for m in self.models if m.role != "target" and m.name == draft), None)
+
     @property
     def dummies(self) -> tuple[str, ...]:
         """Names of the models with random weights."""

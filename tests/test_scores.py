@@ -10,12 +10,16 @@ import pandas as pd
 import pytest
 from runs import FROZEN, outcome_of, ran
 
+from harness.analysis import analyse
 from harness.analysis.replayed import replayed
 from harness.records import RULES, TextTrace, UserError
+from harness.reporting.content import content_of
 from harness.storage import load_traces, traces
 from harness.storage.tables import read_table, read_tables
+from harness.summary import Caveat
 
 # A stored audition of a draft model and a look-up, at temperatures 0 and 1
+TIMES = ["latency.target_ms=12", "latency.draft_ms=1"]
 NEEDED = ["draft", "prompt_set", "prompt", "token", "draft_is_argmax"]
 SAMPLED = ["temperature", "repetition", "target_logprob", "draft_logprob"]
 WRITERS: dict[str, Callable[[pd.DataFrame, Path], None]] = {
@@ -208,7 +212,7 @@ def test_drafts_that_scored_other_prompts_are_refused(tmp_path: Path) -> None:
 
 def test_a_look_up_needs_no_typed_time_whatever_its_name(tmp_path: Path) -> None:
     file = tmp_path / "scores.parquet"
-    words = [f"scores_from=[{file}]", f"results_root={tmp_path}", "k=[1]", "latency.target_ms=12"]
+    words = [f"scores_from=[{file}]", f"results_root={tmp_path}", "model=tiny", "k=[1]", TIMES[0]]
     table_of([replace(trace, draft="copying") for trace in stored("ngram")], file)
     ran("audition", *words)
     table_of([replace(trace, draft="ngram") for trace in stored("tiny_good")], file)
@@ -219,7 +223,8 @@ def test_a_look_up_needs_no_typed_time_whatever_its_name(tmp_path: Path) -> None
 def test_tables_are_ranked_without_a_model(tmp_path: Path) -> None:
     table_of(stored("tiny_good", "ngram"), tmp_path / "scores.parquet")
     words = [f"scores_from=[{tmp_path / 'scores.parquet'}]", f"results_root={tmp_path}"]
-    words += ["k=[1,2,4]", "latency.target_ms=12", "latency.draft_ms={tiny_good:1.5,ngram:0.02}"]
+    words += ["model=tiny", "k=[1,2,4]", "latency.target_ms=12"]
+    words += ["latency.draft_ms={tiny_good:1.5,ngram:0.02}"]
     run = ran("audition", *words)
     assert set(run.results.draft.dropna()) == {"tiny_good", "ngram"}
     rows: list[Any] = run.results[run.results.k > 0].to_dict("records")
@@ -231,12 +236,44 @@ def test_tables_are_ranked_without_a_model(tmp_path: Path) -> None:
         assert row["tokens_per_round"] == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("drafts", "line", "next_step"),
+    [
+        ([], "The kind of draft head is not known: name it with drafts=[head@FOLDER@", ""),
+        (
+            ["drafts=[head@/my/head@kind:eagle3]"],
+            '"method":"eagle3","model":"/my/head"',
+            "python -m harness.sweep draft=eagle3 draft.id=/my/head k=[",
+        ),
+    ],
+)
+def test_a_draft_of_a_table_is_served_as_what_it_is_said_to_be(
+    drafts: list[str], line: str, next_step: str, tmp_path: Path
+) -> None:
+    frame = table_of(stored("tiny_good", temperature=0.0), tmp_path / "traces.parquet")
+    frame.assign(draft="head").to_parquet(tmp_path / "scores.parquet")
+    words = [f"scores_from=[{tmp_path / 'scores.parquet'}]", f"results_root={tmp_path}"]
+    named = ["model=hf", "model.id=ORG/T", "k=[1,2]", *TIMES, *drafts]
+    made = analyse(ran("audition", *words, *named))
+    content = content_of(made)
+    shown = " ".join([snippet.code + "".join(snippet.notes) for snippet in content.snippets])
+    assert line in shown
+    assert "draft_model" not in shown
+    assert "STANDALONE" not in shown
+    assert (content.next_step or "").startswith(next_step)
+    assert bool(content.next_step) == bool(next_step)
+    assert Caveat("verify_assumed_equal_step", {"key": "latency.verify_ms"}) in made.caveats
+    (rule,) = [each for each in made.rules_of_thumb if each.code == "same_vocabulary"]
+    assert rule.met is None
+
+
 def test_a_plan_says_what_is_read_and_an_interrupted_run_is_continued(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table_of(stored("tiny_good", "ngram", temperature=0.0), tmp_path / "scores.parquet")
     words = [f"scores_from=[{tmp_path / 'scores.parquet'}]", f"results_root={tmp_path / 'runs'}"]
-    words += ["k=[1,2,4]", "latency.target_ms=12", "latency.draft_ms={tiny_good:1.5,ngram:0.02}"]
+    words += ["model=tiny", "k=[1,2,4]", "latency.target_ms=12"]
+    words += ["latency.draft_ms={tiny_good:1.5,ngram:0.02}"]
     assert outcome_of("audition", *words, "dry_run=true", "verbose=true").folder is None
     plan = " ".join(capsys.readouterr().out.split())
     for line in ("tiny_good", "by position, for every K", "by start, for K up to 4", "typed"):
@@ -259,9 +296,15 @@ def test_a_plan_says_what_is_read_and_an_interrupted_run_is_continued(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["latency.target_ms=12", "latency.draft_ms=1", "k=[8]"], "k=8: .* scored for K up to 4"),
-        ([], "nothing is timed here"),
-        (["latency.target_ms=12", "drafts=[tiny_good]"], "drafts: not with scores_from"),
+        (["model=tiny", *TIMES, "k=[8]"], "k=8: .* scored for K up to 4"),
+        (["model=tiny"], "nothing is timed here"),
+        (TIMES, "scores_from: give model=, the target whose texts were scored"),
+        (["model=tiny", *TIMES, "draft=tiny_good"], "draft: not with scores_from; drafts= says"),
+        (["model=tiny", *TIMES, "drafts=auto"], "drafts=auto: not with scores_from"),
+        (
+            ["model=tiny", *TIMES, "drafts=[tiny_good]"],
+            r"drafts: the tables have no draft 'tiny_good'; they have \['ngram'\]",
+        ),
     ],
 )
 def test_what_does_not_go_with_tables_is_refused(

@@ -265,6 +265,13 @@ def test_toys_and_dummies_are_called_so() -> None:
     assert serving.TOYS not in snippets_of(decided())[0].notes
 
 
+def test_a_draft_that_nothing_is_known_of_has_no_line() -> None:
+    models = (ModelFacts("target", "big", TARGET), ModelFacts("draft", "small"))
+    snippets = snippets_of(decided(GREEDY, temperature=0.0, models=models))
+    assert {snippet.code for snippet in snippets} == {""}
+    assert "kind of draft small is not known" in snippets[0].notes[0]
+
+
 def of_kind(
     kind: str,
     temperature: float = 1.0,

@@ -34,6 +34,7 @@ AUDITION = "audition"
 # What a run on another's traces has from there
 TEXTS_MADE_WITH = ("new_tokens", "repetitions")
 OF_TRACES = ("models", "prompts", "prompts_sha256")
+OF_DRAFT = ("name", "id", "kind", "layers")
 OF_BEST_CARD = ("environment", *OF_TRACES, "seed")
 
 
@@ -44,19 +45,19 @@ def run(config: AuditionConfig, drafts: Sequence[ModelConf]) -> Outcome:
         UserError: a value, the target, a prompt or a run that cannot be used, a draft named twice,
             or no draft left to rank.
     """
-    if config.scores_from:
-        traces = _scored_elsewhere(config)
-        if config.dry_run:
-            print_scores_plan(config, traces)
-            return Outcome(None)
-        return concluded(_from_tables(config, traces), verbose=config.verbose)
     drafts = [like_target(config.model, conf) for conf in drafts]
     names = [conf.name for conf in drafts]
-    if not names:
-        raise UserError("drafts=[]: name at least one, for example drafts=[tiny_good,ngram]")
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise UserError(f"drafts: {twice!r} is listed twice; name each once")
+    if config.scores_from:
+        traces = _scored_elsewhere(config, names)
+        if config.dry_run:
+            print_scores_plan(config, traces)
+            return Outcome(None)
+        return concluded(_from_tables(config, drafts, traces), verbose=config.verbose)
+    if not names:
+        raise UserError("drafts=[]: name at least one, for example drafts=[tiny_good,ngram]")
     prompts = load_prompts(config)
     if config.dry_run:
         print_audition_plan(config, drafts, prompts)
@@ -121,9 +122,13 @@ def _from_elsewhere(
     return folder
 
 
-def _scored_elsewhere(config: AuditionConfig) -> list[TextTrace]:
-    """The scores of `scores_from`, which must reach the largest K."""
+def _scored_elsewhere(config: AuditionConfig, named: Sequence[str]) -> list[TextTrace]:
+    """The scores of `scores_from`, which must reach the largest K, by the drafts named and more."""
     traces = read_tables(config.scores_from)
+    known = list(dict.fromkeys(trace.draft for trace in traces))
+    for name in named:
+        if name not in known:
+            raise UserError(f"drafts: the tables have no draft {name!r}; they have {known}")
     for trace in traces:
         if trace.depth is not None and trace.depth < max(config.k):
             raise UserError(
@@ -133,20 +138,27 @@ def _scored_elsewhere(config: AuditionConfig) -> list[TextTrace]:
     return traces
 
 
-def _from_tables(config: AuditionConfig, traces: Sequence[TextTrace]) -> RunFolder:
-    """Scores made elsewhere, with step times that are typed or another run's."""
-    drafts = list(dict.fromkeys(trace.draft for trace in traces))
+def _from_tables(
+    config: AuditionConfig, drafts: Sequence[ModelConf], traces: Sequence[TextTrace]
+) -> RunFolder:
+    """Scores made elsewhere, with step times that are typed or another run's.
+
+    What a draft is stays unknown where none of `drafts` has its name.
+    """
+    names = list(dict.fromkeys(trace.draft for trace in traces))
     lookups = {trace.draft for trace in traces if trace.chosen}
-    times = stored_times(config, drafts, lookups=lookups)
-    temperatures = sorted({trace.temperature for trace in traces})
-    config = replace(config, drafts=drafts, temperature=temperatures)
+    times = stored_times(config, names, lookups=lookups)
+    config = replace(config, temperature=sorted({trace.temperature for trace in traces}))
     folder = resumed(config, AUDITION) or create(config, AUDITION)
     folder.write_traces(traces)
     times.copy_to(folder)
     prompts = {(trace.prompt_set, trace.conversation) for trace in traces}
     folder.update_manifest(
         {
-            "models": {},
+            "models": {
+                "target": {"name": config.model.name},
+                **{conf.name: {name: getattr(conf, name) for name in OF_DRAFT} for conf in drafts},
+            },
             "prompts": Counter(prompt_set for prompt_set, _ in sorted(prompts)),
             "environment": describe_host(),
             "scores_from": list(config.scores_from),

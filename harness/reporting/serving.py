@@ -105,6 +105,11 @@ REMOVED = Snippet(
     "",
     ("draft models were removed after v0.8.0; the old setting was [speculative] gamma = K.",),
 )
+UNKNOWN = (
+    "The kind of draft {draft} is not known: name it with drafts=[{draft}@FOLDER@kind:eagle3] or"
+    " what it is (docs/scores.md)."
+)
+UNKNOWN_SERVED = "The records do not say what the draft is, so there is no line for its server."
 TOYS = "These names are of models that ship with this package or have random weights: put your own."
 
 
@@ -127,7 +132,7 @@ def snippets_of(summary: Summary) -> tuple[Snippet, ...]:
     if not shown.row.speculates:
         return (marked, *(line for line in others if line.code))
     draft = shown.row.answer.draft
-    kind = _kind_of(draft, _facts_of(summary, draft), _target(summary))
+    kind = _kind_of(draft, summary.run.facts_of(draft), _target(summary))
     removed = (REMOVED,) if kind == "model" else ()
     return (marked, *others, *_validation(summary, shown), *removed)
 
@@ -147,9 +152,12 @@ def _measured_server(summary: Summary, served: ServedSummary, shown: Marked) -> 
         return ()
     title = f"For {shown.phrase} ({engine.title})"
     answer = shown.row.answer
-    pasted = _on(engine, _served(summary, answer.draft, answer.k, answer.temperature))
+    pasted = _served(summary, answer.draft, answer.k, answer.temperature)
     if not shown.row.speculates:
         return (_without_draft(engine, pasted, title),)
+    if pasted.kind == "unknown":
+        return (Snippet(title, "", (UNKNOWN_SERVED,)),)
+    pasted = _on(engine, pasted)
     code = engine.lines[pasted.kind].line(pasted)
     if (served.engine, served.rule) == ("llamacpp", "ratio"):
         code = f"{code} {PROBABILISTIC}"
@@ -215,6 +223,8 @@ def _snippet(engine: Engine, served: Served, title: str) -> Snippet:
 
 def _next_best(summary: Summary, engine: Engine, lacking: Served, title: str) -> Snippet:
     """For an engine that lacks the kind to serve, the fastest of the drafts that it has."""
+    if lacking.kind == "unknown":
+        return Snippet(title, "", (UNKNOWN.format(draft=lacking.draft),))
     said = not_available(lacking.kind)
     board = first(summary.leaderboards, rule=engine.rule, temperature=lacking.temperature)
     for row in board.rows if board else ():
@@ -249,7 +259,7 @@ def _served(
     temperature: float,
     answers: Mapping[Rule, Answer] | None = None,
 ) -> Served:
-    target, facts = _target(summary), _facts_of(summary, draft)
+    target, facts = _target(summary), summary.run.facts_of(draft)
     return Served(
         target=target,
         draft=(facts and facts.id) or draft or "DRAFT",
@@ -263,16 +273,11 @@ def _served(
     )
 
 
-def _facts_of(summary: Summary, draft: str | None) -> ModelFacts | None:
-    """What is known of a draft; None for a look-up."""
-    return first((model for model in summary.run.models if model.role != "target"), name=draft)
-
-
 def _kind_of(draft: str | None, facts: ModelFacts | None, target: str) -> DraftKind:
     if draft in LOOKUPS:
         return cast("DraftKind", draft)
-    if facts is None:
-        return "model"
+    if facts is None or (facts.kind == "model" and facts.id is None):
+        return "unknown"
     return "copy" if facts.kind == "model" and facts.id == target else facts.kind
 
 
@@ -356,7 +361,7 @@ def _schedule_snippet(summary: Summary, schedule: Schedule, measured: ServedSumm
     if largest_k == 0:
         unpaid = "Serve the target without a draft at every load."
         return Snippet(title, commands.get(0, ""), (unpaid, *ties))
-    facts = _facts_of(summary, summary.run.draft)
+    facts = summary.run.facts_of(summary.run.draft)
     pasted = _served(summary, summary.run.draft, largest_k, schedule.temperature)
     pasted = _on(engine, replace(pasted, draft=(facts and facts.id) or "DRAFT"))
     if engine is VLLM:

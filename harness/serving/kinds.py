@@ -22,8 +22,9 @@ from typing import Any, Literal
 
 from harness.records import LONGEST_NGRAM
 
+# Unknown where only a name is known of the draft: no engine has a line for it
 DraftKind = Literal[
-    "model", "eagle3", "mtp", "medusa", "dflash", "ngram", "suffix", "early_exit", "copy"
+    "model", "eagle3", "mtp", "medusa", "dflash", "ngram", "suffix", "early_exit", "copy", "unknown"
 ]
 # What a sentence calls a draft of that kind
 NAMES: Mapping[DraftKind, str] = {

@@ -1,8 +1,10 @@
 """What to do, the reason for it, and what to do next."""
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from harness.records import GREEDY, Rule
+from harness.config import CONF_DIR, OWN_DRAFT
+from harness.records import GREEDY, LOOKUPS, NGRAM, Rule
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.grid import Marked
@@ -339,10 +341,32 @@ def next_step(summary: Summary) -> str | None:
             f"start its server with this draft too; python -m harness.server {keys} measures both"
         )
     if summary.run.command == "audition":
-        keys = f"draft={answer.draft} k=[{answer.k}] temperature=[{answer.temperature:g}]"
+        draft = _draft_keys(summary, str(answer.draft))
+        if draft is None:
+            return None
+        keys = f"{draft} k=[{answer.k}] temperature=[{answer.temperature:g}]"
         if answer.temperature != GREEDY:
             keys += f" decode.rule={answer.rule}"
-        return f"python -m harness.sweep {keys} (and this run's other keys) measures it"
+        others = "its model's" if "scores_from" in summary.run.environment else "this run's other"
+        return f"python -m harness.sweep {keys} (and {others} keys) measures it"
     if summary.run.replay_only:
         return "the same sweep with mode=measure measures what is predicted"
     return f"the same sweep with decode.rule={answer.rule} measures what is predicted"
+
+
+def _draft_keys(summary: Summary, draft: str) -> str | None:
+    """What names a draft of an audition on a sweep's command line; None where nothing does."""
+    if draft in LOOKUPS:
+        return f"draft={draft}" if draft == NGRAM else None
+    facts = summary.run.facts_of(draft)
+    if facts is None:
+        return None
+    if facts.kind == "early_exit" and facts.layers is not None:
+        return f"draft=early_exit draft.layers={facts.layers}"
+    shipped = CONF_DIR / "draft" / f"{draft}.yaml"
+    if draft != OWN_DRAFT and shipped.is_file() and "???" not in shipped.read_text("utf-8"):
+        return f"draft={draft}"
+    if facts.id is None or facts.kind == "copy":
+        return None
+    group = OWN_DRAFT if facts.kind == "model" else facts.kind
+    return f"draft={group} draft.id={shlex.quote(facts.id)}"
