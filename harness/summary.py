@@ -168,7 +168,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Answer:
-    """What to serve at one temperature on engines that accept by one rule."""
+    """What to serve at one temperature on engines that accept by one rule and have the drafts."""
 
     temperature: float
     engine: str  # "own" for our own loop, else the server that was measured
@@ -185,6 +185,8 @@ class Answer:
     decision: Decision
     reason: VerdictReason
     reason_values: Values = field(default_factory=dict[str, Value])
+    # Of SERVERS, those that it is for; none where our own loop alone drafts so, or of a server run
+    servers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -208,6 +208,10 @@ def test_the_headline_the_grid_and_the_line_to_serve_are_one_answer(
 ) -> None:
     made = asked(summary(name), server)
     content, shown = content_of(made), grid.marked(made)
+    if name == "adaptive" and server == "vllm_probabilistic":  # which does not stop drafting
+        assert shown is None
+        assert content.verdicts[0].startswith("Not known for vLLM")
+        return
     assert shown is not None
     answer, headline, first = shown.row.answer, content.verdicts[0], content.snippets[0]
     assert shown.phrase in headline
@@ -271,7 +275,7 @@ def test_every_rule_and_temperature_is_answered_and_at_temperature_0_by_one(name
     adaptive = made.run.sampling.stop_threshold is not None
     for temperature in {answer.temperature for answer in made.answers}:
         cells = {
-            answer.rule: replace(answer, rule="ratio")
+            answer.rule: replace(answer, rule="ratio", servers=())
             for answer in made.answers
             if (answer.temperature, answer.prompt_set) == (temperature, "all")
         }

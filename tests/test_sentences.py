@@ -5,7 +5,7 @@ from typing import Any, get_args
 
 import pytest
 
-from harness.records import RULES
+from harness.records import RULES, SERVERS
 from harness.reporting.sentences import caveats, explanation, run, verdict
 from harness.summary import (
     Answer,
@@ -105,7 +105,8 @@ REASONS: dict[str, tuple[Verdict, str]] = {
 def answered(entry: Verdict, rule: Any = "ratio", source: Any = "measured") -> Answer:
     values = {field.name: getattr(entry, field.name) for field in fields(entry)}
     values.pop("speculate")
-    return Answer(**values, engine="own", rule=rule, source=source)
+    servers = tuple(server for server, accepts in SERVERS.items() if accepts == rule)
+    return Answer(**values, engine="own", rule=rule, source=source, servers=servers)
 
 
 def grid_of(*entries: Verdict, **facts: Any) -> Summary:

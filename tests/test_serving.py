@@ -14,8 +14,10 @@ from transformers import GenerationConfig, GenerationMixin
 from harness.models.load import EMBEDDED
 from harness.records import LONGEST_NGRAM, LOOKUPS, RULES, SERVERS
 from harness.reporting import serving
+from harness.reporting.content import content_of
 from harness.reporting.grid import PHRASES
 from harness.reporting.serving import Snippet, snippets_of
+from harness.serving.kinds import drafts_alike, kind_of
 from harness.summary import (
     AcceptanceByPosition,
     Answer,
@@ -54,17 +56,34 @@ def decided(
         "model": "big", "draft": "small", "models": models,
         "sampling": SamplingFacts(**sampling or {}), **changes,
     }  # fmt: skip
+    kind = kind_of(name, facts["models"])
+    made = tuple(
+        Answer(
+            temperature,
+            "own",
+            rule,
+            "all",
+            name if speedup > 1 else None,
+            k if speedup > 1 else 0,
+            speedup,
+            None,
+            None,
+            "measured" if rule == "ratio" else "replayed",
+            "speculate" if speedup > 1 else loss,
+            "held_out_gain",
+            servers=tuple(
+                server
+                for server, accepts in SERVERS.items()
+                if accepts == rule
+                and drafts_alike(server, kind, temperature)
+                and (server == "transformers" or "stop_threshold" not in (sampling or {}))
+            ),
+        )
+        for rule, (k, speedup) in answers.items()
+    )
     return Summary(
         RunFacts(**facts),
-        answers=tuple(
-            Answer(
-                temperature, "own", rule, "all", name if speedup > 1 else None,
-                k if speedup > 1 else 0, speedup, None, None,
-                "measured" if rule == "ratio" else "replayed",
-                "speculate" if speedup > 1 else loss, "held_out_gain",
-            )
-            for rule, (k, speedup) in answers.items()
-        ),
+        answers=tuple(answer for answer in made if answer.servers) or made,
         acceptance_by_position=(
             AcceptanceByPosition("small", "all", temperature, 4, "measured", (0.9, 0.7, 0.75, 0.5)),
         ),
@@ -330,7 +349,9 @@ def test_heads_sample_where_vllm_is_asked_to_and_look_ups_have_one_line_there() 
 def test_every_kind_of_draft_has_its_lines(
     kind: str, method: dict[str, Any], elsewhere: set[str]
 ) -> None:
-    first, *others = of_kind(kind).values()
+    snippets = of_kind(kind).values()
+    first = next(snippet for snippet in snippets if snippet.code.startswith("vllm"))
+    others = [snippet for snippet in snippets if snippet is not first]
     config = {"method": kind, "num_speculative_tokens": 3, **method}
     assert speculative_config(first) == config
     assert serving.REMOVED not in others
@@ -358,27 +379,36 @@ def test_an_early_exit_and_a_copy_are_named_where_no_engine_has_them() -> None:
     )
 
 
-def test_an_engine_without_the_best_kind_is_given_the_best_draft_that_it_has() -> None:
-    kinds: Any = ("early_exit", "eagle3", "model")
+def test_an_engine_without_the_best_kind_is_given_its_own_answer() -> None:
+    kinds: Any = ("early_exit", "eagle3")
     facts = [ModelFacts(kind, kind, f"org/{kind}", kind=kind, layers=2) for kind in kinds]
     models = (ModelFacts("target", "big", TARGET), *facts)
-    answers = dict.fromkeys(ANSWERS, (3, 1.9))
-    made = decided(answers, name="early_exit", models=models, temperature=0.0)
-    ranked = [("early_exit", 3, 1.9), ("eagle3", 2, 1.6), ("model", 5, 1.2), (None, 0, 1.0)]
-    rows = tuple(
-        LeaderboardRow(rank=place, draft=draft, k=k, speedup=speedup)
-        for place, (draft, k, speedup) in enumerate(ranked, start=1)
+    first, second = (
+        decided(dict.fromkeys(ANSWERS, answer), name=kind, models=models, temperature=0.0)
+        for kind, answer in (("early_exit", (3, 1.9)), ("eagle3", (2, 1.6)))
+    )
+    rows = (
+        LeaderboardRow(rank=1, draft="early_exit", k=3, speedup=1.9),
+        LeaderboardRow(rank=2, draft="eagle3", k=2, speedup=1.6),
     )
     boards = tuple(Leaderboard(rule, 0.0, (), rows) for rule in RULES)
-    snippets = lines(replace(made, leaderboards=boards))
+    answers = [replace(one, source="replayed") for one in (*first.answers, *second.answers)]
+    answers = [one for one in answers if one.draft == "eagle3" or "transformers" in one.servers]
+    made = replace(first, answers=tuple(answers), leaderboards=boards)
+    content = content_of(made)
+    assert content.verdicts[0].startswith("Serve eagle3 at K=2: 1.60x")
+    assert content.grid is not None
+    engines, serve = (content.grid.column(name) for name in ("engines", "serve"))
+    assert [(on.text, what.text) for on, what in zip(engines, serve, strict=True)] == [
+        ("vLLM, SGLang, llama.cpp", "eagle3, K=2"),
+        ("transformers", "early_exit, K=3"),
+    ]
+    missed = "Faster here, but not available on vLLM: early_exit at K=3 (1.90x)."
+    assert missed in content.grid.notes
+    snippets = lines(made)
     assert speculative_config(snippets["For"])["method"] == "eagle3"
-    assert "eagle3 at K=2 is the fastest: 1.60x" in snippets["For"].notes[0]
     assert "assistant_early_exit" in snippets["transformers"].code
-    assert options(snippets["mlx-lm"].code)["--num-draft-tokens"] == "5"
-    assert "no early exit" in snippets["mlx-lm"].notes[0]
-    losing = (rows[0], rows[3], *rows[1:3])
-    boards = tuple(replace(board, rows=losing) for board in boards)
-    assert lines(replace(made, leaderboards=boards))["For"].code == ""
+    assert snippets["mlx-lm"].code == ""
 
 
 def test_another_look_up_than_this_runs_has_no_known_speedup() -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy.special import ndtri
 
+from harness.analysis.answers import questions
 from harness.analysis.verdict import (
     Candidate,
     ErrorBudget,
@@ -17,7 +18,7 @@ from harness.analysis.verdict import (
     evidence_from_trials,
     least_regret,
 )
-from harness.records import Trial, UserError
+from harness.records import SERVERS, Trial, UserError
 from harness.theory.speedup import RoundTimes
 
 KS = (1, 2, 3, 4, 5, 6, 8, 16)
@@ -46,6 +47,49 @@ def simulated(seed, size, speedups, noise=0.2):
         candidates={Candidate("small", k): run(s) for k, s in zip(KS, speedups, strict=False)},
         facts={Candidate("small", k): Facts(tokens / 4, tokens / 2, 0.7) for k in KS},
     )
+
+
+def of_drafts(speedups):
+    """One K of each draft, timed without noise."""
+    base = simulated(0, 16, NULLS, noise=0.0)
+    seconds, tokens = base.baseline.seconds, base.baseline.tokens
+    timed = {Candidate(name, 2): Timed(seconds / s, tokens) for name, s in speedups.items()}
+    return replace(base, temperature=0.0, candidates=timed, facts={})
+
+
+HAVE = {"exit": {"transformers"}, "head": {*SERVERS} - {"mlx", "transformers"}, "small": {*SERVERS}}
+
+
+@pytest.mark.parametrize(
+    ("speedups", "expected"),
+    [
+        ({"small": 1.5, "head": 1.2, "exit": 1.1}, [(6, {"small", "head", "exit"})]),
+        (
+            {"small": 1.2, "head": 1.5, "exit": 1.8},
+            [(4, {"small", "head"}), (1, {"small"}), (1, {"small", "head", "exit"})],
+        ),
+        ({"head": 1.5, "exit": 1.4}, [(4, {"head", "exit"}), (1, {"exit"})]),
+        # What loses among all loses among some
+        ({"small": 0.7, "head": 0.6, "exit": 0.9}, [(6, {"small", "head", "exit"})]),
+        ({"copy": 1.5}, [(0, {"copy"})]),
+    ],
+)
+def test_a_server_without_the_best_draft_is_asked_about_those_that_it_has(speedups, expected):
+    asked = questions(
+        [of_drafts(speedups)],
+        {},
+        rule="ratio",
+        replay_only=True,
+        coincide=False,
+        adaptive=False,
+        alike=lambda server, draft, _: server in HAVE.get(draft, ()),
+        weights=None,
+    )
+    found = [
+        (len(entry.servers), {candidate.draft for candidate in entry.evidence.candidates})
+        for entry in asked
+    ]
+    assert found == expected
 
 
 def decisions(simulations, size, speedups, **noise):

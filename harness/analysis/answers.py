@@ -4,6 +4,7 @@ The engine that will serve decides how drafts are accepted, so one pair has up t
 temperature. Under the run's own rule the verdict rests on what the run measured; under another on
 replay, chosen and scored on held-out prompts in the same way. Where the rules coincide (at
 temperature 0, for a draft that is a look-up, under synthetic acceptance) one verdict serves all.
+A server without the draft that looks best is given a verdict on the drafts that it has.
 
 Every decision that a report shows is one of these, and all of them share one error budget.
 """
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 from harness.analysis.verdict import ErrorBudget, Evidence, decide
-from harness.records import GREEDY, RULES, Rule, Source
+from harness.records import GREEDY, RULES, SERVERS, Rule, Source
 from harness.summary import Answer, Doubt, Verdict
 
 # What an answer says of its verdict
@@ -27,6 +28,32 @@ class Question:
     rules: tuple[Rule | None, ...]  # None: of a server that does not say
     source: Source  # "measured" or "replayed"
     engine: str = "own"  # which it is of; our own loop, or a server
+    servers: tuple[str, ...] = ()  # of SERVERS, those that it is for
+
+    def by_servers(
+        self, alike: Callable[[str, str], bool], weights: Mapping[str, float] | None
+    ) -> "Iterator[Question]":
+        """The question for servers that have each draft that looks best; for others on their own.
+
+        Where no server has any of the drafts, it is our own loop's alone.
+
+        Args:
+            alike: whether a server's drafts of a name are those of the run.
+            weights: of the prompt sets.
+        """
+        names = frozenset(candidate.draft for candidate in self.evidence.candidates)
+        best = set(self.evidence.best_looking(weights))
+        by_drafts: dict[frozenset[str], list[str]] = {}
+        for server in self.servers:
+            drafts = frozenset(name for name in names if alike(server, name))
+            if drafts or not names:
+                by_drafts.setdefault(names if best <= drafts else drafts, []).append(server)
+        for drafts, servers in by_drafts.items():
+            rules = tuple(rule for rule in self.rules if rule in {SERVERS[s] for s in servers})
+            evidence = self.evidence.of(drafts)
+            yield replace(self, evidence=evidence, rules=rules, servers=tuple(servers))
+        if not by_drafts:
+            yield replace(self, servers=())
 
 
 @dataclass(frozen=True)
@@ -45,6 +72,7 @@ class Answered:
                         engine=self.question.engine,
                         rule=rule,
                         source=self.question.source,
+                        servers=tuple(s for s in self.question.servers if SERVERS[s] == rule),
                         **{name: getattr(verdict, name) for name in OF_VERDICT},
                     )
 
@@ -57,6 +85,8 @@ def questions(
     replay_only: bool,
     coincide: bool,
     adaptive: bool,
+    alike: Callable[[str, str, float], bool],
+    weights: Mapping[str, float] | None,
 ) -> Iterator[Question]:
     """What is to be decided: the run's own evidence, and replay for the rules that it leaves open.
 
@@ -66,16 +96,29 @@ def questions(
         rule: the run's.
         replay_only: whether `own` was replayed as well.
         coincide: whether all rules accept alike at every temperature.
-        adaptive: whether the run stopped drafting early, which most engines do not.
+        adaptive: whether the run stopped drafting early, which transformers alone does.
+        alike: whether a server's drafts of a name are the run's at a temperature.
+        weights: of the prompt sets.
     """
+
+    def asked(evidence: Evidence, rules: Sequence[Rule], source: Source) -> Iterator[Question]:
+        servers = [name for name, accepts in SERVERS.items() if accepts in rules]
+        if adaptive and rule in rules:
+            servers = [name for name in servers if name == "transformers"]
+        question = Question(evidence, tuple(rules), source, servers=tuple(servers))
+        return question.by_servers(
+            lambda server, draft: alike(server, draft, evidence.temperature), weights
+        )
+
     for evidence in own:
         every = not adaptive and (coincide or evidence.temperature == GREEDY)
         source: Source = "replayed" if replay_only else "measured"
-        yield Question(evidence, RULES if every else (rule,), source)
+        yield from asked(evidence, RULES if every else (rule,), source)
         others: list[Rule] = [] if every else [other for other in RULES if other != rule]
         for other in others:
             if (other, evidence.temperature) in replayed:
-                yield Question(replayed[other, evidence.temperature], (other,), "replayed")
+                known = asked(replayed[other, evidence.temperature], (other,), "replayed")
+                yield from (question for question in known if question.servers)
 
 
 def answered(

@@ -245,7 +245,7 @@ class Setup:
             created_utc=self.run.manifest.get("created_utc"),
             model=self.model or None,
             draft=self.draft or None,
-            models=tuple(self._models()),
+            models=self.model_facts,
             sampling=SamplingFacts(
                 rule=self.rule,
                 top_k=decode.get("top_k"),
@@ -280,6 +280,11 @@ class Setup:
             words = ["python", "-m", f"harness.{words[0]}", *words[1:]]
         quoted = (f"'{word}'" if " " in word and "'" not in word else word for word in words)
         return {"environment.command": " ".join(quoted)} if words else {}
+
+    @property
+    def model_facts(self) -> tuple[ModelFacts, ...]:
+        """The target and each draft that is a model."""
+        return tuple(self._models())
 
     def _models(self) -> Iterator[ModelFacts]:
         confs = {"target": self.conf("model")}

@@ -53,6 +53,7 @@ from harness.records import (
     Trial,
     grouped,
 )
+from harness.serving.kinds import drafts_alike, kind_of
 from harness.summary import (
     AcceptanceByPosition,
     AdaptiveDrafting,
@@ -87,7 +88,7 @@ def analyse_pair(setup: Setup) -> Summary:
         per_temperature=tuple(whole_workload for whole_workload, _ in pair.verdicts),
         per_prompt_set=tuple(verdict for _, sets in pair.verdicts for verdict in sets),
         answers=tuple(answer for entry in pair.answered for answer in entry.answers()),
-        failures=failures(setup, pair.trials),
+        failures=(*failures(setup, pair.trials), *pair.not_yet_scored()),
         caveats=(
             *greedy_texts_differ(pair.checks),
             *caveats(
@@ -375,8 +376,14 @@ class PairAnalysis:
             replay_only=setup.replay_only,
             coincide=setup.synthetic or self._only_lookups,
             adaptive=setup.adaptive,
+            alike=self._alike,
+            weights=setup.weights,
         )
         return answered(list(asked), weights=setup.shares, seed=setup.seed, distrust=self._doubt)
+
+    def _alike(self, server: str, draft: str, temperature: float) -> bool:
+        """Whether a server proposes what a draft of this run does."""
+        return drafts_alike(server, kind_of(draft, self.setup.model_facts), temperature)
 
     def _doubt(self, question: Question) -> Doubt | None:
         """Why a question has no verdict: its texts, or its timings, cannot be right."""
@@ -395,15 +402,32 @@ class PairAnalysis:
 
     @property
     def verdicts(self) -> list[tuple[Verdict, Sequence[Verdict]]]:
-        """By temperature, under the run's rule: that of the workload, and its prompt sets'."""
-        rule = self.setup.rule
-        run_rule = (entry for entry in self.answered if rule in entry.question.rules)
-        return [(entry.verdicts[0], entry.verdicts[1:]) for entry in run_rule]
+        """By temperature, under the run's rule: that of the workload, and its prompt sets'.
+
+        Where servers have different drafts, on as many of them as any server has.
+        """
+        chosen: list[tuple[Verdict, Sequence[Verdict]]] = []
+        for entries in grouped(
+            self.answered, lambda entry: entry.question.evidence.temperature
+        ).values():
+            own = [entry for entry in entries if self.setup.rule in entry.question.rules]
+            most = max(own or entries, key=lambda entry: len(entry.question.evidence.candidates))
+            chosen.append((most.verdicts[0], most.verdicts[1:]))
+        return chosen
 
     @property
     def verdict(self) -> Verdict | None:
         """The workload's at the first temperature."""
         return self.verdicts[0][0] if self.verdicts else None
+
+    def not_yet_scored(self) -> Iterator[Failure]:
+        """The drafts of an unfinished audition that its ranking lacks."""
+        if self.setup.command != "audition" or self.setup.run.manifest.get("status") != "running":
+            return
+        entries: Sequence[str] = self.setup.run.config.get("drafts") or ()
+        for name in (str(entry).partition("@")[0] for entry in entries):
+            if name not in (*self.first_latencies, "auto"):
+                yield Failure(f"draft {name}", "not scored and timed yet")
 
     def positions(self) -> Iterator[AcceptanceByPosition]:
         """Replayed acceptance by position, of each draft at its best K."""

@@ -20,7 +20,7 @@ sampling", 1982).
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -128,6 +128,30 @@ class Evidence:
                 for name, facts in self.facts.items()
             },
         )
+
+    def of(self, drafts: Collection[str]) -> "Evidence":
+        """The evidence on some drafts alone."""
+        candidates, facts, visit_costs = (
+            {name: value for name, value in known.items() if name.draft in drafts}
+            for known in (self.candidates, self.facts, self.visit_costs)
+        )
+        return replace(self, candidates=candidates, facts=facts, visit_costs=visit_costs)
+
+    def best_looking(self, weights: Mapping[str, float] | None) -> Iterator[str]:
+        """The draft that looks best on the workload, and those on each prompt set alone.
+
+        None where it loses by more than NEAR: what does not pay among many does not among fewer.
+        """
+        sets = sorted(set(self.prompt_sets))
+        chosen: list[tuple[Evidence, Mapping[str, float] | None]]
+        chosen = [(self.only([name]), None) for name in sets]
+        if not {name for name, share in (weights or {}).items() if share > 0.0} - set(sets):
+            chosen.append((self, weights))
+        for evidence, shares in chosen:
+            speedups = evidence.speedups(shares)
+            best = max(speedups, key=speedups.__getitem__, default=None)
+            if best is not None and speedups[best] > 1.0 - NEAR:
+                yield best.draft
 
     def workload(self, weights: Mapping[str, float] | None) -> Workload:
         """The candidates in their order, prompt sets of weight 0 left out."""

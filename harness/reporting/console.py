@@ -22,7 +22,7 @@ from harness.reporting.tables.specification import Row, Table
 # A command's answer takes 30 lines; two are left for `fail_below` and `run:`
 MOST_LINES = 28
 MOST_CODE = 4
-MOST_FAILURES = 1
+MOST_FAILURES = 4
 # Of them, for the tables after the grid, so that a caveat still has its place
 MOST_TABLE = 12
 _GAP = 2
@@ -113,12 +113,10 @@ def _blocks(content: Content, out: Console) -> Iterator[_Block]:
     """What may be printed, in reading order."""
     head = [Text(content.title, "bold underline")]
     head += [Text(warning, "bold") for warning in (content.banner, content.status) if warning]
-    failures = [f"Did not complete: {text}" for text in content.failures[:MOST_FAILURES]]
-    head += [Text(_one_line(text, out.width)) for text in failures]
-    if len(content.failures) > MOST_FAILURES:
-        head.append(Text("More did not complete: the report lists it."))
     head += [Text(text, "bold") for text in content.verdicts[:1]]
     yield _Block(_wrapped(out, head), apart=False)
+    failures = [f"Did not complete: {text}" for text in content.failures]
+    yield _sentences(failures, out, importance=1, most=MOST_FAILURES)
     tables = content.brief
     if content.grid:
         grid, *tables = tables
@@ -174,10 +172,6 @@ def _snippet_lines(snippet: Snippet, out: Console) -> Lines:
         where = f"{len(code)} lines of code, to copy from the report that is named below."
         return (*title, *_wrapped(out, [Text(where)]))
     return (*title, *map(Text, code or snippet.notes))
-
-
-def _one_line(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 4]} ..."
 
 
 def _height(lines: Sequence[Text], width: int) -> int:

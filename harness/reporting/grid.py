@@ -1,17 +1,18 @@
 """The grid of answers as a reader sees it: temperature x engines that accept alike.
 
-`Summary.answers` holds one answer per temperature, acceptance rule and prompt set; rules with one
-answer share a row here. One row is marked: the headline and the serving line are its. It is the
-first temperature that speculates on the server that `engine=` names; without that key on vLLM with
-its defaults, and where nothing does there, the first row that speculates at all.
+`Summary.answers` holds one answer per temperature, acceptance rule and prompt set, or several where
+servers of a rule have different drafts; servers with one answer share a row here. One row is
+marked: the headline and the serving line are its. It is the first temperature that speculates on
+the server that `engine=` names; without that key on vLLM with its defaults, and where nothing does
+there, the first row that speculates at all.
 
 Of a server run the marked row is the server's own, and our own loop's stand below it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from harness.records import SERVERS, Decision, Rule, grouped, where
+from harness.records import SERVERS, Decision, Rule, grouped
 from harness.reporting import formatting as fmt
 from harness.summary import Answer, SamplingFacts, Summary, Verdict
 
@@ -38,7 +39,9 @@ PHRASES = {
     "llamacpp": "llama.cpp",
     "mlx": "mlx-lm",
     "transformers": "transformers",
+    "own": "our own loop",
 }
+NAMES = {**PHRASES, "vllm": "vLLM", "vllm_probabilistic": "vLLM (probabilistic)"}
 PROBABILISTIC = "vLLM with draft_sample_method=probabilistic accepts as transformers does."
 SOURCES = {"measured": "measured", "replayed": "predicted", "theory": "predicted"}
 # What a server run can measure, and what else its answers are of
@@ -58,6 +61,7 @@ class GridRow:
 
     temperature: float
     rules: tuple[Rule | None, ...]
+    servers: tuple[str, ...]  # of SERVERS, in their order; none of a server run, or of our own loop
     answer: Answer  # of the whole workload
     sets: tuple[Answer, ...]  # of each prompt set alone
     every: bool  # whether it holds on every engine
@@ -71,10 +75,14 @@ class GridRow:
             return SERVED[self.served]
         if self.every:
             return "all engines"
-        names = ", ".join(name for rule, name in ENGINES.items() if rule in self.rules)
-        if not self.adaptive:
-            return names
-        return f"{names if self.rules == ('ratio',) else 'own loop'}, adaptive"
+        names = names_of(self.servers)
+        return f"{names}, adaptive" if self.adaptive else names
+
+    @property
+    def sampled(self) -> bool:
+        """Whether it is transformers' and vLLM's where that samples its drafts."""
+        with_vllm = {"vllm", "vllm_probabilistic"} & set(self.servers)
+        return "transformers" in self.servers and with_vllm == {"vllm_probabilistic"}
 
     @property
     def where(self) -> str:
@@ -87,12 +95,20 @@ class GridRow:
         return self.answer.decision == "speculate"
 
 
+def names_of(servers: Collection[str]) -> str:
+    """Some of SERVERS in words; vLLM with sampled drafts only where nothing says what it does."""
+    known = {"vllm", "transformers"} & set(servers)
+    named = [name for name in SERVERS if name in servers]
+    shown = (NAMES[name] for name in named if name != "vllm_probabilistic" or not known)
+    return ", ".join(shown) or NAMES["own"]
+
+
 @dataclass(frozen=True)
 class Marked:
     """The row whose headline and serving line are shown, and the server that they are for."""
 
     row: GridRow
-    server: str  # a key of SERVERS; of a server run one of SERVED
+    server: str  # a key of SERVERS, or "own"; of a server run one of SERVED
 
     @property
     def phrase(self) -> str:
@@ -109,12 +125,18 @@ def rows(summary: Summary) -> tuple[GridRow, ...]:
     made: list[GridRow] = []
     for temperature, answers in grouped(summary.answers, lambda answer: answer.temperature).items():
         alike: dict[str, list[Answer]] = {}
-        for of_rule in (where(answers, rule=rule) for rule in ENGINES):
-            if of_rule:
-                shown = repr([replace(answer, rule="ratio") for answer in of_rule])
-                alike.setdefault(shown, []).extend(of_rule)
+        by_question = grouped(answers, lambda answer: (answer.servers, answer.rule))
+        for _, group in sorted(by_question.items(), key=lambda item: _place(*item[0])):
+            shown = repr([replace(answer, rule="ratio", servers=()) for answer in group])
+            alike.setdefault(shown, []).extend(group)
         made += [_row(temperature, group, sampling) for group in alike.values()]
     return tuple(made)
+
+
+def _place(servers: tuple[str, ...], rule: Rule | None) -> tuple[int, int]:
+    """Where answers stand: by their first server, our own loop's last."""
+    first = min(map([*SERVERS].index, servers), default=len(SERVERS))
+    return first, [*ENGINES, None].index(rule)
 
 
 def _served_rows(summary: Summary) -> Iterator[GridRow]:
@@ -128,12 +150,14 @@ def _served_rows(summary: Summary) -> Iterator[GridRow]:
 def _row(temperature: float, answers: Sequence[Answer], sampling: SamplingFacts) -> GridRow:
     by_rule: dict[Rule | None, list[Answer]] = grouped(answers, lambda answer: answer.rule)
     first, *_ = by_rule.values()
+    servers = {server for answer in answers for server in answer.servers}
     return GridRow(
         temperature,
         tuple(by_rule),
+        tuple(server for server in SERVERS if server in servers),
         next(answer for answer in first if answer.prompt_set == "all"),
         tuple(answer for answer in first if answer.prompt_set != "all"),
-        every=set(by_rule) == set(ENGINES),
+        every=servers == set(SERVERS),
         adaptive=sampling.stop_threshold is not None and sampling.rule in by_rule,
     )
 
@@ -147,19 +171,14 @@ def marked(summary: Summary) -> Marked | None:
         return Marked(best[0], summary.served.engine) if best else None
     asked = summary.run.serve_on
     server = asked or DEFAULT_SERVER
-    for_server = [row for row in made if SERVERS[server] in row.rules]
+    for_server = [row for row in made if server in row.servers]
     serving = [row for row in for_server if row.speculates]
     if serving or asked:
         return next((Marked(row, server) for row in (*serving, *for_server)), None)
     others = [row for row in made if row.speculates]
-    return next((Marked(row, _server(row)) for row in (*others, *for_server, *made)), None)
-
-
-def _server(row: GridRow) -> str:
-    """The first server that accepts so; only transformers can stop drafting early."""
-    if row.adaptive and "ratio" in row.rules:
-        return "transformers"
-    return next(server for server, rule in SERVERS.items() if rule in row.rules)
+    return next(
+        (Marked(row, (*row.servers, "own")[0]) for row in (*others, *for_server, *made)), None
+    )
 
 
 def words(answer: Answer) -> str:

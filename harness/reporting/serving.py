@@ -11,25 +11,23 @@ import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
 
-from harness.records import LOOKUPS, SERVERS, Rule, first, grouped, where
+from harness.records import SERVERS, first, grouped, where
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.grid import Marked
 from harness.reporting.serving_lines import (
     ENGINES,
     PROBABILISTIC,
-    ROUND_TIMES,
     VLLM,
     Engine,
     Served,
     not_available,
     vllm_serve,
 )
-from harness.serving.kinds import DraftKind, vllm_config
+from harness.serving.kinds import kind_of, vllm_config
 from harness.serving.schedules import merged, sglang_tiers, vllm_ranges
-from harness.summary import Answer, ModelFacts, Schedule, ServedSummary, Summary
+from harness.summary import Answer, Schedule, ServedSummary, Summary
 
 # Of vLLM's --speculative-config: K by the size of a batch
 RANGES = "num_speculative_tokens_per_batch_size"
@@ -110,6 +108,7 @@ UNKNOWN = (
     " what it is (docs/scores.md)."
 )
 UNKNOWN_SERVED = "The records do not say what the draft is, so there is no line for its server."
+NO_ENGINE = "No engine here has this draft and proposes the same tokens with it."
 TOYS = "These names are of models that ship with this package or have random weights: put your own."
 
 
@@ -131,8 +130,7 @@ def snippets_of(summary: Summary) -> tuple[Snippet, ...]:
             others.append(line)
     if not shown.row.speculates:
         return (marked, *(line for line in others if line.code))
-    draft = shown.row.answer.draft
-    kind = _kind_of(draft, summary.run.facts_of(draft), _target(summary))
+    kind = kind_of(shown.row.answer.draft, summary.run.models)
     removed = (REMOVED,) if kind == "model" else ()
     return (marked, *others, *_validation(summary, shown), *removed)
 
@@ -194,8 +192,10 @@ def _measured(answer: Answer, served: ServedSummary) -> str:
 
 def _line(summary: Summary, shown: Marked, server: str) -> Snippet:
     """A server's line at the marked temperature."""
+    if server == "own":
+        return Snippet(f"For {shown.phrase}", "", (NO_ENGINE,))
     engine, answers = ENGINES[server], _answers(summary, shown)
-    answer = answers.get(engine.rule)
+    answer = answers.get(server)
     is_marked = server == shown.server
     title = f"For {shown.phrase} ({engine.title})" if is_marked else engine.title
     if server == "vllm_probabilistic" and not is_marked:
@@ -203,9 +203,16 @@ def _line(summary: Summary, shown: Marked, server: str) -> Snippet:
     chosen = answer or shown.row.answer
     served = _served(summary, chosen.draft, chosen.k, chosen.temperature, answers)
     if chosen.decision == "speculate":
-        if served.kind in engine.lines:
-            return _snippet(engine, served, title)
-        return _next_best(summary, engine, served, title)
+        lacking = kind_of(shown.row.answer.draft, summary.run.models)
+        said = "" if lacking in (*engine.lines, "unknown") else not_available(lacking)
+        if served.kind not in engine.lines:
+            unknown = UNKNOWN.format(draft=served.draft)
+            return Snippet(title, "", (unknown if served.kind == "unknown" else said,))
+        snippet = _snippet(server, served, title)
+        if not said:
+            return snippet
+        known, *notes = snippet.notes
+        return replace(snippet, notes=(f"{said} Of what it has: {known}", *notes))
     if answer is None:
         return Snippet(title, "")
     if is_marked:
@@ -213,38 +220,23 @@ def _line(summary: Summary, shown: Marked, server: str) -> Snippet:
     return Snippet(title, "", ("Without a draft: none is known to pay on it.",))
 
 
-def _snippet(engine: Engine, served: Served, title: str) -> Snippet:
-    """The engine's line for a draft of a kind that it has."""
+def _snippet(server: str, served: Served, title: str) -> Snippet:
+    """A server's line for a draft of a kind that it has."""
+    engine = ENGINES[server]
     entry = engine.lines[served.kind]
     requests = served.requests if engine.sampling_in_requests else ""
-    notes = (engine.known(served), *filter(None, (requests, entry.note)), *entry.more(served))
+    notes = (
+        engine.known(server, served),
+        *filter(None, (requests, entry.note)),
+        *entry.more(served),
+    )
     return Snippet(title, entry.line(served), notes, engine.language)
 
 
-def _next_best(summary: Summary, engine: Engine, lacking: Served, title: str) -> Snippet:
-    """For an engine that lacks the kind to serve, the fastest of the drafts that it has."""
-    if lacking.kind == "unknown":
-        return Snippet(title, "", (UNKNOWN.format(draft=lacking.draft),))
-    said = not_available(lacking.kind)
-    board = first(summary.leaderboards, rule=engine.rule, temperature=lacking.temperature)
-    for row in board.rows if board else ():
-        if row.draft is None:  # the drafts after it lose
-            break
-        served = _served(summary, row.draft, row.k, lacking.temperature)
-        if served.kind in engine.lines and engine.lines[served.kind].same:
-            known = (
-                f"{said} Of the drafts that it has, {row.draft} at K={row.k} is the fastest:"
-                f" {fmt.gain(row)}, predicted on the prompts that it was chosen on{ROUND_TIMES}."
-            )
-            snippet = _snippet(engine, served, title)
-            return replace(snippet, notes=(known, *snippet.notes[1:]))
-    return Snippet(title, "", (said,))
-
-
-def _answers(summary: Summary, shown: Marked) -> dict[Rule, Answer]:
-    """The workload's answer under every rule at the marked temperature."""
+def _answers(summary: Summary, shown: Marked) -> dict[str, Answer]:
+    """The workload's answer for each server at the marked temperature."""
     answers = where(summary.answers, temperature=shown.row.temperature, prompt_set="all")
-    return {answer.rule: answer for answer in answers if answer.rule is not None}
+    return {server: answer for answer in answers for server in answer.servers}
 
 
 def _target(summary: Summary) -> str:
@@ -257,7 +249,7 @@ def _served(
     draft: str | None,
     k: int,
     temperature: float,
-    answers: Mapping[Rule, Answer] | None = None,
+    answers: Mapping[str, Answer] | None = None,
 ) -> Served:
     target, facts = _target(summary), summary.run.facts_of(draft)
     return Served(
@@ -268,17 +260,9 @@ def _served(
         sampling=summary.run.sampling,
         answers=answers or {},
         synthetic=summary.run.synthetic,
-        kind=_kind_of(draft, facts, target),
+        kind=kind_of(draft, summary.run.models),
         layers=facts and facts.layers,
     )
-
-
-def _kind_of(draft: str | None, facts: ModelFacts | None, target: str) -> DraftKind:
-    if draft in LOOKUPS:
-        return cast("DraftKind", draft)
-    if facts is None or (facts.kind == "model" and facts.id is None):
-        return "unknown"
-    return "copy" if facts.kind == "model" and facts.id == target else facts.kind
 
 
 def _on(engine: Engine, served: Served) -> Served:
@@ -296,7 +280,9 @@ def _without_draft(engine: Engine, served: Served, title: str) -> Snippet:
 
 def _validation(summary: Summary, shown: Marked) -> Sequence[Snippet]:
     """VLLM with random weights and the acceptance of the run, for its latency alone."""
-    chosen = _answers(summary, shown).get(summary.run.sampling.rule)
+    rule = summary.run.sampling.rule
+    answers = where(summary.answers, temperature=shown.row.temperature, prompt_set="all")
+    chosen = first(answers, rule=rule)
     if chosen is None or chosen.decision != "speculate":
         return ()
     rates = _acceptance(summary, chosen)

@@ -36,7 +36,7 @@ from typing import Any
 from harness.records import LONGEST_NGRAM, Rule
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
-from harness.serving.kinds import NAMES, DraftKind, sglang_flags, vllm_config
+from harness.serving.kinds import NAMES, DraftKind, drafts_alike, sglang_flags, vllm_config
 from harness.summary import Answer, SamplingFacts
 
 ROUND_TIMES = ", at this run's round times"
@@ -61,8 +61,8 @@ class Served:
     k: int
     temperature: float
     sampling: SamplingFacts
-    # By rule, what the grid says at this temperature for the whole workload.
-    answers: Mapping[Rule, Answer]
+    # By server, what the grid says at this temperature for the whole workload.
+    answers: Mapping[str, Answer]
     synthetic: bool
     # Of the draft; layers of an early exit
     kind: DraftKind = "model"
@@ -93,8 +93,6 @@ class KindLine:
 
     line: Callable[[Served], str]  # the text to paste
     note: str = ""  # what to know of it, a whole sentence; "" for nothing
-    # Whether it proposes what this run's draft does, so that the run's speedup holds
-    same: bool = True
     more: Callable[[Served], Sequence[str]] = lambda _: ()  # notes that depend on what is served
 
 
@@ -116,11 +114,14 @@ class Engine:
         """Its name and version."""
         return f"{self.name} {self.version}"
 
-    def known(self, served: Served) -> str:
+    def known(self, server: str, served: Served) -> str:
         """What is known of its speedup, as a sentence."""
-        if not self.lines[served.kind].same:
+        if not drafts_alike(server, served.kind, served.temperature):
             return "Its speedup is not known: it proposes other tokens than this run's look-up."
-        answer = served.answers.get(self.rule)
+        stopped = served.sampling.stop_threshold is not None and self.rule == served.sampling.rule
+        if stopped and not self.stops_early and not served.synthetic:
+            return "Its speedup is not known: the run stopped drafting early, it does not."
+        answer = served.answers.get(server)
         if answer is None:
             return "Its speedup is not known: this run did not replay its acceptance rule."
         gain = fmt.gain(answer)
@@ -129,9 +130,6 @@ class Engine:
                 f"{gain} at the synthetic acceptance of this run; what this engine would accept is"
                 " not known."
             )
-        stopped = served.sampling.stop_threshold is not None and self.rule == served.sampling.rule
-        if stopped and not self.stops_early:
-            return "Its speedup is not known: the run stopped drafting early, it does not."
         return f"{gain}, {grid.SOURCES[answer.source]} on held-out prompts{ROUND_TIMES}."
 
 
@@ -157,7 +155,7 @@ def _vllm_sampled(served: Served) -> str:
 
 
 def _vllm_sampled_notes(served: Served) -> Sequence[str]:
-    default = served.answers.get("greedy_draft")
+    default = served.answers.get("vllm")
     if default is None or default.decision != "speculate":
         return ()
     gain = f"{fmt.speedup(default.speedup)} at K={default.k}"
@@ -197,7 +195,7 @@ def _llama_cpp_notes(served: Served) -> Sequence[str]:
         f"TARGET.gguf and DRAFT.gguf stand for your conversions of {served.target} and"
         f" {served.draft}; quantised weights accept differently."
     )
-    sampled = served.answers.get("ratio")
+    sampled = served.answers.get("vllm_probabilistic")
     greedy = served.temperature == 0 or served.synthetic
     if greedy or sampled is None or sampled.decision != "speculate":
         return (files,)
@@ -328,7 +326,6 @@ VLLM = Engine(
         "suffix": KindLine(
             _vllm,
             "It needs the package arctic-inference, and scores matches by its own trees.",
-            same=False,
         ),
     },
 )
@@ -360,9 +357,7 @@ ENGINES: Mapping[str, Engine] = {
             ),
             "mtp": KindLine(_sglang),
             "dflash": KindLine(_sglang, BLOCK),
-            "ngram": KindLine(
-                _sglang_ngram, "It drafts a tree, from a cache of all requests.", same=False
-            ),
+            "ngram": KindLine(_sglang_ngram, "It drafts a tree, from a cache of all requests."),
         },
     ),
     "llamacpp": Engine(
@@ -396,7 +391,6 @@ ENGINES: Mapping[str, Engine] = {
                 ),
                 "TARGET.gguf stands for your conversion. It takes the last earlier match of exactly"
                 " that many tokens, this run the first of them or of one token.",
-                same=False,
             ),
         },
     ),

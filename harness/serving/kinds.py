@@ -17,10 +17,11 @@ One place for the servers that are started and for the lines that a report print
   (srt/speculative/dflash_worker.py) takes the block's positions as number of draft tokens.
 """
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, cast
 
-from harness.records import LONGEST_NGRAM
+from harness.records import GREEDY, LONGEST_NGRAM, LOOKUPS, first
+from harness.summary import ModelFacts
 
 # Unknown where only a name is known of the draft: no engine has a line for it
 DraftKind = Literal[
@@ -38,8 +39,41 @@ NAMES: Mapping[DraftKind, str] = {
     "early_exit": "early exit of the target's layers",
     "copy": "a copy of the target",
 }
+# What each of SERVERS proposes token for token as a run here does, so that the run's speedup holds.
+# A look-up of llama.cpp or SGLang, and vLLM's suffix, finds other tokens; no engine makes a copy of
+# its target. vLLM samples no Medusa heads.
+ALIKE: Mapping[str, frozenset[DraftKind]] = {
+    "vllm": frozenset(("model", "eagle3", "mtp", "medusa", "dflash", "ngram")),
+    "vllm_probabilistic": frozenset(("model", "eagle3", "mtp", "dflash", "ngram")),
+    "sglang": frozenset(("model", "eagle3", "mtp", "dflash")),
+    "llamacpp": frozenset(("model", "eagle3", "mtp", "dflash")),
+    "mlx": frozenset(("model",)),
+    "transformers": frozenset(("model", "ngram", "early_exit")),
+}
 # Those that have weights of their own
 WITH_WEIGHTS: tuple[DraftKind, ...] = ("model", "eagle3", "medusa", "dflash")
+
+
+def kind_of(draft: str | None, models: Sequence[ModelFacts]) -> DraftKind:
+    """The kind of a run's draft, by its name."""
+    if draft in LOOKUPS:
+        return cast("DraftKind", draft)
+    target = first(models, role="target")
+    facts = first((model for model in models if model is not target), name=draft)
+    if facts is None or (facts.kind == "model" and facts.id is None):
+        return "unknown"
+    is_copy = facts.kind == "model" and target is not None and facts.id == target.id
+    return "copy" if is_copy else facts.kind
+
+
+def drafts_alike(server: str, kind: DraftKind, temperature: float) -> bool:
+    """Whether a server's drafts of a kind are a run's; of an unknown kind they may be.
+
+    At temperature 0 vLLM drafts alike whether it samples drafts or not.
+    """
+    if server == "vllm_probabilistic" and temperature == GREEDY:
+        server = "vllm"
+    return kind == "unknown" or kind in ALIKE[server]
 
 
 def vllm_config(kind: DraftKind, draft: str, k: int, *, own_layers: bool = True) -> dict[str, Any]:

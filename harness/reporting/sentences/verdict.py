@@ -259,7 +259,10 @@ def _without_answers(summary: Summary) -> tuple[str, ...]:
         return comparison.verdicts(summary.comparison)
     if command in grid.DECIDING_COMMANDS and summary.answers and summary.run.serve_on:
         server = grid.PHRASES[summary.run.serve_on]
-        return (f"Not known for {server}: this run has no prediction under its acceptance rule.",)
+        return (
+            f"Not known for {server}: this run has no prediction under its acceptance rule, of a"
+            " draft that it has.",
+        )
     if summary.served is not None and summary.run.status == "complete":
         return (f"No verdict: {_lacking(summary)}.",)
     if command in grid.DECIDING_COMMANDS:
@@ -330,7 +333,7 @@ def next_step(summary: Summary) -> str | None:
     if summary.served is not None:
         return "serve your own requests so (prompts.files=[...] measures with them)"
     if answer.source == "measured":
-        if shown.server == "transformers":
+        if shown.server in ("transformers", "own"):
             return "run your own requests with this draft and without it, and compare"
         engine = shown.server.removesuffix("_probabilistic")
         return f"python -m harness.server engine={engine} measures this pair on that server"

@@ -8,6 +8,7 @@ from harness.records import GREEDY, SERVERS, ResultRow, first, where
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.tables.specification import Column, Table, columns_by, table
+from harness.serving.kinds import drafts_alike, kind_of
 from harness.summary import Answer, LeaderboardRow, Summary
 
 MOST_SETS = 4  # prompt sets that get a column of the grid
@@ -123,7 +124,7 @@ def _for_server(row: grid.GridRow, shown: grid.Marked) -> bool:
     """Whether a row holds for the marked row's server."""
     if shown.row.served is not None:
         return row.served == shown.row.served
-    return SERVERS[shown.server] in row.rules
+    return row == shown.row or shown.server in row.servers
 
 
 def _grid(columns: Sequence[Column[Line]], lines: Sequence[Line], notes: Iterable[str]) -> Table:
@@ -144,11 +145,26 @@ def _grid_notes(lines: Sequence[Line], summary: Summary) -> Iterator[str]:
         yield f"Prompt sets weigh {shares} (prompts.weights)."
     if any(line.row.answer.decision == "does_not_pay" for line in lines):
         yield NO_DRAFT_NOTE
-    if any(
-        line.row.rules == ("ratio",) and not line.row.adaptive and line.row.served is None
-        for line in lines
-    ):
+    if any(line.row.sampled for line in lines):
         yield grid.PROBABILISTIC
+    yield from _lacking(summary)
+
+
+def _lacking(summary: Summary) -> Iterator[str]:
+    """The drafts that look faster than the marked row's, and that its server does not have."""
+    shown = grid.marked(summary)
+    if shown is None or shown.server not in SERVERS:
+        return
+    temperature = shown.row.temperature
+    board = first(summary.leaderboards, rule=SERVERS[shown.server], temperature=temperature)
+    faster: list[str] = []
+    for row in board.rows if board else ():
+        kind = kind_of(row.draft, summary.run.models)
+        if row.draft is None or drafts_alike(shown.server, kind, temperature):
+            break
+        faster.append(f"{row.draft} at K={row.k} ({fmt.speedup(row.speedup)})")
+    if faster:
+        yield f"Faster here, but not available on {grid.NAMES[shown.server]}: {', '.join(faster)}."
 
 
 def _words_of_set(line: Line, name: str) -> str | None:
@@ -160,10 +176,24 @@ def _words_of_set(line: Line, name: str) -> str | None:
 
 def sets_table(summary: Summary) -> Table:
     """Each prompt set alone, on the engine that was asked for, else under the run's own rule."""
-    rule, served = grid.rule_of(summary), summary.served
-    answers = where(summary.answers, rule=rule, engine=served.engine if served else "own")
-    lines = [_set_line(answer, summary) for answer in answers if answer.prompt_set != "all"]
-    on = grid.SERVED[served.engine] if served else grid.ENGINES[rule] if rule else ""
+    rule, served, shown = grid.rule_of(summary), summary.served, grid.marked(summary)
+    engine = served.engine if served else "own"
+    rows: dict[float, grid.GridRow] = {}
+    for row in grid.rows(summary):
+        # Of several with one rule the marked one's
+        if rule in row.rules and row.answer.engine == engine:
+            rows[row.temperature] = rows.get(row.temperature, row)
+        if shown is not None and row == shown.row and rule in row.rules:
+            rows[row.temperature] = row
+    lines = [
+        _set_line(answer, summary)
+        for answer in where(summary.answers, rule=rule, engine=engine)
+        if answer.prompt_set != "all"
+        and set(answer.servers) <= set(rows[answer.temperature].servers)
+    ]
+    common = set(SERVERS).intersection(*(row.servers for row in rows.values()))
+    of_rule = [name for name in common if SERVERS[name] == rule]
+    on = grid.SERVED[served.engine] if served else grid.names_of(of_rule)
     return table(f"Each prompt set alone ({on})", SETS, lines)
 
 
@@ -196,6 +226,7 @@ def drafts_table(summary: Summary) -> Table:
     if shown is None:
         return table("", DRAFTS, ())
     answer = shown.row.answer
-    boards = where(summary.leaderboards, rule=answer.rule, temperature=shown.row.temperature)
+    temperature = shown.row.temperature
+    boards = where(summary.leaderboards, rule=answer.rule, temperature=temperature)
     rows = [row for board in boards for row in board.rows if row.draft is not None]
     return table(f"Every draft at its fastest K, predicted ({shown.row.where})", DRAFTS, rows)

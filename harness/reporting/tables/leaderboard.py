@@ -194,13 +194,16 @@ def leaderboard_tables(summary: Summary) -> list[Table]:
 
 
 def _to_serve(summary: Summary, board: Board) -> list[str]:
-    """What the grid of answers says for the same engines."""
+    """What the grid of answers says for the same engines, and which of them lack a draft."""
+    rows = [
+        row
+        for row in grid.rows(summary)
+        if row.temperature == board.temperature and set(row.rules) & set(board.rules)
+    ]
     return [
-        f"What to serve on these engines is chosen on held-out prompts: {grid.words(answer)},"
-        f" {fmt.gain(answer)}."
-        for answer in where(
-            summary.answers, rule=board.rules[0], temperature=board.temperature, prompt_set="all"
-        )
+        f"What to serve on {'these engines' if len(rows) == 1 else row.engines} is chosen on"
+        f" held-out prompts: {grid.words(row.answer)}, {fmt.gain(row.answer)}."
+        for row in rows
     ]
 
 
