@@ -47,6 +47,7 @@ from harness.config import (
     AuditionConfig,
     ModelConf,
     checked,
+    drafts_entry,
     group_of,
     is_list,
     keys_of,
@@ -323,7 +324,8 @@ def draft_conf(entry: str) -> ModelConf:
             raise UserError(f"drafts: {entry!r}: {key} is true or false")
         number = key in ("layers", "block") and value.isdigit()
         setattr(conf, key, value == "true" if flag else int(value) if number else value)
-    return checked(conf, f"draft {conf.name}")
+    with drafts_entry(conf):
+        return checked(conf, "draft")
 
 
 def draft_confs(config: AuditionConfig) -> list[ModelConf]:
@@ -362,6 +364,8 @@ def _group_draft(name: str) -> ModelConf:
             f"drafts: no draft named {name!r}; there are {', '.join(known)}; "
             "or give name@folder-or-hub-id"
         ) from error
+    if name != OWN_DRAFT and OmegaConf.is_missing(config.draft, "id"):
+        raise UserError(f"drafts=[{name}]: whose? give drafts=[{name}@folder-or-hub-id]")
     _refuse_missing_keys(config)
     conf = OmegaConf.to_object(config.draft)
     assert isinstance(conf, ModelConf)

@@ -15,6 +15,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
 from itertools import pairwise
@@ -923,6 +924,35 @@ def split_draft(entry: str) -> DraftEntry:
     return DraftEntry(name, "@".join(parts) if parts else None, dict(reversed(settings.items())))
 
 
+def named_in_drafts(text: str, draft: ModelConf) -> str:
+    """An error about an auditioned draft, with the entry of `drafts` for keys of the group draft.
+
+    `draft.dtype=X` becomes `drafts=[NAME@dtype:X]`, `draft.id=X` becomes `drafts=[NAME@X]`, and
+    `draft=NAME` becomes `drafts=[NAME]`.
+    """
+
+    def entry(match: re.Match[str]) -> str:
+        key, value = match["key"], match["value"] or "..."
+        if key == "id":
+            shipped = value.startswith("embedded:")
+            return f"drafts=[{draft.name}]" if shipped else f"drafts=[{draft.name}@{value}]"
+        return f"drafts=[{draft.name}@{key}:{value}]"
+
+    # An id may hold spaces
+    value = rf"{re.escape(draft.id)}(?![\w/])|\S*[\w/]"
+    text = re.sub(rf"\bdraft\.(?P<key>\w+)(?:=(?P<value>{value})|=?(?=[:; ]))", entry, text)
+    return re.sub(rf"\bdraft={re.escape(draft.name)}(?![\w.-])", f"drafts=[{draft.name}]", text)
+
+
+@contextmanager
+def drafts_entry(draft: ModelConf) -> Iterator[None]:
+    """Let errors name the entry of `drafts` that an auditioned draft is."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(named_in_drafts(str(error), draft)) from error
+
+
 def of_target(target: ModelConf, draft: ModelConf) -> ModelConf:
     """A draft that is made of the target, with what it has from there; any other as it is.
 
@@ -937,14 +967,14 @@ def of_target(target: ModelConf, draft: ModelConf) -> ModelConf:
         return draft
     if draft.id not in ("copy", target.id):
         raise UserError(
-            f"draft {draft.name}: id={draft.id}, and a copy is of the target; for another"
+            f"draft.id={draft.id}: draft={draft.name} is a copy of the target; for another"
             " checkpoint leave its kind out"
         )
     dtype = target.dtype if draft.dtype == "auto" else draft.dtype
     copied = replace(target, name=draft.name, dtype=dtype, quantization=draft.quantization)
     if (copied.dtype, copied.quantization) == (target.dtype, target.quantization):
         raise UserError(
-            f"draft {draft.name}: a copy of the target must differ; give dtype or quantization"
+            f"draft={draft.name}: a copy of the target must differ; give dtype or quantization"
         )
     return copied
 
@@ -955,7 +985,8 @@ def like_target(target: ModelConf, draft: ModelConf) -> ModelConf:
     Raises:
         UserError: random weights are wanted, and the draft's config has no architecture.
     """
-    draft = of_target(target, draft)
+    with drafts_entry(draft):
+        draft = of_target(target, draft)
     if target.weights != "dummy" or draft.kind in LOOKUPS or draft.kind == "early_exit":
         return draft
     if not isinstance(draft.architecture, dict):

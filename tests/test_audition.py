@@ -344,7 +344,7 @@ def test_an_entry_of_drafts_may_carry_keys(tmp_path: Path) -> None:
     ("entry", "line"),
     [
         ("mine@folder@dtyp:float32", "sets 'dtyp'; a draft may set dtype, attention, revision"),
-        ("mine@folder@dtype:int3", "draft mine.dtype: 'int3' is unknown"),
+        ("mine@folder@dtype:int3", r"drafts=\[mine@dtype:...\]: 'int3' is unknown"),
         ("mine@folder@trust_remote_code:maybe", "trust_remote_code is true or false"),
         ("mine@", "is not name@folder-or-hub-id"),
         ("@folder", "is not name@folder-or-hub-id"),

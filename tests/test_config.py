@@ -7,8 +7,8 @@ from functools import reduce
 import pytest
 from hydra.errors import HydraException
 
-from harness.cli import compose, draft_confs
-from harness.config import CONF_DIR, SCHEMAS, SweepConfig, checked
+from harness.cli import compose, draft_conf, draft_confs
+from harness.config import CONF_DIR, SCHEMAS, ModelConf, SweepConfig, checked, named_in_drafts
 from harness.records import UserError
 
 REQUIRED = {"breakeven": ["draft_ms=22.09", "target_ms=29.92"]}
@@ -133,6 +133,33 @@ def test_what_overrides_make_of_a_key(
         return owner[name] if isinstance(owner, dict) else getattr(owner, name)
 
     assert reduce(part, key.split("."), compose(command, overrides)) == value
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("draft.quantization=int8: needs it", "drafts=[four@quantization:int8]: needs it"),
+        ("draft.id=/a b/c: damaged", "drafts=[four@/a b/c]: damaged"),
+        ("x (draft.id=/path/to/model), y", "x (drafts=[four@/path/to/model]), y"),
+        ("draft.dtype: 'x' is unknown", "drafts=[four@dtype:...]: 'x' is unknown"),
+        ("draft=four: layers=9, and model=t", "drafts=[four]: layers=9, and model=t"),
+        ("give draft=eagle3 draft.id=, or", "give draft=eagle3 draft.id=, or"),
+    ],
+)
+def test_errors_about_an_auditioned_draft_name_what_can_be_typed(said: str, expected: str) -> None:
+    assert named_in_drafts(said, ModelConf(name="four", id="/a b/c")) == expected
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ("four@org/four@dtype:int3", r"^drafts=\[four@dtype:\.\.\.\]: 'int3' is unknown"),
+        ("eagle3", r"^drafts=\[eagle3\]: whose\? give drafts=\[eagle3@folder-or-hub-id\]"),
+    ],
+)
+def test_an_entry_of_drafts_is_refused_by_what_was_typed(entry: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        draft_conf(entry)
 
 
 def test_an_auditions_draft_is_that_of_the_group_wherever_drafts_names_it() -> None:

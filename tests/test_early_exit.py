@@ -105,5 +105,7 @@ def test_a_copy_that_is_the_target_is_refused() -> None:
     with pytest.raises(UserError, match="a copy of the target must differ"):
         like_target(target, draft_conf("bf16"))
     assert like_target(target, draft_conf("int8")).quantization == "int8"
-    with pytest.raises(UserError, match="id=org/other, and a copy is of the target"):
+    with pytest.raises(
+        UserError, match=r"drafts=\[int8@org/other\]: drafts=\[int8\] is a copy of the target"
+    ):
         like_target(target, replace(draft_conf("int8"), id="org/other"))

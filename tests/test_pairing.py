@@ -1,5 +1,8 @@
 """`drafts=auto`: which shipped drafts serve a target, before any weight is loaded."""
 
+import re
+from pathlib import Path
+
 import pytest
 from conftest import Door
 
@@ -8,7 +11,6 @@ from harness.commands.pairing import pairings, shipped_drafts
 from harness.config import AuditionConfig
 from harness.models.load import load_vocabulary
 from harness.models.tokenizer import tokenizer_difference
-from harness.records import UserError
 
 
 def drafts_of(*overrides: str) -> list[str]:
@@ -41,8 +43,16 @@ def test_auto_may_be_listed_with_named_drafts() -> None:
     names = drafts_of("drafts=[tiny_good@dtype:bfloat16,auto]")
     assert names[:3] == ["tiny_good", "ngram", "suffix"]
     assert {*names[3:]} == {"tiny_eagle3", "tiny_small", "tiny_unrelated", "early_exit"}
-    with pytest.raises(UserError, match=r"names no tokenizer family.*llama3, qwen3, tiny"):
-        drafts_of("drafts=auto", "model=hf", "model.id=org/mine")
+
+
+def test_auto_takes_what_needs_no_tokenizer_family_and_says_that_models_are_not_compared(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text('{"num_nextn_predict_layers": 1}')
+    names = drafts_of("drafts=auto", "model=hf", f"model.id={tmp_path}")
+    assert set(names) == {"ngram", "suffix", "early_exit", "mtp"}
+    assert "no models are compared" in caplog.text
+    assert "model.tokenizer_family= (shipped: llama3, qwen3, tiny)" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -54,8 +64,8 @@ def test_auto_may_be_listed_with_named_drafts() -> None:
         ("qwen3_30b_a3b", "qwen3_4b", "not eligible", "reads 1.3 times"),
         ("qwen3_14b", "qwen3_8b", "with a note", "reads 54% of the target's bytes per token"),
         ("qwen3_14b", "qwen3_0_6b", "eligible", ""),
-        ("qwen3_14b", "early_exit", "with a note", "if the target is trained for it"),
-        ("qwen3_14b", "int8", "not eligible", "name it"),
+        ("qwen3_14b", "early_exit", "with a note", "if the target is trained for early exit"),
+        ("qwen3_14b", "int8", "not eligible", "taken where it is named"),
     ],
 )
 def test_a_pairing_says_why(model: str, draft: str, result: str, why: str) -> None:
@@ -69,6 +79,27 @@ def test_the_plan_prints_the_pairing_table(door: Door) -> None:
     assert "Drafts for qwen3_4b" in done.stdout
     for words in ("another tokenizer", "the target itself", "looks its tokens up"):
         assert words in " ".join(done.stdout.split())
+
+
+def test_the_table_of_drafts_says_which_are_named(door: Door) -> None:
+    drafts = "drafts=[auto,int8,mtp]"
+    done = door("audition", drafts, "dry_run=true", "model=qwen3_30b_a3b", "verbose=true")
+    for draft in ("int8", "mtp"):
+        assert re.search(rf"^{draft} +named", done.stdout, re.MULTILINE), done.stdout
+    assert re.search("^bf16 +not eligible", done.stdout, re.MULTILINE)
+
+
+def test_a_plan_says_in_its_first_lines_what_it_costs_and_that_the_target_does_not_fit(
+    door: Door,
+) -> None:
+    words = ("audition", "drafts=auto", "dry_run=true")
+    large = door(*words, "model=llama3_1_70b", "gpu=h100").stdout.splitlines()
+    assert any("does not fit: 141 GB of weights, 80 GB of memory" in line for line in large[:6])
+    small = door(*words, "model=qwen3_4b").stdout
+    assert "Time and cost (modelled)" in small
+    assert "$" in small
+    assert len(small.splitlines()) <= 30
+    assert small.index("Time and cost") < small.index("Drafts for qwen3_4b")
 
 
 def test_the_embedded_models_share_the_tokenizer_that_their_family_claims() -> None:

@@ -22,7 +22,7 @@ from harness.cli import compose
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.llamacpp import LlamaCppServer
 from harness.measurement.draft_scores import score_texts
-from harness.measurement.remote_scores import TextServer
+from harness.measurement.remote_scores import DraftServer, TextServer
 from harness.measurement.target_texts import GeneratedText
 from harness.models.load import LoadedModel, open_pair
 from harness.models.probe import uncached_logits
@@ -226,6 +226,14 @@ def test_a_server_that_dies_is_asked_by_a_resumed_run_for_what_is_missing(
     server.close()
     server.answers.clear()
     assert run(tmp_path, f"resume={folder}").trials == done.trials
+
+
+@pytest.mark.parametrize(("server", "key"), [(TextServer, "texts_from"), (DraftServer, "draft.id")])
+def test_a_server_that_cannot_be_reached_is_named_by_the_key_that_gives_it(
+    server: Callable[[str], object], key: str
+) -> None:
+    with pytest.raises(UserError, match=f"^{key}=http://127.0.0.1:9: not reachable"):
+        server("http://127.0.0.1:9")
 
 
 def test_a_key_is_sent_to_every_server_and_stored_nowhere(

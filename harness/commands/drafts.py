@@ -34,7 +34,7 @@ from harness.commands.pair import (
 from harness.commands.progress import progress
 from harness.commands.time_rounds import visits_of_draft
 from harness.commands.time_steps import timed_steps
-from harness.config import HEADS, AuditionConfig, ModelConf
+from harness.config import HEADS, AuditionConfig, ModelConf, named_in_drafts
 from harness.decoding.protocols import recorder_of
 from harness.measurement import step_times
 from harness.measurement.target_texts import GeneratedText
@@ -137,7 +137,7 @@ def each_draft(
         except Exception as error:  # a draft's own code and files may raise anything
             if debug:
                 traceback.print_exception(error)
-            failures.append({"where": f"draft {conf.name}", "error": _reason(error)})
+            failures.append({"where": f"draft {conf.name}", "error": _reason(error, conf)})
             continue
         finally:  # one draft in memory at a time
             gc.collect()
@@ -182,7 +182,7 @@ def checked_draft(
         NotEligible: another tokenizer than the target's.
         UserError: it cannot be loaded or rewound, or runs out of memory.
     """
-    draft = load_draft(conf, f"draft {conf.name}", device, target)
+    draft = load_draft(conf, "draft", device, target)
     difference = tokenizer_difference(target.tokenizer, draft.tokenizer)
     if difference:
         raise NotEligible(f"another tokenizer than the target's: {difference}")
@@ -210,7 +210,7 @@ def _with_draft(
     if conf.kind in HEADS:
         if recorder_of(target.target_model) is not None:
             raise NotEligible(f"{GRAPHS_KEEP_NO_STATES}; audition it with backend=eager")
-        return with_head(target, conf, f"draft {conf.name}")
+        return with_head(target, conf)
     device = target.target_model.device
     draft, model = checked_draft(conf, target.target, device, target.prompts, config)
     return Pair(**vars(target), draft=draft, draft_model=model)
@@ -262,9 +262,9 @@ def described_draft(conf: ModelConf, entry: dict[str, Any] | None) -> dict[str, 
     return None if entry is None else {"id": conf.id, "kind": conf.kind, **entry}
 
 
-def _reason(error: Exception) -> str:
-    """One line; where the error was not written for the user, with the way to its traceback."""
-    text = in_one_line(error)
+def _reason(error: Exception, draft: ModelConf) -> str:
+    """One line that names the draft as `drafts` does; of a bug, with the way to its traceback."""
+    text = named_in_drafts(in_one_line(error), draft)
     if isinstance(error, UserError):
         return text
     return f"{text[:300]} (run again with debug=true for the traceback)"

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from harness import prompts as prompt_sets
-from harness.commands.pairing import SERVED_BYTES, Pairing, draft_size, pairings
+from harness.commands.pairing import SERVED_BYTES, Pairing, draft_size, pairings, sizes_of
 from harness.commands.server_requests import load_slots
 from harness.config import (
     AUTO_DRAFTS,
@@ -38,6 +38,7 @@ from harness.reporting.tables.specification import Column, Table, table
 from harness.serving.counting import shorter_budget
 from harness.theory.architecture import architecture_of
 from harness.theory.cost import (
+    USABLE_SHARE,
     Forwards,
     estimate,
     pair_forwards,
@@ -48,6 +49,8 @@ from harness.theory.planning import PlanRequest, plan_cards
 from harness.theory.roofline import Card
 
 REPLAY_BATCH = 32
+# Cards whose costs stand above the table of drafts
+FEW_CARDS = 3
 BACKENDS = {
     "auto": "auto: CUDA graphs on CUDA where the model allows, else eager",
     "eager": "eager",
@@ -246,7 +249,7 @@ def print_audition_plan(
     }
     paired: list[Table | str] = []
     if AUTO_DRAFTS in (config.drafts or ()):
-        found = pairings(config.model, config.gpu)
+        found = pairings(config.model, config.gpu, [conf.name for conf in drafts])
         paired.append(table(f"Drafts for {config.model.name}", PAIRING, found))
     if config.texts_from is not None:  # its server's time and cost are not known here
         rows["texts of the target"] = f"{texts}, from {urlsplit(config.texts_from).netloc}"
@@ -255,7 +258,8 @@ def print_audition_plan(
     work = text_forwards(texts, config.new_tokens, config.batch)
     for conf in drafts:
         work += timing_forwards(max(config.k), conf.name)
-    _print_plan(config, drafts, rows, *paired, _costs(config, drafts, prompts, work))
+    most = FEW_CARDS if paired and not config.verbose else None
+    _print_plan(config, drafts, rows, _costs(config, drafts, prompts, work, most), *paired)
 
 
 def print_scores_plan(config: AuditionConfig, traces: Sequence[TextTrace]) -> None:
@@ -300,9 +304,19 @@ def _print_plan(
     first: Rows = {
         **({} if of_servers else {"backend": backend}),
         "target": _model_line(config.model),
+        **_too_large(config),
         "drafts" if len(drafts) > 1 else "draft": ", ".join(map(_model_line, drafts)),
     }
     _print([_table({**first, **rows}), *more], config)
+
+
+def _too_large(config: Config) -> Rows:
+    """That the target alone does not fit the chosen card."""
+    card, size = getattr(config, "gpu", None), sizes_of(config.model)
+    if card is None or size is None or size.weight_bytes <= USABLE_SHARE * card.memory_gb * 1e9:
+        return {}
+    weights = f"{size.weight_bytes / 1e9:,.3g} GB of weights, {card.memory_gb:g} GB of memory"
+    return {f"target on {card.name}": f"does not fit: {weights}"}
 
 
 def _table(rows: Rows) -> Table:
@@ -364,8 +378,12 @@ def _costs(
     drafts: Sequence[ModelConf],
     prompts: Sequence[Prompt],
     work: Sequence[Forwards],
+    most: int | None = None,
 ) -> Table | str:
-    """What the work, and the answers to earlier turns, would take and cost on each card."""
+    """What the work, and the answers to earlier turns, would take and cost on the cheapest cards.
+
+    These are at most so many, or all; those that hold the models come first.
+    """
     if isinstance(config, ServerConfig) and (config.model.gguf or config.draft.gguf):
         return "estimated cost: unknown; the sizes in a GGUF file are not read here"
     batch = config.batch if isinstance(config, AuditionConfig) else REPLAY_BATCH
@@ -389,7 +407,7 @@ def _costs(
     context = sum(lengths) // len(lengths) + config.new_tokens // 2
     cards = [config.gpu] if config.gpu is not None else all_cards()
     estimates = [estimate(work, known, card_of(card), context) for card in cards]
-    return cost_table(sorted(estimates, key=lambda entry: entry.high_usd))
+    return cost_table(sorted(estimates, key=lambda row: (not row.fits, row.high_usd))[:most])
 
 
 def all_cards() -> list[GpuConf]:

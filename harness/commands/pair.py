@@ -289,10 +289,10 @@ def backend_for(backend: str, drafts: Sequence[ModelConf]) -> str:
     return backend
 
 
-def with_head(target: Target, conf: ModelConf, key: str = "draft") -> HeadPair:
-    """Load a head, and let the target keep the states that it reads; errors call it `key`."""
+def with_head(target: Target, conf: ModelConf) -> HeadPair:
+    """Load a head, and let the target keep the states that it reads."""
     with fetching(f"loading {conf.name}", _hub_id(conf)):
-        head = HEAD_READERS[conf.kind](conf, target.target, key)
+        head = HEAD_READERS[conf.kind](conf, target.target)
     target.target_model.keep_states(head.network.layers)
     model = head.network.with_cache(target.target_model.vocab_size)
     return HeadPair(**vars(target), head=head, head_model=model)
@@ -365,7 +365,7 @@ def load_draft(conf: ModelConf, key: str, device: Any, target: Vocabulary) -> Lo
     if conf.kind != "early_exit":
         return load_model(conf, key, device)
     if not isinstance(target, LoadedModel):
-        raise UserError(f"draft {conf.name}: an early exit needs the target's weights here")
+        raise UserError(f"draft={conf.name}: an early exit needs the target's weights here")
     return early_exit(target, conf.name, conf.layers)
 
 

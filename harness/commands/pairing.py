@@ -10,6 +10,8 @@ draft whose tokenizer differs is left out with the difference.
 """
 
 import json
+import logging
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,12 +20,14 @@ from typing import Any, Literal
 from omegaconf import OmegaConf
 
 import harness.models
-from harness.config import CONF_DIR, HEADS, OWN_DRAFT, GpuConf, ModelConf, checked
+from harness.config import CONF_DIR, HEADS, OWN_DRAFT, GpuConf, ModelConf, checked, drafts_entry
 from harness.models.head_files import head_shape
 from harness.models.memory import shape_of
 from harness.records import LOOKUPS, UserError
 from harness.theory.architecture import architecture_of
 from harness.theory.cost import ModelSize
+
+_log = logging.getLogger(__name__)
 
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0, "int4": 0.5}
 SERVED_BYTES = 2.0  # bfloat16, what a server would load
@@ -39,45 +43,49 @@ class Pairing:
 
     Attributes:
         conf: of the draft.
-        result: whether it can serve the target, without or with a note.
+        result: whether it can serve the target, without or with a note; of one that cannot by its
+            configuration, that it is named all the same.
         why: the note, or what it lacks.
         parameters, weight_bytes: of its weights; None where its config does not say.
     """
 
     conf: ModelConf
-    result: Literal["eligible", "with a note", "not eligible"]
+    result: Literal["eligible", "with a note", "named", "not eligible"]
     why: str
     parameters: float | None = None
     weight_bytes: float | None = None
 
 
 def eligible_drafts(target: ModelConf, card: GpuConf | None = None) -> list[ModelConf]:
-    """The shipped drafts that can serve a target, small ones before large ones; see `pairings`.
-
-    Raises:
-        UserError: the target's config names no tokenizer family.
-    """
+    """The shipped drafts that can serve a target, small ones before large ones; see `pairings`."""
+    if target.tokenizer_family is None:
+        families = {conf.tokenizer_family for conf in shipped_drafts() if conf.tokenizer_family}
+        _log.warning(
+            "drafts=auto: model=%s names no tokenizer family, so no models are compared with it;"
+            " give model.tokenizer_family= (shipped: %s)",
+            target.name,
+            ", ".join(sorted(families)),
+        )
     return [entry.conf for entry in pairings(target, card) if entry.result != "not eligible"]
 
 
-def pairings(target: ModelConf, card: GpuConf | None = None) -> list[Pairing]:
+def pairings(
+    target: ModelConf, card: GpuConf | None = None, named: Collection[str] = ()
+) -> list[Pairing]:
     """Every shipped draft with a target: the eligible ones first, small ones before large ones.
 
     Args:
-        target: its config names its tokenizer family.
+        target: where its config names no tokenizer family, no models are compared with it.
         card: whose memory must hold both, where one is named.
-
-    Raises:
-        UserError: the target's config names no tokenizer family.
+        named: drafts that are taken whatever their configurations say.
     """
-    drafts = shipped_drafts()
-    if target.tokenizer_family is None:
-        known = sorted({conf.tokenizer_family for conf in drafts if conf.tokenizer_family})
-        raise UserError(
-            f"drafts=auto: model={target.name} names no tokenizer family, by which drafts are"
-            f" found; give model.tokenizer_family= (shipped: {', '.join(known)}) or name drafts"
-        )
-    found = [_pairing(target, conf, card) for conf in drafts]
+    found = [_pairing(target, conf, card) for conf in shipped_drafts()]
+    found = [
+        replace(entry, result="named")
+        if entry.result == "not eligible" and entry.conf.name in named
+        else entry
+        for entry in found
+    ]
     family = target.tokenizer_family
     return sorted(
         found,
@@ -102,7 +110,7 @@ def shipped_drafts() -> list[ModelConf]:
             stored = OmegaConf.load(CONF_DIR / "model" / file.name)
         conf = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(ModelConf), stored))
         assert isinstance(conf, ModelConf)
-        confs.append(checked(conf, f"draft {file.stem}"))
+        confs.append(checked(conf, "draft"))
     return confs
 
 
@@ -124,11 +132,13 @@ def _pairing(target: ModelConf, draft: ModelConf, card: GpuConf | None) -> Pairi
             return no(f"a head of {draft.head_of or 'another target'}")
         return Pairing(draft, "eligible", "a head of this target", *numbers)
     if draft.kind == "copy":
-        return no("a copy of the target, not taken by itself: name it")
+        return no("a copy of the target, taken where it is named")
     if draft.kind == "early_exit":
-        return Pairing(draft, "with a note", "if the target is trained for it", *numbers)
+        return Pairing(draft, "with a note", "if the target is trained for early exit", *numbers)
     if draft.id == target.id:
         return no("the target itself")
+    if target.tokenizer_family is None:
+        return no("not compared: give model.tokenizer_family=")
     if draft.tokenizer_family is None:
         return no("its config names no tokenizer_family")
     if draft.tokenizer_family != target.tokenizer_family:
@@ -163,7 +173,9 @@ def draft_size(draft: ModelConf, target: ModelConf) -> ModelSize | None:
         stored = _stored_config(draft)
         if stored is None or size is None:
             return None
-        return ModelSize(head_shape(stored, f"draft {draft.name}"), size.bytes_per_parameter)
+        with drafts_entry(draft):
+            shape = head_shape(stored, f"draft.id={draft.id}")
+        return ModelSize(shape, size.bytes_per_parameter)
     if draft.kind not in ("early_exit", "mtp"):
         return sizes_of(draft)
     if size is None:
@@ -204,6 +216,7 @@ def _stored_config(conf: ModelConf) -> dict[str, Any] | None:
     embedded = Path(str(harness.models.__file__)).parent / "embedded"
     folder = embedded / name if kind == "embedded" else Path(conf.id)
     try:
-        return json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+    return stored if isinstance(stored, dict) else None

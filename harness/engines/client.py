@@ -21,18 +21,20 @@ ON_THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
 class HttpClient:
     """Requests to one server."""
 
-    def __init__(self, url: str, key: str | None = None) -> None:
+    def __init__(self, url: str, key: str | None = None, named: str = "url") -> None:
         """Talk to `url`.
 
         Args:
             url: http or https, without a path.
             key: the server's API key, sent with every request and kept nowhere else.
+            named: the key of the command line that gives the address, for errors.
         """
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UserError(f"url={url}: not an address; write it as http://HOST:PORT")
+            raise UserError(f"{named}={url}: not an address; write it as http://HOST:PORT")
         # Clients of OpenAI's interface are given the address with its version
         self.url = url.rstrip("/").removesuffix("/v1")
+        self.where = f"{named}={self.url}"
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         local = parts.hostname in ON_THIS_MACHINE
         # A proxy of the environment cannot reach this machine's own loopback
@@ -61,10 +63,10 @@ class HttpClient:
         except ServerDiedError:
             raise
         except UserError as error:
-            reason = str(error).removeprefix(f"url={self.url}: ")
-            raise UserError(f"url={self.url}: not {server} ({path}: {reason})") from error
+            reason = str(error).removeprefix(f"{self.where}: ")
+            raise UserError(f"{self.where}: not {server} ({path}: {reason})") from error
         if not isinstance(answer, dict) or field not in answer:
-            raise UserError(f"url={self.url}: not {server} ({path} has no {field})")
+            raise UserError(f"{self.where}: not {server} ({path} has no {field})")
         return answer
 
     def wait_until_ready(self, path: str, within_s: float, alive: Callable[[], bool]) -> str:
@@ -92,18 +94,18 @@ class HttpClient:
                 return ""
 
     def _answer(self, request: Request, timeout_s: float) -> Any:
-        where = f"url={self.url}"
         try:
             with self._opener.open(request, timeout=timeout_s) as response:
                 body = response.read().decode()
         except HTTPError as error:
-            raise UserError(f"{where}: {_reason(error)}") from error
+            raise UserError(f"{self.where}: {_reason(error)}") from error
         except TimeoutError as error:
-            raise ServerDiedError(f"{where}: no answer within {timeout_s:.0f} s") from error
+            raise ServerDiedError(f"{self.where}: no answer within {timeout_s:.0f} s") from error
         except (URLError, HTTPException, OSError) as error:
             reason = getattr(error, "reason", error)
             raise ServerDiedError(
-                f"{where}: not reachable ({reason}); is the server running, and at this address?"
+                f"{self.where}: not reachable ({reason}); is the server running, and at this "
+                "address?"
             ) from error
         try:
             return json.loads(body)

@@ -262,7 +262,7 @@ class HttpServer(Server):
     @property
     def where(self) -> str:
         """The address as errors name it."""
-        return f"url={self._client.url}"
+        return self._client.where
 
     @property
     def process_id(self) -> int | None:
@@ -307,7 +307,7 @@ def field_of(answer: Any, field: str, where: str, expected: str) -> Any:
 
 def only_model(client: HttpClient) -> str:
     """The name of the model that an OpenAI-compatible server has."""
-    where = f"url={client.url}"
+    where = client.where
     listed = field_of(client.get(MODELS), "data", where, "an OpenAI-compatible server")
     if not listed:
         raise UserError(f"{where}: it serves no model")

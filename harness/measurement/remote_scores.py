@@ -97,7 +97,7 @@ class TextServer:
         Raises:
             UserError: not reachable, or no server that returns token ids.
         """
-        self._client = HttpClient(url, key)
+        self._client = HttpClient(url, key, "texts_from")
         self._kind = self._recognised()
         self._compared = False
 
@@ -126,7 +126,7 @@ class TextServer:
         """
         wanted = not request.sampling.greedy
         answer = self._kind.complete(self._client, request, _seed(request), wanted)
-        where = f"url={self._client.url}"
+        where = self._client.where
         tokens = tuple(int(token) for token in answer.tokens)
         if not tokens:
             raise UserError(f"{where}: an answer without tokens")
@@ -151,7 +151,7 @@ class TextServer:
         # The end of a character may be held back
         if not theirs or not ours.startswith(theirs.rstrip("�")[: len(ours)]):
             raise UserError(
-                f"url={self._client.url}: another model than model=, by its tokens: ids that stand"
+                f"{self._client.where}: another model than model=, by its tokens: ids that stand"
                 f" for {ours!r} are {theirs!r} there"
             )
         self._compared = True
@@ -162,7 +162,7 @@ class TextServer:
             if field in _said(self._client, path):
                 return kind
         raise UserError(
-            f"url={self._client.url}: neither llama.cpp's server nor SGLang's nor one with"
+            f"{self._client.where}: neither llama.cpp's server nor SGLang's nor one with"
             " /v1/models; texts_from takes these"
         )
 
@@ -188,7 +188,7 @@ def _seed(request: Request) -> int:
 
 def _field(answer: Any, name: str, client: HttpClient) -> Any:
     if not isinstance(answer, dict) or answer.get(name) is None:
-        raise UserError(f"url={client.url}: its answer has no {name!r}; texts need token ids")
+        raise UserError(f"{client.where}: its answer has no {name!r}; texts need token ids")
     return answer[name]
 
 
@@ -198,7 +198,7 @@ def _from_llamacpp(client: HttpClient, request: Request, seed: int, logprobs: bo
     answer = client.post("/completion", body)
     tokens = _field(answer, "tokens", client)
     if answer.get("truncated"):
-        raise UserError(f"url={client.url}: its context is too small for prompt and new_tokens")
+        raise UserError(f"{client.where}: its context is too small for prompt and new_tokens")
     told = answer.get("completion_probabilities") or ()
     return _Answer(tokens, answer.get("content") or "", [entry["logprob"] for entry in told])
 
@@ -245,7 +245,7 @@ class DraftServer:
         Raises:
             UserError: not reachable, or no server with `/v1/models`.
         """
-        self._client = HttpClient(url, key)
+        self._client = HttpClient(url, key, "draft.id")
         self._model = only_model(self._client)
 
     def check_vocabulary(self, tokens: Sequence[int], decoded: str) -> None:
@@ -254,7 +254,7 @@ class DraftServer:
         said = _said(self._client, "/detokenize", body).get("prompt")
         if said is not None and str(said).strip() != decoded.strip():
             raise UserError(
-                f"url={self._client.url}: a draft of another vocabulary than the target's: ids that"
+                f"{self._client.where}: a draft of another vocabulary than the target's: ids that"
                 f" stand for {decoded[:30]!r} are {str(said)[:30]!r} there"
             )
 
@@ -268,7 +268,7 @@ class DraftServer:
         told = choice.get("prompt_logprobs") or answer.get("prompt_logprobs")
         if told is None or len(told) != len(prompt):
             raise UserError(
-                f"url={self._client.url}: it tells no log-probabilities of a prompt; vLLM does"
+                f"{self._client.where}: it tells no log-probabilities of a prompt; vLLM does"
                 " (prompt_logprobs), for others load the draft here: drafts=[name@folder-or-hub-id]"
             )
         pairs = zip(text.tokens, told[len(text.request.tokens) :], strict=True)
