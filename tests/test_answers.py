@@ -24,6 +24,7 @@ from harness.records import GREEDY, SERVERS, Trial
 from harness.reporting import grid, html, markdown
 from harness.reporting.console import MOST_LINES
 from harness.reporting.content import content_of
+from harness.reporting.sentences.verdict import next_step
 from harness.storage import StoredRun, load
 from harness.summary import Answer, Caveat, Failure, Summary
 
@@ -376,6 +377,28 @@ def test_where_the_target_is_on_a_server_measuring_there_is_advised() -> None:
     advice = content_of(replace(made, caveats=(*made.caveats, served))).next_step or ""
     assert "harness.server engine=vllm k=[" in advice
     assert "harness.sweep" not in advice
+
+
+@pytest.mark.parametrize(
+    ("facts", "keys"),
+    [
+        ({}, "draft=tiny_good "),
+        ({"name": "mine", "id": "org/draft"}, "draft=hf draft.id=org/draft "),
+        ({"name": "eagle3", "id": "/a head", "kind": "eagle3"}, "draft=eagle3 draft.id='/a head' "),
+        ({"name": "half", "kind": "early_exit", "layers": 8}, "draft=early_exit draft.layers=8 "),
+        ({"name": "mine", "id": None}, None),
+    ],
+)
+def test_the_sweep_that_is_advised_names_a_draft_that_there_is(
+    facts: dict[str, Any], keys: str | None
+) -> None:
+    made = summary("an audition")
+    name = facts.get("name", "tiny_good")
+    answers = [replace(a, draft=name) if a.draft == "tiny_good" else a for a in made.answers]
+    models = [replace(m, **facts) if m.name == "tiny_good" else m for m in made.run.models]
+    run = replace(made.run, models=tuple(models))
+    advice = next_step(replace(made, answers=tuple(answers), run=run))
+    assert advice is None if keys is None else f"harness.sweep {keys}k=[" in str(advice)
 
 
 def test_many_temperatures_show_the_rows_of_the_marked_engine_first() -> None:

@@ -282,6 +282,7 @@ def test_records_of_two_servers_become_a_run_with_its_speedup_and_acceptance_len
     named = {entry.alias: entry.values[0] for entry in summary.served.acceptance_lengths}
     assert named["tokens_per_round"] == pytest.approx(emitted / rounds)
     assert named["spec_accept_length"] == pytest.approx((emitted + 10) / rounds)
+    assert "do not say what the draft is" in " ".join(content_of(summary).snippets[0].notes)
     assert "vllm" in capsys.readouterr().out.lower()
     assert (done.folder / "report.html").is_file()
 
