@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from stubs import CPU
 from harness import prompts as prompt_sets
 from harness.analysis import analyse
 from harness.cli import compose, draft_conf
-from harness.commands import audition, drafts
+from harness.commands import audition, drafts, sweep
 from harness.commands.pair import Target, open_target
 from harness.commands.run_lifecycle import Outcome
 from harness.config import EMBEDDED_DRAFTS, AuditionConfig, ModelConf
@@ -354,6 +354,33 @@ def test_an_entry_of_drafts_may_carry_keys(tmp_path: Path) -> None:
 def test_an_entry_that_cannot_be_is_refused_by_name(entry: str, line: str) -> None:
     with pytest.raises(UserError, match=line):
         draft_conf(entry)
+
+
+@pytest.mark.parametrize(
+    ("command", "run_command"),
+    [
+        ("audition", lambda config: audition.run(config, [draft_conf("ngram")])),
+        ("sweep", sweep.run),
+    ],
+)
+def test_a_results_folder_that_cannot_be_written_is_noticed_before_a_model_is_loaded(
+    command: str,
+    run_command: Callable[[Any], Outcome],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def loaded(*_: object, **__: object) -> None:
+        raise AssertionError("a model is loaded")
+
+    monkeypatch.setattr("harness.commands.pair.load_model", loaded)
+    file = tmp_path / "file"
+    file.touch()
+    for root in (file, tmp_path / "new" / "results"):
+        asked = compose(command, [f"results_root={root}", *GRID])
+        with pytest.raises(UserError, match=f"results_root={root}: "):
+            run_command(asked)
+        monkeypatch.setattr("os.access", lambda *_: False)
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_draft_named_twice_is_refused(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from harness.commands.progress import fetching, progress
 from harness.config import AuditionConfig, PairConfig
 from harness.measurement.environment import OtherLoad
 from harness.records import BrokenLogitsError, Prompt, UserError, in_one_line
-from harness.storage import RunFolder, load
+from harness.storage import RunFolder, check_writable, load
 from harness.summary import Summary
 
 if TYPE_CHECKING:
@@ -102,8 +102,12 @@ def resumed(config: PairConfig | AuditionConfig, command: str) -> RunFolder | No
 
     What is auto becomes what the run began with: its backend, and the attention of its models,
     which was sdpa before auto was the default.
+
+    Raises:
+        UserError: a folder that is not this run's, or no new one can be made.
     """
     if config.resume is None:
+        check_writable(config.results_root)
         return None
     began = load(config.resume).config
     if config.backend == "auto":

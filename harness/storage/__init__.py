@@ -9,6 +9,7 @@ nothing that was measured is dropped, or measured again, unless you ask for it.
 """
 
 import json
+import os
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
@@ -381,6 +382,19 @@ def load_confidences(folder: str | Path) -> list[DraftConfidence]:
 
     content = files.read_verified(Path(folder), CONFIDENCES)
     return [] if content is None else read(content, Path(folder) / CONFIDENCES)
+
+
+def check_writable(root: str | Path) -> None:
+    """Refuse a results folder in which no run can be stored, before anything is measured.
+
+    Nothing is made: what is there of its path is asked.
+    """
+    path = Path(root).absolute()
+    there = next(folder for folder in (path, *path.parents) if folder.exists())
+    if not there.is_dir():
+        raise UserError(f"results_root={root}: {there} is a file; give a folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UserError(f"results_root={root}: cannot write there ({there} is read-only)")
 
 
 def _new_folder(root: Path, stem: str) -> Path:
