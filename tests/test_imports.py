@@ -334,12 +334,11 @@ def test_accepted_tokens_of_each_round_give_those_of_every_smaller_k(tmp_path: P
 def test_k_is_not_guessed_from_the_most_tokens_that_a_round_accepted(tmp_path: Path) -> None:
     steps = [{"per_step_accepted": [2, 0, most]} for most in (1, 2, 3)] * 3
     written = write(tmp_path / "rounds.jsonl", *steps)
-    asked = [f"records=[{written}]", "temperature=0"]
     with pytest.raises(UserError, match=r"K is not known \(none in its records\)"):
-        run(tmp_path, *asked)
+        run(tmp_path, [written], "temperature=0")
     with pytest.raises(UserError, match=r"k=2: .* says that its server drafted 3 tokens"):
-        run(tmp_path, *asked, "k=[2]")
-    stored = run(tmp_path, *asked, "k=[4]")
+        run(tmp_path, [written], "temperature=0", "k=[2]")
+    stored = run(tmp_path, [written], "temperature=0", "k=[4]")
     assert {(trial.k, trial.drafted) for trial in stored.trials} == {(4, 12)}
     summary = analyse(stored)
     assert summary.served is not None

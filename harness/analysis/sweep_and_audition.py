@@ -83,12 +83,12 @@ def analyse_pair(setup: Setup) -> Summary:
     explanation, rules = pair.explained()
     costs: Mapping[str, float] = setup.audition.get("costs") or {}
     summary = Summary(
-        run=setup.facts(pair.results),
+        run=replace(setup.facts(pair.results), not_scored=tuple(pair.not_scored())),
         verdict=pair.verdict,
         per_temperature=tuple(whole_workload for whole_workload, _ in pair.verdicts),
         per_prompt_set=tuple(verdict for _, sets in pair.verdicts for verdict in sets),
         answers=tuple(answer for entry in pair.answered for answer in entry.answers()),
-        failures=(*failures(setup, pair.trials), *pair.not_yet_scored()),
+        failures=failures(setup, pair.trials),
         caveats=(
             *greedy_texts_differ(pair.checks),
             *caveats(
@@ -420,14 +420,13 @@ class PairAnalysis:
         """The workload's at the first temperature."""
         return self.verdicts[0][0] if self.verdicts else None
 
-    def not_yet_scored(self) -> Iterator[Failure]:
-        """The drafts of an unfinished audition that its ranking lacks."""
-        if self.setup.command != "audition" or self.setup.run.manifest.get("status") != "running":
-            return
-        entries: Sequence[str] = self.setup.run.config.get("drafts") or ()
-        for name in (str(entry).partition("@")[0] for entry in entries):
-            if name not in (*self.first_latencies, "auto"):
-                yield Failure(f"draft {name}", "not scored and timed yet")
+    def not_scored(self) -> Iterator[str]:
+        """The drafts of an audition that its ranking lacks."""
+        if self.setup.command == "audition":
+            entries: Sequence[str] = self.setup.run.config.get("drafts") or ()
+            for name in (str(entry).partition("@")[0] for entry in entries):
+                if name not in (*self.first_latencies, "auto"):
+                    yield name
 
     def positions(self) -> Iterator[AcceptanceByPosition]:
         """Replayed acceptance by position, of each draft at its best K."""

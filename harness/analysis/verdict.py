@@ -326,8 +326,7 @@ def decide(
         fit = cross_fit(workload, seed, deals=CLOSE_DEALS * deals_for(workload)) or fit
     speedups = np.exp(workload.log_speedups())
     best = list(evidence.candidates)[int(np.argmax(speedups))]
-    several = len({name.draft for name in evidence.candidates}) > 1
-    named: Values = {"draft": best.draft if several else None, "k": best.k}
+    named: Values = {"draft": best.draft, "k": best.k}
     verdict = replace(undecided, draft=best.draft, k=best.k)
     if fit is None:
         reason, values = _too_few(workload.prompt_sets)

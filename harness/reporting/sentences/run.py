@@ -53,6 +53,8 @@ def status(run: RunFacts) -> str | None:
     counts = (("failed", run.failed_cells), ("partial", run.partial_cells))
     cells = ", ".join(f"{number} {name}" for name, number in counts if number)
     incomplete = f" Cells: {cells} of {run.measured_cells}." if cells else ""
+    if run.not_scored:
+        incomplete = f" Not ranked: {', '.join(run.not_scored)}."
     if run.status == "complete":
         return f"PARTIAL RUN: some cells did not complete.{incomplete}" if cells else None
     if run.status == "failed":
