@@ -10,7 +10,7 @@ Every decision that a report shows is one of these, and all of them share one er
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 from harness.analysis.verdict import ErrorBudget, Evidence, decide
 from harness.records import GREEDY, RULES, SERVERS, Rule, Source
@@ -30,30 +30,40 @@ class Question:
     engine: str = "own"  # which it is of; our own loop, or a server
     servers: tuple[str, ...] = ()  # of SERVERS, those that it is for
 
+    # By prompt set, and "all": the drafts to choose from; every draft where there is no entry
+    drafts: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
+
     def by_servers(
         self, alike: Callable[[str, str], bool], weights: Mapping[str, float] | None
     ) -> "Iterator[Question]":
-        """The question for servers that have each draft that looks best; for others on their own.
+        """The question, once for servers that choose from the same drafts.
 
-        Where no server has any of the drafts, it is our own loop's alone.
+        A server that has the draft that looks best chooses from all of them, another from those
+        that it has. Where no server has any of the drafts, it is our own loop's question alone.
 
         Args:
             alike: whether a server's drafts of a name are those of the run.
             weights: of the prompt sets.
         """
         names = frozenset(candidate.draft for candidate in self.evidence.candidates)
-        best = set(self.evidence.best_looking(weights))
-        by_drafts: dict[frozenset[str], list[str]] = {}
+        best = self.evidence.best_looking(weights)
+        by_drafts: dict[tuple[frozenset[str], ...], list[str]] = {}
         for server in self.servers:
-            drafts = frozenset(name for name in names if alike(server, name))
-            if drafts or not names:
-                by_drafts.setdefault(names if best <= drafts else drafts, []).append(server)
-        for drafts, servers in by_drafts.items():
+            has = frozenset(name for name in names if alike(server, name))
+            if has or not names:
+                chosen = (names if one is None or one in has else has for one in best.values())
+                by_drafts.setdefault(tuple(chosen), []).append(server)
+        for chosen, servers in by_drafts.items():
             rules = tuple(rule for rule in self.rules if rule in {SERVERS[s] for s in servers})
-            evidence = self.evidence.of(drafts)
-            yield replace(self, evidence=evidence, rules=rules, servers=tuple(servers))
+            drafts = dict(zip(best, chosen, strict=True))
+            yield replace(self, rules=rules, servers=tuple(servers), drafts=drafts)
         if not by_drafts:
             yield replace(self, servers=())
+
+    def on(self, prompt_set: str) -> Evidence:
+        """The evidence to decide a prompt set on, or "all"."""
+        drafts = self.drafts.get(prompt_set)
+        return self.evidence if drafts is None else self.evidence.of(drafts)
 
 
 @dataclass(frozen=True)
@@ -142,19 +152,17 @@ def answered(
 
     budget = ErrorBudget(len(asked), sum(len(apart(question.evidence)) for question in asked))
 
-    def verdicts(evidence: Evidence) -> Iterator[Verdict]:
-        workload = decide(evidence, budget, weights=weights, seed=seed)
+    def verdicts(question: Question) -> Iterator[Verdict]:
+        workload = decide(question.on("all"), budget, weights=weights, seed=seed)
         yield workload
-        for name in sorted(set(evidence.prompt_sets)):
-            if apart(evidence):
-                yield decide(evidence, budget, prompt_set=name, seed=seed)
+        for name in sorted(set(question.evidence.prompt_sets)):
+            if apart(question.evidence):
+                yield decide(question.on(name), budget, prompt_set=name, seed=seed)
             else:
                 yield replace(workload, prompt_set=name)
 
     return tuple(
-        Answered(
-            question, tuple(_distrusted(v, distrust(question)) for v in verdicts(question.evidence))
-        )
+        Answered(question, tuple(_distrusted(v, distrust(question)) for v in verdicts(question)))
         for question in asked
     )
 

@@ -411,7 +411,7 @@ class PairAnalysis:
             self.answered, lambda entry: entry.question.evidence.temperature
         ).values():
             own = [entry for entry in entries if self.setup.rule in entry.question.rules]
-            most = max(own or entries, key=lambda entry: len(entry.question.evidence.candidates))
+            most = max(own or entries, key=lambda entry: len(entry.question.drafts.get("all", ())))
             chosen.append((most.verdicts[0], most.verdicts[1:]))
         return chosen
 

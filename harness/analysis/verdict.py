@@ -20,7 +20,7 @@ sampling", 1982).
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -137,21 +137,20 @@ class Evidence:
         )
         return replace(self, candidates=candidates, facts=facts, visit_costs=visit_costs)
 
-    def best_looking(self, weights: Mapping[str, float] | None) -> Iterator[str]:
-        """The draft that looks best on the workload, and those on each prompt set alone.
+    def best_looking(self, weights: Mapping[str, float] | None) -> dict[str, str | None]:
+        """The draft that looks best on "all", the workload, and on each prompt set alone.
 
         None where it loses by more than NEAR: what does not pay among many does not among fewer.
         """
         sets = sorted(set(self.prompt_sets))
-        chosen: list[tuple[Evidence, Mapping[str, float] | None]]
-        chosen = [(self.only([name]), None) for name in sets]
-        if not {name for name, share in (weights or {}).items() if share > 0.0} - set(sets):
-            chosen.append((self, weights))
-        for evidence, shares in chosen:
-            speedups = evidence.speedups(shares)
-            best = max(speedups, key=speedups.__getitem__, default=None)
-            if best is not None and speedups[best] > 1.0 - NEAR:
-                yield best.draft
+        counted = {name for name, share in (weights or {}).items() if share > 0.0}
+        speedups = {name: self.only([name]).speedups(None) for name in sets}
+        speedups["all"] = {} if counted - set(sets) else self.speedups(weights)
+        best = {name: max(of, key=of.__getitem__, default=None) for name, of in speedups.items()}
+        return {
+            name: candidate.draft if candidate and speedups[name][candidate] > 1.0 - NEAR else None
+            for name, candidate in best.items()
+        }
 
     def workload(self, weights: Mapping[str, float] | None) -> Workload:
         """The candidates in their order, prompt sets of weight 0 left out."""

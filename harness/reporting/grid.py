@@ -12,7 +12,7 @@ Of a server run the marked row is the server's own, and our own loop's stand bel
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from harness.records import SERVERS, Decision, Rule, grouped
+from harness.records import SERVERS, Decision, Rule, grouped, where
 from harness.reporting import formatting as fmt
 from harness.summary import Answer, SamplingFacts, Summary, Verdict
 
@@ -41,7 +41,7 @@ PHRASES = {
     "transformers": "transformers",
     "own": "our own loop",
 }
-NAMES = {**PHRASES, "vllm": "vLLM", "vllm_probabilistic": "vLLM (probabilistic)"}
+NAMES = {**PHRASES, "vllm": "vLLM", "vllm_probabilistic": "probabilistic vLLM"}
 PROBABILISTIC = "vLLM with draft_sample_method=probabilistic accepts as transformers does."
 SOURCES = {"measured": "measured", "replayed": "predicted", "theory": "predicted"}
 # What a server run can measure, and what else its answers are of
@@ -117,8 +117,11 @@ class Marked:
         return f"{name} at temperature {fmt.temperature(self.row.temperature)}"
 
 
-def rows(summary: Summary) -> tuple[GridRow, ...]:
-    """Every row, temperatures as listed, vLLM's default first."""
+def rows(summary: Summary, *, alone: bool = True) -> tuple[GridRow, ...]:
+    """Every row, temperatures as listed, vLLM's default first.
+
+    Servers share a row where their answers are the same, those of each prompt set `alone` too.
+    """
     if summary.served is not None:
         return tuple(_served_rows(summary))
     sampling = summary.run.sampling
@@ -127,7 +130,8 @@ def rows(summary: Summary) -> tuple[GridRow, ...]:
         alike: dict[str, list[Answer]] = {}
         by_question = grouped(answers, lambda answer: (answer.servers, answer.rule))
         for _, group in sorted(by_question.items(), key=lambda item: _place(*item[0])):
-            shown = repr([replace(answer, rule="ratio", servers=()) for answer in group])
+            compared = group if alone else where(group, prompt_set="all")
+            shown = repr([replace(answer, rule="ratio", servers=()) for answer in compared])
             alike.setdefault(shown, []).extend(group)
         made += [_row(temperature, group, sampling) for group in alike.values()]
     return tuple(made)

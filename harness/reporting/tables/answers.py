@@ -104,8 +104,8 @@ def grid_table(summary: Summary) -> Table:
 
 
 def short_grid(summary: Summary) -> Table:
-    """The same in few lines: of many rows only those of the marked row's server, from it on."""
-    every, shown = _lines(summary), grid.marked(summary)
+    """The workload's answers in few lines: of many rows those of the marked row's server."""
+    every, shown = _lines(summary, alone=False), grid.marked(summary)
     lines = every
     if shown is not None and len(every) > MOST_ROWS:
         lines = [line for line in every if _for_server(line.row, shown)]
@@ -124,7 +124,7 @@ def _for_server(row: grid.GridRow, shown: grid.Marked) -> bool:
     """Whether a row holds for the marked row's server."""
     if shown.row.served is not None:
         return row.served == shown.row.served
-    return row == shown.row or shown.server in row.servers
+    return shown.server in (*row.servers, "own")
 
 
 def _grid(columns: Sequence[Column[Line]], lines: Sequence[Line], notes: Iterable[str]) -> Table:
@@ -134,9 +134,18 @@ def _grid(columns: Sequence[Column[Line]], lines: Sequence[Line], notes: Iterabl
     return replace(made, rows=tuple(replace(row, best=line.marked) for row, line in rows))
 
 
-def _lines(summary: Summary) -> list[Line]:
+def _lines(summary: Summary, *, alone: bool = True) -> list[Line]:
     shown = grid.marked(summary)
-    return [Line(row, shown is not None and row == shown.row) for row in grid.rows(summary)]
+    return [
+        Line(row, shown is not None and _holds(row, shown.row))
+        for row in grid.rows(summary, alone=alone)
+    ]
+
+
+def _holds(row: grid.GridRow, marked: grid.GridRow) -> bool:
+    """Whether a row is the marked one, or the marked one with more servers in it."""
+    same = (row.temperature, row.served) == (marked.temperature, marked.served)
+    return same and set(marked.servers) <= set(row.servers)
 
 
 def _grid_notes(lines: Sequence[Line], summary: Summary) -> Iterator[str]:
