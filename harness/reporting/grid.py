@@ -120,21 +120,28 @@ class Marked:
 def rows(summary: Summary, *, alone: bool = True) -> tuple[GridRow, ...]:
     """Every row, temperatures as listed, vLLM's default first.
 
-    Servers share a row where their answers are the same, those of each prompt set `alone` too.
+    Servers share a row where it shows the same of each, of prompt sets `alone` too.
     """
     if summary.served is not None:
         return tuple(_served_rows(summary))
     sampling = summary.run.sampling
     made: list[GridRow] = []
     for temperature, answers in grouped(summary.answers, lambda answer: answer.temperature).items():
-        alike: dict[str, list[Answer]] = {}
+        alike: dict[tuple[str, ...], list[Answer]] = {}
         by_question = grouped(answers, lambda answer: (answer.servers, answer.rule))
         for _, group in sorted(by_question.items(), key=lambda item: _place(*item[0])):
             compared = group if alone else where(group, prompt_set="all")
-            shown = repr([replace(answer, rule="ratio", servers=()) for answer in compared])
+            shown = tuple(map(_shown, compared))
             alike.setdefault(shown, []).extend(group)
         made += [_row(temperature, group, sampling) for group in alike.values()]
     return tuple(made)
+
+
+def _shown(answer: Answer) -> str:
+    """What a row shows of an answer."""
+    if answer.prompt_set != "all":
+        return f"{answer.prompt_set}: {words_of_set(answer)}"
+    return f"{words_of_row(answer)} {fmt.gain(answer)} {answer.source} {answer.reason}"
 
 
 def _place(servers: tuple[str, ...], rule: Rule | None) -> tuple[int, int]:
@@ -190,6 +197,12 @@ def words(answer: Answer) -> str:
     if answer.decision == "speculate":
         return f"{answer.draft}, K={answer.k}"
     return "no draft" if answer.decision == "does_not_pay" else "undecided"
+
+
+def words_of_set(answer: Answer) -> str:
+    """What to serve to one prompt set, with the speedup where a draft pays."""
+    gain = f": {fmt.speedup(answer.speedup)}" if answer.decision == "speculate" else ""
+    return f"{words(answer)}{gain}"
 
 
 def words_of_row(answer: Answer) -> str:

@@ -178,9 +178,7 @@ def _lacking(summary: Summary) -> Iterator[str]:
 
 def _words_of_set(line: Line, name: str) -> str | None:
     answer = first(line.row.sets, prompt_set=name)
-    if answer is None or answer.decision != "speculate":
-        return answer and grid.words(answer)
-    return f"{grid.words(answer)}: {fmt.speedup(answer.speedup)}"
+    return answer and grid.words_of_set(answer)
 
 
 def sets_table(summary: Summary) -> Table:

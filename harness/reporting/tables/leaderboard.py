@@ -4,10 +4,10 @@ A leaderboard holds for the engines that accept by its rule, and not speculating
 Rules whose rows are alike to the last digit shown (at temperature 0 all are) share one.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from harness.records import LOOKUPS, Failure, Rule, first, grouped, where
+from harness.records import LOOKUPS, SERVERS, Failure, Rule, first, grouped, where
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.sentences.explanation import rule_of_thumb
@@ -21,6 +21,7 @@ from harness.reporting.tables.specification import (
     columns_by,
     table,
 )
+from harness.serving.kinds import drafts_alike, kind_of
 from harness.summary import (
     AcceptanceByPosition,
     CategoryAlpha,
@@ -193,18 +194,31 @@ def leaderboard_tables(summary: Summary) -> list[Table]:
     return made
 
 
-def _to_serve(summary: Summary, board: Board) -> list[str]:
-    """What the grid of answers says for the same engines, and which of them lack a draft."""
+def _to_serve(summary: Summary, board: Board) -> Iterator[str]:
+    """Which of these engines lack a draft, and what the grid of answers says for them."""
+    lacking: list[str] = []
+    for draft in (row.draft for row in board.rows if row.draft is not None):
+        kind = kind_of(draft, summary.run.models)
+        without = [
+            server
+            for server, rule in SERVERS.items()
+            if rule in board.rules and not drafts_alike(server, kind, board.temperature)
+        ]
+        if without:
+            lacking.append(f"{draft} is not for {grid.names_of(without)}")
+    if lacking:
+        yield f"Not every engine has every draft: {'; '.join(lacking)}."
     rows = [
         row
-        for row in grid.rows(summary)
+        for row in grid.rows(summary, alone=False)
         if row.temperature == board.temperature and set(row.rules) & set(board.rules)
     ]
-    return [
-        f"What to serve on {'these engines' if len(rows) == 1 else row.engines} is chosen on"
-        f" held-out prompts: {grid.words(row.answer)}, {fmt.gain(row.answer)}."
-        for row in rows
-    ]
+    for row in rows:
+        engines = "these engines" if len(rows) == 1 else row.engines
+        yield (
+            f"What to serve on {engines} is chosen on held-out prompts:"
+            f" {grid.words(row.answer)}, {fmt.gain(row.answer)}."
+        )
 
 
 def prompt_set_table(summary: Summary) -> Table:
