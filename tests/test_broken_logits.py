@@ -243,7 +243,7 @@ def test_a_profile_reports_it_and_keeps_the_step_times(late: Path, tmp_path: Pat
 def test_an_audition_goes_on_without_a_draft_that_breaks_later(late: Path, tmp_path: Path) -> None:
     words = [f"results_root={tmp_path}", *GRID, "temperature=[0,1]"]
     run, _, (line,) = failed_run("audition", *words, f"drafts=[late@{late},tiny_good]")
-    assert line.startswith(f"draft=late: {LINE}")
+    assert line.startswith(f"drafts=[late]: {LINE}")
     assert set(run.results.draft.dropna()) == {"tiny_good"}
 
 

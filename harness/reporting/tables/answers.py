@@ -236,4 +236,5 @@ def drafts_table(summary: Summary) -> Table:
     temperature = shown.row.temperature
     boards = where(summary.leaderboards, rule=answer.rule, temperature=temperature)
     rows = [row for board in boards for row in board.rows if row.draft is not None]
-    return table(f"Every draft at its fastest K, predicted ({shown.row.where})", DRAFTS, rows)
+    where_shown = f"temperature {fmt.temperature(temperature)}"
+    return table(f"Every draft at its fastest K, predicted ({where_shown})", DRAFTS, rows)
