@@ -391,6 +391,7 @@ def test_alpha_by_length_is_that_of_the_draft_tokens_judged_there(weights):
         share = weights[text.prompt_set] / tokens[text.prompt_set] if weights else 1.0
         start, length = 0, len(text.tokens)
         while start < length:
+            at = start
             for at in range(start, min(start + 3, length)):
                 flag = text.last_ratio[at]
                 for axis, place in (("answer", at), ("context", at + text.prompt_tokens)):
