@@ -47,8 +47,8 @@ if __name__ == "__main__":
     head, _, rest = text.partition(HEADING)
     _, mark, tail = rest.partition("\n## ")
     note = (
-        "Each is measured or replayed here; the engines' columns say who has a serving line,"
-        " and\nan engine's answer chooses among the drafts that it has. `python -m harness.audition`"
+        "Each is measured or replayed here; the engines' columns say who has a serving line, and"
+        "\nan engine's answer chooses among the drafts that it has. `python -m harness.audition`"
         " ranks a model, a head and a\nlook-up of the embedded family next to each other.\n"
     )
     PAGE.write_text(f"{head}{HEADING}\n{note}\n{table()}{mark}{tail}", encoding="utf-8")
