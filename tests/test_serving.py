@@ -297,7 +297,8 @@ def of_kind(
     target: str = TARGET,
     sampling: dict[str, Any] | None = None,
 ) -> dict[str, Snippet]:
-    facts = ModelFacts("draft", kind, DRAFT, kind=kind, layers=4)  # type: ignore[arg-type]
+    own = kind == "mtp"  # the target's layers
+    facts = ModelFacts("draft", kind, target if own else DRAFT, kind=kind, layers=4)  # type: ignore[arg-type]
     drafts = () if kind in LOOKUPS else (facts,)
     models = (ModelFacts("target", "big", target), *drafts)
     answers = dict.fromkeys(ANSWERS, (3, 1.5))

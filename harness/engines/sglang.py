@@ -71,9 +71,7 @@ class Sglang(StartedEngine):
         if self.side_by_side > 1:
             flags["--mem-fraction-static"] = f"{DEVICE_SHARE / self.side_by_side:.3f}"
         if k:
-            flags |= sglang_flags(
-                self.kind, str(self.draft or ""), k, own_layers=self.draft is None
-            )
+            flags |= sglang_flags(self.kind, None if self.draft is None else str(self.draft), k)
             if self.draft is not None and self.draft_revision is not None:
                 flags["--speculative-draft-model-revision"] = self.draft_revision
         return [

@@ -99,9 +99,7 @@ class Vllm(StartedEngine):
         if self.side_by_side > 1:
             flags["--gpu-memory-utilization"] = f"{DEVICE_SHARE / self.side_by_side:.3f}"
         if k:
-            speculative = vllm_config(
-                self.kind, str(self.draft or ""), k, own_layers=self.draft is None
-            )
+            speculative = vllm_config(self.kind, None if self.draft is None else str(self.draft), k)
             if self.draft_revision is not None:
                 speculative["revision"] = self.draft_revision
             if self.rule == "ratio" and self.kind not in LOOKUPS:

@@ -160,7 +160,9 @@ def _measured_server(summary: Summary, served: ServedSummary, shown: Marked) -> 
     if (served.engine, served.rule) == ("llamacpp", "ratio"):
         code = f"{code} {PROBABILISTIC}"
     known = _measured(answer, served)
-    notes = (known, pasted.requests, *engine.lines["model"].more(pasted), *_toys(summary))
+    line = engine.lines[pasted.kind]
+    more = (*filter(None, (line.note,)), *line.more(pasted), *_toys(summary))
+    notes = (known, pasted.requests, *more)
     return (Snippet(title, code, notes, engine.language),)
 
 
@@ -377,7 +379,7 @@ def _vllm_schedule(
 ) -> str:
     """One server with K by the size of a batch: the command that was measured, where one was."""
     if not commands:
-        config = vllm_config(served.kind, served.draft, served.k)
+        config = vllm_config(served.kind, served.weights, served.k)
         return vllm_serve(served.target, {**config, RANGES: ranges})
     words = shlex.split(commands[served.k])
     place = words.index("--speculative-config") + 1

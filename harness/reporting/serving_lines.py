@@ -69,6 +69,11 @@ class Served:
     layers: int | None = None
 
     @property
+    def weights(self) -> str | None:
+        """Where the draft's weights are; None for the target's own MTP layers."""
+        return None if (self.kind, self.draft) == ("mtp", self.target) else self.draft
+
+    @property
     def requests(self) -> str:
         """Which requests the speedup is of, for an engine whose requests say how to sample."""
         sampling = self.sampling
@@ -146,11 +151,11 @@ def vllm_serve(target: str, config: Mapping[str, Any] | None = None, options: st
 
 
 def _vllm(served: Served) -> str:
-    return vllm_serve(served.target, vllm_config(served.kind, served.draft, served.k))
+    return vllm_serve(served.target, vllm_config(served.kind, served.weights, served.k))
 
 
 def _vllm_sampled(served: Served) -> str:
-    config = vllm_config(served.kind, served.draft, served.k)
+    config = vllm_config(served.kind, served.weights, served.k)
     return vllm_serve(served.target, {**config, "draft_sample_method": "probabilistic"})
 
 
@@ -171,7 +176,7 @@ def _sglang_plain(served: Served) -> str:
 
 def _sglang(served: Served) -> str:
     """A chain of K drafted tokens."""
-    settings = sglang_flags(served.kind, served.draft, served.k)
+    settings = sglang_flags(served.kind, served.weights, served.k)
     flags = [str(part) for flag in settings.items() for part in flag]
     return f"{_sglang_plain(served)} {shlex.join(flags)}"
 

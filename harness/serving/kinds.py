@@ -76,17 +76,16 @@ def drafts_alike(server: str, kind: DraftKind, temperature: float) -> bool:
     return kind == "unknown" or kind in ALIKE[server]
 
 
-def vllm_config(kind: DraftKind, draft: str, k: int, *, own_layers: bool = True) -> dict[str, Any]:
+def vllm_config(kind: DraftKind, draft: str | None, k: int) -> dict[str, Any]:
     """`--speculative-config` of vLLM.
 
     Args:
         kind: of the draft, one that vLLM serves.
-        draft: hub id or folder, where it has weights of its own.
+        draft: hub id or folder of its weights; None for look-ups and the target's own MTP layers.
         k: num_draft_tokens.
-        own_layers: of MTP layers, whether they are the target's; else they are those of `draft`.
     """
     config: dict[str, Any] = {"method": "draft_model" if kind == "model" else kind}
-    if kind in WITH_WEIGHTS or (kind == "mtp" and not own_layers):
+    if draft is not None and kind in (*WITH_WEIGHTS, "mtp"):
         config["model"] = draft
     config["num_speculative_tokens"] = k
     if kind == "ngram":
@@ -103,12 +102,10 @@ SGLANG_ALGORITHMS: Mapping[DraftKind, str] = {
 }
 
 
-def sglang_flags(
-    kind: DraftKind, draft: str, k: int, *, own_layers: bool = True
-) -> dict[str, str | int]:
+def sglang_flags(kind: DraftKind, draft: str | None, k: int) -> dict[str, str | int]:
     """The flags of SGLang's server by name; arguments as of `vllm_config`."""
     flags: dict[str, str | int] = {"--speculative-algorithm": SGLANG_ALGORITHMS[kind]}
-    if kind in WITH_WEIGHTS or (kind == "mtp" and not own_layers):
+    if draft is not None and kind in (*WITH_WEIGHTS, "mtp"):
         flags["--speculative-draft-model-path"] = draft
     if kind != "dflash":  # which has no steps
         flags |= {"--speculative-num-steps": k, "--speculative-eagle-topk": 1}
