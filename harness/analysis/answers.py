@@ -36,7 +36,7 @@ class Question:
     def by_servers(
         self, alike: Callable[[str, str], bool], weights: Mapping[str, float] | None
     ) -> "Iterator[Question]":
-        """The question, once for servers that choose from the same drafts.
+        """One question for each group of servers that choose from the same drafts.
 
         A server that has the draft that looks best chooses from all of them, another from those
         that it has. Where no server has any of the drafts, it is our own loop's question alone.

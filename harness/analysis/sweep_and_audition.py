@@ -41,6 +41,7 @@ from harness.analysis.replayed import replay_check, replay_drafts
 from harness.analysis.setup import Setup, stored_rates
 from harness.analysis.unstable import impossible, outlier_cells, unstable_cells
 from harness.analysis.verdict import Candidate, Evidence, evidence_from_trials, least_regret
+from harness.config import AUTO_DRAFTS, split_draft
 from harness.records import (
     Cell,
     DraftConfidence,
@@ -424,9 +425,8 @@ class PairAnalysis:
         """The drafts of an audition that its ranking lacks."""
         if self.setup.command == "audition":
             entries: Sequence[str] = self.setup.run.config.get("drafts") or ()
-            for name in (str(entry).partition("@")[0] for entry in entries):
-                if name not in (*self.first_latencies, "auto"):
-                    yield name
+            names = (split_draft(entry).name for entry in entries if entry != AUTO_DRAFTS)
+            yield from (name for name in names if name not in self.first_latencies)
 
     def positions(self) -> Iterator[AcceptanceByPosition]:
         """Replayed acceptance by position, of each draft at its best K."""

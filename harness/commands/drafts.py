@@ -145,14 +145,7 @@ def each_draft(
                 torch.cuda.empty_cache()
         if result is not None:
             costs["scoring_s"] += result.scoring_s
-            if result.described is not None:
-                known = folder.manifest["models"]
-                folder.update_manifest({"models": {**known, conf.name: result.described}})
-            timings = [*folder.timings(), *result.timings]
-            folder.write_latency(latency_rows(timings), timings)
-            if result.confidences:
-                folder.add_confidences(result.confidences)
-            folder.add_traces(result.traces)
+            _store(folder, conf.name, result)
         finished += 1
     noted = {"not_eligible": not_eligible, "failures": failures, "costs": costs}
     folder.update_manifest({AUDITION: noted})
@@ -160,6 +153,18 @@ def each_draft(
         reasons = [f"{entry['draft']}: {entry['reason']}" for entry in not_eligible]
         reasons += [f"{entry['where']}: {entry['error']}" for entry in failures]
         raise UserError("drafts: none could be auditioned; " + "; ".join(reasons))
+
+
+def _store(folder: RunFolder, name: str, result: DraftResult) -> None:
+    """Store what was measured of a draft; its traces last, since they say that it is done."""
+    if result.described is not None:
+        known = folder.manifest["models"]
+        folder.update_manifest({"models": {**known, name: result.described}})
+    timings = [*folder.timings(), *result.timings]
+    folder.write_latency(latency_rows(timings), timings)
+    if result.confidences:
+        folder.add_confidences(result.confidences)
+    folder.add_traces(result.traces)
 
 
 def checked_draft(

@@ -80,7 +80,7 @@ class GridRow:
 
     @property
     def sampled(self) -> bool:
-        """Whether it is transformers' and vLLM's where that samples its drafts."""
+        """Whether it holds for transformers and for vLLM with sampled drafts, not for vLLM's default."""
         with_vllm = {"vllm", "vllm_probabilistic"} & set(self.servers)
         return "transformers" in self.servers and with_vllm == {"vllm_probabilistic"}
 
@@ -96,7 +96,10 @@ class GridRow:
 
 
 def names_of(servers: Collection[str]) -> str:
-    """Some of SERVERS in words; vLLM with sampled drafts only where nothing says what it does."""
+    """Some of SERVERS in words.
+
+    vLLM with sampled drafts is left out beside vLLM, or beside transformers, which accepts alike.
+    """
     known = {"vllm", "transformers"} & set(servers)
     named = [name for name in SERVERS if name in servers]
     shown = (NAMES[name] for name in named if name != "vllm_probabilistic" or not known)
@@ -145,7 +148,7 @@ def _shown(answer: Answer) -> str:
 
 
 def _place(servers: tuple[str, ...], rule: Rule | None) -> tuple[int, int]:
-    """Where answers stand: by their first server, our own loop's last."""
+    """The place of a row: by its first server, and our own loop last."""
     first = min(map([*SERVERS].index, servers), default=len(SERVERS))
     return first, [*ENGINES, None].index(rule)
 

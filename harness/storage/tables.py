@@ -6,7 +6,7 @@ format is documented in docs/scores.md.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import permutations
 from pathlib import Path
 from typing import Any, NoReturn
@@ -121,6 +121,15 @@ def _read(file: Path) -> pd.DataFrame:
     for name in ("start", "offset", "proposed", *NUMBER_COLUMNS):
         values = frame[name] if name in frame.columns else np.nan
         frame[name] = pd.Series(values, index=frame.index).astype(np.float64)
+    return _with_logprobs(frame, given, file)
+
+
+def _with_logprobs(frame: pd.DataFrame, given: Collection[str], file: Path) -> pd.DataFrame:
+    """The table with log-probabilities in every row: of greedy texts and look-ups from the argmax.
+
+    Raises:
+        UserError: a column or a cell that is needed is missing from those `given`.
+    """
     sampled = (frame["temperature"] > 0) & ~frame["chosen"].astype(np.bool_)
     for name in LOGPROBS:
         if sampled.any() and name not in given:
