@@ -80,7 +80,7 @@ class GridRow:
 
     @property
     def sampled(self) -> bool:
-        """Whether it holds for vLLM with sampled drafts and transformers, and not for vLLM's default."""
+        """Whether it holds for transformers and vLLM with sampled drafts, not for vLLM as it is."""
         with_vllm = {"vllm", "vllm_probabilistic"} & set(self.servers)
         return "transformers" in self.servers and with_vllm == {"vllm_probabilistic"}
 
