@@ -21,6 +21,8 @@ def main() -> None:
     command, root, seed, names, overrides = (
         sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5:]
     )  # fmt: skip
+    # A background job of a shell starts with SIGINT ignored, and so would the attempts
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     import_module(f"harness.commands.{command}")
     import_module("harness.commands.drafts")
     import_module("matplotlib.pyplot")

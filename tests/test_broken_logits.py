@@ -230,12 +230,14 @@ def test_a_snapshot_reports_it_at_every_temperature(late: Path, tmp_path: Path) 
     places = [entry["where"] for entry in summary["failures"]]
     assert any("temperature=0" in place for place in places)
     assert "K=8 temperature=1" in places
+    assert errors
     assert all(LINE.removesuffix(" at position") in line for line in errors)
 
 
 def test_a_profile_reports_it_and_keeps_the_step_times(late: Path, tmp_path: Path) -> None:
     words = [f"results_root={tmp_path}", *GRID, *loading("model", late)]
     run, _, errors = failed_run("profile", *words, "contexts=[16]", "batches=[1]")
+    assert errors
     assert all("model=late: its logits are not finite" in line for line in errors)
     assert not run.latency.empty
 

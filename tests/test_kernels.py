@@ -7,6 +7,7 @@ refuse passes unseen. Here every call is checked against the rules of torch's CU
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -65,8 +66,11 @@ def check_rules(query: Any, key: Any, value: Any, attn_mask: Any = None, **more:
 
 
 @pytest.fixture
-def cuda_rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(F, "scaled_dot_product_attention", check_rules)
+def cuda_rules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    checked = Mock(side_effect=check_rules)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", checked)
+    yield
+    assert checked.called, "no attention call was checked"
 
 
 def lean(dtype: torch.dtype = torch.float32, **more: Any) -> LeanModel:

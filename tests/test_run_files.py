@@ -588,13 +588,20 @@ def test_a_signal_ends_a_command_with_one_line_and_the_manifest_says_so(
             os.kill(os.getpid(), number)
         raise AssertionError
 
+    # A background job of a shell starts with SIGINT ignored, and what is ignored stays ignored
+    original = signal.signal(number, signal.default_int_handler)
     before = signal.getsignal(number)
-    assert door(work) == 128 + number
+    try:
+        status = door(work)
+        restored = signal.getsignal(number)
+    finally:
+        signal.signal(number, original)
+    assert status == 128 + number
     assert capsys.readouterr().err == (
         f"error: interrupted by {name}; finished generations are stored; "
         f"resume={run.path} continues the run\n"
     )
-    assert signal.getsignal(number) is before
+    assert restored is before
     manifest = load(run.path).manifest
     assert (manifest["status"], manifest["interrupted_by"]) == ("running", name)
     with running(run):
