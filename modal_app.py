@@ -1,5 +1,6 @@
 """The commands on rented GPUs; thin, because all the work is in the package.
 
+    modal run modal_app.py::smoke --gpu A10G
     modal run modal_app.py::profile --model qwen3_4b --draft qwen3_0_6b --gpu A10G
     modal run modal_app.py::sweep --model qwen3_4b --draft qwen3_0_6b --overrides "k=[1,2,4]"
     modal run modal_app.py::snapshot --gpu L4
@@ -9,21 +10,29 @@
     modal run modal_app.py::acceptance_demo
     modal run modal_app.py::temperature_demo
 
-The configuration is composed and checked here first, so that a mistake is reported before any GPU
-is rented. A small container without a GPU then runs the jobs, so the machine that started the
-command may be switched off: `modal run --detach ...` continues without it, and the same command
-with `--resume LAUNCH` copies the results here later. Models are downloaded once, into a volume;
-runs are written into another, where a container that replaces a stopped one finds them and
-continues. The run folders are copied into the local results/. `HF_TOKEN`, where it is set here, is
-passed on for gated models. `server` measures the pair on vLLM or SGLang, each in an image of its
-own. docs/cloud.md has the details.
+`smoke` checks a card before anything is measured on it. The configuration is composed and checked
+here first, so that a mistake is reported before any GPU is rented. A small container without a GPU
+then runs the jobs, so the machine that started the command may be switched off: with `--detach`
+behind `modal run` it continues without it, and the same command with `--resume LAUNCH` copies the
+results here later; where the launch still runs, it waits for it, and starts nothing. Models are
+downloaded once, into a volume; runs are written into another, where a container that replaces a
+stopped one finds them and continues. The run folders are copied into the local results/.
+`HF_TOKEN`, where it is set here, is passed on for gated models. `server` measures the pair on vLLM
+or SGLang, each in an image of its own, which no other command builds. docs/cloud.md has the
+details.
 """
 
+import argparse
+import io
+import json
 import os
+import re
 import shlex
 import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,9 +47,22 @@ HUB_CACHE, COMPILED, RUNS = "/cache/huggingface", "/cache/compiled", "/runs"
 CPUS = 4.0
 TIMEOUT_S = 4 * 60 * 60
 WAIT_S = 24 * 60 * 60
+# Between two lines that say what is waited for
+SILENCE_S = 60.0
+# The file, next to what a call writes, that holds its id
+CALL = "call.json"
+# Modal was not reached, which says nothing of a call
+UNKNOWN = (
+    modal.exception.AuthError,
+    modal.exception.ConnectionError,
+    modal.exception.InternalError,
+    modal.exception.ResourceExhaustedError,
+    modal.exception.ServiceError,
+)
 
 # Engines that have an image, and the release that is in it
 ENGINES = {"vllm": "vllm==0.33.0", "sglang": "sglang==0.5.23"}
+DEFAULT_ENGINE = "vllm"
 # Their kernels are compiled for the card by CUDA's own compiler
 CUDA = "nvidia/cuda:13.0.1-devel-ubuntu24.04"
 
@@ -49,15 +71,13 @@ def _with_packages(base: modal.Image) -> modal.Image:
     """What the harness needs, installed; its own files are added last."""
     return (
         base.apt_install("gcc", "g++")  # Triton and inductor compile their launchers
-        # accelerate: with it transformers loads weights onto the card, and casts them there
-        .pip_install_from_pyproject(
-            str(HERE / "pyproject.toml"), optional_dependencies=["accelerate"]
-        )
+        .pip_install_from_pyproject(str(HERE / "pyproject.toml"), optional_dependencies=["rented"])
         .env(
             {
                 "HF_HOME": HUB_CACHE,
                 "TORCHINDUCTOR_CACHE_DIR": f"{COMPILED}/inductor",
                 "TRITON_CACHE_DIR": f"{COMPILED}/triton",
+                "VLLM_CACHE_ROOT": f"{COMPILED}/vllm",  # what it compiles and autotunes
                 # Else one compiler per core of the machine, of which a container has a few
                 "TORCHINDUCTOR_COMPILE_THREADS": str(round(CPUS)),
             }
@@ -80,13 +100,29 @@ def _with_files(base: modal.Image) -> modal.Image:
     return (
         base.add_local_dir(str(HERE / "harness"), "/root/harness", ignore=["**/__pycache__"])
         .add_local_dir(str(HERE / "conf"), "/root/conf")
-        # For the first run on a card; no function calls it (docs/cloud.md)
+        # What a smoke run runs
         .add_local_file(str(HERE / "benchmarks" / "gpu.py"), "/root/benchmarks/gpu.py")
     )
 
 
+def _typed_engine(words: Sequence[str]) -> str | None:
+    """The engine that `modal run modal_app.py::server` is asked for; None for every other line.
+
+    Modal creates all functions of an app, and so builds their images, before it calls the
+    entrypoint. So what is registered has to be decided while this file is read.
+    """
+    entrypoints = [index for index, word in enumerate(words) if re.search(r"(::|\.)server$", word)]
+    if not entrypoints:
+        return None
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--engine", default=DEFAULT_ENGINE)
+    with suppress(argparse.ArgumentError):  # Modal's own parser says what is wrong
+        engine = parser.parse_known_args(words[entrypoints[0] + 1 :])[0].engine
+        return engine if engine in ENGINES else None
+    return None
+
+
 image = _with_files(_with_packages(modal.Image.debian_slim(python_version="3.12")))
-engine_images = {name: _with_files(_with_engine(name)) for name in ENGINES}
 hub_cache = modal.Volume.from_name("speculation-harness-hub-cache", create_if_missing=True)
 compiled = modal.Volume.from_name("speculation-harness-compiled", create_if_missing=True)
 runs = modal.Volume.from_name("speculation-harness-results", create_if_missing=True)
@@ -101,6 +137,8 @@ ON_A_CARD: dict[str, Any] = {
     "volumes": {HUB_CACHE: hub_cache, COMPILED: compiled, RUNS: runs},
     "secrets": secrets,
     "timeout": TIMEOUT_S,
+    # Else a job is tried again in the process whose CUDA context an error has broken
+    "single_use_containers": True,
     # A second container finds what the first one stored, and continues it
     "retries": modal.Retries(max_retries=2, initial_delay=5.0, backoff_coefficient=1.0),
 }
@@ -112,15 +150,21 @@ def on_gpu(job: "Job", root: str = RUNS) -> "Delivery":
     return _run(job, root)
 
 
-@app.function(image=engine_images["vllm"], **ON_A_CARD)
-def on_vllm(job: "Job", root: str = RUNS) -> "Delivery":
-    """The same, next to vLLM."""
-    return _run(job, root)
+def _for_engine(function: Any) -> Any:
+    """Register a function in the image of the engine that was asked for, if one was.
+
+    A container reads this file too, without the command line: there a function is found by its
+    name, and its image is settled.
+    """
+    engine = _typed_engine(sys.argv) if modal.is_local() else DEFAULT_ENGINE
+    if engine is None:
+        return function
+    return app.function(image=_with_files(_with_engine(engine)), **ON_A_CARD)(function)
 
 
-@app.function(image=engine_images["sglang"], **ON_A_CARD)
-def on_sglang(job: "Job", root: str = RUNS) -> "Delivery":
-    """The same, next to SGLang."""
+@_for_engine
+def on_engine(job: "Job", root: str = RUNS) -> "Delivery":
+    """The same, next to the engine that is measured."""
     return _run(job, root)
 
 
@@ -130,13 +174,17 @@ def _run(job: "Job", root: str) -> "Delivery":
     _reload()
     try:
         return remote.run_job(job, root)
+    except TimeoutError as error:
+        # A caller that polls is told by a TimeoutError that there is no result yet
+        raise RuntimeError(f"TimeoutError: {error}") from error
     finally:
         if not modal.is_local():
             for volume in (runs, hub_cache, compiled):
                 volume.commit()
 
 
-@app.function(image=image, volumes={RUNS: runs}, timeout=WAIT_S)
+# Stopped, it would leave its jobs to a second one that starts them again
+@app.function(image=image, volumes={RUNS: runs}, timeout=WAIT_S, nonpreemptible=True)
 def in_cloud(jobs: "Sequence[Job]", root: str = RUNS) -> "list[Delivery]":
     """Run the jobs of one launch, each on its GPU, and return what each of them gave."""
     from harness.cloud import remote
@@ -150,11 +198,21 @@ def _run_each(jobs: "Sequence[Job]", root: str) -> "list[Delivery]":
     from harness.cloud import remote
 
     def run_on_gpu(job: "Job") -> "Delivery | Exception":
-        function = {"vllm": on_vllm, "sglang": on_sglang}.get(job.engine, on_gpu)
+        function = on_gpu if job.engine == "own" else on_engine
         try:
-            sized = function.with_options(gpu=job.gpu, memory=job.memory_mib)
-            return sized.remote(job, root)
-        except Exception as error:  # also where no such GPU is available
+            # All of the resources: what is left out here would be Modal's default
+            sized = function.with_options(gpu=job.gpu, cpu=CPUS, memory=job.memory_mib)
+
+            folder = f"{job.launch}/{job.name}"
+            running = _unfinished(folder)
+            call = running[0] if running else _spawned(sized, folder, job, root)
+            begin = time.monotonic()
+            while True:
+                try:
+                    return call.get(timeout=SILENCE_S)
+                except TimeoutError:  # no result so far; a call that finds no card raises nothing
+                    _say_if_queued(sized, job, time.monotonic() - begin)
+        except Exception as error:
             return error
 
     with ThreadPoolExecutor(len(jobs)) as pool:
@@ -164,6 +222,76 @@ def _run_each(jobs: "Sequence[Job]", root: str) -> "list[Delivery]":
         remote.failed(job, result, root) if isinstance(result, Exception) else result
         for job, result in zip(jobs, results, strict=True)
     ]
+
+
+def _say_if_queued(function: Any, job: "Job", seconds: float) -> None:
+    with suppress(modal.Error):  # a line is not worth a result
+        if function.get_current_stats().num_running_inputs == 0:
+            minutes = f"{seconds / 60:.0f} min"
+            print(f"{job.name}: no container with {job.gpu} so far, waiting ({minutes})", flush=True)
+
+
+def _started(jobs: "list[Job]") -> "list[Delivery]":
+    """The results of a launch; one that still runs is waited for, and then what it lacks is run."""
+    launch, wait_s = jobs[0].launch, 0.0
+    while (running := _unfinished(launch, wait_s)) is not None:
+        print(f"{launch}: still running, waiting for it; logs: {_logs(running[1])}", flush=True)
+        wait_s = SILENCE_S
+    call = _spawned(in_cloud, launch, jobs)
+    print(f"logs: {_logs(app.app_id)}", flush=True)
+    return call.get()
+
+
+def _logs(app_id: str | None) -> str:
+    return f"modal app logs {app_id}"
+
+
+def _spawned(function: Any, folder: str, *arguments: Any) -> Any:
+    """Call a function that writes into a folder of the results volume; keep the call's id there.
+
+    A lock on a file does not reach from one container to another: the id says who writes.
+    """
+    call = function.spawn(*arguments)
+    content = json.dumps({"call": call.object_id, "app": app.app_id}).encode()
+    with runs.batch_upload(force=True) as batch:
+        batch.put_file(io.BytesIO(content), f"{folder}/{CALL}")
+    return call
+
+
+def _unfinished(folder: str, wait_s: float = 0.0) -> tuple[Any, str | None] | None:
+    """The call that still writes into a folder of the results volume, and its app; else None.
+
+    Args:
+        folder: on the volume.
+        wait_s: how long to wait for the end of the call.
+
+    Raises:
+        modal.Error: Modal cannot be asked, so that it is not known.
+    """
+    try:
+        stored = json.loads(b"".join(runs.read_file(f"{folder}/{CALL}")))
+    except FileNotFoundError:
+        return None
+    call = modal.FunctionCall.from_id(stored["call"])
+    try:
+        call.get(timeout=wait_s)
+    except TimeoutError:
+        return None if _stopped(stored["app"]) else (call, stored["app"])
+    except UNKNOWN:
+        raise
+    except Exception:  # its own, or Modal's for a call that was stopped or is forgotten
+        return None
+    return None
+
+
+def _stopped(app_id: str | None) -> bool:
+    """Whether an app runs no more, whatever Modal answers for its calls."""
+    if app_id is None or app_id == app.app_id:
+        return False
+    try:
+        return modal.App.lookup(app_id).info().lifecycle.state in ("stopped", "disabled")
+    except modal.exception.NotFoundError:
+        return True
 
 
 def _pair(name: str, command: str, *fixed: str) -> modal.app.LocalEntrypoint:
@@ -190,8 +318,14 @@ temperature_demo = _pair("temperature_demo", "sweep", "experiment=temperature_de
 
 
 @app.local_entrypoint()
+def smoke(model: str = "qwen3_4b", gpu: str = "A10G", resume: str = "") -> None:
+    """Check a card: driver, versions, compiler, every forward and the benchmark of one model."""
+    _launch("smoke", [f"model={model}"], [gpu], "", resume)
+
+
+@app.local_entrypoint()
 def server(
-    engine: str = "vllm",
+    engine: str = DEFAULT_ENGINE,
     model: str = "qwen3_4b",
     draft: str = "qwen3_0_6b",
     gpu: str = "A10G",
@@ -221,7 +355,7 @@ def _launch(command: str, fixed: list[str], gpus: list[str], overrides: str, res
     from harness.cloud import remote
 
     everything = [*fixed, *shlex.split(overrides)]
-    sys.exit(remote.launch(command, everything, gpus, resume, in_cloud.remote))
+    sys.exit(remote.launch(command, everything, gpus, resume, _started))
 
 
 def _reload() -> None:

@@ -545,6 +545,8 @@ def run(asked: argparse.Namespace, console: Console) -> None:
     torch.set_num_threads(1)
     smoke = smoke_run(asked, console)
     console.print(f"smoke run passed in {sum(step['seconds'] for step in smoke):.0f} s")
+    if asked.out:
+        write(asked, smoke, [], [], None, None)
     if asked.smoke:
         return
     begin = time.monotonic()
@@ -580,6 +582,8 @@ def run(asked: argparse.Namespace, console: Console) -> None:
     if asked.out:
         write(asked, smoke, results, left_out, copy_gb_s, draft_ms)
         console.print(f"wrote {asked.out / 'gpu.json'}")
+    if not results:
+        raise SystemExit("error: no model was measured")
 
 
 def write(
@@ -587,10 +591,10 @@ def write(
     smoke: list[Any],
     results: list[Any],
     left_out: list[str],
-    copy_gb_s: float,
+    copy_gb_s: float | None,
     draft_ms: Any,
 ) -> None:
-    """After every pair, so that a run that is cut short keeps what it has."""
+    """After the smoke run and every pair, so that a run that is cut short keeps what it has."""
     asked.out.mkdir(parents=True, exist_ok=True)
     settings = {key: value for key, value in vars(asked).items() if key != "out"}
     content = {

@@ -1,15 +1,27 @@
 """The cloud app, as far as it goes without a cloud: help, no token, the work itself run here."""
 
+import inspect
 import json
 import os
+import re
+import stat
 import subprocess
 import sys
 import threading
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, BinaryIO
 
 import pytest
+from modal import App, FunctionCall
 from modal._utils.async_utils import synchronizer
+from modal.cli.import_refs import _get_runnable_app, import_and_filter, parse_import_ref
+from modal.exception import NotFoundError, RemoteError, ServiceError
+from packaging.requirements import Requirement
 
 import modal_app
 from harness import reporting
@@ -61,19 +73,39 @@ def sweep_job(*overrides: str) -> Job:
     return job
 
 
+class Call:
+    """Stands for a call that was spawned: its work is done when its result is asked for."""
+
+    def __init__(self, work: Callable[[], Any], number: int, polls: int = 0) -> None:
+        self.work, self.object_id, self.polls = work, f"fc-{number}", polls
+
+    def get(self, timeout: float | None = None) -> Any:
+        if timeout is not None and self.polls:
+            self.polls -= 1
+            raise TimeoutError
+        return self.work()
+
+
 class Card:
     """Stands for the remote function: cards that are there run the work here, others fail."""
 
-    def __init__(self, absent: str | None = None) -> None:
-        self.absent = absent
+    def __init__(self, absent: str | None = None, polls: int = 0, running: int = 0) -> None:
+        self.absent, self.polls, self.running = absent, polls, running
         self.done: list[Job] = []
 
-    def with_options(self, *, gpu: str, memory: int) -> "Card":
-        assert gpu in GPUS
+    def with_options(self, *, gpu: str, cpu: float, memory: int) -> "Card":
+        assert gpu.partition(":")[0] in GPUS
+        assert cpu >= 4
         assert memory >= 1024
         return self
 
-    def remote(self, job: Job, root: str) -> remote.Delivery:
+    def get_current_stats(self) -> SimpleNamespace:
+        return SimpleNamespace(num_running_inputs=self.running)
+
+    def spawn(self, job: Job, root: str) -> Call:
+        return Call(lambda: self.run(job, root), len(self.done), self.polls)
+
+    def run(self, job: Job, root: str) -> remote.Delivery:
         if job.gpu == self.absent:
             raise RuntimeError("no such card\nwas free")
         with ONE_AT_A_TIME:  # containers share no process, and so no Hydra
@@ -86,9 +118,36 @@ class Cloud:
 
     def __init__(self, root: Path) -> None:
         self.function, self.root = modal_app.in_cloud, root
+        self.spawned = 0
 
-    def remote(self, jobs: list[Job]) -> list[remote.Delivery]:
-        return self.function.local(jobs, str(self.root))
+    def spawn(self, jobs: list[Job]) -> Call:
+        self.spawned += 1
+        return Call(lambda: self.function.local(jobs, str(self.root)), self.spawned)
+
+
+class Results(dict[str, bytes]):
+    """Stands for the volume's files that are read and written from outside a container."""
+
+    def read_file(self, path: str) -> Iterator[bytes]:
+        if path not in self:
+            raise FileNotFoundError(path)
+        yield self[path]
+
+    @contextmanager
+    def batch_upload(self, force: bool = False) -> Iterator["Results"]:
+        assert force
+        yield self
+
+    def put_file(self, file: BinaryIO, path: str) -> None:
+        self[path] = file.read()
+
+
+@pytest.fixture(autouse=True)
+def stored(monkeypatch: pytest.MonkeyPatch) -> Results:
+    """The results volume's files; no test reaches Modal."""
+    results = Results()
+    monkeypatch.setattr(modal_app, "runs", results)
+    return results
 
 
 @pytest.fixture
@@ -124,15 +183,10 @@ def test_without_a_token_one_line_says_what_to_run(tmp_path: Path) -> None:
 def mounted(image: Any) -> dict[str, Path]:
     """The files that an image takes along: where they are in a container, and where here."""
     files: dict[str, Path] = {}
-    layers: list[Any] = [synchronizer._translate_in(image)]
-    while layers:
-        layer = layers.pop()
-        if hasattr(layer, "entries"):
-            for entry in layer.entries:
-                for source, target in entry.get_files_to_upload():
-                    files[Path(target).as_posix()] = Path(source)
-        else:
-            layers += layer._deps() if layer._deps else []
+    for layer in layers_of(image):
+        for entry in getattr(layer, "entries", ()):
+            for source, target in entry.get_files_to_upload():
+                files[Path(target).as_posix()] = Path(source)
     return files
 
 
@@ -227,8 +281,8 @@ def test_every_command_runs_to_a_report_from_exactly_the_files_that_the_image_mo
     ("engine", "function", "flag"),
     [
         ("own", "on_gpu", None),
-        ("vllm", "on_vllm", "--gpu-memory-utilization"),
-        ("sglang", "on_sglang", "--mem-fraction-static"),
+        ("vllm", "on_engine", "--gpu-memory-utilization"),
+        ("sglang", "on_engine", "--mem-fraction-static"),
     ],
 )
 def test_a_server_runs_in_its_engines_image_and_leaves_memory_to_the_models_that_score_it(
@@ -242,11 +296,11 @@ def test_a_server_runs_in_its_engines_image_and_leaves_memory_to_the_models_that
     asked: list[Job] = []
 
     class Noted(Card):
-        def remote(self, job: Job, root: str) -> remote.Delivery:
+        def run(self, job: Job, root: str) -> remote.Delivery:
             asked.append(job)
             raise RuntimeError(f"nothing in {Path(root).name}")
 
-    for name in ("on_gpu", "on_vllm", "on_sglang"):
+    for name in ("on_gpu", "on_engine"):
         monkeypatch.setattr(modal_app, name, Noted() if name == function else None)
     monkeypatch.setattr(modal_app, "in_cloud", Cloud(tmp_path))
     flags = "" if flag is None else "'flags=[--enforce-eager]'"
@@ -266,11 +320,133 @@ def test_a_server_runs_in_its_engines_image_and_leaves_memory_to_the_models_that
         assert 0.45 < float(number) < 0.52
 
 
-def test_an_engines_image_mounts_what_the_harness_needs() -> None:
-    harness = mounted(modal_app.image)
-    assert modal_app.engine_images
-    for image in modal_app.engine_images.values():
-        assert mounted(image) == harness
+@dataclass(frozen=True)
+class Registered:
+    """What Modal creates, and so builds and mounts, before it calls an entrypoint."""
+
+    options: dict[str, dict[str, Any]]
+
+    @property
+    def images(self) -> dict[str, str]:
+        """The commands that build each function's image."""
+        return {name: commands(options["image"]) for name, options in self.options.items()}
+
+
+def registered(monkeypatch: pytest.MonkeyPatch, *words: str) -> Registered:
+    """The functions of the app that `modal run WORDS` loads, by Modal's own loading."""
+    options: dict[str, dict[str, Any]] = {}
+    function = App.function
+
+    def noted(self: App, **given: Any) -> Any:
+        register = function(self, **given)
+
+        def register_and_note(raw: Any) -> Any:
+            options[raw.__name__] = given
+            return register(raw)
+
+        return register_and_note
+
+    with monkeypatch.context() as patch:
+        patch.setattr(App, "function", noted)
+        patch.setattr(sys, "argv", ["modal", "run", *words])
+        patch.setattr(sys, "path", [*sys.path])
+        patch.setitem(sys.modules, "modal_app", modal_app)  # put back afterwards
+        patch.chdir(ROOT)
+        reference = next(word for word in words if "::" in word)
+        runnable, _, _ = import_and_filter(parse_import_ref(reference), base_cmd="modal run")
+    assert runnable is not None, words
+    app = synchronizer._translate_in(_get_runnable_app(runnable))
+    assert set(app._local_state.functions) == set(options)
+    return Registered(options)
+
+
+def layers_of(image: Any) -> Iterator[Any]:
+    """An image's layers and the files that it takes along."""
+    waiting: list[Any] = [synchronizer._translate_in(image)]
+    while waiting:
+        layer = waiting.pop()
+        yield layer
+        if not hasattr(layer, "entries"):
+            waiting += layer._deps() if layer._deps else []
+
+
+def commands(image: Any) -> str:
+    """The commands that build an image, as Modal sends them."""
+    lines: list[str] = []
+    for layer in layers_of(image):
+        make = inspect.getclosurevars(layer._load).nonlocals.get("dockerfile_function")
+        lines += make("2025.06").commands if make else []
+    return "\n".join(lines)
+
+
+ENTRYPOINTS = (
+    *("profile", "sweep", "snapshot", "audition", "acceptance_demo", "temperature_demo", "smoke"),
+    "server --engine own",
+)
+
+
+@pytest.mark.parametrize("line", ENTRYPOINTS)
+def test_an_entrypoint_without_an_engine_registers_no_engines_image(
+    line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = registered(monkeypatch, *f"modal_app.py::{line}".split()).images
+    assert set(images) == {"on_gpu", "in_cloud"}
+    assert images["on_gpu"] == images["in_cloud"]
+    assert "pip install" in images["on_gpu"]
+    assert "/opt/engine" not in images["on_gpu"]
+
+
+@pytest.mark.parametrize(
+    ("line", "engine"),
+    [
+        ("modal_app.py::server", "vllm==0.33.0"),
+        ("--detach modal_app.py::app.server --gpu H100", "vllm==0.33.0"),
+        ("modal_app.py::server --gpu L4 --engine sglang", "sglang==0.5.23"),
+        ("modal_app.py::server --engine=sglang", "sglang==0.5.23"),
+    ],
+)
+def test_server_registers_the_image_of_its_engine_alone(
+    line: str, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = registered(monkeypatch, *line.split())
+    assert set(found.images) == {"on_gpu", "in_cloud", "on_engine"}
+    assert re.findall(r"/opt/engine/bin/pip install (.*)", found.images["on_engine"]) == [engine]
+    files = mounted(found.options["on_gpu"]["image"])
+    assert "/root/benchmarks/gpu.py" in files
+    assert mounted(found.options["on_engine"]["image"]) == files
+
+
+def test_a_container_finds_its_function_whatever_was_typed_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("modal.is_local", lambda: False)
+    found = registered(monkeypatch, "modal_app.py::sweep")
+    assert {"on_gpu", "in_cloud", "on_engine"} == set(found.options)
+
+
+def test_containers_are_used_once_and_the_one_that_coordinates_is_not_taken_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = registered(monkeypatch, "modal_app.py::server").options
+    for name in ("on_gpu", "on_engine"):
+        assert options[name]["single_use_containers"]
+        assert options[name]["retries"].max_retries == 2
+    assert options["in_cloud"]["nonpreemptible"]
+
+
+def test_images_have_the_transformers_of_pyproject_and_keep_what_engines_compile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    listed = [*project["dependencies"], *project["optional-dependencies"]["rented"]]
+    wanted = [word for word in map(Requirement, listed) if word.name == "transformers"]
+    (pin,) = [str(word) for word in wanted if str(word.specifier).startswith("==")]
+    version = pin.partition("==")[2]
+    assert all(version in word.specifier for word in wanted)
+    for image in registered(monkeypatch, "modal_app.py::server").images.values():
+        assert pin in image
+        (cache,) = re.findall(r"VLLM_CACHE_ROOT=(\S+)", image)
+        assert cache.startswith(f"{modal_app.COMPILED}/")
 
 
 def test_a_card_that_was_upgraded_is_named(tmp_path: Path) -> None:

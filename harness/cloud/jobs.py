@@ -30,6 +30,8 @@ GPUS = {
     "H200": "h200",
     "B200": "b200",
 }
+# Checks a card with benchmarks/gpu.py; everything else is a command of the package
+SMOKE = "smoke"
 LOCAL_KEYS = ("dry_run", "resume", "traces_from", "texts_from", "latency_from", "combine", "url")
 # Engines that run where the harness does, or have an image, and how a server of them is told which
 # share of the card's memory it may take
@@ -44,6 +46,7 @@ USABLE_SHARE = 0.9
 BASE_MIB, MOST_OF_WEIGHTS_MIB = 12 * 1024, 24 * 1024
 WEIGHTS_SHARE = 0.25
 GIB = 2**30
+MOST_CARDS = 8  # in one machine
 
 PromptFiles = tuple[tuple[str, bytes], ...]
 
@@ -55,9 +58,9 @@ class Job:
     Attributes:
         launch: what was started together; the same launch and name find the same stored run.
         name: of this job within the launch.
-        command: profile, sweep, ...
-        gpu: the card as the cloud calls it.
-        card: its data sheet and its price.
+        command: profile, sweep, ..., or SMOKE.
+        gpu: the card as the cloud calls it, with ":2" for two of them.
+        card: the data sheet and the price of one.
         overrides: the command line.
         prompts: the user's own prompt files, name and content; they are not on that machine.
         memory_mib: host memory to request for the container.
@@ -74,6 +77,11 @@ class Job:
     memory_mib: int = BASE_MIB
     engine: str = "own"
 
+    @property
+    def price_per_hour_usd(self) -> float:
+        """What an hour of all its cards costs."""
+        return _count(self.gpu) * self.card.price_per_hour_usd
+
     def home(self, root: str | Path) -> Path:
         """The job's folder on the volume that is mounted at `root`."""
         return Path(root) / self.launch / self.name
@@ -85,9 +93,9 @@ def plan_jobs(
     """One job per card, and the configuration that all share.
 
     Args:
-        command: profile, sweep, ...
+        command: profile, sweep, ..., or SMOKE, which takes the command line of a profile.
         overrides: its command line.
-        gpus: cards as the cloud calls them.
+        gpus: cards as the cloud calls them, "H100:2" for two of them in one machine.
         resume: the launch to continue.
 
     Raises:
@@ -100,8 +108,9 @@ def plan_jobs(
         raise UserError(f"--gpus {','.join(gpus)}: a card is there twice")
     if not names:
         raise UserError("--gpus: name at least one")
+    composed_as = "profile" if command == SMOKE else command
     try:
-        config = compose(command, overrides)
+        config = compose(composed_as, overrides)
     except HydraException as error:
         raise UserError(" ".join(str(error).split())) from error
     drafts = draft_confs(config) if command == "audition" else [config.draft]
@@ -111,7 +120,7 @@ def plan_jobs(
     if resume and (Path(resume).name != resume or resume.startswith(".")):
         raise UserError(f"--resume {resume}: give the launch's name, as it was printed")
     launch = resume or f"{datetime.now(UTC):%Y%m%d-%H%M%S}_{command}"
-    priced = "gpu" in SCHEMAS[command].__dataclass_fields__
+    priced = "gpu" in SCHEMAS[composed_as].__dataclass_fields__
     memory = container_memory_mib([config.model, *drafts])
     jobs = [
         Job(
@@ -135,12 +144,21 @@ def plan_jobs(
 
 
 def card_named(gpu: str) -> tuple[str, GpuConf]:
-    """A card's name in the cloud, and its data sheet."""
+    """A card's name in the cloud, with how many where there are several, and its data sheet."""
     known = {name.lower(): name for name in GPUS}
-    name = known.get(gpu.strip().lower())
+    asked, colon, count = gpu.strip().partition(":")
+    name = known.get(asked.lower())
     if name is None:
         raise UserError(f"--gpu {gpu}: no such card; there are {', '.join(GPUS)}")
-    return name, compose("sweep", [f"gpu={GPUS[name]}"]).gpu
+    if colon and (not count.isdecimal() or not 1 <= int(count) <= MOST_CARDS):
+        raise UserError(f"--gpu {gpu}: after the colon stands how many, 1 to {MOST_CARDS}")
+    several = f":{int(count)}" if colon and int(count) > 1 else ""
+    return name + several, compose("sweep", [f"gpu={GPUS[name]}"]).gpu
+
+
+def _count(gpu: str) -> int:
+    """How many cards a name such as "H100:2" asks for."""
+    return int(gpu.partition(":")[2] or 1)
 
 
 def _check_rentable(command: str, config: Any, drafts: Sequence[ModelConf]) -> None:
@@ -218,40 +236,62 @@ def _check_fits(
 ) -> float:
     """Refuse a card whose memory the weights and the caches of the longest generation exceed.
 
-    Drafts are loaded one at a time.
+    Drafts are loaded one at a time. What `device_map` spreads takes the memory of all cards
+    together; everything else is on the first.
 
     Returns:
         The bytes that are needed, of the models whose sizes are known.
     """
     tokens = max(prompt_sets.estimated_tokens(prompts, config)) + config.new_tokens + max(config.k)
     parts = list(_parts([("model", config.model)], tokens))
-    parts += sorted(_parts([("draft", conf) for conf in drafts], tokens), key=lambda p: p[1])[-1:]
-    needed = sum(size for _, size in parts)
+    parts += sorted(_parts([("draft", conf) for conf in drafts], tokens), key=_bytes)[-1:]
+    spread = any(conf.device_map for conf in (config.model, *drafts))
+    needed, on_one_card = sum(map(_bytes, parts)), sum(_bytes(p) for p in parts if not p.spread)
+    shares = ", ".join(f"{part.bytes / 1e9:,.3g} GB for {part.name}" for part in parts)
     for gpu, card in cards.items():
-        if needed <= card.memory_gb * 1e9:
+        count = _count(gpu)
+        if count > 1 and not spread and getattr(config, "engine", "own") == "own":
+            raise UserError(
+                f"--gpu {gpu}: only one card would be used; model.device_map=auto spreads the model"
+            )
+        memory = card.memory_gb * 1e9
+        if on_one_card <= memory and needed <= count * memory:
             continue
         fitting = {entry.name for entry in all_cards() if needed <= entry.memory_gb * 1e9}
         names = [name for name, short in GPUS.items() if short in fitting and name[-1] != "!"]
         advice = f"use --gpu {' or '.join(names)}, or" if names else "no card has as much; use"
-        shares = ", ".join(f"{size / 1e9:,.3g} GB for {name}" for name, size in parts)
+        has = f"the card has {card.memory_gb:g} GB"
+        if count > 1:
+            has = f"the {count} cards have {count * card.memory_gb:g} GB together"
         raise UserError(
             f"--gpu {gpu}: {needed / 1e9:,.3g} GB of memory needed ({shares}, each with a cache of "
-            f"{tokens:,} tokens), and the card has {card.memory_gb:g} GB; {advice} a smaller "
-            "model"
+            f"{tokens:,} tokens), and {has}; {advice} a smaller model"
         )
     return needed
 
 
-def _parts(models: Sequence[tuple[str, ModelConf]], tokens: int) -> Iterator[tuple[str, float]]:
-    """Bytes that each model takes on a card, where its sizes are known and it is on one card."""
+@dataclass(frozen=True)
+class _Part:
+    """Bytes that a model takes: its weights and its cache. `spread` over all cards, or on one."""
+
+    name: str
+    bytes: float
+    spread: bool
+
+
+def _bytes(part: _Part) -> float:
+    return part.bytes
+
+
+def _parts(models: Sequence[tuple[str, ModelConf]], tokens: int) -> Iterator[_Part]:
+    """What each model takes, where its sizes are known."""
     for role, conf in models:
-        sizes = (
-            None if conf.kind in LOOKUPS or conf.device_map or conf.quantization else sizes_of(conf)
-        )
+        sizes = None if conf.kind in LOOKUPS or conf.quantization else sizes_of(conf)
         if sizes is not None:
             unit = sizes.bytes_per_parameter
             cache = sizes.shape.kv_bytes_read(tokens, unit)
-            yield f"{role}={conf.name}", sizes.shape.parameters * unit + cache
+            size = sizes.shape.parameters * unit + cache
+            yield _Part(f"{role}={conf.name}", size, conf.device_map is not None)
 
 
 def container_memory_mib(models: Sequence[ModelConf]) -> int:
@@ -260,5 +300,5 @@ def container_memory_mib(models: Sequence[ModelConf]) -> int:
     A checkpoint is mapped file by file and copied to the card tensor by tensor, so the host holds a
     part of it at a time.
     """
-    largest = max((size for _, size in _parts([("", conf) for conf in models], 0)), default=0.0)
+    largest = max(map(_bytes, _parts([("", conf) for conf in models], 0)), default=0.0)
     return BASE_MIB + min(MOST_OF_WEIGHTS_MIB, round(WEIGHTS_SHARE * largest / GIB) * 1024)

@@ -7,32 +7,55 @@ name: the next container finds there what was measured, and continues.
 An audition over several cards generates the target's completions once: the first job generates
 them, all others take them from its run (`traces_from`), score what they lack and time their own
 steps. This module is independent of the provider: `modal_app.py` does the renting.
+
+A smoke run is a job as well. It checks a card with `benchmarks/gpu.py`, and brings back what was
+printed and gpu.json, where another job brings a run.
 """
 
 import gzip
 import importlib
 import io
+import shlex
 import shutil
+import subprocess
 import sys
 import tarfile
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from harness.analysis.setup import is_card
 from harness.cli import compose
-from harness.cloud.jobs import Job, plan_jobs
+from harness.cloud.jobs import SMOKE, Job, plan_jobs
 from harness.commands.run_lifecycle import Outcome
+from harness.config import CONF_DIR
+from harness.measurement.environment import device_name
+from harness.models.device import resolve_device
 from harness.records import Failure, UserError, in_one_line
 from harness.reporting import formatting as fmt
 from harness.storage import RunFolder, load
 from harness.theory.cost import money
 
 MAX_UNPACKED_BYTES = 16 * 2**30
+OUTPUT = "output.txt"
+# Steps of a smoke run; {model} and {folder} are filled in. Each must end with status 0.
+_VERSIONS = (
+    "import sys, torch, transformers, triton;"
+    " print('torch', torch.__version__, 'CUDA', torch.version.cuda,"
+    " 'transformers', transformers.__version__, 'triton', triton.__version__);"
+    " sys.exit(None if torch.cuda.is_available() else 'torch sees no CUDA device')"
+)
+SMOKE_STEPS = (
+    ("nvidia-smi",),
+    (sys.executable, "-c", _VERSIONS),
+    ("gcc", "--version"),
+    # The smoke run, and where it passes the benchmark
+    (sys.executable, "-m", "benchmarks.gpu", "--targets", "{model}", "--out", "{folder}"),
+)
 
 
 @dataclass(frozen=True)
@@ -92,9 +115,12 @@ class Delivery:
         job, card = f"{self.job.name} on {self.job.gpu}", self.job.card
         if folder is None:
             return [f"{job}: failed: {self.error}"]
-        price = f"{fmt.dollars(card.price_per_hour_usd)} an hour, {card.date}"
+        price = f"{fmt.dollars(self.job.price_per_hour_usd)} an hour, {card.date}"
         time_and_price = f"{fmt.seconds(self.seconds)}, about {fmt.dollars(self.usd)}"
         lines = [f"{job}: {time_and_price} (the card alone, at {price})"]
+        if self.job.command == SMOKE:
+            result = "PASS" if self.error is None else f"FAIL: {self.error}"
+            return [*lines, f"smoke run: {result}", f"output: {folder}"]
         if self.upgraded:
             lines.append(
                 f"note: {self.job.gpu} was asked for and {self.device} ran:"
@@ -170,16 +196,25 @@ def run_job(job: Job, root: str | Path) -> Delivery:
     An error after everything is measured would occur again in a retry: the run is packed anyway,
     and the delivery names the error.
 
+    A run that was begun on another card is left as it is, and a new one is begun: a container that
+    replaces another one may have an A10 where that had an A10G, and the times of two cards are not
+    one run's.
+
     Raises:
         Exception: what the command raises, except a UserError: a retry may succeed, and continues
             from what is stored. `failed` packs that where no retry succeeds.
     """
     begin, home = time.perf_counter(), job.home(root)
+    if job.command == SMOKE:
+        return _smoke_run(job, home / job.launch)
     overrides = [*job.overrides, f"results_root={home}", *_prompts(job, home)]
-    stored = stored_run(home)
-    if stored is not None:
-        overrides.append(f"resume={stored}")
     try:
+        device = device_name(resolve_device(compose(job.command, overrides).device.name))
+        stored = stored_run(home, device)
+        if stored is not None:
+            overrides.append(f"resume={stored}")
+        elif (other := stored_run(home)) is not None:
+            print(f"{job.name}: {other} was begun on another card, and this is {device}: a new run")
         outcome = run_command(job.command, overrides)
     except UserError as error:
         return replace(failed(job, error, root), seconds=time.perf_counter() - begin)
@@ -213,16 +248,23 @@ def fan_out(
     while waiting and source is None:
         job = _with_texts_from(waiting.pop(0), root, None)
         (done[job.name],) = run_jobs([job])
-        source = _folder_with_texts(done[job.name])
+        source = _folder_with_texts(done[job.name]) if waiting else None
     if waiting:
         deliveries = run_jobs([_with_texts_from(job, root, source) for job in waiting])
         done |= dict(zip((job.name for job in waiting), deliveries, strict=True))
     return [done[job.name] for job in jobs]
 
 
-def stored_run(home: Path) -> Path | None:
-    """The latest run under a job's folder that has a manifest; None if none has."""
+def stored_run(home: Path, device: str | None = None) -> Path | None:
+    """The latest run under a job's folder that has a manifest; None if none has.
+
+    Args:
+        home: the job's folder.
+        device: pass over runs that were begun on a device of another name.
+    """
     runs = sorted(path.parent for path in home.glob("*/manifest.json"))
+    if device is not None:
+        runs = [run for run in runs if _device(load(run).manifest) in (None, device)]
     return runs[-1] if runs else None
 
 
@@ -235,7 +277,7 @@ def deliver(job: Job, folder: Path) -> Delivery:
         status=0 if _complete(folder) else 1,
         folder=str(folder),
         archive=pack(folder),
-        device=(manifest.get("environment") or {}).get("device_name"),
+        device=_device(manifest),
         upgraded=bool(rental.get("upgraded")),
         seconds=rental.get("seconds", 0.0),
         usd=rental.get("usd"),
@@ -248,6 +290,10 @@ def failed(job: Job, error: BaseException, root: str | Path) -> Delivery:
     delivery = Delivery(job, 1) if folder is None else deliver(job, folder)
     status = 2 if isinstance(error, UserError) else 1
     return replace(delivery, status=status, error=in_one_line(error))
+
+
+def _device(manifest: Mapping[str, Any]) -> str | None:
+    return (manifest.get("environment") or {}).get("device_name")
 
 
 def _complete(folder: str | Path) -> bool:
@@ -284,16 +330,61 @@ def _record_rental(folder: Path, job: Job, seconds: float) -> None:
     """Write into the manifest what was rented and what ran."""
     manifest = load(folder).manifest
     environment = manifest.get("environment") or {}
-    name, memory = environment.get("device_name"), environment.get("device_memory_bytes")
+    name, memory = _device(manifest), environment.get("device_memory_bytes")
     rental = {
         "asked_gpu": job.gpu,
         "upgraded": not is_card(job.card.name, job.card.memory_gb, name, memory),
         "seconds": seconds,
-        "price_per_hour_usd": job.card.price_per_hour_usd,
+        "price_per_hour_usd": job.price_per_hour_usd,
         "price_date": job.card.date,
-        "usd": money(seconds, job.card.price_per_hour_usd),
+        "usd": money(seconds, job.price_per_hour_usd),
     }
     RunFolder(folder, manifest).update_manifest({"cloud": rental})
+
+
+def _smoke_run(job: Job, folder: Path) -> Delivery:
+    """Check this machine's card, step by step up to the first that fails, printing what they say.
+
+    `folder` gets that output, and gpu.json where the benchmark got as far.
+    """
+    begin, error = time.perf_counter(), None
+    keys = dict(word.split("=", 1) for word in job.overrides)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / OUTPUT).open("w", encoding="utf-8") as output:
+        for step in SMOKE_STEPS:
+            words = [word.format(model=keys["model"], folder=folder) for word in step]
+            status, last = _teed(words, output)
+            if status:
+                error = f"{shlex.join(words[:3])} ended with status {status}: {last}"
+                break
+    seconds = time.perf_counter() - begin
+    usd = money(seconds, job.price_per_hour_usd)
+    return Delivery(
+        job, 1 if error else 0, str(folder), pack(folder), error, seconds=seconds, usd=usd
+    )
+
+
+def _teed(words: Sequence[str], output: TextIO) -> tuple[int, str]:
+    """Run a command, its output printed and written; its status, and its last line."""
+    last = ""
+    try:
+        with subprocess.Popen(
+            words,
+            cwd=CONF_DIR.parent,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                print(line, end="", flush=True)
+                output.write(line)
+                output.flush()
+                last = line.strip() or last
+            return process.wait(), last
+    except OSError as error:
+        return 127, in_one_line(error)
 
 
 def pack(folder: Path) -> bytes:
