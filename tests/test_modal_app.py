@@ -1,5 +1,6 @@
 """The cloud app, as far as it goes without a cloud: help, no token, the work itself run here."""
 
+import functools
 import inspect
 import json
 import os
@@ -14,13 +15,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
 import pytest
 from modal import App, FunctionCall
 from modal._utils.async_utils import synchronizer
 from modal.cli.import_refs import _get_runnable_app, import_and_filter, parse_import_ref
 from modal.exception import NotFoundError, RemoteError, ServiceError
+from modal.types import AppState
 from packaging.requirements import Requirement
 
 import modal_app
@@ -74,10 +76,14 @@ def sweep_job(*overrides: str) -> Job:
 
 
 class Call:
-    """Stands for a call that was spawned: its work is done when its result is asked for."""
+    """Stands for a call that was spawned: its work is done once, when its result is asked for."""
 
-    def __init__(self, work: Callable[[], Any], number: int, polls: int = 0) -> None:
-        self.work, self.object_id, self.polls = work, f"fc-{number}", polls
+    made: ClassVar[dict[str, "Call"]] = {}
+
+    def __init__(self, work: Callable[[], Any], polls: int = 0) -> None:
+        self.work, self.polls = functools.cache(work), polls
+        self.object_id = f"fc-{len(self.made)}"
+        self.made[self.object_id] = self
 
     def get(self, timeout: float | None = None) -> Any:
         if timeout is not None and self.polls:
@@ -103,7 +109,7 @@ class Card:
         return SimpleNamespace(num_running_inputs=self.running)
 
     def spawn(self, job: Job, root: str) -> Call:
-        return Call(lambda: self.run(job, root), len(self.done), self.polls)
+        return Call(lambda: self.run(job, root), self.polls)
 
     def run(self, job: Job, root: str) -> remote.Delivery:
         if job.gpu == self.absent:
@@ -122,7 +128,7 @@ class Cloud:
 
     def spawn(self, jobs: list[Job]) -> Call:
         self.spawned += 1
-        return Call(lambda: self.function.local(jobs, str(self.root)), self.spawned)
+        return Call(lambda: self.function.local(jobs, str(self.root)))
 
 
 class Results(dict[str, bytes]):
@@ -146,6 +152,8 @@ class Results(dict[str, bytes]):
 def stored(monkeypatch: pytest.MonkeyPatch) -> Results:
     """The results volume's files; no test reaches Modal."""
     results = Results()
+    Call.made.clear()
+    monkeypatch.setattr(FunctionCall, "from_id", lambda number: Call.made[number])
     monkeypatch.setattr(modal_app, "runs", results)
     return results
 
@@ -447,6 +455,241 @@ def test_images_have_the_transformers_of_pyproject_and_keep_what_engines_compile
         assert pin in image
         (cache,) = re.findall(r"VLLM_CACHE_ROOT=(\S+)", image)
         assert cache.startswith(f"{modal_app.COMPILED}/")
+
+
+def interrupted_sweep(cloud: Card, volume: Path) -> tuple[Job, Path, str]:
+    """A sweep's job, and the run that a container left unfinished, with its stored trials."""
+    job = sweep_job()
+    first = cloud.run(job, str(volume))
+    trials = Path(first.folder or "") / "trials.jsonl"
+    stored = "".join(trials.read_text().splitlines(keepends=True)[:2])
+    trials.write_text(stored)
+    RunFolder(trials.parent, load(trials.parent).manifest).update_manifest({"status": "running"})
+    return job, trials.parent, stored
+
+
+@pytest.mark.slow
+def test_resume_waits_for_a_launch_that_runs_and_starts_no_second_writer(
+    cloud: Card,
+    stored: Results,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(modal_app, "SILENCE_S", 0.0)
+    overrides = " ".join([*SWEEP[1:], f"results_root={tmp_path / 'results'}"])
+    assert typed(modal_app.sweep, model="tiny", gpu="L4", overrides=overrides) == 0
+    launch = capsys.readouterr().out.split()[1]
+    file = f"{launch}/call.json"
+    coordinator = modal_app.in_cloud
+    assert json.loads(stored[file])["call"] in Call.made
+    detached = Call(lambda: None, polls=3)  # as it would be for who comes in the middle
+    spawned_before = coordinator.spawned
+
+    def end() -> None:
+        assert coordinator.spawned == spawned_before, "nothing is started while it runs"
+
+    detached.work = end
+    stored[file] = json.dumps({"call": detached.object_id, "app": None}).encode()
+    words = {"model": "tiny", "gpu": "L4", "overrides": overrides}
+    assert typed(modal_app.sweep, **words, resume=launch) == 0
+    out = capsys.readouterr().out
+    assert out.count(f"{launch}: still running, waiting for it; logs: modal app logs ") == 3
+    assert detached.polls == 0
+    assert coordinator.spawned == spawned_before + 1
+    assert len(cloud.done) == 1, "what is complete takes no card"
+    assert "run: " in out.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("answer", "state", "starts"),
+    [
+        (RemoteError("stopped"), "stopped", True),
+        (NotFoundError("no such call"), "stopped", True),
+        (TimeoutError(), "stopped", True),
+        (TimeoutError(), None, True),
+        (TimeoutError(), "detached", False),
+        (ServiceError("unavailable"), "detached", False),
+    ],
+)
+def test_a_call_is_replaced_only_where_it_is_known_to_have_ended(
+    answer: Exception,
+    state: str | None,
+    starts: bool,
+    stored: Results,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Ended(Exception):
+        """Ends a wait that would go on for ever."""
+
+    def lookup(app_id: str) -> Any:
+        assert app_id == "ap-1"
+        if state is None:
+            raise NotFoundError(app_id)
+        lifecycle = SimpleNamespace(state=AppState(state))
+        return SimpleNamespace(info=lambda: SimpleNamespace(lifecycle=lifecycle))
+
+    def get(timeout: float) -> None:
+        if timeout:
+            raise ServiceError("asked again")
+        raise answer
+
+    cloud = Cloud(tmp_path)
+    cloud.spawn = lambda _: (_ for _ in ()).throw(Ended)
+    monkeypatch.setattr(modal_app, "in_cloud", cloud)
+    monkeypatch.setattr(App, "lookup", lookup)
+    Call.made["fc-1"] = SimpleNamespace(get=get)
+    job = sweep_job()
+    stored[f"{job.launch}/call.json"] = json.dumps({"call": "fc-1", "app": "ap-1"}).encode()
+    with pytest.raises(Ended if starts else ServiceError):
+        modal_app._started([job])
+
+
+def test_a_coordinator_that_is_replaced_takes_the_calls_that_run(
+    stored: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card, job = Card(), sweep_job()
+    monkeypatch.setattr(modal_app, "on_gpu", card)
+    monkeypatch.setattr(modal_app, "SILENCE_S", 0.0)
+    running = Call(lambda: remote.Delivery(job, 1, error="of the first call"), polls=2)
+    content = {"call": running.object_id, "app": modal_app.app.app_id}
+    stored[f"{job.launch}/{job.name}/call.json"] = json.dumps(content).encode()
+    (delivery,) = modal_app.in_cloud.local([job], str(tmp_path))
+    assert delivery.error == "of the first call"
+    assert list(Call.made.values()) == [running], "no other call was spawned"
+
+
+@pytest.mark.parametrize("running", [0, 1])
+def test_a_job_that_waits_for_a_card_says_so_and_one_that_runs_does_not(
+    running: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(modal_app, "on_gpu", Card(absent="L4", polls=2, running=running))
+    monkeypatch.setattr(modal_app, "SILENCE_S", 0.0)
+    modal_app.in_cloud.local([sweep_job()], str(tmp_path))
+    lines = capsys.readouterr().out.splitlines()
+    waits = [line for line in lines if line.startswith("sweep-l4: no container with L4 so far")]
+    assert len(waits) == (0 if running else 2)
+
+
+def test_a_timeout_inside_a_job_is_not_taken_for_a_job_that_still_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(*_: Any) -> None:
+        raise TimeoutError("the hub did not answer")
+
+    monkeypatch.setattr(remote, "run_command", slow)
+    with pytest.raises(RuntimeError, match="the hub did not answer"):
+        modal_app.on_gpu.local(sweep_job(), str(tmp_path))
+
+
+@pytest.mark.slow
+def test_a_container_with_another_card_begins_a_new_run_and_leaves_the_first_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job, first, stored = interrupted_sweep(Card(), tmp_path)
+    manifest = load(first).manifest
+    environment = {**manifest["environment"], "device_name": "NVIDIA A10"}
+    RunFolder(first, manifest).update_manifest({"environment": environment})
+    again = modal_app.on_gpu.local(job, str(tmp_path))
+    assert (again.status, again.error) == (0, None)
+    assert again.folder is not None
+    assert Path(again.folder).parent == first.parent
+    assert again.folder != str(first)
+    assert (first / "trials.jsonl").read_text() == stored
+    assert f"{first} was begun on another card" in capsys.readouterr().out
+    assert load(again.folder).manifest["environment"]["device_name"] != "NVIDIA A10"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "gpu", "says"),
+    [
+        ("model.device_map=auto", "H100:2", None),
+        ("model=qwen3_8b model.device_map=auto", "A10G", None),
+        ("model.device_map=auto", "L40S", "66.8 GB of memory needed"),
+        ("model.device_map=auto", "A10G:2", "66.8 GB of memory needed"),
+        ("", "H100:2", "only one card would be used; model.device_map=auto spreads the model"),
+        ("", "H100:0", "after the colon stands how many, 1 to 8"),
+        (
+            "model.device_map=auto draft=qwen3_14b new_tokens=8",
+            "A10G:8",
+            "and 8 cards have 24 GB each (29.5 GB must be on one; ",
+        ),
+    ],
+)
+def test_memory_of_several_cards_is_that_of_all_for_what_is_spread_over_them(
+    overrides: str, gpu: str, says: str | None
+) -> None:
+    words = ["model=qwen3_32b", "draft=qwen3_0_6b", *overrides.split()]
+    if says is not None:
+        with pytest.raises(UserError, match=re.escape(says)):
+            plan_jobs("sweep", words, [gpu])
+        return
+    (job,), _ = plan_jobs("sweep", words, [gpu])
+    count = int(gpu.partition(":")[2] or 1)
+    assert (job.gpu, job.price_per_hour_usd) == (gpu, count * job.card.price_per_hour_usd)
+
+
+def commands_on_path(folder: Path, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Programs that print their own name, before all others of that name."""
+    for name in names:
+        program = folder / name
+        program.write_text(f"#!/bin/sh\necho {name} stands here\n")
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+
+def smoked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str], Path]:
+    """Exit status of a smoke run, what it printed, and the folder that came back."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)  # results/ is made there
+        status = typed(modal_app.smoke, gpu="A10G")
+    lines = capsys.readouterr().out.splitlines()
+    name, _, folder = lines[-1].partition(": ")
+    assert name == "output"
+    return status, lines, tmp_path / folder
+
+
+@pytest.mark.usefixtures("cloud")
+def test_a_smoke_run_stops_at_the_first_step_that_fails_and_brings_back_what_was_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands_on_path(tmp_path, monkeypatch, "nvidia-smi", "gcc")
+    status, lines, folder = smoked(tmp_path, capsys)
+    assert status == 1
+    (failed,) = [line for line in lines if line.startswith("smoke run: FAIL: ")]
+    assert failed.endswith("torch sees no CUDA device")
+    output = (folder / "output.txt").read_text()
+    assert output.splitlines()[0] == "nvidia-smi stands here"
+    assert "transformers" in output.splitlines()[1]
+    assert "gcc" not in output
+    monkeypatch.setenv("PATH", str(tmp_path / "none"))
+    status, lines, _ = smoked(tmp_path, capsys)
+    assert status == 1
+    assert any("FAIL: nvidia-smi ended with status 127" in line for line in lines)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cloud")
+def test_a_smoke_run_that_passes_brings_back_the_benchmarks_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands_on_path(tmp_path, monkeypatch, "nvidia-smi", "gcc")
+    small = "--device cpu --shape tiny --context 24 --new-tokens 8 --prompts 1 --samples 2".split()
+    benchmark = (*remote.SMOKE_STEPS[-1], *small)
+    assert "benchmarks.gpu" in benchmark
+    no_card = ("nvidia-smi",), ("gcc", "--version"), benchmark
+    monkeypatch.setattr(remote, "SMOKE_STEPS", no_card)
+    status, lines, folder = smoked(tmp_path, capsys)
+    assert (status, lines[-2]) == (0, "smoke run: PASS")
+    assert folder.name.endswith("_smoke_a10g")
+    gpu = json.loads((folder / "gpu.json").read_text())
+    assert [pair["model"] for pair in gpu["pairs"]] == ["qwen3_4b"]
+    assert gpu["smoke"]
+    assert "smoke run passed in" in (folder / "output.txt").read_text()
 
 
 def test_a_card_that_was_upgraded_is_named(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def plan_jobs(
     drafts = draft_confs(config) if command == "audition" else [config.draft]
     _check_rentable(command, config, drafts)
     engine = _engine(config) if command == "server" else "own"
-    needed = _check_fits(config, prompt_sets.load(config.prompts), drafts, cards)
+    needed = _check_fits(config, prompt_sets.load(config.prompts), drafts, cards, engine)
     if resume and (Path(resume).name != resume or resume.startswith(".")):
         raise UserError(f"--resume {resume}: give the launch's name, as it was printed")
     launch = resume or f"{datetime.now(UTC):%Y%m%d-%H%M%S}_{command}"
@@ -233,6 +233,7 @@ def _check_fits(
     prompts: Sequence[Prompt],
     drafts: Sequence[ModelConf],
     cards: Mapping[str, GpuConf],
+    engine: str,
 ) -> float:
     """Refuse a card whose memory the weights and the caches of the longest generation exceed.
 
@@ -250,7 +251,7 @@ def _check_fits(
     shares = ", ".join(f"{part.bytes / 1e9:,.3g} GB for {part.name}" for part in parts)
     for gpu, card in cards.items():
         count = _count(gpu)
-        if count > 1 and not spread and getattr(config, "engine", "own") == "own":
+        if count > 1 and not spread and engine == "own":
             raise UserError(
                 f"--gpu {gpu}: only one card would be used; model.device_map=auto spreads the model"
             )
@@ -262,7 +263,10 @@ def _check_fits(
         advice = f"use --gpu {' or '.join(names)}, or" if names else "no card has as much; use"
         has = f"the card has {card.memory_gb:g} GB"
         if count > 1:
-            has = f"the {count} cards have {count * card.memory_gb:g} GB together"
+            has = (
+                f"{count} cards have {card.memory_gb:g} GB each ({on_one_card / 1e9:,.3g} GB must"
+                " be on one; device_map=auto spreads a model)"
+            )
         raise UserError(
             f"--gpu {gpu}: {needed / 1e9:,.3g} GB of memory needed ({shares}, each with a cache of "
             f"{tokens:,} tokens), and {has}; {advice} a smaller model"
