@@ -1,7 +1,11 @@
 """What the documents name exists, and what they say to type works."""
 
+import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +15,70 @@ from tools import drafts_table, keys_page
 
 ROOT = Path(__file__).resolve().parents[1]
 TEST = re.compile(r"`(test_\w+)?::(test_\w+)`")
+
+
+# Modal's own command line, in a process without an account. A second pass lets an entrypoint's own
+# code run, which plans the jobs before it asks Modal for anything.
+IN_MODAL = """
+import json, sys
+from contextlib import nullcontext
+import modal.cli.run
+from click.testing import CliRunner
+from modal.cli.entry_point import entrypoint_cli
+answers = []
+def typed(words):
+    sys.argv = ["modal", *words]
+    result = CliRunner().invoke(entrypoint_cli, words)
+    error = result.exception
+    error = getattr(error, "__cause__", None) or error
+    return f"{type(error).__name__}: {error} {result.output}"
+lines = json.load(sys.stdin)
+checked = [typed(words) for words in lines]
+modal.cli.run.run_app = lambda *_, **__: nullcontext()
+planned = [typed(words) if words[0] == "run" else None for words in lines]
+print(json.dumps([checked, planned]))
+"""
+
+
+def modal_lines() -> list[str]:
+    """Every `modal ...` that the documents say to type, `::entrypoint ...` filled up."""
+    lines: set[str] = set()
+    documents = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "modal_app.py")]
+    for file in (*documents, *(ROOT / "docs").glob("*.md")):
+        text = file.read_text(encoding="utf-8")
+        if file.suffix == ".py":
+            text = text.split('"""')[1]
+        inline = re.findall(r"`(?:\.venv/bin/)?(modal [^`]+|::\w+ [^`]+)`", text)
+        lines |= {*inline, *re.findall(r"^ *(modal [a-z]+ .+)$", text, re.MULTILINE)}
+    full = (f"modal run modal_app.py{line}" if line.startswith("::") else line for line in lines)
+    return sorted({" ".join(line.split()) for line in full})
+
+
+@pytest.mark.slow
+def test_every_modal_line_of_the_documents_gets_as_far_as_the_missing_account(
+    tmp_path: Path,
+) -> None:
+    lines = [line for line in modal_lines() if line not in ("modal token new", "modal run")]
+    entrypoints = {name for line in lines for name in re.findall(r"modal_app\.py::(\w+)", line)}
+    assert {"smoke", "profile", "sweep", "snapshot", "audition", "server"} <= entrypoints
+    env = {name: value for name, value in os.environ.items() if not name.startswith("MODAL_")}
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", IN_MODAL],
+        cwd=ROOT,
+        env={**env, "MODAL_CONFIG_PATH": str(tmp_path / "no-such.toml"), "HOME": str(tmp_path)},
+        input=json.dumps([shlex.split(line)[1:] for line in lines]),
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    checked, planned = json.loads(ended.stdout.splitlines()[-1])
+    for line, parsed, plan in zip(lines, checked, planned, strict=True):
+        assert parsed.startswith("AuthError: Token missing"), (line, parsed)
+        if plan is not None:
+            assert plan.startswith("AuthError: Token missing"), (line, plan)
+            assert "launch: " in plan, (line, plan)
 
 
 def test_every_row_of_reliability_md_names_tests_that_exist() -> None:
