@@ -228,7 +228,9 @@ def _say_if_queued(function: Any, job: "Job", seconds: float) -> None:
     with suppress(modal.Error):  # a line is not worth a result
         if function.get_current_stats().num_running_inputs == 0:
             minutes = f"{seconds / 60:.0f} min"
-            print(f"{job.name}: no container with {job.gpu} so far, waiting ({minutes})", flush=True)
+            print(
+                f"{job.name}: no container with {job.gpu} so far, waiting ({minutes})", flush=True
+            )
 
 
 def _started(jobs: "list[Job]") -> "list[Delivery]":

@@ -363,7 +363,7 @@ def registered(monkeypatch: pytest.MonkeyPatch, *words: str) -> Registered:
         reference = next(word for word in words if "::" in word)
         runnable, _, _ = import_and_filter(parse_import_ref(reference), base_cmd="modal run")
     assert runnable is not None, words
-    app = synchronizer._translate_in(_get_runnable_app(runnable))
+    app: Any = synchronizer._translate_in(_get_runnable_app(runnable))
     assert set(app._local_state.functions) == set(options)
     return Registered(options)
 
@@ -481,15 +481,14 @@ def test_resume_waits_for_a_launch_that_runs_and_starts_no_second_writer(
     assert typed(modal_app.sweep, model="tiny", gpu="L4", overrides=overrides) == 0
     launch = capsys.readouterr().out.split()[1]
     file = f"{launch}/call.json"
-    coordinator = modal_app.in_cloud
+    coordinator: Any = modal_app.in_cloud
     assert json.loads(stored[file])["call"] in Call.made
-    detached = Call(lambda: None, polls=3)  # as it would be for who comes in the middle
     spawned_before = coordinator.spawned
 
     def end() -> None:
         assert coordinator.spawned == spawned_before, "nothing is started while it runs"
 
-    detached.work = end
+    detached = Call(end, polls=3)  # as it is for who comes in the middle
     stored[file] = json.dumps({"call": detached.object_id, "app": None}).encode()
     words = {"model": "tiny", "gpu": "L4", "overrides": overrides}
     assert typed(modal_app.sweep, **words, resume=launch) == 0
@@ -520,8 +519,18 @@ def test_a_call_is_replaced_only_where_it_is_known_to_have_ended(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Ended(Exception):
-        """Ends a wait that would go on for ever."""
+    class Started(Exception):
+        """A second call was made."""
+
+    class Coordinator(Cloud):
+        def spawn(self, jobs: list[Job]) -> Call:
+            raise Started(jobs)
+
+    class Earlier(Call):
+        def get(self, timeout: float | None = None) -> Any:
+            if timeout:
+                raise ServiceError("asked again")  # it was waited for
+            raise answer
 
     def lookup(app_id: str) -> Any:
         assert app_id == "ap-1"
@@ -530,19 +539,12 @@ def test_a_call_is_replaced_only_where_it_is_known_to_have_ended(
         lifecycle = SimpleNamespace(state=AppState(state))
         return SimpleNamespace(info=lambda: SimpleNamespace(lifecycle=lifecycle))
 
-    def get(timeout: float) -> None:
-        if timeout:
-            raise ServiceError("asked again")
-        raise answer
-
-    cloud = Cloud(tmp_path)
-    cloud.spawn = lambda _: (_ for _ in ()).throw(Ended)
-    monkeypatch.setattr(modal_app, "in_cloud", cloud)
+    monkeypatch.setattr(modal_app, "in_cloud", Coordinator(tmp_path))
     monkeypatch.setattr(App, "lookup", lookup)
-    Call.made["fc-1"] = SimpleNamespace(get=get)
     job = sweep_job()
-    stored[f"{job.launch}/call.json"] = json.dumps({"call": "fc-1", "app": "ap-1"}).encode()
-    with pytest.raises(Ended if starts else ServiceError):
+    content = {"call": Earlier(lambda: None).object_id, "app": "ap-1"}
+    stored[f"{job.launch}/call.json"] = json.dumps(content).encode()
+    with pytest.raises(Started if starts else ServiceError):
         modal_app._started([job])
 
 
@@ -678,8 +680,8 @@ def test_a_smoke_run_that_passes_brings_back_the_benchmarks_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     commands_on_path(tmp_path, monkeypatch, "nvidia-smi", "gcc")
-    small = "--device cpu --shape tiny --context 24 --new-tokens 8 --prompts 1 --samples 2".split()
-    benchmark = (*remote.SMOKE_STEPS[-1], *small)
+    sizes = ("--context", "24", "--new-tokens", "8", "--prompts", "1", "--samples", "2")
+    benchmark = (*remote.SMOKE_STEPS[-1], "--device", "cpu", "--shape", "tiny", *sizes)
     assert "benchmarks.gpu" in benchmark
     no_card = ("nvidia-smi",), ("gcc", "--version"), benchmark
     monkeypatch.setattr(remote, "SMOKE_STEPS", no_card)
