@@ -599,17 +599,24 @@ ServerClock = Literal["engine", "cpu"]
 
 @dataclass(frozen=True)
 class ServerCommand:
-    """What starts a server as it was measured.
+    """What starts a server, as it was measured and in production.
 
     Attributes:
         k: tokens that it drafts per round; 0 decodes plainly.
         slots: requests that it has room for side by side.
-        line: for a shell, without where it listens.
+        line: as it was measured, for a shell, without where it listens.
+        production: the same without what only the measurement needed: its context and slots, its
+            share of the device, threads and counters. None in runs of earlier versions.
+        context_tokens: that each request has room for.
+        weights_bytes: of the files that it reads; None where they are the checkpoints.
     """
 
     k: int
     slots: int
     line: str
+    production: str | None = None
+    context_tokens: int | None = None
+    weights_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -630,6 +637,7 @@ class ServingEngine:
         commands: that its servers were started with; empty where the run attached to them.
         draft_by_temperature: whether a draft that is sampled takes the request's temperature alone;
             runs of an earlier version scored it with all of its sampling parameters.
+        dtype: of both models, on an engine that serves them in one and was told which; else None.
     """
 
     name: str
@@ -644,6 +652,7 @@ class ServingEngine:
     urls: tuple[str, ...]
     commands: tuple[ServerCommand, ...] = ()
     draft_by_temperature: bool = False
+    dtype: str | None = None
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> "ServingEngine":

@@ -96,6 +96,8 @@ CaveatCode = Literal[
     # (else None); rule: the engine's, other_rule: whose replay the rounds fit, or None
     "server_rounds_unlike_replay",
     "server_not_predicted",  # reason: a `NotPredicted`
+    # engine, served, scored: dtypes of the draft, on the server and where its texts were scored
+    "draft_served_in_other_dtype",
     "launch_bound",  # role, step_s, floor_s, mbu, positions, positions_ratio, overhead_share, c
     "verify_assumed_equal_step",  # key: by which times of a verify are given
     "positions_too_short",  # ks ("4, 8"): without a row from acceptance_by_position
@@ -252,6 +254,7 @@ class RunFacts:
     synthetic: bool = False  # whether acceptance was set (`decode.acceptance`) instead of found
     # Of the prompt sets in the workload, where they were given (`prompts.weights`).
     weights: Mapping[str, float] = field(default_factory=dict[str, float])
+    own_prompts: bool = False  # whether prompts are the user's, or records of requests
     # Whether no speculative generation was timed (`mode=replay`, an audition).
     replay_only: bool = False
     # measured_cells, failed_cells, partial_cells: rows of results.csv that were run.
@@ -1133,6 +1136,23 @@ NotPredicted = Literal[
 
 
 @dataclass(frozen=True)
+class ServedMemory:
+    """What both models take of a server's memory, as it was configured for the measurement.
+
+    Caches are those of all its slots, full. A number that is not known is None.
+    """
+
+    k: int
+    slots: int  # requests side by side
+    context_tokens: int  # that each of them has room for
+    kv_type: str | None  # of both caches, as the engine names it
+    target_weights_bytes: float | None
+    draft_weights_bytes: float | None
+    target_kv_bytes_per_token: float | None
+    draft_kv_bytes_per_token: float | None
+
+
+@dataclass(frozen=True)
 class ServedSummary:
     """A server that ran the pair: what it is, and what a prediction of it is worth."""
 
@@ -1150,6 +1170,12 @@ class ServedSummary:
     load: tuple[LoadCell, ...] = ()
     schedules: tuple[Schedule, ...] = ()
     acceptance_lengths: tuple[AcceptanceLength, ...] = ()
+    memory: ServedMemory | None = None  # of servers that the run started, with a draft
+
+    def not_lossless(self, temperature: float) -> tuple[int, ...]:
+        """The K that were seen to change what is generated at a temperature."""
+        failed = (gate for gate in self.gates if gate.k and gate.lossless is False)
+        return tuple(gate.k for gate in failed if gate.temperature == temperature)
 
     @property
     def lossless(self) -> bool | None:

@@ -22,7 +22,6 @@ from harness.analysis.batch_schedule import LoadResults, analyse_loads
 from harness.analysis.caveats import caveats, failures, greedy_texts_differ, of_the_timings
 from harness.analysis.cells import completed, measured_rows, ratio, with_counts, with_times
 from harness.analysis.latency import latency_of, latency_row, near, visits_of
-from harness.analysis.leaderboard import draft_memory
 from harness.analysis.lossless import distrust
 from harness.analysis.served_texts import ServedTexts, Texts
 from harness.analysis.server_costs import (
@@ -52,6 +51,7 @@ from harness.summary import (
     ServedCosts,
     ServedGate,
     ServedK,
+    ServedMemory,
     ServedSummary,
     Summary,
     Unstable,
@@ -87,7 +87,6 @@ def analyse_served(setup: Setup) -> Summary:
         round_times=tuple(run.round_times()),
         unstable=unstable,
         acceptance_by_position=tuple(run.positions()),
-        memory=draft_memory(setup, [setup.draft], run.longest) if setup.draft else (),
         text_checks=tuple(run.checks),
         served=run.summary(),
     )
@@ -425,6 +424,11 @@ class ServedRun(ServedTexts):
         return gates(self)
 
     @property
+    def failed_gates(self) -> tuple[ServedGate, ...]:
+        """Those of a K that changes what is generated."""
+        return tuple(gate for gate in self.gates if gate.k and gate.lossless is False)
+
+    @property
     def verdicts(self) -> list[tuple[Verdict, Sequence[Verdict]]]:
         """The server's by temperature: that of the workload, and its prompt sets'."""
         served = [entry for entry in self.answered if entry.question.engine == self.engine.name]
@@ -492,11 +496,7 @@ class ServedRun(ServedTexts):
         if temperature == GREEDY:
             failed = [check for check in self.checks if check.result == "FAIL"]
             return distrust(failed) or doubt
-        failed = [
-            gate
-            for gate in self.gates
-            if gate.temperature == temperature and gate.k and gate.lossless is False
-        ]
+        failed = [gate for gate in self.failed_gates if gate.temperature == temperature]
         if not failed:
             return doubt
         worst = max(failed, key=lambda gate: abs(gate.text_z or 0))
@@ -511,6 +511,8 @@ class ServedRun(ServedTexts):
     def summary(self) -> ServedSummary:
         """What the server is, and what a prediction of it is worth."""
         engine, first = self.engine, self.engine.first_position
+        # Where some K changes what is generated, no K is given for any load
+        changed = {gate.temperature for gate in self.failed_gates}
         return ServedSummary(
             engine=engine.name,
             version=engine.version,
@@ -534,10 +536,38 @@ class ServedRun(ServedTexts):
             ),
             not_predicted=self.not_predicted,
             load=self.loads.cells,
-            schedules=self.loads.schedules,
+            schedules=tuple(
+                schedule for schedule in self.loads.schedules if schedule.temperature not in changed
+            ),
+            memory=self._memory(),
             acceptance_lengths=()
             if first is None
             else tuple(acceptance_lengths(self.settled, first)),
+        )
+
+    def _memory(self) -> ServedMemory | None:
+        """What the draft takes next to the target, at the verdict's K or else the largest."""
+        commands = {each.k: each for each in self.engine.commands}  # of most slots
+        verdict = self.verdicts[0][0] if self.verdicts else None
+        served = commands.get((verdict and verdict.k) or max(commands, default=0))
+        if served is None or not served.k or served.context_tokens is None:
+            return None
+        setup, plain = self.setup, commands.get(0)
+        kv_type = setup.run.config.get("kv_type") if self.engine.name == "llamacpp" else None
+        target, draft = setup.model_bytes(), setup.model_bytes(setup.draft)
+        of_target, of_draft = target and target.weights, draft and draft.weights
+        if plain is not None and None not in (plain.weights_bytes, served.weights_bytes):
+            of_target = plain.weights_bytes
+            of_draft = (served.weights_bytes or 0) - (plain.weights_bytes or 0)
+        return ServedMemory(
+            k=served.k,
+            slots=served.slots,
+            context_tokens=served.context_tokens,
+            kv_type=kv_type or self.engine.dtype,
+            target_weights_bytes=of_target,
+            draft_weights_bytes=of_draft,
+            target_kv_bytes_per_token=setup.kv_bytes_per_token(None, kv_type),
+            draft_kv_bytes_per_token=setup.kv_bytes_per_token(setup.draft, kv_type),
         )
 
     def caveats(self) -> Iterator[Caveat]:
@@ -547,6 +577,13 @@ class ServedRun(ServedTexts):
             values = {"file": files, "max_concurrency": self.concurrency}
             yield Caveat("server_concurrency", values)
         yield from gate_caveats(self.gates, self.engine.rule)
+        served, scored = (
+            self.engine.dtype,
+            self.setup.described_draft(self.setup.draft).get("dtype"),
+        )
+        if served is not None and scored not in (None, served):
+            values = {"engine": self.engine.name, "served": served, "scored": scored}
+            yield Caveat("draft_served_in_other_dtype", values)
         if self.not_predicted is not None:
             yield Caveat("server_not_predicted", {"reason": self.not_predicted})
 

@@ -37,7 +37,9 @@ def gates(run: ServedTexts) -> tuple[ServedGate, ...]:
     """By temperature and K; the plain server's texts too, where they were sampled."""
     made: list[ServedGate] = []
     for temperature in run.temperatures:
-        ks = run.ks if temperature == GREEDY else (0, *run.ks)
+        # A K whose every greedy text is another has no completed request
+        greedy = sorted({*run.ks, *(check.k for check in run.checks)})
+        ks = greedy if temperature == GREEDY else (0, *run.ks)
         made += [_gate(run, temperature, k) for k in ks]
     plain = {gate.temperature: gate for gate in made if gate.k == 0}
     return tuple(_beside_plain(g, plain.get(g.temperature)) if g.k else g for g in made)

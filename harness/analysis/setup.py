@@ -23,6 +23,8 @@ Entry = Mapping[str, Any]
 MEMORY_TOLERANCE = 0.15
 # Per weight and cached number, where a manifest does not say it
 SERVED_BYTES = 2
+# Per cached number by llama.cpp's type; of q8_0 a block of 32 has a scale of two bytes
+KV_BYTES: Mapping[str, float] = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32}
 
 
 @dataclass(frozen=True)
@@ -223,6 +225,18 @@ class Setup:
             weights = sizes.parameters * width
         return None if kv is None or weights is None else ModelBytes(weights, kv)
 
+    def kv_bytes_per_token(self, name: str | None, kv_type: str | None) -> float | None:
+        """What a token takes in the cache of a draft, or the target, of this type.
+
+        None is the type that the model was loaded in. None where the manifest does not say it.
+        """
+        kept = self.model_bytes(name)
+        if kept is None:
+            return None
+        entry = self.described.get("target", {}) if name is None else self.described_draft(name)
+        loaded = entry.get("bytes_per_parameter", SERVED_BYTES)
+        return kept.kv_per_token * (KV_BYTES[kv_type] / loaded if kv_type else 1.0)
+
     def parameter_share(self, draft: str) -> float | None:
         """The draft's parameters / the target's; None if unknown."""
         parameters = self.described_draft(draft).get("parameters")
@@ -261,6 +275,7 @@ class Setup:
             prompts=sum(counts.values()) or None,
             synthetic=self.synthetic,
             weights=dict(self.weights or {}),
+            own_prompts=bool(self.conf("prompts").get("files") or self.run.config.get("records")),
             replay_only=self.replay_only,
             measured_cells=len(ran),
             failed_cells=sum(row.status == "failed" for row in ran),

@@ -5,7 +5,6 @@ Servers, one per K and one that decodes plainly, stand side by side where the me
 
 import logging
 import re
-import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
@@ -265,6 +264,7 @@ def note_engine(folder: RunFolder, work: Workload, adapter: Adapter, server: Ser
         started=config.url is None,
         urls=tuple(urlsplit(url).netloc for url in config.url or ()),
         commands=tuple(_commands(folder, work, adapter)),
+        dtype=_to_serve(folder, work, slots=1).dtype if adapter.one_dtype else None,
     )
     described, known = plain(asdict(entry)), folder.manifest.get(ENGINE) or {}
     # A command follows from the configuration, which is the same; a file's path may have changed
@@ -302,10 +302,11 @@ def _commands(folder: RunFolder, work: Workload, adapter: Adapter) -> Iterator[S
         engine = adapter.start(_to_serve(folder, work, slots=slots), None)
         for k in work.ks:
             if command := engine.command(k):
-                yield ServerCommand(k, slots, _for_shell(command))
+                lines = map(_from_here, (command.line, command.production or ""))
+                yield replace(command, **dict(zip(("line", "production"), lines, strict=True)))
 
 
-def _for_shell(command: Sequence[str]) -> str:
-    """Quoted; paths below the current folder start there."""
+def _from_here(line: str) -> str:
+    """Paths below the current folder start there."""
     below = re.escape(f"{Path.cwd()}/")
-    return re.sub(rf"(?<![\w./-]){below}", "", shlex.join(command))
+    return re.sub(rf"(?<![\w./-]){below}", "", line)

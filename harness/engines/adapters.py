@@ -77,6 +77,20 @@ class ToServe:
         return kind_of(self.config)
 
     @property
+    def dtype(self) -> str | None:
+        """What both models are to be served in, where servers are started and that is known.
+
+        What the target was loaded in: a server's own `auto` may be another dtype than what its
+        texts are scored and replayed in.
+        """
+        if self.config.url is not None:
+            return None
+        if self.pair is not None:
+            return str(self.pair.target.network.dtype).removeprefix("torch.")
+        asked = self.config.model.dtype
+        return None if asked == "auto" else asked
+
+    @property
     def side_by_side(self) -> int:
         """Servers at a time, of an engine that takes all of its device unless it is told."""
         most = self.config.servers
@@ -106,6 +120,7 @@ class Adapter:
             every K.
         tries_threads: whether servers with different numbers of threads are tried, where none is
             asked for.
+        one_dtype: whether its servers are told one dtype, and hold both models in it.
         alone: whether a server takes all of its device, so that servers run one after the other.
         kinds: of drafts that it serves.
     """
@@ -117,6 +132,7 @@ class Adapter:
     synthetic: Literal["everywhere", "on CUDA", "nowhere"] = "nowhere"
     k_per_request: bool = False
     tries_threads: bool = False
+    one_dtype: bool = False
     alone: bool = False
     kinds: tuple[DraftKind, ...] = ("model",)
 
@@ -280,11 +296,11 @@ def _gguf(serve: ToServe, conf: ModelConf, key: str) -> Path:
 
 
 def _vllm(serve: ToServe, port: int | None) -> StartableEngine:
-    return Vllm(*_checkpoints(serve), **_started(serve, port), dtype=serve.config.model.dtype)
+    return Vllm(*_checkpoints(serve), **_started(serve, port), dtype=serve.dtype or "auto")
 
 
 def _sglang(serve: ToServe, port: int | None) -> StartableEngine:
-    return Sglang(*_checkpoints(serve), **_started(serve, port), dtype=serve.config.model.dtype)
+    return Sglang(*_checkpoints(serve), **_started(serve, port), dtype=serve.dtype or "auto")
 
 
 def _checkpoints(serve: ToServe) -> tuple[str, str | None]:
@@ -322,6 +338,7 @@ ADAPTERS: Mapping[str, Adapter] = {
         ("greedy_draft", "ratio"),
         attach=lambda config, _: partial(VllmServer, rule=_rule(config), kind=kind_of(config)),
         start=_vllm,
+        one_dtype=True,
         synthetic="on CUDA",  # its builds for a CPU refuse it
         alone=True,
         kinds=("model", "eagle3", "mtp", "ngram"),
@@ -330,6 +347,7 @@ ADAPTERS: Mapping[str, Adapter] = {
         ("greedy_draft",),
         attach=lambda *_: SglangServer,
         start=_sglang,
+        one_dtype=True,
         alone=True,
         kinds=("model", "eagle3", "mtp"),
     ),

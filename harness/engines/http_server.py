@@ -1,10 +1,12 @@
 """A server behind HTTP, whatever its engine: started here or running somewhere, asked, ended."""
 
+import os
+import shlex
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any, ClassVar
@@ -12,11 +14,14 @@ from typing import Any, ClassVar
 from harness.engines.client import HttpClient
 from harness.engines.process import LOOPBACK, ServerProcess, check_port_free, free_port
 from harness.engines.protocol import Completion, Server, ServerDiedError
-from harness.records import Rule, StopReason, UserError
+from harness.records import Rule, ServerCommand, StopReason, UserError
 from harness.serving.kinds import DraftKind
 
 # Positions beside prompt, budget and one draft, so that the context never shortens a draft
 SPARE_POSITIONS = 8
+# Words of a variable's name that say what nobody else should read, or what holds here alone
+SECRETS = frozenset(("AUTH", "CREDENTIALS", "KEY", "PASSWORD", "SECRET", "TOKEN"))
+PLACES = frozenset(("DIR", "HOST", "IP", "PATH", "PORT", "ROOT"))
 # Where an OpenAI-compatible server lists its models
 MODELS = "/v1/models"
 
@@ -70,6 +75,12 @@ class StartedEngine(ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     ready_s: ClassVar[float] = 1200.0
+    # What a user's own server is started by, where it is not called as `engine=` has it; the flags
+    # that a measurement needs and a server in production does not; and how the names of the
+    # variables begin that change how it serves
+    binary: ClassVar[str | None] = None
+    measuring: ClassVar[frozenset[str]]
+    variables: ClassVar[tuple[str, ...]]
 
     target: str | Path
     draft: str | Path | None
@@ -103,9 +114,40 @@ class StartedEngine(ABC):
             process.stop()
             raise
 
-    def command(self, k: int) -> list[str]:
+    def command(self, k: int) -> ServerCommand:
         """What starts a server at K; see `protocol.StartableEngine`."""
-        return [self.name, *self.flags(k)]
+        variables, flags = self._own_variables(), self.flags(k)
+        served = [*_without(replace(self, more_flags=()).flags(k), self.measuring)]
+        return ServerCommand(
+            k=k,
+            slots=self.slots,
+            line=_line({**variables, **self.environment()}, self.started_as(), flags),
+            production=_line(variables, (self.binary or self.name,), [*served, *self.more_flags]),
+            context_tokens=self.positions(k),
+            weights_bytes=self.weights_bytes(k),
+        )
+
+    def started_as(self) -> Sequence[str]:
+        """The program as a user types it."""
+        return (self.name,)
+
+    def positions(self, k: int) -> int:
+        """What the context of a request has room for at K."""
+        return self.context_tokens + k + SPARE_POSITIONS
+
+    def weights_bytes(self, k: int) -> int | None:  # noqa: ARG002
+        """Of the files that a server at K reads; None where they are the checkpoints."""
+        return None
+
+    def _own_variables(self) -> dict[str, str]:
+        """The user's variables that change how it serves; no secret, and no place."""
+        return {
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(self.variables)
+            and not (SECRETS | PLACES) & set(name.split("_"))
+            and "://" not in value
+        }
 
     def log(self, k: int, synthetic: Sequence[float] | None = None) -> Path:
         """Where a server's log goes; servers with synthetic acceptance have one of their own."""
@@ -289,6 +331,22 @@ class HttpServer(Server):
 
     def _request_cpu_s(self) -> float | None:
         return self.cpu_s() if self._alone else None
+
+
+def _line(variables: Mapping[str, str], program: Sequence[str], flags: Sequence[str]) -> str:
+    """A command for a shell."""
+    assigned = (f"{name}={shlex.quote(value)}" for name, value in variables.items())
+    return " ".join([*assigned, shlex.join([*program, *flags])])
+
+
+def _without(flags: Sequence[str], names: Collection[str]) -> Iterator[str]:
+    """Words of a command line without these flags and their values."""
+    left_out = False
+    for word in flags:
+        if word.startswith("--"):
+            left_out = word in names
+        if not left_out:
+            yield word
 
 
 def field_of(answer: Any, field: str, where: str, expected: str) -> Any:

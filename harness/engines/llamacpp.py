@@ -31,7 +31,6 @@ from harness import PACKAGE
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.client import HttpClient
 from harness.engines.http_server import (
-    SPARE_POSITIONS,
     Answer,
     HttpServer,
     Running,
@@ -64,6 +63,11 @@ class LlamaCpp(StartedEngine):
     name = "llamacpp"
     title = "llama.cpp"
     ready_s = 300.0  # large models take minutes from a slow disk
+    binary = BINARY
+    measuring = frozenset(
+        ("--ctx-size", "--parallel", "--threads", "--spec-draft-threads", "--metrics")
+    )
+    variables = ("LLAMA_ARG_", "GGML_")
 
     kv_type: str = "f16"
     flash_attention: Literal["on", "off", "auto"] = "auto"
@@ -79,10 +83,15 @@ class LlamaCpp(StartedEngine):
         """The user's own binary where there is one, else the wheel."""
         return program()
 
-    def command(self, k: int) -> list[str]:
-        """What starts a server at K; see `protocol.StartableEngine`."""
+    def started_as(self) -> list[str]:
+        """Its binary, or the wheel, which takes the same flags."""
         _, *module = program()
-        return ["python" if module else BINARY, *module, *self.flags(k)]
+        return ["python", *module] if module else [BINARY]
+
+    def weights_bytes(self, k: int) -> int:
+        """Of the files that a server at K reads."""
+        files = (self.target, self.draft if k else None)
+        return sum(Path(file).stat().st_size for file in files if file is not None)
 
     def server(self, running: Running, k: int) -> "LlamaCppServer":
         """Take over a server that answers."""
@@ -92,7 +101,7 @@ class LlamaCpp(StartedEngine):
         """llama-server's command line, without where it listens."""
         flags = {
             "--model": self.target,
-            "--ctx-size": (self.context_tokens + k + SPARE_POSITIONS) * self.slots,
+            "--ctx-size": self.positions(k) * self.slots,
             "--parallel": self.slots,
             "--cache-type-k": self.kv_type,
             "--cache-type-v": self.kv_type,

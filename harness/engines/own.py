@@ -48,9 +48,8 @@ class OwnLoop:
         """The loop at one K."""
         return OwnServer(self, k, None if synthetic is None else conditional(synthetic))
 
-    def command(self, _: int) -> tuple[str, ...]:
+    def command(self, _: int) -> None:
         """None: nothing is started."""
-        return ()
 
     def log(self, _: int, __: Sequence[float] | None = None) -> None:
         """None: nothing is started."""

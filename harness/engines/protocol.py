@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol, Self
 
 from harness.decoding.sampling import SamplingParameters
-from harness.records import Round, Rule, StopReason, UserError
+from harness.records import Round, Rule, ServerCommand, StopReason, UserError
 from harness.serving.counting import Counting
 
 
@@ -179,10 +179,10 @@ class Engine(Protocol):
 class StartableEngine(Engine, Protocol):
     """An engine whose servers are started here, or that decodes in this process."""
 
-    def command(self, k: int, /) -> Sequence[str]:
-        """What a user types to start its server at K; empty where none is started.
+    def command(self, k: int, /) -> ServerCommand | None:
+        """What a user types to start its server at K; None where none is started.
 
-        Without where it listens, and the program by its name.
+        Without where it listens, and the program by its name; with the user's own variables.
         """
         ...
 

@@ -22,7 +22,6 @@ from typing import Any
 
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.http_server import (
-    SPARE_POSITIONS,
     HttpServer,
     Running,
     StartedEngine,
@@ -44,11 +43,19 @@ class Sglang(StartedEngine):
     """A pair that SGLang serves on this machine.
 
     Attributes:
-        dtype: of weights, as SGLang names it.
+        dtype: of both models' weights, as SGLang names it; `auto` serves float32 checkpoints in 16
+            bits.
     """
 
     name = "sglang"
     title = "SGLang"
+    measuring = frozenset(
+        (
+            *("--context-length", "--max-running-requests", "--mem-fraction-static"),
+            "--disable-radix-cache",
+        )
+    )
+    variables = ("SGLANG_", "SGL_")
 
     dtype: str = "auto"
 
@@ -63,7 +70,7 @@ class Sglang(StartedEngine):
         flags: dict[str, object] = {
             "--model-path": self.target,
             "--dtype": self.dtype,
-            "--context-length": self.context_tokens + k + SPARE_POSITIONS,
+            "--context-length": self.positions(k),
             "--max-running-requests": self.slots,
         }
         if self.revision is not None:

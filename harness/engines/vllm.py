@@ -19,6 +19,9 @@ Read in vllm/entrypoints/openai and vllm/v1 of releases 0.29 to 0.33, and run (0
 - The draft proposes its argmax, and is accepted with the target's probability of it: the rule
   `greedy_draft`. With `"draft_sample_method": "probabilistic"` it is sampled at the request's
   temperature, without its other sampling parameters (vllm#56724), and accepted by the ratio.
+- `--dtype auto` serves a float32 checkpoint in 16 bits (vllm/config/model.py), so the dtype that is
+  replayed is given. A draft is served in its target's: vllm/config/speculative.py takes it from
+  there, and `--speculative-config` has none.
 - `"rejection_sample_method": "synthetic"` imposes acceptance, for timing: unconditional per
   position, K of them, never increasing. Its CPU builds refuse it.
 """
@@ -31,7 +34,6 @@ from typing import Any
 
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.http_server import (
-    SPARE_POSITIONS,
     HttpServer,
     Running,
     StartedEngine,
@@ -66,18 +68,21 @@ class Vllm(StartedEngine):
     """A pair that vLLM serves on this machine.
 
     Attributes:
-        dtype: of weights and caches, as vLLM names it.
+        dtype: of both models' weights and caches, as vLLM names it.
     """
 
     name = "vllm"
     title = "vLLM"
+    measuring = frozenset(
+        (
+            *("--max-model-len", "--max-num-seqs", "--gpu-memory-utilization"),
+            *("--enable-per-request-metrics", "--per-request-spec-decode-metrics"),
+            "--no-enable-prefix-caching",
+        )
+    )
+    variables = ("VLLM_",)
 
     dtype: str = "auto"
-
-    def command(self, k: int) -> list[str]:
-        """What starts a server at K, its threads first; see `protocol.StartableEngine`."""
-        threads = (f"{name}={value}" for name, value in self._threads().items())
-        return [*threads, *super().command(k)]
 
     def environment(self) -> Mapping[str, str]:
         """Its threads, and the address at which its processes talk to each other."""
@@ -91,7 +96,7 @@ class Vllm(StartedEngine):
         """The command line of vllm, without where it listens."""
         flags: dict[str, object] = {
             "--dtype": self.dtype,
-            "--max-model-len": self.context_tokens + k + SPARE_POSITIONS,
+            "--max-model-len": self.positions(k),
             "--max-num-seqs": self.slots,
         }
         if self.revision is not None:

@@ -280,6 +280,9 @@ def _snippet(out: Console, snippet: Snippet) -> None:
     if snippet.code:
         out.print(Text(snippet.code), soft_wrap=True)
     _notes(out, snippet.notes)
+    if snippet.measured:
+        _notes(out, ("What the measurement used:",))
+        out.print(Text(snippet.measured), soft_wrap=True)
 
 
 def _rich_table(table: Table, width: int, lines: box.Box | None) -> RichTable:

@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from harness.records import SERVERS, first, grouped, where
+from harness.records import SERVERS, ServerCommand, first, grouped, where
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.grid import Marked
@@ -31,13 +31,11 @@ from harness.summary import Answer, Schedule, ServedSummary, Summary
 
 # Of vLLM's --speculative-config: K by the size of a batch
 RANGES = "num_speculative_tokens_per_batch_size"
-# Of a measured command, what production may have otherwise
+# By which flags a user gives context, slots and the like, where the engine's own are not right
 IN_PRODUCTION: Mapping[str, str] = {
-    "llamacpp": "give --ctx-size and --parallel what you need, and leave --metrics out",
-    "vllm": "give --max-model-len and --max-num-seqs what you need, and leave the flags for"
-    " metrics and --no-enable-prefix-caching out",
-    "sglang": "give --context-length and --max-running-requests what you need, and leave"
-    " --disable-radix-cache out",
+    "llamacpp": "--ctx-size, --parallel and --threads",
+    "vllm": "--max-model-len, --max-num-seqs and --gpu-memory-utilization",
+    "sglang": "--context-length, --max-running-requests and --mem-fraction-static",
 }
 
 
@@ -50,6 +48,7 @@ class Snippet:
     # Whole sentences on it: the speedup under the engine's own rule, caveats.
     notes: tuple[str, ...] = ()
     language: str = "sh"  # of the code, as a code host names it
+    measured: str = ""  # what the measurement used, where that is known and is not the code
 
 
 @dataclass(frozen=True)
@@ -148,7 +147,7 @@ def _measured_server(summary: Summary, served: ServedSummary, shown: Marked) -> 
     engine = ENGINES.get(key or served.engine)
     if engine is None:
         return ()
-    title = f"For {shown.phrase} ({engine.title})"
+    title = f"For {shown.phrase} ({_version(served)})"
     answer = shown.row.answer
     pasted = _served(summary, answer.draft, answer.k, answer.temperature)
     if not shown.row.speculates:
@@ -159,33 +158,66 @@ def _measured_server(summary: Summary, served: ServedSummary, shown: Marked) -> 
     code = engine.lines[pasted.kind].line(pasted)
     if (served.engine, served.rule) == ("llamacpp", "ratio"):
         code = f"{code} {PROBABILISTIC}"
-    known = _measured(answer, served)
+    known = (_measured(answer, served), pasted.requests, *_only_here(served, answer))
     line = engine.lines[pasted.kind]
     more = (*filter(None, (line.note,)), *line.more(pasted), *_toys(summary))
-    notes = (known, pasted.requests, *more)
+    syntax = f"The line has the syntax of {engine.title}."
+    notes = (*known, *more, *(() if engine.version == served.version else (syntax,)))
     return (Snippet(title, code, notes, engine.language),)
 
 
 def _measured_command(summary: Summary, served: ServedSummary, shown: Marked) -> Snippet:
-    """What started the server; where nothing is decided the plain one, and the K to try."""
-    commands = {each.k: each.line for each in served.commands if each.slots == 1}
-    answer, title = shown.row.answer, f"For {shown.phrase} ({_version(served)})"
+    """What to serve; where nothing is decided the plain server, and the K to try."""
+    commands = {each.k: each for each in served.commands if each.slots == 1}
+    answer, version = shown.row.answer, _version(served)
     notes: list[str] = []
+    title, heads = f"For {shown.phrase} ({version})", {0: ""}
     best = answer.reason_values.get("k")
+    changed = served.not_lossless(answer.temperature)
     if shown.row.speculates:
-        code = commands[answer.k]
         pasted = _served(summary, answer.draft, answer.k, answer.temperature)
-        notes += [_measured(answer, served), pasted.requests]
-    elif answer.decision == "undecided" and isinstance(best, int) and best in commands:
-        code = f"# until it is decided\n{commands[0]}\n# to try K={best}\n{commands[best]}"
+        notes += [_measured(answer, served), pasted.requests, *_only_here(served, answer)]
+        heads = {answer.k: ""}
+    elif answer.decision == "undecided" and isinstance(best, int) and best and not changed:
+        heads = {0: "# until it is decided\n", best: f"# to try K={best}\n"}
     else:
-        code, title = commands[0], f"{title}, without a draft"
-    notes.append(f"It was measured as it stands; in production {IN_PRODUCTION[served.engine]}.")
-    return Snippet(title, code, tuple(notes))
+        title = f"{title}, without a draft"
+    flags = IN_PRODUCTION[served.engine]
+    code, measured = (
+        "\n".join(f"{head}{line(commands[k])}" for k, head in heads.items())
+        for line in (_production, lambda command: command.line)
+    )
+    if code == measured:  # of an earlier version
+        notes.append(f"It was measured as it stands; in production give {flags} what you need.")
+        return Snippet(title, code, tuple(notes))
+    notes.append(
+        f"It leaves {flags} to the engine: give those that your requests need. The measurement's"
+        " are those of this run's requests."
+    )
+    return Snippet(title, code, tuple(notes), measured=measured)
+
+
+def _production(command: ServerCommand) -> str:
+    """The line to paste; as it was measured where a run of an earlier version knows no other."""
+    return command.production or command.line
+
+
+def _only_here(served: ServedSummary, answer: Answer) -> Sequence[str]:
+    """That a K is not lossless at another temperature than it is served for."""
+    others = dict.fromkeys(gate.temperature for gate in served.gates)
+    changed = [t for t in others if answer.k in served.not_lossless(t)]
+    if not changed:
+        return ()
+    temperatures = ", ".join(map(fmt.temperature, changed))
+    return (
+        f"At temperature {temperatures} K={answer.k} is not lossless: send it no such request.",
+    )
 
 
 def _version(served: ServedSummary) -> str:
-    return f"{grid.SERVED[served.engine]} {served.version}"
+    """The engine and its version, as it answered."""
+    told = served.version if served.version != "unknown" else "of unknown version"
+    return f"{grid.SERVED[served.engine]} {told}"
 
 
 def _measured(answer: Answer, served: ServedSummary) -> str:
@@ -337,8 +369,11 @@ def _schedule_snippet(summary: Summary, schedule: Schedule, measured: ServedSumm
     largest_k = max(k_by_load.values())
     # Of the servers that had room for the load; none of servers that the run attached to
     slots = max((each.slots for each in measured.commands), default=0)
-    commands = {each.k: each.line for each in measured.commands if each.slots == slots}
-    version = _version(measured) if commands else engine.title
+    started = {each.k: each for each in measured.commands if each.slots == slots}
+    commands = {k: _production(command) for k, command in started.items()}
+    chosen = (largest_k,) if engine is VLLM else sorted({*k_by_load.values()})
+    used = "\n".join(started[k].line for k in chosen if k in started)
+    version = _version(measured)
     title = f"K by concurrency at temperature {fmt.temperature(schedule.temperature)} ({version})"
     ties = [
         f"At concurrency {entry.concurrency} K={entry.k} is a tie with"
@@ -348,7 +383,7 @@ def _schedule_snippet(summary: Summary, schedule: Schedule, measured: ServedSumm
     ]
     if largest_k == 0:
         unpaid = "Serve the target without a draft at every load."
-        return Snippet(title, commands.get(0, ""), (unpaid, *ties))
+        return Snippet(title, commands.get(0, ""), (unpaid, *ties), measured=used)
     facts = summary.run.facts_of(summary.run.draft)
     pasted = _served(summary, summary.run.draft, largest_k, schedule.temperature)
     pasted = _on(engine, replace(pasted, draft=(facts and facts.id) or "DRAFT"))
@@ -361,7 +396,7 @@ def _schedule_snippet(summary: Summary, schedule: Schedule, measured: ServedSumm
                 "At K=0 it still runs the draft in each step; what was measured at K=0 is a server"
                 " without one, so its throughput and loss are not this line's."
             )
-        return Snippet(title, code, tuple(notes))
+        return Snippet(title, code, tuple(notes), measured=used)
     one_k = f"{engine.name} has one K per server: take that of the expected concurrency."
     notes = [one_k, *ties]
     if engine is ENGINES["sglang"]:
@@ -371,7 +406,7 @@ def _schedule_snippet(summary: Summary, schedule: Schedule, measured: ServedSumm
             f" --speculative-adaptive-config FILE, and in it {tiers}"
         )
     code = _server_per_k(engine, pasted, commands, merged(k_by_load))
-    return Snippet(title, code, tuple(notes), engine.language)
+    return Snippet(title, code, tuple(notes), engine.language, used)
 
 
 def _vllm_schedule(
@@ -382,9 +417,9 @@ def _vllm_schedule(
         config = vllm_config(served.kind, served.weights, served.k)
         return vllm_serve(served.target, {**config, RANGES: ranges})
     words = shlex.split(commands[served.k])
-    place = words.index("--speculative-config") + 1
-    words[place] = json.dumps({**json.loads(words[place]), RANGES: ranges})
-    return shlex.join(words)
+    config = words[words.index("--speculative-config") + 1]
+    ranged = json.dumps({**json.loads(config), RANGES: ranges})
+    return commands[served.k].replace(shlex.quote(config), shlex.quote(ranged))
 
 
 def _server_per_k(

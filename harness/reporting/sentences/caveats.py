@@ -184,6 +184,7 @@ CAVEATS: Mapping[str, Any] = {
         " texts and rounds here are not those of sampling"
     ),
     "server_rounds_unlike_replay": served.rounds_unlike_replay,
+    "draft_served_in_other_dtype": served.other_dtype,
     "server_not_predicted": lambda values: (
         f"no prediction: {served.NOT_PREDICTED[str(values['reason'])]}"
     ),

@@ -105,7 +105,7 @@ def _engines(comparison: Comparison) -> Iterator[str]:
 
     At the K that most engines have; of several that at which one of them gained most.
     """
-    alone = [row for row in comparison.engines if row.concurrency == 1]
+    alone = [row for row in comparison.engines if row.concurrency == 1 and row.lossless]
     cells = grouped(alone, lambda row: (row.temperature, row.k))
 
     def weight(rows: list[EngineRow]) -> tuple[int, float]:

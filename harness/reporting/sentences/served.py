@@ -4,21 +4,21 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from harness.records import GREEDY
+from harness.records import GREEDY, grouped
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.grid import Marked
 from harness.reporting.sentences import Quoted
 from harness.summary import (
-    DraftMemory,
     ServedCell,
     ServedGate,
     ServedK,
+    ServedMemory,
     ServedSummary,
     Summary,
 )
 
-# Of the memory that a draft takes, the share from which it is worth a sentence
+# Of the target's memory, the share that a draft takes from which it is worth a sentence
 LEAST_SHARE = 0.01
 NOT_PREDICTED = {
     "no_weights": (
@@ -81,7 +81,7 @@ def reasons(summary: Summary) -> tuple[str, ...]:
         return ()
     # Models whose memory matters to no one
     toys = any(entry.code == "embedded_models" for entry in summary.caveats)
-    memory = () if toys else _memory(summary.memory)
+    memory = () if toys or served.memory is None else _memory(served.memory)
     return (*_predictions(served.cells), *_gates(served), *memory)
 
 
@@ -111,8 +111,15 @@ def _gates(served: ServedSummary) -> Iterator[str]:
     greedy = [gate for gate in served.gates if gate.equal_texts is not None]
     if greedy:
         equal, texts = sum(g.equal_texts or 0 for g in greedy), sum(g.texts for g in greedy)
-        yield f"{equal} of {texts} greedy texts equal plain decoding's{_rounds(greedy)}."
-    sampled = [gate for gate in served.gates if gate.temperature > GREEDY and gate.lossless]
+        failed = [gate for gate in greedy if gate.lossless is False]
+        which = f"; not lossless: {_ks(failed)}" if failed else ""
+        yield f"{equal} of {texts} greedy texts equal plain decoding's{_rounds(greedy)}{which}."
+    sampled = [gate for gate in served.gates if gate.text_z is not None]
+    for gates in grouped(sampled, lambda gate: gate.temperature).values():
+        if all(gate.lossless for gate in gates):
+            continue
+        yield _not_all_lossless(gates)
+        sampled = [gate for gate in sampled if gate not in gates]
     text = [abs(gate.text_z) for gate in sampled if gate.text_z is not None]
     if text:
         rounds = [abs(gate.rounds_z) for gate in sampled if gate.rounds_z is not None]
@@ -124,6 +131,30 @@ def _gates(served: ServedSummary) -> Iterator[str]:
         )
 
 
+def _not_all_lossless(gates: Sequence[ServedGate]) -> str:
+    """Which K are not, of those that were tested at one temperature."""
+    results = (
+        (False, "do not follow the target's distribution"),
+        (True, "follow it"),
+        (None, "cannot be judged where plain decoding's do not"),
+    )
+    parts: list[str] = []
+    for result, words in results:
+        those = [gate for gate in gates if gate.lossless is result]
+        if those:  # how far off, by what they were judged by
+            sizes = [abs(g.plain_z if g.plain_z is not None else g.text_z or 0.0) for g in those]
+            far = "" if result is None else f" (|z| up to {max(sizes):.1f})"
+            parts.append(f"those of {_ks(those)} {words}{far}")
+    temperature = fmt.temperature(gates[0].temperature)
+    return f"Sampled texts at temperature {temperature}: {'; '.join(parts)}."
+
+
+def _ks(gates: Sequence[ServedGate]) -> str:
+    """As "plain decoding, K=1 and K=2"."""
+    names = [f"K={gate.k}" if gate.k else "plain decoding" for gate in gates]
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
 def _rounds(gates: Sequence[ServedGate]) -> str:
     known = [gate for gate in gates if gate.equal_rounds is not None]
     if not known:
@@ -133,19 +164,35 @@ def _rounds(gates: Sequence[ServedGate]) -> str:
     return f", and {equal} of {texts} took exactly the rounds of replay"
 
 
-def _memory(entries: Sequence[DraftMemory]) -> Iterator[str]:
-    for entry in entries:
-        everything = entry.context_tokens + entry.context_tokens_lost
-        if entry.context_tokens_lost >= LEAST_SHARE * max(1, everything):
-            yield (
-                f"On {entry.device or 'this device'} the draft takes the place of"
-                f" {fmt.count(entry.context_tokens_lost)} KV tokens of"
-                f" {fmt.count(everything)}:"
-                f" {fmt.memory(entry.weights_bytes)} of weights, and"
-                f" {fmt.memory(entry.kv_bytes_per_token)} of cache for each token that is left;"
-                f" {fmt.count(entry.sequences_lost)} requests fewer side by side, of"
-                f" {fmt.count(entry.sequences + entry.sequences_lost)}."
+def _memory(memory: ServedMemory) -> Iterator[str]:
+    """What the draft adds to the target's memory on this server, where that is worth a sentence."""
+    requests = f"{fmt.count(memory.slots)} request{'s' if memory.slots > 1 else ''}"
+    kind = f" in {memory.kv_type}" if memory.kv_type else ""
+    tokens = memory.slots * memory.context_tokens
+    parts: list[str] = []
+    shares: list[float] = []
+    for what, draft, target, each in (
+        ("weights", memory.draft_weights_bytes, memory.target_weights_bytes, 1),
+        (
+            f"cache{kind} for {requests} of {fmt.count(memory.context_tokens)} tokens",
+            memory.draft_kv_bytes_per_token,
+            memory.target_kv_bytes_per_token,
+            tokens,
+        ),
+    ):
+        if draft and target:
+            shares.append(draft / target)
+            parts.append(
+                f"{fmt.memory(each * draft)} of {what}, where the target has"
+                f" {fmt.memory(each * target)}"
             )
+    if max(shares, default=0.0) < LEAST_SHARE:
+        return
+    per_token = memory.draft_kv_bytes_per_token
+    more = (
+        f"; each further token of context takes {fmt.memory(per_token)} of it" if per_token else ""
+    )
+    yield f"On this server at K={memory.k} the draft takes {'; and '.join(parts)}{more}."
 
 
 def scores(values: Quoted) -> str:
@@ -168,6 +215,15 @@ def unlike_target(values: Quoted) -> str:
         f"at temperature {values['temperature']:g} the plain server's own texts are not the"
         f" target's that is loaded here ({scores(values)}{_nats(values)}): other weights"
         " (quantised, another revision) or other sampling settings; the gate and replay mean little"
+    )
+
+
+def other_dtype(values: Quoted) -> str:
+    """A caveat: the draft was scored in other numbers than the server's."""
+    return (
+        f"{grid.SERVED[str(values['engine'])]} serves a draft in its target's dtype: it ran in"
+        f" {values['served']}, and its texts were scored in {values['scored']};"
+        f" draft.dtype={values['served']} scores what is served"
     )
 
 

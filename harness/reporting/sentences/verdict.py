@@ -331,9 +331,14 @@ def next_step(summary: Summary) -> str | None:
     if answer.decision == "does_not_pay":
         return OTHER_DRAFTS if summary.run.command == "audition" else AUDITION
     if summary.served is not None:
-        return "serve your own requests so (prompts.files=[...] measures with them)"
+        own = summary.run.own_prompts
+        return (
+            None if own else "serve your own requests so (prompts.files=[...] measures with them)"
+        )
     if answer.source == "measured":
         if shown.server in ("transformers", "own"):
+            if summary.run.own_prompts:
+                return None
             return "run your own requests with this draft and without it, and compare"
         engine = shown.server.removesuffix("_probabilistic")
         return f"python -m harness.server engine={engine} measures this pair on that server"
