@@ -249,8 +249,10 @@ def _speedups(runs: Sequence[Run]) -> Iterator[str]:
         ("predicted", lambda _, cell: f"{cell.predicted:.3f}x"),
         ("error", lambda _, cell: fmt.signed_percent(cell.error)),
         ("from two K", lambda _, cell: fmt.signed_percent(cell.two_k_error)),
-        ("our own loop's", lambda _, cell: fmt.signed_percent(cell.own_error)),
     )
+    if any(cell.own_error is not None for _, cell in rows):  # of runs with own_loop=true
+        own = ("our own loop's", lambda _, cell: fmt.signed_percent(cell.own_error))
+        columns = (*columns, own)
     yield from _table("Speedups at temperature 0", columns, rows)
     for engine in dict.fromkeys(run.engine for run, _ in rows):
         cells = [cell for run, cell in rows if run.engine == engine]

@@ -752,8 +752,8 @@ class ReportConfig(CommandConfig):
     k: list[int] | None = key(
         None, "with records: K of each file, 0 for plain; null: as they say", least=0
     )
-    temperature: float | None = key(
-        None, "with records: of all requests, where they do not say", least=0
+    temperature: list[float] | None = key(
+        None, "with records: of all requests, one, where they do not say", least=0, example="[0]"
     )
     engine: str | None = _engine()
     fail_below: float | None = key(

@@ -6,6 +6,7 @@ itself runs in test_servers_vllm.py.
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -15,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 from server_answers import (
     AFTER,
     BEFORE,
@@ -34,13 +36,14 @@ from stand_in_server import StandIn
 from harness.cli import compose
 from harness.config import ModelConf
 from harness.decoding.sampling import SamplingParameters
-from harness.engines.adapters import ToServe, adapter_of
+from harness.engines.adapters import OpenedPair, ToServe, adapter_of
 from harness.engines.http_server import AttachedEngine, HttpServer
+from harness.engines.llamacpp import LlamaCpp
 from harness.engines.openai import Name, OpenAiServer
 from harness.engines.protocol import Completion, Engine, ServerDiedError
 from harness.engines.sglang import Sglang, SglangServer
 from harness.engines.vllm import Vllm, VllmServer, metric_sums, rounds_of
-from harness.models.load import load_vocabulary
+from harness.models.load import load, load_vocabulary
 from harness.records import Round, UserError
 from harness.serving.kinds import DraftKind
 
@@ -531,7 +534,9 @@ def test_mtp_layers_of_another_checkpoint_are_given_to_the_server(
     start = adapter_of(config).start
     assert start is not None
     serve = ToServe(config, tmp_path, 100, slots=1, threads=None, pair=None)
-    command = " ".join(start(serve, None).command(2))
+    made = start(serve, None).command(2)
+    assert made is not None
+    command = made.line
     assert ("ORG/OTHER" in command) == other
     assert command.count("Qwen/Qwen3-4B") == 1
 
@@ -544,7 +549,9 @@ def test_revisions_are_given_to_the_server(tmp_path: Path, engine: str, draft: s
     start = adapter_of(config).start
     assert start is not None
     serve = ToServe(config, tmp_path, 100, slots=1, threads=None, pair=None)
-    command = start(serve, None).command(2)
+    made = start(serve, None).command(2)
+    assert made is not None
+    command = shlex.split(made.line)
     assert command[command.index("--revision") + 1] == "one"
     own_layers = draft == "mtp"  # which are in the target's revision
     if engine == "vllm":
@@ -552,6 +559,98 @@ def test_revisions_are_given_to_the_server(tmp_path: Path, engine: str, draft: s
         assert speculative["revision"] == ("one" if own_layers else "other")
     else:
         assert ("other" in command) != own_layers
+
+
+# Of every engine: a server as a user has it, what production keeps and what it leaves out
+PRODUCTION: dict[str, tuple[Any, set[str], set[str]]] = {
+    "vllm": (
+        Vllm,
+        {"--dtype", "--speculative-config"},
+        {
+            *("--max-model-len", "--max-num-seqs", "--gpu-memory-utilization"),
+            *("--no-enable-prefix-caching", "--enable-per-request-metrics"),
+        },
+    ),
+    "sglang": (
+        Sglang,
+        {"--dtype", "--speculative-algorithm", "--speculative-num-steps"},
+        {
+            *("--context-length", "--max-running-requests", "--mem-fraction-static"),
+            "--disable-radix-cache",
+        },
+    ),
+    "llamacpp": (
+        LlamaCpp,
+        {"--cache-type-k", "--spec-draft-model", "--spec-draft-n-max"},
+        {"--ctx-size", "--parallel", "--threads", "--spec-draft-threads", "--metrics"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTION)
+def test_the_line_for_production_has_the_users_settings_and_none_of_the_measurements(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, kept, left_out = PRODUCTION[name]
+    monkeypatch.setattr("harness.engines.llamacpp.program", lambda: [sys.executable, "-m", "wheel"])
+    prefix = made.variables[0]
+    for variable, value in (
+        ("BACKEND", "FLASH ATTN"),
+        ("API_KEY", "hidden"),
+        ("HF_TOKEN", "hidden"),
+        ("STATS_SERVER", "https://me:hidden@host"),
+        ("PORT", "8123"),
+    ):
+        monkeypatch.setenv(f"{prefix}{variable}", value)
+    files = [tmp_path / role for role in ("target", "draft")]
+    for file in files:
+        file.write_bytes(b"GGUF")
+    flag = sorted(left_out)[0]  # the user's own stays, even if the measurement has it too
+    shared = {"threads": 2, "side_by_side": 5, "port": 8765, "more_flags": (flag, "777", "--mine")}
+    command = made(*files, tmp_path, 100, **shared).command(3)
+    words, measured = shlex.split(command.production), shlex.split(command.line)
+    assert words[0] == measured[0] == f"{prefix}BACKEND=FLASH ATTN"
+    assert kept <= set(words)
+    assert left_out & set(words) == {flag}
+    assert words[-3:] == [flag, "777", "--mine"]
+    assert kept | left_out <= set(measured)
+    assert measured.count(flag) == 2
+    for line in (command.line, command.production):
+        assert not any(word in line for word in ("hidden", "8123", "8765"))
+    assert not any("THREADS" in word for word in words)
+    binary = words[1 : 1 + words[1:].index(next(w for w in words if w.startswith("--")))]
+    assert binary[0] == {"llamacpp": "llama-server"}.get(name, name)
+    assert (command.k, command.context_tokens) == (3, 100 + 3 + 8)
+    assert command.weights_bytes == (8 if name == "llamacpp" else None)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize(
+    ("asked", "loaded", "served"),
+    [
+        ("auto", True, "float32"),  # the embedded checkpoint's
+        ("bfloat16", True, "bfloat16"),
+        ("bfloat16", False, "bfloat16"),
+        ("auto", False, "auto"),
+    ],
+)
+def test_a_server_is_told_the_dtype_that_is_replayed(
+    tmp_path: Path, engine: str, asked: str, loaded: bool, served: str
+) -> None:
+    config = compose("server", [f"engine={engine}", f"model.dtype={asked}"])
+    pair: Any = None
+    if loaded:
+        target = load(config.model, "model", torch.device("cpu"))
+        pair = OpenedPair(target, None, *[None] * 3)  # type: ignore[arg-type]
+    start = adapter_of(config).start
+    assert start is not None
+    serve = ToServe(config, tmp_path, 100, slots=1, threads=None, pair=pair)
+    for k in (0, 2):
+        command = start(serve, None).command(k)
+        assert command is not None
+        for line in (command.line, command.production):
+            words = shlex.split(line or "")
+            assert words[words.index("--dtype") + 1] == served
 
 
 def test_servers_that_share_a_device_share_its_memory(tmp_path: Path) -> None:
@@ -569,8 +668,8 @@ def test_synthetic_acceptance_is_asked_for_where_the_engine_has_it(tmp_path: Pat
     assert speculative["rejection_sample_method"] == "synthetic"
     assert speculative["synthetic_acceptance_rates"] == [0.5, 0.0]
     assert "--speculative-config" not in Vllm("t", None, tmp_path, 100).flags(0)
-    typed = Vllm("t", "d", tmp_path, 100, threads=2).command(2)
-    assert typed[:4] == ["OMP_NUM_THREADS=2", "VLLM_CPU_OMP_THREADS_BIND=nobind", "vllm", "serve"]
-    assert Sglang("t", "d", tmp_path, 100).command(0)[:2] == ["sglang", "serve"]
+    typed = Vllm("t", "d", tmp_path, 100, threads=2).command(2).line
+    assert "OMP_NUM_THREADS=2 VLLM_CPU_OMP_THREADS_BIND=nobind vllm serve t" in typed
+    assert Sglang("t", "d", tmp_path, 100).command(0).line.startswith("sglang serve")
     with pytest.raises(UserError, match="engine=sglang: it has no synthetic acceptance"):
         Sglang("t", "d", tmp_path, 100).open(2, [0.5, 0.0])

@@ -461,7 +461,8 @@ DRAFTED_4 = json.dumps({**LLAMACPP, "stop_type": "limit", "timings": BUDGET_ENDE
             'field completion_tokens is "many"',
         ),
         ([json.dumps(VLLM)], [], "they do not say their temperature; give temperature="),
-        ([json.dumps(VLLM)], ["temperature=0", "k=[0,2]"], "k: 2 entries for 1 files"),
+        ([json.dumps(VLLM)], ["temperature=[0,1]"], "temperature=[0,1]: records= are of one"),
+        ([json.dumps(VLLM)], ["temperature=[0]", "k=[0,2]"], "k: 2 entries for 1 files"),
         ([json.dumps(VLLM)], ["temperature=0", "k=[4]"], "says that its server drafted 2 tokens"),
         ([DRAFTED_4], ["k=[2]"], "k=2: {file} says that its server drafted 4 tokens per round"),
         (

@@ -41,10 +41,10 @@ from harness.storage import RunFolder
 from harness.storage import load as stored
 from harness.summary import (
     Caveat,
-    DraftMemory,
     RunFacts,
     Schedule,
     ScheduleEntry,
+    ServedMemory,
     ServedSummary,
     Summary,
 )
@@ -425,17 +425,16 @@ def test_the_table_of_loads_says_by_which_clock_it_is(clock, note):
 
 
 @pytest.mark.parametrize(
-    ("lost", "codes", "shown"), [(20, [], 1), (5, [], 0), (20, ["embedded_models"], 0)]
+    ("share", "codes", "shown"), [(0.02, [], 1), (0.005, [], 0), (0.02, ["embedded_models"], 0)]
 )
-def test_what_a_draft_takes_of_the_memory_is_a_reason_where_it_matters(lost, codes, shown):
-    memory = DraftMemory("small", "H100", 1e9, 1e5, True, 1000 - lost, lost, 90, 10)
+def test_what_a_draft_takes_of_the_memory_is_a_reason_where_it_matters(share, codes, shown):
+    memory = ServedMemory(4, 1, 100, "f16", 1e9, share * 1e9, 1e5, share * 1e5)
     summary = Summary(
         RunFacts("server", "results/run", "complete", None, "target", "draft"),
-        memory=(memory,),
         caveats=tuple(map(Caveat, codes)),
-        served=ServedSummary("llamacpp", "7", None, "engine", True),
+        served=ServedSummary("llamacpp", "7", None, "engine", True, memory=memory),
     )
-    assert len([text for text in reasons(summary) if "KV tokens" in text]) == shown
+    assert len([text for text in reasons(summary) if "for 1 request of 100" in text]) == shown
 
 
 @pytest.mark.parametrize("prompts", [[5], [1], [3, 7], [4, 4, 9]])

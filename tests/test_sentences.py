@@ -216,6 +216,11 @@ CAVEATS: dict[str, tuple[dict[str, Any], str]] = {
         " texts here (fewer bits, another revision, other kernels), or its acceptance rule is"
         " another. Texts are not affected; predictions at this temperature err by about 3.0 %",
     ),
+    "draft_served_in_other_dtype": (
+        {"engine": "vllm", "served": "bfloat16", "scored": "float32"},
+        "On vLLM a draft is served in its target's dtype, bfloat16, and here it scored texts in"
+        " float32: draft.dtype=bfloat16 scores what is served",
+    ),
     "launch_bound": (
         {"role": "target", "step_s": 0.00102, "floor_s": 0.000192, "mbu": 0.19, "positions": 5,
          "positions_ratio": 1.28, "overhead_share": 0.665, "c": 0.18},

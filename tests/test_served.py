@@ -12,6 +12,7 @@ import pytest
 from runs import ran
 
 from harness.analysis import analyse
+from harness.analysis.batch_schedule import LoadResults
 from harness.analysis.compared_engines import engine_rows
 from harness.analysis.comparison import compare
 from harness.analysis.served import ServedRun
@@ -34,7 +35,15 @@ from harness.reporting.sentences.comparison import verdicts
 from harness.serving.counting import Counting
 from harness.stats import jackknife
 from harness.storage import StoredRun, load
-from harness.summary import LoadCell, Summary, TextLikelihood, from_json, to_json
+from harness.summary import (
+    LoadCell,
+    Schedule,
+    Summary,
+    TextCheck,
+    TextLikelihood,
+    from_json,
+    to_json,
+)
 from harness.theory.replay import Replayed, by_start, replay
 from harness.theory.speedup import RoundTimes
 
@@ -461,6 +470,72 @@ def test_a_server_that_is_not_lossless_is_named_and_gets_no_verdict_there(
     assert all(answer.reason != "server_not_lossless" for answer in greedy)
 
 
+def changing(run: StoredRun, k: int) -> StoredRun:
+    """The run, had its server at this K returned other greedy texts than plain decoding."""
+    faults = [
+        TextCheck(t.prompt_set, t.prompt, t.repetition, k, "FAIL", 3)
+        for t in run.trials
+        if (t.temperature, t.k) == (0, k)
+    ]
+    return replace(run, checks=(*run.checks, *faults))
+
+
+STARTED = [
+    {"k": k, "slots": 1, "line": f"serve --port-like {k}", "production": f"serve K{k}"}
+    for k in (0, 1, 2, 4)
+]
+
+
+def answered(made: Summary, temperature: float, **values: Any) -> Summary:
+    """The summary, had it this answer, for a run that was asked for one temperature."""
+    answers = [a for a in made.answers if a.temperature == temperature]
+    changed = tuple(replace(each, draft="tiny_good", speedup=1.3, **values) for each in answers)
+    return replace(made, answers=changed)
+
+
+def test_every_k_that_was_tested_is_in_the_sentence_and_none_that_changes_texts_is_recommended(
+    stored: StoredRun,
+) -> None:
+    loads = LoadResults((), (Schedule(0.0, ()), Schedule(1.0, ())), ())
+    run = with_engine(name="llamacpp", version="b11549", commands=STARTED)(stored)
+    cases: tuple[tuple[StoredRun, float, str], ...] = (
+        (
+            drifting(run, (1,)),
+            1.0,
+            r"Sampled texts at temperature 1: those of K=1 do not follow the target's distribution"
+            r" \(\|z\| up to \d{2,}\.\d\); those of plain decoding, K=2 and K=4 follow it",
+        ),
+        (
+            drifting(run, (0, 1, 2, 4)),
+            1.0,
+            "those of plain decoding do not follow .*; those of K=1, K=2 and K=4 cannot be judged",
+        ),
+        (changing(run, 2), 0.0, r"16 of 24 greedy texts equal .*; not lossless: K=2\."),
+    )
+    for changed, temperature, sentence in cases:
+        served = ServedRun(Setup(changed))
+        served.__dict__["loads"] = loads
+        made = replace(analyse(changed), served=served.summary())
+        assert made.served is not None
+        text = " ".join(content_of(made).reasons)
+        assert re.search(sentence, text), text
+        assert ("Sampled texts follow" in text) == (temperature == 0)
+        failed = made.served.not_lossless(temperature)
+        assert [each.temperature for each in made.served.schedules] == [
+            value for value in (0.0, 1.0) if value != temperature or not failed
+        ]
+        undecided = {"decision": "undecided", "k": 0, "reason_values": {"k": 1}}
+        (snippet,) = serving.snippets_of(answered(made, temperature, **undecided))[:1]
+        assert ("to try" in snippet.code) == (not failed)
+        if not failed:
+            continue
+        # A K that is served at another temperature is not for requests of this one
+        (other,) = {0.0, 1.0} - {temperature}
+        wins = answered(made, other, decision="speculate", k=failed[0], reason="held_out_gain")
+        notes = " ".join(serving.snippets_of(wins)[0].notes)
+        assert f"At temperature {temperature:g} K={failed[0]} is not lossless" in notes
+
+
 Change = Callable[[StoredRun], StoredRun]
 
 
@@ -601,13 +676,81 @@ def test_the_commands_that_were_measured_are_those_to_paste(
     stored: StoredRun, answer: dict[str, Any], expected: str
 ) -> None:
     lines = [(0, 1, "vllm serve T"), (2, 1, "vllm serve T --two"), (2, 4, "vllm serve T --load")]
-    commands = [dict(zip(("k", "slots", "line"), each, strict=True)) for each in lines]
+    commands = [
+        {"k": k, "slots": slots, "line": f"{line} --max-num-seqs 1", "production": line}
+        for k, slots, line in lines
+    ]
     made = analyse(with_engine(name="vllm", version="0.32.0", commands=commands)(stored))
-    gains = (replace(a, draft="tiny_good", speedup=1.3, **answer) for a in made.answers)
+    gains = [replace(a, draft="tiny_good", speedup=1.3, **answer) for a in made.answers]
     (snippet,) = serving.snippets_of(replace(made, answers=tuple(gains)))
     assert snippet.code == expected
+    served = [line for line in expected.splitlines() if not line.startswith("#")]
+    used = [line for line in snippet.measured.splitlines() if not line.startswith("#")]
+    assert used == [f"{line} --max-num-seqs 1" for line in served]
+    report = markdown.report(content_of(replace(made, answers=tuple(gains))), (), Path("run"))
+    assert report.index(expected) < report.index("What the measurement used:")
     assert "(vLLM 0.32.0)" in snippet.title
     assert "--max-model-len" in snippet.notes[-1]
+
+
+def test_the_page_of_an_address_names_the_version_that_answered(stored: StoredRun) -> None:
+    made = analyse(with_engine(name="vllm", version="0.31.2", started=False)(stored))
+    for answer in (
+        {"decision": "speculate", "k": 2, "reason": "held_out_gain"},
+        {"decision": "does_not_pay", "k": 0},
+    ):
+        (snippet,) = serving.snippets_of(answered(made, 0.0, **answer))
+        assert "(vLLM 0.31.2)" in snippet.title
+        assert ("The line has the syntax of vLLM 0.33." in snippet.notes) == (answer["k"] == 2)
+
+
+def test_requests_that_are_the_users_own_are_not_asked_for_again(stored: StoredRun) -> None:
+    prompts = {**stored.config["prompts"], "files": ["mine.jsonl"]}
+    own = replace(stored, config={**stored.config, "prompts": prompts})
+    wins = {"decision": "speculate", "k": 2, "reason": "held_out_gain"}
+    shown = [content_of(answered(analyse(run), 0.0, **wins)).next_step for run in (stored, own)]
+    assert shown == ["serve your own requests so (prompts.files=[...] measures with them)", None]
+
+
+def test_a_draft_that_a_server_holds_in_another_dtype_than_it_was_scored_in_is_said(
+    stored: StoredRun,
+) -> None:
+    codes = [
+        [each.code for each in analyse(with_engine(name="vllm", dtype=dtype)(stored)).caveats]
+        for dtype in (None, "float32", "bfloat16")
+    ]
+    assert ["draft_served_in_other_dtype" in each for each in codes] == [False, False, True]
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "f16", "q8_0"])
+def test_the_memory_of_a_draft_is_that_of_the_servers_configuration(
+    stored: StoredRun, kv_type: str
+) -> None:
+    commands = [
+        {
+            **each,
+            "slots": 4,
+            "context_tokens": 100,
+            "weights_bytes": 3_000_000 if each["k"] else 2_000_000,
+        }
+        for each in STARTED
+    ]
+    run = with_engine(name="llamacpp", version="b11549", commands=commands)(stored)
+    made = analyse(replace(run, config={**run.config, "kv_type": kv_type}))
+    assert made.served is not None
+    memory = made.served.memory
+    assert memory is not None
+    assert (memory.slots, memory.context_tokens, memory.kv_type) == (4, 100, kv_type)
+    assert (memory.target_weights_bytes, memory.draft_weights_bytes) == (2e6, 1e6)
+    described = stored.manifest["models"]["draft"]  # in float32
+    loaded = 2 * described["layers"] * described["kv_heads"] * described["head_dim"] * 4
+    width = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32}[kv_type]
+    assert memory.draft_kv_bytes_per_token == pytest.approx(loaded * width / 4)
+    caveats = tuple(each for each in made.caveats if each.code != "embedded_models")
+    (text,) = [t for t in content_of(replace(made, caveats=caveats)).reasons if "cache" in t]
+    assert "1 MB of weights, where the target has 2 MB; and" in text
+    assert f"of cache in {kv_type} for 4 requests of 100 tokens" in text
+    assert "KV tokens" not in text
 
 
 def test_latency_csv_has_prefills_and_what_rounds_take_without_their_start(

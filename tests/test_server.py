@@ -115,6 +115,8 @@ def test_a_plan_estimates_time_and_cost_by_all_of_its_requests(
         return float(re.findall(r"to \$([\d.]+)", row)[0])
 
     few = most_usd("new_tokens=400")
+    command.run(asked(tmp_path, "dry_run=true", "engine=vllm", "model=qwen3_4b", "verbose=true"))
+    assert "$" not in capsys.readouterr().out  # of this machine's servers, which cost nothing
     assert most_usd("new_tokens=400", "repetitions=20") > 4 * few
     assert most_usd("new_tokens=400", "concurrency=[1,4]") > few
 
@@ -164,6 +166,12 @@ def test_the_manifest_says_which_engine_it_was(served: StoredRun) -> None:
         assert model.is_file()
         assert ("--spec-draft-n-max" in words) == (each.k > 0)
         assert not {"--host", "--port"} & set(words)
+        assert {"--ctx-size", "--parallel", "--threads", "--metrics"} <= set(words)
+        production = shlex.split(each.production or "")
+        assert production[:2] == ["llama-server", "--model"]
+        assert not {"--ctx-size", "--parallel", "--threads", "--metrics"} & set(production)
+        assert ("--spec-draft-n-max" in production) == (each.k > 0)
+        assert (each.weights_bytes or 0) > model.stat().st_size - 1
     earlier = {**served.manifest["engine"], "flags": ["--parallel", "1"]}
     del earlier["commands"]
     assert ServingEngine.of(earlier).commands == ()

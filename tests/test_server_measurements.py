@@ -207,6 +207,43 @@ def test_a_benchmark_and_two_latencies_are_a_verdict(tmp_path: Path) -> None:
     assert "needs alpha >= 0.90 and has 0.80" in slow["report"]
 
 
+@pytest.mark.parametrize(
+    ("requests", "target_ms", "decision", "says"),
+    [
+        (7, 13.4, "undecided", "7 requests do not decide it, and below 8 there is no interval"),
+        (8, 6.0, "undecided", "8 requests do not decide it (from the numbers given, interval by"),
+        (200, 6.0, "speculate", "Serve the draft at K=2: K=2 gives 1.44x [1.35, 1.53]"),
+        (8, 1.0, "does_not_pay", "Do not speculate: K=1 gives 0.60x [0.44, 0.76]"),
+    ],
+)
+def test_a_benchmark_of_few_requests_decides_only_what_they_can(
+    tmp_path: Path, requests: int, target_ms: float, decision: str, says: str
+) -> None:
+    measured = benchmark(tmp_path, completed=requests)
+    summary = judged(tmp_path, acceptance_from=measured, draft_ms=2.0, target_ms=target_ms)
+    assert summary["verdict"]["decision"] == decision
+    assert ("Serve the draft" in summary["report"]) == (decision == "speculate")
+    assert says in summary["report"]
+
+
+def test_the_interval_of_a_benchmark_is_that_of_requests_whose_rounds_accept_alike(
+    tmp_path: Path,
+) -> None:
+    accepted = np.array([0, 4, 4, 1, 2, 4, 0, 3, 4, 4, 2, 0, 1, 4, 4, 3])  # of every round of each
+    joint = [float((accepted >= position).mean()) for position in range(1, 5)]
+    counts = dict(zip(COUNTS, (1600, 6400, 100 * int(accepted.sum())), strict=True))
+    length = {"spec_decode_acceptance_length": 1.0 + float(accepted.mean())}
+    file = benchmark(tmp_path, completed=16, **{POSITIONS: joint}, **counts, **length)
+    costs = {"draft_ms": 0.1, "target_ms": 10.0}  # so that K=4 is the best of four
+    verdict = judged(tmp_path, acceptance_from=file, **costs)["verdict"]
+    student = 2.8366  # of 15 degrees, two-sided 95 % for each of four
+    assert verdict["k"] == 4
+    error = student * accepted.std() / 4 / (1 + accepted.mean())
+    ends = [verdict["speedup_lo"], verdict["speedup_hi"]]
+    expected = [verdict["speedup"] * (1 - error), verdict["speedup"] * (1 + error)]
+    assert ends == pytest.approx(expected, rel=1e-4)
+
+
 def test_what_the_server_measured_goes_before_the_arithmetic(tmp_path: Path) -> None:
     plain = write(tmp_path / "plain.json", json.dumps({"mean_tpot_ms": 13.4}))
     measured = benchmark(tmp_path)

@@ -9,6 +9,12 @@ With one there is a verdict. The uncertainty of such numbers is unknown: a rate 
 and a latency without its samples have no interval. A speedup within UNDECIDED_MARGIN of 1 is
 therefore undecided.
 
+A file that says how many requests it rests on has a bound. All rounds of a request may accept
+alike, so the tokens per round of one request vary at most as those of one round do, whose variance
+follows from the acceptance by position: with n requests the standard error of the mean is at most
+that round's deviation / sqrt(n), for requests of like length. Fewer than MIN_PROMPTS requests, or an interval by this bound that
+has 1 in it, decide nothing.
+
 Numbers that a server's files gave are in the manifest's entry `inputs`: the keys of the
 configuration that they filled in (draft_ms, target_ms, verify_ms, k, acceptance_rate,
 acceptance_by_position), `plain_ms` and `round_ms` (R(0), and R(K) by K, of a run), `served` (K to
@@ -16,14 +22,19 @@ the speedup that the server itself measured), `caveats`
 (code and values of each) and `round_fit` (a `harness.summary.RoundFit`).
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
+
+import numpy as np
+from scipy.special import stdtrit
 
 from harness.analysis.latency import Latency, stored_rows
 from harness.analysis.profile import ceilings
 from harness.analysis.setup import Setup
 from harness.records import Decision, ResultRow, UserError
+from harness.stats.jackknife import CONFIDENCE, MIN_PROMPTS, Interval
 from harness.summary import (
     BestKAtAlpha,
     Caveat,
@@ -53,6 +64,7 @@ class Inputs:
     acceptance_by_position: tuple[float, ...] = ()  # empty where none was given
     # K to the speedup that a server itself measured.
     server_speedups: Mapping[int, float] = field(default_factory=dict[int, float])
+    requests: int | None = None  # that acceptance and speedups rest on, where their file says so
     # caveats, round_fit: of the files that the numbers came from.
     caveats: tuple[Caveat, ...] = ()
     round_fit: RoundFit | None = None
@@ -87,6 +99,7 @@ def inputs_of(config: Mapping[str, Any]) -> Inputs:
         acceptance_rate=_rates(config.get("acceptance_rate"), ks),
         acceptance_by_position=positions,
         server_speedups={int(k): float(x) for k, x in (config.get("served") or {}).items()},
+        requests=config.get("requests"),
         caveats=tuple(Caveat(**entry) for entry in config.get("caveats") or ()),
         round_fit=None if fit is None else _fit(fit),
     )
@@ -140,7 +153,7 @@ def analyse_breakeven(setup: Setup) -> Summary:
         round_times = replace(round_times, source="rounds")
     return Summary(
         run=setup.facts(rows),
-        verdict=_verdict(measured, inputs.server_speedups),
+        verdict=_verdict(measured, inputs),
         caveats=tuple(_caveats(inputs, measured)),
         results=rows,
         latency=stored_rows(run),
@@ -211,8 +224,9 @@ def _row(rounds: RoundTimes, k: int, alpha: float, rate: float, tokens: float) -
     )
 
 
-def _verdict(measured: Sequence[ResultRow], server_speedups: Mapping[int, float]) -> Verdict | None:
+def _verdict(measured: Sequence[ResultRow], inputs: Inputs) -> Verdict | None:
     """The verdict. Speedups measured by a server take precedence over computed ones."""
+    server_speedups, requests = inputs.server_speedups, inputs.requests
     speedups = {
         row.k: server_speedups.get(row.k, row.speedup or 0.0)
         for row in measured
@@ -222,8 +236,11 @@ def _verdict(measured: Sequence[ResultRow], server_speedups: Mapping[int, float]
         return None
     k = max(speedups, key=lambda number: (speedups[number], -number))
     speedup, row = speedups[k], next(row for row in reversed(measured) if row.k == k)
+    interval = None if requests is None else _interval(speedup, row, inputs, len(speedups))
+    few = requests is not None and requests < MIN_PROMPTS
+    spans = interval is not None and interval.lo < 1.0 < interval.hi
     decision: Decision = "undecided"
-    if abs(speedup - 1.0) > UNDECIDED_MARGIN:
+    if abs(speedup - 1.0) > UNDECIDED_MARGIN and not few and not spans:
         decision = "speculate" if speedup > 1.0 else "does_not_pay"
     return Verdict(
         decision=decision,
@@ -233,8 +250,8 @@ def _verdict(measured: Sequence[ResultRow], server_speedups: Mapping[int, float]
         temperature=None,
         prompt_set="all",
         speedup=speedup,
-        speedup_lo=None,
-        speedup_hi=None,
+        speedup_lo=interval and interval.lo,
+        speedup_hi=interval and interval.hi,
         reason="given_numbers",
         reason_values={
             "k": k,
@@ -242,8 +259,29 @@ def _verdict(measured: Sequence[ResultRow], server_speedups: Mapping[int, float]
             "alpha": row.alpha,
             "breakeven_alpha": row.breakeven_alpha,
             "near": UNDECIDED_MARGIN,
+            "requests": requests if few or spans else None,
+            "needed": MIN_PROMPTS if few else None,
         },
     )
+
+
+def _interval(speedup: float, row: ResultRow, inputs: Inputs, candidates: int) -> Interval | None:
+    """By the bound of this module's docstring; None below MIN_PROMPTS requests.
+
+    The best of several K was chosen by the same requests, so it holds for all of them (Bonferroni).
+    """
+    requests, tokens = inputs.requests or 0, row.tokens_per_round or 1.0
+    if requests < MIN_PROMPTS:
+        return None
+    positions = np.array(inputs.acceptance_by_position[: row.k])
+    if len(positions) < row.k:  # a rate alone: as the iid model has it
+        positions = (row.alpha or 0.0) ** np.arange(1.0, row.k + 1)
+    # Of accepted tokens a: E[a^2] = sum over j of (2 j - 1) P(a >= j)
+    squares = float((2 * np.arange(1, row.k + 1) - 1) @ positions)
+    variance = max(0.0, squares - float(positions.sum()) ** 2)
+    student = float(stdtrit(requests - 1, 1.0 - (1.0 - CONFIDENCE) / (2.0 * candidates)))
+    width = student * math.sqrt(variance / requests) / tokens
+    return Interval(speedup * (1.0 - min(1.0, width)), speedup * (1.0 + width))
 
 
 def _caveats(inputs: Inputs, measured: Sequence[ResultRow]) -> Iterator[Caveat]:

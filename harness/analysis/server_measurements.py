@@ -56,6 +56,7 @@ class ServerBenchmark:
     seconds_per_token: float | None  # None where the file has none
     concurrency: int | None  # most requests at once; None where the client did not limit them
     failed: int
+    requests: int | None = None  # that were completed; None where the file has no count
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class MeasuredInputs:
     acceptance_by_position: tuple[float, ...] | None = None
     # K to the speedup that the server itself measured.
     served: dict[int, float] = field(default_factory=dict[int, float])
+    requests: int | None = None  # behind the acceptance; of a baseline too, the fewer
     caveats: tuple[Caveat, ...] = ()
     round_fit: RoundFit | None = None
 
@@ -162,6 +164,7 @@ def with_acceptance(
             " spec_decode_* field: that server did not speculate"
         )
     plain_s = baseline.seconds_per_token if baseline else None
+    counts = (each.requests for each in (speculative, baseline) if each is not None)
     served_s = speculative.seconds_per_token
     return replace(
         inputs,
@@ -169,6 +172,7 @@ def with_acceptance(
         acceptance_rate=None if speculative.positions else {k: rate},
         acceptance_by_position=speculative.positions or None,
         served={k: plain_s / served_s} if plain_s and served_s else {},
+        requests=min((count for count in counts if count is not None), default=None),
         caveats=(*inputs.caveats, *_load(speculative)),
     )
 

@@ -10,6 +10,7 @@ over the benchmark (vllm/benchmarks/serve.py):
     spec_decode_draft_tokens                   drafted
     spec_decode_accepted_tokens                accepted
     spec_decode_per_position_acceptance_rates  accepted at position j / drafts: shares, not percent
+    completed                                  requests that were answered
     mean_tpot_ms                               (latency - TTFT) / (output tokens - 1), per request
 
 A server without speculation writes the last one only.
@@ -62,7 +63,9 @@ LOG_COLUMNS = "k,tokens_per_round (or acceptance_rate),ms_per_token"
 def run(config: BreakevenConfig) -> Outcome:
     """Compute every row, store the run and print it."""
     measured = measured_inputs(config)
-    from_files = {key: value for key, value in asdict(measured).items() if value}
+    from_files = {
+        key: value for key, value in asdict(measured).items() if value or key == "requests"
+    }
     inputs = inputs_of({**asdict(config), **from_files})
     for _ in (*iid_rows(inputs), *measured_rows(inputs)):
         pass  # refuses what cannot be before a folder is made
@@ -236,6 +239,7 @@ def read_benchmark(key: str, file: str) -> ServerBenchmark:
         seconds_per_token=None if tpot_ms is None else tpot_ms / 1e3,
         concurrency=concurrency if isinstance(concurrency, int) else None,
         failed=int(fields.get("failed") or 0),
+        requests=int(_number(where, fields, "completed")) if "completed" in fields else None,
     )
 
 

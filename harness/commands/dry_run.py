@@ -140,7 +140,8 @@ def print_server_plan(
     }
     if config.score and config.own_loop and config.engine != "own":
         rows["our own loop"] = "its rounds are timed too (own_loop=false leaves them out)"
-    if config.url is not None:  # on machines that are not known here
+    # On machines that are not known here, or on this one, which costs nothing
+    if config.url is not None or config.gpu is None:
         _print_plan(config, [config.draft], rows)
         return
     rows["not in the estimate"] = "the start of each server, requests at random, the scores"

@@ -16,8 +16,12 @@ from harness.storage import RunFolder
 
 def run(config: ReportConfig) -> Outcome:
     """Store the records that `config.records` names as a run, analyse it and show its report."""
+    asked = config.temperature or [None]
+    if len(asked) > 1:
+        listed = ",".join(f"{temperature:g}" for temperature in asked if temperature is not None)
+        raise UserError(f"temperature=[{listed}]: records= are of one temperature; give that one")
     files = {file: list(read_records(file)) for file in config.records}
-    found = imported(files, config.k, config.temperature)
+    found = imported(files, config.k, asked[0])
     ks = sorted({trial.k for trial in found.trials})
     settings = {
         "records": list(config.records),

@@ -47,6 +47,11 @@ def run(config: ReportConfig) -> Outcome:
         if config.fail_below is not None:
             raise UserError("fail_below: needs run= or runs=; give it with the run of the records")
         return imports.run(config)
+    unused = next(
+        (name for name in ("k", "temperature") if getattr(config, name) is not None), None
+    )
+    if unused is not None:
+        raise UserError(f"{unused}: needs records=; a stored run is reported with all that it has")
     if config.runs:
         return _compared(config)
     if config.run is None:

@@ -178,8 +178,9 @@ def _measured_command(summary: Summary, served: ServedSummary, shown: Marked) ->
         pasted = _served(summary, answer.draft, answer.k, answer.temperature)
         notes += [_measured(answer, served), pasted.requests, *_only_here(served, answer)]
         heads = {answer.k: ""}
-    elif answer.decision == "undecided" and isinstance(best, int) and best and not changed:
-        heads = {0: "# until it is decided\n", best: f"# to try K={best}\n"}
+    elif answer.decision == "undecided" and isinstance(best, int) and not changed:
+        heads = {0: "# until it is decided\n"}
+        heads |= {best: f"# to try K={best}\n"} if best in commands else {}
     else:
         title = f"{title}, without a draft"
     flags = IN_PRODUCTION[served.engine]

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from harness.records import GREEDY, grouped
+from harness.records import grouped
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.grid import Marked
@@ -221,8 +221,8 @@ def unlike_target(values: Quoted) -> str:
 def other_dtype(values: Quoted) -> str:
     """A caveat: the draft was scored in other numbers than the server's."""
     return (
-        f"{grid.SERVED[str(values['engine'])]} serves a draft in its target's dtype: it ran in"
-        f" {values['served']}, and its texts were scored in {values['scored']};"
+        f"on {grid.SERVED[str(values['engine'])]} a draft is served in its target's dtype,"
+        f" {values['served']}, and here it scored texts in {values['scored']}:"
         f" draft.dtype={values['served']} scores what is served"
     )
 

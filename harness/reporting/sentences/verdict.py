@@ -108,7 +108,8 @@ def verdict(entry: Verdict) -> str:
     """A break-even's verdict as a sentence: what to do, then why."""
     answer = {"speculate": "Serve the draft at K={k}", "undecided": "Undecided"}
     start = answer.get(entry.decision, "Do not speculate").format(k=entry.k)
-    return f"{start}: {_reason(entry)} (from the numbers given, no interval)."
+    interval = "no interval" if entry.speedup_lo is None else "interval by the number of requests"
+    return f"{start}: {_reason(entry)} (from the numbers given, {interval})."
 
 
 def gain(summary: Summary) -> str | None:
@@ -188,12 +189,16 @@ def _first_difference(values: Quoted) -> str:
 def _given_numbers(entry: Decided, values: Quoted) -> str:
     k, alpha, needed = values["k"], values["alpha"], values["breakeven_alpha"]
     origin = "measured by the server" if values["measured"] else "by arithmetic"
-    reason = f"K={k} gives {fmt.speedup(entry.speedup)} {origin}"
+    reason = f"K={k} gives {fmt.gain(entry)} {origin}"
     if entry.decision != "speculate" and alpha is not None:
         loses = f"at K={k} even alpha = 1 loses"
         needs = loses if needed is None else f"K={k} needs alpha >= {needed:.2f}"
         reason += f"; {needs}" if needed is None else f"; {needs} and has {alpha:.2f}"
-    if entry.decision == "undecided":
+    requests, least = values.get("requests"), values.get("needed")
+    if requests is not None:
+        floor = "" if least is None else f", and below {least} there is no interval"
+        reason += f"; {requests} requests do not decide it{floor}"
+    elif entry.decision == "undecided":
         near = f"within {values['near']:.0%} of 1"
         reason += f"; {near}, which numbers without an interval cannot distinguish from it"
     return reason
