@@ -12,8 +12,8 @@ therefore undecided.
 A file that says how many requests it rests on has a bound. All rounds of a request may accept
 alike, so the tokens per round of one request vary at most as those of one round do, whose variance
 follows from the acceptance by position: with n requests the standard error of the mean is at most
-that round's deviation / sqrt(n), for requests of like length. Fewer than MIN_PROMPTS requests, or an interval by this bound that
-has 1 in it, decide nothing.
+that round's deviation / sqrt(n), for requests of like length. Fewer than MIN_PROMPTS requests, or
+an interval by this bound that has 1 in it, decide nothing.
 
 Numbers that a server's files gave are in the manifest's entry `inputs`: the keys of the
 configuration that they filled in (draft_ms, target_ms, verify_ms, k, acceptance_rate,
