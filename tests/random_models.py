@@ -46,9 +46,14 @@ def random_model(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
 def save(model: PreTrainedModel, folder: Path) -> Path:
     """Save a model with the embedded tokenizer, as a local model folder."""
     model.save_pretrained(folder)
+    copy_tokenizer(folder)
+    return folder
+
+
+def copy_tokenizer(folder: Path) -> None:
+    """Put the embedded tokenizer into a model's folder."""
     for name in TOKENIZER_FILES:
         shutil.copy(EMBEDDED / "tiny" / name, folder / name)
-    return folder
 
 
 def fill_hub_cache(home: Path, repository: str, model: PreTrainedModel) -> None:

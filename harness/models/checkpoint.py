@@ -18,7 +18,7 @@ from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, modeling_utils
 from transformers.utils import logging as hf_logging
 from transformers.utils.hub import cached_file
 
@@ -226,6 +226,27 @@ def explained(conf: ModelConf, key: str) -> Iterator[None]:
             f"({key}.id=/path/to/model), a hub id that exists and is reachable, or fill the hub "
             f"cache where there is network (hf download {conf.id}) and set HF_HUB_OFFLINE=1"
         ) from error
+
+
+@contextmanager
+def without_warm_up() -> Iterator[None]:
+    """Load without the block of the model's size that transformers allocates ahead on a card.
+
+    It saves calls of cudaMalloc. But weights that are loaded into one block are parts of it, and
+    what is freed between them when projections are fused (`lean.weights`) can never be given back.
+    No setting switches it off: `_load_pretrained_model` of modeling_utils.py (transformers 5.0 to
+    5.23) calls it wherever there is a device_map.
+    """
+    name = "caching_allocator_warmup"
+    before = getattr(modeling_utils, name, None)
+    if before is None:  # of a release to come
+        yield
+        return
+    setattr(modeling_utils, name, lambda *_: None)
+    try:
+        yield
+    finally:
+        setattr(modeling_utils, name, before)
 
 
 @contextmanager

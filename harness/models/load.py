@@ -29,7 +29,13 @@ from harness import PACKAGE
 from harness.config import ModelConf
 from harness.models import dummy
 from harness.models.cached import CachedModel, output_weight
-from harness.models.checkpoint import check_complete, check_source, explained, quiet_transformers
+from harness.models.checkpoint import (
+    check_complete,
+    check_source,
+    explained,
+    quiet_transformers,
+    without_warm_up,
+)
 from harness.models.device import check_dtype, resolve_device
 from harness.models.memory import (
     MemoryNeed,
@@ -168,7 +174,7 @@ def load(
         return _dummy(conf, key, _device(conf, device), expect, tick)
     source = source_of(conf, key)
     options = _options(conf, key, device)
-    with quiet_transformers(), explained(conf, key):
+    with quiet_transformers(), explained(conf, key), without_warm_up():
         tokenizer = AutoTokenizer.from_pretrained(source, **_hub(conf))
         # With this, tensors of wrong sizes are returned by name instead of raised without a name
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -180,7 +186,7 @@ def load(
         )
         network, info = loaded
         check_complete(conf, key, network, info)
-        if conf.device_map is None:
+        if "device_map" not in options:
             network.to(_device(conf, device))
     network.eval()
     return LoadedModel(

@@ -1,7 +1,8 @@
 """A network's weights for the lean forward: query, key and value fused, gate and up too.
 
 Fusing does not cost memory: the fused matrix takes the place of its parts, and the network's own
-parameters become views of its rows, so that transformers' forward still works.
+parameters become views of its rows, so that transformers' forward still works. On a card the parts
+are given back layer by layer, so at most one layer is held twice.
 """
 
 from dataclasses import dataclass
@@ -127,8 +128,12 @@ def weights_of(network: PreTrainedModel, vocab_size: int) -> Weights:
     head: Any = network.get_output_embeddings()
     bias = None if head.bias is None else head.bias[:vocab_size]
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    layers: list[Layer] = []
+    for layer in inner.layers:
+        layers.append(_layer(layer, config))
+        torch.cuda.empty_cache()  # does nothing where no card is in use
     return Weights(
-        layers=tuple(_layer(layer, config) for layer in inner.layers),
+        layers=tuple(layers),
         embedding=inner.embed_tokens.weight,
         norm=inner.norm.weight,
         head=Projection(head.weight[:vocab_size].t(), bias),
