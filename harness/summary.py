@@ -67,7 +67,9 @@ CaveatCode = Literal[
     "thinking_mode_off",  # of a model that has one
     "chat_template_unused",
     "generation_settings",  # settings ("top_k=20, min_p=0.1"), overrides ("decode.top_k=20", or "")
-    "engine_fallback",  # role, reason, compiled: False if only compiling failed, None: ran eagerly
+    # role, name, reason; compiled: False if only compiling failed, None: ran eagerly; plain_too:
+    # whether the target ran eagerly for this draft alone
+    "engine_fallback",
     "fewer_drafts",  # draft, tokens: that it drafts a round at most; k: the largest asked for
     "other_card",  # card, device: another card ran than gpu= names, so no cost is given
     "gpu_not_timed",  # card, device: of an audition, likewise

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,8 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from harness import prompts as prompt_sets
+from harness.analysis import analyse
 from harness.cli import compose, draft_conf
-from harness.commands import pair
 from harness.commands.pair import open_drafted
 from harness.config import ModelConf
 from harness.decoding.heads import HeadDrafter
@@ -50,7 +51,10 @@ from harness.models.lean.model import LeanModel
 from harness.models.lean.pieces import compiled_pieces
 from harness.models.load import LoadedModel
 from harness.records import RULES, Rule, UserError
-from harness.storage import RunFolder, load_traces
+from harness.reporting.sentences.caveats import caveats
+from harness.storage import RunFolder, StoredRun, load_traces
+from harness.summary import Summary
+from harness.theory.cost import usd_per_million_tokens
 from tools.train_embedded.head_files import Layout, save_head
 
 DRAFTED = 12
@@ -388,6 +392,8 @@ def test_an_incomplete_head_is_refused(target: LoadedModel, tmp_path: Path) -> N
 # Commands, with the head that ships
 
 WORDS = ["prompts.limit=2", "new_tokens=12", "k=[2]", "threads=1", "temperature=[0.0,1.0]"]
+FEW = ["prompts.sets=[easy]", "prompts.limit=1", "new_tokens=6", "k=[1]", "threads=1"]
+FEW += ["temperature=[0.0]"]
 
 
 @pytest.mark.usefixtures("few_samples")
@@ -434,45 +440,97 @@ def test_a_heads_memory_is_known_before_its_weights_are_read(
         open_drafted(config, prompt_sets.load(config.prompts))
 
 
-@pytest.mark.parametrize(
-    ("asked_for", "drafts", "opened"),
-    [
-        ("auto", "[tiny_eagle3,ngram]", "eager"),
-        ("auto", "[tiny_good,ngram]", "auto"),
-        ("cuda_graphs", "[tiny_eagle3,tiny_good]", "cuda_graphs"),
-    ],
-)
-def test_auto_is_eager_where_a_head_is_auditioned(
-    asked_for: str, drafts: str, opened: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    backends: list[str] = []
-
-    def opening(*arguments: Any) -> CachedModel:
-        backends.append(arguments[-1])
-        raise UserError("seen")
-
-    monkeypatch.setattr(pair, "cached_model", opening)
-    words = [*WORDS, f"drafts={drafts}", f"backend={asked_for}", f"results_root={tmp_path}"]
-    with pytest.raises(UserError, match="seen"):
-        outcome_of("audition", *words)
-    assert backends == [opened]
-
-
-def test_a_head_is_refused_where_graphs_are_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = [*WORDS, "backend=cuda_graphs", f"results_root={tmp_path}"]
-    with pytest.raises(UserError, match="which recorded graphs do not keep; use backend=eager"):
-        outcome_of("sweep", *words, "draft=tiny_eagle3")
-    # Graphs are recorded on a card alone; the code that is recorded runs here as well
+@pytest.fixture
+def graphs_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What `auto` chooses on a card; the code that is recorded there runs here as well."""
+    monkeypatch.setattr(probe, "wants_graphs", lambda backend, _: backend != "eager")
     monkeypatch.setattr(probe, "check_graphs", lambda *_: None)
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     compiled_pieces.cache_clear()
-    try:
-        with pytest.raises(UserError, match="do not keep; audition it with backend=eager"):
-            outcome_of("audition", *words, "drafts=[tiny_eagle3]")
-    finally:
-        compiled_pieces.cache_clear()
+    yield
+    compiled_pieces.cache_clear()
+
+
+def on_a_card(run: StoredRun) -> Summary:
+    """What is said of the run, had its device been an A10G."""
+    device = {"device": "cuda", "device_name": "NVIDIA A10G", "device_memory_bytes": 24e9}
+    environment = {**run.manifest["environment"], **device}
+    return analyse(replace(run, manifest={**run.manifest, "environment": environment}))
+
+
+def fallbacks(summary: Summary) -> dict[str, Any]:
+    """What is said of models that ran eagerly, by their roles."""
+    said = [entry for entry in summary.caveats if entry.code == "engine_fallback"]
+    page = " ".join(caveats(summary))
+    assert page.count("ran eagerly, likely launch-bound") == len(said)
+    return {str(entry.values["role"]): entry.values for entry in said}
+
+
+@pytest.mark.usefixtures("graphs_on_the_cpu", "few_samples")
+@pytest.mark.parametrize(
+    ("draft", "stop", "reason"),
+    [
+        ("tiny_eagle3", "none", "no CUDA graphs, a head reads hidden states"),
+        ("tiny_good", "threshold", "no CUDA graphs, adaptive drafting reads every draft step back"),
+    ],
+)
+def test_what_runs_eagerly_on_a_card_says_so_with_its_reason(
+    draft: str, stop: str, reason: str, tmp_path: Path
+) -> None:
+    words = [*FEW, f"results_root={tmp_path}", f"draft={draft}", f"decode.stop={stop}"]
+    run = ran("sweep", *words)
+    assert run.manifest["models"]["target"]["engine"] == "lean"
+    said = fallbacks(on_a_card(run))
+    assert {role: entry["name"] for role, entry in said.items()} == {
+        "target": "tiny",
+        "draft": draft,
+    }
+    for entry in said.values():
+        assert str(entry["reason"]).startswith(reason)
+        assert not entry["plain_too"]
+
+
+@pytest.mark.usefixtures("graphs_on_the_cpu", "few_samples")
+def test_a_head_makes_no_other_draft_of_an_audition_eager(tmp_path: Path) -> None:
+    words = [*FEW, f"results_root={tmp_path}", "gpu=a10g"]
+    run = ran("audition", *words, "drafts=[tiny_eagle3,tiny_good,ngram]")
+    models = run.manifest["models"]
+    assert {role: entry["engine"] for role, entry in models.items()} == {
+        "target": "cuda_graphs",
+        "tiny_good": "cuda_graphs",
+        "tiny_eagle3": "eagle3",
+    }
+    # The head is compared with plain tokens of its own kind, which are stored apart
+    eager = "tiny, eager"
+    timed_with = {(timing.draft, timing.model) for timing in run.rounds}
+    assert timed_with == {("tiny_eagle3", eager), ("tiny_good", "tiny"), ("ngram", "tiny")}
+    steps = {(t.beside, t.model) for t in run.timings if t.role == "target"}
+    assert steps == timed_with
+    summary = on_a_card(run)
+    for kind in ("step", "verify", "round"):
+        rows = [row for row in summary.latency if (row.role, row.kind) == ("target", kind)]
+        assert {row.model for row in rows} == {"tiny", eager}
+    said = fallbacks(summary)
+    assert list(said) == ["tiny_eagle3"]
+    assert said["tiny_eagle3"]["plain_too"]
+    # What a plain token costs is that of the graphs, though the head is named first
+    (plain_s,) = (entry.plain_s for entry in summary.round_times if entry.draft == "tiny_good")
+    assert summary.price_per_hour_usd is not None
+    cost = usd_per_million_tokens(plain_s, summary.price_per_hour_usd)
+    assert summary.plain_usd_per_million_tokens == pytest.approx(cost)
+
+
+@pytest.mark.usefixtures("graphs_on_the_cpu", "few_samples")
+def test_an_audition_of_heads_alone_records_nothing(tmp_path: Path) -> None:
+    run = ran("audition", *FEW, f"results_root={tmp_path}", "drafts=[tiny_eagle3]")
+    assert {timing.model for timing in run.rounds} == {"tiny"}
+    assert set(fallbacks(on_a_card(run))) == {"target", "tiny_eagle3"}
+
+
+def test_a_sweep_of_a_head_is_refused_where_graphs_are_asked_for(tmp_path: Path) -> None:
+    words = [*WORDS, "backend=cuda_graphs", f"results_root={tmp_path}"]
+    with pytest.raises(UserError, match="which recorded graphs do not keep; use backend=eager"):
+        outcome_of("sweep", *words, "draft=tiny_eagle3")
 
 
 def test_an_entry_of_drafts_may_be_any_head() -> None:

@@ -173,8 +173,8 @@ CAVEATS: dict[str, tuple[dict[str, Any], str]] = {
         "Heads drafts at most 4 tokens a round: what is shown of it for a larger K, up to 8, is",
     ),
     "engine_fallback": (
-        {"role": "draft", "reason": "no C compiler", "compiled": False},
-        "Draft: no C compiler; its steps launch more kernels than compiled ones",
+        {"role": "draft", "name": "s", "reason": "no C compiler", "compiled": False},
+        "Draft s: no C compiler; its steps launch more kernels than compiled ones",
     ),
     "greedy_texts_differ": (
         {"equal": 3, "tie": 1, "different": 0, "not_judged": 0, **FIRST},

@@ -198,8 +198,15 @@ def _engine_fallbacks(setup: Setup) -> Iterator[Caveat]:
     """The models that did not run on the requested engine, or only on part of it."""
 
     def fallback(role: str, compiled: bool | None) -> Caveat:
-        reason = str(setup.described[role]["engine_reason"])
-        return Caveat("engine_fallback", {"role": role, "reason": reason, "compiled": compiled})
+        entry = setup.described[role]
+        values: Values = {
+            "role": role,
+            "name": str(entry.get("name") or role),
+            "reason": str(entry["engine_reason"]),
+            "compiled": compiled,
+            "plain_too": role in setup.timed_apart,
+        }
+        return Caveat("engine_fallback", values)
 
     reasons = {role: entry for role, entry in setup.described.items() if entry.get("engine_reason")}
     for role, entry in reasons.items():

@@ -208,11 +208,11 @@ def latency_rows(timings: Sequence[StepTiming]) -> list[LatencyRow]:
 
 def _round_rows(timings: Sequence[RoundTiming]) -> Iterator[LatencyRow]:
     """Seconds of a plain token, or of a round, over visits; their context is the median one."""
-    groups = grouped(timings, lambda t: (t.temperature, t.batch, t.k, t.draft if t.k else ""))
-    for (temperature, batch, k, draft), group in sorted(groups.items()):
+    groups = grouped(timings, lambda t: (t.temperature, t.batch, t.k, t.draft if t.k else t.model))
+    for (temperature, batch, k, name), group in sorted(groups.items()):
         context = round(float(np.median([t.context_tokens for t in group])))
         seconds = tuple(seconds_per_round(t) for t in group)
-        named = ("draft", draft) if k else ("target", group[0].model)
+        named = ("draft" if k else "target", name)
         row = latency_row(*named, "round", k, context, batch, seconds)
         yield replace(row, temperature=temperature)
 

@@ -296,6 +296,16 @@ class Setup:
         quoted = (f"'{word}'" if " " in word and "'" not in word else word for word in words)
         return {"environment.command": " ".join(quoted)} if words else {}
 
+    @cached_property
+    def timed_apart(self) -> frozenset[str]:
+        """The drafts of an audition for which the target did not run as it did for the others.
+
+        A head's target runs eagerly, and its times have another name than the target's.
+        """
+        named = {timing.draft: timing.model for timing in self.run.rounds}
+        apart = (draft for draft, model in named.items() if model != self.model)
+        return frozenset(apart if self.model in named.values() else ())
+
     @property
     def model_facts(self) -> tuple[ModelFacts, ...]:
         """The target and each draft that is a model."""

@@ -6,7 +6,7 @@ acceptance rule, alpha by category, whole requests and memory come from replay i
 that changes greedy texts gets no verdict.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -227,8 +227,12 @@ class PairAnalysis:
     @property
     def times_of_first_draft(self) -> dict[float, RoundSummary]:
         """By temperature, the round times of the first draft: where predictions are from."""
-        first = {at: next(iter(each.items())) for at, each in self.latencies.items() if each}
-        return {at: latency.round_summary(draft) for at, (draft, latency) in first.items()}
+        first = {at: self._first_of(each) for at, each in self.latencies.items() if each}
+        return {at: self.latencies[at][draft].round_summary(draft) for at, draft in first.items()}
+
+    def _first_of(self, drafts: Iterable[str]) -> str:
+        """The first draft; one that is timed with the target as it runs for most, if there is."""
+        return min(drafts, key=lambda draft: draft in self.setup.timed_apart)
 
     @cached_property
     def unstable(self) -> tuple[Unstable, ...]:
@@ -296,7 +300,7 @@ class PairAnalysis:
                 counts_of = self._adaptive_counts if rule == adaptive else None
                 replays = replay_drafts(traces, rule, ks, temperature, counts_of)
                 ranking = rank(replays, latencies, self.setup.weights, seed=self.setup.seed)
-                plain_s = latencies[replays.drafts[0]].rounds.plain_s
+                plain_s = latencies[self._first_of(replays.drafts)].rounds.plain_s
                 board = with_costs(ranking.leaderboard, self.setup, plain_s)
                 rankings[rule, temperature] = replace(ranking, leaderboard=board)
         return rankings

@@ -83,21 +83,20 @@ def _measured(
     """Generate, score and time what the folder lacks; torch is imported only here."""
     from harness.commands.completions import with_turns
     from harness.commands.drafts import score_drafts
-    from harness.commands.pair import backend_for, open_target
+    from harness.commands.pair import open_target
 
     names = [conf.name for conf in drafts]
     texts = stored_texts(config, names) if config.latency.measure else None
     lookups = [conf.name for conf in drafts if conf.kind in LOOKUPS]
     times = stored_times(config, names, lookups=lookups)
-    opened = replace(config, backend=backend_for(config.backend, drafts))
-    target = open_target(opened, prompts)
+    target = open_target(config, prompts, drafts)
     folder = begin(config, AUDITION, folder, target.describe())
     with measuring(folder, target.target_model.device):
         if texts is not None:
             texts.copy_to(folder)
         times.copy_to(folder)
         target = with_turns(folder, target, config)
-        score_drafts(folder, target, drafts, opened)
+        score_drafts(folder, target, drafts, config)
     return folder
 
 

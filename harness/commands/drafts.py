@@ -19,7 +19,6 @@ import torch
 from harness.analysis.latency import latency_rows
 from harness.commands.completions import completions, confidences, scores
 from harness.commands.pair import (
-    GRAPHS_KEEP_NO_STATES,
     Drafted,
     EncodedPrompt,
     HeadPair,
@@ -35,7 +34,6 @@ from harness.commands.progress import progress
 from harness.commands.time_rounds import visits_of_draft
 from harness.commands.time_steps import timed_steps
 from harness.config import HEADS, AuditionConfig, ModelConf, named_in_drafts
-from harness.decoding.protocols import recorder_of
 from harness.measurement import step_times
 from harness.measurement.target_texts import GeneratedText
 from harness.models.cached import CachedModel
@@ -206,15 +204,13 @@ def _with_draft(
     """The target with one draft, loaded and checked.
 
     Raises:
-        NotEligible: another tokenizer, or a head of a target that runs as recorded graphs.
+        NotEligible: another tokenizer.
         UserError: a draft that cannot be loaded, rewound or read, or for another target.
     """
     if conf.kind in LOOKUPS:
         answers = [trial.tokens or () for trial in folder.trials.read()]
         return LookupPair(**vars(target), draft_name=conf.name, kind=conf.kind, answers=answers)
     if conf.kind in HEADS:
-        if recorder_of(target.target_model) is not None:
-            raise NotEligible(f"{GRAPHS_KEEP_NO_STATES}; audition it with backend=eager")
         return with_head(target, conf)
     device = target.target_model.device
     draft, model = checked_draft(conf, target.target, device, target.prompts, config)
@@ -237,7 +233,7 @@ def _measured(
     pair = _with_draft(target, conf, folder, config)
     try:
         most = pair.head_model.drafts if isinstance(pair, HeadPair) else None
-        visits = visits_of_draft(folder, target, conf, pair.timed_drafting, config, most)
+        visits = visits_of_draft(folder, pair, conf, pair.timed_drafting, config, most)
         visits.up_to(0.5)
         begin = time.perf_counter()
         with progress(f"{conf.name} scores", len(texts)) as tick:
@@ -259,7 +255,7 @@ def _measured(
         described = described_draft(conf, pair.draft_entry)
         return DraftResult(traces, timings, scoring_s, described, sure)
     finally:
-        target.target_model.keep_states(())
+        pair.target_model.keep_states(())
 
 
 def described_draft(conf: ModelConf, entry: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -56,7 +56,7 @@ BACKENDS = {
     "eager": "eager",
     "cuda_graphs": "CUDA graphs",
 }
-EAGER_FOR_HEADS = "eager: a head reads hidden states, which recorded graphs do not keep"
+EAGER_FOR_HEADS = "eager for {heads}: a head reads hidden states, which recorded graphs do not keep"
 PLAN: tuple[Column[tuple[str, str]], ...] = (
     Column("what", lambda row: row[0], key=True),
     Column("how much", lambda row: row[1], flexible=True),
@@ -299,8 +299,9 @@ def _print_plan(
     config: Config, drafts: Sequence[ModelConf], rows: Rows, *more: Table | str
 ) -> None:
     """What would be run with which models, and further parts."""
-    heads = config.backend == "auto" and any(conf.kind in HEADS for conf in drafts)
-    backend = EAGER_FOR_HEADS if heads else BACKENDS[config.backend]
+    backend, heads = BACKENDS[config.backend], [d.name for d in drafts if d.kind in HEADS]
+    if heads and config.backend != "eager":
+        backend += f"; {EAGER_FOR_HEADS.format(heads=', '.join(heads))}"
     of_servers = isinstance(config, ServerConfig) and config.engine != "own"
     first: Rows = {
         **({} if of_servers else {"backend": backend}),

@@ -19,6 +19,7 @@ from harness.commands.progress import Bar, fetching, progress
 from harness.config import HEADS, AuditionConfig, DecodeConf, ModelConf, PairConfig
 from harness.decoding.heads import HeadDrafter
 from harness.decoding.lookups import DRAFTERS, LookupDrafter
+from harness.decoding.protocols import recorder_of
 from harness.decoding.sampling import SamplingParameters
 from harness.measurement import environment
 from harness.measurement.clock import undisturbed
@@ -36,7 +37,7 @@ from harness.models.heads import Head, LoadedHead
 from harness.models.load import LoadedModel, Vocabulary
 from harness.models.memory import MemoryNeed, check_fits
 from harness.models.mtp import load_mtp
-from harness.models.probe import cached_model, check_length
+from harness.models.probe import cached_model, check_length, wants_graphs
 from harness.models.tokenizer import check_thinking, encode, stop_rule
 from harness.records import LOOKUPS, NGRAM, SUFFIX, Cell, Prompt, TextKey, Trial, UserError
 from harness.storage import RunFolder
@@ -44,6 +45,7 @@ from harness.theory.acceptance import conditional
 
 WARMUP_TOKENS = 8
 GRAPHS_KEEP_NO_STATES = "a head reads hidden states, which recorded graphs do not keep"
+STEPS_READ_BACK = "adaptive drafting reads every draft step back, which a recorded graph cannot"
 
 # By the kinds of `config.HEADS`
 HEAD_READERS = {
@@ -237,8 +239,10 @@ class HeadPair(Target):
 
     @property
     def draft_entry(self) -> dict[str, Any]:
-        """The manifest's entry of the head."""
-        return {**self.head.describe(), **self.head_model.describe()}
+        """The manifest's entry of the head, which runs eagerly for its target's reason."""
+        reason = self.target_model.engine_reason
+        ran = {"engine_reason": reason} if reason else {}
+        return {**self.head.describe(), **self.head_model.describe(), **ran}
 
     def drafting(self, request: Request) -> HeadDrafter:
         """What the loop drafts with."""
@@ -277,22 +281,27 @@ def open_drafted(config: PairConfig, prompts: Sequence[Prompt]) -> Drafted:
 def _open_head_pair(config: PairConfig, prompts: Sequence[Prompt]) -> HeadPair:
     if config.backend == "cuda_graphs":
         raise UserError(f"backend=cuda_graphs: {GRAPHS_KEEP_NO_STATES}; use backend=eager")
-    backend = backend_for(config.backend, [config.draft])
-    target = _open_target(replace(config, backend=backend), prompts, config.draft)
+    target = _open_target(config, prompts, config.draft, GRAPHS_KEEP_NO_STATES)
     return with_head(target, config.draft)
 
 
-def backend_for(backend: str, drafts: Sequence[ModelConf]) -> str:
-    """The backend that `auto` stands for with these drafts: eager where one of them is a head."""
-    if backend == "auto" and any(conf.kind in HEADS for conf in drafts):
-        return "eager"
-    return backend
-
-
 def with_head(target: Target, conf: ModelConf) -> HeadPair:
-    """Load a head, and let the target keep the states that it reads."""
+    """Load a head, and let the target keep the states that it reads.
+
+    A target that runs as recorded graphs for other drafts is opened once more, eagerly, for this
+    one. It has another name, under which its times are stored apart.
+    """
     with fetching(f"loading {conf.name}", _hub_id(conf)):
         head = HEAD_READERS[conf.kind](conf, target.target)
+    if recorder_of(target.target_model) is not None:
+        loaded, graphs = target.target, target.target_model
+        with opening("eager", graphs.device.type, f"model {loaded.name}, run eagerly,"):
+            name, width = f"model={loaded.name}", graphs.vocab_size
+            eager = cached_model(
+                loaded.network, width, name, "cuda_graphs", eager_because=GRAPHS_KEEP_NO_STATES
+            )
+        named = replace(loaded, name=f"{loaded.name}, eager")
+        target = replace(target, target=named, target_model=eager)
     target.target_model.keep_states(head.network.layers)
     model = head.network.with_cache(target.target_model.vocab_size)
     return HeadPair(**vars(target), head=head, head_model=model)
@@ -317,33 +326,44 @@ def open_pair(config: PairConfig, prompts: Sequence[Prompt]) -> Pair:
     _check_memory(confs, prompts, config, device)
     target = load_model(config.model, "model", device)
     draft = load_draft(config.draft, "draft", device, target)
-    # Adaptive drafting reads every draft step back, which a recorded graph cannot
-    backend = "eager" if config.decode.stop != "none" else config.backend
+    because = STEPS_READ_BACK if config.decode.stop != "none" else None
+    backend = config.backend if because is None else "eager"
     with opening(backend, device.type, f"model {target.name}", f"draft {draft.name}"):
-        target_model, draft_model = models.open_pair(target, draft, backend)
+        target_model, draft_model = models.open_pair(target, draft, config.backend, because)
     opened = ((target, target_model), (draft, draft_model))
     first, positions = _first_turns(config, prompts, opened)
     return Pair(target, target_model, tuple(prompts), first, positions, draft, draft_model)
 
 
-def open_target(config: AuditionConfig, prompts: Sequence[Prompt]) -> Target:
-    """Load the target alone, with the same checks, the longest text's included."""
-    opened = _open_target(config, prompts)
+def open_target(
+    config: AuditionConfig, prompts: Sequence[Prompt], drafts: Sequence[ModelConf] = ()
+) -> Target:
+    """Load the target alone, with the same checks, the longest text's included.
+
+    It runs as recorded graphs, where it can, unless all of `drafts` are heads.
+    """
+    only_heads = bool(drafts) and all(conf.kind in HEADS for conf in drafts)
+    because = GRAPHS_KEEP_NO_STATES if only_heads else None
+    opened = _open_target(config, prompts, eager_because=because)
     opened.check_lengths()
     return opened
 
 
 def _open_target(
-    config: Config, prompts: Sequence[Prompt], head: ModelConf | None = None
+    config: Config,
+    prompts: Sequence[Prompt],
+    head: ModelConf | None = None,
+    eager_because: str | None = None,
 ) -> Target:
-    """The target, if there is memory for the head next to it."""
+    """The target, if there is memory for the head next to it; see `cached_model`."""
     device = resolve_device(config.device.name)
     confs = {"model": config.model} if head is None else {"model": config.model, "draft": head}
     _check_memory(confs, prompts, config, device)
     target = load_model(config.model, "model", device)
-    with opening(config.backend, device.type, f"model {target.name}"):
-        name = f"model={target.name}"
-        model = cached_model(target.network, target.vocab_size, name, config.backend)
+    shown = "eager" if eager_because else config.backend
+    with opening(shown, device.type, f"model {target.name}"):
+        name, width = f"model={target.name}", target.vocab_size
+        model = cached_model(target.network, width, name, config.backend, eager_because)
     first, positions = _first_turns(config, prompts, ((target, model),))
     return Target(target, model, tuple(prompts), first, positions)
 
@@ -377,7 +397,7 @@ def _hub_id(conf: ModelConf) -> str | None:
 def opening(backend: str, device: str, *names: str) -> AbstractContextManager[Bar]:
     """Show that models are checked, or compiled where they may be, while a block opens them."""
     models = " and ".join(names)
-    if backend == "cuda_graphs" or (backend == "auto" and device == "cuda"):
+    if wants_graphs(backend, device):
         return progress(f"compiling {models}, the first time takes minutes")
     return progress(f"checking that {models} can be rewound")
 

@@ -219,12 +219,15 @@ def load_vocabulary(conf: ModelConf, key: str) -> Vocabulary:
 
 
 def open_pair(
-    target: LoadedModel, draft: LoadedModel, backend: str = "eager"
+    target: LoadedModel,
+    draft: LoadedModel,
+    backend: str = "eager",
+    eager_because: str | None = None,
 ) -> tuple[CachedModel, CachedModel]:
     """Check the tokenizers, then wrap both with the logit width that they share.
 
     Embeddings padded to different widths are fine: no tokenizer id lies in the padding, and both
-    distributions are cut to the narrower one.
+    distributions are cut to the narrower one. `backend` and `eager_because`: see `cached_model`.
     """
     difference = tokenizer_difference(target.tokenizer, draft.tokenizer)
     if difference:
@@ -240,8 +243,8 @@ def open_pair(
             "the narrower embedding; choose a draft of the target's own family"
         )
     return (
-        cached_model(target.network, shared, f"model={target.name}", backend),
-        cached_model(draft.network, shared, f"draft={draft.name}", backend),
+        cached_model(target.network, shared, f"model={target.name}", backend, eager_because),
+        cached_model(draft.network, shared, f"draft={draft.name}", backend, eager_because),
     )
 
 

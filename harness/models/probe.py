@@ -50,21 +50,30 @@ STEPS_REASON = (
 
 
 def cached_model(
-    network: PreTrainedModel, vocab_size: int, name: str, backend: str = "eager"
+    network: PreTrainedModel,
+    vocab_size: int,
+    name: str,
+    backend: str = "eager",
+    eager_because: str | None = None,
 ) -> CachedModel:
     """Wrap `network` in the fastest forward that agrees with its own and can be rewound.
 
     `backend` is eager, cuda_graphs (which falls back to eager for a model that cannot; see its
-    `engine_reason`) or auto (cuda_graphs on CUDA, else eager). `name` is for errors.
+    `engine_reason`) or auto (cuda_graphs on CUDA, else eager). `eager_because` is why what the
+    model is for cannot be recorded, where it cannot. `name` is for errors.
     """
     settle_kernels()  # here because every timed model is opened by this function
     check_causal(network, vocab_size, name)
     no_graphs = None
-    on_cuda = next(network.parameters()).device.type == "cuda"
-    if backend == "cuda_graphs" or (backend == "auto" and on_cuda):
-        graphed, no_graphs = graphed_model(network, vocab_size, name)
-        if graphed is not None:
-            return graphed
+    device = next(network.parameters()).device
+    if wants_graphs(backend, device.type):
+        check_graphs(device, name)
+        if eager_because is None:
+            graphed, no_graphs = graphed_model(network, vocab_size)
+            if graphed is not None:
+                return graphed
+        else:
+            no_graphs = f"no CUDA graphs, {eager_because}"
     lean, why_not = lean_model(network, vocab_size)
     why_not = no_graphs or why_not
     if lean is not None:
@@ -121,10 +130,9 @@ def lean_model(network: PreTrainedModel, vocab_size: int) -> tuple[LeanModel | N
 
 
 def graphed_model(
-    network: PreTrainedModel, vocab_size: int, name: str
+    network: PreTrainedModel, vocab_size: int
 ) -> tuple[StaticModel | None, str | None]:
     """The lean forward as CUDA graphs, or why not; of uncompiled kernels where compiling fails."""
-    check_graphs(next(network.parameters()).device, name)
     reason = unsupported(network)
     if reason is not None:
         return None, f"no CUDA graphs, {reason}"
@@ -136,6 +144,11 @@ def graphed_model(
             return model, None
         uncompiled_because = f"compiling failed ({fault}): graphs of uncompiled kernels"
     return None, f"no CUDA graphs, {fault}"
+
+
+def wants_graphs(backend: str, device_type: str) -> bool:
+    """Whether a model is to run as CUDA graphs, if it can."""
+    return backend == "cuda_graphs" or (backend == "auto" and device_type == "cuda")
 
 
 def check_graphs(device: torch.device, name: str) -> None:

@@ -61,7 +61,8 @@ def draw_verify_cost(summary: Summary, across: int) -> style.Plot | None:
             panel.axhline(row.median_ms, color=colour, lw=1.0, linestyle=style.DASHED, label=label)
         style.ticks(panel, ns if len(ns) <= 12 else ns[:: -(-len(ns) // 12)], POSITIONS)
         batch = f", batch {step.batch}" if step.batch > 1 else ""
-        after = f"after {step.context_tokens} tokens of context{batch}"
+        of = "" if step.model == summary.run.model else f"{step.model} "
+        after = f"{of}after {step.context_tokens} tokens of context{batch}"
         panel.set_title("step times as typed" if step.samples == 0 else after)
     return style.plot("verify_cost.svg", COST_CAPTION, figure, COST_UNDER)
 

@@ -35,10 +35,15 @@ def _generation_settings(values: Quoted) -> str:
 
 
 def _engine_fallback(values: Quoted) -> str:
-    cause = f"{values['role']}: {values['reason']}; its steps"
+    role, name = values["role"], values["name"]
+    cause = f"{role if role == name else f'{role} {name}'}: {values['reason']}"
     if values["compiled"] is False:
-        return f"{cause} launch more kernels than compiled ones, which takes longer"
-    return f"{cause} ran eagerly, likely launch-bound"
+        return f"{cause}; its steps launch more kernels than compiled ones, which takes longer"
+    ran = "its rounds, and the plain tokens that its speedup compares them with,"
+    return (
+        f"{cause}; {ran if values['plain_too'] else 'its steps'} ran eagerly, likely launch-bound:"
+        " v(n), c and round times are then largely those of this loop's Python"
+    )
 
 
 def _number_of(number: object, one: str, several: str) -> str:

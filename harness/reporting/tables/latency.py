@@ -181,12 +181,17 @@ def _visits(summary: Summary, times: RoundSummary, k: int) -> LatencyRow | None:
 
 
 def verify_curves(summary: Summary) -> list[list[Forward]]:
-    """The target's forwards over n positions, n ascending: one list per timed context and batch."""
-    verifies = grouped(where(summary.latency, role="target", kind="verify"), _where)
+    """The target's forwards over n positions, n ascending: one list per timed context and batch.
+
+    Of a target that ran eagerly for some drafts, they are under the name that it has there.
+    """
+    verifies = grouped(
+        where(summary.latency, role="target", kind="verify"), lambda row: (row.model, *_where(row))
+    )
     return [
-        [Forward(row, step) for row in sorted(verifies[_where(step)], key=lambda row: row.tokens)]
+        [Forward(row, step) for row in sorted(timed, key=lambda row: row.tokens)]
         for step in where(summary.latency, role="target", kind="step")
-        if _where(step) in verifies
+        if (timed := verifies.get((step.model, *_where(step))))
     ]
 
 
@@ -204,7 +209,8 @@ def verify_tables(summary: Summary) -> list[Table]:
     for curve in verify_curves(summary):
         step = curve[0].step
         batch = f", batch {step.batch}" if step.batch > 1 else ""
-        title = f"What verifying costs the target, after {step.context_tokens} tokens of context"
+        of = "the target" if step.model in ("", None, summary.run.model) else step.model
+        title = f"What verifying costs {of}, after {step.context_tokens} tokens of context"
         made.append(table(title + batch, (*VERIFY, unstable), curve, notes=notes))
     return made
 
