@@ -11,7 +11,8 @@ kernels as the full model:
 
 - it runs as compiled CUDA graphs, and did not fall back;
 - every forward (eager, recorded, recorded and compiled, each kind of attention) has the logits of
-  transformers' own forward; error and time of each are printed;
+  transformers' own forward; error and time of each are printed. Where one that no command uses is
+  wrong, or does not run, that is a note, and the run goes on;
 - eager attention has them for 1 to 17 positions over short and long contexts;
 - speculative text equals plain text at temperature 0, with a poor draft and with the target itself;
 - nothing is compiled again afterwards.
@@ -95,8 +96,8 @@ SMOKE_CONTEXTS = (1, 2, 7, 24, 119, 120, 127, 128, 129, 500, 640)
 SMOKE_POSITIONS = range(1, 18)
 VOCAB_IN_PROMPTS = 500
 IN_A_ROW = 4
-# Entries of a smoke step that are printed first, without their names
-SHOWN_FIRST = ("step", "seconds")
+# Entries of a smoke step that are printed first, without their names, or on a line of their own
+SHOWN_APART = ("step", "seconds", "note")
 
 
 @dataclass(frozen=True)
@@ -160,21 +161,27 @@ class Smoke:
     steps: list[dict[str, Any]]
 
     @contextmanager
-    def step(self, what: str) -> Iterator[dict[str, Any]]:
+    def step(self, what: str, *, used: bool = True) -> Iterator[dict[str, Any]]:
+        """One step; what goes wrong stops the run if a command uses what is checked."""
         entry: dict[str, Any] = {"step": what}
         self.steps.append(entry)
         start = time.monotonic()
         try:
             yield entry
-        except Stopped:
-            raise
         except Exception as error:
-            raise Stopped(f"{what}: {type(error).__name__}: {error}") from error
+            wrong = error
+            if not isinstance(error, Stopped):
+                wrong = Stopped(f"{what}: {type(error).__name__}: {error}")
+            if used:
+                raise wrong from error
+            entry["note"] = f"{wrong}; no command uses it"
         finally:
             entry["seconds"] = time.monotonic() - start
-        results = [f"{key} {value}" for key, value in entry.items() if key not in SHOWN_FIRST]
+        results = [f"{key} {value}" for key, value in entry.items() if key not in SHOWN_APART]
         line = f"  {what}: {entry['seconds']:.1f} s{': ' if results else ''}{', '.join(results)}"
         self.console.print(line, soft_wrap=True)
+        if "note" in entry:
+            self.console.print(f"  note: {entry['note']}", soft_wrap=True, markup=False)
 
 
 def smoke_run(asked: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
@@ -211,27 +218,39 @@ def smoke_run(asked: argparse.Namespace, console: Console) -> list[dict[str, Any
     return smoke.steps
 
 
-def implementations(opened_model: Opened) -> dict[str, Callable[[], CachedModel]]:
-    """Every forward of a network by name; "as opened" is the one that the benchmark times."""
+@dataclass(frozen=True)
+class Implementation:
+    """A forward of a network, and whether a command uses it."""
+
+    make: Callable[[], CachedModel]
+    used: bool = True
+
+
+def implementations(opened_model: Opened) -> dict[str, Implementation]:
+    """Every forward of a network by name; "as opened" is the one that the benchmark times.
+
+    Heads, adaptive drafting and backend=eager use "eager".
+    """
     network, width = opened_model.model.network, opened_model.model.vocab_size
-    forwards: dict[str, Callable[[], CachedModel]] = {"as opened": lambda: opened_model.model}
+    forwards = {"as opened": Implementation(lambda: opened_model.model)}
     if unsupported(network) is not None:
         return forwards
-    forwards["eager"] = lambda: LeanModel(network, width)
-    forwards["fixed shapes"] = lambda: StaticModel(network, width, compiled=False)
+    forwards["eager"] = Implementation(lambda: LeanModel(network, width))
+    forwards["fixed shapes"] = Implementation(lambda: StaticModel(network, width, compiled=False))
     # Compiled on a card only
     for name in pieces.ATTENTIONS if opened_model.model.device.type == "cuda" else ():
-        forwards[f"compiled, {name} attention"] = partial(
-            StaticModel, network, width, attention=name
+        forwards[f"compiled, {name} attention"] = Implementation(
+            partial(StaticModel, network, width, attention=name),
+            used=name == pieces.CHOSEN_ATTENTION,
         )
     return forwards
 
 
 def _forwards(smoke: Smoke, opened_model: Opened, asked: argparse.Namespace) -> None:
     """Compare each forward with transformers': the error of its logits, and the time of a step."""
-    for name, make in implementations(opened_model).items():
-        with smoke.step(f"{opened_model.name}: {name}") as entry:
-            model = make()
+    for name, forward in implementations(opened_model).items():
+        with smoke.step(f"{opened_model.name}: {name}", used=forward.used) as entry:
+            model = forward.make()
             model.reserve(asked.context + asked.new_tokens + max(POST) + 2)
             error = forward_error(model)
             entry["error"] = f"{error:.2g}"

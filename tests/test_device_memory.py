@@ -7,6 +7,7 @@ fusing make is given to a simulated caching allocator (`caching_allocator`).
 import json
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import pytest
 import torch
 from caching_allocator import CachingAllocator, watching
 from fake_cuda import DEVICE, fake_cuda
-from random_models import copy_tokenizer
-from transformers import AutoModelForCausalLM, modeling_utils
+from random_models import copy_tokenizer, qwen3, save, small
+from stubs import decoded, generation_of
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config, modeling_utils
 
 from harness.cli import compose
 from harness.config import ModelConf
@@ -24,6 +26,7 @@ from harness.models import memory
 from harness.models.dummy import config_of
 from harness.models.lean.weights import Weights, unsupported, weights_of
 from harness.models.load import load
+from harness.models.probe import cached_model
 
 CARD_BYTES = 85_000_000_000
 WEIGHTS = "model.safetensors"
@@ -140,3 +143,28 @@ def test_a_block_allocated_ahead_would_leave_holes(
     monkeypatch.setattr(loading, "without_warm_up", nullcontext)
     allocator, _ = loaded_and_fused(name, tmp_path, card)
     assert allocator.reserved - allocator.allocated > holes
+
+
+def qwen2() -> PreTrainedModel:
+    """With biases, and an output head of its own."""
+    return small(Qwen2Config, vocab_size=1024, tie_word_embeddings=False)
+
+
+@pytest.mark.parametrize("build", [qwen3, qwen2])
+def test_accelerates_loading_gives_the_weights_and_texts_of_the_plain_one(
+    build: Callable[[], PreTrainedModel], tmp_path: Path
+) -> None:
+    """On a card weights go through accelerate's device_map; here the CPU takes its place."""
+    conf = ModelConf(name="x", id=str(save(build(), tmp_path / "x")))
+    plain, network = (
+        load(replace(conf, device_map=placed), "model", torch.device("cpu")).network
+        for placed in (None, "cpu")
+    )
+    before, after = plain.state_dict(), network.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    # As a card's: fused, and not taken for offloaded
+    models = [cached_model(each, 1024, "model=x", "auto") for each in (plain, network)]
+    assert [model.engine for model in models] == ["lean", "lean"]
+    texts = [decoded(model, None, generation_of([3, 1, 4], 12, 0)) for model in models]
+    assert texts[0] == texts[1]

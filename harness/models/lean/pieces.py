@@ -162,6 +162,9 @@ def fused_attention(query: Tensor, keys: Tensor, values: Tensor, positions: Posi
 
 
 ATTENTIONS: dict[str, Attention] = {"split": split_attention, "fused": fused_attention}
+# What every command runs. "fused" has never run on a card, so nothing chooses it before the smoke
+# run of benchmarks/gpu.py has compared the two there
+CHOSEN_ATTENTION = "split"
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ from transformers import PreTrainedModel
 
 from harness.models.lean.model import LeanModel
 from harness.models.lean.pieces import (
+    CHOSEN_ATTENTION,
     Pieces,
     Positions,
     compiled_pieces,
@@ -78,14 +79,13 @@ class StaticModel(LeanModel):
         vocab_size: int,
         *,
         compiled: bool = True,
-        attention: str = "split",
+        attention: str = CHOSEN_ATTENTION,
     ) -> None:
         """Take the network's weights.
 
         Args:
             compiled: whether layers, and the last norm with the head, are compiled.
-            attention: a key of `ATTENTIONS`. "fused" has never run on a card, so nothing chooses
-                it before the smoke run of benchmarks/gpu.py has compared the two there.
+            attention: a key of `ATTENTIONS`.
         """
         self._compiled = compiled
         self._pieces = compiled_pieces() if compiled else Pieces(run_layer, finish)
