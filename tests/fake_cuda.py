@@ -7,7 +7,7 @@ pass of recorded work runs, and hold the pass that is captured against the passe
 
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -81,6 +81,11 @@ class _Watch(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.operations: list[Operation] = []
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Under any other mode torch.compile steps aside."""
+        return True
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -156,8 +161,11 @@ class _Stream:
 
 
 @contextmanager
-def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
-    """Within the block a StaticModel made of a network `moved` here records on fake CUDA."""
+def fake_cuda(monkeypatch: pytest.MonkeyPatch, *, fakes: bool = True) -> Iterator[FakeCuda]:
+    """Within the block a StaticModel made of a network `moved` here records on fake CUDA.
+
+    Without `fakes` its tensors are already those of another mode (`generated_code`).
+    """
     fake = FakeCuda()
 
     class Graph:
@@ -183,7 +191,9 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: fake.capture())
-    with FakeTensorMode(), _WithoutGuards():
+    with ExitStack() as stack:
+        for mode in (FakeTensorMode, _WithoutGuards) if fakes else ():
+            stack.enter_context(mode())
         yield fake
 
 

@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from fake_cuda import DEVICE, FakeCuda, fake_cuda, moved
 from random_models import qwen3, small
 from stubs import decoded, generation_of
 from torch._inductor import config as inductor_settings
+from torch.torch_version import TorchVersion
 from transformers import PreTrainedModel, Qwen3MoeConfig
 
 from harness.decoding import loops
@@ -23,6 +25,7 @@ from harness.models.cached import CachedModel
 from harness.models.lean.pieces import compiled_pieces
 from harness.models.lean.static import WARMUP, StaticModel
 from harness.records import RULES, Rule
+from tests.generated_code import code_for_a_card
 
 PROMPT = [3, 1, 4, 1, 5]
 K = 2
@@ -177,6 +180,33 @@ def test_what_would_compile_inside_a_capture_raises(cuda: FakeCuda) -> None:
     with pytest.raises(RuntimeError, match=r"recording a CUDA graph failed.*fail_on_recompile"):
         model.recorded("compiles", work, torch.tensor([3], device=DEVICE))
     assert not cuda.captured
+
+
+@pytest.mark.compiled
+@pytest.mark.filterwarnings("default")
+def test_a_capture_of_compiled_layers_runs_what_the_warm_up_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Attention in pieces, as every command runs it, through what inductor makes for a card."""
+    pytest.importorskip("triton", reason="needs the Triton wheel (extra gpu-tests)")
+    if torch.__version__ < TorchVersion("2.13"):
+        pytest.skip(f"torch {torch.__version__} compiles for no fake tensors of another's mode")
+    model = StaticModel(dense().to("meta", torch.bfloat16), 100, attention="split")
+    with code_for_a_card() as (on_card, codes), torch.inference_mode():
+        for name in ("weights", "_caches", "_cos", "_sin", "_places", "_order", "_base"):
+            setattr(model, name, on_card(getattr(model, name)))
+        model._home = DEVICE
+        with mock.patch("torch.cuda.is_available", return_value=True):
+            model._pieces = compiled_pieces.__wrapped__()
+        with fake_cuda(monkeypatch, fakes=False) as cuda:
+            # A layer and the head, for one position and for several, whatever their number
+            for count, compiled, captured in ((1, 2, 1), (3, 4, 2), (1, 4, 2), (5, 4, 3)):
+                tokens = torch.zeros(count, dtype=torch.long, device=DEVICE)
+                assert model.forward(tokens).shape == (count, 100)
+                assert (len(codes), len(cuda.captured)) == (compiled, captured)
+                # What the compiled layers run on their inputs is in what was watched
+                assert len(cuda.captured[-1]) > 100
+    assert all("bmm_dtype" in code for code in codes[::2])
 
 
 # What is compiled with which options
