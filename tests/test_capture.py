@@ -191,7 +191,8 @@ def test_a_capture_of_compiled_layers_runs_what_the_warm_up_compiled(
     pytest.importorskip("triton", reason="needs the Triton wheel (extra gpu-tests)")
     if torch.__version__ < TorchVersion("2.13"):
         pytest.skip(f"torch {torch.__version__} compiles for no fake tensors of another's mode")
-    model = StaticModel(dense().to("meta", torch.bfloat16), 100, attention="split")
+    network: Any = dense()
+    model = StaticModel(network.to("meta", torch.bfloat16), 100, attention="split")
     with code_for_a_card() as (on_card, codes), torch.inference_mode():
         for name in ("weights", "_caches", "_cos", "_sin", "_places", "_order", "_base"):
             setattr(model, name, on_card(getattr(model, name)))
