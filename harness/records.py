@@ -215,6 +215,10 @@ class Trial:
             where none was asked.
         one_token_s: a server's request for one token, which was taken off this request to give
             decode_s; None where the clock tells decoding apart, and in older runs.
+        user_s: of a server's request, from sending it to its whole answer on the client's clock,
+            whatever the run's; None of other runs, and of older ones.
+        user_decode_s: of that, after the first token: by the server's clock where it tells, else
+            what a request for one token did not take.
     """
 
     cell: str
@@ -252,6 +256,8 @@ class Trial:
     logprobs: tuple[float, ...] | None = None
     one_token_s: float | None = None
     counted_accepted: int | None = None
+    user_s: float | None = None
+    user_decode_s: float | None = None
 
     @property
     def key(self) -> TextKey:
@@ -463,6 +469,8 @@ class LoadTiming:
         rounds: of each; None where the engine does not tell.
         user_s: of each, from sending it to its whole answer, on the client's clock.
         seconds: of the whole load, on the run's clock; with a rate, on the client's.
+        user_decode_s: of each, what of `user_s` came after its first token, by the server's clock;
+            None where it does not tell, empty in older runs.
     """
 
     visit: int
@@ -479,6 +487,7 @@ class LoadTiming:
     rounds: tuple[int | None, ...]
     user_s: tuple[float, ...]
     seconds: float
+    user_decode_s: tuple[float | None, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1052,6 +1052,50 @@ class ServedGate:
 
 
 @dataclass(frozen=True)
+class Percentiles:
+    """Of a time over requests, in seconds; None where there are too few requests to tell."""
+
+    p50: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+
+
+@dataclass(frozen=True)
+class UserLatency:
+    """What those who send requests to a server wait for, at one K under one load."""
+
+    temperature: float
+    k: int
+    # Of requests that were sent one by one and of a closed loop: how many are in flight. `rate`:
+    # arrivals per second, where they arrive at random. `load`: whether it is one of `LoadCell`s'.
+    concurrency: int | None
+    rate: float | None
+    load: bool
+    clock: Literal["client", "engine"]  # "engine": of runs that did not store what the client saw
+    requests: int = 0
+    # Until the first token; of each further one (seconds after the first / tokens after it); of the
+    # whole answer. None where the server does not tell them apart.
+    first_token: Percentiles | None = None
+    per_token: Percentiles | None = None
+    request: Percentiles | None = None
+
+
+@dataclass(frozen=True)
+class OtherK:
+    """What gains more at another K than at the one to serve: a prompt set, or a temperature."""
+
+    temperature: float
+    prompt_set: str  # "all": the whole workload, at a temperature that is not the headline's
+    k: int  # its own fastest
+    speedup: float
+    served_k: int  # the headline's; 0 where nothing pays on the whole workload
+    served_speedup: float  # at that K
+    # ratio_lo, ratio_hi: of speedup / served_speedup over prompts; None with too few of them.
+    ratio_lo: float | None
+    ratio_hi: float | None
+
+
+@dataclass(frozen=True)
 class ServedCosts:
     """What decoding costs on a server at one temperature; round times are in `RoundSummary`."""
 
@@ -1075,7 +1119,6 @@ class LoadCell:
     requests: int
     tokens_per_second: float  # of all requests together
     ms_per_token: float  # of one user: request seconds / tokens, the median
-    p95_s: float  # 95th percentile of a request's seconds
     # throughput_ratio: to plain decoding under the same load; spread: of repetitions, relative.
     throughput_ratio: float | None = None
     predicted_ratio: float | None = None
@@ -1128,6 +1171,7 @@ class ServedK:
     own_predicted: float | None  # from our own loop's round times; None where not known
     tokens_per_round: float | None
     round_cost: float | None  # R(K) / R(0): what a round costs in plain tokens
+    request_speedup: float | None = None  # `speedup` of whole requests, prefills among them
 
 
 NotPredicted = Literal[
@@ -1166,6 +1210,8 @@ class ServedSummary:
     commands: tuple[ServerCommand, ...] = ()  # that started it; empty where it ran before
     cells: tuple[ServedCell, ...] = ()
     by_k: tuple[ServedK, ...] = ()
+    other_ks: tuple[OtherK, ...] = ()
+    latencies: tuple[UserLatency, ...] = ()  # by temperature, load and K
     gates: tuple[ServedGate, ...] = ()
     costs: tuple[ServedCosts, ...] = ()
     not_predicted: NotPredicted | None = None

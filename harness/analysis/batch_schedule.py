@@ -35,7 +35,6 @@ from harness.summary import LoadCell, Schedule, ScheduleEntry
 from harness.theory.batching import BatchTimes, closed_loop
 from harness.theory.replay import replay_texts
 
-PERCENTILE = 95
 # The quantile of a load's visits that is taken as its time
 UNDISTURBED = 0.25
 # A lead that counts where the spread of visits is not known
@@ -442,21 +441,27 @@ def spread(pairs: Iterable[tuple[float, float]]) -> float | None:
 def load_cells(timings: Sequence[LoadTiming], totals: Sequence[Throughput]) -> list[LoadCell]:
     """What a report shows of loads at one temperature: closed loops, then rates."""
 
-    def requests(t: LoadTiming) -> tuple[int, float, str, int]:
-        return (t.concurrency or 0, t.rate or 0.0, t.group, t.k)
-
     def cell(t: LoadTiming) -> tuple[bool, int, float, int]:
         return (t.concurrency is None, t.concurrency or 0, t.rate or 0.0, t.k)
 
-    budgets = {
-        name: max(sum(t.budgets) for t in made) for name, made in grouped(timings, requests).items()
-    }
-    full = (t for t in timings if sum(t.budgets) == budgets[requests(t)])
     ratios = {(row.concurrency, row.k): row for row in totals}
     return [
         _load_cell(made, ratios.get((concurrency, k)))
-        for (_, concurrency, _, k), made in sorted(grouped(full, cell).items())
+        for (_, concurrency, _, k), made in sorted(grouped(full_loads(timings), cell).items())
     ]
+
+
+def full_loads(timings: Iterable[LoadTiming]) -> list[LoadTiming]:
+    """Those whose requests had their full budgets, of one temperature or several."""
+
+    def requests(t: LoadTiming) -> tuple[float, int, float, str, int]:
+        return (t.temperature, t.concurrency or 0, t.rate or 0.0, t.group, t.k)
+
+    full: list[LoadTiming] = []
+    for made in grouped(timings, requests).values():
+        most = max(sum(each.budgets) for each in made)
+        full += [each for each in made if sum(each.budgets) == most]
+    return full
 
 
 def _load_cell(made: Sequence[LoadTiming], total: Throughput | None) -> LoadCell:
@@ -473,7 +478,6 @@ def _load_cell(made: Sequence[LoadTiming], total: Throughput | None) -> LoadCell
         if total is None
         else total.tokens / total.seconds[0],
         ms_per_token=1e3 * float(np.median(user_s / tokens)),
-        p95_s=float(np.percentile(user_s, PERCENTILE)),
         throughput_ratio=None if total is None else total.measured,
         predicted_ratio=None if total is None else total.predicted,
         spread=None if total is None else total.spread,

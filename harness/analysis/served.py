@@ -9,7 +9,7 @@ our own loop's rounds would have predicted stands next to it.
 A temperature at which a speculating server is not lossless (`server_gate`) gets no verdict.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -33,12 +33,14 @@ from harness.analysis.server_costs import (
     seconds_of_rounds,
     speedup_variance,
     timed_rounds,
+    undisturbed,
 )
 from harness.analysis.server_gate import gate_caveats, gates
 from harness.analysis.setup import Setup
 from harness.analysis.unstable import impossible, unstable_cells
+from harness.analysis.user_latency import one_by_one, under_load
 from harness.analysis.verdict import Candidate, Evidence, Timed, evidence_from_trials
-from harness.records import GREEDY, LatencyRow, ResultRow, RoundTiming, grouped
+from harness.records import GREEDY, LatencyRow, ResultRow, RoundTiming, Trial, grouped
 from harness.serving.counting import Counting
 from harness.stats.jackknife import Array, Interval, enough_prompts, speedup_interval
 from harness.summary import (
@@ -46,6 +48,7 @@ from harness.summary import (
     Caveat,
     Doubt,
     NotPredicted,
+    OtherK,
     RoundSummary,
     ServedCell,
     ServedCosts,
@@ -60,6 +63,8 @@ from harness.summary import (
 from harness.theory.replay import Replayed
 from harness.theory.speedup import RoundTimes
 
+# What gains more at another K by less than this share is not worth a sentence
+LEAST_GAIN = 0.01
 # Our own loop takes every token from a round, and always drafts K
 OWN_LOOP = Counting(first_position=0, shortens_last_draft=False)
 
@@ -374,6 +379,8 @@ class ServedRun(ServedTexts):
             if entry.question.source != "measured":
                 continue
             costs = self.costs_by_temperature.get(temperature)
+            whole = self._evidence(self._whole_requests(temperature), temperature)
+            request_speedups = whole.speedups(self.setup.weights)
             for name, speedup in evidence.speedups(self.setup.weights).items():
                 done = [
                     trial
@@ -390,7 +397,93 @@ class ServedRun(ServedTexts):
                     round_cost=costs.times.relative(name.k)
                     if costs and costs.times.covers(name.k)
                     else None,
+                    request_speedup=request_speedups.get(name),
                 )
+
+    def _whole_requests(self, temperature: float) -> list[Trial]:
+        """The trials of a temperature, their prefills part of the decoding, by the run's clock.
+
+        That is the client's where the server's is: loads are timed by it.
+        """
+
+        def before_s(trial: Trial) -> float | None:
+            client = self.engine.clock == "engine" and trial.user_s is not None
+            decode_s = trial.user_decode_s if client else 0.0
+            request_s = trial.user_s if client else trial.prefill_s
+            return None if request_s is None or decode_s is None else request_s - decode_s
+
+        def cell(trial: Trial) -> tuple[str, str, int]:
+            return (trial.prompt_set, trial.prompt, trial.k)
+
+        visits = [trial for trial in completed(self.trials) if trial.temperature == temperature]
+        known = {
+            name: undisturbed([each for each in starts if each is not None])
+            for name, made in grouped(visits, cell).items()
+            if None not in (starts := [before_s(trial) for trial in made])
+        }
+        return [
+            replace(trial, decode_s=trial.decode_s + known[cell(trial)])
+            for trial in completed(self.settled)
+            if trial.temperature == temperature
+            if trial.decode_s is not None and cell(trial) in known
+        ]
+
+    def other_ks(self) -> Iterator[OtherK]:
+        """What gains more at another K than at the headline's.
+
+        A prompt set of the headline's temperature, or the whole workload at another one. Nothing
+        where the headline is undecided, or speculation is in doubt.
+        """
+        asked = [
+            entry
+            for entry in self.answered
+            if entry.question.engine == self.engine.name and entry.question.source == "measured"
+        ]
+        speculates = [entry for entry in asked if entry.verdicts[0].speculate]
+        first = next(iter([*speculates, *asked]), None)
+        if first is None or first.verdicts[0].decision == "undecided":
+            return
+        served_k, weights = first.verdicts[0].k, self.setup.weights
+        evidence = first.question.evidence
+        sets = [name for name in sorted(set(evidence.prompt_sets)) if (weights or {}).get(name, 1)]
+        for name in sets if len(sets) > 1 else ():
+            yield from self._other_k(evidence.only([name]), name, served_k, None)
+        for entry in asked:
+            if entry is not first and self._doubt(entry.question) is None:
+                yield from self._other_k(entry.question.evidence, "all", served_k, weights)
+
+    def _other_k(
+        self,
+        evidence: Evidence,
+        prompt_set: str,
+        served_k: int,
+        weights: Mapping[str, float] | None,
+    ) -> Iterator[OtherK]:
+        """The fastest K of some prompts, where it is another and gains more."""
+        timed = {0: evidence.baseline, **{name.k: t for name, t in evidence.candidates.items()}}
+        gains = evidence.speedups(weights).items()
+        speedups = {0: 1.0, **{name.k: speedup for name, speedup in gains}}
+        k = max(speedups, key=lambda each: speedups[each])
+        if served_k not in speedups or speedups[k] < (1.0 + LEAST_GAIN) * speedups[served_k]:
+            return
+        interval = speedup_interval(
+            timed[served_k].seconds,
+            timed[served_k].tokens,
+            timed[k].seconds,
+            timed[k].tokens,
+            evidence.prompt_sets,
+            weights,
+        )
+        yield OtherK(
+            temperature=evidence.temperature,
+            prompt_set=prompt_set,
+            k=k,
+            speedup=speedups[k],
+            served_k=served_k,
+            served_speedup=speedups[served_k],
+            ratio_lo=interval and interval.lo,
+            ratio_hi=interval and interval.hi,
+        )
 
     def positions(self) -> Iterator[AcceptanceByPosition]:
         """Replayed acceptance by position at each verdict's K."""
@@ -442,14 +535,14 @@ class ServedRun(ServedTexts):
             done = (t for t in completed(self.settled) if t.temperature == temperature)
             if any(trial.decode_s is None for trial in done):  # records without a time of decoding
                 continue
-            costs = self.costs_by_temperature.get(temperature)
-            evidence = evidence_from_trials(
-                self.settled,
-                draft=self.setup.draft,
-                temperature=temperature,
-                times=costs.times if costs else None,
-            )
+            evidence = self._evidence(self.settled, temperature)
             yield Question(evidence, (self.engine.rule,), "measured", self.engine.name)
+
+    def _evidence(self, trials: Sequence[Trial], temperature: float) -> Evidence:
+        """Seconds per prompt of one temperature's trials."""
+        costs, draft = self.costs_by_temperature.get(temperature), self.setup.draft
+        times = costs.times if costs else None
+        return evidence_from_trials(trials, draft=draft, temperature=temperature, times=times)
 
     def _own_questions(self) -> Iterator[Question]:
         """The same on our own loop, predicted; none of its own run."""
@@ -522,6 +615,11 @@ class ServedRun(ServedTexts):
             commands=engine.commands,
             cells=tuple(self.cells()),
             by_k=tuple(self.by_k()),
+            other_ks=tuple(self.other_ks()),
+            latencies=(
+                *one_by_one(self.trials, engine, self.setup.weights),
+                *under_load(self.setup.run.loads, engine, self.setup.weights),
+            ),
             gates=self.gates,
             costs=tuple(
                 ServedCosts(

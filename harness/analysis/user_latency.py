@@ -1,0 +1,144 @@
+"""What users of a server wait for: the first token, each further one, and the whole answer.
+
+A request is one prompt in one visit, as it was, on the client's clock; a speedup rests on times
+that are settled over visits, and a wait is whatever it was. The server's own clock says what came
+after the first token, so what is left is the wait for it: the queue, the prefill and the way there.
+Tokens of a round arrive in bundles, so the time per token is the request's, not between two tokens.
+
+A percentile is of the whole workload, in which prompt sets count by their weights. It is given
+where at least one request is expected beyond it: p50 from 2 requests on, p95 from 20, p99 from 100.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from harness.analysis.batch_schedule import full_loads
+from harness.records import LoadTiming, ServingEngine, Trial, grouped, set_of
+from harness.stats.jackknife import token_weights
+from harness.summary import Percentiles, UserLatency
+
+PERCENTS = (50, 95, 99)
+
+
+@dataclass(frozen=True)
+class _Waited:
+    """One request; None where the server does not tell.
+
+    Attributes:
+        first_token_s: until its first token.
+        per_token_s: of each token after it.
+        request_s: of the whole answer.
+    """
+
+    prompt_set: str
+    first_token_s: float | None
+    per_token_s: float | None
+    request_s: float | None
+
+
+def one_by_one(
+    trials: Sequence[Trial], engine: ServingEngine, weights: Mapping[str, float] | None
+) -> Iterator[UserLatency]:
+    """By temperature and K, of requests that were sent outside of a load.
+
+    Args:
+        trials: every visit's; those of a run that did not store what the client saw are taken by
+            the server's clock, where that is the run's.
+        engine: that served.
+        weights: of the prompt sets, equal if None.
+    """
+    done = [trial for trial in trials if trial.status == "ok"]
+    seen = [trial for trial in done if trial.user_s is not None]
+    clock: Literal["client", "engine"] = "client" if seen else "engine"
+    if not seen:
+        seen = done if engine.clock == "engine" else []
+    for (temperature, k), made in sorted(grouped(seen, lambda t: (t.temperature, t.k)).items()):
+        waited = [_of_trial(trial, engine) for trial in made]
+        side_by_side = max(trial.concurrency for trial in made)
+        row = UserLatency(temperature, k, side_by_side, None, load=False, clock=clock)
+        yield from _with_percentiles(row, waited, weights)
+
+
+def _of_trial(trial: Trial, engine: ServingEngine) -> _Waited:
+    request_s, decode_s = trial.user_s, trial.user_decode_s
+    if request_s is None:
+        decode_s = trial.decode_s
+        if decode_s is not None and trial.prefill_s is not None:
+            request_s = trial.prefill_s + decode_s
+    return _waited(trial.prompt_set, request_s, decode_s, trial.new_tokens or 0, engine)
+
+
+def under_load(
+    timings: Sequence[LoadTiming], engine: ServingEngine, weights: Mapping[str, float] | None
+) -> Iterator[UserLatency]:
+    """By temperature, load and K, closed loops first; arguments as of `one_by_one`."""
+
+    def load(t: LoadTiming) -> tuple[float, bool, int, float, int]:
+        return (t.temperature, t.concurrency is None, t.concurrency or 0, t.rate or 0.0, t.k)
+
+    for (temperature, *_, k), made in sorted(grouped(full_loads(timings), load).items()):
+        waited = [each for timing in made for each in _of_load(timing, engine)]
+        first = made[0]
+        row = UserLatency(temperature, k, first.concurrency, first.rate, load=True, clock="client")
+        yield from _with_percentiles(row, waited, weights)
+
+
+def _of_load(timing: LoadTiming, engine: ServingEngine) -> Iterator[_Waited]:
+    decode_s = timing.user_decode_s or (None,) * len(timing.user_s)
+    first = engine.first_position
+    prefilled = 1 if first is None else first
+    for user_s, each_s, returned in zip(timing.user_s, decode_s, timing.returned, strict=True):
+        yield _waited(set_of(timing.group), user_s, each_s, returned - prefilled, engine)
+
+
+def _waited(
+    prompt_set: str,
+    request_s: float | None,
+    decode_s: float | None,
+    tokens: int,
+    engine: ServingEngine,
+) -> _Waited:
+    """Of a request whose `tokens` took `decode_s` of it; our own loop's first is among these."""
+    first_s = None
+    if request_s is not None and decode_s is not None and engine.first_position != 0:
+        first_s = request_s - decode_s
+    per_token_s = decode_s / tokens if decode_s is not None and tokens else None
+    return _Waited(prompt_set, first_s, per_token_s, request_s)
+
+
+def _with_percentiles(
+    row: UserLatency, waited: Sequence[_Waited], weights: Mapping[str, float] | None
+) -> Iterator[UserLatency]:
+    """The row with its numbers; none where no prompt set of it counts."""
+    counted = [each for each in waited if weights is None or weights.get(each.prompt_set, 1.0) > 0]
+    if counted:
+        names = [each.prompt_set for each in counted]
+        yield replace(
+            row,
+            requests=len(counted),
+            first_token=_percentiles(names, [w.first_token_s for w in counted], weights),
+            per_token=_percentiles(names, [w.per_token_s for w in counted], weights),
+            request=_percentiles(names, [w.request_s for w in counted], weights),
+        )
+
+
+def _percentiles(
+    prompt_sets: Sequence[str], times: Sequence[float | None], weights: Mapping[str, float] | None
+) -> Percentiles | None:
+    """Of the times that are known, each of a prompt set; None of none."""
+    known = [pair for pair in zip(prompt_sets, times, strict=True) if pair[1] is not None]
+    if not known:
+        return None
+    names, seconds = zip(*known, strict=True)
+    weight = token_weights(names, np.ones(len(names)), weights)
+
+    def percentile(percent: int) -> float | None:
+        if len(known) * (100 - percent) < 100:
+            return None
+        # The method that takes weights
+        return float(np.percentile(seconds, percent, weights=weight, method="inverted_cdf"))
+
+    return Percentiles(*map(percentile, PERCENTS))
