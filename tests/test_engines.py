@@ -370,6 +370,11 @@ def test_a_clock_without_a_prefill_apart_is_read_for_one_token_too(served: Serve
     untimed = replace(by_cpu, completion=replace(by_cpu.completion, decode_s=None))
     whole, one = untimed.completion.request_s, untimed.one_token.request_s
     assert untimed.decode_s("engine") == pytest.approx(whole - one)
+    # What a user waits for is by the client's clock, whatever the run's
+    trial, told = by_cpu.trial(facts, "cpu"), by_cpu.completion
+    assert (trial.user_s, trial.user_decode_s) == (told.request_s, told.decode_s)
+    assert trial.decode_s == pytest.approx(by_cpu.decode_s("cpu"))
+    assert untimed.trial(facts, "cpu").user_decode_s == pytest.approx(max(0.0, whole - one))
 
 
 @pytest.mark.parametrize(

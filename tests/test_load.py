@@ -26,13 +26,14 @@ from harness.analysis.batch_schedule import (
     schedule,
     throughputs,
 )
+from harness.analysis.user_latency import under_load
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.protocol import Completion, EngineFacts, ServerDiedError
 from harness.measurement.draft_scores import score_texts
 from harness.measurement.generations import Request
 from harness.measurement.load import Load, groups_of, load_visit, requests_of_load
 from harness.measurement.returned_texts import ReturnedText
-from harness.records import ServerCommand
+from harness.records import ServerCommand, ServingEngine
 from harness.reporting.sentences.served import reasons
 from harness.reporting.serving import schedule_snippets
 from harness.reporting.tables.served import served_tables
@@ -53,6 +54,18 @@ from harness.theory.speedup import RoundTimes
 
 COUNTING = Counting(1, shortens_last_draft=True)
 GREEDY = SamplingParameters(0.0)
+ENGINE = ServingEngine(
+    name="llamacpp",
+    version="1",
+    rule="greedy_draft",
+    first_position=1,
+    shortens_last_draft=True,
+    draft_top_k=None,
+    clock="engine",
+    synthetic=False,
+    started=True,
+    urls=(),
+)
 BATCHES = (1, 2, 4)
 
 
@@ -160,6 +173,56 @@ def test_requests_that_arrive_wait_for_no_other():
     assert np.std(np.diff(arrivals)) > 0.002  # at random, not in step
     assert (made.concurrency, made.rate) == (None, 100.0)
     assert made.seconds == pytest.approx(arrivals[-1] + 0.5, abs=0.2)
+
+
+class Queueing(StandIn):
+    """A server whose texts take 1 ms a token, after a wait that differs between requests."""
+
+    def generate(self, prompt, _sampling, _seed, budget):
+        done = super().generate(prompt, _sampling, _seed, budget)
+        decode_s = 1e-3 * (len(done.tokens) - 1) * (1 + prompt[0] / 100)
+        waited_s = 0.01 * (1 + self.k + prompt[0])
+        return replace(done, request_s=waited_s + decode_s, decode_s=decode_s)
+
+
+@pytest.mark.parametrize("load", [Load(concurrency=2), Load(rate=500.0)])
+def test_what_users_wait_for_under_load_is_pooled_over_visits_and_says_over_how_many(load):
+    groups = {
+        name: requests_of([(name, f"{n}") for n in range(10)], budget=9)
+        for name in ("easy", "hard")
+    }
+    servers = {k: Queueing(k, [30] * 10) for k in (0, 4)}
+    visits = [
+        [*load_visit(servers, groups, [load], number, np.random.default_rng(number), "engine")]
+        for number in range(5)
+    ]
+    timings = [timing for visit in visits for timing in visit]
+
+    def rows(made, weights=None):
+        return {row.k: row for row in under_load(made, ENGINE, weights)}
+
+    of_one, pooled = rows(visits[0]), rows(timings)
+    assert {k: row.requests for k, row in of_one.items()} == {0: 20, 4: 20}
+    assert {k: row.requests for k, row in pooled.items()} == {0: 100, 4: 100}
+    for k, row in pooled.items():
+        assert (row.concurrency, row.rate) == (load.concurrency, load.rate)
+        waits = row.first_token, row.per_token, row.request
+        # Of 0 to 9, each ten times; nine tokens of which one is the prefill's
+        expected = [
+            (0.01 * (1 + k + n), 1e-3 * (1 + n / 100), 0.01 * (1 + k + n) + 8e-3 * (1 + n / 100))
+            for n in (4, 9, 9)
+        ]
+        assert [(w.p50, w.p95, w.p99) for w in waits] == [
+            pytest.approx(each) for each in zip(*expected, strict=True)
+        ]
+        # One request in twenty tells p95, and none p99
+        assert [each.p99 for each in (of_one[k].first_token, of_one[k].request)] == [None, None]
+        assert of_one[k].request.p95 == row.request.p95
+    # A run that did not store decoding has the whole answer alone; prompt sets count by weight
+    older = rows([replace(each, user_decode_s=()) for each in timings], {"easy": 1, "hard": 0})
+    assert [row.requests for row in older.values()] == [50, 50]
+    assert {row.first_token or row.per_token for row in older.values()} == {None}
+    assert [row.request.p95 for row in older.values()] == [r.request.p95 for r in pooled.values()]
 
 
 def test_a_server_that_dies_ends_the_load():
@@ -510,4 +573,7 @@ def test_llamacpp_decodes_side_by_side_what_it_decodes_alone(tmp_path):
         if timing.k and len(known) == len(timing.rounds):
             rounds = float(np.arange(len(replayed.iterations)) @ replayed.iterations.sum(axis=1))
             assert sum(known) == pytest.approx(rounds)
+        for user_s, decode_s in zip(timing.user_s, timing.user_decode_s, strict=True):
+            assert decode_s is not None
+            assert 0 < decode_s < user_s
     assert {timing.concurrency for timing in timings} == {1, 2}

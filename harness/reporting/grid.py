@@ -14,7 +14,14 @@ from dataclasses import dataclass, replace
 
 from harness.records import SERVERS, Decision, Rule, grouped, where
 from harness.reporting import formatting as fmt
-from harness.summary import Answer, SamplingFacts, Summary, Verdict
+from harness.summary import (
+    Answer,
+    SamplingFacts,
+    ServedSummary,
+    Summary,
+    UserLatency,
+    Verdict,
+)
 
 # Those whose reports say what to serve
 DECIDING_COMMANDS = frozenset({"sweep", "audition", "server"})
@@ -193,6 +200,18 @@ def marked(summary: Summary) -> Marked | None:
     return next(
         (Marked(row, (*row.servers, "own")[0]) for row in (*others, *for_server, *made)), None
     )
+
+
+def k_of(answer: Answer) -> int:
+    """The K to serve; where there is none, the one that the answer's numbers are of; else 0."""
+    k = answer.k or answer.reason_values.get("k")
+    return k if isinstance(k, int) else 0
+
+
+def latencies(served: ServedSummary, answer: Answer) -> tuple[UserLatency, ...]:
+    """What users wait for outside of a load: with plain decoding, and at an answer's K."""
+    rows = where(served.latencies, load=False, temperature=answer.temperature)
+    return tuple(row for row in rows if row.k in (0, k_of(answer)))
 
 
 def words(answer: Answer) -> str:

@@ -4,18 +4,21 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from harness.records import grouped
+from harness.records import first, grouped, where
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.grid import Marked
 from harness.reporting.sentences import Quoted
 from harness.summary import (
+    Answer,
+    OtherK,
     ServedCell,
     ServedGate,
     ServedK,
     ServedMemory,
     ServedSummary,
     Summary,
+    UserLatency,
 )
 
 # Of the target's memory, the share that a draft takes from which it is worth a sentence
@@ -74,15 +77,112 @@ def _loses(entry: ServedK, how: str = "loses here") -> str:
     )
 
 
+def load(served: ServedSummary) -> str:
+    """How many requests at a time the speedups are of; "" where the run measured no other load."""
+    most = max((cell.concurrency for cell in served.cells), default=1)
+    if most > 1:
+        return f"{most} requests side by side"
+    return "one request at a time" if served.load else ""
+
+
 def reasons(summary: Summary) -> tuple[str, ...]:
-    """How well the server was predicted, whether it is lossless, and what the draft takes."""
-    served = summary.served
+    """What stands by the headline's number, then what the server was found to be.
+
+    Why it is not another one, what users wait for, how well the server was predicted, whether it is
+    lossless, and what the draft takes.
+    """
+    served, shown = summary.served, grid.marked(summary)
     if served is None:
         return ()
+    of_answer = () if shown is None else _of_answer(served, shown.row.answer)
     # Models whose memory matters to no one
     toys = any(entry.code == "embedded_models" for entry in summary.caveats)
     memory = () if toys or served.memory is None else _memory(served.memory)
-    return (*_predictions(served.cells), *_gates(served), *memory)
+    return (*of_answer, *_predictions(served.cells), *_gates(served), *memory)
+
+
+def _of_answer(served: ServedSummary, answer: Answer) -> Iterator[str]:
+    """Of the headline's answer: its number and that under load, why no other K, and waits."""
+    yield from _other_numbers(served, answer)
+    others = [entry for entry in served.other_ks if entry.served_k == answer.k]
+    for k, entries in grouped(others, lambda entry: entry.k).items():
+        yield _why_not(k, entries, served, answer)
+    yield from _waits(grid.latencies(served, answer))
+
+
+def _other_numbers(served: ServedSummary, answer: Answer) -> Iterator[str]:
+    """Why the table of loads has another ratio for one request at a time."""
+    cell: dict[str, float] = {"temperature": answer.temperature, "k": grid.k_of(answer)}
+    alone, loaded = first(served.by_k, **cell), first(served.load, **cell, concurrency=1)
+    if alone is None or loaded is None or None in (answer.speedup, alone.request_speedup):
+        return
+    yield (
+        f"K={alone.k} has three ratios to plain decoding, one request at a time:"
+        f" {fmt.speedup(answer.speedup)}, of decoding alone, is the headline's;"
+        f" {fmt.speedup(alone.request_speedup)} is that of the same requests with their prefills;"
+        f" {fmt.speedup(loaded.throughput_ratio)}, under load, is that of requests of half the"
+        " tokens and more, whose start weighs more, on servers with room for several."
+    )
+
+
+def _why_not(k: int, entries: Sequence[OtherK], served: ServedSummary, answer: Answer) -> str:
+    """Which prompt sets, or temperatures, gain more at a K than at the one to serve."""
+    parts = [
+        f"{_whose(entry)} {fmt.speedup(entry.speedup)} {_with(k)},"
+        f" {fmt.speedup(entry.served_speedup)} {_with(entry.served_k)} ({_apart(entry)})"
+        for entry in entries
+    ]
+    start = f"Why not {_named(k)}: {'; '.join(parts)}"
+    by_k = {entry.k: entry.speedup for entry in where(served.by_k, temperature=answer.temperature)}
+    by_k[0] = 1.0
+    if all(entry.prompt_set == "all" for entry in entries) or not {k, answer.k} <= by_k.keys():
+        return f"{start}; a server has one K, and the headline's temperature takes this one."
+    return (
+        f"{start}; the workload as a whole takes {_named(answer.k)}:"
+        f" {fmt.speedup(by_k[answer.k])}, {fmt.speedup(by_k[k])} {_with(k)}."
+    )
+
+
+def _whose(entry: OtherK) -> str:
+    if entry.prompt_set == "all":
+        return f"temperature {fmt.temperature(entry.temperature)} has"
+    return f"{entry.prompt_set} prompts alone have"
+
+
+def _named(k: int) -> str:
+    return f"K={k}" if k else "plain decoding"
+
+
+def _with(k: int) -> str:
+    return f"at K={k}" if k else "with plain decoding"
+
+
+def _apart(entry: OtherK) -> str:
+    """How sure the difference is."""
+    if entry.ratio_lo is None or entry.ratio_hi is None:
+        return "too few prompts to be sure of it"
+    ratio = entry.speedup / entry.served_speedup
+    unsure = ", not beyond noise" if entry.ratio_lo <= 1.0 else ""
+    return f"{fmt.with_bounds(ratio, entry.ratio_lo, entry.ratio_hi)} times as much{unsure}"
+
+
+def _waits(rows: Sequence[UserLatency]) -> Iterator[str]:
+    """Medians of a request at the answer's K, next to plain decoding's."""
+    *_, last = rows or (None,)
+    if len(rows) < 2 or last is None:
+        return
+    names = ("for its first token", "for each token after it", "for the whole answer")
+    parts: list[str] = []
+    for name, *of in zip(names, *map(_medians, (last, rows[0])), strict=True):
+        if None not in of:
+            at_k, plain = map(fmt.seconds, of)
+            parts.append(f"{at_k} (plain: {plain}) {name}")
+    if parts:
+        yield f"At K={last.k} a user waits {', '.join(parts)}, in the median."
+
+
+def _medians(row: UserLatency) -> list[float | None]:
+    return [None if of is None else of.p50 for of in (row.first_token, row.per_token, row.request)]
 
 
 def _predictions(cells: Sequence[ServedCell]) -> Iterator[str]:

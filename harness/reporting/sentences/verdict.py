@@ -38,10 +38,10 @@ def verdicts(summary: Summary) -> tuple[str, ...]:
         return _without_answers(summary)
     synthetic = summary.run.synthetic
     prefix = NO_ADVICE if summary.run.dummies and not synthetic else ""
-    more = (SYNTHETIC_ONLY if synthetic else "", _measured_otherwise(summary, shown))
+    more, load = (SYNTHETIC_ONLY if synthetic else "", _measured_otherwise(summary, shown)), ""
     if summary.served is not None:
-        more = (served.contrast(summary, shown),)
-    first = " ".join(filter(None, (f"{prefix}{headline(shown)}", *more)))
+        more, load = (served.contrast(summary, shown),), served.load(summary.served)
+    first = " ".join(filter(None, (f"{prefix}{headline(shown, load)}", *more)))
     return (first, *_other_refusals(summary, shown))
 
 
@@ -68,8 +68,8 @@ def _other_refusals(summary: Summary, shown: Marked) -> Iterator[str]:
         yield f"{_capital(row.where)}: {grid.words(row.answer)}; {_reason(row.answer)}."
 
 
-def headline(shown: Marked) -> str:
-    """What to serve on the marked row's server, or why nothing.
+def headline(shown: Marked, load: str = "") -> str:
+    """What to serve on the marked row's server, or why nothing; `load` is what a server was under.
 
     "Serve small at K=3: 1.42x [1.36, 1.48], measured on held-out prompts, for vLLM with its
     defaults at temperature 0." Of a server that was measured "On your server (llama.cpp),
@@ -87,7 +87,8 @@ def headline(shown: Marked) -> str:
         return f"{_capital(start)}: {why}{end}."
     name = "our own loop" if row.served == "own" else f"your server ({grid.SERVED[row.served]})"
     mark = "," if row.speculates else ";"
-    return f"On {name}, temperature {fmt.temperature(row.temperature)}: {start}{mark} {why}."
+    where = ", ".join(filter(None, (name, load, f"temperature {fmt.temperature(row.temperature)}")))
+    return f"On {where}: {start}{mark} {why}."
 
 
 def how_known(answer: Answer) -> str:

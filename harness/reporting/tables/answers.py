@@ -54,8 +54,7 @@ class SetLine(NamedTuple):
     @property
     def k(self) -> float | None:
         """The K to serve; where there is none, the one that the numbers are of."""
-        k = self.answer.k or self.answer.reason_values.get("k")
-        return k if isinstance(k, int) else None
+        return grid.k_of(self.answer) or None
 
     @property
     def row(self) -> ResultRow | None:

@@ -1,20 +1,22 @@
 """A server that was measured: cells with their predictions, the gate, costs, load, conventions."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
 
-from harness.records import grouped
+from harness.records import grouped, where
 from harness.reporting import formatting as fmt
 from harness.reporting import grid
 from harness.reporting.tables.specification import Column, Table, columns_by, table
 from harness.summary import (
     AcceptanceLength,
     LoadCell,
+    Percentiles,
     ScheduleEntry,
     ServedCell,
     ServedCosts,
     ServedGate,
     Summary,
+    UserLatency,
 )
 
 LOSSLESS = {True: "yes", False: "NO", None: None}
@@ -62,10 +64,63 @@ LOADS: tuple[Column[LoadCell], ...] = (
     Column("K", lambda cell: cell.k, fmt.count, key=True),
     Column("tok/s", lambda cell: cell.tokens_per_second, fmt.rate),
     Column("ms/token\nof a user", lambda cell: cell.ms_per_token, fmt.milliseconds),
-    Column("p95 of a\nrequest", lambda cell: cell.p95_s, fmt.seconds),
     Column("throughput\nratio", lambda cell: cell.throughput_ratio, fmt.speedup),
     Column("predicted\nratio", lambda cell: cell.predicted_ratio, fmt.speedup),
     Column("spread", lambda cell: cell.spread, fmt.percent),
+)
+
+
+class Quantity(NamedTuple):
+    """What a user waits for, as its columns are called, and where its percentiles are."""
+
+    title: str
+    of: Callable[[UserLatency], Percentiles | None]
+    definition: str
+    text: Callable[[float | None], str] = fmt.seconds
+
+
+FIRST_TOKEN = Quantity("TTFT", lambda row: row.first_token, "time to first token")
+PER_TOKEN = Quantity("ms/token", lambda row: row.per_token, "time per output token", fmt.in_ms)
+REQUEST = Quantity("request", lambda row: row.request, "request latency")
+
+
+def _percentile(quantity: Quantity, name: Literal["p50", "p95", "p99"]) -> Column[UserLatency]:
+    """Its column of one percentile."""
+
+    def value(row: UserLatency) -> float | None:
+        known = quantity.of(row)
+        return None if known is None else getattr(known, name)
+
+    title, definition = f"{quantity.title}\n{name}", quantity.definition
+    return Column(title, value, quantity.text, definition=definition)
+
+
+LATENCY_KEYS: tuple[Column[UserLatency], ...] = (
+    Column("temperature", lambda row: row.temperature, fmt.temperature, key=True),
+    Column("concur-\nrency", lambda row: row.concurrency, fmt.count, key=True),
+    Column("requests\nper second", lambda row: row.rate, fmt.rate, key=True),
+    Column("K", lambda row: row.k, fmt.count, key=True),
+)
+REQUESTS: Column[UserLatency] = Column("requests", lambda row: row.requests, fmt.count)
+LATENCIES = (
+    *LATENCY_KEYS,
+    REQUESTS,
+    *(
+        _percentile(quantity, name)
+        for quantity in (FIRST_TOKEN, PER_TOKEN, REQUEST)
+        for name in ("p50", "p95", "p99")
+    ),
+)
+# Those that fit a terminal
+BRIEF_LATENCIES = (
+    LATENCY_KEYS[-1],
+    REQUESTS,
+    *(
+        _percentile(quantity, name)
+        for quantity in (FIRST_TOKEN, PER_TOKEN)
+        for name in ("p50", "p95")
+    ),
+    *(_percentile(REQUEST, name) for name in ("p50", "p95", "p99")),
 )
 
 
@@ -106,6 +161,7 @@ class Convention(NamedTuple):
     values: dict[int, tuple[float, ...]]
 
 
+WAITS = "What a user waits for"
 CELL_NOTE = (
     "Predicted: tokens per round by replay of the plain server's texts, and what a request's start"
     " and its rounds take on this server, {source}. No prediction has seen its cell."
@@ -138,8 +194,18 @@ CLOCKS = {
         " machine, and not what a user waits for."
     ),
 }
+LATENCY_NOTE = (
+    "TTFT: until the first token. ms/token: of each token after it, over the request. request:"
+    " until the whole answer. A request is one prompt in one visit; p95 needs 20 of them, p99 100."
+)
+LATENCY_CLOCKS = {
+    "client": "They are by the client's clock, whatever the run's; what came after the first token"
+    " by the server's own, where it tells.",
+    "engine": "They are by the speedups' clock: this run did not store what the client saw.",
+}
 LOAD_NOTE = (
-    "throughput ratio: tokens per second / plain decoding's under the same load. spread: of that"
+    "throughput ratio: tokens per second of whole requests, prefills included, / plain decoding's"
+    " under the same load. spread: of that"
     " ratio over visits, one standard deviation. Requests that arrive at a rate find an empty"
     " server at first; at a rate beyond the tok/s of requests side by side they wait ever longer."
 )
@@ -147,7 +213,7 @@ LOAD_CLOCKS = {
     "engine": "All times are the client's.",
     "cpu": (
         "tok/s and ratios of so many requests side by side are by the server's processor time;"
-        " ms/token of a user, p95 and requests that arrive at random are by the client's clock."
+        " ms/token of a user and requests that arrive at random are by the client's clock."
     ),
 }
 SCHEDULE_NOTE = (
@@ -162,13 +228,18 @@ CONVENTION_NOTE = (
 
 
 def brief_tables(summary: Summary) -> list[Table]:
-    """The K by load where loads were measured, and the cells in the columns that fit a terminal."""
-    served = summary.served
+    """Of the tables, in the columns that fit a terminal: K by load, latencies, cells."""
+    served, shown = summary.served, grid.marked(summary)
     if served is None:
         return []
     cells, by_load, *_ = served_tables(summary)
-    brief = table(cells.title, BRIEF_CELLS, served.cells)
-    return [by_load, brief] if served.schedules else [brief]
+    waits = () if shown is None else grid.latencies(served, shown.row.answer)
+    title = f"{WAITS} at temperature {fmt.temperature(waits[0].temperature)}" if waits else ""
+    return [
+        *([by_load] if served.schedules else []),
+        table(title, BRIEF_LATENCIES, waits),
+        table(cells.title, BRIEF_CELLS, served.cells),
+    ]
 
 
 def served_tables(summary: Summary) -> list[Table]:
@@ -193,12 +264,17 @@ def served_tables(summary: Summary) -> list[Table]:
         for entry in schedule.entries
     ]
     load_notes = (LOAD_NOTE, LOAD_CLOCKS[served.clock])
+    alone, loaded = (where(served.latencies, load=load) for load in (False, True))
+    clocks = dict.fromkeys(LATENCY_CLOCKS[row.clock] for row in served.latencies)
+    waits_notes = (LATENCY_NOTE, *clocks)
     return [
         table(f"Predicted and measured on {name}", CELLS, served.cells, notes=notes),
         table("K by load", SCHEDULE, scheduled, notes=(SCHEDULE_NOTE,)),
+        table(f"{WAITS} on {name}", LATENCIES, alone, notes=waits_notes),
         table("Is the server lossless?", GATES, served.gates, notes=GATE_NOTES),
         table(f"What requests cost on {name}", COSTS, served.costs, notes=(COST_NOTE,)),
         table(f"{name} under load", LOADS, served.load, notes=load_notes),
+        table(f"{WAITS} on {name} under load", LATENCIES, loaded, notes=waits_notes),
         *_conventions(served.acceptance_lengths),
     ]
 
