@@ -398,6 +398,8 @@ def test_requests_side_by_side_are_counted_and_must_be_as_many_in_every_file(
     assert set(done.results.concurrency) == {2}
     codes = {caveat.code: caveat.values for caveat in analyse(done).caveats}
     assert codes["server_concurrency"]["max_concurrency"] == 2
+    headline = content_of(analyse(done)).verdicts[0]
+    assert headline.startswith("On your server (vLLM), 2 requests side by side, temperature 0: ")
     # One conversation, asked three times
     assert [trial.repetition for trial in done.trials if trial.k == 0] == [0, 1, 2]
     alone = write(tmp_path / "c.jsonl", plain[0])

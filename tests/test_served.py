@@ -308,6 +308,117 @@ def test_a_prediction_stands_next_to_each_measurement_with_its_error(summary: Su
     assert "Predicted against measured speedup: median error" in report
 
 
+def as_told(run: StoredRun) -> StoredRun:
+    """The run, had its first tokens come from the prefill."""
+    return with_engine(first_position=1)(run)
+
+
+def of_an_older_version(run: StoredRun) -> StoredRun:
+    """The run, had it not stored what the client saw."""
+    trials = (replace(trial, user_s=None, user_decode_s=None) for trial in run.trials)
+    return replace(run, trials=tuple(trials))
+
+
+def test_what_users_wait_for_is_each_request_on_the_clients_clock(stored: StoredRun) -> None:
+    served = analyse(as_told(stored)).served
+    assert served is not None
+    rows = {(row.temperature, row.k): row for row in served.latencies}
+    assert set(rows) == {(t, k) for t in (0.0, 1.0) for k in (0, 1, 2, 4)}
+    for cell, row in rows.items():
+        trials = [t for t in stored.trials if (t.temperature, t.k) == cell]
+        assert (row.requests, row.load, row.clock, len(trials)) == (24, False, "client", 24)
+        assert (row.first_token, row.per_token, row.request) != (None, None, None)
+        waits = {
+            row.first_token: [(t.user_s or 0.0) - (t.user_decode_s or 0.0) for t in trials],
+            row.per_token: [(t.user_decode_s or 0.0) / (t.new_tokens or 1) for t in trials],
+            row.request: [t.user_s or 0.0 for t in trials],
+        }
+        for percentiles, seconds in waits.items():
+            assert percentiles is not None
+            ordered = sorted(seconds)
+            assert (percentiles.p50, percentiles.p95) == pytest.approx((ordered[11], ordered[22]))
+            assert percentiles.p99 is None  # of 24 requests none can be expected beyond it
+    page = markdown.report(content_of(replace(analyse(stored), served=served)), (), Path("run"))
+    assert "## What a user waits for on our own loop" in page
+    assert re.search(r"At K=\d a user waits .* \(plain: .*\) for its first token, ", page)
+    assert "TTFT p50 | TTFT p95 | ms/token p50" in page
+    # A run of which everything is from rounds has no time of the first token
+    own = analyse(stored).served
+    assert own is not None
+    assert {row.first_token for row in own.latencies} == {None}
+
+
+def test_a_run_that_did_not_store_what_the_client_saw_has_its_own_clocks_waits(
+    stored: StoredRun,
+) -> None:
+    older = of_an_older_version(as_told(stored))
+    by_engine = analyse(older).served
+    assert by_engine is not None
+    assert {row.clock for row in by_engine.latencies} == {"engine"}
+    for row in by_engine.latencies:
+        trials = [t for t in older.trials if (t.temperature, t.k) == (row.temperature, row.k)]
+        prefills = sorted(t.prefill_s or 0.0 for t in trials)
+        assert row.first_token is not None
+        assert row.first_token.p50 == pytest.approx(prefills[11])
+    # Processor time is not what a user waits for
+    by_cpu = analyse(with_engine(clock="cpu")(older)).served
+    assert by_cpu is not None
+    assert by_cpu.latencies == ()
+    assert analyse(with_engine(clock="cpu")(as_told(stored))).served is not None
+
+
+# Milliseconds per token by prompt set and K
+PACES = {
+    "easy": {0: 1.0, 1: 0.9, 2: 0.6, 4: 0.5},
+    "hard": {0: 1.0, 1: 0.9, 2: 0.7, 4: 1.2},
+}
+
+
+def paced(run: StoredRun, hot: dict[int, float] | None = None) -> StoredRun:
+    """The run, had each token of a prompt set taken so long; at temperature 1 those of `hot`."""
+
+    def seconds(trial: Trial) -> float:
+        of_set = PACES[trial.prompt_set]
+        pace = hot if hot and trial.temperature else of_set
+        varied = 1 + 0.01 * (int(trial.prompt[-1]) % 3)
+        return 1e-3 * pace[trial.k] * (trial.new_tokens or 0) * varied
+
+    return replace(run, trials=tuple(replace(t, decode_s=seconds(t)) for t in run.trials))
+
+
+def test_a_prompt_set_or_temperature_that_gains_more_at_another_k_is_named(
+    stored: StoredRun,
+) -> None:
+    made = analyse(paced(stored, hot={0: 1.0, 1: 0.7, 2: 0.8, 4: 0.9}))
+    assert made.verdict is not None
+    assert (made.verdict.decision, made.verdict.k) == ("speculate", 2)
+    assert made.served is not None
+    easy, hot = made.served.other_ks
+    assert (easy.temperature, easy.prompt_set, easy.k, easy.served_k) == (0.0, "easy", 4, 2)
+    assert (easy.speedup, easy.served_speedup) == pytest.approx((1 / 0.5, 1 / 0.6), rel=1e-3)
+    assert (easy.ratio_lo, easy.ratio_hi) == (None, None)  # of 4 prompts
+    assert (hot.temperature, hot.prompt_set, hot.k, hot.served_k) == (1.0, "all", 1, 2)
+    assert hot.ratio_lo is not None
+    assert hot.ratio_hi is not None
+    assert 1.0 < hot.ratio_lo <= hot.speedup / hot.served_speedup <= hot.ratio_hi
+    why = [text for text in content_of(made).reasons if text.startswith("Why not")]
+    workload = 2.0 / (0.6 + 0.7), 2.0 / (0.5 + 1.2)
+    assert why[0] == (
+        "Why not K=4: easy prompts alone have 2.00x at K=4, 1.67x at K=2 (too few prompts to be"
+        f" sure of it); the workload as a whole takes K=2: {workload[0]:.2f}x,"
+        f" {workload[1]:.2f}x at K=4."
+    )
+    assert why[1].startswith("Why not K=1: temperature 1 has 1.43x at K=1, 1.25x at K=2 (1.14 [")
+    assert len(why) == 2
+    # Where all agree there is nothing to say, and nothing where nothing is decided
+    alike = analyse(paced(stored, hot={0: 1.0, 1: 0.9, 2: 0.6, 4: 0.605}))
+    assert alike.served is not None
+    assert {entry.prompt_set for entry in alike.served.other_ks} == {"easy"}
+    undecided = analyse(paced(drifting(stored, (2,))))
+    assert undecided.served is not None
+    assert {entry.temperature for entry in undecided.served.other_ks} == {0.0}
+
+
 def test_a_text_has_the_trace_of_its_own_first_token(stored: StoredRun) -> None:
     trial = next(t for t in stored.trials if (t.temperature, t.k) == (1.0, 0))
     trace = next(t for t in stored.traces if (t.key, t.k) == (trial.key, 0))

@@ -36,6 +36,7 @@ from harness.config import ModelConf
 from harness.engines.protocol import ServerDiedError
 from harness.models.load import load_vocabulary
 from harness.records import ServingEngine, Trial, UserError
+from harness.reporting.content import content_of
 from harness.storage import StoredRun
 from harness.summary import TextLikelihood
 
@@ -74,6 +75,9 @@ def test_every_request_is_a_trial_that_counts_what_rounds_emitted(served: Stored
         assert (trial.status, trial.concurrency, trial.first_token_s) == ("ok", 1, 0.0)
         assert trial.tokens is not None
         assert trial.new_tokens == len(trial.tokens) - 1  # the first came from the prefill
+        assert trial.user_decode_s == trial.decode_s
+        assert trial.user_s is not None
+        assert trial.user_s > (trial.prefill_s or 0.0) + (trial.decode_s or 0.0)
         if trial.k:
             assert trial.rule == "greedy_draft"
             assert trial.rounds is not None
@@ -488,26 +492,28 @@ def test_a_port_that_is_taken_is_named(stand_in: Callable[..., StandIn], tmp_pat
         command.run(asked(tmp_path, "k=[4]", f"port={port}"))
 
 
+def completing(stand_in: Callable[..., StandIn], token_s: float) -> str:
+    """The address of a server that completes texts alone, each token in so long."""
+    tokenizer = load_vocabulary(TINY, "model").tokenizer
+
+    def answer(body: dict[str, Any]) -> dict[str, Any]:
+        time.sleep(0.02 + token_s * body["max_tokens"])
+        counts = {
+            "prompt_tokens": len(tokenizer(body["prompt"])["input_ids"]),
+            "completion_tokens": body["max_tokens"],
+        }
+        choices = [{"text": "the sea and the sky", "finish_reason": "length"}]
+        return {"choices": choices, "usage": counts}
+
+    models = {"data": [{"id": "tiny"}]}
+    return stand_in({"/v1/models": models, "/v1/completions": answer}).url
+
+
 def test_an_endpoint_that_only_completes_texts_is_timed_and_nothing_is_predicted(
     stand_in: Callable[..., StandIn], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("A_KEY", "secret")
-    tokenizer = load_vocabulary(TINY, "model").tokenizer
-
-    def completes(token_s: float) -> str:
-        def answer(body: dict[str, Any]) -> dict[str, Any]:
-            time.sleep(0.02 + token_s * body["max_tokens"])
-            counts = {
-                "prompt_tokens": len(tokenizer(body["prompt"])["input_ids"]),
-                "completion_tokens": body["max_tokens"],
-            }
-            choices = [{"text": "the sea and the sky", "finish_reason": "length"}]
-            return {"choices": choices, "usage": counts}
-
-        models = {"data": [{"id": "tiny"}]}
-        return stand_in({"/v1/models": models, "/v1/completions": answer}).url
-
-    urls = f"url=[{completes(8e-3)},{completes(2e-3)}]"
+    urls = f"url=[{completing(stand_in, 8e-3)},{completing(stand_in, 2e-3)}]"
     words = ["engine=openai", urls, "api_key_env=A_KEY", "k=[4]", "temperature=[0]"]
     run = stored(command.run(asked(tmp_path, "score=false", "repetitions=1", *words)))
     for trial in run.trials:
@@ -523,6 +529,54 @@ def test_an_endpoint_that_only_completes_texts_is_timed_and_nothing_is_predicted
     assert (measured.speedup > 1.3).all()
     written = [path for path in run.folder.rglob("*") if path.is_file()]
     assert not any(b"secret" in path.read_bytes() for path in written)
+
+
+def test_a_headline_says_of_which_load_it_is_and_why_the_table_of_loads_differs(
+    stand_in: Callable[..., StandIn], tmp_path: Path
+) -> None:
+    urls = f"url=[{completing(stand_in, 4e-3)},{completing(stand_in, 1e-3)}]"
+    words = ["engine=openai", urls, "k=[4]", "temperature=[0]", "new_tokens=8", "prompts.limit=2"]
+    load = ["score=false", "repetitions=1", "concurrency=[1,2]"]
+    run = stored(command.run(asked(tmp_path, *words, *load)))
+    assert run.summary is not None
+    shown, served = content_of(run.summary), run.summary.served
+    assert served is not None
+    assert (
+        "On your server (OpenAI-compatible server), one request at a time, temperature 0: "
+        in (shown.verdicts[0])
+    )
+    (speculating,) = served.by_k
+    (loaded,) = (cell for cell in served.load if (cell.concurrency, cell.k) == (1, 4))
+    assert run.summary.verdict is not None
+    ratios = (
+        run.summary.verdict.speedup,
+        speculating.request_speedup,
+        loaded.throughput_ratio,
+    )
+    # A start of 20 ms that nothing speeds up: decoding gains more than a whole request
+    assert ratios[0] is not None
+    assert ratios[1] is not None
+    assert ratios[0] > ratios[1] > 1.0
+    (why,) = (text for text in shown.reasons if "three ratios" in text)
+    assert [float(number) for number in re.findall(r"([\d.]+)x", why)] == [
+        pytest.approx(ratio, abs=0.006) for ratio in ratios
+    ]
+    alone = {row.k: row for row in served.latencies if not row.load}
+    loads = {(row.concurrency, row.k): row for row in served.latencies if row.load}
+    assert set(loads) == {(1, 0), (1, 4), (2, 0), (2, 4)}
+    for row in (*alone.values(), *loads.values()):
+        assert row.request is not None
+        assert row.request.p50 is not None
+        assert row.request.p50 > 0.02
+    for row in alone.values():
+        assert row.first_token is not None
+        assert row.first_token.p50 is not None
+        assert row.first_token.p50 > 0.02
+    # Under load such a server does not tell its first token from the others
+    assert {row.first_token or row.per_token for row in loads.values()} == {None}
+    without = stored(command.run(asked(tmp_path, *words, *load[:2])))
+    assert without.summary is not None
+    assert "at a time" not in content_of(without.summary).verdicts[0]
 
 
 # ---- our own loop --------------------------------------------------------------------------------

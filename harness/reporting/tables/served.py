@@ -95,9 +95,14 @@ def _percentile(quantity: Quantity, name: Literal["p50", "p95", "p99"]) -> Colum
     return Column(title, value, quantity.text, definition=definition)
 
 
+def _side_by_side(row: UserLatency) -> int | None:
+    """Of a load; requests are sent one by one otherwise, but for records of elsewhere."""
+    return row.concurrency if row.load or row.concurrency != 1 else None
+
+
 LATENCY_KEYS: tuple[Column[UserLatency], ...] = (
-    Column("temperature", lambda row: row.temperature, fmt.temperature, key=True),
-    Column("concur-\nrency", lambda row: row.concurrency, fmt.count, key=True),
+    Column("T", lambda row: row.temperature, fmt.temperature, key=True, definition="temperature"),
+    Column("concur-\nrency", _side_by_side, fmt.count, key=True),
     Column("requests\nper second", lambda row: row.rate, fmt.rate, key=True),
     Column("K", lambda row: row.k, fmt.count, key=True),
 )
