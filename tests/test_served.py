@@ -31,7 +31,9 @@ from harness.analysis.setup import Setup
 from harness.records import RoundTiming, Rule, Trial
 from harness.reporting import html, markdown, serving
 from harness.reporting.content import content_of
+from harness.reporting.html import column_definition
 from harness.reporting.sentences.comparison import verdicts
+from harness.reporting.tables import tables_of
 from harness.serving.counting import Counting
 from harness.stats import jackknife
 from harness.storage import StoredRun, load
@@ -341,7 +343,9 @@ def test_what_users_wait_for_is_each_request_on_the_clients_clock(stored: Stored
     page = markdown.report(content_of(replace(analyse(stored), served=served)), (), Path("run"))
     assert "## What a user waits for on our own loop" in page
     assert re.search(r"At K=\d a user waits .* \(plain: .*\) for its first token, ", page)
-    assert "TTFT p50 | TTFT p95 | ms/token p50" in page
+    assert "TTFT p50 | TTFT p95 | TPOT p50" in page
+    (table,) = (t for t in tables_of(replace(analyse(stored), served=served)) if "waits" in t.title)
+    assert not [each.title for each in table.columns if column_definition(each) is None]
     # A run of which everything is from rounds has no time of the first token
     own = analyse(stored).served
     assert own is not None
@@ -404,11 +408,16 @@ def test_a_prompt_set_or_temperature_that_gains_more_at_another_k_is_named(
     why = [text for text in content_of(made).reasons if text.startswith("Why not")]
     workload = 2.0 / (0.6 + 0.7), 2.0 / (0.5 + 1.2)
     assert why[0] == (
-        "Why not K=4: easy prompts alone have 2.00x at K=4, 1.67x at K=2 (too few prompts to be"
+        "Why not K=4: easy prompts alone gain 2.00x at K=4, 1.67x at K=2 (too few prompts to be"
         f" sure of it); the workload as a whole takes K=2: {workload[0]:.2f}x,"
         f" {workload[1]:.2f}x at K=4."
     )
-    assert why[1].startswith("Why not K=1: temperature 1 has 1.43x at K=1, 1.25x at K=2 (1.14 [")
+    assert why[1] == (
+        f"Why not K=1: temperature 1 gains {hot.speedup:.2f}x at K=1,"
+        f" {hot.served_speedup:.2f}x at K=2 ({hot.speedup / hot.served_speedup:.2f}"
+        f" [{hot.ratio_lo:.2f}, {hot.ratio_hi:.2f}] times as much); a server has one K, here that"
+        " of temperature 0."
+    )
     assert len(why) == 2
     # Where all agree there is nothing to say, and nothing where nothing is decided
     alike = analyse(paced(stored, hot={0: 1.0, 1: 0.9, 2: 0.6, 4: 0.605}))

@@ -118,10 +118,10 @@ def _other_numbers(served: ServedSummary, answer: Answer) -> Iterator[str]:
         return
     yield (
         f"K={alone.k} has three ratios to plain decoding, one request at a time:"
-        f" {fmt.speedup(answer.speedup)}, of decoding alone, is the headline's;"
-        f" {fmt.speedup(alone.request_speedup)} is that of the same requests with their prefills;"
-        f" {fmt.speedup(loaded.throughput_ratio)}, under load, is that of requests of half the"
-        " tokens and more, whose start weighs more, on servers with room for several."
+        f" {fmt.speedup(answer.speedup)} (the headline) of decoding alone,"
+        f" {fmt.speedup(alone.request_speedup)} of the same requests with their prefills, and"
+        f" {fmt.speedup(loaded.throughput_ratio)} (under load) of requests for half of the tokens"
+        " and more, whose start weighs more, on servers with room for several."
     )
 
 
@@ -136,7 +136,8 @@ def _why_not(k: int, entries: Sequence[OtherK], served: ServedSummary, answer: A
     by_k = {entry.k: entry.speedup for entry in where(served.by_k, temperature=answer.temperature)}
     by_k[0] = 1.0
     if all(entry.prompt_set == "all" for entry in entries) or not {k, answer.k} <= by_k.keys():
-        return f"{start}; a server has one K, and the headline's temperature takes this one."
+        of = fmt.temperature(answer.temperature)
+        return f"{start}; a server has one K, here that of temperature {of}."
     return (
         f"{start}; the workload as a whole takes {_named(answer.k)}:"
         f" {fmt.speedup(by_k[answer.k])}, {fmt.speedup(by_k[k])} {_with(k)}."
@@ -145,8 +146,8 @@ def _why_not(k: int, entries: Sequence[OtherK], served: ServedSummary, answer: A
 
 def _whose(entry: OtherK) -> str:
     if entry.prompt_set == "all":
-        return f"temperature {fmt.temperature(entry.temperature)} has"
-    return f"{entry.prompt_set} prompts alone have"
+        return f"temperature {fmt.temperature(entry.temperature)} gains"
+    return f"{entry.prompt_set} prompts alone gain"
 
 
 def _named(k: int) -> str:

@@ -76,12 +76,13 @@ class Quantity(NamedTuple):
     title: str
     of: Callable[[UserLatency], Percentiles | None]
     definition: str
-    text: Callable[[float | None], str] = fmt.seconds
 
 
-FIRST_TOKEN = Quantity("TTFT", lambda row: row.first_token, "time to first token")
-PER_TOKEN = Quantity("ms/token", lambda row: row.per_token, "time per output token", fmt.in_ms)
-REQUEST = Quantity("request", lambda row: row.request, "request latency")
+QUANTITIES = (
+    Quantity("TTFT", lambda row: row.first_token, "time to first token"),
+    Quantity("TPOT", lambda row: row.per_token, "time per output token"),
+    Quantity("request", lambda row: row.request, "request latency"),
+)
 
 
 def _percentile(quantity: Quantity, name: Literal["p50", "p95", "p99"]) -> Column[UserLatency]:
@@ -92,7 +93,7 @@ def _percentile(quantity: Quantity, name: Literal["p50", "p95", "p99"]) -> Colum
         return None if known is None else getattr(known, name)
 
     title, definition = f"{quantity.title}\n{name}", quantity.definition
-    return Column(title, value, quantity.text, definition=definition)
+    return Column(title, value, fmt.seconds, definition=definition)
 
 
 def _side_by_side(row: UserLatency) -> int | None:
@@ -100,33 +101,16 @@ def _side_by_side(row: UserLatency) -> int | None:
     return row.concurrency if row.load or row.concurrency != 1 else None
 
 
-LATENCY_KEYS: tuple[Column[UserLatency], ...] = (
+LATENCIES: tuple[Column[UserLatency], ...] = (
     Column("T", lambda row: row.temperature, fmt.temperature, key=True, definition="temperature"),
     Column("concur-\nrency", _side_by_side, fmt.count, key=True),
     Column("requests\nper second", lambda row: row.rate, fmt.rate, key=True),
     Column("K", lambda row: row.k, fmt.count, key=True),
-)
-REQUESTS: Column[UserLatency] = Column("requests", lambda row: row.requests, fmt.count)
-LATENCIES = (
-    *LATENCY_KEYS,
-    REQUESTS,
-    *(
-        _percentile(quantity, name)
-        for quantity in (FIRST_TOKEN, PER_TOKEN, REQUEST)
-        for name in ("p50", "p95", "p99")
-    ),
+    Column("requests", lambda row: row.requests, fmt.count),
+    *(_percentile(quantity, name) for quantity in QUANTITIES for name in ("p50", "p95", "p99")),
 )
 # Those that fit a terminal
-BRIEF_LATENCIES = (
-    LATENCY_KEYS[-1],
-    REQUESTS,
-    *(
-        _percentile(quantity, name)
-        for quantity in (FIRST_TOKEN, PER_TOKEN)
-        for name in ("p50", "p95")
-    ),
-    *(_percentile(REQUEST, name) for name in ("p50", "p95", "p99")),
-)
+BRIEF_LATENCIES = tuple(c for c in LATENCIES if c.title not in ("T", "TTFT\np99", "TPOT\np99"))
 
 
 class Scheduled(NamedTuple):
@@ -200,8 +184,8 @@ CLOCKS = {
     ),
 }
 LATENCY_NOTE = (
-    "TTFT: until the first token. ms/token: of each token after it, over the request. request:"
-    " until the whole answer. A request is one prompt in one visit; p95 needs 20 of them, p99 100."
+    "TTFT: until the first token. TPOT: for each token after it, over the request. request: until"
+    " the whole answer. A request is one prompt in one visit; p95 needs 20 of them, p99 100."
 )
 LATENCY_CLOCKS = {
     "client": "They are by the client's clock, whatever the run's; what came after the first token"
