@@ -28,7 +28,8 @@ from harness.analysis.server_costs import (
     timed_rounds,
 )
 from harness.analysis.setup import Setup
-from harness.records import RoundTiming, Rule, Trial
+from harness.analysis.user_latency import one_by_one
+from harness.records import RoundTiming, Rule, ServerClock, Trial
 from harness.reporting import html, markdown, serving
 from harness.reporting.content import content_of
 from harness.reporting.html import column_definition
@@ -43,6 +44,7 @@ from harness.summary import (
     Summary,
     TextCheck,
     TextLikelihood,
+    UserLatency,
     from_json,
     to_json,
 )
@@ -321,8 +323,11 @@ def of_an_older_version(run: StoredRun) -> StoredRun:
     return replace(run, trials=tuple(trials))
 
 
-def test_what_users_wait_for_is_each_request_on_the_clients_clock(stored: StoredRun) -> None:
-    served = analyse(as_told(stored)).served
+def test_what_users_wait_for_is_each_request_on_the_clients_clock(
+    stored: StoredRun, summary: Summary
+) -> None:
+    made = analyse(as_told(stored))
+    served = made.served
     assert served is not None
     rows = {(row.temperature, row.k): row for row in served.latencies}
     assert set(rows) == {(t, k) for t in (0.0, 1.0) for k in (0, 1, 2, 4)}
@@ -340,35 +345,37 @@ def test_what_users_wait_for_is_each_request_on_the_clients_clock(stored: Stored
             ordered = sorted(seconds)
             assert (percentiles.p50, percentiles.p95) == pytest.approx((ordered[11], ordered[22]))
             assert percentiles.p99 is None  # of 24 requests none can be expected beyond it
-    page = markdown.report(content_of(replace(analyse(stored), served=served)), (), Path("run"))
+    page = markdown.report(content_of(made), (), Path("run"))
     assert "## What a user waits for on our own loop" in page
     assert re.search(r"At K=\d a user waits .* \(plain: .*\) for its first token, ", page)
     assert "TTFT p50 | TTFT p95 | TPOT p50" in page
-    (table,) = (t for t in tables_of(replace(analyse(stored), served=served)) if "waits" in t.title)
+    (table,) = (t for t in tables_of(made) if "waits" in t.title)
     assert not [each.title for each in table.columns if column_definition(each) is None]
     # A run of which everything is from rounds has no time of the first token
-    own = analyse(stored).served
-    assert own is not None
-    assert {row.first_token for row in own.latencies} == {None}
+    assert summary.served is not None
+    assert {row.first_token for row in summary.served.latencies} == {None}
 
 
 def test_a_run_that_did_not_store_what_the_client_saw_has_its_own_clocks_waits(
     stored: StoredRun,
 ) -> None:
-    older = of_an_older_version(as_told(stored))
-    by_engine = analyse(older).served
-    assert by_engine is not None
-    assert {row.clock for row in by_engine.latencies} == {"engine"}
-    for row in by_engine.latencies:
+    older = of_an_older_version(stored)
+
+    def latencies(clock: ServerClock) -> list[UserLatency]:
+        engine = Setup(with_engine(first_position=1, clock=clock)(older)).engine
+        assert engine is not None
+        return [*one_by_one(older.trials, engine, None)]
+
+    rows = latencies("engine")
+    assert len(rows) == 2 * 4
+    for row in rows:
         trials = [t for t in older.trials if (t.temperature, t.k) == (row.temperature, row.k)]
         prefills = sorted(t.prefill_s or 0.0 for t in trials)
+        assert row.clock == "engine"
         assert row.first_token is not None
         assert row.first_token.p50 == pytest.approx(prefills[11])
     # Processor time is not what a user waits for
-    by_cpu = analyse(with_engine(clock="cpu")(older)).served
-    assert by_cpu is not None
-    assert by_cpu.latencies == ()
-    assert analyse(with_engine(clock="cpu")(as_told(stored))).served is not None
+    assert latencies("cpu") == []
 
 
 # Milliseconds per token by prompt set and K
@@ -419,13 +426,11 @@ def test_a_prompt_set_or_temperature_that_gains_more_at_another_k_is_named(
         " of temperature 0."
     )
     assert len(why) == 2
-    # Where all agree there is nothing to say, and nothing where nothing is decided
-    alike = analyse(paced(stored, hot={0: 1.0, 1: 0.9, 2: 0.6, 4: 0.605}))
-    assert alike.served is not None
-    assert {entry.prompt_set for entry in alike.served.other_ks} == {"easy"}
-    undecided = analyse(paced(drifting(stored, (2,))))
-    assert undecided.served is not None
-    assert {entry.temperature for entry in undecided.served.other_ks} == {0.0}
+    # A temperature that agrees is not named, nor one at which speculation changes the texts
+    alike = ServedRun(Setup(paced(stored, hot={0: 1.0, 1: 0.9, 2: 0.6, 4: 0.65})))
+    assert [entry.prompt_set for entry in alike.other_ks()] == ["easy"]
+    lossy = ServedRun(Setup(paced(drifting(stored, (2,)), hot={0: 1.0, 1: 0.7, 2: 0.8, 4: 0.9})))
+    assert [entry.prompt_set for entry in lossy.other_ks()] == ["easy"]
 
 
 def test_a_text_has_the_trace_of_its_own_first_token(stored: StoredRun) -> None:
@@ -935,7 +940,7 @@ def test_engines_are_compared_by_what_each_gained_from_the_pair(
 
 def test_loads_are_listed_as_ratios_of_throughput(stored: StoredRun, summary: Summary) -> None:
     assert summary.served is not None
-    load_cell = LoadCell(0.0, 4, 8, None, 32, 900.0, 8.0, 1.5, throughput_ratio=0.8)
+    load_cell = LoadCell(0.0, 4, 8, None, 32, 900.0, 8.0, throughput_ratio=0.8)
     arriving = replace(load_cell, concurrency=None, rate=3.0, throughput_ratio=None)
     loads = (load_cell, replace(load_cell, k=0), replace(load_cell, concurrency=1), arriving)
     rows = [*engine_rows("run", Setup(stored), replace(summary.served, load=loads))]
