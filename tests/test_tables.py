@@ -52,6 +52,18 @@ UNFILLED = {
     "served.CELLS predicted by our own loop": "a server, which our own loop is not",
     "served.BRIEF_CELLS predicted by our own loop": "a server, which our own loop is not",
     "served.CELLS its error": "a server, which our own loop is not",
+    **{
+        f"served.{table} {column}": "a server, and more requests"
+        for table, columns in {
+            "LATENCIES": ("TTFT p50", "TTFT p95", "TTFT p99", "TPOT p95", "TPOT p99"),
+            "BRIEF_LATENCIES": ("TTFT p50", "TTFT p95", "TPOT p95"),
+        }.items()
+        for column in (
+            *("concurrency", "requests per second"),
+            *columns,
+            *("request p95", "request p99"),
+        )
+    },
     "served.LOADS": "a server that decodes several requests at a time",
     "served.SCHEDULE": "a server that decodes several requests at a time",
 }
