@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from harness.records import Cell, ResultRow, Trial, grouped
+from harness.records import Cell, ResultRow, TextKey, Trial, grouped
 from harness.stats.jackknife import Array, share_interval, speedup_interval, token_weights
 from harness.summary import AcceptanceByPosition
 from harness.theory.acceptance import conditional
@@ -55,8 +55,13 @@ def ratio(numerator: float | None, denominator: float | None) -> float | None:
 
 
 def latest(trials: Sequence[Trial]) -> list[Trial]:
-    """One trial per generation, the last recorded: a resumed run's retry replaces the failure."""
-    return list({(trial.key, trial.k): trial for trial in trials}.values())
+    """One trial per generation: the last that finished, else the last failure."""
+    kept: dict[tuple[TextKey, int], Trial] = {}
+    for trial in trials:
+        name = trial.key, trial.k
+        if trial.status == "ok" or name not in kept or kept[name].status != "ok":
+            kept[name] = trial
+    return list(kept.values())
 
 
 def completed(trials: Sequence[Trial]) -> list[Trial]:

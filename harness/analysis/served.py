@@ -161,7 +161,8 @@ class ServedRun(ServedTexts):
                 speculative[k] = Requests(texts.seconds, self.replayed(texts, k))
         if not plain.trials or not speculative:
             return None
-        return TimedRequests(PlainRequests(plain.seconds, plain.tokens), speculative)
+        net = any(trial.one_token_s is not None for trial in plain.trials)
+        return TimedRequests(PlainRequests(plain.seconds, plain.tokens), speculative, net)
 
     def _rounds_near(self, temperature: float) -> list[RoundTiming]:
         """Those of servers that were told to reject every draft."""

@@ -76,9 +76,14 @@ class ServedTexts:
         return text_checks(self.setup.run.trials, self.setup.run.checks)
 
     @cached_property
+    def _stored(self) -> list[Trial]:
+        """As they were stored; those whose text is not the target's have failed."""
+        return without_faulty(self.setup.run.trials, self.checks)
+
+    @cached_property
     def trials(self) -> list[Trial]:
-        """All of them; those whose text is not the target's have failed."""
-        return latest(without_faulty(self.setup.run.trials, self.checks))
+        """Each generation once."""
+        return latest(self._stored)
 
     @property
     def concurrency(self) -> int:
@@ -88,12 +93,12 @@ class ServedTexts:
     @cached_property
     def settled(self) -> list[Trial]:
         """One trial per greedy text, its seconds settled over visits; all others."""
-        return settled(self.trials)
+        return settled(self._stored)
 
     @cached_property
     def _settled_starts(self) -> list[Trial]:
         """The same of requests for a part of their budget."""
-        return settled(latest(self.setup.run.starts))
+        return settled(self.setup.run.starts)
 
     @property
     def longest(self) -> int:
