@@ -100,6 +100,9 @@ CaveatCode = Literal[
     "server_not_predicted",  # reason: a `NotPredicted`
     # engine, served, scored: dtypes of the draft, on the server and where its texts were scored
     "draft_served_in_other_dtype",
+    # temperature, ks ("4, 8"), timed, asked: visits next to plain decoding; left_out: whether no
+    # answer names these K, for others have more
+    "server_visits_lacking",
     "launch_bound",  # role, step_s, floor_s, mbu, positions, positions_ratio, overhead_share, c
     "verify_assumed_equal_step",  # key: by which times of a verify are given
     "positions_too_short",  # ks ("4, 8"): without a row from acceptance_by_position
@@ -171,6 +174,14 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class Visits:
+    """In how many visits a server was timed next to plain decoding, where some are lacking."""
+
+    timed: int
+    asked: int
+
+
+@dataclass(frozen=True)
 class Answer:
     """What to serve at one temperature on engines that accept by one rule and have the drafts."""
 
@@ -191,6 +202,7 @@ class Answer:
     reason_values: Values = field(default_factory=dict[str, Value])
     # Of SERVERS, those that it is for; none where our own loop alone drafts so, or of a server run
     servers: tuple[str, ...] = ()
+    visits: Visits | None = None  # where no K of a server run has all that were asked for
 
 
 @dataclass(frozen=True)
@@ -992,6 +1004,7 @@ class ServedCell:
     own_predicted: float | None = None  # from our own loop's round times; None where not known
     # From round times measured at the smallest and the largest K alone; None at these two.
     predicted_from_two_k: float | None = None
+    visits: Visits | None = None  # None where it has all that were asked for
 
     @property
     def error(self) -> float | None:

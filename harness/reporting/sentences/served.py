@@ -250,6 +250,20 @@ def rounds_unlike_replay(values: Quoted) -> str:
     )
 
 
+def visits_lacking(values: Quoted) -> str:
+    """A caveat: which K were timed in fewer visits than asked for, and what follows."""
+    consequence = (
+        "no answer names it before it has them all"
+        if values["left_out"]
+        else "no K has more, so the answer rests on these"
+    )
+    return (
+        f"K={values['ks']} at temperature {values['temperature']:g} was timed in"
+        f" {values['timed']} of {values['asked']} visits: it is compared with plain decoding over"
+        f" these alone, and {consequence}; resume= measures the others"
+    )
+
+
 def _at(values: Quoted) -> str:
     return f"at temperature {values['temperature']:g}, K={values['k']}"
 

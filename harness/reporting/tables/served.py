@@ -30,6 +30,8 @@ CELLS: tuple[Column[ServedCell], ...] = (
     Column("its\nerror", lambda cell: cell.own_error, fmt.signed_percent),
     Column("tokens/round\nmeasured", lambda cell: cell.tokens_per_round, fmt.decimal),
     Column("tokens/round\nreplayed", lambda cell: cell.replayed_tokens_per_round, fmt.decimal),
+    # Of cells that lack some
+    Column("visits", lambda cell: cell.visits and f"{cell.visits.timed} of {cell.visits.asked}"),
 )
 # Those that fit a terminal
 BRIEF_CELLS = tuple(c for c in CELLS if not c.title.startswith(("its", "tokens/round")))
