@@ -268,10 +268,20 @@ def test_a_server_that_dies_costs_its_own_cells_and_resume_asks_them_again(
     assert sum(trial.k == 4 for trial in ok) == 14
     assert {trial.k for trial in failed} == {4}
     assert "llama.cpp at k=4" in str(failed[0].error)
+    cells_of_4 = run.results[run.results.k == 4]
+    assert len(cells_of_4) == 2 * 2 * 2  # measured and predicted
+    assert set(cells_of_4.status) == {"partial"}
+    assert set(run.results[run.results.k == 1].status) == {"complete"}
     again = ran("server", f"resume={run.folder}")
     done: Mapping[Any, Trial] = {trial.cell: trial for trial in again.trials}
     assert all(trial.status == "ok" for trial in done.values())
     assert len(done) == 6 * 3 * 2 * VISITS
+    assert set(again.results.status) == {"complete"}
+    # What K=4 lacked has a plain request of the same visit next to it, for it is compared with that
+    asked = [(trial.k, trial.key) for trial in again.trials[len(run.trials) :]]
+    lacked = {trial.key for trial in done.values()} - {t.key for t in ok if t.k == 4}
+    assert asked == [(k, key) for _, key in asked[::2] for k in (0, 4)]
+    assert {key for _, key in asked} == lacked
 
 
 @needs_llamacpp
