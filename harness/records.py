@@ -463,6 +463,7 @@ class LoadTiming:
         rounds: of each; None where the engine does not tell.
         user_s: of each, from sending it to its whole answer, on the client's clock.
         seconds: of the whole load, on the run's clock; with a rate, on the client's.
+        slots: requests that the server decodes side by side; None where it does not tell.
     """
 
     visit: int
@@ -479,6 +480,7 @@ class LoadTiming:
     rounds: tuple[int | None, ...]
     user_s: tuple[float, ...]
     seconds: float
+    slots: int | None = None
 
 
 @dataclass(frozen=True)

@@ -432,7 +432,7 @@ def test_a_server_that_died_early_has_the_speedup_of_the_visits_that_it_shares(
             if k == 4:
                 errors.append(float(np.log(speedup / truth[prompt_set, k])))
             else:
-                assert speedup == pytest.approx(truth[prompt_set, k])
+                assert speedup == pytest.approx(truth[prompt_set, k], rel=0.01)
         statuses = {row.status for row in ServedRun(Setup(run)).measured if row.k == 4}
         assert statuses == {"partial" if later is None else "complete"}
     # The low end of two visits against that of forty is 27 % too slow

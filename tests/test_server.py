@@ -278,10 +278,10 @@ def test_a_server_that_dies_costs_its_own_cells_and_resume_asks_them_again(
     assert len(done) == 6 * 3 * 2 * VISITS
     assert set(again.results.status) == {"complete"}
     # What K=4 lacked has a plain request of the same visit next to it, for it is compared with that
-    asked = [(trial.k, trial.key) for trial in again.trials[len(run.trials) :]]
+    sent = [(trial.k, trial.key) for trial in again.trials[len(run.trials) :]]
     lacked = {trial.key for trial in done.values()} - {t.key for t in ok if t.k == 4}
-    assert asked == [(k, key) for _, key in asked[::2] for k in (0, 4)]
-    assert {key for _, key in asked} == lacked
+    assert sent == [(k, key) for _, key in sent[::2] for k in (0, 4)]
+    assert {key for _, key in sent} == lacked
 
 
 @needs_llamacpp

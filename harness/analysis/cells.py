@@ -13,7 +13,7 @@ import numpy as np
 
 from harness.records import Cell, ResultRow, TextKey, Trial, grouped
 from harness.stats.jackknife import Array, share_interval, speedup_interval, token_weights
-from harness.summary import AcceptanceByPosition
+from harness.summary import AcceptanceByPosition, Visits
 from harness.theory.acceptance import conditional
 from harness.theory.replay import Replayed, replay
 from harness.theory.speedup import RoundTimes
@@ -152,6 +152,11 @@ def _measured_row(
         return replace(row, speedup=1.0, request_speedup=1.0)
     baseline = completed(cells.get(replace(cell, k=0), []))
     return _with_speedup(_with_acceptance(row, done), done, baseline)
+
+
+def lacking_visits(visits: Visits) -> str:
+    """The error of a partial row of a server, that was timed in some visits only."""
+    return f"timed in {visits.timed} of {visits.asked} visits next to plain decoding"
 
 
 def with_times(row: ResultRow, seconds: Array, tokens: Array) -> ResultRow:

@@ -22,7 +22,14 @@ from harness.analysis.acceptance_lengths import acceptance_lengths
 from harness.analysis.answers import Answered, Question, answered
 from harness.analysis.batch_schedule import LoadResults, analyse_loads
 from harness.analysis.caveats import caveats, failures, greedy_texts_differ, of_the_timings
-from harness.analysis.cells import completed, measured_rows, ratio, with_counts, with_times
+from harness.analysis.cells import (
+    completed,
+    lacking_visits,
+    measured_rows,
+    ratio,
+    with_counts,
+    with_times,
+)
 from harness.analysis.latency import latency_of, latency_row, near, visits_of
 from harness.analysis.lossless import distrust
 from harness.analysis.served_texts import ServedTexts, Texts
@@ -57,6 +64,7 @@ from harness.summary import (
     ServedSummary,
     Summary,
     Unstable,
+    Values,
     Verdict,
     Visits,
 )
@@ -253,7 +261,7 @@ class ServedRun(ServedTexts):
         lacking = self.visits_lacking(_cell(row))
         if lacking is None or row.status == "failed":
             return {"status": row.status, "error": row.error}
-        few = f"timed in {lacking.timed} of {lacking.asked} visits next to plain decoding"
+        few = lacking_visits(lacking)
         return {"status": "partial", "error": few if row.error is None else f"{few}; {row.error}"}
 
     @cached_property
@@ -275,7 +283,8 @@ class ServedRun(ServedTexts):
         """What the server took under load."""
         plain = [trace for trace in self.setup.run.traces if trace.k == 0]
         engine = self.engine
-        return analyse_loads(self.setup.run.loads, plain, engine.rule, self.counting, engine.name)
+        loads, asked = self.setup.run.loads, self.visits_asked
+        return analyse_loads(loads, plain, engine.rule, self.counting, engine.name, asked)
 
     def plain_texts(self, row: ResultRow) -> Texts:
         """The plain server's texts of a cell's prompts."""
@@ -630,9 +639,9 @@ class ServedRun(ServedTexts):
             values = {"engine": self.engine.name, "served": served, "scored": scored}
             yield Caveat("draft_served_in_other_dtype", values)
         yield from self._visits_lacking()
+        yield from self._load_caveats()
         if self.not_predicted is not None:
             yield Caveat("server_not_predicted", {"reason": self.not_predicted})
-
 
     def _visits_lacking(self) -> Iterator[Caveat]:
         """The K that were timed in fewer visits than the run asked for, by how many these are."""
@@ -650,8 +659,35 @@ class ServedRun(ServedTexts):
                         "timed": visits.timed,
                         "asked": visits.asked,
                         "left_out": not {k for k, _ in pairs} & {*answered_ks},
+                        "load": False,
                     },
                 )
+
+    def _load_caveats(self) -> Iterator[Caveat]:
+        """Loads that are queues, and K that lack visits under them."""
+        queues = [cell for cell in self.loads.cells if cell.slots is not None]
+        if queues:
+            first = min(queues, key=lambda cell: cell.concurrency or 0)
+            values: Values = {"concurrency": first.concurrency, "slots": first.slots}
+            yield Caveat("server_queues", {"engine": self.engine.name, **values})
+        lacking = [cell for cell in self.loads.cells if cell.visits is not None]
+        for (temperature, visits), cells in grouped(
+            lacking, lambda cell: (cell.temperature, cell.visits)
+        ).items():
+            assert visits is not None
+            ks = {cell.k for cell in cells}
+            others = {c.k for c in self.loads.cells if c.temperature == temperature and c.k} - ks
+            yield Caveat(
+                "server_visits_lacking",
+                {
+                    "temperature": temperature,
+                    "ks": ", ".join(map(str, sorted(ks))),
+                    "timed": visits.timed,
+                    "asked": visits.asked,
+                    "left_out": bool(others),
+                    "load": True,
+                },
+            )
 
 
 def _cell(row: ResultRow) -> Cell:

@@ -100,10 +100,14 @@ class ServedTexts:
         """The same of requests for a part of their budget."""
         return settled(self.setup.run.starts)
 
+    @property
+    def visits_asked(self) -> int | None:
+        """Visits that the run asked for; None of records of requests that were served elsewhere."""
+        return self.setup.run.config.get("repetitions")
+
     def visits_lacking(self, cell: Cell) -> Visits | None:
         """In how few visits a cell was timed next to plain decoding; None where in all."""
-        asked, timed = self.setup.run.config.get("repetitions"), self._visits.get(cell, 0)
-        # Records of requests that were served elsewhere were asked in no visits
+        asked, timed = self.visits_asked, self._visits.get(cell, 0)
         return Visits(timed, asked) if asked is not None and timed < asked else None
 
     @cached_property

@@ -159,6 +159,7 @@ def _timed(
         rounds=tuple(each.rounds for each in done),
         user_s=tuple(each.request_s for each in done),
         seconds=seconds,
+        slots=server.facts.slots,
     )
 
 

@@ -10,6 +10,8 @@ from harness.reporting import grid
 from harness.reporting.grid import Marked
 from harness.reporting.sentences import Quoted
 from harness.summary import (
+    DraftMemory,
+    LoadCell,
     ServedCell,
     ServedGate,
     ServedK,
@@ -20,6 +22,8 @@ from harness.summary import (
 
 # Of the target's memory, the share that a draft takes from which it is worth a sentence
 LEAST_SHARE = 0.01
+# What gives a server more slots
+SLOTS = {"llamacpp": "--parallel", "sglang": "--max-running-requests"}
 NOT_PREDICTED = {
     "no_weights": (
         "target and draft are not loaded here, so the texts that the server returned were not"
@@ -83,6 +87,9 @@ def reasons(summary: Summary) -> tuple[str, ...]:
     toys = any(entry.code == "embedded_models" for entry in summary.caveats)
     memory = () if toys or served.memory is None else _memory(served.memory)
     return (*_predictions(served.cells), *_gates(served), *memory)
+    memory = () if toys else _memory(summary.memory)
+    loads = _load_predictions(served.load)
+    return (*_predictions(served.cells), *loads, *_gates(served), *memory)
 
 
 def _predictions(cells: Sequence[ServedCell]) -> Iterator[str]:
@@ -99,6 +106,16 @@ def _predictions(cells: Sequence[ServedCell]) -> Iterator[str]:
         yield (
             "Two speculating servers give every K: from the smallest and the largest alone the"
             f" others are predicted with {_errors(two)}."
+        )
+
+
+def _load_predictions(cells: Sequence[LoadCell]) -> Iterator[str]:
+    side_by_side = [cell for cell in cells if cell.k and cell.slots is None]
+    errors = [part.error for cell in side_by_side for part in cell.groups if part.error is not None]
+    if errors:
+        yield (
+            f"Under load each prompt set's throughput was predicted from the others': "
+            f"{_errors(errors)} over {len(errors)} cells."
         )
 
 
@@ -257,10 +274,22 @@ def visits_lacking(values: Quoted) -> str:
         if values["left_out"]
         else "no K has more, so the answer rests on these"
     )
+    load = "under load " if values["load"] else ""
     return (
-        f"K={values['ks']} at temperature {values['temperature']:g} was timed in"
+        f"{load}K={values['ks']} at temperature {values['temperature']:g} was timed in"
         f" {values['timed']} of {values['asked']} visits: it is compared with plain decoding over"
         f" these alone, and {consequence}; resume= measures the others"
+    )
+
+
+def queues(values: Quoted) -> str:
+    """A caveat: more requests in flight than the servers decode side by side."""
+    flag = SLOTS.get(str(values["engine"]))
+    more = "" if flag is None else f"; more slots: {flag} {values['concurrency']}"
+    return (
+        f"the servers decode {values['slots']} requests side by side, so of"
+        f" {values['concurrency']} or more in flight the others wait: what was timed there is a"
+        f" queue, and no K is given for that load{more}"
     )
 
 
