@@ -390,11 +390,11 @@ def test_what_a_choice_loses_is_found_in_visits_that_did_not_choose():
 
 
 def test_a_k_that_was_timed_in_few_visits_is_compared_over_these_and_not_named():
-    timings, replays = loads(visits=12)
+    timings, replays = loads(visits=8)
     rng, found = np.random.default_rng(2), []
-    for _ in range(6):
+    for _ in range(2):
         # Others use the machine in most visits, both servers alike
-        slow = 1.0 + rng.exponential(0.8, 12)
+        slow = 1.0 + rng.exponential(0.8, 8)
         noisy = [replace(t, seconds=t.seconds * slow[t.visit]) for t in timings]
         kept = [t for t in noisy if t.k != 4 or t.visit in (0, 1)]
         whole, few = (
@@ -402,15 +402,15 @@ def test_a_k_that_was_timed_in_few_visits_is_compared_over_these_and_not_named()
             for t in (timings, kept)
         )
         found += [few[cell].measured / whole[cell].measured for cell in few if cell[1] == 4]
-        results = analyse_loads(kept, [], None, None, "llamacpp", 12)
+        results = analyse_loads(kept, [], None, None, "llamacpp", 8)
         assert {(row.k, row.status) for row in results.rows} == {
             *((k, "complete") for k in (0, 1, 2)),
             (4, "partial"),
         }
         assert all(entry.k != 4 for chosen in results.schedules for entry in chosen.entries)
         lacking = {cell.k: cell.visits for cell in results.cells}
-        assert lacking == {0: None, 1: None, 2: None, 4: Visits(2, 12)}
-    assert found == pytest.approx([1.0] * len(found), rel=0.01)
+        assert lacking == {0: None, 1: None, 2: None, 4: Visits(2, 8)}
+    assert found == pytest.approx([1.0] * len(found), rel=0.05)
 
 
 @pytest.mark.parametrize("slots", [None, 4, 2])

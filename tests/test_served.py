@@ -350,20 +350,67 @@ def test_a_text_has_the_trace_of_its_own_first_token(stored: StoredRun) -> None:
     assert texts.trace_of(replace(other, tokens=(9, *tokens))) is None
 
 
-def timed_at(run: StoredRun, varied: float) -> StoredRun:
-    """The run, had its rounds cost what `COSTS` says, but for a relative standard deviation."""
+def timed_at(
+    run: StoredRun, varied: float, costs: ServerCosts = COSTS, one_token_s: float | None = None
+) -> StoredRun:
+    """The run, had its rounds cost so much, but for a relative standard deviation.
+
+    With `one_token_s` a request of that was taken off each.
+    """
     rng = np.random.default_rng(1)
 
-    def seconds(k: int, rounds: int) -> float:
-        start_s = COSTS.start_s if k else COSTS.plain_start_s
-        return (start_s + rounds * COSTS.times.at(k)) * float(np.exp(varied * rng.normal()))
+    def seconds(k: int, rounds: int) -> dict[str, Any]:
+        start_s = costs.start_s if k else costs.plain_start_s
+        all_s = (start_s + rounds * costs.times.at(k)) * float(np.exp(varied * rng.normal()))
+        return {"seconds": all_s, "one_token_s": one_token_s}
 
     trials = tuple(
-        replace(t, decode_s=seconds(t.k, (t.rounds if t.k else t.new_tokens) or 0))
+        replace(t, decode_s=timed.pop("seconds"), **timed)
         for t in run.trials
+        for timed in [seconds(t.k, (t.rounds if t.k else t.new_tokens) or 0)]
     )
-    rounds = tuple(replace(t, seconds=seconds(t.k, t.rounds)) for t in run.rounds)
+    rounds = tuple(replace(t, **seconds(t.k, t.rounds)) for t in run.rounds)
     return replace(run, trials=trials, rounds=rounds)
+
+
+# Processor time of llama.cpp: 1.84 ms for one token, 1.98 for two, 0.44 for each further one. So
+# what is left of a request after the one-token request has a start of 0.14 - 0.44 ms
+CPU_COSTS = ServerCosts(
+    plain_start_s=-0.30e-3,
+    start_s=-0.55e-3,
+    times=RoundTimes(0.44e-3, ((1, 0.92e-3), (2, 1.20e-3), (4, 1.73e-3))),
+)
+
+
+@pytest.mark.parametrize("synthetic", [True, False])
+@pytest.mark.parametrize("varied", [0.0, 0.01])
+def test_a_request_for_one_token_that_costs_more_than_a_prefill_biases_no_prediction(
+    stored: StoredRun, synthetic: bool, varied: float
+) -> None:
+    timed = timed_at(stored, varied, CPU_COSTS, 1.84e-3)
+    if not synthetic:  # then requests for a part of the budget tell the start
+        parts = (
+            replace(t, cell=f"{t.cell}-short", tokens=t.tokens[:4], new_tokens=4, rounds=4)
+            for t in timed.trials
+            if t.k == 0 and t.tokens
+        )
+        short = timed_at(replace(timed, trials=tuple(parts)), varied, CPU_COSTS, 1.84e-3).trials
+        timed = replace(with_engine(synthetic=False)(timed), rounds=(), starts=short)
+    run = ServedRun(Setup(timed))
+    costs = run.costs_by_temperature[0.0]
+    assert (costs.plain_start_s, costs.start_s) == pytest.approx(
+        (CPU_COSTS.plain_start_s, CPU_COSTS.start_s), abs=1e-6 if not varied else 0.25e-3
+    )
+    pairs = zip(run.measured, run.predicted, strict=True)
+    greedy = [(row, found) for row, found in pairs if found and row.temperature == 0]
+    assert len(greedy) == 2 * 4
+    errors: list[float] = []
+    for row, found in greedy:
+        if row.k == 0:
+            assert found.ms_per_token == pytest.approx(row.ms_per_token, rel=0.015)
+        else:
+            errors.append(abs((found.speedup or 0.0) / (row.speedup or np.inf) - 1.0))
+    assert np.median(errors) < 0.02
 
 
 def visited(

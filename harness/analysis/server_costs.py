@@ -175,13 +175,7 @@ def fit_costs(timed: TimedRequests) -> ServerCosts | None:
     plain_start_s, token_s = fit_line(plain.tokens, plain.seconds, net=timed.net)
     seconds = np.concatenate([each.seconds for each in speculative.values()])
     rounds = [(k, each.counts.proposals[:, None]) for k, each in speculative.items()]
-    fitted = fit_rounds(
-        [token_s],
-        rounds,
-        np.ones_like(seconds),
-        seconds,
-        least_start_s=-token_s if timed.net else 0.0,
-    )
+    fitted = fit_rounds([token_s], rounds, np.ones_like(seconds), seconds, net=timed.net)
     return None if fitted is None else ServerCosts(plain_start_s, fitted[0], fitted[1][0])
 
 
@@ -202,7 +196,7 @@ def fit_rounds(
     starts: Array,
     seconds: Array,
     *,
-    least_start_s: float = 0.0,
+    net: bool = False,
 ) -> tuple[float, list[RoundTimes]] | None:
     """Fit what a start and rounds cost, in n entries of one request or of several together.
 
@@ -211,7 +205,8 @@ def fit_rounds(
         rounds: K of some entries, and [entry, batch, K + 1] their rounds that draft 0..K tokens.
         starts: [n] requests of each entry, in the order of `rounds`.
         seconds: [n] that each took.
-        least_start_s: what a start costs at least; below 0 where something was taken off.
+        net: whether another request was taken off each: then a start may be below 0, but with the
+            cheapest round is not.
 
     Returns:
         Of a start, and by batch; None where a token or a round would cost nothing.
@@ -230,9 +225,10 @@ def fit_rounds(
             ]
         )
         columns = np.column_stack([starts, counts[..., 1:].reshape(len(counts), -1)])
-        known_s = counts[..., 0] @ np.array(plain_s) + least_start_s * starts
+        least_s = -min(each_s for _, each_s in times[0].round_s) if net else 0.0
+        known_s = counts[..., 0] @ np.array(plain_s) + least_s * starts
         start_s, *rounds_s = least_squares(columns, seconds, known_s)
-        start_s += least_start_s
+        start_s += least_s
         if min(*plain_s, *rounds_s) <= 0.0:
             return None
         times = _times_of(plain_s, ks, np.reshape(rounds_s, table.shape))
