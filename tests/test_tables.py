@@ -52,6 +52,8 @@ UNFILLED = {
     "served.CELLS predicted by our own loop": "a server, which our own loop is not",
     "served.BRIEF_CELLS predicted by our own loop": "a server, which our own loop is not",
     "served.CELLS its error": "a server, which our own loop is not",
+    "served.CELLS visits": "a server that ended before the last visit",
+    "served.BRIEF_CELLS visits": "a server that ended before the last visit",
     "served.LOADS": "a server that decodes several requests at a time",
     "served.SCHEDULE": "a server that decodes several requests at a time",
 }
