@@ -41,10 +41,10 @@ from harness.summary import (
     Summary,
     TextCheck,
     TextLikelihood,
+    Visits,
     from_json,
     to_json,
 )
-from harness.summary import LoadCell, Summary, TextLikelihood, Visits, from_json, to_json
 from harness.theory.replay import Replayed, by_start, replay
 from harness.theory.speedup import RoundTimes
 

@@ -10,7 +10,6 @@ from harness.reporting import grid
 from harness.reporting.grid import Marked
 from harness.reporting.sentences import Quoted
 from harness.summary import (
-    DraftMemory,
     LoadCell,
     ServedCell,
     ServedGate,
@@ -86,8 +85,6 @@ def reasons(summary: Summary) -> tuple[str, ...]:
     # Models whose memory matters to no one
     toys = any(entry.code == "embedded_models" for entry in summary.caveats)
     memory = () if toys or served.memory is None else _memory(served.memory)
-    return (*_predictions(served.cells), *_gates(served), *memory)
-    memory = () if toys else _memory(summary.memory)
     loads = _load_predictions(served.load)
     return (*_predictions(served.cells), *loads, *_gates(served), *memory)
 
