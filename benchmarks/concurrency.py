@@ -32,6 +32,7 @@ from harness.analysis.batch_schedule import (
     over_groups,
     schedule,
     throughputs,
+    without_visits,
 )
 from harness.config import ModelConf, PromptsConf
 from harness.decoding.sampling import SamplingParameters
@@ -44,6 +45,7 @@ from harness.measurement.returned_texts import ReturnedText
 from harness.models.load import LoadedModel, load, open_pair
 from harness.models.tokenizer import encode
 from harness.records import LoadTiming, TextTrace
+from harness.reporting import formatting as fmt
 from harness.summary import Schedule
 
 DRAFTS = ("tiny_good", "tiny_small", "tiny_unrelated")
@@ -75,15 +77,15 @@ def main() -> None:
         console.print(_table(name, done))
         console.print(_schedule(chosen))
         rows += [row for row in done if row.k]
-        losses += [entry.loss for entry in chosen.entries]
+        losses += [entry.loss for entry in chosen.entries if entry.loss is not None]
     errors = [abs(row.predicted / row.measured - 1) for row in rows if row.predicted is not None]
     console.print(
         f"throughput ratio: median error {100 * np.median(errors):.1f} %,"
         f" largest {100 * max(errors):.1f} % over {len(errors)} cells"
     )
     console.print(
-        f"schedule: largest loss against the measured best {100 * max(losses):.1f} %"
-        f" over {len(losses)} entries"
+        f"schedule: largest loss against the measured best, in visits that did not choose,"
+        f" {fmt.percent(max(losses, default=None))} over {len(losses)} entries"
     )
 
 
@@ -158,7 +160,7 @@ def judged(
     """Throughput by prompt set, and the K for each load."""
     replays = ReplayedRequests(traces, "greedy_draft", COUNTING)
     rows = throughputs(closed_loads(timings, replays))
-    return rows, schedule(0.0, over_groups(rows))
+    return rows, schedule(0.0, over_groups(rows), without_visits(timings, replays))
 
 
 def _table(draft: str, rows: Sequence[Throughput]) -> Table:
@@ -190,7 +192,7 @@ def _schedule(chosen: Schedule) -> Table:
             ", ".join(map(str, entry.tied)),
             f"{entry.predicted_ratio:.3f}x" if entry.predicted_ratio else "",
             f"{entry.measured_ratio:.3f}x",
-            f"{100 * entry.loss:.1f} %",
+            fmt.percent(entry.loss),
         )
     return table
 

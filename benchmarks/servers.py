@@ -3,6 +3,8 @@
     python benchmarks/servers.py                # the embedded pairs on llama.cpp, half an hour
     python benchmarks/servers.py RUN RUN ...    # stored server runs instead, of any engine
 
+    python benchmarks/servers.py --clocks       # one pair by both clocks, a quarter of an hour
+
 --untimed RUN ... adds runs whose speedups are left out. --add RUN ... measures nothing: it adds the
 rounds and sampled texts of these runs to the page that is there.
 
@@ -14,7 +16,10 @@ text, with the text itself against plain decoding's. Speedups: of each prompt se
 the prediction that has not seen it. Sampled texts: rounds against replay by the server's rule, and
 the log-probability of the texts under the target, both in standard errors.
 
-The clock is the processor time of each server's process, for this machine may be shared.
+The clock is the processor time of each server's process, for this machine may be shared. --clocks
+measures a pair at temperature 0 by that and by the server's own, in a run each, since by processor
+time each request follows another for one token. It prints what predictions miss by either: plain
+decoding's cost of each prompt set, and the speedups. It writes no page.
 """
 
 import argparse
@@ -49,6 +54,7 @@ COMMON = (
 )
 ONCE = ("temperature=[0]", "repetitions=1", "own_loop=false")
 SAMPLED = ("temperature=[1]", "repetitions=3", "own_loop=false")
+CLOCKS = ("engine", "cpu")
 # Speedups of two pairs; rounds of four, the target as its own draft among them; sampled texts of
 # two, with both of llama.cpp's ways to draft
 RUNS = (
@@ -104,6 +110,7 @@ def main() -> None:
     parser.add_argument(
         "--add", nargs="+", default=[], help="only these, to the page that is there"
     )
+    parser.add_argument("--clocks", action="store_true", help="compare both clocks")
     parser.add_argument("--visits", type=int, default=20, help="of the runs whose speedups count")
     parser.add_argument("--limit", type=int, help="prompts of each set")
     parser.add_argument("--out", type=Path, default=PAGE)
@@ -114,9 +121,14 @@ def main() -> None:
         asked.out.write_text(added(asked.out.read_text(), more))
         return
     folders = [Path(run) for run in asked.runs]
+    limit = [] if asked.limit is None else [f"prompts.limit={asked.limit}"]
+    shared = [*COMMON, f"repetitions={asked.visits}", f"results_root={asked.results}", *limit]
+    if asked.clocks:
+        for clock in CLOCKS:
+            folder = _measured([*shared, *RUNS[0], "own_loop=false", f"clock={clock}"])
+            print("\n".join(_missed_by(_read(folder, True))))
+        return
     if not folders:
-        limit = [] if asked.limit is None else [f"prompts.limit={asked.limit}"]
-        shared = [*COMMON, f"repetitions={asked.visits}", f"results_root={asked.results}", *limit]
         folders = [_measured([*shared, *overrides]) for overrides in RUNS]
     untimed = [Path(run) for run in asked.untimed]
     page = written([_read(folder, folder not in untimed) for folder in (*folders, *untimed)])
@@ -131,6 +143,27 @@ def _measured(overrides: Sequence[str]) -> Path:
     outcome = server.run(config)
     assert outcome.folder is not None
     return outcome.folder
+
+
+def _missed_by(run: Run) -> Iterator[str]:
+    """What predictions of a run miss: plain decoding's cost of each set, and the speedups."""
+    clock = f"clock={run.served.clock}, {run.pair}{_busy([run])}"
+    plain = {
+        (row.prompt_set, row.source): row.ms_per_token
+        for row in run.summary.results
+        if row.k == 0 and row.concurrency == 1
+    }
+    for (prompt_set, source), measured_ms in plain.items():
+        predicted_ms = plain.get((prompt_set, "replayed"))
+        if source == "measured" and measured_ms and predicted_ms:
+            error = fmt.signed_percent(predicted_ms / measured_ms - 1.0)
+            yield f"{clock}: plain cost of {prompt_set} {error}"
+    errors = [abs(cell.error) for cell in run.served.cells if cell.error is not None]
+    if errors:
+        yield (
+            f"{clock}: prediction error median {fmt.percent(np.median(errors))}, largest"
+            f" {fmt.percent(max(errors))} over {len(errors)} cells"
+        )
 
 
 def _read(folder: Path, timed: bool) -> Run:

@@ -471,6 +471,7 @@ class LoadTiming:
         seconds: of the whole load, on the run's clock; with a rate, on the client's.
         user_decode_s: of each, what of `user_s` came after its first token, by the server's clock;
             None where it does not tell, empty in older runs.
+        slots: requests that the server decodes side by side; None where it does not tell.
     """
 
     visit: int
@@ -488,6 +489,7 @@ class LoadTiming:
     user_s: tuple[float, ...]
     seconds: float
     user_decode_s: tuple[float | None, ...] = ()
+    slots: int | None = None
 
 
 @dataclass(frozen=True)

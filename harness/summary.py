@@ -100,6 +100,10 @@ CaveatCode = Literal[
     "server_not_predicted",  # reason: a `NotPredicted`
     # engine, served, scored: dtypes of the draft, on the server and where its texts were scored
     "draft_served_in_other_dtype",
+    # temperature, ks ("4, 8"), timed, asked: visits next to plain decoding; left_out: whether no
+    # answer names these K, for others have more; load: whether of requests side by side
+    "server_visits_lacking",
+    "server_queues",  # engine, concurrency: the smallest such; slots: that its servers have
     "launch_bound",  # role, step_s, floor_s, mbu, positions, positions_ratio, overhead_share, c
     "verify_assumed_equal_step",  # key: by which times of a verify are given
     "positions_too_short",  # ks ("4, 8"): without a row from acceptance_by_position
@@ -171,6 +175,14 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class Visits:
+    """In how many visits a server was timed next to plain decoding, where some are lacking."""
+
+    timed: int
+    asked: int
+
+
+@dataclass(frozen=True)
 class Answer:
     """What to serve at one temperature on engines that accept by one rule and have the drafts."""
 
@@ -191,6 +203,7 @@ class Answer:
     reason_values: Values = field(default_factory=dict[str, Value])
     # Of SERVERS, those that it is for; none where our own loop alone drafts so, or of a server run
     servers: tuple[str, ...] = ()
+    visits: Visits | None = None  # where no K of a server run has all that were asked for
 
 
 @dataclass(frozen=True)
@@ -992,6 +1005,7 @@ class ServedCell:
     own_predicted: float | None = None  # from our own loop's round times; None where not known
     # From round times measured at the smallest and the largest K alone; None at these two.
     predicted_from_two_k: float | None = None
+    visits: Visits | None = None  # None where it has all that were asked for
 
     @property
     def error(self) -> float | None:
@@ -1109,6 +1123,20 @@ class ServedCosts:
 
 
 @dataclass(frozen=True)
+class GroupRatio:
+    """Throughput of one group of a load's requests: a prompt set, or a half of a single one."""
+
+    group: str
+    throughput_ratio: float  # to plain decoding under the same load
+    predicted_ratio: float | None  # from what the other groups' loads took
+
+    @property
+    def error(self) -> float | None:
+        """Of the prediction: predicted / measured - 1."""
+        return _error(self.predicted_ratio, self.throughput_ratio)
+
+
+@dataclass(frozen=True)
 class LoadCell:
     """A server under one load at one K: requests side by side, or arriving at a rate."""
 
@@ -1123,6 +1151,11 @@ class LoadCell:
     throughput_ratio: float | None = None
     predicted_ratio: float | None = None
     spread: float | None = None
+    groups: tuple[GroupRatio, ...] = ()  # the parts of that ratio; empty under arrivals
+    visits: Visits | None = None  # None where it has all that were asked for
+    # Requests that the servers decode side by side, where these are fewer: the others wait, and
+    # what is measured is a queue. None where there is room, or servers do not tell.
+    slots: int | None = None
 
 
 @dataclass(frozen=True)
@@ -1137,9 +1170,10 @@ class ScheduleEntry:
     # prediction together; empty: it leads.
     tied: tuple[int, ...]
     predicted_ratio: float | None  # throughput / plain decoding's
-    # measured_ratio, loss: of the cell that confirms it, and what it lacks to the fastest measured.
-    measured_ratio: float
-    loss: float
+    measured_ratio: float  # of the cell that confirms it
+    # What K chosen so by all visits but one lack, in that one, to the fastest K of all visits; None
+    # where there are fewer than two visits.
+    loss: float | None
 
 
 @dataclass(frozen=True)

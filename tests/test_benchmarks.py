@@ -232,11 +232,26 @@ def test_the_benchmark_of_servers_writes_its_page(
     )
 
 
+def test_the_benchmark_of_servers_says_what_predictions_miss_by_each_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    servers = script("servers")
+    monkeypatch.setattr(servers, "CLOCKS", ("engine",))  # our own loop has no other
+    monkeypatch.setattr(servers, "RUNS", (("engine=own", "k=[1,2]", "new_tokens=12"),))
+    asked = ["--clocks", "--limit", "2", "--visits", "1", "--results", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["servers.py", *asked])
+    servers.main()
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("clock=")]
+    for prompt_set in ("easy", "hard"):
+        assert any(re.search(rf"plain cost of {prompt_set} [+-]?[\d.]+ %$", line) for line in said)
+    assert re.search(r"prediction error median .* over \d+ cells", said[-1])
+
+
 @pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the llamacpp extra")
 def test_the_benchmark_of_concurrency_runs(
     bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sizes = "--limit 3 --visits 1 --new-tokens 24 --users 1 2"
+    sizes = "--limit 3 --visits 2 --new-tokens 24 --users 1 2"
     bench("concurrency", f"--drafts tiny_good {sizes}")
     ratio, loss = capsys.readouterr().out.splitlines()[-2:]
     assert re.fullmatch(r"throughput ratio: median error .* over 16 cells", ratio)

@@ -142,6 +142,37 @@ def test_a_plan_says_who_answers_at_each_address(
     assert "http://127.0.0.1:9 not reachable" in plan
 
 
+STATES = [{"effective_max_running_requests_per_dp": 2}] * 2
+
+
+@pytest.mark.parametrize(
+    ("engine", "answers", "slots"),
+    [
+        ("llamacpp", {"/props": {"build_info": "b11549-c0ffee", "total_slots": 4}}, 4),
+        ("llamacpp", {"/props": {"build_info": "b11549-c0ffee", "total_slots": 8}}, None),
+        ("llamacpp", {"/props": {"build_info": "b11549-c0ffee"}}, None),
+        ("sglang", {"/server_info": {"version": "0.5.23", "internal_states": STATES}}, 4),
+        ("sglang", {"/server_info": {"version": "0.5.23"}}, None),
+        ("vllm", vllm_answers(), None),
+    ],
+)
+def test_a_plan_says_which_addresses_decode_fewer_requests_side_by_side_than_are_asked(
+    stand_in: Callable[..., StandIn],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    engine: str,
+    answers: dict[str, Any],
+    slots: int | None,
+) -> None:
+    url = stand_in({"/health": {}, **answers}).url
+    words = ["dry_run=true", "verbose=true", f"engine={engine}", "concurrency=[1,8]", "k=[4]"]
+    command.run(asked(tmp_path, *words, f"url=[{url},{url}]"))
+    plan = " ".join(capsys.readouterr().out.split())
+    assert f"{url} answers, {engine}" in plan
+    room = f"it decodes {slots} side by side, so that of concurrency=8 the others wait"
+    assert (room in plan) == (slots is not None)
+
+
 def test_a_server_that_takes_long_or_fails_is_shown_with_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -273,10 +304,20 @@ def test_a_server_that_dies_costs_its_own_cells_and_resume_asks_them_again(
     assert sum(trial.k == 4 for trial in ok) == 14
     assert {trial.k for trial in failed} == {4}
     assert "llama.cpp at k=4" in str(failed[0].error)
+    cells_of_4 = run.results[run.results.k == 4]
+    assert len(cells_of_4) == 2 * 2 * 2  # measured and predicted
+    assert set(cells_of_4.status) == {"partial"}
+    assert set(run.results[run.results.k == 1].status) == {"complete"}
     again = ran("server", f"resume={run.folder}")
     done: Mapping[Any, Trial] = {trial.cell: trial for trial in again.trials}
     assert all(trial.status == "ok" for trial in done.values())
     assert len(done) == 6 * 3 * 2 * VISITS
+    assert set(again.results.status) == {"complete"}
+    # What K=4 lacked has a plain request of the same visit next to it, for it is compared with that
+    sent = [(trial.k, trial.key) for trial in again.trials[len(run.trials) :]]
+    lacked = {trial.key for trial in done.values()} - {t.key for t in ok if t.k == 4}
+    assert sent == [(k, key) for _, key in sent[::2] for k in (0, 4)]
+    assert {key for _, key in sent} == lacked
 
 
 @needs_llamacpp

@@ -64,6 +64,8 @@ UNFILLED = {
             *("request p95", "request p99"),
         )
     },
+    "served.CELLS visits": "a server that ended before the last visit",
+    "served.BRIEF_CELLS visits": "a server that ended before the last visit",
     "served.LOADS": "a server that decodes several requests at a time",
     "served.SCHEDULE": "a server that decodes several requests at a time",
 }

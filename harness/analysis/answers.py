@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 
 from harness.analysis.verdict import ErrorBudget, Evidence, decide
 from harness.records import GREEDY, RULES, SERVERS, Rule, Source
-from harness.summary import Answer, Doubt, Verdict
+from harness.summary import Answer, Doubt, Verdict, Visits
 
 # What an answer says of its verdict
 OF_VERDICT = {field.name for field in fields(Answer)} & {field.name for field in fields(Verdict)}
@@ -32,6 +32,7 @@ class Question:
 
     # By prompt set, and "all": the drafts to choose from; every draft where there is no entry
     drafts: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
+    visits: Visits | None = None  # of a server's, where no K has all that were asked for
 
     def by_servers(
         self, alike: Callable[[str, str], bool], weights: Mapping[str, float] | None
@@ -82,6 +83,7 @@ class Answered:
                         engine=self.question.engine,
                         rule=rule,
                         source=self.question.source,
+                        visits=self.question.visits,
                         servers=tuple(s for s in self.question.servers if SERVERS[s] == rule),
                         **{name: getattr(verdict, name) for name in OF_VERDICT},
                     )

@@ -2,8 +2,9 @@
 
 Measured: a load is a group of requests sent together (`harness.measurement.load`), timed as a
 whole; its time per returned token is the lower quartile of its visits, for what else runs on a
-machine only adds. The throughput ratio of a K is the plain server's seconds per token / this K's:
-sampled texts of the same requests differ in length between visits and K.
+machine only adds. The throughput ratio of a K is the plain server's seconds per token / this K's,
+over the visits that both have: sampled texts of the same requests differ in length between visits
+and K. Requests beyond a server's slots wait for one, so such loads say nothing of a batch.
 
 Predicted: replay gives the rounds of every request, `harness.theory.batching` the iterations that a
 closed loop makes of them and how many requests each has, and the loads of the *other* groups what
@@ -16,7 +17,8 @@ The schedule names, for each measured concurrency, the K with the largest predic
 those that tie with it, the one that was measured fastest. Its
 lead over the runner-up counts where it is larger than the spread of the visits' ratios between
 these two and this run's own error of prediction together; else it is a tie. A load between two
-measured ones gets the K of the larger.
+measured ones gets the K of the larger. What such a choice loses is found visit by visit: the K is
+chosen by the other visits, and held in this one against the K that is fastest over all of them.
 """
 
 import math
@@ -26,12 +28,20 @@ from typing import NamedTuple
 
 import numpy as np
 
+from harness.analysis.cells import lacking_visits
 from harness.analysis.replayed import as_served
-from harness.analysis.server_costs import fit_rounds, least_squares
+from harness.analysis.server_costs import (
+    Visit,
+    compared_pace,
+    fit_rounds,
+    least_squares,
+    pace_of,
+    shared_visits,
+)
 from harness.records import LoadTiming, ResultRow, Rule, TextTrace, grouped, set_of
 from harness.serving.counting import Counting
 from harness.stats.jackknife import Array
-from harness.summary import LoadCell, Schedule, ScheduleEntry
+from harness.summary import GroupRatio, LoadCell, Schedule, ScheduleEntry, Visits
 from harness.theory.batching import BatchTimes, closed_loop
 from harness.theory.replay import replay_texts
 
@@ -50,6 +60,11 @@ class LoadKey:
     k: int
     budgets: int
 
+    @classmethod
+    def of(cls, timing: LoadTiming) -> "LoadKey":
+        """That a timing is of."""
+        return cls(timing.concurrency or 0, timing.group, timing.k, sum(timing.budgets))
+
 
 @dataclass(frozen=True, eq=False)
 class ClosedLoad:
@@ -57,8 +72,9 @@ class ClosedLoad:
 
     Attributes:
         full: whether its requests had their full budgets.
+        timings, visits: as stored, and their seconds per returned token.
         tokens: returned, the mean over the visits.
-        seconds: for so many tokens, over the visits.
+        seconds: for so many tokens, over the visits that plain decoding shares.
         replayed: what replay says of its rounds, the mean over the visits, whose orders differ;
             None where a text was not scored.
     """
@@ -66,6 +82,7 @@ class ClosedLoad:
     key: LoadKey
     full: bool
     timings: tuple[LoadTiming, ...]
+    visits: tuple[Visit, ...]
     tokens: float
     seconds: float
     replayed: "ReplayedLoad | None"
@@ -115,6 +132,7 @@ class ReplayedRequests:
         self._counting = counting
         self._rule: Rule | None = rule
         self._rounds: dict[tuple[_Text, int, int], Array] = {}
+        self._loads: dict[LoadTiming, ReplayedLoad | None] = {}
         self._traces = {
             _Text(f"{trace.prompt_set}/{trace.prompt}", trace.repetition): trace
             for trace in traces
@@ -123,6 +141,11 @@ class ReplayedRequests:
 
     def replayed(self, load: LoadTiming) -> ReplayedLoad | None:
         """Of a load; None where a text was not scored, or requests arrive."""
+        if load not in self._loads:
+            self._loads[load] = self._replayed(load)
+        return self._loads[load]
+
+    def _replayed(self, load: LoadTiming) -> ReplayedLoad | None:
         counting, k = self._counting, load.k
         if counting is None or load.concurrency is None:
             return None
@@ -187,24 +210,49 @@ class ReplayedRequests:
 def closed_loads(
     timings: Iterable[LoadTiming], requests: ReplayedRequests
 ) -> dict[LoadKey, ClosedLoad]:
-    """The closed loops of one temperature, visits taken together."""
-    closed = (timing for timing in timings if timing.concurrency is not None)
-    visits = grouped(closed, lambda t: LoadKey(t.concurrency or 0, t.group, t.k, sum(t.budgets)))
+    """The closed loops of one temperature, visits taken together.
+
+    Args:
+        timings: in the order in which they were stored. A K that shares no visit with plain
+            decoding is left out.
+        requests: their rounds.
+    """
+    closed = [
+        (timing, Visit(timing.visit, place, timing.seconds / sum(timing.returned)))
+        for place, timing in enumerate(timings)
+        if timing.concurrency is not None
+    ]
+    stored = grouped(closed, lambda entry: LoadKey.of(entry[0]))
     most = {
         group: max(key.budgets for key in keys)
-        for group, keys in grouped(visits, lambda key: key.group).items()
+        for group, keys in grouped(stored, lambda key: key.group).items()
     }
-    return {
-        key: _closed_load(key, key.budgets == most[key.group], made, requests)
-        for key, made in sorted(visits.items())
-    }
+    loads: dict[LoadKey, ClosedLoad] = {}
+    for key, entries in sorted(stored.items()):
+        visits, plain = (
+            [visit for _, visit in stored.get(each, ())] for each in (key, replace(key, k=0))
+        )
+        pace = compared_pace(visits, plain, _settle) if plain else pace_of(visits, _settle)
+        if pace is not None:
+            made = [timing for timing, _ in entries]
+            full = key.budgets == most[key.group]
+            loads[key] = _closed_load(key, full, made, visits, pace, requests)
+    return loads
+
+
+def _settle(paces: Sequence[float]) -> float:
+    return float(np.quantile(paces, UNDISTURBED))
 
 
 def _closed_load(
-    key: LoadKey, full: bool, timings: Sequence[LoadTiming], requests: ReplayedRequests
+    key: LoadKey,
+    full: bool,
+    timings: Sequence[LoadTiming],
+    visits: Sequence[Visit],
+    pace: float,
+    requests: ReplayedRequests,
 ) -> ClosedLoad:
     tokens = float(np.mean([sum(each.returned) for each in timings]))
-    pace = float(np.quantile([_pace(each) for each in timings], UNDISTURBED))
     parts = [requests.replayed(each) for each in timings]
     known = [part for part in parts if part is not None]
     replayed = None
@@ -214,12 +262,7 @@ def _closed_load(
             np.mean([part.returned for part in known], axis=0),
             float(np.mean([part.tokens for part in known])),
         )
-    return ClosedLoad(key, full, tuple(timings), tokens, pace * tokens, replayed)
-
-
-def _pace(timing: LoadTiming) -> float:
-    """Seconds per returned token."""
-    return timing.seconds / sum(timing.returned)
+    return ClosedLoad(key, full, tuple(timings), tuple(visits), tokens, pace * tokens, replayed)
 
 
 # ---- what a load costs ---------------------------------------------------------------------------
@@ -303,10 +346,16 @@ def analyse_loads(
     rule: Rule | None,
     counting: Counting | None,
     engine: str,
+    asked: int | None = None,
 ) -> LoadResults:
     """Everything that a server's loads say; no predictions where nothing can be replayed.
 
-    The traces are of the plain server's texts; rule and counting are None where they are not known.
+    Args:
+        timings: in the order in which they were stored.
+        traces: of the plain server's texts.
+        rule, counting: the engine's; None where they are not known.
+        engine: its name.
+        asked: visits that the run asked for, if known.
     """
     cells: list[LoadCell] = []
     schedules: list[Schedule] = []
@@ -314,15 +363,18 @@ def analyse_loads(
     for temperature in dict.fromkeys(timing.temperature for timing in timings):
         made = [timing for timing in timings if timing.temperature == temperature]
         texts = [trace for trace in traces if trace.temperature == temperature]
-        loads = closed_loads(made, ReplayedRequests(texts, rule, counting))
+        requests = ReplayedRequests(texts, rule, counting)
+        loads = closed_loads(made, requests)
         compared = throughputs(loads)
         totals = over_groups(compared)
-        cells += load_cells(made, totals)
-        if totals:
-            schedules.append(schedule(temperature, totals))
+        cells += load_cells(made, compared, asked)
+        waiting = {cell.concurrency for cell in cells if cell.slots is not None}
+        side_by_side = [row for row in totals if row.concurrency not in waiting]
+        if side_by_side:
+            schedules.append(schedule(temperature, side_by_side, without_visits(made, requests)))
         for row in over_groups(compared, set_of):  # the halves of a set together
             if row.concurrency > 1:  # the requests that were sent one at a time have that row
-                rows += _result_rows(row, loads, engine)
+                rows += _result_rows(row, loads, engine, asked)
     return LoadResults(tuple(cells), tuple(schedules), tuple(rows))
 
 
@@ -360,6 +412,11 @@ class Throughput:
         """Of `measured` over visits."""
         return spread(self.by_visit.values())
 
+    def visits_lacking(self, asked: int | None) -> Visits | None:
+        """In how few visits it was timed next to plain decoding; None where in all."""
+        timed = len(self.by_visit)
+        return Visits(timed, asked) if asked is not None and timed < asked else None
+
 
 def throughputs(loads: Mapping[LoadKey, ClosedLoad]) -> list[Throughput]:
     """Every group's closed loops with full budgets, plain ones among them, against plain ones."""
@@ -375,7 +432,6 @@ def throughputs(loads: Mapping[LoadKey, ClosedLoad]) -> list[Throughput]:
         if known is not None and load.replayed is not None and plain.replayed is not None:
             scale = tokens / plain.replayed.tokens  # both predictions are of the replayed texts
             predicted = (scale * known.seconds(load), scale * known.seconds(plain))
-        plain_pace = {each.visit: _pace(each) for each in plain.timings}
         rows.append(
             Throughput(
                 load.key.concurrency,
@@ -385,9 +441,8 @@ def throughputs(loads: Mapping[LoadKey, ClosedLoad]) -> list[Throughput]:
                 (load.seconds / load.tokens * tokens, plain.seconds),
                 predicted,
                 {
-                    each.visit: (_pace(each) * tokens, plain_pace[each.visit] * tokens)
-                    for each in load.timings
-                    if each.visit in plain_pace
+                    visit.number: (visit.seconds * tokens, other.seconds * tokens)
+                    for visit, other in shared_visits(load.visits, plain.visits)
                 },
             )
         )
@@ -438,15 +493,52 @@ def spread(pairs: Iterable[tuple[float, float]]) -> float | None:
     return float(np.std(logs, ddof=1)) if len(logs) > 1 else None
 
 
-def load_cells(timings: Sequence[LoadTiming], totals: Sequence[Throughput]) -> list[LoadCell]:
-    """What a report shows of loads at one temperature: closed loops, then rates."""
+def without_visits(
+    timings: Sequence[LoadTiming], requests: ReplayedRequests
+) -> dict[int, list[Throughput]]:
+    """By visit, the throughputs of all groups that the other visits alone measure and predict.
+
+    Empty of a single visit.
+    """
+    visits = {timing.visit for timing in timings}
+    return {
+        visit: over_groups(throughputs(closed_loads(kept, requests)))
+        for visit in sorted(visits)
+        if (kept := [timing for timing in timings if timing.visit != visit])
+    }
+
+
+def load_cells(
+    timings: Sequence[LoadTiming], compared: Sequence[Throughput], asked: int | None = None
+) -> list[LoadCell]:
+    """What a report shows of loads at one temperature: closed loops, then rates.
+
+    Args:
+        timings: of all loads.
+        compared: each group's throughputs.
+        asked: visits that the run asked for, if known.
+    """
 
     def cell(t: LoadTiming) -> tuple[bool, int, float, int]:
         return (t.concurrency is None, t.concurrency or 0, t.rate or 0.0, t.k)
 
-    ratios = {(row.concurrency, row.k): row for row in totals}
+    totals = {(row.concurrency, row.k): row for row in over_groups(compared)}
+    parts = grouped(compared, lambda row: (row.concurrency, row.k))
+    # A ratio to plain decoding is of neither where either server lets requests wait
+    slots = {
+        concurrency: min(each.slots for each in made if each.slots is not None)
+        for concurrency, made in grouped(timings, lambda t: t.concurrency).items()
+        if concurrency and any(0 < (each.slots or 0) < concurrency for each in made)
+    }
     return [
-        _load_cell(made, ratios.get((concurrency, k)))
+        replace(
+            _load_cell(made, totals.get((concurrency, k)), asked),
+            slots=slots.get(concurrency),
+            groups=tuple(
+                GroupRatio(row.group, row.measured, row.predicted)
+                for row in parts.get((concurrency, k), ())
+            ),
+        )
         for (_, concurrency, _, k), made in sorted(grouped(full_loads(timings), cell).items())
     ]
 
@@ -464,7 +556,7 @@ def full_loads(timings: Iterable[LoadTiming]) -> list[LoadTiming]:
     return full
 
 
-def _load_cell(made: Sequence[LoadTiming], total: Throughput | None) -> LoadCell:
+def _load_cell(made: Sequence[LoadTiming], total: Throughput | None, asked: int | None) -> LoadCell:
     user_s = np.concatenate([np.array(each.user_s) for each in made])
     tokens = np.concatenate([np.array(each.returned) for each in made])
     first = made[0]
@@ -481,23 +573,35 @@ def _load_cell(made: Sequence[LoadTiming], total: Throughput | None) -> LoadCell
         throughput_ratio=None if total is None else total.measured,
         predicted_ratio=None if total is None else total.predicted,
         spread=None if total is None else total.spread,
+        visits=None if total is None else total.visits_lacking(asked),
     )
 
 
-def schedule(temperature: float, totals: Sequence[Throughput]) -> Schedule:
+def schedule(
+    temperature: float,
+    totals: Sequence[Throughput],
+    without: Mapping[int, Sequence[Throughput]],
+) -> Schedule:
     """The K of the largest predicted throughput at each measured concurrency.
 
     Among those that tie with it, the one that was measured fastest; where nothing was predicted,
-    the fastest of all.
+    the fastest of all. A K that lacks visits which another has is not named.
+
+    Args:
+        temperature: of all.
+        totals: the throughputs of all groups.
+        without: by visit, what the others alone say of them (`without_visits`).
     """
     by_batch = grouped(totals, lambda row: row.concurrency)
     error = _prediction_error(totals)
     entries: list[ScheduleEntry] = []
     for at, (concurrency, rows) in enumerate(sorted(by_batch.items())):
-        ranked = sorted(rows, key=_ratio, reverse=True)
-        equal = [row for row in ranked if not _leads(ranked[0], row, error)]
-        best = max(equal, key=lambda row: row.measured)
-        fastest = max(row.measured for row in rows)
+        best, equal = _chosen(rows, error)
+        chosen_without = {
+            visit: _chosen(of_batch, _prediction_error(others))[0].k
+            for visit, others in without.items()
+            if (of_batch := [row for row in others if row.concurrency == concurrency])
+        }
         entries.append(
             ScheduleEntry(
                 low=entries[-1].high + 1 if entries and entries[-1].high else 1,
@@ -507,10 +611,39 @@ def schedule(temperature: float, totals: Sequence[Throughput]) -> Schedule:
                 tied=tuple(row.k for row in equal if row is not best),
                 predicted_ratio=best.predicted,
                 measured_ratio=best.measured,
-                loss=1.0 - best.measured / fastest,
+                loss=_loss(rows, chosen_without),
             )
         )
     return Schedule(temperature, tuple(entries))
+
+
+def _chosen(rows: Sequence[Throughput], error: float) -> tuple[Throughput, list[Throughput]]:
+    """The K to serve at a concurrency, and all that tie for it."""
+    most = max((len(row.by_visit) for row in rows if row.k), default=0)
+    whole = [row for row in rows if not row.k or len(row.by_visit) == most]
+    ranked = sorted(whole, key=_ratio, reverse=True)
+    equal = [row for row in ranked if not _leads(ranked[0], row, error)]
+    return max(equal, key=lambda row: row.measured), equal
+
+
+def _loss(rows: Sequence[Throughput], chosen: Mapping[int, int]) -> float | None:
+    """What a choice lacks to the fastest K of all visits, in visits that it has not seen.
+
+    Args:
+        rows: every K at one concurrency.
+        chosen: by visit, the K that the other visits choose.
+
+    Returns:
+        None where fewer than two visits timed every K.
+    """
+    shared = [visit for visit in chosen if all(visit in row.by_visit for row in rows)]
+    if len(shared) < 2:
+        return None
+    logs = {
+        row.k: np.log([row.by_visit[v][1] / row.by_visit[v][0] for v in shared]) for row in rows
+    }
+    unseen = [logs[chosen[visit]][at] for at, visit in enumerate(shared)]
+    return 1.0 - math.exp(np.mean(unseen) - max(np.mean(each) for each in logs.values()))
 
 
 def _ratio(row: Throughput) -> float:
@@ -541,7 +674,7 @@ def _leads(best: Throughput, other: Throughput, error: float) -> bool:
 
 
 def _result_rows(
-    row: Throughput, loads: Mapping[LoadKey, ClosedLoad], engine: str
+    row: Throughput, loads: Mapping[LoadKey, ClosedLoad], engine: str, asked: int | None
 ) -> Iterator[ResultRow]:
     """What was measured of a prompt set under a load and, where it was predicted, that."""
     parts = [
@@ -555,6 +688,7 @@ def _result_rows(
     visits = [timing for part in parts for timing in part.timings]
     user_ms = np.concatenate([1e3 * np.array(v.user_s) / np.array(v.returned) for v in visits])
     rounds = [_rounds(part) for part in parts]
+    lacking = row.visits_lacking(asked)
     measured = ResultRow(
         model=first.model,
         draft=first.draft if row.k else None,
@@ -562,6 +696,8 @@ def _result_rows(
         temperature=first.temperature,
         k=row.k,
         source="measured",
+        status="complete" if lacking is None else "partial",
+        error=None if lacking is None else lacking_visits(lacking),
         prompts=len({text for part in parts for text in part.timings[0].texts}),
         new_tokens=round(sum(part.tokens for part in parts)),
         rounds=None if None in rounds else sum(each or 0.0 for each in rounds),

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from harness.records import Cell, ResultRow, Trial, grouped
+from harness.records import Cell, ResultRow, TextKey, Trial, grouped
 from harness.stats.jackknife import Array, share_interval, speedup_interval, token_weights
-from harness.summary import AcceptanceByPosition
+from harness.summary import AcceptanceByPosition, Visits
 from harness.theory.acceptance import conditional
 from harness.theory.replay import Replayed, replay
 from harness.theory.speedup import RoundTimes
@@ -55,8 +55,13 @@ def ratio(numerator: float | None, denominator: float | None) -> float | None:
 
 
 def latest(trials: Sequence[Trial]) -> list[Trial]:
-    """One trial per generation, the last recorded: a resumed run's retry replaces the failure."""
-    return list({(trial.key, trial.k): trial for trial in trials}.values())
+    """One trial per generation: the last that finished, else the last failure."""
+    kept: dict[tuple[TextKey, int], Trial] = {}
+    for trial in trials:
+        name = trial.key, trial.k
+        if trial.status == "ok" or name not in kept or kept[name].status != "ok":
+            kept[name] = trial
+    return list(kept.values())
 
 
 def completed(trials: Sequence[Trial]) -> list[Trial]:
@@ -147,6 +152,11 @@ def _measured_row(
         return replace(row, speedup=1.0, request_speedup=1.0)
     baseline = completed(cells.get(replace(cell, k=0), []))
     return _with_speedup(_with_acceptance(row, done), done, baseline)
+
+
+def lacking_visits(visits: Visits) -> str:
+    """The error of a partial row of a server, that was timed in some visits only."""
+    return f"timed in {visits.timed} of {visits.asked} visits next to plain decoding"
 
 
 def with_times(row: ResultRow, seconds: Array, tokens: Array) -> ResultRow:

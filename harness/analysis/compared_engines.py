@@ -86,5 +86,5 @@ def engine_rows(name: str, setup: Setup, served: ServedSummary | None) -> Iterat
             bounds = (None, None) if interval is None else interval
             yield row(temperature, candidate.k, alone, speedup, *bounds)
     for load in served.load if served else ():
-        if load.k and (load.concurrency or 0) > 1:
+        if load.k and (load.concurrency or 0) > 1 and load.slots is None:
             yield row(load.temperature, load.k, load.concurrency or 0, load.throughput_ratio)

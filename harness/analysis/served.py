@@ -9,10 +9,12 @@ our own loop's rounds would have predicted stands next to it.
 A temperature at which a speculating server is not lossless (`server_gate`) gets no verdict.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +22,14 @@ from harness.analysis.acceptance_lengths import acceptance_lengths
 from harness.analysis.answers import Answered, Question, answered
 from harness.analysis.batch_schedule import LoadResults, analyse_loads
 from harness.analysis.caveats import caveats, failures, greedy_texts_differ, of_the_timings
-from harness.analysis.cells import completed, measured_rows, ratio, with_counts, with_times
+from harness.analysis.cells import (
+    completed,
+    lacking_visits,
+    measured_rows,
+    ratio,
+    with_counts,
+    with_times,
+)
 from harness.analysis.latency import latency_of, latency_row, near, visits_of
 from harness.analysis.lossless import distrust
 from harness.analysis.served_texts import ServedTexts, Texts
@@ -40,7 +49,7 @@ from harness.analysis.setup import Setup
 from harness.analysis.unstable import impossible, unstable_cells
 from harness.analysis.user_latency import one_by_one, under_load
 from harness.analysis.verdict import Candidate, Evidence, Timed, evidence_from_trials
-from harness.records import GREEDY, LatencyRow, ResultRow, RoundTiming, Trial, grouped
+from harness.records import GREEDY, Cell, LatencyRow, ResultRow, RoundTiming, Trial, grouped
 from harness.serving.counting import Counting
 from harness.stats.jackknife import Array, Interval, enough_prompts, speedup_interval
 from harness.summary import (
@@ -58,7 +67,9 @@ from harness.summary import (
     ServedSummary,
     Summary,
     Unstable,
+    Values,
     Verdict,
+    Visits,
 )
 from harness.theory.replay import Replayed
 from harness.theory.speedup import RoundTimes
@@ -166,7 +177,8 @@ class ServedRun(ServedTexts):
                 speculative[k] = Requests(texts.seconds, self.replayed(texts, k))
         if not plain.trials or not speculative:
             return None
-        return TimedRequests(PlainRequests(plain.seconds, plain.tokens), speculative)
+        net = any(trial.one_token_s is not None for trial in plain.trials)
+        return TimedRequests(PlainRequests(plain.seconds, plain.tokens), speculative, net)
 
     def _rounds_near(self, temperature: float) -> list[RoundTiming]:
         """Those of servers that were told to reject every draft."""
@@ -237,7 +249,7 @@ class ServedRun(ServedTexts):
 
     @cached_property
     def measured(self) -> list[ResultRow]:
-        """What the server took, one row per cell; a failure in any visit shows in its status."""
+        """What the server took, one row per cell; visits that it lacks show in its status."""
         names = {
             "model": self.setup.model,
             "draft": self.setup.draft,
@@ -247,9 +259,15 @@ class ServedRun(ServedTexts):
         pairs = zip(  # of the same cells, in order
             measured_rows(self.settled, **names), measured_rows(self.trials, **names), strict=True
         )
-        return [
-            replace(row, status=every.status, error=every.error, **served) for row, every in pairs
-        ]
+        return [replace(row, **served, **self._completeness(every)) for row, every in pairs]
+
+    def _completeness(self, row: ResultRow) -> dict[str, Any]:
+        """Status and error of a cell: those of its requests, partial where it lacks visits."""
+        lacking = self.visits_lacking(_cell(row))
+        if lacking is None or row.status == "failed":
+            return {"status": row.status, "error": row.error}
+        few = lacking_visits(lacking)
+        return {"status": "partial", "error": few if row.error is None else f"{few}; {row.error}"}
 
     @cached_property
     def predicted(self) -> list[ResultRow | None]:
@@ -270,7 +288,8 @@ class ServedRun(ServedTexts):
         """What the server took under load."""
         plain = [trace for trace in self.setup.run.traces if trace.k == 0]
         engine = self.engine
-        return analyse_loads(self.setup.run.loads, plain, engine.rule, self.counting, engine.name)
+        loads, asked = self.setup.run.loads, self.visits_asked
+        return analyse_loads(loads, plain, engine.rule, self.counting, engine.name, asked)
 
     def plain_texts(self, row: ResultRow) -> Texts:
         """The plain server's texts of a cell's prompts."""
@@ -295,6 +314,8 @@ class ServedRun(ServedTexts):
             source="replayed",
             prompts=len({trial.conversation for trial in texts.trials}),
             engine=self.engine.name,
+            status=row.status,
+            error=row.error,
         )
         if row.k == 0:
             return replace(with_times(made, plain_s, texts.tokens), speedup=1.0)
@@ -342,6 +363,7 @@ class ServedRun(ServedTexts):
                 predicted=found and found.speedup,
                 own_predicted=self._own_prediction(row),
                 predicted_from_two_k=found and self._from_two_k(row),
+                visits=self.visits_lacking(_cell(row)),
             )
 
     def _own_prediction(self, row: ResultRow) -> float | None:
@@ -535,8 +557,40 @@ class ServedRun(ServedTexts):
             done = (t for t in completed(self.settled) if t.temperature == temperature)
             if any(trial.decode_s is None for trial in done):  # records without a time of decoding
                 continue
-            evidence = self._evidence(self.settled, temperature)
-            yield Question(evidence, (self.engine.rule,), "measured", self.engine.name)
+            evidence = self._evidence(self._comparable(temperature), temperature)
+            yield Question(
+                evidence,
+                (self.engine.rule,),
+                "measured",
+                self.engine.name,
+                visits=self._lacking(temperature, self._answered_ks(temperature)),
+            )
+
+    def _lacking(self, temperature: float, ks: Iterable[int]) -> Visits | None:
+        """The fewest visits of some K; None where they have all."""
+        cells = (Cell(name, temperature, k) for name in self.sets_at(temperature) for k in ks)
+        known = [lacking for cell in cells if (lacking := self.visits_lacking(cell)) is not None]
+        return min(known, key=lambda visits: visits.timed, default=None)
+
+    def _answered_ks(self, temperature: float) -> list[int]:
+        """The K that an answer chooses from: those with the most visits."""
+        lacking = {k: self._lacking(temperature, [k]) for k in self.ks}
+        if None in lacking.values():
+            return [k for k, visits in lacking.items() if visits is None]
+        timed = {k: visits.timed for k, visits in lacking.items() if visits is not None}
+        return [k for k in timed if timed[k] == max(timed.values())]
+
+    def _comparable(self, temperature: float) -> list[Trial]:
+        """The settled requests that an answer rests on.
+
+        Sampled ones are those of the visits that all of its cells finished; all, where none is.
+        """
+        ks = {0, *self._answered_ks(temperature)}
+        trials = [t for t in self.settled if t.temperature == temperature and t.k in ks]
+        prompts = {(t.prompt_set, t.prompt) for t in trials}
+        finished = Counter(t.repetition for t in trials if t.status == "ok")
+        whole = {visit for visit, count in finished.items() if count == len(ks) * len(prompts)}
+        return [trial for trial in trials if trial.repetition in whole] or trials
 
     def _evidence(self, trials: Sequence[Trial], temperature: float) -> Evidence:
         """Seconds per prompt of one temperature's trials."""
@@ -682,8 +736,62 @@ class ServedRun(ServedTexts):
         if served is not None and scored not in (None, served):
             values = {"engine": self.engine.name, "served": served, "scored": scored}
             yield Caveat("draft_served_in_other_dtype", values)
+        yield from self._visits_lacking()
+        yield from self._load_caveats()
         if self.not_predicted is not None:
             yield Caveat("server_not_predicted", {"reason": self.not_predicted})
+
+    def _visits_lacking(self) -> Iterator[Caveat]:
+        """The K that were timed in fewer visits than the run asked for, by how many these are."""
+        for temperature in self.temperatures:
+            answered_ks = self._answered_ks(temperature)
+            lacking = [(k, self._lacking(temperature, [k])) for k in self.ks]
+            by_visits = grouped((pair for pair in lacking if pair[1]), lambda pair: pair[1])
+            for visits, pairs in by_visits.items():
+                assert visits is not None
+                yield Caveat(
+                    "server_visits_lacking",
+                    {
+                        "temperature": temperature,
+                        "ks": ", ".join(str(k) for k, _ in pairs),
+                        "timed": visits.timed,
+                        "asked": visits.asked,
+                        "left_out": not {k for k, _ in pairs} & {*answered_ks},
+                        "load": False,
+                    },
+                )
+
+    def _load_caveats(self) -> Iterator[Caveat]:
+        """Loads that are queues, and K that lack visits under them."""
+        queues = [cell for cell in self.loads.cells if cell.slots is not None]
+        if queues:
+            first = min(queues, key=lambda cell: cell.concurrency or 0)
+            values: Values = {"concurrency": first.concurrency, "slots": first.slots}
+            yield Caveat("server_queues", {"engine": self.engine.name, **values})
+        lacking = [cell for cell in self.loads.cells if cell.visits is not None]
+        for (temperature, visits), cells in grouped(
+            lacking, lambda cell: (cell.temperature, cell.visits)
+        ).items():
+            assert visits is not None
+            ks = {cell.k for cell in cells}
+            others = {c.k for c in self.loads.cells if c.temperature == temperature and c.k} - ks
+            yield Caveat(
+                "server_visits_lacking",
+                {
+                    "temperature": temperature,
+                    "ks": ", ".join(map(str, sorted(ks))),
+                    "timed": visits.timed,
+                    "asked": visits.asked,
+                    "left_out": bool(others),
+                    "load": True,
+                },
+            )
+
+
+def _cell(row: ResultRow) -> Cell:
+    """That a row is of."""
+    assert row.temperature is not None
+    return Cell(row.prompt_set or "", row.temperature, row.k)
 
 
 def _by_prompt(texts: Texts, *values: Array) -> tuple[list[tuple[str, str]], list[Array]]:

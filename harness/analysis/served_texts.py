@@ -1,7 +1,7 @@
 """What a server run stored: its requests, and their texts as the pair sees them, with replay."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -12,10 +12,10 @@ from harness.analysis.lossless import text_checks, without_faulty
 from harness.analysis.replayed import as_served
 from harness.analysis.server_costs import settled
 from harness.analysis.setup import Setup
-from harness.records import Rule, ServingEngine, TextTrace, Trial, grouped
+from harness.records import Cell, Rule, ServingEngine, TextTrace, Trial, grouped
 from harness.serving.counting import Counting, counting_of, shorter_budget
 from harness.stats.jackknife import Array
-from harness.summary import TextCheck
+from harness.summary import TextCheck, Visits
 from harness.theory.replay import Replayed, replay_texts, rounds_variance
 
 
@@ -76,9 +76,14 @@ class ServedTexts:
         return text_checks(self.setup.run.trials, self.setup.run.checks)
 
     @cached_property
+    def _stored(self) -> list[Trial]:
+        """As they were stored; those whose text is not the target's have failed."""
+        return without_faulty(self.setup.run.trials, self.checks)
+
+    @cached_property
     def trials(self) -> list[Trial]:
-        """All of them; those whose text is not the target's have failed."""
-        return latest(without_faulty(self.setup.run.trials, self.checks))
+        """Each generation once."""
+        return latest(self._stored)
 
     @property
     def concurrency(self) -> int:
@@ -88,12 +93,39 @@ class ServedTexts:
     @cached_property
     def settled(self) -> list[Trial]:
         """One trial per greedy text, its seconds settled over visits; all others."""
-        return settled(self.trials)
+        return settled(self._stored)
 
     @cached_property
     def _settled_starts(self) -> list[Trial]:
         """The same of requests for a part of their budget."""
-        return settled(latest(self.setup.run.starts))
+        return settled(self.setup.run.starts)
+
+    @property
+    def visits_asked(self) -> int | None:
+        """Visits that the run asked for; None of records of requests that were served elsewhere."""
+        return self.setup.run.config.get("repetitions")
+
+    def visits_lacking(self, cell: Cell) -> Visits | None:
+        """In how few visits a cell was timed next to plain decoding; None where in all."""
+        asked, timed = self.visits_asked, self._visits.get(cell, 0)
+        return Visits(timed, asked) if asked is not None and timed < asked else None
+
+    @cached_property
+    def _visits(self) -> dict[Cell, int]:
+        """Of each cell, the visits that both it and plain decoding finished; fewest of a prompt."""
+        finished: dict[tuple[Cell, str], set[int]] = {}
+        for t in self.trials:
+            if t.status == "ok":
+                finished.setdefault((t.cell_key, t.prompt), set()).add(t.repetition)
+        prompts = grouped(self.trials, lambda t: (t.prompt_set, t.temperature))
+        plain = {cell: replace(cell, k=0) for cell in {t.cell_key for t in self.trials}}
+        return {
+            cell: min(
+                len(finished.get((cell, name), set()) & finished.get((plain[cell], name), set()))
+                for name in {t.prompt for t in prompts[cell.prompt_set, cell.temperature]}
+            )
+            for cell in plain
+        }
 
     @property
     def longest(self) -> int:

@@ -10,15 +10,22 @@ measured K is made of those that are fitted exactly as a prediction makes it (`R
 A visit sends every request to every server. The lowest tenth of a request's visits is taken as its
 time (`undisturbed`): what else runs on a machine only adds to it, and may add to most. Where a time
 of decoding is a request less another for one token, each of the two is settled so, for the lowest
-differences are those whose one-token request was disturbed.
+differences are those whose one-token request was disturbed. Such a start may be below 0: the
+one-token request has costs that a longer one does not have again.
+
+The lowest tenth of few visits is higher than that of many. So a K whose server ended early, or
+whose requests failed, is compared over the visits that plain decoding shares with it: its time is
+that of the shared visits, times what plain decoding took in all of its visits / in the shared ones.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import nnls
 
+from harness.analysis.cells import latest
 from harness.records import GREEDY, RoundTiming, Trial, grouped
 from harness.serving.counting import Counting
 from harness.stats.jackknife import Array, Index, Variance, left_out_variance
@@ -29,6 +36,9 @@ from harness.theory.speedup import RoundTimes
 PARTS = 8
 # The quantile of a request's visits that is taken as its time
 UNDISTURBED = 0.1
+NO_SHARED_VISIT = "not timed in any visit that timed plain decoding"
+# A time from those of several visits
+Settle = Callable[[Sequence[float]], float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,10 +69,17 @@ class Requests:
 
 @dataclass(frozen=True, eq=False)
 class TimedRequests:
-    """Requests from which costs are fitted: plain ones, and by K."""
+    """Requests from which costs are fitted.
+
+    Attributes:
+        plain: those that were decoded plainly.
+        speculative: the others, by K.
+        net: whether another request was taken off each, so that a start may be below 0.
+    """
 
     plain: PlainRequests
     speculative: Mapping[int, Requests]
+    net: bool = False
 
     def __add__(self, other: "TimedRequests") -> "TimedRequests":
         """Both, of the K that either has."""
@@ -75,7 +92,7 @@ class TimedRequests:
             np.concatenate([self.plain.seconds, other.plain.seconds]),
             np.concatenate([self.plain.tokens, other.plain.tokens]),
         )
-        return TimedRequests(plain, speculative)
+        return TimedRequests(plain, speculative, self.net or other.net)
 
     def without(self, part: int) -> "TimedRequests":
         """The requests but for every `PARTS`th, from this one on."""
@@ -91,6 +108,7 @@ class TimedRequests:
                 for k, each in self.speculative.items()
                 if len(rows := kept(each.seconds))
             },
+            self.net,
         )
 
 
@@ -145,7 +163,7 @@ def speedup_variance(timed: TimedRequests, tokens: Array, counts: Replayed) -> V
 
 
 def fit_costs(timed: TimedRequests) -> ServerCosts | None:
-    """Fit costs by least squares, errors relative to a request's time, none below 0.
+    """Fit costs by least squares, errors relative to a request's time.
 
     Returns:
         None without requests of two lengths, which tell a start from its rounds, and where they
@@ -154,17 +172,31 @@ def fit_costs(timed: TimedRequests) -> ServerCosts | None:
     plain, speculative = timed.plain, dict(sorted(timed.speculative.items()))
     if len(set(plain.tokens)) < 2 or not speculative:
         return None
-    plain_start_s, token_s = least_squares(
-        np.column_stack([np.ones_like(plain.tokens), plain.tokens]), plain.seconds
-    )
+    plain_start_s, token_s = fit_line(plain.tokens, plain.seconds, net=timed.net)
     seconds = np.concatenate([each.seconds for each in speculative.values()])
     rounds = [(k, each.counts.proposals[:, None]) for k, each in speculative.items()]
-    fitted = fit_rounds([token_s], rounds, np.ones_like(seconds), seconds)
+    fitted = fit_rounds([token_s], rounds, np.ones_like(seconds), seconds, net=timed.net)
     return None if fitted is None else ServerCosts(plain_start_s, fitted[0], fitted[1][0])
 
 
+def fit_line(counts: Array, seconds: Array, *, net: bool) -> tuple[float, float]:
+    """A start, and what each of [n] counts costs.
+
+    No start is below 0; where another request was taken off (`net`), none with its first count is.
+    """
+    start_s, each_s = least_squares(
+        np.column_stack([np.ones_like(counts), counts - 1.0 if net else counts]), seconds
+    )
+    return start_s - each_s if net else start_s, each_s
+
+
 def fit_rounds(
-    plain_s: Sequence[float], rounds: Sequence[tuple[int, Array]], starts: Array, seconds: Array
+    plain_s: Sequence[float],
+    rounds: Sequence[tuple[int, Array]],
+    starts: Array,
+    seconds: Array,
+    *,
+    net: bool = False,
 ) -> tuple[float, list[RoundTimes]] | None:
     """Fit what a start and rounds cost, in n entries of one request or of several together.
 
@@ -173,6 +205,8 @@ def fit_rounds(
         rounds: K of some entries, and [entry, batch, K + 1] their rounds that draft 0..K tokens.
         starts: [n] requests of each entry, in the order of `rounds`.
         seconds: [n] that each took.
+        net: whether another request was taken off each: then a start may be below 0, but with the
+            cheapest round is not.
 
     Returns:
         Of a start, and by batch; None where a token or a round would cost nothing.
@@ -191,7 +225,10 @@ def fit_rounds(
             ]
         )
         columns = np.column_stack([starts, counts[..., 1:].reshape(len(counts), -1)])
-        start_s, *rounds_s = least_squares(columns, seconds, counts[..., 0] @ np.array(plain_s))
+        least_s = -min(each_s for _, each_s in times[0].round_s) if net else 0.0
+        known_s = counts[..., 0] @ np.array(plain_s) + least_s * starts
+        start_s, *rounds_s = least_squares(columns, seconds, known_s)
+        start_s += least_s
         if min(*plain_s, *rounds_s) <= 0.0:
             return None
         times = _times_of(plain_s, ks, np.reshape(rounds_s, table.shape))
@@ -234,46 +271,152 @@ def undisturbed(seconds: Sequence[float]) -> float:
     return float(np.quantile(seconds, UNDISTURBED))
 
 
-def _decoding_s(seconds: Sequence[float], one_token_s: Sequence[float | None]) -> float:
-    """A request's time of decoding from that of each visit, and of what was taken off there."""
-    taken = [each or 0.0 for each in one_token_s]
-    requests = [sum(pair) for pair in zip(seconds, taken, strict=True)]
-    return max(0.0, undisturbed(requests) - undisturbed(taken))
+class Visit(NamedTuple):
+    """What a request, or a load of them, took in one visit.
+
+    Attributes:
+        number: of the visit.
+        place: among all that were stored, in their order.
+        seconds: of decoding.
+        one_token_s: what was taken off to give them; 0.0 where nothing was.
+        length: by which they are divided.
+    """
+
+    number: int
+    place: int
+    seconds: float
+    one_token_s: float = 0.0
+    length: float = 1.0
+
+
+def shared_visits(visits: Iterable[Visit], plain: Iterable[Visit]) -> list[tuple[Visit, Visit]]:
+    """The visits of a K, each with that of plain decoding that was made next to it.
+
+    They have one number. A run that was resumed may have several of it; then those go together that
+    were stored nearest to each other.
+    """
+    by_number = grouped(plain, lambda visit: visit.number)
+    pairs = [
+        (visit, min(by_number[visit.number], key=lambda each: abs(each.place - visit.place)))
+        for visit in visits
+        if visit.number in by_number
+    ]
+    pairs.sort(key=lambda pair: -abs(pair[0].place - pair[1].place))
+    nearest = {other: visit for visit, other in pairs}
+    return [(visit, other) for other, visit in nearest.items()]
+
+
+def pace_of(visits: Sequence[Visit], settle: Settle = undisturbed) -> float:
+    """Seconds per length, settled over visits."""
+    one_token_s = settle([visit.one_token_s for visit in visits])
+    requests = [(v.seconds + v.one_token_s - one_token_s) / v.length for v in visits]
+    return max(0.0, settle(requests))
+
+
+def compared_pace(
+    visits: Sequence[Visit], plain: Sequence[Visit], settle: Settle = undisturbed
+) -> float | None:
+    """The pace of a K, whose ratio to plain decoding's is that of the visits that they share.
+
+    Returns:
+        None where they share none.
+    """
+    pairs = shared_visits(visits, plain)
+    if not pairs:
+        return None
+    pace = pace_of([visit for visit, _ in pairs], settle)
+    shared = pace_of([other for _, other in pairs], settle)
+    # Plain decoding's pace is one for every K: that of all of its visits
+    return pace * pace_of(plain, settle) / shared if shared > 0.0 else pace
+
+
+class _Asked(NamedTuple):
+    """What was asked in every visit."""
+
+    prompt_set: str
+    prompt: str
+    temperature: float
+    k: int
+
+    @classmethod
+    def of(cls, trial: Trial) -> "_Asked":
+        """By a trial."""
+        return cls(trial.prompt_set, trial.prompt, trial.temperature, trial.k)
 
 
 def settled(trials: Sequence[Trial]) -> list[Trial]:
-    """The trials with times that are settled over visits.
+    """One trial per generation, with times that are settled over visits.
 
     A greedy text is the same in every visit, so one trial stands for all; where rounding makes it
     another one, the commonest counts. Sampled texts differ: each keeps its rounds, at the pace of
-    that prompt's requests, their start among it.
+    that prompt's requests, their start among it. A K is timed over the visits that plain decoding
+    has too, and a greedy one without any has failed.
+
+    Args:
+        trials: as they were stored, in their order: of a generation that was stored more than once
+            all are timed.
     """
-    groups = grouped(trials, lambda t: (t.prompt_set, t.prompt, t.temperature, t.k))
-    sampled = (trial for trial in trials if trial.temperature != GREEDY)
+    timed = [
+        (place, trial)
+        for place, trial in enumerate(trials)
+        if trial.status == "ok" and trial.decode_s is not None
+    ]
+    sampled = (trial for _, trial in timed if trial.temperature != GREEDY)
     cells = grouped(sampled, lambda trial: (trial.temperature, trial.k))
     lengths = {cell: _Lengths.of(made) for cell, made in cells.items()}
-    return [
-        trial
-        for (*_, temperature, k), group in groups.items()
-        for trial in (
-            [_settled(group)]
-            if temperature == GREEDY
-            else _at_settled_pace(group, lengths[temperature, k])
+    stored = grouped(timed, lambda entry: _Asked.of(entry[1]))
+    visits = {
+        asked: _visits(entries, lengths.get((asked.temperature, asked.k)))
+        for asked, entries in stored.items()
+    }
+    made: list[Trial] = []
+    for asked, group in grouped(latest(trials), _Asked.of).items():
+        plain = asked._replace(k=0)
+        timed_in, plain_in = visits.get(asked, []), visits.get(plain, [])
+        pace = pace_of(timed_in) if timed_in else None
+        if asked.k and timed_in and plain_in:
+            pace = compared_pace(timed_in, plain_in) or pace
+        if asked.temperature != GREEDY:
+            made += _at_pace(group, pace, lengths.get((asked.temperature, asked.k)))
+            continue
+        numbers, of_plain = (
+            {trial.repetition for _, trial in stored.get(each, ())} for each in (asked, plain)
         )
+        apart = bool(numbers and of_plain) and not numbers & of_plain
+        made.append(_settled(group, None if apart else pace))
+    return made
+
+
+def _visits(entries: Sequence[tuple[int, Trial]], length: "_Lengths | None") -> list[Visit]:
+    """The visits by which a request is timed, with the place of each trial; no length if greedy."""
+    if length is None:
+        text = _commonest([trial for _, trial in entries])
+        measured = [(place, trial, 1.0) for place, trial in entries if trial.tokens == text]
+    else:
+        measured = [(p, trial, length(trial)) for p, trial in entries if trial.decode_s]
+    return [
+        Visit(trial.repetition, place, trial.decode_s or 0.0, trial.one_token_s or 0.0, each)
+        for place, trial, each in measured
+        if each > 0.0
     ]
 
 
-def _settled(trials: Sequence[Trial]) -> Trial:
+def _commonest(trials: Sequence[Trial]) -> tuple[int, ...] | None:
+    """The text of most of them."""
+    texts = [trial.tokens for trial in trials]
+    return max(texts, key=texts.count)
+
+
+def _settled(trials: Sequence[Trial], seconds: float | None) -> Trial:
     """Of one prompt and K; the last failure where no visit succeeded."""
     done = [trial for trial in trials if trial.status == "ok" and trial.decode_s is not None]
     if not done:
         return replace(trials[-1], repetition=0)
-    texts = [trial.tokens for trial in done]
-    alike = [trial for trial in done if trial.tokens == max(texts, key=texts.count)]
-    seconds = _decoding_s(
-        [trial.decode_s or 0.0 for trial in alike], [trial.one_token_s for trial in alike]
-    )
-    return replace(alike[0], repetition=0, decode_s=seconds)
+    if seconds is None:
+        return replace(done[-1], repetition=0, status="failed", error=NO_SHARED_VISIT)
+    text = _commonest(done)
+    alike = next(trial for trial in done if trial.tokens == text)
+    return replace(alike, repetition=0, decode_s=seconds)
 
 
 @dataclass(frozen=True)
@@ -299,8 +442,8 @@ class _Lengths:
         rounds = np.array([bare.rounds(trial) for trial in timed], dtype=np.float64)
         if len(set(rounds)) < 2:
             return bare
-        columns = np.column_stack([np.ones_like(rounds), rounds])
-        start_s, round_s = least_squares(columns, np.array([trial.decode_s for trial in timed]))
+        net = any(trial.one_token_s is not None for trial in timed)
+        start_s, round_s = fit_line(rounds, np.array([trial.decode_s for trial in timed]), net=net)
         return cls(told, start_s / round_s) if round_s > 0.0 else bare
 
     def rounds(self, trial: Trial) -> int:
@@ -308,26 +451,17 @@ class _Lengths:
         return (trial.rounds if self.told else trial.new_tokens) or 0
 
     def __call__(self, trial: Trial) -> float:
-        """With it."""
-        return self.start + self.rounds(trial)
+        """With it; 0.0 where there was no round."""
+        rounds = self.rounds(trial)
+        return self.start + rounds if rounds else 0.0
 
 
-def _at_settled_pace(trials: Sequence[Trial], length: _Lengths) -> list[Trial]:
+def _at_pace(trials: Sequence[Trial], pace: float | None, length: _Lengths | None) -> list[Trial]:
     """Of one prompt and K: every text at the settled pace."""
-    timed = [trial for trial in trials if trial.decode_s and length.rounds(trial)]
-    if not timed:
+    if pace is None or length is None:
         return list(trials)
-    one_token_s = undisturbed([trial.one_token_s or 0.0 for trial in timed])  # of one prompt
-    pace = undisturbed(
-        [
-            ((trial.decode_s or 0.0) + (trial.one_token_s or 0.0) - one_token_s) / length(trial)
-            for trial in timed
-        ]
-    )
     return [
-        trial
-        if trial.decode_s is None
-        else replace(trial, decode_s=pace * length(trial) if length.rounds(trial) else 0.0)
+        trial if trial.decode_s is None else replace(trial, decode_s=pace * length(trial))
         for trial in trials
     ]
 
@@ -336,21 +470,28 @@ def timed_rounds(timings: Sequence[RoundTiming], counting: Counting) -> TimedReq
     """Requests of servers that were told to reject every draft, and plain ones next to them.
 
     Args:
-        timings: of one draft and temperature; each round emitted one token.
+        timings: of one draft and temperature, in the order in which they were stored; each round
+            emitted one token.
         counting: of the engine; tells how many tokens each round drafted.
 
     Returns:
         None without any.
     """
-    visits: dict[tuple[int, int, int, bool], list[RoundTiming]] = {}
-    for t in timings:
+    visits: dict[tuple[int, int, int, bool], list[Visit]] = {}
+    for place, t in enumerate(timings):
         shortened = t.k > 0 and t.drafted not in (None, t.k * t.rounds)
-        visits.setdefault((t.k, t.context_tokens, t.new_tokens, shortened), []).append(t)
-    most = max(map(len, visits.values()), default=0)
+        visits.setdefault((t.k, t.context_tokens, t.new_tokens, shortened), []).append(
+            Visit(t.visit, place, t.seconds, t.one_token_s or 0.0)
+        )
+    most: dict[int, int] = {}
+    for (k, *_), made in visits.items():
+        most[k] = max(most.get(k, 0), len(made))
     by_k: dict[int, list[tuple[int, bool, float]]] = {}
-    for (k, _, tokens, shortened), made in sorted(visits.items()):
-        if 2 * len(made) >= most:  # else an end of text made its length a rare one
-            seconds = _decoding_s([t.seconds for t in made], [t.one_token_s for t in made])
+    for (k, context, tokens, shortened), made in sorted(visits.items()):
+        plain = visits.get((0, context, tokens, False), [])
+        seconds = compared_pace(made, plain) if k and plain else pace_of(made)
+        # A length that fewer than half of the visits have is an end of text's
+        if 2 * len(made) >= most[k] and seconds is not None:
             by_k.setdefault(k, []).append((tokens, shortened, seconds))
     plain = by_k.pop(0, [])
     if not plain or not by_k:
@@ -367,6 +508,7 @@ def timed_rounds(timings: Sequence[RoundTiming], counting: Counting) -> TimedReq
             )
             for k, rows in by_k.items()
         },
+        net=any(t.one_token_s is not None for t in timings),
     )
 
 

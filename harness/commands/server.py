@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from harness.analysis.cells import latest
 from harness.commands.completions import scores
 from harness.commands.dry_run import print_server_plan
 from harness.commands.other_runs import stored_own_rounds
@@ -81,7 +82,8 @@ def run(config: ServerConfig) -> Outcome:
 def _judge(folder: RunFolder, work: Workload, pair: Drafted) -> None:
     """Score the returned texts for replay, and hold them against the target's own."""
     facts = stored_facts(folder)
-    trials = [trial for trial in folder.trials.read() if trial.status == "ok" and trial.tokens]
+    stored = latest(list(folder.trials.read()))
+    trials = [trial for trial in stored if trial.status == "ok" and trial.tokens]
     prompts = {(entry.prompt.prompt_set, entry.prompt.id): entry for entry in work.prompts}
 
     def returned(trial: Trial) -> ReturnedText:
@@ -128,7 +130,10 @@ def _score(
             wanted[trial.key, trial.k] = trial
         elif trial.k == 0:
             wanted.setdefault((replace(trial.key, repetition=0), 0), replace(trial, repetition=0))
-    if wanted.keys() == {(trace.key, trace.k) for trace in folder.traces()}:
+    counting = facts.counting
+    assert counting is not None
+    emitted = {name: tuple(counting.decoded(t.tokens or ())) for name, t in wanted.items()}
+    if emitted == {(trace.key, trace.k): tuple(trace.tokens.tolist()) for trace in folder.traces()}:
         return
     by_k = grouped(wanted.values(), lambda trial: trial.k)
     traces: list[TextTrace] = []

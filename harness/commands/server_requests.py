@@ -33,7 +33,7 @@ from harness.measurement.generations import Request
 from harness.measurement.served import shorter
 from harness.models.load import Vocabulary, load_vocabulary
 from harness.models.tokenizer import check_thinking, encode
-from harness.records import Prompt, Rule, ServerClock, UserError, grouped
+from harness.records import Prompt, Rule, ServerClock, TextKey, UserError, grouped
 from harness.storage import RunFolder
 
 # Requests that a server decodes side by side where they arrive at random
@@ -170,6 +170,11 @@ class Task:
         request = self.request
         return self.visit, self.role.k, request.sampling.temperature, len(request.tokens)
 
+    @property
+    def compared(self) -> tuple[bool, TextKey]:
+        """What it has in common with the tasks of other K that its time is compared with."""
+        return self.file == "rounds", self.request.key
+
 
 def tasks_of(work: Workload, *, synthetic: bool) -> Iterator[Task]:
     """Every request of a run, in the order it is sent."""
@@ -198,22 +203,34 @@ def tasks_of(work: Workload, *, synthetic: bool) -> Iterator[Task]:
 
 
 def waiting_of(folder: RunFolder, tasks: Sequence[Task]) -> list[Task]:
-    """The tasks whose answers the folder lacks."""
+    """The tasks whose answers the folder lacks, and those that these are compared with.
+
+    A time is compared with plain decoding's next to it. So where a K lacks a request, plain
+    decoding is asked it again just before; where plain decoding lacks one, every K is asked again.
+    """
     finished = {
         "trials": {trial.cell for trial in folder.trials.read() if trial.status == "ok"},
-        "starts": {trial.cell for trial in folder.starts.read()},
+        "starts": {trial.cell for trial in folder.starts.read() if trial.status == "ok"},
     }
     rounds = Counter(
         (timing.visit, timing.k, timing.temperature, timing.context_tokens)
         for timing in folder.rounds.read()
     )
-    waiting: list[Task] = []
-    for task in tasks:
+
+    def lacks(task: Task) -> bool:
+        """Whether its answer is not stored."""
         if task.file != "rounds":
-            stored = task.request.cell in finished[task.file]
-        else:
-            stored = rounds[task.of_rounds] > 0
-            rounds[task.of_rounds] -= stored
-        if not stored:
-            waiting.append(task)
+            return task.request.cell not in finished[task.file]
+        stored = rounds[task.of_rounds] > 0
+        rounds[task.of_rounds] -= stored
+        return not stored
+
+    waiting: list[Task] = []
+    for compared in grouped(tasks, lambda task: task.compared).values():
+        lacking = [task for task in compared if lacks(task)]
+        plain = [task for task in compared if task.role.k == 0]
+        if any(task.role.k == 0 for task in lacking):
+            waiting += compared
+        elif lacking:
+            waiting += [*plain, *lacking]
     return waiting

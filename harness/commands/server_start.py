@@ -73,6 +73,8 @@ def try_addresses(config: ServerConfig, adapter: Adapter, prompts: Sequence[Prom
     with progress("trying the addresses", len(engine.urls)) as tick:
         for k in engine.urls:
             with engine.open(k) as server:
+                if room := _too_few_slots(config, server):
+                    _log.warning("url=%s%s", engine.urls[k], room)
                 ids = check_vocabulary(server, tokenizer, prompts)
                 check_drafts(server, server.generate(ids, sampling, config.seed, budget))
             tick()
@@ -87,10 +89,19 @@ def states_of_addresses(config: ServerConfig, adapter: Adapter) -> dict[str, str
     for k, url in engine.urls.items():
         try:
             with engine.open(k) as server:
-                states[url] = f"answers, {server.facts.name} {server.facts.version}"
+                room = _too_few_slots(config, server)
+                states[url] = f"answers, {server.facts.name} {server.facts.version}{room}"
         except UserError as error:
             states[url] = in_one_line(error).removeprefix(f"url={url}: ")
     return states
+
+
+def _too_few_slots(config: ServerConfig, server: Server) -> str:
+    """What follows where more requests are to be in flight than the server decodes side by side."""
+    slots, most = server.facts.slots, max(config.concurrency)
+    if slots is None or slots >= most:
+        return ""
+    return f": it decodes {slots} side by side, so that of concurrency={most} the others wait"
 
 
 def check_vocabulary(server: Server, tokenizer: Any, prompts: Sequence[Prompt]) -> list[int]:

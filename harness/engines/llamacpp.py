@@ -14,6 +14,7 @@ Read in tools/server of the release (build 11549) and run:
 - The draft proposes its argmax, and the target's sample decides: the rule `greedy_draft`. With
   `--spec-draft-sampling probabilistic` (from build 11368) it draws among its ten likeliest tokens,
   at the request's temperature and without its top_k, top_p and min_p, and accepts by the ratio.
+- `/props` has `total_slots`, the requests that are decoded side by side; others wait for a slot.
 - `--spec-synth-rates` imposes acceptance, for timing: unconditional per position, K of them.
 """
 
@@ -29,7 +30,6 @@ from typing import Any, Literal
 
 from harness import PACKAGE
 from harness.decoding.sampling import SamplingParameters
-from harness.engines.client import HttpClient
 from harness.engines.http_server import (
     Answer,
     HttpServer,
@@ -148,13 +148,15 @@ class LlamaCppServer(HttpServer):
     def __init__(self, running: Running, k: int, rule: Rule = "greedy_draft") -> None:
         """Take over a server that drafts `k` tokens per round and accepts by `rule`."""
         super().__init__(f"llama.cpp at k={k}", k, running)
+        facts = running.client.about("/props", "build_info", SERVER)
         self.facts = EngineFacts(
             "llamacpp",
-            _version(running.client, running.process),
+            _version(str(facts["build_info"]), running.process),
             rule,
             COUNTING,
             draft_by_temperature=True,
             draft_top_k=PROBABILISTIC_TOP_K,
+            slots=facts.get("total_slots"),
         )
 
     def generate(
@@ -248,12 +250,11 @@ def request_settings(sampling: SamplingParameters, seed: int, budget: int) -> di
     }
 
 
-def _version(client: HttpClient, process: ServerProcess | None) -> str:
+def _version(build: str, process: ServerProcess | None) -> str:
     """Of the build that answers; the wheel's own where it does not know its build."""
-    build = client.about("/props", "build_info", SERVER)["build_info"]
-    if process is not None and str(build).startswith("b0-"):
+    if process is not None and build.startswith("b0-"):
         try:
             return f"{WHEEL} {package_version(WHEEL)}"
         except PackageNotFoundError:
             pass
-    return str(build)
+    return build

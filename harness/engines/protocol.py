@@ -33,6 +33,7 @@ class EngineFacts:
             and no top_p, min_p or penalty of it; else it is sampled as the target is.
         draft_top_k: a draft that is sampled draws among so many of its likeliest tokens; None: all.
         drafts_fewer: whether any round may draft fewer than K tokens, or none: a look-up's.
+        slots: requests that it decodes side by side; None where it does not tell.
         returns_ids: whether it takes and returns token ids. Where it does not, texts are encoded
             again here and may have other tokens: they can be compared with each other and timed,
             but not replayed.
@@ -46,6 +47,7 @@ class EngineFacts:
     draft_top_k: int | None = None
     drafts_fewer: bool = False
     returns_ids: bool = True
+    slots: int | None = None
 
     def draft_sampling(self, target: SamplingParameters) -> SamplingParameters:
         """How a draft is sampled for a request that samples the target so."""

@@ -98,8 +98,16 @@ class SglangServer(HttpServer):
         """Take over a server that drafts `k` tokens per round."""
         super().__init__(f"SGLang at k={k}", k, running)
         facts = running.client.about("/server_info", "version", SERVER)
+        # Of each data-parallel copy of the model, in releases that tell
+        states = facts.get("internal_states") or [{}]
+        each = states[0].get("effective_max_running_requests_per_dp")
         self.facts = EngineFacts(
-            "sglang", str(facts["version"]), "greedy_draft", COUNTING, draft_by_temperature=True
+            "sglang",
+            str(facts["version"]),
+            "greedy_draft",
+            COUNTING,
+            draft_by_temperature=True,
+            slots=None if each is None else int(each) * len(states),
         )
         steps = facts.get("speculative_num_steps") or 0
         self._drafts = bool(steps)

@@ -160,6 +160,7 @@ def _timed(
         user_s=tuple(each.request_s for each in done),
         seconds=seconds,
         user_decode_s=tuple(each.decode_s for each in done),
+        slots=server.facts.slots,
     )
 
 

@@ -193,6 +193,8 @@ CAVEATS: Mapping[str, Any] = {
     "server_not_predicted": lambda values: (
         f"no prediction: {served.NOT_PREDICTED[str(values['reason'])]}"
     ),
+    "server_visits_lacking": served.visits_lacking,
+    "server_queues": served.queues,
     "verify_assumed_equal_step": (
         "a verify over K + 1 positions is taken to cost one target step (v = 1); give"
         " {key}=[...] to use measured times"

@@ -11,6 +11,7 @@ from harness.reporting.grid import Marked
 from harness.reporting.sentences import Quoted
 from harness.summary import (
     Answer,
+    LoadCell,
     OtherK,
     ServedCell,
     ServedGate,
@@ -23,6 +24,8 @@ from harness.summary import (
 
 # Of the target's memory, the share that a draft takes from which it is worth a sentence
 LEAST_SHARE = 0.01
+# What gives a server more slots
+SLOTS = {"llamacpp": "--parallel", "sglang": "--max-running-requests"}
 NOT_PREDICTED = {
     "no_weights": (
         "target and draft are not loaded here, so the texts that the server returned were not"
@@ -98,7 +101,8 @@ def reasons(summary: Summary) -> tuple[str, ...]:
     # Models whose memory matters to no one
     toys = any(entry.code == "embedded_models" for entry in summary.caveats)
     memory = () if toys or served.memory is None else _memory(served.memory)
-    return (*of_answer, *_predictions(served.cells), *_gates(served), *memory)
+    loads = _load_predictions(served.load)
+    return (*of_answer, *_predictions(served.cells), *loads, *_gates(served), *memory)
 
 
 def _of_answer(served: ServedSummary, answer: Answer) -> Iterator[str]:
@@ -200,6 +204,16 @@ def _predictions(cells: Sequence[ServedCell]) -> Iterator[str]:
         yield (
             "Two speculating servers give every K: from the smallest and the largest alone the"
             f" others are predicted with {_errors(two)}."
+        )
+
+
+def _load_predictions(cells: Sequence[LoadCell]) -> Iterator[str]:
+    side_by_side = [cell for cell in cells if cell.k and cell.slots is None]
+    errors = [part.error for cell in side_by_side for part in cell.groups if part.error is not None]
+    if errors:
+        yield (
+            f"Under load each prompt set's throughput was predicted from the others': "
+            f"{_errors(errors)} over {len(errors)} cells."
         )
 
 
@@ -348,6 +362,32 @@ def rounds_unlike_replay(values: Quoted) -> str:
         " not quite the one that scored the texts here (fewer bits, another revision, other"
         f" kernels), or its acceptance rule is another. Texts are not affected; predictions at this"
         f" temperature err by about {fmt.percent(abs(rounds / expected - 1.0))}"
+    )
+
+
+def visits_lacking(values: Quoted) -> str:
+    """A caveat: which K were timed in fewer visits than asked for, and what follows."""
+    consequence = (
+        "no answer names it before it has them all"
+        if values["left_out"]
+        else "no K has more, so the answer rests on these"
+    )
+    load = "under load " if values["load"] else ""
+    return (
+        f"{load}K={values['ks']} at temperature {values['temperature']:g} was timed in"
+        f" {values['timed']} of {values['asked']} visits: it is compared with plain decoding over"
+        f" these alone, and {consequence}; resume= measures the others"
+    )
+
+
+def queues(values: Quoted) -> str:
+    """A caveat: more requests in flight than the servers decode side by side."""
+    flag = SLOTS.get(str(values["engine"]))
+    more = "" if flag is None else f"; more slots: {flag} {values['concurrency']}"
+    return (
+        f"the servers decode {values['slots']} requests side by side, so of"
+        f" {values['concurrency']} or more in flight the others wait: what was timed there is a"
+        f" queue, and no K is given for that load{more}"
     )
 
 

@@ -82,6 +82,8 @@ def headline(shown: Marked, load: str = "") -> str:
         why = f"{fmt.gain(answer)}{unsure}, {how_known(answer)}"
     else:
         start, why = grid.DECISIONS[answer.decision], _reason(answer)
+    if answer.visits is not None:
+        why += f" (in {answer.visits.timed} of {answer.visits.asked} visits)"
     if row.served is None:
         end = f", for {shown.phrase}" if row.speculates else f" (for {shown.phrase})"
         return f"{_capital(start)}: {why}{end}."

@@ -32,6 +32,8 @@ CELLS: tuple[Column[ServedCell], ...] = (
     Column("its\nerror", lambda cell: cell.own_error, fmt.signed_percent),
     Column("tokens/round\nmeasured", lambda cell: cell.tokens_per_round, fmt.decimal),
     Column("tokens/round\nreplayed", lambda cell: cell.replayed_tokens_per_round, fmt.decimal),
+    # Of cells that lack some
+    Column("visits", lambda cell: cell.visits and f"{cell.visits.timed} of {cell.visits.asked}"),
 )
 # Those that fit a terminal
 BRIEF_CELLS = tuple(c for c in CELLS if not c.title.startswith(("its", "tokens/round")))
@@ -66,8 +68,17 @@ LOADS: tuple[Column[LoadCell], ...] = (
     Column("ms/token\nof a user", lambda cell: cell.ms_per_token, fmt.milliseconds),
     Column("throughput\nratio", lambda cell: cell.throughput_ratio, fmt.speedup),
     Column("predicted\nratio", lambda cell: cell.predicted_ratio, fmt.speedup),
+    Column("error\nby set", lambda cell: _errors_by_set(cell), flexible=True),
     Column("spread", lambda cell: cell.spread, fmt.percent),
+    Column("slots", lambda cell: cell.slots, fmt.count),
+    Column("visits", lambda cell: cell.visits and f"{cell.visits.timed} of {cell.visits.asked}"),
 )
+
+
+def _errors_by_set(cell: LoadCell) -> str | None:
+    """As "easy +15.0 %, hard -11.0 %"; None of plain decoding, which is predicted exactly."""
+    known = [(part.group, part.error) for part in cell.groups if cell.k and part.error is not None]
+    return ", ".join(f"{group} {fmt.signed_percent(error)}" for group, error in known) or None
 
 
 class Quantity(NamedTuple):
@@ -194,8 +205,9 @@ LATENCY_CLOCKS = {
 }
 LOAD_NOTE = (
     "throughput ratio: tokens per second of whole requests, prefills included, / plain decoding's"
-    " under the same load. spread: of that"
-    " ratio over visits, one standard deviation. Requests that arrive at a rate find an empty"
+    " under the same load. spread: of that ratio over visits, one standard deviation. error by set:"
+    " predicted / measured - 1 of each prompt set, from what the others took; in predicted ratio"
+    " these may cancel. Requests that arrive at a rate find an empty"
     " server at first; at a rate beyond the tok/s of requests side by side they wait ever longer."
 )
 LOAD_CLOCKS = {
@@ -208,7 +220,8 @@ LOAD_CLOCKS = {
 SCHEDULE_NOTE = (
     "K: the largest predicted throughput; where others tie with it (a lead within the spread of"
     " visits and the error of prediction together), the fastest measured. The load in between two"
-    " measured ones has the K of the larger."
+    " measured ones has the K of the larger. lost to the fastest: the K is chosen so by all visits"
+    " but one, and held in that one against the K that was fastest over all."
 )
 CONVENTION_NOTE = (
     "The same requests in every project's words: a number from elsewhere compares with the row of"
