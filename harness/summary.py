@@ -78,6 +78,12 @@ CaveatCode = Literal[
     "busy_servers",  # the same while servers that the run started were timed by their own clock
     "busy_cpu_clock",  # the same by their processor time
     "busy_card",  # processes: of others, that used the card
+    # reason: a `ThrottleReason`; throttled, samples: readings with it, and in all; sm_mhz: the
+    # median (of a power cap while it held), max_sm_mhz, temperature_c: the highest, power_limit_w;
+    # None where the card does not tell
+    "throttled_card",
+    # role, cards: that its layers are spread over; offloaded: whether some are on no card
+    "spread_over_cards",
     "unstable_timings",  # timings: how many entries `Summary.unstable` has
     # cells: how many `Summary.outlier_cells` has; prompt_set, temperature, k, speedup,
     # trimmed_speedup, generations: of the one that differs most
