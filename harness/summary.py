@@ -96,6 +96,7 @@ CaveatCode = Literal[
     "latency_from",  # run: the folder whose step times these are
     "other_budget",  # ignored ("new_tokens=64 and repetitions=2"), made_with ("new_tokens=32 ...")
     "greedy_texts_differ",  # equal, tie, different, not_judged; prompt_set, prompt, k, position
+    "routing_ties",  # of a mixture: tie, unjudged: texts that differ so, and that cannot be judged
     # temperature, k, text_z, plain_z, nats, expected_nats: per token, of the server's texts
     "server_not_lossless",
     "server_texts_unlike_target",  # the same, of the plain server
@@ -498,7 +499,7 @@ class ReplayCheck:
     drafted_gap_in_standard_errors: float | None = None
 
 
-CheckResult = Literal["PASS", "TIE", "FAIL", "OPEN", "UNTESTED"]
+CheckResult = Literal["PASS", "TIE", "FAIL", "OPEN", "UNTESTED", "UNJUDGED"]
 
 
 @dataclass(frozen=True)
@@ -510,7 +511,7 @@ class TextCheck:
     repetition: int
     k: int
     # PASS equal; TIE different within rounding; FAIL different; OPEN different and not judged,
-    # since no model was loaded.
+    # since no model was loaded; UNJUDGED different, in a mixture whose routing ties may do as much.
     result: CheckResult
     # Position of the first token that differs; None where none does.
     first_difference: int | None = None
@@ -519,6 +520,8 @@ class TextCheck:
     target_margin: float | None = None
     verify_margin: float | None = None
     rounding: float | None = None  # largest difference there between logits by different forwards
+    # How much near ties of routers change logits there; None where that was not needed to judge.
+    routing: float | None = None
     acceptance_rate: float | None = None
 
 

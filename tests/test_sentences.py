@@ -197,6 +197,10 @@ CAVEATS: dict[str, tuple[dict[str, Any], str]] = {
     "spread_over_cards": (
         {"role": "target", "cards": 2, "offloaded": False}, "layers are spread over 2 cards",
     ),
+    "routing_ties": (
+        {"tie": 1, "unjudged": 2},
+        "1 text differs by that alone, and in 2 texts it may change as much as a wrong cache",
+    ),
     "busy_servers": ({"load": 1.26, "processors": 2}, "or with clock=cpu"),
     "busy_cpu_clock": ({"load": 1.26, "processors": 2}, "their processor time (clock=cpu) leaves"),
     "busy_machine": ({"load": 1.26, "processors": 2}, "kept 1.3 of 2 processors busy"),

@@ -293,8 +293,17 @@ def greedy_texts_differ(checks: Sequence[TextCheck]) -> Iterator[Caveat]:
     if first is not None:
         names = {"PASS": "equal", "TIE": "tie", "FAIL": "different", "OPEN": "not_judged"}
         results = Counter(check.result for check in checks)
+        results["OPEN"] += results["UNJUDGED"]
         counts: Values = {name: results[key] for key, name in names.items()}  # type: ignore[index]
         yield Caveat("greedy_texts_differ", {**counts, **place(first)})
+    yield from routing_ties(checks)
+
+
+def routing_ties(checks: Sequence[TextCheck]) -> Iterator[Caveat]:
+    """Texts of a mixture that its routers' near ties change, or hide what else does."""
+    routed = Counter(check.result for check in checks if check.routing is not None)
+    if routed["TIE"] or routed["UNJUDGED"]:
+        yield Caveat("routing_ties", {"tie": routed["TIE"], "unjudged": routed["UNJUDGED"]})
 
 
 def place(check: TextCheck) -> Values:

@@ -78,6 +78,20 @@ def _greedy_texts_differ(values: Quoted) -> str:
     ).format(**values)
 
 
+def _routing_ties(values: Quoted) -> str:
+    cause = "a mixture of experts in 16 bits: rounding decides between experts that nearly tie"
+    said = [
+        f"{_number_of(values['tie'], 'text differs', 'texts differ')} by that alone"
+        if values["tie"]
+        else "",
+        f"in {_number_of(values['unjudged'], 'text', 'texts')} it may change as much as a wrong"
+        " cache would, so that these cannot be judged (a run in float32 can)"
+        if values["unjudged"]
+        else "",
+    ]
+    return f"{cause}; {', and '.join(filter(None, said))}"
+
+
 def _server_concurrency(values: Quoted) -> str:
     limit = values["max_concurrency"]
     return (
@@ -224,6 +238,7 @@ CAVEATS: Mapping[str, Any] = {
         "{ignored} had no effect: the texts of traces_from were generated with {made_with}"
     ),
     "greedy_texts_differ": _greedy_texts_differ,
+    "routing_ties": _routing_ties,
     "server_not_lossless": served.not_lossless,
     "server_texts_unlike_target": served.unlike_target,
     "server_texts_repeat": (
