@@ -9,6 +9,7 @@ import re
 import statistics
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
@@ -230,7 +231,7 @@ class CardWatch:
             return Spread(min(values), statistics.median(values), max(values))
 
         known = [state.throttled for state in states if state.throttled is not None]
-        reasons = [reason for held in known for reason in held]
+        held = Counter(reason for reasons in known for reason in reasons)
         capped = told("sm_mhz", [s for s in states if "power_cap" in (s.throttled or ())])
         return CardReadings(
             samples=len(self._states),
@@ -242,7 +243,7 @@ class CardWatch:
             max_sm_mhz=min(told("max_sm_mhz"), default=None),
             max_memory_mhz=min(told("max_memory_mhz"), default=None),
             power_limit_w=min(told("power_limit_w"), default=None),
-            throttled={reason: reasons.count(reason) for reason in reasons} if known else None,
+            throttled=dict(held) if known else None,
             capped_sm_mhz=statistics.median(capped) if capped else None,
         )
 
