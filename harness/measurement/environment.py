@@ -20,7 +20,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 import psutil
 
-from harness.records import CardReadings, CardState, CopyBandwidth, Spread, UserError
+from harness.records import (
+    CardReadings,
+    CardState,
+    CopyBandwidth,
+    Spread,
+    ThrottleReason,
+    UserError,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -231,7 +238,7 @@ class CardWatch:
             return Spread(min(values), statistics.median(values), max(values))
 
         known = [state.throttled for state in states if state.throttled is not None]
-        held = Counter(reason for reasons in known for reason in reasons)
+        held: Counter[ThrottleReason] = Counter(one for reasons in known for one in reasons)
         capped = told("sm_mhz", [s for s in states if "power_cap" in (s.throttled or ())])
         return CardReadings(
             samples=len(self._states),
