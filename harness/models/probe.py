@@ -65,10 +65,12 @@ def cached_model(
     """
     settle_kernels()  # here because every timed model is opened by this function
     with pinned(network, probe_tokens(network, vocab_size)):
-        return _probed(network, vocab_size, name, backend)
+        return _probed(network, vocab_size, name, backend, eager_because)
 
 
-def _probed(network: PreTrainedModel, vocab_size: int, name: str, backend: str) -> CachedModel:
+def _probed(
+    network: PreTrainedModel, vocab_size: int, name: str, backend: str, eager_because: str | None
+) -> CachedModel:
     """`cached_model`, with nothing changing the logits but rounding."""
     check_causal(network, vocab_size, name)
     no_graphs = None
