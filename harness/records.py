@@ -673,6 +673,78 @@ class ServingEngine:
         return cls(**{**known, "commands": commands})  # type: ignore[arg-type]
 
 
+# Why a card's clocks are lower than they could be, as its driver says: heat (the hardware's or the
+# software's slowdown), a power brake of the board, another slowdown of it, its power limit
+ThrottleReason = Literal["hw_thermal", "sw_thermal", "power_brake", "hw_slowdown", "power_cap"]
+
+
+@dataclass(frozen=True)
+class CardState:
+    """A card at one moment; None for what its driver does not tell.
+
+    Attributes:
+        sm_mhz, memory_mhz: clocks now.
+        max_sm_mhz, max_memory_mhz: the highest that they can be.
+        power_w, power_limit_w: drawn now, and at most.
+        temperature_c: of the chip.
+        throttled: what lowers its clocks now.
+        idle: whether its clocks are low because nothing runs.
+    """
+
+    sm_mhz: float | None = None
+    memory_mhz: float | None = None
+    max_sm_mhz: float | None = None
+    max_memory_mhz: float | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    temperature_c: float | None = None
+    throttled: tuple[ThrottleReason, ...] | None = None
+    idle: bool | None = None
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The lowest, the median and the highest of some readings."""
+
+    lowest: float
+    median: float
+    highest: float
+
+
+@dataclass(frozen=True)
+class CardReadings:
+    """What a card did while a run measured: an entry of the manifest's `card_readings`.
+
+    Attributes:
+        samples: moments at which it was read.
+        busy: of them, those at which it was not idle; what follows is of these, or of all where it
+            always was.
+        sm_mhz, memory_mhz, power_w, temperature_c, max_sm_mhz, max_memory_mhz, power_limit_w: as of
+            `CardState`; the last three are the lowest.
+        throttled: samples at which each reason held; None where the driver does not tell.
+        capped_sm_mhz: the median SM clock while the power limit held it down.
+    """
+
+    samples: int
+    busy: int
+    sm_mhz: Spread | None = None
+    memory_mhz: Spread | None = None
+    power_w: Spread | None = None
+    temperature_c: Spread | None = None
+    max_sm_mhz: float | None = None
+    max_memory_mhz: float | None = None
+    power_limit_w: float | None = None
+    throttled: Mapping[ThrottleReason, int] | None = None
+    capped_sm_mhz: float | None = None
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any]) -> "CardReadings":
+        """From the manifest's entry."""
+        names = ("sm_mhz", "memory_mhz", "power_w", "temperature_c")
+        spreads = {name: entry[name] and Spread(**entry[name]) for name in names}
+        return cls(**{**entry, **spreads})
+
+
 @dataclass(frozen=True)
 class Failure:
     """A cell, or a draft, that could not be finished, and why."""

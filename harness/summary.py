@@ -78,6 +78,12 @@ CaveatCode = Literal[
     "busy_servers",  # the same while servers that the run started were timed by their own clock
     "busy_cpu_clock",  # the same by their processor time
     "busy_card",  # processes: of others, that used the card
+    # reason: a `ThrottleReason`; throttled, samples: readings with it, and in all; sm_mhz: the
+    # median (of a power cap while it held), max_sm_mhz, temperature_c: the highest, power_limit_w;
+    # None where the card does not tell
+    "throttled_card",
+    # role, cards: that its layers are spread over; offloaded: whether some are on no card
+    "spread_over_cards",
     "unstable_timings",  # timings: how many entries `Summary.unstable` has
     # cells: how many `Summary.outlier_cells` has; prompt_set, temperature, k, speedup,
     # trimmed_speedup, generations: of the one that differs most
@@ -90,6 +96,7 @@ CaveatCode = Literal[
     "latency_from",  # run: the folder whose step times these are
     "other_budget",  # ignored ("new_tokens=64 and repetitions=2"), made_with ("new_tokens=32 ...")
     "greedy_texts_differ",  # equal, tie, different, not_judged; prompt_set, prompt, k, position
+    "routing_ties",  # of a mixture: tie, unjudged: texts that differ so, and that cannot be judged
     # temperature, k, text_z, plain_z, nats, expected_nats: per token, of the server's texts
     "server_not_lossless",
     "server_texts_unlike_target",  # the same, of the plain server
@@ -505,7 +512,7 @@ class ReplayCheck:
     drafted_gap_in_standard_errors: float | None = None
 
 
-CheckResult = Literal["PASS", "TIE", "FAIL", "OPEN", "UNTESTED"]
+CheckResult = Literal["PASS", "TIE", "FAIL", "OPEN", "UNTESTED", "UNJUDGED"]
 
 
 @dataclass(frozen=True)
@@ -517,7 +524,7 @@ class TextCheck:
     repetition: int
     k: int
     # PASS equal; TIE different within rounding; FAIL different; OPEN different and not judged,
-    # since no model was loaded.
+    # since no model was loaded; UNJUDGED different, in a mixture whose routing ties may do as much.
     result: CheckResult
     # Position of the first token that differs; None where none does.
     first_difference: int | None = None
@@ -526,6 +533,8 @@ class TextCheck:
     target_margin: float | None = None
     verify_margin: float | None = None
     rounding: float | None = None  # largest difference there between logits by different forwards
+    # How much near ties of routers change logits there; None where that was not needed to judge.
+    routing: float | None = None
     acceptance_rate: float | None = None
 
 

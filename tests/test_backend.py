@@ -32,7 +32,8 @@ NO_COMPILER = "compiled graphs: RuntimeError: no C compiler"
 
 def on_cuda() -> Any:
     """Stands for a network on a card, as far as the choice of a backend looks at it."""
-    return SimpleNamespace(parameters=lambda: iter([SimpleNamespace(device=CUDA)]))
+    config = SimpleNamespace(get_text_config=lambda: config)
+    return SimpleNamespace(parameters=lambda: iter([SimpleNamespace(device=CUDA)]), config=config)
 
 
 def opened(monkeypatch: pytest.MonkeyPatch, backend: str, graphed: Any, why: str | None) -> Any:

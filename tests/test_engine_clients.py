@@ -34,10 +34,14 @@ from server_answers import (
 from stand_in_server import StandIn
 
 from harness.cli import compose
+from harness.commands.run_lifecycle import create, load_prompts
+from harness.commands.server_requests import Role, open_workload
+from harness.commands.server_start import started
+from harness.commands.server_visits import measure
 from harness.config import ModelConf
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.adapters import OpenedPair, ToServe, adapter_of
-from harness.engines.http_server import AttachedEngine, HttpServer
+from harness.engines.http_server import AttachedEngine, CardMemory, HttpServer
 from harness.engines.llamacpp import LlamaCpp
 from harness.engines.openai import Name, OpenAiServer
 from harness.engines.protocol import Completion, Engine, ServerDiedError
@@ -46,6 +50,7 @@ from harness.engines.vllm import Vllm, VllmServer, metric_sums, rounds_of
 from harness.models.load import load, load_vocabulary
 from harness.records import Round, UserError
 from harness.serving.kinds import DraftKind
+from harness.storage import load as load_run
 
 GREEDY = SamplingParameters(0.0)
 
@@ -430,6 +435,22 @@ time.sleep(60)
 """
 
 
+def program_of(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Put a server that answers as this engine does on PATH; it writes its command line here."""
+    started, program = folder / "started.json", folder / name
+    program.write_text(
+        PROGRAM.format(
+            python=sys.executable,
+            tests=str(Path(__file__).parent),
+            started=str(started),
+            answers=json.dumps(vllm_answers() if name == "vllm" else sglang_answers()),
+        )
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+    return started
+
+
 @pytest.mark.parametrize("name", ["vllm", "sglang"])
 def test_a_server_on_path_is_started_with_its_flags_and_ended(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -442,17 +463,7 @@ def test_a_server_on_path_is_started_with_its_flags_and_ended(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match=f"engine={name}: no {name} on PATH"):
         engine.open(2)
-    started = tmp_path / "started.json"
-    program = tmp_path / name
-    program.write_text(
-        PROGRAM.format(
-            python=sys.executable,
-            tests=str(Path(__file__).parent),
-            started=str(started),
-            answers=json.dumps(vllm_answers() if name == "vllm" else sglang_answers()),
-        )
-    )
-    program.chmod(0o755)
+    started = program_of(name, tmp_path, monkeypatch)
     with engine.open(2) as server:
         done = server.generate([1, 2, 3], GREEDY, 7, 6)
         arguments, environment = json.loads(started.read_text())
@@ -606,8 +617,9 @@ def test_the_line_for_production_has_the_users_settings_and_none_of_the_measurem
     for file in files:
         file.write_bytes(b"GGUF")
     flag = sorted(left_out)[0]  # the user's own stays, even if the measurement has it too
-    shared = {"threads": 2, "side_by_side": 5, "port": 8765, "more_flags": (flag, "777", "--mine")}
-    command = made(*files, tmp_path, 100, **shared).command(3)
+    card = CardMemory(60 * GB, 80 * GB, 1 * GB)
+    more = {"threads": 2, "memory": card, "port": 8765, "more_flags": (flag, "777", "--mine")}
+    command = made(*files, tmp_path, 100, **more).command(3)
     words, measured = shlex.split(command.production), shlex.split(command.line)
     assert words[0] == measured[0] == f"{prefix}BACKEND=FLASH ATTN"
     assert kept <= set(words)
@@ -653,12 +665,141 @@ def test_a_server_is_told_the_dtype_that_is_replayed(
             assert words[words.index("--dtype") + 1] == served
 
 
-def test_servers_that_share_a_device_share_its_memory(tmp_path: Path) -> None:
-    alone, shared = (Vllm("t", "d", tmp_path, 100, side_by_side=n).flags(2) for n in (1, 3))
-    assert "--gpu-memory-utilization" not in alone
-    assert shared[shared.index("--gpu-memory-utilization") + 1] == "0.300"
-    flags = Sglang("t", "d", tmp_path, 100, side_by_side=5).flags(2)
-    assert flags[flags.index("--mem-fraction-static") + 1] == "0.170"
+GB = 10**9
+# A context of CUDA, which a server takes before it looks at what is free
+CONTEXT = 0.45 * GB
+
+
+class SimulatedCard:
+    """What vLLM and SGLang do with a card's memory as they start, by their sources."""
+
+    def __init__(self, total: float, held: float) -> None:
+        self.total, self.free = total, total - held
+
+    def memory(self, weights: float, servers: int) -> CardMemory:
+        return CardMemory(int(self.free), int(self.total), int(weights), servers)
+
+    def start_vllm(self, share: float, weights: float) -> float:
+        """The bytes of its cache; `request_memory` of vllm/v1/worker/utils.py."""
+        self.free -= CONTEXT
+        requested = self.total * share
+        assert requested <= self.free, "less is free than desired"
+        self.free -= requested
+        return requested - weights
+
+    def start_sglang(self, fraction: float, weights: float) -> tuple[float, float]:
+        """The bytes of its cache, and what it leaves; `_profile_available_bytes` of SGLang."""
+        before = self.free
+        rest = self.free - weights - before * (1 - fraction)
+        assert rest > 0, "the loaded weights leave no room for a cache"
+        self.free -= weights + rest
+        return rest, self.free
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+@pytest.mark.parametrize("total", [24, 48, 80])
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_servers_start_next_to_the_models_that_score_them_and_use_what_is_free(
+    tmp_path: Path, engine: str, total: int, servers: int
+) -> None:
+    """The pair takes an eighth of the card, or of a server's part of it."""
+    weights = total / (8 * servers) * GB
+    card = SimulatedCard(total * GB, weights + 0.5 * GB)
+    free = card.free
+    kind = {"vllm": Vllm, "sglang": Sglang}[engine]
+    for left in range(servers, 0, -1):
+        flags = kind("t", "d", tmp_path, 400, memory=card.memory(weights, left)).flags(4)
+        if engine == "vllm":
+            share = float(flags[flags.index("--gpu-memory-utilization") + 1])
+            if servers == 1:
+                assert share == pytest.approx((free - 0.7 * GB) / card.total, abs=1e-3)
+            cache = card.start_vllm(share, weights)
+        else:
+            share = float(flags[flags.index("--mem-fraction-static") + 1])
+            cache, _ = card.start_sglang(share, weights)
+            # Its activations and CUDA graphs, which SGLang wants to be free
+            card.free -= 5.5 * 2**30
+        assert cache > 0
+        assert card.free >= 0
+    # Nothing much is left idle
+    assert card.free < 0.1 * card.total
+
+
+@pytest.mark.parametrize(
+    ("engine", "flag"),
+    [("vllm", "--gpu-memory-utilization"), ("sglang", "--mem-fraction-static")],
+)
+def test_a_users_own_share_of_the_card_goes_before(tmp_path: Path, engine: str, flag: str) -> None:
+    kind = {"vllm": Vllm, "sglang": Sglang}[engine]
+    full = CardMemory(1 * GB, 24 * GB, 8 * GB)
+    for given in ((flag, "0.5"), (f"{flag}=0.5",), (f"--{flag[2:].replace('-', '_')}", "0.5")):
+        flags = kind("t", "d", tmp_path, 100, memory=full, more_flags=given).flags(2)
+        assert [word for word in flags if word.replace("_", "-").startswith(flag)] == [given[0]]
+    with pytest.raises(UserError) as refused:
+        kind("t", "d", tmp_path, 100, memory=full).flags(2)
+    (line,) = str(refused.value).splitlines()
+    for part in ("engine=" + engine, "needed", "1 GB of 24 GB", "score=false", "larger card"):
+        assert part in line
+
+
+@pytest.mark.parametrize("card", [True, False])
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_the_share_of_the_card_is_read_when_the_server_starts(
+    engine: str, card: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    def free_and_total(_: int) -> tuple[int, int]:
+        done.append("read")
+        return 14 * GB, 24 * GB
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: card)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("freed"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", free_and_total)
+    words = [f"engine={engine}", "score=false", "k=[2]", "new_tokens=8", "prompts.limit=1"]
+    config = compose("server", [*words, f"results_root={tmp_path}"])
+    work = open_workload(config, load_prompts(config))
+    folder = create(config, "server")
+    file = program_of(engine, tmp_path, monkeypatch)
+    roles = [Role(0), Role(2)]
+    with started(folder, work, adapter_of(config), roles, slots=1):
+        arguments, _ = json.loads(file.read_text())
+    flag = {"vllm": "--gpu-memory-utilization", "sglang": "--mem-fraction-static"}[engine]
+    noted = load_run(folder.path).manifest.get("server_memory", [])
+    if not card:
+        assert flag not in arguments
+        assert (done, noted) == ([], [])
+        return
+    assert done == ["freed", "read"] * 2
+    share = arguments[arguments.index(flag) + 1]
+    assert 5e6 < noted[0]["weights"] < noted[1]["weights"] < 7e6
+    assert [(each["k"], each["servers"]) for each in noted] == [(0, 2), (2, 1)]
+    assert noted[1]["flags"] == {flag: share}
+    expected = {"vllm": (14 - 0.7) / 24, "sglang": (14 - 5.9) / 14}
+    assert float(share) == pytest.approx(expected[engine], abs=0.01)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_a_card_too_full_for_a_pair_is_one_line_before_any_server_is_started(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plain server would fit, and be measured for nothing."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    spare = {"vllm": 0.7 * GB, "sglang": 3.6 * 2**30}[engine]
+    # The target takes 5.3 MB, with the draft 6.1
+    free = int(spare) + 56 * 10**5
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, 24 * GB))
+    words = [f"engine={engine}", "score=false", "k=[2]", "new_tokens=8", "prompts.limit=1"]
+    config = compose("server", [*words, f"results_root={tmp_path}"])
+    work = open_workload(config, load_prompts(config))
+    file = program_of(engine, tmp_path, monkeypatch)
+    with pytest.raises(
+        UserError, match=rf"engine={engine} at k=2: .* needed.* GB of 24 GB"
+    ) as line:
+        measure(create(config, "server"), work, adapter_of(config))
+    assert "\n" not in str(line.value)
+    assert not file.exists()
 
 
 def test_synthetic_acceptance_is_asked_for_where_the_engine_has_it(tmp_path: Path) -> None:

@@ -286,17 +286,12 @@ def test_every_command_runs_to_a_report_from_exactly_the_files_that_the_image_mo
 
 
 @pytest.mark.parametrize(
-    ("engine", "function", "flag"),
-    [
-        ("own", "on_gpu", None),
-        ("vllm", "on_engine", "--gpu-memory-utilization"),
-        ("sglang", "on_engine", "--mem-fraction-static"),
-    ],
+    ("engine", "function"),
+    [("own", "on_gpu"), ("vllm", "on_engine"), ("sglang", "on_engine")],
 )
-def test_a_server_runs_in_its_engines_image_and_leaves_memory_to_the_models_that_score_it(
+def test_a_server_runs_in_its_engines_image_and_its_share_of_the_card_is_decided_there(
     engine: str,
     function: str,
-    flag: str | None,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -311,21 +306,13 @@ def test_a_server_runs_in_its_engines_image_and_leaves_memory_to_the_models_that
     for name in ("on_gpu", "on_engine"):
         monkeypatch.setattr(modal_app, name, Noted() if name == function else None)
     monkeypatch.setattr(modal_app, "in_cloud", Cloud(tmp_path))
-    flags = "" if flag is None else "'flags=[--enforce-eager]'"
+    flags = "" if engine == "own" else "'flags=[--enforce-eager]'"
     assert typed(modal_app.server, engine=engine, model="qwen3_4b", overrides=flags) == 1
     assert "failed: RuntimeError: nothing in " in capsys.readouterr().out
     (job,) = asked
     given = dict(word.split("=", 1) for word in job.overrides)
     assert (job.command, job.engine, given["engine"]) == ("server", engine, engine)
-    if flag is None:
-        assert "flags" not in given
-    else:
-        first, share = given["flags"].strip("[]").split(",")
-        assert first == "--enforce-eager"
-        name, _, number = share.partition("=")
-        assert name == flag
-        # Of 24 GB the pair takes 9.2, with caches
-        assert 0.45 < float(number) < 0.52
+    assert given.get("flags") == (None if engine == "own" else "[--enforce-eager]")
 
 
 @dataclass(frozen=True)

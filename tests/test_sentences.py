@@ -188,6 +188,19 @@ CAVEATS: dict[str, tuple[dict[str, Any], str]] = {
     "round_fit": ({"file": "a.log", "residual": 0.031, "k": 4}, "misses one by 3.1% (K=4)"),
     "server_gap": ({"k": 2, "measured": 1.2, "predicted": 1.5}, "1.20x at K=2"),
     "busy_card": ({"processes": 2}, "2 other processes used the card"),
+    "throttled_card": (
+        {"reason": "power_cap", "throttled": 3, "samples": 9, "sm_mhz": 1100.0,
+         "max_sm_mhz": 1410.0, "temperature_c": None, "power_limit_w": 300.0},
+        "slowed by its power limit in 3 of 9 readings while it was measured (its SM clock was 1100"
+        " MHz of 1410, power limit 300 W)",
+    ),
+    "spread_over_cards": (
+        {"role": "target", "cards": 2, "offloaded": False}, "layers are spread over 2 cards",
+    ),
+    "routing_ties": (
+        {"tie": 1, "unjudged": 2},
+        "1 text differs by that alone, and in 2 texts it may change as much as a wrong cache",
+    ),
     "busy_servers": ({"load": 1.26, "processors": 2}, "or with clock=cpu"),
     "busy_cpu_clock": ({"load": 1.26, "processors": 2}, "their processor time (clock=cpu) leaves"),
     "busy_machine": ({"load": 1.26, "processors": 2}, "kept 1.3 of 2 processors busy"),

@@ -8,11 +8,19 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from typing import get_args
 
 import numpy as np
 
 from harness.analysis.setup import Setup
-from harness.records import Failure, ResultRow, StepTiming, Trial
+from harness.records import (
+    CardReadings,
+    Failure,
+    ResultRow,
+    StepTiming,
+    ThrottleReason,
+    Trial,
+)
 from harness.stats.jackknife import MIN_PROMPTS
 from harness.summary import (
     Caveat,
@@ -30,6 +38,10 @@ from harness.theory.speedup import StepTimes
 NOTHING_TESTED = "every distribution is nearly certain: nothing could be tested"
 # A step spread this wide says that something else was using the machine.
 WIDE_SPREAD = 1.5
+# By how much the power limit may lower a card's SM clock, of the highest, without a caveat
+CAPPED = 0.1
+# Those that say more before those that are set along with them
+THROTTLE_REASONS: tuple[ThrottleReason, ...] = get_args(ThrottleReason)
 # Share of all processors that other work may take without a caveat
 BUSY = 0.1
 # Settings that mean nothing at temperature 0, where the likeliest token is taken
@@ -163,6 +175,8 @@ def _of_the_steps(setup: Setup, timings: Sequence[StepTiming]) -> Iterator[Cavea
     processes = setup.run.manifest.get("other_gpu_processes")
     if processes:
         yield Caveat("busy_card", {"processes": processes})
+    yield from _throttled_card(setup)
+    yield from _spread_over_cards(setup)
     wide = {
         timing.role
         for timing in timings
@@ -173,6 +187,50 @@ def _of_the_steps(setup: Setup, timings: Sequence[StepTiming]) -> Iterator[Cavea
         yield Caveat(
             "scattered_steps", {"roles": " and ".join(sorted(wide)), "spread": WIDE_SPREAD}
         )
+
+
+def _throttled_card(setup: Setup) -> Iterator[Caveat]:
+    """What lowered the card's clocks while it was measured: heat, a brake, or its power limit.
+
+    Most cards reach their power limit under load now and then: it counts where the clocks fell by
+    more than `CAPPED`. Of several reasons the one that held most often is named; `hw_slowdown` is
+    set along with those that say more.
+    """
+    entries = [CardReadings.of(each) for each in setup.run.manifest.get("card_readings") or ()]
+    held: Counter[ThrottleReason] = Counter()
+    for entry in entries:
+        clock, most = entry.capped_sm_mhz, entry.max_sm_mhz
+        fell = clock is not None and most is not None and clock < (1.0 - CAPPED) * most
+        counted = entry.throttled or {}
+        held.update({one: n for one, n in counted.items() if one != "power_cap" or fell})
+    if not held:
+        return
+    reason = max(THROTTLE_REASONS, key=lambda one: held[one])
+    worst = max(entries, key=lambda entry: (entry.throttled or {}).get(reason, 0))
+    median = None if worst.sm_mhz is None else worst.sm_mhz.median
+    yield Caveat(
+        "throttled_card",
+        {
+            "reason": reason,
+            "throttled": held[reason],
+            "samples": sum(entry.busy or entry.samples for entry in entries),
+            "sm_mhz": worst.capped_sm_mhz if reason == "power_cap" else median,
+            "max_sm_mhz": worst.max_sm_mhz,
+            "temperature_c": None if worst.temperature_c is None else worst.temperature_c.highest,
+            "power_limit_w": worst.power_limit_w,
+        },
+    )
+
+
+def _spread_over_cards(setup: Setup) -> Iterator[Caveat]:
+    """Models whose layers transformers put on several devices."""
+    for role, entry in setup.described.items():
+        devices: Sequence[str] = entry.get("devices") or ()
+        cards = [device for device in devices if device.startswith("cuda")]
+        if len(devices) > 1:
+            offloaded = len(cards) < len(devices)
+            values: Values = {"role": role, "cards": len(cards), "offloaded": offloaded}
+            yield Caveat("spread_over_cards", values)
 
 
 def of_the_timings(
@@ -235,8 +293,17 @@ def greedy_texts_differ(checks: Sequence[TextCheck]) -> Iterator[Caveat]:
     if first is not None:
         names = {"PASS": "equal", "TIE": "tie", "FAIL": "different", "OPEN": "not_judged"}
         results = Counter(check.result for check in checks)
+        results["OPEN"] += results["UNJUDGED"]
         counts: Values = {name: results[key] for key, name in names.items()}  # type: ignore[index]
         yield Caveat("greedy_texts_differ", {**counts, **place(first)})
+    yield from routing_ties(checks)
+
+
+def routing_ties(checks: Sequence[TextCheck]) -> Iterator[Caveat]:
+    """Texts of a mixture that its routers' near ties change, or hide what else does."""
+    routed = Counter(check.result for check in checks if check.routing is not None)
+    if routed["TIE"] or routed["UNJUDGED"]:
+        yield Caveat("routing_ties", {"tie": routed["TIE"], "unjudged": routed["UNJUDGED"]})
 
 
 def place(check: TextCheck) -> Values:

@@ -9,7 +9,7 @@ equal, and OPEN where they are not. A pair that changes greedy texts gets no ver
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from harness.analysis.caveats import caveats, failures, fault, place
+from harness.analysis.caveats import caveats, failures, fault, place, routing_ties
 from harness.analysis.cells import latest, measured_positions, measured_rows
 from harness.analysis.setup import Setup
 from harness.records import GREEDY, Trial
@@ -28,7 +28,7 @@ def analyse_snapshot(setup: Setup) -> Summary:
     return Summary(
         run=setup.facts(rows),
         failures=failures(setup, checks=checks, tests=tests),
-        caveats=caveats(setup),
+        caveats=(*caveats(setup), *routing_ties(checks)),
         results=tuple(rows),
         acceptance_by_position=tuple(measured_positions(setup.draft, run.trials, setup.weights)),
         text_checks=tuple(checks),

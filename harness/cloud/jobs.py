@@ -33,14 +33,8 @@ GPUS = {
 # Checks a card with benchmarks/gpu.py; everything else is a command of the package
 SMOKE = "smoke"
 LOCAL_KEYS = ("dry_run", "resume", "traces_from", "texts_from", "latency_from", "combine", "url")
-# Engines that run where the harness does, or have an image, and how a server of them is told which
-# share of the card's memory it may take
-ENGINES: Mapping[str, str | None] = {
-    "own": None,
-    "vllm": "--gpu-memory-utilization",
-    "sglang": "--mem-fraction-static",
-}
-USABLE_SHARE = 0.9
+# Engines that run where the harness does, or have an image
+ENGINES = ("own", "vllm", "sglang")
 # A container's memory: Python, torch with its CUDA context and the compiler's workers, plus the
 # part of a checkpoint that is being copied to the card, at most MOST_OF_WEIGHTS_MIB
 BASE_MIB, MOST_OF_WEIGHTS_MIB = 12 * 1024, 24 * 1024
@@ -117,6 +111,8 @@ def plan_jobs(
     _check_rentable(command, config, drafts)
     engine = _engine(config) if command == "server" else "own"
     needed = _check_fits(config, prompt_sets.load(config.prompts), drafts, cards, engine)
+    for gpu, card in cards.items():
+        _check_fits_twice(engine, config, gpu, card, needed)
     if resume and (Path(resume).name != resume or resume.startswith(".")):
         raise UserError(f"--resume {resume}: give the launch's name, as it was printed")
     launch = resume or f"{datetime.now(UTC):%Y%m%d-%H%M%S}_{command}"
@@ -129,11 +125,7 @@ def plan_jobs(
             command=command,
             gpu=gpu,
             card=card,
-            overrides=(
-                *overrides,
-                *([f"gpu={card.name}"] if priced else []),
-                *_server_memory(engine, config, gpu, card, needed),
-            ),
+            overrides=(*overrides, *([f"gpu={card.name}"] if priced else [])),
             prompts=_prompt_files(config),
             memory_mib=memory,
             engine=engine,
@@ -190,32 +182,24 @@ def _engine(config: Any) -> str:
     return config.engine
 
 
-def _server_memory(
-    engine: str, config: Any, gpu: str, card: GpuConf, needed: float
-) -> Iterator[str]:
-    """The override that leaves memory to the models which score a server's texts next to it.
+def _check_fits_twice(engine: str, config: Any, gpu: str, card: GpuConf, needed: float) -> None:
+    """Refuse a card too small for a server next to the models which score its texts.
+
+    Which share of its memory the server gets is decided on the card, by what is free there.
 
     Args:
-        engine: whose servers take what they are told of the card.
+        engine: whose servers hold the models a second time.
         config: the command's.
         gpu: the card as the cloud calls it.
         card: its data sheet.
         needed: bytes of both models with their caches; 0 where that is not known.
-
-    Raises:
-        UserError: they do not fit twice.
     """
-    flag = ENGINES[engine]
-    if flag is None or not config.score or any(flag in given for given in config.flags):
-        return
-    share = USABLE_SHARE - needed / (card.memory_gb * 1e9)
-    if share * card.memory_gb * 1e9 < needed:
+    if engine != "own" and config.score and 2 * needed > card.memory_gb * 1e9:
         raise UserError(
             f"--gpu {gpu}: the server and the models that score its texts need"
             f" {2 * needed / 1e9:,.3g} GB, and the card has {card.memory_gb:g} GB; use a larger"
             " card, or score=false, which predicts nothing"
         )
-    yield f"flags=[{','.join([*config.flags, f'{flag}={share:.2f}'])}]"
 
 
 def _prompt_files(config: Any) -> PromptFiles:

@@ -18,7 +18,7 @@ from harness import prompts as prompt_sets
 from harness.analysis import analyse
 from harness.commands.progress import fetching, progress
 from harness.config import AuditionConfig, PairConfig
-from harness.measurement.environment import OtherLoad
+from harness.measurement.environment import CardWatch, OtherLoad
 from harness.records import BrokenLogitsError, Prompt, UserError, in_one_line
 from harness.storage import RunFolder, check_writable, load
 from harness.summary import Summary
@@ -30,6 +30,9 @@ INTERRUPTED = "interrupted_by"
 # The manifest's entries for what others did on the machine while it measured: processors that they
 # kept busy, and processes on the card
 OTHER_LOAD, OTHER_PROCESSES = "other_load", "other_gpu_processes"
+# The manifest's entry for the card's clocks, power and temperature, a list: one each time that the
+# run was begun or resumed
+CARD_READINGS = "card_readings"
 # The manifest's entry for measurements that failed because logits were not finite
 NOT_MEASURED = "not_measured"
 # What of a model's entry in the manifest must stay as it was for a run to be resumed
@@ -189,13 +192,17 @@ def running(folder: RunFolder) -> Iterator[None]:
 def measuring(folder: RunFolder, device: "torch.device") -> Iterator[None]:
     """`running`, with a note of how busy other work kept the machine while the block ran.
 
-    Of a run that was resumed, the busier time counts.
+    Of a run that was resumed, the busier time counts. What the card did is noted too.
     """
-    load, processes = OtherLoad(), _others_on(device)
+    load, processes, card = OtherLoad(), _others_on(device), CardWatch(device)
     with running(folder):
         try:
-            yield
+            with card:
+                yield
         finally:
+            if (readings := card.readings()) is not None:
+                noted = folder.manifest.get(CARD_READINGS) or []
+                _note(folder, {CARD_READINGS: [*noted, asdict(readings)]})
             before = folder.manifest.get(OTHER_LOAD) or {}
             now = load.so_far()
             _note(folder, {OTHER_LOAD: max(before, now, key=lambda one: one.get("load", 0.0))})

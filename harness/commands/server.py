@@ -65,7 +65,7 @@ def run(config: ServerConfig) -> Outcome:
             check_port_free(config.port)
     work = open_workload(config, prompts)
     folder = begin(config, SERVER, folder, work.describe())
-    with measuring(folder, work.device):
+    with measuring(folder, work.measured_on):
         work = work.with_turns(folder)
         measure(folder, work, adapter)
         measure_loads(folder, work, adapter)

@@ -63,6 +63,13 @@ class Workload:
         return torch.device("cpu") if self.pair is None else self.pair.target_model.device
 
     @property
+    def measured_on(self) -> torch.device:
+        """Where what is timed runs: the models' device, or the card of servers started here."""
+        servers_here = self.pair is None and self.config.url is None
+        on_card = servers_here and torch.cuda.is_available()
+        return torch.device("cuda", 0) if on_card else self.device
+
+    @property
     def clock(self) -> ServerClock:
         """By which requests are timed."""
         return cast("ServerClock", self.config.clock)

@@ -3,6 +3,7 @@
 Servers, one per K and one that decodes plainly, stand side by side where the memory allows it.
 """
 
+import gc
 import logging
 import re
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,7 @@ from urllib.parse import urlsplit
 import psutil
 import torch
 
-from harness.commands.pair import Pair, sampling_of
+from harness.commands.pair import HeadPair, Pair, sampling_of
 from harness.commands.progress import progress
 from harness.commands.server_requests import Role, Workload, load_slots
 from harness.config import ServerConfig
@@ -29,13 +30,14 @@ from harness.engines.adapters import (
     attached,
     kind_of,
 )
+from harness.engines.http_server import CardMemory, StartedEngine
 from harness.engines.protocol import EngineFacts, Server
 from harness.measurement.clock import Clock
 from harness.measurement.environment import fewest_threads
 from harness.measurement.generations import drafter_of
 from harness.measurement.returned_texts import ReturnedText, unlikely_share
 from harness.measurement.served import check_drafts
-from harness.models.load import load_vocabulary
+from harness.models.load import load_vocabulary, memory_need
 from harness.records import (
     GREEDY,
     LOOKUPS,
@@ -50,8 +52,11 @@ from harness.storage import RunFolder
 from harness.storage.contents import plain
 
 _log = logging.getLogger(__name__)
-# The manifest's entries of the engine, and of the threads that each server gets
-ENGINE, THREADS = "engine", "server_threads"
+# The manifest's entries of the engine, of the threads that each server gets, and of the share of
+# the card's memory that each was started with
+ENGINE, THREADS, MEMORY = "engine", "server_threads", "server_memory"
+# The user's flags of servers that are spread over several cards
+SPREAD_FLAGS = re.compile(r"--?(tp|pp|tensor|pipeline)\b")
 # Tokens of a text by which an address is tried, or a number of threads judged
 TRIED_TOKENS = 32
 # Texts by which a model is told from another, and the share of tokens that no rounding explains
@@ -217,21 +222,52 @@ def _at_a_time(work: Workload, adapter: Adapter) -> int:
         return len(work.ks) * 2
     if adapter.alone:
         return 1
-    pair = work.pair
-    loaded = {} if pair is None else {"model": pair.target}
-    if isinstance(pair, Pair):
-        loaded["draft"] = pair.draft
-    needed = 0
-    for key, conf in (("model", config.model), ("draft", config.draft)):
-        if conf.gguf is not None:
-            needed += Path(conf.gguf).stat().st_size if Path(conf.gguf).is_file() else 0
-        elif key in loaded:
-            weights = loaded[key].network.parameters()
-            needed += sum(tensor.numel() * tensor.element_size() for tensor in weights)
+    needed = sum(_weight_bytes(work).values())
     free = psutil.virtual_memory().available
     if torch.cuda.is_available():
         free = min(free, torch.cuda.mem_get_info()[0])
     return max(1, int(USABLE * free / (OVERHEAD * needed))) if needed else 1
+
+
+def _weight_bytes(work: Workload) -> dict[str, int]:
+    """Bytes of "model" and "draft", as far as they are known: of files, or of what is loaded."""
+    pair, weights = work.pair, dict[str, list[torch.Tensor]]()
+    if pair is not None:
+        weights["model"] = list(pair.target.network.parameters())
+    if isinstance(pair, Pair):
+        weights["draft"] = list(pair.draft.network.parameters())
+    elif isinstance(pair, HeadPair):
+        weights["draft"] = [*pair.head.network.weights]
+    known = {
+        key: sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        for key, tensors in weights.items()
+    }
+    for key, conf in (("model", work.config.model), ("draft", work.config.draft)):
+        if conf.gguf is not None:
+            known[key] = Path(conf.gguf).stat().st_size if Path(conf.gguf).is_file() else 0
+        elif pair is None and conf.kind == "model" and work.config.url is None:
+            # On the CPU, so that no card is asked whether it computes in the dtype
+            need = memory_need(conf, key, torch.device("cpu"))
+            known[key] = 0 if need is None else int(need.weight_bytes)
+    return known
+
+
+def _card_memory(work: Workload, k: int, servers: int) -> CardMemory | None:
+    """What is free for the next of so many servers; None without a card.
+
+    Servers start on the first card, or with flags of the user's own on several, of which the
+    fullest counts then, and what it has to hold of the weights is not known.
+    """
+    if not torch.cuda.is_available():
+        return None
+    gc.collect()
+    torch.cuda.empty_cache()
+    spread = any(SPREAD_FLAGS.match(flag) for flag in work.config.flags)
+    cards = range(torch.cuda.device_count() if spread else 1)
+    free, total = min(torch.cuda.mem_get_info(card) for card in cards)
+    weights = {} if spread else _weight_bytes(work)
+    loaded = weights.get("model", 0) + (weights.get("draft", 0) if k else 0)
+    return CardMemory(free, total, loaded, servers)
 
 
 @contextmanager
@@ -250,12 +286,44 @@ def started(
                 else:
                     assert adapter.start is not None
                     port = None if config.port is None else config.port + number
-                    engine = adapter.start(serve, port)
+                    # Read anew for each: those before it have taken their part
+                    memory = None
+                    if adapter.alone:
+                        memory = _card_memory(work, role.k, len(roles) - number)
+                    engine = adapter.start(replace(serve, memory=memory), port)
+                    _note_memory(folder, engine, role, slots)
                     if (log := engine.log(role.k, rates)) is not None:
                         tick.say(f"starting {config.engine} at {role} (log: {log})", soon=True)
                 servers[role] = stack.enter_context(engine.open(role.k, rates))
                 tick()
         yield servers
+
+
+def check_card(folder: RunFolder, work: Workload, adapter: Adapter, roles: Sequence[Role]) -> None:
+    """Refuse a card with too little free for the largest of these servers, before any is started.
+
+    Raises:
+        UserError: what is needed, and what is free.
+    """
+    if work.config.url is not None or adapter.start is None or not adapter.alone:
+        return
+    k = max(role.k for role in roles)
+    memory = _card_memory(work, k, min(len(roles), _at_a_time(work, adapter)))
+    serve = replace(_to_serve(folder, work, slots=load_slots(work.config)), memory=memory)
+    engine = adapter.start(serve, None)
+    if isinstance(engine, StartedEngine):
+        engine.memory_flags(k)
+
+
+def _note_memory(folder: RunFolder, engine: Any, role: Role, slots: int) -> None:
+    """Write down what of the card a server is started with."""
+    if not isinstance(engine, StartedEngine) or engine.memory is None:
+        return
+    flags = engine.memory_flags(role.k)
+    if flags:
+        started_with = {"k": role.k, "slots": slots, **asdict(engine.memory), "flags": flags}
+        noted = folder.manifest.get(MEMORY) or []
+        folder.update_manifest({MEMORY: [*noted, started_with]})
 
 
 def note_engine(folder: RunFolder, work: Workload, adapter: Adapter, server: Server) -> None:

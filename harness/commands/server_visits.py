@@ -21,6 +21,7 @@ from harness.commands.server_requests import (
     waiting_of,
 )
 from harness.commands.server_start import (
+    check_card,
     check_model,
     check_vocabulary,
     is_synthetic,
@@ -48,6 +49,7 @@ def measure(folder: RunFolder, work: Workload, adapter: Adapter) -> None:
     if not roles:
         return
     settle_threads(folder, work, adapter)
+    check_card(folder, work, adapter, roles)
     for group in side_by_side(roles, work, adapter):
         with started(folder, work, adapter, group, slots=1) as servers:
             for role, server in servers.items():

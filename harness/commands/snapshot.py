@@ -90,6 +90,7 @@ def check_texts(
             trial.k,
             pair.target.network.dtype,
             config.decode.repetition_penalty,
+            pair.target.network,
         )
         checks.append(
             TextCheck(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from harness.config import ModelConf, ServerConfig
 from harness.decoding.protocols import Drafter
 from harness.decoding.sampling import SamplingParameters
-from harness.engines.http_server import AttachedEngine, HttpServer, Running
+from harness.engines.http_server import AttachedEngine, CardMemory, HttpServer, Running
 from harness.engines.llamacpp import LlamaCpp, LlamaCppServer, program
 from harness.engines.openai import OpenAiServer
 from harness.engines.protocol import StartableEngine
@@ -57,6 +57,7 @@ class ToServe:
         slots: requests side by side at most.
         threads: of each server; None leaves them to the engine.
         pair: the models, where they are loaded here.
+        memory: of the card that the next server starts on; None where there is none.
     """
 
     config: ServerConfig
@@ -65,6 +66,7 @@ class ToServe:
     slots: int
     threads: int | None
     pair: OpenedPair | None
+    memory: CardMemory | None = None
 
     @property
     def rule(self) -> Rule:
@@ -89,12 +91,6 @@ class ToServe:
             return str(self.pair.target.network.dtype).removeprefix("torch.")
         asked = self.config.model.dtype
         return None if asked == "auto" else asked
-
-    @property
-    def side_by_side(self) -> int:
-        """Servers at a time, of an engine that takes all of its device unless it is told."""
-        most = self.config.servers
-        return 1 if most == "auto" else min(int(most), len({0, *self.config.k}))
 
     @property
     def logs(self) -> Path:
@@ -242,7 +238,7 @@ def _started(serve: ToServe, port: int | None) -> dict[str, Any]:
         "rule": serve.rule,
         "slots": serve.slots,
         "port": port,
-        "side_by_side": serve.side_by_side,
+        "memory": serve.memory,
         "more_flags": tuple(serve.config.flags),
     }
 

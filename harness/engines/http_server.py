@@ -1,5 +1,6 @@
 """A server behind HTTP, whatever its engine: started here or running somewhere, asked, ended."""
 
+import math
 import os
 import shlex
 import shutil
@@ -52,6 +53,27 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class CardMemory:
+    """A card's memory just before a server starts on it, in bytes.
+
+    Attributes:
+        free, total: as its driver says, next to all that other processes hold.
+        weights: that the server will load; 0 where their size is not known.
+        servers: that are still to start on it, this one among them.
+    """
+
+    free: int
+    total: int
+    weights: int = 0
+    servers: int = 1
+
+    @property
+    def part(self) -> float:
+        """What one server may take of what is free."""
+        return self.free / self.servers
+
+
+@dataclass(frozen=True)
 class StartedEngine(ABC):
     """A pair whose servers are started on this machine, each at one K.
 
@@ -66,7 +88,7 @@ class StartedEngine(ABC):
         rule: by which it accepts; of `ratio` the draft samples.
         slots: requests decoded side by side.
         port: to listen on; None takes a free one.
-        side_by_side: servers that share the device at a time.
+        memory: of the card that it starts on; None where there is none.
         more_flags: the user's own, for the servers.
     """
 
@@ -81,6 +103,9 @@ class StartedEngine(ABC):
     binary: ClassVar[str | None] = None
     measuring: ClassVar[frozenset[str]]
     variables: ClassVar[tuple[str, ...]]
+    # What tells a server the share of a card's memory that it may take; None where it takes what it
+    # needs
+    memory_flag: ClassVar[str | None] = None
 
     target: str | Path
     draft: str | Path | None
@@ -93,7 +118,7 @@ class StartedEngine(ABC):
     rule: Rule = "greedy_draft"
     slots: int = 1
     port: int | None = None
-    side_by_side: int = 1
+    memory: CardMemory | None = None
     more_flags: tuple[str, ...] = ()
 
     def open(self, k: int, synthetic: Sequence[float] | None = None) -> "HttpServer":
@@ -166,6 +191,42 @@ class StartedEngine(ABC):
     def environment(self) -> Mapping[str, str]:
         """Variables of a server beside this process's own."""
         return {}
+
+    def memory_flags(self, k: int) -> dict[str, str]:
+        """The flag for this server's share of the card; none without a card, or with the user's.
+
+        Raises:
+            UserError: the card has too little free for the weights.
+        """
+        flag, memory = self.memory_flag, self.memory
+        if flag is None or memory is None or self._given(flag):
+            return {}
+        room = memory.part - self.spare_bytes(k)
+        if room <= memory.weights:
+            shared = f", shared by {memory.servers} servers" if memory.servers > 1 else ""
+            fewer = "lower servers=, " if memory.servers > 1 else ""
+            needed = (memory.weights + self.spare_bytes(k)) * memory.servers
+            raise UserError(
+                f"engine={self.name} at k={k}: {needed / 1e9:,.3g} GB of the card's memory needed"
+                f"{shared}, and {memory.free / 1e9:,.3g} GB of {memory.total / 1e9:,.3g} GB are"
+                f" free next to the models that score its texts and to other processes; {fewer}use"
+                " a larger card, or score=false, which loads no models here and predicts nothing"
+            )
+        share = self.memory_share(room, memory)
+        return {flag: f"{math.floor(1e3 * share) / 1e3:.3f}"}
+
+    def spare_bytes(self, k: int) -> float:
+        """What a server takes of a card besides its weights and its cache."""
+        raise NotImplementedError
+
+    def memory_share(self, room: float, memory: CardMemory) -> float:
+        """What `memory_flag` is to be, so that weights and cache take `room` bytes."""
+        raise NotImplementedError
+
+    def _given(self, flag: str) -> bool:
+        """Whether the user's own flags have it."""
+        names = (given.split("=", 1)[0].replace("_", "-") for given in self.more_flags)
+        return flag in names
 
     @abstractmethod
     def flags(self, k: int, synthetic: Sequence[float] | None = None) -> list[str]:

@@ -22,6 +22,7 @@ from typing import Any
 
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.http_server import (
+    CardMemory,
     HttpServer,
     Running,
     StartedEngine,
@@ -34,8 +35,13 @@ from harness.serving.kinds import sglang_flags
 
 COUNTING = Counting(first_position=1, shortens_last_draft=False)
 SERVER = "SGLang's server"
-# Of the device's memory, of servers that share it
-DEVICE_SHARE = 0.85
+# What SGLang itself leaves free by default (`_handle_gpu_memory_settings` in
+# sglang/srt/server_args.py): metadata, activations by tokens of a prefill, CUDA graphs by requests,
+# and those of a draft
+MIB = 2**20
+METADATA_BYTES, DRAFT_BYTES = 512 * MIB, 2048 * MIB
+BYTES_PER_PREFILL_TOKEN, BYTES_PER_REQUEST = 1.5 * MIB, 2 * MIB
+LEAST_PREFILL_TOKENS, MOST_PREFILL_TOKENS = 2048, 8192
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,7 @@ class Sglang(StartedEngine):
         )
     )
     variables = ("SGLANG_", "SGL_")
+    memory_flag = "--mem-fraction-static"
 
     dtype: str = "auto"
 
@@ -75,8 +82,7 @@ class Sglang(StartedEngine):
         }
         if self.revision is not None:
             flags["--revision"] = self.revision
-        if self.side_by_side > 1:
-            flags["--mem-fraction-static"] = f"{DEVICE_SHARE / self.side_by_side:.3f}"
+        flags |= self.memory_flags(k)
         if k:
             flags |= sglang_flags(self.kind, None if self.draft is None else str(self.draft), k)
             if self.draft is not None and self.draft_revision is not None:
@@ -87,6 +93,22 @@ class Sglang(StartedEngine):
             "--disable-radix-cache",
             *self.more_flags,
         ]
+
+    def spare_bytes(self, k: int) -> float:
+        """Activations and CUDA graphs, for requests as long and as many as there can be."""
+        prefilled = self.slots * self.context_tokens
+        tokens = min(max(prefilled, LEAST_PREFILL_TOKENS), MOST_PREFILL_TOKENS)
+        graphs = self.slots * BYTES_PER_REQUEST + (DRAFT_BYTES if k else 0)
+        return METADATA_BYTES + tokens * BYTES_PER_PREFILL_TOKEN + graphs
+
+    def memory_share(self, room: float, memory: CardMemory) -> float:
+        """A share of what is free before anything is loaded: room / free.
+
+        SGLang's cache takes what is left after the weights, less `free * (1 - share)`
+        (`_profile_available_bytes` in sglang/srt/model_executor/kv_cache_configurator.py), so
+        weights and cache together take `free * share`.
+        """
+        return room / memory.free
 
 
 class SglangServer(HttpServer):

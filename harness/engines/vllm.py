@@ -34,6 +34,7 @@ from typing import Any
 
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.http_server import (
+    CardMemory,
     HttpServer,
     Running,
     StartedEngine,
@@ -49,8 +50,8 @@ from harness.serving.kinds import DraftKind, vllm_config
 COUNTING = Counting(first_position=1, shortens_last_draft=False)
 SERVER = "vLLM's server"
 STOP_REASONS: Mapping[str, StopReason] = {"stop": "eos", "length": "budget"}
-# Of the device's memory, of servers that share it
-DEVICE_SHARE = 0.9
+# Of a card: the CUDA context and what NCCL takes, before vLLM looks at what is free
+SPARE_BYTES = 0.7e9
 # The sums of `/metrics` that are read, each of a server's only model
 GENERATED = "vllm:generation_tokens_total"
 STEPS = "vllm:iteration_tokens_total_count"
@@ -81,6 +82,7 @@ class Vllm(StartedEngine):
         )
     )
     variables = ("VLLM_",)
+    memory_flag = "--gpu-memory-utilization"
 
     dtype: str = "auto"
 
@@ -101,8 +103,7 @@ class Vllm(StartedEngine):
         }
         if self.revision is not None:
             flags["--revision"] = self.revision
-        if self.side_by_side > 1:
-            flags["--gpu-memory-utilization"] = f"{DEVICE_SHARE / self.side_by_side:.3f}"
+        flags |= self.memory_flags(k)
         if k:
             speculative = vllm_config(self.kind, None if self.draft is None else str(self.draft), k)
             if self.draft_revision is not None:
@@ -121,6 +122,20 @@ class Vllm(StartedEngine):
             *("--enable-per-request-metrics", "--no-enable-prefix-caching"),
             *self.more_flags,
         ]
+
+    def spare_bytes(self, k: int) -> float:  # noqa: ARG002
+        """What its process takes besides, whatever its K."""
+        return SPARE_BYTES
+
+    def memory_share(self, room: float, memory: CardMemory) -> float:
+        """A share of the whole card: room / total.
+
+        vLLM takes `total * share` for weights, activations, CUDA graphs and, with the rest, its
+        cache. It refuses to start where less than that is free (`request_memory` in
+        vllm/v1/worker/utils.py): where other processes hold a part of the card, its default of 0.9
+        always is more.
+        """
+        return room / memory.total
 
     def _threads(self) -> dict[str, str]:
         if self.threads is None:

@@ -9,15 +9,25 @@ import re
 import statistics
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Any, Self
 
 import psutil
 
-from harness.records import CopyBandwidth, UserError
+from harness.records import (
+    CardReadings,
+    CardState,
+    CopyBandwidth,
+    Spread,
+    ThrottleReason,
+    UserError,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -37,15 +47,25 @@ BUFFER_BYTES = {"cuda": 2 * 1024**3, "mps": 512 * 1024**2, "cpu": 512 * 1024**2}
 SHARE_OF_FREE = 1 / 16
 SAMPLES = 9
 LEAST_SAMPLE_BYTES = 64 * 1024**2
+# Between two readings of a card, which take about a millisecond
+CARD_READ_EVERY_S = 5.0
 
 
 def describe(device: "torch.device") -> dict[str, Any]:
     """The host and the device: everything that a reader of the numbers may ask for."""
     import torch
 
-    from harness.models.device import kernel_settings, nvidia_driver, why_no_cuda
+    from harness.models.device import (
+        card_handle,
+        card_state,
+        kernel_settings,
+        nvidia_driver,
+        why_no_cuda,
+    )
 
     driver = nvidia_driver()
+    with card_handle(device) as card:
+        state = {} if card is None else {"card": asdict(card_state(card))}
     return {
         **describe_host(),
         "device": device.type,
@@ -58,6 +78,7 @@ def describe(device: "torch.device") -> dict[str, Any]:
         "kernels": kernel_settings(),
         "unused_card": why_no_cuda() if device.type == "cpu" else None,
         "threads": torch.get_num_threads(),
+        **state,
     }
 
 
@@ -152,6 +173,86 @@ class OtherLoad:
         total = sum(spent.values())
         idle = sum(spent.get(name, 0.0) for name in ("idle", "iowait"))
         return total - idle - sum(ours[:4]), total
+
+
+class CardWatch:
+    """Reads a card while a block runs: at its begin, every few seconds, and at its end.
+
+    Clocks that fall while a run measures, by heat or by a power limit, are in its times; which of
+    its rounds or requests they hit does not matter, so a thread reads them beside whatever runs.
+    """
+
+    def __init__(self, device: "torch.device") -> None:
+        """Of a CUDA device; of any other there is nothing to read."""
+        self._device = device
+        self._states: list[CardState] = []
+        self._ended = Event()
+        self._open = ExitStack()
+        self._thread: Thread | None = None
+        self._card: Any = None
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        if self._device.type == "cuda":
+            from harness.models.device import card_handle
+
+            self._card = self._open.enter_context(card_handle(self._device))
+        if self._card is not None:
+            self._read()
+            self._thread = Thread(target=self._watch, daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Read it a last time."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._read()
+        self._open.close()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(CARD_READ_EVERY_S):
+            self._read()
+
+    def _read(self) -> None:
+        from harness.models.device import card_state
+
+        self._states.append(card_state(self._card))
+
+    def readings(self) -> CardReadings | None:
+        """What was read; None where there is no card, or NVML does not tell of it."""
+        if not self._states:
+            return None
+        busy = [state for state in self._states if not state.idle]
+        states = busy or self._states
+
+        def told(name: str, of: Sequence[CardState] = states) -> list[float]:
+            values = (getattr(state, name) for state in of)
+            return [value for value in values if value is not None]
+
+        def spread(name: str) -> Spread | None:
+            values = told(name)
+            if not values:
+                return None
+            return Spread(min(values), statistics.median(values), max(values))
+
+        known = [state.throttled for state in states if state.throttled is not None]
+        held: Counter[ThrottleReason] = Counter(one for reasons in known for one in reasons)
+        capped = told("sm_mhz", [s for s in states if "power_cap" in (s.throttled or ())])
+        return CardReadings(
+            samples=len(self._states),
+            busy=len(busy),
+            sm_mhz=spread("sm_mhz"),
+            memory_mhz=spread("memory_mhz"),
+            power_w=spread("power_w"),
+            temperature_c=spread("temperature_c"),
+            max_sm_mhz=min(told("max_sm_mhz"), default=None),
+            max_memory_mhz=min(told("max_memory_mhz"), default=None),
+            power_limit_w=min(told("power_limit_w"), default=None),
+            throttled=dict(held) if known else None,
+            capped_sm_mhz=statistics.median(capped) if capped else None,
+        )
 
 
 def settle_threads(

@@ -119,7 +119,7 @@ def run_trial(request: Request, target: CausalModel, draft: Draft | None) -> Tri
 
     The draft is not used where request.k is 0.
     """
-    _reset_peak(target.device)
+    _reset_peaks(target.device)
     own_work = nullcontext()
     if request.k == 0 and isinstance(target, CachedModel):
         own_work = target.keeping_no_states()
@@ -233,15 +233,17 @@ def round_counts(rounds: Sequence[Round], k: int) -> dict[str, Any]:
     }
 
 
-def _reset_peak(device: torch.device) -> None:
+def _reset_peaks(device: torch.device) -> None:
     if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+        for card in range(torch.cuda.device_count()):
+            torch.cuda.reset_peak_memory_stats(card)
 
 
 def _peak_bytes(device: torch.device) -> int:
-    """Peak of the device's allocator; on the CPU what the process holds resident now."""
+    """Peak of the allocator, the sum of all cards'; on the CPU what the process holds now."""
     if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
+        cards = range(torch.cuda.device_count())
+        return sum(int(torch.cuda.max_memory_allocated(card)) for card in cards)
     if device.type == "mps":
         return int(torch.mps.current_allocated_memory())
     return int(psutil.Process().memory_info().rss)

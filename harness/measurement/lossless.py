@@ -4,6 +4,9 @@ Greedy texts must agree token by token. In 16 bits a verify of K + 1 positions r
 from K + 1 steps, and a near tie may fall the other way: that is a TIE when both tokens are within
 twice the rounding error of the best one, and a FAIL otherwise. The error is measured at that very
 position, from several ways to compute the same logits; more than rounding can do is a FAIL.
+In a mixture of experts rounding also decides between experts whose scores nearly tie. What that
+does to the logits is measured too (`harness.models.routing`): within it is a TIE; where it may do
+as much as a wrong cache does, the texts cannot be judged: UNJUDGED.
 
 Sampled texts cannot be compared, but distributions can. One text is forced; for each offset of a
 round the draft tokens before it are made to stand, so the token there must follow the target's
@@ -19,6 +22,7 @@ import numpy as np
 import torch
 from scipy.stats import chisquare
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from harness.decoding.heads import HeadDrafter
 from harness.decoding.lookups import NgramDrafter
@@ -34,10 +38,11 @@ from harness.decoding.sampling import (
     seen_tokens,
 )
 from harness.decoding.verification import verify_exact_match, verify_sampled
+from harness.models.routing import tie_spread
 from harness.records import BrokenLogitsError, Rule
 from harness.summary import DistributionTest
 
-Result = Literal["PASS", "TIE", "FAIL"]
+Result = Literal["PASS", "TIE", "FAIL", "UNJUDGED"]
 
 LEAST_EXPECTED = 5.0
 ROUNDING_FACTOR = 2.0
@@ -48,6 +53,9 @@ COARSE_EPS = 1e-4
 # Units in the last place of the best logit by which texts may differ although the compared forwards
 # agree (in 24 random bfloat16 layers, 3 between the best two where the forwards agreed)
 LEAST_ULPS = 2
+# Of the logits' spread, what routing ties may change for texts still to be judged: states that were
+# not rewound change them by more than half of it
+MOST_BY_ROUTING = 0.25
 # A uniform so small that any token of positive probability stands.
 ALWAYS = 1e-300
 
@@ -60,6 +68,7 @@ class TextComparison(NamedTuple):
     target_margin: float | None = None
     verify_margin: float | None = None
     rounding: float | None = None
+    routing: float | None = None
 
 
 def compare_texts(
@@ -70,11 +79,12 @@ def compare_texts(
     num_draft_tokens: int,
     dtype: torch.dtype | None = None,
     repetition_penalty: float | None = None,
+    network: PreTrainedModel | None = None,
 ) -> TextComparison:
     """Compare two greedy texts of one prompt and, where they differ, ask whether it is a tie.
 
     `num_draft_tokens` is for the width of the verify; `dtype` is what the target computes in, None
-    for that of its logits.
+    for that of its logits; `network` is transformers' model, whose routers are asked.
     """
     if tuple(plain) == tuple(speculative):
         return TextComparison("PASS")
@@ -92,22 +102,49 @@ def compare_texts(
         penalised(logits.unsqueeze(0), seen, repetition_penalty)[0]
         for logits in _forward_ways(target, prompt, plain, position, num_draft_tokens)
     )
-    step, verify = next(ways), next(ways)
-    margins = _margin(step), _margin(verify)
-    computed = [step, verify]
+    computed = [next(ways), next(ways)]
+    margins = _margin(computed[0]), _margin(computed[1])
+    dtype = dtype or computed[0].dtype
+    tie, rounding = _is_tie(computed, ways, emitted, dtype)
+    if tie or len(emitted) < 2 or network is None:
+        return TextComparison("TIE" if tie else "FAIL", position, *margins, rounding.largest)
+    routing = tie_spread(network, prefix, target.vocab_size)
+    if not routing:
+        return TextComparison("FAIL", position, *margins, rounding.largest)
+    tie, rounding = _is_tie(computed, ways, emitted, dtype, routing)
+    beyond = routing > MOST_BY_ROUTING * _spread(torch.stack([row.float() for row in computed]))
+    result = "UNJUDGED" if beyond else "TIE" if tie else "FAIL"
+    return TextComparison(result, position, *margins, rounding.largest, routing)
+
+
+def _is_tie(
+    computed: list[Tensor],
+    more: Iterator[Tensor],
+    emitted: Sequence[int],
+    dtype: torch.dtype,
+    routing: float = 0.0,
+) -> "tuple[bool, _Rounding]":
+    """Whether rounding decides between two tokens, and how much it does at most.
+
+    Args:
+        computed: logits [vocab] in two ways or more; others are added where these do not tell.
+        more: the further ways.
+        emitted: the two tokens.
+        dtype: that the logits were computed in.
+        routing: how much near ties of routers change them, besides.
+    """
     while True:
-        rounding = _rounding(computed, dtype or step.dtype)
+        rounding = _rounding(computed, dtype, routing)
         # No rounding shortens a text, which ends by a token like any other
         if len(emitted) < 2 or not rounding.largest <= rounding.most:
-            break
+            return False, rounding
         gap = min(_gap(logits.float(), emitted) for logits in computed)
         if gap <= ROUNDING_FACTOR * max(rounding.largest, rounding.least):
-            return TextComparison("TIE", position, *margins, rounding.largest)
-        another = next(ways, None)
+            return True, rounding
+        another = next(more, None)
         if another is None:
-            break
+            return False, rounding
         computed.append(another)
-    return TextComparison("FAIL", position, *margins, rounding.largest)
 
 
 def _forward_ways(
@@ -154,16 +191,23 @@ class _Rounding(NamedTuple):
     most: float
 
 
-def _rounding(computed: Sequence[Tensor], dtype: torch.dtype) -> _Rounding:
+def _rounding(computed: Sequence[Tensor], dtype: torch.dtype, routing: float) -> _Rounding:
     """Compare logits [vocab] that a model in `dtype` computed in several ways."""
     logits = torch.stack([row.float() for row in computed])
     finite = logits[:, logits.isfinite().all(0)]  # suppressed tokens are -inf every way
     largest = float((finite.amax(0) - finite.amin(0)).max())
-    top, spread = float(finite.amax(-1).abs().max()), float(finite.max() - finite.min())
+    top = float(finite.amax(-1).abs().max())
     eps = torch.finfo(dtype).eps
     least = LEAST_ULPS * eps * 2.0 ** math.floor(math.log2(max(top, 1e-30)))
     share = MOST_ULPS * eps if eps > COARSE_EPS else MOST_SHARE
-    return _Rounding(largest, least, max(share * spread, least))
+    most = max(share * _spread(logits), least, ROUNDING_FACTOR * routing)
+    return _Rounding(largest, max(least, routing), most)
+
+
+def _spread(logits: Tensor) -> float:
+    """From the lowest to the highest of logits [ways, vocab] that are finite in every way."""
+    finite = logits[:, logits.isfinite().all(0)]
+    return float(finite.max() - finite.min())
 
 
 def _gap(logits: Tensor, emitted: Sequence[int]) -> float:

@@ -1,14 +1,25 @@
 """Devices: which one, why not, can it compute a dtype, and which CUDA kernels may run."""
 
 import warnings
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 import pynvml
 import torch
 from torch.nn import functional as F
 
-from harness.records import UserError
+from harness.records import CardState, ThrottleReason, UserError
+
+# NVML's reasons for lower clocks (nvmlClocksEventReasons in nvml.h)
+THROTTLE_BITS: dict[ThrottleReason, int] = {
+    "hw_thermal": pynvml.nvmlClocksThrottleReasonHwThermalSlowdown,
+    "sw_thermal": pynvml.nvmlClocksThrottleReasonSwThermalSlowdown,
+    "power_brake": pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
+    "hw_slowdown": pynvml.nvmlClocksThrottleReasonHwSlowdown,
+    "power_cap": pynvml.nvmlClocksThrottleReasonSwPowerCap,
+}
 
 
 def resolve_device(name: str) -> torch.device:
@@ -68,19 +79,65 @@ def nvidia_driver() -> NvidiaDriver | None:
 
 def other_gpu_processes(device: torch.device) -> int | None:
     """How many other processes compute on a card now; None where the driver does not say."""
+    with card_handle(device) as card:
+        running = None if card is None else _told(pynvml.nvmlDeviceGetComputeRunningProcesses, card)
+    # In a container process ids are not ours to compare; this process is one of them
+    return None if running is None else max(0, len(running) - 1)
+
+
+@contextmanager
+def card_handle(device: torch.device) -> Iterator[Any]:
+    """NVML's handle of a CUDA device; None for other devices, and where NVML does not have it."""
+    if device.type != "cuda":
+        yield None
+        return
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        return None
+        yield None
+        return
     try:
-        uuid = str(torch.cuda.get_device_properties(device).uuid)
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
-        # In a container process ids are not ours to compare; this process is one of them
-        return max(0, len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle)) - 1)
-    except (pynvml.NVMLError, AttributeError):
-        return None
+        handle = None
+        with suppress(pynvml.NVMLError, AttributeError):
+            uuid = str(torch.cuda.get_device_properties(device).uuid)
+            handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
+        yield handle
     finally:
         pynvml.nvmlShutdown()
+
+
+def card_state(card: Any) -> CardState:
+    """Clocks, power, temperature and what throttles a card now, by its handle.
+
+    A card, or its driver, may not tell some of them.
+    """
+    reasons = _told(pynvml.nvmlDeviceGetCurrentClocksEventReasons, card)
+    if reasons is None:  # older drivers have it by its older name alone
+        reasons = _told(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, card)
+    sm, memory = pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM
+    milliwatts = _told(pynvml.nvmlDeviceGetPowerUsage, card)
+    limit_milliwatts = _told(pynvml.nvmlDeviceGetEnforcedPowerLimit, card)
+    return CardState(
+        sm_mhz=_told(pynvml.nvmlDeviceGetClockInfo, card, sm),
+        memory_mhz=_told(pynvml.nvmlDeviceGetClockInfo, card, memory),
+        max_sm_mhz=_told(pynvml.nvmlDeviceGetMaxClockInfo, card, sm),
+        max_memory_mhz=_told(pynvml.nvmlDeviceGetMaxClockInfo, card, memory),
+        power_w=None if milliwatts is None else milliwatts / 1e3,
+        power_limit_w=None if limit_milliwatts is None else limit_milliwatts / 1e3,
+        temperature_c=_told(pynvml.nvmlDeviceGetTemperature, card, pynvml.NVML_TEMPERATURE_GPU),
+        throttled=None
+        if reasons is None
+        else tuple(reason for reason, bit in THROTTLE_BITS.items() if reasons & bit),
+        idle=None if reasons is None else bool(reasons & pynvml.nvmlClocksThrottleReasonGpuIdle),
+    )
+
+
+def _told(ask: Callable[..., Any], *arguments: Any) -> Any:
+    """What NVML answers; None where it does not."""
+    try:
+        return ask(*arguments)
+    except (pynvml.NVMLError, AttributeError):
+        return None
 
 
 def _text(name: str | bytes) -> str:

@@ -107,7 +107,14 @@ class LoadedModel(Vocabulary):
         shape, network = shape_of(self.network.config), self.network
         if shape is None:
             return None
-        return MemoryNeed.of(shape, network.dtype, network.device, self.key, self.name)
+        cards = tuple(device for device in self.devices if device.type == "cuda")
+        where = (network.device, self.key, self.name, cards if len(cards) > 1 else ())
+        return MemoryNeed.of(shape, network.dtype, *where)
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """That hold its weights, in the order of its layers; what is offloaded is on "meta"."""
+        return tuple(dict.fromkeys(tensor.device for tensor in self.network.parameters()))
 
     def describe(self) -> dict[str, Any]:
         """The model in the manifest."""
@@ -127,6 +134,7 @@ class LoadedModel(Vocabulary):
             else sum(part.numel() * part.element_size() for part in stored),
             **model_sizes(self.network.config),
             "bytes_per_parameter": self.network.dtype.itemsize,
+            **({"devices": list(map(str, self.devices))} if len(self.devices) > 1 else {}),
             "vocab": self.vocab_size,
             "context_tokens": self.context_tokens,
             "chat_template": bool(getattr(self.tokenizer, "chat_template", None)),
@@ -251,14 +259,15 @@ def open_pair(
 def memory_need(conf: ModelConf, key: str, device: torch.device) -> MemoryNeed | None:
     """What memory a model will take, from its config before its weights are read.
 
-    None where that is not known: an unfamiliar architecture, or weights that are quantized or
-    spread over devices.
+    None where that is not known: an unfamiliar architecture, or weights that are quantized.
     """
-    device = _device(conf, device)
+    device, cards = _device(conf, device), ()
+    if conf.device_map is not None:
+        device, cards = _mapped(conf.device_map, device)
     if conf.weights != "dummy":
         with quiet_transformers():
             check_source(conf, key, source_of(conf, key))
-    if conf.device_map is not None or conf.quantization is not None:
+    if conf.quantization is not None:
         return None
     if conf.weights == "dummy":
         dtype = _dummy_dtype(conf, device)
@@ -269,7 +278,22 @@ def memory_need(conf: ModelConf, key: str, device: torch.device) -> MemoryNeed |
         dtype = _dtype(conf) or getattr(config, "dtype", None) or torch.float32
         shape = shape_of(config)
     check_dtype(dtype, device, key)
-    return None if shape is None else MemoryNeed.of(shape, dtype, device, key, conf.name)
+    return None if shape is None else MemoryNeed.of(shape, dtype, device, key, conf.name, cards)
+
+
+def _mapped(
+    device_map: str, default: torch.device
+) -> tuple[torch.device, tuple[torch.device, ...]]:
+    """Where a `device_map` puts a model: a device, and the cards that it is spread over, if any."""
+    if device_map not in ("auto", "balanced", "balanced_low_0", "sequential"):
+        try:
+            return torch.device(device_map), ()
+        except RuntimeError:  # transformers says what is wrong with it
+            return default, ()
+    if not torch.cuda.is_available():
+        return default, ()
+    cards = tuple(torch.device("cuda", index) for index in range(torch.cuda.device_count()))
+    return cards[0], cards if len(cards) > 1 else ()
 
 
 def _dummy_dtype(conf: ModelConf, device: torch.device) -> torch.dtype:

@@ -88,6 +88,8 @@ class MemoryNeed:
         dtype: of its weights and its cache.
         weight_bytes: of its weights.
         kv_bytes_per_token: of its cache.
+        cards: that its layers are spread over; empty where it is on `device` alone.
+        largest_bytes: of it that no two cards can share: a layer, or the embedding.
     """
 
     key: str
@@ -96,12 +98,23 @@ class MemoryNeed:
     dtype: torch.dtype
     weight_bytes: float
     kv_bytes_per_token: float
+    cards: tuple[torch.device, ...] = ()
+    largest_bytes: float = 0.0
 
     @classmethod
     def of(
-        cls, shape: Architecture, dtype: torch.dtype, device: torch.device, key: str, name: str
+        cls,
+        shape: Architecture,
+        dtype: torch.dtype,
+        device: torch.device,
+        key: str,
+        name: str,
+        cards: tuple[torch.device, ...] = (),
     ) -> "MemoryNeed":
         """Of a model of this shape, whose weights and cache are of one dtype."""
+        embedding = shape.vocab * shape.hidden
+        tables = embedding if shape.tied else 2 * embedding
+        largest = max(embedding, (shape.parameters - tables) / shape.layers)
         return cls(
             key=key,
             name=name,
@@ -109,6 +122,8 @@ class MemoryNeed:
             dtype=dtype,
             weight_bytes=float(shape.parameters) * dtype.itemsize,
             kv_bytes_per_token=shape.kv_bytes_read(1, dtype.itemsize),
+            cards=cards,
+            largest_bytes=float(largest) * dtype.itemsize,
         )
 
 
@@ -125,28 +140,56 @@ def check_fits(
 ) -> None:
     """Refuse what will not fit: weights, and a cache of `cached_tokens` for `batch` sequences.
 
-    Models on one device share its memory. Where `loaded`, only the caches must fit what is free.
+    Models on one device share its memory. One that is spread over several cards may take what is
+    free on all of them, next to the models on one. Where `loaded`, only the caches must fit.
+
+    Raises:
+        UserError: what is needed, and what is free where.
     """
-    for device in dict.fromkeys(need.device for need in needs):
-        models = [need for need in needs if need.device == device]
-        weights = 0.0 if loaded else sum(need.weight_bytes for need in models)
-        cache = sum(need.kv_bytes_per_token for need in models) * cached_tokens * batch
-        free = free_bytes(device)
-        if free is None or weights + cache <= free:
+
+    def sizes(need: MemoryNeed) -> tuple[float, float]:
+        weights = 0.0 if loaded else need.weight_bytes
+        return weights, need.kv_bytes_per_token * cached_tokens * batch
+
+    def places(need: MemoryNeed) -> tuple[torch.device, ...]:
+        current = need.device.type == "cuda" and need.device.index is None
+        return need.cards or (torch.device("cuda", 0) if current else need.device,)
+
+    for devices in dict.fromkeys(map(places, needs)):
+        # On several cards, those on one of them as well
+        models = [need for need in needs if {*places(need)} <= {*devices}]
+        weights, cache = (sum(part) for part in zip(*map(sizes, models), strict=True))
+        known = [free for device in devices if (free := free_bytes(device)) is not None]
+        if len(known) < len(devices):
             continue
-        texts = f"{batch} texts of {cached_tokens:,}" if batch > 1 else f"{cached_tokens:,}"
-        parts = [] if loaded else [f"{_gb(n.weight_bytes)} for {n.key}={n.name}" for n in models]
-        parts.append(f"{_gb(cache)} for the cache of {texts} tokens")
+        free, largest = sum(known), max(need.largest_bytes for need in models)
         names = " and ".join(f"{need.key}={need.name}" for need in models)
-        raise UserError(
-            f"{names}: {_gb(weights + cache)} of memory needed ({', '.join(parts)}), {_gb(free)} "
-            f"free on {device}; {_way_out(models, weights > free)}"
-        )
+        where = str(devices[0]) if len(devices) == 1 else f"{len(devices)} cards"
+        if weights + cache > free:
+            texts = f"{batch} texts of {cached_tokens:,}" if batch > 1 else f"{cached_tokens:,}"
+            parts = [
+                f"{_gb(need.weight_bytes)} for {need.key}={need.name}"
+                for need in models
+                if not loaded
+            ]
+            parts.append(f"{_gb(cache)} for the cache of {texts} tokens")
+            raise UserError(
+                f"{names}: {_gb(weights + cache)} of memory needed ({', '.join(parts)}),"
+                f" {_gb(free)} free on {where}; {_way_out(models, weights > free)}"
+            )
+        if len(devices) > 1 and not loaded and largest > max(known):
+            raise UserError(
+                f"{names}: one card must hold {_gb(largest)}, a layer or the embedding, and the"
+                f" emptiest of {where} has {_gb(max(known))} free; use larger cards"
+            )
 
 
 def _way_out(models: Sequence[MemoryNeed], weights_alone: bool) -> str:
     if weights_alone:
-        key = max(models, key=lambda need: need.weight_bytes).key
+        heaviest = max(models, key=lambda need: need.weight_bytes)
+        key = heaviest.key
+        if heaviest.cards:
+            return f"use a smaller model, {key}.dtype=bfloat16, or more or larger cards"
         spread = f"{key}.device_map=auto (pretrained weights only)"
         return f"use a smaller model, {key}.dtype=bfloat16, a larger device or {spread}"
     return "lower new_tokens, the batch or the context, or use a smaller model"

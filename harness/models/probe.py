@@ -27,6 +27,7 @@ from harness.models.lean.model import LeanModel
 from harness.models.lean.static import StaticModel
 from harness.models.lean.weights import unsupported
 from harness.models.memory import is_out_of_memory
+from harness.models.routing import pinned
 from harness.records import BrokenLogitsError, UserError, first_line
 
 Model = TypeVar("Model", bound=CachedModel)
@@ -63,6 +64,14 @@ def cached_model(
     model is for cannot be recorded, where it cannot. `name` is for errors.
     """
     settle_kernels()  # here because every timed model is opened by this function
+    with pinned(network, probe_tokens(network, vocab_size)):
+        return _probed(network, vocab_size, name, backend, eager_because)
+
+
+def _probed(
+    network: PreTrainedModel, vocab_size: int, name: str, backend: str, eager_because: str | None
+) -> CachedModel:
+    """`cached_model`, with nothing changing the logits but rounding."""
     check_causal(network, vocab_size, name)
     no_graphs = None
     device = next(network.parameters()).device
@@ -224,13 +233,15 @@ def check_length(model: CachedModel, tokens: int, name: str) -> None:
     ids = [some[place % len(some)] for place in range(count)]
     kept = {"logits_to_keep": PIECE} if takes(network, "logits_to_keep") else {}
     inputs = torch.tensor([ids], device=network.device)
-    reference = network(input_ids=inputs, use_cache=False, **kept).logits[0, :, : model.vocab_size]
-    model.prefill(ids[:CONTEXT])
-    logits = reference
-    for piece in torch.tensor(ids[CONTEXT:]).split(PIECE):
-        logits = model.forward(piece)
-        model.rewind(0)
-    model.prefill([])
+    with pinned(network, ids):
+        output = network(input_ids=inputs, use_cache=False, **kept)
+        reference = output.logits[0, :, : model.vocab_size]
+        model.prefill(ids[:CONTEXT])
+        logits = reference
+        for piece in torch.tensor(ids[CONTEXT:]).split(PIECE):
+            logits = model.forward(piece)
+            model.rewind(0)
+        model.prefill([])
     error = difference(logits, reference[-len(logits) :])
     allowed = allowed_error(network) * (1 if network.dtype in TOLERANCE else 4)
     if not error <= allowed:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 from urllib.parse import quote
 
 from harness.reporting import formatting as fmt
@@ -19,7 +19,7 @@ from harness.reporting.html import glossary, page
 from harness.reporting.sentences import run, verdict
 from harness.reporting.tables.specification import Column, table
 from harness.storage import files
-from harness.summary import ComparedRun, Summary
+from harness.summary import CheckResult, ComparedRun, Summary
 
 FILE = "index.html"
 COMPLETE = "complete"
@@ -174,7 +174,7 @@ def _verdict(summary: Summary) -> str:
     decision, _, rest = first.partition(": ")
     if _kind(summary) != "check":
         return decision.rstrip(".")
-    return rest if decision in ("PASS", "TIE", "FAIL", "OPEN", "UNTESTED") else first
+    return rest if decision in (*get_args(CheckResult),) else first
 
 
 def _ratio(run: ComparedRun, reference: str) -> str:

@@ -78,12 +78,67 @@ def _greedy_texts_differ(values: Quoted) -> str:
     ).format(**values)
 
 
+def _routing_ties(values: Quoted) -> str:
+    cause = "a mixture of experts in 16 bits: rounding decides between experts that nearly tie"
+    said = [
+        f"{_number_of(values['tie'], 'text differs', 'texts differ')} by that alone"
+        if values["tie"]
+        else "",
+        f"in {_number_of(values['unjudged'], 'text', 'texts')} it may change as much as a wrong"
+        " cache would, so that these cannot be judged (a run in float32 can)"
+        if values["unjudged"]
+        else "",
+    ]
+    return f"{cause}; {', and '.join(filter(None, said))}"
+
+
 def _server_concurrency(values: Quoted) -> str:
     limit = values["max_concurrency"]
     return (
         f"{values['file']}: requests ran at the same time (max_concurrency:"
         f" {'no limit' if limit is None else limit}), so its times are of batches; acceptance does"
         " not depend on that"
+    )
+
+
+_THROTTLED = {
+    "hw_thermal": "heat (the hardware's slowdown)",
+    "sw_thermal": "heat (the driver's slowdown)",
+    "power_brake": "the board's power brake",
+    "hw_slowdown": "the hardware's slowdown (heat or power)",
+    "power_cap": "its power limit",
+}
+
+
+def _throttled_card(values: Quoted) -> str:
+    clock, limit, heat = (values[name] for name in ("sm_mhz", "power_limit_w", "temperature_c"))
+    said = [
+        "" if clock is None else f"its SM clock was {clock:.0f} MHz",
+        "" if values["max_sm_mhz"] is None else f"of {values['max_sm_mhz']:.0f}",
+    ]
+    more = [
+        "" if heat is None else f"up to {heat:.0f} degrees C",
+        "" if limit is None else f"power limit {limit:.0f} W",
+    ]
+    clocks = " ".join(filter(None, said)) if clock is not None else ""
+    facts = ", ".join(filter(None, [clocks, *more]))
+    return (
+        f"the card was slowed by {_THROTTLED[str(values['reason'])]} in {values['throttled']} of"
+        f" {values['samples']} readings while it was measured{f' ({facts})' if facts else ''}: its"
+        " times are those of a throttled card; cool it or raise its power limit, and time again"
+    )
+
+
+def _spread_over_cards(values: Quoted) -> str:
+    parts = (
+        " and parts on no card, which are copied for each forward" if values["offloaded"] else ""
+    )
+    return (
+        f"{values['role']}: its layers are spread over"
+        f" {_number_of(values['cards'], 'card', 'cards')}{parts} (device_map) and run one group"
+        " after the other, eagerly, by transformers: this is a pipeline and no tensor parallelism,"
+        " so an engine that splits every layer over the cards has other times; measure it with"
+        " python -m harness.server"
     )
 
 
@@ -161,6 +216,8 @@ CAVEATS: Mapping[str, Any] = {
         f"{_number_of(values['processes'], 'other process', 'other processes')} used the card while"
         " this run was timed: time it again on a card of its own"
     ),
+    "throttled_card": _throttled_card,
+    "spread_over_cards": _spread_over_cards,
     "unstable_timings": _unstable_timings,
     "outlier_generations": _outlier_generations,
     "priced_from_steps": (
@@ -181,6 +238,7 @@ CAVEATS: Mapping[str, Any] = {
         "{ignored} had no effect: the texts of traces_from were generated with {made_with}"
     ),
     "greedy_texts_differ": _greedy_texts_differ,
+    "routing_ties": _routing_ties,
     "server_not_lossless": served.not_lossless,
     "server_texts_unlike_target": served.unlike_target,
     "server_texts_repeat": (

@@ -100,7 +100,7 @@ def failures(summary: Summary) -> tuple[str, ...]:
 
 def greedy_counts(checks: Iterable[TextCheck]) -> str:
     """How many greedy texts are equal, tie within rounding, differ, or are not judged."""
-    results = [check.result for check in checks]
+    results = ["OPEN" if check.result == "UNJUDGED" else check.result for check in checks]
     return ", ".join(f"{results.count(key)} {words}" for key, words in GREEDY_RESULTS.items())
 
 

@@ -293,23 +293,27 @@ def snapshot_checks(summary: Summary) -> list[CheckResult]:
 
 
 def snapshot_result(results: Sequence[CheckResult]) -> CheckResult:
-    """FAIL if any check fails, else OPEN, else TIE if any ties, else PASS."""
+    """FAIL if any check fails, else OPEN, else UNJUDGED, else TIE if any ties, else PASS."""
     if set(results) == {"UNTESTED"}:
         return "UNTESTED"
-    worst_first: tuple[CheckResult, ...] = ("FAIL", "OPEN", "TIE", "PASS")
+    worst_first: tuple[CheckResult, ...] = ("FAIL", "OPEN", "UNJUDGED", "TIE", "PASS")
     return next(result for result in worst_first if result in {*results, "PASS"})
 
 
 def snapshot(results: Sequence[CheckResult]) -> str:
     """The snapshot's outcome and the number of checks that had each result."""
     outcome = snapshot_result(results)
-    rare = (word for word in ("OPEN", "UNTESTED") if word in results)
+    rare = (word for word in ("OPEN", "UNJUDGED", "UNTESTED") if word in results)
     counts = ", ".join(f"{results.count(word)} {word}" for word in ("PASS", "TIE", "FAIL", *rare))
     meaning = {
         "PASS": "speculation left the output unchanged",
         "TIE": "the output differs only where two tokens tie within rounding",
         "FAIL": "speculation changed the output",
         "OPEN": "the output differs, and the run stopped before it was known whether that is a tie",
+        "UNJUDGED": (
+            "the output differs, in a mixture of experts whose routing ties in 16 bits may do that"
+            " as well as a fault"
+        ),
         "UNTESTED": (
             "the target is nearly certain of every token, so no distribution could be tested"
         ),

@@ -1,0 +1,119 @@
+"""Routers of a mixture of experts in 16 bits: what their near ties do to logits.
+
+A router takes the experts of the highest scores. Where two scores nearly tie, rounding, which
+differs with the number of positions in a forward, decides which expert a token gets, and the
+logits change by more than rounding does in a dense network. That is no fault of a cache, but it
+hides one. So `pinned` takes the ties away, to compare forwards; and `tie_spread` measures what
+they do to the logits after a text.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
+PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k")
+# Of a router's input, by how much a forward rounds it: 24 layers in bfloat16 come to 3 eps
+NOISE_ULPS, DRAWS = 4.0, 8
+# Scores of the experts that a pinned router takes, next to 0 of the others
+PINNED_SCORE, RIDGE = 6.0, 1e-2
+
+
+def routers(network: PreTrainedModel) -> list[nn.Module]:
+    """The routers of a mixture whose dtype has 16 bits, in the order of the layers; else none."""
+    config = network.config.get_text_config()
+    experts = _first(config, EXPERTS)
+    if experts is None or torch.finfo(network.dtype).bits > 16:
+        return []
+
+    def is_router(name: str, module: nn.Module) -> bool:
+        weight, kind = getattr(module, "weight", None), type(module).__name__
+        named = name.rpartition(".")[2] in ("gate", "router") or "Router" in kind
+        return named and isinstance(weight, Tensor) and weight.dim() == 2 and len(weight) == experts
+
+    return [module for name, module in network.named_modules() if is_router(name, module)]
+
+
+@contextmanager
+def pinned(network: PreTrainedModel, tokens: Sequence[int]) -> Iterator[None]:
+    """Let routers choose among two groups of experts by a wide margin while the block runs.
+
+    For texts of these tokens: which group a token gets follows from its id, so that rounding
+    changes no expert, and a cache that holds other states still changes the logits. Weights of
+    routers are overwritten in place, which every way of running the network sees, and restored. A
+    network without routers in 16 bits is left as it is.
+    """
+    found = routers(network)
+    if not found:
+        yield
+        return
+    top_k = _first(network.config.get_text_config(), PER_TOKEN) or 1
+    signs = torch.tensor([1.0 if token % 2 else -1.0 for token in tokens])
+    kept = [router.weight.detach().clone() for router in found]  # type: ignore[operator]
+
+    def pin(router: Any, inputs: tuple[Any, ...]) -> None:
+        x = inputs[0].detach().reshape(len(tokens), -1).double()
+        products = x @ x.T
+        ridge = RIDGE * products.diagonal().mean() * torch.eye(len(tokens), device=x.device)
+        # x @ direction is nearly the sign of each token
+        direction = x.T @ torch.linalg.solve(products + ridge, signs.to(x))
+        scores = torch.zeros(len(router.weight), device=x.device, dtype=x.dtype)
+        order = torch.arange(top_k, device=x.device) / top_k
+        scores[-top_k:] = -(PINNED_SCORE + order)
+        scores[:top_k] = PINNED_SCORE + order
+        router.weight.copy_(scores.unsqueeze(1) * direction)
+
+    try:
+        with torch.no_grad(), ExitStack() as hooks:
+            for router in found:
+                hooks.callback(router.register_forward_pre_hook(pin).remove)
+            network(input_ids=torch.tensor([[*tokens]], device=network.device), use_cache=False)
+        yield
+    finally:
+        with torch.no_grad():
+            for router, weight in zip(found, kept, strict=True):
+                router.weight.copy_(weight)  # type: ignore[operator]
+
+
+@torch.no_grad()
+def tie_spread(network: PreTrainedModel, tokens: Sequence[int], vocab_size: int) -> float:
+    """How far logits after a text are apart where routers' inputs are rounded at random.
+
+    The largest difference, in the logits' units, over `DRAWS` uncached forwards and one that is
+    not disturbed; 0 for a network without routers in 16 bits.
+    """
+    found = routers(network)
+    if not found:
+        return 0.0
+    generators: dict[torch.device, torch.Generator] = {}
+    relative = NOISE_ULPS * torch.finfo(network.dtype).eps
+
+    def disturb(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        x, *rest = inputs
+        if x.device not in generators:
+            generators[x.device] = torch.Generator(x.device).manual_seed(0)
+        noise = torch.rand(x.shape, generator=generators[x.device], device=x.device) - 0.5
+        return ((x.float() * (1.0 + relative * noise)).to(x.dtype), *rest)
+
+    def last() -> Tensor:
+        ids = torch.tensor([[*tokens]], device=network.device)
+        return network(input_ids=ids, use_cache=False).logits[0, -1, :vocab_size].float()
+
+    rows = [last()]
+    with ExitStack() as hooks:
+        for router in found:
+            hooks.callback(router.register_forward_pre_hook(disturb).remove)
+        rows += [last() for _ in range(DRAWS)]
+    logits = torch.stack(rows)
+    finite = logits[:, logits.isfinite().all(0)]
+    return float((finite.amax(0) - finite.amin(0)).max())
+
+
+def _first(config: Any, names: Sequence[str]) -> int | None:
+    """The first of these sizes that the config has."""
+    values = (getattr(config, name, None) for name in names)
+    return next((value for value in values if isinstance(value, int) and value > 1), None)
