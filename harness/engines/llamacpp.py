@@ -157,13 +157,18 @@ class LlamaCppServer(HttpServer):
             draft_top_k=PROBABILISTIC_TOP_K,
         )
 
-    def generate(
-        self, prompt: Sequence[int], sampling: SamplingParameters, seed: int, budget: int
+    def complete(
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParameters,
+        seed: int,
+        budget: int,
+        deadline_s: float,
     ) -> Completion:
-        """Complete a prompt; see `protocol.Server`."""
+        """Ask once for a completion; see `HttpServer`."""
         drafts = self._drafts()
         body = {"prompt": list(prompt), **request_settings(sampling, seed, budget)}
-        answer = self.ask("/completion", body)
+        answer = self.ask("/completion", body, deadline_s)
         drafts_now = self._drafts()
         drafted = None if drafts is None or drafts_now is None else drafts_now - drafts
         return self._completion(answer, budget, drafts=drafted)
