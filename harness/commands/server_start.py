@@ -117,9 +117,8 @@ def _refuse_two_models(
             for each in (plain, server)
         ]
         tokens += len(texts[1])
-        alike += sum(
-            1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False))
-        )
+        pairs = zip(*texts, strict=False)
+        alike += sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     if alike < ALIKE * tokens:
         raise UserError(
             f"{plain.where}: another model than that of k={server.k}: it serves {names[0]}, the"

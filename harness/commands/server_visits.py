@@ -13,8 +13,8 @@ the rest. Only before anything is measured is an error the end of the run.
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
@@ -39,12 +39,18 @@ from harness.commands.server_start import (
     started,
 )
 from harness.engines.adapters import Adapter
-from harness.engines.protocol import Completion, RequestFailedError, Server, ServerDiedError
+from harness.engines.protocol import (
+    Completion,
+    RefusedError,
+    RequestFailedError,
+    Server,
+    ServerDiedError,
+)
 from harness.measurement.clock import undisturbed
 from harness.measurement.generations import Request
 from harness.measurement.load import Load, LoadFailedError, groups_of, load_visit
 from harness.measurement.served import ask
-from harness.records import UserError, in_one_line
+from harness.records import RoundTiming, Trial, UserError, in_one_line
 from harness.storage import RunFolder
 
 _log = logging.getLogger(__name__)
@@ -199,7 +205,7 @@ def _visit(
         Whether the one that decodes plainly is there to the end.
 
     Raises:
-        UserError: a server cannot do what it will be asked for.
+        UserError: a server is not what was asked for, or cannot do what it will be asked for.
     """
     dead, in_a_row = failures.dead, Counter[Role]()
 
@@ -225,15 +231,21 @@ def _visit(
                 return False
             if task.role not in dead:
                 try:
-                    _ask(folder, work, servers[task.role], task)
-                    in_a_row[task.role] = 0
+                    line = _ask(work, servers[task.role], task)
                 except ServerDiedError as error:
                     died(task.role, error, tasks[number:])
-                except RequestFailedError as error:
+                except (RequestFailedError, RefusedError) as error:
                     failures.of_task(task, error)
                     in_a_row[task.role] += 1
                     if in_a_row[task.role] == FAILED_IN_A_ROW:
                         died(task.role, error, tasks[number + 1 :])
+                except UserError:  # it is not what was asked for
+                    with resumable(folder):
+                        raise
+                else:
+                    in_a_row[task.role] = 0
+                    if line is not None:
+                        getattr(folder, task.file).append(line)
             tick()
     return PLAIN not in dead
 
@@ -250,33 +262,15 @@ def _warm_up(server: Server, longest: Request, work: Workload) -> None:
             generate(replace(longest, tokens=entry.tokens), 1)
 
 
-def _ask(folder: RunFolder, work: Workload, server: Server, task: Task) -> None:
-    """Send one request and store what came of it.
-
-    Raises:
-        ServerDiedError, RequestFailedError: nothing came of it.
-    """
+def _ask(work: Workload, server: Server, task: Task) -> Trial | RoundTiming | None:
+    """Send one request; what there is to store of it, None where it had no round."""
     clock, facts = work.clock, server.facts
-    with _as_failed():
-        served = ask(server, task.request, task.visit, clock)
-        trial = served.trial(facts, clock)
-    if task.file == "trials":
-        folder.trials.append(trial)
-    elif task.file == "starts":
-        folder.starts.append(trial)
-    elif served.completion.returned > facts.first_position:  # else there was no round
-        folder.rounds.append(served.rejected_rounds(facts, clock, work.config.draft.name))
-
-
-@contextmanager
-def _as_failed() -> Iterator[None]:
-    """Whatever else is wrong with an answer costs its request, too."""
-    try:
-        yield
-    except (ServerDiedError, RequestFailedError):
-        raise
-    except UserError as error:
-        raise RequestFailedError(in_one_line(error), repeatable=False) from error
+    served = ask(server, task.request, task.visit, clock)
+    if task.file != "rounds":
+        return served.trial(facts, clock)
+    if served.completion.returned <= facts.first_position:
+        return None
+    return served.rejected_rounds(facts, clock, work.config.draft.name)
 
 
 # ---- requests side by side ---------------------------------------------------------------------

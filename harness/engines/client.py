@@ -14,6 +14,7 @@ Redirects are refused: whoever they lead to would be sent the key.
 """
 
 import json
+import logging
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -95,6 +96,8 @@ class HttpClient:
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
         self._pools = self._pools_to(parts.scheme, parts.netloc, parts.hostname)
+        # It logs the head of an answer that it cannot parse, which may hold the key
+        logging.getLogger(urllib3.__name__).setLevel(logging.CRITICAL)
 
     def get(self, path: str, timeout_s: float = CHECK_S) -> Any:
         """What the server has at `path`: JSON decoded, anything else as text.
@@ -229,6 +232,8 @@ class HttpClient:
             finally:
                 response.cut_off.cancel()
                 response.close()
+        if time.monotonic() - begin >= timeout_s:  # what was cut off may look like a short answer
+            raise self._too_late(timeout_s)
         if len(data) == MOST_BYTES:
             raise RequestFailedError(f"{self.where}: its answer is garbled (over 64 MiB)")
         text = data.decode(errors="replace")
@@ -252,12 +257,15 @@ class HttpClient:
     def _broken_off(self, error: HTTPError, begin: float, timeout_s: float) -> UserError:
         """An answer has begun and does not end."""
         if time.monotonic() - begin >= timeout_s:
-            return ServerDiedError(f"{self.where}: no whole answer within {timeout_s:.0f} s")
+            return self._too_late(timeout_s)
         if isinstance(error, ReadTimeoutError):
             idle_s = IDLE_S * self._factor
             return ServerDiedError(f"{self.where}: no byte of its answer for {idle_s:.0f} s")
         reason = self._shown(str(_cause(error)))
         return RequestFailedError(f"{self.where}: its answer broke off ({reason[:80]})")
+
+    def _too_late(self, timeout_s: float) -> ServerDiedError:
+        return ServerDiedError(f"{self.where}: no whole answer within {timeout_s:.0f} s")
 
     def _refused(self, response: urllib3.BaseHTTPResponse, text: str) -> UserError:
         """An answer with another status than success, in the server's words where it has some."""

@@ -446,7 +446,9 @@ def field_of(answer: Any, field: str, where: str, expected: str) -> Any:
         expected: what has this field.
     """
     if not isinstance(answer, dict) or answer.get(field) is None:
-        raise UserError(f"{where}: its answer has no {field!r}; is it {expected}?")
+        raise RequestFailedError(
+            f"{where}: its answer has no {field!r}; is it {expected}?", repeatable=False
+        )
     return answer[field]
 
 

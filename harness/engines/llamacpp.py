@@ -38,7 +38,7 @@ from harness.engines.http_server import (
     field_of,
 )
 from harness.engines.process import ServerProcess
-from harness.engines.protocol import Completion, EngineFacts
+from harness.engines.protocol import Completion, EngineFacts, RequestFailedError
 from harness.records import Rule, StopReason, UserError
 from harness.serving.counting import Counting
 
@@ -187,7 +187,7 @@ class LlamaCppServer(HttpServer):
         if body.get("truncated"):
             raise UserError(f"{where}: its context is too small for prompt and {budget} tokens")
         if not tokens:
-            raise UserError(f"{where}: an answer without tokens")
+            raise RequestFailedError(f"{where}: an answer without tokens", repeatable=False)
         # Both are missing where nothing was drafted
         drafted, accepted = timings.get("draft_n", 0), timings.get("draft_n_accepted", 0)
         self.check_drafts(drafted, len(tokens), "--spec-draft-model and --spec-type draft-simple")
