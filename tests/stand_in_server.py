@@ -5,9 +5,10 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 
+@runtime_checkable
 class Raw(Protocol):
     """An answer that is written by hand, byte by byte if need be."""
 
@@ -61,7 +62,7 @@ class _Handler(BaseHTTPRequestHandler):
         if answer is None:
             self.close_connection = True
             return
-        if hasattr(answer, "write"):
+        if isinstance(answer, Raw):
             self.close_connection = True
             with suppress(OSError):  # the client may be gone
                 answer.write(self)

@@ -242,8 +242,8 @@ def test_a_load_with_a_repeated_request_is_sent_again_as_a_whole():
 
         loads = 1
 
-        def generate(self, *request):
-            done = super().generate(*request)
+        def generate(self, prompt, _sampling, _seed, budget):
+            done = super().generate(prompt, _sampling, _seed, budget)
             return replace(done, asked=1 + (len(self.sent) <= 4 * self.loads))
 
     for loads, fails in ((1, False), (99, True)):

@@ -317,7 +317,9 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
 
         long = pair.folder / "long.txt"
         long.write_text("What is the capital of France? " * 80)  # more than a server takes
-        yield {"plain": opened(0), "k4": opened(4), "long": str(long)}
+        other = replace(pair.llamacpp(), target=pair.folder / "draft.gguf", draft=None)
+        draft: Any = stack.enter_context(other.open(0))
+        yield {"plain": opened(0), "k4": opened(4), "long": str(long), "draft": draft.url}
 
 
 @needs_llamacpp
@@ -350,6 +352,7 @@ def test_servers_that_the_user_runs_are_measured_without_weights(
         (["url=[{plain},{k4}]", "k=[2]"], r"k=2: its server drafts another number of tokens, \d+"),
         (["url=[{plain},{k4}]", "k=[8]"], r"k=8: its server drafts another number of tokens, \d+"),
         (["url=[{plain},{k4}]", "decode.repetition_penalty=1.2"], "decode.repetition_penalty: not"),
+        (["url=[{draft},{k4}]"], r"another model than that of k=4: it serves \S+draft\.gguf, the"),
     ],
 )
 def test_what_a_running_server_cannot_do_is_one_line(
@@ -393,6 +396,24 @@ GENERATED = "vllm:generation_tokens_total"
 VLLM_PLAIN = vllm_answers(**{"/v1/completions": completion(TIMES)})
 SGLANG_PLAIN = sglang_answers(**{"/generate": {"output_ids": TOKENS, "meta_info": PLAIN_META}})
 IGNORES = {"version": "0.5.23", "speculative_num_steps": None}
+
+
+def test_the_drafts_model_behind_the_plain_address_is_refused_by_its_name(
+    stand_in: Callable[..., StandIn], tmp_path: Path
+) -> None:
+    tokenizer = load_vocabulary(TINY, "model").tokenizer
+    answers = {
+        **VLLM_PLAIN,
+        "/detokenize": lambda body: {"prompt": tokenizer.decode(body["tokens"])},
+        "/v1/models": {"data": [{"id": "some/folder/tiny-draft"}]},
+    }
+    url = stand_in(answers).url
+    draft = ["draft=hf", "draft.id=ORG/Tiny-Draft", "draft.name=small"]
+    words = ["engine=vllm", f"url=[{url},{url}]", "k=[4]", "score=false", *draft]
+    message = f"url={url}: it serves some/folder/tiny-draft, which is the draft's model; the first"
+    with pytest.raises(UserError, match=message):
+        command.run(asked(tmp_path, *words))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -210,7 +210,9 @@ def _visit(
     dead, in_a_row = failures.dead, Counter[Role]()
 
     def died(role: Role, error: UserError, left: Sequence[Task]) -> None:
-        failures.of_server(role, error, [task for task in left if task.role == role])
+        # Without plain decoding the others' requests are not compared with anything either
+        lost = [task for task in left if role in (task.role, PLAIN)]
+        failures.of_server(role, error, lost)
 
     longest = max(work.prompts, key=lambda entry: len(entry.tokens))
     with progress("warming the servers up", len(servers)) as tick:

@@ -23,7 +23,13 @@ from time import monotonic, perf_counter, sleep
 
 import numpy as np
 
-from harness.engines.protocol import Completion, RequestFailedError, Server, ServerDiedError
+from harness.engines.protocol import (
+    Completion,
+    RefusedError,
+    RequestFailedError,
+    Server,
+    ServerDiedError,
+)
 from harness.measurement.generations import Request
 from harness.records import HALF, LoadTiming, ServerClock, UserError
 from harness.serving.counting import SHORTER, SHORTEST
@@ -45,7 +51,7 @@ class LoadFailedError(UserError):
         died: whether it is of no use to ask it again.
     """
 
-    def __init__(self, k: int, error: ServerDiedError | RequestFailedError) -> None:
+    def __init__(self, k: int, error: UserError) -> None:
         """With the line of the request that failed."""
         super().__init__(str(error))
         self.k, self.died = k, isinstance(error, ServerDiedError)
@@ -139,7 +145,7 @@ def load_visit(
                 for asked in (order,) if load.rate else (_short(order), order):
                     try:
                         yield _timed(servers[int(k)], name, asked, load, gaps_s, number, clock)
-                    except (ServerDiedError, RequestFailedError) as error:
+                    except (ServerDiedError, RequestFailedError, RefusedError) as error:
                         raise LoadFailedError(int(k), error) from error
 
 

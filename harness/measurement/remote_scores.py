@@ -144,8 +144,8 @@ class TextServer:
             raise UserError(f"{where}: an answer without tokens")
         if wanted and len(answer.logprobs) != len(tokens):
             raise UserError(
-                f"{where}: {len(answer.logprobs)} log-probabilities of {len(tokens)} tokens; use"
-                " one that tells them all"
+                f"{where}: {len(answer.logprobs)} log-probabilities of {len(tokens)} tokens; a"
+                " server that speculates may not tell them, use one that decodes plainly"
             )
         self._compare(answer.text, decode(tokens))
         return GeneratedText(
