@@ -364,24 +364,31 @@ def kills() -> Iterator[tuple[str, int, int, tuple[str, ...]]]:
 
 def killer(root: Path, k: int, trials: int, *, load: bool, stop: threading.Event) -> None:
     """Kill the server of a K once so many trials are stored, or the one with room for a load."""
-    while not stop.wait(0.01):
+    found: psutil.Process | None = None
+    while not stop.wait(0.002):
+        found = found or victim(k, load=load)
         files = [*root.glob("*/trials.jsonl")]
-        if not files or files[0].read_bytes().count(b"\n") < trials:
+        if found is None or not files or files[0].read_bytes().count(b"\n") < trials:
             continue
-        for process in psutil.Process().children(recursive=True):
-            with suppress(psutil.Error):
-                line = process.cmdline()
-                if "harness.engines.xllamacpp_server" not in line or "supervisor" in " ".join(line):
-                    continue
-                slots = line[line.index("--parallel") + 1]
-                if ("--spec-draft-n-max" in line) != (k > 0) or (slots != "1") != load:
-                    continue
-                if "--spec-synth-rates" in line:
-                    continue
-                if load:
-                    time.sleep(2.0)  # until it is loaded
-                process.kill()
-                return
+        if load:
+            stop.wait(2.0)  # until it is loaded
+        with suppress(psutil.Error):
+            found.kill()
+        return
+
+
+def victim(k: int, *, load: bool) -> psutil.Process | None:
+    """The server of a K that does not reject every draft, where the run has started it."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            line = process.cmdline()
+            if "harness.engines.xllamacpp_server" not in line or "--spec-synth-rates" in line:
+                continue
+            drafts, slots = "--spec-draft-n-max" in line, line[line.index("--parallel") + 1]
+            supervisor = "harness.engines.supervisor" in line
+            if not supervisor and drafts == (k > 0) and (slots != "1") == load:
+                return process
+    return None
 
 
 @contextmanager

@@ -12,7 +12,6 @@ SAMPLE = {
     "503, once, K=2": 0,
     "429, Retry-After 1 h, once, plain": 1,
     "garbled JSON, always, K=2": 1,
-    "closed in the middle, once, plain": 0,
     "401, once, K=2": 1,
     "redirect, once, plain": 1,
     "trickle, once, K=2": 1,
