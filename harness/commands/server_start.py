@@ -57,9 +57,9 @@ ENGINE, THREADS = "engine", "server_threads"
 TRIED_TOKENS = 32
 # Texts by which a model is told from another, and the share of tokens that no rounding explains
 TRIED_TEXTS, OTHER_MODEL = 4, 0.1
-# Of the greedy tokens of two servers of one model, more than so many are the same: rounding parts
-# two texts after some dozens of tokens, another model after a few
-ALIKE = 0.5
+# Of the greedy tokens of two servers of one model, so many at least are the same up to where a text
+# parts: rounding parts one now and then, another model most of them after a few tokens
+ALIKE = 0.75
 # Of the memory that is free, what servers may take; of a model's file, what its server takes
 USABLE, OVERHEAD = 0.8, 1.2
 # Ids that a server is asked to decode, to see whether it has the target's tokenizer
@@ -110,7 +110,8 @@ def _refuse_two_models(
     if None in names or names[0] == names[1]:
         return
     alike, tokens, budget = 0, 0, min(TRIED_TOKENS, config.new_tokens)
-    for prompt in prompts[:TRIED_TEXTS]:
+    apart = max(1, len(prompts) // TRIED_TEXTS)
+    for prompt in prompts[::apart][:TRIED_TEXTS]:
         ids = tokenizer(prompt.turns[0], add_special_tokens=False)["input_ids"][:CHECKED_TOKENS]
         texts = [
             each.generate(ids, sampling_of(config.decode, GREEDY), config.seed, budget).tokens
