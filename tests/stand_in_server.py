@@ -22,6 +22,8 @@ class StandIn(ThreadingHTTPServer):
     the connection, one that can `write` does so, and a function is called with the request's body.
     """
 
+    request_queue_size = 64
+
     def __init__(self, answers: Mapping[str, Any], port: int = 0) -> None:
         super().__init__(("127.0.0.1", port), _Handler)
         self.answers: dict[str, Any] = dict(answers)

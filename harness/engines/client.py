@@ -29,6 +29,7 @@ import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import (
+    ConnectTimeoutError,
     HTTPError,
     InvalidHeader,
     MaxRetryError,
@@ -243,7 +244,8 @@ class HttpClient:
 
     def _without_answer(self, error: HTTPError, begin: float, timeout_s: float) -> UserError:
         """No answer has begun."""
-        if isinstance(error, ReadTimeoutError) or time.monotonic() - begin >= timeout_s:
+        late = isinstance(error, ReadTimeoutError) or time.monotonic() - begin >= timeout_s
+        if late and not isinstance(error, ConnectTimeoutError):
             return ServerDiedError(f"{self.where}: no answer within {timeout_s:.0f} s")
         cause = _cause(error)
         reason = self._shown(str(cause))
