@@ -108,6 +108,10 @@ def _api_key_env() -> Any:
     return key(None, "the environment variable that holds the servers' API key")
 
 
+def _timeout_factor() -> Any:
+    return key(1.0, "of every limit on the time of a request, for a very slow server", above=0)
+
+
 def _sizes(meaning: str) -> Any:
     limits: dict[str, Any] = {"auto": True, "form": list, "whole": True, "least": 1}
     return key("auto", meaning, example="[1,4,16]", distinct=True, **limits)
@@ -545,6 +549,7 @@ class ServerConfig(PairConfig):
     kv_type: str = key("f16", "llama.cpp's type of both caches", choices=("f32", "f16", "q8_0"))
     flash_attention: str = key("auto", "llama.cpp's: on, off, auto", choices=("on", "off", "auto"))
     flags: list[str] = key([], "further flags of the servers that are started")
+    timeout_factor: float = _timeout_factor()
 
     @property
     def default_rule(self) -> str | None:
@@ -572,6 +577,11 @@ class ServerConfig(PairConfig):
             check_address("url", url)
         if self.decode.stop_strings:
             raise UserError("decode.stop_strings: not with servers, which are asked for token ids")
+        if self.url is not None and self.clock == "cpu":
+            raise UserError(
+                "clock=cpu: not with url=, since the processor time of a server that runs elsewhere"
+                " is not known; leave clock out, or let the run start the servers"
+            )
         if self.url is not None and self.engine == "own":
             raise UserError("url: engine=own decodes in this process; leave it out")
         if self.engine == "own" and not self.score:
@@ -612,6 +622,7 @@ class AuditionConfig(ModelsConfig):
     )
     texts_from: str | None = key(None, "a target's server, http://HOST:PORT, for its completions")
     api_key_env: str | None = _api_key_env()
+    timeout_factor: float = _timeout_factor()
     latency_from: str | None = key(None, "a run whose step and round times are used")
     latency: LatencyConf = field(default_factory=LatencyConf)
     combine: list[str] = key([], "auditions of one target, one per card, whose cards are ranked")

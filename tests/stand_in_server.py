@@ -3,16 +3,26 @@
 import json
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
+
+
+@runtime_checkable
+class Raw(Protocol):
+    """An answer that is written by hand, byte by byte if need be."""
+
+    def write(self, handler: BaseHTTPRequestHandler) -> None: ...
 
 
 class StandIn(ThreadingHTTPServer):
     """Answers by path, and keeps what it was asked.
 
     An answer is JSON, or text where it is a string. One that is a number is a status, None closes
-    the connection, and a function is called with the request's body.
+    the connection, one that can `write` does so, and a function is called with the request's body.
     """
+
+    request_queue_size = 64
 
     def __init__(self, answers: Mapping[str, Any], port: int = 0) -> None:
         super().__init__(("127.0.0.1", port), _Handler)
@@ -53,6 +63,11 @@ class _Handler(BaseHTTPRequestHandler):
             answer = answer(body)
         if answer is None:
             self.close_connection = True
+            return
+        if isinstance(answer, Raw):
+            self.close_connection = True
+            with suppress(OSError):  # the client may be gone
+                answer.write(self)
             return
         status = answer if isinstance(answer, int) else 200
         if status != 200:

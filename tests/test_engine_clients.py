@@ -8,9 +8,12 @@ import json
 import os
 import shlex
 import sys
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +44,17 @@ from harness.commands.server_visits import measure
 from harness.config import ModelConf
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.adapters import OpenedPair, ToServe, adapter_of
-from harness.engines.http_server import AttachedEngine, CardMemory, HttpServer
+from harness.engines.client import HttpClient
+from harness.engines.http_server import AttachedEngine, CardMemory, HttpServer, only_model
 from harness.engines.llamacpp import LlamaCpp
 from harness.engines.openai import Name, OpenAiServer
-from harness.engines.protocol import Completion, Engine, ServerDiedError
+from harness.engines.protocol import (
+    Completion,
+    Engine,
+    RefusedError,
+    RequestFailedError,
+    ServerDiedError,
+)
 from harness.engines.sglang import Sglang, SglangServer
 from harness.engines.vllm import Vllm, VllmServer, metric_sums, rounds_of
 from harness.models.load import load, load_vocabulary
@@ -53,6 +63,8 @@ from harness.serving.kinds import DraftKind
 from harness.storage import load as load_run
 
 GREEDY = SamplingParameters(0.0)
+# Of every limit on time: a request has a second
+QUICK = 1 / 120
 
 
 Start = Callable[[Mapping[str, Any]], StandIn]
@@ -62,7 +74,7 @@ def attached(
     server: Callable[..., HttpServer], url: str, k: int = 2, *, key: str | None = None, **how: Any
 ) -> AttachedEngine:
     """A server that runs, at its K."""
-    return AttachedEngine({k: url}, partial(server, **how), key)
+    return AttachedEngine({k: url}, partial(server, **how), key, timeout_factor=QUICK)
 
 
 def ask(engine: Engine, k: int = 2, sampling: SamplingParameters = GREEDY) -> Completion:
@@ -814,3 +826,213 @@ def test_synthetic_acceptance_is_asked_for_where_the_engine_has_it(tmp_path: Pat
     assert Sglang("t", "d", tmp_path, 100).command(0).line.startswith("sglang serve")
     with pytest.raises(UserError, match="engine=sglang: it has no synthetic acceptance"):
         Sglang("t", "d", tmp_path, 100).open(2, [0.5, 0.0])
+
+
+# ---- servers that fail ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Written:
+    """An answer written by hand: its head, and its bytes with a pause after each."""
+
+    status: int = 200
+    headers: tuple[tuple[str, str], ...] = ()
+    body: bytes = b""
+    pause_s: float = 0.0
+    length: int | None = None
+    raw: bytes | None = None
+
+    def write(self, handler: BaseHTTPRequestHandler) -> None:
+        pieces = [bytes([byte]) for byte in self.body] if self.pause_s else [self.body]
+        if self.raw is not None:
+            pieces = [bytes([byte]) for byte in self.raw] if self.pause_s else [self.raw]
+        else:
+            handler.send_response(self.status)
+            length = len(self.body) if self.length is None else self.length
+            for name, value in (("Content-Length", str(length)), *self.headers):
+                handler.send_header(name, value)
+            handler.end_headers()
+        for piece in pieces:
+            handler.wfile.write(piece)
+            handler.wfile.flush()
+            time.sleep(self.pause_s)
+
+
+def in_order(*answers: Any) -> Callable[[Any], Any]:
+    """Each of these once, the last at every later request."""
+    left = list(answers)
+    return lambda _: left.pop(0) if len(left) > 1 else left[0]
+
+
+GOOD = completion({**TIMES, "speculative_decoding": SPECULATIVE})
+PASSING = {
+    "unavailable": 503,
+    "a rate limit": Written(429, (("Retry-After", "0"),)),
+    "a bad gateway": 502,
+    "a cut connection": None,
+    "half an answer": Written(body=b'{"choices": [', length=400),
+    "no JSON": "<html>a proxy's page</html>",
+    "no HTTP": Written(raw=b"\x00\x01 garbage \r\n\r\n"),
+    "bytes that are no text": Written(body=b"\xff\xfe\xfd"),
+}
+
+
+@pytest.mark.parametrize("fault", PASSING)
+def test_a_request_that_fails_in_passing_is_sent_again_and_timed_by_its_last_answer(
+    stand_in: Start, fault: str
+) -> None:
+    answer = in_order(PASSING[fault], PASSING[fault], GOOD)
+    server = stand_in(vllm_answers(**{"/v1/completions": answer}))
+    done = ask(attached(VllmServer, server.url))
+    assert (done.tokens, done.rounds, done.asked) == (tuple(TOKENS), 3, 3)
+    assert [body["seed"] for body in server.asked] == [7, 7, 7]
+
+
+def test_counters_and_times_around_a_repeated_request_are_those_of_its_last_answer(
+    stand_in: Start,
+) -> None:
+    def slow(_: Any) -> Any:
+        time.sleep(0.3)
+        return 503
+
+    answers = [slow, lambda _: completion(None)]
+    asked = {
+        "/v1/completions": lambda body: answers.pop(0)(body),
+        # What the first attempt had the server count is no part of this request
+        "/metrics": in_turn(dict.fromkeys(BEFORE, 0.0), BEFORE, AFTER),
+    }
+    done = ask(attached(VllmServer, stand_in(vllm_answers(**asked)).url))
+    assert (done.asked, done.rounds, done.drafted, done.accepted) == (2, 3, 6, 2)
+    assert done.request_s < 0.3
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "message", "sent"),
+    [
+        (503, RequestFailedError, r"status 503: .* \(asked 6 times\)", 6),
+        (
+            Written(429, (("Retry-After", "3600"),)),
+            RequestFailedError,
+            r"status 429: .* \(it asks for 3600 s, which is too long\)",
+            1,
+        ),
+        ("no JSON", RequestFailedError, r"its answer is garbled \('no JSON'\) \(asked 6", 6),
+        ({"choices": [{"token_ids": 3}]}, RequestFailedError, "cannot be read .TypeError", 1),
+        ({"choices": []}, RequestFailedError, "its answer cannot be read .ValueError", 1),
+        (None, ServerDiedError, r"not reachable \(.*\(asked 6 times\)", 6),
+        (401, ServerDiedError, "status 401: request exceeds", 1),
+        (500, RefusedError, "status 500: request exceeds", 1),
+        (Written(body=b"x", length=9, pause_s=9), ServerDiedError, "no whole answer within 1 s", 1),
+        (
+            Written(body=b" " * 999, pause_s=0.05),
+            ServerDiedError,
+            "no whole answer within 1 s",
+            1,
+        ),
+        (
+            Written(raw=b"HTTP/1.1 200 OK\r\nX-Slow: " + b"x" * 999, pause_s=0.05),
+            ServerDiedError,
+            "no whole answer within 1 s",
+            1,
+        ),
+        (lambda _: time.sleep(3), ServerDiedError, "no answer within 1 s", 1),
+    ],
+)
+def test_what_does_not_pass_ends_in_one_line_soon_and_says_whose_fault_it_is(
+    stand_in: Start, fault: Any, error: type[UserError], message: str, sent: int
+) -> None:
+    answer = fault if callable(fault) else in_order(fault)
+    server = stand_in(vllm_answers(**{"/v1/completions": answer}))
+    running, begin = attached(VllmServer, server.url).open(2), time.monotonic()
+    with pytest.raises(error, match=message) as raised:
+        running.generate([1, 2, 3], GREEDY, 7, 6)
+    assert time.monotonic() - begin < 2.5  # its limit is a second
+    assert type(raised.value) is error
+    assert server.url in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert len(server.asked) == sent
+
+
+def test_the_deadline_of_a_request_follows_from_its_tokens() -> None:
+    client = HttpClient("http://h:1")
+    assert client.deadline_s(10, 48) == 120
+    assert client.deadline_s(2000, 1000) == 1200
+    assert HttpClient("http://h:1", timeout_factor=3).deadline_s(10, 48) == 360
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("path", ["/version", "/v1/completions"])
+def test_a_redirect_is_refused_and_the_key_goes_nowhere(
+    stand_in: Start, status: int, path: str
+) -> None:
+    other = stand_in(vllm_answers())
+    to = Written(status, (("Location", f"{other.url}/version?key=the-key"),))
+    server = stand_in(vllm_answers(**{path: to}))
+    host = other.url.removeprefix("http://")
+    with pytest.raises(ServerDiedError, match=f"it redirects to {host}, which is not fol") as error:
+        ask(attached(VllmServer, server.url, key="the-key"))
+    assert not other.keys
+    assert "the-key" not in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Written(400, body=b'{"error": {"message": "no such key: the-key"}}'),
+        Written(401, body=b"Bearer the-key is not allowed"),
+        Written(503, body=b'{"error": {"message": "busy with the-\\u006bey"}}'),
+        "the-key is no JSON",
+        Written(raw=b"the-key is no HTTP \r\n\r\n"),
+        {"choices": "the-key"},
+    ],
+)
+def test_a_key_that_a_server_echoes_is_not_shown(stand_in: Start, answer: Any) -> None:
+    server = stand_in(vllm_answers(**{"/v1/completions": answer}))
+    with pytest.raises(UserError) as error:
+        ask(attached(VllmServer, server.url, key="the-key"))
+    assert "the-key" not in str(error.value)
+
+
+def test_a_key_that_a_server_echoes_is_not_stored(stand_in: Start) -> None:
+    names = {"/version": {"version": "1 the-key"}, "/v1/models": {"data": [{"id": "the-key"}]}}
+    engine = attached(VllmServer, stand_in(vllm_answers(**names)).url, key="the-key")
+    assert engine.open(2).facts.version == "1 ***"
+    assert engine.open(2).model_name == "***"
+
+
+def test_a_proxy_of_the_environment_is_used_for_other_hosts_and_not_for_this_one(
+    stand_in: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy = stand_in({"http://far.invalid:8000/v1/models": {"data": [{"id": "far"}]}})
+    near = stand_in({"/v1/models": {"data": [{"id": "near"}]}})
+    monkeypatch.setenv("http_proxy", proxy.url.replace("http://", "http://me:pass@"))
+    monkeypatch.setenv("no_proxy", "direct.invalid")
+    assert only_model(HttpClient("http://far.invalid:8000", "the-key")) == "far"
+    assert proxy.keys == {"Bearer the-key"}
+    assert only_model(HttpClient(near.url)) == "near"
+    with pytest.raises(ServerDiedError, match="not reachable"):
+        only_model(HttpClient("http://direct.invalid:8000"))
+
+
+def test_requests_side_by_side_fail_and_are_repeated_on_their_own(stand_in: Start) -> None:
+    seen: dict[int, int] = {}
+
+    def every_other_time(body: dict[str, Any]) -> Any:
+        seen[body["seed"]] = seen.get(body["seed"], 0) + 1
+        return 503 if seen[body["seed"]] <= body["seed"] % 3 else GOOD
+
+    url = stand_in(vllm_answers(**{"/v1/completions": every_other_time})).url
+    running = attached(VllmServer, url).open(2)
+    with ThreadPoolExecutor(8) as pool:
+        done = pool.map(lambda seed: running.generate([1], GREEDY, seed, 6), range(12))
+        assert [each.asked for each in done] == [1 + seed % 3 for seed in range(12)]
+
+
+def test_a_model_of_another_vocabulary_is_named_where_its_server_throws(stand_in: Start) -> None:
+    thrown = b'{"error": {"message": "vector::_M_range_check: __n (which is 999)"}}'
+    server = stand_in(vllm_answers(**{"/detokenize": Written(500, body=thrown)}))
+    message = "another vocabulary than that of model=, by its tokens: it cannot read the ids of 'ab"
+    with pytest.raises(UserError, match=message) as error:
+        attached(VllmServer, server.url).open(2).check_vocabulary([998, 999], "ab c")
+    assert "_M_range_check" not in str(error.value)

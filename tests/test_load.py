@@ -32,7 +32,7 @@ from harness.decoding.sampling import SamplingParameters
 from harness.engines.protocol import Completion, EngineFacts, ServerDiedError
 from harness.measurement.draft_scores import score_texts
 from harness.measurement.generations import Request
-from harness.measurement.load import Load, groups_of, load_visit, requests_of_load
+from harness.measurement.load import Load, LoadFailedError, groups_of, load_visit, requests_of_load
 from harness.measurement.returned_texts import ReturnedText
 from harness.records import ServerCommand, ServingEngine
 from harness.reporting.sentences.served import reasons
@@ -230,9 +230,36 @@ def test_what_users_wait_for_under_load_is_pooled_over_visits_and_says_over_how_
 def test_a_server_that_dies_ends_the_load():
     server = StandIn(0, [30] * 20, dies_at=3)
     groups = {"easy": requests_of([("easy", f"{n}") for n in range(20)])}
-    with pytest.raises(ServerDiedError):
+    with pytest.raises(LoadFailedError, match="the server ended") as error:
         list(load_visit({0: server}, groups, [Load(2)], 0, np.random.default_rng(1), "engine"))
     assert len(server.sent) < 20
+    assert (error.value.k, error.value.died) == (0, True)
+
+
+def test_a_load_with_a_repeated_request_is_sent_again_as_a_whole():
+    groups = {"easy": requests_of([("easy", f"{n}") for n in range(4)])}
+
+    class Repeats(StandIn):
+        """A request of its first loads had to be repeated."""
+
+        loads = 1
+
+        def generate(self, prompt, _sampling, _seed, budget):
+            done = super().generate(prompt, _sampling, _seed, budget)
+            return replace(done, asked=1 + (len(self.sent) <= 4 * self.loads))
+
+    for loads, fails in ((1, False), (99, True)):
+        server = Repeats(0, [30] * 4)
+        server.loads = loads
+        visit = load_visit({0: server}, groups, [Load(2)], 0, np.random.default_rng(1), "cpu")
+        if fails:
+            with pytest.raises(LoadFailedError, match="k=0: a load was sent 3 times") as error:
+                list(visit)
+            assert not error.value.died
+            continue
+        short, full = visit
+        assert [each.seconds for each in (short, full)] == [4, 4]
+        assert len(server.sent) == 3 * 4
 
 
 # ---- what loads cost, and what to serve ----------------------------------------------------------

@@ -4,12 +4,16 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from stand_in_server import StandIn
 
 from harness.commands import progress as shown
 from harness.commands.progress import fetching, progress
+from harness.engines.client import HttpClient
+from harness.engines.protocol import ServerDiedError
 
 Captured = pytest.CaptureFixture[str]
 
@@ -49,6 +53,24 @@ def test_a_pipe_gets_lines_with_what_is_done_how_many_and_the_time_left(capsys: 
     with progress("too short for a line"):
         pass
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("fast")
+def test_a_line_says_for_which_server_it_waits_and_how_long_at_most(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shown, "LATE_S", 0.1)
+    hangs = StandIn({"/v1/completions": lambda _: time.sleep(2)})
+    with progress("asking the servers", 4) as tick, suppress(ServerDiedError):
+        tick()
+        HttpClient(hangs.url).post("/v1/completions", {}, 0.9)
+    with progress("asking the servers", 4):
+        time.sleep(0.3)
+    hangs.close()
+    *waited, answered = capsys.readouterr().err.splitlines()
+    said = rf"waiting for {hangs.url}/v1/completions, 0:00:0[01] of 0:00:01 at most"
+    assert len([line for line in waited if re.search(rf"servers 1/4.*; {said}$", line)]) >= 2
+    assert "waiting" not in answered
 
 
 @pytest.mark.usefixtures("fast")

@@ -210,10 +210,12 @@ def test_a_server_that_dies_is_asked_by_a_resumed_run_for_what_is_missing(
         return complete(body) if left[0] >= 0 else None
 
     server = stand_in({**answers, "/v1/completions": dying})
-    asked = [f"texts_from={server.url}", *LATENCIES, "drafts=[ngram]"]
-    with pytest.raises(UserError, match="not reachable"):
+    quick = "timeout_factor=0.01"
+    asked = [f"texts_from={server.url}", *LATENCIES, "drafts=[ngram]", quick]
+    with pytest.raises(UserError, match="not reachable") as died:
         run(tmp_path, *asked)
     (folder,) = tmp_path.iterdir()
+    assert f"resume={folder} continues the run" in str(died.value)
     stored = load(folder)
     assert stored.manifest["status"] == "failed"
     assert len(stored.trials) == 3
@@ -316,6 +318,32 @@ def test_log_probabilities_that_a_server_keeps_to_itself_are_not_guessed(
     server = stand_in(answers)
     with pytest.raises(UserError, match=r"0 log-probabilities of .* one that decodes plainly"):
         run(tmp_path, f"texts_from={server.url}", *LATENCIES, "temperature=[1]", "drafts=[ngram]")
+
+
+DRAFTING: dict[Any, dict[str, Any]] = {
+    llamacpp: {"timings": {"draft_n": 7, "draft_n_accepted": 7}},
+    sglang: {"meta_info": {"spec_verify_ct": 3}},
+    vllm: {"metrics": {"speculative_decoding": {"num_spec_steps": 3}}},
+}
+
+
+@pytest.mark.parametrize("kind", DRAFTING)
+def test_texts_of_a_server_that_drafts_are_refused(
+    kind: Callable[[Models], dict[str, Any]], models: Models, stand_in: Start, tmp_path: Path
+) -> None:
+    answers = kind(models)
+    (path,) = [path for path, answer in answers.items() if callable(answer)]
+    complete = answers[path]
+    words = [*LATENCIES, "temperature=[0]", "drafts=[ngram]"]
+    server = stand_in({**answers, path: lambda body: {**complete(body), **DRAFTING[kind]}})
+    with pytest.raises(UserError, match=f"texts_from={server.url}: it drafts, and so") as refused:
+        run(tmp_path, f"texts_from={server.url}", *words)
+    assert "resume=" in str(refused.value)
+    if kind is vllm:  # without them in its answers
+        page = "vllm:spec_decode_num_draft_tokens_total 0.0\n"
+        server = stand_in({**answers, "/metrics": page})
+        with pytest.raises(UserError, match="it drafts, and so"):
+            run(tmp_path, f"texts_from={server.url}", *words)
 
 
 @pytest.mark.parametrize(

@@ -971,7 +971,9 @@ def test_the_line_to_paste_is_that_of_the_server_that_was_measured(
 
 # A whole answer, whatever the run's own was
 LOSES: dict[str, Any] = {
-    **{"decision": "does_not_pay", "k": 0, "reason": "held_out_loss"},
+    "decision": "does_not_pay",
+    "k": 0,
+    "reason": "held_out_loss",
     "reason_values": {"draft": "tiny_good", "k": 2, "alpha": 0.3, "breakeven_alpha": 0.5},
 }
 

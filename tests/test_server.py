@@ -34,7 +34,6 @@ from harness.cli import compose
 from harness.commands import server as command
 from harness.commands import server_visits
 from harness.config import ModelConf
-from harness.engines.protocol import ServerDiedError
 from harness.models.load import load_vocabulary
 from harness.records import ServingEngine, Trial, UserError
 from harness.reporting.content import content_of
@@ -278,14 +277,14 @@ class Killed:
         self._k, self._left, self._ask = k, after, server_visits._ask
         monkeypatch.setattr(server_visits, "_ask", self)
 
-    def __call__(self, folder: Any, work: Any, server: Any, task: Any) -> None:
+    def __call__(self, work: Any, server: Any, task: Any) -> Any:
         if server.k == self._k and not task.role.rejects:
             self._left -= 1
             if self._left == 0:
                 process = psutil.Process(server.process_id)
                 process.kill()
                 psutil.wait_procs([process], 5)
-        self._ask(folder, work, server, task)
+        return self._ask(work, server, task)
 
 
 @needs_llamacpp
@@ -321,19 +320,25 @@ def test_a_server_that_dies_costs_its_own_cells_and_resume_asks_them_again(
 
 
 @needs_llamacpp
-def test_without_the_server_that_decodes_plainly_the_run_ends_and_can_be_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_without_the_server_that_decodes_plainly_the_visits_end_and_can_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = asked(tmp_path, "k=[1]", "temperature=[0]", "repetitions=1")
     with monkeypatch.context() as patched:
         Killed(0, 4, patched)
-        with pytest.raises(ServerDiedError) as error:
-            command.run(settings)
-    (folder,) = tmp_path.iterdir()
-    assert f"resume={folder}" in str(error.value)
-    assert "\n" not in str(error.value)
+        outcome = command.run(settings)
+    run = stored(outcome)
+    assert outcome.status == 1
+    (line,) = [each for each in caplog.messages if "did not answer" in each]
+    assert f"resume={run.folder}" in line
+    assert "K=0: 1 times" in line
+    assert "\n" not in line
+    ok = [trial for trial in run.trials if trial.status == "ok"]
+    assert {trial.k for trial in ok} == {0, 1}
+    assert "FAILED RUN" in (run.folder / "report.md").read_text()
     assert not _servers()
-    ran("server", f"resume={folder}")
+    again = ran("server", f"resume={run.folder}")
+    assert again.trials[: len(run.trials)] == run.trials
 
 
 def _servers() -> list[str]:
@@ -353,7 +358,9 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
 
         long = pair.folder / "long.txt"
         long.write_text("What is the capital of France? " * 80)  # more than a server takes
-        yield {"plain": opened(0), "k4": opened(4), "long": str(long)}
+        other = replace(pair.llamacpp(), target=pair.folder / "draft.gguf", draft=None)
+        draft: Any = stack.enter_context(other.open(0))
+        yield {"plain": opened(0), "k4": opened(4), "long": str(long), "draft": draft.url}
 
 
 @needs_llamacpp
@@ -385,8 +392,8 @@ def test_servers_that_the_user_runs_are_measured_without_weights(
         (["url=[{plain},{k4}]", "prompts.files=[{long}]"], "context"),
         (["url=[{plain},{k4}]", "k=[2]"], r"k=2: its server drafts another number of tokens, \d+"),
         (["url=[{plain},{k4}]", "k=[8]"], r"k=8: its server drafts another number of tokens, \d+"),
-        (["url=[{plain},{k4}]", "clock=cpu"], "clock=cpu: this server's processor time is not"),
         (["url=[{plain},{k4}]", "decode.repetition_penalty=1.2"], "decode.repetition_penalty: not"),
+        (["url=[{draft},{k4}]"], r"another model than that of k=4: it serves \S+draft\.gguf, the"),
     ],
 )
 def test_what_a_running_server_cannot_do_is_one_line(
@@ -430,6 +437,24 @@ GENERATED = "vllm:generation_tokens_total"
 VLLM_PLAIN = vllm_answers(**{"/v1/completions": completion(TIMES)})
 SGLANG_PLAIN = sglang_answers(**{"/generate": {"output_ids": TOKENS, "meta_info": PLAIN_META}})
 IGNORES = {"version": "0.5.23", "speculative_num_steps": None}
+
+
+def test_the_drafts_model_behind_the_plain_address_is_refused_by_its_name(
+    stand_in: Callable[..., StandIn], tmp_path: Path
+) -> None:
+    tokenizer = load_vocabulary(TINY, "model").tokenizer
+    answers = {
+        **VLLM_PLAIN,
+        "/detokenize": lambda body: {"prompt": tokenizer.decode(body["tokens"])},
+        "/v1/models": {"data": [{"id": "some/folder/tiny-draft"}]},
+    }
+    url = stand_in(answers).url
+    draft = ["draft=hf", "draft.id=ORG/Tiny-Draft", "draft.name=small"]
+    words = ["engine=vllm", f"url=[{url},{url}]", "k=[4]", "score=false", *draft]
+    message = f"url={url}: it serves some/folder/tiny-draft, which is the draft's model; the first"
+    with pytest.raises(UserError, match=message):
+        command.run(asked(tmp_path, *words))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -516,6 +541,8 @@ def test_a_server_that_does_not_draft_or_does_not_tell_is_refused_before_there_i
         (["draft.gguf=/nowhere.gguf"], r"draft\.gguf=/nowhere\.gguf: no such file"),
         (["score=false"], r"model\.gguf: not given, and score=false leaves no weights to convert"),
         (["prompts.sets=[]", "prompts.hub=null"], "give at least one"),
+        (["url=[http://h:1,http://h:2]", "clock=cpu"], "clock=cpu: not with url=, since the proc"),
+        (["timeout_factor=0"], "timeout_factor"),
     ],
 )
 def test_input_that_cannot_be_used_is_one_line(

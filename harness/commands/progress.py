@@ -17,12 +17,15 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.engines.waiting import waits
+
 if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
 
-# Seconds between two lines, and to the first line of what may wait for the network or a server
-EVERY_S, SOON_S = 10.0, 2.0
+# Seconds between two lines, to the first line of what may wait for the network or a server, and
+# until it is said which of them has not answered
+EVERY_S, SOON_S, LATE_S = 10.0, 2.0, 5.0
 # How often a bar is drawn, or looked at whether a line is due: rarely, since models are being timed
 LOOKS_PER_S = 2
 
@@ -166,7 +169,7 @@ class _Display:
                 cells.append(ProgressBar(bar.total, bar.done, width=30))
             cells += [Text(text) for text in (bar.counts, bar.left) if text]
             table.add_row(*cells)
-        table.add_row(Text(_clock(time.monotonic() - self._began)))
+        table.add_row(Text(f"{_clock(time.monotonic() - self._began)}{_waiting()}"))
         return table
 
     def _write(self) -> None:
@@ -178,7 +181,8 @@ class _Display:
             for bar in bars:
                 bar.due = float("inf")
             with suppress(OSError, ValueError):  # nobody reads it any more
-                sys.stderr.write(f"{_clock(now - self._began)} {'; '.join(map(str, bars))}\n")
+                shown = "; ".join(map(str, bars))
+                sys.stderr.write(f"{_clock(now - self._began)} {shown}{_waiting()}\n")
                 sys.stderr.flush()
 
 
@@ -219,6 +223,16 @@ def fetching(doing: str, source: str | None) -> Iterator[Bar]:
         )
     with progress(doing, soon=asks) as bar:
         yield bar
+
+
+def _waiting() -> str:
+    """What has been waited for longer than an answer usually takes; empty where nothing is."""
+    late = waits(LATE_S)
+    if not late:
+        return ""
+    oldest, others = late[0], f" and {len(late) - 1} more" if len(late) > 1 else ""
+    for_s, most_s = _clock(time.monotonic() - oldest.since), _clock(oldest.most_s)
+    return f"; waiting for {oldest.what}{others}, {for_s} of {most_s} at most"
 
 
 def _clock(seconds: float) -> str:

@@ -22,7 +22,7 @@ from harness.commands.drafts import (
 from harness.commands.other_runs import stored_times
 from harness.commands.pair import EncodedPrompt, described
 from harness.commands.progress import fetching, progress
-from harness.commands.run_lifecycle import begin, measuring
+from harness.commands.run_lifecycle import begin, measuring, resumable
 from harness.config import HEADS, SERVER_URL, AuditionConfig, ModelConf
 from harness.engines.adapters import api_key
 from harness.measurement.draft_scores import lookup_traces, score_texts
@@ -62,7 +62,10 @@ def audition_texts(
         refuse_sampling(request.sampling)
     stored = {trial.key: trial for trial in folder.trials.read()} if folder else {}
     waiting = [request for request in requests if request.key not in stored]
-    server = TextServer(str(config.texts_from), key) if waiting else None
+    server = None
+    if waiting:
+        with progress(f"asking who answers at {config.texts_from}"):
+            server = TextServer(str(config.texts_from), key, config.timeout_factor)
     device = resolve_device(config.device.name)
     models = {"target": {"name": config.model.name, "weights": "served"}}
     folder = begin(config, "audition", folder, described(device, models, prompts))
@@ -112,7 +115,8 @@ def _complete(
     trials: dict[TextKey, Trial] = {}
     with progress(f"{server.engine} completes prompts", len(requests)) as tick:
         for request in requests:
-            text = server.complete(request, decode)
+            with resumable(folder):
+                text = server.complete(request, decode)
             trials[request.key] = trial_of(text)
             folder.trials.append(trials[request.key])
             tick()
@@ -135,7 +139,7 @@ def _scored(
     elif conf.kind in HEADS:
         raise NotEligible("a head reads the target's hidden states, which servers do not return")
     elif SERVER_URL.match(conf.id):
-        server = DraftServer(conf.id, key)
+        server = DraftServer(conf.id, key, config.timeout_factor)
         first = texts[0].request.tokens
         server.check_vocabulary(first, target.tokenizer.decode(list(first)))
         traces: list[TextTrace] = []

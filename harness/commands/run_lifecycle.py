@@ -212,6 +212,17 @@ def measuring(folder: RunFolder, device: "torch.device") -> Iterator[None]:
                 _note(folder, {OTHER_PROCESSES: max(counts)})
 
 
+@contextmanager
+def resumable(folder: RunFolder) -> Iterator[None]:
+    """Say in the error of a server how the run continues; a disk's says so itself."""
+    try:
+        yield
+    except UserError as error:
+        again = f"what was measured is stored, resume={folder.path} continues the run"
+        error.args = (f"{error}; {again}",)
+        raise
+
+
 def _others_on(device: "torch.device") -> int | None:
     """How many other processes use the card now; None where there is none, or it is not known."""
     if device.type != "cuda":

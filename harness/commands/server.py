@@ -33,7 +33,7 @@ from harness.commands.server_start import (
     stored_facts,
     try_addresses,
 )
-from harness.commands.server_visits import measure, measure_loads
+from harness.commands.server_visits import measure
 from harness.commands.snapshot import check_texts
 from harness.commands.time_rounds import time_own_loop
 from harness.config import ServerConfig
@@ -68,7 +68,6 @@ def run(config: ServerConfig) -> Outcome:
     with measuring(folder, work.measured_on):
         work = work.with_turns(folder)
         measure(folder, work, adapter)
-        measure_loads(folder, work, adapter)
         if work.pair is not None:
             _judge(folder, work, work.pair)
             if config.engine != "own":

@@ -6,9 +6,10 @@ Servers, one per K and one that decodes plainly, stand side by side where the me
 import gc
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,7 +20,7 @@ import torch
 from harness.commands.pair import HeadPair, Pair, sampling_of
 from harness.commands.progress import progress
 from harness.commands.server_requests import Role, Workload, load_slots
-from harness.config import ServerConfig
+from harness.config import ModelConf, ServerConfig
 from harness.decoding.protocols import Drafter
 from harness.decoding.sampling import SamplingParameters
 from harness.engines.adapters import (
@@ -61,6 +62,9 @@ SPREAD_FLAGS = re.compile(r"--?(tp|pp|tensor|pipeline)\b")
 TRIED_TOKENS = 32
 # Texts by which a model is told from another, and the share of tokens that no rounding explains
 TRIED_TEXTS, OTHER_MODEL = 4, 0.1
+# Of the greedy tokens of two servers of one model, so many at least are the same up to where a text
+# parts: rounding parts one now and then, another model most of them after a few tokens
+ALIKE = 0.75
 # Of the memory that is free, what servers may take; of a model's file, what its server takes
 USABLE, OVERHEAD = 0.8, 1.2
 # Ids that a server is asked to decode, to see whether it has the target's tokenizer
@@ -75,6 +79,7 @@ def try_addresses(config: ServerConfig, adapter: Adapter, prompts: Sequence[Prom
     engine = attached(config, adapter, tokenizer)
     sampling = sampling_of(config.decode, config.temperature[0])
     budget = min(TRIED_TOKENS, config.new_tokens)
+    plain: Server | None = None
     with progress("trying the addresses", len(engine.urls)) as tick:
         for k in engine.urls:
             with engine.open(k) as server:
@@ -82,7 +87,61 @@ def try_addresses(config: ServerConfig, adapter: Adapter, prompts: Sequence[Prom
                     _log.warning("url=%s%s", engine.urls[k], room)
                 ids = check_vocabulary(server, tokenizer, prompts)
                 check_drafts(server, server.generate(ids, sampling, config.seed, budget))
+                if plain is None:
+                    plain = server
+                    _refuse_the_drafts_model(server, config)
+                else:
+                    _refuse_two_models(plain, server, config, tokenizer, prompts)
             tick()
+
+
+def _refuse_the_drafts_model(plain: Server, config: ServerConfig) -> None:
+    """Refuse a plain server that says by name that it serves the draft's model."""
+    served, target, draft = plain.model_name, _names(config.model), _names(config.draft)
+    if served is not None and _names_of(served) & draft - target:
+        raise UserError(
+            f"{plain.where}: it serves {served}, which is the draft's model; the first address is"
+            " that of a server that decodes with the target alone"
+        )
+
+
+def _refuse_two_models(
+    plain: Server, server: Server, config: ServerConfig, tokenizer: Any, prompts: Sequence[Prompt]
+) -> None:
+    """Refuse a server whose model has another name than the plain one's, and writes other texts.
+
+    By themselves neither means much: names can be chosen, and a server that is not lossless, or
+    ties in 16 bits, change texts.
+    """
+    names = plain.model_name, server.model_name
+    if None in names or names[0] == names[1]:
+        return
+    alike, tokens, budget = 0, 0, min(TRIED_TOKENS, config.new_tokens)
+    apart = max(1, len(prompts) // TRIED_TEXTS)
+    for prompt in prompts[::apart][:TRIED_TEXTS]:
+        ids = tokenizer(prompt.turns[0], add_special_tokens=False)["input_ids"][:CHECKED_TOKENS]
+        texts = [
+            each.generate(ids, sampling_of(config.decode, GREEDY), config.seed, budget).tokens
+            for each in (plain, server)
+        ]
+        tokens += len(texts[1])
+        pairs = zip(*texts, strict=False)
+        alike += sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    if alike < ALIKE * tokens:
+        raise UserError(
+            f"{plain.where}: another model than that of k={server.k}: it serves {names[0]}, the"
+            f" other {names[1]}, and of {tokens} greedy tokens {alike} are the same; the first"
+            " address is that of a server that decodes with the target alone"
+        )
+
+
+def _names(conf: ModelConf) -> set[str]:
+    return _names_of(conf.id) | (_names_of(conf.gguf) if conf.gguf is not None else set())
+
+
+def _names_of(name: str) -> set[str]:
+    """A hub id or path as it is written, and its last part, which servers are often named by."""
+    return {name.casefold(), name.rstrip("/").rpartition("/")[2].casefold()}
 
 
 def states_of_addresses(config: ServerConfig, adapter: Adapter) -> dict[str, str]:
@@ -272,9 +331,18 @@ def _card_memory(work: Workload, k: int, servers: int) -> CardMemory | None:
 
 @contextmanager
 def started(
-    folder: RunFolder, work: Workload, adapter: Adapter, roles: Sequence[Role], *, slots: int
+    folder: RunFolder,
+    work: Workload,
+    adapter: Adapter,
+    roles: Sequence[Role],
+    *,
+    slots: int,
+    left_out: Callable[[Role, UserError], bool] = lambda *_: False,
 ) -> Iterator[dict[Role, Server]]:
-    """Servers that answer, with room for so many requests side by side; closed at the end."""
+    """Servers that answer, with room for so many requests side by side; closed at the end.
+
+    `left_out`: whether to go on without a server that does not start or answer.
+    """
     config, serve = work.config, _to_serve(folder, work, slots=slots)
     servers: dict[Role, Server] = {}
     with ExitStack() as stack:
@@ -294,7 +362,11 @@ def started(
                     _note_memory(folder, engine, role, slots)
                     if (log := engine.log(role.k, rates)) is not None:
                         tick.say(f"starting {config.engine} at {role} (log: {log})", soon=True)
-                servers[role] = stack.enter_context(engine.open(role.k, rates))
+                try:
+                    servers[role] = stack.enter_context(engine.open(role.k, rates))
+                except UserError as error:
+                    if not left_out(role, error):
+                        raise
                 tick()
         yield servers
 

@@ -1,17 +1,26 @@
 """Visits to servers: every request that a run folder lacks is sent, and its answer stored.
 
 A request is a line of trials.jsonl as soon as its answer is there, so a run that is stopped
-continues where it was. A server that dies costs its own cells, and `resume=` asks it again.
-Requests side by side, on servers that have room for them, are stored visit by visit in loads.jsonl.
+continues where it was. Requests side by side, on servers that have room for them, are stored visit
+by visit in loads.jsonl.
+
+What fails costs as little as it can. A request that has no answer, though it was repeated, is its
+own trial, failed. A server that ends or hangs, or fails at request after request, is asked no more:
+the rest of its K is lost, and with the one that decodes plainly the visits end, for nothing can be
+compared any more. What was measured is analysed and reported all the same, and `resume=` asks for
+the rest. Only before anything is measured is an error the end of the run.
 """
 
+import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
 
 from harness.commands.progress import progress
-from harness.commands.run_lifecycle import NOT_MEASURED
+from harness.commands.run_lifecycle import NOT_MEASURED, resumable
 from harness.commands.server_requests import (
     Role,
     Task,
@@ -31,68 +40,218 @@ from harness.commands.server_start import (
     started,
 )
 from harness.engines.adapters import Adapter
-from harness.engines.protocol import Completion, Server, ServerDiedError
+from harness.engines.protocol import (
+    Completion,
+    RefusedError,
+    RequestFailedError,
+    Server,
+    ServerDiedError,
+)
 from harness.measurement.clock import undisturbed
 from harness.measurement.generations import Request
-from harness.measurement.load import Load, groups_of, load_visit
+from harness.measurement.load import Load, LoadFailedError, groups_of, load_visit
 from harness.measurement.served import ask
-from harness.records import in_one_line
+from harness.records import RoundTiming, Trial, UserError, in_one_line
 from harness.storage import RunFolder
+
+_log = logging.getLogger(__name__)
+PLAIN = Role(0)
+# Requests of a server without an answer, one after the other, after which it is asked no more; and
+# visits under load
+FAILED_IN_A_ROW, FAILED_VISITS = 3, 2
 
 
 def measure(folder: RunFolder, work: Workload, adapter: Adapter) -> None:
-    """Ask the servers for what the folder lacks."""
+    """Ask the servers for what the folder lacks: one at a time, then side by side.
+
+    Raises:
+        UserError: the servers are not what was asked for, or do not start, and nothing is measured.
+    """
+    failures = Failures(folder, work)
+    if _measure_visits(folder, work, adapter, failures):
+        _measure_loads(folder, work, adapter, failures)
+    failures.say()
+
+
+class Failures:
+    """What servers did not answer: stored, so that cells say so, and said at the end."""
+
+    def __init__(self, folder: RunFolder, work: Workload) -> None:
+        """Forget those of the attempt that this one resumes."""
+        self._folder = folder
+        self.dead: set[Role] = set()
+        self._first: dict[Role, str] = {}
+        self._number: Counter[Role] = Counter()
+        roles = [Role(k, rejects) for k in work.ks for rejects in (False, True)]
+        forgotten = {name(role) for role in roles for name in (_rounds_of, _starts_of, _loads_of)}
+        notes = folder.manifest.get(NOT_MEASURED) or {}
+        kept = {what: why for what, why in notes.items() if what not in forgotten}
+        if kept != notes:
+            folder.update_manifest({NOT_MEASURED: kept})
+
+    def of_task(self, task: Task, error: UserError) -> None:
+        """A request has no answer."""
+        line = self._count(task.role, error)
+        if task.file == "trials":
+            self._folder.trials.append(task.request.as_trial(status="failed", error=line))
+        else:
+            self._note({"rounds": _rounds_of, "starts": _starts_of}[task.file](task.role), line)
+
+    def of_server(self, role: Role, error: UserError, left: Sequence[Task]) -> None:
+        """A server is asked no more; the rest of this visit is marked as failed."""
+        self.dead.add(role)
+        line = self._count(role, error)
+        if role.rejects:
+            self._note(_rounds_of(role), line)
+        for task in left:
+            if task.file == "trials" and task.visit == left[0].visit:
+                self._folder.trials.append(task.request.as_trial(status="failed", error=line))
+
+    def of_load(self, role: Role, error: UserError) -> None:
+        """A server did not answer under load."""
+        self._note(_loads_of(role), self._count(role, error))
+
+    def say(self) -> None:
+        """One line on standard error, where anything failed."""
+        if not self._first:
+            return
+        roles = "; ".join(
+            f"{role}: {self._number[role]} times, first: {line}"
+            for role, line in self._first.items()
+        )
+        _log.warning(
+            "servers did not answer: %s; what was measured is stored, resume=%s asks for the rest",
+            roles,
+            self._folder.path,
+        )
+
+    def _count(self, role: Role, error: UserError) -> str:
+        line = in_one_line(error)
+        self._number[role] += 1
+        self._first.setdefault(role, line)
+        return line
+
+    def _note(self, what: str, line: str) -> None:
+        notes = self._folder.manifest.get(NOT_MEASURED) or {}
+        self._folder.update_manifest({NOT_MEASURED: {**notes, what: line}})
+
+
+def _rounds_of(role: Role) -> str:
+    return f"rounds at {role}"
+
+
+def _starts_of(role: Role) -> str:
+    return f"requests for a part of the budget at {role}"
+
+
+def _loads_of(role: Role) -> str:
+    return f"requests side by side at {role}"
+
+
+# ---- one at a time -----------------------------------------------------------------------------
+
+
+def _measure_visits(
+    folder: RunFolder, work: Workload, adapter: Adapter, failures: Failures
+) -> bool:
+    """Make the visits; whether plain decoding is still there to be compared with."""
     tasks = list(tasks_of(work, synthetic=is_synthetic(work.config, adapter)))
     waiting = waiting_of(folder, tasks)
     roles = sorted({task.role for task in waiting}, key=lambda role: (role.rejects, role.k))
-    _forget_failures(folder)
     if not roles:
-        return
-    settle_threads(folder, work, adapter)
-    check_card(folder, work, adapter, roles)
+        return True
+    with resumable(folder):
+        settle_threads(folder, work, adapter)
+        check_card(folder, work, adapter, roles)
     for group in side_by_side(roles, work, adapter):
-        with started(folder, work, adapter, group, slots=1) as servers:
-            for role, server in servers.items():
-                check_vocabulary(server, work.vocabulary.tokenizer, work.conversations)
-                if not role.rejects:
-                    check_model(server, work, adapter)
-                    note_engine(folder, work, adapter, server)
-            _visit(folder, work, servers, [task for task in waiting if task.role in servers])
+        of_group = [task for task in waiting if task.role in group]
+
+        def left_out(role: Role, error: UserError, tasks: Sequence[Task] = of_group) -> bool:
+            """Whether what is measured is worth going on without this server."""
+            if not any(trial.status == "ok" for trial in folder.trials.read()):
+                return False
+            failures.of_server(role, error, [task for task in tasks if task.role == role])
+            return True
+
+        with ExitStack() as stack:
+            opened = started(folder, work, adapter, group, slots=1, left_out=left_out)
+            with resumable(folder):
+                servers = stack.enter_context(opened)
+            if PLAIN in failures.dead:
+                return False
+            of_group = [task for task in of_group if task.role in servers]
+            with progress("checking the servers", len(servers)) as tick:
+                for role, server in servers.items():
+                    with resumable(folder):
+                        check_vocabulary(server, work.vocabulary.tokenizer, work.conversations)
+                        if not role.rejects:
+                            check_model(server, work, adapter)
+                    if not role.rejects:
+                        note_engine(folder, work, adapter, server)
+                    tick()
+            if not _visit(folder, work, servers, of_group, failures):
+                return False
+    return True
 
 
 def _visit(
-    folder: RunFolder, work: Workload, servers: Mapping[Role, Server], tasks: Sequence[Task]
-) -> None:
+    folder: RunFolder,
+    work: Workload,
+    servers: Mapping[Role, Server],
+    tasks: Sequence[Task],
+    failures: Failures,
+) -> bool:
     """Send every request, store each answer; a server that dies is asked no more.
 
-    Raises:
-        ServerDiedError: the one that decodes plainly, without which nothing can be compared.
-    """
-    dead: dict[Role, str] = {}
+    Returns:
+        Whether the one that decodes plainly is there to the end.
 
-    def died(role: Role, error: ServerDiedError, left: Sequence[Task]) -> None:
-        dead[role] = in_one_line(error)
-        _note_death(folder, role, dead[role], left)
-        if role == Role(0):
-            raise ServerDiedError(f"{error}; what was measured is stored, resume={folder.path}")
+    Raises:
+        UserError: a server is not what was asked for, or cannot do what it will be asked for.
+    """
+    dead, in_a_row = failures.dead, Counter[Role]()
+
+    def died(role: Role, error: UserError, left: Sequence[Task]) -> None:
+        # Without plain decoding the others' requests are not compared with anything either
+        lost = [task for task in left if role in (task.role, PLAIN)]
+        failures.of_server(role, error, lost)
 
     longest = max(work.prompts, key=lambda entry: len(entry.tokens))
     with progress("warming the servers up", len(servers)) as tick:
         for role, server in servers.items():
-            try:
-                for temperature in work.config.temperature:
-                    _warm_up(server, work.request(longest, temperature, role.k, 0), work)
-            except ServerDiedError as error:
-                died(role, error, [task for task in tasks if task.role == role])
+            failed: UserError | None = None
+            with resumable(folder):
+                try:
+                    for temperature in work.config.temperature:
+                        _warm_up(server, work.request(longest, temperature, role.k, 0), work)
+                except (ServerDiedError, RequestFailedError) as error:
+                    failed = error
+            if failed is not None:
+                died(role, failed, tasks)
             tick()
     with progress("asking the servers", len(tasks)) as tick, undisturbed():
         for number, task in enumerate(tasks):
+            if PLAIN in dead:
+                return False
             if task.role not in dead:
                 try:
-                    _ask(folder, work, servers[task.role], task)
+                    line = _ask(work, servers[task.role], task)
                 except ServerDiedError as error:
-                    died(task.role, error, [t for t in tasks[number:] if t.role == task.role])
+                    died(task.role, error, tasks[number:])
+                except (RequestFailedError, RefusedError) as error:
+                    failures.of_task(task, error)
+                    in_a_row[task.role] += 1
+                    if in_a_row[task.role] == FAILED_IN_A_ROW:
+                        died(task.role, error, tasks[number + 1 :])
+                except UserError:  # it is not what was asked for
+                    with resumable(folder):
+                        raise
+                else:
+                    in_a_row[task.role] = 0
+                    if line is not None:
+                        getattr(folder, task.file).append(line)
             tick()
+    return PLAIN not in dead
 
 
 def _warm_up(server: Server, longest: Request, work: Workload) -> None:
@@ -107,46 +266,21 @@ def _warm_up(server: Server, longest: Request, work: Workload) -> None:
             generate(replace(longest, tokens=entry.tokens), 1)
 
 
-def _ask(folder: RunFolder, work: Workload, server: Server, task: Task) -> None:
-    """Send one request and store what came of it."""
-    clock = work.clock
+def _ask(work: Workload, server: Server, task: Task) -> Trial | RoundTiming | None:
+    """Send one request; what there is to store of it, None where it had no round."""
+    clock, facts = work.clock, server.facts
     served = ask(server, task.request, task.visit, clock)
-    facts = server.facts
-    if task.file == "trials":
-        folder.trials.append(served.trial(facts, clock))
-    elif task.file == "starts":
-        folder.starts.append(served.trial(facts, clock))
-    elif served.completion.returned > facts.first_position:  # else there was no round
-        folder.rounds.append(served.rejected_rounds(facts, clock, work.config.draft.name))
-
-
-def _note_death(folder: RunFolder, role: Role, error: str, left: Sequence[Task]) -> None:
-    """Store that a server's remaining requests of this visit failed, so that its cells say so."""
-    if role.rejects:
-        notes = folder.manifest.get(NOT_MEASURED) or {}
-        folder.update_manifest({NOT_MEASURED: {**notes, _rounds_of(role): error}})
-        return
-    for task in left:
-        if task.file == "trials" and task.visit == left[0].visit:
-            folder.trials.append(task.request.as_trial(status="failed", error=error))
-
-
-def _forget_failures(folder: RunFolder) -> None:
-    """Forget the rejecting servers that died in the attempt that this one resumes."""
-    notes = folder.manifest.get(NOT_MEASURED) or {}
-    kept = {what: why for what, why in notes.items() if not what.startswith("rounds at ")}
-    if kept != notes:
-        folder.update_manifest({NOT_MEASURED: kept})
-
-
-def _rounds_of(role: Role) -> str:
-    return f"rounds at {role}"
+    if task.file != "rounds":
+        return served.trial(facts, clock)
+    if served.completion.returned <= facts.first_position:
+        return None
+    return served.rejected_rounds(facts, clock, work.config.draft.name)
 
 
 # ---- requests side by side ---------------------------------------------------------------------
 
 
-def measure_loads(folder: RunFolder, work: Workload, adapter: Adapter) -> None:
+def _measure_loads(folder: RunFolder, work: Workload, adapter: Adapter, failures: Failures) -> None:
     """Put requests side by side on servers that have room for them, visit by visit."""
     config = work.config
     loads = [Load(rate=config.rate)] if config.rate else []
@@ -161,22 +295,41 @@ def measure_loads(folder: RunFolder, work: Workload, adapter: Adapter) -> None:
     if not loads:
         return
     slots = load_slots(config)
-    roles = [Role(k) for k in work.ks]
+    roles = [Role(k) for k in work.ks if Role(k) not in failures.dead]
+
+    def left_out(role: Role, error: UserError) -> bool:
+        failures.of_load(role, error)
+        return True
+
     for group in side_by_side(roles, work, adapter):
         # Plain decoding stands in each group, to be compared with within moments
         compared = [role.k for role in group if role.k] or [0]
         waiting = [each for each in visits if any((*each, k) not in stored for k in compared)]
         if not waiting:
             continue
-        with started(folder, work, adapter, group, slots=slots) as by_role:
+        with ExitStack() as stack:
+            opened = started(folder, work, adapter, group, slots=slots, left_out=left_out)
+            by_role = stack.enter_context(opened)
             servers = {role.k: server for role, server in by_role.items()}
+            failed: Counter[int] = Counter()
             with progress("requests side by side", len(waiting)) as tick, undisturbed():
                 for visit, temperature in waiting:
-                    random = np.random.default_rng((config.seed, visit))
                     requests = [work.request(e, temperature, 0, visit) for e in work.prompts]
                     requests = [replace(each, draft=config.draft.name) for each in requests]
-                    groups = groups_of(requests, slots)
-                    # Stored together: half a visit compares nothing
-                    done = [*load_visit(servers, groups, loads, visit, random, work.clock)]
-                    folder.loads.append(*done)
+                    groups, asked = groups_of(requests, slots), dict(servers)
+                    while 0 in asked:
+                        random = np.random.default_rng((config.seed, visit))
+                        try:
+                            visited = load_visit(asked, groups, loads, visit, random, work.clock)
+                            done = [*visited]
+                        except LoadFailedError as error:
+                            # Half a visit compares nothing; the others make it again without this K
+                            failures.of_load(Role(error.k), error)
+                            failed[error.k] += 1
+                            del asked[error.k]
+                            if error.died or failed[error.k] == FAILED_VISITS:
+                                del servers[error.k]
+                        else:
+                            folder.loads.append(*done)
+                            break
                     tick()

@@ -7,7 +7,7 @@
    mlx-lm's among them; it is timed, and counts nothing.
 3. `http_server.py`: what these servers share. `process.py` and `supervisor.py`: a server process
    that listens on this machine only and ends with the run, however the run ends. `client.py`:
-   requests to it, and what goes wrong with them.
+   requests to it, and what goes wrong with them. `waiting.py`: what is being waited for.
 4. `adapters.py`: the one table of engines by name, which the command `server` reads.
 5. `gguf_file.py`: small models as GGUF files for llama.cpp. `xllamacpp_server.py`: `llama-server`
    for those who have the Python wheel and no binary.

@@ -195,7 +195,8 @@ def attached(config: ServerConfig, adapter: Adapter, tokenizer: Any) -> Attached
     """The servers of `url=` as an engine; the target's tokenizer is None where none is asked."""
     assert adapter.attach is not None
     server = adapter.attach(config, tokenizer)
-    return AttachedEngine(addresses(config, adapter), server, api_key(config.api_key_env))
+    key = api_key(config.api_key_env)
+    return AttachedEngine(addresses(config, adapter), server, key, config.timeout_factor)
 
 
 def api_key(name: str | None) -> str | None:
@@ -240,6 +241,7 @@ def _started(serve: ToServe, port: int | None) -> dict[str, Any]:
         "port": port,
         "memory": serve.memory,
         "more_flags": tuple(serve.config.flags),
+        "timeout_factor": serve.config.timeout_factor,
     }
 
 

@@ -1,33 +1,89 @@
-"""JSON over HTTP to a server, with each way that fails in one line."""
+"""JSON over HTTP to a server, with each way that fails in one line.
+
+Every request here may be sent twice without harm, so one that fails in passing is: a connection
+that is refused or cut, an answer that is garbled or too early (status 429, 502, 503, 504). What is
+repeated is the whole of what a caller asks for (`HttpClient.repeated`), so that its seconds and its
+counters are those of the time that it was answered. A server's `Retry-After` is waited for as long
+as there is time for it.
+
+An answer has a deadline that follows from its tokens (`HttpClient.deadline_s`), whatever trickles
+in meanwhile; once it has begun, two minutes without a byte end it too. A server that lets it pass
+hangs, and is not asked again.
+
+Redirects are refused: whoever they lead to would be sent the key.
+"""
 
 import json
+import logging
+import socket
 import time
 from collections.abc import Callable, Mapping
-from http.client import HTTPException
-from typing import Any
-from urllib.error import HTTPError, URLError
-from urllib.parse import urlsplit
-from urllib.request import ProxyHandler, Request, build_opener
+from contextlib import suppress
+from http.client import HTTPException, RemoteDisconnected
+from threading import Timer
+from typing import Any, TypeVar, cast
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
-from harness.engines.protocol import ServerDiedError
+import urllib3
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+from urllib3.exceptions import (
+    ConnectTimeoutError,
+    HTTPError,
+    InvalidHeader,
+    MaxRetryError,
+    ReadTimeoutError,
+    URLSchemeUnknown,
+)
+from urllib3.util import Retry, Timeout, make_headers
+
+from harness.engines.protocol import RefusedError, RequestFailedError, ServerDiedError
+from harness.engines.waiting import waiting_for
 from harness.records import UserError
 
-# A generation on a slow machine takes minutes; a health check does not
-REQUEST_S, CHECK_S = 1800.0, 5.0
+T = TypeVar("T")
+
+# The deadline of a request: a slow machine takes about a second per token, and a start-up of
+# kernels or a queue a minute or two
+LEAST_S, TOKEN_S, PROMPT_TOKEN_S = 120.0, 1.0, 0.1
+# Once an answer has begun, the longest pause in it
+IDLE_S = 120.0
+# Of a health check, and of a connection
+CHECK_S, CONNECT_S = 5.0, 20.0
 POLL_S = 0.05
+# A request is repeated so often, at once and then after 0.5 s, 1 s, 2 s, ... with jitter; pauses
+# that a server asks for add up to two minutes at most
+RETRIES, BACKOFF_S, PAUSES_S = 5, 0.25, 120.0
+BUSY = (429, 502, 503, 504)
+REDIRECTS = (301, 302, 303, 307, 308)
+# Answers are of some kilobytes; a page of counters may have a megabyte
+MOST_BYTES = 64 * 2**20
 ON_THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
+# A shorter key may be a part of an answer's own words
+MASKED, SHORTEST_MASKED = "***", 6
 
 
 class HttpClient:
     """Requests to one server."""
 
-    def __init__(self, url: str, key: str | None = None, named: str = "url") -> None:
+    def __init__(
+        self,
+        url: str,
+        key: str | None = None,
+        named: str = "url",
+        *,
+        alive: Callable[[], bool] = lambda: True,
+        timeout_factor: float = 1.0,
+    ) -> None:
         """Talk to `url`.
 
         Args:
             url: http or https, without a path.
             key: the server's API key, sent with every request and kept nowhere else.
             named: the key of the command line that gives the address, for errors.
+            alive: whether asking again is of use.
+            timeout_factor: of every limit on time.
         """
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -35,20 +91,77 @@ class HttpClient:
         # Clients of OpenAI's interface are given the address with its version
         self.url = url.rstrip("/").removesuffix("/v1")
         self.where = f"{named}={self.url}"
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-        local = parts.hostname in ON_THIS_MACHINE
-        # A proxy of the environment cannot reach this machine's own loopback
-        self._opener = build_opener(ProxyHandler({})) if local else build_opener()
+        self._key, self._alive, self._factor = key, alive, timeout_factor
+        # A connection that is kept may be closed by the server as the next request is sent
+        self._headers = {"Connection": "close"}
+        if key:
+            self._headers["Authorization"] = f"Bearer {key}"
+        self._pools = self._pools_to(parts.scheme, parts.netloc, parts.hostname)
+        # It logs the head of an answer that it cannot parse, which may hold the key
+        logging.getLogger(urllib3.__name__).setLevel(logging.CRITICAL)
 
     def get(self, path: str, timeout_s: float = CHECK_S) -> Any:
-        """What the server has at `path`: JSON decoded, anything else as text."""
-        return self._answer(Request(self.url + path, headers=self._headers), timeout_s)
+        """What the server has at `path`: JSON decoded, anything else as text.
 
-    def post(self, path: str, body: Mapping[str, Any], timeout_s: float = REQUEST_S) -> Any:
-        """The server's answer to a JSON body."""
-        headers = {"Content-Type": "application/json", **self._headers}
-        data = json.dumps(body).encode()
-        return self._answer(Request(self.url + path, data, headers), timeout_s)
+        Raises:
+            ServerDiedError, RequestFailedError, RefusedError: there is no usable answer.
+        """
+        text = self._text("GET", path, None, timeout_s)
+        try:
+            return self._masked(json.loads(text))
+        except (ValueError, RecursionError):
+            return self._masked(text)
+
+    def post(self, path: str, body: Mapping[str, Any], timeout_s: float = LEAST_S) -> Any:
+        """The server's answer to a JSON body, JSON decoded; raises as `get` does."""
+        text = self._text("POST", path, json.dumps(body).encode(), timeout_s)
+        try:
+            return self._masked(json.loads(text))
+        except (ValueError, RecursionError) as error:
+            start = self._shown(text)[:40]
+            raise RequestFailedError(f"{self.where}: its answer is garbled ({start!r})") from error
+
+    def deadline_s(self, prompt_tokens: int, budget: int) -> float:
+        """Seconds until the answer to a request must be whole."""
+        tokens_s = TOKEN_S * budget + PROMPT_TOKEN_S * prompt_tokens
+        return self._factor * max(LEAST_S, tokens_s)
+
+    def repeated(self, ask: Callable[[], T]) -> tuple[T, int]:
+        """Ask, and ask again where a failure may pass.
+
+        Args:
+            ask: requests to this server.
+
+        Returns:
+            What it returned in the end, and how often it was asked.
+        """
+        policy = Retry(
+            RETRIES,
+            backoff_factor=BACKOFF_S * self._factor,
+            backoff_jitter=BACKOFF_S * self._factor,
+        )
+        pauses_s, asked = PAUSES_S * self._factor, 1
+        while True:
+            try:
+                return ask(), asked
+            except (ServerDiedError, RequestFailedError) as error:
+                if not error.repeatable or not self._alive():
+                    raise
+                try:
+                    policy = policy.increment(error=error)
+                except MaxRetryError:
+                    error.args = (f"{error} (asked {asked} times)",)
+                    raise error from None
+                pause_s = policy.get_backoff_time()
+                if isinstance(error, RequestFailedError) and error.retry_after_s is not None:
+                    pause_s = max(pause_s, error.retry_after_s)
+                if pause_s > pauses_s:
+                    error.args = (f"{error} (it asks for {pause_s:.0f} s, which is too long)",)
+                    raise
+                pauses_s -= pause_s
+                asked += 1
+                with waiting_for(f"{self.url} to be asked again ({error})", pause_s):
+                    time.sleep(pause_s)
 
     def about(self, path: str, field: str, server: str) -> Mapping[str, Any]:
         """What the server says of itself at `path`; refuse one that is not `server`.
@@ -60,65 +173,226 @@ class HttpClient:
         """
         try:
             answer = self.get(path)
-        except ServerDiedError:
-            raise
-        except UserError as error:
+        except RefusedError as error:
             reason = str(error).removeprefix(f"{self.where}: ")
             raise UserError(f"{self.where}: not {server} ({path}: {reason})") from error
         if not isinstance(answer, dict) or field not in answer:
             raise UserError(f"{self.where}: not {server} ({path} has no {field})")
         return answer
 
-    def wait_until_ready(self, path: str, within_s: float, alive: Callable[[], bool]) -> str:
+    def wait_until_ready(self, path: str, within_s: float, what: str) -> str:
         """Wait until `path` answers with success.
 
         Args:
             path: what answers once the model is loaded.
             within_s: how long to wait.
-            alive: whether waiting longer is of use.
+            what: is waited for.
 
         Returns:
             Why it does not answer; empty where it does.
         """
         give_up = time.monotonic() + within_s
-        while True:
+        with waiting_for(f"{self.url}: {what}", within_s):
+            while True:
+                try:
+                    self.get(path)
+                except UserError as error:
+                    if not self._alive():
+                        return str(error)
+                    if time.monotonic() > give_up:
+                        return f"{error} (waited {within_s:.0f} s)"
+                    time.sleep(POLL_S)
+                else:
+                    return ""
+
+    # ---- one request -----------------------------------------------------------------------------
+
+    def _text(self, method: str, path: str, body: bytes | None, timeout_s: float) -> str:
+        """The body of a successful answer."""
+        headers = self._headers if body is None else {**self._headers, **JSON}
+        begin = time.monotonic()
+        with waiting_for(f"{self.url}{path}", timeout_s):
             try:
-                self.get(path)
-            except UserError as error:
-                if not alive():
-                    return str(error)
-                if time.monotonic() > give_up:
-                    return f"{error} (waited {within_s:.0f} s)"
-                time.sleep(POLL_S)
-            else:
-                return ""
+                response = self._pools.request(
+                    method,
+                    self.url + path,
+                    body=body,
+                    headers=headers,
+                    retries=False,
+                    redirect=False,
+                    preload_content=False,
+                    timeout=Timeout(min(CONNECT_S, timeout_s), timeout_s),
+                )
+            except HTTPError as error:
+                raise self._without_answer(error, begin, timeout_s) from error
+            response = cast("_Response", response)
+            try:
+                data = response.read(MOST_BYTES)
+            except HTTPError as error:
+                raise self._broken_off(error, begin, timeout_s) from error
+            finally:
+                response.cut_off.cancel()
+                response.close()
+        if time.monotonic() - begin >= timeout_s:  # what was cut off may look like a short answer
+            raise self._too_late(timeout_s)
+        if len(data) == MOST_BYTES:
+            raise RequestFailedError(f"{self.where}: its answer is garbled (over 64 MiB)")
+        text = data.decode(errors="replace")
+        if response.status != 200:
+            raise self._refused(response, text)
+        return text
 
-    def _answer(self, request: Request, timeout_s: float) -> Any:
+    def _without_answer(self, error: HTTPError, begin: float, timeout_s: float) -> UserError:
+        """No answer has begun."""
+        late = isinstance(error, ReadTimeoutError) or time.monotonic() - begin >= timeout_s
+        if late and not isinstance(error, ConnectTimeoutError):
+            return ServerDiedError(f"{self.where}: no answer within {timeout_s:.0f} s")
+        cause = _cause(error)
+        reason = self._shown(str(cause))
+        if isinstance(cause, HTTPException) and not isinstance(cause, RemoteDisconnected):
+            return RequestFailedError(f"{self.where}: its answer is no HTTP ({reason[:80]})")
+        return ServerDiedError(
+            f"{self.where}: not reachable ({reason}); is the server running, and at this address?",
+            repeatable=True,
+        )
+
+    def _broken_off(self, error: HTTPError, begin: float, timeout_s: float) -> UserError:
+        """An answer has begun and does not end."""
+        if time.monotonic() - begin >= timeout_s:
+            return self._too_late(timeout_s)
+        if isinstance(error, ReadTimeoutError):
+            idle_s = IDLE_S * self._factor
+            return ServerDiedError(f"{self.where}: no byte of its answer for {idle_s:.0f} s")
+        reason = self._shown(str(_cause(error)))
+        return RequestFailedError(f"{self.where}: its answer broke off ({reason[:80]})")
+
+    def _too_late(self, timeout_s: float) -> ServerDiedError:
+        return ServerDiedError(f"{self.where}: no whole answer within {timeout_s:.0f} s")
+
+    def _refused(self, response: urllib3.BaseHTTPResponse, text: str) -> UserError:
+        """An answer with another status than success, in the server's words where it has some."""
+        status, reason = response.status, response.reason or "no reason given"
+        if status in REDIRECTS:
+            target = urlsplit(response.headers.get("Location") or "").netloc or "another path"
+            return ServerDiedError(
+                f"{self.where}: it redirects to {self._shown(target)}, which is not followed, for"
+                " the API key must not go elsewhere; give the address that answers itself"
+            )
         try:
-            with self._opener.open(request, timeout=timeout_s) as response:
-                body = response.read().decode()
-        except HTTPError as error:
-            raise UserError(f"{self.where}: {_reason(error)}") from error
-        except TimeoutError as error:
-            raise ServerDiedError(f"{self.where}: no answer within {timeout_s:.0f} s") from error
-        except (URLError, HTTPException, OSError) as error:
-            reason = getattr(error, "reason", error)
-            raise ServerDiedError(
-                f"{self.where}: not reachable ({reason}); is the server running, and at this "
-                "address?"
-            ) from error
+            message = json.loads(text)["error"]["message"]
+        except (ValueError, RecursionError, KeyError, TypeError):
+            is_page = text.lstrip().startswith("<")
+            message = reason if is_page or not text else text
+        shown = self._shown(str(message))[:200]
+        line = f"{self.where}: the server refuses, status {status}: {shown}"
+        if status in (401, 403):
+            return ServerDiedError(line)
+        if status in BUSY:
+            return RequestFailedError(line, retry_after_s=_retry_after_s(response))
+        return RefusedError(line, status)
+
+    # ---- what a server must not be able to do ----------------------------------------------------
+
+    def _shown(self, text: str) -> str:
+        """A server's words in one line, without the key."""
+        return " ".join((text.replace(self._key, MASKED) if self._key else text).split())
+
+    def _masked(self, value: Any) -> Any:
+        """An answer without the key."""
+        if self._key is None or len(self._key) < SHORTEST_MASKED:
+            return value
+        if isinstance(value, str):
+            return value.replace(self._key, MASKED)
+        if isinstance(value, list):
+            return [self._masked(each) for each in value]
+        if isinstance(value, dict):
+            return {name: self._masked(each) for name, each in value.items()}
+        return value
+
+    def _pools_to(self, scheme: str, netloc: str, host: str) -> urllib3.PoolManager:
+        """Connections, through the environment's proxy where it has one for this address."""
+        idle_s = IDLE_S * self._factor
+        proxy = None
+        # A proxy of the environment cannot reach this machine's own loopback
+        if host not in ON_THIS_MACHINE and not proxy_bypass(netloc):
+            proxy = getproxies().get(scheme)
+        if proxy is None:
+            pools = urllib3.PoolManager()
+        else:
+            parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+            login = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}"
+            headers = make_headers(proxy_basic_auth=login) if parts.username else None
+            address = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+            try:
+                pools = urllib3.ProxyManager(address, proxy_headers=headers)
+            except URLSchemeUnknown as error:
+                name = f"{scheme}_proxy"
+                raise UserError(f"{name}: not an HTTP proxy; unset it, or set no_proxy") from error
+        pools.pool_classes_by_scheme = _limited(idle_s)
+        return pools
+
+
+JSON: Mapping[str, str] = {"Content-Type": "application/json"}
+
+
+class _Response(urllib3.HTTPResponse):
+    """An answer, and what ends it at its deadline."""
+
+    cut_off: Timer
+
+
+def _limited(idle_s: float) -> dict[str, type[HTTPConnectionPool]]:
+    """Connections on which an answer, head and body, has the read timeout as its deadline.
+
+    The timeout of a socket begins anew with each byte.
+    """
+
+    def head(connection: HTTPConnection, read: Callable[[], urllib3.HTTPResponse]) -> _Response:
+        sock, timeout_s = connection.sock, connection.timeout
+        assert isinstance(timeout_s, float | int)
+        cut_off = Timer(timeout_s, _shut, (sock,))
+        cut_off.daemon = True
+        cut_off.start()
         try:
-            return json.loads(body)
-        except json.JSONDecodeError:
-            return body
+            response = cast("_Response", read())
+            sock.settimeout(min(idle_s, timeout_s))
+        except BaseException:
+            cut_off.cancel()
+            raise
+        response.cut_off = cut_off
+        return response
+
+    class Plain(HTTPConnection):
+        def getresponse(self) -> _Response:
+            return head(self, super().getresponse)
+
+    class Encrypted(HTTPSConnection):
+        def getresponse(self) -> _Response:
+            return head(self, super().getresponse)
+
+    class PlainPool(HTTPConnectionPool):
+        ConnectionCls = cast("Any", Plain)
+
+    class EncryptedPool(HTTPSConnectionPool):
+        ConnectionCls = cast("Any", Encrypted)
+
+    return {"http": PlainPool, "https": EncryptedPool}
 
 
-def _reason(error: HTTPError) -> str:
-    """A refusal in the server's words, where it has some."""
-    body = error.read().decode(errors="replace")
+def _shut(sock: socket.socket) -> None:
+    """Wake whoever reads from it; it may be closed by now."""
+    with suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+def _cause(error: HTTPError) -> BaseException:
+    """What lies behind an error of the library's."""
+    inner = [each for each in error.args if isinstance(each, BaseException)]
+    return inner[-1] if inner else error.__cause__ or error
+
+
+def _retry_after_s(response: urllib3.BaseHTTPResponse) -> float | None:
     try:
-        message = json.loads(body)["error"]["message"]
-    except (json.JSONDecodeError, KeyError, TypeError):
-        is_page = body.lstrip().startswith("<")
-        message = error.reason if is_page or not body else body
-    return f"the server refuses, status {error.code}: {' '.join(str(message).split())[:200]}"
+        return Retry().get_retry_after(response)
+    except InvalidHeader:
+        return None

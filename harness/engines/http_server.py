@@ -4,6 +4,7 @@ import math
 import os
 import shlex
 import shutil
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,9 +13,16 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, ClassVar
 
+from harness.decoding.sampling import SamplingParameters
 from harness.engines.client import HttpClient
 from harness.engines.process import LOOPBACK, ServerProcess, check_port_free, free_port
-from harness.engines.protocol import Completion, Server, ServerDiedError
+from harness.engines.protocol import (
+    Completion,
+    RefusedError,
+    RequestFailedError,
+    Server,
+    ServerDiedError,
+)
 from harness.records import Rule, ServerCommand, StopReason, UserError
 from harness.serving.kinds import DraftKind
 
@@ -23,6 +31,10 @@ SPARE_POSITIONS = 8
 # Words of a variable's name that say what nobody else should read, or what holds here alone
 SECRETS = frozenset(("AUTH", "CREDENTIALS", "KEY", "PASSWORD", "SECRET", "TOKEN"))
 PLACES = frozenset(("DIR", "HOST", "IP", "PATH", "PORT", "ROOT"))
+# Requests in flight beyond which some may wait for their turn, as they do at a rate
+SIDE_BY_SIDE = 8
+# The statuses of a server that has no such path
+NO_SUCH_PATH = (404, 405, 501)
 # Where an OpenAI-compatible server lists its models
 MODELS = "/v1/models"
 
@@ -90,6 +102,7 @@ class StartedEngine(ABC):
         port: to listen on; None takes a free one.
         memory: of the card that it starts on; None where there is none.
         more_flags: the user's own, for the servers.
+        timeout_factor: of the limits on the time of requests.
     """
 
     # As `engine=` has it, which also names the logs; as errors have it; and seconds until a server
@@ -120,6 +133,7 @@ class StartedEngine(ABC):
     port: int | None = None
     memory: CardMemory | None = None
     more_flags: tuple[str, ...] = ()
+    timeout_factor: float = 1.0
 
     def open(self, k: int, synthetic: Sequence[float] | None = None) -> "HttpServer":
         """Start a server that drafts k tokens per round, and wait until it answers."""
@@ -128,9 +142,14 @@ class StartedEngine(ABC):
         check_port_free(port)
         command = [*program, *flags, "--host", LOOPBACK, "--port", str(port)]
         process = ServerProcess(command, self.log(k, synthetic), self.environment())
-        client = HttpClient(f"http://{LOOPBACK}:{port}")
+        client = HttpClient(
+            f"http://{LOOPBACK}:{port}",
+            alive=lambda: process.alive,
+            timeout_factor=self.timeout_factor,
+        )
+        what = f"{self.title} at k={k} to have loaded its models (log: {self.log(k, synthetic)})"
         try:
-            late = client.wait_until_ready("/health", self.ready_s, lambda: process.alive)
+            late = client.wait_until_ready("/health", self.ready_s, what)
             if late or not process.alive:
                 why = f": {late}" if process.alive else " ended"
                 raise UserError(f"{self.title} at k={k}{why}; {process.last_words()}")
@@ -245,11 +264,13 @@ class AttachedEngine:
         urls: by K; 0 is the plain one.
         server: takes over the one of a K.
         key: the servers' API key, or None.
+        timeout_factor: of the limits on the time of requests.
     """
 
     urls: Mapping[int, str]
     server: "Callable[[Running, int], HttpServer]"
     key: str | None = field(default=None, repr=False)
+    timeout_factor: float = 1.0
 
     def open(self, k: int, synthetic: Sequence[float] | None = None) -> "HttpServer":
         """Attach to the server of this K."""
@@ -257,7 +278,8 @@ class AttachedEngine:
             raise UserError(f"url: no server for k={k}; there are {sorted(self.urls)}")
         if synthetic is not None:
             raise UserError(f"url={self.urls[k]}: acceptance is fixed when a server starts")
-        return self.server(Running(HttpClient(self.urls[k], self.key)), k)
+        client = HttpClient(self.urls[k], self.key, timeout_factor=self.timeout_factor)
+        return self.server(Running(client), k)
 
 
 class HttpServer(Server):
@@ -273,23 +295,78 @@ class HttpServer(Server):
         """Take over a server that drafts `k` tokens per round; `title` names it in errors."""
         self.k, self._title = k, title
         self._client, self._process, self._alone = running.client, running.process, running.alone
+        self._in_flight, self._lock = 0, threading.Lock()
 
-    def ask(self, path: str, body: Mapping[str, Any]) -> Answer:
+    def generate(
+        self, prompt: Sequence[int], sampling: SamplingParameters, seed: int, budget: int
+    ) -> Completion:
+        """Complete a prompt, asked again where a failure may pass; see `protocol.Server`."""
+        with self._lock:
+            self._in_flight += 1
+            queued = max(1.0, self._in_flight / SIDE_BY_SIDE)
+        deadline_s = queued * self._client.deadline_s(len(prompt), budget)
+        try:
+            with self._named_in_errors():
+                done, asked = self._client.repeated(
+                    lambda: self._complete(prompt, sampling, seed, budget, deadline_s)
+                )
+        finally:
+            with self._lock:
+                self._in_flight -= 1
+        return replace(done, asked=asked)
+
+    def _complete(
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParameters,
+        seed: int,
+        budget: int,
+        deadline_s: float,
+    ) -> Completion:
+        try:
+            return self.complete(prompt, sampling, seed, budget, deadline_s)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            kind = type(error).__name__
+            raise RequestFailedError(
+                f"{self.where}: its answer cannot be read ({kind}: {error})", repeatable=False
+            ) from error
+
+    @abstractmethod
+    def complete(
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParameters,
+        seed: int,
+        budget: int,
+        deadline_s: float,
+    ) -> Completion:
+        """Ask once for a completion, within so many seconds."""
+
+    def ask(self, path: str, body: Mapping[str, Any], deadline_s: float) -> Answer:
         """The answer to a request, timed."""
         cpu, begin = self._request_cpu_s(), perf_counter()
-        with self._log_named():
-            answer = self._client.post(path, body)
+        answer = self._client.post(path, body, deadline_s)
         request_s, after = perf_counter() - begin, self._request_cpu_s()
         return Answer(answer, request_s, None if cpu is None or after is None else after - cpu)
 
     def get(self, path: str) -> Any:
         """What it has at `path`."""
-        with self._log_named():
-            return self._client.get(path)
+        return self._client.get(path)
 
     def check_vocabulary(self, tokens: Sequence[int], text: str) -> None:
         """Refuse a server whose model reads token ids as another text; see `protocol.Server`."""
-        answer = self._client.post("/detokenize", {"tokens": list(tokens), **self.named()})
+        body = {"tokens": list(tokens), **self.named()}
+        try:
+            answer, _ = self._client.repeated(lambda: self._client.post("/detokenize", body))
+        except RefusedError as error:
+            if error.status in NO_SUCH_PATH:
+                raise
+            # llama.cpp answers to an id that its model lacks with an error of its C++ library
+            raise UserError(
+                f"{self.where}: another vocabulary than that of model=, by its tokens: it cannot"
+                f" read the ids of {text[:30]!r} (status {error.status}); give the server of"
+                " model=, or the model= that it serves"
+            ) from error
         said = answer.get(self.decoded_field) if isinstance(answer, dict) else None
         if said is None or said.strip() != text.strip():
             raise UserError(
@@ -346,6 +423,14 @@ class HttpServer(Server):
             **more,
         )
 
+    @property
+    def model_name(self) -> str | None:
+        """See `protocol.Server`."""
+        try:
+            return only_model(self._client)
+        except UserError:
+            return None
+
     def without_counters(self, where: str, needs: str) -> UserError:
         """What to do about a server that drafts and does not tell its rounds.
 
@@ -382,13 +467,15 @@ class HttpServer(Server):
             self._process.stop()
 
     @contextmanager
-    def _log_named(self) -> Iterator[None]:
-        """Say why a server that was started here answers no more."""
+    def _named_in_errors(self) -> Iterator[None]:
+        """Say which server fails, and why one that was started here answers no more."""
         try:
             yield
-        except ServerDiedError as error:
-            words = "" if self._process is None else f"; {self._process.last_words()}"
-            raise ServerDiedError(f"{self._title}: {error}{words}") from error
+        except (ServerDiedError, RequestFailedError) as error:
+            died = self._process is not None and isinstance(error, ServerDiedError)
+            words = f"; {self._process.last_words()}" if died and self._process else ""
+            error.args = (f"{self._title}: {error}{words}",)
+            raise
 
     def _request_cpu_s(self) -> float | None:
         return self.cpu_s() if self._alone else None
@@ -420,7 +507,9 @@ def field_of(answer: Any, field: str, where: str, expected: str) -> Any:
         expected: what has this field.
     """
     if not isinstance(answer, dict) or answer.get(field) is None:
-        raise UserError(f"{where}: its answer has no {field!r}; is it {expected}?")
+        raise RequestFailedError(
+            f"{where}: its answer has no {field!r}; is it {expected}?", repeatable=False
+        )
     return answer[field]
 
 

@@ -38,7 +38,7 @@ from harness.engines.http_server import (
     field_of,
 )
 from harness.engines.process import ServerProcess
-from harness.engines.protocol import Completion, EngineFacts
+from harness.engines.protocol import Completion, EngineFacts, RequestFailedError
 from harness.records import Rule, StopReason, UserError
 from harness.serving.counting import Counting
 
@@ -159,13 +159,18 @@ class LlamaCppServer(HttpServer):
             slots=facts.get("total_slots"),
         )
 
-    def generate(
-        self, prompt: Sequence[int], sampling: SamplingParameters, seed: int, budget: int
+    def complete(
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParameters,
+        seed: int,
+        budget: int,
+        deadline_s: float,
     ) -> Completion:
-        """Complete a prompt; see `protocol.Server`."""
+        """Ask once for a completion; see `HttpServer`."""
         drafts = self._drafts()
         body = {"prompt": list(prompt), **request_settings(sampling, seed, budget)}
-        answer = self.ask("/completion", body)
+        answer = self.ask("/completion", body, deadline_s)
         drafts_now = self._drafts()
         drafted = None if drafts is None or drafts_now is None else drafts_now - drafts
         return self._completion(answer, budget, drafts=drafted)
@@ -184,7 +189,7 @@ class LlamaCppServer(HttpServer):
         if body.get("truncated"):
             raise UserError(f"{where}: its context is too small for prompt and {budget} tokens")
         if not tokens:
-            raise UserError(f"{where}: an answer without tokens")
+            raise RequestFailedError(f"{where}: an answer without tokens", repeatable=False)
         # Both are missing where nothing was drafted
         drafted, accepted = timings.get("draft_n", 0), timings.get("draft_n_accepted", 0)
         self.check_drafts(drafted, len(tokens), "--spec-draft-model and --spec-type draft-simple")

@@ -77,15 +77,20 @@ class OpenAiServer(HttpServer):
         """What the tokenizer puts before every text, and so will the server's."""
         return tuple(self._tokenizer("")["input_ids"])
 
-    def generate(
-        self, prompt: Sequence[int], sampling: SamplingParameters, seed: int, budget: int
+    def complete(
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParameters,
+        seed: int,
+        budget: int,
+        deadline_s: float,
     ) -> Completion:
-        """Complete a prompt; see `protocol.Server`."""
+        """Ask once for a completion; see `HttpServer`."""
         settings = request_settings(self._name, sampling, seed, budget)
         body = {"prompt": self._text(prompt), **self._named, **settings}
         if self.k and self._dialect.k is not None:
             body[self._dialect.k] = self.k
-        answer = self.ask("/v1/completions", body)
+        answer = self.ask("/v1/completions", body, deadline_s)
         choice = field_of(answer.body, "choices", self.where, SERVER)[0]
         usage = field_of(answer.body, "usage", self.where, SERVER)
         returned = self._tokenizer(field_of(choice, "text", self.where, SERVER))["input_ids"]
@@ -105,7 +110,8 @@ class OpenAiServer(HttpServer):
         """
         settings = request_settings(self._name, SamplingParameters(0.0), 0, 1)
         body = {"prompt": text, **self._named, **settings}
-        usage = field_of(self.ask("/v1/completions", body).body, "usage", self.where, SERVER)
+        answer, _ = self._client.repeated(lambda: self._client.post("/v1/completions", body))
+        usage = field_of(answer, "usage", self.where, SERVER)
         expected, said = len(self._prefix) + len(tokens), usage.get("prompt_tokens")
         if said != expected:
             raise UserError(

@@ -17,7 +17,47 @@ from harness.serving.counting import Counting
 
 
 class ServerDiedError(UserError):
-    """A server that answered before and does no longer: what was measured so far stands."""
+    """A server that is asked no more: it ended, hangs, or turns everyone away.
+
+    What was measured so far stands.
+
+    Attributes:
+        repeatable: whether it may answer within moments, as one that is restarted does.
+    """
+
+    def __init__(self, message: str, *, repeatable: bool = False) -> None:
+        """With its line."""
+        super().__init__(message)
+        self.repeatable = repeatable
+
+
+class RequestFailedError(UserError):
+    """A request without a usable answer, of a server that may well answer the next one.
+
+    Attributes:
+        repeatable: whether the same request may be answered within moments.
+        retry_after_s: how long the server asks to be left alone; None where it says nothing.
+    """
+
+    def __init__(
+        self, message: str, *, repeatable: bool = True, retry_after_s: float | None = None
+    ) -> None:
+        """With its line."""
+        super().__init__(message)
+        self.repeatable, self.retry_after_s = repeatable, retry_after_s
+
+
+class RefusedError(UserError):
+    """A request that a server answers with an error that is the request's.
+
+    Attributes:
+        status: of HTTP.
+    """
+
+    def __init__(self, message: str, status: int) -> None:
+        """With its line."""
+        super().__init__(message)
+        self.status = status
 
 
 @dataclass(frozen=True)
@@ -82,6 +122,7 @@ class Completion:
             steadier than any wall clock.
         counted: tokens by the engine's own count, where it returns a text alone.
         steps: each of the rounds, where the engine tells.
+        asked: how often it was asked; all else is of the last time.
     """
 
     tokens: tuple[int, ...]
@@ -95,6 +136,7 @@ class Completion:
     cpu_s: float | None = None
     steps: tuple[Round, ...] | None = None
     counted: int | None = None
+    asked: int = 1
 
     @property
     def returned(self) -> int:
@@ -126,9 +168,20 @@ class Server(ABC):
             budget: tokens to return at most.
 
         Raises:
-            ServerDiedError: the server ended or cannot be reached any more.
+            ServerDiedError: the server ended, hangs or cannot be reached any more.
+            RequestFailedError: this request has no answer, though it was repeated.
             UserError: the engine cannot do this, or its answer lacks what it should have.
         """
+
+    @property
+    def where(self) -> str:
+        """What errors name it by."""
+        return f"k={self.k}"
+
+    @property
+    def model_name(self) -> str | None:
+        """What it says that it serves, a name or a path; None where it does not say."""
+        return None
 
     @abstractmethod
     def cpu_s(self) -> float | None:

@@ -136,12 +136,18 @@ class SglangServer(HttpServer):
         if k and steps and steps != k:
             raise UserError(f"{self.where}: it drafts {steps} tokens per round, not k={k}")
 
-    def generate(
-        self, prompt: Sequence[int], sampling: SamplingParameters, seed: int, budget: int
+    def complete(
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParameters,
+        seed: int,
+        budget: int,
+        deadline_s: float,
     ) -> Completion:
-        """Complete a prompt; see `protocol.Server`."""
+        """Ask once for a completion; see `HttpServer`."""
         settings = request_settings(sampling, seed, budget)
-        answer = self.ask("/generate", {"input_ids": list(prompt), "sampling_params": settings})
+        body = {"input_ids": list(prompt), "sampling_params": settings}
+        answer = self.ask("/generate", body, deadline_s)
         tokens, told = (
             field_of(answer.body, name, self.where, SERVER) for name in ("output_ids", "meta_info")
         )

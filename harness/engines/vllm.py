@@ -33,6 +33,7 @@ from time import monotonic, sleep
 from typing import Any
 
 from harness.decoding.sampling import SamplingParameters
+from harness.engines.client import HttpClient
 from harness.engines.http_server import (
     CardMemory,
     HttpServer,
@@ -42,7 +43,7 @@ from harness.engines.http_server import (
     only_model,
 )
 from harness.engines.process import LOOPBACK
-from harness.engines.protocol import Completion, EngineFacts, ServerDiedError
+from harness.engines.protocol import Completion, EngineFacts, RefusedError
 from harness.records import LOOKUPS, Round, Rule, StopReason, UserError
 from harness.serving.counting import Counting
 from harness.serving.kinds import DraftKind, vllm_config
@@ -171,13 +172,18 @@ class VllmServer(HttpServer):
         # Whether some of its rounds draft nothing, of which no answer tells
         self._steps_counted = lookup and k > 0
 
-    def generate(
-        self, prompt: Sequence[int], sampling: SamplingParameters, seed: int, budget: int
+    def complete(
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParameters,
+        seed: int,
+        budget: int,
+        deadline_s: float,
     ) -> Completion:
-        """Complete a prompt; see `protocol.Server`."""
+        """Ask once for a completion; see `HttpServer`."""
         before = None if self._answers_tell else self._sums()
         body = {"prompt": list(prompt), **request_settings(sampling, seed, budget), **self.named()}
-        answer = self.ask("/v1/completions", body)
+        answer = self.ask("/v1/completions", body, deadline_s)
         (choice,) = field_of(answer.body, "choices", self.where, SERVER)
         tokens = tuple(field_of(choice, "token_ids", self.where, f"{SERVER}, 0.11 or later"))
         metrics = answer.body.get("metrics") or {}
@@ -238,9 +244,7 @@ class VllmServer(HttpServer):
         """What it counts over all requests, by name; None where it does not show them."""
         try:
             sums = metric_sums(str(self.get("/metrics")))
-        except ServerDiedError:
-            raise
-        except UserError:  # it has no such page
+        except RefusedError:  # it has no such page
             return None
         return sums if GENERATED in sums else None
 
@@ -314,6 +318,14 @@ def metric_sums(text: str) -> dict[str, float]:
             name = labelled.split("{", 1)[0].strip()
             sums[name] = sums.get(name, 0.0) + float(value)
     return sums
+
+
+def drafts(client: HttpClient) -> bool:
+    """Whether the page of a server's sums has those of drafts; no where it has no page."""
+    try:
+        return DRAFTED in metric_sums(str(client.get("/metrics")))
+    except RefusedError:
+        return False
 
 
 def counters(sums: Mapping[str, float]) -> dict[str, float]:

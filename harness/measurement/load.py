@@ -23,7 +23,13 @@ from time import monotonic, perf_counter, sleep
 
 import numpy as np
 
-from harness.engines.protocol import Completion, Server
+from harness.engines.protocol import (
+    Completion,
+    RefusedError,
+    RequestFailedError,
+    Server,
+    ServerDiedError,
+)
 from harness.measurement.generations import Request
 from harness.records import HALF, LoadTiming, ServerClock, UserError
 from harness.serving.counting import SHORTER, SHORTEST
@@ -33,6 +39,22 @@ REQUESTS_PER_SLOT = 4
 # The smallest budget of a load's requests, as a part of the budget asked for; multiples of the
 # golden section, modulo 1, spread them evenly up to the whole
 LEAST_BUDGET, GOLDEN = 0.5, 0.618034
+# How often a load is sent of which a request had to be repeated: its seconds are not the load's
+SENT_AT_MOST = 3
+
+
+class LoadFailedError(UserError):
+    """A load that a server did not answer.
+
+    Attributes:
+        k: of the server.
+        died: whether it is of no use to ask it again.
+    """
+
+    def __init__(self, k: int, error: UserError) -> None:
+        """With the line of the request that failed."""
+        super().__init__(str(error))
+        self.k, self.died = k, isinstance(error, ServerDiedError)
 
 
 @dataclass(frozen=True)
@@ -111,6 +133,9 @@ def load_visit(
         random: draws orders and arrivals.
         clock: `cpu` is the processor time of each server's process, in closed loops; requests that
             arrive are waited for by the client's clock, as they are with `engine`.
+
+    Raises:
+        LoadFailedError: a server ended, or a request of it has no answer.
     """
     for load in loads:
         for name, group in groups.items():
@@ -118,7 +143,10 @@ def load_visit(
             gaps_s = (random.exponential(1.0, len(order)) / (load.rate or 1.0)).tolist()
             for k in random.permutation(sorted(servers)):
                 for asked in (order,) if load.rate else (_short(order), order):
-                    yield _timed(servers[int(k)], name, asked, load, gaps_s, number, clock)
+                    try:
+                        yield _timed(servers[int(k)], name, asked, load, gaps_s, number, clock)
+                    except (ServerDiedError, RequestFailedError, RefusedError) as error:
+                        raise LoadFailedError(int(k), error) from error
 
 
 def _short(requests: Sequence[Request]) -> list[Request]:
@@ -134,10 +162,18 @@ def _timed(
     number: int,
     clock: ServerClock,
 ) -> LoadTiming:
-    cpu_s, begin = server.cpu_s(), perf_counter()
     in_flight = load.concurrency or len(requests)
-    done = _sent(server, requests, in_flight, gaps_s if load.rate else None)
-    elapsed_s, cpu_now_s = perf_counter() - begin, server.cpu_s()
+    for _ in range(SENT_AT_MOST):
+        cpu_s, begin = server.cpu_s(), perf_counter()
+        done = _sent(server, requests, in_flight, gaps_s if load.rate else None)
+        elapsed_s, cpu_now_s = perf_counter() - begin, server.cpu_s()
+        if all(each.asked == 1 for each in done):
+            break
+    else:
+        raise RequestFailedError(
+            f"k={server.k}: a load was sent {SENT_AT_MOST} times, and each time a request of it had"
+            " to be repeated"
+        )
     seconds = elapsed_s
     if clock == "cpu" and load.rate is None:
         if cpu_s is None or cpu_now_s is None:

@@ -26,7 +26,7 @@ from harness.decoding.sampling import SamplingParameters
 from harness.engines import llamacpp, sglang, vllm
 from harness.engines.client import HttpClient
 from harness.engines.http_server import only_model
-from harness.engines.protocol import ServerDiedError
+from harness.engines.protocol import RefusedError
 from harness.measurement.draft_scores import served_trace
 from harness.measurement.generations import Request, stop_reason
 from harness.measurement.target_texts import GeneratedText
@@ -64,11 +64,16 @@ def refuse_sampling(sampling: SamplingParameters) -> None:
 
 @dataclass(frozen=True)
 class _Answer:
-    """Of one request: ids, text, and the ids' log-probabilities, empty where none were told."""
+    """Of one request: ids, text, and the ids' log-probabilities, empty where none were told.
+
+    Attributes:
+        drafted: whether a draft proposed any of them, where that is told.
+    """
 
     tokens: Sequence[int]
     text: str
     logprobs: Sequence[float]
+    drafted: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,13 +96,13 @@ class _Kind:
 class TextServer:
     """A server with a model that completes prompts, returning token ids."""
 
-    def __init__(self, url: str, key: str | None = None) -> None:
+    def __init__(self, url: str, key: str | None = None, timeout_factor: float = 1.0) -> None:
         """Attach to it and find out what it is.
 
         Raises:
             UserError: not reachable, or no server that returns token ids.
         """
-        self._client = HttpClient(url, key, "texts_from")
+        self._client = HttpClient(url, key, "texts_from", timeout_factor=timeout_factor)
         self._kind = self._recognised()
         self._compared = False
 
@@ -122,11 +127,18 @@ class TextServer:
             decode: what ids stand for in the target's tokenizer, to know another model by.
 
         Raises:
-            UserError: what the server refuses or cannot tell, or it has another model.
+            UserError: what the server refuses or cannot tell, it drafts, or it has another model.
         """
         wanted = not request.sampling.greedy
-        answer = self._kind.complete(self._client, request, _seed(request), wanted)
+        answer, _ = self._client.repeated(
+            lambda: self._kind.complete(self._client, request, _seed(request), wanted)
+        )
         where = self._client.where
+        if answer.drafted:
+            raise UserError(
+                f"{where}: it drafts, and so its texts are those of the target and a draft, as far"
+                " as it is lossless; give a server that decodes plainly"
+            )
         tokens = tuple(int(token) for token in answer.tokens)
         if not tokens:
             raise UserError(f"{where}: an answer without tokens")
@@ -173,9 +185,7 @@ def _said(
     """A server's answer at a path; empty where it has none there."""
     try:
         answer = client.get(path) if body is None else client.post(path, body)
-    except ServerDiedError:
-        raise
-    except UserError:  # refused: no such path
+    except RefusedError:  # no such path
         return {}
     return answer if isinstance(answer, dict) else {}
 
@@ -184,6 +194,10 @@ def _seed(request: Request) -> int:
     """Of 31 bits, of the run's seed and the text."""
     digest = hashlib.sha256(f"{request.seed} {request.key}".encode()).digest()
     return int.from_bytes(digest[:4], "big") >> 1
+
+
+def _deadline_s(client: HttpClient, request: Request) -> float:
+    return client.deadline_s(len(request.tokens), request.budget)
 
 
 def _field(answer: Any, name: str, client: HttpClient) -> Any:
@@ -195,12 +209,14 @@ def _field(answer: Any, name: str, client: HttpClient) -> Any:
 def _from_llamacpp(client: HttpClient, request: Request, seed: int, logprobs: bool) -> _Answer:
     settings = llamacpp.request_settings(request.sampling, seed, request.budget)
     body = {"prompt": list(request.tokens), **settings, "n_probs": int(logprobs)}
-    answer = client.post("/completion", body)
+    answer = client.post("/completion", body, _deadline_s(client, request))
     tokens = _field(answer, "tokens", client)
     if answer.get("truncated"):
         raise UserError(f"{client.where}: its context is too small for prompt and new_tokens")
     told = answer.get("completion_probabilities") or ()
-    return _Answer(tokens, answer.get("content") or "", [entry["logprob"] for entry in told])
+    drafted = bool((answer.get("timings") or {}).get("draft_n"))
+    logprobs_told = [entry["logprob"] for entry in told]
+    return _Answer(tokens, answer.get("content") or "", logprobs_told, drafted)
 
 
 def _from_sglang(client: HttpClient, request: Request, seed: int, logprobs: bool) -> _Answer:
@@ -210,20 +226,24 @@ def _from_sglang(client: HttpClient, request: Request, seed: int, logprobs: bool
         "sampling_params": {**sampling, "skip_special_tokens": True},
         "return_logprob": logprobs,
     }
-    answer = client.post("/generate", body)
+    answer = client.post("/generate", body, _deadline_s(client, request))
     tokens = _field(answer, "output_ids", client)
-    told = (answer.get("meta_info") or {}).get("output_token_logprobs") or ()
-    return _Answer(tokens, answer.get("text") or "", [entry[0] for entry in told])
+    meta = answer.get("meta_info") or {}
+    told, drafted = meta.get("output_token_logprobs") or (), bool(meta.get("spec_verify_ct"))
+    return _Answer(tokens, answer.get("text") or "", [entry[0] for entry in told], drafted)
 
 
 def _from_vllm(client: HttpClient, request: Request, seed: int, logprobs: bool) -> _Answer:
     settings = vllm.request_settings(request.sampling, seed, request.budget)
     body = {"model": only_model(client), "prompt": list(request.tokens), **settings}
-    answer = client.post("/v1/completions", {**body, "logprobs": 1} if logprobs else body)
+    body = {**body, "logprobs": 1} if logprobs else body
+    answer = client.post("/v1/completions", body, _deadline_s(client, request))
     (choice,) = _field(answer, "choices", client)
     tokens = _field(choice, "token_ids", client)
     told = choice.get("logprobs") or {}
-    return _Answer(tokens, choice.get("text") or "", told.get("token_logprobs") or ())
+    metrics = answer.get("metrics") or {}
+    drafted = metrics.get("speculative_decoding") is not None or vllm.drafts(client)
+    return _Answer(tokens, choice.get("text") or "", told.get("token_logprobs") or (), drafted)
 
 
 KINDS = (
@@ -239,13 +259,13 @@ KINDS = (
 class DraftServer:
     """A draft behind a server that tells log-probabilities of a prompt."""
 
-    def __init__(self, url: str, key: str | None = None) -> None:
+    def __init__(self, url: str, key: str | None = None, timeout_factor: float = 1.0) -> None:
         """Attach to it.
 
         Raises:
             UserError: not reachable, or no server with `/v1/models`.
         """
-        self._client = HttpClient(url, key, "draft.id")
+        self._client = HttpClient(url, key, "draft.id", timeout_factor=timeout_factor)
         self._model = only_model(self._client)
 
     def check_vocabulary(self, tokens: Sequence[int], decoded: str) -> None:
@@ -263,7 +283,11 @@ class DraftServer:
         prompt = [*text.request.tokens, *text.tokens]
         # One token must be generated; of each position the likeliest token is told as well
         body = {"model": self._model, "prompt": prompt, "max_tokens": 1, "temperature": 0.0}
-        answer = self._client.post("/v1/completions", {**body, "prompt_logprobs": 1})
+        body["prompt_logprobs"] = 1
+        deadline_s = self._client.deadline_s(len(prompt), 1)
+        answer, _ = self._client.repeated(
+            lambda: self._client.post("/v1/completions", body, deadline_s)
+        )
         (choice,) = _field(answer, "choices", self._client)
         told = choice.get("prompt_logprobs") or answer.get("prompt_logprobs")
         if told is None or len(told) != len(prompt):

@@ -65,7 +65,10 @@ CHECKED = ("config.yaml", "summary.json", TRACES, CONFIDENCES, CHECKS, *TABLES)
 ENDED = ("complete", "failed")
 # Where a run is put, how much of it is done and how it is shown do not make it another run.
 FREE_KEYS = frozenset(
-    {"resume", "results_root", "debug", "dry_run", "verbose", "engine", "linear", "hydra"}
+    {
+        *("resume", "results_root", "debug", "dry_run", "verbose", "engine", "linear", "hydra"),
+        "timeout_factor",
+    }
 )
 # The command of which the engine is not how a run is shown, but what it measures
 SERVER = "server"
