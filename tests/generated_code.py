@@ -222,7 +222,7 @@ def kernels(code: str) -> list[tuple[str, str]]:
     """Name and source of each Triton kernel in generated code; each source is a module."""
     calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
     texts = [
-        [part.value for part in call.args if isinstance(part, ast.Constant)]
+        [str(part.value) for part in call.args if isinstance(part, ast.Constant)]
         for call in calls
         if isinstance(call.func, ast.Attribute) and call.func.attr == "triton"
     ]

@@ -5,15 +5,16 @@
 FILE holds a list of (code, inputs) by torch.save; it is replaced by a list of (outputs, inputs as
 they were left). It is a process of its own, since Triton decides when it is imported whether to
 interpret. Each kernel runs as it was generated, in one of its configurations, over its own grid.
-Replaced are the calls of the card (device guard, allocation, the library product that only CUDA has), the
-device's mathematical functions, which the interpreter does not know, and its rounding to bfloat16,
-which cuts digits off where a card rounds to nearest. `tl.dot` of the interpreter (Triton 3.9)
-multiplies bfloat16 by its bits, so that code with it is to be run in float16.
+Replaced are the calls of the card (device guard, allocation, the library product that only CUDA
+has), the device's mathematical functions, which the interpreter does not know, and its rounding to
+bfloat16, which cuts digits off where a card rounds to nearest. `tl.dot` of the interpreter (Triton
+3.9) multiplies bfloat16 by its bits, so that code with it is to be run in float16.
 """
 
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,12 +22,14 @@ from unittest import mock
 
 import numpy as np
 import torch
-import triton.language as tl
 from torch import Tensor
 from torch._inductor.codecache import PyCodeCache
 from torch._inductor.runtime import triton_helpers, triton_heuristics
 from torch._inductor.select_algorithm import extern_kernels
-from triton.runtime import interpreter
+
+# Not every installation has Triton
+tl: Any = import_module("triton.language")
+interpreter: Any = import_module("triton.runtime.interpreter")
 
 
 class Kernel:

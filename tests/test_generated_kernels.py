@@ -6,8 +6,8 @@ compiled to cubins, and the code of one layer is run in Triton's interpreter in 
 
     pip install -e ".[test,gpu-tests]" && pytest -m compiled -s tests/test_generated_kernels.py
 
--s shows what was measured (docs/LOG.md has it for the versions it names). That a kernel is fast, or that a driver loads it, shows on a card alone
-(benchmarks/gpu.py --smoke).
+-s shows what was measured (docs/LOG.md has it for the versions it names). That a kernel is fast, or
+that a driver loads it, shows on a card alone (benchmarks/gpu.py --smoke).
 """
 
 import os
@@ -188,7 +188,7 @@ def refused(made: list[Cubin], card: Any) -> list[Cubin]:
 
 
 # Every kind of layer for one position and for several; a batch; both attentions
-VARIANTS = {
+VARIANTS: dict[str, tuple[PreTrainedConfig, str, int, int]] = {
     "Qwen3-4B": (QWEN3_4B, "split", 1, 1),
     "Qwen3-4B verify": (QWEN3_4B, "split", 1, 9),
     "Qwen3-4B batch": (QWEN3_4B, "split", 4, 1),
