@@ -115,8 +115,7 @@ def generated(
         return run
 
     with code_for_a_card(card) as (on_card, graphs), torch.inference_mode():
-        model.weights, model._caches = on_card(model.weights), on_card(model._caches)
-        for name in ("_cos", "_sin", "_places", "_order", "_base"):
+        for name in ("weights", "_caches", "_cos", "_sin", "_places", "_order", "_base"):
             setattr(model, name, on_card(getattr(model, name)))
         experts = model.weights.layers[0].experts
         if experts is not None:
