@@ -42,7 +42,12 @@ test: $(STAMP) ## every test, and a sample of those that take long
 golden: $(STAMP) ## write tests/golden anew after a wanted change of a report; read the difference
 	$(BIN)/python -m pytest tests/test_reports.py -q --renew-golden
 
-test-all: $(STAMP) ## the checks that take long too: compiled forwards, every model type, full counts (ARGS=...)
+# Triton alone brings what compiles for a card; with a CUDA build of torch it is there already
+$(VENV)/.triton: $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable ".[gpu-tests]"
+	@touch $@
+
+test-all: $(VENV)/.triton ## the checks that take long too: compiled forwards, every model type, full counts (ARGS=...)
 	$(BIN)/python -m pytest -m "" $(ARGS)
 
 # Goes on where it stopped; ARGS=--fresh starts again

@@ -193,7 +193,7 @@ def test_a_capture_of_compiled_layers_runs_what_the_warm_up_compiled(
         pytest.skip(f"torch {torch.__version__} compiles for no fake tensors of another's mode")
     network: Any = dense()
     model = StaticModel(network.to("meta", torch.bfloat16), 100, attention="split")
-    with code_for_a_card() as (on_card, codes), torch.inference_mode():
+    with code_for_a_card() as (on_card, graphs), torch.inference_mode():
         for name in ("weights", "_caches", "_cos", "_sin", "_places", "_order", "_base"):
             setattr(model, name, on_card(getattr(model, name)))
         model._home = DEVICE
@@ -204,10 +204,10 @@ def test_a_capture_of_compiled_layers_runs_what_the_warm_up_compiled(
             for count, compiled, captured in ((1, 2, 1), (3, 4, 2), (1, 4, 2), (5, 4, 3)):
                 tokens = torch.zeros(count, dtype=torch.long, device=DEVICE)
                 assert model.forward(tokens).shape == (count, 100)
-                assert (len(codes), len(cuda.captured)) == (compiled, captured)
+                assert (len(graphs), len(cuda.captured)) == (compiled, captured)
                 # What the compiled layers run on their inputs is in what was watched
                 assert len(cuda.captured[-1]) > 100
-    assert all("bmm_dtype" in code for code in codes[::2])
+    assert all("bmm_dtype" in graph.code for graph in graphs[::2])
 
 
 # What is compiled with which options

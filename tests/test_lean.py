@@ -2,23 +2,18 @@
 
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
-from torch.torch_version import TorchVersion
 from transformers import (
     LlamaConfig,
     MistralConfig,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
-    Qwen3Config,
     Qwen3MoeConfig,
 )
-from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from harness.decoding.sampling import SamplingParameters
 from harness.models.cached import CachedModel
@@ -28,7 +23,6 @@ from harness.models.lean.static import PIECE, StaticModel
 from harness.models.lean.weights import unsupported
 from harness.models.probe import cached_model, lean_model
 from harness.records import Round, UserError
-from tests.generated_code import code_for_a_card, launches
 from tests.random_models import qwen3, small
 from tests.stubs import decoded, generation_of
 
@@ -349,70 +343,3 @@ def test_context_and_positions_share_one_compiled_variant(
             model.forward_batch(torch.ones(batch, count, dtype=torch.long))
     # And these for a batch of several
     assert len(spied) <= 7
-
-
-WIDE: dict[str, Any] = {
-    "vocab_size": 1024,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 32,
-    "head_dim": 128,
-}
-QWEN3_4B = Qwen3Config(**WIDE, hidden_size=2560, intermediate_size=9728, num_key_value_heads=8)
-QWEN3_30B_A3B = Qwen3MoeConfig(
-    **WIDE,
-    hidden_size=2048,
-    num_key_value_heads=4,
-    num_experts=128,
-    num_experts_per_tok=8,
-    moe_intermediate_size=768,
-    norm_topk_prob=True,
-)
-
-
-def generated_launches(config: PreTrainedConfig, attention: str, count: int) -> list[list[str]]:
-    """What an H100 would launch for one layer, and for what follows the last one."""
-    with torch.device("meta"):
-        network = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
-    model = StaticModel(network, 1000, attention=attention)
-    model.reserve(1100)
-    with code_for_a_card() as (on_card, codes), torch.inference_mode():
-        model.weights, model._caches = on_card(model.weights), on_card(model._caches)
-        for name in ("_cos", "_sin", "_places", "_order", "_base"):
-            setattr(model, name, on_card(getattr(model, name)))
-        experts = model.weights.layers[0].experts
-        if experts is not None:
-            layer = replace(model.weights.layers[0], experts=replace(experts, grouped=True))
-            model.weights = replace(model.weights, layers=(layer,))
-        with mock.patch("torch.cuda.is_available", return_value=True):
-            model._pieces = compiled_pieces.__wrapped__()
-        model._offset = 0
-        logits = model._logits(model._hidden(on_card(torch.zeros(1, count, dtype=torch.long))))
-        assert logits.shape == (count, 1000)
-    return [launches(code) for code in codes]
-
-
-@pytest.mark.compiled
-@pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize(
-    ("config", "attention", "count", "most"),
-    [
-        (QWEN3_4B, "split", 1, 12),
-        (QWEN3_4B, "split", 9, 15),
-        (QWEN3_4B, "fused", 1, 11),
-        (QWEN3_4B, "fused", 9, 15),
-        (QWEN3_30B_A3B, "split", 1, 17),
-        (QWEN3_30B_A3B, "split", 9, 24),
-    ],
-)
-def test_a_layer_takes_few_launches(
-    config: PreTrainedConfig, attention: str, count: int, most: int
-) -> None:
-    pytest.importorskip("triton", reason="needs the Triton wheel (extra gpu-tests)")
-    if torch.__version__ < TorchVersion("2.13"):
-        pytest.skip(f"torch {torch.__version__} compiles for no fake tensors of another's mode")
-    layer, finish = generated_launches(config, attention, count)
-    assert 0 < len(layer) <= most, layer
-    assert 0 < len(finish) <= 2, finish
-    # Scores leave their product in float32, and one row of a mixture reads its experts in place
-    assert any("bmm_dtype" in name for name in layer) == (attention == "split")
-    assert any("_grouped_mm" in name for name in layer) == (config is QWEN3_30B_A3B and count > 1)
