@@ -741,7 +741,7 @@ class CardReadings:
     def of(cls, entry: Mapping[str, Any]) -> "CardReadings":
         """From the manifest's entry."""
         names = ("sm_mhz", "memory_mhz", "power_w", "temperature_c")
-        spreads = {name: entry[name] and Spread(**entry[name]) for name in names}
+        spreads: dict[str, Any] = {name: entry[name] and Spread(**entry[name]) for name in names}
         return cls(**{**entry, **spreads})
 
 

@@ -58,7 +58,7 @@ def test_routing_ties_are_what_the_probe_would_refuse_a_sound_mixture_for() -> N
 @pytest.mark.parametrize("kind", [CachedModel, LeanModel, STATIC])
 def test_a_sound_mixture_passes_the_probe_however_its_routers_tie(kind: Any, seed: int) -> None:
     network = mixture(seed)
-    before = [router.weight.clone() for router in routers(network)]
+    before: list[Any] = [router.weight.clone() for router in routers(network)]
     assert len(before) == 2
     with pinned(network, probe_tokens(network, VOCAB)):
         assert cache_error(kind(network, VOCAB)) < allowed_error(network) / 2
@@ -109,7 +109,7 @@ def differing(target: LeanModel, prompts: int = 1, budget: int = 12) -> list[tup
 @pytest.fixture(scope="module")
 def deep() -> Any:
     """A mixture whose greedy texts change with the width of a forward."""
-    sizes = {"num_hidden_layers": 4, "hidden_size": 64, "head_dim": 32}
+    sizes: Any = {"num_hidden_layers": 4, "hidden_size": 64, "head_dim": 32}
     return mixture(moe_intermediate_size=64, **sizes)
 
 

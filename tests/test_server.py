@@ -91,7 +91,7 @@ def test_every_request_is_a_trial_that_counts_what_rounds_emitted(served: Stored
 
 
 def test_a_plan_counts_what_a_run_sends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["dry_run=true", "verbose=true"]
+    words = ["dry_run=true", "verbose=true", "concurrency=[1,2]"]
     assert command.run(asked(tmp_path, *words)).folder is None
     plan = " ".join(capsys.readouterr().out.split())
     # 6 prompts of two sets, 3 servers, 2 temperatures and visits

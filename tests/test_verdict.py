@@ -309,8 +309,8 @@ def evidence_of(trials, times=None):
 
 
 def test_evidence_holds_the_prompts_complete_in_every_cell():
-    trials = [trial(p, k, 1.0 + k) for p in "cab" for k in (0, 1, 2)]
-    trials += [trial("a", 0, 9.0, temperature=0.0), trial("b", 1, 0, failed=True)]
+    trials = [trial(p, k, 1.0 + k, failed=(p, k) == ("b", 1)) for p in "cab" for k in (0, 1, 2)]
+    trials.append(trial("a", 0, 9.0, temperature=0.0))
     times = RoundTimes(0.010, ((2, 0.012),))
     evidence = evidence_of(trials, times)
     assert evidence.prompts == ("a", "c")
