@@ -11,6 +11,7 @@ The words are those of harness/reporting/metrics.md: a *round* is one draft-veri
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 if TYPE_CHECKING:  # every command's --help imports this module, and must not wait for numpy
@@ -631,6 +632,27 @@ class ServerCommand:
 
 
 @dataclass(frozen=True)
+class ServerMemory:
+    """What a server was started with on a card: an entry of the manifest's `server_memory`.
+
+    Attributes:
+        k, slots: as of `ServerCommand`.
+        free, total, weights, servers: the card just before, see `engines.http_server.CardMemory`.
+        flags: that follow from it, with their values; not known before the server starts.
+        rejects: whether it rejects every draft, so that it is none of the commands.
+    """
+
+    k: int
+    slots: int
+    free: int
+    total: int
+    weights: int
+    servers: int
+    flags: Mapping[str, str]
+    rejects: bool = False
+
+
+@dataclass(frozen=True)
 class ServingEngine:
     """The engine of a server run: the manifest's `engine`.
 
@@ -666,11 +688,26 @@ class ServingEngine:
     dtype: str | None = None
 
     @classmethod
-    def of(cls, entry: Mapping[str, Any]) -> "ServingEngine":
-        """From the manifest's entry; keys of earlier versions are passed over."""
+    def of(
+        cls, entry: Mapping[str, Any], memory: Sequence[Mapping[str, Any]] = ()
+    ) -> "ServingEngine":
+        """From the manifest's entry; keys of earlier versions are passed over.
+
+        With the entries of `server_memory` each command has the flags that its server was started
+        with last: the entry is written when the first servers answer, and a share of a card is
+        known only when a server starts.
+        """
         known = {field.name: entry.get(field.name) for field in fields(cls)}
-        commands = tuple(ServerCommand(**each) for each in entry.get("commands") or ())
-        return cls(**{**known, "commands": commands})  # type: ignore[arg-type]
+        starts = (ServerMemory(**each) for each in memory)
+        flags = {(each.k, each.slots): each.flags for each in starts if not each.rejects}
+        commands = [ServerCommand(**each) for each in entry.get("commands") or ()]
+        started = tuple(
+            replace(each, line=" ".join((each.line, *chain(*flags[each.k, each.slots].items()))))
+            if (each.k, each.slots) in flags
+            else each
+            for each in commands
+        )
+        return cls(**{**known, "commands": started})  # type: ignore[arg-type]
 
 
 # Why a card's clocks are lower than they could be, as its driver says: heat (the hardware's or the
@@ -686,6 +723,7 @@ class CardState:
         sm_mhz, memory_mhz: clocks now.
         max_sm_mhz, max_memory_mhz: the highest that they can be.
         power_w, power_limit_w: drawn now, and at most.
+        default_power_limit_w: at most, unless somebody changes the limit.
         temperature_c: of the chip.
         throttled: what lowers its clocks now.
         idle: whether its clocks are low because nothing runs.
@@ -697,6 +735,7 @@ class CardState:
     max_memory_mhz: float | None = None
     power_w: float | None = None
     power_limit_w: float | None = None
+    default_power_limit_w: float | None = None
     temperature_c: float | None = None
     throttled: tuple[ThrottleReason, ...] | None = None
     idle: bool | None = None
@@ -719,10 +758,11 @@ class CardReadings:
         samples: moments at which it was read.
         busy: of them, those at which it was not idle; what follows is of these, or of all where it
             always was.
-        sm_mhz, memory_mhz, power_w, temperature_c, max_sm_mhz, max_memory_mhz, power_limit_w: as of
-            `CardState`; the last three are the lowest.
+        sm_mhz, memory_mhz, power_w, temperature_c, max_sm_mhz, max_memory_mhz, power_limit_w,
+            default_power_limit_w: as of `CardState`; the last four are the lowest.
         throttled: samples at which each reason held; None where the driver does not tell.
         capped_sm_mhz: the median SM clock while the power limit held it down.
+        device: which card; None in runs of a version that read one alone.
     """
 
     samples: int
@@ -736,6 +776,8 @@ class CardReadings:
     power_limit_w: float | None = None
     throttled: Mapping[ThrottleReason, int] | None = None
     capped_sm_mhz: float | None = None
+    default_power_limit_w: float | None = None
+    device: str | None = None
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> "CardReadings":

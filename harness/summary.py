@@ -79,8 +79,8 @@ CaveatCode = Literal[
     "busy_cpu_clock",  # the same by their processor time
     "busy_card",  # processes: of others, that used the card
     # reason: a `ThrottleReason`; throttled, samples: readings with it, and in all; sm_mhz: the
-    # median (of a power cap while it held), max_sm_mhz, temperature_c: the highest, power_limit_w;
-    # None where the card does not tell
+    # median (of a power cap while it held), max_sm_mhz, temperature_c: the highest, power_limit_w,
+    # default_power_limit_w, device: the card; None where the card, or an older run, has none
     "throttled_card",
     # role, cards: that its layers are spread over; offloaded: whether some are on no card
     "spread_over_cards",

@@ -35,6 +35,7 @@ ANSWERS: dict[str, Any] = {
     "nvmlDeviceGetMaxClockInfo": lambda _, clock: {1: 1410, 2: 1593}[clock],
     "nvmlDeviceGetPowerUsage": lambda _: 250_000,
     "nvmlDeviceGetEnforcedPowerLimit": lambda _: 400_000,
+    "nvmlDeviceGetPowerManagementDefaultLimit": lambda _: 400_000,
     "nvmlDeviceGetTemperature": lambda *_: 61,
     "nvmlDeviceGetCurrentClocksEventReasons": lambda _: 0,
     "nvmlDeviceGetCurrentClocksThrottleReasons": lambda _: 0,
@@ -121,7 +122,7 @@ def test_what_a_driver_does_not_tell_is_none_and_a_run_without_nvml_is_measured_
     card(**dict.fromkeys(ANSWERS, unknown))
     (entry,) = measured(tmp_path / "silent")["card_readings"]
     numbers = {name for name, value in entry.items() if value is not None}
-    assert numbers == {"samples", "busy"}
+    assert numbers == {"samples", "busy", "device"}
     assert throttled_by({"card_readings": [entry]}) == (None, "")
     monkeypatch.setattr(pynvml, "nvmlInit", unknown)
     folder = RunFolder.create(tmp_path / "none", "sweep", ["tiny"], {})
@@ -131,18 +132,19 @@ def test_what_a_driver_does_not_tell_is_none_and_a_run_without_nvml_is_measured_
 
 
 @pytest.mark.parametrize(
-    ("bits", "clock", "reason", "text"),
+    ("bits", "clock", "limit", "reason", "text"),
     [
-        (0x40, 900, "hw_thermal", "heat (the hardware's slowdown)"),
+        (0x40, 900, 400, "hw_thermal", "heat (the hardware's slowdown)"),
         # Hardware's slowdown is set along with its cause
-        (0x48, 900, "hw_thermal", "its SM clock was 900 MHz of 1410, up to 61 degrees C"),
-        (0x20, 1300, "sw_thermal", "heat (the driver's slowdown)"),
-        (0x80, 700, "power_brake", "the board's power brake"),
-        (0x08, 700, "hw_slowdown", "the hardware's slowdown (heat or power)"),
-        (0x04, 1200, "power_cap", "power limit 400 W"),
-        (0x04, 1350, None, ""),  # as most cards do under load
-        (0x02, 1350, None, ""),  # clocks that the user has set
-        (0x01, 210, None, ""),  # idle
+        (0x48, 900, 400, "hw_thermal", "its SM clock was 900 MHz of 1410, up to 61 degrees C"),
+        (0x20, 1300, 400, "sw_thermal", "heat (the driver's slowdown)"),
+        (0x80, 700, 400, "power_brake", "the board's power brake"),
+        (0x08, 700, 400, "hw_slowdown", "the hardware's slowdown (heat or power)"),
+        (0x04, 1200, 300, "power_cap", "power limit 300 W, 400 W by default"),
+        (0x04, 800, 400, None, ""),  # as an L4 or A10G runs under load, and that is the card
+        (0x04, 1350, 300, None, ""),  # as most cards do under load
+        (0x02, 1350, 400, None, ""),  # clocks that the user has set
+        (0x01, 210, 400, None, ""),  # idle
     ],
 )
 def test_a_card_that_throttled_is_a_caveat_by_its_reason(
@@ -150,11 +152,13 @@ def test_a_card_that_throttled_is_a_caveat_by_its_reason(
     tmp_path: Path,
     bits: int,
     clock: int,
+    limit: int,
     reason: str | None,
     text: str,
 ) -> None:
     card(
         nvmlDeviceGetClockInfo=lambda _, kind: clock if kind == 1 else 1593,
+        nvmlDeviceGetEnforcedPowerLimit=lambda _: 1000 * limit,
         # By the older name, as older drivers have it
         nvmlDeviceGetCurrentClocksEventReasons=unknown,
         nvmlDeviceGetCurrentClocksThrottleReasons=lambda _: bits,
@@ -187,18 +191,49 @@ def test_readings_of_a_card_that_idles_count_for_nothing_and_those_of_a_resumed_
     assert "in 2 of 4 readings" in throttled_by({"card_readings": [*first, *first]})[1]
 
 
+def test_the_second_of_two_cards_is_read_too_and_named_where_it_throttled(
+    card: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers, or a tensor-parallel server, are as slow as the slowest of their cards."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda each: SimpleNamespace(uuid=each.index)
+    )
+    # The third idles
+    bits = {b"GPU-0": 0x0, b"GPU-1": 0x40, b"GPU-2": 0x1}
+    card(nvmlDeviceGetCurrentClocksEventReasons=bits.__getitem__)
+    manifest = measured(tmp_path, 12)
+    assert [each["device"] for each in manifest["card_readings"]] == ["cuda:0", "cuda:1"]
+    reason, sentence = throttled_by(manifest)
+    assert reason == "hw_thermal"
+    assert "the card cuda:1 was slowed by heat" in sentence
+
+
+@pytest.mark.parametrize(("readings", "reason"), [(99, "hw_thermal"), (101, None)])
+def test_a_reason_of_fewer_than_one_reading_in_a_hundred_is_no_caveat(
+    card: Callable[..., None], tmp_path: Path, readings: int, reason: str | None
+) -> None:
+    first = iter([0x40])
+    card(nvmlDeviceGetCurrentClocksEventReasons=lambda _: next(first, 0x0))
+    manifest = measured(tmp_path, 4)
+    (entry,) = manifest["card_readings"]
+    assert entry["throttled"] == {"hw_thermal": 1}
+    counts = {"samples": readings, "busy": readings}
+    assert throttled_by({"card_readings": [{**entry, **counts}]})[0] == reason
+
+
 # ---- several cards -------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def two_cards(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, float], None]:
+def two_cards(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Two cards with so many GB free, as far as loading asks them anything."""
 
-    def put(first: float, second: float) -> None:
+    def put(first: float, second: float, count: int = 2) -> None:
         free = {torch.device("cuda", 0): first * 1e9, torch.device("cuda", 1): second * 1e9}
         monkeypatch.setattr(memory, "free_bytes", lambda device: free.get(device, 64e9))
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
         monkeypatch.setattr(loading, "check_dtype", lambda *_: None)
 
     return put
@@ -209,25 +244,43 @@ class LoadedError(Exception):
 
 
 @pytest.mark.parametrize(
-    ("device_map", "first", "second", "refused"),
+    ("device_map", "cards", "first", "second", "refused"),
     [
-        ("auto", 40, 30, None),
-        ("balanced", 40, 30, None),
-        ("auto", 40, 20, "65.5 GB of memory needed .* 60 GB free on 2 cards; .* larger cards"),
-        ("auto", 66, 0.1, None),
-        ("cuda:1", 80, 40, "65.5 GB of memory needed .* 40 GB free on cuda:1"),
+        ("auto", 2, 40, 30, None),
+        ("balanced", 2, 40, 30, None),
+        ("auto", 2, 40, 20, "65.5 GB of memory needed .* 60 GB free on 2 cards; .* larger cards"),
+        ("auto", 2, 66, 0.1, None),
+        (
+            "cuda:1",
+            2,
+            80,
+            40,
+            "65.5 GB of memory needed .* 40 GB free on cuda:1; .*device_map=auto",
+        ),
+        (
+            "auto",
+            1,
+            40,
+            0,
+            "40 GB free on cuda:0; .* larger cards: what device_map leaves elsewhere",
+        ),
+        # transformers fills 90 % of a single card, and would put the rest elsewhere
+        ("auto", 1, 70, 0, "70 GB free on cuda:0, of which device_map fills 90% with weights; use"),
+        ("auto", 1, 74, 0, None),
+        ("cuda:0", 1, 70, 0, None),
     ],
 )
 def test_a_model_spread_over_cards_needs_the_memory_of_all_of_them(
-    two_cards: Callable[[float, float], None],
+    two_cards: Callable[..., None],
     device_map: str,
+    cards: int,
     first: float,
     second: float,
     refused: str | None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    two_cards(first, second)
+    two_cards(first, second, cards)
     conf = compose("sweep", ["model=qwen3_32b", f"model.device_map={device_map}"]).model
     config = config_of(conf.architecture)
     config.dtype = torch.bfloat16
@@ -244,7 +297,7 @@ def test_a_model_spread_over_cards_needs_the_memory_of_all_of_them(
 
 
 def test_a_layer_must_fit_one_card_and_a_draft_on_one_takes_part_of_what_the_target_may(
-    two_cards: Callable[[float, float], None],
+    two_cards: Callable[..., None],
 ) -> None:
     two_cards(40, 30)
     cards = (torch.device("cuda", 0), torch.device("cuda", 1))

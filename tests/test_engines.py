@@ -190,6 +190,47 @@ def test_a_server_ends_with_a_run_that_is_killed(tmp_path: Path, number: signal.
     assert server.wait(10) is not None or not server.is_running()
 
 
+# A child that outlives its server where nobody ends it, as vLLM's EngineCore on a busy card
+LEFT_BEHIND = """
+import os, signal, subprocess, sys, time
+if len(sys.argv) == 1:
+    child = subprocess.Popen([sys.executable, __file__, "child"], stdout=subprocess.PIPE)
+    child.stdout.readline()
+    open("child", "w").write(str(child.pid))
+    while not os.path.exists("ends"):
+        time.sleep(0.01)
+else:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print(flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("by_itself", [True, False])
+def test_nothing_that_a_server_started_runs_once_it_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_itself: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    script = tmp_path / "server.py"
+    script.write_text(LEFT_BEHIND)
+    server = ServerProcess([sys.executable, str(script)], tmp_path / "log")
+    give_up = time.monotonic() + 10
+    while not (tmp_path / "child").exists() or not (tmp_path / "child").read_text():
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+    child = psutil.Process(int((tmp_path / "child").read_text()))
+    if by_itself:
+        (tmp_path / "ends").touch()
+        while server.alive:
+            assert time.monotonic() < give_up
+            time.sleep(0.01)
+    else:
+        server.stop()
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+    server.stop()
+
+
 def test_a_server_that_ends_by_itself_is_reported_with_its_log(tmp_path: Path) -> None:
     script = "import sys; sys.exit('error: no such\\tmodel')"
     server = ServerProcess([sys.executable, "-c", script], tmp_path / "log")

@@ -8,17 +8,24 @@ import pytest
 import torch
 from random_models import small
 from stubs import REQUEST
-from transformers import Qwen3MoeConfig
+from transformers import GraniteMoeConfig, Qwen3Config, Qwen3MoeConfig
 
-from harness.analysis.caveats import greedy_texts_differ
+from harness.analysis.caveats import greedy_texts_differ, routing_ties
 from harness.analysis.lossless import distrust
 from harness.measurement.generations import run_trial
 from harness.measurement.lossless import compare_texts
 from harness.models.cached import CachedModel
 from harness.models.lean.model import LeanModel
 from harness.models.lean.static import StaticModel
-from harness.models.probe import allowed_error, cache_error, cached_model, probe_tokens
+from harness.models.probe import (
+    allowed_error,
+    cache_error,
+    cached_model,
+    check_length,
+    probe_tokens,
+)
 from harness.models.routing import pinned, routers, tie_spread
+from harness.records import UserError
 from harness.reporting.sentences import verdict
 from harness.summary import TextCheck
 
@@ -134,6 +141,56 @@ def test_texts_that_routing_ties_change_are_ties_and_said_to_be(
     assert verdict.snapshot_result([check.result for check in checks]) == "UNJUDGED"
     # Neither is a fault, so the pair keeps its verdict
     assert distrust(checks) is None
+
+
+def test_a_mixture_whose_routers_are_not_found_is_not_judged(deep: Any) -> None:
+    target = LeanModel(deep, VOCAB)
+    (each, *_) = differing(target)
+    unknown = small(Qwen3Config).to(torch.bfloat16)
+    unknown.config.num_experts = 8  # as of a family that keeps its routers elsewhere
+    assert routers(unknown) == []
+    judged = compare_texts(target, *each, num_draft_tokens=4, dtype=deep.dtype, network=unknown)
+    assert (judged.result, judged.routing) == ("UNJUDGED", None)
+    (caveat,) = routing_ties([TextCheck("easy", "p", 0, 4, **judged._asdict())])
+    assert caveat.values == {"tie": 0, "unjudged": 1}
+
+
+def test_routers_that_are_a_layer_of_a_module_are_found() -> None:
+    sizes: Any = {"num_local_experts": 8, "num_experts_per_tok": 3}
+    network = small(GraniteMoeConfig, **sizes).to(torch.bfloat16).eval()
+    assert len(routers(network)) == network.config.num_hidden_layers
+    tokens = probe_tokens(network, VOCAB)
+    with pinned(network, tokens):
+        assert cache_error(CachedModel(network, VOCAB)) < allowed_error(network)
+    assert tie_spread(network, tokens, VOCAB)
+
+
+def test_pinning_a_long_text_solves_no_system_larger_than_the_hidden_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    network, sizes = mixture(), list[int]()
+    solve = torch.linalg.solve
+
+    def counted(matrix: torch.Tensor, *rest: Any) -> torch.Tensor:
+        sizes.append(len(matrix))
+        return solve(matrix, *rest)
+
+    monkeypatch.setattr(torch.linalg, "solve", counted)
+    model = CachedModel(network, VOCAB)
+    assert model.engine == "transformers"
+    check_length(model, 300, "model=mixture")
+    assert sizes == [network.config.hidden_size] * 2
+
+
+def test_a_mixture_that_cannot_run_on_token_ids_is_refused_in_one_line() -> None:
+    network = mixture()
+
+    def failing(*_: Any, **__: Any) -> Any:
+        raise KeyError("pixels")
+
+    network.model.layers[0].mlp.forward = failing
+    with pytest.raises(UserError, match=r"model=mixture: .* cannot be run on token ids .*KeyError"):
+        cached_model(network, VOCAB, "model=mixture")
 
 
 def test_a_text_that_no_tie_explains_is_a_fail(deep: Any) -> None:

@@ -190,9 +190,10 @@ CAVEATS: dict[str, tuple[dict[str, Any], str]] = {
     "busy_card": ({"processes": 2}, "2 other processes used the card"),
     "throttled_card": (
         {"reason": "power_cap", "throttled": 3, "samples": 9, "sm_mhz": 1100.0,
-         "max_sm_mhz": 1410.0, "temperature_c": None, "power_limit_w": 300.0},
+         "max_sm_mhz": 1410.0, "temperature_c": None, "power_limit_w": 300.0,
+         "default_power_limit_w": 350.0, "device": None},
         "slowed by its power limit in 3 of 9 readings while it was measured (its SM clock was 1100"
-        " MHz of 1410, power limit 300 W)",
+        " MHz of 1410, power limit 300 W, 350 W by default)",
     ),
     "spread_over_cards": (
         {"role": "target", "cards": 2, "offloaded": False}, "layers are spread over 2 cards",

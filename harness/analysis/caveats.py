@@ -40,6 +40,8 @@ NOTHING_TESTED = "every distribution is nearly certain: nothing could be tested"
 WIDE_SPREAD = 1.5
 # By how much the power limit may lower a card's SM clock, of the highest, without a caveat
 CAPPED = 0.1
+# Of the readings of a card that was busy, those with a reason for it to be a caveat
+LEAST_THROTTLED = 0.01
 # Those that say more before those that are set along with them
 THROTTLE_REASONS: tuple[ThrottleReason, ...] = get_args(ThrottleReason)
 # Share of all processors that other work may take without a caveat
@@ -192,33 +194,51 @@ def _of_the_steps(setup: Setup, timings: Sequence[StepTiming]) -> Iterator[Cavea
 def _throttled_card(setup: Setup) -> Iterator[Caveat]:
     """What lowered the card's clocks while it was measured: heat, a brake, or its power limit.
 
-    Most cards reach their power limit under load now and then: it counts where the clocks fell by
-    more than `CAPPED`. Of several reasons the one that held most often is named; `hw_slowdown` is
-    set along with those that say more.
+    Of several reasons the one of most samples is named; `hw_slowdown` is set along with those that
+    say more.
     """
     entries = [CardReadings.of(each) for each in setup.run.manifest.get("card_readings") or ()]
-    held: Counter[ThrottleReason] = Counter()
-    for entry in entries:
-        clock, most = entry.capped_sm_mhz, entry.max_sm_mhz
-        fell = clock is not None and most is not None and clock < (1.0 - CAPPED) * most
-        counted = entry.throttled or {}
-        held.update({one: n for one, n in counted.items() if one != "power_cap" or fell})
-    if not held:
+    counted = [(entry, _throttled(entry)) for entry in entries]
+    samples = sum((by_reason for _, by_reason in counted), Counter[ThrottleReason]())
+    if not samples:
         return
-    reason = max(THROTTLE_REASONS, key=lambda one: held[one])
-    worst = max(entries, key=lambda entry: (entry.throttled or {}).get(reason, 0))
+    reason = max(THROTTLE_REASONS, key=lambda one: samples[one])
+    worst, _ = max(counted, key=lambda each: each[1][reason])
     median = None if worst.sm_mhz is None else worst.sm_mhz.median
     yield Caveat(
         "throttled_card",
         {
             "reason": reason,
-            "throttled": held[reason],
+            "throttled": samples[reason],
             "samples": sum(entry.busy or entry.samples for entry in entries),
             "sm_mhz": worst.capped_sm_mhz if reason == "power_cap" else median,
             "max_sm_mhz": worst.max_sm_mhz,
             "temperature_c": None if worst.temperature_c is None else worst.temperature_c.highest,
             "power_limit_w": worst.power_limit_w,
+            "default_power_limit_w": worst.default_power_limit_w,
+            "device": worst.device,
         },
+    )
+
+
+def _throttled(entry: CardReadings) -> Counter[ThrottleReason]:
+    """The samples of each reason that counts.
+
+    Most cards reach their power limit under load, and some (L4, A10G) run at it all the time, far
+    below their highest clock: that is how the card performs. So a limit counts where it is not
+    known to be the card's own, and only if the clocks fell by more than `CAPPED`.
+    """
+    clock, most = entry.capped_sm_mhz, entry.max_sm_mhz
+    fell = clock is not None and most is not None and clock < (1.0 - CAPPED) * most
+    limit, default = entry.power_limit_w, entry.default_power_limit_w
+    is_default = limit is not None and default is not None and limit >= default
+    least = LEAST_THROTTLED * (entry.busy or entry.samples)
+    return Counter(
+        {
+            reason: samples
+            for reason, samples in (entry.throttled or {}).items()
+            if samples >= least and (reason != "power_cap" or (fell and not is_default))
+        }
     )
 
 
@@ -301,9 +321,10 @@ def greedy_texts_differ(checks: Sequence[TextCheck]) -> Iterator[Caveat]:
 
 def routing_ties(checks: Sequence[TextCheck]) -> Iterator[Caveat]:
     """Texts of a mixture that its routers' near ties change, or hide what else does."""
-    routed = Counter(check.result for check in checks if check.routing is not None)
-    if routed["TIE"] or routed["UNJUDGED"]:
-        yield Caveat("routing_ties", {"tie": routed["TIE"], "unjudged": routed["UNJUDGED"]})
+    tie = sum(1 for check in checks if check.result == "TIE" and check.routing is not None)
+    unjudged = sum(1 for check in checks if check.result == "UNJUDGED")
+    if tie or unjudged:
+        yield Caveat("routing_ties", {"tie": tie, "unjudged": unjudged})
 
 
 def place(check: TextCheck) -> Values:

@@ -102,7 +102,8 @@ class Setup:
     def engine(self) -> ServingEngine | None:
         """The server that a server run measured; None of every other command."""
         entry: Entry = self.run.manifest.get("engine") or {}
-        return ServingEngine.of(entry) if entry else None
+        memory = self.run.manifest.get("server_memory") or ()
+        return ServingEngine.of(entry, memory) if entry else None
 
     @property
     def rule(self) -> Rule:

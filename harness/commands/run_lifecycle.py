@@ -200,9 +200,9 @@ def measuring(folder: RunFolder, device: "torch.device") -> Iterator[None]:
             with card:
                 yield
         finally:
-            if (readings := card.readings()) is not None:
+            if readings := card.readings():
                 noted = folder.manifest.get(CARD_READINGS) or []
-                _note(folder, {CARD_READINGS: [*noted, asdict(readings)]})
+                _note(folder, {CARD_READINGS: [*noted, *map(asdict, readings)]})
             before = folder.manifest.get(OTHER_LOAD) or {}
             now = load.so_far()
             _note(folder, {OTHER_LOAD: max(before, now, key=lambda one: one.get("load", 0.0))})

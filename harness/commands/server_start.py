@@ -5,11 +5,12 @@ Servers, one per K and one that decodes plainly, stand side by side where the me
 
 import gc
 import logging
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -44,6 +45,7 @@ from harness.records import (
     LOOKUPS,
     Prompt,
     ServerCommand,
+    ServerMemory,
     ServingEngine,
     UserError,
     in_one_line,
@@ -56,8 +58,8 @@ _log = logging.getLogger(__name__)
 # The manifest's entries of the engine, of the threads that each server gets, and of the share of
 # the card's memory that each was started with
 ENGINE, THREADS, MEMORY = "engine", "server_threads", "server_memory"
-# The user's flags of servers that are spread over several cards
-SPREAD_FLAGS = re.compile(r"--?(tp|pp|tensor|pipeline)\b")
+# The user's flags of servers that take several cards; a number follows
+SPREAD_FLAGS = re.compile(r"--?(tp|pp|dp|(tensor|pipeline|data)-parallel)(-size)?")
 # Tokens of a text by which an address is tried, or a number of threads judged
 TRIED_TOKENS = 32
 # Texts by which a model is told from another, and the share of tokens that no rounding explains
@@ -314,17 +316,22 @@ def _weight_bytes(work: Workload) -> dict[str, int]:
 def _card_memory(work: Workload, k: int, servers: int) -> CardMemory | None:
     """What is free for the next of so many servers; None without a card.
 
-    Servers start on the first card, or with flags of the user's own on several, of which the
+    Servers start on the first card, or with flags of the user's own on the first few, of which the
     fullest counts then, and what it has to hold of the weights is not known.
     """
     if not torch.cuda.is_available():
         return None
     gc.collect()
     torch.cuda.empty_cache()
-    spread = any(SPREAD_FLAGS.match(flag) for flag in work.config.flags)
-    cards = range(torch.cuda.device_count() if spread else 1)
+    words = [word for flag in work.config.flags for word in flag.split("=", 1)]
+    wanted = math.prod(
+        int(number)
+        for name, number in pairwise(words)
+        if SPREAD_FLAGS.fullmatch(name.replace("_", "-")) and number.isdecimal()
+    )
+    cards = range(min(wanted, torch.cuda.device_count()) if wanted > 1 else 1)
     free, total = min(torch.cuda.mem_get_info(card) for card in cards)
-    weights = {} if spread else _weight_bytes(work)
+    weights = {} if wanted > 1 else _weight_bytes(work)
     loaded = weights.get("model", 0) + (weights.get("draft", 0) if k else 0)
     return CardMemory(free, total, loaded, servers)
 
@@ -393,9 +400,10 @@ def _note_memory(folder: RunFolder, engine: Any, role: Role, slots: int) -> None
         return
     flags = engine.memory_flags(role.k)
     if flags:
-        started_with = {"k": role.k, "slots": slots, **asdict(engine.memory), "flags": flags}
+        memory = asdict(engine.memory)
+        entry = ServerMemory(role.k, slots, **memory, flags=flags, rejects=role.rejects)
         noted = folder.manifest.get(MEMORY) or []
-        folder.update_manifest({MEMORY: [*noted, started_with]})
+        folder.update_manifest({MEMORY: [*noted, asdict(entry)]})
 
 
 def note_engine(folder: RunFolder, work: Workload, adapter: Adapter, server: Server) -> None:

@@ -14,8 +14,8 @@ import psutil
 from harness.records import UserError
 
 LOOPBACK = "127.0.0.1"
-# The supervisor stops a server within twice its grace
-STOP_S = 15.0
+# The supervisor stops a server within three times its grace
+STOP_S = 20.0
 # What servers put before a line: which process wrote it, how grave it is, when and where
 LOG_PREFIX = re.compile(r"(\(\w+ pid=\d+\) )?((ERROR|CRITICAL) \S+ \S+ \[[^\]]*\] |\[[^\]]*\] )?")
 SHOWN_LINES, SHOWN_CHARACTERS = 3, 200

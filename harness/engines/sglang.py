@@ -16,6 +16,7 @@ project's test machines, so only its answers were tried, from a server that stan
 - A request's `sampling_seed` counts only with `--enable-deterministic-inference`.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,7 +42,7 @@ SERVER = "SGLang's server"
 MIB = 2**20
 METADATA_BYTES, DRAFT_BYTES = 512 * MIB, 2048 * MIB
 BYTES_PER_PREFILL_TOKEN, BYTES_PER_REQUEST = 1.5 * MIB, 2 * MIB
-LEAST_PREFILL_TOKENS, MOST_PREFILL_TOKENS = 2048, 8192
+PREFILL_STEP, MOST_PREFILL_TOKENS = 2048, 8192
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Sglang(StartedEngine):
     measuring = frozenset(
         (
             *("--context-length", "--max-running-requests", "--mem-fraction-static"),
-            "--disable-radix-cache",
+            *("--chunked-prefill-size", "--disable-radix-cache"),
         )
     )
     variables = ("SGLANG_", "SGL_")
@@ -79,6 +80,7 @@ class Sglang(StartedEngine):
             "--dtype": self.dtype,
             "--context-length": self.positions(k),
             "--max-running-requests": self.slots,
+            "--chunked-prefill-size": self.prefill_tokens,
         }
         if self.revision is not None:
             flags["--revision"] = self.revision
@@ -94,19 +96,28 @@ class Sglang(StartedEngine):
             *self.more_flags,
         ]
 
+    @property
+    def prefill_tokens(self) -> int:
+        """Of one prefill: as many as there can be, in steps that every page size divides.
+
+        Its own default grows with the card (8192 on an H100), and with it what it needs besides its
+        cache.
+        """
+        steps = math.ceil(self.slots * self.context_tokens / PREFILL_STEP)
+        return min(steps * PREFILL_STEP, MOST_PREFILL_TOKENS)
+
     def spare_bytes(self, k: int) -> float:
         """Activations and CUDA graphs, for requests as long and as many as there can be."""
-        prefilled = self.slots * self.context_tokens
-        tokens = min(max(prefilled, LEAST_PREFILL_TOKENS), MOST_PREFILL_TOKENS)
         graphs = self.slots * BYTES_PER_REQUEST + (DRAFT_BYTES if k else 0)
-        return METADATA_BYTES + tokens * BYTES_PER_PREFILL_TOKEN + graphs
+        return METADATA_BYTES + self.prefill_tokens * BYTES_PER_PREFILL_TOKEN + graphs
 
     def memory_share(self, room: float, memory: CardMemory) -> float:
         """A share of what is free before anything is loaded: room / free.
 
         SGLang's cache takes what is left after the weights, less `free * (1 - share)`
-        (`_profile_available_bytes` in sglang/srt/model_executor/kv_cache_configurator.py), so
-        weights and cache together take `free * share`.
+        (`_profile_available_bytes` of sglang/srt/mem_cache/kv_cache_configurator.py, in earlier
+        releases of sglang/srt/model_executor/model_runner_kv_cache_mixin.py), so weights and cache
+        together take `free * share`.
         """
         return room / memory.free
 

@@ -2,7 +2,9 @@
 
 Standard input is a pipe whose other end only the run holds. When the run ends, by whatever signal,
 the system closes that end; the read here returns, and the server's process group is stopped. That
-works on every system, and for servers that start processes of their own.
+works on every system, and for servers that start processes of their own: what they leave behind is
+killed, and waited for. A process that ends slowly may hold a card's memory (vLLM's EngineCore is
+a child), which the next server would not find free.
 
 The first line of standard output is the server's process id. Its own output goes to standard
 error, which the run points at a log. The exit status is the server's.
@@ -13,9 +15,14 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from contextlib import suppress
 
-# From the polite signal to the one that cannot be refused
+import psutil
+
+# From the polite signal to the one that cannot be refused, and for what that one kills to be gone
 GRACE_S = 5.0
+LEFT_POLL_S = 0.02
 
 
 def main() -> None:
@@ -27,19 +34,26 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: stop(server))
     sys.stdout.write(f"{server.pid}\n")
     sys.stdout.flush()
-    threading.Thread(target=leave_with, args=(server,), daemon=True).start()
+    leaves = threading.Thread(target=leave_with, args=(server,), daemon=True)
+    leaves.start()
     sys.stdin.buffer.read()
     stop(server)
+    leaves.join(2 * GRACE_S)
 
 
 def leave_with(server: "subprocess.Popen[bytes]") -> None:
-    """End as the server ends."""
+    """End as the server ends, after everything that it started."""
     status = server.wait()
+    give_up = time.monotonic() + GRACE_S
+    while _runs(server.pid) and time.monotonic() < give_up:
+        with suppress(OSError):
+            os.killpg(server.pid, signal.SIGKILL)
+        time.sleep(LEFT_POLL_S)
     os._exit(status if status >= 0 else 128 - status)
 
 
 def stop(server: "subprocess.Popen[bytes]") -> None:
-    """Stop the server with everything that it started."""
+    """Stop the server; what it started is stopped too, at last by `leave_with`."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(server.pid, number)
@@ -48,6 +62,16 @@ def stop(server: "subprocess.Popen[bytes]") -> None:
             return
         except subprocess.TimeoutExpired:
             continue
+        return
+
+
+def _runs(group: int) -> bool:
+    """Whether a process of the group runs; one that nobody waits for, as in a container, does not."""
+    for process in psutil.process_iter():
+        with suppress(OSError, psutil.Error):
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                return True
+    return False
 
 
 if __name__ == "__main__":

@@ -176,35 +176,43 @@ class OtherLoad:
 
 
 class CardWatch:
-    """Reads a card while a block runs: at its begin, every few seconds, and at its end.
+    """Reads cards while a block runs: at its begin, every few seconds, and at its end.
 
     Clocks that fall while a run measures, by heat or by a power limit, are in its times; which of
     its rounds or requests they hit does not matter, so a thread reads them beside whatever runs.
+    All visible cards are read: layers, or a server, may be spread over them.
     """
 
     def __init__(self, device: "torch.device") -> None:
-        """Of a CUDA device; of any other there is nothing to read."""
+        """Of a run on a CUDA device; of any other there is nothing to read."""
         self._device = device
-        self._states: list[CardState] = []
+        self._states: dict[str, list[CardState]] = {}
+        self._cards: dict[str, Any] = {}
         self._ended = Event()
         self._open = ExitStack()
         self._thread: Thread | None = None
-        self._card: Any = None
 
     def __enter__(self) -> Self:
         """Begin."""
         if self._device.type == "cuda":
+            import torch
+
             from harness.models.device import card_handle
 
-            self._card = self._open.enter_context(card_handle(self._device))
-        if self._card is not None:
+            others = (torch.device("cuda", index) for index in range(torch.cuda.device_count()))
+            for device in (self._device, *others):
+                if device.index is None and torch.cuda.device_count():
+                    continue  # it is one of the others
+                if (card := self._open.enter_context(card_handle(device))) is not None:
+                    self._cards[str(device)] = card
+        if self._cards:
             self._read()
             self._thread = Thread(target=self._watch, daemon=True)
             self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Read it a last time."""
+        """Read them a last time."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
@@ -218,41 +226,48 @@ class CardWatch:
     def _read(self) -> None:
         from harness.models.device import card_state
 
-        self._states.append(card_state(self._card))
+        for device, card in self._cards.items():
+            self._states.setdefault(device, []).append(card_state(card))
 
-    def readings(self) -> CardReadings | None:
-        """What was read; None where there is no card, or NVML does not tell of it."""
-        if not self._states:
+    def readings(self) -> tuple[CardReadings, ...]:
+        """What was read of each card that was busy, or of all; empty where NVML has none."""
+        each = [_readings(device, states) for device, states in self._states.items()]
+        return tuple([one for one in each if one.busy] or each)
+
+
+def _readings(device: str, states: Sequence[CardState]) -> CardReadings:
+    """Of one card, from its states one after the other."""
+    busy = [state for state in states if not state.idle]
+    counted = busy or states
+
+    def values_of(name: str, of: Sequence[CardState] = counted) -> list[float]:
+        values = (getattr(state, name) for state in of)
+        return [value for value in values if value is not None]
+
+    def spread(name: str) -> Spread | None:
+        values = values_of(name)
+        if not values:
             return None
-        busy = [state for state in self._states if not state.idle]
-        states = busy or self._states
+        return Spread(min(values), statistics.median(values), max(values))
 
-        def told(name: str, of: Sequence[CardState] = states) -> list[float]:
-            values = (getattr(state, name) for state in of)
-            return [value for value in values if value is not None]
-
-        def spread(name: str) -> Spread | None:
-            values = told(name)
-            if not values:
-                return None
-            return Spread(min(values), statistics.median(values), max(values))
-
-        known = [state.throttled for state in states if state.throttled is not None]
-        held: Counter[ThrottleReason] = Counter(one for reasons in known for one in reasons)
-        capped = told("sm_mhz", [s for s in states if "power_cap" in (s.throttled or ())])
-        return CardReadings(
-            samples=len(self._states),
-            busy=len(busy),
-            sm_mhz=spread("sm_mhz"),
-            memory_mhz=spread("memory_mhz"),
-            power_w=spread("power_w"),
-            temperature_c=spread("temperature_c"),
-            max_sm_mhz=min(told("max_sm_mhz"), default=None),
-            max_memory_mhz=min(told("max_memory_mhz"), default=None),
-            power_limit_w=min(told("power_limit_w"), default=None),
-            throttled=dict(held) if known else None,
-            capped_sm_mhz=statistics.median(capped) if capped else None,
-        )
+    known = [state.throttled for state in counted if state.throttled is not None]
+    throttled: Counter[ThrottleReason] = Counter(one for reasons in known for one in reasons)
+    capped = values_of("sm_mhz", [s for s in counted if "power_cap" in (s.throttled or ())])
+    return CardReadings(
+        samples=len(states),
+        busy=len(busy),
+        sm_mhz=spread("sm_mhz"),
+        memory_mhz=spread("memory_mhz"),
+        power_w=spread("power_w"),
+        temperature_c=spread("temperature_c"),
+        max_sm_mhz=min(values_of("max_sm_mhz"), default=None),
+        max_memory_mhz=min(values_of("max_memory_mhz"), default=None),
+        power_limit_w=min(values_of("power_limit_w"), default=None),
+        throttled=dict(throttled) if known else None,
+        capped_sm_mhz=statistics.median(capped) if capped else None,
+        default_power_limit_w=min(values_of("default_power_limit_w"), default=None),
+        device=device,
+    )
 
 
 def settle_threads(

@@ -53,8 +53,8 @@ COARSE_EPS = 1e-4
 # Units in the last place of the best logit by which texts may differ although the compared forwards
 # agree (in 24 random bfloat16 layers, 3 between the best two where the forwards agreed)
 LEAST_ULPS = 2
-# Of the logits' spread, what routing ties may change for texts still to be judged: states that were
-# not rewound change them by more than half of it
+# Near ties of routers that change logits by more than this share of their spread leave a text
+# unjudged: states that were not rewound change them by more than half of it
 MOST_BY_ROUTING = 0.25
 # A uniform so small that any token of positive probability stands.
 ALWAYS = 1e-300
@@ -109,6 +109,8 @@ def compare_texts(
     if tie or len(emitted) < 2 or network is None:
         return TextComparison("TIE" if tie else "FAIL", position, *margins, rounding.largest)
     routing = tie_spread(network, prefix, target.vocab_size)
+    if routing is None:
+        return TextComparison("UNJUDGED", position, *margins, rounding.largest)
     if not routing:
         return TextComparison("FAIL", position, *margins, rounding.largest)
     tie, rounding = _is_tie(computed, ways, emitted, dtype, routing)

@@ -212,9 +212,10 @@ def explained(conf: ModelConf, key: str) -> Iterator[None]:
         raise UserError(f"{key}.id={conf.id}: its config.json cannot be used ({reason})") from error
     except (MemoryError, OSError, ValueError, KeyError, RuntimeError) as error:
         if is_out_of_memory(error):
+            spread = "larger cards" if conf.device_map else f"{key}.device_map=auto"
             raise UserError(
                 f"{key}.id={conf.id}: does not fit the device's memory; use a smaller model, "
-                f"{key}.dtype=bfloat16, {key}.quantization=int8 or {key}.device_map=auto"
+                f"{key}.dtype=bfloat16, {key}.quantization=int8 or {spread}"
             ) from error
         if not conf.allow_pickle and "model.safetensors" in str(error):
             raise UserError(
@@ -242,7 +243,7 @@ def without_warm_up() -> Iterator[None]:
     if before is None:  # of a release to come
         yield
         return
-    setattr(modeling_utils, name, lambda *_: None)
+    setattr(modeling_utils, name, lambda *_, **__: None)
     try:
         yield
     finally:

@@ -80,7 +80,9 @@ def nvidia_driver() -> NvidiaDriver | None:
 def other_gpu_processes(device: torch.device) -> int | None:
     """How many other processes compute on a card now; None where the driver does not say."""
     with card_handle(device) as card:
-        running = None if card is None else _told(pynvml.nvmlDeviceGetComputeRunningProcesses, card)
+        running = (
+            None if card is None else _answer(pynvml.nvmlDeviceGetComputeRunningProcesses, card)
+        )
     # In a container process ids are not ours to compare; this process is one of them
     return None if running is None else max(0, len(running) - 1)
 
@@ -111,20 +113,24 @@ def card_state(card: Any) -> CardState:
 
     A card, or its driver, may not tell some of them.
     """
-    reasons = _told(pynvml.nvmlDeviceGetCurrentClocksEventReasons, card)
+    reasons = _answer(pynvml.nvmlDeviceGetCurrentClocksEventReasons, card)
     if reasons is None:  # older drivers have it by its older name alone
-        reasons = _told(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, card)
+        reasons = _answer(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, card)
     sm, memory = pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM
-    milliwatts = _told(pynvml.nvmlDeviceGetPowerUsage, card)
-    limit_milliwatts = _told(pynvml.nvmlDeviceGetEnforcedPowerLimit, card)
+
+    def watts(ask: Callable[..., Any]) -> float | None:
+        milliwatts = _answer(ask, card)
+        return None if milliwatts is None else milliwatts / 1e3
+
     return CardState(
-        sm_mhz=_told(pynvml.nvmlDeviceGetClockInfo, card, sm),
-        memory_mhz=_told(pynvml.nvmlDeviceGetClockInfo, card, memory),
-        max_sm_mhz=_told(pynvml.nvmlDeviceGetMaxClockInfo, card, sm),
-        max_memory_mhz=_told(pynvml.nvmlDeviceGetMaxClockInfo, card, memory),
-        power_w=None if milliwatts is None else milliwatts / 1e3,
-        power_limit_w=None if limit_milliwatts is None else limit_milliwatts / 1e3,
-        temperature_c=_told(pynvml.nvmlDeviceGetTemperature, card, pynvml.NVML_TEMPERATURE_GPU),
+        sm_mhz=_answer(pynvml.nvmlDeviceGetClockInfo, card, sm),
+        memory_mhz=_answer(pynvml.nvmlDeviceGetClockInfo, card, memory),
+        max_sm_mhz=_answer(pynvml.nvmlDeviceGetMaxClockInfo, card, sm),
+        max_memory_mhz=_answer(pynvml.nvmlDeviceGetMaxClockInfo, card, memory),
+        power_w=watts(pynvml.nvmlDeviceGetPowerUsage),
+        power_limit_w=watts(pynvml.nvmlDeviceGetEnforcedPowerLimit),
+        default_power_limit_w=watts(pynvml.nvmlDeviceGetPowerManagementDefaultLimit),
+        temperature_c=_answer(pynvml.nvmlDeviceGetTemperature, card, pynvml.NVML_TEMPERATURE_GPU),
         throttled=None
         if reasons is None
         else tuple(reason for reason, bit in THROTTLE_BITS.items() if reasons & bit),
@@ -132,7 +138,7 @@ def card_state(card: Any) -> CardState:
     )
 
 
-def _told(ask: Callable[..., Any], *arguments: Any) -> Any:
+def _answer(ask: Callable[..., Any], *arguments: Any) -> Any:
     """What NVML answers; None where it does not."""
     try:
         return ask(*arguments)

@@ -284,16 +284,16 @@ def memory_need(conf: ModelConf, key: str, device: torch.device) -> MemoryNeed |
 def _mapped(
     device_map: str, default: torch.device
 ) -> tuple[torch.device, tuple[torch.device, ...]]:
-    """Where a `device_map` puts a model: a device, and the cards that it is spread over, if any."""
+    """Where a `device_map` puts a model: its first device, and all that transformers may choose."""
     if device_map not in ("auto", "balanced", "balanced_low_0", "sequential"):
         try:
             return torch.device(device_map), ()
         except RuntimeError:  # transformers says what is wrong with it
             return default, ()
     if not torch.cuda.is_available():
-        return default, ()
+        return default, (default,)
     cards = tuple(torch.device("cuda", index) for index in range(torch.cuda.device_count()))
-    return cards[0], cards if len(cards) > 1 else ()
+    return cards[0], cards
 
 
 def _dummy_dtype(conf: ModelConf, device: torch.device) -> torch.dtype:

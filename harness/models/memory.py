@@ -4,6 +4,7 @@ A model that does not fit would fail after minutes of loading, in the allocator'
 memory runs out all the same, `is_out_of_memory` recognises the error.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,9 @@ NAMES: dict[str, str | tuple[str, ...]] = {
     "experts_per_token": "num_experts_per_tok",
     "moe_ffn": "moe_intermediate_size",
 }
+# What a device_map fills of the only device with weights (`get_balanced_memory` and `get_max_memory`
+# in transformers/integrations/accelerate.py); of several cards it may fill all
+FILLED_BY_WEIGHTS = 0.9
 # Architectures whose parameters the theory counts right
 COUNTED = frozenset({"llama", "mistral", "qwen2", "qwen3", "qwen3_moe"})
 # How messages of a plain RuntimeError begin when memory ran out: those of the CPU allocator
@@ -88,7 +92,8 @@ class MemoryNeed:
         dtype: of its weights and its cache.
         weight_bytes: of its weights.
         kv_bytes_per_token: of its cache.
-        cards: that its layers are spread over; empty where it is on `device` alone.
+        cards: that transformers places its layers on by a device_map, of which there may be one;
+            empty where it is on `device` as it was asked for.
         largest_bytes: of it that no two cards can share: a layer, or the embedding.
     """
 
@@ -141,7 +146,9 @@ def check_fits(
     """Refuse what will not fit: weights, and a cache of `cached_tokens` for `batch` sequences.
 
     Models on one device share its memory. One that is spread over several cards may take what is
-    free on all of them, next to the models on one. Where `loaded`, only the caches must fit.
+    free on all of them, next to the models on one. What a device_map would leave on no card is
+    refused too: it is copied to the card for each forward, so that the times are those of the
+    host's link. Where `loaded`, only the caches must fit.
 
     Raises:
         UserError: what is needed, and what is free where.
@@ -165,7 +172,9 @@ def check_fits(
         free, largest = sum(known), max(need.largest_bytes for need in models)
         names = " and ".join(f"{need.key}={need.name}" for need in models)
         where = str(devices[0]) if len(devices) == 1 else f"{len(devices)} cards"
-        if weights + cache > free:
+        placed = 0.0 if loaded else sum(need.weight_bytes for need in models if need.cards)
+        fillable = free * FILLED_BY_WEIGHTS if len(devices) == 1 else math.inf
+        if weights + cache > free or placed > fillable:
             texts = f"{batch} texts of {cached_tokens:,}" if batch > 1 else f"{cached_tokens:,}"
             parts = [
                 f"{_gb(need.weight_bytes)} for {need.key}={need.name}"
@@ -173,9 +182,11 @@ def check_fits(
                 if not loaded
             ]
             parts.append(f"{_gb(cache)} for the cache of {texts} tokens")
+            filled = f", of which device_map fills {FILLED_BY_WEIGHTS:.0%} with weights"
             raise UserError(
                 f"{names}: {_gb(weights + cache)} of memory needed ({', '.join(parts)}),"
-                f" {_gb(free)} free on {where}; {_way_out(models, weights > free)}"
+                f" {_gb(free)} free on {where}{filled if placed > fillable else ''};"
+                f" {_way_out(models, weights > free or placed > fillable)}"
             )
         if len(devices) > 1 and not loaded and largest > max(known):
             raise UserError(
@@ -189,7 +200,11 @@ def _way_out(models: Sequence[MemoryNeed], weights_alone: bool) -> str:
         heaviest = max(models, key=lambda need: need.weight_bytes)
         key = heaviest.key
         if heaviest.cards:
-            return f"use a smaller model, {key}.dtype=bfloat16, or more or larger cards"
+            larger = "more or larger cards" if heaviest.device.type == "cuda" else "more memory"
+            return (
+                f"use a smaller model, {key}.dtype=bfloat16, or {larger}: what device_map leaves"
+                " elsewhere is copied for each forward, and that would be timed"
+            )
         spread = f"{key}.device_map=auto (pretrained weights only)"
         return f"use a smaller model, {key}.dtype=bfloat16, a larger device or {spread}"
     return "lower new_tokens, the batch or the context, or use a smaller model"

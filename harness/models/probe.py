@@ -6,7 +6,8 @@ these show as logits that differ from those of one forward over the same tokens 
 use_cache=False. Every way of running a model is compared with that, transformers' own included.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TypeVar
 
@@ -64,7 +65,9 @@ def cached_model(
     model is for cannot be recorded, where it cannot. `name` is for errors.
     """
     settle_kernels()  # here because every timed model is opened by this function
-    with pinned(network, probe_tokens(network, vocab_size)):
+    with ExitStack() as stack:
+        with _runs_on_ids(network, name):
+            stack.enter_context(pinned(network, probe_tokens(network, vocab_size)))
         return _probed(network, vocab_size, name, backend, eager_because)
 
 
@@ -193,16 +196,9 @@ def check_causal(network: PreTrainedModel, vocab_size: int, name: str) -> None:
     """
     tokens = probe_tokens(network, vocab_size)
     kind = type(network).__name__
-    try:
+    with _runs_on_ids(network, name):
         reference = uncached_logits(network, tokens, vocab_size)
         parts = [uncached_logits(network, tokens[:end], vocab_size) for end in BEGINNINGS]
-    except Exception as problem:  # whatever a model's own code raises
-        if is_out_of_memory(problem):
-            raise
-        raise UserError(
-            f"{name}: {kind} cannot be run on token ids alone "
-            f"({type(problem).__name__}: {first_line(problem)})"
-        ) from problem
     broken = (~reference.amax(-1).isfinite()).nonzero()
     if len(broken):
         raise BrokenLogitsError(name, int(broken[0]), "the probe's text")
@@ -215,6 +211,20 @@ def check_causal(network: PreTrainedModel, vocab_size: int, name: str) -> None:
             f"{name}: {kind} is no causal model as it is configured: its logits at a position "
             f"change by {error:.2g} of their range with the tokens that follow"
         )
+
+
+@contextmanager
+def _runs_on_ids(network: PreTrainedModel, name: str) -> Iterator[None]:
+    """Turn whatever a model's own code raises in a forward of token ids into one line."""
+    try:
+        yield
+    except Exception as problem:
+        if is_out_of_memory(problem):
+            raise
+        raise UserError(
+            f"{name}: {type(network).__name__} cannot be run on token ids alone "
+            f"({type(problem).__name__}: {first_line(problem)})"
+        ) from problem
 
 
 @torch.inference_mode()

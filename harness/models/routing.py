@@ -25,15 +25,16 @@ PINNED_SCORE, RIDGE = 6.0, 1e-2
 
 def routers(network: PreTrainedModel) -> list[nn.Module]:
     """The routers of a mixture whose dtype has 16 bits, in the order of the layers; else none."""
-    config = network.config.get_text_config()
-    experts = _first(config, EXPERTS)
-    if experts is None or torch.finfo(network.dtype).bits > 16:
+    experts = _experts(network)
+    if experts is None:
         return []
 
     def is_router(name: str, module: nn.Module) -> bool:
         weight, kind = getattr(module, "weight", None), type(module).__name__
-        named = name.rpartition(".")[2] in ("gate", "router") or "Router" in kind
-        return named and isinstance(weight, Tensor) and weight.dim() == 2 and len(weight) == experts
+        # Its own weight, or (GraniteMoE, JetMoE) that of a linear layer in it
+        named = {"gate", "router"} & {*name.split(".")[-2:]} or "Router" in kind
+        two_d = isinstance(weight, Tensor) and weight.dim() == 2
+        return bool(named) and two_d and len(weight) == experts
 
     return [module for name, module in network.named_modules() if is_router(name, module)]
 
@@ -47,20 +48,26 @@ def pinned(network: PreTrainedModel, tokens: Sequence[int]) -> Iterator[None]:
     routers are overwritten in place, which every way of running the network sees, and restored. A
     network without routers in 16 bits is left as it is.
     """
-    found = routers(network)
-    if not found:
+    network_routers = routers(network)
+    if not network_routers:
         yield
         return
     top_k = _first(network.config.get_text_config(), PER_TOKEN) or 1
     signs = torch.tensor([1.0 if token % 2 else -1.0 for token in tokens])
-    kept = [router.weight.detach().clone() for router in found]  # type: ignore[operator]
+    kept = [router.weight.detach().clone() for router in network_routers]  # type: ignore[operator]
 
     def pin(router: Any, inputs: tuple[Any, ...]) -> None:
         x = inputs[0].detach().reshape(len(tokens), -1).double()
-        products = x @ x.T
-        ridge = RIDGE * products.diagonal().mean() * torch.eye(len(tokens), device=x.device)
-        # x @ direction is nearly the sign of each token
-        direction = x.T @ torch.linalg.solve(products + ridge, signs.to(x))
+        ridge = RIDGE * x.square().sum() / len(tokens)
+        # x @ direction is nearly the sign of each token: ridge regression, by the smaller system
+        if len(tokens) <= x.shape[1]:
+            products = x @ x.T
+            products.diagonal().add_(ridge)
+            direction = x.T @ torch.linalg.solve(products, signs.to(x))
+        else:
+            products = x.T @ x
+            products.diagonal().add_(ridge)
+            direction = torch.linalg.solve(products, x.T @ signs.to(x))
         scores = torch.zeros(len(router.weight), device=x.device, dtype=x.dtype)
         order = torch.arange(top_k, device=x.device) / top_k
         scores[-top_k:] = -(PINNED_SCORE + order)
@@ -69,26 +76,27 @@ def pinned(network: PreTrainedModel, tokens: Sequence[int]) -> Iterator[None]:
 
     try:
         with torch.no_grad(), ExitStack() as hooks:
-            for router in found:
+            for router in network_routers:
                 hooks.callback(router.register_forward_pre_hook(pin).remove)
             network(input_ids=torch.tensor([[*tokens]], device=network.device), use_cache=False)
         yield
     finally:
         with torch.no_grad():
-            for router, weight in zip(found, kept, strict=True):
+            for router, weight in zip(network_routers, kept, strict=True):
                 router.weight.copy_(weight)  # type: ignore[operator]
 
 
 @torch.no_grad()
-def tie_spread(network: PreTrainedModel, tokens: Sequence[int], vocab_size: int) -> float:
+def tie_spread(network: PreTrainedModel, tokens: Sequence[int], vocab_size: int) -> float | None:
     """How far logits after a text are apart where routers' inputs are rounded at random.
 
     The largest difference, in the logits' units, over `DRAWS` uncached forwards and one that is
-    not disturbed; 0 for a network without routers in 16 bits.
+    not disturbed; 0 for a network that is no mixture in 16 bits, None for one whose routers are
+    not where they are looked for.
     """
-    found = routers(network)
-    if not found:
-        return 0.0
+    network_routers = routers(network)
+    if not network_routers:
+        return 0.0 if _experts(network) is None else None
     generators: dict[torch.device, torch.Generator] = {}
     relative = NOISE_ULPS * torch.finfo(network.dtype).eps
 
@@ -105,12 +113,19 @@ def tie_spread(network: PreTrainedModel, tokens: Sequence[int], vocab_size: int)
 
     rows = [last()]
     with ExitStack() as hooks:
-        for router in found:
+        for router in network_routers:
             hooks.callback(router.register_forward_pre_hook(disturb).remove)
         rows += [last() for _ in range(DRAWS)]
     logits = torch.stack(rows)
     finite = logits[:, logits.isfinite().all(0)]
     return float((finite.amax(0) - finite.amin(0)).max())
+
+
+def _experts(network: PreTrainedModel) -> int | None:
+    """How many experts a mixture in 16 bits has; None of other networks."""
+    if torch.finfo(network.dtype).bits > 16:
+        return None
+    return _first(network.config.get_text_config(), EXPERTS)
 
 
 def _first(config: Any, names: Sequence[str]) -> int | None:

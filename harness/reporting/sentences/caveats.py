@@ -101,31 +101,36 @@ def _server_concurrency(values: Quoted) -> str:
     )
 
 
+# What slowed the card, and what to do about it
 _THROTTLED = {
-    "hw_thermal": "heat (the hardware's slowdown)",
-    "sw_thermal": "heat (the driver's slowdown)",
-    "power_brake": "the board's power brake",
-    "hw_slowdown": "the hardware's slowdown (heat or power)",
-    "power_cap": "its power limit",
+    "hw_thermal": ("heat (the hardware's slowdown)", "cool it"),
+    "sw_thermal": ("heat (the driver's slowdown)", "cool it"),
+    "power_brake": ("the board's power brake", "look at the machine's power supply"),
+    "hw_slowdown": ("the hardware's slowdown (heat or power)", "look at its cooling and power"),
+    "power_cap": ("its power limit", "raise its power limit"),
 }
 
 
 def _throttled_card(values: Quoted) -> str:
     clock, limit, heat = (values[name] for name in ("sm_mhz", "power_limit_w", "temperature_c"))
-    said = [
+    default, device = values["default_power_limit_w"], values["device"]
+    slowed_by, remedy = _THROTTLED[str(values["reason"])]
+    clock_parts = [
         "" if clock is None else f"its SM clock was {clock:.0f} MHz",
         "" if values["max_sm_mhz"] is None else f"of {values['max_sm_mhz']:.0f}",
     ]
     more = [
         "" if heat is None else f"up to {heat:.0f} degrees C",
         "" if limit is None else f"power limit {limit:.0f} W",
+        "" if default is None or limit == default else f"{default:.0f} W by default",
     ]
-    clocks = " ".join(filter(None, said)) if clock is not None else ""
+    clocks = " ".join(filter(None, clock_parts)) if clock is not None else ""
     facts = ", ".join(filter(None, [clocks, *more]))
     return (
-        f"the card was slowed by {_THROTTLED[str(values['reason'])]} in {values['throttled']} of"
+        f"the card{'' if device is None else f' {device}'} was slowed by {slowed_by} in"
+        f" {values['throttled']} of"
         f" {values['samples']} readings while it was measured{f' ({facts})' if facts else ''}: its"
-        " times are those of a throttled card; cool it or raise its power limit, and time again"
+        f" times are those of a throttled card; {remedy}, and time again"
     )
 
 
