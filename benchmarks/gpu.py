@@ -574,6 +574,7 @@ def run(asked: argparse.Namespace, console: Console) -> None:
         raise SystemExit("error: no CUDA device here; --device cpu --shape tiny shows that it runs")
     torch.set_num_threads(1)
     smoke = smoke_run(asked, console)
+    gc.collect()
     console.print(f"smoke run passed in {sum(step['seconds'] for step in smoke):.0f} s")
     if asked.out:
         write(asked, smoke, [], [], None, None)

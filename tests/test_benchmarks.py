@@ -110,7 +110,10 @@ def test_the_smoke_run_goes_on_where_an_attention_that_no_command_uses_is_wrong(
     gpu.main()
     notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  note: ")]
     assert [note.endswith("; no command uses it") for note in notes] == [True, True]
+    # A fault of them may end everything on the card, so that they come last
     steps = [each["step"] for each in json.loads((tmp_path / "gpu.json").read_text())["smoke"]]
+    assert steps[-3:-1] == ["qwen3_0_6b: fails", "qwen3_0_6b: is off"]
+    assert steps[-1] == "the card still computes after what is noted above"
     assert "qwen3_0_6b: fails: ZeroDivisionError: division by zero" in notes[0]
     assert "qwen3_0_6b, is off: logits are off by" in notes[1]
     monkeypatch.setattr(gpu, "implementations", failing(unused=False))

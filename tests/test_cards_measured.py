@@ -206,7 +206,7 @@ def test_the_second_of_two_cards_is_read_too_and_named_where_it_throttled(
     assert [each["device"] for each in manifest["card_readings"]] == ["cuda:0", "cuda:1"]
     reason, sentence = throttled_by(manifest)
     assert reason == "hw_thermal"
-    assert "the card cuda:1 was slowed by heat" in sentence
+    assert "card cuda:1 was slowed by heat" in sentence
 
 
 @pytest.mark.parametrize(("readings", "reason"), [(99, "hw_thermal"), (101, None)])
@@ -262,7 +262,7 @@ class LoadedError(Exception):
             1,
             40,
             0,
-            "40 GB free on cuda:0; .* larger cards: what device_map leaves elsewhere",
+            "40 GB free on cuda:0, .* larger cards: what device_map leaves elsewhere",
         ),
         # transformers fills 90 % of a single card, and would put the rest elsewhere
         ("auto", 1, 70, 0, "70 GB free on cuda:0, of which device_map fills 90% with weights; use"),

@@ -36,10 +36,11 @@ from server_answers import (
 )
 from stand_in_server import StandIn
 
+from harness.analysis.setup import Setup
 from harness.cli import compose
 from harness.commands.run_lifecycle import create, load_prompts
 from harness.commands.server_requests import Role, open_workload
-from harness.commands.server_start import started
+from harness.commands.server_start import note_engine, started
 from harness.commands.server_visits import measure
 from harness.config import ModelConf
 from harness.decoding.sampling import SamplingParameters
@@ -789,6 +790,76 @@ def test_the_share_of_the_card_is_read_when_the_server_starts(
     assert noted[1]["flags"] == {flag: share}
     expected = {"vllm": (14 - 0.7) / 24, "sglang": (14 - 5.9) / 14}
     assert float(share) == pytest.approx(expected[engine], abs=0.01)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_the_commands_of_a_run_have_the_share_that_each_server_was_started_with(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The servers of a load start after the manifest's entry is written."""
+    free = iter(range(20, 10, -1))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (next(free) * GB, 24 * GB))
+    words = [f"engine={engine}", "score=false", "k=[2]", "new_tokens=8", "prompts.limit=1"]
+    config = compose("server", [*words, "concurrency=[1,4]", f"results_root={tmp_path}"])
+    work = open_workload(config, load_prompts(config))
+    folder, adapter = create(config, "server"), adapter_of(config)
+    file = program_of(engine, tmp_path, monkeypatch)
+    flag = {"vllm": "--gpu-memory-utilization", "sglang": "--mem-fraction-static"}[engine]
+    shares: dict[tuple[int, int], str] = {}
+    for slots in (1, 4):
+        for k in (0, 2):
+            with started(folder, work, adapter, [Role(k)], slots=slots) as servers:
+                arguments, _ = json.loads(file.read_text())
+                shares[k, slots] = arguments[arguments.index(flag) + 1]
+                if slots == 1:
+                    note_engine(folder, work, adapter, servers[Role(k)])
+    assert len({*shares.values()}) == 4
+    noted = Setup(load_run(folder.path)).engine
+    assert noted is not None
+    for command in noted.commands:
+        measured = shlex.split(command.line)
+        assert measured[measured.index(flag) + 1] == shares.pop((command.k, command.slots))
+        assert flag not in shlex.split(command.production or "")
+    assert not shares
+
+
+@pytest.mark.parametrize(
+    ("flags", "read"),
+    [
+        ([], 1),
+        (["--tensor-parallel-size", "2"], 2),
+        (["--tp=2", "--enforce-eager"], 2),
+        (["-tp", "2", "--data_parallel_size=2"], 4),
+        (["--pipeline-parallel-size", "16"], 8),  # of the eight that there are
+        (["--tensor-parallel-size", "1"], 1),
+    ],
+)
+def test_the_fullest_of_the_cards_that_a_server_uses_decides(
+    flags: list[str], read: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def free_and_total(card: int) -> tuple[int, int]:
+        asked.append(card)
+        return (20 - card) * GB, 24 * GB
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", free_and_total)
+    words = ["engine=vllm", "score=false", "k=[2]", "new_tokens=8", "prompts.limit=1"]
+    config = compose("server", [*words, f"flags={flags}", f"results_root={tmp_path}"])
+    work = open_workload(config, load_prompts(config))
+    folder = create(config, "server")
+    program_of("vllm", tmp_path, monkeypatch)
+    with started(folder, work, adapter_of(config), [Role(0)], slots=1):
+        pass
+    assert asked == [*range(read)]
+    (noted,) = load_run(folder.path).manifest["server_memory"]
+    assert noted["free"] == (21 - read) * GB
+    assert (noted["weights"] > 0) == (read == 1)
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
