@@ -111,7 +111,7 @@ def card_handle(device: torch.device) -> Iterator[Any]:
 def card_state(card: Any) -> CardState:
     """Clocks, power, temperature and what throttles a card now, by its handle.
 
-    A card, or its driver, may not tell some of them.
+    None for what a card, or its driver, does not report.
     """
     reasons = _answer(pynvml.nvmlDeviceGetCurrentClocksEventReasons, card)
     if reasons is None:  # older drivers have it by its older name alone

@@ -28,8 +28,8 @@ NAMES: dict[str, str | tuple[str, ...]] = {
     "experts_per_token": "num_experts_per_tok",
     "moe_ffn": "moe_intermediate_size",
 }
-# What a device_map fills of the only device with weights (`get_balanced_memory` and `get_max_memory`
-# in transformers/integrations/accelerate.py); of several cards it may fill all
+# What a device_map fills of the only device with weights (`get_balanced_memory` in
+# transformers/integrations/accelerate.py, except for sequential); of several cards it may fill all
 FILLED_BY_WEIGHTS = 0.9
 # Architectures whose parameters the theory counts right
 COUNTED = frozenset({"llama", "mistral", "qwen2", "qwen3", "qwen3_moe"})

@@ -80,7 +80,7 @@ def _greedy_texts_differ(values: Quoted) -> str:
 
 def _routing_ties(values: Quoted) -> str:
     cause = "a mixture of experts in 16 bits: rounding decides between experts that nearly tie"
-    said = [
+    parts = [
         f"{_number_of(values['tie'], 'text differs', 'texts differ')} by that alone"
         if values["tie"]
         else "",
@@ -89,7 +89,7 @@ def _routing_ties(values: Quoted) -> str:
         if values["unjudged"]
         else "",
     ]
-    return f"{cause}; {', and '.join(filter(None, said))}"
+    return f"{cause}; {', and '.join(filter(None, parts))}"
 
 
 def _server_concurrency(values: Quoted) -> str:
