@@ -33,8 +33,9 @@ def routers(network: PreTrainedModel) -> list[nn.Module]:
         weight, kind = getattr(module, "weight", None), type(module).__name__
         # Its own weight, or (GraniteMoE, JetMoE) that of a linear layer in it
         named = {"gate", "router"} & {*name.split(".")[-2:]} or "Router" in kind
-        two_d = isinstance(weight, Tensor) and weight.dim() == 2
-        return bool(named) and two_d and len(weight) == experts
+        if not named or not isinstance(weight, Tensor):
+            return False
+        return weight.dim() == 2 and len(weight) == experts
 
     return [module for name, module in network.named_modules() if is_router(name, module)]
 
