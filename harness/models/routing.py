@@ -124,9 +124,8 @@ def tie_spread(network: PreTrainedModel, tokens: Sequence[int], vocab_size: int)
 
 def _experts(network: PreTrainedModel) -> int | None:
     """How many experts a mixture in 16 bits has; None of other networks."""
-    if torch.finfo(network.dtype).bits > 16:
-        return None
-    return _first(network.config.get_text_config(), EXPERTS)
+    experts = _first(network.config.get_text_config(), EXPERTS)
+    return None if experts is None or torch.finfo(network.dtype).bits > 16 else experts
 
 
 def _first(config: Any, names: Sequence[str]) -> int | None:
