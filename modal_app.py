@@ -88,8 +88,10 @@ def _with_packages(base: modal.Image) -> modal.Image:
 def _with_engine(name: str) -> modal.Image:
     """An engine on PATH, in a Python of its own: it needs another torch than the harness."""
     base = modal.Image.from_registry(CUDA, add_python="3.12").entrypoint([])
-    # FlashInfer compiles kernels by `ninja`, which the engine's Python has, but not on PATH
-    base = base.apt_install("ninja-build").env({"FLASHINFER_WORKSPACE_BASE": COMPILED})
+    # FlashInfer calls ninja by its name, and that of the engine's Python is not on PATH
+    base = base.apt_install("ninja-build").env(
+        {"FLASHINFER_WORKSPACE_BASE": f"{COMPILED}/flashinfer"}
+    )
     return _with_packages(base).run_commands(
         "python -m venv /opt/engine",
         f"/opt/engine/bin/pip install {ENGINES[name]}",
